@@ -1,0 +1,1 @@
+"""One file an algorithm; the parts they are composed of; the registry."""

@@ -1,0 +1,84 @@
+"""Hyper-parameters as documented, checked, frozen dataclasses.
+
+TensorFlow-free: `--help` and every check that needs no data run before
+TensorFlow is imported (which takes seconds).
+"""
+
+import dataclasses
+import difflib
+import math
+from typing import Any, Optional, Sequence
+
+
+class UsageError(ValueError):
+  """A user's mistake. Programs print its message alone and exit with code 2."""
+
+
+def hparam(
+    default: Any,
+    help: str,  # pylint: disable=redefined-builtin
+    *,
+    minimum: Optional[float] = None,
+    maximum: Optional[float] = None,
+    exclusive_minimum: bool = False,
+    choices: Optional[Sequence[str]] = None,
+) -> Any:
+  """A dataclass field with its documentation and its range.
+
+  Args:
+    default: The default; its type (bool, int, float, str) is the field's.
+    help: Meaning, unit and source, as `--help` prints it.
+    minimum: The least value allowed, if any.
+    maximum: The greatest value allowed, if any.
+    exclusive_minimum: Whether `minimum` itself is refused.
+    choices: The values allowed of a string field, if limited.
+
+  Returns:
+    A `dataclasses.field` whose metadata holds all of these.
+  """
+  return dataclasses.field(
+      default=default,
+      metadata={
+          'help': help,
+          'minimum': minimum,
+          'maximum': maximum,
+          'exclusive_minimum': exclusive_minimum,
+          'choices': tuple(choices) if choices else None,
+      },
+  )
+
+
+def closest(name: str, names: Sequence[str]) -> str:
+  """A hint ('; did you mean X?') naming the closest of `names`, or ''."""
+  matches = difflib.get_close_matches(name, names, n=1)
+  return f'; did you mean {matches[0]!r}?' if matches else ''
+
+
+def validate(instance: Any, prefix: str = '') -> None:
+  """Checks every field of a hyper-parameter dataclass against its metadata.
+
+  Args:
+    instance: An instance of a dataclass made of `hparam` fields.
+    prefix: What its flags start with (`'fl2.'`), for messages.
+
+  Raises:
+    UsageError: If a value is out of range; says what is allowed.
+  """
+  for field in dataclasses.fields(instance):
+    value = getattr(instance, field.name)
+    metadata, flag = field.metadata, f'--{prefix}{field.name}'
+    choices = metadata.get('choices')
+    if choices and value not in choices:
+      raise UsageError(
+          f'{flag}={value}: allowed are {", ".join(choices)}'
+          f'{closest(str(value), choices)}'
+      )
+    low, high = metadata.get('minimum'), metadata.get('maximum')
+    if isinstance(value, float) and not math.isfinite(value):
+      raise UsageError(f'{flag}={value}: must be a finite number')
+    strict = metadata.get('exclusive_minimum')
+    if low is not None and (value < low or (strict and value == low)):
+      bound = 'greater than' if strict else 'at least'
+      raise UsageError(f'{flag}={value}: must be {bound} {low:g}')
+    if high is not None and value > high:
+      raise UsageError(f'{flag}={value}: must be at most {high:g}')
