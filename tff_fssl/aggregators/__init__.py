@@ -1,0 +1,1 @@
+"""How clients' updates are combined: `tff.aggregators` factories."""

@@ -1,0 +1,317 @@
+"""From an algorithm's local work to a learning process."""
+
+import collections
+from typing import Any, Callable
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.aggregators import guarded
+from tff_fssl.algorithms import client_work
+from tff_fssl.algorithms import composer
+from tff_fssl.algorithms import round_hparams as round_hparams_lib
+from tff_fssl.algorithms import statistics_phase
+from tff_fssl.data import augment
+from tff_fssl.finalizers import server_step
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer as optimizer_lib
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.models import statistics
+from tff_fssl.semisup import losses
+
+RoundHparams = round_hparams_lib.RoundHparams
+ServerDataFn = Callable[[], tf.data.Dataset]
+
+# Tells the server's seeds from the clients', which the data source makes.
+_SERVER = 1
+
+
+def labeled_loss(
+    logits: tf.Tensor, batch: algorithm_lib.Batch
+) -> tuple[tf.Tensor, dict[str, algorithm_lib.Ratio]]:
+  """Mean cross-entropy of a batch's labels, and it and accuracy as metrics."""
+  weights = batch.label_weights
+  loss = losses.masked_mean(
+      losses.cross_entropy(batch.labels, logits), weights
+  )
+  correct = tf.cast(
+      tf.equal(tf.argmax(logits, -1, tf.int32), batch.labels), tf.float32
+  )
+  size = tf.reduce_sum(weights)
+  return loss, {
+      'loss_labeled': algorithm_lib.mean_metric(loss, size),
+      'labeled_accuracy': (tf.reduce_sum(correct * weights), size),
+  }
+
+
+LABELED_RATIOS = ('loss_labeled', 'labeled_accuracy')
+
+
+def supervised_step(
+    network: adapter.Network, batch: algorithm_lib.Batch
+) -> algorithm_lib.StepResult:
+  """A step on labelled examples alone (weak view)."""
+  with tf.GradientTape() as tape:
+    loss, ratios = labeled_loss(
+        network.logits(batch.labeled, training=True), batch
+    )
+  gradients = tape.gradient(loss, network.trainable_variables)
+  return algorithm_lib.StepResult(gradients, ratios)
+
+
+SUPERVISED = algorithm_lib.LocalAlgorithm(
+    step=supervised_step, step_ratios=LABELED_RATIOS, labeled=True
+)
+
+
+def build_process(
+    model_fn: adapter.ModelFn,
+    local_algorithm: algorithm_lib.LocalAlgorithm,
+    *,
+    views: augment.Views,
+    element_spec: Any,
+    server_data_fn: ServerDataFn | None,
+    hparams: RoundHparams,
+    seed: int,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+    num_classes: int | None = None,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the process of an algorithm that averages one model.
+
+  Its state is TFF's `LearningAlgorithmState`; `client_work` is the number of
+  the next round, `1 - num_pretraining_rounds` at first. The round:
+
+  1.  The server broadcasts weights and batch norm statistics.
+  2.  Clients train (from round 1 on) and send updates and weights.
+  3.  The aggregator combines them; the server optimizer applies the result.
+  4.  With labels at the server, the server trains on them.
+  5.  With static batch norm, a second client phase gathers statistics.
+
+  If clients took part and none had a finite update, the state stays as it was
+  but for the number of the round.
+
+  Args:
+    model_fn: Builds a Keras model, images -> logits.
+    local_algorithm: The clients' work.
+    views: How stored examples become the network's inputs.
+    element_spec: Of the one element of a client's data.
+    server_data_fn: Gives the server's labelled data, a data set of one element
+      OrderedDict(x, y); called inside a TFF computation. Needed if and only if
+      labels are at the server.
+    hparams: The round's hyper-parameters.
+    seed: Of initial weights and of the server's training.
+    model_aggregator: Combines updates; the weighted mean by default.
+    num_classes: Width of the model's output, if to be checked.
+
+  Returns:
+    The process.
+
+  Raises:
+    UsageError: If arguments do not fit together, or the model does not do.
+  """
+  at_server = hparams.scenario == round_hparams_lib.LABELS_AT_SERVER
+  if at_server != (server_data_fn is not None):
+    raise hparams_lib.UsageError(
+        f'scenario={hparams.scenario} and server_data_fn='
+        f'{"None" if server_data_fn is None else "(given)"}: the server needs'
+        ' labelled data if, and only if, labels are at the server'
+    )
+  tracked = hparams.batch_norm_statistics == 'moving_average'
+  pretraining = hparams.num_pretraining_rounds if at_server else 0
+  first_round = 1 - pretraining
+
+  def make_network(network_seed=None):
+    return adapter.Network(
+        model_fn,
+        seed=network_seed,
+        num_classes=num_classes,
+        track_moving_averages=tracked,
+    )
+
+  sgd = optimizer_lib.Sgd(
+      hparams.momentum,
+      hparams.nesterov,
+      hparams.weight_decay,
+      hparams.max_gradient_norm,
+  )
+
+  def rate_fn(initial):
+    return lambda round_num: optimizer_lib.learning_rate(
+        initial,
+        hparams.learning_rate_schedule,
+        hparams.schedule_rounds,
+        round_num,
+    )
+
+  is_static = []  # Whether the model has batch norm; known once it is built.
+
+  @tff.tensorflow.computation
+  def initial_weights():
+    network = make_network(seed)
+    is_static.append(network.is_static)
+
+    @tf.function
+    def run():
+      weights = network.initial_weights()
+      if not (network.is_static and at_server):
+        return weights
+      images = client_work.read_one(server_data_fn())['x']
+      kind = hparams.batch_norm_statistics
+      sums = statistics.gather(
+          network,
+          weights,
+          images,
+          views,
+          kind=kind,
+          batch_size=hparams.statistics_batch_size,
+      )
+      return statistics.put(network, weights, sums, kind=kind)
+
+    return run()
+
+  weights_type = initial_weights.type_signature.result
+
+  def make_client_training():
+    config = training.LoopConfig(
+        hparams.client_epochs,
+        hparams.client_batch_size,
+        hparams.client_labeled_batch_size
+        if local_algorithm.views
+        else hparams.client_batch_size,
+        sgd,
+        hparams.proximal_strength,
+        hparams.jit_compile,
+    )
+    return training.LocalTraining(make_network(), local_algorithm, views, config)
+
+  def make_server_training():
+    config = training.LoopConfig(
+        hparams.server_epochs,
+        hparams.server_batch_size,
+        hparams.server_batch_size,
+        sgd,
+        jit_compile=hparams.jit_compile,
+    )
+    local = training.LocalTraining(make_network(), SUPERVISED, views, config)
+
+    def train(weights, round_num):
+      labeled = client_work.read_examples(
+          client_work.read_one(server_data_fn())
+      )
+      result = local.run(
+          weights,
+          labeled,
+          algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
+          learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
+          seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
+      )
+      metrics = collections.OrderedDict(
+          (f'server_{name}', total / count)
+          for name, (total, count) in sorted(result.ratios.items())
+      )
+      metrics['server_num_examples'] = result.num_examples
+      metrics['server_non_finite'] = tf.cast(
+          tf.logical_not(result.is_finite), tf.int32
+      )
+      trained = tuple(
+          w - u for w, u in zip(weights.trainable, result.update)
+      )
+      return weights._replace(
+          trainable=trained, non_trainable=result.non_trainable
+      ), metrics
+
+    return train
+
+  work, bytes_up = client_work.build_client_work(
+      weights_type,
+      element_spec,
+      make_client_training,
+      learning_rate_fn=rate_fn(hparams.client_learning_rate),
+      weigh_by_examples=hparams.client_weighting == 'examples',
+      track_non_trainable=tracked,
+      first_round=first_round,
+  )
+  result_type = work.next.type_signature.result.result.member
+  factory = model_aggregator or tff.aggregators.MeanFactory()
+  aggregator = guarded.GuardedFactory(factory).create(
+      result_type.update, result_type.update_weight
+  )
+  finalizer = server_step.build_server_step(
+      weights_type,
+      aggregator.next.type_signature.result.result.member,
+      _server_optimizer(hparams),
+      first_round=first_round,
+      make_training=make_server_training if at_server else None,
+  )
+  # Weights go down once a phase; the number of the round goes with the first.
+  weight_bytes = client_work.num_bytes(weights_type)
+  bytes_down = weight_bytes + tf.int32.size
+  last_phase = None
+  if is_static[0]:
+    last_phase, phase_bytes_up = statistics_phase.build_statistics_phase(
+        weights_type,
+        element_spec,
+        make_network,
+        views,
+        kind=hparams.batch_norm_statistics,
+        batch_size=hparams.statistics_batch_size,
+        server_data_fn=server_data_fn,
+    )
+    bytes_down += weight_bytes
+    bytes_up += phase_bytes_up
+
+  state_type = tff.to_type(
+      composer.LearningAlgorithmState(
+          weights_type,
+          (),
+          tff.TensorType(np.int32),
+          aggregator.initialize.type_signature.result.member,
+          finalizer.initialize.type_signature.result.member,
+      )
+  )
+  metrics_type = work.next.type_signature.result.measurements.member
+
+  @tff.tensorflow.computation(state_type, state_type, metrics_type)
+  def keep_if_all_failed(old, new, metrics):
+    train = metrics['train']
+    failed = tf.logical_and(
+        train['num_clients'] > 0,
+        train['num_non_finite_clients'] >= train['num_clients'],
+    )
+    kept = tf.nest.map_structure(lambda n, o: tf.where(failed, o, n), new, old)
+    finalizer_state = kept.finalizer
+    finalizer_state['round_num'] = new.finalizer['round_num']
+    return kept._replace(
+        client_work=new.client_work, finalizer=finalizer_state
+    )
+
+  return composer.compose_fssl_process(
+      initial_weights,
+      tff.learning.templates.build_broadcast_process(weights_type),
+      work,
+      aggregator,
+      finalizer,
+      last_phase=last_phase,
+      revise_state=keep_if_all_failed,
+      communication={
+          'bytes_down_per_client': bytes_down,
+          'bytes_up_per_client': bytes_up,
+      },
+  )
+
+
+def _server_optimizer(
+    hparams: RoundHparams,
+) -> tff.learning.optimizers.Optimizer:
+  rate = hparams.server_optimizer_learning_rate
+  if hparams.server_optimizer == 'adam':
+    return tff.learning.optimizers.build_adam(rate)
+  if hparams.server_optimizer == 'yogi':
+    return tff.learning.optimizers.build_yogi(rate)
+  # TFF takes no momentum of 0.
+  return tff.learning.optimizers.build_sgdm(
+      rate, momentum=hparams.server_optimizer_momentum or None
+  )

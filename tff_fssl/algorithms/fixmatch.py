@@ -1,0 +1,90 @@
+"""FixMatch at clients, with FedAvg or FedProx.
+
+Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency
+and Confidence", NeurIPS 2020.
+
+The round:
+1.  The server broadcasts the model.
+2.  A client, for each batch: pseudo-labels from the weak view by the weights of
+    that moment, kept where the largest probability reaches the threshold;
+    cross-entropy of the strong view with those, summed over the kept and
+    divided by the whole batch; with labels at the client, plus cross-entropy of
+    a labelled batch. SGD.
+3.  The server averages. With labels at the server, it then trains on them.
+
+Deviations: weak, strong and labelled views are batches of their own to batch
+norm (FixMatch interleaves them on its accelerators). No EMA of the weights.
+"""
+
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.algorithms import assemble
+from tff_fssl.algorithms import fixmatch_hparams
+from tff_fssl.algorithms import round_hparams as round_hparams_lib
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.models import adapter
+from tff_fssl.semisup import diagnostics
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import thresholds
+
+
+def local_algorithm(
+    hparams: fixmatch_hparams.FixMatchHparams, *, labeled: bool
+) -> algorithm_lib.LocalAlgorithm:
+  """FixMatch's client step; `labeled`: whether clients hold labels."""
+
+  def step(
+      network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> algorithm_lib.StepResult:
+    probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
+    pseudo_labels = thresholds.pseudo_labels(probs)
+    mask = thresholds.fixed_mask(probs, hparams.confidence_threshold)
+    ratios = {}
+    with tf.GradientTape() as tape:
+      logits = network.logits(batch.views['strong'], training=True)
+      entropies = losses.cross_entropy(pseudo_labels, logits)
+      unlabeled_loss = tf.reduce_mean(tf.cast(mask, tf.float32) * entropies)
+      weight = hparams.unlabeled_loss_weight * batch.constants['unlabeled_weight']
+      loss = weight * unlabeled_loss
+      if labeled:
+        labeled_loss, ratios = assemble.labeled_loss(
+            network.logits(batch.labeled, training=True), batch
+        )
+        loss += labeled_loss
+    ratios['loss_unlabeled'] = algorithm_lib.mean_metric(
+        unlabeled_loss, tf.size(pseudo_labels)
+    )
+    ratios |= diagnostics.pseudo_label_ratios(
+        pseudo_labels, batch.hidden_labels, mask
+    )
+    return algorithm_lib.StepResult(
+        tape.gradient(loss, network.trainable_variables), ratios
+    )
+
+  return algorithm_lib.LocalAlgorithm(
+      step=step,
+      step_ratios=('loss_unlabeled', *diagnostics.names())
+      + (assemble.LABELED_RATIOS if labeled else ()),
+      views=('weak', 'strong'),
+      labeled=labeled,
+  )
+
+
+def build_fixmatch(
+    model_fn: adapter.ModelFn,
+    *,
+    hparams: fixmatch_hparams.FixMatchHparams,
+    round_hparams: round_hparams_lib.RoundHparams,
+    **parts: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the process; `parts` are `assemble.build_process`'s."""
+  labeled = round_hparams.scenario == round_hparams_lib.LABELS_AT_CLIENTS
+  return assemble.build_process(
+      model_fn,
+      local_algorithm(hparams, labeled=labeled),
+      hparams=round_hparams,
+      **parts,
+  )

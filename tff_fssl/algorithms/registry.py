@@ -1,0 +1,108 @@
+"""Every algorithm by name. TensorFlow-free until one is built."""
+
+import dataclasses
+import importlib
+from typing import Any
+
+from tff_fssl.algorithms import fixmatch_hparams
+from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.algorithms import round_hparams
+from tff_fssl.algorithms import supervised_hparams
+
+_SERVER = round_hparams.LABELS_AT_SERVER
+_CLIENTS = round_hparams.LABELS_AT_CLIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+  """What an algorithm can do and what it asks of a deployment.
+
+  Attributes:
+    scenarios: Who may hold the labels.
+    trains_clients: In which of them clients train; in the others a round needs
+      no cohort.
+    client_state: Whether the server keeps a state for each client, by its
+      identity (which rules out cross-device deployments).
+    per_client_broadcast: Whether clients receive different messages.
+    extra_uploads: What a client sends beside its update and its statistics.
+    client_phases: Client phases in a round, static batch norm's not counted.
+    weight_sets_down: Weight sets sent to a client in a phase.
+    weight_sets_up: Weight sets received from it.
+  """
+
+  scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
+  trains_clients: tuple[str, ...] = (_SERVER, _CLIENTS)
+  client_state: bool = False
+  per_client_broadcast: bool = False
+  extra_uploads: tuple[str, ...] = ()
+  client_phases: int = 1
+  weight_sets_down: int = 1
+  weight_sets_up: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """A registry entry.
+
+  Attributes:
+    name: As in `--algorithm`; its flags start with it and a dot.
+    summary: One line.
+    hparams: Its dataclass of hyper-parameters.
+    builder: 'module:function'; `build` says what it is called with.
+    capabilities: What it can do.
+  """
+
+  name: str
+  summary: str
+  hparams: type[Any]
+  builder: str
+  capabilities: Capabilities = Capabilities()
+
+  def build(self, model_fn: Any, **kwargs: Any) -> Any:
+    """Builds the learning process.
+
+    Args:
+      model_fn: Builds a Keras model, images -> logits.
+      **kwargs: views, element_spec, server_data_fn, round_hparams, hparams,
+        seed, and optionally model_aggregator and num_classes: as
+        `assemble.build_process` says.
+
+    Returns:
+      A `tff.learning.templates.LearningProcess`.
+    """
+    module, function = self.builder.split(':')
+    return getattr(importlib.import_module(module), function)(
+        model_fn, **kwargs
+    )
+
+
+REGISTRY = {
+    algorithm.name: algorithm
+    for algorithm in (
+        Algorithm(
+            'supervised',
+            'Labels only: FedAvg at clients, or the server alone.',
+            supervised_hparams.SupervisedHparams,
+            'tff_fssl.algorithms.supervised:build_supervised',
+            Capabilities(trains_clients=(_CLIENTS,)),
+        ),
+        Algorithm(
+            'fixmatch',
+            'FixMatch at clients, with FedAvg or FedProx.',
+            fixmatch_hparams.FixMatchHparams,
+            'tff_fssl.algorithms.fixmatch:build_fixmatch',
+        ),
+        Algorithm(
+            'fl2',
+            '(FL)^2: adaptive thresholds, sharpness-aware consistency,'
+            ' learning-status-aware aggregation.',
+            fl2_hparams.Fl2Hparams,
+            'tff_fssl.algorithms.fl2:build_fl2',
+            Capabilities(
+                scenarios=(_SERVER,),
+                trains_clients=(_SERVER,),
+                extra_uploads=('learning status (in the weight)',),
+            ),
+        ),
+    )
+}

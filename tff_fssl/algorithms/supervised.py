@@ -1,0 +1,34 @@
+"""Labels only: what the others have to beat, and with all labels the bound.
+
+McMahan et al., "Communication-Efficient Learning of Deep Networks from
+Decentralized Data", AISTATS 2017; with `proximal_strength`, Li et al.,
+"Federated Optimization in Heterogeneous Networks", MLSys 2020.
+
+With labels at the server it alone trains, and a round needs no client; one that
+is there all the same sends no update. With labels at the clients they train on
+these, and ignore what they have without; with `--full_labels` they have labels
+for everything, which is the upper bound.
+"""
+
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_fssl.algorithms import assemble
+from tff_fssl.algorithms import round_hparams as round_hparams_lib
+from tff_fssl.algorithms import supervised_hparams
+from tff_fssl.models import adapter
+
+
+def build_supervised(
+    model_fn: adapter.ModelFn,
+    *,
+    hparams: supervised_hparams.SupervisedHparams,
+    round_hparams: round_hparams_lib.RoundHparams,
+    **parts: Any,
+) -> tff.learning.templates.LearningProcess:
+  """Builds the process; `parts` are `assemble.build_process`'s."""
+  del hparams  # It has none.
+  return assemble.build_process(
+      model_fn, assemble.SUPERVISED, hparams=round_hparams, **parts
+  )

@@ -1,0 +1,113 @@
+"""The server's step: apply the update, then train on the server's labels."""
+
+import collections
+from typing import Callable
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.models import adapter
+
+# (weights, round_num) -> (weights, metrics), called inside a computation.
+ServerTraining = Callable[
+    [adapter.Weights, tf.Tensor],
+    tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor]],
+]
+
+
+def build_server_step(
+    weights_type: tff.Type,
+    update_type: tff.Type,
+    optimizer: tff.learning.optimizers.Optimizer,
+    *,
+    first_round: int,
+    make_training: Callable[[], ServerTraining] | None = None,
+) -> tff.learning.templates.FinalizerProcess:
+  """Builds the finalizer.
+
+  Its `next`, `<S@SERVER, W@SERVER, U@SERVER> -> <S, W, metrics>@SERVER`:
+
+  1.  Applies the update, trainable weights before minus after, as a gradient,
+      by `optimizer`. An update that is not finite (no client weighed anything,
+      or the aggregator gave such) is skipped: weights and optimizer state stay.
+  2.  Adds the mean change of tracked non-trainable weights, if there are any.
+  3.  Trains on the server's labels, if there are any.
+
+  Args:
+    weights_type: The type W of an `adapter.Weights`.
+    update_type: The type U: one float tensor per trainable weight, then, if
+      they are tracked, one per non-trainable weight.
+    optimizer: The server optimizer.
+    first_round: The number of the first round.
+    make_training: Called where variables may be made; gives the server's
+      training, if it trains.
+
+  Returns:
+    The process. Its state is OrderedDict(round_num, optimizer).
+  """
+  specs = tff.types.type_to_tf_tensor_specs(weights_type)
+
+  @tff.tensorflow.computation
+  def initialize_state():
+    return collections.OrderedDict(
+        round_num=tf.constant(first_round, tf.int32),
+        optimizer=optimizer.initialize(tuple(specs.trainable)),
+    )
+
+  state_type = initialize_state.type_signature.result
+
+  @tff.tensorflow.computation(state_type, weights_type, update_type)
+  def step(state, weights, update):
+    train = None if make_training is None else make_training()
+
+    @tf.function
+    def run(state, weights, update):
+      update = tuple(update)
+      finite = tf.reduce_all(
+          [tf.reduce_all(tf.math.is_finite(t)) for t in update]
+      )
+      num_trainable = len(weights.trainable)
+      old = (state['optimizer'], tuple(weights.trainable))
+      new = optimizer.next(old[0], old[1], update[:num_trainable])
+      optimizer_state, trainable = tf.nest.map_structure(
+          lambda n, o: tf.where(finite, n, o), new, old
+      )
+      non_trainable = tuple(weights.non_trainable)
+      if len(update) > num_trainable:
+        non_trainable = tuple(
+            tf.where(finite, w - u, w)
+            for w, u in zip(non_trainable, update[num_trainable:], strict=True)
+        )
+      norm = tf.linalg.global_norm(update[:num_trainable])
+      metrics = collections.OrderedDict(
+          update_skipped=tf.cast(tf.logical_not(finite), tf.int32),
+          update_norm=tf.where(finite, norm, 0.0),
+      )
+      weights = adapter.Weights(
+          tuple(trainable), non_trainable, weights.statistics_count
+      )
+      if train is not None:
+        weights, training_metrics = train(weights, state['round_num'])
+        metrics.update(training_metrics)
+      state = collections.OrderedDict(
+          round_num=state['round_num'] + 1, optimizer=optimizer_state
+      )
+      return state, weights, metrics
+
+    return run(state, weights, update)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(initialize_state, tff.SERVER)
+
+  @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(update_type, tff.SERVER),
+  )
+  def next_fn(state, weights, update):
+    return tff.templates.MeasuredProcessOutput(
+        *tff.federated_map(step, (state, weights, update))
+    )
+
+  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)

@@ -1,0 +1,1 @@
+"""Local training: the one batch loop, and what algorithms give it."""

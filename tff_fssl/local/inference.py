@@ -1,0 +1,48 @@
+"""Passes over a client's data without training."""
+
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+
+
+def weak_logits(
+    network: adapter.Network,
+    weights: adapter.Weights,
+    images: tf.Tensor,
+    views: augment.Views,
+    seed: tf.Tensor,
+    batch_size: int,
+) -> tf.Tensor:
+  """Logits of one weak view of every image, in inference mode.
+
+  Args:
+    network: The network, to which `weights` are assigned already.
+    weights: Only `statistics_count` is read.
+    images: [N, ...] as stored; N may be 0.
+    views: Their preprocessing.
+    seed: int32 [2], of the view.
+    batch_size: Images in a batch.
+
+  Returns:
+    float32 [N, C].
+  """
+  num_images = tf.shape(images)[0]
+  # At least one image, a blank one: TF's convolutions of none fail.
+  blank = tf.cast(tf.equal(num_images, 0), tf.int32)
+  images = tf.pad(images, [[0, blank]] + [[0, 0]] * (images.shape.rank - 1))
+  num_batches = -(-tf.shape(images)[0] // batch_size)
+  results = tf.TensorArray(
+      tf.float32,
+      num_batches,
+      infer_shape=False,
+      element_shape=[None, network.model.output_shape[-1]],
+  )
+  for i in tf.range(num_batches):
+    batch = images[i * batch_size : (i + 1) * batch_size]
+    batch = views.weak(batch, training.fold_in(seed, i))
+    results = results.write(
+        i, network.inference_logits(batch, weights.statistics_count)
+    )
+  return results.concat()[:num_images]

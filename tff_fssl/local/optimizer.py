@@ -1,0 +1,89 @@
+"""The SGD of clients and of the server's own training, and its schedule."""
+
+import dataclasses
+import math
+from typing import Sequence
+
+import tensorflow as tf
+
+from tff_fssl.models import adapter
+
+
+@dataclasses.dataclass(frozen=True)
+class Sgd:
+  """SGD as in PyTorch: m <- momentum m + g, w <- w - rate (g + momentum m).
+
+  g is the gradient, clipped to `max_gradient_norm` (0: not clipped), plus
+  weight_decay * w. Without `nesterov`, w <- w - rate m. Momentum starts at 0
+  each round.
+
+  Attributes:
+    momentum: In [0, 1].
+    nesterov: Whether it is Nesterov's.
+    weight_decay: L2 penalty, added after clipping.
+    max_gradient_norm: Bound of the global norm; 0 is none.
+  """
+
+  momentum: float = 0.0
+  nesterov: bool = False
+  weight_decay: float = 0.0
+  max_gradient_norm: float = 0.0
+
+  def initialize(self, network: adapter.Network) -> list[tf.Variable]:
+    """Momentum's variables, none without momentum; call where they are made."""
+    if not self.momentum:
+      return []
+    return [
+        tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+        for v in network.trainable_variables
+    ]
+
+  def apply(
+      self,
+      network: adapter.Network,
+      slots: Sequence[tf.Variable],
+      gradients: Sequence[tf.Tensor],
+      learning_rate: tf.Tensor,
+  ) -> None:
+    """One step, in place."""
+    if self.max_gradient_norm:
+      gradients, _ = tf.clip_by_global_norm(gradients, self.max_gradient_norm)
+    for i, variable in enumerate(network.trainable_variables):
+      gradient = gradients[i]
+      if self.weight_decay:
+        gradient += self.weight_decay * variable
+      if slots:
+        tf.raw_ops.ResourceApplyMomentum(
+            var=variable.handle,
+            accum=slots[i].handle,
+            lr=learning_rate,
+            grad=gradient,
+            momentum=self.momentum,
+            use_nesterov=self.nesterov,
+        )
+      else:
+        tf.raw_ops.ResourceApplyGradientDescent(
+            var=variable.handle, alpha=learning_rate, delta=gradient
+        )
+
+
+def learning_rate(
+    initial: float, schedule: str, schedule_rounds: int, round_num: tf.Tensor
+) -> tf.Tensor:
+  """The rate of a round, float32 scalar.
+
+  Args:
+    initial: The rate at first.
+    schedule: `constant`, or `cosine`: initial * (1 + cos(pi (t - 1) / T)) / 2
+      in round t, `initial` before round 1 and 0 after round T.
+    schedule_rounds: T.
+    round_num: int32 scalar t.
+
+  Returns:
+    The rate.
+  """
+  if schedule == 'constant':
+    return tf.constant(initial, tf.float32)
+  progress = tf.cast(round_num - 1, tf.float32) / schedule_rounds
+  progress = tf.clip_by_value(progress, 0.0, 1.0)
+  return initial * (1.0 + tf.cos(math.pi * progress)) / 2.0

@@ -1,0 +1,287 @@
+"""The one batch loop of clients and server."""
+
+import dataclasses
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer as optimizer_lib
+from tff_fssl.models import adapter
+
+# Purposes that seeds are derived for: one number each, never reused.
+_ORDER_UNLABELED, _ORDER_LABELED, _VIEWS, _PREPARE = range(4)
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+  """How the loop goes over the data.
+
+  Attributes:
+    num_epochs: Passes over the longer of the streams that are trained on.
+    batch_size: Unlabelled examples in a batch; the last one of a pass is
+      smaller where the data do not divide.
+    labeled_batch_size: Labelled examples in a batch, likewise.
+    optimizer: What applies gradients.
+    proximal_strength: mu of FedProx, >= 0.
+    jit_compile: Whether XLA compiles the step.
+  """
+
+  num_epochs: int
+  batch_size: int
+  labeled_batch_size: int
+  optimizer: optimizer_lib.Sgd
+  proximal_strength: float = 0.0
+  jit_compile: bool = False
+
+
+class LocalResult(NamedTuple):
+  """What local training leaves.
+
+  Attributes:
+    update: Per trainable variable, weights before minus weights after; all 0 if
+      not finite.
+    non_trainable: The non-trainable variables after it; as before if the update
+      is not finite.
+    is_finite: bool scalar.
+    num_examples: float32 scalar, examples processed (over all epochs).
+    weight: `Prepared.weight`.
+    ratios: Name -> metric, summed over batches.
+    ranges: `Prepared.ranges`.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  non_trainable: tuple[tf.Tensor, ...]
+  is_finite: tf.Tensor
+  num_examples: tf.Tensor
+  weight: tf.Tensor | None
+  ratios: dict[str, algorithm_lib.Ratio]
+  ranges: dict[str, tf.Tensor]
+
+
+def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
+  """A seed, int32 [2], for one purpose (or step) out of another."""
+  return tf.random.experimental.stateless_fold_in(seed, purpose)
+
+
+class _Stream:
+  """Seeded permutations of some examples, cut into batches, pass after pass."""
+
+  def __init__(self, indices, batch_size, num_steps, seed):
+    self._size = tf.maximum(tf.shape(indices)[0], 1)
+    self._batch_size = batch_size
+    self._steps_per_pass = -(-self._size // batch_size)
+    # An empty stream yields example 0 of data that have been given a filler.
+    padded = tf.cond(
+        tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
+    )
+    num_passes = -(-num_steps // self._steps_per_pass)
+    keys = tf.random.stateless_uniform([num_passes, self._size], seed)
+    self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
+
+  def batch(self, step):
+    """Indices, int32 [<= batch_size], of a step's examples."""
+    start = (step % self._steps_per_pass) * self._batch_size
+    row = self._order[step // self._steps_per_pass]
+    return row[start : start + self._batch_size]
+
+
+def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
+  """At least one example: a blank one for empty data, weighted 0 by the loop."""
+  missing = tf.cast(tf.equal(tf.shape(examples.x)[0], 0), tf.int32)
+  pad = lambda t: tf.pad(t, [[0, missing]] + [[0, 0]] * (t.shape.rank - 1))
+  return algorithm_lib.Examples(pad(examples.x), pad(examples.y))
+
+
+def _num_steps(size: tf.Tensor, batch_size: int) -> tf.Tensor:
+  return -(-size // batch_size)
+
+
+class LocalTraining:
+  """Trains one network on one client's (or the server's) data, round by round.
+
+  Variables are made here, so it must be built where variables may be made (not
+  inside a `tf.function`); `run` belongs inside one.
+  """
+
+  def __init__(
+      self,
+      network: adapter.Network,
+      algorithm: algorithm_lib.LocalAlgorithm,
+      views: augment.Views,
+      config: LoopConfig,
+  ):
+    self._network = network
+    self._algorithm = algorithm
+    self._views = views
+    self._config = config
+    self._slots = config.optimizer.initialize(network)
+    self._step = tf.function(
+        lambda batch: algorithm.step(network, batch),
+        jit_compile=config.jit_compile or None,
+    )
+
+  def _make_batch(
+      self, prepared, labeled, unlabeled, streams, step, seed
+  ) -> algorithm_lib.Batch:
+    """The batch of a step: gathered, and in every view that is asked for."""
+    seed = fold_in(fold_in(seed, _VIEWS), step)
+    batch = algorithm_lib.Batch(None, None, None, {}, None, {}, {})
+    if self._algorithm.labeled:
+      examples, num_labeled = labeled
+      index = streams['labeled'].batch(step)
+      batch = batch._replace(
+          labeled=self._views.weak(tf.gather(examples.x, index), fold_in(seed, 0)),
+          labels=tf.gather(examples.y, index),
+          label_weights=tf.fill(
+              tf.shape(index), tf.cast(num_labeled > 0, tf.float32)
+          ),
+      )
+    if self._algorithm.views:
+      index = streams['unlabeled'].batch(step)
+      images = tf.gather(unlabeled.x, index)
+      batch = batch._replace(
+          views={
+              name: getattr(self._views, name)(images, fold_in(seed, 1 + i))
+              for i, name in enumerate(self._algorithm.views)
+          },
+          hidden_labels=tf.gather(unlabeled.y, index),
+          of_example={
+              k: tf.gather(v, index) for k, v in prepared.of_example.items()
+          },
+          constants=prepared.constants,
+      )
+    return batch
+
+  def run(
+      self,
+      weights: adapter.Weights,
+      labeled: algorithm_lib.Examples,
+      unlabeled: algorithm_lib.Examples,
+      *,
+      learning_rate: tf.Tensor,
+      seed: tf.Tensor,
+      enabled: tf.Tensor | bool = True,
+  ) -> LocalResult:
+    """Trains from `weights`.
+
+    Args:
+      weights: Where to start.
+      labeled: Labelled examples, perhaps none.
+      unlabeled: Unlabelled examples, perhaps none.
+      learning_rate: float32 scalar.
+      seed: int32 [2].
+      enabled: bool scalar; if false, no step is made.
+
+    Returns:
+      The result.
+    """
+    network, algorithm, config = self._network, self._algorithm, self._config
+    network.assign(weights)
+    for slot in self._slots:
+      slot.assign(tf.zeros_like(slot))
+
+    prepared = algorithm_lib.Prepared(tf.range(tf.shape(unlabeled.x)[0]))
+    if algorithm.prepare is not None:
+      prepared = algorithm.prepare(
+          network, weights, unlabeled, self._views, fold_in(seed, _PREPARE)
+      )
+
+    num_labeled = tf.shape(labeled.x)[0]
+    steps_per_epoch = tf.constant(0)
+    if algorithm.views:
+      steps_per_epoch = _num_steps(
+          tf.shape(prepared.selected)[0], config.batch_size
+      )
+    if algorithm.labeled:
+      steps_per_epoch = tf.maximum(
+          steps_per_epoch, _num_steps(num_labeled, config.labeled_batch_size)
+      )
+    num_steps = tf.where(enabled, config.num_epochs * steps_per_epoch, 0)
+    streams = {}
+    if algorithm.views:
+      # With labels as well, a client none of whose unlabelled examples is
+      # selected still trains on the labels; its filler must weigh nothing.
+      streams['unlabeled'] = _Stream(
+          prepared.selected,
+          config.batch_size,
+          num_steps,
+          fold_in(seed, _ORDER_UNLABELED),
+      )
+      is_filler = tf.equal(tf.shape(prepared.selected)[0], 0)
+      unlabeled = _with_filler(unlabeled)
+      prepared = prepared._replace(
+          of_example={
+              k: _first_row_zero(v, is_filler)
+              for k, v in prepared.of_example.items()
+          },
+          constants={
+              **prepared.constants,
+              'unlabeled_weight': tf.where(is_filler, 0.0, 1.0),
+          },
+      )
+    if algorithm.labeled:
+      streams['labeled'] = _Stream(
+          tf.range(num_labeled),
+          config.labeled_batch_size,
+          num_steps,
+          fold_in(seed, _ORDER_LABELED),
+      )
+      labeled = _with_filler(labeled)
+
+    ratios = {
+        name: (tf.constant(0.0), tf.constant(0.0))
+        for name in algorithm.step_ratios
+    }
+    num_examples = tf.constant(0.0)
+    for step in tf.range(num_steps):
+      batch = self._make_batch(
+          prepared, (labeled, num_labeled), unlabeled, streams, step, seed
+      )
+      result = self._step(batch)
+      gradients = list(result.gradients)
+      if config.proximal_strength:
+        gradients = [
+            g + config.proximal_strength * (v - start)
+            for g, v, start in zip(
+                gradients, network.trainable_variables, weights.trainable
+            )
+        ]
+      config.optimizer.apply(network, self._slots, gradients, learning_rate)
+      ratios = {
+          name: (total + result.ratios[name][0], count + result.ratios[name][1])
+          for name, (total, count) in ratios.items()
+      }
+      if algorithm.labeled:
+        num_examples += tf.reduce_sum(batch.label_weights)
+      if algorithm.views:
+        size = tf.cast(tf.size(batch.hidden_labels), tf.float32)
+        num_examples += size * prepared.constants['unlabeled_weight']
+
+    update = [
+        start - v for start, v in zip(weights.trainable, network.trainable_variables)
+    ]
+    is_finite = tf.reduce_all(
+        [tf.reduce_all(tf.math.is_finite(t)) for t in update]
+    )
+    return LocalResult(
+        tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
+        tuple(
+            tf.where(is_finite, v, start)
+            for start, v in zip(
+                weights.non_trainable, network.non_trainable_variables
+            )
+        ),
+        is_finite,
+        num_examples,
+        prepared.weight,
+        {**prepared.ratios, **ratios},
+        dict(prepared.ranges),
+    )
+
+
+def _first_row_zero(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
+  """`values`, with a row of zeros put in front of them if `when`."""
+  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
+  return tf.pad(values, pad)

@@ -1,0 +1,64 @@
+"""Accuracy of a weight set on examples that are at hand (central evaluation)."""
+
+import collections
+from typing import Callable
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.models import adapter
+
+EvaluateFn = Callable[
+    [adapter.Weights, np.ndarray, np.ndarray],
+    collections.OrderedDict[str, float],
+]
+
+
+def build_evaluate_fn(
+    model_fn: adapter.ModelFn,
+    views: augment.Views,
+    *,
+    batch_size: int = 256,
+) -> EvaluateFn:
+  """Builds an evaluation, traced once, for any number of examples.
+
+  Args:
+    model_fn: Builds the Keras model, images -> logits.
+    views: The preprocessing; `plain` is used.
+    batch_size: Examples in a batch. Where there are no batch norm statistics
+      yet, it is the batch whose moments normalize.
+
+  Returns:
+    `(weights, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
+    y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats.
+  """
+  network = adapter.Network(model_fn)
+
+  @tf.function
+  def evaluate(weights, images, labels):
+    network.assign(weights)
+    correct, loss = tf.constant(0.0), tf.constant(0.0)
+    for start in tf.range(0, tf.shape(images)[0], batch_size):
+      batch = views.plain(images[start : start + batch_size])
+      target = labels[start : start + batch_size]
+      logits = network.inference_logits(batch, weights.statistics_count)
+      correct += tf.reduce_sum(
+          tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
+      )
+      loss += tf.reduce_sum(
+          tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+      )
+    count = tf.cast(tf.shape(images)[0], tf.float32)
+    return correct / count, loss / count
+
+  def fn(weights, x, y):
+    weights = adapter.Weights(
+        *(tf.nest.map_structure(tf.convert_to_tensor, part) for part in weights)
+    )
+    accuracy, loss = evaluate(
+        weights, tf.constant(x), tf.constant(y, tf.int32)
+    )
+    return collections.OrderedDict(accuracy=float(accuracy), loss=float(loss))
+
+  return fn

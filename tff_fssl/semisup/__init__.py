@@ -1,0 +1,1 @@
+"""What semi-supervised learning is made of: one idea a file."""

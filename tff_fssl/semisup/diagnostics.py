@@ -1,0 +1,46 @@
+"""How good pseudo-labels are, where hidden labels are known (simulation)."""
+
+import tensorflow as tf
+
+NAMES = ('ratio', 'accuracy', 'correct_ratio', 'wrong_ratio', 'correct_to_wrong')
+
+
+def pseudo_label_ratios(
+    pseudo_labels: tf.Tensor,
+    hidden_labels: tf.Tensor,
+    mask: tf.Tensor,
+    prefix: str = 'pseudo_label',
+) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+  """The paper's figures of pseudo-label quality, each as (sum, count).
+
+  Args:
+    pseudo_labels: int32 [N].
+    hidden_labels: int32 [N], -1 where unknown.
+    mask: bool or float [N], which ones are used.
+    prefix: Of the names.
+
+  Returns:
+    `<prefix>_ratio`: used / all; `_accuracy`: correct / used;
+    `_correct_ratio`, `_wrong_ratio`: correct, wrong / all;
+    `_correct_to_wrong`: correct / wrong. All but the first over examples whose
+    hidden label is known.
+  """
+  used = tf.cast(mask, tf.float32)
+  known = tf.cast(hidden_labels >= 0, tf.float32)
+  right = tf.cast(tf.equal(pseudo_labels, hidden_labels), tf.float32)
+  correct = tf.reduce_sum(used * known * right)
+  wrong = tf.reduce_sum(used * known) - correct
+  num_known = tf.reduce_sum(known)
+  values = (
+      (tf.reduce_sum(used), tf.cast(tf.size(used), tf.float32)),
+      (correct, correct + wrong),
+      (correct, num_known),
+      (wrong, num_known),
+      (correct, wrong),
+  )
+  return {f'{prefix}_{n}': v for n, v in zip(NAMES, values, strict=True)}
+
+
+def names(prefix: str = 'pseudo_label') -> tuple[str, ...]:
+  """The names that `pseudo_label_ratios` gives."""
+  return tuple(f'{prefix}_{n}' for n in NAMES)

@@ -1,0 +1,77 @@
+"""Losses per example and their means. Arguments are named logits or probs."""
+
+import tensorflow as tf
+
+
+def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """Cross-entropy per example: -log softmax(logits)[label].
+
+  Args:
+    labels: int32 [B], in [0, C).
+    logits: float32 [B, C].
+
+  Returns:
+    float32 [B], in nats.
+  """
+  return tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+
+
+def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
+  """sum(mask * values) / sum(mask), and 0 (with gradient 0) for an empty mask.
+
+  Args:
+    values: float32 [B].
+    mask: float32 [B], 0 or 1 (or weights).
+
+  Returns:
+    float32 scalar.
+  """
+  return tf.math.divide_no_nan(
+      tf.reduce_sum(values * mask), tf.reduce_sum(mask)
+  )
+
+
+def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """KL(target || softmax(logits)) per example.
+
+  Args:
+    target_probs: float32 [B, C], rows sum to 1; 0 log 0 is 0.
+    logits: float32 [B, C].
+
+  Returns:
+    float32 [B], in nats.
+  """
+  return tf.reduce_sum(
+      tf.math.xlogy(target_probs, target_probs)
+      - target_probs * tf.nn.log_softmax(logits),
+      axis=-1,
+  )
+
+
+def masked_consistency(
+    probs: tf.Tensor,
+    perturbed_logits: tf.Tensor,
+    mask: tf.Tensor,
+    temperature: float = 1.0,
+) -> tf.Tensor:
+  """(FL)^2's L_cs, as in the authors' code: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
+
+  The divisor is the whole batch's size, not the mask's (paper, eq. 13, leaves
+  mask and mean open).
+
+  Args:
+    probs: float32 [B, C], Q at the weights W; no gradient is taken through it.
+    perturbed_logits: float32 [B, C], logits at W + eps.
+    mask: float32 [B], 1 where the fixed threshold is passed.
+    temperature: Divides the perturbed logits only.
+
+  Returns:
+    float32 scalar; 0 for an empty batch.
+  """
+  divergence = kl_divergence(
+      tf.stop_gradient(probs), perturbed_logits / temperature
+  )
+  return tf.math.divide_no_nan(
+      tf.reduce_sum(mask * divergence),
+      tf.cast(tf.size(mask), divergence.dtype),
+  )

@@ -1,0 +1,59 @@
+"""Confidence thresholds for pseudo-labels."""
+
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class AdaptiveThresholds(NamedTuple):
+  """Thresholds that follow a client's learning status.
+
+  Attributes:
+    learning_status: tau_k, float32 scalar in [1/C, 1].
+    of_class: tau_k(c), float32 [C], each in [0, tau_k].
+  """
+
+  learning_status: tf.Tensor
+  of_class: tf.Tensor
+
+
+def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
+  """Client-specific adaptive thresholds, CAT: (FL)^2, eq. 6-9.
+
+  tau = mean_b max_c q_b(c); p(c) = mean_b q_b(c); tau(c) = tau * p(c) / max p.
+  Fresh each round, over all of a client's examples; no moving average.
+
+  Args:
+    probs: float32 [N, C], rows sum to 1. For N = 0 all thresholds are 1.
+
+  Returns:
+    The thresholds.
+  """
+  some = tf.shape(probs)[0] > 0
+  count = tf.cast(tf.maximum(tf.shape(probs)[0], 1), probs.dtype)
+  status = tf.reduce_sum(tf.reduce_max(probs, axis=-1)) / count
+  marginal = tf.reduce_sum(probs, axis=0) / count
+  of_class = status * tf.math.divide_no_nan(marginal, tf.reduce_max(marginal))
+  return AdaptiveThresholds(
+      tf.where(some, status, tf.ones_like(status)),
+      tf.where(some, of_class, tf.ones_like(of_class)),
+  )
+
+
+def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
+  """Whether the largest probability reaches `threshold`: bool [N].
+
+  Paper's eq. 10 has >, both authors' codes >=; so has this.
+  """
+  return tf.reduce_max(probs, axis=-1) >= threshold
+
+
+def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
+  """Whether it reaches its own class's threshold, float32 [C]: bool [N]."""
+  limit = tf.gather(thresholds, tf.argmax(probs, axis=-1))
+  return tf.reduce_max(probs, axis=-1) >= limit
+
+
+def pseudo_labels(probs: tf.Tensor) -> tf.Tensor:
+  """The most probable class: int32 [N]."""
+  return tf.argmax(probs, axis=-1, output_type=tf.int32)
