@@ -1,0 +1,148 @@
+"""Execution contexts: where and how TFF computations run.
+
+Nothing here knows what is computed. `build_context` gives what
+`tff.framework.set_default_context` takes; `build_async_context` what
+`tff.program.NativeFederatedContext` takes:
+
+    context = runtime.build_context('in_process', client_devices='gpu:0,gpu:1')
+    tff.framework.set_default_context(context)
+
+    context = runtime.build_async_context('in_process')
+    tff.framework.set_default_context(
+        tff.program.NativeFederatedContext(context)
+    )
+
+TFF keeps its stack of contexts by thread: install a context in the thread
+that invokes computations.
+
+Both take as client data a sequence with one value a client, a value being a
+dataset or a function without arguments that returns it. The in-process
+runtime asks for a client's value when its turn comes, and forgets it after
+(see `InProcessContext`): a cohort of functions costs no memory. Build TFF's
+own learning processes with `loop_implementation=
+tff.learning.LoopImplementation.DATASET_ITERATOR`: TFF's default,
+`DATASET_REDUCE`, is slower, and may train on the CPU in spite of a GPU.
+"""
+
+from typing import Union
+
+from tff_fssl import hparams
+from tff_fssl.runtime.errors import ExecutionError
+from tff_fssl.runtime.in_process import AsyncInProcessContext
+from tff_fssl.runtime.in_process import InProcessContext
+from tff_fssl.runtime.in_process import Timing
+from tff_fssl.runtime.worker import AsyncWorkerContext
+from tff_fssl.runtime.worker import WorkerContext
+
+__all__ = [
+  'RUNTIMES',
+  'AsyncInProcessContext',
+  'AsyncWorkerContext',
+  'ExecutionError',
+  'InProcessContext',
+  'Timing',
+  'WorkerContext',
+  'build_async_context',
+  'build_context',
+]
+
+RUNTIMES = ('in_process', 'tff_worker')
+
+
+def build_context(
+  runtime: str = 'in_process',
+  *,
+  client_devices: str = 'auto',
+  client_threads: int = 0,
+  simulate_secure_aggregation: bool = False,
+) -> Union[InProcessContext, WorkerContext]:
+  """Builds a `tff.framework.SyncContext`.
+
+  Args:
+    runtime: `'in_process'`, this process's TensorFlow, or `'tff_worker'`,
+      TFF's C++ worker (CPU only), started at the first invocation and ended
+      by `close()`, at the end of a `with`, or at Python's exit.
+    client_devices: `'auto'` (all GPUs if there are any, else the CPU),
+      `'cpu'`, `'gpu'`, or device names joined by commas, as
+      `'gpu:0,gpu:1'`. Client i runs on the (i mod n)th. Logical devices must
+      have been configured before.
+    client_threads: How many clients run at a time; 0 chooses a number that
+      suits the devices. Results do not depend on it.
+    simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
+      are replaced by plain ones, which protect nothing. Without it they raise
+      `NotImplementedError`.
+
+  Returns:
+    The context.
+
+  Raises:
+    tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
+      names them.
+  """
+  if _is_worker(runtime, client_devices, client_threads):
+    return WorkerContext(
+      client_threads=client_threads,
+      simulate_secure_aggregation=simulate_secure_aggregation,
+    )
+  return InProcessContext(
+    client_devices=client_devices,
+    client_threads=client_threads,
+    simulate_secure_aggregation=simulate_secure_aggregation,
+  )
+
+
+def build_async_context(
+  runtime: str = 'in_process',
+  *,
+  client_devices: str = 'auto',
+  client_threads: int = 0,
+  simulate_secure_aggregation: bool = False,
+) -> Union[AsyncInProcessContext, AsyncWorkerContext]:
+  """Builds a `tff.framework.AsyncContext`.
+
+  Args:
+    runtime: As `build_context`'s.
+    client_devices: As `build_context`'s.
+    client_threads: As `build_context`'s.
+    simulate_secure_aggregation: As `build_context`'s.
+
+  Returns:
+    The context, for `tff.program.NativeFederatedContext`.
+
+  Raises:
+    tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
+      names them.
+  """
+  if _is_worker(runtime, client_devices, client_threads):
+    return AsyncWorkerContext(
+      client_threads=client_threads,
+      simulate_secure_aggregation=simulate_secure_aggregation,
+    )
+  return AsyncInProcessContext(
+    InProcessContext(
+      client_devices=client_devices,
+      client_threads=client_threads,
+      simulate_secure_aggregation=simulate_secure_aggregation,
+    )
+  )
+
+
+def _is_worker(runtime: str, client_devices: str, client_threads: int) -> bool:
+  """Checks the choice of a runtime."""
+  if runtime not in RUNTIMES:
+    raise hparams.UsageError(
+      f'--runtime={runtime}: allowed are {", ".join(RUNTIMES)}'
+      f'{hparams.closest(runtime, RUNTIMES)}'
+    )
+  if runtime != 'tff_worker':
+    return False
+  if client_devices not in ('auto', 'cpu'):
+    raise hparams.UsageError(
+      f'--client_devices={client_devices}: the tff_worker runtime runs on the'
+      ' CPU only; allowed are auto and cpu, or use --runtime=in_process'
+    )
+  if client_threads < 0:
+    raise hparams.UsageError(
+      f'--client_threads={client_threads}: must be at least 0'
+    )
+  return True

@@ -1,0 +1,87 @@
+"""The devices that clients run on."""
+
+import os
+import re
+
+import tensorflow as tf
+
+from tff_fssl import hparams
+
+SERVER_DEVICE = '/device:CPU:0'
+
+
+def resolve_client_devices(client_devices: str) -> list[str]:
+  """The logical devices that clients are spread over.
+
+  Initialises TensorFlow's devices: memory growth, logical devices and
+  determinism must have been set before.
+
+  Args:
+    client_devices: `'auto'` (all GPUs if there are any, else the CPU),
+      `'cpu'`, `'gpu'` (all GPUs), or names joined by commas
+      (`'gpu:0,gpu:1'`, `'cpu:1'`); a name may stand several times.
+
+  Returns:
+    Device names as `tf.device` takes them; client i of a cohort runs on the
+    (i mod n)th of the n.
+
+  Raises:
+    tff_fssl.hparams.UsageError: If a device does not exist; names those that
+      do.
+  """
+  existing = {
+    _short_name(device.name): device.name
+    for device in tf.config.list_logical_devices()
+    if device.device_type in ('CPU', 'GPU')
+  }
+  gpus = [name for name in existing if name.startswith('gpu:')]
+  if client_devices == 'auto':
+    return [existing[name] for name in gpus or ['cpu:0']]
+  devices = []
+  for name in client_devices.lower().split(','):
+    name = name.strip()
+    if name == 'gpu' and gpus:
+      devices.extend(existing[gpu] for gpu in gpus)
+      continue
+    name = 'cpu:0' if name == 'cpu' else name
+    if name not in existing:
+      raise hparams.UsageError(
+        f'--client_devices={client_devices}: there is no device {name!r}'
+        f' here; allowed are auto, cpu, or one or more of'
+        f' {", ".join(sorted(existing))}, joined by commas'
+        f'{hparams.closest(name, sorted(existing))}'
+      )
+    devices.append(existing[name])
+  return devices
+
+
+def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
+  """How many clients run at a time.
+
+  Args:
+    client_threads: The number, or 0 for as many as suit the devices: one a
+      device; but two on a lone CPU of several cores, where one client's Python
+      and input work hides behind the other's computation.
+    devices: What `resolve_client_devices` returned.
+
+  Returns:
+    A number of at least 1. Results do not depend on it.
+
+  Raises:
+    tff_fssl.hparams.UsageError: If `client_threads` is negative.
+  """
+  if client_threads < 0:
+    raise hparams.UsageError(
+      f'--client_threads={client_threads}: must be at least 0; 0 chooses a'
+      ' number that suits the devices'
+    )
+  if client_threads:
+    return client_threads
+  if len(devices) == 1 and _short_name(devices[0]).startswith('cpu:'):
+    return min(2, os.cpu_count() or 1)
+  return len(devices)
+
+
+def _short_name(device_name: str) -> str:
+  """`'cpu:0'` of `'/device:CPU:0'`."""
+  return re.sub(r'^.*device:', '', device_name).lower()

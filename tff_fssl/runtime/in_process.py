@@ -1,0 +1,312 @@
+"""TFF computations through this process's TensorFlow.
+
+`InProcessContext` compiles a computation once (`program`), then runs the
+server's stages on the CPU and streams the clients over the client devices:
+each client's data is made when its turn comes, and its values are dropped as
+soon as they have been accumulated. Memory is what the caller holds of the
+cohort, and a number of models that depends on the number of threads only.
+"""
+
+import asyncio
+import collections
+import concurrent.futures
+import dataclasses
+import threading
+import time
+from typing import Any, Optional
+import warnings
+import weakref
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.runtime import devices as devices_lib
+from tff_fssl.runtime import errors
+from tff_fssl.runtime import functions
+from tff_fssl.runtime import operations
+from tff_fssl.runtime import program as program_lib
+from tff_fssl.runtime import streaming
+from tff_fssl.runtime import values as values_lib
+
+
+@dataclasses.dataclass
+class Timing:
+  """Where the seconds of one invocation went.
+
+  Attributes:
+    compile: Compiling; 0 but for a computation's first invocation.
+    server: The server's stages.
+    clients: The client phases, in wall time, without `aggregation`.
+    aggregation: Accumulating the clients' values.
+  """
+
+  compile: float = 0.0
+  server: float = 0.0
+  clients: float = 0.0
+  aggregation: float = 0.0
+
+
+class InProcessContext(tff.framework.SyncContext):
+  """Runs TFF computations in this process.
+
+  An argument placed at clients is a `collections.abc.Sequence`, one value a
+  client. It is indexed when a client's turn comes, and an element that is
+  callable is called then, without arguments, and returns the value. A
+  computation with several client phases does so once for each phase that uses
+  the data, and counts on the same values. Both happen in a worker thread:
+  they may use NumPy and TensorFlow, but invoke no TFF computation, and must
+  allow several threads at a time.
+
+  Attributes:
+    client_devices: The devices that clients are spread over.
+    client_threads: How many clients run at a time. Results do not depend on
+      it: values are accumulated in the order of the clients.
+    timing: The `Timing` of the last invocation.
+  """
+
+  def __init__(
+    self,
+    *,
+    client_devices: str = 'auto',
+    client_threads: int = 0,
+    simulate_secure_aggregation: bool = False,
+  ):
+    """Initialises the context, and TensorFlow's devices.
+
+    Args:
+      client_devices: See `devices.resolve_client_devices`.
+      client_threads: How many clients run at a time, or 0 for a number that
+        suits the devices.
+      simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
+        are replaced by plain ones, which protect nothing: simulation only.
+
+    Raises:
+      tff_fssl.hparams.UsageError: If a device does not exist.
+    """
+    self.client_devices = devices_lib.resolve_client_devices(client_devices)
+    self.client_threads = devices_lib.resolve_client_threads(
+      client_threads, self.client_devices
+    )
+    self.timing = Timing()
+    self._simulate_secure_aggregation = simulate_secure_aggregation
+    # By the computation's identity: its hash serialises it at each call.
+    self._programs: dict[int, tuple[Any, program_lib.Program]] = {}
+    self._lock = threading.RLock()
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Runs a computation.
+
+    Args:
+      comp: The `tff.Computation`.
+      arg: Its argument, or None if it has no parameter.
+
+    Returns:
+      Its result: arrays and scalars of NumPy, `tf.data.Dataset`s for
+      sequences, lists for values placed at clients; in the containers of its
+      type.
+
+    Raises:
+      errors.ExecutionError: If an operation fails; names it.
+      NotImplementedError: If the computation uses what this runtime does not
+        run; names it.
+      TypeError: If the argument is not of the computation's type.
+      ValueError: If client arguments differ in their number of clients.
+    """
+    return self._invoke(comp, arg, threading.Event())
+
+  def _invoke(self, comp: Any, arg: Any, cancelled: threading.Event) -> Any:
+    timing = Timing()
+    start = time.monotonic()
+    program = self._compile(comp)
+    timing.compile = time.monotonic() - start
+    with tf.device(devices_lib.SERVER_DEVICE):
+      argument = values_lib.Argument(
+        arg, program.parameter_type, program.parameter
+      )
+      run = _Run(program, argument, self, cancelled, timing)
+      result = run()
+      self.timing = timing
+      return result
+
+  def _compile(self, comp: Any) -> program_lib.Program:
+    key = id(comp)
+    with self._lock:
+      reference, program = self._programs.get(key, (lambda: None, None))
+      if reference() is comp:
+        return program
+      program = program_lib.compile_program(
+        comp, simulate_secure_aggregation=self._simulate_secure_aggregation
+      )
+      if program.reduce_loops and any(
+        'GPU' in device for device in self.client_devices
+      ):
+        warnings.warn(
+          f'{", ".join(program.reduce_loops)} loops by `Dataset.reduce`,'
+          ' which TensorFlow may run on the CPU. Build the process with'
+          ' loop_implementation='
+          'tff.learning.LoopImplementation.DATASET_ITERATOR.'
+        )
+      programs = self._programs
+      reference = weakref.ref(comp, lambda _: programs.pop(key, None))
+      programs[key] = (reference, program)
+      return program
+
+
+class _Run:
+  """One invocation."""
+
+  def __init__(
+    self,
+    program: program_lib.Program,
+    argument: values_lib.Argument,
+    context: InProcessContext,
+    cancelled: threading.Event,
+    timing: Timing,
+  ):
+    self._program = program
+    self._argument = argument
+    self._devices = context.client_devices
+    self._num_threads = context.client_threads
+    self._cancelled = cancelled
+    self._timing = timing
+    self._server = dict(argument.server)
+    self._kept: dict[operations.Slot, list[Any]] = collections.defaultdict(list)
+
+  def __call__(self) -> Any:
+    for index, stage in enumerate(self._program.stages):
+      start = time.monotonic()
+      functions.BoundFunction(stage, self._server)(
+        self._server, device=devices_lib.SERVER_DEVICE
+      )
+      self._timing.server += time.monotonic() - start
+      if index < len(self._program.phases):
+        self._run_phase(self._program.phases[index])
+    return values_lib.to_result(
+      self._program.result_type,
+      (self._result(slot) for slot in self._program.result),
+      self._argument.num_clients,
+    )
+
+  def _run_phase(self, phase: program_lib.Phase) -> None:
+    """Streams all clients through a phase."""
+    start, before = time.monotonic(), self._timing.aggregation
+    wanted = phase.reads
+    kept_before = [slot for slot in wanted if slot in self._kept]
+    work = functions.BoundFunction(phase.work, self._server)
+    accumulate = functions.BoundFunction(phase.accumulate, self._server)
+    totals = {slot: self._server[zero] for slot, zero in phase.initial.items()}
+
+    def run_client(index: int) -> tuple[dict[operations.Slot, Any], Any]:
+      values, owners = self._client_data(index, wanted)
+      for slot in kept_before:
+        values[slot] = self._kept[slot][index]
+      device = self._devices[index % len(self._devices)]
+      work(values, device=device, client_index=index)
+      return values, owners
+
+    def add_client(index: int, done: tuple[Any, Any]) -> None:
+      added = time.monotonic()
+      values, _ = done
+      for slot in phase.kept:
+        self._kept[slot].append(values[slot])
+      if totals:
+        values.update(totals)
+        accumulate(values, device=devices_lib.SERVER_DEVICE, client_index=index)
+        for slot, updated in phase.updated.items():
+          totals[slot] = (
+            values[updated] if updated in values else self._server[updated]
+          )
+      self._timing.aggregation += time.monotonic() - added
+
+    streaming.stream(
+      self._argument.num_clients,
+      self._num_threads,
+      run_client,
+      add_client,
+      self._check,
+    )
+    for slot in phase.kept:
+      self._kept[
+        slot
+      ]  # A cohort of none has an empty list. pylint: disable=pointless-statement
+    for slot, total in phase.final.items():
+      self._server[slot] = totals[total]
+    self._timing.clients += (
+      time.monotonic() - start - (self._timing.aggregation - before)
+    )
+
+  def _client_data(
+    self, index: int, wanted: frozenset[operations.Slot]
+  ) -> tuple[dict[operations.Slot, Any], Any]:
+    """Makes one client's data, on the host."""
+    try:
+      with tf.device(devices_lib.SERVER_DEVICE):
+        return self._argument.client(index, wanted)
+    except TypeError:
+      # Says what is wrong with the argument, and where.
+      raise
+    except Exception as error:
+      raise errors.ExecutionError(
+        'making its data', error, client_index=index
+      ) from error
+
+  def _check(self) -> None:
+    if self._cancelled.is_set():
+      raise asyncio.CancelledError()
+
+  def _result(self, slot: operations.Slot) -> Any:
+    """The value of a slot of the result: a list if it is the clients'."""
+    if not slot.clients:
+      return self._server[slot]
+    if slot not in self._kept:
+      for index in range(self._argument.num_clients):
+        values, owners = self._client_data(index, frozenset([slot]))
+        self._kept[slot].append(values[slot])
+        # A dataset that is handed back must outlive this invocation.
+        del owners
+      return self._kept[slot]
+    return self._kept[slot]
+
+
+class AsyncInProcessContext(tff.framework.AsyncContext):
+  """`InProcessContext` for `tff.program.NativeFederatedContext`.
+
+  Computations run one after another, in a thread of their own, so that the
+  event loop stays free. Cancelling an invocation stops it before the next
+  client.
+  """
+
+  def __init__(self, context: InProcessContext):
+    """Wraps a context.
+
+    Args:
+      context: What runs the computations.
+    """
+    self.context = context
+    self._thread = concurrent.futures.ThreadPoolExecutor(
+      1, thread_name_prefix='tff_in_process'
+    )
+
+  async def invoke(self, comp: Any, arg: Any) -> Any:
+    """Runs a computation; see `InProcessContext.invoke`."""
+    if asyncio.iscoroutine(arg):
+      arg = await arg
+    cancelled = threading.Event()
+    future = asyncio.get_running_loop().run_in_executor(
+      self._thread,
+      self.context._invoke,
+      comp,
+      arg,
+      cancelled,  # pylint: disable=protected-access
+    )
+    try:
+      return await asyncio.shield(future)
+    except asyncio.CancelledError:
+      cancelled.set()
+      await asyncio.wait([future])
+      raise
+
+  @property
+  def timing(self) -> Optional[Timing]:
+    """The `Timing` of the last invocation."""
+    return self.context.timing

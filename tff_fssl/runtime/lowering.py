@@ -1,0 +1,314 @@
+"""From TFF's call-dominant form to operations on slots.
+
+Everything but TensorFlow is evaluated here, once, symbolically: structures,
+selections, functions, and the intrinsics that only move a value (broadcast,
+zip, value). At run time they cost nothing.
+"""
+
+import collections
+import dataclasses
+from typing import Any, Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.runtime import graphs
+from tff_fssl.runtime import operations
+from tff_fssl.runtime import sequences
+
+_SECURE_URIS = frozenset(
+  [
+    'federated_secure_sum',
+    'federated_secure_sum_bitwidth',
+    'federated_secure_modular_sum',
+    'federated_secure_select',
+  ]
+)
+_MAX_SIGNATURE_LENGTH = 160
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Lowered:
+  """A computation as operations on slots.
+
+  Attributes:
+    parameter: The slots of the argument.
+    items: The operations, in an order in which they can run.
+    result: The slots of the result, depth first.
+  """
+
+  parameter: operations.Tree
+  items: tuple[Union[operations.Step, operations.Aggregate], ...]
+  result: tuple[operations.Slot, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Closure:
+  function: tff.framework.Lambda
+  environment: dict[str, Any]
+
+
+@dataclasses.dataclass
+class _Place:
+  """Where operations go: a list, who runs them, and what they are called."""
+
+  items: list[Any]
+  clients: bool
+  label: str
+  count: int = 0
+
+  def next_label(self) -> str:
+    self.count += 1
+    return self.label if self.count == 1 else f'{self.label}.{self.count}'
+
+
+def lower(
+  computation: tff.framework.ConcreteComputation,
+  *,
+  simulate_secure_aggregation: bool = False,
+) -> Lowered:
+  """Lowers a computation.
+
+  Args:
+    computation: Any `tff.Computation` made by TFF's decorators.
+    simulate_secure_aggregation: Whether secure intrinsics are replaced by
+      plain ones, which protect nothing.
+
+  Returns:
+    The computation as operations on slots.
+
+  Raises:
+    NotImplementedError: If it uses what this runtime does not run; names it.
+  """
+  parameter_type = computation.type_signature.parameter
+  if simulate_secure_aggregation:
+    computation = tff.backends.test.replace_secure_intrinsics_with_bodies(
+      computation
+    )
+  block = computation.to_building_block()
+  block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+  block = tff.framework.to_call_dominant(block)
+  parameter = None
+  if parameter_type is not None:
+    parameter = operations.slots_of(parameter_type, clients=False)
+  lowering = _Lowering()
+  items: list[Any] = []
+  place = _Place(items, clients=False, label='computation')
+  function = lowering.evaluate(block, {}, place)
+  result = lowering.apply(function, parameter, place)
+  return Lowered(
+    () if parameter is None else parameter,
+    tuple(items),
+    operations.flatten(result),
+  )
+
+
+class _Lowering:
+  """An evaluator of building blocks that records operations.
+
+  Values are trees of slots, or functions: closures, `CompiledComputation`s
+  and `Intrinsic`s. A federated value is the tree of its member: which of its
+  slots each client has its own of, the slots know.
+  """
+
+  def __init__(self):
+    self._counts = collections.Counter()
+    # Graphs by the identity of their block, which the computation keeps alive.
+    self._graphs: dict[bytes, graphs.Graph] = {}
+
+  def evaluate(self, block: Any, environment: dict[str, Any], place: _Place):
+    """The value of a building block."""
+    if isinstance(block, tff.framework.Reference):
+      return environment[block.name]
+    if isinstance(block, tff.framework.Selection):
+      return self.evaluate(block.source, environment, place)[block.as_index()]
+    if isinstance(block, tff.framework.Struct):
+      return tuple(
+        self.evaluate(element, environment, place)
+        for _, element in tff.structure.iter_elements(block)
+      )
+    if isinstance(block, tff.framework.Block):
+      environment = dict(environment)
+      for name, value in block.locals:
+        environment[name] = self.evaluate(value, environment, place)
+      return self.evaluate(block.result, environment, place)
+    if isinstance(block, tff.framework.Lambda):
+      return _Closure(block, environment)
+    if isinstance(
+      block, (tff.framework.CompiledComputation, tff.framework.Intrinsic)
+    ):
+      return block
+    if isinstance(block, tff.framework.Call):
+      function = self.evaluate(block.function, environment, place)
+      argument = None
+      if block.argument is not None:
+        argument = self.evaluate(block.argument, environment, place)
+      return self.apply(function, argument, place)
+    if isinstance(block, tff.framework.Literal):
+      return self._literal(block, place)
+    raise NotImplementedError(
+      f'This runtime does not support {type(block).__name__} blocks: {block}'
+    )
+
+  def apply(self, function: Any, argument: Any, place: _Place) -> Any:
+    """The value of a call."""
+    if isinstance(function, _Closure):
+      environment = function.environment
+      if function.function.parameter_name is not None:
+        environment = dict(environment)
+        environment[function.function.parameter_name] = argument
+      return self.evaluate(function.function.result, environment, place)
+    if isinstance(function, tff.framework.CompiledComputation):
+      return self._compiled(function, argument, place)
+    if isinstance(function, tff.framework.Intrinsic):
+      return self._intrinsic(function, argument, place)
+    raise NotImplementedError(f'Not a function: {function}')
+
+  def _literal(self, block: Any, place: _Place) -> operations.Slot:
+    slot = operations.Slot(block.type_signature, place.clients)
+    value, dtype = block.value, slot.spec.dtype
+    place.items.append(
+      operations.Step(
+        place.next_label(),
+        f'literal {block.type_signature}',
+        (),
+        (slot,),
+        place.clients,
+        lambda _: [tf.constant(value, dtype)],
+      )
+    )
+    return slot
+
+  def _compiled(
+    self, block: Any, argument: Any, place: _Place
+  ) -> operations.Tree:
+    """Records a TensorFlow computation."""
+    proto = block.proto
+    key = proto.SerializeToString(deterministic=True)
+    if key not in self._graphs:
+      self._graphs[key] = graphs.load_graph(proto)
+    graph = self._graphs[key]
+    inputs = () if argument is None else operations.flatten(argument)
+    result = operations.slots_of(block.type_signature.result, place.clients)
+    label = place.next_label()
+
+    def emit(tensors):
+      return tf.graph_util.import_graph_def(
+        graph.graph_def,
+        name=label,
+        input_map=dict(zip(graph.feeds, tensors, strict=True)),
+        return_elements=list(graph.fetches),
+      )
+
+    signature = str(block.type_signature)
+    if len(signature) > _MAX_SIGNATURE_LENGTH:
+      signature = signature[:_MAX_SIGNATURE_LENGTH] + ' ...'
+    place.items.append(
+      operations.Step(
+        label,
+        signature,
+        inputs,
+        operations.flatten(result),
+        place.clients,
+        emit,
+        graph.digest,
+        graph.op_types,
+      )
+    )
+    return result
+
+  def _intrinsic(self, block: Any, argument: Any, place: _Place) -> Any:
+    """Evaluates or records an intrinsic."""
+    uri = block.uri
+    if uri in _SECURE_URIS:
+      raise NotImplementedError(
+        f'{uri}: the in-process runtime has no secure aggregation. For'
+        ' simulation only, `simulate_secure_aggregation=True` replaces it by'
+        ' a plain one, which protects nothing.'
+      )
+    self._counts[uri] += 1
+    label = f'{uri}_{self._counts[uri]}'
+    if uri in (
+      'federated_broadcast',
+      'federated_value_at_clients',
+      'federated_value_at_server',
+      'federated_zip_at_clients',
+      'federated_zip_at_server',
+    ):
+      return argument
+    if uri in ('federated_map', 'federated_map_all_equal', 'federated_apply'):
+      function, value = argument
+      each = uri == 'federated_map'
+      return self.apply(function, value, _Place(place.items, each, label))
+    if uri in ('federated_eval_at_clients', 'federated_eval_at_server'):
+      each = uri == 'federated_eval_at_clients'
+      return self.apply(argument, None, _Place(place.items, each, label))
+    if uri == 'federated_aggregate':
+      return self._aggregate(block, argument, place, label)
+    if uri == 'federated_select':
+      keys, max_key, value, select_fn = argument
+      (result,) = operations.flatten(
+        operations.slots_of(block.type_signature.result, clients=True)
+      )
+      key = operations.Slot(tff.TensorType(max_key.type.dtype), clients=True)
+      body = self._body(select_fn, (value, key), True, label)
+      step = sequences.select_step(label, keys, max_key, key, body, result)
+    elif uri == 'sequence_map':
+      function, sequence = argument
+      result = operations.Slot(block.type_signature.result, place.clients)
+      element = operations.slots_of(sequence.type.element, place.clients)
+      body = self._body(function, element, place.clients, label)
+      step = sequences.map_step(label, sequence, element, body, result)
+    elif uri == 'sequence_reduce':
+      sequence, zero, function = argument
+      result = operations.slots_of(block.type_signature.result, place.clients)
+      element = operations.slots_of(sequence.type.element, place.clients)
+      state = operations.slots_of(block.type_signature.result, place.clients)
+      body = self._body(function, (state, element), place.clients, label)
+      step = sequences.reduce_step(
+        label, sequence, zero, state, element, body, result
+      )
+    elif uri == 'sequence_sum':
+      result = operations.slots_of(block.type_signature.result, place.clients)
+      step = sequences.sum_step(label, argument, result)
+    else:
+      raise NotImplementedError(f'This runtime does not support {uri}.')
+    place.items.append(step)
+    return result
+
+  def _body(
+    self, function: Any, argument: Any, clients: bool, label: str
+  ) -> sequences.Body:
+    """A function that TensorFlow will call, not this runtime."""
+    place = _Place([], clients, f'{label}.body')
+    result = operations.flatten(self.apply(function, argument, place))
+    return sequences.Body(tuple(place.items), result)
+
+  def _aggregate(
+    self, block: Any, argument: Any, place: _Place, label: str
+  ) -> operations.Tree:
+    """Records a `federated_aggregate`.
+
+    Clients are accumulated one after another, in order, so that `merge` is
+    not needed.
+    """
+    value, zero, accumulate, _, report = argument
+    zero_type = block.type_signature.parameter[1]
+    accumulator = operations.slots_of(zero_type, clients=False)
+    body = _Place([], False, f'{label}.accumulate')
+    updated = self.apply(accumulate, (accumulator, value), body)
+    outputs = operations.slots_of(zero_type, clients=False)
+    place.items.append(
+      operations.Aggregate(
+        label,
+        operations.flatten(value),
+        operations.flatten(zero),
+        operations.flatten(accumulator),
+        tuple(body.items),
+        operations.flatten(updated),
+        operations.flatten(outputs),
+      )
+    )
+    return self.apply(
+      report, outputs, _Place(place.items, False, f'{label}.report')
+    )

@@ -1,0 +1,179 @@
+"""What a computation is lowered to: operations on single tensors.
+
+Structures, selections and placements exist while a computation is compiled
+only. What remains are operations that read and write slots; a slot holds one
+tensor or one dataset, at the server or of each client.
+"""
+
+import dataclasses
+from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Slot:
+  """Where one tensor or dataset is kept.
+
+  Attributes:
+    type: A `tff.TensorType` or `tff.SequenceType`.
+    clients: Whether each client has its own; else there is one.
+  """
+
+  type: tff.Type
+  clients: bool
+
+  @property
+  def spec(self) -> tf.TensorSpec:
+    """The tensor that represents it; datasets are variant tensors."""
+    if isinstance(self.type, tff.SequenceType):
+      return tf.TensorSpec([], tf.variant)
+    return tff.types.type_to_tf_tensor_specs(self.type)
+
+
+# A structure of slots: structures are tuples, whatever their type.
+Tree = Union[Slot, tuple]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Step:
+  """One local computation.
+
+  Attributes:
+    label: Its name, unique in the program.
+    description: Its signature, for messages.
+    inputs: The slots that it reads.
+    outputs: The slots that it writes.
+    clients: Whether it runs once for each client; else it runs once.
+    emit: Adds it to the current graph: tensors of `inputs` to tensors of
+      `outputs`.
+    digest: The digest of its graph, if it has one.
+    op_types: The types of its TensorFlow operations.
+  """
+
+  label: str
+  description: str
+  inputs: tuple[Slot, ...]
+  outputs: tuple[Slot, ...]
+  clients: bool
+  emit: Callable[[Sequence[tf.Tensor]], Sequence[tf.Tensor]]
+  digest: str = ''
+  op_types: frozenset[str] = frozenset()
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Aggregate:
+  """One `federated_aggregate`, up to its report.
+
+  Attributes:
+    label: Its name, unique in the program.
+    values: The slots of the values that are aggregated.
+    zero: The slots of the initial accumulator.
+    accumulator: The slots that `steps` read the accumulator from.
+    steps: The computation of the next accumulator for one client's values.
+    updated: The slots of the next accumulator.
+    outputs: The slots of the last accumulator.
+  """
+
+  label: str
+  values: tuple[Slot, ...]
+  zero: tuple[Slot, ...]
+  accumulator: tuple[Slot, ...]
+  steps: tuple[Step, ...]
+  updated: tuple[Slot, ...]
+  outputs: tuple[Slot, ...]
+
+  @property
+  def inputs(self) -> tuple[Slot, ...]:
+    """All slots that it reads."""
+    captured = free_slots(self.steps, self.updated)
+    return tuple(
+      dict.fromkeys(
+        (
+          *self.values,
+          *self.zero,
+          *(slot for slot in captured if slot not in self.accumulator),
+        )
+      )
+    )
+
+
+def leaf_types(type_spec: Optional[tff.Type]) -> Iterator[tff.Type]:
+  """The tensor and sequence types within a type, depth first."""
+  if isinstance(type_spec, (tff.TensorType, tff.SequenceType)):
+    yield type_spec
+  elif isinstance(type_spec, tff.StructType):
+    for _, element in tff.structure.iter_elements(type_spec):
+      yield from leaf_types(element)
+  elif isinstance(type_spec, tff.FederatedType):
+    yield from leaf_types(type_spec.member)
+  elif type_spec is not None:
+    raise NotImplementedError(f'Values of type {type_spec} are not supported.')
+
+
+def slots_of(type_spec: tff.Type, clients: bool) -> Tree:
+  """New slots for a value of a type."""
+  if isinstance(type_spec, tff.StructType):
+    return tuple(
+      slots_of(element, clients)
+      for _, element in tff.structure.iter_elements(type_spec)
+    )
+  if isinstance(type_spec, tff.FederatedType):
+    each = type_spec.placement is tff.CLIENTS and not type_spec.all_equal
+    return slots_of(type_spec.member, each)
+  (leaf,) = leaf_types(type_spec)
+  return Slot(leaf, clients)
+
+
+def flatten(tree: Any) -> tuple[Slot, ...]:
+  """The slots of a tree, depth first."""
+  if isinstance(tree, tuple):
+    return tuple(slot for element in tree for slot in flatten(element))
+  if not isinstance(tree, Slot):
+    raise NotImplementedError('Functions as values are not supported.')
+  return (tree,)
+
+
+def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+  """A value of a type in Python's containers, from its leaves, depth first."""
+
+  def build(element: tff.Type) -> Any:
+    if isinstance(element, tff.StructType):
+      return tff.structure.Struct(
+        [(name, build(t)) for name, t in tff.structure.iter_elements(element)]
+      )
+    return next(leaves)
+
+  return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def free_slots(
+  steps: Iterable[Step], results: Iterable[Slot] = ()
+) -> tuple[Slot, ...]:
+  """The slots that steps or results read and no step writes, in order."""
+  steps = tuple(steps)
+  written = {slot for step in steps for slot in step.outputs}
+  read = [slot for step in steps for slot in step.inputs]
+  return tuple(
+    dict.fromkeys(slot for slot in (*read, *results) if slot not in written)
+  )
+
+
+def emit_steps(
+  steps: Iterable[Step], values: dict[Slot, tf.Tensor]
+) -> dict[Slot, tf.Tensor]:
+  """Adds steps to the current graph.
+
+  Args:
+    steps: The steps, in order.
+    values: The tensors of all slots known; not changed.
+
+  Returns:
+    `values` and the tensors of the steps' outputs.
+  """
+  values = dict(values)
+  for step in steps:
+    outputs = step.emit([values[slot] for slot in step.inputs])
+    values.update(zip(step.outputs, outputs, strict=True))
+  return values

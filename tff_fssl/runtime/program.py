@@ -1,0 +1,221 @@
+"""A computation as server stages and client phases.
+
+Stage k runs at the server, once; then phase k runs for every client, each
+client's values go into the accumulations of the phase in the order of the
+clients, and are dropped. Stage k + 1 depends on what phase k accumulated.
+"""
+
+import dataclasses
+from typing import Any, Iterable
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.runtime import functions
+from tff_fssl.runtime import lowering
+from tff_fssl.runtime import operations
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Phase:
+  """What is done for each client between two stages of the server.
+
+  Attributes:
+    work: One client's computation, on the client's device.
+    accumulate: One client's values into all accumulators of the phase.
+    initial: By accumulator slot, the server's slot of its initial value.
+    updated: By accumulator slot, the slot of its next value.
+    final: By server's slot, the accumulator slot whose last value it takes.
+    kept: The clients' slots that later phases or the result need.
+  """
+
+  work: functions.Function
+  accumulate: functions.Function
+  initial: dict[operations.Slot, operations.Slot]
+  updated: dict[operations.Slot, operations.Slot]
+  final: dict[operations.Slot, operations.Slot]
+  kept: tuple[operations.Slot, ...]
+
+  @property
+  def reads(self) -> frozenset[operations.Slot]:
+    """All slots that it needs values of."""
+    return frozenset(
+      (
+        *self.work.inputs,
+        *self.accumulate.inputs,
+        *self.updated.values(),
+        *self.kept,
+      )
+    )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Program:
+  """A computation that is ready to run.
+
+  Attributes:
+    parameter_type: The type of the argument, or None.
+    result_type: The type of the result.
+    parameter: The slots of the argument.
+    result: The slots of the result, depth first.
+    stages: What the server does before each phase and after the last one.
+    phases: What clients do.
+    reduce_loops: The client operations that loop by `Dataset.reduce`.
+  """
+
+  parameter_type: tff.Type
+  result_type: tff.Type
+  parameter: operations.Tree
+  result: tuple[operations.Slot, ...]
+  stages: tuple[functions.Function, ...]
+  phases: tuple[Phase, ...]
+  reduce_loops: tuple[str, ...]
+
+
+def compile_program(
+  computation: tff.framework.ConcreteComputation,
+  *,
+  simulate_secure_aggregation: bool = False,
+) -> Program:
+  """Compiles a computation.
+
+  Args:
+    computation: Any `tff.Computation` made by TFF's decorators.
+    simulate_secure_aggregation: Whether secure sums become plain ones.
+
+  Returns:
+    The program.
+
+  Raises:
+    NotImplementedError: If it uses what this runtime does not run; names it.
+  """
+  lowered = lowering.lower(
+    computation, simulate_secure_aggregation=simulate_secure_aggregation
+  )
+  items = _live_items(lowered)
+  levels = _schedule(items, lowered.result)
+  last = max(
+    (levels[item] + 1 for item in items if _runs_at_clients(item)), default=0
+  )
+  read_by: dict[operations.Slot, set[Any]] = {}
+  for item in items:
+    for slot in item.inputs:
+      read_by.setdefault(slot, set()).add(
+        (_runs_at_clients(item), levels[item])
+      )
+  for slot in lowered.result:
+    read_by.setdefault(slot, set()).add('result')
+
+  def needed(steps: Iterable[operations.Step], group: Any) -> list[Any]:
+    return [
+      slot
+      for step in steps
+      for slot in step.outputs
+      if read_by.get(slot, set()) - {group}
+    ]
+
+  stages, phases = [], []
+  # Where the clients' function of a phase fails to build, so does the
+  # computation: nothing is left to be found out at run time.
+  with tf.device(None):
+    for level in range(last + 1):
+      steps = [
+        i for i in items if not _runs_at_clients(i) and levels[i] == level
+      ]
+      stages.append(functions.Function(steps, needed(steps, (False, level))))
+      if level < last:
+        at_level = [
+          i for i in items if _runs_at_clients(i) and levels[i] == level
+        ]
+        kept = needed(
+          [i for i in at_level if isinstance(i, operations.Step)],
+          (True, level),
+        )
+        phases.append(_build_phase(at_level, tuple(dict.fromkeys(kept))))
+  return Program(
+    computation.type_signature.parameter,
+    computation.type_signature.result,
+    lowered.parameter,
+    lowered.result,
+    tuple(stages),
+    tuple(phases),
+    tuple(
+      item.label
+      for item in items
+      if isinstance(item, operations.Step)
+      and item.clients
+      and 'ReduceDataset' in item.op_types
+    ),
+  )
+
+
+def _build_phase(items: list[Any], kept: tuple[Any, ...]) -> Phase:
+  """Makes a phase of the client steps and the aggregates of one level."""
+  steps = [item for item in items if isinstance(item, operations.Step)]
+  aggregates = [i for i in items if isinstance(i, operations.Aggregate)]
+  updates = [step for aggregate in aggregates for step in aggregate.steps]
+  initial, updated, final = {}, {}, {}
+  for aggregate in aggregates:
+    initial.update(zip(aggregate.accumulator, aggregate.zero, strict=True))
+    updated.update(zip(aggregate.accumulator, aggregate.updated, strict=True))
+    final.update(zip(aggregate.outputs, aggregate.accumulator, strict=True))
+  accumulate = functions.Function(updates, list(updated.values()))
+  work = functions.Function(
+    steps, [*kept, *accumulate.inputs, *updated.values()]
+  )
+  return Phase(work, accumulate, initial, updated, final, kept)
+
+
+def _runs_at_clients(item: Any) -> bool:
+  return isinstance(item, operations.Aggregate) or item.clients
+
+
+def _live_items(lowered: lowering.Lowered) -> list[Any]:
+  """The operations that the result depends on."""
+  needed, items = set(lowered.result), []
+  for item in reversed(lowered.items):
+    if needed.intersection(item.outputs):
+      needed.update(item.inputs)
+      items.append(item)
+  return items[::-1]
+
+
+def _schedule(
+  items: list[Any], result: tuple[operations.Slot, ...]
+) -> dict[Any, int]:
+  """The stage or the phase that each operation runs in.
+
+  Aggregates and the server's operations run as early as they can. Clients'
+  operations run as late as they may, so that values are kept from one phase
+  to another (which costs memory for every client) only where two phases need
+  the same value.
+
+  Args:
+    items: The operations, in an order in which they can run.
+    result: The slots of the result.
+
+  Returns:
+    By operation, its stage (at the server) or its phase (at clients). A
+    server's slot that stage k writes can be read in phase k and later; what
+    phase k accumulates, in stage k + 1 and later.
+  """
+  ready: dict[operations.Slot, int] = {}
+  levels: dict[Any, int] = {}
+  for item in items:
+    level = max((ready.get(slot, 0) for slot in item.inputs), default=0)
+    levels[item] = level
+    after = level + isinstance(item, operations.Aggregate)
+    ready.update((slot, after) for slot in item.outputs)
+  wanted: dict[operations.Slot, int] = {}
+  for slot in result:
+    if slot.clients:
+      wanted[slot] = ready.get(slot, 0)
+  for item in reversed(items):
+    if isinstance(item, operations.Step) and item.clients:
+      levels[item] = min(
+        wanted[slot] for slot in item.outputs if slot in wanted
+      )
+    if _runs_at_clients(item):
+      for slot in item.inputs:
+        wanted[slot] = min(wanted.get(slot, levels[item]), levels[item])
+  return levels

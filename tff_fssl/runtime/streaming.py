@@ -1,0 +1,59 @@
+"""Clients in parallel, their results in order, few of them alive at a time."""
+
+import collections
+import concurrent.futures
+from typing import Callable, TypeVar
+
+_T = TypeVar('_T')
+
+
+def stream(
+  count: int,
+  num_threads: int,
+  work: Callable[[int], _T],
+  consume: Callable[[int, _T], None],
+  check: Callable[[], None],
+) -> None:
+  """Calls `consume(i, work(i))` for i = 0, 1, ..., count - 1, in this order.
+
+  `work(i + num_threads)` starts after `consume(i, ...)` has returned, so that
+  at most `num_threads` results exist, whatever the count.
+
+  Args:
+    count: The number of calls.
+    num_threads: How many calls of `work` run at a time; 1 uses no thread.
+    work: Called in worker threads.
+    consume: Called in this thread.
+    check: Called in this thread before each call of `work`; it raises to stop.
+
+  Raises:
+    BaseException: What `work` (that of the lowest i), `consume` or `check`
+      raises, or an interrupt. Calls that have not begun are dropped then, and
+      those that run are waited for.
+  """
+  if num_threads == 1 or count <= 1:
+    for index in range(count):
+      check()
+      consume(index, work(index))
+    return
+  pending: collections.deque = collections.deque()
+
+  def consume_first():
+    index, future = pending.popleft()
+    consume(index, future.result())
+
+  with concurrent.futures.ThreadPoolExecutor(
+    min(num_threads, count), thread_name_prefix='client'
+  ) as pool:
+    try:
+      for index in range(count):
+        if len(pending) == num_threads:
+          consume_first()
+        check()
+        pending.append((index, pool.submit(work, index)))
+      while pending:
+        consume_first()
+    except BaseException:
+      for _, future in pending:
+        future.cancel()
+      raise
