@@ -58,10 +58,10 @@ class BatchMoments(NamedTuple):
 
 def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
   """A variable creator: initial values from `seed`, or cheap zeros if None."""
-  num_created = 0
+  num_seeded = 0
 
   def create(next_creator: Callable[..., tf.Variable], **kwargs) -> tf.Variable:
-    nonlocal num_created
+    nonlocal num_seeded
     initial_value = kwargs['initial_value']
     if isinstance(initial_value, functools.partial):
       if seed is None:
@@ -73,14 +73,15 @@ def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
         config = initial_value.func.get_config()
         if 'seed' in config:
           # A function of the place, not of the name: names that Keras makes up
-          # count all layers that the process ever built.
-          config['seed'] = (seed * 1_000_003 + num_created) % (2**31 - 1)
+          # count all layers that the process ever built. Only random ones
+          # count: in eager mode Keras adds counters of its own.
+          config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
           kwargs['initial_value'] = functools.partial(
               type(initial_value.func).from_config(config),
               *initial_value.args,
               **initial_value.keywords,
           )
-    num_created += 1
+          num_seeded += 1
     return next_creator(**kwargs)
 
   return create

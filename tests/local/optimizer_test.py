@@ -1,0 +1,61 @@
+"""SGD and its schedule: worked example E8 of (FL)^2's spec."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.local import optimizer
+from tff_fssl.models import adapter
+
+
+@pytest.mark.parametrize(
+    'round_num, rate',
+    [
+        (1, 0.03),
+        (2, 0.029999884),
+        (201, 0.025606602),
+        (401, 0.015),
+        (601, 0.004393398),
+        (800, 1.16e-07),
+        (900, 0.0),
+        (-3, 0.03),
+    ],
+)
+def test_e8_cosine(round_num, rate):
+  value = optimizer.learning_rate(0.03, 'cosine', 800, tf.constant(round_num))
+  np.testing.assert_allclose(value, rate, rtol=1e-3 if rate < 1e-6 else 1e-6, atol=1e-8)
+
+
+def test_constant():
+  value = optimizer.learning_rate(0.03, 'constant', 800, tf.constant(700))
+  np.testing.assert_allclose(value, 0.03)
+
+
+@pytest.mark.parametrize('nesterov', [True, False])
+@pytest.mark.parametrize('momentum', [0.0, 0.9])
+def test_is_pytorchs_sgd(nesterov, momentum):
+  """Against PyTorch's documented recurrence, two steps in float64 NumPy."""
+  network = adapter.Network(
+      lambda: tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(2)]),
+      seed=4,
+  )
+  sgd = optimizer.Sgd(momentum, nesterov, weight_decay=0.1, max_gradient_norm=1.0)
+  slots = sgd.initialize(network)
+  weights = [np.array(v, np.float64) for v in network.trainable_variables]
+  buffers = [np.zeros_like(w) for w in weights]
+  for step in range(2):
+    gradients = [np.full(w.shape, 1.0 + step + i) for i, w in enumerate(weights)]
+    sgd.apply(
+        network,
+        slots,
+        [tf.constant(g, tf.float32) for g in gradients],
+        tf.constant(0.03),
+    )
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    for i, w in enumerate(weights):
+      gradient = gradients[i] / max(norm, 1.0) + 0.1 * w
+      buffers[i] = momentum * buffers[i] + gradient
+      change = gradient + momentum * buffers[i] if nesterov else buffers[i]
+      weights[i] = w - 0.03 * change
+  for variable, expected in zip(network.trainable_variables, weights):
+    np.testing.assert_allclose(variable, expected, rtol=1e-5)

@@ -1,0 +1,209 @@
+"""The batch loop: what it feeds, how it ends, and what it leaves alone."""
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+
+
+def _plain(x, seed=None):
+  del seed
+  return tf.cast(x, tf.float32)
+
+
+_VIEWS = augment.Views(_plain, _plain, _plain)
+_SEED = tf.constant([3, 4])
+
+
+def _scalar_model() -> tf.keras.Model:
+  """One weight: logits w * x for two classes from x in R^1."""
+  return tf.keras.Sequential(
+      [tf.keras.Input([1]), tf.keras.layers.Dense(2, use_bias=False)]
+  )
+
+
+def _examples(values, labels=None):
+  x = np.array(values, np.float32).reshape(-1, 1)
+  y = np.array([-1] * len(values) if labels is None else labels, np.int32)
+  return algorithm_lib.Examples(tf.constant(x), tf.constant(y))
+
+
+_NONE = _examples([])
+
+
+def _recorder(labeled=False, unlabeled=True, prepare=None):
+  """An algorithm that adds up what it sees, and steps by gradient 1."""
+
+  def step(network, batch):
+    ratios = {}
+    if unlabeled:
+      x = batch.views['weak'][:, 0]
+      ratios['sum'] = (tf.reduce_sum(x), tf.constant(1.0))
+      ratios['square'] = (tf.square(tf.reduce_sum(x)), tf.constant(1.0))
+    if labeled:
+      ratios['labeled_sum'] = (
+          tf.reduce_sum(batch.labeled[:, 0] * batch.label_weights),
+          tf.constant(1.0),
+      )
+    return algorithm_lib.StepResult(
+        [tf.ones_like(v) for v in network.trainable_variables], ratios
+    )
+
+  names = ('sum', 'square') if unlabeled else ()
+  return algorithm_lib.LocalAlgorithm(
+      step=step,
+      step_ratios=names + (('labeled_sum',) if labeled else ()),
+      prepare=prepare,
+      views=('weak',) if unlabeled else (),
+      labeled=labeled,
+  )
+
+
+def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
+  config = dict(num_epochs=2, batch_size=4, labeled_batch_size=3)
+  enabled = kwargs.pop('enabled', True)
+  seed = kwargs.pop('seed', _SEED)
+  config.update(kwargs)
+  network = adapter.Network(_scalar_model, seed=0)
+  local = training.LocalTraining(
+      network,
+      algorithm,
+      _VIEWS,
+      training.LoopConfig(optimizer=sgd or optimizer.Sgd(), **config),
+  )
+  weights = network.initial_weights()
+  run = tf.function(
+      lambda: local.run(
+          weights,
+          labeled,
+          unlabeled,
+          learning_rate=tf.constant(0.1),
+          seed=seed,
+          enabled=enabled,
+      )
+  )
+  return run()
+
+
+def test_every_example_once_an_epoch_and_a_ragged_last_batch():
+  values = [2.0**i for i in range(10)]
+  result = _run(_recorder(), unlabeled=_examples(values))
+  total, steps = (float(v) for v in result.ratios['sum'])
+  assert total == 2 * sum(values)
+  assert steps == 6  # 4 + 4 + 2, twice.
+  assert float(result.num_examples) == 20
+  np.testing.assert_allclose(result.update[0], np.full([1, 2], 0.6), rtol=1e-5)
+
+
+def test_order_is_a_function_of_the_seed():
+  values = _examples([2.0**i for i in range(10)])
+  squares = [
+      float(_run(_recorder(), unlabeled=values, seed=seed).ratios['square'][0])
+      for seed in (tf.constant([1, 1]), tf.constant([1, 1]), tf.constant([1, 2]))
+  ]
+  assert squares[0] == squares[1] != squares[2]
+
+
+def test_empty_client():
+  result = _run(_recorder(labeled=True))
+  assert float(result.num_examples) == 0
+  np.testing.assert_array_equal(result.update[0], np.zeros([1, 2]))
+  assert bool(result.is_finite)
+
+
+def test_disabled():
+  result = _run(_recorder(), unlabeled=_examples([1.0]), enabled=False)
+  assert float(result.ratios['sum'][1]) == 0
+
+
+def test_labels_cycle_beside_the_longer_stream():
+  result = _run(
+      _recorder(labeled=True), _examples([1.0, 2.0], [0, 1]),
+      _examples([1.0] * 12),
+  )
+  assert float(result.ratios['sum'][1]) == 6
+  assert float(result.ratios['labeled_sum'][0]) == 6 * 3.0
+  assert float(result.num_examples) == 6 * 2 + 24
+
+
+def test_labels_alone_where_nothing_is_unlabelled():
+  result = _run(_recorder(labeled=True), _examples([1.0, 2.0], [0, 1]))
+  assert float(result.ratios['labeled_sum'][0]) == 2 * 3.0
+  assert float(result.num_examples) == 4
+
+
+def test_only_selected_examples_are_trained_on():
+  def prepare(network, weights, unlabeled, views, seed):
+    del network, weights, views, seed
+    return algorithm_lib.Prepared(
+        tf.constant([1, 3]), of_example={'double': 2 * unlabeled.x[:, 0]}
+    )
+
+  seen = []
+
+  def step(network, batch):
+    seen.append(batch.of_example['double'].shape)
+    ratio = tf.reduce_sum(batch.of_example['double'] - batch.views['weak'][:, 0])
+    return algorithm_lib.StepResult(
+        [tf.zeros_like(v) for v in network.trainable_variables],
+        {'sum': (ratio, tf.constant(1.0))},
+    )
+
+  algorithm = algorithm_lib.LocalAlgorithm(
+      step=step, step_ratios=('sum',), prepare=prepare, views=('weak',)
+  )
+  result = _run(algorithm, unlabeled=_examples([1.0, 10.0, 100.0, 1000.0]))
+  assert float(result.ratios['sum'][0]) == 2 * 1010.0
+
+
+def test_non_finite_update_is_zeroed():
+  def step(network, batch):
+    del batch
+    return algorithm_lib.StepResult(
+        [tf.fill(v.shape, np.nan) for v in network.trainable_variables], {}
+    )
+
+  algorithm = algorithm_lib.LocalAlgorithm(
+      step=step, step_ratios=(), views=('weak',)
+  )
+  result = _run(algorithm, unlabeled=_examples([1.0]))
+  assert not bool(result.is_finite)
+  np.testing.assert_array_equal(result.update[0], np.zeros([1, 2]))
+
+
+def test_momentum_starts_at_zero_each_time():
+  network = adapter.Network(_scalar_model, seed=0)
+  local = training.LocalTraining(
+      network,
+      _recorder(),
+      _VIEWS,
+      training.LoopConfig(3, 4, 3, optimizer.Sgd(momentum=0.9)),
+  )
+  weights = network.initial_weights()
+  run = tf.function(
+      lambda: local.run(
+          weights,
+          _NONE,
+          _examples([1.0] * 9),
+          learning_rate=tf.constant(0.1),
+          seed=_SEED,
+      )
+  )
+  first, second = run().update[0], run().update[0]
+  np.testing.assert_array_equal(first, second)
+
+
+def test_proximal_term_pulls_back():
+  free = _run(_recorder(), unlabeled=_examples([1.0] * 8))
+  pulled = _run(
+      _recorder(), unlabeled=_examples([1.0] * 8), proximal_strength=1.0
+  )
+  # Steps of 0.1 (1 + mu (w - w0)): 0.1 (1 + 0.9 + 0.9^2 + 0.9^3).
+  np.testing.assert_allclose(free.update[0], np.full([1, 2], 0.4), rtol=1e-5)
+  np.testing.assert_allclose(
+      pulled.update[0], np.full([1, 2], 0.3439), rtol=1e-5
+  )

@@ -1,0 +1,141 @@
+"""The adapter between local training and Keras."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl import hparams
+from tff_fssl.models import adapter
+
+_LAYERS = tf.keras.layers
+
+
+def _model(*, last=None, extra=()) -> tf.keras.Model:
+  return tf.keras.Sequential([
+      tf.keras.Input([4, 4, 2]),
+      _LAYERS.Conv2D(3, 3),
+      _LAYERS.BatchNormalization(),
+      *extra,
+      _LAYERS.GlobalAveragePooling2D(),
+      _LAYERS.Dense(5, activation=last),
+  ])
+
+
+def _images(size=6):
+  return tf.random.stateless_normal([size, 4, 4, 2], [0, 7])
+
+
+def test_initial_weights_are_a_function_of_the_seed():
+  first = adapter.Network(_model, seed=1).initial_weights()
+  _model()  # Moves the counter that Keras names layers by.
+  with tf.Graph().as_default():
+    network = adapter.Network(_model, seed=1)
+    with tf.compat.v1.Session() as session:
+      session.run([v.initializer for v in network.model.variables])
+      again = session.run(list(network.trainable_variables))
+  other = adapter.Network(_model, seed=2).initial_weights()
+  for a, b in zip(first.trainable, again):
+    np.testing.assert_array_equal(a, b)
+  assert not np.array_equal(first.trainable[0], other.trainable[0])
+  # Layers of one shape differ.
+  twins = adapter.Network(
+      lambda: tf.keras.Sequential(
+          [tf.keras.Input([3]), _LAYERS.Dense(3), _LAYERS.Dense(3)]
+      ),
+      seed=1,
+  ).initial_weights()
+  assert not np.array_equal(twins.trainable[0], twins.trainable[2])
+
+
+@pytest.mark.parametrize('rank', [2, 4])
+def test_training_normalizes_by_the_batch_and_tracks_nothing(rank):
+  shape = [3] if rank == 2 else [4, 4, 3]
+
+  def model_fn():
+    return tf.keras.Sequential(
+        [tf.keras.Input(shape), _LAYERS.BatchNormalization()]
+    )
+
+  network = adapter.Network(model_fn, seed=0)
+  images = 5 + 2 * tf.random.stateless_normal([8, *shape], [1, 1])
+  outputs = network.logits(images, training=True)
+  axes = list(range(rank - 1))
+  mean, variance = tf.nn.moments(outputs, axes)
+  np.testing.assert_allclose(mean, np.zeros(3), atol=1e-5)
+  np.testing.assert_allclose(variance, np.ones(3), atol=1e-2)
+  np.testing.assert_array_equal(network.non_trainable_variables[0], np.zeros(3))
+  recorded = network.moments(images)
+  mean, variance = tf.nn.moments(images, axes)
+  np.testing.assert_allclose(recorded[0].mean, mean, rtol=1e-5)
+  np.testing.assert_allclose(recorded[0].variance, variance, rtol=1e-4)
+  assert float(recorded[0].count) == np.prod([8, *shape]) / 3
+
+
+def test_moving_averages_are_kerass_own_if_asked_for():
+  network = adapter.Network(_model, seed=0, track_moving_averages=True)
+  before = np.array(network.non_trainable_variables[1])
+  network.logits(_images(), training=True)
+  assert not np.array_equal(before, network.non_trainable_variables[1])
+
+
+def test_inference_without_statistics_uses_the_batch():
+  network = adapter.Network(_model, seed=0)
+  batch = network.inference_logits(_images(), tf.constant(0.0))
+  np.testing.assert_allclose(
+      batch, network.logits(_images(), training=True), atol=1e-6
+  )
+  stored = network.inference_logits(_images(), tf.constant(1.0))
+  np.testing.assert_allclose(
+      stored, network.logits(_images(), training=False), atol=1e-6
+  )
+  assert not np.allclose(batch, stored)
+
+
+def test_perturbed_weights_are_restored_exactly():
+  network = adapter.Network(_model, seed=0)
+  before = [np.array(v) for v in network.trainable_variables]
+  change = [tf.fill(v.shape, 0.1) for v in network.trainable_variables]
+  with network.perturbed(change):
+    for v, b in zip(network.trainable_variables, before):
+      np.testing.assert_allclose(v, b + 0.1, rtol=1e-6)
+  for v, b in zip(network.trainable_variables, before):
+    np.testing.assert_array_equal(v, b)
+
+
+def test_frozen_layers_stay_as_they_are():
+  def model_fn():
+    model = _model()
+    model.layers[1].trainable = False  # Batch norm.
+    return model
+
+  network = adapter.Network(model_fn, seed=0)
+  assert not network.is_static
+  np.testing.assert_allclose(
+      network.logits(_images(), training=True),
+      network.logits(_images(), training=False),
+  )
+
+
+@pytest.mark.parametrize(
+    'model_fn, word',
+    [
+        (lambda: _model(last='softmax'), 'logits'),
+        (
+            lambda: tf.keras.Sequential([_model(), _LAYERS.Softmax()]),
+            'logits',
+        ),
+        (lambda: _model(extra=[_LAYERS.Dropout(0.5)]), 'random'),
+    ],
+)
+def test_refuses_what_cannot_be_trained(model_fn, word):
+  with pytest.raises(hparams.UsageError, match=word):
+    adapter.Network(model_fn)
+
+
+def test_refuses_the_wrong_width():
+  with pytest.raises(hparams.UsageError, match='10 classes'):
+    adapter.Network(_model, num_classes=10)
+
+
+def test_dropout_of_nothing_is_allowed():
+  adapter.Network(lambda: _model(extra=[_LAYERS.Dropout(0.0)]))
