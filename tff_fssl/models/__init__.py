@@ -1,0 +1,1 @@
+"""Networks, and how local training sees them."""

@@ -1,0 +1,298 @@
+"""The networks known by name, as Keras models from images to logits.
+
+All of them are functional models whose layers are named explicitly, so that
+two builds of one network have the same names; all end in a layer 'features'
+(float32 [B, F]), followed by a layer 'logits'. None has dropout or softmax.
+
+`norm` chooses the layers that follow (or, in Wide ResNets, precede)
+convolutions:
+
+*   'bn': batch normalization, epsilon 1e-5.
+*   'gn': group normalization, epsilon 1e-5, of at least 4 channels a group and
+    at most 32 groups.
+*   'none': none. Convolutions then have the bias that the norm would have had
+    (not ResNet-9, which is free of biases), and the last convolution of each
+    residual branch of a Wide ResNet starts at 0, without which activations
+    would double in variance at every block (Fixup, Zhang et al. 2019).
+"""
+
+from collections.abc import Callable, Sequence
+
+import tensorflow as tf
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+from tff_fssl.models import names
+
+_EPSILON = 1e-5
+# Keras's momentum is 1 - PyTorch's: the share of a moving moment that is kept.
+# Keras's default of 0.99 needs more steps than a round of local training has.
+_MOMENTUM = 0.9
+
+_layers = tf.keras.layers
+
+
+def _kaiming_fan_out() -> tf.keras.initializers.Initializer:
+  """PyTorch's kaiming_normal_(mode='fan_out', nonlinearity='relu')."""
+  return tf.keras.initializers.VarianceScaling(
+    2.0, 'fan_out', 'untruncated_normal'
+  )
+
+
+def _uniform_fan_in() -> tf.keras.initializers.Initializer:
+  """PyTorch's default of a linear layer: U(-1/sqrt(in), 1/sqrt(in))."""
+  return tf.keras.initializers.VarianceScaling(1.0 / 3.0, 'fan_in', 'uniform')
+
+
+def _lecun_normal() -> tf.keras.initializers.Initializer:
+  """FedMatch's, which is Keras's default `VarianceScaling()`."""
+  return tf.keras.initializers.VarianceScaling(
+    1.0, 'fan_in', 'truncated_normal'
+  )
+
+
+def num_groups(channels: int) -> int:
+  """Groups of a group normalization: at most 32, of at least 4 channels.
+
+  Args:
+    channels: The layer's channels, at least 1.
+
+  Returns:
+    The largest divisor of `channels` that is at most min(32, channels / 4); 1
+    if there is none.
+  """
+  limit = max(1, min(32, channels // 4))
+  return max(g for g in range(1, limit + 1) if channels % g == 0)
+
+
+def _norm(x: tf.Tensor, norm: str, name: str) -> tf.Tensor:
+  """`x` normalized as `norm` says."""
+  if norm == 'bn':
+    layer = _layers.BatchNormalization(
+      epsilon=_EPSILON, momentum=_MOMENTUM, name=name
+    )
+  elif norm == 'gn':
+    layer = _layers.GroupNormalization(
+      num_groups(x.shape[-1]), epsilon=_EPSILON, name=name
+    )
+  else:
+    return x
+  return layer(x)
+
+
+def _conv(
+  x: tf.Tensor,
+  filters: int,
+  *,
+  name: str,
+  size: int = 3,
+  stride: int = 1,
+  bias: bool = False,
+  initializer: tf.keras.initializers.Initializer,
+) -> tf.Tensor:
+  """A convolution padded by (size - 1) / 2 zeros on every side.
+
+  That is PyTorch's way. Keras's 'same' is equal to it but for strides above 1
+  on even sizes, where it pads the bottom and the right only.
+  """
+  padding = 'same'
+  if stride > 1 and size > 1:
+    x = _layers.ZeroPadding2D((size - 1) // 2, name=f'{name}_padding')(x)
+    padding = 'valid'
+  return _layers.Conv2D(
+    filters,
+    size,
+    stride,
+    padding,
+    use_bias=bias,
+    kernel_initializer=initializer,
+    name=name,
+  )(x)
+
+
+def _relu(x: tf.Tensor, name: str) -> tf.Tensor:
+  return _layers.ReLU(name=name)(x)
+
+
+def _dense(x: tf.Tensor, num_classes: int) -> tf.Tensor:
+  return _layers.Dense(
+    num_classes, kernel_initializer=_uniform_fan_in(), name='logits'
+  )(x)
+
+
+def _average(x: tf.Tensor) -> tf.Tensor:
+  return _layers.GlobalAveragePooling2D(name='features')(x)
+
+
+def _wide_resnet_block(
+  x: tf.Tensor, filters: int, stride: int, norm: str, name: str
+) -> tf.Tensor:
+  """A pre-activation block; where widths differ, of the activated input."""
+  bias = norm == 'none'
+  activated = _relu(_norm(x, norm, f'{name}_norm1'), f'{name}_relu1')
+  shortcut = x
+  if x.shape[-1] != filters:
+    shortcut = _conv(
+      activated,
+      filters,
+      size=1,
+      stride=stride,
+      bias=bias,
+      initializer=_kaiming_fan_out(),
+      name=f'{name}_shortcut',
+    )
+  y = _conv(
+    activated,
+    filters,
+    stride=stride,
+    bias=bias,
+    initializer=_kaiming_fan_out(),
+    name=f'{name}_conv1',
+  )
+  y = _relu(_norm(y, norm, f'{name}_norm2'), f'{name}_relu2')
+  y = _conv(
+    y,
+    filters,
+    bias=bias,
+    initializer=(
+      tf.keras.initializers.Zeros() if norm == 'none' else _kaiming_fan_out()
+    ),
+    name=f'{name}_conv2',
+  )
+  return _layers.Add(name=f'{name}_add')([shortcut, y])
+
+
+def _wide_resnet(
+  x: tf.Tensor, num_classes: int, norm: str, *, width: int
+) -> tf.Tensor:
+  """Wide ResNet-28-`width` of SemiFL's and (FL)^2's code.
+
+  Stages, each but the first halving the image, go on until its side is below
+  16, so that 32 x 32 images get the usual three stages of four blocks, and
+  28 x 28 ones two of six. Convolutions: Kaiming normal by fan-out. Linear
+  layer: weights U(-1/sqrt(in), 1/sqrt(in)), bias 0.
+  """
+  num_stages = min(x.shape[1:3]).bit_length() - 3
+  num_blocks = int(((28 - 1) / num_stages - 1) / 2)
+  bias = norm == 'none'
+  x = _conv(x, 16, bias=bias, initializer=_kaiming_fan_out(), name='stem')
+  for stage in range(num_stages):
+    for block in range(num_blocks):
+      stride = 2 if stage and not block else 1
+      name = f'stage{stage + 1}_block{block + 1}'
+      x = _wide_resnet_block(x, 16 * 2**stage * width, stride, norm, name)
+  x = _relu(_norm(x, norm, 'norm'), 'relu')
+  return _dense(_average(x), num_classes)
+
+
+def _resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """ResNet-9 of FedMatch's code (Jeong et al. 2021, table 3).
+
+  No biases. Pooling follows the ReLU, and no ReLU follows the additions. The
+  norm, which FedMatch has not, stands between convolution and ReLU. The last
+  pooling is over the whole map, which is FedMatch's 4 x 4 for images of 32 x
+  32. Weights: truncated normal of variance 1 / fan-in.
+  """
+
+  def conv(x: tf.Tensor, filters: int, index: int) -> tf.Tensor:
+    x = _conv(x, filters, initializer=_lecun_normal(), name=f'conv{index}')
+    return _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
+
+  def pool(x: tf.Tensor, index: int) -> tf.Tensor:
+    return _layers.MaxPooling2D(2, name=f'pool{index}')(x)
+
+  x = pool(conv(conv(x, 64, 1), 128, 2), 2)
+  x = _layers.Add(name='add4')([x, conv(conv(x, 128, 3), 128, 4)])
+  x = pool(conv(x, 256, 5), 5)
+  x = pool(conv(x, 512, 6), 6)
+  x = _layers.Add(name='add8')([x, conv(conv(x, 512, 7), 512, 8)])
+  x = _layers.GlobalMaxPooling2D(name='features')(x)
+  return _layers.Dense(
+    num_classes,
+    use_bias=False,
+    kernel_initializer=_lecun_normal(),
+    name='logits',
+  )(x)
+
+
+def _cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Four convolutions for CPUs: 32, 64, 96 and 128 channels.
+
+  The first halves images of 16 x 16 and more, where it is memory and not
+  arithmetic that costs; smaller ones keep their size. The size of the network
+  does not depend on the image's.
+  """
+  stem_stride = 2 if min(x.shape[1:3]) >= 16 else 1
+  for index, filters in enumerate((32, 64, 96, 128), start=1):
+    if index > 2:
+      x = _layers.MaxPooling2D(2, name=f'pool{index - 1}')(x)
+    x = _conv(
+      x,
+      filters,
+      stride=stem_stride if index == 1 else 1,
+      bias=norm == 'none',
+      initializer=_kaiming_fan_out(),
+      name=f'conv{index}',
+    )
+    x = _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
+  return _dense(_average(x), num_classes)
+
+
+def _wrn28_2(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  return _wide_resnet(x, num_classes, norm, width=2)
+
+
+def _wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  return _wide_resnet(x, num_classes, norm, width=8)
+
+
+# Builder, and the least side of an image that its poolings and strides allow.
+_BUILDERS: dict[str, tuple[Callable[[tf.Tensor, int, str], tf.Tensor], int]] = {
+  'cnn': (_cnn, 4),
+  'resnet9': (_resnet9, 8),
+  'wrn28_2': (_wrn28_2, 8),
+  'wrn28_8': (_wrn28_8, 8),
+}
+
+
+def build_network(
+  name: str,
+  image_shape: Sequence[int],
+  num_classes: int,
+  norm: str = 'bn',
+) -> tf.keras.Model:
+  """Builds a network by its name.
+
+  Args:
+    name: One of `names.MODEL_NAMES`.
+    image_shape: (height, width, channels) of the images.
+    num_classes: Width of the output, at least 2.
+    norm: One of `names.NORM_NAMES`: see the module.
+
+  Returns:
+    A model from float32 [B, height, width, channels] to logits, float32
+    [B, num_classes].
+
+  Raises:
+    UsageError: If the name or the norm is unknown or the images too small.
+  """
+  if name not in _BUILDERS:
+    raise UsageError(
+      f'unknown model {name!r}; known are {", ".join(names.MODEL_NAMES)}'
+      f'{closest(name, names.MODEL_NAMES)}'
+    )
+  if norm not in names.NORM_NAMES:
+    raise UsageError(
+      f'unknown norm {norm!r}; known are {", ".join(names.NORM_NAMES)}'
+      f'{closest(norm, names.NORM_NAMES)}'
+    )
+  height, width, channels = image_shape
+  builder, least_side = _BUILDERS[name]
+  if min(height, width) < least_side:
+    raise UsageError(
+      f'model {name!r} needs images of at least {least_side} x {least_side}'
+      f' pixels; these have {height} x {width}'
+    )
+  images = tf.keras.Input([height, width, channels], name='images')
+  logits = builder(images, num_classes, norm)
+  return tf.keras.Model(images, logits, name=name)
