@@ -1,0 +1,241 @@
+"""What every registry entry keeps to, whatever the algorithm."""
+
+import asyncio
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl import runtime
+from tff_fssl.algorithms import registry
+
+pytestmark = pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+
+
+def _rounds(process, make_cohort, num_rounds=2):
+  """The state after some rounds, and the last one's metrics."""
+  state, metrics = process.initialize(), None
+  if int(state.client_work) < 1:
+    state = process.next(state, []).state
+  for round_num in range(1, num_rounds + 1):
+    elements = make_cohort(round_num)
+    state, metrics = process.next(
+        state, [tiny_task.dataset(e) for e in elements]
+    )
+  return state, metrics
+
+
+def _trains_clients(name, scenario):
+  return scenario in registry.REGISTRY[name].capabilities.trains_clients
+
+
+def test_two_rounds(name, scenario):
+  process = tiny_task.build(name, scenario)
+  state, metrics = _rounds(
+      process, lambda r: tiny_task.cohort(scenario, round_num=r)
+  )
+  initial = tiny_task.flat(process.initialize())
+  final = tiny_task.flat(state)
+  assert all(np.all(np.isfinite(w)) for w in final)
+  assert not np.array_equal(initial[0], final[0])
+  train = metrics['client_work']['train']
+  assert train['num_clients'] == 3
+  assert train['num_non_finite_clients'] == 0
+  if _trains_clients(name, scenario):
+    assert train['num_examples'] > 0
+    assert 0 < train['aggregation_weight_min'] <= 1 / 3 + 1e-6
+    assert train['aggregation_weight_entropy'] == pytest.approx(
+        np.log(3), abs=0.1
+    )
+  assert state.client_work == 3
+  assert state.finalizer['round_num'] == 3
+
+
+def test_type_signatures(name, scenario):
+  process = tiny_task.build(name, scenario)
+  assert isinstance(process, tff.learning.templates.LearningProcess)
+  parameter = process.next.type_signature.parameter
+  assert len(parameter) == 2
+  assert isinstance(parameter[1].member, tff.SequenceType)
+  weights = process.get_model_weights.type_signature.result
+  assert weights.python_container is tff.learning.models.ModelWeights
+
+
+def test_get_and_set_model_weights(name, scenario):
+  process = tiny_task.build(name, scenario)
+  state = process.initialize()
+  weights = process.get_model_weights(state)
+  model = tiny_task.model_fn()
+  weights.assign_weights_to(model)
+  doubled = tff.learning.models.ModelWeights(
+      tuple(2 * w for w in weights.trainable), tuple(weights.non_trainable)
+  )
+  state = process.set_model_weights(state, doubled)
+  np.testing.assert_array_equal(
+      process.get_model_weights(state).trainable[0], 2 * weights.trainable[0]
+  )
+
+
+def test_repeats_bit_for_bit_and_for_any_number_of_threads(name, scenario):
+  process = tiny_task.build(name, scenario)
+  make = lambda r: tiny_task.cohort(scenario, round_num=r)
+  first, _ = _rounds(process, make)
+  previous = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(
+      runtime.build_context('in_process', client_threads=3)
+  )
+  try:
+    second, _ = _rounds(process, make)
+  finally:
+    tff.framework.set_default_context(previous)
+  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_hidden_labels_change_nothing(name, scenario):
+  process = tiny_task.build(name, scenario)
+
+  def shuffled(round_num):
+    elements = tiny_task.cohort(scenario, round_num=round_num)
+    for element in elements:
+      element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
+    return elements
+
+  first, _ = _rounds(
+      process, lambda r: tiny_task.cohort(scenario, round_num=r)
+  )
+  second, _ = _rounds(process, shuffled)
+  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_order_of_clients_does_not_matter(name, scenario):
+  process = tiny_task.build(name, scenario)
+  make = lambda r: tiny_task.cohort(scenario, round_num=r)
+  first, _ = _rounds(process, make)
+  second, _ = _rounds(process, lambda r: make(r)[::-1])
+  for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
+    np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def test_empty_client_and_client_without_a_class(name, scenario):
+  process = tiny_task.build(name, scenario)
+
+  def make(round_num, with_empty):
+    elements = tiny_task.cohort(scenario, round_num=round_num)
+    for part in ('labeled', 'unlabeled'):
+      keep = elements[1][part]['y'] != 0
+      elements[1][part] = collections.OrderedDict(
+          (k, v[keep]) for k, v in elements[1][part].items()
+      )
+    if with_empty:
+      elements.append(tiny_task.client(9, round_num, unlabeled=0))
+    return elements
+
+  without, _ = _rounds(process, lambda r: make(r, False))
+  with_empty, metrics = _rounds(process, lambda r: make(r, True))
+  assert metrics['client_work']['train']['num_clients'] == 4
+  for a, b in zip(
+      tiny_task.flat(without), tiny_task.flat(with_empty), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def _fragile_model() -> tf.keras.Model:
+  """NaN for a white image."""
+  inputs = tf.keras.Input(tiny_task.IMAGE_SHAPE)
+  bright = tf.reduce_max(inputs, axis=[1, 2, 3], keepdims=True)
+  hidden = tf.keras.layers.Conv2D(4, 3)(
+      inputs + tf.where(bright > 2.0, np.nan, 0.0)
+  )
+  hidden = tf.keras.layers.GlobalAveragePooling2D()(hidden)
+  return tf.keras.Model(
+      inputs, tf.keras.layers.Dense(tiny_task.NUM_CLASSES)(hidden)
+  )
+
+
+def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
+  if not _trains_clients(name, scenario):
+    pytest.skip('Its clients do not train.')
+  process = tiny_task.build(
+      name, scenario, model=_fragile_model, bright_views=True
+  )
+
+  def bad(index, round_num):
+    element = tiny_task.cohort(scenario, index + 1, round_num)[index]
+    for part in ('labeled', 'unlabeled'):
+      element[part]['x'] = np.full_like(element[part]['x'], 255)
+    return element
+
+  good = lambda r: tiny_task.cohort(scenario, 2, r)
+  without, _ = _rounds(process, good)
+  state, metrics = _rounds(process, lambda r: [*good(r), bad(2, r)])
+  assert metrics['client_work']['train']['num_non_finite_clients'] == 1
+  for a, b in zip(tiny_task.flat(without), tiny_task.flat(state), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+  # A round in which all are bad leaves the state, but for the counters.
+  after, metrics = process.next(state, [tiny_task.dataset(bad(0, 3))])
+  assert metrics['client_work']['train']['num_non_finite_clients'] == 1
+  assert after.client_work == state.client_work + 1
+  assert after.finalizer['round_num'] == state.finalizer['round_num'] + 1
+  for a, b in zip(tiny_task.flat(state), tiny_task.flat(after), strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_capabilities_are_what_was_compiled(name, scenario):
+  algorithm = registry.REGISTRY[name]
+  process = tiny_task.build(name, scenario)
+  capabilities = algorithm.capabilities
+  state = process.initialize()
+  model_bytes = sum(w.nbytes for w in tiny_task.flat(state))
+  _, metrics = _rounds(
+      process, lambda r: tiny_task.cohort(scenario, round_num=r), 1
+  )
+  communication = metrics['communication']
+  # Static batch norm is a phase more; 4 bytes are the number of the round.
+  phases = capabilities.client_phases + 1
+  assert communication['bytes_down_per_client'] == (
+      4 + phases * capabilities.weight_sets_down * model_bytes
+  )
+  trainable = sum(
+      np.asarray(w).nbytes for w in state.global_model_weights.trainable
+  )
+  update = capabilities.weight_sets_up * trainable
+  assert update < communication['bytes_up_per_client'] < update + 1000
+  assert not capabilities.client_state  # The state holds no client's.
+
+
+def test_runs_under_train_model_and_resumes(name, scenario, tmp_path):
+  process = tiny_task.build(name, scenario)
+  saved = tff.program.FileProgramStateManager(tmp_path / 'states')
+
+  def train(num_rounds):
+    return tff.learning.programs.train_model(
+        train_process=process,
+        train_data_source=tiny_task.Source(scenario),
+        train_per_round_clients=2,
+        train_total_rounds=num_rounds,
+        program_state_manager=saved,
+        model_output_manager=tff.program.LoggingReleaseManager(),
+        train_metrics_manager=tff.program.CSVFileReleaseManager(
+            tmp_path / 'metrics.csv', key_fieldname='round_num'
+        ),
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+    )
+
+  context = tff.program.NativeFederatedContext(
+      runtime.build_async_context('in_process')
+  )
+  previous = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(context)
+  try:
+    asyncio.run(train(1))
+    asyncio.run(train(3))
+    versions = asyncio.run(saved.get_versions())
+  finally:
+    tff.framework.set_default_context(previous)
+  assert max(versions) == 3
