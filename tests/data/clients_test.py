@@ -1,0 +1,164 @@
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.data import clients
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.hparams import UsageError
+
+
+@pytest.fixture(scope='module')
+def partition(digits):
+  return partition_lib.build_partition(
+    digits.train.y,
+    num_classes=10,
+    num_clients=5,
+    num_labels=10,
+    scenario='labels_at_clients',
+  )
+
+
+def test_client_dataset_has_one_element_of_the_spec(digits, partition):
+  seed = clients.client_seed(0, 1, 2)
+  dataset = clients.client_dataset(digits, partition, 2, seed)
+  (element,) = dataset.as_numpy_iterator()
+  np.testing.assert_array_equal(element['seed'], seed)
+  for kind in ('labeled', 'unlabeled'):
+    indices = getattr(partition, f'client_{kind}')[2]
+    np.testing.assert_array_equal(element[kind]['x'], digits.train.x[indices])
+    np.testing.assert_array_equal(element[kind]['y'], digits.train.y[indices])
+  spec = clients.element_spec(digits.image_shape)
+  tf.nest.map_structure(
+    lambda s, v: s.shape.assert_is_compatible_with(v.shape) or None,
+    spec,
+    element,
+  )
+  assert tf.nest.map_structure(lambda s: s.dtype, spec) == (
+    tf.nest.map_structure(lambda v: tf.as_dtype(v.dtype), element)
+  )
+  assert list(spec) == list(element) == ['seed', 'labeled', 'unlabeled']
+
+
+def test_type_is_one_for_all_clients(digits, partition):
+  spec = clients.element_spec(digits.image_shape)
+  wanted = tff.SequenceType(tff.types.tensorflow_to_type(spec))
+  dataset = clients.client_dataset(
+    digits, partition, 0, clients.client_seed(0, 1, 0)
+  )
+  given = tff.SequenceType(tff.types.tensorflow_to_type(dataset.element_spec))
+  wanted.check_assignable_from(given)
+
+
+def test_unknown_client_is_refused(digits, partition):
+  for client_id in (-1, 5):
+    with pytest.raises(UsageError, match='clients 0 to 4'):
+      clients.client_example(
+        digits, partition, client_id, clients.client_seed(0, 1, 0)
+      )
+
+
+def test_client_seed():
+  seed = clients.client_seed(7, -3, 10**12)
+  assert seed.dtype == np.int32 and seed.shape == (2,)
+  np.testing.assert_array_equal(seed, clients.client_seed(7, -3, 10**12))
+  seen = {
+    tuple(clients.client_seed(s, r, c))
+    for s in (-1, 0, 1)
+    for r in range(-20, 20)
+    for c in range(20)
+  }
+  assert len(seen) == 3 * 40 * 20
+
+
+def test_example_from_plain_arrays():
+  x = np.zeros((3, 4, 4, 1), np.uint8)
+  seed = clients.client_seed(0, 0, 0)
+  example = clients.make_example(seed=seed, labeled=None, unlabeled=(x, None))
+  assert example['unlabeled']['y'].tolist() == [-1, -1, -1]
+  assert example['labeled']['x'].shape == (0, 4, 4, 1)
+  example = clients.make_example(
+    seed=seed, labeled=(x, [1, 2, 3]), unlabeled=None
+  )
+  assert example['labeled']['y'].dtype == np.int32
+  assert example['unlabeled']['x'].shape == (0, 4, 4, 1)
+
+
+def test_plain_arrays_that_do_not_fit_are_refused():
+  x = np.zeros((3, 4, 4, 1), np.uint8)
+  seed = clients.client_seed(0, 0, 0)
+  with pytest.raises(UsageError, match='neither'):
+    clients.make_example(seed=seed, labeled=None, unlabeled=None)
+  with pytest.raises(UsageError, match='must be alike'):
+    clients.make_example(
+      seed=seed, labeled=(x, [0, 0, 0]), unlabeled=(x[:, 1:], None)
+    )
+  with pytest.raises(UsageError, match='must be uint8'):
+    clients.make_example(
+      seed=seed, labeled=None, unlabeled=(x.astype(np.float32), None)
+    )
+  with pytest.raises(UsageError, match='seed must be int32'):
+    clients.make_example(seed=[1, 2], labeled=None, unlabeled=(x, None))
+
+
+def _server_examples(count):
+  rng = np.random.default_rng(0)
+  x = rng.integers(0, 256, (count, 4, 4, 1), np.uint8)
+  return x, rng.integers(0, 10, count).astype(np.int32)
+
+
+@pytest.mark.parametrize('from_file', [False, True])
+def test_server_data(monkeypatch, tmp_path, from_file):
+  x, y = _server_examples(20)
+  if from_file:
+    monkeypatch.setattr(clients, 'MAX_CONSTANT_BYTES', 100)
+  data_fn = clients.build_server_data_fn(x, y, tmp_path)
+  assert len(list(tmp_path.iterdir())) == int(from_file)
+
+  (eager,) = data_fn().as_numpy_iterator()
+  assert isinstance(eager, collections.OrderedDict)
+  np.testing.assert_array_equal(eager['x'], x)
+  np.testing.assert_array_equal(eager['y'], y)
+
+  with tf.Graph().as_default() as graph:
+    element = data_fn().reduce(
+      collections.OrderedDict(
+        x=tf.zeros([20, 4, 4, 1], tf.uint8), y=tf.zeros([20], tf.int32)
+      ),
+      lambda _, e: e,
+    )
+    assert element['x'].shape == (20, 4, 4, 1)
+    with tf.compat.v1.Session(graph=graph) as session:
+      np.testing.assert_array_equal(session.run(element['x']), x)
+
+  @tff.tensorflow.computation
+  def in_tff():
+    return data_fn().reduce(
+      tf.constant(0), lambda _, e: tf.reduce_sum(tf.cast(e['x'], tf.int32))
+    )
+
+  # It can be built there; contexts that run it have tests of their own.
+  assert str(in_tff.type_signature) == '( -> int32)'
+
+
+def test_server_file_is_written_once_and_mended(monkeypatch, tmp_path):
+  monkeypatch.setattr(clients, 'MAX_CONSTANT_BYTES', 100)
+  x, y = _server_examples(20)
+  clients.build_server_data_fn(x, y, tmp_path)
+  (path,) = tmp_path.iterdir()
+  before = path.stat().st_mtime_ns
+  clients.build_server_data_fn(x, y, tmp_path)
+  assert path.stat().st_mtime_ns == before
+  path.write_bytes(path.read_bytes()[:10])
+  clients.build_server_data_fn(x, y, tmp_path)
+  assert path.read_bytes() == x.tobytes()
+  clients.build_server_data_fn(255 - x, y, tmp_path)
+  assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_large_server_data_need_a_folder(monkeypatch):
+  monkeypatch.setattr(clients, 'MAX_CONSTANT_BYTES', 100)
+  with pytest.raises(UsageError, match='give the folder'):
+    clients.build_server_data_fn(*_server_examples(20))

@@ -1,0 +1,166 @@
+import os
+import pathlib
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from tff_fssl.data import names
+from tff_fssl.data import sources
+from tff_fssl.hparams import UsageError
+
+
+def _images(info, count, seed):
+  rng = np.random.default_rng(seed)
+  x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
+  return x, rng.integers(0, info.num_classes, count)
+
+
+def _write_tfds(folder, name, counts, num_classes=None, shards=2):
+  """Writes a small data set in TFDS's format; returns its arrays by split."""
+  info = names.data_set_info(name)
+  num_classes = num_classes or info.num_classes
+  features = tfds.features.FeaturesDict(
+    {
+      'image': tfds.features.Image(shape=info.image_shape),
+      'label': tfds.features.ClassLabel(num_classes=num_classes),
+    }
+  )
+  splits, arrays = [], {}
+  path = pathlib.Path(folder) / name / '1.0.0'
+  path.mkdir(parents=True)
+  for split, count in counts.items():
+    x, y = _images(info, count, seed=len(split))
+    arrays[split] = x, y
+    template = tfds.core.ShardedFileTemplate(
+      data_dir=path,
+      dataset_name=name,
+      split=split,
+      filetype_suffix='tfrecord',
+    )
+    lengths = [len(part) for part in np.array_split(y, shards)]
+    start = 0
+    for i, length in enumerate(lengths):
+      file = template.sharded_filepath(shard_index=i, num_shards=shards)
+      with tf.io.TFRecordWriter(str(file)) as writer:
+        for j in range(start, start + length):
+          writer.write(
+            features.serialize_example(
+              features.encode_example({'image': x[j], 'label': int(y[j])})
+            )
+          )
+      start += length
+    splits.append(
+      tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=lengths,
+        num_bytes=0,
+        filename_template=template,
+      )
+    )
+  tfds.folder_dataset.write_metadata(
+    data_dir=path,
+    features=features,
+    split_infos=splits,
+    filename_template=template,
+    description='Made for a test.',
+    check_data=False,
+  )
+  return arrays
+
+
+@pytest.fixture(scope='module')
+def small(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tfds')
+  counts = {'train': 30, 'test': 11}
+  return str(folder), _write_tfds(folder, 'fashion_mnist', counts)
+
+
+def test_tfds_data_come_in_stored_order(small):
+  folder, arrays = small
+  data = sources.load('fashion_mnist', folder)
+  for split in ('train', 'test'):
+    examples = getattr(data, split)
+    np.testing.assert_array_equal(examples.x, arrays[split][0])
+    np.testing.assert_array_equal(examples.y, arrays[split][1])
+    assert examples.y.dtype == np.int32
+  assert data.num_classes == len(data.class_names) == 10
+  assert data.image_shape == (28, 28, 1)
+  assert 'Made for a test' in data.notes
+
+
+def test_truncated_file_is_refused(tmp_path):
+  _write_tfds(tmp_path, 'fashion_mnist', {'train': 30, 'test': 11})
+  file = min(tmp_path.glob('*/*/*test*tfrecord*'))
+  os.truncate(file, file.stat().st_size // 2)
+  with pytest.raises(
+    UsageError, match='(?s)cannot be read; remove .*tfds.load'
+  ):
+    sources.load('fashion_mnist', str(tmp_path))
+
+
+def test_damaged_metadata_are_refused(tmp_path):
+  _write_tfds(tmp_path, 'fashion_mnist', {'train': 4, 'test': 4})
+  (tmp_path / 'fashion_mnist/1.0.0/features.json').write_text('{"half')
+  with pytest.raises(UsageError, match='cannot be read'):
+    sources.load('fashion_mnist', str(tmp_path))
+
+
+def test_another_data_set_is_refused(tmp_path):
+  _write_tfds(tmp_path, 'svhn_cropped', {'train': 4, 'test': 4}, num_classes=7)
+  with pytest.raises(UsageError, match='is not svhn_cropped: it has 7 classes'):
+    sources.load('svhn_cropped', str(tmp_path))
+
+
+def test_missing_data_set_names_the_command(tmp_path):
+  with pytest.raises(UsageError) as e:
+    sources.load('cifar100', str(tmp_path))
+  assert f'--data_dir={tmp_path}' in str(e.value)
+  assert f"tfds.load('cifar100', data_dir='{tmp_path}')" in str(e.value)
+
+
+def test_default_folder_is_that_of_tfds(tmp_path, monkeypatch):
+  monkeypatch.setenv('TFDS_DATA_DIR', str(tmp_path))
+  with pytest.raises(UsageError, match=str(tmp_path)):
+    sources.load('cifar100')
+
+
+def test_unknown_name_is_refused():
+  with pytest.raises(UsageError, match="did you mean 'digits'"):
+    sources.load('digit')
+
+
+def test_digits(digits):
+  assert (len(digits.train), len(digits.test)) == (1437, 360)
+  assert digits.train.x.shape[1:] == digits.image_shape == (8, 8, 1)
+  assert digits.train.x.max() == 255
+  share = np.bincount(digits.test.y) / np.bincount(digits.train.y)
+  assert np.all(np.abs(share - 0.25) < 0.02)
+  again = sources.load('digits')
+  np.testing.assert_array_equal(again.train.x, digits.train.x)
+  # No image is on both sides but for true duplicates.
+  train = {x.tobytes() for x in digits.train.x}
+  assert sum(x.tobytes() in train for x in digits.test.x) == 0
+
+
+def test_published_sizes_and_moments(digits):
+  info = names.data_set_info('digits')
+  assert (info.num_train, info.num_test) == (1437, 360)
+  pixels = digits.train.x / 255
+  np.testing.assert_allclose(pixels.mean(), info.mean[0], atol=1e-4)
+  np.testing.assert_allclose(pixels.std(), info.std[0], atol=1e-4)
+
+
+def test_real_cifar10(cifar10):
+  assert np.bincount(cifar10.train.y).tolist() == [5000] * 10
+  assert np.bincount(cifar10.test.y).tolist() == [1000] * 10
+  assert cifar10.class_names[0] == 'airplane'
+  assert 100 < cifar10.train.x[:100].mean() < 140
+
+
+def test_examples_of_a_wrong_kind_are_refused():
+  with pytest.raises(UsageError, match='must be uint8'):
+    sources.Examples(np.zeros((2, 3, 3, 1)), np.zeros(2, np.int32))
+  with pytest.raises(UsageError, match='must be int32'):
+    sources.Examples(np.zeros((2, 3, 3, 1), np.uint8), np.zeros(3, np.int32))

@@ -1,0 +1,1 @@
+"""Data: sources, partitions, clients' examples, augmentation."""

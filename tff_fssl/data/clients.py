@@ -1,0 +1,209 @@
+"""Examples in the form in which clients and the server train on them.
+
+A client's data is ONE element, `OrderedDict(seed, labeled, unlabeled)`, each of
+the last two an `OrderedDict(x, y)`. Labels of unlabelled examples are for
+diagnostics only; -1 is "not known".
+"""
+
+import collections
+from collections.abc import Callable
+import hashlib
+import os
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import files
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import seeds
+from tff_fssl.data import sources
+from tff_fssl.hparams import UsageError
+
+# Larger labelled sets would make the server's graph slow to build and to copy.
+MAX_CONSTANT_BYTES = 16 * 2**20
+
+
+def element_spec(
+  image_shape: tuple[int, int, int],
+) -> collections.OrderedDict[str, Any]:
+  """The type of a client's one element, for any number of examples.
+
+  Args:
+    image_shape: (height, width, channels).
+
+  Returns:
+    Nested `tf.TensorSpec`s: seed int32 [2]; labeled and unlabeled with x uint8
+    [None, H, W, C] and y int32 [None].
+  """
+  examples = collections.OrderedDict(
+    x=tf.TensorSpec([None, *image_shape], tf.uint8),
+    y=tf.TensorSpec([None], tf.int32),
+  )
+  return collections.OrderedDict(
+    seed=tf.TensorSpec([2], tf.int32),
+    labeled=examples,
+    unlabeled=examples.copy(),
+  )
+
+
+def client_seed(seed: int, round_num: int, client_id: int) -> np.ndarray:
+  """The seed of everything random that a client does in a round.
+
+  Args:
+    seed: The run's; any integer.
+    round_num: The round, which may be 0 or negative (pre-training).
+    client_id: The client; any integer.
+
+  Returns:
+    int32 [2].
+  """
+  return seeds.seed_pair(seed, seeds.Purpose.CLIENT_ROUND, round_num, client_id)
+
+
+def make_example(
+  *,
+  seed: np.ndarray,
+  labeled: tuple[np.ndarray, np.ndarray] | None,
+  unlabeled: tuple[np.ndarray, np.ndarray | None] | None,
+) -> collections.OrderedDict[str, Any]:
+  """A client's element from plain arrays.
+
+  Args:
+    seed: int32 [2], fresh each round; see `client_seed`.
+    labeled: (x uint8 [N, H, W, C], y integers [N]); None if it has none.
+    unlabeled: (x, true labels or None where they are not known), likewise. At
+      least one of the two must be given.
+
+  Returns:
+    Nested arrays that match `element_spec`.
+
+  Raises:
+    UsageError: If shapes or types do not fit.
+  """
+  given = [pair for pair in (labeled, unlabeled) if pair is not None]
+  if not given:
+    raise UsageError('neither labelled nor unlabelled examples were given')
+  image_shape = np.shape(given[0][0])[1:]
+
+  def examples(pair):
+    if pair is None:
+      pair = np.zeros([0, *image_shape], np.uint8), None
+    x, y = pair
+    if y is None:
+      y = np.full(len(x), -1, np.int32)
+    checked = sources.Examples(np.asarray(x), np.asarray(y, np.int32))
+    if checked.x.shape[1:] != image_shape:
+      raise UsageError(
+        f'labelled images are {list(image_shape)}, unlabelled ones'
+        f' {list(checked.x.shape[1:])}: they must be alike'
+      )
+    return collections.OrderedDict(x=checked.x, y=checked.y)
+
+  seed = np.asarray(seed)
+  if seed.shape != (2,) or seed.dtype != np.int32:
+    raise UsageError(
+      f"a client's seed must be int32 [2], not {seed.dtype} {seed.shape}"
+    )
+  return collections.OrderedDict(
+    seed=seed, labeled=examples(labeled), unlabeled=examples(unlabeled)
+  )
+
+
+def client_example(
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
+  client_id: int,
+  seed: np.ndarray,
+) -> collections.OrderedDict[str, Any]:
+  """A client's element.
+
+  Args:
+    data: The data set.
+    partition: Of its training examples.
+    client_id: In [0, partition.num_clients).
+    seed: int32 [2]; see `client_seed`.
+
+  Returns:
+    Nested arrays that match `element_spec(data.image_shape)`; copies.
+
+  Raises:
+    UsageError: If there is no such client.
+  """
+  if not 0 <= client_id < partition.num_clients:
+    raise UsageError(
+      f'client {client_id}: there are clients 0 to {partition.num_clients - 1}'
+    )
+
+  def examples(indices):
+    return data.train.x[indices], data.train.y[indices]
+
+  return make_example(
+    seed=seed,
+    labeled=examples(partition.client_labeled[client_id]),
+    unlabeled=examples(partition.client_unlabeled[client_id]),
+  )
+
+
+def client_dataset(
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
+  client_id: int,
+  seed: np.ndarray,
+) -> tf.data.Dataset:
+  """A data set whose one element is `client_example`; the same arguments."""
+  return tf.data.Dataset.from_tensors(
+    client_example(data, partition, client_id, seed)
+  )
+
+
+def build_server_data_fn(
+  x: np.ndarray,
+  y: np.ndarray,
+  directory: str | os.PathLike[str] | None = None,
+) -> Callable[[], tf.data.Dataset]:
+  """What gives the server its labelled data inside a TensorFlow graph.
+
+  Up to `MAX_CONSTANT_BYTES` of images become constants of the graph. More are
+  written to a file, once for the same images, which the graph reads when it
+  runs; the file must stay.
+
+  Args:
+    x: uint8 [N, H, W, C].
+    y: int32 [N].
+    directory: Where that file is put; needed for large data only.
+
+  Returns:
+    A function without arguments, to be called inside a graph (or eagerly): a
+    data set of one element, `OrderedDict(x, y)`.
+
+  Raises:
+    UsageError: If types or shapes do not fit, or the data are large and no
+      folder is given.
+  """
+  examples = sources.Examples(np.ascontiguousarray(x), np.asarray(y))
+  if examples.x.nbytes <= MAX_CONSTANT_BYTES:
+    return lambda: tf.data.Dataset.from_tensors(
+      collections.OrderedDict(x=examples.x, y=examples.y)
+    )
+  if directory is None:
+    raise UsageError(
+      f'{examples.x.nbytes / 2**20:.0f} MB of labelled images at the server are'
+      f' too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
+      ' the folder in which a file of them may be kept'
+    )
+  content = examples.x.tobytes()
+  name = f'server_images_{hashlib.sha256(content).hexdigest()[:16]}.bin'
+  path = os.path.join(os.path.abspath(directory), name)
+  # A file of this name and size is whole: it was renamed when it was.
+  if not os.path.isfile(path) or os.path.getsize(path) != len(content):
+    files.write_atomically(path, content)
+  shape = examples.x.shape
+
+  def read(path):
+    images = tf.io.decode_raw(tf.io.read_file(path), tf.uint8)
+    return collections.OrderedDict(
+      x=tf.reshape(images, shape), y=tf.constant(examples.y)
+    )
+
+  return lambda: tf.data.Dataset.from_tensors(path).map(read)

@@ -1,0 +1,117 @@
+"""The data sets known by name. TensorFlow-free, so that flags can be checked."""
+
+import dataclasses
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSetInfo:
+  """What is known of a data set without loading it.
+
+  Attributes:
+    name: Its name, for TFDS's sets the one that TFDS knows.
+    num_classes: Classes are 0 .. num_classes - 1.
+    image_shape: (height, width, channels).
+    num_train: Training examples of the published set.
+    num_test: Test examples of the published set.
+    flip: Whether a mirrored image still is of its class, so that augmentation
+      may flip horizontally.
+    mean: Per channel, of pixels scaled to [0, 1]; what is subtracted.
+    std: Per channel; what is then divided by.
+    embedded: Whether it comes with an installed package, not through TFDS.
+  """
+
+  name: str
+  num_classes: int
+  image_shape: tuple[int, int, int]
+  num_train: int
+  num_test: int
+  flip: bool
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+  embedded: bool = False
+
+
+def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
+  return {info.name: info for info in infos}
+
+
+# Mean and deviation of the CIFAR and SVHN sets are what the code of (FL)^2
+# uses (CIFAR-10's are ImageNet's), and so is flipping SVHN's digits; those of
+# the others are the moments of all pixels of their training images.
+DATA_SETS = _table(
+  DataSetInfo(
+    name='cifar10',
+    num_classes=10,
+    image_shape=(32, 32, 3),
+    num_train=50_000,
+    num_test=10_000,
+    flip=True,
+    mean=(0.485, 0.456, 0.406),
+    std=(0.229, 0.224, 0.225),
+  ),
+  DataSetInfo(
+    name='cifar100',
+    num_classes=100,
+    image_shape=(32, 32, 3),
+    num_train=50_000,
+    num_test=10_000,
+    flip=True,
+    mean=(129.3 / 255, 124.1 / 255, 112.4 / 255),
+    std=(68.2 / 255, 65.4 / 255, 70.4 / 255),
+  ),
+  DataSetInfo(
+    name='svhn_cropped',
+    num_classes=10,
+    image_shape=(32, 32, 3),
+    num_train=73_257,
+    num_test=26_032,
+    flip=True,
+    mean=(0.4380, 0.4440, 0.4730),
+    std=(0.1751, 0.1771, 0.1744),
+  ),
+  DataSetInfo(
+    name='fashion_mnist',
+    num_classes=10,
+    image_shape=(28, 28, 1),
+    num_train=60_000,
+    num_test=10_000,
+    flip=True,
+    mean=(0.2860,),
+    std=(0.3530,),
+  ),
+  DataSetInfo(
+    name='digits',
+    num_classes=10,
+    image_shape=(8, 8, 1),
+    num_train=1_437,
+    num_test=360,
+    flip=False,
+    mean=(0.3058,),
+    std=(0.3761,),
+    embedded=True,
+  ),
+)
+
+
+def data_set_info(name: str) -> DataSetInfo:
+  """The entry of `name` in `DATA_SETS`.
+
+  Args:
+    name: A data set's name.
+
+  Returns:
+    What is known of it.
+
+  Raises:
+    UsageError: If there is none of that name.
+  """
+  if name not in DATA_SETS:
+    known = tuple(DATA_SETS)
+    raise UsageError(
+      f'unknown data set {name!r}; known are {", ".join(known)}'
+      f'{closest(name, known)}'
+    )
+  return DATA_SETS[name]

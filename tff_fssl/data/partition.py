@@ -1,0 +1,458 @@
+"""Who holds which training example: the server, validation and the clients.
+
+NumPy only. Everything is a function of the labels, the settings and the seed.
+The label split and the IID and Dirichlet partitions are those of (FL)^2's
+published code.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+from typing import Any
+
+import numpy as np
+
+from tff_fssl.data import files
+from tff_fssl.data import seeds
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+
+LABELS_AT_SERVER = 'labels_at_server'
+LABELS_AT_CLIENTS = 'labels_at_clients'
+IID = 'iid'
+DIRICHLET = 'dirichlet'
+SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
+SPLITS = (IID, DIRICHLET)
+MAX_DRAWS = 1_000
+
+_FORMAT = 'tff_fssl.partition'
+_VERSION = 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Partition:
+  """Indices into the training examples; no example is held twice.
+
+  Attributes:
+    server_labeled: int64, labelled examples at the server.
+    validation: int64, examples that nobody trains on, for selection.
+    client_labeled: Per client, int64, ascending.
+    client_unlabeled: Per client, int64, ascending.
+    class_counts: int64 [clients, classes], true classes of all that a client
+      holds.
+    settings: What `build_partition` was given, but for the labels.
+  """
+
+  server_labeled: np.ndarray
+  validation: np.ndarray
+  client_labeled: list[np.ndarray]
+  client_unlabeled: list[np.ndarray]
+  class_counts: np.ndarray
+  settings: dict[str, Any]
+
+  @property
+  def num_clients(self) -> int:
+    return len(self.client_unlabeled)
+
+  def check_indices(self, num_examples: int) -> None:
+    """Checks that this is a partition of `num_examples` training examples.
+
+    Args:
+      num_examples: How many there are.
+
+    Raises:
+      UsageError: If an index is out of range or held twice.
+    """
+    held = np.concatenate(
+      [
+        self.server_labeled,
+        self.validation,
+        *self.client_labeled,
+        *self.client_unlabeled,
+      ]
+    )
+    if len(held) and not 0 <= held.min() <= held.max() < num_examples:
+      raise UsageError(
+        f'the partition holds indices from {held.min()} to {held.max()}, but'
+        f' there are {num_examples} training examples: it was made for other'
+        ' data'
+      )
+    if len(np.unique(held)) != len(held):
+      raise UsageError('the partition holds some example more than once')
+
+  def to_json(self) -> str:
+    """This partition as JSON text, which `from_json` reads."""
+    return json.dumps(
+      {
+        'format': _FORMAT,
+        'version': _VERSION,
+        'settings': self.settings,
+        'class_counts': self.class_counts.tolist(),
+        'server_labeled': self.server_labeled.tolist(),
+        'validation': self.validation.tolist(),
+        'client_labeled': [a.tolist() for a in self.client_labeled],
+        'client_unlabeled': [a.tolist() for a in self.client_unlabeled],
+      }
+    )
+
+  @classmethod
+  def from_json(cls, text: str) -> 'Partition':
+    """The partition that `to_json` wrote.
+
+    Args:
+      text: JSON text.
+
+    Returns:
+      The partition.
+
+    Raises:
+      UsageError: If the text is not a partition, or of an unknown version.
+    """
+    try:
+      fields = json.loads(text)
+      if fields['format'] != _FORMAT:
+        raise ValueError(f'its format is {fields["format"]!r}')
+      if fields['version'] != _VERSION:
+        raise ValueError(f'its version is {fields["version"]}, not {_VERSION}')
+      return cls(
+        server_labeled=_indices(fields['server_labeled']),
+        validation=_indices(fields['validation']),
+        client_labeled=[_indices(a) for a in fields['client_labeled']],
+        client_unlabeled=[_indices(a) for a in fields['client_unlabeled']],
+        class_counts=np.array(fields['class_counts'], np.int64),
+        settings=fields['settings'],
+      )
+    except (ValueError, KeyError, TypeError) as e:
+      raise UsageError(
+        f'not a partition of tff_fssl, or a damaged one: {e}'
+      ) from e
+
+  def save_json(self, path: str | os.PathLike[str]) -> None:
+    """Writes `to_json` to a file, whole or not at all."""
+    files.write_atomically(path, self.to_json().encode())
+
+  def plot(self, path: str | os.PathLike[str]) -> None:
+    """Draws clients x classes as a heat map, and clients' sizes, to a PNG."""
+    from tff_fssl.data import partition_plot  # Needs matplotlib.
+
+    partition_plot.plot(self, path)
+
+
+def build_partition(
+  labels: np.ndarray,
+  *,
+  num_classes: int,
+  num_clients: int,
+  num_labels: int,
+  scenario: str = LABELS_AT_SERVER,
+  split: str = IID,
+  alpha: float = 0.1,
+  min_client_examples: int = 10,
+  num_validation: int = 0,
+  full_labels: bool = False,
+  seed: int = 0,
+) -> Partition:
+  """Splits training examples into labelled, validation and clients' ones.
+
+  1.  Each class is shuffled; the first of it are labelled, equally many of
+      every class. Labels at the server: `num_labels` in all. Labels at clients:
+      `num_labels` for each client.
+  2.  The validation examples are the last of each shuffled class, equally many
+      as far as classes have them. (Taken from the end, they change nothing of
+      which examples are labelled.)
+  3.  The rest goes to the clients, unlabelled. `iid`: floor(rest / clients) for
+      each, drawn at random; what is left over is not used. `dirichlet`: class
+      by class, in the order of step 1: p ~ Dirichlet(alpha) over clients; p = 0
+      for clients that already hold rest / clients or more; the class is cut at
+      floor(cumsum(p) * size). All classes are drawn anew until every client
+      holds `min_client_examples`, at most `MAX_DRAWS` times.
+  4.  `full_labels`: all that a client holds is labelled (the upper bound).
+
+  Args:
+    labels: int [N], the true classes of the training examples.
+    num_classes: The number of classes, >= 2.
+    num_clients: The number of clients, >= 1.
+    num_labels: See step 1; a multiple of `num_classes`. 0 is allowed with
+      `full_labels` only.
+    scenario: `labels_at_server` or `labels_at_clients`.
+    split: `iid` or `dirichlet`.
+    alpha: Of the Dirichlet distribution, > 0; the smaller, the more uneven.
+    min_client_examples: Unlabelled examples that a client has at least
+      (`dirichlet`), >= 0.
+    num_validation: Validation examples, >= 0.
+    full_labels: See step 4.
+    seed: Any integer.
+
+  Returns:
+    The partition.
+
+  Raises:
+    UsageError: If the settings cannot be met; names the flags.
+  """
+  settings = {
+    'num_classes': int(num_classes),
+    'num_clients': int(num_clients),
+    'num_labels': int(num_labels),
+    'scenario': scenario,
+    'split': split,
+    'alpha': float(alpha),
+    'min_client_examples': int(min_client_examples),
+    'num_validation': int(num_validation),
+    'full_labels': bool(full_labels),
+  }
+  check_settings(**settings)
+  labels = np.asarray(labels)
+  _check_labels(labels, num_classes)
+  settings |= {'seed': int(seed), 'num_examples': len(labels)}
+  shuffled = _shuffled_classes(labels, num_classes, seed)
+
+  at_server = scenario == LABELS_AT_SERVER
+  num_holders = 1 if at_server else num_clients
+  per_holder = num_labels // num_classes
+  labeled, hidden = _split_labels(shuffled, num_holders, per_holder)
+  hidden, validation = _split_validation(hidden, num_validation, seed)
+  num_hidden = sum(len(c) for c in hidden)
+  has_labels = full_labels or not at_server
+  if num_hidden < num_clients and not (has_labels and num_labels):
+    raise UsageError(
+      f'--num_clients={num_clients}: only {num_hidden} training examples are'
+      ' left for the clients; set it to at most that, or lower --num_labels'
+      ' or --num_validation'
+    )
+
+  rng = seeds.generator(seed, seeds.Purpose.PARTITION)
+  if split == IID:
+    unlabeled = _split_iid(hidden, num_clients, rng)
+  else:
+    unlabeled = _split_dirichlet(
+      hidden, num_clients, alpha, min_client_examples, rng
+    )
+  unlabeled = [_indices(np.sort(a)) for a in unlabeled]
+  client_labeled = (
+    [_indices([]) for _ in range(num_clients)] if at_server else labeled
+  )
+  if full_labels:
+    client_labeled = [
+      np.sort(np.concatenate(held)) for held in zip(client_labeled, unlabeled)
+    ]
+    unlabeled = [_indices([]) for _ in range(num_clients)]
+  counts = [
+    np.bincount(labels[np.concatenate(held)], minlength=num_classes)
+    for held in zip(client_labeled, unlabeled)
+  ]
+  return Partition(
+    server_labeled=labeled[0] if at_server else _indices([]),
+    validation=validation,
+    client_labeled=client_labeled,
+    client_unlabeled=unlabeled,
+    class_counts=np.array(counts, np.int64),
+    settings=settings,
+  )
+
+
+def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
+  return np.asarray(values, np.int64)
+
+
+def check_settings(
+  *,
+  num_classes: int,
+  num_clients: int,
+  num_labels: int,
+  scenario: str = LABELS_AT_SERVER,
+  split: str = IID,
+  alpha: float = 0.1,
+  min_client_examples: int = 10,
+  num_validation: int = 0,
+  full_labels: bool = False,
+) -> None:
+  """Refuses what no training labels could meet, before any are loaded.
+
+  Args:
+    num_classes: As in `build_partition`, and so the others.
+    num_clients: See there.
+    num_labels: See there.
+    scenario: See there.
+    split: See there.
+    alpha: See there.
+    min_client_examples: See there.
+    num_validation: See there.
+    full_labels: See there.
+
+  Raises:
+    UsageError: Names the flag and what is allowed.
+  """
+  for flag, value, allowed in (
+    ('scenario', scenario, SCENARIOS),
+    ('split', split, SPLITS),
+  ):
+    if value not in allowed:
+      raise UsageError(
+        f'--{flag}={value}: allowed are {", ".join(allowed)}'
+        f'{closest(str(value), allowed)}'
+      )
+  for flag, value, minimum in (
+    ('num_classes', num_classes, 2),
+    ('num_clients', num_clients, 1),
+    ('num_labels', num_labels, 0),
+    ('min_client_examples', min_client_examples, 0),
+    ('num_validation', num_validation, 0),
+  ):
+    if value < minimum:
+      raise UsageError(f'--{flag}={value}: must be at least {minimum}')
+  if num_labels % num_classes:
+    below = num_labels - num_labels % num_classes
+    raise UsageError(
+      f'--num_labels={num_labels}: must be a multiple of the number of classes'
+      f' ({num_classes}), for example {below or num_classes} or'
+      f' {below + num_classes}'
+    )
+  if num_labels == 0 and not full_labels:
+    raise UsageError(
+      f'--num_labels=0: must be at least {num_classes}, or set --full_labels'
+    )
+  if split == DIRICHLET and not 0 < alpha < float('inf'):
+    raise UsageError(
+      f'--alpha={alpha:g}: must be a number greater than 0 (--split=dirichlet)'
+    )
+
+
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise UsageError(
+      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
+    )
+  if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+    raise UsageError(
+      f'labels go from {labels.min()} to {labels.max()}; with {num_classes}'
+      f' classes, allowed are 0 to {num_classes - 1}'
+    )
+
+
+def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:
+  rng = seeds.generator(seed, seeds.Purpose.LABEL_SPLIT)
+  return [
+    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
+  ]
+
+
+def _split_labels(
+  shuffled: list[np.ndarray], num_holders: int, per_holder: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """The labelled examples of each holder, and of each class the others."""
+  wanted = num_holders * per_holder
+  for c, members in enumerate(shuffled):
+    if len(members) < wanted:
+      fewest = min(len(m) for m in shuffled)
+      most = fewest // num_holders * len(shuffled)
+      each = ' for each client' if num_holders > 1 else ''
+      raise UsageError(
+        f'--num_labels={per_holder * len(shuffled)}{each} takes {wanted}'
+        f' examples of each class, but class {c} has {len(members)}; set it to'
+        f' at most {most}'
+      )
+  labeled = [
+    np.sort(
+      np.concatenate(
+        [members[i * per_holder : (i + 1) * per_holder] for members in shuffled]
+      )
+    )
+    for i in range(num_holders)
+  ]
+  return [_indices(a) for a in labeled], [m[wanted:] for m in shuffled]
+
+
+def _split_validation(
+  hidden: list[np.ndarray], num_validation: int, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+  """Takes validation examples from the ends of the classes."""
+  available = sum(len(members) for members in hidden)
+  if num_validation > available:
+    raise UsageError(
+      f'--num_validation={num_validation}: only {available} training examples'
+      ' are not labelled; set it to fewer, to leave some for the clients'
+    )
+  quotas = np.zeros(len(hidden), np.int64)
+  sizes = np.array([len(members) for members in hidden])
+  # What classes cannot share equally goes to randomly chosen ones.
+  order = seeds.generator(seed, seeds.Purpose.VALIDATION).permutation(
+    len(hidden)
+  )
+  while (rest := num_validation - quotas.sum()) > 0:
+    open_classes = order[sizes[order] > quotas[order]]
+    share = rest // len(open_classes)
+    if share:
+      quotas[open_classes] += np.minimum(share, (sizes - quotas)[open_classes])
+    else:
+      quotas[open_classes[:rest]] += 1
+  kept = [m[: len(m) - q] for m, q in zip(hidden, quotas)]
+  taken = [m[len(m) - q :] for m, q in zip(hidden, quotas)]
+  return kept, _indices(np.sort(np.concatenate(taken)))
+
+
+def _split_iid(
+  hidden: list[np.ndarray], num_clients: int, rng: np.random.Generator
+) -> list[np.ndarray]:
+  pool = rng.permutation(np.concatenate(hidden))
+  size = len(pool) // num_clients
+  return list(pool[: size * num_clients].reshape(num_clients, size))
+
+
+def _split_dirichlet(
+  hidden: list[np.ndarray],
+  num_clients: int,
+  alpha: float,
+  min_client_examples: int,
+  rng: np.random.Generator,
+) -> list[np.ndarray]:
+  """Draws until every client holds enough, or it is clear that none will."""
+  total = sum(len(members) for members in hidden)
+  if num_clients * min_client_examples > total:
+    raise UsageError(
+      f'--min_client_examples={min_client_examples}: {num_clients} clients'
+      f' would need {num_clients * min_client_examples} examples, but {total}'
+      f' are left for them; set it to at most {total // num_clients}, or lower'
+      ' --num_clients'
+    )
+  best = 0
+  for _ in range(MAX_DRAWS):
+    parts = _draw_dirichlet(hidden, num_clients, alpha, total, rng)
+    if parts is None:
+      continue
+    smallest = min(len(part) for part in parts)
+    if smallest >= min_client_examples:
+      return parts
+    best = max(best, smallest)
+  raise UsageError(
+    f'--split=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
+    f' {MAX_DRAWS} draws gave no split in which every client has'
+    f' --min_client_examples={min_client_examples} of the {total} examples; the'
+    f' best had {best}. Set --min_client_examples={best} or less, raise'
+    ' --alpha, or lower --num_clients'
+  )
+
+
+def _draw_dirichlet(
+  hidden: list[np.ndarray],
+  num_clients: int,
+  alpha: float,
+  total: int,
+  rng: np.random.Generator,
+) -> list[np.ndarray] | None:
+  """One draw; None if all of a class fell to clients that are full."""
+  pieces = [[] for _ in range(num_clients)]
+  sizes = np.zeros(num_clients, np.int64)
+  for members in hidden:
+    proportions = rng.dirichlet(np.full(num_clients, alpha))
+    proportions[sizes >= total / num_clients] = 0
+    mass = proportions.sum()
+    # A very small alpha puts everything on one client (or underflows).
+    if not mass > 0:
+      return None
+    ends = np.cumsum(proportions / mass) * len(members)
+    cuts = np.minimum(ends[:-1].astype(np.int64), len(members))
+    for client, piece in enumerate(np.split(members, cuts)):
+      pieces[client].append(piece)
+      sizes[client] += len(piece)
+  return [np.concatenate(piece) for piece in pieces]

@@ -1,0 +1,94 @@
+"""Draws a partition: which client holds how many examples of which class."""
+
+import os
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+if TYPE_CHECKING:
+  from tff_fssl.data import partition as partition_lib
+
+_MAX_TICKS = 25
+
+
+def _ticks(count: int) -> np.ndarray:
+  """At most `_MAX_TICKS` evenly spaced numbers below `count`."""
+  steps = np.array([1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000])
+  step = steps[np.searchsorted(steps, count / _MAX_TICKS)]
+  return np.arange(0, count, step)
+
+
+def _range(counts: np.ndarray) -> str:
+  low, high = counts.min(), counts.max()
+  return f'{low}' if low == high else f'{low} to {high}'
+
+
+def plot(
+  partition: 'partition_lib.Partition', path: str | os.PathLike[str]
+) -> None:
+  """Draws clients x classes as a heat map beside the clients' sizes.
+
+  Args:
+    partition: What to draw.
+    path: The PNG file to write.
+  """
+  # Not pyplot: it would choose a window system for the whole process.
+  # pylint: disable=import-outside-toplevel
+  from matplotlib import colors
+  from matplotlib import figure
+  from matplotlib.backends import backend_agg
+
+  counts = partition.class_counts
+  num_clients, num_classes = counts.shape
+  height = float(np.clip(2.2 + 0.13 * num_clients, 3.6, 16))
+  width = float(np.clip(4.5 + 0.25 * num_classes, 7, 13))
+  canvas = figure.Figure(figsize=(width, height), layout='constrained')
+  backend_agg.FigureCanvasAgg(canvas)
+  heat, sizes = canvas.subplots(
+    1, 2, sharey=True, gridspec_kw={'width_ratios': [3, 1]}
+  )
+
+  # Counts of a Dirichlet split go over orders of magnitude: colour by root.
+  image = heat.imshow(
+    counts,
+    aspect='auto',
+    interpolation='nearest',
+    cmap='viridis',
+    norm=colors.PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
+  )
+  heat.set(xlabel='class', ylabel='client')
+  heat.set_xticks(_ticks(num_classes))
+  heat.set_yticks(_ticks(num_clients))
+  canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
+  if num_clients <= 20 and num_classes <= 20:
+    dark = counts.max() / 3
+    for (client, label), count in np.ndenumerate(counts):
+      color = 'black' if count > dark else 'white'
+      heat.text(
+        label, client, count, ha='center', va='center', size=7, color=color
+      )
+
+  clients = np.arange(num_clients)
+  labeled = np.array([len(a) for a in partition.client_labeled])
+  unlabeled = np.array([len(a) for a in partition.client_unlabeled])
+  sizes.barh(clients, labeled, color='tab:orange', label='labelled')
+  sizes.barh(
+    clients, unlabeled, left=labeled, color='tab:blue', label='unlabelled'
+  )
+  sizes.set(xlabel='examples')
+  sizes.margins(y=0)
+  sizes.set_ylim(num_clients - 0.5, -0.5)
+  canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
+
+  settings = partition.settings
+  split = settings['split']
+  if split == 'dirichlet':
+    split += f'({settings["alpha"]:g})'
+  canvas.suptitle(
+    f'{split}, {num_clients} clients, each with {_range(labeled)} labelled and'
+    f' {_range(unlabeled)} unlabelled examples\n'
+    f'{len(partition.server_labeled)} labelled at the server,'
+    f' {len(partition.validation)} for validation, seed {settings["seed"]}',
+    fontsize=10,
+  )
+  canvas.savefig(os.fspath(path), dpi=110, format='png')

@@ -1,0 +1,223 @@
+"""Image data sets as arrays: TFDS's, from disk, and scikit-learn's digits."""
+
+import dataclasses
+import os
+import pathlib
+import re
+
+import numpy as np
+
+from tff_fssl.data import names
+from tff_fssl.hparams import UsageError
+
+# Where TFDS looks if it is told nothing.
+_DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
+_READ_BATCH_SIZE = 1_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Examples:
+  """Labelled images.
+
+  Attributes:
+    x: uint8 [N, H, W, C].
+    y: int32 [N], in [0, number of classes).
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+
+  def __post_init__(self):
+    if self.x.dtype != np.uint8 or self.x.ndim != 4:
+      raise UsageError(
+        'images must be uint8 [N, H, W, C], not'
+        f' {self.x.dtype} {list(self.x.shape)}'
+      )
+    if self.y.dtype != np.int32 or self.y.shape != self.x.shape[:1]:
+      raise UsageError(
+        f'labels of {len(self.x)} images must be int32 [{len(self.x)}], not'
+        f' {self.y.dtype} {list(self.y.shape)}'
+      )
+
+  def __len__(self) -> int:
+    return len(self.y)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataSet:
+  """A data set in memory.
+
+  Attributes:
+    name: Its name.
+    train: Training examples, in the order in which they are stored.
+    test: Test examples, likewise.
+    num_classes: The number of classes.
+    class_names: One name a class.
+    image_shape: (height, width, channels).
+    notes: What to say wherever a figure on this data is quoted; '' if nothing.
+  """
+
+  name: str
+  train: Examples
+  test: Examples
+  num_classes: int
+  class_names: tuple[str, ...]
+  image_shape: tuple[int, int, int]
+  notes: str = ''
+
+  def __post_init__(self):
+    for split, examples in (('train', self.train), ('test', self.test)):
+      if examples.x.shape[1:] != tuple(self.image_shape):
+        raise UsageError(
+          f'data set {self.name}: {split} images are'
+          f' {list(examples.x.shape[1:])}, expected are'
+          f' {list(self.image_shape)}'
+        )
+      if len(examples) and not (
+        0 <= examples.y.min() and examples.y.max() < self.num_classes
+      ):
+        raise UsageError(
+          f'data set {self.name}: {split} labels go from {examples.y.min()} to'
+          f' {examples.y.max()}, allowed are 0 to {self.num_classes - 1}'
+        )
+
+
+def load(name: str, data_dir: str | None = None) -> DataSet:
+  """Loads a data set into memory. Never tries the network.
+
+  Args:
+    name: One of `names.DATA_SETS`.
+    data_dir: The folder that holds TFDS's data sets; None is TFDS's own
+      default. Not used for embedded data sets.
+
+  Returns:
+    The data set; the same arrays every time.
+
+  Raises:
+    UsageError: If the name is unknown, or the data set is missing, damaged or
+      not what the name says.
+  """
+  info = names.data_set_info(name)
+  return _load_digits(info) if info.embedded else _load_tfds(info, data_dir)
+
+
+def _load_digits(info: names.DataSetInfo) -> DataSet:
+  """scikit-learn's 1,797 digits; every fifth of each class is for testing."""
+  from sklearn import datasets  # pylint: disable=import-outside-toplevel
+
+  digits = datasets.load_digits()
+  # Stored as counts of 0 to 16 set pixels in 4 x 4 blocks.
+  images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
+  labels = digits.target.astype(np.int32)
+  # Sorted by class, every fifth is a stratified split without a random draw.
+  in_test = np.zeros(len(labels), bool)
+  in_test[np.argsort(labels, kind='stable')[::5]] = True
+  return DataSet(
+    name=info.name,
+    train=Examples(images[~in_test], labels[~in_test]),
+    test=Examples(images[in_test], labels[in_test]),
+    num_classes=info.num_classes,
+    class_names=tuple(str(c) for c in digits.target_names),
+    image_shape=info.image_shape,
+    notes="scikit-learn's 8 x 8 digits; every fifth of a class is for testing",
+  )
+
+
+def _stored_version(root: pathlib.Path) -> str | None:
+  """The newest version of a data set under its folder, if there is any."""
+  found = [
+    tuple(int(n) for n in path.parent.name.split('.'))
+    for path in root.glob('*/dataset_info.json')
+    if re.fullmatch(r'\d+\.\d+\.\d+', path.parent.name)
+  ]
+  return '.'.join(str(n) for n in max(found)) if found else None
+
+
+def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
+  """Reads a TFDS data set that is on disk."""
+  given = data_dir or os.environ.get('TFDS_DATA_DIR') or _DEFAULT_DATA_DIR
+  folder = pathlib.Path(given).expanduser()
+  fetch = (
+    'python -c "import tensorflow_datasets as tfds;'
+    f" tfds.load('{info.name}', data_dir='{given}')\""
+  )
+  # Asked before TFDS is: without files, it would turn to its download code.
+  version = _stored_version(folder / info.name)
+  if version is None:
+    raise UsageError(
+      f'data set {info.name} is not in --data_dir={given}; to fetch it, run:\n'
+      f'  {fetch}'
+    )
+  import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
+
+  damaged = (
+    f'data set {info.name} {version} in --data_dir={given} cannot be read;'
+    f' remove {folder / info.name / version} and run:\n  {fetch}\n'
+  )
+  try:
+    builder = tfds.builder(f'{info.name}:{version}', data_dir=str(folder))
+    label = builder.info.features['label']
+    class_names, num_classes = tuple(label.names), label.num_classes
+    counts = {s: builder.info.splits[s].num_examples for s in ('train', 'test')}
+    shape = tuple(builder.info.features['image'].shape)
+  except Exception as e:  # pylint: disable=broad-except
+    # TFDS raises whatever its parsers do.
+    raise UsageError(f'{damaged}({type(e).__name__}: {e})') from e
+  if num_classes != info.num_classes or shape != info.image_shape:
+    raise UsageError(
+      f'{folder / info.name / version} is not {info.name}: it has'
+      f' {num_classes} classes and images of {list(shape)}, expected are'
+      f' {info.num_classes} and {list(info.image_shape)}'
+    )
+  try:
+    train, test = (
+      _read_split(tfds, info, version, folder, split, counts[split])
+      for split in ('train', 'test')
+    )
+  except Exception as e:  # pylint: disable=broad-except
+    raise UsageError(f'{damaged}({type(e).__name__}: {e})') from e
+  return DataSet(
+    name=info.name,
+    train=train,
+    test=test,
+    num_classes=num_classes,
+    class_names=class_names,
+    image_shape=info.image_shape,
+    notes=f'TFDS {info.name} {version}: {_first_line(builder)}',
+  )
+
+
+def _first_line(builder) -> str:
+  lines = (builder.info.description or '').strip().splitlines()
+  return lines[0] if lines else 'no description'
+
+
+def _read_split(tfds, info, version, folder, split, count) -> Examples:
+  """Reads a split in the order in which it is stored."""
+  # One shard after the other: interleaving them would change the order.
+  read_config = tfds.ReadConfig(
+    interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
+  )
+  dataset = tfds.load(
+    f'{info.name}:{version}',
+    split=split,
+    data_dir=str(folder),
+    download=False,
+    shuffle_files=False,
+    read_config=read_config,
+  )
+  dataset = dataset.map(lambda element: (element['image'], element['label']))
+  x = np.empty((count, *info.image_shape), np.uint8)
+  y = np.empty(count, np.int32)
+  start = 0
+  for images, labels in tfds.as_numpy(
+    dataset.batch(_READ_BATCH_SIZE).prefetch(2)
+  ):
+    stop = start + len(labels)
+    if stop > count:
+      break
+    x[start:stop], y[start:stop] = images, labels
+    start = stop
+  if start != count:
+    raise ValueError(f'{split} should have {count} examples')
+  return Examples(x, y)
