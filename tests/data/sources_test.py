@@ -11,10 +11,10 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 
-def _images(info, count, seed):
+def _images(info, num_classes, count, seed):
   rng = np.random.default_rng(seed)
   x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
-  return x, rng.integers(0, info.num_classes, count)
+  return x, rng.integers(0, num_classes, count)
 
 
 def _write_tfds(folder, name, counts, num_classes=None, shards=2):
@@ -31,7 +31,7 @@ def _write_tfds(folder, name, counts, num_classes=None, shards=2):
   path = pathlib.Path(folder) / name / '1.0.0'
   path.mkdir(parents=True)
   for split, count in counts.items():
-    x, y = _images(info, count, seed=len(split))
+    x, y = _images(info, num_classes, count, seed=len(split))
     arrays[split] = x, y
     template = tfds.core.ShardedFileTemplate(
       data_dir=path,
