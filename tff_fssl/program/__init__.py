@@ -1,0 +1,1 @@
+"""The training program's logic; `programs/` holds its wiring."""

@@ -1,0 +1,324 @@
+"""A run's whole configuration, from flags, checked as a whole.
+
+TensorFlow-free: everything that can be refused without data is refused here.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import round_hparams as round_hparams_lib
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import flags
+from tff_fssl.program import run_hparams as run_hparams_lib
+
+RoundHparams = round_hparams_lib.RoundHparams
+RunHparams = run_hparams_lib.RunHparams
+
+_SERVER = round_hparams_lib.LABELS_AT_SERVER
+_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """What a run is.
+
+  Attributes:
+    run: The run's hyper-parameters.
+    round: Those of a round.
+    algorithm: Those of the algorithm, `entry.hparams`.
+  """
+
+  run: RunHparams
+  round: RoundHparams
+  algorithm: Any
+
+  @property
+  def entry(self) -> registry.Algorithm:
+    """The algorithm's registry entry."""
+    return registry.REGISTRY[self.run.algorithm]
+
+  @property
+  def prefix(self) -> str:
+    """What the algorithm's flags start with."""
+    return f'{self.run.algorithm}.'
+
+  @property
+  def first_round(self) -> int:
+    """The number of the first round, 1 or, with pre-training, less."""
+    return 1 - self.round.num_pretraining_rounds
+
+  @property
+  def trains_clients(self) -> bool:
+    """Whether rounds have a cohort."""
+    return self.round.scenario in self.entry.capabilities.trains_clients
+
+  @property
+  def model_norm(self) -> str:
+    """The norm that the network is built with: 'bn', 'gn' or 'none'."""
+    return 'bn' if self.run.norm == 'sbn' else self.run.norm
+
+  def flags(self) -> dict[str, Any]:
+    """Every flag that has an effect, by name: together they repeat the run."""
+    values = {
+      **dataclasses.asdict(self.run),
+      **dataclasses.asdict(self.round),
+      **{
+        f'{self.prefix}{name}': value
+        for name, value in dataclasses.asdict(self.algorithm).items()
+      },
+    }
+    for name in _without_effect(self):
+      del values[name]
+    return values
+
+
+def groups() -> list[flags.Group]:
+  """All flags of `programs/train.py`."""
+  return [
+    *(
+      flags.Group(title, RunHparams, fields)
+      for title, fields in run_hparams_lib.GROUPS.items()
+    ),
+    flags.Group('A round', RoundHparams),
+    *(
+      flags.Group(
+        f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
+        entry.hparams,
+        prefix=f'{entry.name}.',
+      )
+      for entry in registry.REGISTRY.values()
+    ),
+  ]
+
+
+def from_command_line(argv: Sequence[str]) -> Config:
+  """A checked configuration.
+
+  Args:
+    argv: The arguments, without the program's name.
+
+  Returns:
+    The configuration.
+
+  Raises:
+    UsageError: One line: what was given, what is allowed, what to do.
+  """
+  return from_flags(flags.parse(argv, groups()))
+
+
+def from_flags(parsed: flags.ParsedFlags) -> Config:
+  """A checked configuration from parsed flags; raises `UsageError`."""
+  run = parsed.build(RunHparams)
+  for name, entry in registry.REGISTRY.items():
+    for flag, _ in flags.Group(
+      '', entry.hparams, prefix=f'{name}.'
+    ).named_fields():
+      if name != run.algorithm and parsed.is_set(flag):
+        raise UsageError(
+          f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
+          f' --algorithm={run.algorithm} is selected; leave the flag out'
+        )
+  entry = registry.REGISTRY[run.algorithm]
+  config = Config(
+    run,
+    parsed.build(RoundHparams),
+    parsed.build(entry.hparams, f'{run.algorithm}.'),
+  )
+  config = _follow(config, parsed)
+  for name, reason in _without_effect(config).items():
+    # A flagfile may serve several runs; who types a flag means it.
+    if name in parsed.command_line:
+      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
+  check(config)
+  if not run.output_dir:
+    folder = f'runs/{run.algorithm}_{run.dataset}_{config.round.scenario}'
+    config = dataclasses.replace(
+      config,
+      run=dataclasses.replace(run, output_dir=f'{folder}_seed{run.seed}'),
+    )
+  return config
+
+
+def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
+  """Values that follow from others, unless the user set them."""
+  run, round_hparams = config.run, config.round
+  if run.norm == 'bn' and not parsed.is_set('batch_norm_statistics'):
+    round_hparams = dataclasses.replace(
+      round_hparams, batch_norm_statistics='moving_average'
+    )
+  if round_hparams.scenario == _CLIENTS:
+    round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
+  if run.full_labels and not parsed.is_set('num_labels'):
+    run = dataclasses.replace(run, num_labels=0)
+  return dataclasses.replace(config, run=run, round=round_hparams)
+
+
+def _without_effect(config: Config) -> dict[str, str]:
+  """Flags that change nothing in this configuration -> why not."""
+  run, round_hparams = config.run, config.round
+  result = {}
+  if run.split == 'iid':
+    result |= dict.fromkeys(('alpha', 'min_client_examples'), '--split=iid')
+  if run.norm in ('gn', 'none'):
+    result['batch_norm_statistics'] = f'--norm={run.norm}'
+  if round_hparams.scenario == _CLIENTS:
+    result |= dict.fromkeys(
+      (
+        'num_pretraining_rounds',
+        'server_epochs',
+        'server_batch_size',
+        'server_learning_rate',
+      ),
+      f'--scenario={_CLIENTS}',
+    )
+  else:
+    result['client_labeled_batch_size'] = f'--scenario={_SERVER}'
+  if round_hparams.learning_rate_schedule == 'constant':
+    result['schedule_rounds'] = '--learning_rate_schedule=constant'
+  if round_hparams.server_optimizer != 'sgd':
+    result['server_optimizer_momentum'] = (
+      f'--server_optimizer={round_hparams.server_optimizer}'
+    )
+  return result
+
+
+def check(config: Config) -> None:
+  """Refuses combinations of values that make no sense.
+
+  Args:
+    config: The configuration.
+
+  Raises:
+    UsageError: What was given, what is allowed, what to do.
+  """
+  run, round_hparams, entry = config.run, config.round, config.entry
+  scenario = round_hparams.scenario
+  if scenario not in entry.capabilities.scenarios:
+    others = [
+      other.name
+      for other in registry.REGISTRY.values()
+      if scenario in other.capabilities.scenarios
+    ]
+    raise UsageError(
+      f'--scenario={scenario}: --algorithm={entry.name} runs with'
+      f' {", ".join(entry.capabilities.scenarios)} only;'
+      f' {", ".join(others)} can do it'
+    )
+  if config.trains_clients and run.clients_per_round > run.num_clients:
+    raise UsageError(
+      f'--clients_per_round={run.clients_per_round}: must be at most'
+      f' --num_clients={run.num_clients}'
+    )
+  if run.full_labels and scenario != _CLIENTS:
+    raise UsageError(
+      f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
+    )
+  statistics = round_hparams.batch_norm_statistics
+  if (run.norm == 'bn') != (statistics == 'moving_average') and run.norm in (
+    'bn',
+    'sbn',
+  ):
+    raise UsageError(
+      f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled or'
+      ' batch_mean are allowed; with --norm=bn, moving_average'
+    )
+  _check_data(config)
+  if run.cross_device:
+    _check_cross_device(config)
+
+
+def _check_data(config: Config) -> None:
+  """What the data set's published size and classes rule out."""
+  from tff_fssl.data import partition  # Needs NumPy: not for `--help`.
+
+  run = config.run
+  info = data_names.data_set_info(run.dataset)
+  partition.check_settings(
+    num_classes=info.num_classes,
+    num_clients=run.num_clients,
+    num_labels=run.num_labels,
+    scenario=config.round.scenario,
+    split=run.split,
+    alpha=run.alpha,
+    min_client_examples=run.min_client_examples,
+    num_validation=run.num_validation,
+    full_labels=run.full_labels,
+  )
+  at_clients = config.round.scenario == _CLIENTS
+  holders = run.num_clients if at_clients else 1
+  labels, rest = run.num_labels * holders, info.num_train - run.num_validation
+  each = f' for each of {holders} clients' if at_clients else ''
+  if labels > rest:
+    beside = f' beside --num_validation={run.num_validation}'
+    raise UsageError(
+      f'--num_labels={run.num_labels}{each}: {run.dataset} has'
+      f' {max(rest, 0)} training examples'
+      f'{beside if run.num_validation else ""}'
+    )
+  if (
+    rest - labels < run.num_clients and config.trains_clients and not at_clients
+  ):
+    raise UsageError(
+      f'--num_clients={run.num_clients}: only {rest - labels} of'
+      f" {run.dataset}'s training examples are left for them"
+    )
+
+
+def _check_cross_device(config: Config) -> None:
+  """Refuses what clients that come once and have no identity cannot run."""
+  capabilities = config.entry.capabilities
+  name = f'--cross_device: --algorithm={config.run.algorithm}'
+  if capabilities.client_state:
+    raise UsageError(
+      f'{name} keeps a state for each client by its identity, which the server'
+      ' of such a deployment does not know'
+    )
+  if capabilities.per_client_broadcast:
+    raise UsageError(
+      f'{name} sends each client a message of its own, which such a deployment'
+      ' cannot: all receive the same'
+    )
+  if not config.trains_clients:
+    return
+  if capabilities.client_phases > 1:
+    raise UsageError(
+      f'{name} needs {capabilities.client_phases} client phases a round; such a'
+      ' deployment has one'
+    )
+  if config.run.norm == 'sbn':
+    raise UsageError(
+      '--cross_device: --norm=sbn gathers statistics in a second client phase;'
+      ' such a deployment has one: use --norm=gn or --norm=bn'
+    )
+
+
+def differences(
+  old: dict[str, str], new: dict[str, str]
+) -> tuple[list[str], list[str]]:
+  """Compares the flags of two runs.
+
+  Args:
+    old: Flags as text, of the run that is there.
+    new: Those of the run to be continued.
+
+  Returns:
+    The names of flags that differ and may not; and of those that may.
+  """
+  defaults = {
+    name: field.default for g in groups() for name, field in g.named_fields()
+  }
+  refused, allowed = [], []
+  for name in sorted(old.keys() | new.keys()):
+    # A flag that came after the run was made has its default's effect.
+    default = flags.to_text(defaults[name]) if name in defaults else None
+    before, after = old.get(name, default), new.get(name, default)
+    if before == after:
+      continue
+    may = name in run_hparams_lib.MAY_DIFFER
+    if name == 'total_rounds':
+      may = int(after or 0) >= int(before or 0)
+    (allowed if may else refused).append(name)
+  return refused, allowed
