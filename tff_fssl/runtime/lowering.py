@@ -193,6 +193,10 @@ class _Lowering:
     label = place.next_label()
 
     def emit(tensors):
+      # Within a function of `tf.data`, what comes from outside is captured;
+      # import alone does not do it.
+      current = tf.compat.v1.get_default_graph()
+      tensors = [t if t.graph is current else tf.identity(t) for t in tensors]
       return tf.graph_util.import_graph_def(
         graph.graph_def,
         name=label,

@@ -29,7 +29,7 @@ class Slot:
     """The tensor that represents it; datasets are variant tensors."""
     if isinstance(self.type, tff.SequenceType):
       return tf.TensorSpec([], tf.variant)
-    return tff.types.type_to_tf_tensor_specs(self.type)
+    return element_spec(self.type)
 
 
 # A structure of slots: structures are tuples, whatever their type.
@@ -146,6 +146,16 @@ def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
     return next(leaves)
 
   return tff.types.type_to_py_container(build(type_spec), type_spec)
+
+
+def element_spec(type_spec: tff.Type) -> Any:
+  """The `tf.TensorSpec`s of a type in its containers.
+
+  `tff.types.type_to_tf_tensor_specs` does so too, but fails for named
+  elements without a container.
+  """
+  specs = map(tff.types.type_to_tf_tensor_specs, leaf_types(type_spec))
+  return pack(type_spec, specs)
 
 
 def free_slots(

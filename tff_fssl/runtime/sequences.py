@@ -42,7 +42,7 @@ def open_sequence(
 ) -> tf.data.Dataset:
   """The dataset that a variant tensor stands for."""
   return tf.data.experimental.from_variant(
-    variant, tff.types.type_to_tf_tensor_specs(sequence_type.element)
+    variant, operations.element_spec(sequence_type.element)
   )
 
 

@@ -75,7 +75,7 @@ def _elements(
 
 
 def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
-  spec = tff.types.type_to_tf_tensor_specs(type_spec)
+  spec = operations.element_spec(type_spec)
   if isinstance(value, tf.Variable):
     value = value.read_value()
   if not isinstance(value, tf.Tensor):
@@ -103,7 +103,7 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
 def _to_dataset(
   value: Any, type_spec: tff.SequenceType, name: str
 ) -> tf.data.Dataset:
-  expected = tff.types.type_to_tf_tensor_specs(type_spec.element)
+  expected = operations.element_spec(type_spec.element)
   if isinstance(value, (list, tuple)):
     return _dataset_of_list(value, type_spec, expected, name)
   if not isinstance(value, tf.data.Dataset):
@@ -153,7 +153,7 @@ def _dataset_of_list(
     if column:
       columns.append(tf.stack(column))
     else:
-      spec = tff.types.type_to_tf_tensor_specs(leaf_type)
+      spec = operations.element_spec(leaf_type)
       shape = [0, *(size or 0 for size in spec.shape)]
       columns.append(tf.zeros(shape, spec.dtype))
   return tf.data.Dataset.from_tensor_slices(

@@ -1,0 +1,49 @@
+"""The choice of a runtime, of devices and of threads."""
+
+import pytest
+import tensorflow as tf
+
+from tff_fssl import hparams
+from tff_fssl import runtime
+from tff_fssl.runtime import devices
+
+
+def test_auto_is_the_cpu_where_there_is_no_gpu():
+  expected = [d.name for d in tf.config.list_logical_devices('GPU')]
+  assert devices.resolve_client_devices('auto') == (
+    expected or ['/device:CPU:0']
+  )
+
+
+def test_names_may_be_repeated():
+  assert devices.resolve_client_devices('CPU:0, cpu') == ['/device:CPU:0'] * 2
+
+
+@pytest.mark.parametrize('name', ['gpu:9', 'cpu:0,tpu:0', '', 'gqu'])
+def test_a_missing_device_names_those_that_exist(name):
+  with pytest.raises(hparams.UsageError) as error:
+    devices.resolve_client_devices(name)
+  assert 'cpu:0' in str(error.value)
+  assert f'--client_devices={name}' in str(error.value)
+
+
+def test_threads():
+  gpus = ['/device:GPU:0', '/device:GPU:1']
+  assert devices.resolve_client_threads(0, gpus) == 2
+  assert devices.resolve_client_threads(0, gpus[:1]) == 1
+  assert devices.resolve_client_threads(0, ['/device:CPU:0']) in (1, 2)
+  assert devices.resolve_client_threads(5, gpus) == 5
+  with pytest.raises(hparams.UsageError, match='--client_threads=-1'):
+    devices.resolve_client_threads(-1, gpus)
+
+
+def test_an_unknown_runtime_names_those_known():
+  with pytest.raises(hparams.UsageError, match="did you mean 'in_process'"):
+    runtime.build_context('inprocess')
+  with pytest.raises(hparams.UsageError, match='in_process, tff_worker'):
+    runtime.build_async_context('remote')
+
+
+def test_tffs_worker_takes_no_gpu():
+  with pytest.raises(hparams.UsageError, match='CPU only'):
+    runtime.build_context('tff_worker', client_devices='gpu:0')

@@ -1,0 +1,467 @@
+"""The in-process context: streaming, determinism, phases, errors."""
+
+import asyncio
+import collections
+import gc
+import signal
+import threading
+import time
+import weakref
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import runtime
+
+_INTS = tff.FederatedType(np.int32, tff.CLIENTS)
+_SEQUENCES = tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
+
+
+def _context(threads):
+  return runtime.build_context('in_process', client_threads=threads)
+
+
+def _weights(state):
+  return [*state.global_model_weights.trainable]
+
+
+@tff.tensorflow.computation(tff.SequenceType(np.int32))
+def _total(ds):
+  return ds.reduce(0, lambda a, b: a + b)
+
+
+@tff.federated_computation(_SEQUENCES)
+def _sum_of_totals(x):
+  return tff.federated_sum(tff.federated_map(_total, x))
+
+
+@tff.tensorflow.computation(np.int32)
+def _at_most_two(x):
+  with tf.control_dependencies([tf.debugging.assert_less(x, 3)]):
+    return tf.identity(x)
+
+
+def test_agrees_with_tffs_worker(fed_avg, make_dataset, worker, train):
+  cohort = [make_dataset(i) for i in range(5)]
+  ours, our_metrics = train(_context(2), fed_avg, cohort, 3)
+  theirs, their_metrics = train(worker, fed_avg, cohort, 3)
+  for a, b in zip(_weights(ours), _weights(theirs), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+  for a, b in zip(our_metrics, their_metrics, strict=True):
+    tf.nest.map_structure(
+      lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5), a, b
+    )
+
+
+def test_threads_do_not_change_a_bit(fed_avg, make_dataset, train):
+  cohort = [lambda i=i: make_dataset(i) for i in range(7)]
+  results = [
+    train(_context(threads), fed_avg, cohort, 2) for threads in (1, 2, 4)
+  ]
+  for state, metrics in results[1:]:
+    for a, b in zip(_weights(results[0][0]), _weights(state), strict=True):
+      np.testing.assert_array_equal(a, b)
+    assert metrics == results[0][1]
+
+
+def test_clients_at_a_time_have_variables_of_their_own(call):
+  @tff.tensorflow.computation(np.int32)
+  def count(n):
+    variable = tf.Variable(0)
+
+    @tf.function
+    def run():
+      for _ in tf.range(n):
+        variable.assign_add(1)
+      return variable.read_value()
+
+    return run()
+
+  @tff.federated_computation(_INTS)
+  def comp(x):
+    return tff.federated_map(count, x)
+
+  numbers = [1000 + i for i in range(64)]
+  assert call(_context(4), comp, numbers) == numbers
+
+
+def test_clients_are_made_in_turn_and_dropped(call):
+  threads, alive, most = 2, weakref.WeakSet(), []
+
+  def make(client):
+    dataset = tf.data.Dataset.from_tensors(np.int32(client))
+    alive.add(dataset)
+    most.append(len(alive))
+    return dataset
+
+  cohort = [lambda i=i: make(i) for i in range(12)]
+  assert call(_context(threads), _sum_of_totals, cohort) == sum(range(12))
+  assert len(most) == 12
+  assert max(most) <= threads
+
+
+def test_a_sequence_is_indexed_when_a_client_has_its_turn(call):
+  class Cohort(collections.abc.Sequence):
+    indices = []
+
+    def __len__(self):
+      return 3
+
+    def __getitem__(self, index):
+      self.indices.append(index)
+      return tf.data.Dataset.from_tensors(np.int32(index))
+
+  assert call(_context(1), _sum_of_totals, Cohort()) == 3
+  assert Cohort.indices == [0, 1, 2]
+
+
+def test_memory_does_not_grow_with_the_number_of_clients(call):
+  size = 4 * 1024 * 1024  # 16 MiB an update
+
+  @tff.tensorflow.computation(tff.SequenceType(np.float32))
+  def train(ds):
+    return tf.fill([size], ds.reduce(0.0, lambda a, b: a + b))
+
+  @tff.federated_computation(
+    tff.FederatedType(tff.SequenceType(np.float32), tff.CLIENTS)
+  )
+  def comp(x):
+    update = tff.federated_map(train, x)
+    weight = tff.federated_value(2.0, tff.CLIENTS)
+    return tff.federated_mean(update, weight), tff.federated_max(update)
+
+  resident = []
+
+  def make():
+    with open('/proc/self/statm') as f:
+      resident.append(int(f.read().split()[1]) * 4096)
+    return tf.data.Dataset.from_tensors(1.0)
+
+  mean, _ = call(_context(2), comp, [make] * 40)
+  assert mean[0] == 1.0
+  # Were they kept, the 32 last clients' updates would take 512 MiB.
+  assert max(resident) - max(resident[:8]) < 6 * 4 * size
+
+
+def test_aggregations_share_one_pass_over_the_clients(call):
+  made = []
+
+  def make(client):
+    made.append(client)
+    return tf.data.Dataset.from_tensors(np.int32(client))
+
+  @tff.federated_computation(_SEQUENCES)
+  def comp(x):
+    totals = tff.federated_map(_total, x)
+    return (
+      tff.federated_sum(totals),
+      tff.federated_min(totals),
+      tff.federated_max(totals),
+    )
+
+  cohort = [lambda i=i: make(i) for i in range(1, 5)]
+  assert call(_context(1), comp, cohort) == (10, 1, 4)
+  assert made == [1, 2, 3, 4]
+
+
+@pytest.fixture(scope='module')
+def two_phases():
+  """Sums the clients' totals, then counts who has the sum or more, thrice.
+
+  The second phase depends on the first one's aggregate, and takes from the
+  first phase a value of each client.
+  """
+  at_least = tff.tensorflow.computation(
+    lambda a, total: tf.cast(3 * a >= total, tf.int32), (np.int32, np.int32)
+  )
+
+  @tff.federated_computation(_SEQUENCES)
+  def comp(x):
+    totals = tff.federated_map(_total, x)
+    total = tff.federated_sum(totals)
+    again = tff.federated_map(
+      at_least, tff.federated_zip((totals, tff.federated_broadcast(total)))
+    )
+    return total, tff.federated_sum(again), again
+
+  return comp
+
+
+@pytest.mark.parametrize('threads', [1, 3])
+def test_a_second_phase_of_the_clients(two_phases, call, threads):
+  cohort = [tf.data.Dataset.from_tensors(np.int32(i)) for i in (1, 2, 3, 6)]
+  result = call(_context(threads), two_phases, cohort)
+  assert result == (12, 1, [0, 0, 0, 1])
+
+
+def test_no_clients(two_phases, call):
+  assert call(_context(2), two_phases, []) == (0, 0, [])
+  assert call(_context(2), _sum_of_totals, []) == 0
+
+
+def test_a_learning_process_without_clients(fed_avg, train):
+  _, metrics = train(_context(1), fed_avg, [], 1)
+  assert metrics[0]['client_work']['train']['num_examples'] == 0
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_an_error_names_the_operation_and_the_client(call, threads):
+  @tff.federated_computation(_INTS)
+  def comp(x):
+    mapped = tff.federated_map(_at_most_two, tff.federated_map(_double, x))
+    return tff.federated_sum(mapped)
+
+  context = _context(threads)
+  with pytest.raises(runtime.ExecutionError) as error:
+    call(context, comp, [0, 1, 5, 6])
+  assert error.value.client_index == 2
+  assert error.value.operation.startswith('federated_map_2 ((int32 -> int32))')
+  assert 'client 2' in str(error.value)
+  assert isinstance(error.value.__cause__, tf.errors.InvalidArgumentError)
+  assert call(context, comp, [0, 1]) == 2
+
+
+@tff.tensorflow.computation(np.int32)
+def _double(x):
+  return 2 * x
+
+
+def test_an_error_in_a_library_function_names_the_operation(call):
+  @tf.function
+  def checked(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, 3)]):
+      return tf.identity(x)
+
+  @tff.tensorflow.computation(np.int32)
+  def check(x):
+    return tf.map_fn(checked, tf.fill([2], x))[0]
+
+  @tff.federated_computation(_INTS)
+  def comp(x):
+    return tff.federated_map(check, tff.federated_map(_double, x))
+
+  with pytest.raises(runtime.ExecutionError) as error:
+    call(_context(1), comp, [4])
+  assert error.value.operation.startswith('federated_map_2 ')
+  assert ' or ' not in error.value.operation
+
+
+def test_errors_at_the_server_and_in_accumulation(call):
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER))
+  def at_server(x):
+    return tff.federated_map(_at_most_two, x)
+
+  with pytest.raises(runtime.ExecutionError, match='federated_apply_1') as e:
+    call(_context(1), at_server, 7)
+  assert e.value.client_index is None
+
+  add = tff.tensorflow.computation(
+    lambda a, b: _at_most_two_graph(a + b), (np.int32, np.int32)
+  )
+
+  @tff.federated_computation(_INTS)
+  def accumulation(x):
+    return tff.federated_aggregate(x, 0, add, add, _double)
+
+  with pytest.raises(runtime.ExecutionError, match='accumulate') as e:
+    call(_context(2), accumulation, [1, 1, 1, 1])
+  assert e.value.client_index == 2
+
+
+def _at_most_two_graph(x):
+  with tf.control_dependencies([tf.debugging.assert_less(x, 3)]):
+    return tf.identity(x)
+
+
+def test_an_error_in_making_data_names_the_client(call):
+  def fail():
+    raise OSError('disk gone')
+
+  cohort = [tf.data.Dataset.from_tensors(np.int32(1)), fail]
+  with pytest.raises(runtime.ExecutionError, match='disk gone') as error:
+    call(_context(2), _sum_of_totals, cohort)
+  assert error.value.client_index == 1
+
+
+def test_wrong_arguments_are_refused(in_process, call):
+  floats = tf.data.Dataset.from_tensors(np.float32(1))
+  with pytest.raises(TypeError, match='client 0.*int32.*float32'):
+    call(in_process, _sum_of_totals, [floats])
+  with pytest.raises(TypeError, match='expected a list'):
+    call(in_process, _sum_of_totals, floats)
+  with pytest.raises(TypeError, match='expected int32'):
+    call(in_process, _double, 1.5)
+  with pytest.raises(TypeError, match=r'expected int32, found int64'):
+    call(in_process, _double, np.int64(1))
+
+  @tff.federated_computation(_INTS, _INTS)
+  def two(x, y):
+    return tff.federated_sum(x), tff.federated_sum(y)
+
+  with pytest.raises(ValueError, match='numbers of clients differ'):
+    call(in_process, two, [1], [1, 2])
+
+
+@pytest.mark.parametrize('threads', [1, 2])
+def test_an_interrupt_acts_between_clients(call, threads):
+  made = []
+
+  def make(client):
+    made.append(client)
+    if client == 2:
+      signal.raise_signal(signal.SIGINT)
+      # In a worker thread, the signal reaches the main thread from here on.
+      time.sleep(0.2)
+    return tf.data.Dataset.from_tensors(np.int32(client))
+
+  with pytest.raises(KeyboardInterrupt):
+    call(
+      _context(threads),
+      _sum_of_totals,
+      [lambda i=i: make(i) for i in range(50)],
+    )
+  assert max(made) <= 2 + threads
+
+
+def test_a_cancelled_invocation_stops_between_clients():
+  context = runtime.build_async_context('in_process', client_threads=2)
+  made, begun = [], threading.Event()
+
+  def make(client):
+    made.append(client)
+    begun.set()
+    time.sleep(0.02)
+    return tf.data.Dataset.from_tensors(np.int32(client))
+
+  async def main():
+    cohort = [lambda i=i: make(i) for i in range(1000)]
+    task = asyncio.create_task(context.invoke(_sum_of_totals, cohort))
+    while not begun.is_set():
+      await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+      await task
+    count = len(made)
+    await asyncio.sleep(0.1)
+    assert len(made) == count < 1000
+    return await context.invoke(_sum_of_totals, cohort[:3])
+
+  assert asyncio.run(main()) == 3
+
+
+_SECURE = {
+  'federated_secure_sum': lambda x: tff.federated_secure_sum(x, 100),
+  'federated_secure_sum_bitwidth': (
+    lambda x: tff.federated_secure_sum_bitwidth(x, 8)
+  ),
+  'federated_secure_modular_sum': (
+    lambda x: tff.backends.mapreduce.federated_secure_modular_sum(x, 100)
+  ),
+}
+
+
+@pytest.mark.parametrize('uri', list(_SECURE))
+def test_secure_sums_only_on_request(uri, in_process, call):
+  comp = tff.federated_computation(_SECURE[uri], _INTS)
+  with pytest.raises(NotImplementedError, match=f'^{uri}:'):
+    call(in_process, comp, [1, 2])
+  context = runtime.build_context(simulate_secure_aggregation=True)
+  assert call(context, comp, [1, 2]) == 3
+
+
+def test_programs_are_compiled_once_and_forgotten(call):
+  context = _context(1)
+  comp = tff.federated_computation(lambda x: tff.federated_sum(x), _INTS)
+  call(context, comp, [1])
+  first = context.timing.compile
+  call(context, comp, [1])
+  assert context.timing.compile < first / 10
+  assert len(context._programs) == 1  # pylint: disable=protected-access
+  del comp
+  gc.collect()
+  assert not context._programs  # pylint: disable=protected-access
+
+
+class _Source(tff.program.FederatedDataSource):
+  """Clients by number, a function of the round alone."""
+
+  def __init__(self, make_dataset):
+    self._make = make_dataset
+
+  @property
+  def capabilities(self):
+    return []
+
+  @property
+  def federated_type(self):
+    spec = self._make(0).element_spec
+    return tff.FederatedType(tff.SequenceType(spec), tff.CLIENTS)
+
+  def iterator(self):
+    return _Iterator(self._make, self.federated_type)
+
+
+class _Iterator(tff.program.FederatedDataSourceIterator):
+  """Functions that make the clients' datasets."""
+
+  def __init__(self, make_dataset, federated_type):
+    self._make = make_dataset
+    self._type = federated_type
+
+  @property
+  def federated_type(self):
+    return self._type
+
+  @classmethod
+  def from_bytes(cls, data):
+    raise NotImplementedError
+
+  def to_bytes(self):
+    return b''
+
+  def select(self, k=None):
+    return [lambda i=i: self._make(i) for i in range(k)]
+
+
+class _Released(tff.program.ReleaseManager):
+  """Keeps what is released, by key."""
+
+  def __init__(self):
+    self.values = {}
+
+  async def release(self, value, key=None):
+    self.values[key] = await tff.program.materialize_value(value)
+
+
+def test_train_model_under_the_native_federated_context(
+  fed_avg, make_dataset, train, tmp_path
+):
+  models, metrics = _Released(), _Released()
+  context = tff.program.NativeFederatedContext(
+    runtime.build_async_context('in_process', client_threads=2)
+  )
+
+  async def main():
+    await tff.learning.programs.train_model(
+      train_process=fed_avg,
+      train_data_source=_Source(make_dataset),
+      train_per_round_clients=3,
+      train_total_rounds=2,
+      program_state_manager=tff.program.FileProgramStateManager(
+        str(tmp_path / 'state')
+      ),
+      model_output_manager=models,
+      train_metrics_manager=metrics,
+      evaluation_manager=None,
+      evaluation_periodicity=100,
+    )
+
+  with tff.framework.get_context_stack().install(context):
+    asyncio.run(main())
+  cohort = [make_dataset(i) for i in range(3)]
+  _, expected = train(_context(1), fed_avg, cohort, 2)
+  for round_num in (1, 2):
+    actual = metrics.values[round_num]['client_work']['train']
+    assert actual == expected[round_num - 1]['client_work']['train']
