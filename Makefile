@@ -1,0 +1,102 @@
+# `make train` and `make test` need nothing but Linux x86-64, Python 3.10 or
+# 3.11 and a package index.
+
+# Which Python makes .venv; found in PATH if not given.
+PYTHON ?=
+# The flagfile of `make train`.
+FLAGFILE ?= configs/quickstart.flags
+# More flags for `make train`, or options for pytest.
+ARGS ?=
+# How many processes pytest runs tests in; 0 is its own alone.
+WORKERS ?= 0
+
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
+INSTALL := $(PIP) install --quiet --no-deps
+LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
+	--no-emit-index-url --custom-compile-command 'make lock' --quiet
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
+
+.DELETE_ON_ERROR:
+.PHONY: help setup setup-dev setup-gpu train test test-slow lint format \
+	build-file lock clean
+
+help:
+	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
+	@echo '                 FLAGFILE=$(FLAGFILE))'
+	@echo 'make test        set up, check format, lint and types, run the tests'
+	@echo 'make test-slow   set up, run the tests that take longer'
+	@echo 'make lint        the checks alone'
+	@echo 'make format      format the code, sort imports, update BUILD.bazel'
+	@echo 'make setup       .venv with what training needs'
+	@echo 'make setup-dev   .venv with what the tests and checks need, too'
+	@echo 'make setup-gpu   .venv with the CUDA 11.8 libraries, too'
+	@echo 'make build-file  update BUILD.bazel from the imports'
+	@echo 'make lock        update requirements*.txt (needs uv;'
+	@echo '                 ARGS=--upgrade to take newer versions)'
+	@echo 'make clean       remove .venv and caches'
+	@echo 'PYTHON=/path/to/python3.11 chooses what .venv is made with.'
+
+# An installation is done anew when, and only when, its files have changed.
+$(VENV)/.installed: requirements.txt pyproject.toml
+	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
+	if ! { $(BIN)/python -m pip --version && \
+	       sh tools/find_python.sh $(BIN)/python; } >/dev/null 2>&1; then \
+	  echo "Making $(VENV) with $$python"; \
+	  "$$python" -m venv --clear $(VENV); \
+	fi
+	@echo 'Installing requirements.txt (1.5 GB; minutes)'
+	@$(INSTALL) -r requirements.txt
+	@$(INSTALL) --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.installed-dev: requirements-dev.txt $(VENV)/.installed
+	@echo 'Installing requirements-dev.txt'
+	@$(INSTALL) -r requirements-dev.txt
+	@touch $@
+
+$(VENV)/.installed-gpu: requirements-gpu.txt $(VENV)/.installed
+	@echo 'Installing requirements-gpu.txt (2 GB)'
+	@$(INSTALL) -r requirements-gpu.txt
+	@touch $@
+
+setup: $(VENV)/.installed
+setup-dev: $(VENV)/.installed-dev
+setup-gpu: $(VENV)/.installed-gpu
+
+train: setup
+	$(BIN)/python programs/train.py --flagfile=$(FLAGFILE) $(ARGS)
+
+lint: setup-dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(PYTEST) $(ARGS)
+
+test-slow: setup-dev
+	$(PYTEST) -m slow $(ARGS)
+
+format: setup-dev build-file
+	$(BIN)/ruff check --fix-only .
+	$(BIN)/ruff format .
+
+build-file: setup-dev
+	$(BIN)/python tools/update_build.py
+
+lock:
+	@command -v uv >/dev/null || { echo 'make lock needs uv: pip install uv'; \
+	  exit 1; }
+	$(LOCK) $(ARGS) --override requirements-overrides.txt requirements.in \
+	  --output-file requirements.txt >/dev/null
+	$(LOCK) $(ARGS) requirements-dev.in --output-file requirements-dev.txt \
+	  >/dev/null
+	$(LOCK) $(ARGS) requirements-gpu.in --output-file requirements-gpu.txt \
+	  >/dev/null
+
+clean:
+	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \
+	  .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
