@@ -4,10 +4,11 @@ TensorFlow-free: `--help` and every check that needs no data run before
 TensorFlow is imported (which takes seconds).
 """
 
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import math
-from typing import Any, Optional, Sequence
+from typing import Any, Optional
 
 
 class UsageError(ValueError):
@@ -15,13 +16,13 @@ class UsageError(ValueError):
 
 
 def hparam(
-    default: Any,
-    help: str,  # pylint: disable=redefined-builtin
-    *,
-    minimum: Optional[float] = None,
-    maximum: Optional[float] = None,
-    exclusive_minimum: bool = False,
-    choices: Optional[Sequence[str]] = None,
+  default: Any,
+  help: str,  # pylint: disable=redefined-builtin
+  *,
+  minimum: Optional[float] = None,
+  maximum: Optional[float] = None,
+  exclusive_minimum: bool = False,
+  choices: Optional[Sequence[str]] = None,
 ) -> Any:
   """A dataclass field with its documentation and its range.
 
@@ -37,14 +38,14 @@ def hparam(
     A `dataclasses.field` whose metadata holds all of these.
   """
   return dataclasses.field(
-      default=default,
-      metadata={
-          'help': help,
-          'minimum': minimum,
-          'maximum': maximum,
-          'exclusive_minimum': exclusive_minimum,
-          'choices': tuple(choices) if choices else None,
-      },
+    default=default,
+    metadata={
+      'help': help,
+      'minimum': minimum,
+      'maximum': maximum,
+      'exclusive_minimum': exclusive_minimum,
+      'choices': tuple(choices) if choices else None,
+    },
   )
 
 
@@ -70,8 +71,8 @@ def validate(instance: Any, prefix: str = '') -> None:
     choices = metadata.get('choices')
     if choices and value not in choices:
       raise UsageError(
-          f'{flag}={value}: allowed are {", ".join(choices)}'
-          f'{closest(str(value), choices)}'
+        f'{flag}={value}: allowed are {", ".join(choices)}'
+        f'{closest(str(value), choices)}'
       )
     low, high = metadata.get('minimum'), metadata.get('maximum')
     if isinstance(value, float) and not math.isfinite(value):

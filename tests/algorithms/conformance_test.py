@@ -23,7 +23,7 @@ def _rounds(process, make_cohort, num_rounds=2):
   for round_num in range(1, num_rounds + 1):
     elements = make_cohort(round_num)
     state, metrics = process.next(
-        state, [tiny_task.dataset(e) for e in elements]
+      state, [tiny_task.dataset(e) for e in elements]
     )
   return state, metrics
 
@@ -35,7 +35,7 @@ def _trains_clients(name, scenario):
 def test_two_rounds(name, scenario):
   process = tiny_task.build(name, scenario)
   state, metrics = _rounds(
-      process, lambda r: tiny_task.cohort(scenario, round_num=r)
+    process, lambda r: tiny_task.cohort(scenario, round_num=r)
   )
   initial = tiny_task.flat(process.initialize())
   final = tiny_task.flat(state)
@@ -48,7 +48,7 @@ def test_two_rounds(name, scenario):
     assert train['num_examples'] > 0
     assert 0 < train['aggregation_weight_min'] <= 1 / 3 + 1e-6
     assert train['aggregation_weight_entropy'] == pytest.approx(
-        np.log(3), abs=0.1
+      np.log(3), abs=0.1
     )
   assert state.client_work == 3
   assert state.finalizer['round_num'] == 3
@@ -71,11 +71,11 @@ def test_get_and_set_model_weights(name, scenario):
   model = tiny_task.model_fn()
   weights.assign_weights_to(model)
   doubled = tff.learning.models.ModelWeights(
-      tuple(2 * w for w in weights.trainable), tuple(weights.non_trainable)
+    tuple(2 * w for w in weights.trainable), tuple(weights.non_trainable)
   )
   state = process.set_model_weights(state, doubled)
   np.testing.assert_array_equal(
-      process.get_model_weights(state).trainable[0], 2 * weights.trainable[0]
+    process.get_model_weights(state).trainable[0], 2 * weights.trainable[0]
   )
 
 
@@ -85,7 +85,7 @@ def test_repeats_bit_for_bit_and_for_any_number_of_threads(name, scenario):
   first, _ = _rounds(process, make)
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(
-      runtime.build_context('in_process', client_threads=3)
+    runtime.build_context('in_process', client_threads=3)
   )
   try:
     second, _ = _rounds(process, make)
@@ -104,9 +104,7 @@ def test_hidden_labels_change_nothing(name, scenario):
       element['unlabeled']['y'] = np.roll(element['unlabeled']['y'], 1)
     return elements
 
-  first, _ = _rounds(
-      process, lambda r: tiny_task.cohort(scenario, round_num=r)
-  )
+  first, _ = _rounds(process, lambda r: tiny_task.cohort(scenario, round_num=r))
   second, _ = _rounds(process, shuffled)
   for a, b in zip(tiny_task.flat(first), tiny_task.flat(second), strict=True):
     np.testing.assert_array_equal(a, b)
@@ -129,7 +127,7 @@ def test_empty_client_and_client_without_a_class(name, scenario):
     for part in ('labeled', 'unlabeled'):
       keep = elements[1][part]['y'] != 0
       elements[1][part] = collections.OrderedDict(
-          (k, v[keep]) for k, v in elements[1][part].items()
+        (k, v[keep]) for k, v in elements[1][part].items()
       )
     if with_empty:
       elements.append(tiny_task.client(9, round_num, unlabeled=0))
@@ -139,7 +137,7 @@ def test_empty_client_and_client_without_a_class(name, scenario):
   with_empty, metrics = _rounds(process, lambda r: make(r, True))
   assert metrics['client_work']['train']['num_clients'] == 4
   for a, b in zip(
-      tiny_task.flat(without), tiny_task.flat(with_empty), strict=True
+    tiny_task.flat(without), tiny_task.flat(with_empty), strict=True
   ):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
@@ -149,11 +147,11 @@ def _fragile_model() -> tf.keras.Model:
   inputs = tf.keras.Input(tiny_task.IMAGE_SHAPE)
   bright = tf.reduce_max(inputs, axis=[1, 2, 3], keepdims=True)
   hidden = tf.keras.layers.Conv2D(4, 3)(
-      inputs + tf.where(bright > 2.0, np.nan, 0.0)
+    inputs + tf.where(bright > 2.0, np.nan, 0.0)
   )
   hidden = tf.keras.layers.GlobalAveragePooling2D()(hidden)
   return tf.keras.Model(
-      inputs, tf.keras.layers.Dense(tiny_task.NUM_CLASSES)(hidden)
+    inputs, tf.keras.layers.Dense(tiny_task.NUM_CLASSES)(hidden)
   )
 
 
@@ -161,7 +159,7 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   if not _trains_clients(name, scenario):
     pytest.skip('Its clients do not train.')
   process = tiny_task.build(
-      name, scenario, model=_fragile_model, bright_views=True
+    name, scenario, model=_fragile_model, bright_views=True
   )
 
   def bad(index, round_num):
@@ -192,16 +190,16 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   state = process.initialize()
   model_bytes = sum(w.nbytes for w in tiny_task.flat(state))
   _, metrics = _rounds(
-      process, lambda r: tiny_task.cohort(scenario, round_num=r), 1
+    process, lambda r: tiny_task.cohort(scenario, round_num=r), 1
   )
   communication = metrics['communication']
   # Static batch norm is a phase more; 4 bytes are the number of the round.
   phases = capabilities.client_phases + 1
   assert communication['bytes_down_per_client'] == (
-      4 + phases * capabilities.weight_sets_down * model_bytes
+    4 + phases * capabilities.weight_sets_down * model_bytes
   )
   trainable = sum(
-      np.asarray(w).nbytes for w in state.global_model_weights.trainable
+    np.asarray(w).nbytes for w in state.global_model_weights.trainable
   )
   update = capabilities.weight_sets_up * trainable
   assert update < communication['bytes_up_per_client'] < update + 1000
@@ -214,21 +212,21 @@ def test_runs_under_train_model_and_resumes(name, scenario, tmp_path):
 
   def train(num_rounds):
     return tff.learning.programs.train_model(
-        train_process=process,
-        train_data_source=tiny_task.Source(scenario),
-        train_per_round_clients=2,
-        train_total_rounds=num_rounds,
-        program_state_manager=saved,
-        model_output_manager=tff.program.LoggingReleaseManager(),
-        train_metrics_manager=tff.program.CSVFileReleaseManager(
-            tmp_path / 'metrics.csv', key_fieldname='round_num'
-        ),
-        evaluation_manager=None,
-        evaluation_periodicity=1,
+      train_process=process,
+      train_data_source=tiny_task.Source(scenario),
+      train_per_round_clients=2,
+      train_total_rounds=num_rounds,
+      program_state_manager=saved,
+      model_output_manager=tff.program.LoggingReleaseManager(),
+      train_metrics_manager=tff.program.CSVFileReleaseManager(
+        tmp_path / 'metrics.csv', key_fieldname='round_num'
+      ),
+      evaluation_manager=None,
+      evaluation_periodicity=1,
     )
 
   context = tff.program.NativeFederatedContext(
-      runtime.build_async_context('in_process')
+    runtime.build_async_context('in_process')
   )
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(context)

@@ -23,9 +23,7 @@ _AT_CLIENTS = 'labels_at_clients'
 def _final(process, cohorts):
   state = process.initialize()
   for elements in cohorts:
-    state = process.next(
-        state, [tiny_task.dataset(e) for e in elements]
-    ).state
+    state = process.next(state, [tiny_task.dataset(e) for e in elements]).state
   return state
 
 
@@ -36,8 +34,8 @@ def _assert_same(first, second, atol=0.0):
 
 def _differs(first, second):
   return any(
-      not np.allclose(a, b, atol=1e-6)
-      for a, b in zip(tiny_task.flat(first), tiny_task.flat(second))
+    not np.allclose(a, b, atol=1e-6)
+    for a, b in zip(tiny_task.flat(first), tiny_task.flat(second))
   )
 
 
@@ -59,78 +57,80 @@ def _fl2(**hparams):
 def test_supervised_is_tffs_fedavg():
   """Against `tff.learning`, whole-batch steps, weighted by examples."""
   process = tiny_task.build(
-      'supervised',
-      _AT_CLIENTS,
-      norm='none',
-      plain=True,
-      client_weighting='examples',
-      client_batch_size=100,
-      max_gradient_norm=0.0,
-      weight_decay=0.0,
-      nesterov=False,
-      momentum=0.9,
-      client_epochs=3,
-      server_optimizer_momentum=0.5,
+    'supervised',
+    _AT_CLIENTS,
+    norm='none',
+    plain=True,
+    client_weighting='examples',
+    client_batch_size=100,
+    max_gradient_norm=0.0,
+    weight_decay=0.0,
+    nesterov=False,
+    momentum=0.9,
+    client_epochs=3,
+    server_optimizer_momentum=0.5,
   )
   elements = [
-      tiny_task.client(i, labeled=4 + 3 * i, unlabeled=2) for i in range(3)
+    tiny_task.client(i, labeled=4 + 3 * i, unlabeled=2) for i in range(3)
   ]
   ours = _final(process, [elements] * 3)
 
   spec = (
-      tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.float32),
-      tf.TensorSpec([None], tf.int32),
+    tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.float32),
+    tf.TensorSpec([None], tf.int32),
   )
 
   def tff_model_fn():
     return tff.learning.models.from_keras_model(
-        tiny_task.model_fn('none'),
-        loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        input_spec=spec,
+      tiny_task.model_fn('none'),
+      loss=tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+      input_spec=spec,
     )
 
   theirs = tff.learning.algorithms.build_weighted_fed_avg(
-      tff_model_fn,
-      client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.03, 0.9),
-      server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, 0.5),
-      client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
-      loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
+    tff_model_fn,
+    client_optimizer_fn=tff.learning.optimizers.build_sgdm(0.03, 0.9),
+    server_optimizer_fn=tff.learning.optimizers.build_sgdm(1.0, 0.5),
+    client_weighting=tff.learning.ClientWeighting.NUM_EXAMPLES,
+    loop_implementation=tff.learning.LoopImplementation.DATASET_ITERATOR,
   )
   state = theirs.set_model_weights(
-      theirs.initialize(),
-      _as_lists(process.get_model_weights(process.initialize())),
+    theirs.initialize(),
+    _as_lists(process.get_model_weights(process.initialize())),
   )
   batches = [
-      tf.data.Dataset.from_tensors((
-          e['labeled']['x'].astype(np.float32) / 255.0,
-          e['labeled']['y'],
-      )).repeat(3)
-      for e in elements
+    tf.data.Dataset.from_tensors(
+      (
+        e['labeled']['x'].astype(np.float32) / 255.0,
+        e['labeled']['y'],
+      )
+    ).repeat(3)
+    for e in elements
   ]
   for _ in range(3):
     state = theirs.next(state, batches).state
   for a, b in zip(
-      process.get_model_weights(ours).trainable,
-      theirs.get_model_weights(state).trainable,
-      strict=True,
+    process.get_model_weights(ours).trainable,
+    theirs.get_model_weights(state).trainable,
+    strict=True,
   ):
     np.testing.assert_allclose(a, b, atol=1e-5)
 
 
 def _as_lists(weights):
   return tff.learning.models.ModelWeights(
-      list(weights.trainable), list(weights.non_trainable)
+    list(weights.trainable), list(weights.non_trainable)
   )
 
 
 def test_fedprox_with_mu_0_is_fedavg_and_with_more_is_not():
   cohorts = [tiny_task.cohort(_AT_CLIENTS, 3, r) for r in (1, 2)]
   fedavg, zero, prox = (
-      _final(
-          tiny_task.build('supervised', _AT_CLIENTS, client_epochs=3, **extra),
-          cohorts,
-      )
-      for extra in ({}, {'proximal_strength': 0.0}, {'proximal_strength': 1.0})
+    _final(
+      tiny_task.build('supervised', _AT_CLIENTS, client_epochs=3, **extra),
+      cohorts,
+    )
+    for extra in ({}, {'proximal_strength': 0.0}, {'proximal_strength': 1.0})
   )
   _assert_same(fedavg, zero)
   assert _differs(fedavg, prox)
@@ -161,35 +161,35 @@ def test_fl2_with_equal_learning_status_is_the_plain_mean():
   _assert_same(weighted, uniform, atol=1e-6)
   others = _fl2_cohorts()
   assert _differs(
-      _final(_fl2(), others),
-      _final(_fl2(learning_status_aggregation=False), others),
+    _final(_fl2(), others),
+    _final(_fl2(learning_status_aggregation=False), others),
   )
 
 
 @pytest.mark.parametrize(
-    'change',
-    [
-        {'adaptive_threshold': False},
-        {'consistency': 'sam'},
-        {'consistency_on': 'all', 'confidence_threshold': 0.6},
-        {'consistency_on': 'correct'},
-        {'ascent': 'sam'},
-        {'asam_eta': 0.5},
-        {'temperature': 0.5},
-        {'pseudo_labels': 'per_step'},
-        {'pseudo_label_loss_weight': 0.5},
-        {'consistency_weight': 2.0},
-        {'confidence_threshold': 0.45},
-    ],
-    ids=lambda c: '-'.join(c),
+  'change',
+  [
+    {'adaptive_threshold': False},
+    {'consistency': 'sam'},
+    {'consistency_on': 'all', 'confidence_threshold': 0.6},
+    {'consistency_on': 'correct'},
+    {'ascent': 'sam'},
+    {'asam_eta': 0.5},
+    {'temperature': 0.5},
+    {'pseudo_labels': 'per_step'},
+    {'pseudo_label_loss_weight': 0.5},
+    {'consistency_weight': 2.0},
+    {'confidence_threshold': 0.45},
+  ],
+  ids=lambda c: '-'.join(c),
 )
 def test_every_hyper_parameter_of_fl2_does_something(change):
   base = {}
   if 'consistency_on' in change and 'confidence_threshold' in change:
     base['confidence_threshold'] = change['confidence_threshold']
   assert _differs(
-      _final(_fl2(**base), _fl2_cohorts()),
-      _final(_fl2(**change), _fl2_cohorts()),
+    _final(_fl2(**base), _fl2_cohorts()),
+    _final(_fl2(**change), _fl2_cohorts()),
   )
 
 
@@ -197,14 +197,14 @@ def _batch(**kwargs):
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
   values = {
-      'labeled': None,
-      'labels': None,
-      'label_weights': None,
-      'views': {'weak': images, 'strong': images + 0.1},
-      'hidden_labels': tf.constant(y),
-      'of_example': {},
-      'constants': {'unlabeled_weight': 1.0},
-      **kwargs,
+    'labeled': None,
+    'labels': None,
+    'label_weights': None,
+    'views': {'weak': images, 'strong': images + 0.1},
+    'hidden_labels': tf.constant(y),
+    'of_example': {},
+    'constants': {'unlabeled_weight': 1.0},
+    **kwargs,
   }
   return algorithm_lib.Batch(**values)
 
@@ -213,10 +213,10 @@ def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
   """E14: ... -> FixMatch step with threshold 0."""
   network = adapter.Network(tiny_task.model_fn, seed=1)
   ours = fl2.build_step(
-      fl2_hparams.Fl2Hparams(pseudo_labels='per_step', confidence_threshold=1.0)
+    fl2_hparams.Fl2Hparams(pseudo_labels='per_step', confidence_threshold=1.0)
   )(network, _batch(constants={'of_class': tf.zeros([3])}))
   theirs = fixmatch.local_algorithm(
-      fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0), labeled=False
+    fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0), labeled=False
   ).step(network, _batch())
   for a, b in zip(ours.gradients, theirs.gradients, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
@@ -226,12 +226,12 @@ def test_batch_without_a_confident_example_gives_just_l_a():
   network = adapter.Network(tiny_task.model_fn, seed=1)
   labels = tf.constant([0, 1, 2, 0, 1, 2, 0, 1])
   batch = _batch(
-      of_example={'labels': labels, 'confident': tf.zeros([8], tf.bool)}
+    of_example={'labels': labels, 'confident': tf.zeros([8], tf.bool)}
   )
   with tf.GradientTape() as tape:
     logits = network.logits(batch.views['strong'], training=True)
     loss = tf.reduce_mean(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
+      tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     )
   expected = tape.gradient(loss, network.trainable_variables)
   result = fl2.build_step(fl2_hparams.Fl2Hparams())(network, batch)
@@ -244,15 +244,16 @@ def test_e3_aggregation_by_learning_status():
   """beta_k = (1 - tau_k) / sum: worked example E3."""
   value_type = tff.to_type([(np.float32, [4])])
   process = guarded.GuardedFactory(tff.aggregators.MeanFactory()).create(
-      value_type, tff.TensorType(np.float32)
+    value_type, tff.TensorType(np.float32)
   )
   tau = np.array([0.30, 0.55, 0.90, 0.95], np.float32)
   output = process.next(
-      process.initialize(), [[row] for row in np.eye(4, dtype=np.float32)],
-      list(1 - tau),
+    process.initialize(),
+    [[row] for row in np.eye(4, dtype=np.float32)],
+    list(1 - tau),
   )
   np.testing.assert_allclose(
-      output.result[0], [0.538462, 0.346154, 0.076923, 0.038462], atol=1e-6
+    output.result[0], [0.538462, 0.346154, 0.076923, 0.038462], atol=1e-6
   )
   assert output.measurements['num_weighted_clients'] == 4
 
@@ -260,10 +261,10 @@ def test_e3_aggregation_by_learning_status():
 @pytest.mark.parametrize('weights', [[], [0.0, 0.0]])
 def test_a_round_that_weighs_nothing_is_marked(weights):
   process = guarded.GuardedFactory(tff.aggregators.MeanFactory()).create(
-      tff.to_type([(np.float32, [2])]), tff.TensorType(np.float32)
+    tff.to_type([(np.float32, [2])]), tff.TensorType(np.float32)
   )
   output = process.next(
-      process.initialize(), [[np.ones([2], np.float32)]] * len(weights), weights
+    process.initialize(), [[np.ones([2], np.float32)]] * len(weights), weights
   )
   assert np.all(np.isnan(output.result[0]))
   assert output.measurements['num_weighted_clients'] == 0
@@ -271,9 +272,7 @@ def test_a_round_that_weighs_nothing_is_marked(weights):
 
 def test_one_phase_is_tffs_composition():
   """Our composer and TFF's give one process from one set of parts."""
-  weights_type = tff.to_type(
-      adapter.Weights((np.float32,), (), np.float32)
-  )
+  weights_type = tff.to_type(adapter.Weights((np.float32,), (), np.float32))
   data_type = tff.SequenceType(np.float32)
 
   @tff.tensorflow.computation
@@ -284,7 +283,7 @@ def test_one_phase_is_tffs_composition():
   def work(weights, dataset):
     total = dataset.reduce(0.0, lambda a, b: a + b)
     return tff.learning.templates.ClientResult(
-        (weights.trainable[0] - total,), 1.0
+      (weights.trainable[0] - total,), 1.0
     )
 
   @tff.federated_computation
@@ -292,21 +291,21 @@ def test_one_phase_is_tffs_composition():
     return tff.federated_value((), tff.SERVER)
 
   @tff.federated_computation(
-      no_state.type_signature.result,
-      tff.FederatedType(weights_type, tff.CLIENTS),
-      tff.FederatedType(data_type, tff.CLIENTS),
+    no_state.type_signature.result,
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type, tff.CLIENTS),
   )
   def work_next(state, weights, data):
     return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_map(work, (weights, data)),
-        tff.federated_value(collections.OrderedDict(train=()), tff.SERVER),
+      state,
+      tff.federated_map(work, (weights, data)),
+      tff.federated_value(collections.OrderedDict(train=()), tff.SERVER),
     )
 
   client_work = tff.learning.templates.ClientWorkProcess(no_state, work_next)
   update_type = client_work.next.type_signature.result.result.member.update
   aggregator = tff.aggregators.MeanFactory().create(
-      update_type, tff.TensorType(np.float32)
+    update_type, tff.TensorType(np.float32)
   )
 
   @tff.tensorflow.computation(weights_type, update_type)
@@ -314,23 +313,23 @@ def test_one_phase_is_tffs_composition():
     return weights._replace(trainable=(weights.trainable[0] - update[0],))
 
   @tff.federated_computation(
-      no_state.type_signature.result,
-      tff.FederatedType(weights_type, tff.SERVER),
-      tff.FederatedType(update_type, tff.SERVER),
+    no_state.type_signature.result,
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(update_type, tff.SERVER),
   )
   def finalize(state, weights, update):
     return tff.templates.MeasuredProcessOutput(
-        state,
-        tff.federated_map(subtract, (weights, update)),
-        tff.federated_value((), tff.SERVER),
+      state,
+      tff.federated_map(subtract, (weights, update)),
+      tff.federated_value((), tff.SERVER),
     )
 
   parts = (
-      initial,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      client_work,
-      aggregator,
-      tff.learning.templates.FinalizerProcess(no_state, finalize),
+    initial,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    client_work,
+    aggregator,
+    tff.learning.templates.FinalizerProcess(no_state, finalize),
   )
   ours = composer.compose_fssl_process(*parts)
   theirs = tff.learning.templates.compose_learning_process(*parts)
@@ -342,5 +341,5 @@ def test_one_phase_is_tffs_composition():
     other, other_metrics = theirs.next(other, data)
   assert str(my_metrics) == str(other_metrics)
   np.testing.assert_array_equal(
-      mine.global_model_weights.trainable, other.global_model_weights.trainable
+    mine.global_model_weights.trainable, other.global_model_weights.trainable
   )

@@ -21,14 +21,16 @@ _LAYERS = tf.keras.layers
 def model_fn(norm: str = 'bn') -> tf.keras.Model:
   """Convolution, norm, ReLU, pooling, logits."""
   middle = [_LAYERS.BatchNormalization(momentum=0.9)] if norm == 'bn' else []
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       tf.keras.Input(IMAGE_SHAPE),
       _LAYERS.Conv2D(4, 3, use_bias=False),
       *middle,
       _LAYERS.ReLU(),
       _LAYERS.GlobalAveragePooling2D(),
       _LAYERS.Dense(NUM_CLASSES),
-  ])
+    ]
+  )
 
 
 def _noisy(scale):
@@ -40,22 +42,22 @@ def _noisy(scale):
 
 
 VIEWS = augment.Views(
-    plain=lambda x: tf.cast(x, tf.float32) / 255.0,
-    weak=_noisy(0.01),
-    strong=_noisy(0.1),
+  plain=lambda x: tf.cast(x, tf.float32) / 255.0,
+  weak=_noisy(0.01),
+  strong=_noisy(0.1),
 )
 # A white image is 3.0 and more.
 BRIGHT_VIEWS = augment.Views(
-    *(
-        (lambda x, seed=None: tf.where(x < 255, tf.cast(x, tf.float32) / 255, 3))
-        for _ in range(3)
-    )
+  *(
+    (lambda x, seed=None: tf.where(x < 255, tf.cast(x, tf.float32) / 255, 3))
+    for _ in range(3)
+  )
 )
 # Without randomness, for comparisons with others' FedAvg.
 PLAIN_VIEWS = augment.Views(
-    plain=VIEWS.plain,
-    weak=lambda x, seed: VIEWS.plain(x),
-    strong=lambda x, seed: VIEWS.plain(x),
+  plain=VIEWS.plain,
+  weak=lambda x, seed: VIEWS.plain(x),
+  strong=lambda x, seed: VIEWS.plain(x),
 )
 
 
@@ -68,15 +70,15 @@ def examples(num: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def client(
-    index: int, round_num: int = 1, unlabeled: int = 12, labeled: int = 0
+  index: int, round_num: int = 1, unlabeled: int = 12, labeled: int = 0
 ) -> collections.OrderedDict:
   """A client's one element, in NumPy."""
   x, y = examples(labeled + unlabeled, 100 + index)
   part = lambda s: collections.OrderedDict(x=x[s], y=y[s])
   return collections.OrderedDict(
-      seed=np.array([index, round_num], np.int32),
-      labeled=part(slice(0, labeled)),
-      unlabeled=part(slice(labeled, None)),
+    seed=np.array([index, round_num], np.int32),
+    labeled=part(slice(0, labeled)),
+    unlabeled=part(slice(labeled, None)),
   )
 
 
@@ -85,54 +87,52 @@ def dataset(element: collections.OrderedDict) -> tf.data.Dataset:
   return tf.data.Dataset.from_tensors(element)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _server_data_fn():
   x, y = examples(9, 7)
   return clients.build_server_data_fn(x, y)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def build(
-    name: str,
-    scenario: str = round_hparams.LABELS_AT_SERVER,
-    *,
-    norm: str = 'bn',
-    plain: bool = False,
-    bright_views: bool = False,
-    model=None,
-    hparams: tuple = (),
-    **settings,
+  name: str,
+  scenario: str = round_hparams.LABELS_AT_SERVER,
+  *,
+  norm: str = 'bn',
+  plain: bool = False,
+  bright_views: bool = False,
+  model=None,
+  hparams: tuple = (),
+  **settings,
 ) -> tff.learning.templates.LearningProcess:
   """A process, built once for each set of arguments."""
   algorithm = registry.REGISTRY[name]
   settings = {
-      'client_epochs': 1,
-      'client_batch_size': 5,
-      'server_epochs': 1,
-      'num_pretraining_rounds': 1,
-      **settings,
+    'client_epochs': 1,
+    'client_batch_size': 5,
+    'server_epochs': 1,
+    'num_pretraining_rounds': 1,
+    **settings,
   }
   at_server = scenario == round_hparams.LABELS_AT_SERVER
   return algorithm.build(
-      model or functools.partial(model_fn, norm),
-      views=BRIGHT_VIEWS
-      if bright_views
-      else (PLAIN_VIEWS if plain else VIEWS),
-      element_spec=clients.element_spec(IMAGE_SHAPE),
-      server_data_fn=_server_data_fn() if at_server else None,
-      round_hparams=round_hparams.RoundHparams(scenario=scenario, **settings),
-      hparams=dataclasses.replace(algorithm.hparams(), **dict(hparams)),
-      seed=5,
-      num_classes=NUM_CLASSES,
+    model or functools.partial(model_fn, norm),
+    views=BRIGHT_VIEWS if bright_views else (PLAIN_VIEWS if plain else VIEWS),
+    element_spec=clients.element_spec(IMAGE_SHAPE),
+    server_data_fn=_server_data_fn() if at_server else None,
+    round_hparams=round_hparams.RoundHparams(scenario=scenario, **settings),
+    hparams=dataclasses.replace(algorithm.hparams(), **dict(hparams)),
+    seed=5,
+    num_classes=NUM_CLASSES,
   )
 
 
 def scenarios() -> list[tuple[str, str]]:
   """Every (algorithm, scenario) that the registry offers."""
   return [
-      (name, scenario)
-      for name, algorithm in registry.REGISTRY.items()
-      for scenario in algorithm.capabilities.scenarios
+    (name, scenario)
+    for name, algorithm in registry.REGISTRY.items()
+    for scenario in algorithm.capabilities.scenarios
   ]
 
 
@@ -156,10 +156,10 @@ class Source(tff.program.FederatedDataSource):
   @property
   def federated_type(self) -> tff.FederatedType:
     return tff.FederatedType(
-        tff.SequenceType(
-            tff.types.tensorflow_to_type(clients.element_spec(IMAGE_SHAPE))
-        ),
-        tff.CLIENTS,
+      tff.SequenceType(
+        tff.types.tensorflow_to_type(clients.element_spec(IMAGE_SHAPE))
+      ),
+      tff.CLIENTS,
     )
 
   def iterator(self) -> tff.program.FederatedDataSourceIterator:
@@ -167,7 +167,6 @@ class Source(tff.program.FederatedDataSource):
 
 
 class _Iterator(tff.program.FederatedDataSourceIterator):
-
   def __init__(self, source, scenario, round_num=0):
     self._source, self._scenario = source, scenario
     self._round_num = round_num

@@ -9,21 +9,23 @@ from tff_fssl.models import adapter
 
 
 @pytest.mark.parametrize(
-    'round_num, rate',
-    [
-        (1, 0.03),
-        (2, 0.029999884),
-        (201, 0.025606602),
-        (401, 0.015),
-        (601, 0.004393398),
-        (800, 1.16e-07),
-        (900, 0.0),
-        (-3, 0.03),
-    ],
+  'round_num, rate',
+  [
+    (1, 0.03),
+    (2, 0.029999884),
+    (201, 0.025606602),
+    (401, 0.015),
+    (601, 0.004393398),
+    (800, 1.16e-07),
+    (900, 0.0),
+    (-3, 0.03),
+  ],
 )
 def test_e8_cosine(round_num, rate):
   value = optimizer.learning_rate(0.03, 'cosine', 800, tf.constant(round_num))
-  np.testing.assert_allclose(value, rate, rtol=1e-3 if rate < 1e-6 else 1e-6, atol=1e-8)
+  np.testing.assert_allclose(
+    value, rate, rtol=1e-3 if rate < 1e-6 else 1e-6, atol=1e-8
+  )
 
 
 def test_constant():
@@ -36,20 +38,26 @@ def test_constant():
 def test_is_pytorchs_sgd(nesterov, momentum):
   """Against PyTorch's documented recurrence, two steps in float64 NumPy."""
   network = adapter.Network(
-      lambda: tf.keras.Sequential([tf.keras.Input([3]), tf.keras.layers.Dense(2)]),
-      seed=4,
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([3]), tf.keras.layers.Dense(2)]
+    ),
+    seed=4,
   )
-  sgd = optimizer.Sgd(momentum, nesterov, weight_decay=0.1, max_gradient_norm=1.0)
+  sgd = optimizer.Sgd(
+    momentum, nesterov, weight_decay=0.1, max_gradient_norm=1.0
+  )
   slots = sgd.initialize(network)
   weights = [np.array(v, np.float64) for v in network.trainable_variables]
   buffers = [np.zeros_like(w) for w in weights]
   for step in range(2):
-    gradients = [np.full(w.shape, 1.0 + step + i) for i, w in enumerate(weights)]
+    gradients = [
+      np.full(w.shape, 1.0 + step + i) for i, w in enumerate(weights)
+    ]
     sgd.apply(
-        network,
-        slots,
-        [tf.constant(g, tf.float32) for g in gradients],
-        tf.constant(0.03),
+      network,
+      slots,
+      [tf.constant(g, tf.float32) for g in gradients],
+      tf.constant(0.03),
     )
     norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
     for i, w in enumerate(weights):

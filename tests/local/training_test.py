@@ -22,7 +22,7 @@ _SEED = tf.constant([3, 4])
 def _scalar_model() -> tf.keras.Model:
   """One weight: logits w * x for two classes from x in R^1."""
   return tf.keras.Sequential(
-      [tf.keras.Input([1]), tf.keras.layers.Dense(2, use_bias=False)]
+    [tf.keras.Input([1]), tf.keras.layers.Dense(2, use_bias=False)]
   )
 
 
@@ -46,45 +46,45 @@ def _recorder(labeled=False, unlabeled=True, prepare=None):
       ratios['square'] = (tf.square(tf.reduce_sum(x)), tf.constant(1.0))
     if labeled:
       ratios['labeled_sum'] = (
-          tf.reduce_sum(batch.labeled[:, 0] * batch.label_weights),
-          tf.constant(1.0),
+        tf.reduce_sum(batch.labeled[:, 0] * batch.label_weights),
+        tf.constant(1.0),
       )
     return algorithm_lib.StepResult(
-        [tf.ones_like(v) for v in network.trainable_variables], ratios
+      [tf.ones_like(v) for v in network.trainable_variables], ratios
     )
 
   names = ('sum', 'square') if unlabeled else ()
   return algorithm_lib.LocalAlgorithm(
-      step=step,
-      step_ratios=names + (('labeled_sum',) if labeled else ()),
-      prepare=prepare,
-      views=('weak',) if unlabeled else (),
-      labeled=labeled,
+    step=step,
+    step_ratios=names + (('labeled_sum',) if labeled else ()),
+    prepare=prepare,
+    views=('weak',) if unlabeled else (),
+    labeled=labeled,
   )
 
 
 def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
-  config = dict(num_epochs=2, batch_size=4, labeled_batch_size=3)
+  config = {'num_epochs': 2, 'batch_size': 4, 'labeled_batch_size': 3}
   enabled = kwargs.pop('enabled', True)
   seed = kwargs.pop('seed', _SEED)
   config.update(kwargs)
   network = adapter.Network(_scalar_model, seed=0)
   local = training.LocalTraining(
-      network,
-      algorithm,
-      _VIEWS,
-      training.LoopConfig(optimizer=sgd or optimizer.Sgd(), **config),
+    network,
+    algorithm,
+    _VIEWS,
+    training.LoopConfig(optimizer=sgd or optimizer.Sgd(), **config),
   )
   weights = network.initial_weights()
   run = tf.function(
-      lambda: local.run(
-          weights,
-          labeled,
-          unlabeled,
-          learning_rate=tf.constant(0.1),
-          seed=seed,
-          enabled=enabled,
-      )
+    lambda: local.run(
+      weights,
+      labeled,
+      unlabeled,
+      learning_rate=tf.constant(0.1),
+      seed=seed,
+      enabled=enabled,
+    )
   )
   return run()
 
@@ -102,8 +102,8 @@ def test_every_example_once_an_epoch_and_a_ragged_last_batch():
 def test_order_is_a_function_of_the_seed():
   values = _examples([2.0**i for i in range(10)])
   squares = [
-      float(_run(_recorder(), unlabeled=values, seed=seed).ratios['square'][0])
-      for seed in (tf.constant([1, 1]), tf.constant([1, 1]), tf.constant([1, 2]))
+    float(_run(_recorder(), unlabeled=values, seed=seed).ratios['square'][0])
+    for seed in (tf.constant([1, 1]), tf.constant([1, 1]), tf.constant([1, 2]))
   ]
   assert squares[0] == squares[1] != squares[2]
 
@@ -122,8 +122,9 @@ def test_disabled():
 
 def test_labels_cycle_beside_the_longer_stream():
   result = _run(
-      _recorder(labeled=True), _examples([1.0, 2.0], [0, 1]),
-      _examples([1.0] * 12),
+    _recorder(labeled=True),
+    _examples([1.0, 2.0], [0, 1]),
+    _examples([1.0] * 12),
   )
   assert float(result.ratios['sum'][1]) == 6
   assert float(result.ratios['labeled_sum'][0]) == 6 * 3.0
@@ -140,21 +141,23 @@ def test_only_selected_examples_are_trained_on():
   def prepare(network, weights, unlabeled, views, seed):
     del network, weights, views, seed
     return algorithm_lib.Prepared(
-        tf.constant([1, 3]), of_example={'double': 2 * unlabeled.x[:, 0]}
+      tf.constant([1, 3]), of_example={'double': 2 * unlabeled.x[:, 0]}
     )
 
   seen = []
 
   def step(network, batch):
     seen.append(batch.of_example['double'].shape)
-    ratio = tf.reduce_sum(batch.of_example['double'] - batch.views['weak'][:, 0])
+    ratio = tf.reduce_sum(
+      batch.of_example['double'] - batch.views['weak'][:, 0]
+    )
     return algorithm_lib.StepResult(
-        [tf.zeros_like(v) for v in network.trainable_variables],
-        {'sum': (ratio, tf.constant(1.0))},
+      [tf.zeros_like(v) for v in network.trainable_variables],
+      {'sum': (ratio, tf.constant(1.0))},
     )
 
   algorithm = algorithm_lib.LocalAlgorithm(
-      step=step, step_ratios=('sum',), prepare=prepare, views=('weak',)
+    step=step, step_ratios=('sum',), prepare=prepare, views=('weak',)
   )
   result = _run(algorithm, unlabeled=_examples([1.0, 10.0, 100.0, 1000.0]))
   assert float(result.ratios['sum'][0]) == 2 * 1010.0
@@ -164,11 +167,11 @@ def test_non_finite_update_is_zeroed():
   def step(network, batch):
     del batch
     return algorithm_lib.StepResult(
-        [tf.fill(v.shape, np.nan) for v in network.trainable_variables], {}
+      [tf.fill(v.shape, np.nan) for v in network.trainable_variables], {}
     )
 
   algorithm = algorithm_lib.LocalAlgorithm(
-      step=step, step_ratios=(), views=('weak',)
+    step=step, step_ratios=(), views=('weak',)
   )
   result = _run(algorithm, unlabeled=_examples([1.0]))
   assert not bool(result.is_finite)
@@ -178,20 +181,20 @@ def test_non_finite_update_is_zeroed():
 def test_momentum_starts_at_zero_each_time():
   network = adapter.Network(_scalar_model, seed=0)
   local = training.LocalTraining(
-      network,
-      _recorder(),
-      _VIEWS,
-      training.LoopConfig(3, 4, 3, optimizer.Sgd(momentum=0.9)),
+    network,
+    _recorder(),
+    _VIEWS,
+    training.LoopConfig(3, 4, 3, optimizer.Sgd(momentum=0.9)),
   )
   weights = network.initial_weights()
   run = tf.function(
-      lambda: local.run(
-          weights,
-          _NONE,
-          _examples([1.0] * 9),
-          learning_rate=tf.constant(0.1),
-          seed=_SEED,
-      )
+    lambda: local.run(
+      weights,
+      _NONE,
+      _examples([1.0] * 9),
+      learning_rate=tf.constant(0.1),
+      seed=_SEED,
+    )
   )
   first, second = run().update[0], run().update[0]
   np.testing.assert_array_equal(first, second)
@@ -200,10 +203,10 @@ def test_momentum_starts_at_zero_each_time():
 def test_proximal_term_pulls_back():
   free = _run(_recorder(), unlabeled=_examples([1.0] * 8))
   pulled = _run(
-      _recorder(), unlabeled=_examples([1.0] * 8), proximal_strength=1.0
+    _recorder(), unlabeled=_examples([1.0] * 8), proximal_strength=1.0
   )
   # Steps of 0.1 (1 + mu (w - w0)): 0.1 (1 + 0.9 + 0.9^2 + 0.9^3).
   np.testing.assert_allclose(free.update[0], np.full([1, 2], 0.4), rtol=1e-5)
   np.testing.assert_allclose(
-      pulled.update[0], np.full([1, 2], 0.3439), rtol=1e-5
+    pulled.update[0], np.full([1, 2], 0.3439), rtol=1e-5
   )

@@ -11,14 +11,16 @@ _LAYERS = tf.keras.layers
 
 
 def _model(*, last=None, extra=()) -> tf.keras.Model:
-  return tf.keras.Sequential([
+  return tf.keras.Sequential(
+    [
       tf.keras.Input([4, 4, 2]),
       _LAYERS.Conv2D(3, 3),
       _LAYERS.BatchNormalization(),
       *extra,
       _LAYERS.GlobalAveragePooling2D(),
       _LAYERS.Dense(5, activation=last),
-  ])
+    ]
+  )
 
 
 def _images(size=6):
@@ -39,10 +41,10 @@ def test_initial_weights_are_a_function_of_the_seed():
   assert not np.array_equal(first.trainable[0], other.trainable[0])
   # Layers of one shape differ.
   twins = adapter.Network(
-      lambda: tf.keras.Sequential(
-          [tf.keras.Input([3]), _LAYERS.Dense(3), _LAYERS.Dense(3)]
-      ),
-      seed=1,
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([3]), _LAYERS.Dense(3), _LAYERS.Dense(3)]
+    ),
+    seed=1,
   ).initial_weights()
   assert not np.array_equal(twins.trainable[0], twins.trainable[2])
 
@@ -53,7 +55,7 @@ def test_training_normalizes_by_the_batch_and_tracks_nothing(rank):
 
   def model_fn():
     return tf.keras.Sequential(
-        [tf.keras.Input(shape), _LAYERS.BatchNormalization()]
+      [tf.keras.Input(shape), _LAYERS.BatchNormalization()]
     )
 
   network = adapter.Network(model_fn, seed=0)
@@ -82,11 +84,11 @@ def test_inference_without_statistics_uses_the_batch():
   network = adapter.Network(_model, seed=0)
   batch = network.inference_logits(_images(), tf.constant(0.0))
   np.testing.assert_allclose(
-      batch, network.logits(_images(), training=True), atol=1e-6
+    batch, network.logits(_images(), training=True), atol=1e-6
   )
   stored = network.inference_logits(_images(), tf.constant(1.0))
   np.testing.assert_allclose(
-      stored, network.logits(_images(), training=False), atol=1e-6
+    stored, network.logits(_images(), training=False), atol=1e-6
   )
   assert not np.allclose(batch, stored)
 
@@ -111,21 +113,21 @@ def test_frozen_layers_stay_as_they_are():
   network = adapter.Network(model_fn, seed=0)
   assert not network.is_static
   np.testing.assert_allclose(
-      network.logits(_images(), training=True),
-      network.logits(_images(), training=False),
+    network.logits(_images(), training=True),
+    network.logits(_images(), training=False),
   )
 
 
 @pytest.mark.parametrize(
-    'model_fn, word',
-    [
-        (lambda: _model(last='softmax'), 'logits'),
-        (
-            lambda: tf.keras.Sequential([_model(), _LAYERS.Softmax()]),
-            'logits',
-        ),
-        (lambda: _model(extra=[_LAYERS.Dropout(0.5)]), 'random'),
-    ],
+  'model_fn, word',
+  [
+    (lambda: _model(last='softmax'), 'logits'),
+    (
+      lambda: tf.keras.Sequential([_model(), _LAYERS.Softmax()]),
+      'logits',
+    ),
+    (lambda: _model(extra=[_LAYERS.Dropout(0.5)]), 'random'),
+  ],
 )
 def test_refuses_what_cannot_be_trained(model_fn, word):
   with pytest.raises(hparams.UsageError, match=word):

@@ -15,7 +15,7 @@ _E9 = ([1.0, 2, 3, 4], [10.0, 12, 14, 16], [0.0, 2.0])
 def _one_channel() -> tf.keras.Model:
   """Batch norm of a single number."""
   return tf.keras.Sequential(
-      [tf.keras.Input([1]), tf.keras.layers.BatchNormalization(epsilon=1e-5)]
+    [tf.keras.Input([1]), tf.keras.layers.BatchNormalization(epsilon=1e-5)]
   )
 
 
@@ -24,22 +24,22 @@ def _sums(network, weights, kind):
   for batch in _E9:
     images = tf.constant(batch)[:, None]
     sums = statistics.gather(
-        network, weights, images, _VIEWS, kind=kind, batch_size=10
+      network, weights, images, _VIEWS, kind=kind, batch_size=10
     )
     total = tf.nest.map_structure(tf.add, total, sums)
   return total
 
 
 @pytest.mark.parametrize(
-    'kind, mean, variance',
-    [('batch_mean', 5.5, 3.444444), ('pooled', 6.4, None)],
+  'kind, mean, variance',
+  [('batch_mean', 5.5, 3.444444), ('pooled', 6.4, None)],
 )
 def test_e9(kind, mean, variance):
   network = adapter.Network(_one_channel, seed=0)
   weights = network.initial_weights()
   assert float(weights.statistics_count) == 0.0
   new = statistics.put(
-      network, weights, _sums(network, weights, kind), kind=kind
+    network, weights, _sums(network, weights, kind), kind=kind
   )
   if variance is None:  # The spec's 35.6 is the unbiased one; ours is not.
     values = np.concatenate(_E9)
@@ -50,9 +50,7 @@ def test_e9(kind, mean, variance):
   assert float(new.statistics_count) == (3.0 if kind == 'batch_mean' else 10.0)
   if kind == 'batch_mean':
     network.assign(new)
-    logit = network.inference_logits(
-        tf.constant([[5.0]]), new.statistics_count
-    )
+    logit = network.inference_logits(tf.constant([[5.0]]), new.statistics_count)
     np.testing.assert_allclose(logit, [[-0.269408]], atol=1e-6)
 
 
@@ -63,45 +61,45 @@ def test_shift_keeps_large_means_exact():
   weights = network.initial_weights()
   for _ in range(2):  # The second pass is shifted by the first one's mean.
     sums = statistics.gather(
-        network, weights, images, _VIEWS, kind='pooled', batch_size=50
+      network, weights, images, _VIEWS, kind='pooled', batch_size=50
     )
     weights = statistics.put(network, weights, sums, kind='pooled')
   np.testing.assert_allclose(
-      weights.non_trainable[1], [np.var(images)], rtol=1e-3
+    weights.non_trainable[1], [np.var(images)], rtol=1e-3
   )
 
 
 def test_a_pass_over_nothing_keeps_the_old():
   network = adapter.Network(_one_channel, seed=0)
   weights = network.initial_weights()._replace(
-      non_trainable=(tf.constant([3.0]), tf.constant([4.0])),
-      statistics_count=tf.constant(7.0),
+    non_trainable=(tf.constant([3.0]), tf.constant([4.0])),
+    statistics_count=tf.constant(7.0),
   )
   for images in (tf.zeros([0, 1]), tf.constant([[np.nan]])):
     sums = statistics.gather(
-        network, weights, images, _VIEWS, kind='pooled', batch_size=10
+      network, weights, images, _VIEWS, kind='pooled', batch_size=10
     )
     assert float(sums.count) == 0.0
     new = statistics.put(network, weights, sums, kind='pooled')
-    for old_value, value in zip(
-        tf.nest.flatten(weights), tf.nest.flatten(new)
-    ):
+    for old_value, value in zip(tf.nest.flatten(weights), tf.nest.flatten(new)):
       np.testing.assert_array_equal(old_value, value)
 
 
 def test_pooled_equals_moments_of_all_images():
-  model_fn = lambda: tf.keras.Sequential([
+  model_fn = lambda: tf.keras.Sequential(
+    [
       tf.keras.Input([4, 4, 2]),
       tf.keras.layers.BatchNormalization(),
       tf.keras.layers.Conv2D(3, 3),
       tf.keras.layers.BatchNormalization(),
       tf.keras.layers.GlobalAveragePooling2D(),
-  ])
+    ]
+  )
   network = adapter.Network(model_fn, seed=3)
   images = tf.random.stateless_normal([20, 4, 4, 2], [1, 2])
   weights = network.initial_weights()
   sums = statistics.gather(
-      network, weights, images, _VIEWS, kind='pooled', batch_size=8
+    network, weights, images, _VIEWS, kind='pooled', batch_size=8
   )
   new = statistics.put(network, weights, sums, kind='pooled')
   mean, variance = tf.nn.moments(images, [0, 1, 2])

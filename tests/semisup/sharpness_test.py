@@ -11,7 +11,7 @@ _B, _GB = tf.constant([3.0, -2.0]), tf.constant([0.3, -0.05])
 
 def _perturb(weights, gradients, scaled):
   return sharpness.perturbation(
-      weights, gradients, rho=0.1, eta=0.01, scaled=scaled
+    weights, gradients, rho=0.1, eta=0.01, scaled=scaled
   )
 
 
@@ -46,15 +46,20 @@ def test_e14_scaling_the_loss_changes_nothing():
 
 
 def test_which_variables_are_scaled():
-  model = tf.keras.Sequential([
+  model = tf.keras.Sequential(
+    [
       tf.keras.Input([4]),
       tf.keras.layers.Dense(3),
       tf.keras.layers.BatchNormalization(),
-  ])
+    ]
+  )
   scaled = {
-      v.name.split('/')[-1]: sharpness.is_scaled(v)
-      for v in model.trainable_variables
+    v.name.split('/')[-1]: sharpness.is_scaled(v)
+    for v in model.trainable_variables
   }
   assert scaled == {
-      'kernel:0': True, 'bias:0': False, 'gamma:0': True, 'beta:0': False
+    'kernel:0': True,
+    'bias:0': False,
+    'gamma:0': True,
+    'beta:0': False,
   }

@@ -7,14 +7,14 @@ from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import thresholds
 
 _E1 = np.array(
-    [
-        [0.97, 0.02, 0.01],
-        [0.60, 0.30, 0.10],
-        [0.20, 0.70, 0.10],
-        [0.40, 0.35, 0.25],
-        [0.05, 0.15, 0.80],
-    ],
-    np.float32,
+  [
+    [0.97, 0.02, 0.01],
+    [0.60, 0.30, 0.10],
+    [0.20, 0.70, 0.10],
+    [0.40, 0.35, 0.25],
+    [0.05, 0.15, 0.80],
+  ],
+  np.float32,
 )
 
 
@@ -22,16 +22,16 @@ def test_e1_thresholds_and_masks():
   adaptive = thresholds.adaptive_thresholds(_E1)
   np.testing.assert_allclose(adaptive.learning_status, 0.694, atol=1e-6)
   np.testing.assert_allclose(
-      adaptive.of_class, [0.694, 0.475171, 0.393892], atol=1e-6
+    adaptive.of_class, [0.694, 0.475171, 0.393892], atol=1e-6
   )
   kept = thresholds.class_mask(_E1, adaptive.of_class)
   np.testing.assert_array_equal(kept, [True, False, True, False, True])
   np.testing.assert_array_equal(
-      thresholds.fixed_mask(_E1, 0.95), [True] + 4 * [False]
+    thresholds.fixed_mask(_E1, 0.95), [True] + 4 * [False]
   )
   labels = thresholds.pseudo_labels(_E1)
   ratios = diagnostics.pseudo_label_ratios(
-      labels, np.array([0, 0, 0, 0, 2], np.int32), kept
+    labels, np.array([0, 0, 0, 0, 2], np.int32), kept
   )
   mean = {k: float(a) / float(b) for k, (a, b) in ratios.items()}
   assert mean['pseudo_label_ratio'] == pytest.approx(0.6)
@@ -47,7 +47,7 @@ def test_e2_fixed_passes_where_adaptive_fails():
   np.testing.assert_allclose(adaptive.learning_status, 0.983, atol=1e-6)
   np.testing.assert_allclose(adaptive.of_class, [0.983, 0.017], atol=1e-6)
   np.testing.assert_array_equal(
-      thresholds.class_mask(probs, adaptive.of_class), [True, False, True]
+    thresholds.class_mask(probs, adaptive.of_class), [True, False, True]
   )
   assert np.all(thresholds.fixed_mask(probs, 0.95))
 
@@ -74,9 +74,9 @@ def test_no_examples():
 
 def test_unknown_hidden_labels_count_for_the_ratio_alone():
   ratios = diagnostics.pseudo_label_ratios(
-      np.array([0, 1], np.int32),
-      np.array([-1, 1], np.int32),
-      np.array([True, True]),
+    np.array([0, 1], np.int32),
+    np.array([-1, 1], np.int32),
+    np.array([True, True]),
   )
   assert [float(v) for v in ratios['pseudo_label_ratio']] == [2.0, 2.0]
   assert [float(v) for v in ratios['pseudo_label_accuracy']] == [1.0, 1.0]

@@ -25,7 +25,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     self._inner = inner
 
   def create(
-      self, value_type: tff.Type, weight_type: tff.Type
+    self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     """Creates the process: <S@SERVER, V@CLIENTS, W@CLIENTS> -> V@SERVER."""
     inner = self._inner.create(value_type, weight_type)
@@ -40,33 +40,33 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     def guard(old_state, new_state, result, num_weighted):
       some = num_weighted > 0
       return (
-          tf.nest.map_structure(
-              lambda new, old: tf.where(some, new, old), new_state, old_state
-          ),
-          tf.nest.map_structure(
-              lambda t: tf.where(some, t, tf.cast(float('nan'), t.dtype)),
-              result,
-          ),
+        tf.nest.map_structure(
+          lambda new, old: tf.where(some, new, old), new_state, old_state
+        ),
+        tf.nest.map_structure(
+          lambda t: tf.where(some, t, tf.cast(float('nan'), t.dtype)),
+          result,
+        ),
       )
 
     @tff.federated_computation(
-        inner.initialize.type_signature.result,
-        tff.FederatedType(value_type, tff.CLIENTS),
-        tff.FederatedType(weight_type, tff.CLIENTS),
+      inner.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
       num_weighted = tff.federated_sum(tff.federated_map(weighs, weight))
       output = inner.next(state, value, weight)
       new_state, result = tff.federated_map(
-          guard, (state, output.state, output.result, num_weighted)
+        guard, (state, output.state, output.result, num_weighted)
       )
       measurements = tff.federated_zip(
-          collections.OrderedDict(
-              inner=output.measurements, num_weighted_clients=num_weighted
-          )
+        collections.OrderedDict(
+          inner=output.measurements, num_weighted_clients=num_weighted
+        )
       )
       return tff.templates.MeasuredProcessOutput(
-          new_state, result, measurements
+        new_state, result, measurements
       )
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)

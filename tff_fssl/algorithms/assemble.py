@@ -1,7 +1,8 @@
 """From an algorithm's local work to a learning process."""
 
 import collections
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -30,20 +31,18 @@ _SERVER = 1
 
 
 def labeled_loss(
-    logits: tf.Tensor, batch: algorithm_lib.Batch
+  logits: tf.Tensor, batch: algorithm_lib.Batch
 ) -> tuple[tf.Tensor, dict[str, algorithm_lib.Ratio]]:
   """Mean cross-entropy of a batch's labels, and it and accuracy as metrics."""
   weights = batch.label_weights
-  loss = losses.masked_mean(
-      losses.cross_entropy(batch.labels, logits), weights
-  )
+  loss = losses.masked_mean(losses.cross_entropy(batch.labels, logits), weights)
   correct = tf.cast(
-      tf.equal(tf.argmax(logits, -1, tf.int32), batch.labels), tf.float32
+    tf.equal(tf.argmax(logits, -1, tf.int32), batch.labels), tf.float32
   )
   size = tf.reduce_sum(weights)
   return loss, {
-      'loss_labeled': algorithm_lib.mean_metric(loss, size),
-      'labeled_accuracy': (tf.reduce_sum(correct * weights), size),
+    'loss_labeled': algorithm_lib.mean_metric(loss, size),
+    'labeled_accuracy': (tf.reduce_sum(correct * weights), size),
   }
 
 
@@ -51,33 +50,33 @@ LABELED_RATIOS = ('loss_labeled', 'labeled_accuracy')
 
 
 def supervised_step(
-    network: adapter.Network, batch: algorithm_lib.Batch
+  network: adapter.Network, batch: algorithm_lib.Batch
 ) -> algorithm_lib.StepResult:
   """A step on labelled examples alone (weak view)."""
   with tf.GradientTape() as tape:
     loss, ratios = labeled_loss(
-        network.logits(batch.labeled, training=True), batch
+      network.logits(batch.labeled, training=True), batch
     )
   gradients = tape.gradient(loss, network.trainable_variables)
   return algorithm_lib.StepResult(gradients, ratios)
 
 
 SUPERVISED = algorithm_lib.LocalAlgorithm(
-    step=supervised_step, step_ratios=LABELED_RATIOS, labeled=True
+  step=supervised_step, step_ratios=LABELED_RATIOS, labeled=True
 )
 
 
 def build_process(
-    model_fn: adapter.ModelFn,
-    local_algorithm: algorithm_lib.LocalAlgorithm,
-    *,
-    views: augment.Views,
-    element_spec: Any,
-    server_data_fn: ServerDataFn | None,
-    hparams: RoundHparams,
-    seed: int,
-    model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-    num_classes: int | None = None,
+  model_fn: adapter.ModelFn,
+  local_algorithm: algorithm_lib.LocalAlgorithm,
+  *,
+  views: augment.Views,
+  element_spec: Any,
+  server_data_fn: ServerDataFn | None,
+  hparams: RoundHparams,
+  seed: int,
+  model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
+  num_classes: int | None = None,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process of an algorithm that averages one model.
 
@@ -115,35 +114,39 @@ def build_process(
   at_server = hparams.scenario == round_hparams_lib.LABELS_AT_SERVER
   if at_server != (server_data_fn is not None):
     raise hparams_lib.UsageError(
-        f'scenario={hparams.scenario} and server_data_fn='
-        f'{"None" if server_data_fn is None else "(given)"}: the server needs'
-        ' labelled data if, and only if, labels are at the server'
+      f'scenario={hparams.scenario} and server_data_fn='
+      f'{"None" if server_data_fn is None else "(given)"}: the server needs'
+      ' labelled data if, and only if, labels are at the server'
     )
   tracked = hparams.batch_norm_statistics == 'moving_average'
   pretraining = hparams.num_pretraining_rounds if at_server else 0
   first_round = 1 - pretraining
 
+  def read_server_data():
+    assert server_data_fn is not None  # Checked above.
+    return client_work.read_examples(client_work.read_one(server_data_fn()))
+
   def make_network(network_seed=None):
     return adapter.Network(
-        model_fn,
-        seed=network_seed,
-        num_classes=num_classes,
-        track_moving_averages=tracked,
+      model_fn,
+      seed=network_seed,
+      num_classes=num_classes,
+      track_moving_averages=tracked,
     )
 
   sgd = optimizer_lib.Sgd(
-      hparams.momentum,
-      hparams.nesterov,
-      hparams.weight_decay,
-      hparams.max_gradient_norm,
+    hparams.momentum,
+    hparams.nesterov,
+    hparams.weight_decay,
+    hparams.max_gradient_norm,
   )
 
   def rate_fn(initial):
     return lambda round_num: optimizer_lib.learning_rate(
-        initial,
-        hparams.learning_rate_schedule,
-        hparams.schedule_rounds,
-        round_num,
+      initial,
+      hparams.learning_rate_schedule,
+      hparams.schedule_rounds,
+      round_num,
     )
 
   is_static = []  # Whether the model has batch norm; known once it is built.
@@ -158,15 +161,15 @@ def build_process(
       weights = network.initial_weights()
       if not (network.is_static and at_server):
         return weights
-      images = client_work.read_one(server_data_fn())['x']
+      images = read_server_data().x
       kind = hparams.batch_norm_statistics
       sums = statistics.gather(
-          network,
-          weights,
-          images,
-          views,
-          kind=kind,
-          batch_size=hparams.statistics_batch_size,
+        network,
+        weights,
+        images,
+        views,
+        kind=kind,
+        batch_size=hparams.statistics_batch_size,
       )
       return statistics.put(network, weights, sums, kind=kind)
 
@@ -176,75 +179,73 @@ def build_process(
 
   def make_client_training():
     config = training.LoopConfig(
-        hparams.client_epochs,
-        hparams.client_batch_size,
-        hparams.client_labeled_batch_size
-        if local_algorithm.views
-        else hparams.client_batch_size,
-        sgd,
-        hparams.proximal_strength,
-        hparams.jit_compile,
+      hparams.client_epochs,
+      hparams.client_batch_size,
+      hparams.client_labeled_batch_size
+      if local_algorithm.views
+      else hparams.client_batch_size,
+      sgd,
+      hparams.proximal_strength,
+      hparams.jit_compile,
     )
-    return training.LocalTraining(make_network(), local_algorithm, views, config)
+    return training.LocalTraining(
+      make_network(), local_algorithm, views, config
+    )
 
   def make_server_training():
     config = training.LoopConfig(
-        hparams.server_epochs,
-        hparams.server_batch_size,
-        hparams.server_batch_size,
-        sgd,
-        jit_compile=hparams.jit_compile,
+      hparams.server_epochs,
+      hparams.server_batch_size,
+      hparams.server_batch_size,
+      sgd,
+      jit_compile=hparams.jit_compile,
     )
     local = training.LocalTraining(make_network(), SUPERVISED, views, config)
 
     def train(weights, round_num):
-      labeled = client_work.read_examples(
-          client_work.read_one(server_data_fn())
-      )
+      labeled = read_server_data()
       result = local.run(
-          weights,
-          labeled,
-          algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
-          learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
-          seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
+        weights,
+        labeled,
+        algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
+        learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
+        seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
       )
       metrics = collections.OrderedDict(
-          (f'server_{name}', total / count)
-          for name, (total, count) in sorted(result.ratios.items())
+        (f'server_{name}', total / count)
+        for name, (total, count) in sorted(result.ratios.items())
       )
       metrics['server_num_examples'] = result.num_examples
       metrics['server_non_finite'] = tf.cast(
-          tf.logical_not(result.is_finite), tf.int32
+        tf.logical_not(result.is_finite), tf.int32
       )
-      trained = tuple(
-          w - u for w, u in zip(weights.trainable, result.update)
-      )
+      trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
       return weights._replace(
-          trainable=trained, non_trainable=result.non_trainable
+        trainable=trained, non_trainable=result.non_trainable
       ), metrics
 
     return train
 
   work, bytes_up = client_work.build_client_work(
-      weights_type,
-      element_spec,
-      make_client_training,
-      learning_rate_fn=rate_fn(hparams.client_learning_rate),
-      weigh_by_examples=hparams.client_weighting == 'examples',
-      track_non_trainable=tracked,
-      first_round=first_round,
+    weights_type,
+    element_spec,
+    make_client_training,
+    learning_rate_fn=rate_fn(hparams.client_learning_rate),
+    weigh_by_examples=hparams.client_weighting == 'examples',
+    track_non_trainable=tracked,
+    first_round=first_round,
   )
   result_type = work.next.type_signature.result.result.member
   factory = model_aggregator or tff.aggregators.MeanFactory()
   aggregator = guarded.GuardedFactory(factory).create(
-      result_type.update, result_type.update_weight
+    result_type.update, result_type.update_weight
   )
   finalizer = server_step.build_server_step(
-      weights_type,
-      aggregator.next.type_signature.result.result.member,
-      _server_optimizer(hparams),
-      first_round=first_round,
-      make_training=make_server_training if at_server else None,
+    weights_type,
+    aggregator.next.type_signature.result.result.member,
+    _server_optimizer(hparams),
+    first_round=first_round,
+    make_training=make_server_training if at_server else None,
   )
   # Weights go down once a phase; the number of the round goes with the first.
   weight_bytes = client_work.num_bytes(weights_type)
@@ -252,25 +253,25 @@ def build_process(
   last_phase = None
   if is_static[0]:
     last_phase, phase_bytes_up = statistics_phase.build_statistics_phase(
-        weights_type,
-        element_spec,
-        make_network,
-        views,
-        kind=hparams.batch_norm_statistics,
-        batch_size=hparams.statistics_batch_size,
-        server_data_fn=server_data_fn,
+      weights_type,
+      element_spec,
+      make_network,
+      views,
+      kind=hparams.batch_norm_statistics,
+      batch_size=hparams.statistics_batch_size,
+      server_data_fn=server_data_fn,
     )
     bytes_down += weight_bytes
     bytes_up += phase_bytes_up
 
   state_type = tff.to_type(
-      composer.LearningAlgorithmState(
-          weights_type,
-          (),
-          tff.TensorType(np.int32),
-          aggregator.initialize.type_signature.result.member,
-          finalizer.initialize.type_signature.result.member,
-      )
+    composer.LearningAlgorithmState(
+      weights_type,
+      (),
+      tff.TensorType(np.int32),
+      aggregator.initialize.type_signature.result.member,
+      finalizer.initialize.type_signature.result.member,
+    )
   )
   metrics_type = work.next.type_signature.result.measurements.member
 
@@ -278,33 +279,31 @@ def build_process(
   def keep_if_all_failed(old, new, metrics):
     train = metrics['train']
     failed = tf.logical_and(
-        train['num_clients'] > 0,
-        train['num_non_finite_clients'] >= train['num_clients'],
+      train['num_clients'] > 0,
+      train['num_non_finite_clients'] >= train['num_clients'],
     )
     kept = tf.nest.map_structure(lambda n, o: tf.where(failed, o, n), new, old)
     finalizer_state = kept.finalizer
     finalizer_state['round_num'] = new.finalizer['round_num']
-    return kept._replace(
-        client_work=new.client_work, finalizer=finalizer_state
-    )
+    return kept._replace(client_work=new.client_work, finalizer=finalizer_state)
 
   return composer.compose_fssl_process(
-      initial_weights,
-      tff.learning.templates.build_broadcast_process(weights_type),
-      work,
-      aggregator,
-      finalizer,
-      last_phase=last_phase,
-      revise_state=keep_if_all_failed,
-      communication={
-          'bytes_down_per_client': bytes_down,
-          'bytes_up_per_client': bytes_up,
-      },
+    initial_weights,
+    tff.learning.templates.build_broadcast_process(weights_type),
+    work,
+    aggregator,
+    finalizer,
+    last_phase=last_phase,
+    revise_state=keep_if_all_failed,
+    communication={
+      'bytes_down_per_client': bytes_down,
+      'bytes_up_per_client': bytes_up,
+    },
   )
 
 
 def _server_optimizer(
-    hparams: RoundHparams,
+  hparams: RoundHparams,
 ) -> tff.learning.optimizers.Optimizer:
   rate = hparams.server_optimizer_learning_rate
   if hparams.server_optimizer == 'adam':
@@ -313,5 +312,5 @@ def _server_optimizer(
     return tff.learning.optimizers.build_yogi(rate)
   # TFF takes no momentum of 0.
   return tff.learning.optimizers.build_sgdm(
-      rate, momentum=hparams.server_optimizer_momentum or None
+    rate, momentum=hparams.server_optimizer_momentum or None
   )

@@ -1,14 +1,14 @@
 """Local training as a `tff.learning.templates.ClientWorkProcess`."""
 
 import collections
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 
 
 def read_examples(examples: Any) -> algorithm_lib.Examples:
@@ -19,8 +19,8 @@ def read_examples(examples: Any) -> algorithm_lib.Examples:
 def read_one(dataset: tf.data.Dataset) -> Any:
   """The one element of a data set; its spec with 0 examples if it is empty."""
   blank = tf.nest.map_structure(
-      lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
-      dataset.element_spec,
+    lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
+    dataset.element_spec,
   )
   return dataset.reduce(blank, lambda _, element: element)
 
@@ -37,14 +37,14 @@ def num_bytes(tff_type: tff.Type) -> int:
 
 
 def build_client_work(
-    weights_type: tff.Type,
-    element_spec: Any,
-    make_training: Callable[[], training.LocalTraining],
-    *,
-    learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
-    weigh_by_examples: bool,
-    track_non_trainable: bool,
-    first_round: int,
+  weights_type: tff.Type,
+  element_spec: Any,
+  make_training: Callable[[], training.LocalTraining],
+  *,
+  learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
+  weigh_by_examples: bool,
+  track_non_trainable: bool,
+  first_round: int,
 ) -> tuple[tff.learning.templates.ClientWorkProcess, int]:
   """Builds the client work.
 
@@ -78,19 +78,17 @@ def build_client_work(
     def run(weights, dataset, round_num):
       data = read_one(dataset)
       result = local.run(
-          weights,
-          read_examples(data['labeled']),
-          read_examples(data['unlabeled']),
-          learning_rate=learning_rate_fn(round_num),
-          seed=data['seed'],
-          enabled=round_num >= 1,
+        weights,
+        read_examples(data['labeled']),
+        read_examples(data['unlabeled']),
+        learning_rate=learning_rate_fn(round_num),
+        seed=data['seed'],
+        enabled=round_num >= 1,
       )
       weight = result.weight
       if weight is None:
         weight = result.num_examples if weigh_by_examples else tf.constant(1.0)
-      has_data = tf.size(data['labeled']['y']) + tf.size(
-          data['unlabeled']['y']
-      )
+      has_data = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
       counts = tf.logical_and(round_num >= 1, has_data > 0)
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
@@ -99,37 +97,37 @@ def build_client_work(
       update = result.update
       if track_non_trainable:
         update += tuple(
-            before - after
-            for before, after in zip(
-                weights.non_trainable, result.non_trainable, strict=True
-            )
+          before - after
+          for before, after in zip(
+            weights.non_trainable, result.non_trainable, strict=True
+          )
         )
       reports = tf.logical_and(counts, finite)
       some = tf.cast(reports, tf.float32)
       sums = collections.OrderedDict(
-          num_clients=tf.constant(1),
-          num_non_finite_clients=tf.cast(tf.logical_not(finite), tf.int32),
-          num_reports=some,
-          num_examples=tf.where(reports, result.num_examples, 0.0),
-          weight=weight,
-          weight_log_weight=tf.math.xlogy(weight, weight),
-          ratios=collections.OrderedDict(
-              (name, tf.stack([tf.where(reports, v, 0.0) for v in pair]))
-              for name, pair in sorted(result.ratios.items())
-          ),
-          ranges=collections.OrderedDict(
-              (name, tf.where(reports, v, 0.0))
-              for name, v in sorted(result.ranges.items())
-          ),
+        num_clients=tf.constant(1),
+        num_non_finite_clients=tf.cast(tf.logical_not(finite), tf.int32),
+        num_reports=some,
+        num_examples=tf.where(reports, result.num_examples, 0.0),
+        weight=weight,
+        weight_log_weight=tf.math.xlogy(weight, weight),
+        ratios=collections.OrderedDict(
+          (name, tf.stack([tf.where(reports, v, 0.0) for v in pair]))
+          for name, pair in sorted(result.ratios.items())
+        ),
+        ranges=collections.OrderedDict(
+          (name, tf.where(reports, v, 0.0))
+          for name, v in sorted(result.ranges.items())
+        ),
       )
       ranged = collections.OrderedDict(
-          sorted(result.ranges.items()), aggregation_weight=weight
+        sorted(result.ranges.items()), aggregation_weight=weight
       )
       return (
-          tff.learning.templates.ClientResult(update, weight),
-          sums,
-          _masked(ranged, reports, float('inf')),
-          _masked(ranged, reports, float('-inf')),
+        tff.learning.templates.ClientResult(update, weight),
+        sums,
+        _masked(ranged, reports, float('inf')),
+        _masked(ranged, reports, float('-inf')),
       )
 
     return run(weights, dataset, round_num)
@@ -143,9 +141,9 @@ def build_client_work(
     some = sums['num_reports'] > 0.0
     nan = tf.constant(float('nan'))
     train = collections.OrderedDict(
-        num_clients=sums['num_clients'],
-        num_non_finite_clients=sums['num_non_finite_clients'],
-        num_examples=sums['num_examples'],
+      num_clients=sums['num_clients'],
+      num_non_finite_clients=sums['num_non_finite_clients'],
+      num_examples=sums['num_examples'],
     )
     for name, pair in sums['ratios'].items():
       train[name] = pair[0] / pair[1]  # NaN for nothing, inf for no wrong one.
@@ -158,7 +156,7 @@ def build_client_work(
     train['aggregation_weight_max'] = maxima['aggregation_weight'] / total
     # Of the shares w/S, in nats: log S - (sum w log w) / S.
     train['aggregation_weight_entropy'] = (
-        tf.math.log(total) - sums['weight_log_weight'] / total
+      tf.math.log(total) - sums['weight_log_weight'] / total
     )
     for suffix in ('min', 'max', 'entropy'):
       name = f'aggregation_weight_{suffix}'
@@ -174,25 +172,25 @@ def build_client_work(
     return tff.federated_value(first_round, tff.SERVER)
 
   @tff.federated_computation(
-      init_fn.type_signature.result,
-      tff.FederatedType(weights_type, tff.CLIENTS),
-      tff.FederatedType(data_type(element_spec), tff.CLIENTS),
+    init_fn.type_signature.result,
+    tff.FederatedType(weights_type, tff.CLIENTS),
+    tff.FederatedType(data_type(element_spec), tff.CLIENTS),
   )
   def next_fn(round_num, weights, dataset):
     round_at_clients = tff.federated_broadcast(round_num)
     result, sums, minima, maxima = tff.federated_map(
-        work, (weights, dataset, round_at_clients)
+      work, (weights, dataset, round_at_clients)
     )
     metrics = tff.federated_map(
-        finalize,
-        (
-            tff.federated_sum(sums),
-            tff.federated_min(minima),
-            tff.federated_max(maxima),
-        ),
+      finalize,
+      (
+        tff.federated_sum(sums),
+        tff.federated_min(minima),
+        tff.federated_max(maxima),
+      ),
     )
     return tff.templates.MeasuredProcessOutput(
-        tff.federated_map(count_up, round_num), result, metrics
+      tff.federated_map(count_up, round_num), result, metrics
     )
 
   process = tff.learning.templates.ClientWorkProcess(init_fn, next_fn)

@@ -1,7 +1,7 @@
 """Chains TFF's four parts, and further client phases, into a process."""
 
 import collections
-from typing import Mapping
+from collections.abc import Mapping
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,15 +12,15 @@ LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
 
 
 def compose_fssl_process(
-    initial_weights_fn: tff.Computation,
-    distributor: tff.learning.templates.DistributionProcess,
-    client_work: tff.learning.templates.ClientWorkProcess,
-    aggregator: tff.templates.AggregationProcess,
-    finalizer: tff.learning.templates.FinalizerProcess,
-    *,
-    last_phase: tff.Computation | None = None,
-    revise_state: tff.Computation | None = None,
-    communication: Mapping[str, int] | None = None,
+  initial_weights_fn: tff.Computation,
+  distributor: tff.learning.templates.DistributionProcess,
+  client_work: tff.learning.templates.ClientWorkProcess,
+  aggregator: tff.templates.AggregationProcess,
+  finalizer: tff.learning.templates.FinalizerProcess,
+  *,
+  last_phase: tff.Computation | None = None,
+  revise_state: tff.Computation | None = None,
+  communication: Mapping[str, int] | None = None,
 ) -> tff.learning.templates.LearningProcess:
   """Composes a `LearningProcess`.
 
@@ -49,63 +49,63 @@ def compose_fssl_process(
   @tff.federated_computation
   def init_fn():
     return tff.federated_zip(
-        LearningAlgorithmState(
-            tff.federated_eval(initial_weights_fn, tff.SERVER),
-            distributor.initialize(),
-            client_work.initialize(),
-            aggregator.initialize(),
-            finalizer.initialize(),
-        )
+      LearningAlgorithmState(
+        tff.federated_eval(initial_weights_fn, tff.SERVER),
+        distributor.initialize(),
+        client_work.initialize(),
+        aggregator.initialize(),
+        finalizer.initialize(),
+      )
     )
 
   @tff.federated_computation(init_fn.type_signature.result, data_type)
   def next_fn(state, client_data):
     distributed = distributor.next(
-        state.distributor, state.global_model_weights
+      state.distributor, state.global_model_weights
     )
     worked = client_work.next(
-        state.client_work, distributed.result, client_data
+      state.client_work, distributed.result, client_data
     )
     aggregated = aggregator.next(
-        state.aggregator, worked.result.update, worked.result.update_weight
+      state.aggregator, worked.result.update, worked.result.update_weight
     )
     finalized = finalizer.next(
-        state.finalizer, state.global_model_weights, aggregated.result
+      state.finalizer, state.global_model_weights, aggregated.result
     )
     weights = finalized.result
     if last_phase is not None:
       weights = last_phase(weights, client_data)
     new_state = tff.federated_zip(
-        LearningAlgorithmState(
-            weights,
-            distributed.state,
-            worked.state,
-            aggregated.state,
-            finalized.state,
-        )
+      LearningAlgorithmState(
+        weights,
+        distributed.state,
+        worked.state,
+        aggregated.state,
+        finalized.state,
+      )
     )
     if revise_state is not None:
       new_state = tff.federated_map(
-          revise_state, (state, new_state, worked.measurements)
+        revise_state, (state, new_state, worked.measurements)
       )
     metrics = collections.OrderedDict(
-        distributor=distributed.measurements,
-        client_work=worked.measurements,
-        aggregator=aggregated.measurements,
-        finalizer=finalized.measurements,
+      distributor=distributed.measurements,
+      client_work=worked.measurements,
+      aggregator=aggregated.measurements,
+      finalizer=finalized.measurements,
     )
     if communication is not None:
       metrics['communication'] = tff.federated_eval(
-          _constants(communication), tff.SERVER
+        _constants(communication), tff.SERVER
       )
     return tff.learning.templates.LearningProcessOutput(
-        new_state, tff.federated_zip(metrics)
+      new_state, tff.federated_zip(metrics)
     )
 
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type)
   return tff.learning.templates.LearningProcess(
-      init_fn, next_fn, to_model, to_state
+    init_fn, next_fn, to_model, to_state
   )
 
 
@@ -113,20 +113,20 @@ def _constants(values: Mapping[str, int]) -> tff.Computation:
   @tff.tensorflow.computation
   def constants():
     return collections.OrderedDict(
-        (name, tf.constant(value, tf.int64)) for name, value in values.items()
+      (name, tf.constant(value, tf.int64)) for name, value in values.items()
     )
 
   return constants
 
 
 def _model_weights_fns(
-    state_type: tff.Type,
+  state_type: tff.Type,
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
   def to_model(weights):
     return tff.learning.models.ModelWeights(
-        tuple(weights.trainable), tuple(weights.non_trainable)
+      tuple(weights.trainable), tuple(weights.non_trainable)
     )
 
   @tff.tensorflow.computation(state_type)
@@ -134,14 +134,14 @@ def _model_weights_fns(
     return to_model(state.global_model_weights)
 
   @tff.tensorflow.computation(
-      state_type, get_model_weights.type_signature.result
+    state_type, get_model_weights.type_signature.result
   )
   def set_model_weights(state, model_weights):
     # Weights from outside come with their statistics.
     weights = adapter.Weights(
-        tuple(model_weights.trainable),
-        tuple(model_weights.non_trainable),
-        tf.constant(1.0),
+      tuple(model_weights.trainable),
+      tuple(model_weights.non_trainable),
+      tf.constant(1.0),
     )
     return LearningAlgorithmState(weights, *tuple(state)[1:])
 

@@ -32,59 +32,61 @@ from tff_fssl.semisup import thresholds
 
 
 def local_algorithm(
-    hparams: fixmatch_hparams.FixMatchHparams, *, labeled: bool
+  hparams: fixmatch_hparams.FixMatchHparams, *, labeled: bool
 ) -> algorithm_lib.LocalAlgorithm:
   """FixMatch's client step; `labeled`: whether clients hold labels."""
 
   def step(
-      network: adapter.Network, batch: algorithm_lib.Batch
+    network: adapter.Network, batch: algorithm_lib.Batch
   ) -> algorithm_lib.StepResult:
     probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
     pseudo_labels = thresholds.pseudo_labels(probs)
     mask = thresholds.fixed_mask(probs, hparams.confidence_threshold)
-    ratios = {}
+    ratios: dict[str, algorithm_lib.Ratio] = {}
     with tf.GradientTape() as tape:
       logits = network.logits(batch.views['strong'], training=True)
       entropies = losses.cross_entropy(pseudo_labels, logits)
       unlabeled_loss = tf.reduce_mean(tf.cast(mask, tf.float32) * entropies)
-      weight = hparams.unlabeled_loss_weight * batch.constants['unlabeled_weight']
+      weight = (
+        hparams.unlabeled_loss_weight * batch.constants['unlabeled_weight']
+      )
       loss = weight * unlabeled_loss
       if labeled:
         labeled_loss, ratios = assemble.labeled_loss(
-            network.logits(batch.labeled, training=True), batch
+          network.logits(batch.labeled, training=True), batch
         )
         loss += labeled_loss
     ratios['loss_unlabeled'] = algorithm_lib.mean_metric(
-        unlabeled_loss, tf.size(pseudo_labels)
+      unlabeled_loss, tf.size(pseudo_labels)
     )
     ratios |= diagnostics.pseudo_label_ratios(
-        pseudo_labels, batch.hidden_labels, mask
+      pseudo_labels, batch.hidden_labels, mask
     )
     return algorithm_lib.StepResult(
-        tape.gradient(loss, network.trainable_variables), ratios
+      tape.gradient(loss, network.trainable_variables), ratios
     )
 
   return algorithm_lib.LocalAlgorithm(
-      step=step,
-      step_ratios=('loss_unlabeled', *diagnostics.names())
-      + (assemble.LABELED_RATIOS if labeled else ()),
-      views=('weak', 'strong'),
-      labeled=labeled,
+    step=step,
+    step_ratios=('loss_unlabeled', *diagnostics.names(diagnostics.PSEUDO_LABEL))
+    + (assemble.LABELED_RATIOS if labeled else ()),
+    views=('weak', 'strong'),
+    labeled=labeled,
   )
 
 
 def build_fixmatch(
-    model_fn: adapter.ModelFn,
-    *,
-    hparams: fixmatch_hparams.FixMatchHparams,
-    round_hparams: round_hparams_lib.RoundHparams,
-    **parts: Any,
+  model_fn: adapter.ModelFn,
+  *,
+  hparams: fixmatch_hparams.FixMatchHparams,
+  round_hparams: round_hparams_lib.RoundHparams,
+  **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `parts` are `assemble.build_process`'s."""
   labeled = round_hparams.scenario == round_hparams_lib.LABELS_AT_CLIENTS
   return assemble.build_process(
-      model_fn,
-      local_algorithm(hparams, labeled=labeled),
-      hparams=round_hparams,
-      **parts,
+    model_fn,
+    local_algorithm(hparams, labeled=labeled),
+    hparams=round_hparams,
+    **parts,
   )

@@ -11,12 +11,17 @@ class FixMatchHparams:
   """Hyper-parameters of FixMatch at clients."""
 
   confidence_threshold: float = hparam(
-      0.95, 'A pseudo-label is used where its probability is at least this'
-      ' (FixMatch, table 4).', minimum=0, maximum=1
+    0.95,
+    'A pseudo-label is used where its probability is at least this'
+    ' (FixMatch, table 4).',
+    minimum=0,
+    maximum=1,
   )
   unlabeled_loss_weight: float = hparam(
-      1.0, 'lambda_u, what the loss on pseudo-labels weighs beside the one on'
-      ' labels (FixMatch, table 4).', minimum=0
+    1.0,
+    'lambda_u, what the loss on pseudo-labels weighs beside the one on'
+    ' labels (FixMatch, table 4).',
+    minimum=0,
   )
 
   def __post_init__(self):

@@ -32,7 +32,6 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import assemble
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import round_hparams as round_hparams_lib
@@ -45,12 +44,12 @@ from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
 Fl2Hparams = fl2_hparams.Fl2Hparams
-_RATIOS = (*diagnostics.names(), *diagnostics.names('high_confidence'))
+_RATIOS = diagnostics.names(
+  diagnostics.PSEUDO_LABEL, diagnostics.HIGH_CONFIDENCE
+)
 
 
-def keep(
-    hparams: Fl2Hparams, probs: tf.Tensor, of_class: tf.Tensor
-) -> tuple[tf.Tensor, tf.Tensor]:
+def _keep(hparams, probs, of_class):
   """(kept, kept and confident), both bool [N], of probs float32 [N, C]."""
   confident = thresholds.fixed_mask(probs, hparams.confidence_threshold)
   if not hparams.adaptive_threshold:
@@ -60,36 +59,34 @@ def keep(
 
 
 def _diagnose(labels, hidden, kept, confident):
-  return {
-      **diagnostics.pseudo_label_ratios(labels, hidden, kept),
-      **diagnostics.pseudo_label_ratios(
-          labels, hidden, confident, 'high_confidence'
-      ),
-  }
+  return diagnostics.pseudo_label_ratios(
+    labels, hidden, kept
+  ) | diagnostics.pseudo_label_ratios(
+    labels, hidden, confident, diagnostics.HIGH_CONFIDENCE
+  )
 
 
 def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
-  """Thresholds and pseudo-labels of the round."""
+  """Thresholds, pseudo-labels and weight of the round: steps 2 and 4."""
 
   def prepare(network, weights, unlabeled, views, seed):
-    probs = tf.nn.softmax(
-        inference.weak_logits(
-            network, weights, unlabeled.x, views, seed, batch_size
-        )
+    logits = inference.weak_logits(
+      network, weights, unlabeled.x, views, seed, batch_size
     )
+    probs = tf.nn.softmax(logits)
     adaptive = thresholds.adaptive_thresholds(probs)
-    kept, confident = keep(hparams, probs, adaptive.of_class)
+    kept, confident = _keep(hparams, probs, adaptive.of_class)
     labels = thresholds.pseudo_labels(probs)
     prepared = algorithm_lib.Prepared(
-        tf.range(tf.size(labels)),
-        constants={'of_class': adaptive.of_class},
-        ranges={'threshold': adaptive.learning_status},
+      tf.range(tf.size(labels)),
+      constants={'of_class': adaptive.of_class},
+      ranges={'threshold': adaptive.learning_status},
     )
     if hparams.pseudo_labels == 'per_round':
       prepared = prepared._replace(
-          selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
-          of_example={'labels': labels, 'confident': confident},
-          ratios=_diagnose(labels, unlabeled.y, kept, confident),
+        selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
+        of_example={'labels': labels, 'confident': confident},
+        ratios=_diagnose(labels, unlabeled.y, kept, confident),
       )
     if hparams.learning_status_aggregation:
       status = tf.clip_by_value(adaptive.learning_status, 0.0, 1.0)
@@ -99,24 +96,29 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
   return prepare
 
 
+def _targets(hparams, network, batch):
+  """(labels, kept, confident, metrics) of a batch."""
+  if hparams.pseudo_labels == 'per_round':
+    confident = batch.of_example['confident']
+    return batch.of_example['labels'], tf.ones_like(confident), confident, {}
+  probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
+  labels = thresholds.pseudo_labels(probs)
+  kept, confident = _keep(hparams, probs, batch.constants['of_class'])
+  ratios = _diagnose(labels, batch.hidden_labels, kept, confident)
+  return labels, kept, confident, ratios
+
+
 def build_step(hparams: Fl2Hparams) -> Any:
-  """The gradient of w_a L_a + w_cs L_cs, as the module says."""
+  """The gradient of w_a L_a + w_cs L_cs: step 3."""
 
   def step(network, batch):
-    variables = network.trainable_variables
-    images, ratios = batch.views['strong'], {}
-    if hparams.pseudo_labels == 'per_round':
-      labels, confident = batch.of_example['labels'], batch.of_example['confident']
-      kept = tf.ones_like(confident)
-    else:
-      probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
-      labels = thresholds.pseudo_labels(probs)
-      kept, confident = keep(hparams, probs, batch.constants['of_class'])
-      ratios = _diagnose(labels, batch.hidden_labels, kept, confident)
+    variables, images = network.trainable_variables, batch.views['strong']
+    labels, kept, confident, ratios = _targets(hparams, network, batch)
+    correct = tf.equal(labels, batch.hidden_labels)
     mask = {
-        'confident': confident,
-        'all': kept,
-        'correct': tf.logical_and(kept, tf.equal(labels, batch.hidden_labels)),
+      'confident': confident,
+      'all': kept,
+      'correct': tf.logical_and(kept, correct),
     }[hparams.consistency_on]
     mask, kept = tf.cast(mask, tf.float32), tf.cast(kept, tf.float32)
 
@@ -125,45 +127,36 @@ def build_step(hparams: Fl2Hparams) -> Any:
       entropies = losses.cross_entropy(labels, logits)
       loss_a = losses.masked_mean(entropies, kept)
       loss_p = losses.masked_mean(entropies, mask)
-
     gradients = [
-        hparams.pseudo_label_loss_weight * g
-        for g in tape.gradient(loss_a, variables)
+      hparams.pseudo_label_loss_weight * g
+      for g in tape.gradient(loss_a, variables)
     ]
 
-    def at_perturbed():
-      """The loss at W + eps, and its gradient there."""
-      eps = sharpness.perturbation(
-          variables,
-          tape.gradient(loss_p, variables),
-          rho=hparams.rho,
-          eta=hparams.asam_eta,
-          scaled=[
-              hparams.ascent == 'asam' and sharpness.is_scaled(v)
-              for v in variables
-          ],
+    def loss_at_perturbed():
+      perturbed = network.logits(images, training=True)
+      if hparams.consistency == 'sam':
+        return losses.masked_mean(losses.cross_entropy(labels, perturbed), mask)
+      return losses.masked_consistency(
+        tf.nn.softmax(logits), perturbed, mask, hparams.temperature
       )
-      with network.perturbed(eps), tf.GradientTape() as perturbed_tape:
-        perturbed = network.logits(images, training=True)
-        if hparams.consistency == 'sacr':
-          loss = losses.masked_consistency(
-              tf.nn.softmax(logits), perturbed, mask, hparams.temperature
-          )
-        else:
-          entropies = losses.cross_entropy(labels, perturbed)
-          loss = losses.masked_mean(entropies, mask)
-      return loss, perturbed_tape.gradient(loss, variables)
 
     loss_cs = tf.constant(0.0)
     if hparams.consistency != 'none':
       loss_cs, gradients_cs = tf.cond(
-          tf.reduce_any(mask > 0.0),
-          at_perturbed,
-          lambda: (tf.constant(0.0), tuple(tf.zeros_like(v) for v in variables)),
+        tf.reduce_any(mask > 0.0),
+        lambda: sharpness.loss_and_gradients_at_ascent(
+          network,
+          tape.gradient(loss_p, variables),
+          loss_at_perturbed,
+          rho=hparams.rho,
+          eta=hparams.asam_eta,
+          adaptive=hparams.ascent == 'asam',
+        ),
+        lambda: (tf.constant(0.0), tuple(map(tf.zeros_like, variables))),
       )
       gradients = [
-          a + hparams.consistency_weight * c
-          for a, c in zip(gradients, gradients_cs)
+        a + hparams.consistency_weight * c
+        for a, c in zip(gradients, gradients_cs)
       ]
     size = tf.size(labels)
     ratios['loss_unlabeled'] = algorithm_lib.mean_metric(loss_a, size)
@@ -174,27 +167,21 @@ def build_step(hparams: Fl2Hparams) -> Any:
 
 
 def build_fl2(
-    model_fn: adapter.ModelFn,
-    *,
-    hparams: Fl2Hparams,
-    round_hparams: round_hparams_lib.RoundHparams,
-    **parts: Any,
+  model_fn: adapter.ModelFn,
+  *,
+  hparams: Fl2Hparams,
+  round_hparams: round_hparams_lib.RoundHparams,
+  **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `parts` are `assemble.build_process`'s."""
-  if round_hparams.scenario != round_hparams_lib.LABELS_AT_SERVER:
-    raise hparams_lib.UsageError(
-        f'(FL)^2 is defined for labels at the server, not for scenario='
-        f'{round_hparams.scenario}; fixmatch and supervised have both'
-    )
+  per_step = hparams.pseudo_labels == 'per_step'
   local_algorithm = algorithm_lib.LocalAlgorithm(
-      prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
-      step=build_step(hparams),
-      step_ratios=('loss_unlabeled', 'loss_consistency')
-      + (_RATIOS if hparams.pseudo_labels == 'per_step' else ()),
-      views=('strong',)
-      if hparams.pseudo_labels == 'per_round'
-      else ('weak', 'strong'),
+    prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
+    step=build_step(hparams),
+    step_ratios=('loss_unlabeled', 'loss_consistency')
+    + (_RATIOS if per_step else ()),
+    views=('weak', 'strong') if per_step else ('strong',),
   )
   return assemble.build_process(
-      model_fn, local_algorithm, hparams=round_hparams, **parts
+    model_fn, local_algorithm, hparams=round_hparams, **parts
   )

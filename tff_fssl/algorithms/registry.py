@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 from typing import Any
 
+from tff_fssl import hparams
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import round_hparams
@@ -69,40 +70,49 @@ class Algorithm:
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
+
+    Raises:
+      UsageError: If the algorithm lacks the scenario, or as `build_process`.
     """
+    scenario = kwargs['round_hparams'].scenario
+    if scenario not in self.capabilities.scenarios:
+      raise hparams.UsageError(
+        f'--scenario={scenario}: {self.name} is not defined for it, but for'
+        f' {", ".join(self.capabilities.scenarios)}'
+      )
     module, function = self.builder.split(':')
     return getattr(importlib.import_module(module), function)(
-        model_fn, **kwargs
+      model_fn, **kwargs
     )
 
 
 REGISTRY = {
-    algorithm.name: algorithm
-    for algorithm in (
-        Algorithm(
-            'supervised',
-            'Labels only: FedAvg at clients, or the server alone.',
-            supervised_hparams.SupervisedHparams,
-            'tff_fssl.algorithms.supervised:build_supervised',
-            Capabilities(trains_clients=(_CLIENTS,)),
-        ),
-        Algorithm(
-            'fixmatch',
-            'FixMatch at clients, with FedAvg or FedProx.',
-            fixmatch_hparams.FixMatchHparams,
-            'tff_fssl.algorithms.fixmatch:build_fixmatch',
-        ),
-        Algorithm(
-            'fl2',
-            '(FL)^2: adaptive thresholds, sharpness-aware consistency,'
-            ' learning-status-aware aggregation.',
-            fl2_hparams.Fl2Hparams,
-            'tff_fssl.algorithms.fl2:build_fl2',
-            Capabilities(
-                scenarios=(_SERVER,),
-                trains_clients=(_SERVER,),
-                extra_uploads=('learning status (in the weight)',),
-            ),
-        ),
-    )
+  algorithm.name: algorithm
+  for algorithm in (
+    Algorithm(
+      'supervised',
+      'Labels only: FedAvg at clients, or the server alone.',
+      supervised_hparams.SupervisedHparams,
+      'tff_fssl.algorithms.supervised:build_supervised',
+      Capabilities(trains_clients=(_CLIENTS,)),
+    ),
+    Algorithm(
+      'fixmatch',
+      'FixMatch at clients, with FedAvg or FedProx.',
+      fixmatch_hparams.FixMatchHparams,
+      'tff_fssl.algorithms.fixmatch:build_fixmatch',
+    ),
+    Algorithm(
+      'fl2',
+      '(FL)^2: adaptive thresholds, sharpness-aware consistency,'
+      ' learning-status-aware aggregation.',
+      fl2_hparams.Fl2Hparams,
+      'tff_fssl.algorithms.fl2:build_fl2',
+      Capabilities(
+        scenarios=(_SERVER,),
+        trains_clients=(_SERVER,),
+        extra_uploads=('learning status (in the weight)',),
+      ),
+    ),
+  )
 }

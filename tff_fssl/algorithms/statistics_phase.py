@@ -1,6 +1,7 @@
 """Static batch norm's client phase: statistics of the round's new weights."""
 
-from typing import Any, Callable
+from collections.abc import Callable
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -12,14 +13,14 @@ from tff_fssl.models import statistics
 
 
 def build_statistics_phase(
-    weights_type: tff.Type,
-    element_spec: Any,
-    make_network: Callable[[], adapter.Network],
-    views: augment.Views,
-    *,
-    kind: str,
-    batch_size: int,
-    server_data_fn: Callable[[], tf.data.Dataset] | None = None,
+  weights_type: tff.Type,
+  element_spec: Any,
+  make_network: Callable[[], adapter.Network],
+  views: augment.Views,
+  *,
+  kind: str,
+  batch_size: int,
+  server_data_fn: Callable[[], tf.data.Dataset] | None = None,
 ) -> tuple[tff.Computation, int]:
   """Builds `<W@SERVER, D*@CLIENTS> -> W@SERVER`: W with new statistics.
 
@@ -41,12 +42,10 @@ def build_statistics_phase(
 
   def gather(network, weights, images):
     return statistics.gather(
-        network, weights, images, views, kind=kind, batch_size=batch_size
+      network, weights, images, views, kind=kind, batch_size=batch_size
     )
 
-  @tff.tensorflow.computation(
-      weights_type, client_work.data_type(element_spec)
-  )
+  @tff.tensorflow.computation(weights_type, client_work.data_type(element_spec))
   def of_client(weights, dataset):
     network = make_network()
 
@@ -67,19 +66,19 @@ def build_statistics_phase(
       if server_data_fn is not None:
         images = client_work.read_one(server_data_fn())['x']
         sums = tf.nest.map_structure(
-            tf.add, sums, gather(network, weights, images)
+          tf.add, sums, gather(network, weights, images)
         )
       return statistics.put(network, weights, sums, kind=kind)
 
     return run(weights, sums)
 
   @tff.federated_computation(
-      tff.FederatedType(weights_type, tff.SERVER),
-      tff.FederatedType(client_work.data_type(element_spec), tff.CLIENTS),
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(client_work.data_type(element_spec), tff.CLIENTS),
   )
   def phase(weights, dataset):
     sums = tff.federated_map(
-        of_client, (tff.federated_broadcast(weights), dataset)
+      of_client, (tff.federated_broadcast(weights), dataset)
     )
     return tff.federated_map(at_server, (weights, tff.federated_sum(sums)))
 

@@ -21,14 +21,14 @@ from tff_fssl.models import adapter
 
 
 def build_supervised(
-    model_fn: adapter.ModelFn,
-    *,
-    hparams: supervised_hparams.SupervisedHparams,
-    round_hparams: round_hparams_lib.RoundHparams,
-    **parts: Any,
+  model_fn: adapter.ModelFn,
+  *,
+  hparams: supervised_hparams.SupervisedHparams,
+  round_hparams: round_hparams_lib.RoundHparams,
+  **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `parts` are `assemble.build_process`'s."""
   del hparams  # It has none.
   return assemble.build_process(
-      model_fn, assemble.SUPERVISED, hparams=round_hparams, **parts
+    model_fn, assemble.SUPERVISED, hparams=round_hparams, **parts
   )

@@ -1,7 +1,7 @@
 """The server's step: apply the update, then train on the server's labels."""
 
 import collections
-from typing import Callable
+from collections.abc import Callable
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -10,18 +10,18 @@ from tff_fssl.models import adapter
 
 # (weights, round_num) -> (weights, metrics), called inside a computation.
 ServerTraining = Callable[
-    [adapter.Weights, tf.Tensor],
-    tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor]],
+  [adapter.Weights, tf.Tensor],
+  tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor]],
 ]
 
 
 def build_server_step(
-    weights_type: tff.Type,
-    update_type: tff.Type,
-    optimizer: tff.learning.optimizers.Optimizer,
-    *,
-    first_round: int,
-    make_training: Callable[[], ServerTraining] | None = None,
+  weights_type: tff.Type,
+  update_type: tff.Type,
+  optimizer: tff.learning.optimizers.Optimizer,
+  *,
+  first_round: int,
+  make_training: Callable[[], ServerTraining] | None = None,
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
@@ -50,8 +50,8 @@ def build_server_step(
   @tff.tensorflow.computation
   def initialize_state():
     return collections.OrderedDict(
-        round_num=tf.constant(first_round, tf.int32),
-        optimizer=optimizer.initialize(tuple(specs.trainable)),
+      round_num=tf.constant(first_round, tf.int32),
+      optimizer=optimizer.initialize(tuple(specs.trainable)),
     )
 
   state_type = initialize_state.type_signature.result
@@ -64,33 +64,33 @@ def build_server_step(
     def run(state, weights, update):
       update = tuple(update)
       finite = tf.reduce_all(
-          [tf.reduce_all(tf.math.is_finite(t)) for t in update]
+        [tf.reduce_all(tf.math.is_finite(t)) for t in update]
       )
       num_trainable = len(weights.trainable)
       old = (state['optimizer'], tuple(weights.trainable))
       new = optimizer.next(old[0], old[1], update[:num_trainable])
       optimizer_state, trainable = tf.nest.map_structure(
-          lambda n, o: tf.where(finite, n, o), new, old
+        lambda n, o: tf.where(finite, n, o), new, old
       )
       non_trainable = tuple(weights.non_trainable)
       if len(update) > num_trainable:
         non_trainable = tuple(
-            tf.where(finite, w - u, w)
-            for w, u in zip(non_trainable, update[num_trainable:], strict=True)
+          tf.where(finite, w - u, w)
+          for w, u in zip(non_trainable, update[num_trainable:], strict=True)
         )
       norm = tf.linalg.global_norm(update[:num_trainable])
       metrics = collections.OrderedDict(
-          update_skipped=tf.cast(tf.logical_not(finite), tf.int32),
-          update_norm=tf.where(finite, norm, 0.0),
+        update_skipped=tf.cast(tf.logical_not(finite), tf.int32),
+        update_norm=tf.where(finite, norm, 0.0),
       )
       weights = adapter.Weights(
-          tuple(trainable), non_trainable, weights.statistics_count
+        tuple(trainable), non_trainable, weights.statistics_count
       )
       if train is not None:
         weights, training_metrics = train(weights, state['round_num'])
         metrics.update(training_metrics)
       state = collections.OrderedDict(
-          round_num=state['round_num'] + 1, optimizer=optimizer_state
+        round_num=state['round_num'] + 1, optimizer=optimizer_state
       )
       return state, weights, metrics
 
@@ -101,13 +101,13 @@ def build_server_step(
     return tff.federated_eval(initialize_state, tff.SERVER)
 
   @tff.federated_computation(
-      tff.FederatedType(state_type, tff.SERVER),
-      tff.FederatedType(weights_type, tff.SERVER),
-      tff.FederatedType(update_type, tff.SERVER),
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(update_type, tff.SERVER),
   )
   def next_fn(state, weights, update):
     return tff.templates.MeasuredProcessOutput(
-        *tff.federated_map(step, (state, weights, update))
+      *tff.federated_map(step, (state, weights, update))
     )
 
   return tff.learning.templates.FinalizerProcess(init_fn, next_fn)

@@ -1,6 +1,7 @@
 """What an algorithm gives to local training: three pure pieces."""
 
-from typing import Any, Callable, Mapping, NamedTuple, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -110,11 +111,11 @@ class LocalAlgorithm(NamedTuple):
   step: Callable[[adapter.Network, Batch], StepResult]
   step_ratios: tuple[str, ...]
   prepare: (
-      Callable[
-          [adapter.Network, adapter.Weights, Examples, augment.Views, Any],
-          Prepared,
-      ]
-      | None
+    Callable[
+      [adapter.Network, adapter.Weights, Examples, augment.Views, Any],
+      Prepared,
+    ]
+    | None
   ) = None
   views: tuple[str, ...] = ()
   labeled: bool = False

@@ -8,12 +8,12 @@ from tff_fssl.models import adapter
 
 
 def weak_logits(
-    network: adapter.Network,
-    weights: adapter.Weights,
-    images: tf.Tensor,
-    views: augment.Views,
-    seed: tf.Tensor,
-    batch_size: int,
+  network: adapter.Network,
+  weights: adapter.Weights,
+  images: tf.Tensor,
+  views: augment.Views,
+  seed: tf.Tensor,
+  batch_size: int,
 ) -> tf.Tensor:
   """Logits of one weak view of every image, in inference mode.
 
@@ -34,15 +34,15 @@ def weak_logits(
   images = tf.pad(images, [[0, blank]] + [[0, 0]] * (images.shape.rank - 1))
   num_batches = -(-tf.shape(images)[0] // batch_size)
   results = tf.TensorArray(
-      tf.float32,
-      num_batches,
-      infer_shape=False,
-      element_shape=[None, network.model.output_shape[-1]],
+    tf.float32,
+    num_batches,
+    infer_shape=False,
+    element_shape=[None, network.model.output_shape[-1]],
   )
   for i in tf.range(num_batches):
     batch = images[i * batch_size : (i + 1) * batch_size]
     batch = views.weak(batch, training.fold_in(seed, i))
     results = results.write(
-        i, network.inference_logits(batch, weights.statistics_count)
+      i, network.inference_logits(batch, weights.statistics_count)
     )
   return results.concat()[:num_images]

@@ -1,8 +1,8 @@
 """The SGD of clients and of the server's own training, and its schedule."""
 
+from collections.abc import Sequence
 import dataclasses
 import math
-from typing import Sequence
 
 import tensorflow as tf
 
@@ -34,16 +34,16 @@ class Sgd:
     if not self.momentum:
       return []
     return [
-        tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-        for v in network.trainable_variables
+      tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+      for v in network.trainable_variables
     ]
 
   def apply(
-      self,
-      network: adapter.Network,
-      slots: Sequence[tf.Variable],
-      gradients: Sequence[tf.Tensor],
-      learning_rate: tf.Tensor,
+    self,
+    network: adapter.Network,
+    slots: Sequence[tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    learning_rate: tf.Tensor,
   ) -> None:
     """One step, in place."""
     if self.max_gradient_norm:
@@ -54,21 +54,21 @@ class Sgd:
         gradient += self.weight_decay * variable
       if slots:
         tf.raw_ops.ResourceApplyMomentum(
-            var=variable.handle,
-            accum=slots[i].handle,
-            lr=learning_rate,
-            grad=gradient,
-            momentum=self.momentum,
-            use_nesterov=self.nesterov,
+          var=variable.handle,
+          accum=slots[i].handle,
+          lr=learning_rate,
+          grad=gradient,
+          momentum=self.momentum,
+          use_nesterov=self.nesterov,
         )
       else:
         tf.raw_ops.ResourceApplyGradientDescent(
-            var=variable.handle, alpha=learning_rate, delta=gradient
+          var=variable.handle, alpha=learning_rate, delta=gradient
         )
 
 
 def learning_rate(
-    initial: float, schedule: str, schedule_rounds: int, round_num: tf.Tensor
+  initial: float, schedule: str, schedule_rounds: int, round_num: tf.Tensor
 ) -> tf.Tensor:
   """The rate of a round, float32 scalar.
 

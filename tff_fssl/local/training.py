@@ -74,7 +74,7 @@ class _Stream:
     self._steps_per_pass = -(-self._size // batch_size)
     # An empty stream yields example 0 of data that have been given a filler.
     padded = tf.cond(
-        tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
+      tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
     )
     num_passes = -(-num_steps // self._steps_per_pass)
     keys = tf.random.stateless_uniform([num_passes, self._size], seed)
@@ -88,7 +88,7 @@ class _Stream:
 
 
 def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
-  """At least one example: a blank one for empty data, weighted 0 by the loop."""
+  """At least one: a blank one for empty data, which the loop weighs 0."""
   missing = tf.cast(tf.equal(tf.shape(examples.x)[0], 0), tf.int32)
   pad = lambda t: tf.pad(t, [[0, missing]] + [[0, 0]] * (t.shape.rank - 1))
   return algorithm_lib.Examples(pad(examples.x), pad(examples.y))
@@ -106,11 +106,11 @@ class LocalTraining:
   """
 
   def __init__(
-      self,
-      network: adapter.Network,
-      algorithm: algorithm_lib.LocalAlgorithm,
-      views: augment.Views,
-      config: LoopConfig,
+    self,
+    network: adapter.Network,
+    algorithm: algorithm_lib.LocalAlgorithm,
+    views: augment.Views,
+    config: LoopConfig,
   ):
     self._network = network
     self._algorithm = algorithm
@@ -118,12 +118,12 @@ class LocalTraining:
     self._config = config
     self._slots = config.optimizer.initialize(network)
     self._step = tf.function(
-        lambda batch: algorithm.step(network, batch),
-        jit_compile=config.jit_compile or None,
+      lambda batch: algorithm.step(network, batch),
+      jit_compile=config.jit_compile or None,
     )
 
   def _make_batch(
-      self, prepared, labeled, unlabeled, streams, step, seed
+    self, prepared, labeled, unlabeled, streams, step, seed
   ) -> algorithm_lib.Batch:
     """The batch of a step: gathered, and in every view that is asked for."""
     seed = fold_in(fold_in(seed, _VIEWS), step)
@@ -132,37 +132,39 @@ class LocalTraining:
       examples, num_labeled = labeled
       index = streams['labeled'].batch(step)
       batch = batch._replace(
-          labeled=self._views.weak(tf.gather(examples.x, index), fold_in(seed, 0)),
-          labels=tf.gather(examples.y, index),
-          label_weights=tf.fill(
-              tf.shape(index), tf.cast(num_labeled > 0, tf.float32)
-          ),
+        labeled=self._views.weak(
+          tf.gather(examples.x, index), fold_in(seed, 0)
+        ),
+        labels=tf.gather(examples.y, index),
+        label_weights=tf.fill(
+          tf.shape(index), tf.cast(num_labeled > 0, tf.float32)
+        ),
       )
     if self._algorithm.views:
       index = streams['unlabeled'].batch(step)
       images = tf.gather(unlabeled.x, index)
       batch = batch._replace(
-          views={
-              name: getattr(self._views, name)(images, fold_in(seed, 1 + i))
-              for i, name in enumerate(self._algorithm.views)
-          },
-          hidden_labels=tf.gather(unlabeled.y, index),
-          of_example={
-              k: tf.gather(v, index) for k, v in prepared.of_example.items()
-          },
-          constants=prepared.constants,
+        views={
+          name: getattr(self._views, name)(images, fold_in(seed, 1 + i))
+          for i, name in enumerate(self._algorithm.views)
+        },
+        hidden_labels=tf.gather(unlabeled.y, index),
+        of_example={
+          k: tf.gather(v, index) for k, v in prepared.of_example.items()
+        },
+        constants=prepared.constants,
       )
     return batch
 
   def run(
-      self,
-      weights: adapter.Weights,
-      labeled: algorithm_lib.Examples,
-      unlabeled: algorithm_lib.Examples,
-      *,
-      learning_rate: tf.Tensor,
-      seed: tf.Tensor,
-      enabled: tf.Tensor | bool = True,
+    self,
+    weights: adapter.Weights,
+    labeled: algorithm_lib.Examples,
+    unlabeled: algorithm_lib.Examples,
+    *,
+    learning_rate: tf.Tensor,
+    seed: tf.Tensor,
+    enabled: tf.Tensor | bool = True,
   ) -> LocalResult:
     """Trains from `weights`.
 
@@ -185,18 +187,18 @@ class LocalTraining:
     prepared = algorithm_lib.Prepared(tf.range(tf.shape(unlabeled.x)[0]))
     if algorithm.prepare is not None:
       prepared = algorithm.prepare(
-          network, weights, unlabeled, self._views, fold_in(seed, _PREPARE)
+        network, weights, unlabeled, self._views, fold_in(seed, _PREPARE)
       )
 
     num_labeled = tf.shape(labeled.x)[0]
     steps_per_epoch = tf.constant(0)
     if algorithm.views:
       steps_per_epoch = _num_steps(
-          tf.shape(prepared.selected)[0], config.batch_size
+        tf.shape(prepared.selected)[0], config.batch_size
       )
     if algorithm.labeled:
       steps_per_epoch = tf.maximum(
-          steps_per_epoch, _num_steps(num_labeled, config.labeled_batch_size)
+        steps_per_epoch, _num_steps(num_labeled, config.labeled_batch_size)
       )
     num_steps = tf.where(enabled, config.num_epochs * steps_per_epoch, 0)
     streams = {}
@@ -204,54 +206,54 @@ class LocalTraining:
       # With labels as well, a client none of whose unlabelled examples is
       # selected still trains on the labels; its filler must weigh nothing.
       streams['unlabeled'] = _Stream(
-          prepared.selected,
-          config.batch_size,
-          num_steps,
-          fold_in(seed, _ORDER_UNLABELED),
+        prepared.selected,
+        config.batch_size,
+        num_steps,
+        fold_in(seed, _ORDER_UNLABELED),
       )
       is_filler = tf.equal(tf.shape(prepared.selected)[0], 0)
       unlabeled = _with_filler(unlabeled)
       prepared = prepared._replace(
-          of_example={
-              k: _first_row_zero(v, is_filler)
-              for k, v in prepared.of_example.items()
-          },
-          constants={
-              **prepared.constants,
-              'unlabeled_weight': tf.where(is_filler, 0.0, 1.0),
-          },
+        of_example={
+          k: _first_row_zero(v, is_filler)
+          for k, v in prepared.of_example.items()
+        },
+        constants={
+          **prepared.constants,
+          'unlabeled_weight': tf.where(is_filler, 0.0, 1.0),
+        },
       )
     if algorithm.labeled:
       streams['labeled'] = _Stream(
-          tf.range(num_labeled),
-          config.labeled_batch_size,
-          num_steps,
-          fold_in(seed, _ORDER_LABELED),
+        tf.range(num_labeled),
+        config.labeled_batch_size,
+        num_steps,
+        fold_in(seed, _ORDER_LABELED),
       )
       labeled = _with_filler(labeled)
 
     ratios = {
-        name: (tf.constant(0.0), tf.constant(0.0))
-        for name in algorithm.step_ratios
+      name: (tf.constant(0.0), tf.constant(0.0))
+      for name in algorithm.step_ratios
     }
     num_examples = tf.constant(0.0)
     for step in tf.range(num_steps):
       batch = self._make_batch(
-          prepared, (labeled, num_labeled), unlabeled, streams, step, seed
+        prepared, (labeled, num_labeled), unlabeled, streams, step, seed
       )
       result = self._step(batch)
       gradients = list(result.gradients)
       if config.proximal_strength:
         gradients = [
-            g + config.proximal_strength * (v - start)
-            for g, v, start in zip(
-                gradients, network.trainable_variables, weights.trainable
-            )
+          g + config.proximal_strength * (v - start)
+          for g, v, start in zip(
+            gradients, network.trainable_variables, weights.trainable
+          )
         ]
       config.optimizer.apply(network, self._slots, gradients, learning_rate)
       ratios = {
-          name: (total + result.ratios[name][0], count + result.ratios[name][1])
-          for name, (total, count) in ratios.items()
+        name: (total + result.ratios[name][0], count + result.ratios[name][1])
+        for name, (total, count) in ratios.items()
       }
       if algorithm.labeled:
         num_examples += tf.reduce_sum(batch.label_weights)
@@ -260,24 +262,25 @@ class LocalTraining:
         num_examples += size * prepared.constants['unlabeled_weight']
 
     update = [
-        start - v for start, v in zip(weights.trainable, network.trainable_variables)
+      start - v
+      for start, v in zip(weights.trainable, network.trainable_variables)
     ]
     is_finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(t)) for t in update]
+      [tf.reduce_all(tf.math.is_finite(t)) for t in update]
     )
     return LocalResult(
-        tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
-        tuple(
-            tf.where(is_finite, v, start)
-            for start, v in zip(
-                weights.non_trainable, network.non_trainable_variables
-            )
-        ),
-        is_finite,
-        num_examples,
-        prepared.weight,
-        {**prepared.ratios, **ratios},
-        dict(prepared.ranges),
+      tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
+      tuple(
+        tf.where(is_finite, v, start)
+        for start, v in zip(
+          weights.non_trainable, network.non_trainable_variables
+        )
+      ),
+      is_finite,
+      num_examples,
+      prepared.weight,
+      {**prepared.ratios, **ratios},
+      dict(prepared.ranges),
     )
 
 

@@ -11,10 +11,11 @@ Keras leaves to global or implicit state:
 *   Models that cannot be trained so are refused: see `_check_model`.
 """
 
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import math
-from typing import Callable, Iterator, NamedTuple, Sequence
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -77,9 +78,9 @@ def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
           # count: in eager mode Keras adds counters of its own.
           config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
           kwargs['initial_value'] = functools.partial(
-              type(initial_value.func).from_config(config),
-              *initial_value.args,
-              **initial_value.keywords,
+            type(initial_value.func).from_config(config),
+            *initial_value.args,
+            **initial_value.keywords,
           )
           num_seeded += 1
     return next_creator(**kwargs)
@@ -97,27 +98,27 @@ def _check_model(model: tf.keras.Model, num_classes: int | None) -> None:
   layers = list(model._flatten_layers(include_self=False))  # pylint: disable=protected-access
   last = model.layers[-1]
   if isinstance(last, tf.keras.layers.Softmax) or (
-      getattr(last, 'activation', None)
-      in (tf.keras.activations.softmax, tf.keras.activations.sigmoid)
+    getattr(last, 'activation', None)
+    in (tf.keras.activations.softmax, tf.keras.activations.sigmoid)
   ):
     raise hparams.UsageError(
-        f'model {model.name!r} ends in {last.name!r}, which gives'
-        ' probabilities; a model must give logits (in keras.applications:'
-        ' classifier_activation=None)'
+      f'model {model.name!r} ends in {last.name!r}, which gives'
+      ' probabilities; a model must give logits (in keras.applications:'
+      ' classifier_activation=None)'
     )
   for layer in layers:
     random = isinstance(layer, tf.keras.__internal__.layers.BaseRandomLayer)
-    if random and getattr(layer, 'rate', 1.0):
+    if random and getattr(layer, 'rate', True):
       raise hparams.UsageError(
-          f'model {model.name!r}: layer {layer.name!r}'
-          f' ({type(layer).__name__}) draws from global random state, so that'
-          ' runs would not repeat; remove it or set its rate to 0'
+        f'model {model.name!r}: layer {layer.name!r}'
+        f' ({type(layer).__name__}) draws from global random state, so that'
+        ' runs would not repeat; remove it or set its rate to 0'
       )
   shape = model.output_shape
   if num_classes is not None and tuple(shape) != (None, num_classes):
     raise hparams.UsageError(
-        f'model {model.name!r} has output shape {shape}; a data set of'
-        f' {num_classes} classes needs (None, {num_classes})'
+      f'model {model.name!r} has output shape {shape}; a data set of'
+      f' {num_classes} classes needs (None, {num_classes})'
     )
 
 
@@ -125,12 +126,12 @@ class Network:
   """One Keras model in the current graph, fed with explicit weights."""
 
   def __init__(
-      self,
-      model_fn: ModelFn,
-      *,
-      seed: int | None = None,
-      num_classes: int | None = None,
-      track_moving_averages: bool = False,
+    self,
+    model_fn: ModelFn,
+    *,
+    seed: int | None = None,
+    num_classes: int | None = None,
+    track_moving_averages: bool = False,
   ):
     """Builds the model in the current graph.
 
@@ -153,16 +154,16 @@ class Network:
     self._recorded: list[BatchMoments] | None = None
     self._use_batch_moments = False
     self.batch_norm_layers = tuple(
-        layer
-        for layer in self.model._flatten_layers()  # pylint: disable=protected-access
-        if isinstance(layer, tf.keras.layers.BatchNormalization)
-        and layer.trainable
+      layer
+      for layer in self.model._flatten_layers()  # pylint: disable=protected-access
+      if isinstance(layer, tf.keras.layers.BatchNormalization)
+      and layer.trainable
     )
     for index, layer in enumerate(self.batch_norm_layers):
       layer.call = self._batch_norm_call(index, layer, layer.call)
 
   def _batch_norm_call(
-      self, index: int, layer: tf.keras.layers.Layer, keras_call: Callable
+    self, index: int, layer: tf.keras.layers.Layer, keras_call: Callable
   ) -> Callable:
     """A batch norm layer's `call` that normalizes as the class says."""
 
@@ -178,11 +179,11 @@ class Network:
       gamma, beta = layer.gamma, layer.beta
       if inputs.shape.rank == 4 and axis == [3]:
         outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-            inputs,
-            tf.ones([channels]) if gamma is None else gamma,
-            tf.zeros([channels]) if beta is None else beta,
-            epsilon=layer.epsilon,
-            is_training=True,
+          inputs,
+          tf.ones([channels]) if gamma is None else gamma,
+          tf.zeros([channels]) if beta is None else beta,
+          epsilon=layer.epsilon,
+          is_training=True,
         )
         variance *= (count - 1.0) / tf.maximum(count, 1.0)  # To biased.
       else:
@@ -192,15 +193,15 @@ class Network:
         mean, variance = tf.nn.moments(floats, others)
         expand = lambda v: None if v is None else tf.reshape(v, shape)
         outputs = tf.cast(
-            tf.nn.batch_normalization(
-                floats,
-                expand(mean),
-                expand(variance),
-                expand(beta),
-                expand(gamma),
-                layer.epsilon,
-            ),
-            inputs.dtype,
+          tf.nn.batch_normalization(
+            floats,
+            expand(mean),
+            expand(variance),
+            expand(beta),
+            expand(gamma),
+            layer.epsilon,
+          ),
+          inputs.dtype,
         )
       if self._recorded is not None:
         self._recorded.append(BatchMoments(index, mean, variance, count))
@@ -213,17 +214,17 @@ class Network:
     for variable, value in zip(self.trainable_variables, weights.trainable):
       variable.assign(value)
     for variable, value in zip(
-        self.non_trainable_variables, weights.non_trainable
+      self.non_trainable_variables, weights.non_trainable
     ):
       variable.assign(value)
 
   def initial_weights(self) -> Weights:
     """The weights the model was built with, without statistics."""
     return Weights(
-        tuple(tf.identity(v) for v in self.trainable_variables),
-        tuple(tf.identity(v) for v in self.non_trainable_variables),
-        # Moving averages are meant to be used from the start.
-        tf.constant(float(self._track_moving_averages or not self.is_static)),
+      tuple(tf.identity(v) for v in self.trainable_variables),
+      tuple(tf.identity(v) for v in self.non_trainable_variables),
+      # Moving averages are meant to be used from the start.
+      tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
 
   @property
@@ -236,7 +237,7 @@ class Network:
     return tf.cast(self.model(images, training=training), tf.float32)
 
   def inference_logits(
-      self, images: tf.Tensor, statistics_count: tf.Tensor
+    self, images: tf.Tensor, statistics_count: tf.Tensor
   ) -> tf.Tensor:
     """Logits for evaluation: by statistics, or the batch's if there are none.
 
@@ -255,9 +256,9 @@ class Network:
         return self.logits(images, training=False)
 
     return tf.cond(
-        statistics_count > 0.0,
-        lambda: self.logits(images, training=False),
-        from_batch,
+      statistics_count > 0.0,
+      lambda: self.logits(images, training=False),
+      from_batch,
     )
 
   def moments(self, images: tf.Tensor) -> Sequence[BatchMoments]:
@@ -282,7 +283,7 @@ class Network:
     """In here, trainable weights are w + `perturbation`; after it, w again."""
     saved = [v.read_value() for v in self.trainable_variables]
     for variable, value, change in zip(
-        self.trainable_variables, saved, perturbation
+      self.trainable_variables, saved, perturbation
     ):
       variable.assign(value + change)
     yield

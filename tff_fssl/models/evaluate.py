@@ -1,7 +1,7 @@
-"""Accuracy of a weight set on examples that are at hand (central evaluation)."""
+"""Accuracy of a weight set on examples that are at hand."""
 
 import collections
-from typing import Callable
+from collections.abc import Callable
 
 import numpy as np
 import tensorflow as tf
@@ -10,16 +10,16 @@ from tff_fssl.data import augment
 from tff_fssl.models import adapter
 
 EvaluateFn = Callable[
-    [adapter.Weights, np.ndarray, np.ndarray],
-    collections.OrderedDict[str, float],
+  [adapter.Weights, np.ndarray, np.ndarray],
+  collections.OrderedDict[str, float],
 ]
 
 
 def build_evaluate_fn(
-    model_fn: adapter.ModelFn,
-    views: augment.Views,
-    *,
-    batch_size: int = 256,
+  model_fn: adapter.ModelFn,
+  views: augment.Views,
+  *,
+  batch_size: int = 256,
 ) -> EvaluateFn:
   """Builds an evaluation, traced once, for any number of examples.
 
@@ -44,21 +44,19 @@ def build_evaluate_fn(
       target = labels[start : start + batch_size]
       logits = network.inference_logits(batch, weights.statistics_count)
       correct += tf.reduce_sum(
-          tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
+        tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
       )
       loss += tf.reduce_sum(
-          tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+        tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
       )
     count = tf.cast(tf.shape(images)[0], tf.float32)
     return correct / count, loss / count
 
   def fn(weights, x, y):
     weights = adapter.Weights(
-        *(tf.nest.map_structure(tf.convert_to_tensor, part) for part in weights)
+      *(tf.nest.map_structure(tf.convert_to_tensor, part) for part in weights)
     )
-    accuracy, loss = evaluate(
-        weights, tf.constant(x), tf.constant(y, tf.int32)
-    )
+    accuracy, loss = evaluate(weights, tf.constant(x), tf.constant(y, tf.int32))
     return collections.OrderedDict(accuracy=float(accuracy), loss=float(loss))
 
   return fn

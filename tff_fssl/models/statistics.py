@@ -38,33 +38,35 @@ class Sums(NamedTuple):
 
 
 def _moving_moments(
-    network: adapter.Network, weights: adapter.Weights
+  network: adapter.Network, weights: adapter.Weights
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
   """Per batch norm layer, (mean, variance) within `weights`."""
   index = {v.ref(): i for i, v in enumerate(network.non_trainable_variables)}
   return [
-      (
-          weights.non_trainable[index[layer.moving_mean.ref()]],
-          weights.non_trainable[index[layer.moving_variance.ref()]],
-      )
-      for layer in network.batch_norm_layers
+    (
+      weights.non_trainable[index[layer.moving_mean.ref()]],
+      weights.non_trainable[index[layer.moving_variance.ref()]],
+    )
+    for layer in network.batch_norm_layers
   ]
 
 
 def zero_sums(network: adapter.Network) -> Sums:
   """Sums over no batch."""
-  zeros = tuple(tf.zeros(l.moving_mean.shape) for l in network.batch_norm_layers)
+  zeros = tuple(
+    tf.zeros(layer.moving_mean.shape) for layer in network.batch_norm_layers
+  )
   return Sums(zeros, zeros, tf.constant(0.0))
 
 
 def gather(
-    network: adapter.Network,
-    weights: adapter.Weights,
-    images: tf.Tensor,
-    views: augment.Views,
-    *,
-    kind: str,
-    batch_size: int,
+  network: adapter.Network,
+  weights: adapter.Weights,
+  images: tf.Tensor,
+  views: augment.Views,
+  *,
+  kind: str,
+  batch_size: int,
 ) -> Sums:
   """Sums of the moments of one forward pass over images, as they are stored.
 
@@ -82,8 +84,8 @@ def gather(
   """
   network.assign(weights)
   shifts = [
-      tf.where(weights.statistics_count > 0.0, mean, tf.zeros_like(mean))
-      for mean, _ in _moving_moments(network, weights)
+    tf.where(weights.statistics_count > 0.0, mean, tf.zeros_like(mean))
+    for mean, _ in _moving_moments(network, weights)
   ]
   num_images = tf.shape(images)[0]
   sums = zero_sums(network)
@@ -100,52 +102,50 @@ def gather(
         square = moments.variance + tf.square(offset)
       else:
         square = (
-            moments.variance
-            * moments.count
-            / tf.maximum(moments.count - 1.0, 1.0)
+          moments.variance
+          * moments.count
+          / tf.maximum(moments.count - 1.0, 1.0)
         )
       first[moments.layer] += share * offset
       second[moments.layer] += share * square
     sums = Sums(tuple(first), tuple(second), sums.count + weight)
   finite = tf.reduce_all(
-      [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(sums)]
+    [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(sums)]
   )
   return tf.nest.map_structure(
-      lambda t: tf.where(finite, t, tf.zeros_like(t)), sums
+    lambda t: tf.where(finite, t, tf.zeros_like(t)), sums
   )
 
 
 def put(
-    network: adapter.Network, weights: adapter.Weights, sums: Sums, *, kind: str
+  network: adapter.Network, weights: adapter.Weights, sums: Sums, *, kind: str
 ) -> adapter.Weights:
   """`weights` with the statistics that `sums` make; unchanged if count is 0."""
   moving = {}
   count = tf.maximum(sums.count, 1.0)
   some = sums.count > 0.0
   moments = zip(
-      network.batch_norm_layers,
-      _moving_moments(network, weights),
-      sums.first,
-      sums.second,
+    network.batch_norm_layers,
+    _moving_moments(network, weights),
+    sums.first,
+    sums.second,
   )
   for layer, (old_mean, old_variance), first, second in moments:
     shift = tf.where(
-        weights.statistics_count > 0.0, old_mean, tf.zeros_like(old_mean)
+      weights.statistics_count > 0.0, old_mean, tf.zeros_like(old_mean)
     )
     offset, variance = first / count, second / count
     if kind == POOLED:
       variance = tf.maximum(variance - tf.square(offset), 0.0)
     moving[layer.moving_mean.ref()] = tf.where(some, shift + offset, old_mean)
-    moving[layer.moving_variance.ref()] = tf.where(
-        some, variance, old_variance
-    )
+    moving[layer.moving_variance.ref()] = tf.where(some, variance, old_variance)
   return adapter.Weights(
-      weights.trainable,
-      tuple(
-          moving.get(variable.ref(), value)
-          for variable, value in zip(
-              network.non_trainable_variables, weights.non_trainable
-          )
-      ),
-      tf.where(some, sums.count, weights.statistics_count),
+    weights.trainable,
+    tuple(
+      moving.get(variable.ref(), value)
+      for variable, value in zip(
+        network.non_trainable_variables, weights.non_trainable
+      )
+    ),
+    tf.where(some, sums.count, weights.statistics_count),
   )

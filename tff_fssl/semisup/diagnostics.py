@@ -2,14 +2,21 @@
 
 import tensorflow as tf
 
-NAMES = ('ratio', 'accuracy', 'correct_ratio', 'wrong_ratio', 'correct_to_wrong')
+PSEUDO_LABEL, HIGH_CONFIDENCE = 'pseudo_label', 'high_confidence'
+NAMES = (
+  'ratio',
+  'accuracy',
+  'correct_ratio',
+  'wrong_ratio',
+  'correct_to_wrong',
+)
 
 
 def pseudo_label_ratios(
-    pseudo_labels: tf.Tensor,
-    hidden_labels: tf.Tensor,
-    mask: tf.Tensor,
-    prefix: str = 'pseudo_label',
+  pseudo_labels: tf.Tensor,
+  hidden_labels: tf.Tensor,
+  mask: tf.Tensor,
+  prefix: str = PSEUDO_LABEL,
 ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
   """The paper's figures of pseudo-label quality, each as (sum, count).
 
@@ -32,15 +39,15 @@ def pseudo_label_ratios(
   wrong = tf.reduce_sum(used * known) - correct
   num_known = tf.reduce_sum(known)
   values = (
-      (tf.reduce_sum(used), tf.cast(tf.size(used), tf.float32)),
-      (correct, correct + wrong),
-      (correct, num_known),
-      (wrong, num_known),
-      (correct, wrong),
+    (tf.reduce_sum(used), tf.cast(tf.size(used), tf.float32)),
+    (correct, correct + wrong),
+    (correct, num_known),
+    (wrong, num_known),
+    (correct, wrong),
   )
   return {f'{prefix}_{n}': v for n, v in zip(NAMES, values, strict=True)}
 
 
-def names(prefix: str = 'pseudo_label') -> tuple[str, ...]:
-  """The names that `pseudo_label_ratios` gives."""
-  return tuple(f'{prefix}_{n}' for n in NAMES)
+def names(*prefixes: str) -> tuple[str, ...]:
+  """The names that `pseudo_label_ratios` gives, for each prefix."""
+  return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)

@@ -27,7 +27,7 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
     float32 scalar.
   """
   return tf.math.divide_no_nan(
-      tf.reduce_sum(values * mask), tf.reduce_sum(mask)
+    tf.reduce_sum(values * mask), tf.reduce_sum(mask)
   )
 
 
@@ -42,17 +42,17 @@ def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     float32 [B], in nats.
   """
   return tf.reduce_sum(
-      tf.math.xlogy(target_probs, target_probs)
-      - target_probs * tf.nn.log_softmax(logits),
-      axis=-1,
+    tf.math.xlogy(target_probs, target_probs)
+    - target_probs * tf.nn.log_softmax(logits),
+    axis=-1,
   )
 
 
 def masked_consistency(
-    probs: tf.Tensor,
-    perturbed_logits: tf.Tensor,
-    mask: tf.Tensor,
-    temperature: float = 1.0,
+  probs: tf.Tensor,
+  perturbed_logits: tf.Tensor,
+  mask: tf.Tensor,
+  temperature: float = 1.0,
 ) -> tf.Tensor:
   """(FL)^2's L_cs, as in the authors' code: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
 
@@ -69,9 +69,9 @@ def masked_consistency(
     float32 scalar; 0 for an empty batch.
   """
   divergence = kl_divergence(
-      tf.stop_gradient(probs), perturbed_logits / temperature
+    tf.stop_gradient(probs), perturbed_logits / temperature
   )
   return tf.math.divide_no_nan(
-      tf.reduce_sum(mask * divergence),
-      tf.cast(tf.size(mask), divergence.dtype),
+    tf.reduce_sum(mask * divergence),
+    tf.cast(tf.size(mask), divergence.dtype),
   )

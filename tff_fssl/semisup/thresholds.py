@@ -35,8 +35,8 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
   marginal = tf.reduce_sum(probs, axis=0) / count
   of_class = status * tf.math.divide_no_nan(marginal, tf.reduce_max(marginal))
   return AdaptiveThresholds(
-      tf.where(some, status, tf.ones_like(status)),
-      tf.where(some, of_class, tf.ones_like(of_class)),
+    tf.where(some, status, tf.ones_like(status)),
+    tf.where(some, of_class, tf.ones_like(of_class)),
   )
 
 
