@@ -396,8 +396,8 @@ class _Source(tff.program.FederatedDataSource):
 
   @property
   def federated_type(self):
-    spec = self._make(0).element_spec
-    return tff.FederatedType(tff.SequenceType(spec), tff.CLIENTS)
+    element = tff.types.tensorflow_to_type(self._make(0).element_spec)
+    return tff.FederatedType(tff.SequenceType(element), tff.CLIENTS)
 
   def iterator(self):
     return _Iterator(self._make, self.federated_type)

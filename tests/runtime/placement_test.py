@@ -65,14 +65,17 @@ print('RESULT ' + json.dumps(results))
 
 
 @pytest.fixture(scope='module')
-def output():
+def output(tmp_path_factory):
+  # A file: AutoGraph reads the source.
+  program = tmp_path_factory.mktemp('placement') / 'placement_program.py'
+  program.write_text(_PROGRAM)
   environment = {
     **os.environ,
     'PYTHONPATH': str(_ROOT),
     'TF_CPP_MIN_LOG_LEVEL': '0',
   }
   done = subprocess.run(
-    [sys.executable, '-c', _PROGRAM],
+    [sys.executable, str(program)],
     env=environment,
     stdout=subprocess.PIPE,
     stderr=subprocess.STDOUT,
