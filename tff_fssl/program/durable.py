@@ -1,0 +1,185 @@
+"""Files that survive a kill and a power loss. TensorFlow-free.
+
+A file is written under another name, flushed to the disk, renamed, and the
+rename flushed; so that under its own name there is the old content or the new,
+whole. All system calls that change a disk go through `os` in this module
+(write, fsync, replace, ftruncate, unlink), so that tests can stop at each.
+"""
+
+from collections.abc import Iterable, Iterator
+import contextlib
+import errno
+import os
+
+from tff_fssl.hparams import UsageError
+
+_TEMPORARY = '.writing_'
+_REASONS = {
+  errno.ENOSPC: 'the disk is full; free some space',
+  errno.EDQUOT: 'the disk quota is used up; free some space',
+  errno.EROFS: 'the file system is read-only; choose another --output_dir',
+  errno.EACCES: 'no permission; choose another --output_dir',
+  errno.EPERM: 'no permission; choose another --output_dir',
+  errno.ENOTDIR: 'a file is in the way; choose another --output_dir',
+  errno.ENAMETOOLONG: 'the name is too long; choose another --output_dir',
+}
+
+
+@contextlib.contextmanager
+def storage_errors() -> Iterator[None]:
+  """Turns what a user can put right about a disk into a `UsageError`."""
+  try:
+    yield
+  except OSError as error:
+    reason = _REASONS.get(error.errno or 0)
+    if reason is None:
+      raise
+    raise UsageError(
+      f'cannot write {error.filename or "to the disk"}: {reason}, then give the'
+      ' same command again: the run goes on where it was saved'
+    ) from error
+
+
+def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
+  """Writes a file, whole or not at all.
+
+  Args:
+    path: Where to; its folder exists.
+    chunks: The content.
+
+  Raises:
+    UsageError: If the disk refuses; the file is then as it was before.
+  """
+  folder, name = os.path.split(os.path.abspath(path))
+  temporary = os.path.join(folder, f'{_TEMPORARY}{name}')
+  with storage_errors():
+    descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    try:
+      try:
+        for chunk in chunks:
+          write_all(descriptor, chunk, temporary)
+        _fsync(descriptor, temporary)
+      finally:
+        os.close(descriptor)
+      os.replace(temporary, path)
+    except OSError:
+      with contextlib.suppress(OSError):
+        os.unlink(temporary)
+      raise
+    sync_folder(folder)
+
+
+def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
+  """Writes all of `data`, in as many calls as it takes."""
+  view = memoryview(data).cast('B') if len(data) else memoryview(b'')
+  while view:
+    with _named(path):
+      view = view[os.write(descriptor, view) :]
+
+
+def append(path: str, data: bytes) -> None:
+  """Appends to a file and flushes it.
+
+  A kill may leave a part of `data`: who appends must be able to tell.
+
+  Args:
+    path: An existing file.
+    data: What to append.
+
+  Raises:
+    UsageError: If the disk refuses; the file is then cut back.
+  """
+  with storage_errors():
+    descriptor = _open(path, os.O_WRONLY | os.O_APPEND)
+    try:
+      size = os.fstat(descriptor).st_size
+      try:
+        write_all(descriptor, data, path)
+        _fsync(descriptor, path)
+      except OSError:
+        with contextlib.suppress(OSError):
+          os.ftruncate(descriptor, size)
+        raise
+    finally:
+      os.close(descriptor)
+
+
+def truncate(path: str, size: int) -> None:
+  """Cuts a file to `size` bytes and flushes it; raises `UsageError`."""
+  with storage_errors():
+    descriptor = _open(path, os.O_WRONLY)
+    try:
+      os.ftruncate(descriptor, size)
+      _fsync(descriptor, path)
+    finally:
+      os.close(descriptor)
+
+
+def remove(path: str) -> None:
+  """Removes a file; raises `UsageError`."""
+  with storage_errors():
+    os.unlink(path)
+    sync_folder(os.path.dirname(os.path.abspath(path)))
+
+
+def rename(old: str, new: str) -> None:
+  """Renames a file or a folder; raises `UsageError`."""
+  with storage_errors():
+    os.replace(old, new)
+    sync_folder(os.path.dirname(os.path.abspath(new)))
+
+
+def make_folder(path: str) -> None:
+  """Makes a folder and those above it, if missing; raises `UsageError`."""
+  with storage_errors():
+    missing, folder = [], os.path.abspath(path)
+    while not os.path.lexists(folder):
+      missing.append(folder)
+      folder = os.path.dirname(folder)
+    os.makedirs(path, exist_ok=True)
+    for made in missing:
+      sync_folder(os.path.dirname(made))
+
+
+def sync_folder(folder: str) -> None:
+  """Flushes a folder's entries, without which a rename may be lost."""
+  descriptor = _open(folder, os.O_RDONLY)
+  try:
+    _fsync(descriptor, folder)
+  finally:
+    os.close(descriptor)
+
+
+def remove_leftovers(folder: str) -> list[str]:
+  """Removes what killed writes left in a folder.
+
+  Args:
+    folder: Where to look; not below.
+
+  Returns:
+    The names of the files that were removed.
+  """
+  left = [name for name in os.listdir(folder) if name.startswith(_TEMPORARY)]
+  for name in left:
+    remove(os.path.join(folder, name))
+  return left
+
+
+def _open(path: str, mode: int) -> int:
+  return os.open(path, mode | os.O_CLOEXEC, 0o666)
+
+
+def _fsync(descriptor: int, path: str) -> None:
+  with _named(path):
+    os.fsync(descriptor)
+
+
+@contextlib.contextmanager
+def _named(path: str) -> Iterator[None]:
+  """Puts the file's name into errors of calls that know its number only."""
+  try:
+    yield
+  except OSError as error:
+    if error.filename is None:
+      error.filename = path
+    raise

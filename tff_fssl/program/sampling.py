@@ -1,0 +1,168 @@
+"""Which clients take part in a round: a function of (seed, round)."""
+
+from collections.abc import Callable
+import functools
+import struct
+from typing import Any
+
+import numpy as np
+import tensorflow_federated as tff
+
+_FORMAT = '<qq'
+
+# (round_num, client_id) -> what the runtime takes as a client's data.
+MakeClient = Callable[[int, int], Any]
+
+
+def sample_cohort(
+  seed: int, round_num: int, num_clients: int, clients_per_round: int
+) -> list[int]:
+  """Draws a round's clients, without replacement.
+
+  Args:
+    seed: The run's.
+    round_num: The round, >= 1.
+    num_clients: Clients are 0 .. num_clients - 1.
+    clients_per_round: How many are drawn, at most `num_clients`.
+
+  Returns:
+    Client ids, ascending.
+  """
+  # A stream of its own: the constant tells it from the data layer's.
+  generator = np.random.Generator(
+    np.random.Philox(np.random.SeedSequence([0x50C1A1, seed, round_num]))
+  )
+  drawn = generator.choice(num_clients, clients_per_round, replace=False)
+  return sorted(int(client_id) for client_id in drawn)
+
+
+class CohortIterator(tff.program.FederatedDataSourceIterator):
+  """Goes from round to round; its state is (seed, round) and no data."""
+
+  def __init__(
+    self, seed: int, round_num: int, source: 'CohortDataSource | None' = None
+  ):
+    """Points at a round.
+
+    Args:
+      seed: The run's.
+      round_num: The round that is selected next.
+      source: Where clients come from; `CohortDataSource.attach` gives it to an
+        iterator that was read from bytes.
+    """
+    self.seed = seed
+    self.round_num = round_num
+    self._source = source
+
+  @classmethod
+  def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
+    """An iterator that `to_bytes` wrote; it has no source yet."""
+    return cls(*struct.unpack(_FORMAT, buffer))
+
+  def to_bytes(self) -> bytes:
+    """Seed and round, 16 bytes."""
+    return struct.pack(_FORMAT, self.seed, self.round_num)
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """The type of a cohort."""
+    return self._attached().federated_type
+
+  def select(self, k: int | None = None) -> list[Any]:
+    """The cohort of the round, after which it points at the next one.
+
+    Args:
+      k: How many clients; None is the source's `clients_per_round`.
+
+    Returns:
+      One value a client (none in rounds without clients), as `make_client`
+      gives them: nothing is read before a client's turn comes.
+    """
+    cohort = self._attached().cohort(self.seed, self.round_num, k)
+    self.round_num += 1
+    return cohort
+
+  def _attached(self) -> 'CohortDataSource':
+    if self._source is None:
+      raise ValueError('The iterator has no source; `attach` it to one.')
+    return self._source
+
+  def __eq__(self, other: object) -> bool:
+    if not isinstance(other, CohortIterator):
+      return NotImplemented
+    return (self.seed, self.round_num) == (other.seed, other.round_num)
+
+  __hash__ = None  # type: ignore[assignment]
+
+
+class CohortDataSource(tff.program.FederatedDataSource):
+  """A population of clients, of which each round draws a cohort."""
+
+  def __init__(
+    self,
+    federated_type: tff.FederatedType,
+    make_client: MakeClient,
+    *,
+    seed: int,
+    num_clients: int,
+    clients_per_round: int,
+    first_round: int = 1,
+    trains_clients: bool = True,
+  ):
+    """Describes the population.
+
+    Args:
+      federated_type: `{D*}@CLIENTS`.
+      make_client: (round_num, client_id) -> a client's data; called when the
+        client's turn comes, perhaps in another thread, perhaps twice a round.
+      seed: Of the cohorts.
+      num_clients: Clients are 0 .. num_clients - 1.
+      clients_per_round: How many are drawn a round.
+      first_round: The number of the first round; in rounds before 1 (the
+        server's pre-training) nobody is drawn.
+      trains_clients: Whether rounds have clients at all.
+    """
+    if not 1 <= clients_per_round <= num_clients and trains_clients:
+      raise ValueError(
+        f'clients_per_round={clients_per_round}: must be from 1 to'
+        f' num_clients={num_clients}'
+      )
+    self._federated_type = federated_type
+    self._make_client = make_client
+    self._seed = seed
+    self._num_clients = num_clients
+    self._clients_per_round = clients_per_round
+    self._first_round = first_round
+    self._trains_clients = trains_clients
+
+  @property
+  def federated_type(self) -> tff.FederatedType:
+    """The type of a cohort."""
+    return self._federated_type
+
+  def iterator(self) -> CohortIterator:
+    """An iterator at the first round."""
+    return CohortIterator(self._seed, self._first_round, self)
+
+  def attach(self, iterator: CohortIterator) -> CohortIterator:
+    """An iterator over this source at another one's place."""
+    if iterator.seed != self._seed:
+      raise ValueError(
+        f'the iterator is of seed {iterator.seed}, the source of {self._seed}'
+      )
+    return CohortIterator(iterator.seed, iterator.round_num, self)
+
+  def cohort(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> list[Any]:
+    """One function without arguments a client, which gives its data."""
+    if round_num < 1 or not self._trains_clients:
+      return []
+    if k is None:
+      k = self._clients_per_round
+    if not 1 <= k <= self._num_clients:
+      raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
+    return [
+      functools.partial(self._make_client, round_num, client_id)
+      for client_id in sample_cohort(seed, round_num, self._num_clients, k)
+    ]

@@ -1,0 +1,348 @@
+"""The training program's logic: rounds, metrics, evaluation, checkpoints.
+
+A round's metrics are released before its state is saved, and on resuming rows
+after the last saved state are removed: a run that is killed at any moment and
+started again gives the same tables and weights as one that never stopped.
+"""
+
+import asyncio
+from collections.abc import Callable, Mapping
+import dataclasses
+import math
+import resource
+import time
+from typing import Any, NamedTuple, Protocol
+
+import tensorflow_federated as tff
+
+from tff_fssl.program import managers
+from tff_fssl.program import sampling
+
+_TRAIN = 'client_work/train'
+SERVER_NON_FINITE = 'finalizer/server_non_finite'
+
+
+class ProgramState(NamedTuple):
+  """What is saved after a round; its version is the round's number.
+
+  Attributes:
+    process: The learning process's state.
+    iterator: At the next round.
+    num_bad_rounds: Bad rounds in a row, up to this one.
+  """
+
+  process: Any
+  iterator: sampling.CohortIterator
+  num_bad_rounds: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How long and how often.
+
+  Attributes:
+    first_round: The number of the first round; rounds before 1 are the
+      server's pre-training.
+    total_rounds: The number of the last round.
+    rounds_per_evaluation: Rounds whose number it divides are evaluated, and
+      the last one.
+    rounds_per_checkpoint: Likewise saved.
+    max_bad_rounds: After so many bad rounds in a row training stops.
+  """
+
+  first_round: int = 1
+  total_rounds: int = 1
+  rounds_per_evaluation: int = 1
+  rounds_per_checkpoint: int = 1
+  max_bad_rounds: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundReport:
+  """A finished round, for people.
+
+  Attributes:
+    round_num: Its number.
+    metrics: Name -> value, as in train.csv.
+    timing: As in timing.csv.
+    evaluation: As in eval.csv; empty if there was none.
+    is_bad: Whether no update was finite.
+  """
+
+  round_num: int
+  metrics: Mapping[str, Any]
+  timing: Mapping[str, float]
+  evaluation: Mapping[str, float]
+  is_bad: bool
+
+
+class Reporter(Protocol):
+  """Tells people how it goes."""
+
+  def begin(self, done: int, settings: Settings) -> None:
+    """Training begins, or goes on, after round `done`."""
+
+  def round_done(self, report: RoundReport) -> None:
+    """A round has been finished and its metrics released."""
+
+  def say(self, message: str) -> None:
+    """Something else worth knowing."""
+
+  def end(self) -> None:
+    """Training has ended, in whatever way."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Outputs:
+  """Where results go.
+
+  Attributes:
+    states: Saves program states.
+    train: A row a round.
+    evaluation: A row an evaluation.
+    timing: A row a round, outside every claim of equality.
+    also: Receives all three (TensorBoard), if given.
+  """
+
+  states: tff.program.ProgramStateManager
+  train: managers.CsvReleaseManager
+  evaluation: managers.CsvReleaseManager
+  timing: managers.CsvReleaseManager
+  also: tff.program.ReleaseManager | None = None
+
+  def truncate_after(self, round_num: int) -> int:
+    """Removes the rows of later rounds; returns how many rounds had one."""
+    removed = self.train.table.truncate_after(round_num)
+    self.evaluation.table.truncate_after(round_num)
+    self.timing.table.truncate_after(round_num)
+    return removed
+
+
+class StopRequest:
+  """Asks a running training to save and stop after its round."""
+
+  def __init__(self):
+    self.signal: int | None = None
+
+  def set(self, signal: int) -> None:
+    """Requests it; `signal` is why."""
+    self.signal = signal
+
+
+class TrainingStoppedError(Exception):
+  """Training cannot go on; the message says why and what may help."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """How training ended.
+
+  Attributes:
+    state: The last state.
+    round_num: The last finished round.
+    stopped_by: The signal that stopped it early, if any.
+    num_rounds: Rounds run by this call.
+  """
+
+  state: ProgramState
+  round_num: int
+  stopped_by: int | None
+  num_rounds: int
+
+
+async def train(
+  process: tff.learning.templates.LearningProcess,
+  data_source: sampling.CohortDataSource,
+  settings: Settings,
+  outputs: Outputs,
+  *,
+  evaluate_fn: Callable[[Any], Mapping[str, float]],
+  reporter: Reporter,
+  stop: StopRequest,
+  timing_fn: Callable[[], Mapping[str, float]] = dict,
+) -> Result:
+  """Trains from the last saved state, or from the start, to the end.
+
+  Runs under a `tff.program` context (`tff.program.NativeFederatedContext`).
+
+  Args:
+    process: `initialize` is `( -> S@SERVER)`, `next` is
+      `<S@SERVER, {D*}@CLIENTS> -> <S@SERVER, M@SERVER>`, M nested scalars.
+    data_source: Of type `{D*}@CLIENTS`.
+    settings: How long and how often.
+    outputs: Where results go.
+    evaluate_fn: Process state -> name -> value; called in another thread.
+    reporter: Told of every round.
+    stop: Looked at after each round.
+    timing_fn: What the runtime tells of where the last round's seconds went.
+
+  Returns:
+    How it ended: after the last round, or stopped by request, saved.
+
+  Raises:
+    TrainingStoppedError: After `max_bad_rounds` bad rounds in a row.
+    UsageError: If checkpoints cannot be used or a disk refuses.
+    ValueError: If process and data source do not fit together.
+  """
+  _check_types(process, data_source)
+  state, done = await _start(process, data_source, settings, outputs, reporter)
+  before, saved = done, done
+  reporter.begin(done, settings)
+  try:
+    while done < settings.total_rounds:
+      _check_bad_rounds(int(state.num_bad_rounds), done, settings)
+      done += 1
+      state, report = await _run_round(
+        process, state, done, settings, outputs, evaluate_fn, timing_fn
+      )
+      wants_stop = stop.signal is not None
+      if _is_due(done, settings.rounds_per_checkpoint, settings) or wants_stop:
+        await outputs.states.save(state, done)
+        saved = done
+      reporter.round_done(report)
+      if wants_stop and done < settings.total_rounds:
+        return Result(state, done, stop.signal, done - before)
+      if int(state.num_bad_rounds) >= settings.max_bad_rounds and saved < done:
+        await outputs.states.save(state, done)
+    _check_bad_rounds(int(state.num_bad_rounds), done, settings)
+  finally:
+    reporter.end()
+  return Result(state, done, None, done - before)
+
+
+def state_structure(
+  process: tff.learning.templates.LearningProcess,
+) -> ProgramState:
+  """What saved states of a process look like, for loading them."""
+  state_type = process.initialize.type_signature.result.member
+  return ProgramState(
+    tff.types.type_to_tf_tensor_specs(state_type),
+    sampling.CohortIterator(0, 0),
+    0,
+  )
+
+
+async def _start(
+  process: tff.learning.templates.LearningProcess,
+  data_source: sampling.CohortDataSource,
+  settings: Settings,
+  outputs: Outputs,
+  reporter: Reporter,
+) -> tuple[ProgramState, int]:
+  """(state, last finished round): the saved ones, or the initial ones."""
+  state, done = await outputs.states.load_latest(state_structure(process))
+  if state is None:
+    outputs.truncate_after(settings.first_round - 1)
+    initial = await tff.program.materialize_value(process.initialize())
+    state = ProgramState(initial, data_source.iterator(), 0)
+    return state, settings.first_round - 1
+  last_row = outputs.train.table.last_key
+  if last_row is None or last_row < done:
+    reporter.say(
+      f'{outputs.train.table.path} lacks rows before round {done}: they were'
+      ' removed since; training goes on without them.'
+    )
+  outputs.truncate_after(done)
+  return state._replace(iterator=data_source.attach(state.iterator)), done
+
+
+async def _run_round(
+  process: tff.learning.templates.LearningProcess,
+  state: ProgramState,
+  round_num: int,
+  settings: Settings,
+  outputs: Outputs,
+  evaluate_fn: Callable[[Any], Mapping[str, float]],
+  timing_fn: Callable[[], Mapping[str, float]],
+) -> tuple[ProgramState, RoundReport]:
+  """Runs a round, evaluates if it is due, releases what came of it."""
+  start = time.monotonic()
+  cohort = state.iterator.select()
+  output = await tff.program.materialize_value(
+    process.next(state.process, cohort)
+  )
+  timing = {f'seconds/{k}': float(v) for k, v in timing_fn().items()}
+  timing['seconds/round'] = time.monotonic() - start
+  metrics = managers.flatten(output.metrics)
+  is_bad = is_bad_round(metrics)
+  metrics['bad_round'] = int(is_bad)
+  evaluation: Mapping[str, float] = {}
+  start = time.monotonic()
+  if _is_due(round_num, settings.rounds_per_evaluation, settings):
+    evaluation = await asyncio.to_thread(evaluate_fn, output.state)
+  timing['seconds/evaluation'] = time.monotonic() - start
+  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+  timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
+
+  await outputs.train.release(metrics, round_num)
+  if evaluation:
+    await outputs.evaluation.release(evaluation, round_num)
+  await outputs.timing.release(timing, round_num)
+  if outputs.also is not None:
+    await outputs.also.release({**metrics, **evaluation, **timing}, round_num)
+  num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
+  state = ProgramState(output.state, state.iterator, num_bad)
+  return state, RoundReport(round_num, metrics, timing, evaluation, is_bad)
+
+
+def is_bad_round(metrics: Mapping[str, Any]) -> bool:
+  """Whether a round had updates, of which none was finite.
+
+  Args:
+    metrics: As in train.csv.
+
+  Returns:
+    True if clients took part and all their updates were not finite; or none
+    took part and the server's own training was not.
+  """
+  num_clients = int(metrics.get(f'{_TRAIN}/num_clients', 0))
+  if num_clients:
+    num_bad = int(metrics.get(f'{_TRAIN}/num_non_finite_clients', 0))
+    return num_bad >= num_clients
+  return bool(metrics.get(SERVER_NON_FINITE, 0))
+
+
+def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
+  if num_bad < settings.max_bad_rounds:
+    return
+  raise TrainingStoppedError(
+    f'no update was finite in {num_bad} rounds in a row, up to round {done}'
+    f' (--max_bad_rounds={settings.max_bad_rounds}); the model is what it was'
+    ' before them. A lower learning rate, or --max_gradient_norm, may help'
+  )
+
+
+def _is_due(round_num: int, every: int, settings: Settings) -> bool:
+  return round_num % every == 0 or round_num == settings.total_rounds
+
+
+def _check_types(
+  process: tff.learning.templates.LearningProcess,
+  data_source: sampling.CohortDataSource,
+) -> None:
+  expected = process.next.type_signature.parameter[1]
+  if not expected.is_equivalent_to(data_source.federated_type):
+    raise ValueError(
+      f'The process takes client data of type {expected}, the data source has'
+      f' {data_source.federated_type}.'
+    )
+
+
+def best_round(
+  rows: list[dict[str, str]], name: str = 'validation/accuracy'
+) -> dict[str, str] | None:
+  """The row of an evaluation table with the largest value; the first of them.
+
+  Args:
+    rows: Of eval.csv.
+    name: The column to select by; never one of test data.
+
+  Returns:
+    The row, or None if there is no value in that column.
+  """
+  best, best_value = None, -math.inf
+  for row in rows:
+    value = float(row.get(name) or 'nan')
+    if value > best_value:
+      best, best_value = row, value
+  return best
