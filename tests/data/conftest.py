@@ -2,7 +2,13 @@
 
 import os
 import pathlib
+import types
 
+import numpy as np
+from PIL import Image
+from PIL import ImageDraw
+from PIL import ImageEnhance
+from PIL import ImageOps
 import pytest
 
 from tff_fssl.data import sources
@@ -30,3 +36,68 @@ def cifar10(tfds_dir) -> sources.DataSet:
 def digits() -> sources.DataSet:
   """The embedded digits."""
   return sources.load('digits')
+
+
+# Arguments to test with, wider than what any policy uses.
+_RANGES = {
+  'posterize': (1, 9),
+  'solarize': (0, 257),
+  'brightness': (0, 2),
+  'color': (0, 2),
+  'contrast': (0, 2),
+  'sharpness': (0, 2),
+  'rotate': (-45, 45),
+  'shear_x': (-0.5, 0.5),
+  'shear_y': (-0.5, 0.5),
+  'translate_x': (-20, 20),
+  'translate_y': (-20, 20),
+}
+
+
+def _to_pil(image):
+  return Image.fromarray(image[..., 0] if image.shape[-1] == 1 else image)
+
+
+def _apply_by_pillow(image: np.ndarray, op: str, arg: float) -> np.ndarray:
+  """One operation of `image_ops.OPS` on one image, uint8 [H, W, C]."""
+  pil, v = _to_pil(image), float(arg)
+  coefficients = {
+    'shear_x': (1, v, 0, 0, 1, 0),
+    'shear_y': (1, 0, 0, v, 1, 0),
+    'translate_x': (1, 0, v, 0, 1, 0),
+    'translate_y': (1, 0, 0, 0, 1, v),
+  }
+  if op == 'identity':
+    result = pil
+  elif op == 'autocontrast':
+    result = ImageOps.autocontrast(pil)
+  elif op == 'equalize':
+    result = ImageOps.equalize(pil)
+  elif op == 'posterize':
+    result = ImageOps.posterize(pil, int(v))
+  elif op == 'solarize':
+    result = ImageOps.solarize(pil, v)
+  elif op == 'rotate':
+    result = pil.rotate(v)
+  elif op in coefficients:
+    result = pil.transform(pil.size, Image.Transform.AFFINE, coefficients[op])
+  else:
+    result = getattr(ImageEnhance, op.capitalize())(pil).enhance(v)
+  return np.asarray(result).reshape(image.shape)
+
+
+def _fill_box_by_pillow(
+  image: np.ndarray, box: tuple[float, ...], fill: tuple[int, ...]
+) -> np.ndarray:
+  """A rectangle, with its edges, drawn on a copy of an image."""
+  pil = _to_pil(image).copy()
+  ImageDraw.Draw(pil).rectangle(box, fill if len(fill) > 1 else fill[0])
+  return np.asarray(pil).reshape(image.shape)
+
+
+@pytest.fixture(scope='session')
+def pillow() -> types.SimpleNamespace:
+  """What `image_ops` must equal: `apply`, `fill_box`; `ranges` of arguments."""
+  return types.SimpleNamespace(
+    apply=_apply_by_pillow, fill_box=_fill_box_by_pillow, ranges=_RANGES
+  )

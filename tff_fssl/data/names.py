@@ -1,9 +1,14 @@
-"""The data sets known by name. TensorFlow-free, so that flags can be checked."""
+"""The data sets known by name; TensorFlow-free, to check flags with."""
 
 import dataclasses
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+
+# How strong views are made; see `augment`.
+FL2 = 'fl2'
+FIXMATCH = 'fixmatch'
+AUGMENTATION_POLICIES = (FL2, FIXMATCH)
 
 
 @dataclasses.dataclass(frozen=True)

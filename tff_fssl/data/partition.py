@@ -53,6 +53,7 @@ class Partition:
 
   @property
   def num_clients(self) -> int:
+    """The number of clients."""
     return len(self.client_unlabeled)
 
   def check_indices(self, num_examples: int) -> None:

@@ -68,15 +68,25 @@ def plot(
         label, client, count, ha='center', va='center', size=7, color=color
       )
 
-  clients = np.arange(num_clients)
+  # Steps are one object each, where bars would be one a client.
+  edges = np.arange(num_clients + 1) - 0.5
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])
-  sizes.barh(clients, labeled, color='tab:orange', label='labelled')
-  sizes.barh(
-    clients, unlabeled, left=labeled, color='tab:blue', label='unlabelled'
-  )
+  for start, stop, color, label in (
+    (0 * labeled, labeled, 'tab:orange', 'labelled'),
+    (labeled, labeled + unlabeled, 'tab:blue', 'unlabelled'),
+  ):
+    sizes.stairs(
+      stop,
+      edges,
+      baseline=start,
+      orientation='horizontal',
+      fill=True,
+      color=color,
+      label=label,
+    )
   sizes.set(xlabel='examples')
-  sizes.margins(y=0)
+  sizes.set_xlim(0)
   sizes.set_ylim(num_clients - 0.5, -0.5)
   canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
 

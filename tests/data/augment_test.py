@@ -1,0 +1,297 @@
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.data import image_ops
+from tff_fssl.data import names
+from tff_fssl.hparams import UsageError
+
+_SHAPES = {'cifar10': (32, 32, 3), 'fashion_mnist': (28, 28, 1)}
+_SHAPES['digits'] = (8, 8, 1)
+_POLICIES = {
+  'fl2': augment._fl2_policy,
+  'fixmatch': augment._fixmatch_policy,
+}
+
+
+def _views(name, policy='fl2', flip=True):
+  mean, std = augment.normalization(name)
+  return augment.build_views(
+    _SHAPES[name], policy=policy, mean=mean, std=std, flip=flip
+  )
+
+
+def _images(name, count=16, seed=0):
+  rng = np.random.default_rng(seed)
+  return rng.integers(0, 256, (count, *_SHAPES[name]), np.uint8)
+
+
+def _pixels(view, name):
+  """A view as uint8 again, and that it was exactly that."""
+  mean, std = augment.normalization(name)
+  values = (view.numpy() * std + mean) * 255
+  np.testing.assert_allclose(values, np.rint(values), atol=2e-3)
+  return np.rint(values).astype(np.uint8)
+
+
+@pytest.mark.parametrize('name', _SHAPES)
+def test_plain_view_is_normalised(name):
+  images = _images(name)
+  mean, std = augment.normalization(name)
+  expected = (images / 255 - mean) / std
+  view = _views(name).plain(tf.constant(images))
+  assert view.dtype == tf.float32
+  np.testing.assert_allclose(view, expected, atol=1e-5)
+  assert mean == names.data_set_info(name).mean
+
+
+def test_normalization_of_the_papers_code():
+  mean, std = augment.normalization('cifar10')
+  assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
+  np.testing.assert_allclose(
+    augment.normalization('cifar100')[1], [0.26745, 0.25647, 0.27608], atol=1e-5
+  )
+  with pytest.raises(UsageError, match='unknown data set'):
+    augment.normalization('cifar')
+
+
+@pytest.mark.parametrize('name', _SHAPES)
+def test_weak_view_is_a_mirrored_crop(name):
+  images = _images(name, 300)
+  results = _pixels(
+    _views(name).weak(tf.constant(images), tf.constant([1, 2])), name
+  )
+  side = images.shape[1]
+  pad = {32: 4, 28: 3, 8: 1}[side]
+  padded = np.pad(
+    images, [(0, 0), (pad, pad), (pad, pad), (0, 0)], mode='reflect'
+  )
+  seen = []
+  for i, result in enumerate(results):
+    matches = [
+      (y, x, flip)
+      for y in range(2 * pad + 1)
+      for x in range(2 * pad + 1)
+      for flip in (False, True)
+      if np.array_equal(
+        padded[i, y : y + side, x : x + side][:, :: -1 if flip else 1], result
+      )
+    ]
+    assert len(matches) == 1
+    seen.append(matches[0])
+  y, x, flip = np.array(seen).T
+  assert set(y) == set(x) == set(range(2 * pad + 1))
+  assert 0.4 < flip.mean() < 0.6
+  assert abs(np.corrcoef(y, x)[0, 1]) < 0.2
+
+
+def test_no_flip():
+  images = np.zeros((200, *_SHAPES['digits']), np.uint8)
+  images[:, :, :4] = 255
+  for policy in _POLICIES:
+    views = _views('digits', policy, flip=False)
+    weak = _pixels(views.weak(tf.constant(images), [3, 4]), 'digits')
+    assert np.all(weak[:, :, :3] == 255)
+    assert np.all(weak[:, :, 5:] == 0)
+
+
+def _expected_box(policy, u, height, width):
+  """Cutout's box as in the authors' code; edges included."""
+  if policy == 'fl2':
+    side = 0.5 * u[0] * width
+    # np.random.uniform(n) has n for its lower bound and 1 for its upper.
+    x, y = width + u[1] * (1 - width), height + u[2] * (1 - height)
+    left, upper = int(max(0, x - side / 2)), int(max(0, y - side / 2))
+    return (left, upper, min(width, left + side), min(height, upper + side))
+  half = min(height, width) // 4
+  x, y = int(u[1] * width), int(u[2] * height)
+  left, upper = max(0, x - half), max(0, y - half)
+  return left, upper, min(width, x + half) - 1, min(height, y + half) - 1
+
+
+@pytest.mark.parametrize('policy', _POLICIES)
+@pytest.mark.parametrize('name', _SHAPES)
+def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
+  height, width, channels = _SHAPES[name]
+  images, seed = _images(name, 60), [5, -6]
+  rules = _POLICIES[policy](height, width)
+  result = _pixels(_views(name, policy).strong(tf.constant(images), seed), name)
+
+  draws = augment._draws(
+    tf.constant(images), seed, augment._STRONG_SALT, 6 + 3 * rules.num_ops
+  )
+  pad = augment._padding(height)
+  offsets = tf.cast(draws[:, 1:3] * (2 * pad + 1), tf.int32)
+  weak = image_ops.flip_and_crop(
+    tf.constant(images),
+    draws[:, 0] < 0.5,
+    offsets[:, 0],
+    offsets[:, 1],
+    (pad, pad),
+  ).numpy()
+  ops, args = (t.numpy() for t in augment._choose_ops(rules, draws[:, 6:]))
+  fill = rules.fill if channels == 3 else {'fl2': (123,)}.get(policy, (127,))
+  for i, image in enumerate(weak):
+    for op, arg in zip(ops[i], args[i]):
+      image = pillow.apply(image, image_ops.OPS[op], arg)
+    box = _expected_box(policy, draws.numpy()[i, 3:6], height, width)
+    image = pillow.fill_box(image, box, fill)
+    np.testing.assert_array_equal(result[i], image)
+
+
+@pytest.mark.parametrize('policy', _POLICIES)
+def test_ops_and_arguments_have_their_distribution(policy):
+  count = 20_000
+  rules = _POLICIES[policy](32, 32)
+  draws = tf.random.stateless_uniform([count, 3 * rules.num_ops], [1, 2])
+  ops, args = (t.numpy() for t in augment._choose_ops(rules, draws))
+  total = ops.size
+  share = 1 / len(image_ops.OPS) * rules.probability
+  for op, name in enumerate(image_ops.OPS):
+    expected = share + (1 - rules.probability) * (name == 'identity')
+    tolerance = 5 * np.sqrt(expected * (1 - expected) / total)
+    assert abs(np.mean(ops == op) - expected) < tolerance, name
+  # Slots are independent of each other.
+  both = np.mean((ops[:, 0] == 1) & (ops[:, 1] == 2))
+  assert abs(both - share**2) < 5 * np.sqrt(share**2 / count)
+
+  factor = ('brightness', 'color', 'contrast', 'sharpness')
+  if policy == 'fl2':
+    ranges = dict.fromkeys(factor, (0.05, 0.95))
+    ranges |= {
+      'posterize': (4, 8),
+      'solarize': (0, 256),
+      'rotate': (-30, 30),
+      'shear_x': (-0.3, 0.3),
+      'shear_y': (-0.3, 0.3),
+      'translate_x': (-9.6, 9.6),
+      'translate_y': (-9.6, 9.6),
+    }
+    for name, (low, high) in ranges.items():
+      values = np.sort(args[ops == image_ops.OPS.index(name)])
+      uniform = np.linspace(low, high, len(values))
+      assert low <= values[0] and values[-1] <= high, name
+      assert np.abs(values - uniform).max() < 0.05 * (high - low), name
+  else:
+    levels = range(1, 10)
+    both_signs = lambda f: [s * f(level) for level in levels for s in (1, -1)]
+    allowed = dict.fromkeys(factor, [0.1 + 0.18 * level for level in levels])
+    allowed |= {
+      'posterize': [4, 4, 3, 3, 2, 2, 2, 1, 1],
+      'solarize': [256 - int(25.6 * level) for level in levels],
+      'rotate': both_signs(lambda level: 3 * level),
+      'shear_x': both_signs(lambda level: 0.03 * level),
+      'translate_y': both_signs(lambda level: level),
+    }
+    for name, values in allowed.items():
+      got = args[ops == image_ops.OPS.index(name)]
+      seen, counts = np.unique(got, return_counts=True)
+      wanted, multiples = np.unique(np.float32(values), return_counts=True)
+      np.testing.assert_allclose(seen, wanted, rtol=1e-6)
+      np.testing.assert_allclose(
+        counts / counts.sum(), multiples / multiples.sum(), atol=0.05
+      )
+
+
+@pytest.mark.parametrize('policy', _POLICIES)
+def test_views_are_a_function_of_the_seed(policy):
+  images, views = tf.constant(_images('cifar10')), _views('cifar10', policy)
+  for view in (views.weak, views.strong):
+    a, b, c, d = (view(images, s) for s in ([1, 2], [1, 2], [1, 3], [2, 2]))
+    np.testing.assert_array_equal(a, b)
+    for other in (c, d):
+      differs = np.any(a.numpy() != other.numpy(), axis=(1, 2, 3))
+      assert differs.mean() > 0.8
+  # Images of one batch have draws of their own, whatever the batch's size.
+  same = tf.repeat(images[:1], 16, axis=0)
+  assert len(np.unique(views.strong(same, [1, 2]), axis=0)) > 12
+  np.testing.assert_array_equal(
+    views.strong(images, [1, 2])[:5], views.strong(images[:5], [1, 2])
+  )
+
+
+def test_weak_and_strong_views_of_one_seed_are_independent():
+  images = np.zeros((400, *_SHAPES['cifar10']), np.uint8)
+  images[:, :, :16] = 255
+  views = _views('cifar10')
+  mirrored = [
+    view(tf.constant(images), [1, 2]).numpy()[:, 16, 2].mean(-1)
+    < view(tf.constant(images), [1, 2]).numpy()[:, 16, -3].mean(-1)
+    for view in (views.weak, views.strong)
+  ]
+  assert 0.35 < np.mean(mirrored[0] == mirrored[1]) < 0.65
+
+
+@pytest.mark.parametrize('policy', _POLICIES)
+@pytest.mark.parametrize('name', _SHAPES)
+def test_views_work_wherever_graphs_do(name, policy):
+  views, images = _views(name, policy), _images(name, 7)
+  expected = views.strong(tf.constant(images), [1, 0])
+  spec = tf.TensorSpec([None, *_SHAPES[name]], tf.uint8)
+
+  @tf.function(input_signature=[spec])
+  def dynamic(x):
+    view = views.strong(x, [1, 0])
+    assert view.shape.as_list() == [None, *_SHAPES[name]]
+    return view
+
+  @tf.function(input_signature=[spec])
+  def looped(x):
+    view = tf.zeros(tf.shape(x))
+    for i in tf.range(2):
+      view = views.strong(x, tf.stack([i, 0]))
+      view.set_shape([None, *_SHAPES[name]])
+    return view
+
+  np.testing.assert_array_equal(dynamic(images), expected)
+  np.testing.assert_array_equal(looped(images), expected)
+  for view in (views.plain, lambda x: views.weak(x, [1, 0]), dynamic):
+    assert view(tf.constant(images[:0])).shape == (0, *_SHAPES[name])
+  with tf.Graph().as_default() as graph:
+    view = views.strong(tf.constant(images), [1, 0])
+    with tf.compat.v1.Session(graph=graph) as session:
+      np.testing.assert_array_equal(session.run(view), expected)
+
+
+@pytest.mark.parametrize('value', [0, 128, 255])
+def test_constant_images_stay_finite(value):
+  images = tf.fill([64, 32, 32, 3], tf.constant(value, tf.uint8))
+  for policy in _POLICIES:
+    view = _views('cifar10', policy).strong(images, [7, 7])
+    assert np.all(np.isfinite(view))
+
+
+def test_sides_that_are_small_or_unequal():
+  for shape in ((1, 1, 1), (4, 4, 3), (7, 9, 1), (20, 31, 3)):
+    c = shape[2]
+    for policy in _POLICIES:
+      views = augment.build_views(
+        shape, policy=policy, mean=(0.5,) * c, std=(0.5,) * c, flip=True
+      )
+      images = tf.cast(
+        tf.random.stateless_uniform([20, *shape], [1, 2], 0, 256, tf.int32),
+        tf.uint8,
+      )
+      assert views.strong(images, [1, 2]).shape == images.shape
+      assert views.weak(images, [1, 2]).shape == images.shape
+
+
+@pytest.mark.parametrize(
+  'changes,message',
+  [
+    ({'policy': 'fixmach'}, "did you mean 'fixmatch'"),
+    ({'mean': (0.5,)}, 'one number for each of 3'),
+    ({'std': (0.5, 0.0, 0.5)}, 'greater than 0'),
+    ({'image_shape': (32, 32, 4)}, '1 or 3 channels'),
+  ],
+)
+def test_bad_arguments_are_refused(changes, message):
+  kwargs = {
+    'image_shape': (32, 32, 3),
+    'mean': (0.5,) * 3,
+    'std': (0.5,) * 3,
+    'flip': True,
+  }
+  with pytest.raises(UsageError, match=message):
+    augment.build_views(**(kwargs | changes))

@@ -1,0 +1,148 @@
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.data import image_ops
+
+
+@functools.cache
+def _traced(*image_shape):
+  return tf.function(
+    image_ops.apply,
+    input_signature=[
+      tf.TensorSpec([None, *image_shape], tf.uint8),
+      tf.TensorSpec([None], tf.int32),
+      tf.TensorSpec([None], tf.float32),
+    ],
+  )
+
+
+def _apply(images, ops, args):
+  return _traced(*images.shape[1:])(images, ops, args)
+
+
+def _images(kind, rng):
+  """Images of one kind, uint8 [B, H, W, C]."""
+  shape, low, high = {
+    'noise': ((60, 32, 32, 3), 0, 256),
+    'pale': ((30, 32, 32, 3), 100, 110),
+    'two_values': ((20, 32, 32, 3), 254, 256),
+    'constant': ((5, 32, 32, 3), 7, 8),
+    'saturated': ((3, 32, 32, 3), 255, 256),
+    'gray': ((30, 28, 28, 1), 0, 256),
+    'oblong': ((20, 20, 31, 3), 0, 256),
+    'tiny': ((10, 2, 5, 3), 0, 256),
+  }[kind]
+  return rng.integers(low, high, shape, np.uint8)
+
+
+def _check_against_pillow(pillow, images, rng):
+  # Many images, operations and arguments in one batch, as in use.
+  names = np.repeat(image_ops.OPS, len(images))
+  bounds = np.array([pillow.ranges.get(name, (0, 1)) for name in names])
+  args = rng.uniform(*bounds.T).astype(np.float32)
+  # The ends of the ranges too.
+  args[:: len(images)] = bounds[:: len(images), 0]
+  args = np.minimum(args, np.nextafter(bounds[:, 1], 0)).astype(np.float32)
+  batch = np.tile(images, (len(image_ops.OPS), 1, 1, 1))
+  ops = np.repeat(np.arange(len(image_ops.OPS), dtype=np.int32), len(images))
+  order = rng.permutation(len(ops))
+  results = _apply(batch[order], ops[order], args[order]).numpy()
+  for i, result in zip(order, results):
+    expected = pillow.apply(batch[i], names[i], args[i])
+    np.testing.assert_array_equal(
+      result, expected, err_msg=f'{names[i]}({args[i]})'
+    )
+
+
+@pytest.mark.parametrize(
+  'kind',
+  [
+    'noise',
+    'pale',
+    'two_values',
+    'constant',
+    'saturated',
+    'gray',
+    'oblong',
+    'tiny',
+  ],
+)
+def test_every_op_equals_pillow(pillow, kind):
+  rng = np.random.default_rng(0)
+  _check_against_pillow(pillow, _images(kind, rng), rng)
+
+
+def test_every_op_equals_pillow_on_digits(pillow, digits):
+  _check_against_pillow(pillow, digits.train.x[:100], np.random.default_rng(1))
+
+
+def test_every_op_equals_pillow_on_real_images(pillow, cifar10):
+  _check_against_pillow(pillow, cifar10.train.x[:100], np.random.default_rng(2))
+
+
+def test_every_whole_argument_equals_pillow(pillow):
+  # Where arguments are integers, edges between pixels are hit exactly.
+  rng = np.random.default_rng(3)
+  image = _images('noise', rng)[:1]
+  for name, (low, high) in pillow.ranges.items():
+    step = (high - low) / 80 if high - low < 3 else 1
+    args = np.arange(low, high, step).astype(np.float32)
+    ops = np.full(len(args), image_ops.OPS.index(name), np.int32)
+    results = _apply(np.repeat(image, len(args), 0), ops, args).numpy()
+    for arg, result in zip(args, results):
+      np.testing.assert_array_equal(
+        result, pillow.apply(image[0], name, arg), err_msg=f'{name}({arg})'
+      )
+
+
+def test_color_changes_nothing_of_gray_images(digits):
+  images = digits.train.x[:5]
+  ops = np.full(5, image_ops.OPS.index('color'), np.int32)
+  result = _apply(images, ops, np.linspace(0, 2, 5, dtype=np.float32))
+  np.testing.assert_array_equal(result, images)
+
+
+@pytest.mark.parametrize('channels', [1, 3])
+def test_boxes_equal_pillow(pillow, channels):
+  rng = np.random.default_rng(4)
+  images = rng.integers(0, 256, (50, 12, 16, channels), np.uint8)
+  left, right = np.sort(rng.integers(0, 17, (2, 50)), axis=0)
+  upper, lower = np.sort(rng.integers(0, 13, (2, 50)), axis=0)
+  boxes = np.stack([left, upper, right, lower], 1).astype(np.int32)
+  fill = (125, 0, 255)[:channels]
+  results = image_ops.fill_boxes(tf.constant(images), boxes, fill).numpy()
+  for image, box, result in zip(images, boxes, results):
+    expected = pillow.fill_box(image, tuple(box.tolist()), fill)
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_flip_and_crop_equals_padding_by_reflection():
+  rng = np.random.default_rng(5)
+  images = rng.integers(0, 256, (81, 10, 12, 3), np.uint8)
+  y, x = (a.astype(np.int32) for a in divmod(np.arange(81), 9))
+  flip = rng.random(81) < 0.5
+  results = image_ops.flip_and_crop(
+    tf.constant(images), flip, y, x, padding=(4, 4)
+  ).numpy()
+  padded = np.pad(images, [(0, 0), (4, 4), (4, 4), (0, 0)], 'reflect')
+  for i, result in enumerate(results):
+    expected = padded[i, y[i] : y[i] + 10, x[i] : x[i] + 12]
+    if flip[i]:
+      expected = expected[:, ::-1]
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_batches_of_no_image_of_one_and_of_one_op(pillow):
+  image = np.random.default_rng(6).integers(0, 256, (1, 8, 8, 3), np.uint8)
+  empty = _apply(image[:0], np.zeros(0, np.int32), np.zeros(0, np.float32))
+  assert empty.shape == (0, 8, 8, 3)
+  assert empty.dtype == tf.uint8
+  for op, name in enumerate(image_ops.OPS):
+    result = _apply(image, np.array([op], np.int32), np.float32([0.5]))
+    assert result.shape == image.shape
+    if name not in ('posterize', 'solarize'):
+      expected = pillow.apply(image[0], name, 0.5)
+      np.testing.assert_array_equal(result[0], expected)

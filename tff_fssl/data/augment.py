@@ -1,0 +1,291 @@
+"""Views of images: as they are, weakly and strongly augmented.
+
+Every function maps a batch uint8 [B, H, W, C] (C 1 or 3, B perhaps 0) to
+float32 [B, H, W, C], normalised by (x / 255 - mean) / std, in the graph. What
+is random is a function of the seed alone, and each image has its own draws.
+
+Weak: mirrored with probability 1/2 (if `flip`), then cropped at random from the
+image padded by reflection with 1/8 of each side, rounded down (4 pixels of 32;
+at least 1 of sides of 8 and more).
+
+Strong: a weak view with draws of its own, then operations of `image_ops` drawn
+uniformly and with replacement from all 14 of them, then cutout.
+
+*   Policy `fl2`, (FL)^2's code: 3 operations, each applied. Arguments are
+    uniform: factors of brightness, color, contrast and sharpness in [.05, .95);
+    4 to 7 bits; rotation within 30 degrees; shear within .3; solarize threshold
+    in [0, 256); translation within .3 of the side. Cutout of side s, uniform
+    in [0, .5) of the width, about a centre (c_x, c_y) with coordinates in
+    (1, side]: from floor(max(0, c - s / 2)) to floor(min(side, that + s)), both
+    included; so boxes at the left and upper edges are not cut short (as in the
+    code, whose box is otherwise FixMatch's), filled with (125, 123, 114).
+*   Policy `fixmatch`, RandAugment as in FixMatch's code (Sohn et al. 2020; n 2,
+    m 10): 2 operations, each applied with probability 1/2 and at a level L of
+    its own, uniform in 1, ..., 9: factors .1 + .18 L; 4 - floor(.4 L) bits;
+    rotation +-floor(3 L) degrees; shear +-.03 L; solarize threshold 256 -
+    floor(25.6 L); translation +-floor(L) pixels of 32, and in proportion.
+    Cutout of half the shorter side about a pixel, cut short at all edges,
+    filled with gray. Deviation: there, what a geometric operation uncovers
+    becomes gray at the end unless an operation that works by value came after
+    it; here it stays black, as in `fl2`.
+
+Images with one channel: color changes nothing, and cutout fills with the
+luminance of its colour.
+"""
+
+from collections.abc import Callable
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import image_ops
+from tff_fssl.data import names
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+
+# Told apart, so that views made with one seed are independent.
+_WEAK_SALT = 0x5EED0001
+_STRONG_SALT = 0x5EED0002
+
+
+class Views(NamedTuple):
+  """How stored images become a network's inputs.
+
+  Attributes:
+    plain: x -> normalised.
+    weak: (x, seed) -> weakly augmented, normalised. `seed` is int32 [2].
+    strong: (x, seed) -> strongly augmented, normalised.
+  """
+
+  plain: Callable[[tf.Tensor], tf.Tensor]
+  weak: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Policy:
+  """How strong views are made.
+
+  Attributes:
+    num_ops: Operations in a row.
+    probability: Of applying each of them.
+    arguments: (ops int32 [B, N], draws float32 [B, N]) -> float32 [B, N], the
+      operations' arguments.
+    boxes: draws float32 [B, 3] -> int32 [B, 4], cutout for `fill_boxes`.
+    fill: The RGB colour of cutout.
+  """
+
+  num_ops: int
+  probability: float
+  arguments: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  boxes: Callable[[tf.Tensor], tf.Tensor]
+  fill: tuple[int, int, int]
+
+
+def normalization(
+  data_set: str,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Mean and deviation of a data set's pixels / 255, per channel.
+
+  Args:
+    data_set: One of `names.DATA_SETS`.
+
+  Returns:
+    (mean, std); see `names` for their source.
+
+  Raises:
+    UsageError: If the name is unknown.
+  """
+  info = names.data_set_info(data_set)
+  return info.mean, info.std
+
+
+def build_views(
+  image_shape: tuple[int, int, int],
+  *,
+  policy: str = names.FL2,
+  mean: tuple[float, ...],
+  std: tuple[float, ...],
+  flip: bool,
+) -> Views:
+  """Builds the views of a data set's images.
+
+  Args:
+    image_shape: (height, width, channels), channels 1 or 3.
+    policy: How strong views are made, `fl2` or `fixmatch`.
+    mean: Per channel, of pixels / 255.
+    std: Per channel, > 0.
+    flip: Whether views may be mirrored.
+
+  Returns:
+    The views.
+
+  Raises:
+    UsageError: If an argument is not allowed.
+  """
+  height, width, channels = image_shape
+  if channels not in (1, 3) or min(height, width) < 1:
+    raise UsageError(
+      f'images of {list(image_shape)}: views are made of images [height, width,'
+      ' channels] with 1 or 3 channels'
+    )
+  if len(mean) != channels or len(std) != channels or min(std) <= 0:
+    raise UsageError(
+      f'mean {tuple(mean)} and std {tuple(std)}: must be one number for each'
+      f' of {channels} channels, std greater than 0'
+    )
+  if policy not in names.AUGMENTATION_POLICIES:
+    allowed = names.AUGMENTATION_POLICIES
+    raise UsageError(
+      f'augmentation policy {policy!r}: allowed are {", ".join(allowed)}'
+      f'{closest(policy, allowed)}'
+    )
+  build = {names.FL2: _fl2_policy, names.FIXMATCH: _fixmatch_policy}[policy]
+  strong_policy = build(height, width)
+  fill = strong_policy.fill
+  if channels == 1:
+    gray = image_ops.to_gray(tf.constant([[[fill]]], tf.uint8))
+    fill = (int(gray),)
+  padding = tuple(_padding(side) for side in (height, width))
+  # One number for every value: broadcasting over short last axes is slow.
+  pixels = height * width
+  scale = np.tile(1 / (255 * np.array(std)), pixels).astype(np.float32)
+  shift = np.tile(-np.array(mean) / np.array(std), pixels).astype(np.float32)
+
+  def plain(images):
+    values = tf.cast(tf.reshape(images, [-1, pixels * channels]), tf.float32)
+    return tf.reshape(values * scale + shift, [-1, *image_shape])
+
+  def weaken(images, draws):
+    flips = draws[:, 0] < (0.5 if flip else 0.0)
+    offset_y, offset_x = (
+      tf.cast(draws[:, 1 + i] * (2 * pad + 1), tf.int32)
+      for i, pad in enumerate(padding)
+    )
+    return image_ops.flip_and_crop(images, flips, offset_y, offset_x, padding)
+
+  def weak(images, seed):
+    images = tf.ensure_shape(images, [None, *image_shape])
+    return plain(weaken(images, _draws(images, seed, _WEAK_SALT, 3)))
+
+  def strong(images, seed):
+    images = tf.ensure_shape(images, [None, *image_shape])
+    num_ops = strong_policy.num_ops
+    draws = _draws(images, seed, _STRONG_SALT, 6 + 3 * num_ops)
+    images = weaken(images, draws[:, :3])
+    boxes = strong_policy.boxes(draws[:, 3:6])
+    ops, args = _choose_ops(strong_policy, draws[:, 6:])
+    for i in range(num_ops):
+      images = image_ops.apply(images, ops[:, i], args[:, i])
+    return plain(image_ops.fill_boxes(images, boxes, fill))
+
+  return Views(plain, weak, strong)
+
+
+def _padding(side: int) -> int:
+  return max(side // 8, 1) if side >= 8 else 0
+
+
+def _draws(images, seed, salt, count) -> tf.Tensor:
+  """Uniform numbers in [0, 1), float32 [B, count]."""
+  return tf.random.stateless_uniform(
+    [tf.shape(images)[0], count],
+    tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, salt]),
+    alg='philox',
+  )
+
+
+def _choose_ops(
+  policy: _Policy, draws: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Operations int32 [B, N] and arguments float32 [B, N] from [B, 3 N]."""
+  which, how, whether = tf.split(draws, 3, axis=1)
+  ops = tf.cast(which * len(image_ops.OPS), tf.int32)
+  args = policy.arguments(ops, how)
+  if policy.probability < 1:
+    ops = tf.where(whether < policy.probability, ops, 0)
+  return ops, args
+
+
+def _fl2_policy(height: int, width: int) -> _Policy:
+  ranges = {
+    'posterize': (4, 8),
+    'solarize': (0, 256),
+    'brightness': (0.05, 0.95),
+    'color': (0.05, 0.95),
+    'contrast': (0.05, 0.95),
+    'sharpness': (0.05, 0.95),
+    'rotate': (-30, 30),
+    'shear_x': (-0.3, 0.3),
+    'shear_y': (-0.3, 0.3),
+    'translate_x': (-0.3 * width, 0.3 * width),
+    'translate_y': (-0.3 * height, 0.3 * height),
+  }
+  bounds = np.array(
+    [ranges.get(op, (0, 0)) for op in image_ops.OPS], np.float32
+  )
+
+  def arguments(ops, draws):
+    low_high = tf.gather(tf.constant(bounds), ops)
+    low, high = low_high[..., 0], low_high[..., 1]
+    return low + draws * (high - low)
+
+  def boxes(draws):
+    side = draws[:, 0] * (0.5 * width)
+
+    def edges(draw, size):
+      center = size + draw * (1 - size)
+      low = tf.floor(tf.maximum(center - side / 2, 0))
+      return low, tf.minimum(low + side, size)
+
+    left, right = edges(draws[:, 1], width)
+    upper, lower = edges(draws[:, 2], height)
+    return tf.cast(tf.stack([left, upper, right, lower], axis=1), tf.int32)
+
+  return _Policy(3, 1.0, arguments, boxes, (125, 123, 114))
+
+
+def _fixmatch_policy(height: int, width: int) -> _Policy:
+  def argument(op, level, sign):
+    if op in ('brightness', 'color', 'contrast', 'sharpness'):
+      return 0.1 + level * 1.8 / 10
+    if op == 'posterize':
+      return 4 - int(level * 4 / 10)
+    if op == 'solarize':
+      return 256 - int(level * 256 / 10)
+    if op == 'rotate':
+      return sign * int(level * 30 / 10)
+    if op in ('shear_x', 'shear_y'):
+      return sign * level * 0.3 / 10
+    if op in ('translate_x', 'translate_y'):
+      # 10 pixels of 32 at most.
+      side = width if op == 'translate_x' else height
+      return sign * int(level * side / 32)
+    return 0.0
+
+  table = np.array(
+    [
+      [argument(op, level, sign) for level in range(1, 10) for sign in (1, -1)]
+      for op in image_ops.OPS
+    ],
+    np.float32,
+  )
+
+  def arguments(ops, draws):
+    column = tf.cast(draws * table.shape[1], tf.int32)
+    return tf.gather(table.reshape(-1), ops * table.shape[1] + column)
+
+  half = min(height, width) // 2 // 2
+
+  def boxes(draws):
+    def edges(draw, size):
+      center = tf.cast(draw * size, tf.int32)
+      return tf.maximum(center - half, 0), tf.minimum(center + half, size) - 1
+
+    left, right = edges(draws[:, 1], width)
+    upper, lower = edges(draws[:, 2], height)
+    return tf.stack([left, upper, right, lower], axis=1)
+
+  return _Policy(2, 0.5, arguments, boxes, (127, 127, 127))
