@@ -6,12 +6,12 @@ import os
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
 
 # pylint: disable=wrong-import-position
-import numpy as np  # noqa: E402
-import pytest  # noqa: E402
-import tensorflow as tf  # noqa: E402
-import tensorflow_federated as tff  # noqa: E402
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
 
-from tff_fssl import runtime  # noqa: E402
+from tff_fssl import runtime
 
 _ELEMENT_SPEC = collections.OrderedDict(
   x=tf.TensorSpec([None, 8, 8, 1], tf.float32),

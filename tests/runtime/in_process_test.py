@@ -385,7 +385,7 @@ def test_programs_are_compiled_once_and_forgotten(call):
 
 
 class _Source(tff.program.FederatedDataSource):
-  """Clients by number, a function of the round alone."""
+  """Clients by number."""
 
   def __init__(self, make_dataset):
     self._make = make_dataset
@@ -396,30 +396,33 @@ class _Source(tff.program.FederatedDataSource):
 
   @property
   def federated_type(self):
-    element = tff.types.tensorflow_to_type(self._make(0).element_spec)
-    return tff.FederatedType(tff.SequenceType(element), tff.CLIENTS)
+    return self.iterator().federated_type
 
   def iterator(self):
-    return _Iterator(self._make, self.federated_type)
+    return _Iterator(self._make)
 
 
 class _Iterator(tff.program.FederatedDataSourceIterator):
-  """Functions that make the clients' datasets."""
+  """Functions that make the clients' datasets.
 
-  def __init__(self, make_dataset, federated_type):
+  `train_model` deep-copies it, which a `tff.Type` does not survive: it makes
+  its type when asked.
+  """
+
+  def __init__(self, make_dataset):
     self._make = make_dataset
-    self._type = federated_type
 
   @property
   def federated_type(self):
-    return self._type
+    element = tff.types.tensorflow_to_type(self._make(0).element_spec)
+    return tff.FederatedType(tff.SequenceType(element), tff.CLIENTS)
 
   @classmethod
   def from_bytes(cls, data):
     raise NotImplementedError
 
   def to_bytes(self):
-    return b''
+    return b'only one state'
 
   def select(self, k=None):
     return [lambda i=i: self._make(i) for i in range(k)]
@@ -463,5 +466,5 @@ def test_train_model_under_the_native_federated_context(
   cohort = [make_dataset(i) for i in range(3)]
   _, expected = train(_context(1), fed_avg, cohort, 2)
   for round_num in (1, 2):
-    actual = metrics.values[round_num]['client_work']['train']
+    actual = metrics.values[round_num]['model_metrics']
     assert actual == expected[round_num - 1]['client_work']['train']

@@ -1,7 +1,8 @@
 """The error that names the operation of a computation which failed."""
 
+from collections.abc import Mapping
 import re
-from typing import Mapping, Optional
+from typing import Optional
 
 # How much of the original message is repeated.
 _MAX_MESSAGE_LENGTH = 2000

@@ -4,7 +4,8 @@ One call costs some hundred microseconds of Python whatever the function does,
 so that all operations that can run together are made one function.
 """
 
-from typing import Any, Mapping, Optional, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, Optional
 
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -5,10 +5,11 @@ only one of its session. Many of them share one process here, and many clients
 run one of them at a time, so that its names and its resources are made its own.
 """
 
+from collections.abc import Iterator
 import dataclasses
 import functools
 import hashlib
-from typing import Any, Iterator
+from typing import Any
 
 import tensorflow as tf
 

@@ -8,7 +8,6 @@ cohort, and a number of models that depends on the number of threads only.
 """
 
 import asyncio
-import collections
 import concurrent.futures
 import dataclasses
 import threading
@@ -21,7 +20,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import devices as devices_lib
-from tff_fssl.runtime import errors
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import program as program_lib
@@ -106,7 +104,8 @@ class InProcessContext(tff.framework.SyncContext):
       type.
 
     Raises:
-      errors.ExecutionError: If an operation fails; names it.
+      tff_fssl.runtime.ExecutionError: If an operation, or making a client's
+        data, fails; names the operation and the client.
       NotImplementedError: If the computation uses what this runtime does not
         run; names it.
       TypeError: If the argument is not of the computation's type.
@@ -144,7 +143,8 @@ class InProcessContext(tff.framework.SyncContext):
           f'{", ".join(program.reduce_loops)} loops by `Dataset.reduce`,'
           ' which TensorFlow may run on the CPU. Build the process with'
           ' loop_implementation='
-          'tff.learning.LoopImplementation.DATASET_ITERATOR.'
+          'tff.learning.LoopImplementation.DATASET_ITERATOR.',
+          stacklevel=4,
         )
       programs = self._programs
       reference = weakref.ref(comp, lambda _: programs.pop(key, None))
@@ -170,7 +170,7 @@ class _Run:
     self._cancelled = cancelled
     self._timing = timing
     self._server = dict(argument.server)
-    self._kept: dict[operations.Slot, list[Any]] = collections.defaultdict(list)
+    self._kept: dict[operations.Slot, list[Any]] = {}
 
   def __call__(self) -> Any:
     for index, stage in enumerate(self._program.stages):
@@ -194,10 +194,13 @@ class _Run:
     kept_before = [slot for slot in wanted if slot in self._kept]
     work = functions.BoundFunction(phase.work, self._server)
     accumulate = functions.BoundFunction(phase.accumulate, self._server)
+    # With no client at all, the lists are there and empty.
+    self._kept.update((slot, []) for slot in phase.kept)
     totals = {slot: self._server[zero] for slot, zero in phase.initial.items()}
 
     def run_client(index: int) -> tuple[dict[operations.Slot, Any], Any]:
-      values, owners = self._client_data(index, wanted)
+      with tf.device(devices_lib.SERVER_DEVICE):
+        values, owners = self._argument.client(index, wanted)
       for slot in kept_before:
         values[slot] = self._kept[slot][index]
       device = self._devices[index % len(self._devices)]
@@ -225,30 +228,11 @@ class _Run:
       add_client,
       self._check,
     )
-    for slot in phase.kept:
-      self._kept[
-        slot
-      ]  # A cohort of none has an empty list. pylint: disable=pointless-statement
     for slot, total in phase.final.items():
       self._server[slot] = totals[total]
     self._timing.clients += (
       time.monotonic() - start - (self._timing.aggregation - before)
     )
-
-  def _client_data(
-    self, index: int, wanted: frozenset[operations.Slot]
-  ) -> tuple[dict[operations.Slot, Any], Any]:
-    """Makes one client's data, on the host."""
-    try:
-      with tf.device(devices_lib.SERVER_DEVICE):
-        return self._argument.client(index, wanted)
-    except TypeError:
-      # Says what is wrong with the argument, and where.
-      raise
-    except Exception as error:
-      raise errors.ExecutionError(
-        'making its data', error, client_index=index
-      ) from error
 
   def _check(self) -> None:
     if self._cancelled.is_set():
@@ -259,12 +243,11 @@ class _Run:
     if not slot.clients:
       return self._server[slot]
     if slot not in self._kept:
+      # A part of the argument that is handed back as it came.
+      self._kept[slot] = []
       for index in range(self._argument.num_clients):
-        values, owners = self._client_data(index, frozenset([slot]))
+        values, _ = self._argument.client(index, frozenset([slot]))
         self._kept[slot].append(values[slot])
-        # A dataset that is handed back must outlive this invocation.
-        del owners
-      return self._kept[slot]
     return self._kept[slot]
 
 

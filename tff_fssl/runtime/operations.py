@@ -5,8 +5,9 @@ only. What remains are operations that read and write slots; a slot holds one
 tensor or one dataset, at the server or of each client.
 """
 
+from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
-from typing import Any, Callable, Iterable, Iterator, Optional, Sequence, Union
+from typing import Any, Optional, Union
 
 import tensorflow as tf
 import tensorflow_federated as tff

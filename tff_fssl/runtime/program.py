@@ -5,10 +5,10 @@ client's values go into the accumulations of the phase in the order of the
 clients, and are dropped. Stage k + 1 depends on what phase k accumulated.
 """
 
+from collections.abc import Iterable
 import dataclasses
-from typing import Any, Iterable
+from typing import Any
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import functions
@@ -106,32 +106,24 @@ def compile_program(
   for slot in lowered.result:
     read_by.setdefault(slot, set()).add('result')
 
-  def needed(steps: Iterable[operations.Step], group: Any) -> list[Any]:
-    return [
-      slot
-      for step in steps
-      for slot in step.outputs
-      if read_by.get(slot, set()) - {group}
-    ]
-
   stages, phases = [], []
-  # Where the clients' function of a phase fails to build, so does the
-  # computation: nothing is left to be found out at run time.
-  with tf.device(None):
-    for level in range(last + 1):
-      steps = [
-        i for i in items if not _runs_at_clients(i) and levels[i] == level
+  for level in range(last + 1):
+    at_server = [
+      item
+      for item in items
+      if not _runs_at_clients(item) and levels[item] == level
+    ]
+    wanted = _read_elsewhere(at_server, read_by, (False, level))
+    stages.append(functions.Function(at_server, wanted))
+    if level < last:
+      at_clients = [
+        item
+        for item in items
+        if _runs_at_clients(item) and levels[item] == level
       ]
-      stages.append(functions.Function(steps, needed(steps, (False, level))))
-      if level < last:
-        at_level = [
-          i for i in items if _runs_at_clients(i) and levels[i] == level
-        ]
-        kept = needed(
-          [i for i in at_level if isinstance(i, operations.Step)],
-          (True, level),
-        )
-        phases.append(_build_phase(at_level, tuple(dict.fromkeys(kept))))
+      steps = [i for i in at_clients if isinstance(i, operations.Step)]
+      kept = _read_elsewhere(steps, read_by, (True, level))
+      phases.append(_build_phase(at_clients, kept))
   return Program(
     computation.type_signature.parameter,
     computation.type_signature.result,
@@ -146,6 +138,20 @@ def compile_program(
       and item.clients
       and 'ReduceDataset' in item.op_types
     ),
+  )
+
+
+def _read_elsewhere(
+  steps: Iterable[operations.Step],
+  read_by: dict[operations.Slot, set[Any]],
+  group: tuple[bool, int],
+) -> tuple[operations.Slot, ...]:
+  """What steps of a group write and others than this group read."""
+  return tuple(
+    slot
+    for step in steps
+    for slot in step.outputs
+    if read_by.get(slot, set()) - {group}
   )
 
 

@@ -1,7 +1,8 @@
 """The intrinsics over sequences, as `tf.data` in the graph."""
 
+from collections.abc import Sequence
 import dataclasses
-from typing import Any, Sequence
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff

@@ -1,8 +1,9 @@
 """Clients in parallel, their results in order, few of them alive at a time."""
 
 import collections
+from collections.abc import Callable
 import concurrent.futures
-from typing import Callable, TypeVar
+from typing import TypeVar
 
 _T = TypeVar('_T')
 

@@ -1,12 +1,13 @@
 """Arguments to tensors, and tensors to results."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Iterator, Optional
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Optional
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences
 
@@ -238,14 +239,23 @@ class Argument:
 
     Returns:
       The values of the client's slots, and what must live as long as they do.
+
+    Raises:
+      errors.ExecutionError: If the caller's sequence or function fails.
+      TypeError: If the value is not of its type; says where.
     """
     result, datasets = {}, []
     for name, values, type_spec, slots in self._clients:
       if wanted.isdisjoint(slots):
         continue
-      value = values[index]
-      if callable(value):
-        value = value()
+      try:
+        value = values[index]
+        if callable(value):
+          value = value()
+      except Exception as error:
+        raise errors.ExecutionError(
+          f'Making {name}', error, client_index=index
+        ) from error
       leaves = to_leaves(value, type_spec, f'{name}, client {index}')
       result.update(self._tensors(slots, leaves, datasets))
     return result, datasets

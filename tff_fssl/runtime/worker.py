@@ -8,10 +8,10 @@ While it lives it holds this program's standard output.
 
 import asyncio
 import atexit
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import gc
 import threading
-from typing import Any, Callable, Optional
+from typing import Any, Optional
 import weakref
 
 import tensorflow_federated as tff
