@@ -13,6 +13,8 @@ from collections.abc import Iterator, Mapping
 import hashlib
 import json
 import math
+import os
+import re
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,24 @@ _MAGIC = b'tff_fssl checkpoint 1\n'
 _DIGEST_SIZE = hashlib.sha256().digest_size
 
 
+_NAME = re.compile(r'round_(-?\d+)\.ckpt')
+
+
 class CheckpointError(Exception):
   """A file that cannot be used as the checkpoint that its name says."""
+
+
+def path_of(folder: str, version: int) -> str:
+  """The file of a version, which is the number of the last finished round."""
+  return os.path.join(folder, f'round_{version}.ckpt')
+
+
+def versions(folder: str) -> list[int]:
+  """The versions in a folder, ascending; whole or not."""
+  if not os.path.isdir(folder):
+    return []
+  matches = (_NAME.fullmatch(name) for name in os.listdir(folder))
+  return sorted(int(match[1]) for match in matches if match)
 
 
 def to_chunks(leaves: Mapping[str, Any]) -> Iterator[bytes | memoryview]:

@@ -143,9 +143,14 @@ def make_folder(path: str) -> None:
 
 def sync_folder(folder: str) -> None:
   """Flushes a folder's entries, without which a rename may be lost."""
-  descriptor = _open(folder, os.O_RDONLY)
+  sync_file(folder)
+
+
+def sync_file(path: str) -> None:
+  """Flushes a file that something else wrote."""
+  descriptor = _open(path, os.O_RDONLY)
   try:
-    _fsync(descriptor, folder)
+    _fsync(descriptor, path)
   finally:
     os.close(descriptor)
 

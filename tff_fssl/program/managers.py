@@ -7,7 +7,6 @@ what killed saves left, `CSVFileReleaseManager` appends to torn rows.
 import asyncio
 from collections.abc import Callable, Mapping
 import os
-import re
 from typing import Any
 
 from absl import logging
@@ -19,21 +18,9 @@ from tff_fssl.program import checkpoint
 from tff_fssl.program import csv_table
 from tff_fssl.program import durable
 
-_NAME = re.compile(r'round_(-?\d+)\.ckpt')
 _DAMAGED = '.damaged'
-
-
-def checkpoint_path(folder: str, version: int) -> str:
-  """The file of a version."""
-  return os.path.join(folder, f'round_{version}.ckpt')
-
-
-def checkpoint_versions(folder: str) -> list[int]:
-  """The versions in a folder, ascending; whole or not."""
-  if not os.path.isdir(folder):
-    return []
-  matches = (_NAME.fullmatch(name) for name in os.listdir(folder))
-  return sorted(int(match[1]) for match in matches if match)
+# What is saved by its own `to_bytes`. (TFF does not export the base class.)
+_SERIALIZABLE = tff.program.FederatedDataSourceIterator
 
 
 class DurableProgramStateManager(tff.program.ProgramStateManager):
@@ -67,7 +54,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
 
   async def get_versions(self) -> list[int] | None:
     """The saved versions, ascending, or None."""
-    return checkpoint_versions(self._root_dir) or None
+    return checkpoint.versions(self._root_dir) or None
 
   async def load(self, version: int, structure: Any) -> Any:
     """Loads a version.
@@ -75,7 +62,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     Args:
       version: Of a saved state.
       structure: Of that state; a leaf with a shape and a dtype must match, a
-        `tff.Serializable` says what class its bytes are read by.
+        data source iterator says what class its bytes are read by.
 
     Returns:
       The state, with NumPy arrays.
@@ -84,7 +71,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       ProgramStateNotFoundError: If there is no such version.
       CheckpointError: If it is damaged, or of another structure.
     """
-    path = checkpoint_path(self._root_dir, version)
+    path = checkpoint.path_of(self._root_dir, version)
     if not os.path.exists(path):
       raise tff.program.ProgramStateNotFoundError(version)
     leaves = await asyncio.to_thread(checkpoint.read, path)
@@ -105,14 +92,14 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       UsageError: If there are checkpoints, but none can be used.
     """
     damaged = {}
-    for version in reversed(checkpoint_versions(self._root_dir)):
+    for version in reversed(checkpoint.versions(self._root_dir)):
       try:
         state = await self.load(version, structure)
       except checkpoint.CheckpointError as error:
         damaged[version] = str(error)
         continue
       for other, reason in damaged.items():
-        path = checkpoint_path(self._root_dir, other)
+        path = checkpoint.path_of(self._root_dir, other)
         durable.rename(path, path + _DAMAGED)
         self._warn(
           f'{path} cannot be used: {reason}. It was renamed to'
@@ -121,7 +108,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       return state, version
     if damaged:
       version, reason = max(damaged.items())
-      path = checkpoint_path(self._root_dir, version)
+      path = checkpoint.path_of(self._root_dir, version)
       raise UsageError(
         f'none of the {len(damaged)} checkpoints in {self._root_dir} can be'
         f' used; {os.path.basename(path)}: {reason}. To start anew, remove them'
@@ -133,7 +120,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     """Saves a version, then removes the oldest ones.
 
     Args:
-      program_state: The state: arrays, scalars, `tff.Serializable`s, references
+      program_state: The state: arrays, scalars, data source iterators, references
         to such, in any containers that `tree` knows.
       version: Larger than all saved ones.
 
@@ -141,7 +128,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       ProgramStateExistsError: If there is such a version.
       UsageError: If the disk refuses.
     """
-    path = checkpoint_path(self._root_dir, version)
+    path = checkpoint.path_of(self._root_dir, version)
     if os.path.exists(path):
       raise tff.program.ProgramStateExistsError(
         version=version, path=self._root_dir
@@ -151,9 +138,9 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     await asyncio.to_thread(
       durable.write_file, path, checkpoint.to_chunks(leaves)
     )
-    for old in checkpoint_versions(self._root_dir)[: -self._keep_total]:
+    for old in checkpoint.versions(self._root_dir)[: -self._keep_total]:
       # One file, one call: a kill here leaves it or has removed it.
-      durable.remove(checkpoint_path(self._root_dir, old))
+      durable.remove(checkpoint.path_of(self._root_dir, old))
 
 
 class CsvReleaseManager(tff.program.ReleaseManager):
@@ -236,7 +223,7 @@ def _named_leaves(structure: Any) -> list[tuple[str, Any]]:
 
 def _to_leaves(state: Any) -> dict[str, Any]:
   return {
-    path: leaf.to_bytes() if isinstance(leaf, tff.Serializable) else leaf
+    path: leaf.to_bytes() if isinstance(leaf, _SERIALIZABLE) else leaf
     for path, leaf in _named_leaves(state)
   }
 
@@ -253,7 +240,7 @@ def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   values = []
   for path, like in expected:
     value = leaves[path]
-    if isinstance(like, tff.Serializable):
+    if isinstance(like, _SERIALIZABLE):
       values.append(type(like).from_bytes(value))
       continue
     shape, dtype = getattr(like, 'shape', None), getattr(like, 'dtype', None)

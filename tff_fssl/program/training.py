@@ -8,15 +8,20 @@ started again gives the same tables and weights as one that never stopped.
 import asyncio
 from collections.abc import Callable, Mapping
 import dataclasses
-import math
 import resource
 import time
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
 from tff_fssl.program import managers
 from tff_fssl.program import sampling
+from tff_fssl.program import training_types
+
+Reporter = training_types.Reporter
+RoundReport = training_types.RoundReport
+Settings = training_types.Settings
+StopRequest = training_types.StopRequest
 
 _TRAIN = 'client_work/train'
 SERVER_NON_FINITE = 'finalizer/server_non_finite'
@@ -34,62 +39,6 @@ class ProgramState(NamedTuple):
   process: Any
   iterator: sampling.CohortIterator
   num_bad_rounds: Any
-
-
-@dataclasses.dataclass(frozen=True)
-class Settings:
-  """How long and how often.
-
-  Attributes:
-    first_round: The number of the first round; rounds before 1 are the
-      server's pre-training.
-    total_rounds: The number of the last round.
-    rounds_per_evaluation: Rounds whose number it divides are evaluated, and
-      the last one.
-    rounds_per_checkpoint: Likewise saved.
-    max_bad_rounds: After so many bad rounds in a row training stops.
-  """
-
-  first_round: int = 1
-  total_rounds: int = 1
-  rounds_per_evaluation: int = 1
-  rounds_per_checkpoint: int = 1
-  max_bad_rounds: int = 3
-
-
-@dataclasses.dataclass(frozen=True)
-class RoundReport:
-  """A finished round, for people.
-
-  Attributes:
-    round_num: Its number.
-    metrics: Name -> value, as in train.csv.
-    timing: As in timing.csv.
-    evaluation: As in eval.csv; empty if there was none.
-    is_bad: Whether no update was finite.
-  """
-
-  round_num: int
-  metrics: Mapping[str, Any]
-  timing: Mapping[str, float]
-  evaluation: Mapping[str, float]
-  is_bad: bool
-
-
-class Reporter(Protocol):
-  """Tells people how it goes."""
-
-  def begin(self, done: int, settings: Settings) -> None:
-    """Training begins, or goes on, after round `done`."""
-
-  def round_done(self, report: RoundReport) -> None:
-    """A round has been finished and its metrics released."""
-
-  def say(self, message: str) -> None:
-    """Something else worth knowing."""
-
-  def end(self) -> None:
-    """Training has ended, in whatever way."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,17 +65,6 @@ class Outputs:
     self.evaluation.table.truncate_after(round_num)
     self.timing.table.truncate_after(round_num)
     return removed
-
-
-class StopRequest:
-  """Asks a running training to save and stop after its round."""
-
-  def __init__(self):
-    self.signal: int | None = None
-
-  def set(self, signal: int) -> None:
-    """Requests it; `signal` is why."""
-    self.signal = signal
 
 
 class TrainingStoppedError(Exception):
@@ -326,23 +264,3 @@ def _check_types(
       f'The process takes client data of type {expected}, the data source has'
       f' {data_source.federated_type}.'
     )
-
-
-def best_round(
-  rows: list[dict[str, str]], name: str = 'validation/accuracy'
-) -> dict[str, str] | None:
-  """The row of an evaluation table with the largest value; the first of them.
-
-  Args:
-    rows: Of eval.csv.
-    name: The column to select by; never one of test data.
-
-  Returns:
-    The row, or None if there is no value in that column.
-  """
-  best, best_value = None, -math.inf
-  for row in rows:
-    value = float(row.get(name) or 'nan')
-    if value > best_value:
-      best, best_value = row, value
-  return best

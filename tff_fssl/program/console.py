@@ -1,0 +1,213 @@
+"""What a person sees of a run: a bar on a terminal, lines in a file. TF-free.
+
+All of it fits 80 columns.
+"""
+
+from collections.abc import Mapping
+import math
+import os
+import sys
+import textwrap
+from typing import Any, TextIO
+
+import tqdm
+
+from tff_fssl.program import training_types
+
+WIDTH = 80
+
+# Figures of a round's line: (label, format, columns of train.csv, of which the
+# first that is known counts).
+_PERCENT, _LOSS = 'percent', 'loss'
+_FIGURES = (
+  (
+    'loss',
+    _LOSS,
+    ('client_work/train/loss_unlabeled', 'client_work/train/loss_labeled'),
+  ),
+  ('server', _LOSS, ('finalizer/server_loss_labeled',)),
+  ('kept', _PERCENT, ('client_work/train/pseudo_label_ratio',)),
+  ('right', _PERCENT, ('client_work/train/pseudo_label_accuracy',)),
+)
+
+
+def format_seconds(seconds: float) -> str:
+  """'0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min'."""
+  if seconds < 10:
+    return f'{seconds:.2f} s'
+  if seconds < 60:
+    return f'{seconds:.1f} s'
+  minutes, rest = divmod(round(seconds), 60)
+  if minutes < 60:
+    return f'{minutes} min {rest:02} s'
+  return f'{minutes // 60} h {minutes % 60:02} min'
+
+
+def format_percent(value: float | str | None) -> str:
+  """'81.2%', or '-' for what is not known."""
+  value = float(value) if value not in (None, '') else math.nan
+  return '-' if math.isnan(value) else f'{100 * value:.1f}%'
+
+
+def table(rows: Mapping[str, str], indent: int = 2) -> str:
+  """Labels and what belongs to them, in two columns, wrapped."""
+  width = max(map(len, rows), default=0) + indent + 2
+  lines = []
+  for label, text in rows.items():
+    lines += textwrap.wrap(
+      text,
+      WIDTH,
+      initial_indent=f'{"":{indent}}{label}'.ljust(width),
+      subsequent_indent=' ' * width,
+      break_on_hyphens=False,
+      # Paths stay whole, to be copied.
+      break_long_words=False,
+    ) or [f'{"":{indent}}{label}']
+  return '\n'.join(lines)
+
+
+def figures(report: training_types.RoundReport) -> list[str]:
+  """A round's figures, most important first."""
+  parts = []
+  for label, kind, columns in _FIGURES:
+    values = (float(report.metrics.get(c, math.nan)) for c in columns)
+    value = next((v for v in values if math.isfinite(v)), None)
+    if value is not None:
+      text = format_percent(value) if kind == _PERCENT else f'{value:.3f}'
+      parts.append(f'{label} {text}')
+  bad = int(report.metrics.get('client_work/train/num_non_finite_clients', 0))
+  if report.is_bad:
+    parts.append('BAD: no finite update')
+  elif bad:
+    parts.append(f'{bad} not finite')
+  return parts
+
+
+def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
+  """'test 81.2%', 'validation 79.0%'."""
+  return [
+    f'{name.removesuffix("/accuracy")} {format_percent(value)}'
+    for name, value in evaluation.items()
+    if name.endswith('/accuracy')
+  ]
+
+
+def round_line(report: training_types.RoundReport, total_rounds: int) -> str:
+  """One line on a round."""
+  number = f'round {report.round_num:>{len(str(total_rounds)) + 1}}'
+  seconds = report.timing.get('seconds/round', math.nan)
+  parts = [
+    f'{number}/{total_rounds}',
+    *figures(report),
+    *evaluation_figures(report.evaluation),
+    format_seconds(seconds),
+  ]
+  line = '  '.join(parts)
+  # Only a round with everything at once is too long; its figures stay whole.
+  return line if len(line) <= WIDTH else ' '.join(parts)[:WIDTH]
+
+
+class Console:
+  """A `training.Reporter` on a text stream."""
+
+  def __init__(self, progress: str = 'auto', stream: TextIO | None = None):
+    """Chooses what is shown.
+
+    Args:
+      progress: 'bar', 'lines', 'none', or 'auto': a bar if `stream` is a
+        terminal, else lines.
+      stream: Where to; standard output by default.
+    """
+    self._stream = stream or sys.stdout
+    if progress == 'auto':
+      progress = 'bar' if self._stream.isatty() else 'lines'
+    self._progress = progress
+    self._bar: tqdm.tqdm | None = None
+    self._total_rounds = 0
+
+  def say(self, message: str) -> None:
+    """Prints a message, wrapped, above the bar if there is one."""
+    lines = []
+    for line in message.splitlines() or ['']:
+      if len(line) <= WIDTH:
+        lines.append(line)
+      else:
+        lines += textwrap.wrap(
+          line, WIDTH, break_long_words=False, break_on_hyphens=False
+        )
+    self._print('\n'.join(lines))
+
+  def begin(self, done: int, settings: training_types.Settings) -> None:
+    """Starts the bar."""
+    self._total_rounds = settings.total_rounds
+    if self._progress == 'none' or done >= settings.total_rounds:
+      return
+    self.say('The first round takes longer: it compiles the computations.')
+    if self._progress == 'bar':
+      start = settings.first_round - 1
+      self._bar = tqdm.tqdm(
+        total=settings.total_rounds - start,
+        initial=done - start,
+        file=self._stream,
+        ncols=min(WIDTH, _columns()),
+        bar_format='{desc} |{bar}| {elapsed}<{remaining}{postfix}',
+        desc=f'round {done}/{self._total_rounds}',
+        mininterval=0,
+        dynamic_ncols=False,
+      )
+
+  def round_done(self, report: training_types.RoundReport) -> None:
+    """Moves the bar, or prints a line."""
+    if self._bar is not None:
+      evaluated = evaluation_figures(report.evaluation)
+      if evaluated or report.is_bad:
+        self._print(round_line(report, self._total_rounds))
+      self._bar.set_description_str(
+        f'round {report.round_num}/{self._total_rounds}', refresh=False
+      )
+      self._bar.set_postfix_str(' '.join(figures(report)), refresh=False)
+      self._bar.update()
+    elif self._progress == 'lines':
+      self._print(round_line(report, self._total_rounds))
+
+  def end(self) -> None:
+    """Ends the bar."""
+    if self._bar is not None:
+      self._bar.close()
+      self._bar = None
+
+  def _print(self, text: str) -> None:
+    if self._bar is not None:
+      self._bar.write(text, file=self._stream)
+    else:
+      print(text, file=self._stream, flush=True)
+
+
+def _columns() -> int:
+  try:
+    return os.get_terminal_size().columns or WIDTH
+  except OSError:
+    return WIDTH
+
+
+def summary_rows(
+  summary: Mapping[str, Any],
+) -> dict[str, str]:
+  """The lines of the closing summary from what `summary.json` holds."""
+  rows = {}
+  last, best = summary.get('last'), summary.get('best_validation')
+  if last:
+    rows['last round'] = f'{last["round"]}: ' + ', '.join(_accuracies(last))
+  if best:
+    rows['best validation'] = f'{best["round"]}: ' + ', '.join(
+      _accuracies(best)
+    )
+  return rows
+
+
+def _accuracies(row: Mapping[str, Any]) -> list[str]:
+  return [
+    f'{name.removesuffix("/accuracy")} accuracy {format_percent(value)}'
+    for name, value in row.items()
+    if name.endswith('/accuracy')
+  ]

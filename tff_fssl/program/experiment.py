@@ -1,0 +1,206 @@
+"""From a configuration to what is trained: data, model, process."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.algorithms import round_hparams
+from tff_fssl.data import augment
+from tff_fssl.data import clients
+from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import sources
+from tff_fssl.models import adapter
+from tff_fssl.models import evaluate
+from tff_fssl.models import networks
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """Data and model of a configuration, without an algorithm.
+
+  Attributes:
+    config: The configuration.
+    data: The data set.
+    partition: Who holds which training examples.
+    views: How images become the network's inputs.
+    model_fn: Builds the network.
+  """
+
+  config: config_lib.Config
+  data: sources.DataSet
+  partition: partition_lib.Partition
+  views: augment.Views
+  model_fn: Callable[[], tf.keras.Model]
+
+  def examples(self, split: str) -> sources.Examples:
+    """The examples of 'test' or 'validation'."""
+    if split == 'test':
+      return self.data.test
+    indices = self.partition.validation
+    train = self.data.train
+    return sources.Examples(train.x[indices], train.y[indices])
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What `training.train` takes.
+
+  Attributes:
+    task: Data and model.
+    process: The learning process.
+    data_source: Its clients.
+    evaluate_fn: Process state -> 'test/accuracy', ...
+  """
+
+  task: Task
+  process: tff.learning.templates.LearningProcess
+  data_source: sampling.CohortDataSource
+  evaluate_fn: Callable[[Any], Mapping[str, float]]
+
+
+def configure_devices() -> None:
+  """Makes GPUs, if any, share memory and repeat; before they are first used."""
+  gpus = tf.config.list_physical_devices('GPU')
+  for gpu in gpus:
+    tf.config.experimental.set_memory_growth(gpu, True)
+  if gpus:
+    # Global seeds are never used; TensorFlow only demands that one be set.
+    tf.random.set_seed(0)
+    tf.config.experimental.enable_op_determinism()
+
+
+def build_views(config: config_lib.Config) -> augment.Views:
+  """The views of a configuration's images."""
+  info = data_names.data_set_info(config.run.dataset)
+  mean, std = augment.normalization(info.name)
+  return augment.build_views(
+    info.image_shape,
+    policy=config.run.augmentation,
+    mean=mean,
+    std=std,
+    flip=info.flip,
+  )
+
+
+def build_model_fn(
+  config: config_lib.Config,
+) -> Callable[[], tf.keras.Model]:
+  """What builds a configuration's network."""
+  info = data_names.data_set_info(config.run.dataset)
+  return functools.partial(
+    networks.build_network,
+    config.run.model,
+    info.image_shape,
+    info.num_classes,
+    config.model_norm,
+  )
+
+
+def build_task(config: config_lib.Config) -> Task:
+  """Loads the data, splits them, and builds what does not need an algorithm.
+
+  Args:
+    config: The configuration.
+
+  Returns:
+    The task.
+
+  Raises:
+    UsageError: If the data are missing or cannot be split so.
+  """
+  run = config.run
+  data = sources.load(run.dataset, run.data_dir or None)
+  partition = partition_lib.build_partition(
+    data.train.y,
+    num_classes=data.num_classes,
+    num_clients=run.num_clients,
+    num_labels=run.num_labels,
+    scenario=config.round.scenario,
+    split=run.split,
+    alpha=run.alpha,
+    min_client_examples=run.min_client_examples,
+    num_validation=run.num_validation,
+    full_labels=run.full_labels,
+    seed=run.seed,
+  )
+  return Task(
+    config, data, partition, build_views(config), build_model_fn(config)
+  )
+
+
+def build_experiment(task: Task, server_data_dir: str) -> Experiment:
+  """Builds the process and its data source.
+
+  Args:
+    task: Data and model.
+    server_data_dir: Where the server's labelled images are put if they are too
+      many to be constants.
+
+  Returns:
+    The experiment.
+
+  Raises:
+    UsageError: If algorithm, model and data do not fit together.
+  """
+  config, data, partition = task.config, task.data, task.partition
+  server_data_fn = None
+  if config.round.scenario == round_hparams.LABELS_AT_SERVER:
+    held = partition.server_labeled
+    server_data_fn = clients.build_server_data_fn(
+      data.train.x[held], data.train.y[held], server_data_dir
+    )
+  process = config.entry.build(
+    task.model_fn,
+    views=task.views,
+    element_spec=clients.element_spec(data.image_shape),
+    server_data_fn=server_data_fn,
+    round_hparams=config.round,
+    hparams=config.algorithm,
+    seed=config.run.seed,
+    num_classes=data.num_classes,
+  )
+  data_source = sampling.CohortDataSource(
+    process.next.type_signature.parameter[1],
+    lambda round_num, client_id: clients.client_dataset(
+      data,
+      partition,
+      client_id,
+      clients.client_seed(config.run.seed, round_num, client_id),
+    ),
+    seed=config.run.seed,
+    num_clients=config.run.num_clients,
+    clients_per_round=min(config.run.clients_per_round, config.run.num_clients),
+    first_round=config.first_round,
+    trains_clients=config.trains_clients,
+  )
+  return Experiment(task, process, data_source, _build_evaluate_fn(task))
+
+
+def model_weights(state: Any) -> adapter.Weights:
+  """The weights that a process's state is evaluated and exported with."""
+  return adapter.Weights(*state.global_model_weights)
+
+
+def _build_evaluate_fn(task: Task) -> Callable[[Any], Mapping[str, float]]:
+  splits = ['test', *(['validation'] if task.config.run.num_validation else [])]
+  examples = {split: task.examples(split) for split in splits}
+  evaluate_weights = evaluate.build_evaluate_fn(task.model_fn, task.views)
+
+  def evaluate_fn(state: Any) -> Mapping[str, float]:
+    weights, result = model_weights(state), OrderedDict()
+    for split, of_split in examples.items():
+      for name, value in evaluate_weights(
+        weights, of_split.x, of_split.y
+      ).items():
+        result[f'{split}/{name}'] = value
+    return result
+
+  return evaluate_fn

@@ -1,0 +1,133 @@
+"""The trained model as files that need neither this package nor TFF."""
+
+import json
+import os
+import shutil
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import names as data_names
+from tff_fssl.models import adapter
+from tff_fssl.program import durable
+from tff_fssl.program import experiment
+
+KERAS_FILE = 'model.keras'
+ABOUT_FILE = 'about.json'
+_NEW, _OLD = '.new', '.old'
+
+
+class ServingModel(tf.Module):
+  """uint8 images in, probabilities out."""
+
+  def __init__(self, task: experiment.Task, weights: adapter.Weights):
+    """Puts weights into the task's network."""
+    super().__init__(name='serving')
+    self._network = adapter.Network(task.model_fn)
+    self._network.assign(weights)
+    self._views = task.views
+    self._count = tf.constant(weights.statistics_count)
+    # Attributes of the module are what is saved.
+    self.variables_to_save = [
+      *self._network.trainable_variables,
+      *self._network.non_trainable_variables,
+    ]
+    self.predict = tf.function(
+      self._predict,
+      input_signature=[
+        tf.TensorSpec([None, *task.data.image_shape], tf.uint8, 'images')
+      ],
+    )
+
+  def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    logits = self._network.inference_logits(
+      self._views.plain(images), self._count
+    )
+    return {'probabilities': tf.nn.softmax(logits)}
+
+
+def export_model(
+  task: experiment.Task, weights: adapter.Weights, folder: str, round_num: int
+) -> None:
+  """Writes a model folder, replacing what is there.
+
+  It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
+  [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
+  included; `model.keras`, the network alone (normalized float images to
+  logits); and `about.json` (classes, mean and std, round, flags).
+
+  Args:
+    task: Data and model.
+    weights: What was trained.
+    folder: Where to.
+    round_num: After which round.
+  """
+  new, old = folder + _NEW, folder + _OLD
+  remove_leftovers(folder)
+  module = ServingModel(task, weights)
+  tf.saved_model.save(module, new, {'serving_default': module.predict})
+  model = task.model_fn()
+  model.set_weights(_in_keras_order(model, weights))
+  model.save(os.path.join(new, KERAS_FILE))
+  config = task.config
+  mean, std = (
+    data_names.data_set_info(task.data.name).mean,
+    data_names.data_set_info(task.data.name).std,
+  )
+  about = {
+    'round': round_num,
+    'classes': list(task.data.class_names),
+    'image_shape': list(task.data.image_shape),
+    'inputs_of_model.keras': {
+      'formula': '(image / 255 - mean) / std',
+      'mean': mean,
+      'std': std,
+    },
+    'flags': config.flags(),
+  }
+  durable.write_file(
+    os.path.join(new, ABOUT_FILE), [(json.dumps(about, indent=2)).encode()]
+  )
+  _sync(new)
+  if os.path.exists(folder):
+    durable.rename(folder, old)
+  durable.rename(new, folder)
+  shutil.rmtree(old, ignore_errors=True)
+
+
+def remove_leftovers(folder: str) -> None:
+  """Puts right what a killed `export_model` left beside `folder`."""
+  shutil.rmtree(folder + _NEW, ignore_errors=True)
+  if os.path.exists(folder + _OLD) and not os.path.exists(folder):
+    durable.rename(folder + _OLD, folder)
+  shutil.rmtree(folder + _OLD, ignore_errors=True)
+
+
+def read_about(folder: str) -> dict[str, Any]:
+  """What `export_model` recorded of a model."""
+  with open(os.path.join(folder, ABOUT_FILE), encoding='utf-8') as file:
+    return json.load(file)
+
+
+def _in_keras_order(
+  model: tf.keras.Model, weights: adapter.Weights
+) -> list[np.ndarray]:
+  """The weights in the order of `model.weights`."""
+  values = {
+    id(variable): value
+    for variables, of_kind in (
+      (model.trainable_variables, weights.trainable),
+      (model.non_trainable_variables, weights.non_trainable),
+    )
+    for variable, value in zip(variables, of_kind, strict=True)
+  }
+  return [np.asarray(values[id(variable)]) for variable in model.weights]
+
+
+def _sync(folder: str) -> None:
+  """Flushes a folder that TensorFlow wrote, file by file."""
+  for path, _, names in os.walk(folder):
+    for name in names:
+      durable.sync_file(os.path.join(path, name))
+    durable.sync_folder(path)

@@ -1,0 +1,73 @@
+"""What came out of a run, in figures, from its tables. TensorFlow-free."""
+
+import json
+import math
+from typing import Any
+
+from tff_fssl.program import csv_table
+from tff_fssl.program import durable
+from tff_fssl.program import output_tree
+
+VALIDATION_ACCURACY = 'validation/accuracy'
+
+
+def best_round(
+  rows: list[dict[str, str]], name: str = VALIDATION_ACCURACY
+) -> dict[str, str] | None:
+  """The row of an evaluation table with the largest value; the first of them.
+
+  Args:
+    rows: Of eval.csv.
+    name: The column to select by; never one of test data.
+
+  Returns:
+    The row, or None if there is no value in that column.
+  """
+  best, best_value = None, -math.inf
+  for row in rows:
+    value = float(row.get(name) or 'nan')
+    if value > best_value:
+      best, best_value = row, value
+  return best
+
+
+def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
+  """The figures of a run.
+
+  Args:
+    tree: The run's folder.
+
+  Returns:
+    OrderedDict-like: 'rounds', the last finished round; 'last', the columns of
+    the last evaluation; 'best_validation', those of the round that validation
+    data select (the first with the largest accuracy), if there are such; each
+    with the test accuracy of that round, which selects nothing.
+  """
+  _, rounds = csv_table.read(tree.train_csv)
+  _, rows = csv_table.read(tree.eval_csv)
+  result: dict[str, Any] = {}
+  if rounds:
+    result['rounds'] = int(rounds[-1][csv_table.KEY])
+  if rows:
+    result['last'] = _numbers(rows[-1])
+  best = best_round(rows)
+  if best is not None:
+    result['best_validation'] = _numbers(best)
+  return result
+
+
+def write(tree: output_tree.OutputTree) -> dict[str, Any]:
+  """Writes `summary.json`; returns what it holds."""
+  result = summarize(tree)
+  text = json.dumps(result, indent=2) + '\n'
+  durable.write_file(tree.summary_json, [text.encode()])
+  return result
+
+
+def _numbers(row: dict[str, str]) -> dict[str, Any]:
+  values = {
+    name: float(text) for name, text in row.items() if text and name != 'round'
+  }
+  # JSON has no NaN.
+  known = {name: v for name, v in values.items() if math.isfinite(v)}
+  return {csv_table.KEY: int(row[csv_table.KEY]), **known}

@@ -1,0 +1,273 @@
+"""`programs/train.py`: trains as the flags say, or goes on where it stopped."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+import dataclasses
+import os
+from typing import Any
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import console
+from tff_fssl.program import durable
+from tff_fssl.program import flags
+from tff_fssl.program import interrupts
+from tff_fssl.program import main as main_lib
+from tff_fssl.program import output_tree
+from tff_fssl.program import summary
+from tff_fssl.program import training_types
+
+_USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Trains a model by federated semi-supervised learning, simulated in this'
+  ' process: data, checkpoints, metrics, plots and the exported model of a run'
+  ' are in one folder. The same command continues a run that was stopped.'
+)
+
+
+def train_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  if flags.wants_help(argv):
+    print(flags.help_text(_USAGE, _ABOUT, config_lib.groups()))
+    return main_lib.DONE
+  config = config_lib.from_command_line(argv)
+  view = console.Console(config.run.progress)
+  with output_tree.OutputTree(config.run.output_dir) as tree:
+    tree.open(config)
+    if _is_finished(config, tree):
+      view.say(
+        f'This run has finished its {config.run.total_rounds} rounds; a larger'
+        ' --total_rounds continues it.'
+      )
+      _close(view, tree)
+      return main_lib.DONE
+    main_lib.quiet(config.run.verbose)
+    return _train(config, tree, view)
+
+
+def _is_finished(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> bool:
+  """Whether all rounds are saved and the model of the last is exported."""
+  versions = checkpoint.versions(tree.checkpoints)
+  if not versions or versions[-1] < config.run.total_rounds:
+    return False
+  path = checkpoint.path_of(tree.checkpoints, versions[-1])
+  try:
+    checkpoint.read(path)
+  except checkpoint.CheckpointError:
+    return False
+  return (
+    os.path.isdir(tree.model)
+    and summary.summarize(tree).get('rounds') == config.run.total_rounds
+  )
+
+
+def _train(
+  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+) -> int:
+  """Trains; TensorFlow is imported from here on."""
+  view.say('Starting TensorFlow ...')
+  # pylint: disable=import-outside-toplevel
+  import tensorflow_federated as tff
+
+  from tff_fssl import runtime
+  from tff_fssl.program import experiment as experiment_lib
+  from tff_fssl.program import export
+  from tff_fssl.program import training
+
+  experiment_lib.configure_devices()
+  context = runtime.build_async_context(
+    config.run.runtime,
+    client_devices=config.run.client_devices,
+    client_threads=config.run.client_threads,
+  )
+  tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
+  task = experiment_lib.build_task(config)
+  view.say(_banner(task, context))
+  experiment = experiment_lib.build_experiment(task, tree.server_data)
+  export.remove_leftovers(tree.model)
+  tree.record(config)
+  _record_partition(task, tree)
+  stop = training.StopRequest()
+  logic = training.train(
+    experiment.process,
+    experiment.data_source,
+    _settings(config),
+    _outputs(config, tree, view),
+    evaluate_fn=experiment.evaluate_fn,
+    reporter=view,
+    stop=stop,
+    timing_fn=lambda: _timing(context),
+  )
+  try:
+    result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+  except asyncio.CancelledError:
+    view.say(f'Stopped at once. {_how_to_resume(tree)}')
+    return interrupts.exit_code(stop.signal)
+  except training.TrainingStoppedError as error:
+    main_lib.complain(str(error))
+    return main_lib.NOT_FINITE
+  if result.stopped_by is not None:
+    view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+    return interrupts.exit_code(result.stopped_by)
+  export.export_model(
+    task,
+    experiment_lib.model_weights(result.state.process),
+    tree.model,
+    result.round_num,
+  )
+  _close(view, tree)
+  return main_lib.DONE
+
+
+def _settings(config: config_lib.Config) -> training_types.Settings:
+  """How long and how often, of a configuration."""
+  return training_types.Settings(
+    first_round=config.first_round,
+    total_rounds=config.run.total_rounds,
+    rounds_per_evaluation=config.run.rounds_per_evaluation,
+    rounds_per_checkpoint=config.run.rounds_per_checkpoint,
+    max_bad_rounds=config.run.max_bad_rounds,
+  )
+
+
+def _outputs(
+  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+) -> Any:
+  """The managers of a run's folder."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+
+  from tff_fssl.program import managers
+  from tff_fssl.program import training
+
+  also = None
+  if config.run.tensorboard:
+    also = managers.BestEffortReleaseManager(
+      tff.program.TensorBoardReleaseManager(tree.tensorboard),
+      'TensorBoard',
+      view.say,
+    )
+  return training.Outputs(
+    managers.DurableProgramStateManager(
+      tree.checkpoints, keep_total=config.run.keep_checkpoints, warn=view.say
+    ),
+    managers.CsvReleaseManager(tree.train_csv),
+    managers.CsvReleaseManager(tree.eval_csv),
+    managers.CsvReleaseManager(tree.timing_csv),
+    also,
+  )
+
+
+def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes the partition; refuses if the run was made with another one."""
+  text = task.partition.to_json()
+  if os.path.exists(tree.partition_json):
+    with open(tree.partition_json, encoding='utf-8') as file:
+      if file.read() != text:
+        raise UsageError(
+          f'{tree.partition_json} is not the partition that the flags give now:'
+          ' the data or the code have changed since the run was made, so it'
+          ' cannot be continued; choose another --output_dir'
+        )
+  else:
+    durable.write_file(tree.partition_json, [text.encode()])
+  if not os.path.exists(tree.partition_png):
+    task.partition.plot(tree.partition_png)
+
+
+def _banner(task: Any, context: Any) -> str:
+  """What is about to happen, in a few lines."""
+  config, data, partition = task.config, task.data, task.partition
+  run, round_hparams = config.run, config.round
+  sizes = [
+    len(labeled) + len(unlabeled)
+    for labeled, unlabeled in zip(
+      partition.client_labeled, partition.client_unlabeled
+    )
+  ]
+  split = f'Dirichlet({run.alpha:g})' if run.split == 'dirichlet' else 'IID'
+  shape = ' x '.join(map(str, data.image_shape))
+  if len(partition.server_labeled):
+    labels = f'{len(partition.server_labeled)} at the server'
+  else:
+    held = [len(labeled) for labeled in partition.client_labeled]
+    labels = f'{_range(held)} at each client'
+  cohort = (
+    f'{run.clients_per_round} of {run.num_clients} clients in each'
+    if config.trains_clients
+    else 'the server alone trains'
+  )
+  pretraining = round_hparams.num_pretraining_rounds
+  if pretraining:
+    cohort += f', after {pretraining} of server pre-training'
+  model = task.model_fn()
+  num_weights = sum(v.shape.num_elements() for v in model.trainable_variables)
+  devices = getattr(context, 'context', None)
+  where = run.runtime
+  if devices is not None:
+    names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
+    where += f' on {", ".join(names)}, {devices.client_threads} at a time'
+  validation = f', {run.num_validation} for validation'
+  rows = {
+    'algorithm': f'{run.algorithm}: {config.entry.summary}',
+    'data': f'{data.name}: {len(data.train)} training and {len(data.test)}'
+    f' test images of {shape}, {data.num_classes} classes'
+    + (validation if run.num_validation else ''),
+    'labels': labels,
+    'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
+    'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights',
+    'rounds': f'{run.total_rounds}, {cohort}',
+    'runs': f'{where}, seed {run.seed}',
+    'output': run.output_dir,
+  }
+  return console.table(rows)
+
+
+def _range(numbers: Sequence[int]) -> str:
+  low, high = min(numbers), max(numbers)
+  return f'{low}' if low == high else f'{low} to {high}'
+
+
+def _timing(context: Any) -> Mapping[str, float]:
+  """Where the last invocation's seconds went, if the runtime tells."""
+  timing = getattr(context, 'timing', None)
+  return {} if timing is None else dataclasses.asdict(timing)
+
+
+def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
+  """Writes and shows what came out."""
+  results = summary.write(tree)
+  view.say('')
+  view.say(
+    console.table(
+      {
+        **console.summary_rows(results),
+        'metrics': tree.metrics,
+        'model': tree.model,
+        'plot': f'python programs/plot.py {tree.path}',
+        'evaluate': f'python programs/evaluate.py {tree.path}',
+      }
+    )
+  )
+
+
+def _how_to_resume(tree: output_tree.OutputTree) -> str:
+  """What to do, and where it will go on."""
+  versions = checkpoint.versions(tree.checkpoints)
+  after = f'after round {versions[-1]}' if versions else 'at the start'
+  return (
+    f'To go on {after}, give the same command again, or:\n'
+    f'  python programs/train.py --flagfile={tree.flags_file}'
+  )
