@@ -1,11 +1,16 @@
 """TFF's worker ends with the program, however the program ends."""
 
+import asyncio
 import os
 import pathlib
 import subprocess
 import sys
 
+import numpy as np
 import pytest
+import tensorflow_federated as tff
+
+from tff_fssl import runtime
 
 _ROOT = pathlib.Path(__file__).resolve().parents[2]
 _PROGRAM = """
@@ -38,15 +43,8 @@ assert comp([lambda: 1, 2]) == 3
 pathlib.Path(sys.argv[2]).write_text(' '.join(map(str, workers())))
 if sys.argv[1] == 'raise':
   raise SystemError('on purpose')
-if sys.argv[1] == 'close':
-  context.close()
-  assert not list(workers())
-  try:
-    comp([1])
-  except RuntimeError as error:
-    assert 'closed' in str(error)
 """
-_ENDS = {'exit': 0, 'raise': 1, 'close': 0}
+_ENDS = {'exit': 0, 'raise': 1}
 
 
 @pytest.fixture(scope='module')
@@ -75,3 +73,40 @@ def test_no_worker_outlives_its_program(programs, end):
   workers = (folder / end).read_text().split()
   assert len(workers) == 1
   assert not pathlib.Path(f'/proc/{workers[0]}').exists()
+
+
+def _children():
+  for path in pathlib.Path('/proc').glob('[0-9]*/stat'):
+    try:
+      fields = path.read_text().rsplit(')', 1)[1].split()
+    except OSError:
+      continue
+    if int(fields[1]) == os.getpid() and fields[0] != 'Z':
+      yield int(path.parent.name)
+
+
+def test_close_ends_the_worker(call):
+  @tff.federated_computation(tff.FederatedType(np.int32, tff.CLIENTS))
+  def comp(x):
+    return tff.federated_sum(x)
+
+  before = set(_children())
+  with runtime.build_context('tff_worker') as context:
+    assert set(_children()) == before
+    assert call(context, comp, [lambda: 1, 2]) == 3
+    assert len(set(_children()) - before) == 1
+  assert set(_children()) == before
+  with pytest.raises(RuntimeError, match='closed'):
+    call(context, comp, [1])
+
+
+def test_the_async_twin(call):
+  @tff.tensorflow.computation(np.int32)
+  def double(x):
+    return 2 * x
+
+  async def main():
+    with runtime.build_async_context('tff_worker') as context:
+      return await context.invoke(double, 4)
+
+  assert asyncio.run(main()) == 8

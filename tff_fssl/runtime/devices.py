@@ -37,7 +37,7 @@ def resolve_client_devices(client_devices: str) -> list[str]:
   gpus = [name for name in existing if name.startswith('gpu:')]
   if client_devices == 'auto':
     return [existing[name] for name in gpus or ['cpu:0']]
-  devices = []
+  devices: list[str] = []
   for name in client_devices.lower().split(','):
     name = name.strip()
     if name == 'gpu' and gpus:

@@ -4,7 +4,7 @@ One call costs some hundred microseconds of Python whatever the function does,
 so that all operations that can run together are made one function.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -41,12 +41,13 @@ class Function:
     self.outputs = tuple(
       dict.fromkeys(slot for slot in results if slot in written)
     )
-    self._pruned = self._function = None
-    if steps:
-      self._build(steps)
+    self._function = self._build(steps) if steps else None
 
-  def _build(self, steps: Sequence[operations.Step]) -> None:
-    feeds, fetches = [], []
+  def _build(
+    self, steps: Sequence[operations.Step]
+  ) -> Callable[..., Sequence[tf.Tensor]]:
+    feeds: list[tf.Tensor] = []
+    fetches: list[tf.Tensor] = []
 
     def import_steps():
       for slot in self.inputs:
@@ -66,9 +67,9 @@ class Function:
     # Pruning leaves what the results need, and no more: nothing else of an
     # imported graph may run. The Python function around it is called four
     # times as fast: a pruned function formats its arguments at each call.
-    self._pruned = imported.prune(feeds, fetches)
-    self._function = tf.function(
-      lambda *args: self._pruned(*args),  # pylint: disable=unnecessary-lambda
+    pruned = imported.prune(feeds, fetches)
+    return tf.function(
+      lambda *args: pruned(*args),  # pylint: disable=unnecessary-lambda
       input_signature=[slot.spec for slot in self.inputs],
       autograph=False,
     ).get_concrete_function()

@@ -131,7 +131,7 @@ class InProcessContext(tff.framework.SyncContext):
     key = id(comp)
     with self._lock:
       reference, program = self._programs.get(key, (lambda: None, None))
-      if reference() is comp:
+      if program is not None and reference() is comp:
         return program
       program = program_lib.compile_program(
         comp, simulate_secure_aggregation=self._simulate_secure_aggregation

@@ -112,7 +112,7 @@ class _Lowering:
   """
 
   def __init__(self):
-    self._counts = collections.Counter()
+    self._counts: collections.Counter = collections.Counter()
     # Graphs by the identity of their block, which the computation keeps alive.
     self._graphs: dict[bytes, graphs.Graph] = {}
 
@@ -232,6 +232,7 @@ class _Lowering:
       )
     self._counts[uri] += 1
     label = f'{uri}_{self._counts[uri]}'
+    result: operations.Tree
     if uri in (
       'federated_broadcast',
       'federated_value_at_clients',
@@ -251,9 +252,7 @@ class _Lowering:
       return self._aggregate(block, argument, place, label)
     if uri == 'federated_select':
       keys, max_key, value, select_fn = argument
-      (result,) = operations.flatten(
-        operations.slots_of(block.type_signature.result, clients=True)
-      )
+      result = operations.Slot(block.type_signature.result.member, True)
       key = operations.Slot(tff.TensorType(max_key.type.dtype), clients=True)
       body = self._body(select_fn, (value, key), True, label)
       step = sequences.select_step(label, keys, max_key, key, body, result)

@@ -160,7 +160,9 @@ def _build_phase(items: list[Any], kept: tuple[Any, ...]) -> Phase:
   steps = [item for item in items if isinstance(item, operations.Step)]
   aggregates = [i for i in items if isinstance(i, operations.Aggregate)]
   updates = [step for aggregate in aggregates for step in aggregate.steps]
-  initial, updated, final = {}, {}, {}
+  initial: dict[operations.Slot, operations.Slot] = {}
+  updated: dict[operations.Slot, operations.Slot] = {}
+  final: dict[operations.Slot, operations.Slot] = {}
   for aggregate in aggregates:
     initial.update(zip(aggregate.accumulator, aggregate.zero, strict=True))
     updated.update(zip(aggregate.accumulator, aggregate.updated, strict=True))

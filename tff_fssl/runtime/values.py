@@ -244,7 +244,8 @@ class Argument:
       errors.ExecutionError: If the caller's sequence or function fails.
       TypeError: If the value is not of its type; says where.
     """
-    result, datasets = {}, []
+    result: dict[operations.Slot, Any] = {}
+    datasets: list[tf.data.Dataset] = []
     for name, values, type_spec, slots in self._clients:
       if wanted.isdisjoint(slots):
         continue

@@ -59,7 +59,14 @@ def _close_if_alive(reference: Any) -> None:
 
 
 class _Closing:
-  """What both contexts share: the worker, and its end."""
+  """What both contexts share: the worker, and its end.
+
+  Attributes:
+    _creators: TFF's functions that make a context, without and with simulated
+      secure aggregation.
+  """
+
+  _creators: tuple[Callable[..., Any], Callable[..., Any]]
 
   def __init__(
     self,
