@@ -223,8 +223,9 @@ def test_weak_and_strong_views_of_one_seed_are_independent():
   assert 0.35 < np.mean(mirrored[0] == mirrored[1]) < 0.65
 
 
-@pytest.mark.parametrize('policy', _POLICIES)
-@pytest.mark.parametrize('name', _SHAPES)
+@pytest.mark.parametrize(
+  'name,policy', [('cifar10', 'fl2'), ('digits', 'fixmatch')]
+)
 def test_views_work_wherever_graphs_do(name, policy):
   views, images = _views(name, policy), _images(name, 7)
   expected = views.strong(tf.constant(images), [1, 0])

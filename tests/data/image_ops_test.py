@@ -1,5 +1,3 @@
-import functools
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,20 +5,26 @@ import tensorflow as tf
 from tff_fssl.data import image_ops
 
 
-@functools.cache
-def _traced(*image_shape):
-  return tf.function(
-    image_ops.apply,
-    input_signature=[
-      tf.TensorSpec([None, *image_shape], tf.uint8),
-      tf.TensorSpec([None], tf.int32),
-      tf.TensorSpec([None], tf.float32),
-    ],
-  )
+@pytest.fixture(scope='module')
+def apply_ops():
+  """`image_ops.apply` in a graph, traced once for each shape of images."""
+  traced = {}
 
+  def apply(images, ops, args):
+    shape = images.shape[1:]
+    if shape not in traced:
+      traced[shape] = tf.function(
+        image_ops.apply,
+        input_signature=[
+          tf.TensorSpec([None, *shape], tf.uint8),
+          tf.TensorSpec([None], tf.int32),
+          tf.TensorSpec([None], tf.float32),
+        ],
+      )
+    return traced[shape](images, ops, args)
 
-def _apply(images, ops, args):
-  return _traced(*images.shape[1:])(images, ops, args)
+  yield apply
+  traced.clear()
 
 
 def _images(kind, rng):
@@ -38,7 +42,7 @@ def _images(kind, rng):
   return rng.integers(low, high, shape, np.uint8)
 
 
-def _check_against_pillow(pillow, images, rng):
+def _check_against_pillow(pillow, apply_ops, images, rng):
   # Many images, operations and arguments in one batch, as in use.
   names = np.repeat(image_ops.OPS, len(images))
   bounds = np.array([pillow.ranges.get(name, (0, 1)) for name in names])
@@ -49,7 +53,7 @@ def _check_against_pillow(pillow, images, rng):
   batch = np.tile(images, (len(image_ops.OPS), 1, 1, 1))
   ops = np.repeat(np.arange(len(image_ops.OPS), dtype=np.int32), len(images))
   order = rng.permutation(len(ops))
-  results = _apply(batch[order], ops[order], args[order]).numpy()
+  results = apply_ops(batch[order], ops[order], args[order]).numpy()
   for i, result in zip(order, results):
     expected = pillow.apply(batch[i], names[i], args[i])
     np.testing.assert_array_equal(
@@ -70,20 +74,24 @@ def _check_against_pillow(pillow, images, rng):
     'tiny',
   ],
 )
-def test_every_op_equals_pillow(pillow, kind):
+def test_every_op_equals_pillow(pillow, apply_ops, kind):
   rng = np.random.default_rng(0)
-  _check_against_pillow(pillow, _images(kind, rng), rng)
+  _check_against_pillow(pillow, apply_ops, _images(kind, rng), rng)
 
 
-def test_every_op_equals_pillow_on_digits(pillow, digits):
-  _check_against_pillow(pillow, digits.train.x[:100], np.random.default_rng(1))
+def test_every_op_equals_pillow_on_digits(pillow, apply_ops, digits):
+  _check_against_pillow(
+    pillow, apply_ops, digits.train.x[:100], np.random.default_rng(1)
+  )
 
 
-def test_every_op_equals_pillow_on_real_images(pillow, cifar10):
-  _check_against_pillow(pillow, cifar10.train.x[:100], np.random.default_rng(2))
+def test_every_op_equals_pillow_on_real_images(pillow, apply_ops, cifar10):
+  _check_against_pillow(
+    pillow, apply_ops, cifar10.train.x[:100], np.random.default_rng(2)
+  )
 
 
-def test_every_whole_argument_equals_pillow(pillow):
+def test_every_whole_argument_equals_pillow(pillow, apply_ops):
   # Where arguments are integers, edges between pixels are hit exactly.
   rng = np.random.default_rng(3)
   image = _images('noise', rng)[:1]
@@ -91,17 +99,17 @@ def test_every_whole_argument_equals_pillow(pillow):
     step = (high - low) / 80 if high - low < 3 else 1
     args = np.arange(low, high, step).astype(np.float32)
     ops = np.full(len(args), image_ops.OPS.index(name), np.int32)
-    results = _apply(np.repeat(image, len(args), 0), ops, args).numpy()
+    results = apply_ops(np.repeat(image, len(args), 0), ops, args).numpy()
     for arg, result in zip(args, results):
       np.testing.assert_array_equal(
         result, pillow.apply(image[0], name, arg), err_msg=f'{name}({arg})'
       )
 
 
-def test_color_changes_nothing_of_gray_images(digits):
+def test_color_changes_nothing_of_gray_images(apply_ops, digits):
   images = digits.train.x[:5]
   ops = np.full(5, image_ops.OPS.index('color'), np.int32)
-  result = _apply(images, ops, np.linspace(0, 2, 5, dtype=np.float32))
+  result = apply_ops(images, ops, np.linspace(0, 2, 5, dtype=np.float32))
   np.testing.assert_array_equal(result, images)
 
 
@@ -135,13 +143,13 @@ def test_flip_and_crop_equals_padding_by_reflection():
     np.testing.assert_array_equal(result, expected)
 
 
-def test_batches_of_no_image_of_one_and_of_one_op(pillow):
+def test_batches_of_no_image_of_one_and_of_one_op(pillow, apply_ops):
   image = np.random.default_rng(6).integers(0, 256, (1, 8, 8, 3), np.uint8)
-  empty = _apply(image[:0], np.zeros(0, np.int32), np.zeros(0, np.float32))
+  empty = apply_ops(image[:0], np.zeros(0, np.int32), np.zeros(0, np.float32))
   assert empty.shape == (0, 8, 8, 3)
   assert empty.dtype == tf.uint8
   for op, name in enumerate(image_ops.OPS):
-    result = _apply(image, np.array([op], np.int32), np.float32([0.5]))
+    result = apply_ops(image, np.array([op], np.int32), np.float32([0.5]))
     assert result.shape == image.shape
     if name not in ('posterize', 'solarize'):
       expected = pillow.apply(image[0], name, 0.5)

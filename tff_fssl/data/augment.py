@@ -144,11 +144,11 @@ def build_views(
     )
   build = {names.FL2: _fl2_policy, names.FIXMATCH: _fixmatch_policy}[policy]
   strong_policy = build(height, width)
-  fill = strong_policy.fill
+  fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
     gray = image_ops.to_gray(tf.constant([[[fill]]], tf.uint8))
     fill = (int(gray),)
-  padding = tuple(_padding(side) for side in (height, width))
+  padding = _padding(height), _padding(width)
   # One number for every value: broadcasting over short last axes is slow.
   pixels = height * width
   scale = np.tile(1 / (255 * np.array(std)), pixels).astype(np.float32)

@@ -191,7 +191,7 @@ def build_partition(
   Raises:
     UsageError: If the settings cannot be met; names the flags.
   """
-  settings = {
+  settings: dict[str, Any] = {
     'num_classes': int(num_classes),
     'num_clients': int(num_clients),
     'num_labels': int(num_labels),
@@ -284,24 +284,24 @@ def check_settings(
   Raises:
     UsageError: Names the flag and what is allowed.
   """
-  for flag, value, allowed in (
+  for flag, choice, allowed in (
     ('scenario', scenario, SCENARIOS),
     ('split', split, SPLITS),
   ):
-    if value not in allowed:
+    if choice not in allowed:
       raise UsageError(
-        f'--{flag}={value}: allowed are {", ".join(allowed)}'
-        f'{closest(str(value), allowed)}'
+        f'--{flag}={choice}: allowed are {", ".join(allowed)}'
+        f'{closest(str(choice), allowed)}'
       )
-  for flag, value, minimum in (
+  for flag, count, minimum in (
     ('num_classes', num_classes, 2),
     ('num_clients', num_clients, 1),
     ('num_labels', num_labels, 0),
     ('min_client_examples', min_client_examples, 0),
     ('num_validation', num_validation, 0),
   ):
-    if value < minimum:
-      raise UsageError(f'--{flag}={value}: must be at least {minimum}')
+    if count < minimum:
+      raise UsageError(f'--{flag}={count}: must be at least {minimum}')
   if num_labels % num_classes:
     below = num_labels - num_labels % num_classes
     raise UsageError(
@@ -442,7 +442,7 @@ def _draw_dirichlet(
   rng: np.random.Generator,
 ) -> list[np.ndarray] | None:
   """One draw; None if all of a class fell to clients that are full."""
-  pieces = [[] for _ in range(num_clients)]
+  pieces: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
   sizes = np.zeros(num_clients, np.int64)
   for members in hidden:
     proportions = rng.dirichlet(np.full(num_clients, alpha))

@@ -62,17 +62,23 @@ def plot(
   canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
   if num_clients <= 20 and num_classes <= 20:
     dark = counts.max() / 3
-    for (client, label), count in np.ndenumerate(counts):
-      color = 'black' if count > dark else 'white'
+    for (client, class_), count in np.ndenumerate(counts):
+      text_color = 'black' if count > dark else 'white'
       heat.text(
-        label, client, count, ha='center', va='center', size=7, color=color
+        class_,
+        client,
+        count,
+        ha='center',
+        va='center',
+        size=7,
+        color=text_color,
       )
 
   # Steps are one object each, where bars would be one a client.
   edges = np.arange(num_clients + 1) - 0.5
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])
-  for start, stop, color, label in (
+  for start, stop, bar_color, kind in (
     (0 * labeled, labeled, 'tab:orange', 'labelled'),
     (labeled, labeled + unlabeled, 'tab:blue', 'unlabelled'),
   ):
@@ -82,8 +88,8 @@ def plot(
       baseline=start,
       orientation='horizontal',
       fill=True,
-      color=color,
-      label=label,
+      color=bar_color,
+      label=kind,
     )
   sizes.set(xlabel='examples')
   sizes.set_xlim(0)
