@@ -84,27 +84,29 @@ def figures(report: training_types.RoundReport) -> list[str]:
 
 
 def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
-  """'test 81.2%', 'validation 79.0%'."""
+  """'test 81.2%', 'val 79.0%'."""
+  short = {'validation': 'val'}
   return [
-    f'{name.removesuffix("/accuracy")} {format_percent(value)}'
+    f'{short.get(split, split)} {format_percent(value)}'
     for name, value in evaluation.items()
-    if name.endswith('/accuracy')
+    for split in [name.removesuffix('/accuracy')]
+    if split != name
   ]
 
 
 def round_line(report: training_types.RoundReport, total_rounds: int) -> str:
-  """One line on a round."""
+  """One line on a round; what does not fit is left to the CSV files."""
   number = f'round {report.round_num:>{len(str(total_rounds)) + 1}}'
-  seconds = report.timing.get('seconds/round', math.nan)
   parts = [
     f'{number}/{total_rounds}',
     *figures(report),
     *evaluation_figures(report.evaluation),
-    format_seconds(seconds),
+    format_seconds(report.timing.get('seconds/round', math.nan)),
   ]
-  line = '  '.join(parts)
-  # Only a round with everything at once is too long; its figures stay whole.
-  return line if len(line) <= WIDTH else ' '.join(parts)[:WIDTH]
+  dispensable = [p for p in parts if p.startswith('server ')] + parts[-1:]
+  while len('  '.join(parts)) > WIDTH and dispensable:
+    parts.remove(dispensable.pop(0))
+  return '  '.join(parts)
 
 
 class Console:

@@ -120,8 +120,8 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     """Saves a version, then removes the oldest ones.
 
     Args:
-      program_state: The state: arrays, scalars, data source iterators, references
-        to such, in any containers that `tree` knows.
+      program_state: The state: arrays, scalars, data source iterators, or
+        references to such, in any containers that `tree` knows.
       version: Larger than all saved ones.
 
     Raises:

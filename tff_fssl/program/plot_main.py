@@ -1,0 +1,68 @@
+"""`programs/plot.py`: curves of one or several runs as a PNG."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import durable
+from tff_fssl.program import flags
+from tff_fssl.program import main as main_lib
+from tff_fssl.program import output_tree
+
+_USAGE = 'programs/plot.py RUN [RUN ...] [--output=FILE]'
+_ABOUT = (
+  'Draws accuracy, pseudo-labels, thresholds, weights and losses over rounds,'
+  ' as far as the runs have them. RUN is the --output_dir of'
+  ' programs/train.py. Runs that differ by their seeds only become one curve:'
+  ' their mean, and a band of one standard deviation.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotHparams:
+  """Flags of `programs/plot.py`."""
+
+  output: str = hparam(
+    '',
+    'The PNG file; empty: report/curves.png in the run, or, of several runs,'
+    ' curves.png in the folder that holds them.',
+  )
+
+
+def plot_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group('Flags', PlotHparams)]
+  if flags.wants_help(argv):
+    print(flags.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  if not parsed.positional:
+    raise UsageError('no run was given; give one folder or more')
+  from tff_fssl.program import plots  # Needs NumPy: not for `--help`.
+
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  runs = [plots.read_run(path) for path in paths]
+  output = parsed.build(PlotHparams).output or _default_output(paths)
+  durable.make_folder(os.path.dirname(os.path.abspath(output)))
+  titles = plots.plot(plots.group_runs(runs), output)
+  print(f'{output}: {", ".join(titles)}')
+  return main_lib.DONE
+
+
+def _default_output(paths: list[str]) -> str:
+  if len(paths) == 1:
+    return os.path.join(output_tree.OutputTree(paths[0]).report, 'curves.png')
+  folder = os.path.commonpath([os.path.abspath(path) for path in paths])
+  return os.path.relpath(os.path.join(folder, 'curves.png'))
