@@ -152,6 +152,7 @@ class Console:
         initial=done - start,
         file=self._stream,
         ncols=min(WIDTH, _columns()),
+        nrows=100,  # Else it hides in terminals that tell no height.
         bar_format='{desc} |{bar}| {elapsed}<{remaining}{postfix}',
         desc=f'round {done}/{self._total_rounds}',
         mininterval=0,
@@ -167,7 +168,8 @@ class Console:
       self._bar.set_description_str(
         f'round {report.round_num}/{self._total_rounds}', refresh=False
       )
-      self._bar.set_postfix_str(' '.join(figures(report)), refresh=False)
+      shown = [f for f in figures(report) if not f.startswith('server')]
+      self._bar.set_postfix_str(' '.join(shown), refresh=False)
       self._bar.update()
     elif self._progress == 'lines':
       self._print(round_line(report, self._total_rounds))

@@ -35,8 +35,8 @@ def storage_errors() -> Iterator[None]:
     if reason is None:
       raise
     raise UsageError(
-      f'cannot write {error.filename or "to the disk"}: {reason}, then give the'
-      ' same command again: the run goes on where it was saved'
+      f'{error.filename or "writing"}: {reason}, then give the command again'
+      ' (a run goes on where it was saved)'
     ) from error
 
 

@@ -22,7 +22,7 @@ _ABOUT = (
   ' it), on the data set that it was trained for.'
 )
 _WEIGHTS = 'process/global_model_weights'
-_LATEST = -(2**31)
+_LATEST = 'latest'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,10 @@ class EvaluateHparams:
     'test', 'On what: the test set, or the run\'s validation examples.',
     choices=('test', 'validation'),
   )  # fmt: skip
-  round: int = hparam(
-    _LATEST,
-    'Which checkpoint of a run: the number of its round; by default the latest'
-    ' that is whole.',
+  round: str = hparam(
+    'latest',
+    'Which checkpoint of a run: latest, the last one that is whole, or the'
+    ' number of its round.',
   )
   data_dir: str = hparam(
     '', 'Folder with the TFDS data sets; empty: where the run had them.'
@@ -169,13 +169,13 @@ def _read_checkpoint(
   """The asked for, or the latest whole, checkpoint."""
   versions = checkpoint.versions(folder)
   if settings.round != _LATEST:
-    if settings.round not in versions:
-      there = ', '.join(map(str, versions)) or 'none'
+    versions = [v for v in versions if str(v) == settings.round]
+    if not versions:
+      there = ', '.join(map(str, checkpoint.versions(folder))) or 'none'
       raise UsageError(
         f'--round={settings.round}: there is no checkpoint of it in {folder};'
         f' there are: {there}'
       )
-    versions = [settings.round]
   reason = 'there is none'
   for version in reversed(versions):
     path = checkpoint.path_of(folder, version)

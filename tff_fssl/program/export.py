@@ -9,6 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.program import durable
 from tff_fssl.program import experiment
@@ -62,27 +63,36 @@ def export_model(
     weights: What was trained.
     folder: Where to.
     round_num: After which round.
+
+  Raises:
+    UsageError: If the disk refuses.
   """
   new, old = folder + _NEW, folder + _OLD
   remove_leftovers(folder)
   module = ServingModel(task, weights)
-  tf.saved_model.save(module, new, {'serving_default': module.predict})
   model = task.model_fn()
   model.set_weights(_in_keras_order(model, weights))
-  model.save(os.path.join(new, KERAS_FILE))
+  try:
+    tf.saved_model.save(module, new, {'serving_default': module.predict})
+    model.save(os.path.join(new, KERAS_FILE))
+  except (
+    tf.errors.ResourceExhaustedError,
+    tf.errors.PermissionDeniedError,
+  ) as e:
+    raise UsageError(
+      f'{new}: the model cannot be written ({e.message}); the run is saved, put'
+      ' this right and give the command again'
+    ) from e
   config = task.config
-  mean, std = (
-    data_names.data_set_info(task.data.name).mean,
-    data_names.data_set_info(task.data.name).std,
-  )
+  info = data_names.data_set_info(task.data.name)
   about = {
     'round': round_num,
     'classes': list(task.data.class_names),
     'image_shape': list(task.data.image_shape),
     'inputs_of_model.keras': {
       'formula': '(image / 255 - mean) / std',
-      'mean': mean,
-      'std': std,
+      'mean': info.mean,
+      'std': info.std,
     },
     'flags': config.flags(),
   }

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 import os
 from typing import Any
@@ -93,41 +94,46 @@ def _train(
     client_devices=config.run.client_devices,
     client_threads=config.run.client_threads,
   )
-  tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
-  task = experiment_lib.build_task(config)
-  view.say(_banner(task, context))
-  experiment = experiment_lib.build_experiment(task, tree.server_data)
-  export.remove_leftovers(tree.model)
-  tree.record(config)
-  _record_partition(task, tree)
-  stop = training.StopRequest()
-  logic = training.train(
-    experiment.process,
-    experiment.data_source,
-    _settings(config),
-    _outputs(config, tree, view),
-    evaluate_fn=experiment.evaluate_fn,
-    reporter=view,
-    stop=stop,
-    timing_fn=lambda: _timing(context),
-  )
-  try:
-    result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
-  except asyncio.CancelledError:
-    view.say(f'Stopped at once. {_how_to_resume(tree)}')
-    return interrupts.exit_code(stop.signal)
-  except training.TrainingStoppedError as error:
-    main_lib.complain(str(error))
-    return main_lib.NOT_FINITE
-  if result.stopped_by is not None:
-    view.say(f'Stopped and saved. {_how_to_resume(tree)}')
-    return interrupts.exit_code(result.stopped_by)
-  export.export_model(
-    task,
-    experiment_lib.model_weights(result.state.process),
-    tree.model,
-    result.round_num,
-  )
+  stack = tff.framework.get_context_stack()
+  with contextlib.ExitStack() as exits:
+    exits.enter_context(
+      stack.install(tff.program.NativeFederatedContext(context))
+    )
+    exits.callback(getattr(context, 'close', lambda: None))
+    task = experiment_lib.build_task(config)
+    view.say(_banner(task, context))
+    experiment = experiment_lib.build_experiment(task, tree.server_data)
+    export.remove_leftovers(tree.model)
+    tree.record(config)
+    _record_partition(task, tree)
+    stop = training_types.StopRequest()
+    logic = training.train(
+      experiment.process,
+      experiment.data_source,
+      _settings(config),
+      _outputs(config, tree, view),
+      evaluate_fn=experiment.evaluate_fn,
+      reporter=view,
+      stop=stop,
+      timing_fn=lambda: _timing(context),
+    )
+    try:
+      result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+    except asyncio.CancelledError:
+      view.say(f'Stopped at once. {_how_to_resume(tree)}')
+      return interrupts.exit_code(stop.signal)
+    except training.TrainingStoppedError as error:
+      main_lib.complain(str(error))
+      return main_lib.NOT_FINITE
+    if result.stopped_by is not None:
+      view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+      return interrupts.exit_code(result.stopped_by)
+    export.export_model(
+      task,
+      experiment_lib.model_weights(result.state.process),
+      tree.model,
+      result.round_num,
+    )
   _close(view, tree)
   return main_lib.DONE
 
