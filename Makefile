@@ -39,6 +39,8 @@ help:
 	@echo 'PYTHON=/path/to/python3.11 chooses what .venv is made with.'
 
 # An installation is done anew when, and only when, its files have changed.
+# jax, sqlalchemy and promise are built here, with the lock's own setuptools and
+# wheel: with pip's build isolation it would be whatever is newest.
 $(VENV)/.installed: requirements.txt pyproject.toml
 	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
 	if ! { $(BIN)/python -m pip --version && \
@@ -47,7 +49,10 @@ $(VENV)/.installed: requirements.txt pyproject.toml
 	  "$$python" -m venv --clear $(VENV); \
 	fi
 	@echo 'Installing requirements.txt (1.5 GB; minutes)'
-	@$(INSTALL) -r requirements.txt
+	@awk '/^[a-z]/ { take = /^(setuptools|wheel)==/ } take' requirements.txt \
+	  >$(VENV)/build-requirements.txt
+	@$(INSTALL) -r $(VENV)/build-requirements.txt
+	@$(INSTALL) --no-build-isolation -r requirements.txt
 	@$(INSTALL) --no-build-isolation --editable .
 	@touch $@
 
