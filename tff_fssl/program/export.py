@@ -16,6 +16,10 @@ from tff_fssl.program import experiment
 
 KERAS_FILE = 'model.keras'
 ABOUT_FILE = 'about.json'
+_DISK_ERRORS = (
+  tf.errors.ResourceExhaustedError,
+  tf.errors.PermissionDeniedError,
+)
 _NEW, _OLD = '.new', '.old'
 
 

@@ -1,9 +1,11 @@
 """`programs/train.py`: trains as the flags say, or goes on where it stopped."""
 
 import asyncio
+import atexit
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
+import gc
 import os
 from typing import Any
 
@@ -94,11 +96,11 @@ def _train(
     client_devices=config.run.client_devices,
     client_threads=config.run.client_threads,
   )
+  federated_context = tff.program.NativeFederatedContext(context)
+  atexit.register(_drop_default_context, federated_context)
   stack = tff.framework.get_context_stack()
   with contextlib.ExitStack() as exits:
-    exits.enter_context(
-      stack.install(tff.program.NativeFederatedContext(context))
-    )
+    exits.enter_context(stack.install(federated_context))
     exits.callback(getattr(context, 'close', lambda: None))
     task = experiment_lib.build_task(config)
     view.say(_banner(task, context))
@@ -136,6 +138,14 @@ def _train(
     )
   _close(view, tree)
   return main_lib.DONE
+
+
+def _drop_default_context(replacement: Any) -> None:
+  """Drops TFF's own context while it can still clean up, and so is quiet."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+
+  tff.framework.set_default_context(replacement)
+  gc.collect()
 
 
 def _settings(config: config_lib.Config) -> training_types.Settings:

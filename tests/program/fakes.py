@@ -1,0 +1,248 @@
+"""A learning process without TensorFlow's runtime, and a disk that kills."""
+
+import asyncio
+import collections
+import contextlib
+import errno
+import functools
+import os
+import types
+
+import numpy as np
+import tensorflow_federated as tff
+
+from tff_fssl.models import adapter
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import managers
+from tff_fssl.program import output_tree
+from tff_fssl.program import sampling
+from tff_fssl.program import training
+from tff_fssl.program import training_types
+
+State = tff.learning.templates.LearningAlgorithmState
+_DATA_TYPE = tff.FederatedType(
+  tff.SequenceType(tff.TensorType(np.float32, [3])), tff.CLIENTS
+)
+
+
+class FakeProcess:
+  """Adds up what clients hand over, and counts its rounds."""
+
+  def __init__(self, bad_rounds=()):
+    self.rounds = []
+    self._bad_rounds = bad_rounds
+    state_type = tff.to_type(
+      State(
+        adapter.Weights(
+          (tff.TensorType(np.float32, [3]), tff.TensorType(np.float32)),
+          (),
+          tff.TensorType(np.float32),
+        ),
+        (),
+        tff.TensorType(np.int32),
+        (),
+        collections.OrderedDict(momentum=tff.TensorType(np.float32, [3])),
+      )
+    )
+    self.initialize = _Computation(
+      lambda: State(
+        adapter.Weights(
+          (np.zeros([3], np.float32), np.float32(0.1)), (), np.float32(1)
+        ),
+        (),
+        np.int32(0),
+        (),
+        collections.OrderedDict(momentum=np.zeros([3], np.float32)),
+      ),
+      None,
+      tff.FederatedType(state_type, tff.SERVER),
+    )
+    self.next = _Computation(self._next, (state_type, _DATA_TYPE), None)
+
+  def _next(self, state, cohort):
+    values = [client() for client in cohort]
+    round_num = int(state.client_work) + 1
+    self.rounds.append(round_num)
+    total = np.sum(values, axis=0, dtype=np.float32) * np.float32(1 / 3)
+    momentum = np.float32(0.9) * state.finalizer['momentum'] + total
+    if round_num in self._bad_rounds:
+      momentum = state.finalizer['momentum']
+    (vector, scalar), _, count = state.global_model_weights
+    state = State(
+      adapter.Weights((vector + momentum, np.float32(scalar * 1.1)), (), count),
+      (),
+      np.int32(round_num),
+      (),
+      collections.OrderedDict(momentum=momentum),
+    )
+    bad = len(values) if round_num in self._bad_rounds else 0
+    train = collections.OrderedDict(
+      num_clients=np.int32(len(values)),
+      num_non_finite_clients=np.int32(bad),
+      loss_unlabeled=np.float32(vector.sum()),
+      pseudo_label_accuracy=np.float32('nan'),
+    )
+    metrics = collections.OrderedDict(
+      distributor=(),
+      client_work=collections.OrderedDict(train=train),
+      finalizer=collections.OrderedDict(server_loss_labeled=scalar),
+    )
+    return tff.learning.templates.LearningProcessOutput(state, metrics)
+
+
+class _Computation:
+  def __init__(self, fn, parameter, result):
+    self._fn = fn
+    self.type_signature = types.SimpleNamespace(
+      parameter=parameter, result=result
+    )
+
+  def __call__(self, *args):
+    return self._fn(*args)
+
+
+def evaluate(state):
+  """A test accuracy and a validation accuracy of a fake state."""
+  scalar = float(state.global_model_weights.trainable[1])
+  return {
+    'test/accuracy': scalar / (1 + scalar),
+    'validation/accuracy': scalar / (2 + scalar),
+  }
+
+
+def data_source(num_clients=5, clients_per_round=2, first_round=0):
+  def make_client(round_num, client_id):
+    rng = np.random.default_rng([round_num, client_id])
+    return rng.normal(size=3).astype(np.float32)
+
+  return sampling.CohortDataSource(
+    _DATA_TYPE,
+    make_client,
+    seed=3,
+    num_clients=num_clients,
+    clients_per_round=clients_per_round,
+    first_round=first_round,
+  )
+
+
+class Reporter:
+  """Remembers what it is told."""
+
+  def __init__(self, on_round=lambda report: None):
+    self.reports, self.messages = [], []
+    self._on_round = on_round
+
+  def begin(self, done, settings):
+    self.done = done
+
+  def round_done(self, report):
+    self.reports.append(report)
+    self._on_round(report)
+
+  def say(self, message):
+    self.messages.append(message)
+
+  def end(self):
+    pass
+
+
+def settings(**kwargs):
+  return training_types.Settings(
+    **{
+      'first_round': 0,
+      'total_rounds': 4,
+      'rounds_per_evaluation': 2,
+      'rounds_per_checkpoint': 1,
+      **kwargs,
+    }
+  )
+
+
+def outputs(tree, warn=lambda message: None, keep=2):
+  return training.Outputs(
+    managers.DurableProgramStateManager(
+      tree.checkpoints, keep_total=keep, warn=warn
+    ),
+    managers.CsvReleaseManager(tree.train_csv),
+    managers.CsvReleaseManager(tree.eval_csv),
+    managers.CsvReleaseManager(tree.timing_csv),
+  )
+
+
+@functools.cache
+def config(folder):
+  return config_lib.from_command_line([f'--output_dir={folder}'])
+
+
+def run(folder, process=None, reporter=None, stop=None, **changed):
+  """Runs a training program on the fakes; returns its result."""
+  folder = str(folder)
+  reporter = reporter or Reporter()
+  with output_tree.OutputTree(folder) as tree:
+    tree.open(config(folder))
+    tree.record(config(folder))
+    logic = training.train(
+      process or FakeProcess(),
+      data_source(),
+      settings(**changed),
+      outputs(tree, reporter.say),
+      evaluate_fn=evaluate,
+      reporter=reporter,
+      stop=stop or training_types.StopRequest(),
+    )
+    return asyncio.run(logic)
+
+
+def results(folder):
+  """What must be equal: the tables and the last checkpoint, as bytes."""
+  tree = output_tree.OutputTree(str(folder))
+  content = {}
+  paths = [tree.train_csv, tree.eval_csv]
+  paths += [os.path.join(tree.checkpoints, 'round_4.ckpt')]
+  for path in paths:
+    with open(path, 'rb') as file:
+      content[os.path.basename(path)] = file.read()
+  return content
+
+
+class Killed(BaseException):
+  """What is left of the program after a kill: nothing catches it."""
+
+
+class Disk:
+  """Counts the calls that change the disk, and kills or fails at one.
+
+  Attributes:
+    calls: The names of the calls so far.
+  """
+
+  CALLS = ('write', 'fsync', 'replace', 'ftruncate', 'unlink')
+
+  def __init__(self, stop_at=None, how='kill'):
+    """`how`: 'kill' before the call, 'tear' a write in half, or 'full'."""
+    self.calls = []
+    self._stop_at, self._how = stop_at, how
+    self._is_dead = False
+
+  @contextlib.contextmanager
+  def installed(self, monkeypatch):
+    with monkeypatch.context() as patch:
+      for name in self.CALLS:
+        patch.setattr(os, name, functools.partial(self._call, name))
+      yield self
+
+  _REAL = {name: getattr(os, name) for name in CALLS}
+
+  def _call(self, name, *args, **kwargs):
+    if self._is_dead:
+      raise Killed()
+    self.calls.append(name)
+    if len(self.calls) - 1 == self._stop_at:
+      if self._how == 'full':
+        raise OSError(errno.ENOSPC, 'No space left on device')
+      self._is_dead = True
+      if self._how == 'tear' and name == 'write':
+        descriptor, data = args
+        self._REAL['write'](descriptor, data[: len(data) // 2])
+      raise Killed()
+    return self._REAL[name](*args, **kwargs)

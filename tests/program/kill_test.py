@@ -1,0 +1,93 @@
+"""A run that is killed anywhere goes on as if it had not been."""
+
+import os
+
+import pytest
+
+from tests.program import fakes
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import durable
+
+
+@pytest.fixture(scope='module')
+def reference(tmp_path_factory):
+  """(results, number of disk calls) of a run that is not stopped."""
+  folder = tmp_path_factory.mktemp('reference') / 'run'
+  with pytest.MonkeyPatch.context() as patch:
+    with fakes.Disk().installed(patch) as disk:
+      fakes.run(folder)
+  assert set(disk.calls) == {'write', 'fsync', 'replace', 'unlink'}
+  return fakes.results(folder), len(disk.calls)
+
+
+@pytest.mark.parametrize('how', ['kill', 'tear', 'full'])
+def test_stopped_at_every_disk_call(how, reference, tmp_path, monkeypatch):
+  expected, num_calls = reference
+  assert num_calls > 60
+  for stop_at in range(num_calls):
+    folder = tmp_path / str(stop_at)
+    first, second = fakes.FakeProcess(), fakes.FakeProcess()
+    with fakes.Disk(stop_at, how).installed(monkeypatch):
+      with pytest.raises(UsageError if how == 'full' else fakes.Killed):
+        fakes.run(folder, first)
+    fakes.run(folder, second)
+    assert fakes.results(folder) == expected, stop_at
+    # Rounds 0 to 4: at most one is repeated.
+    assert len(first.rounds) + len(second.rounds) <= 6, stop_at
+    for path, _, names in os.walk(folder):
+      assert not [n for n in names if n.startswith('.writing')], (stop_at, path)
+
+
+def test_killed_again_and_again(reference, tmp_path, monkeypatch):
+  expected, _ = reference
+  for calls in range(9, 60, 3):
+    with fakes.Disk(calls, 'tear').installed(monkeypatch):
+      try:
+        fakes.run(tmp_path / 'run')
+      except fakes.Killed:
+        continue
+      break
+  fakes.run(tmp_path / 'run')
+  assert fakes.results(tmp_path / 'run') == expected
+
+
+def test_rare_checkpoints(reference, tmp_path, monkeypatch):
+  expected, num_calls = reference
+  for stop_at in range(0, num_calls, 3):
+    folder = tmp_path / str(stop_at)
+    with fakes.Disk(stop_at).installed(monkeypatch):
+      try:
+        fakes.run(folder, rounds_per_checkpoint=3)
+      except fakes.Killed:
+        pass
+    fakes.run(folder, rounds_per_checkpoint=3)
+    assert fakes.results(folder) == expected, stop_at
+
+
+def test_a_file_is_flushed_before_its_name_and_its_name_after(
+  tmp_path, monkeypatch
+):
+  with fakes.Disk().installed(monkeypatch) as disk:
+    durable.write_file(str(tmp_path / 'a'), [b'1', b'2'])
+  assert disk.calls == ['write', 'write', 'fsync', 'replace', 'fsync']
+  with fakes.Disk().installed(monkeypatch) as disk:
+    durable.append(str(tmp_path / 'a'), b'3')
+  assert disk.calls == ['write', 'fsync']
+  assert (tmp_path / 'a').read_bytes() == b'123'
+
+
+def test_a_full_disk_leaves_the_old_file_and_frees_the_new(
+  tmp_path, monkeypatch
+):
+  path = tmp_path / 'a'
+  path.write_bytes(b'old')
+  for write in (
+    lambda: durable.write_file(str(path), [b'new', b'er']),
+    lambda: durable.append(str(path), b'more'),
+  ):
+    for stop_at in range(2):
+      with fakes.Disk(stop_at, 'full').installed(monkeypatch):
+        with pytest.raises(UsageError, match='disk is full.*same|disk is full'):
+          write()
+      assert path.read_bytes() == b'old'
+      assert os.listdir(tmp_path) == ['a']
