@@ -1,0 +1,31 @@
+"""What all tests share: quiet TensorFlow, repeatable examples, real data."""
+
+import os
+import pathlib
+
+# Before anything imports TensorFlow.
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+import hypothesis
+import pytest
+
+hypothesis.settings.register_profile(
+  'repeatable', derandomize=True, database=None, deadline=None
+)
+hypothesis.settings.load_profile('repeatable')
+
+
+@pytest.fixture(scope='session')
+def repository() -> pathlib.Path:
+  """The root of the source tree."""
+  return pathlib.Path(__file__).resolve().parents[1]
+
+
+@pytest.fixture(scope='session')
+def tfds_dir(repository) -> str:
+  """The folder of real TFDS data; without it, the test is skipped."""
+  folder = os.environ.get('TFF_FSSL_TEST_DATA_DIR')
+  path = pathlib.Path(folder or repository.parent / 'shared' / 'data' / 'tfds')
+  if not (path / 'cifar10').is_dir():
+    pytest.skip(f'no CIFAR-10 in {path} (TFF_FSSL_TEST_DATA_DIR)')
+  return str(path)

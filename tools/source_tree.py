@@ -1,0 +1,108 @@
+"""The Python files of the source tree, and what each of them imports.
+
+`update_build.py` makes BUILD.bazel of it, and tests/architecture_test.py holds
+the layers with it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+import dataclasses
+import functools
+import pathlib
+
+FOLDERS = ('tff_fssl', 'programs', 'tests', 'tools')
+# Folders whose files are imported by their bare names: pyproject.toml's
+# `pythonpath`, besides the root.
+_PATH = ('tests/helpers', 'tools')
+
+
+@dataclasses.dataclass(frozen=True)
+class Source:
+  """A Python file.
+
+  Attributes:
+    path: Relative to the root, with slashes.
+    module: Its name as others import it.
+    text: Its text.
+  """
+
+  path: str
+  module: str
+  text: str
+
+  @functools.cached_property
+  def tree(self) -> ast.Module:
+    """Its syntax tree."""
+    return ast.parse(self.text, self.path)
+
+  @property
+  def folder(self) -> str:
+    """The folder that it is in, relative to the root."""
+    return self.path.rpartition('/')[0]
+
+
+def _module(path: pathlib.PurePath) -> str:
+  if str(path.parent) in _PATH:
+    return path.stem
+  parts = path.with_suffix('').parts
+  return '.'.join(parts[:-1] if parts[-1] == '__init__' else parts)
+
+
+class SourceTree:
+  """All Python files below a root."""
+
+  def __init__(self, root: pathlib.Path):
+    """Reads the files.
+
+    Args:
+      root: The folder that holds `FOLDERS`.
+    """
+    paths = [p for f in FOLDERS for p in sorted((root / f).rglob('*.py'))]
+    sources = [
+      Source(p.as_posix(), _module(p), (root / p).read_text('utf-8'))
+      for p in (path.relative_to(root) for path in paths)
+    ]
+    self.sources = {source.module: source for source in sources}
+    if len(self.sources) < len(sources):
+      raise ValueError('two files are imported by the same name')
+
+  def imports(self, source: Source, *, deferred: bool = True) -> set[str]:
+    """Names of the modules that a file imports.
+
+    Args:
+      source: The file.
+      deferred: Whether imports within functions count.
+
+    Returns:
+      Modules of this tree by their full names, each with the packages that it
+      is in (so with those of the file itself), and others as they are written.
+    """
+    result = set()
+    for name in [*_imported_names(source.tree, deferred), source.module]:
+      if name not in self.sources:
+        # The name may be one that the module defines.
+        parent = name.rpartition('.')[0]
+        name = parent if parent in self.sources else name
+      parts = name.split('.')
+      packages = {'.'.join(parts[:i]) for i in range(1, len(parts))}
+      result |= {name} | (packages & self.sources.keys())
+    return result - {source.module}
+
+
+def _imported_names(tree: ast.Module, deferred: bool) -> Iterator[str]:
+  """Dotted names: of `from a import b`, `a.b`."""
+  todo: list[ast.AST] = [tree]
+  while todo:
+    node = todo.pop()
+    if isinstance(node, ast.Import):
+      yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom):
+      if node.level or not node.module:
+        raise ValueError(f'line {node.lineno}: a relative import')
+      yield from (f'{node.module}.{alias.name}' for alias in node.names)
+    elif deferred or not isinstance(
+      node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
+    ):
+      todo.extend(ast.iter_child_nodes(node))
