@@ -16,7 +16,7 @@ def reference(tmp_path_factory):
   with pytest.MonkeyPatch.context() as patch:
     with fakes.Disk().installed(patch) as disk:
       fakes.run(folder)
-  assert set(disk.calls) == {'write', 'fsync', 'replace', 'unlink'}
+  assert set(disk.calls) == set(fakes.Disk.CALLS)
   return fakes.results(folder), len(disk.calls)
 
 

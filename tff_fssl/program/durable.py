@@ -62,7 +62,7 @@ def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
       finally:
         os.close(descriptor)
       os.replace(temporary, path)
-    except OSError:
+    except Exception:
       with contextlib.suppress(OSError):
         os.unlink(temporary)
       raise

@@ -129,19 +129,21 @@ async def train(
   try:
     while done < settings.total_rounds:
       _check_bad_rounds(int(state.num_bad_rounds), done, settings)
+      if stop.signal is not None:
+        if saved < done:
+          await outputs.states.save(state, done)
+        return Result(state, done, stop.signal, done - before)
       done += 1
       state, report = await _run_round(
         process, state, done, settings, outputs, evaluate_fn, timing_fn
       )
-      wants_stop = stop.signal is not None
-      if _is_due(done, settings.rounds_per_checkpoint, settings) or wants_stop:
+      if (
+        _is_due(done, settings.rounds_per_checkpoint, settings)
+        or int(state.num_bad_rounds) >= settings.max_bad_rounds
+      ):
         await outputs.states.save(state, done)
         saved = done
       reporter.round_done(report)
-      if wants_stop and done < settings.total_rounds:
-        return Result(state, done, stop.signal, done - before)
-      if int(state.num_bad_rounds) >= settings.max_bad_rounds and saved < done:
-        await outputs.states.save(state, done)
     _check_bad_rounds(int(state.num_bad_rounds), done, settings)
   finally:
     reporter.end()

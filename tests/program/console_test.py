@@ -1,0 +1,92 @@
+import io
+import math
+
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+
+_TRAIN = 'client_work/train'
+
+
+def _report(round_num=700, is_bad=False, evaluation=None, **metrics):
+  named = {f'{_TRAIN}/{name}': value for name, value in metrics.items()}
+  return training_types.RoundReport(
+    round_num, named, {'seconds/round': 83.4}, evaluation or {}, is_bad
+  )
+
+
+def _full():
+  report = _report(
+    loss_unlabeled=1.2345,
+    pseudo_label_ratio=0.8311,
+    pseudo_label_accuracy=0.9,
+    evaluation={'test/accuracy': 0.81, 'validation/accuracy': 0.79, 'x': 1},
+  )
+  report.metrics['finalizer/server_loss_labeled'] = 0.5
+  return report
+
+
+def test_a_round_on_one_line_of_80_columns():
+  line = console.round_line(_full(), 800)
+  assert len(line) <= 80
+  for text in ('round  700/800', 'loss 1.234', 'kept 83.1%', 'test 81.0%'):
+    assert text in line
+  assert 'val 79.0%' in line
+
+
+def test_unknown_figures_are_left_out():
+  line = console.round_line(_report(1, pseudo_label_ratio=math.nan), 9)
+  assert line == 'round  1/9  1 min 23 s'
+  bad = console.round_line(_report(1, is_bad=True), 9)
+  assert 'BAD' in bad
+  some = console.round_line(_report(1, num_non_finite_clients=2), 9)
+  assert '2 not finite' in some
+
+
+def test_lines_in_a_file():
+  stream = io.StringIO()
+  view = console.Console('auto', stream)
+  view.begin(0, training_types.Settings(total_rounds=800))
+  view.round_done(_full())
+  view.say('word ' * 40)
+  view.end()
+  lines = stream.getvalue().splitlines()
+  assert max(map(len, lines)) <= 80
+  assert lines[1] == console.round_line(_full(), 800)
+  assert '\r' not in stream.getvalue()
+
+
+def test_a_bar_on_a_terminal():
+  class Terminal(io.StringIO):
+    def isatty(self):
+      return True
+
+  stream = Terminal()
+  view = console.Console('auto', stream)
+  view.begin(-1, training_types.Settings(first_round=0, total_rounds=800))
+  view.round_done(_full())
+  view.end()
+  parts = stream.getvalue().replace('\r', '\n').splitlines()
+  assert max(map(len, parts)) <= 80
+  assert any(
+    p.startswith('round 700/800 |') and 'kept 83.1%' in p for p in parts
+  )
+
+
+def test_silence():
+  stream = io.StringIO()
+  view = console.Console('none', stream)
+  view.begin(0, training_types.Settings(total_rounds=2))
+  view.round_done(_report())
+  view.end()
+  assert stream.getvalue() == ''
+
+
+def test_formats():
+  seconds = [0.4234, 12.34, 184, 7500]
+  texts = [console.format_seconds(s) for s in seconds]
+  assert texts == ['0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min']
+  assert console.format_percent('') == console.format_percent(None) == '-'
+  assert console.format_percent('0.25') == '25.0%'
+  table = console.table({'a': 'x ' * 60, 'bcd': 'y', 'e': '/p' * 60})
+  assert table.splitlines()[0].startswith('  a    x x')
+  assert '/p' * 60 in table

@@ -1,0 +1,75 @@
+import numpy as np
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import csv_table
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import plot_main
+from tff_fssl.program import plots
+
+_TRAIN = 'client_work/train'
+
+
+def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
+  tree = output_tree.OutputTree(str(folder))
+  (folder / 'metrics').mkdir(parents=True)
+  values = {'algorithm': algorithm, 'seed': seed, 'output_dir': folder, **flags}
+  with open(tree.flags_file, 'w') as file:
+    file.writelines(f'--{name}={value}\n' for name, value in values.items())
+  train = csv_table.CsvTable(tree.train_csv)
+  evaluation = csv_table.CsvTable(tree.eval_csv)
+  for r in range(1, rounds + 1):
+    kept = np.nan if r == 1 else 0.1 * r
+    train.append(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
+    if r % 2 == 0:
+      evaluation.append(r, {'test/accuracy': 0.1 * r + offset})
+  return str(folder)
+
+
+def test_runs_that_differ_by_seed_are_one_group(tmp_path):
+  paths = [
+    _run(tmp_path / 'a', 0, client_threads=1),
+    _run(tmp_path / 'b', 1, offset=0.2, client_threads=2),
+    _run(tmp_path / 'c', 0, 'fixmatch', alpha=0.3),
+    _run(tmp_path / 'd', 0, 'fixmatch', alpha=0.1),
+  ]
+  groups = plots.group_runs([plots.read_run(path) for path in paths])
+  assert [len(group.runs) for group in groups] == [2, 1, 1]
+  assert groups[0].label == 'fl2 (2 seeds)'
+  assert groups[1].label == 'fixmatch alpha=0.3'
+  rounds, mean, spread = groups[0].curve('test/accuracy')
+  np.testing.assert_array_equal(rounds, [2, 4])
+  np.testing.assert_allclose(mean, [0.3, 0.5])
+  np.testing.assert_allclose(spread, [0.2 / np.sqrt(2)] * 2)
+  rounds, _, _ = groups[0].curve(f'{_TRAIN}/pseudo_label_ratio')
+  np.testing.assert_array_equal(rounds, [2, 3, 4])
+  assert groups[0].curve('unknown') is None
+
+
+def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
+  paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
+  (group,) = plots.group_runs([plots.read_run(path) for path in paths])
+  np.testing.assert_array_equal(group.curve('test/accuracy')[0], [2, 4])
+
+
+def test_the_program(tmp_path, capsys):
+  paths = [_run(tmp_path / 'a', 0), _run(tmp_path / 'b', 1, 'fixmatch')]
+  assert main.run(plot_main.plot_main, paths) == 0
+  output = capsys.readouterr().out
+  assert 'Test accuracy' in output and 'Pseudo-labels kept' in output
+  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
+  assert main.run(plot_main.plot_main, paths[:1]) == 0
+  assert (tmp_path / 'a' / 'report' / 'curves.png').exists()
+  named = tmp_path / 'new' / 'x.png'
+  assert main.run(plot_main.plot_main, [*paths, f'--output={named}']) == 0
+  assert named.exists()
+
+
+def test_what_cannot_be_drawn(tmp_path, capsys):
+  assert main.run(plot_main.plot_main, []) == 2
+  assert main.run(plot_main.plot_main, [str(tmp_path)]) == 2
+  assert 'is not a run' in capsys.readouterr().err
+  empty = _run(tmp_path / 'empty', 0, rounds=0)
+  with pytest.raises(UsageError, match='no round'):
+    plots.read_run(empty)

@@ -1,0 +1,176 @@
+import csv
+import os
+import signal
+
+import numpy as np
+import pytest
+
+from tests.program import fakes
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import csv_table
+from tff_fssl.program import output_tree
+from tff_fssl.program import summary
+from tff_fssl.program import training
+from tff_fssl.program import training_types
+
+
+def _rows(folder, name):
+  with open(os.path.join(folder, 'metrics', name)) as file:
+    return list(csv.DictReader(file))
+
+
+def test_a_run_from_start_to_end(tmp_path):
+  reporter = fakes.Reporter()
+  result = fakes.run(tmp_path / 'run', reporter=reporter)
+  assert (result.round_num, result.num_rounds) == (4, 5)
+  assert result.stopped_by is None
+  rows = _rows(tmp_path / 'run', 'train.csv')
+  assert [row['round'] for row in rows] == ['0', '1', '2', '3', '4']
+  clients = [row['client_work/train/num_clients'] for row in rows]
+  assert clients == ['0', '2', '2', '2', '2']
+  assert rows[1]['client_work/train/pseudo_label_accuracy'] == 'nan'
+  assert {row['bad_round'] for row in rows} == {'0'}
+  evaluated = _rows(tmp_path / 'run', 'eval.csv')
+  assert [row['round'] for row in evaluated] == ['0', '2', '4']
+  timing = _rows(tmp_path / 'run', 'timing.csv')
+  assert float(timing[4]['peak_memory_mb']) > 10
+  assert float(timing[4]['seconds/round']) > 0
+  assert [bool(r.evaluation) for r in reporter.reports] == [1, 0, 1, 0, 1]
+
+
+def test_the_last_round_is_evaluated_and_saved_whatever_its_number(tmp_path):
+  fakes.run(
+    tmp_path / 'run',
+    total_rounds=3,
+    rounds_per_evaluation=10,
+    rounds_per_checkpoint=10,
+  )
+  rows = _rows(tmp_path / 'run', 'eval.csv')
+  assert [row['round'] for row in rows] == ['0', '3']
+  names = sorted(os.listdir(tmp_path / 'run' / 'checkpoints'))
+  assert names == ['round_0.ckpt', 'round_3.ckpt']
+
+
+def test_a_finished_run_does_nothing_and_more_rounds_go_on(tmp_path):
+  fakes.run(tmp_path / 'a')
+  fakes.run(tmp_path / 'b', total_rounds=2)
+  process = fakes.FakeProcess()
+  assert fakes.run(tmp_path / 'a', process).num_rounds == 0
+  assert process.rounds == []
+  assert fakes.run(tmp_path / 'b').num_rounds == 2
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_request_saves_after_the_round(tmp_path, number):
+  stop = training_types.StopRequest()
+
+  def on_round(report):
+    if report.round_num == 1:
+      stop.set(number)
+
+  result = fakes.run(
+    tmp_path / 'a',
+    reporter=fakes.Reporter(on_round),
+    stop=stop,
+    rounds_per_checkpoint=10,
+  )
+  assert (result.round_num, result.stopped_by) == (1, number)
+  process = fakes.FakeProcess()
+  assert fakes.run(tmp_path / 'a', process).round_num == 4
+  assert process.rounds == [2, 3, 4]
+  fakes.run(tmp_path / 'b')
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def test_bad_rounds_are_marked_and_stop_the_program(tmp_path):
+  reporter = fakes.Reporter()
+  with pytest.raises(training.TrainingStoppedError, match='2 rounds in a row'):
+    fakes.run(
+      tmp_path / 'run',
+      fakes.FakeProcess(bad_rounds=[1, 2, 3]),
+      reporter,
+      max_bad_rounds=2,
+      rounds_per_checkpoint=10,
+    )
+  rows = _rows(tmp_path / 'run', 'train.csv')
+  assert [row['bad_round'] for row in rows] == ['0', '1', '1']
+  assert [report.is_bad for report in reporter.reports] == [False, True, True]
+  # The same command says so at once; a larger number lets it go on.
+  process = fakes.FakeProcess()
+  with pytest.raises(training.TrainingStoppedError):
+    fakes.run(tmp_path / 'run', process, max_bad_rounds=2)
+  assert process.rounds == []
+  assert fakes.run(tmp_path / 'run', max_bad_rounds=3).round_num == 4
+
+
+def test_one_bad_round_among_good_ones_does_not_stop(tmp_path):
+  process = fakes.FakeProcess(bad_rounds=[1, 3])
+  assert fakes.run(tmp_path / 'run', process, max_bad_rounds=2).round_num == 4
+
+
+def test_what_a_bad_round_is():
+  train = 'client_work/train'
+  both = {f'{train}/num_clients': 2, f'{train}/num_non_finite_clients': 2}
+  assert training.is_bad_round(both)
+  assert not training.is_bad_round({**both, f'{train}/num_clients': 3})
+  assert not training.is_bad_round({})
+  alone = {training.SERVER_NON_FINITE: 1, f'{train}/num_clients': 0}
+  assert training.is_bad_round(alone)
+
+
+def test_a_damaged_checkpoint_repeats_the_rounds_after_the_last_whole_one(
+  tmp_path,
+):
+  fakes.run(tmp_path / 'a')
+  fakes.run(tmp_path / 'b')
+  path = tmp_path / 'b' / 'checkpoints' / 'round_4.ckpt'
+  path.write_bytes(path.read_bytes()[:-5])
+  reporter, process = fakes.Reporter(), fakes.FakeProcess()
+  fakes.run(tmp_path / 'b', process, reporter)
+  assert process.rounds == [4]
+  assert 'round_4.ckpt cannot be used' in reporter.messages[0]
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def test_lost_rows_are_said(tmp_path):
+  fakes.run(tmp_path / 'run', total_rounds=3)
+  os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
+  reporter = fakes.Reporter()
+  fakes.run(tmp_path / 'run', reporter=reporter)
+  assert 'lacks rows before round 3' in reporter.messages[0]
+  assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
+
+
+def test_a_full_disk_in_the_middle_is_one_message(tmp_path, monkeypatch):
+  with fakes.Disk(40, 'full').installed(monkeypatch):
+    with pytest.raises(UsageError, match='the disk is full'):
+      fakes.run(tmp_path / 'run')
+
+
+def test_types_must_fit(tmp_path):
+  process = fakes.FakeProcess()
+  process.next.type_signature.parameter = (
+    None,
+    process.initialize.type_signature.result,
+  )
+  with pytest.raises(ValueError, match='takes client data of type'):
+    fakes.run(tmp_path / 'run', process)
+
+
+def test_the_summary_selects_on_validation_only(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path))
+  os.mkdir(tree.metrics)
+  table = csv_table.CsvTable(tree.eval_csv)
+  for key, test, validation in ((1, 0.9, 0.1), (2, 0.5, 0.7), (3, 0.8, 0.7)):
+    table.append(
+      key, {'test/accuracy': test, 'validation/accuracy': validation}
+    )
+  table.append(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
+  csv_table.CsvTable(tree.train_csv).append(4, {'x': 1})
+  result = summary.write(tree)
+  assert result['rounds'] == 4
+  assert result['last'] == {'round': 4, 'test/accuracy': 0.6}
+  assert result['best_validation']['round'] == 2
+  assert result['best_validation']['test/accuracy'] == 0.5
+  assert summary.best_round([{'round': '1', 'test/accuracy': '1'}]) is None

@@ -1,0 +1,293 @@
+"""The programs end to end, on real digits."""
+
+import csv
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+
+from tff_fssl.program import checkpoint
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import plot_main
+from tff_fssl.program import train_main
+
+_ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
+_FLAGS = (
+  '--algorithm=fl2',
+  '--dataset=digits',
+  '--model=cnn',
+  '--num_labels=40',
+  '--num_validation=100',
+  '--num_clients=20',
+  '--clients_per_round=2',
+  '--client_epochs=1',
+  '--server_epochs=1',
+  '--num_pretraining_rounds=2',
+  '--total_rounds=4',
+  '--rounds_per_evaluation=2',
+  '--rounds_per_checkpoint=2',
+  '--keep_checkpoints=9',
+)
+
+
+def _train(folder, *flags):
+  return main.run(
+    train_main.train_main, [*_FLAGS, f'--output_dir={folder}', *flags]
+  )
+
+
+def _bytes(path):
+  with open(path, 'rb') as file:
+    return file.read()
+
+
+def _assert_equal_runs(first, second):
+  a, b = (output_tree.OutputTree(str(folder)) for folder in (first, second))
+  assert _bytes(a.train_csv) == _bytes(b.train_csv)
+  assert _bytes(a.eval_csv) == _bytes(b.eval_csv)
+  assert _bytes(a.partition_json) == _bytes(b.partition_json)
+  last = checkpoint.versions(a.checkpoints)[-1]
+  assert _bytes(checkpoint.path_of(a.checkpoints, last)) == _bytes(
+    checkpoint.path_of(b.checkpoints, last)
+  )
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """(folder, standard output) of a finished run."""
+  folder = str(tmp_path_factory.mktemp('runs') / 'finished')
+  with pytest.MonkeyPatch.context() as patch:
+    path = folder + '.log'
+    with open(path, 'w') as log:
+      patch.setattr(sys, 'stdout', log)
+      assert _train(folder) == 0
+  with open(path) as log:
+    return folder, log.read()
+
+
+def test_what_it_prints(finished):
+  _, output = finished
+  lines = output.splitlines()
+  assert max(map(len, lines)) <= 80 or '/' in max(lines, key=len)
+  rounds = [line for line in lines if line.startswith('round')]
+  assert [line.split()[1] for line in rounds] == [
+    f'{r}/4' for r in range(-1, 5)
+  ]
+  assert 'kept' in rounds[-1] and 'val' in rounds[-1]
+  for words in (
+    '40 at the server',
+    '20, IID, 64 examples each',
+    'cnn, norm sbn',
+    'after 2 of server pre-training',
+    'last round',
+    'best validation',
+    'programs/plot.py',
+  ):
+    assert words in output
+
+
+def test_what_it_writes(finished):
+  tree = output_tree.OutputTree(finished[0])
+  for path in (
+    tree.flags_file,
+    tree.partition_json,
+    tree.partition_png,
+    tree.timing_csv,
+    tree.summary_json,
+    os.path.join(tree.model, 'saved_model.pb'),
+    os.path.join(tree.model, 'model.keras'),
+  ):
+    assert os.path.getsize(path) > 0, path
+  assert os.listdir(tree.tensorboard)
+  assert checkpoint.versions(tree.checkpoints) == [0, 2, 4]
+  with open(tree.train_csv) as file:
+    rows = list(csv.DictReader(file))
+  assert [row['round'] for row in rows] == ['-1', '0', '1', '2', '3', '4']
+  last = rows[-1]
+  assert last['client_work/train/num_clients'] == '2'
+  assert int(last['communication/bytes_up_per_client']) > 0
+  assert 0 < float(last['client_work/train/pseudo_label_ratio']) <= 1
+  with open(tree.timing_csv) as file:
+    timing = list(csv.DictReader(file))[-1]
+  for name in ('clients', 'aggregation', 'server', 'round', 'evaluation'):
+    assert float(timing[f'seconds/{name}']) >= 0
+  with open(tree.summary_json) as file:
+    summary = json.load(file)
+  assert summary['rounds'] == 4
+  assert summary['last']['test/accuracy'] > 0.15
+
+
+def test_the_same_command_again_says_that_it_is_finished(finished, capsys):
+  start = time.monotonic()
+  assert _train(finished[0]) == 0
+  assert time.monotonic() - start < 5  # It builds nothing.
+  assert 'has finished its 4 rounds' in capsys.readouterr().out
+
+
+def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
+  """What a kill in round 3 leaves: rows without a state, one of them torn."""
+  folder = str(tmp_path / 'killed')
+  shutil.copytree(finished[0], folder)
+  tree = output_tree.OutputTree(folder)
+  os.unlink(checkpoint.path_of(tree.checkpoints, 4))
+  shutil.rmtree(tree.model)
+  with open(tree.train_csv, 'r+b') as file:
+    file.truncate(os.path.getsize(tree.train_csv) - 20)
+  flags = f'--flagfile={tree.flags_file}'
+  code = main.run(
+    train_main.train_main,
+    [flags, f'--output_dir={folder}', '--client_threads=1'],
+  )
+  assert code == 0
+  output = capsys.readouterr().out
+  assert 'round  3/4' in output and 'round  2/4' not in output
+  _assert_equal_runs(finished[0], folder)
+
+
+def test_evaluations_agree(finished, capsys):
+  tree = output_tree.OutputTree(finished[0])
+  with open(tree.eval_csv) as file:
+    rows = {row['round']: row for row in csv.DictReader(file)}
+  for argv, row, split in (
+    ([tree.path], '4', 'test'),
+    ([tree.path, '--round=2', '--examples=validation'], '2', 'validation'),
+    ([tree.model], '4', 'test'),
+  ):
+    assert main.run(evaluate_main.evaluate_main, argv) == 0
+    words = capsys.readouterr().out.split()
+    accuracy = float(words[words.index('accuracy') + 1])
+    expected = float(rows[row][f'{split}/accuracy'])
+    np.testing.assert_allclose(accuracy, expected, atol=6e-5)
+
+
+@pytest.mark.parametrize(
+  'argv, word',
+  [
+    ([], 'give one'),
+    (['/nowhere'], 'is neither a run'),
+    (['RUN', '--round=3'], 'there are: 0, 2, 4'),
+    (['RUN/model', '--round=3'], 'of one round'),
+  ],
+)
+def test_evaluations_that_cannot_be(finished, argv, word, capsys):
+  argv = [argument.replace('RUN', finished[0]) for argument in argv]
+  assert main.run(evaluate_main.evaluate_main, argv) == 2
+  assert word in capsys.readouterr().err
+
+
+def test_plots(finished, capsys):
+  assert main.run(plot_main.plot_main, [finished[0]]) == 0
+  assert 'Thresholds' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    (['--seed=1'], ['--seed=0 there, 1 now', 'may differ']),
+    (['--total_rounds=3'], ['--total_rounds=4 there, 3 now']),
+  ],
+)
+def test_another_run_in_its_folder(finished, flags, words, capsys):
+  assert _train(finished[0], *flags) == 2
+  error = capsys.readouterr().err
+  for word in words:
+    assert word in error
+
+
+@pytest.mark.parametrize(
+  'flags, word',
+  [
+    (['--dataset=cifar10', '--data_dir=/nowhere'], 'cifar10'),
+    (['--client_devices=gpu:77'], 'gpu:77'),
+    (['--num_clients=1400', '--num_labels=400'], '--num_clients=1400'),
+  ],
+)
+def test_refusals_leave_the_folder_free(tmp_path, flags, word, capsys):
+  folder = tmp_path / 'run'
+  assert _train(folder, *flags) == 2
+  error = capsys.readouterr().err
+  assert word in error and 'Traceback' not in error
+  tree = output_tree.OutputTree(str(folder))
+  assert not os.path.exists(tree.flags_file)
+
+
+@pytest.mark.slow
+def test_changed_data_are_noticed(finished, tmp_path, capsys):
+  folder = str(tmp_path / 'run')
+  shutil.copytree(finished[0], folder)
+  tree = output_tree.OutputTree(folder)
+  with open(tree.partition_json, 'a') as file:
+    file.write(' ')
+  assert _train(folder, '--total_rounds=5') == 2
+  assert 'cannot be continued' in capsys.readouterr().err
+
+
+@pytest.mark.parametrize('name', ['train', 'evaluate', 'plot'])
+def test_programs_start_from_anywhere_without_installation(name, tmp_path):
+  program = os.path.abspath(os.path.join(_ROOT, 'programs', f'{name}.py'))
+  start = time.monotonic()
+  environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
+  done = subprocess.run(
+    [sys.executable, program, '--help'],
+    capture_output=True,
+    text=True,
+    check=False,
+    cwd=tmp_path,
+    env=environment,
+  )
+  assert done.returncode == 0 and 'usage:' in done.stdout
+  assert time.monotonic() - start < 2
+  assert done.stderr == ''
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_signals_save_and_resume(number, finished, tmp_path):
+  folder = str(tmp_path / 'run')
+  command = [
+    sys.executable,
+    os.path.join(_ROOT, 'programs', 'train.py'),
+    *_FLAGS,
+    f'--output_dir={folder}',
+    '--rounds_per_checkpoint=50',
+  ]
+  program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+  for line in program.stdout:
+    if line.startswith('round  1/'):
+      program.send_signal(number)
+      break
+  rest = program.stdout.read()
+  assert program.wait() == 128 + number
+  assert 'Stopped and saved' in rest and '--flagfile=' in rest
+  assert subprocess.run(command, check=False).returncode == 0
+  _assert_equal_runs(finished[0], folder)
+
+
+@pytest.mark.slow
+def test_sigkill_anywhere(finished, tmp_path):
+  folder = str(tmp_path / 'run')
+  command = [
+    sys.executable,
+    os.path.join(_ROOT, 'programs', 'train.py'),
+    *_FLAGS,
+    f'--output_dir={folder}',
+  ]
+  for delay in (0.0, 0.1, 0.35):
+    program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    for line in program.stdout:
+      if line.startswith('round'):
+        time.sleep(delay)
+        program.kill()
+        break
+    assert program.wait() == -signal.SIGKILL
+    program.stdout.close()
+  assert subprocess.run(command, check=False).returncode == 0
+  _assert_equal_runs(finished[0], folder)
