@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
+from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import managers
 from tff_fssl.program import output_tree
@@ -174,7 +175,7 @@ def config(folder):
   return config_lib.from_command_line([f'--output_dir={folder}'])
 
 
-def run(folder, process=None, reporter=None, stop=None, **changed):
+def run(folder, process=None, reporter=None, stop=None, keep=2, **changed):
   """Runs a training program on the fakes; returns its result."""
   folder = str(folder)
   reporter = reporter or Reporter()
@@ -185,7 +186,7 @@ def run(folder, process=None, reporter=None, stop=None, **changed):
       process or FakeProcess(),
       data_source(),
       settings(**changed),
-      outputs(tree, reporter.say),
+      outputs(tree, reporter.say, keep),
       evaluate_fn=evaluate,
       reporter=reporter,
       stop=stop or training_types.StopRequest(),
@@ -198,7 +199,8 @@ def results(folder):
   tree = output_tree.OutputTree(str(folder))
   content = {}
   paths = [tree.train_csv, tree.eval_csv]
-  paths += [os.path.join(tree.checkpoints, 'round_4.ckpt')]
+  last = checkpoint.versions(tree.checkpoints)[-1]
+  paths.append(checkpoint.path_of(tree.checkpoints, last))
   for path in paths:
     with open(path, 'rb') as file:
       content[os.path.basename(path)] = file.read()
