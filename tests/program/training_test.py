@@ -114,6 +114,9 @@ def test_what_a_bad_round_is():
   both = {f'{train}/num_clients': 2, f'{train}/num_non_finite_clients': 2}
   assert training.is_bad_round(both)
   assert not training.is_bad_round({**both, f'{train}/num_clients': 3})
+  one = {f'{train}/num_non_finite_clients': 1, f'{train}/num_clients': 2}
+  assert not training.is_bad_round(one)
+  assert training.is_bad_round({**one, f'{train}/num_rejected_clients': 1})
   assert not training.is_bad_round({})
   alone = {training.SERVER_NON_FINITE: 1, f'{train}/num_clients': 0}
   assert training.is_bad_round(alone)

@@ -272,6 +272,52 @@ def test_signals_save_and_resume(number, finished, tmp_path):
 
 
 @pytest.mark.slow
+def test_the_model_loads_without_this_package(finished, tmp_path):
+  code = """
+import sys
+import numpy as np
+import tensorflow as tf
+folder = sys.argv[1]
+model = tf.saved_model.load(folder).signatures['serving_default']
+images = np.random.default_rng(0).integers(0, 256, [3, 8, 8, 1], np.uint8)
+probs = model(images=tf.constant(images))['probabilities'].numpy()
+np.testing.assert_allclose(probs.sum(-1), 1.0, atol=1e-5)
+import json
+about = json.load(open(folder + '/about.json'))['inputs_of_model.keras']
+inputs = (images / 255 - about['mean']) / about['std']
+network = tf.keras.models.load_model(folder + '/model.keras')
+logits = network(tf.constant(inputs, tf.float32), training=False)
+np.testing.assert_allclose(tf.nn.softmax(logits), probs, atol=1e-5)
+assert not [name for name in sys.modules if name.startswith('tff_fssl')]
+"""
+  model = output_tree.OutputTree(finished[0]).model
+  subprocess.run([sys.executable, '-c', code, model], check=True, cwd=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_second_signal_stops_at_once(tmp_path):
+  folder = str(tmp_path / 'run')
+  command = [
+    sys.executable,
+    os.path.join(_ROOT, 'programs', 'train.py'),
+    *_FLAGS,
+    f'--output_dir={folder}',
+    '--client_epochs=200',
+  ]
+  program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+  for line in program.stdout:
+    if line.startswith('round  0/'):
+      time.sleep(1)
+      program.send_signal(signal.SIGINT)
+    elif line.startswith('SIGINT'):
+      program.send_signal(signal.SIGINT)
+      break
+  rest = program.stdout.read()
+  assert program.wait() == 130
+  assert 'Stopped at once. To go on after round 0' in rest
+
+
+@pytest.mark.slow
 def test_sigkill_anywhere(finished, tmp_path):
   folder = str(tmp_path / 'run')
   command = [

@@ -83,7 +83,7 @@ def to_chunks(leaves: Mapping[str, Any]) -> Iterator[bytes | memoryview]:
     yield piece
   for array in contents:
     if array.size:
-      piece = memoryview(array.reshape(-1).view(np.uint8))
+      piece = array.reshape(-1).view(np.uint8).data
       digest.update(piece)
       yield piece
   yield digest.digest()

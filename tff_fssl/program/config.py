@@ -159,7 +159,7 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
 def _without_effect(config: Config) -> dict[str, str]:
   """Flags that change nothing in this configuration -> why not."""
   run, round_hparams = config.run, config.round
-  result = {}
+  result: dict[str, str] = {}
   if run.split == 'iid':
     result |= dict.fromkeys(('alpha', 'min_client_examples'), '--split=iid')
   if run.norm in ('gn', 'none'):
@@ -310,7 +310,8 @@ def differences(
   defaults = {
     name: field.default for g in groups() for name, field in g.named_fields()
   }
-  refused, allowed = [], []
+  refused: list[str] = []
+  allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):
     # A flag that came after the run was made has its default's effect.
     default = flags.to_text(defaults[name]) if name in defaults else None

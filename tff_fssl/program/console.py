@@ -30,6 +30,12 @@ _FIGURES = (
   ('right', _PERCENT, ('client_work/train/pseudo_label_accuracy',)),
 )
 
+# Clients that did not count.
+_TROUBLES = {
+  'not finite': 'num_non_finite_clients',
+  'rejected': 'num_rejected_clients',
+}
+
 
 def format_seconds(seconds: float) -> str:
   """'0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min'."""
@@ -45,8 +51,8 @@ def format_seconds(seconds: float) -> str:
 
 def format_percent(value: float | str | None) -> str:
   """'81.2%', or '-' for what is not known."""
-  value = float(value) if value not in (None, '') else math.nan
-  return '-' if math.isnan(value) else f'{100 * value:.1f}%'
+  number = math.nan if value is None or value == '' else float(value)
+  return '-' if math.isnan(number) else f'{100 * number:.1f}%'
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
@@ -75,11 +81,13 @@ def figures(report: training_types.RoundReport) -> list[str]:
     if value is not None:
       text = format_percent(value) if kind == _PERCENT else f'{value:.3f}'
       parts.append(f'{label} {text}')
-  bad = int(report.metrics.get('client_work/train/num_non_finite_clients', 0))
   if report.is_bad:
     parts.append('BAD: no finite update')
-  elif bad:
-    parts.append(f'{bad} not finite')
+  else:
+    for label, name in _TROUBLES.items():
+      count = int(report.metrics.get(f'client_work/train/{name}', 0))
+      if count:
+        parts.append(f'{count} {label}')
   return parts
 
 

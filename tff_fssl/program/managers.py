@@ -208,7 +208,7 @@ def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
     value = {str(index): item for index, item in enumerate(value)}
   if not isinstance(value, Mapping):
     return {prefix: value}
-  result = {}
+  result: dict[str, Any] = {}
   for name, item in value.items():
     result |= flatten(item, f'{prefix}/{name}' if prefix else str(name))
   return result

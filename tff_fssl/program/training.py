@@ -24,6 +24,10 @@ Settings = training_types.Settings
 StopRequest = training_types.StopRequest
 
 _TRAIN = 'client_work/train'
+_UNUSED_CLIENTS = (
+  f'{_TRAIN}/num_non_finite_clients',
+  f'{_TRAIN}/num_rejected_clients',
+)
 SERVER_NON_FINITE = 'finalizer/server_non_finite'
 
 
@@ -226,18 +230,18 @@ async def _run_round(
 
 
 def is_bad_round(metrics: Mapping[str, Any]) -> bool:
-  """Whether a round had updates, of which none was finite.
+  """Whether a round had updates, of which none could be used.
 
   Args:
     metrics: As in train.csv.
 
   Returns:
-    True if clients took part and all their updates were not finite; or none
-    took part and the server's own training was not.
+    True if clients took part and none's update was of use (not finite, or
+    rejected); or none took part and the server's own training was not finite.
   """
   num_clients = int(metrics.get(f'{_TRAIN}/num_clients', 0))
   if num_clients:
-    num_bad = int(metrics.get(f'{_TRAIN}/num_non_finite_clients', 0))
+    num_bad = sum(int(metrics.get(name, 0)) for name in _UNUSED_CLIENTS)
     return num_bad >= num_clients
   return bool(metrics.get(SERVER_NON_FINITE, 0))
 
@@ -246,7 +250,8 @@ def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
   if num_bad < settings.max_bad_rounds:
     return
   raise TrainingStoppedError(
-    f'no update was finite in {num_bad} rounds in a row, up to round {done}'
+    f'no update could be used in {num_bad} rounds in a row, up to round {done}:'
+    ' none was finite'
     f' (--max_bad_rounds={settings.max_bad_rounds}); the model is what it was'
     ' before them. A lower learning rate, or --max_gradient_norm, may help'
   )
