@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.aggregators import factory
 from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
@@ -103,6 +104,7 @@ def build(
   bright_views: bool = False,
   model=None,
   hparams: tuple = (),
+  aggregator=None,
   **settings,
 ) -> tff.learning.templates.LearningProcess:
   """A process, built once for each set of arguments."""
@@ -124,6 +126,8 @@ def build(
     hparams=dataclasses.replace(algorithm.hparams(), **dict(hparams)),
     seed=5,
     num_classes=NUM_CLASSES,
+    model_aggregator=aggregator
+    and factory.build_aggregator(aggregator, clients_per_round=3, population=8),
   )
 
 

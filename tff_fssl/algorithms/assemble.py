@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,8 @@ import tensorflow_federated as tff
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import guarded
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.aggregators import privacy
 from tff_fssl.algorithms import client_work
 from tff_fssl.algorithms import composer
 from tff_fssl.algorithms import round_hparams as round_hparams_lib
@@ -102,7 +105,9 @@ def build_process(
       labels are at the server.
     hparams: The round's hyper-parameters.
     seed: Of initial weights and of the server's training.
-    model_aggregator: Combines updates; the weighted mean by default.
+    model_aggregator: Combines updates; the weighted mean by default. With a
+      `privacy.PrivateMeanFactory` nothing else of a client is used or released:
+      no weights, no metrics but the number of clients, no batch norm.
     num_classes: Width of the model's output, if to be checked.
 
   Returns:
@@ -118,6 +123,14 @@ def build_process(
       f'{"None" if server_data_fn is None else "(given)"}: the server needs'
       ' labelled data if, and only if, labels are at the server'
     )
+  if isinstance(model_aggregator, tff.aggregators.UnweightedAggregationFactory):
+    raise hparams_lib.UsageError(
+      f'model_aggregator={type(model_aggregator).__name__}: must be weighted;'
+      ' for equal weights set client_weighting=uniform; for differential'
+      ' privacy take aggregators.factory.build_aggregator, whose aggregator'
+      ' keeps what is not noised from being released'
+    )
+  private = isinstance(model_aggregator, privacy.PrivateMeanFactory)
   tracked = hparams.batch_norm_statistics == 'moving_average'
   pretraining = hparams.num_pretraining_rounds if at_server else 0
   first_round = 1 - pretraining
@@ -149,12 +162,13 @@ def build_process(
       round_num,
     )
 
-  is_static = []  # Whether the model has batch norm; known once it is built.
+  built: dict[str, bool] = {}  # What the network has, once it is built.
 
   @tff.tensorflow.computation
   def initial_weights():
     network = make_network(seed)
-    is_static.append(network.is_static)
+    built['batch_norm'] = bool(network.batch_norm_layers)
+    built['static'] = network.is_static
 
     @tf.function
     def run():
@@ -176,6 +190,12 @@ def build_process(
     return run()
 
   weights_type = initial_weights.type_signature.result
+  if private:
+    aggregator_hparams.check_private(
+      own_weights=local_algorithm.weighs,
+      client_weighting=hparams.client_weighting,
+      batch_norm=built['batch_norm'],
+    )
 
   def make_client_training():
     config = training.LoopConfig(
@@ -226,6 +246,7 @@ def build_process(
 
     return train
 
+  bounds = _bounds(hparams, local_algorithm)
   work, bytes_up = client_work.build_client_work(
     weights_type,
     element_spec,
@@ -234,12 +255,14 @@ def build_process(
     weigh_by_examples=hparams.client_weighting == 'examples',
     track_non_trainable=tracked,
     first_round=first_round,
+    bounds=bounds,
+    release_metrics=not private,
   )
   result_type = work.next.type_signature.result.result.member
   factory = model_aggregator or tff.aggregators.MeanFactory()
-  aggregator = guarded.GuardedFactory(factory).create(
-    result_type.update, result_type.update_weight
-  )
+  if not private:
+    factory = guarded.GuardedFactory(factory, bounds.weights)
+  aggregator = factory.create(result_type.update, result_type.update_weight)
   finalizer = server_step.build_server_step(
     weights_type,
     aggregator.next.type_signature.result.result.member,
@@ -251,7 +274,7 @@ def build_process(
   weight_bytes = client_work.num_bytes(weights_type)
   bytes_down = weight_bytes + tf.int32.size
   last_phase = None
-  if is_static[0]:
+  if built['static']:
     last_phase, phase_bytes_up = statistics_phase.build_statistics_phase(
       weights_type,
       element_spec,
@@ -259,6 +282,7 @@ def build_process(
       views,
       kind=hparams.batch_norm_statistics,
       batch_size=hparams.statistics_batch_size,
+      max_client_examples=hparams.max_client_examples,
       server_data_fn=server_data_fn,
     )
     bytes_down += weight_bytes
@@ -273,19 +297,11 @@ def build_process(
       finalizer.initialize.type_signature.result.member,
     )
   )
-  metrics_type = work.next.type_signature.result.measurements.member
-
-  @tff.tensorflow.computation(state_type, state_type, metrics_type)
-  def keep_if_all_failed(old, new, metrics):
-    train = metrics['train']
-    failed = tf.logical_and(
-      train['num_clients'] > 0,
-      train['num_non_finite_clients'] >= train['num_clients'],
+  revise_state = None
+  if not private:  # Whether clients failed is theirs to know.
+    revise_state = _keep_if_all_failed(
+      state_type, work.next.type_signature.result.measurements.member
     )
-    kept = tf.nest.map_structure(lambda n, o: tf.where(failed, o, n), new, old)
-    finalizer_state = kept.finalizer
-    finalizer_state['round_num'] = new.finalizer['round_num']
-    return kept._replace(client_work=new.client_work, finalizer=finalizer_state)
 
   return composer.compose_fssl_process(
     initial_weights,
@@ -294,11 +310,54 @@ def build_process(
     aggregator,
     finalizer,
     last_phase=last_phase,
-    revise_state=keep_if_all_failed,
+    revise_state=revise_state,
     communication={
       'bytes_down_per_client': bytes_down,
       'bytes_up_per_client': bytes_up,
     },
+  )
+
+
+def _keep_if_all_failed(
+  state_type: tff.Type, metrics_type: tff.Type
+) -> tff.Computation:
+  """The old state, but for its counters, if no client's update was usable."""
+
+  @tff.tensorflow.computation(state_type, state_type, metrics_type)
+  def keep_if_all_failed(old, new, metrics):
+    train = metrics['train']
+    num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
+    failed = tf.logical_and(
+      train['num_clients'] > 0, num_failed >= train['num_clients']
+    )
+    kept = tf.nest.map_structure(lambda n, o: tf.where(failed, o, n), new, old)
+    finalizer_state = kept.finalizer
+    finalizer_state['round_num'] = new.finalizer['round_num']
+    return kept._replace(client_work=new.client_work, finalizer=finalizer_state)
+
+  return keep_if_all_failed
+
+
+def _bounds(
+  hparams: RoundHparams, local_algorithm: algorithm_lib.LocalAlgorithm
+) -> client_work.Bounds:
+  """What a client of at most `max_client_examples` can truthfully send."""
+  batch_sizes = []
+  if local_algorithm.views:
+    batch_sizes.append(hparams.client_batch_size)
+  if local_algorithm.labeled:
+    batch_sizes.append(
+      hparams.client_labeled_batch_size
+      if local_algorithm.views
+      else hparams.client_batch_size
+    )
+  # The longest stream of batches says how long the others are repeated.
+  steps = max(math.ceil(hparams.max_client_examples / b) for b in batch_sizes)
+  most = float(hparams.client_epochs * steps * sum(batch_sizes))
+  if not local_algorithm.weighs and hparams.client_weighting == 'examples':
+    return client_work.Bounds(guarded.AllowedWeights(most), most)
+  return client_work.Bounds(
+    guarded.AllowedWeights(1.0, all_or_nothing=not local_algorithm.weighs), most
   )
 
 

@@ -2,13 +2,31 @@
 
 import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
+
+# Sums of metrics beyond this, per example, are absurd.
+_MAX_METRIC = 1e6
+# Shares and thresholds may leave [0, 1] by rounding.
+_TOLERANCE = 1e-3
+
+
+class Bounds(NamedTuple):
+  """What a client can truthfully send.
+
+  Attributes:
+    weights: What its update may weigh.
+    num_examples: The most examples that it can process in a round.
+  """
+
+  weights: guarded.AllowedWeights
+  num_examples: float
 
 
 def read_examples(examples: Any) -> algorithm_lib.Examples:
@@ -45,6 +63,8 @@ def build_client_work(
   weigh_by_examples: bool,
   track_non_trainable: bool,
   first_round: int,
+  bounds: Bounds,
+  release_metrics: bool = True,
 ) -> tuple[tff.learning.templates.ClientWorkProcess, int]:
   """Builds the client work.
 
@@ -56,6 +76,8 @@ def build_client_work(
   processed; one that trained on nothing, or whose update is not finite, weighs
   0, and the latter's metrics count for nothing but `num_non_finite_clients`.
 
+  What clients send is not believed: see `build_screen`.
+
   Args:
     weights_type: The type W of an `adapter.Weights`.
     element_spec: Of the one element of a client's data.
@@ -65,6 +87,9 @@ def build_client_work(
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     first_round: The number of the first round.
+    bounds: What clients can truthfully send.
+    release_metrics: If false, nothing of a client leaves but its update and
+      weight, for the aggregator; metrics are the number of clients alone.
 
   Returns:
     The process, and the bytes that a client sends in a round.
@@ -103,38 +128,27 @@ def build_client_work(
           )
         )
       reports = tf.logical_and(counts, finite)
-      some = tf.cast(reports, tf.float32)
-      sums = collections.OrderedDict(
-        num_clients=tf.constant(1),
-        num_non_finite_clients=tf.cast(tf.logical_not(finite), tf.int32),
-        num_reports=some,
-        num_examples=tf.where(reports, result.num_examples, 0.0),
-        weight=weight,
-        weight_log_weight=tf.math.xlogy(weight, weight),
+      report = collections.OrderedDict(
+        is_finite=finite,
+        reports=reports,
+        num_examples=result.num_examples,
         ratios=collections.OrderedDict(
-          (name, tf.stack([tf.where(reports, v, 0.0) for v in pair]))
-          for name, pair in sorted(result.ratios.items())
+          (name, tf.stack(pair)) for name, pair in sorted(result.ratios.items())
         ),
-        ranges=collections.OrderedDict(
-          (name, tf.where(reports, v, 0.0))
-          for name, v in sorted(result.ranges.items())
-        ),
+        ranges=collections.OrderedDict(sorted(result.ranges.items())),
       )
-      ranged = collections.OrderedDict(
-        sorted(result.ranges.items()), aggregation_weight=weight
-      )
-      return (
-        tff.learning.templates.ClientResult(update, weight),
-        sums,
-        _masked(ranged, reports, float('inf')),
-        _masked(ranged, reports, float('-inf')),
-      )
+      for name in ('num_examples', 'ratios', 'ranges'):
+        report[name] = _masked(report[name], reports, 0.0)
+      return tff.learning.templates.ClientResult(update, weight), report
 
     return run(weights, dataset, round_num)
 
-  result_type, sums_type, range_type, _ = work.type_signature.result
-  # Minima and maxima are the same values, sent once.
-  bytes_up = sum(map(num_bytes, (result_type, sums_type, range_type)))
+  result_type, report_type = work.type_signature.result
+  screen = build_screen(result_type, report_type, bounds)
+  sums_type, range_type, _ = screen.type_signature.result[1]
+  bytes_up = num_bytes(result_type)
+  if release_metrics:
+    bytes_up += num_bytes(report_type)
 
   @tff.tensorflow.computation(sums_type, range_type, range_type)
   def finalize(sums, minima, maxima):
@@ -143,6 +157,7 @@ def build_client_work(
     train = collections.OrderedDict(
       num_clients=sums['num_clients'],
       num_non_finite_clients=sums['num_non_finite_clients'],
+      num_rejected_clients=sums['num_rejected_clients'],
       num_examples=sums['num_examples'],
     )
     for name, pair in sums['ratios'].items():
@@ -178,23 +193,109 @@ def build_client_work(
   )
   def next_fn(round_num, weights, dataset):
     round_at_clients = tff.federated_broadcast(round_num)
-    result, sums, minima, maxima = tff.federated_map(
+    result, report = tff.federated_map(
       work, (weights, dataset, round_at_clients)
     )
-    metrics = tff.federated_map(
-      finalize,
-      (
-        tff.federated_sum(sums),
-        tff.federated_min(minima),
-        tff.federated_max(maxima),
-      ),
-    )
+    if release_metrics:
+      result, (sums, minima, maxima) = tff.federated_map(
+        screen, (result, report)
+      )
+      metrics = tff.federated_map(
+        finalize,
+        (
+          tff.federated_sum(sums),
+          tff.federated_min(minima),
+          tff.federated_max(maxima),
+        ),
+      )
+    else:
+      one = tff.federated_value(1, tff.CLIENTS)
+      metrics = tff.federated_zip(
+        collections.OrderedDict(
+          train=collections.OrderedDict(num_clients=tff.federated_sum(one))
+        )
+      )
     return tff.templates.MeasuredProcessOutput(
       tff.federated_map(count_up, round_num), result, metrics
     )
 
   process = tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
   return process, bytes_up
+
+
+def build_screen(
+  result_type: tff.Type, report_type: tff.Type, bounds: Bounds
+) -> tff.Computation:
+  """Builds the check of what one client sent, before anything is summed.
+
+  A client is rejected as a whole if its update is not finite, its weight is not
+  allowed, or its report is impossible: counts outside [0, the most it can have
+  processed], thresholds outside [0, 1], metrics that are absurd or not finite.
+  Rejected, its metrics count for nothing but `num_rejected_clients`, and its
+  weight is made NaN, which `guarded.GuardedFactory` rejects in turn. That
+  class's docstring says what such a check protects from, and where.
+
+  Args:
+    result_type: Of a `ClientResult`.
+    report_type: Of the report beside it, as `build_client_work` makes it.
+    bounds: What a client can truthfully send.
+
+  Returns:
+    `<result, report> -> <result, <sums, minima, maxima>>`: what is summed over
+    clients, and whose minima and maxima are taken.
+  """
+
+  @tff.tensorflow.computation(result_type, report_type)
+  def screen(result, report):
+    most = bounds.num_examples
+    ratios, ranges = report['ratios'], report['ranges']
+    accepted = tf.reduce_all(
+      [
+        guarded.is_acceptable(
+          result.update, result.update_weight, bounds.weights
+        ),
+        _within(report['num_examples'], 0.0, most),
+        *(_within(p[1], 0.0, most) for p in ratios.values()),
+        *(
+          _within(tf.abs(p[0]), 0.0, _MAX_METRIC * most)
+          for p in ratios.values()
+        ),
+        *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
+      ]
+    )
+    reports = tf.logical_and(accepted, report['reports'])
+    weight = tf.where(accepted, result.update_weight, 0.0)
+    as_count = lambda condition: tf.cast(condition, tf.int32)
+    sums = collections.OrderedDict(
+      num_clients=tf.constant(1),
+      num_non_finite_clients=as_count(
+        tf.logical_and(accepted, tf.logical_not(report['is_finite']))
+      ),
+      num_rejected_clients=as_count(tf.logical_not(accepted)),
+      num_reports=tf.cast(reports, tf.float32),
+      num_examples=_masked(report['num_examples'], reports, 0.0),
+      weight=weight,
+      weight_log_weight=tf.math.xlogy(weight, weight),
+      ratios=_masked(ratios, reports, 0.0),
+      ranges=_masked(ranges, reports, 0.0),
+    )
+    ranged = collections.OrderedDict(ranges, aggregation_weight=weight)
+    nan = tf.constant(float('nan'))
+    result = tff.learning.templates.ClientResult(
+      result.update, tf.where(accepted, result.update_weight, nan)
+    )
+    return result, (
+      sums,
+      _masked(ranged, reports, float('inf')),
+      _masked(ranged, reports, float('-inf')),
+    )
+
+  return screen
+
+
+def _within(value, low, high):
+  """Whether a float scalar is in [low, high]; NaN is not."""
+  return tf.logical_and(value >= low, value <= high)
 
 
 def _masked(values, keep, otherwise):

@@ -35,8 +35,8 @@ def compose_fssl_process(
     client_work: What clients do.
     aggregator: Weighted; combines updates.
     finalizer: What the server does with the combined update.
-    last_phase: `<W@SERVER, D*@CLIENTS> -> W@SERVER`, a further client phase
-      after the finalizer.
+    last_phase: `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`, a
+      further client phase after the finalizer.
     revise_state: `<S, S, M> -> S` of the state before, the state after and the
       client work's measurements: the state that counts.
     communication: Constant figures reported among the metrics.
@@ -72,9 +72,10 @@ def compose_fssl_process(
     finalized = finalizer.next(
       state.finalizer, state.global_model_weights, aggregated.result
     )
-    weights = finalized.result
+    weights, of_last_phase = finalized.result, None
     if last_phase is not None:
-      weights = last_phase(weights, client_data)
+      of_last_phase = last_phase(weights, client_data)
+      weights = of_last_phase.result
     new_state = tff.federated_zip(
       LearningAlgorithmState(
         weights,
@@ -94,6 +95,8 @@ def compose_fssl_process(
       aggregator=aggregated.measurements,
       finalizer=finalized.measurements,
     )
+    if of_last_phase is not None:
+      metrics['last_phase'] = of_last_phase.measurements
     if communication is not None:
       metrics['communication'] = tff.federated_eval(
         _constants(communication), tff.SERVER

@@ -181,6 +181,7 @@ def build_fl2(
     step_ratios=('loss_unlabeled', 'loss_consistency')
     + (_RATIOS if per_step else ()),
     views=('weak', 'strong') if per_step else ('strong',),
+    weighs=hparams.learning_status_aggregation,
   )
   return assemble.build_process(
     model_fn, local_algorithm, hparams=round_hparams, **parts

@@ -96,6 +96,16 @@ class RoundHparams:
     ' trained on.',
     choices=('uniform', 'examples'),
   )
+  max_client_examples: int = hparam(
+    100_000,
+    'The most examples that a client can have. What a client says beyond it'
+    ' (counts, and with client_weighting=examples its weight) is taken for a'
+    ' lie, and the client is rejected and counted; with client_weighting='
+    'examples, set it little above your largest client, since it bounds what'
+    ' a liar can weigh.',
+    minimum=1,
+    maximum=10**9,
+  )
   server_optimizer: str = hparam(
     'sgd',
     'What applies the mean update: sgd (FedAvg, with momentum FedAvgM),'

@@ -1,5 +1,6 @@
 """Static batch norm's client phase: statistics of the round's new weights."""
 
+import collections
 from collections.abc import Callable
 from typing import Any
 
@@ -20,12 +21,15 @@ def build_statistics_phase(
   *,
   kind: str,
   batch_size: int,
+  max_client_examples: int,
   server_data_fn: Callable[[], tf.data.Dataset] | None = None,
 ) -> tuple[tff.Computation, int]:
-  """Builds `<W@SERVER, D*@CLIENTS> -> W@SERVER`: W with new statistics.
+  """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
 
-  The cohort's examples, labelled and unlabelled, and the server's labelled ones
-  count alike. Where no example was seen the old statistics stay.
+  The result is W with new statistics. The cohort's examples, labelled and
+  unlabelled, and the server's labelled ones count alike. Where no example was
+  seen the old statistics stay. Sums that no client can have are left out, and
+  counted as `num_rejected_clients`: see `is_possible`.
 
   Args:
     weights_type: The type W of an `adapter.Weights`.
@@ -34,6 +38,7 @@ def build_statistics_phase(
     views: The preprocessing; `plain` is used.
     kind: `statistics.POOLED` or `statistics.BATCH_MEAN`.
     batch_size: Examples in a batch of the pass.
+    max_client_examples: The most examples that a client can have.
     server_data_fn: The server's labelled data, if it has any.
 
   Returns:
@@ -57,7 +62,17 @@ def build_statistics_phase(
 
     return run(weights, dataset)
 
-  @tff.tensorflow.computation(weights_type, of_client.type_signature.result)
+  sums_type = of_client.type_signature.result
+
+  @tff.tensorflow.computation(sums_type)
+  def screen(sums):
+    possible = is_possible(sums, kind=kind, max_examples=max_client_examples)
+    sums = tf.nest.map_structure(
+      lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
+    )
+    return sums, tf.cast(tf.logical_not(possible), tf.int32)
+
+  @tff.tensorflow.computation(weights_type, sums_type)
   def at_server(weights, sums):
     network = make_network()
 
@@ -80,6 +95,54 @@ def build_statistics_phase(
     sums = tff.federated_map(
       of_client, (tff.federated_broadcast(weights), dataset)
     )
-    return tff.federated_map(at_server, (weights, tff.federated_sum(sums)))
+    sums, rejected = tff.federated_map(screen, sums)
+    result = tff.federated_map(at_server, (weights, tff.federated_sum(sums)))
+    return collections.OrderedDict(
+      result=result,
+      measurements=tff.federated_zip(
+        collections.OrderedDict(
+          num_rejected_clients=tff.federated_sum(rejected)
+        )
+      ),
+    )
 
-  return phase, client_work.num_bytes(of_client.type_signature.result)
+  return phase, client_work.num_bytes(sums_type)
+
+
+def is_possible(
+  sums: statistics.Sums, *, kind: str, max_examples: int
+) -> tf.Tensor:
+  """Whether one client can have these sums.
+
+  They must be finite, of a whole number of at most `max_examples` examples (or
+  batches), and their variances must not be negative. Activations have no bound
+  of their own: a client that lies within these limits moves the statistics as
+  far as it likes. (Group norm has none that it could move.)
+
+  Args:
+    sums: What the client sent.
+    kind: `statistics.POOLED` or `statistics.BATCH_MEAN`.
+    max_examples: The most examples that a client can have.
+
+  Returns:
+    bool scalar.
+  """
+  count = sums.count
+  conditions = [
+    tf.logical_and(count >= 0.0, count <= float(max_examples)),
+    tf.equal(count, tf.floor(count)),
+  ]
+  for first, second in zip(sums.first, sums.second, strict=True):
+    if kind == statistics.POOLED:
+      # The square of the mean is at most the mean of the squares.
+      least = tf.square(first) / tf.maximum(count, 1.0)
+    else:
+      least = tf.zeros_like(second)
+    room = 1e-3 * least + 1e-6 * count
+    conditions += [
+      tf.reduce_all(tf.math.is_finite(first)),
+      tf.reduce_all(tf.math.is_finite(second)),
+      tf.reduce_all(second >= least - room),
+      tf.logical_or(count > 0.0, tf.reduce_all(tf.equal(second, 0.0))),
+    ]
+  return tf.reduce_all(conditions)

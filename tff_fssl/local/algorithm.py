@@ -45,9 +45,10 @@ class Prepared(NamedTuple):
       examples into their batches (pseudo-labels, masks).
     constants: Name -> tensor, values that every batch sees.
     ratios: Name -> metric of the round, a mean over examples.
-    ranges: Name -> float32 scalar, reported as min, mean, max over clients.
-    weight: float32 scalar, what the update weighs in the aggregation; None: by
-      `client_weighting`.
+    ranges: Name -> float32 scalar in [0, 1] (thresholds, shares), reported as
+      min, mean, max over clients; others are taken for a lie.
+    weight: float32 scalar in [0, 1], what the update weighs in the aggregation,
+      if the algorithm `weighs`; None: by `client_weighting`.
   """
 
   selected: tf.Tensor
@@ -106,6 +107,7 @@ class LocalAlgorithm(NamedTuple):
     views: Which views of unlabelled examples a step sees, of `weak`, `strong`;
       empty: it trains on labels alone.
     labeled: Whether a step sees labelled examples (weakly augmented).
+    weighs: Whether `prepare` says what the update weighs.
   """
 
   step: Callable[[adapter.Network, Batch], StepResult]
@@ -119,3 +121,4 @@ class LocalAlgorithm(NamedTuple):
   ) = None
   views: tuple[str, ...] = ()
   labeled: bool = False
+  weighs: bool = False

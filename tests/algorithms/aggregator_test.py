@@ -1,0 +1,200 @@
+"""The algorithms under every aggregator."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl import hparams
+from tff_fssl import runtime
+from tff_fssl.aggregators import hparams as aggregator_hparams
+
+_SERVER = 'labels_at_server'
+_NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _secure_context():
+  previous = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(
+    runtime.build_context('in_process', simulate_secure_aggregation=True)
+  )
+  yield
+  tff.framework.set_default_context(previous)
+
+
+def _build(algorithm, aggregator, norm='none', **fields):
+  own = {}
+  if algorithm == 'fl2':
+    own['confidence_threshold'] = 0.34
+    own['learning_status_aggregation'] = aggregator != 'dp'
+  return tiny_task.build(
+    algorithm,
+    _SERVER,
+    norm=norm,
+    aggregator=aggregator_hparams.AggregatorHparams(aggregator, **fields),
+    hparams=tuple(sorted(own.items())),
+  )
+
+
+def _next(process, state, elements):
+  return process.next(state, [tiny_task.dataset(e) for e in elements])
+
+
+@pytest.mark.parametrize(
+  'algorithm, name',
+  [
+    *(('fl2', name) for name in _NAMES),
+    ('fixmatch', 'dp'),
+    *(
+      pytest.param('fixmatch', name, marks=pytest.mark.slow)
+      for name in ('robust', 'secure', 'compression')
+    ),
+  ],
+)
+def test_rounds_with_clients_and_with_clients_that_weigh_nothing(
+  algorithm, name
+):
+  process = _build(algorithm, name)
+  state = _next(process, process.initialize(), []).state
+  output = _next(process, state, tiny_task.cohort(_SERVER))
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(output.state))
+  assert output.metrics['finalizer']['update_skipped'] == 0
+  assert output.metrics['client_work']['train']['num_clients'] == 3
+  if name == 'dp':
+    return
+  # Empty clients weigh 0: the server trains alone, as without any.
+  empty = [tiny_task.client(i, 2, unlabeled=0) for i in range(2)]
+  nobody, _ = _next(process, output.state, [])
+  weightless, metrics = _next(process, output.state, empty)
+  assert metrics['finalizer']['update_skipped'] == 1
+  for a, b in zip(
+    tiny_task.flat(nobody), tiny_task.flat(weightless), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize('name', ['robust', 'secure', 'compression'])
+def test_small_updates_pass_unchanged(name):
+  """Below the clipping norms these aggregators are the weighted mean."""
+  cohort = tiny_task.cohort(_SERVER)
+  finals = []
+  for aggregator in ('mean', name):
+    process = _build('fl2', aggregator)
+    finals.append(_next(process, process.initialize(), cohort).state)
+  for a, b in zip(*map(tiny_task.flat, finals), strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_private_rounds_release_nothing_else_of_clients():
+  process = _build('fl2', 'dp')
+  state = process.initialize()
+  epsilons = []
+  for elements in ([], *(tiny_task.cohort(_SERVER, 3, r) for r in (1, 2))):
+    state, metrics = _next(process, state, elements)
+    assert list(metrics['client_work']['train']) == ['num_clients']
+    assert 'last_phase' not in metrics
+    assert set(metrics['aggregator']) == {'inner', 'epsilon', 'delta'}
+    epsilons.append(metrics['aggregator']['epsilon'])
+  assert 0 == epsilons[0] < epsilons[1] < epsilons[2]
+
+
+def test_private_metrics_do_not_depend_on_clients():
+  """But for what the noise went into."""
+  process = _build('fl2', 'dp')
+  state = _next(process, process.initialize(), []).state
+  some, others = (
+    _next(process, state, cohort).metrics
+    for cohort in (
+      tiny_task.cohort(_SERVER),
+      [tiny_task.client(i, unlabeled=0) for i in range(3)],
+    )
+  )
+  for key in ('client_work', 'communication', 'distributor'):
+    assert str(some[key]) == str(others[key])
+  assert some['aggregator']['epsilon'] == others['aggregator']['epsilon']
+
+
+@pytest.mark.parametrize(
+  'algorithm, settings, words',
+  [
+    ('fl2', {}, ['learning status', '--fl2.learning_status_aggregation=false']),
+    ('fixmatch', {'norm': 'bn'}, ['batch norm', '--norm=gn']),
+    (
+      'fixmatch',
+      {'norm': 'bn', 'batch_norm_statistics': 'moving_average'},
+      ['batch norm', '--norm=gn'],
+    ),
+    (
+      'fixmatch',
+      {'client_weighting': 'examples'},
+      ['--client_weighting=examples', 'uniform'],
+    ),
+  ],
+)
+def test_privacy_refuses_what_it_cannot_cover(algorithm, settings, words):
+  with pytest.raises(hparams.UsageError) as error:
+    tiny_task.build(
+      algorithm,
+      _SERVER,
+      aggregator=aggregator_hparams.AggregatorHparams('dp'),
+      **{'norm': 'none', **settings},
+    )
+  for word in words:
+    assert word in str(error.value)
+
+
+def test_bare_unweighted_aggregators_are_refused(monkeypatch):
+  monkeypatch.setattr(
+    tiny_task.factory,
+    'build_aggregator',
+    lambda *_, **__: tff.learning.dp_aggregator(1.0, 100.0),
+  )
+  with pytest.raises(hparams.UsageError, match='build_aggregator'):
+    tiny_task.build.__wrapped__(
+      'fixmatch', aggregator=aggregator_hparams.AggregatorHparams('dp')
+    )
+
+
+def test_secure_needs_a_runtime_that_has_it():
+  process = _build('fl2', 'secure')
+  state = process.initialize()
+  tff.framework.set_default_context(runtime.build_context('in_process'))
+  try:
+    with pytest.raises(NotImplementedError, match='secure'):
+      _next(process, state, tiny_task.cohort(_SERVER))
+  finally:
+    tff.framework.set_default_context(
+      runtime.build_context('in_process', simulate_secure_aggregation=True)
+    )
+
+
+def test_every_field_has_an_effect_under_some_aggregator():
+  fields = {
+    f.name for f in dataclasses.fields(aggregator_hparams.AggregatorHparams)
+  }
+  idle = [
+    set(aggregator_hparams.AggregatorHparams(name).without_effect())
+    for name in _NAMES
+  ]
+  assert set.union(*idle) == fields - {'aggregator'}
+  assert not set.intersection(*idle)
+
+
+@pytest.mark.parametrize('name', ['mean', 'robust', 'secure', 'compression'])
+def test_clients_that_are_sure_of_everything(name):
+  """Learning status 1 - 1e-4 or so, hence weights of 1e-4 or so."""
+  process = _build('fl2', name)
+  state = _next(process, process.initialize(), []).state
+  weights = state.global_model_weights
+  bias = np.array([10.0, 0.0, 0.0], np.float32)
+  weights = weights._replace(trainable=(*weights.trainable[:-1], bias))
+  state = state._replace(global_model_weights=weights)
+  state, metrics = _next(process, state, tiny_task.cohort(_SERVER))
+  assert 0.999 < metrics['client_work']['train']['threshold_min'] < 1
+  assert metrics['aggregator']['num_weighted_clients'] == 3
+  assert metrics['finalizer']['update_skipped'] == 0
+  assert metrics['finalizer']['update_norm'] < 1
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))

@@ -1,0 +1,221 @@
+"""Clients that send what an honest program could not."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl.aggregators import guarded
+from tff_fssl.algorithms import client_work
+from tff_fssl.algorithms import statistics_phase
+from tff_fssl.local import training
+from tff_fssl.models import statistics
+
+_SERVER = 'labels_at_server'
+_LIAR = 77
+
+
+def _report(**changed):
+  report = collections.OrderedDict(
+    is_finite=True,
+    reports=True,
+    num_examples=10.0,
+    ratios=collections.OrderedDict(loss=np.array([20.0, 10.0], np.float32)),
+    ranges=collections.OrderedDict(threshold=0.5),
+  )
+  for name, value in changed.items():
+    group = next((g for g in ('ratios', 'ranges') if name in report[g]), None)
+    (report[group] if group else report)[name] = value
+  return report
+
+
+def _result(update=1.0, weight=0.5):
+  return tff.learning.templates.ClientResult(
+    [np.full([2], update, np.float32)], weight
+  )
+
+
+_TYPES = tff.to_type(
+  (
+    tff.learning.templates.ClientResult([(np.float32, [2])], np.float32),
+    collections.OrderedDict(
+      is_finite=np.bool_,
+      reports=np.bool_,
+      num_examples=np.float32,
+      ratios=collections.OrderedDict(loss=(np.float32, [2])),
+      ranges=collections.OrderedDict(threshold=np.float32),
+    ),
+  )
+)
+
+
+@pytest.fixture(scope='module')
+def screen():
+  """The check, and what the guard makes of its result, over a cohort."""
+  bounds = client_work.Bounds(guarded.AllowedWeights(1.0), 100.0)
+  of_client = client_work.build_screen(*_TYPES, bounds)
+  aggregator = guarded.GuardedFactory(
+    tff.aggregators.MeanFactory(), bounds.weights
+  ).create(_TYPES[0].update, _TYPES[0].update_weight)
+
+  @tff.federated_computation(tff.FederatedType(_TYPES, tff.CLIENTS))
+  def run(sent):
+    result, (sums, minima, maxima) = tff.federated_map(of_client, sent)
+    output = aggregator.next(
+      aggregator.initialize(), result.update, result.update_weight
+    )
+    return (
+      output.result,
+      output.measurements,
+      tff.federated_sum(sums),
+      tff.federated_min(minima),
+      tff.federated_max(maxima),
+    )
+
+  return run
+
+
+@pytest.mark.parametrize(
+  'lie',
+  [
+    (_result(weight=100.0), _report()),
+    (_result(weight=-1.0), _report()),
+    (_result(weight=np.nan), _report()),
+    (_result(update=np.nan), _report()),
+    (_result(update=np.inf), _report()),
+    (_result(9.0), _report(num_examples=-5.0)),
+    (_result(9.0), _report(num_examples=1e12)),
+    (_result(9.0), _report(num_examples=np.nan)),
+    (_result(9.0), _report(loss=np.array([1.0, -10.0], np.float32))),
+    (_result(9.0), _report(loss=np.array([1.0, 1e12], np.float32))),
+    (_result(9.0), _report(loss=np.array([np.nan, 1.0], np.float32))),
+    (_result(9.0), _report(loss=np.array([1e30, 1.0], np.float32))),
+    (_result(9.0), _report(threshold=-99.0)),
+    (_result(9.0), _report(threshold=1.5)),
+    (_result(9.0), _report(threshold=np.nan)),
+  ],
+)
+def test_lies_are_rejected_with_all_that_came_with_them(screen, lie):
+  honest = [(_result(), _report()), (_result(3.0), _report(threshold=0.25))]
+  mean, measurements, sums, minima, maxima = screen([honest[0], lie, honest[1]])
+  np.testing.assert_allclose(mean[0], [2.0, 2.0])
+  assert measurements['num_rejected_clients'] == 1
+  assert measurements['num_weighted_clients'] == 2
+  assert sums['num_clients'] == 3
+  assert sums['num_rejected_clients'] == 1
+  assert sums['num_non_finite_clients'] == 0
+  assert sums['num_examples'] == 20.0
+  assert sums['weight'] == 1.0
+  np.testing.assert_allclose(sums['ratios']['loss'], [40.0, 20.0])
+  assert (minima['threshold'], maxima['threshold']) == (0.25, 0.5)
+  assert maxima['aggregation_weight'] == 0.5
+
+
+def test_an_honest_client_whose_update_is_not_finite_is_no_liar(screen):
+  failed = _report(is_finite=False, reports=False, num_examples=0.0)
+  _, measurements, sums, *_ = screen(
+    [(_result(), _report()), (_result(0.0, 0.0), failed)]
+  )
+  assert sums['num_rejected_clients'] == 0
+  assert sums['num_non_finite_clients'] == 1
+  assert measurements['num_rejected_clients'] == 0
+
+
+def _sums(first, second, count):
+  as_tensor = lambda v: tf.constant(v, tf.float32)
+  return statistics.Sums(
+    (as_tensor([first, 0.0]),), (as_tensor([second, count]),), as_tensor(count)
+  )
+
+
+@pytest.mark.parametrize(
+  'kind, sums, expected',
+  [
+    ('pooled', (30.0, 95.0, 10.0), True),
+    ('pooled', (30.0, 90.0, 10.0), True),  # A variance of 0.
+    ('pooled', (0.0, 0.0, 0.0), True),
+    ('pooled', (30.0, 80.0, 10.0), False),  # A negative one.
+    ('pooled', (30.0, 95.0, -10.0), False),
+    ('pooled', (30.0, 95.0, 1e9), False),
+    ('pooled', (30.0, 1e6, 0.5), False),
+    ('pooled', (np.nan, 95.0, 10.0), False),
+    ('pooled', (30.0, np.inf, 10.0), False),
+    ('pooled', (5.0, 5.0, 0.0), False),
+    ('pooled', (0.0, 5.0, 0.0), False),
+    ('batch_mean', (30.0, 5.0, 2.0), True),
+    ('batch_mean', (30.0, -5.0, 2.0), False),
+  ],
+)
+def test_statistics_that_no_client_can_have(kind, sums, expected):
+  possible = statistics_phase.is_possible(
+    _sums(*sums), kind=kind, max_examples=1000
+  )
+  assert bool(possible) == expected
+
+
+def _lying(lie):
+  """`LocalTraining.run`, which lies if the client's seed says so."""
+  honest = training.LocalTraining.run
+
+  def run(self, *args, seed, **kwargs):
+    result = honest(self, *args, seed=seed, **kwargs)
+    lies = tf.equal(seed[0], _LIAR)
+    return lie(result, lambda bad, good: tf.where(lies, bad, good))
+
+  return run
+
+
+def _weigh_100(result, choose):
+  if result.weight is None:  # The server's own training.
+    return result
+  return result._replace(weight=choose(100.0, result.weight))
+
+
+def _send_nan(result, choose):
+  return result._replace(update=tuple(choose(np.nan, u) for u in result.update))
+
+
+def _boast(result, choose):
+  return result._replace(num_examples=choose(1e12, result.num_examples))
+
+
+@pytest.mark.parametrize(
+  'name, lie',
+  [
+    ('fl2', _weigh_100),
+    ('fl2', _send_nan),
+    ('fixmatch', _send_nan),
+    ('fixmatch', _boast),
+  ],
+)
+def test_a_liar_changes_neither_model_nor_metrics(monkeypatch, name, lie):
+  monkeypatch.setattr(training.LocalTraining, 'run', _lying(lie))
+  # Group norm's stand-in: in the statistics phase the client is honest.
+  process = tiny_task.build.__wrapped__(name, _SERVER, norm='none')
+  state = process.next(process.initialize(), []).state
+  cohort = tiny_task.cohort(_SERVER)
+  liar = tiny_task.client(5)
+  liar['seed'] = np.array([_LIAR, 1], np.int32)
+  run = lambda elements: process.next(
+    state, [tiny_task.dataset(e) for e in elements]
+  )
+  expected, honest = run(cohort)
+  actual, metrics = run([*cohort[:2], liar, cohort[2]])
+  for a, b in zip(
+    tiny_task.flat(actual), tiny_task.flat(expected), strict=True
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+  train, honest = (m['client_work']['train'] for m in (metrics, honest))
+  assert train['num_rejected_clients'] == 1
+  assert train['num_clients'] == 4
+  assert metrics['aggregator']['num_rejected_clients'] == 1
+  for metric in honest:
+    if metric not in ('num_clients', 'num_rejected_clients'):
+      np.testing.assert_allclose(train[metric], honest[metric], rtol=1e-5)
+  # A round of liars alone leaves the state.
+  alone, _ = run([liar])
+  for a, b in zip(tiny_task.flat(alone), tiny_task.flat(state), strict=True):
+    np.testing.assert_array_equal(a, b)

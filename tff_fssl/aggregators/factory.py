@@ -1,0 +1,128 @@
+"""From hyper-parameters to an aggregator."""
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.aggregators import privacy
+
+AggregatorHparams = aggregator_hparams.AggregatorHparams
+_aggregators = tff.aggregators
+_no_noise = _aggregators.PrivateQuantileEstimationProcess.no_noise
+
+
+def build_aggregator(
+  hparams: AggregatorHparams,
+  *,
+  max_weight: float = 1.0,
+  clients_per_round: int | None = None,
+  population: int | None = None,
+) -> tff.aggregators.WeightedAggregationFactory:
+  """Builds what an algorithm's `build` takes as `model_aggregator`.
+
+  `mean`, `robust` and `compression` are TFF's, `compression` rounding to the
+  nearest step instead of at random, so that runs repeat. `secure` is
+  `tff.learning.secure_aggregator` with other bounds of the weights' sum: TFF's,
+  a million in steps of 0.0002, are for numbers of examples.
+
+  Args:
+    hparams: Which one, and its hyper-parameters.
+    max_weight: What a client can weigh: 1, or with `client_weighting=examples`
+      the most examples that it can process (`secure`).
+    clients_per_round: The cohort's size (`dp`).
+    population: The number of clients that cohorts are drawn from (`dp`).
+
+  Returns:
+    The factory.
+
+  Raises:
+    UsageError: If sizes are missing, or do not go with the hyper-parameters.
+  """
+  options = {
+    'clipping': hparams.aggregator_clipping,
+    'zeroing': hparams.aggregator_zeroing,
+  }
+  if hparams.aggregator == aggregator_hparams.ROBUST:
+    return tff.learning.robust_aggregator(**options)
+  if hparams.aggregator == aggregator_hparams.COMPRESSION:
+    return tff.learning.compression_aggregator(stochastic=False, **options)
+  if hparams.aggregator == aggregator_hparams.SECURE:
+    return _build_secure(hparams, max_weight)
+  if hparams.aggregator == aggregator_hparams.DP:
+    if clients_per_round is None or population is None:
+      raise hparams_lib.UsageError(
+        f'--aggregator={hparams.aggregator}: needs clients_per_round and'
+        ' population, from which epsilon follows'
+      )
+    return privacy.PrivateMeanFactory(
+      noise_multiplier=hparams.dp_noise_multiplier,
+      clipping_norm=hparams.dp_clipping_norm,
+      delta=hparams.dp_delta,
+      clients_per_round=clients_per_round,
+      population=population,
+    )
+  return _aggregators.MeanFactory()
+
+
+def _build_secure(
+  hparams: AggregatorHparams, max_weight: float
+) -> tff.aggregators.WeightedAggregationFactory:
+  """`tff.learning.secure_aggregator`, for weights in [0, max_weight]."""
+  bound = _no_noise(50.0, 0.95, 1.0, multiplier=2.0, secure_estimation=True)
+  factory = _aggregators.MeanFactory(
+    value_sum_factory=_aggregators.SecureSumFactory(bound),
+    weight_sum_factory=_aggregators.SecureSumFactory(
+      upper_bound_threshold=float(max_weight), lower_bound_threshold=0.0
+    ),
+  )
+  if hparams.aggregator_clipping:
+    factory = _aggregators.clipping_factory(
+      _no_noise(1.0, 0.8, 0.2, secure_estimation=True),
+      factory,
+      clipped_count_sum_factory=_aggregators.SecureSumFactory(1, 0),
+    )
+  if hparams.aggregator_zeroing:
+    norm = _no_noise(
+      10.0, 0.98, 2.303, multiplier=2.0, increment=1.0, secure_estimation=True
+    )
+    factory = _aggregators.zeroing_factory(
+      norm,
+      factory,
+      zeroed_count_sum_factory=_aggregators.SecureSumFactory(1, 0),
+    )
+  return MinWeightFactory(factory, hparams.secure_min_weight)
+
+
+class MinWeightFactory(tff.aggregators.WeightedAggregationFactory):
+  """Raises weights above 0 to a least one; a weight of 0 stays 0."""
+
+  def __init__(
+    self,
+    inner: tff.aggregators.WeightedAggregationFactory,
+    min_weight: float,
+  ):
+    """Initializes the factory: aggregates by `inner`."""
+    self._inner = inner
+    self._min_weight = min_weight
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process: <S@SERVER, V@CLIENTS, W@CLIENTS> -> V@SERVER."""
+    inner = self._inner.create(value_type, weight_type)
+
+    @tff.tensorflow.computation(weight_type)
+    def raise_weight(weight):
+      least = tf.cast(self._min_weight, weight.dtype)
+      return tf.where(weight > 0, tf.maximum(weight, least), weight)
+
+    @tff.federated_computation(
+      inner.initialize.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      return inner.next(state, value, tff.federated_map(raise_weight, weight))
+
+    return tff.templates.AggregationProcess(inner.initialize, next_fn)

@@ -1,0 +1,115 @@
+"""How updates are combined, as hyper-parameters. TensorFlow-free."""
+
+import dataclasses
+
+from tff_fssl import hparams
+from tff_fssl.hparams import hparam
+
+MEAN = 'mean'
+ROBUST = 'robust'
+SECURE = 'secure'
+COMPRESSION = 'compression'
+DP = 'dp'
+
+
+@dataclasses.dataclass(frozen=True)
+class AggregatorHparams:
+  """Hyper-parameters of the aggregation, whatever the algorithm."""
+
+  aggregator: str = hparam(
+    MEAN,
+    "How clients' updates are combined. mean: their weighted mean; robust: that"
+    ' of updates that are clipped to an adaptive norm, very large ones zeroed;'
+    ' compression: that, and large tensors quantized to 8 bits; secure: robust,'
+    ' by secure sums (updates and weights; diagnostics and batch norm'
+    ' statistics are plain sums), which need --simulate_secure_aggregation'
+    ' here; dp: differentially private, by clipping and Gaussian noise.',
+    choices=(MEAN, ROBUST, SECURE, COMPRESSION, DP),
+  )
+  aggregator_clipping: bool = hparam(
+    True, 'Whether robust, secure and compression clip (to the 0.8 quantile).'
+  )
+  aggregator_zeroing: bool = hparam(
+    True, 'Whether robust, secure and compression zero very large updates.'
+  )
+  secure_min_weight: float = hparam(
+    1e-3,
+    'Weights above 0 are raised to this, since secure sums round to fixed'
+    ' steps, in which smaller ones drown (secure).',
+    minimum=1e-6,
+    maximum=1.0,
+  )
+  dp_noise_multiplier: float = hparam(
+    1.0,
+    'Standard deviation of the noise on the sum of updates, as a multiple of'
+    ' the clipping norm; adaptive clipping is paid for within it (dp).',
+    minimum=0,
+    exclusive_minimum=True,
+  )
+  dp_clipping_norm: float = hparam(
+    0.0,
+    'Norm that updates are clipped to; 0: the median norm, estimated privately,'
+    ' from 0.1 on (dp).',
+    minimum=0,
+  )
+  dp_delta: float = hparam(
+    1e-5,
+    'The delta that epsilon is reported for; less than 1 / num_clients (dp).',
+    minimum=0,
+    maximum=0.5,
+    exclusive_minimum=True,
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+  def without_effect(self) -> dict[str, str]:
+    """Fields that the chosen aggregator does not have -> which it is."""
+    of = {
+      MEAN: (),
+      ROBUST: ('aggregator_clipping', 'aggregator_zeroing'),
+      COMPRESSION: ('aggregator_clipping', 'aggregator_zeroing'),
+      SECURE: (
+        'aggregator_clipping',
+        'aggregator_zeroing',
+        'secure_min_weight',
+      ),
+      DP: ('dp_noise_multiplier', 'dp_clipping_norm', 'dp_delta'),
+    }[self.aggregator]
+    return {
+      field.name: f'--aggregator={self.aggregator}'
+      for field in dataclasses.fields(self)
+      if field.name not in ('aggregator', *of)
+    }
+
+
+def check_private(
+  *, own_weights: bool, client_weighting: str, batch_norm: bool
+) -> None:
+  """Refuses what differential privacy cannot cover.
+
+  Args:
+    own_weights: Whether the algorithm weighs clients itself.
+    client_weighting: `RoundHparams.client_weighting`.
+    batch_norm: Whether the model has batch norm layers.
+
+  Raises:
+    UsageError: What was given, why not, what to do.
+  """
+  if own_weights:
+    raise hparams.UsageError(
+      f'--aggregator={DP}: clients count equally, so that each moves the sum by'
+      ' the clipping norm at most; weights by learning status depend on their'
+      ' data and are not noised: set --fl2.learning_status_aggregation=false'
+    )
+  if client_weighting != 'uniform':
+    raise hparams.UsageError(
+      f'--client_weighting={client_weighting}: with --aggregator={DP} clients'
+      ' count equally, so that each moves the sum by the clipping norm at most;'
+      ' set --client_weighting=uniform'
+    )
+  if batch_norm:
+    raise hparams.UsageError(
+      f'--aggregator={DP}: batch norm statistics of clients are no part of the'
+      ' noised sum, and would leave unprotected; set --norm=gn or --norm=none'
+    )

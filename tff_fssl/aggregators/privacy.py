@@ -1,0 +1,228 @@
+"""A differentially private mean, and what it has spent."""
+
+import collections
+
+import dp_accounting
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.aggregators import guarded
+
+_ANY_FINITE = guarded.AllowedWeights()
+
+
+class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
+  """The mean of clipped updates, with Gaussian noise; weights are ignored.
+
+  Made of `tff.aggregators.DifferentiallyPrivateFactory`. Every client counts
+  equally: the sum is divided by `clients_per_round`, however many come, and
+  neither the weights nor counts of who sent what are released. An update that
+  is not finite counts as 0. A round without a client gives NaN, which
+  finalizers skip, and spends nothing.
+
+  Among the measurements are `epsilon` and `delta`, spent so far. They state:
+
+  *   Client-level privacy under replacement: the model (every round's) hardly
+      tells whether a client's whole data were other data. A client then moves
+      the sum by twice the clipping norm, which is accounted for.
+  *   Clients are sampled uniformly, `clients_per_round` out of `population`,
+      without replacement, independently each round, and whoever sees the models
+      does not know whom. The in-simulation sampler is a function of the run's
+      seed: for it, the seed is part of the secret.
+  *   Renyi accounting of the sampled Gaussian mechanism without replacement
+      (Wang, Balle and Kasiviswanathan 2019), by `dp_accounting`.
+  *   One noise draw a round counts: a round that is repeated after its result
+      was seen is not accounted for, nor what other runs on these clients spent.
+  *   Labels at the server are outside: they have no protection at all.
+  *   The noise is TensorFlow's generator's in float32, which is not made for
+      cryptography; clipping is trusted to run (see `guarded.GuardedFactory`).
+
+  If a round has more clients than declared, epsilon is infinite from then on.
+  """
+
+  def __init__(
+    self,
+    *,
+    noise_multiplier: float,
+    clipping_norm: float,
+    delta: float,
+    clients_per_round: int,
+    population: int,
+  ):
+    """Initializes the factory.
+
+    Args:
+      noise_multiplier: Standard deviation of the noise on the sum, in clipping
+        norms, > 0; what adaptive clipping costs is part of it.
+      clipping_norm: L2 norm that updates are clipped to; 0: adaptive, the
+        median (Andrew et al. 2021).
+      delta: That epsilon is reported for, in (0, 1 / population).
+      clients_per_round: How many clients take part in a round.
+      population: Out of how many.
+
+    Raises:
+      UsageError: If the numbers do not fit together.
+    """
+    if not 1 <= clients_per_round <= population:
+      raise hparams_lib.UsageError(
+        f'clients_per_round={clients_per_round}: must be from 1 to'
+        f' {population}, the number of clients'
+      )
+    if not 0 < delta * population < 1:
+      raise hparams_lib.UsageError(
+        f'--dp_delta={delta}: must be less than 1/{population}, one over the'
+        ' number of clients; else publishing a client whole would be allowed'
+      )
+    if clipping_norm:
+      dp_factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
+        noise_multiplier, float(clients_per_round), clipping_norm
+      )
+    else:
+      # Of small cohorts the usual deviation, 5% of the cohort, would leave no
+      # room for the noise on the updates.
+      stddev = max(0.05 * clients_per_round, noise_multiplier)
+      dp_factory = (
+        tff.aggregators.DifferentiallyPrivateFactory.gaussian_adaptive(
+          noise_multiplier,
+          float(clients_per_round),
+          clipped_count_stddev=stddev,
+        )
+      )
+    self._inner = dp_factory
+    self._delta = delta
+    self._clients_per_round = clients_per_round
+    self._orders, self._rdp = renyi_divergences(
+      noise_multiplier, clients_per_round, population
+    )
+
+  def create(
+    self, value_type: tff.Type, weight_type: tff.Type
+  ) -> tff.templates.AggregationProcess:
+    """Creates the process: <S@SERVER, V@CLIENTS, W@CLIENTS> -> V@SERVER."""
+    inner = self._inner.create(value_type)
+    inner_type = inner.initialize.type_signature.result.member
+    result_type = inner.next.type_signature.result.result.member
+
+    @tff.tensorflow.computation(value_type)
+    def screen(value):
+      accepted = guarded.is_acceptable(value, tf.constant(0.0), _ANY_FINITE)
+      return tf.nest.map_structure(
+        lambda t: tf.where(accepted, t, tf.zeros_like(t)), value
+      )
+
+    @tff.tensorflow.computation
+    def no_releases():
+      return tf.constant(0.0)
+
+    @tff.federated_computation
+    def init_fn():
+      return tff.federated_zip(
+        collections.OrderedDict(
+          inner=inner.initialize(),
+          num_releases=tff.federated_eval(no_releases, tff.SERVER),
+        )
+      )
+
+    state_type = init_fn.type_signature.result.member
+
+    @tff.tensorflow.computation(state_type, inner_type, result_type, tf.int32)
+    def finish(old_state, new_inner, result, num_clients):
+      some = num_clients > 0
+      new_inner, result = guarded.keep_if(
+        some, old_state['inner'], new_inner, result
+      )
+      spent = tf.where(num_clients > self._clients_per_round, np.inf, 1.0)
+      num_releases = old_state['num_releases'] + tf.where(some, spent, 0.0)
+      epsilon = spent_epsilon(
+        num_releases, self._orders, self._rdp, self._delta
+      )
+      state = collections.OrderedDict(
+        inner=new_inner, num_releases=num_releases
+      )
+      return state, result, epsilon, tf.constant(self._delta)
+
+    @tff.federated_computation(
+      init_fn.type_signature.result,
+      tff.FederatedType(value_type, tff.CLIENTS),
+      tff.FederatedType(weight_type, tff.CLIENTS),
+    )
+    def next_fn(state, value, weight):
+      del weight
+      output = inner.next(state.inner, tff.federated_map(screen, value))
+      num_clients = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
+      new_state, result, epsilon, delta = tff.federated_map(
+        finish, (state, output.state, output.result, num_clients)
+      )
+      measurements = collections.OrderedDict(
+        inner=output.measurements, epsilon=epsilon, delta=delta
+      )
+      return tff.templates.MeasuredProcessOutput(
+        new_state, result, tff.federated_zip(measurements)
+      )
+
+    return tff.templates.AggregationProcess(init_fn, next_fn)
+
+
+def renyi_divergences(
+  noise_multiplier: float, clients_per_round: int, population: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """What a round costs: (orders, divergence of each), float64.
+
+  Under replacement the sum's sensitivity is twice the clipping norm (and that
+  of adaptive clipping's count, +-1/2, is twice as large, too).
+
+  Args:
+    noise_multiplier: In clipping norms.
+    clients_per_round: The cohort's size.
+    population: The number of clients.
+
+  Returns:
+    The orders and the round's Renyi divergences.
+  """
+  event = dp_accounting.SampledWithoutReplacementDpEvent(
+    population,
+    clients_per_round,
+    dp_accounting.GaussianDpEvent(noise_multiplier / 2.0),
+  )
+  orders = np.array([*range(2, 64), 80, 96, 128, 192, 256, 512, 1024], float)
+  # `dp_accounting` has no way to ask for divergences: taken from the epsilon of
+  # one order at a time, in which they are a summand.
+  tiny = 1e-12
+  divergences = []
+  for order in orders:
+    accountant = dp_accounting.rdp.RdpAccountant(
+      [order], dp_accounting.NeighboringRelation.REPLACE_ONE
+    )
+    epsilon = accountant.compose(event).get_epsilon(tiny)
+    divergences.append(max(epsilon - _conversion(order, tiny), 1e-15))
+  return orders, np.array(divergences)
+
+
+def _conversion(orders, delta):
+  """What (epsilon, delta) exceeds the divergence of an order by.
+
+  Canonne, Kamath and Steinke 2020, proposition 12.
+  """
+  return np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
+
+
+def spent_epsilon(
+  num_releases: tf.Tensor, orders: np.ndarray, rdp: np.ndarray, delta: float
+) -> tf.Tensor:
+  """Epsilon after so many rounds, as float32 scalar; 0 after none.
+
+  Args:
+    num_releases: float32 scalar.
+    orders: Of `renyi_divergences`.
+    rdp: A round's divergences.
+    delta: The delta.
+
+  Returns:
+    The least epsilon that any order proves.
+  """
+  total = tf.cast(num_releases, tf.float64) * tf.constant(rdp)
+  epsilon = tf.reduce_min(total + tf.constant(_conversion(orders, delta)))
+  epsilon = tf.where(num_releases > 0.0, tf.maximum(epsilon, 0.0), 0.0)
+  return tf.cast(epsilon, tf.float32)
