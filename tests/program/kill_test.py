@@ -5,8 +5,8 @@ import os
 import pytest
 
 from tests.program import fakes
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
-from tff_fssl.program import durable
 
 _SHORT = {'total_rounds': 2, 'rounds_per_evaluation': 1, 'keep': 1}
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_fssl.data import files
+from tff_fssl import durable
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import seeds
 from tff_fssl.data import sources
@@ -197,7 +197,8 @@ def build_server_data_fn(
   path = os.path.join(os.path.abspath(directory), name)
   # A file of this name and size is whole: it was renamed when it was.
   if not os.path.isfile(path) or os.path.getsize(path) != len(content):
-    files.write_atomically(path, content)
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    durable.write_file(path, [content])
   shape = examples.x.shape
 
   def read(path):

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from tff_fssl.data import files
+from tff_fssl import durable
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
@@ -130,8 +130,9 @@ class Partition:
       ) from e
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
-    """Writes `to_json` to a file, whole or not at all."""
-    files.write_atomically(path, self.to_json().encode())
+    """Writes `to_json` to a file, whole or not at all; makes its folder."""
+    os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
+    durable.write_file(os.fspath(path), [self.to_json().encode()])
 
   def plot(self, path: str | os.PathLike[str]) -> None:
     """Draws clients x classes as a heat map, and clients' sizes, to a PNG."""

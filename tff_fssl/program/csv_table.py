@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
-from tff_fssl.program import durable
 
 KEY = 'round'
 

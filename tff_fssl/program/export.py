@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tff_fssl import durable
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
-from tff_fssl.program import durable
 from tff_fssl.program import experiment
 
 KERAS_FILE = 'model.keras'

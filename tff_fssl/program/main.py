@@ -13,9 +13,9 @@ import sys
 import textwrap
 import warnings
 
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
-from tff_fssl.program import durable
 
 DONE = 0
 FAILED = 1

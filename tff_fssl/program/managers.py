@@ -13,10 +13,10 @@ from absl import logging
 import tensorflow_federated as tff
 import tree
 
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import csv_table
-from tff_fssl.program import durable
 
 _DAMAGED = '.damaged'
 # What is saved by its own `to_bytes`. (TFF does not export the base class.)

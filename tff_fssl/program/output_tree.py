@@ -16,9 +16,9 @@ import os
 import types
 from typing import Any
 
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import config as config_lib
-from tff_fssl.program import durable
 from tff_fssl.program import flags
 from tff_fssl.program import run_hparams
 

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
+from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
-from tff_fssl.program import durable
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree

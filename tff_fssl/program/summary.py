@@ -4,8 +4,8 @@ import json
 import math
 from typing import Any
 
+from tff_fssl import durable
 from tff_fssl.program import csv_table
-from tff_fssl.program import durable
 from tff_fssl.program import output_tree
 
 VALIDATION_ACCURACY = 'validation/accuracy'

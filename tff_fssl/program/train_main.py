@@ -13,7 +13,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
-from tff_fssl.program import durable
 from tff_fssl.program import flags
 from tff_fssl.program import interrupts
 from tff_fssl.program import main as main_lib
@@ -198,7 +197,7 @@ def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
           ' cannot be continued; choose another --output_dir'
         )
   else:
-    durable.write_file(tree.partition_json, [text.encode()])
+    task.partition.save_json(tree.partition_json)
   if not os.path.exists(tree.partition_png):
     task.partition.plot(tree.partition_png)
 
