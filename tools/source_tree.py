@@ -12,7 +12,7 @@ import dataclasses
 import functools
 import pathlib
 
-FOLDERS = ('tff_fssl', 'programs', 'tests', 'tools')
+FOLDERS = ('tff_fssl', 'programs', 'benchmarks', 'examples', 'tests', 'tools')
 # Folders whose files are imported by their bare names: pyproject.toml's
 # `pythonpath`, besides the root.
 _PATH = ('tests/helpers', 'tools')

@@ -40,6 +40,7 @@ filegroup(
 DISTRIBUTIONS = {
   'PIL': 'pillow',
   'absl': 'absl-py',
+  'dp_accounting': 'dp-accounting',
   'google.protobuf': 'protobuf',
   'grpc': 'grpcio',
   'ml_dtypes': 'ml-dtypes',
@@ -48,6 +49,8 @@ DISTRIBUTIONS = {
   'tensorflow_federated': 'tensorflow-federated',
   'tree': 'dm-tree',
 }
+# Folders of programs: a binary for each file.
+_PROGRAMS = ('programs', 'benchmarks', 'examples')
 # What is in requirements-dev.txt only.
 _DEVELOPMENT = ('hypothesis', 'pytest')
 
@@ -77,7 +80,7 @@ def target_name(source: source_tree.Source) -> str:
   """The target that a file belongs to."""
   stem = source.path.rpartition('/')[2].removesuffix('.py')
   folders = source.folder.split('/')
-  if folders[0] in ('programs', 'tools'):
+  if folders[0] in (*_PROGRAMS, 'tools'):
     return stem
   if folders[0] == 'tests':
     return '_'.join(
@@ -158,7 +161,7 @@ def render(tree: source_tree.SourceTree) -> str:
         main=_RUNNER,
         deps=deps,
       )
-    elif folder == 'programs':
+    elif folder in _PROGRAMS:
       text += _rule('py_binary', name=name, srcs=paths, deps=deps)
     else:
       by_bare_name = any('.' not in s.module for s in members)
