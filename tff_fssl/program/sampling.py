@@ -82,6 +82,11 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     self.round_num += 1
     return cohort
 
+  def __deepcopy__(self, memo: Any) -> 'CohortIterator':
+    # `train_model` copies iterators; a source is shared (and holds TFF types,
+    # which cannot be copied).
+    return CohortIterator(self.seed, self.round_num, self._source)
+
   def _attached(self) -> 'CohortDataSource':
     if self._source is None:
       raise ValueError('The iterator has no source; `attach` it to one.')
