@@ -62,8 +62,8 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
   loss = tf.keras.losses.SparseCategoricalCrossentropy(from_logits=True)
   np.testing.assert_allclose(float(loss(y, logits)), ours['loss'], rtol=1e-4)
   assert np.mean(np.argmax(logits, -1) == y) == pytest.approx(ours['accuracy'])
-  # It was trained, and its statistics were gathered. (A shift before batch norm,
-  # as MobileNetV2 has them, has no gradient.)
+  # It was trained, and its statistics were gathered. (A shift before batch
+  # norm, as MobileNetV2 has them, has no gradient.)
   network = adapter.Network(example.model_fn, seed=example.SEED)
   initial = network.initial_weights()
   for new, old in zip(weights, initial[:2]):
