@@ -11,6 +11,7 @@ from tff_fssl.program import flags
 from tff_fssl.program import run_hparams
 
 _CLIENTS = '--scenario=labels_at_clients'
+_PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
 
 
 def _config(*argv):
@@ -86,6 +87,31 @@ def test_labels_at_clients_have_no_pretraining():
     (['--seed=-1'], ['--seed=-1', 'at least 0']),
     (['--client_learning_rate=nan'], ['finite']),
     (['--cross_device'], ['--norm=sbn', 'second client phase', '--norm=gn']),
+    (['--aggregator=median'], ['--aggregator=median', 'robust, secure']),
+    (['--dp_delta=1e-6'], ['--dp_delta', 'no effect', '--aggregator=mean']),
+    (['--simulate_secure_aggregation'], ['no effect', '--aggregator=mean']),
+    (['--aggregator=secure'], ['--simulate_secure_aggregation', 'protect']),
+    (
+      ['--algorithm=supervised', '--aggregator=robust'],
+      ['--aggregator', 'no effect', 'clients do not train'],
+    ),
+    (
+      ['--aggregator=dp', '--norm=gn'],
+      ['learning status', '--fl2.learning_status_aggregation=false'],
+    ),
+    ([*_PRIVATE], ['--aggregator=dp', 'batch norm', '--norm=gn']),
+    (
+      [*_PRIVATE, '--norm=gn', '--client_weighting=examples'],
+      ['--client_weighting=examples', 'uniform'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--dp_delta=0.01'],
+      ['--dp_delta=0.01', '1/100'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--dp_noise_multiplier=0'],
+      ['--dp_noise_multiplier=0', 'greater than 0'],
+    ),
   ],
 )
 def test_what_makes_no_sense_is_refused(argv, words):
@@ -95,6 +121,16 @@ def test_what_makes_no_sense_is_refused(argv, words):
   assert '\n' not in message
   for word in words:
     assert word in message
+
+
+def test_aggregators():
+  assert _config().aggregator.aggregator == 'mean'
+  private = _config(*_PRIVATE, '--norm=gn', '--dp_delta=1e-6')
+  assert private.aggregator.dp_delta == 1e-6
+  assert private.flags()['dp_delta'] == 1e-6
+  assert 'secure_min_weight' not in private.flags()
+  secure = _config('--aggregator=secure', '--simulate_secure_aggregation')
+  assert secure.run.simulate_secure_aggregation
 
 
 def test_a_flagfile_may_set_flags_without_effect(tmp_path):

@@ -83,6 +83,31 @@ class AggregatorHparams:
     }
 
 
+def check_sizes(
+  *, delta: float, clients_per_round: int, population: int
+) -> None:
+  """Refuses cohorts and deltas that make no guarantee.
+
+  Args:
+    delta: Of (epsilon, delta).
+    clients_per_round: The cohort's size.
+    population: The number of clients.
+
+  Raises:
+    UsageError: What was given, what is allowed.
+  """
+  if not 1 <= clients_per_round <= population:
+    raise hparams.UsageError(
+      f'clients_per_round={clients_per_round}: must be from 1 to'
+      f' {population}, the number of clients'
+    )
+  if not 0 < delta * population < 1:
+    raise hparams.UsageError(
+      f'--dp_delta={delta}: must be less than 1/{population}, one over the'
+      ' number of clients; else publishing a client whole would be allowed'
+    )
+
+
 def check_private(
   *, own_weights: bool, client_weighting: str, batch_norm: bool
 ) -> None:

@@ -7,8 +7,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import guarded
+from tff_fssl.aggregators import hparams as aggregator_hparams
 
 _ANY_FINITE = guarded.AllowedWeights()
 
@@ -65,16 +65,9 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
     Raises:
       UsageError: If the numbers do not fit together.
     """
-    if not 1 <= clients_per_round <= population:
-      raise hparams_lib.UsageError(
-        f'clients_per_round={clients_per_round}: must be from 1 to'
-        f' {population}, the number of clients'
-      )
-    if not 0 < delta * population < 1:
-      raise hparams_lib.UsageError(
-        f'--dp_delta={delta}: must be less than 1/{population}, one over the'
-        ' number of clients; else publishing a client whole would be allowed'
-      )
+    aggregator_hparams.check_sizes(
+      delta=delta, clients_per_round=clients_per_round, population=population
+    )
     if clipping_norm:
       dp_factory = tff.aggregators.DifferentiallyPrivateFactory.gaussian_fixed(
         noise_multiplier, float(clients_per_round), clipping_norm

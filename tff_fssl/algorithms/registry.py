@@ -29,6 +29,8 @@ class Capabilities:
     client_phases: Client phases in a round, static batch norm's not counted.
     weight_sets_down: Weight sets sent to a client in a phase.
     weight_sets_up: Weight sets received from it.
+    own_weights: The hyper-parameter that, if true, makes updates weigh what the
+      algorithm says, instead of `client_weighting`; '' if there is none.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -39,6 +41,7 @@ class Capabilities:
   client_phases: int = 1
   weight_sets_down: int = 1
   weight_sets_up: int = 1
+  own_weights: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,6 +115,7 @@ REGISTRY = {
         scenarios=(_SERVER,),
         trains_clients=(_SERVER,),
         extra_uploads=('learning status (in the weight)',),
+        own_weights='learning_status_aggregation',
       ),
     ),
   )

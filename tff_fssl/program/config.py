@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import round_hparams as round_hparams_lib
 from tff_fssl.data import names as data_names
@@ -14,6 +15,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import flags
 from tff_fssl.program import run_hparams as run_hparams_lib
 
+AggregatorHparams = aggregator_hparams.AggregatorHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
 
@@ -28,11 +30,13 @@ class Config:
   Attributes:
     run: The run's hyper-parameters.
     round: Those of a round.
+    aggregator: Those of the aggregation.
     algorithm: Those of the algorithm, `entry.hparams`.
   """
 
   run: RunHparams
   round: RoundHparams
+  aggregator: AggregatorHparams
   algorithm: Any
 
   @property
@@ -65,6 +69,7 @@ class Config:
     values = {
       **dataclasses.asdict(self.run),
       **dataclasses.asdict(self.round),
+      **dataclasses.asdict(self.aggregator),
       **{
         f'{self.prefix}{name}': value
         for name, value in dataclasses.asdict(self.algorithm).items()
@@ -83,6 +88,7 @@ def groups() -> list[flags.Group]:
       for title, fields in run_hparams_lib.GROUPS.items()
     ),
     flags.Group('A round', RoundHparams),
+    flags.Group('Aggregation', AggregatorHparams),
     *(
       flags.Group(
         f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
@@ -125,6 +131,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   config = Config(
     run,
     parsed.build(RoundHparams),
+    parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
   )
   config = _follow(config, parsed)
@@ -182,6 +189,17 @@ def _without_effect(config: Config) -> dict[str, str]:
     result['server_optimizer_momentum'] = (
       f'--server_optimizer={round_hparams.server_optimizer}'
     )
+  result |= config.aggregator.without_effect()
+  if not config.trains_clients:
+    result |= dict.fromkeys(
+      dataclasses.asdict(config.aggregator),
+      f'--algorithm={run.algorithm} and --scenario={_SERVER}: clients do not'
+      ' train',
+    )
+  if config.aggregator.aggregator != aggregator_hparams.SECURE:
+    result['simulate_secure_aggregation'] = (
+      f'--aggregator={config.aggregator.aggregator}'
+    )
   return result
 
 
@@ -225,9 +243,37 @@ def check(config: Config) -> None:
       f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled or'
       ' batch_mean are allowed; with --norm=bn, moving_average'
     )
+  if config.trains_clients:
+    _check_aggregator(config)
   _check_data(config)
   if run.cross_device:
     _check_cross_device(config)
+
+
+def _check_aggregator(config: Config) -> None:
+  """Refuses what the aggregator cannot do with these clients."""
+  run, aggregator = config.run, config.aggregator
+  if (
+    aggregator.aggregator == aggregator_hparams.SECURE
+    and not run.simulate_secure_aggregation
+  ):
+    raise UsageError(
+      '--aggregator=secure: no runtime here has secure sums; with'
+      ' --simulate_secure_aggregation they are replaced by plain ones, which'
+      ' protect nothing'
+    )
+  if aggregator.aggregator == aggregator_hparams.DP:
+    own = config.entry.capabilities.own_weights
+    aggregator_hparams.check_private(
+      own_weights=bool(own) and getattr(config.algorithm, own),
+      client_weighting=config.round.client_weighting,
+      batch_norm=run.norm in ('sbn', 'bn'),
+    )
+    aggregator_hparams.check_sizes(
+      delta=aggregator.dp_delta,
+      clients_per_round=run.clients_per_round,
+      population=run.num_clients,
+    )
 
 
 def _check_data(config: Config) -> None:

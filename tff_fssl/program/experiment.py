@@ -9,6 +9,9 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl import hparams
+from tff_fssl.aggregators import factory
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
@@ -66,12 +69,13 @@ class Experiment:
   evaluate_fn: Callable[[Any], Mapping[str, float]]
 
 
-def configure_devices() -> None:
+def configure_devices(config: config_lib.Config) -> None:
   """Makes GPUs, if any, share memory and repeat; before they are first used."""
   gpus = tf.config.list_physical_devices('GPU')
   for gpu in gpus:
     tf.config.experimental.set_memory_growth(gpu, True)
-  if gpus:
+  # Noise that protects must not repeat.
+  if gpus and config.aggregator.aggregator != aggregator_hparams.DP:
     # Global seeds are never used; TensorFlow only demands that one be set.
     tf.random.set_seed(0)
     tf.config.experimental.enable_op_determinism()
@@ -157,6 +161,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     server_data_fn = clients.build_server_data_fn(
       data.train.x[held], data.train.y[held], server_data_dir
     )
+  _check_clients(config, partition)
   process = config.entry.build(
     task.model_fn,
     views=task.views,
@@ -166,6 +171,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     hparams=config.algorithm,
     seed=config.run.seed,
     num_classes=data.num_classes,
+    model_aggregator=_build_aggregator(config),
   )
   data_source = sampling.CohortDataSource(
     process.next.type_signature.parameter[1],
@@ -182,6 +188,33 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     trains_clients=config.trains_clients,
   )
   return Experiment(task, process, data_source, _build_evaluate_fn(task))
+
+
+def _build_aggregator(
+  config: config_lib.Config,
+) -> tff.aggregators.WeightedAggregationFactory | None:
+  if not config.trains_clients:
+    return None
+  examples = config.round.client_weighting == 'examples'
+  return factory.build_aggregator(
+    config.aggregator,
+    max_weight=2.0**20 - 1 if examples else 1.0,
+    clients_per_round=config.run.clients_per_round,
+    population=config.run.num_clients,
+  )
+
+
+def _check_clients(
+  config: config_lib.Config, partition: partition_lib.Partition
+) -> None:
+  """Refuses clients who would be taken for liars."""
+  pairs = zip(partition.client_labeled, partition.client_unlabeled)
+  largest = max((len(a) + len(b) for a, b in pairs), default=0)
+  if largest > config.round.max_client_examples:
+    raise hparams.UsageError(
+      f'--max_client_examples={config.round.max_client_examples}: the largest'
+      f' client has {largest}; set at least that'
+    )
 
 
 def model_weights(state: Any) -> adapter.Weights:

@@ -137,6 +137,11 @@ class RunHparams:
     ' on it.',
     minimum=0,
   )
+  simulate_secure_aggregation: bool = hparam(
+    False,
+    'Replace secure sums (--aggregator=secure) by plain ones, which protect'
+    ' nothing: for simulation.',
+  )
   progress: str = hparam(
     'auto',
     'A bar, a line each round, or neither; auto: a bar on a terminal.',
@@ -181,6 +186,7 @@ GROUPS = {
     'runtime',
     'client_devices',
     'client_threads',
+    'simulate_secure_aggregation',
     'progress',
     'verbose',
   ),

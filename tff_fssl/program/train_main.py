@@ -89,11 +89,12 @@ def _train(
   from tff_fssl.program import export
   from tff_fssl.program import training
 
-  experiment_lib.configure_devices()
+  experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
     config.run.runtime,
     client_devices=config.run.client_devices,
     client_threads=config.run.client_threads,
+    simulate_secure_aggregation=config.run.simulate_secure_aggregation,
   )
   federated_context = tff.program.NativeFederatedContext(context)
   atexit.register(_drop_default_context, federated_context)
