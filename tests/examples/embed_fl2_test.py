@@ -69,3 +69,17 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
   for new, old in zip(weights, initial[:2]):
     changed = [not np.allclose(a, b) for a, b in zip(new, old, strict=True)]
     assert np.mean(changed) > 0.8 if new is weights.trainable else any(changed)
+
+
+def test_weights_of_a_keras_model_go_into_the_state(example):
+  example.model_fn = _backbone_model
+  process = example.build_process(num_pretraining_rounds=0)
+  tff.framework.set_default_context(example.runtime.build_context('in_process'))
+  model = example.model_fn()
+  state = process.set_model_weights(
+    process.initialize(), tff.learning.models.ModelWeights.from_model(model)
+  )
+  for new, old in zip(
+    state.global_model_weights.trainable, model.trainable_variables, strict=True
+  ):
+    np.testing.assert_array_equal(new, old)
