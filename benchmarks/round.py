@@ -1,0 +1,211 @@
+"""A whole (FL)^2 round against the sum of its bare parts, and TFF's worker.
+
+    python benchmarks/round.py [--model=cnn] [--num_clients=10] [--worker]
+
+Bare parts are tf.functions called one after another, without TFF: each client's
+pseudo-labels and local training, each client's statistics pass, the server's
+training and its statistics pass. Prints medians of interleaved rounds in one
+run, their ratio, and where the runtime says that the round's seconds went.
+"""
+
+import argparse
+import os
+import pathlib
+import statistics as statistics_lib
+import sys
+import time
+
+os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import runtime
+from tff_fssl.algorithms import assemble
+from tff_fssl.algorithms import fl2
+from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import round_hparams
+from tff_fssl.data import augment
+from tff_fssl.data import clients
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.models import names
+from tff_fssl.models import networks
+from tff_fssl.models import statistics
+
+_SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
+# All kept, all confident: the dearest round, and the same work on every path.
+_FL2 = fl2_hparams.Fl2Hparams(
+  adaptive_threshold=False, confidence_threshold=0.0
+)
+
+
+def seconds(fn) -> float:
+  """How long one call takes."""
+  start = time.perf_counter()
+  fn()
+  return time.perf_counter() - start
+
+
+def bare_round(views, model_fn, hparams, server, cohort):
+  """A function that does the round's work without TFF."""
+  sgd = optimizer.Sgd(
+    hparams.momentum,
+    hparams.nesterov,
+    hparams.weight_decay,
+    hparams.max_gradient_norm,
+  )
+
+  def local_training(algorithm, epochs, batch_size):
+    network = adapter.Network(model_fn, seed=0)
+    config = training.LoopConfig(epochs, batch_size, batch_size, sgd)
+    local = training.LocalTraining(network, algorithm, views, config)
+
+    @tf.function
+    def run(weights, labeled, unlabeled, seed):
+      rate = tf.constant(hparams.client_learning_rate)
+      result = local.run(
+        weights, labeled, unlabeled, learning_rate=rate, seed=seed
+      )
+      return result.update
+
+    return network, run
+
+  network, train_client = local_training(
+    algorithm_lib.LocalAlgorithm(
+      prepare=fl2.build_prepare(_FL2, hparams.statistics_batch_size),
+      step=fl2.build_step(_FL2),
+      step_ratios=('loss_unlabeled', 'loss_consistency'),
+      views=('strong',),
+    ),
+    hparams.client_epochs,
+    hparams.client_batch_size,
+  )
+  _, train_server = local_training(
+    assemble.SUPERVISED, hparams.server_epochs, hparams.server_batch_size
+  )
+  weights = network.initial_weights()._replace(
+    statistics_count=tf.constant(1.0)
+  )
+
+  @tf.function
+  def gather(images):
+    return statistics.gather(
+      network,
+      weights,
+      images,
+      views,
+      kind=statistics.POOLED,
+      batch_size=hparams.statistics_batch_size,
+    )
+
+  def examples(x, y):
+    return algorithm_lib.Examples(tf.constant(x), tf.constant(y))
+
+  none = examples(server[0][:0], server[1][:0])
+
+  def run():
+    for element in cohort:
+      unlabeled = examples(element['unlabeled']['x'], element['unlabeled']['y'])
+      train_client(weights, none, unlabeled, tf.constant(element['seed']))
+    train_server(weights, examples(*server), none, tf.constant([0, 0]))
+    for element in cohort:
+      gather(tf.constant(element['unlabeled']['x']))
+    gather(tf.constant(server[0]))[-1].numpy()
+
+  return run
+
+
+def main() -> None:
+  """Measures and prints."""
+  parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+  parser.add_argument('--model', default='cnn', choices=names.MODEL_NAMES)
+  parser.add_argument('--num_clients', type=int, default=10)
+  parser.add_argument('--num_images', type=int, default=500, help='of a client')
+  parser.add_argument('--repetitions', type=int, default=5)
+  parser.add_argument('--worker', action='store_true', help="TFF's, as well")
+  args = parser.parse_args()
+
+  mean, std = augment.normalization('cifar10')
+  views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+  rng = np.random.default_rng(0)
+
+  def make(num):
+    x = rng.integers(0, 256, [num, *_SHAPE], np.uint8)
+    return x, rng.integers(0, _NUM_CLASSES, num).astype(np.int32)
+
+  def model_fn():
+    return networks.build_network(args.model, _SHAPE, _NUM_CLASSES, 'bn')
+
+  server = make(_NUM_LABELS)
+  cohort = [
+    clients.make_example(
+      seed=clients.client_seed(0, 1, i),
+      labeled=None,
+      unlabeled=make(args.num_images),
+    )
+    for i in range(args.num_clients)
+  ]
+  hparams = round_hparams.RoundHparams(
+    client_epochs=1, num_pretraining_rounds=0
+  )
+  process = registry.REGISTRY['fl2'].build(
+    model_fn,
+    views=views,
+    element_spec=clients.element_spec(_SHAPE),
+    server_data_fn=clients.build_server_data_fn(*server),
+    round_hparams=hparams,
+    hparams=_FL2,
+    seed=0,
+  )
+
+  def datasets():
+    return [tf.data.Dataset.from_tensors(e) for e in cohort]
+
+  contexts = {'in_process': runtime.build_context('in_process')}
+  if args.worker:
+    contexts['tff_worker'] = runtime.build_context('tff_worker')
+  tff.framework.set_default_context(contexts['in_process'])
+  state = process.initialize()
+
+  def federated(context):
+    tff.framework.set_default_context(context)
+    process.next(state, datasets())
+
+  runs = {
+    name: (lambda context=context: federated(context))
+    for name, context in contexts.items()
+  }
+  runs['bare parts'] = bare_round(views, model_fn, hparams, server, cohort)
+  times = {name: [] for name in runs}
+  for fn in runs.values():
+    fn()
+  for _ in range(args.repetitions):
+    for name, fn in runs.items():
+      times[name].append(seconds(fn))
+  median = {name: statistics_lib.median(t) for name, t in times.items()}
+  print(
+    f'{args.model}, {args.num_clients} clients of {args.num_images} images,'
+    f' 1 epoch, {_NUM_LABELS} labels at the server'
+  )
+  for name, value in median.items():
+    print(f'{name:24} {value:.2f} s')
+  for name in contexts:
+    ratio = median[name] / median['bare parts']
+    print(f'{name + " / bare parts":24} {ratio:.2f}')
+  timing = contexts['in_process'].timing
+  print(
+    f'in_process, last round:  clients {timing.clients:.2f} s, server'
+    f' {timing.server:.2f} s, aggregation {timing.aggregation:.2f} s'
+  )
+  for context in contexts.values():
+    getattr(context, 'close', lambda: None)()
+
+
+if __name__ == '__main__':
+  main()
