@@ -23,7 +23,8 @@ the fixed threshold, since eps and L_cs are then 0.
 
 Deviations from the authors' code: optimizers' momenta start at 0 each round
 (theirs outlive it, stale at clients); statistics are pooled over cohort and
-server. From the paper: server pre-training and gradient clipping, as in their
+server (theirs: all clients; after pre-training ours are the server's alone, no
+client having taken part). From the paper: server pre-training and gradient clipping, as in their
 code; `RoundHparams` and `Fl2Hparams` say which readings are flags.
 """
 
