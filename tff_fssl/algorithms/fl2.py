@@ -24,8 +24,9 @@ the fixed threshold, since eps and L_cs are then 0.
 Deviations from the authors' code: optimizers' momenta start at 0 each round
 (theirs outlive it, stale at clients); statistics are pooled over cohort and
 server (theirs: all clients; after pre-training ours are the server's alone, no
-client having taken part). From the paper: server pre-training and gradient clipping, as in their
-code; `RoundHparams` and `Fl2Hparams` say which readings are flags.
+client having taken part). From the paper: server pre-training and gradient
+clipping, as in their code; `RoundHparams` and `Fl2Hparams` say which readings
+are flags.
 """
 
 from typing import Any
