@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.models import adapter
+
 
 class AllowedWeights(NamedTuple):
   """What a client's update may weigh.
@@ -39,10 +41,7 @@ def is_acceptable(
     in_range = tf.logical_or(
       tf.equal(weight, 0.0), tf.equal(weight, allowed.maximum)
     )
-  return tf.reduce_all(
-    [in_range, tf.math.is_finite(weight)]
-    + [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(value)]
-  )
+  return tf.logical_and(in_range, adapter.all_finite((value, weight)))
 
 
 class GuardedFactory(tff.aggregators.WeightedAggregationFactory):

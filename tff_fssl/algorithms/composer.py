@@ -127,14 +127,12 @@ def _model_weights_fns(
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
-  def to_model(weights):
+  @tff.tensorflow.computation(state_type)
+  def get_model_weights(state):
+    weights = state.global_model_weights
     return tff.learning.models.ModelWeights(
       tuple(weights.trainable), tuple(weights.non_trainable)
     )
-
-  @tff.tensorflow.computation(state_type)
-  def get_model_weights(state):
-    return to_model(state.global_model_weights)
 
   @tff.tensorflow.computation(
     state_type, get_model_weights.type_signature.result

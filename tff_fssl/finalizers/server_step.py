@@ -63,9 +63,7 @@ def build_server_step(
     @tf.function
     def run(state, weights, update):
       update = tuple(update)
-      finite = tf.reduce_all(
-        [tf.reduce_all(tf.math.is_finite(t)) for t in update]
-      )
+      finite = adapter.all_finite(update)
       num_trainable = len(weights.trainable)
       old = (state['optimizer'], tuple(weights.trainable))
       new = optimizer.next(old[0], old[1], update[:num_trainable])

@@ -30,9 +30,8 @@ def weak_logits(
   """
   num_images = tf.shape(images)[0]
   # At least one image, a blank one: TF's convolutions of none fail.
-  blank = tf.cast(tf.equal(num_images, 0), tf.int32)
-  images = tf.pad(images, [[0, blank]] + [[0, 0]] * (images.shape.rank - 1))
-  num_batches = -(-tf.shape(images)[0] // batch_size)
+  images = training.zero_row(images, tf.equal(num_images, 0))
+  num_batches = training.num_batches(tf.shape(images)[0], batch_size)
   results = tf.TensorArray(
     tf.float32,
     num_batches,

@@ -65,18 +65,31 @@ def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
   return tf.random.experimental.stateless_fold_in(seed, purpose)
 
 
+def num_batches(
+  size: int | tf.Tensor, batch_size: int | tf.Tensor
+) -> int | tf.Tensor:
+  """How many batches hold `size` examples, the last one perhaps smaller."""
+  return -(-size // batch_size)
+
+
+def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
+  """`values`, with a row of zeros put in front of them if `when`."""
+  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
+  return tf.pad(values, pad)
+
+
 class _Stream:
   """Seeded permutations of some examples, cut into batches, pass after pass."""
 
   def __init__(self, indices, batch_size, num_steps, seed):
     self._size = tf.maximum(tf.shape(indices)[0], 1)
     self._batch_size = batch_size
-    self._steps_per_pass = -(-self._size // batch_size)
+    self._steps_per_pass = num_batches(self._size, batch_size)
     # An empty stream yields example 0 of data that have been given a filler.
     padded = tf.cond(
       tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
     )
-    num_passes = -(-num_steps // self._steps_per_pass)
+    num_passes = num_batches(num_steps, self._steps_per_pass)
     keys = tf.random.stateless_uniform([num_passes, self._size], seed)
     self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
 
@@ -89,13 +102,8 @@ class _Stream:
 
 def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
   """At least one: a blank one for empty data, which the loop weighs 0."""
-  missing = tf.cast(tf.equal(tf.shape(examples.x)[0], 0), tf.int32)
-  pad = lambda t: tf.pad(t, [[0, missing]] + [[0, 0]] * (t.shape.rank - 1))
-  return algorithm_lib.Examples(pad(examples.x), pad(examples.y))
-
-
-def _num_steps(size: tf.Tensor, batch_size: int) -> tf.Tensor:
-  return -(-size // batch_size)
+  is_empty = tf.equal(tf.shape(examples.x)[0], 0)
+  return algorithm_lib.Examples(*(zero_row(t, is_empty) for t in examples))
 
 
 class LocalTraining:
@@ -193,12 +201,12 @@ class LocalTraining:
     num_labeled = tf.shape(labeled.x)[0]
     steps_per_epoch = tf.constant(0)
     if algorithm.views:
-      steps_per_epoch = _num_steps(
+      steps_per_epoch = num_batches(
         tf.shape(prepared.selected)[0], config.batch_size
       )
     if algorithm.labeled:
       steps_per_epoch = tf.maximum(
-        steps_per_epoch, _num_steps(num_labeled, config.labeled_batch_size)
+        steps_per_epoch, num_batches(num_labeled, config.labeled_batch_size)
       )
     num_steps = tf.where(enabled, config.num_epochs * steps_per_epoch, 0)
     streams = {}
@@ -215,8 +223,7 @@ class LocalTraining:
       unlabeled = _with_filler(unlabeled)
       prepared = prepared._replace(
         of_example={
-          k: _first_row_zero(v, is_filler)
-          for k, v in prepared.of_example.items()
+          k: zero_row(v, is_filler) for k, v in prepared.of_example.items()
         },
         constants={
           **prepared.constants,
@@ -265,9 +272,7 @@ class LocalTraining:
       start - v
       for start, v in zip(weights.trainable, network.trainable_variables)
     ]
-    is_finite = tf.reduce_all(
-      [tf.reduce_all(tf.math.is_finite(t)) for t in update]
-    )
+    is_finite = adapter.all_finite(update)
     return LocalResult(
       tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
       tuple(
@@ -282,9 +287,3 @@ class LocalTraining:
       {**prepared.ratios, **ratios},
       dict(prepared.ranges),
     )
-
-
-def _first_row_zero(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
-  """`values`, with a row of zeros put in front of them if `when`."""
-  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
-  return tf.pad(values, pad)

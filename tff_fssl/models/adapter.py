@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -120,6 +120,13 @@ def _check_model(model: tf.keras.Model, num_classes: int | None) -> None:
       f'model {model.name!r} has output shape {shape}; a data set of'
       f' {num_classes} classes needs (None, {num_classes})'
     )
+
+
+def all_finite(values: Any) -> tf.Tensor:
+  """Whether every entry of a structure of float tensors is: bool scalar."""
+  return tf.reduce_all(
+    [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(values)]
+  )
 
 
 class Network:

@@ -109,9 +109,7 @@ def gather(
       first[moments.layer] += share * offset
       second[moments.layer] += share * square
     sums = Sums(tuple(first), tuple(second), sums.count + weight)
-  finite = tf.reduce_all(
-    [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(sums)]
-  )
+  finite = adapter.all_finite(sums)
   return tf.nest.map_structure(
     lambda t: tf.where(finite, t, tf.zeros_like(t)), sums
   )

@@ -64,6 +64,21 @@ class Config:
     """The norm that the network is built with: 'bn', 'gn' or 'none'."""
     return 'bn' if self.run.norm == 'sbn' else self.run.norm
 
+  @property
+  def partition_settings(self) -> dict[str, Any]:
+    """What `data.partition` is asked for, but for classes, labels and seed."""
+    run = self.run
+    return {
+      'num_clients': run.num_clients,
+      'num_labels': run.num_labels,
+      'scenario': self.round.scenario,
+      'split': run.split,
+      'alpha': run.alpha,
+      'min_client_examples': run.min_client_examples,
+      'num_validation': run.num_validation,
+      'full_labels': run.full_labels,
+    }
+
   def flags(self) -> dict[str, Any]:
     """Every flag that has an effect, by name: together they repeat the run."""
     values = {
@@ -284,14 +299,7 @@ def _check_data(config: Config) -> None:
   info = data_names.data_set_info(run.dataset)
   partition.check_settings(
     num_classes=info.num_classes,
-    num_clients=run.num_clients,
-    num_labels=run.num_labels,
-    scenario=config.round.scenario,
-    split=run.split,
-    alpha=run.alpha,
-    min_client_examples=run.min_client_examples,
-    num_validation=run.num_validation,
-    full_labels=run.full_labels,
+    **config.partition_settings,
   )
   at_clients = config.round.scenario == _CLIENTS
   holders = run.num_clients if at_clients else 1

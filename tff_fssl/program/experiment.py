@@ -125,14 +125,7 @@ def build_task(config: config_lib.Config) -> Task:
   partition = partition_lib.build_partition(
     data.train.y,
     num_classes=data.num_classes,
-    num_clients=run.num_clients,
-    num_labels=run.num_labels,
-    scenario=config.round.scenario,
-    split=run.split,
-    alpha=run.alpha,
-    min_client_examples=run.min_client_examples,
-    num_validation=run.num_validation,
-    full_labels=run.full_labels,
+    **config.partition_settings,
     seed=run.seed,
   )
   return Task(
