@@ -55,6 +55,7 @@ _CHANGES = {
     {'batch_norm_statistics': 'batch_mean'},
     3,
   ),
+  'compute_dtype': ('supervised', _AT_CLIENTS, {}, 'bfloat16'),
 }
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from tff_fssl import hparams
 from tff_fssl.models import adapter
+from tff_fssl.models import networks
 
 _LAYERS = tf.keras.layers
 
@@ -141,3 +142,52 @@ def test_refuses_the_wrong_width():
 
 def test_dropout_of_nothing_is_allowed():
   adapter.Network(lambda: _model(extra=[_LAYERS.Dropout(0.0)]))
+
+
+@pytest.mark.parametrize('norm', ['bn', 'gn', 'none'])
+def test_bfloat16_computes_in_it_and_keeps_float32(norm):
+  def model_fn():
+    return networks.build_network('cnn', (8, 8, 1), 5, norm)
+
+  images = tf.random.stateless_normal([16, 8, 8, 1], [0, 3])
+  gradients, logits = [], []
+  for dtype in ('float32', 'bfloat16'):
+    network = adapter.Network(model_fn, seed=2, compute_dtype=dtype)
+    assert {v.dtype for v in network.model.variables} == {tf.float32}
+    convolution = network.model.get_layer('conv1')
+    assert convolution(images).dtype == dtype
+    with tf.GradientTape() as tape:
+      logits.append(network.logits(images, training=True))
+      loss = tf.reduce_mean(tf.square(logits[-1]))
+    gradients.append(tape.gradient(loss, network.trainable_variables))
+    for moments in network.moments(images):
+      assert moments.mean.dtype == moments.variance.dtype == tf.float32
+  assert tf.keras.mixed_precision.global_policy().name == 'float32'
+  assert logits[0].dtype == logits[1].dtype == tf.float32
+  assert not np.array_equal(*logits)
+  np.testing.assert_allclose(*logits, rtol=0.05, atol=0.05)
+  norms = [tf.linalg.global_norm(g) for g in gradients]
+  difference = [a - b for a, b in zip(*gradients)]
+  assert {g.dtype for g in gradients[1]} == {tf.float32}
+  assert tf.linalg.global_norm(difference) < 0.05 * norms[0]
+
+
+def test_bfloat16_leaves_the_perturbed_weights_exact():
+  network = adapter.Network(_model, seed=0, compute_dtype='bfloat16')
+  before = network.initial_weights().trainable
+  small = [tf.fill(w.shape, 1e-5) for w in before]
+  with network.perturbed(small):
+    for w, v in zip(before, network.trainable_variables):
+      np.testing.assert_array_equal(w + 1e-5, v.read_value())
+  for w, v in zip(before, network.trainable_variables):
+    np.testing.assert_array_equal(w, v.read_value())
+
+
+def test_bfloat16_that_no_layer_takes_up_is_refused():
+  def model_fn():
+    return tf.keras.Sequential(
+      [tf.keras.Input([3]), _LAYERS.Dense(3, dtype='float32')]
+    )
+
+  with pytest.raises(hparams.UsageError, match='no layer .* computes in it'):
+    adapter.Network(model_fn, compute_dtype='bfloat16')

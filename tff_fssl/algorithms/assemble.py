@@ -145,6 +145,7 @@ def build_process(
       seed=network_seed,
       num_classes=num_classes,
       track_moving_averages=tracked,
+      compute_dtype=hparams.compute_dtype,
     )
 
   sgd = optimizer_lib.Sgd(

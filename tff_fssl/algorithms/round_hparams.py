@@ -137,6 +137,13 @@ class RoundHparams:
     ' statistics).',
     minimum=1,
   )
+  compute_dtype: str = hparam(
+    'float32',
+    'What the network computes in. bfloat16: faster where the processor has it;'
+    ' weights, gradients, batch norm statistics, losses and evaluation stay'
+    ' float32.',
+    choices=('float32', 'bfloat16'),
+  )
   jit_compile: bool = hparam(
     False,
     'Whether training steps are compiled with XLA (for GPUs; on CPUs'

@@ -122,6 +122,34 @@ def _check_model(model: tf.keras.Model, num_classes: int | None) -> None:
     )
 
 
+def _build(model_fn: ModelFn, compute_dtype: str) -> tf.keras.Model:
+  """The model, its layers made under Keras's policy for `compute_dtype`.
+
+  Raises:
+    UsageError: If no layer with weights took the policy up.
+  """
+  if compute_dtype == 'float32':
+    return model_fn()  # Under whatever policy the caller has set.
+  before = tf.keras.mixed_precision.global_policy()
+  tf.keras.mixed_precision.set_global_policy(f'mixed_{compute_dtype}')
+  try:
+    model = model_fn()
+  finally:
+    tf.keras.mixed_precision.set_global_policy(before)
+  layers = [
+    layer
+    for layer in model._flatten_layers()  # pylint: disable=protected-access
+    if layer.weights and not isinstance(layer, tf.keras.Model)
+  ]
+  if layers and all(layer.compute_dtype != compute_dtype for layer in layers):
+    raise hparams.UsageError(
+      f'compute_dtype={compute_dtype}: no layer of model {model.name!r}'
+      ' computes in it; make its layers without a dtype of their own, inside'
+      ' model_fn'
+    )
+  return model
+
+
 def all_finite(values: Any) -> tf.Tensor:
   """Whether every entry of a structure of float tensors is: bool scalar."""
   return tf.reduce_all(
@@ -139,6 +167,7 @@ class Network:
     seed: int | None = None,
     num_classes: int | None = None,
     track_moving_averages: bool = False,
+    compute_dtype: str = 'float32',
   ):
     """Builds the model in the current graph.
 
@@ -148,12 +177,15 @@ class Network:
       seed: Of the initial weights; None if weights will be assigned.
       num_classes: Expected width of the output, if to be checked.
       track_moving_averages: Whether training moves Keras's moving averages.
+      compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
+        precision; variables, moments of batch norm and what this class returns
+        stay float32. 'float32': the model is as `model_fn` makes it.
 
     Raises:
       UsageError: If the model cannot be trained; says why.
     """
     with tf.variable_creator_scope(_seeded_creator(seed)):
-      self.model = model_fn()
+      self.model = _build(model_fn, compute_dtype)
     _check_model(self.model, num_classes)
     self.trainable_variables = tuple(self.model.trainable_variables)
     self.non_trainable_variables = tuple(self.model.non_trainable_variables)

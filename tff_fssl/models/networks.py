@@ -29,6 +29,11 @@ _EPSILON = 1e-5
 # Keras's default of 0.99 needs more steps than a round of local training has.
 _MOMENTUM = 0.9
 
+# For what sums many values, or says on which side of a threshold a probability
+# lies, whatever convolutions compute in (`adapter.Network`'s compute_dtype).
+# Batch normalization's own moments are float32 in any case.
+_EXACT = 'float32'
+
 _layers = tf.keras.layers
 
 
@@ -73,7 +78,7 @@ def _norm(x: tf.Tensor, norm: str, name: str) -> tf.Tensor:
     )
   elif norm == 'gn':
     layer = _layers.GroupNormalization(
-      num_groups(x.shape[-1]), epsilon=_EPSILON, name=name
+      num_groups(x.shape[-1]), epsilon=_EPSILON, dtype=_EXACT, name=name
     )
   else:
     return x
@@ -116,12 +121,15 @@ def _relu(x: tf.Tensor, name: str) -> tf.Tensor:
 
 def _dense(x: tf.Tensor, num_classes: int) -> tf.Tensor:
   return _layers.Dense(
-    num_classes, kernel_initializer=_uniform_fan_in(), name='logits'
+    num_classes,
+    kernel_initializer=_uniform_fan_in(),
+    dtype=_EXACT,
+    name='logits',
   )(x)
 
 
 def _average(x: tf.Tensor) -> tf.Tensor:
-  return _layers.GlobalAveragePooling2D(name='features')(x)
+  return _layers.GlobalAveragePooling2D(dtype=_EXACT, name='features')(x)
 
 
 def _wide_resnet_block(
@@ -211,6 +219,7 @@ def _resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
     num_classes,
     use_bias=False,
     kernel_initializer=_lecun_normal(),
+    dtype=_EXACT,
     name='logits',
   )(x)
 
