@@ -175,8 +175,26 @@ def config(folder):
   return config_lib.from_command_line([f'--output_dir={folder}'])
 
 
-def run(folder, process=None, reporter=None, stop=None, keep=2, **changed):
-  """Runs a training program on the fakes; returns its result."""
+def run(
+  folder,
+  process=None,
+  reporter=None,
+  stop=None,
+  keep=2,
+  options=None,
+  **changed,
+):
+  """Runs a training program on the fakes; returns its result.
+
+  Args:
+    folder: The run's.
+    process: A fake one by default.
+    reporter: Likewise.
+    stop: `training.train`'s.
+    keep: How many checkpoints.
+    options: Further arguments of `training.train`.
+    **changed: Settings.
+  """
   folder = str(folder)
   reporter = reporter or Reporter()
   with output_tree.OutputTree(folder) as tree:
@@ -190,6 +208,7 @@ def run(folder, process=None, reporter=None, stop=None, keep=2, **changed):
       evaluate_fn=evaluate,
       reporter=reporter,
       stop=stop or training_types.StopRequest(),
+      **(options or {}),
     )
     return asyncio.run(logic)
 

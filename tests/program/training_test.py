@@ -7,6 +7,8 @@ import pytest
 
 from tests.program import fakes
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
+from tff_fssl.program import checkpoint
 from tff_fssl.program import csv_table
 from tff_fssl.program import output_tree
 from tff_fssl.program import summary
@@ -59,6 +61,51 @@ def test_a_finished_run_does_nothing_and_more_rounds_go_on(tmp_path):
   assert process.rounds == []
   assert fakes.run(tmp_path / 'b').num_rounds == 2
   assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def _weights(value):
+  return adapter.Weights(
+    (np.full([3], value, np.float32), np.float32(value)), (), np.float32(7)
+  )
+
+
+def test_a_warm_start_is_evaluated_and_saved_before_the_first_round(tmp_path):
+  warm = {'initial_weights': _weights(0.5)}
+  reporter = fakes.Reporter()
+  fakes.run(tmp_path / 'a', reporter=reporter, options=warm, keep=9)
+  rows = _rows(tmp_path / 'a', 'eval.csv')
+  assert [row['round'] for row in rows] == ['-1', '0', '2', '4']
+  assert float(rows[0]['test/accuracy']) == 1 / 3
+  assert reporter.messages == ['At the start: test 33.3%  val 20.0%']
+  tree = output_tree.OutputTree(str(tmp_path / 'a'))
+  saved = checkpoint.read(checkpoint.path_of(tree.checkpoints, -1))
+  weights = {k: v for k, v in saved.items() if 'global_model_weights' in k}
+  np.testing.assert_array_equal(
+    np.concatenate([np.ravel(w) for w in weights.values()]), [0.5] * 4 + [7.0]
+  )
+  assert not saved['process/finalizer/momentum'].any()
+  fakes.run(tmp_path / 'b')
+  assert fakes.results(tmp_path / 'a') != fakes.results(tmp_path / 'b')
+
+
+def test_a_warm_start_that_is_killed_goes_on_without_its_weights(
+  tmp_path, monkeypatch
+):
+  warm = {'initial_weights': _weights(0.5)}
+  with fakes.Disk().installed(monkeypatch) as disk:
+    fakes.run(tmp_path / 'whole', options=warm, total_rounds=1)
+  for stop_at in range(len(disk.calls)):
+    folder = tmp_path / str(stop_at)
+    with fakes.Disk(stop_at).installed(monkeypatch):
+      with pytest.raises(fakes.Killed):
+        fakes.run(folder, options=warm, total_rounds=1)
+    # Others by now, which must not matter once there is a checkpoint.
+    is_saved = bool(checkpoint.versions(str(folder / 'checkpoints')))
+    options = {'initial_weights': _weights(9.0)} if is_saved else warm
+    reporter = fakes.Reporter()
+    fakes.run(folder, reporter=reporter, options=options, total_rounds=1)
+    assert not any('lacks rows' in m for m in reporter.messages)
+    assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

@@ -18,6 +18,7 @@ from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import plot_main
 from tff_fssl.program import train_main
+from tff_fssl.program import warm_start
 
 _ROOT = os.path.join(os.path.dirname(__file__), '..', '..')
 _FLAGS = (
@@ -58,6 +59,11 @@ def _assert_equal_runs(first, second):
   assert _bytes(checkpoint.path_of(a.checkpoints, last)) == _bytes(
     checkpoint.path_of(b.checkpoints, last)
   )
+
+
+def _rows(path):
+  with open(path) as file:
+    return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope='module')
@@ -108,15 +114,13 @@ def test_what_it_writes(finished):
     assert os.path.getsize(path) > 0, path
   assert os.listdir(tree.tensorboard)
   assert checkpoint.versions(tree.checkpoints) == [0, 2, 4]
-  with open(tree.train_csv) as file:
-    rows = list(csv.DictReader(file))
+  rows = _rows(tree.train_csv)
   assert [row['round'] for row in rows] == ['-1', '0', '1', '2', '3', '4']
   last = rows[-1]
   assert last['client_work/train/num_clients'] == '2'
   assert int(last['communication/bytes_up_per_client']) > 0
   assert 0 < float(last['client_work/train/pseudo_label_ratio']) <= 1
-  with open(tree.timing_csv) as file:
-    timing = list(csv.DictReader(file))[-1]
+  timing = _rows(tree.timing_csv)[-1]
   for name in ('clients', 'aggregation', 'server', 'round', 'evaluation'):
     assert float(timing[f'seconds/{name}']) >= 0
   with open(tree.summary_json) as file:
@@ -154,8 +158,7 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
 
 def test_evaluations_agree(finished, capsys):
   tree = output_tree.OutputTree(finished[0])
-  with open(tree.eval_csv) as file:
-    rows = {row['round']: row for row in csv.DictReader(file)}
+  rows = {row['round']: row for row in _rows(tree.eval_csv)}
   for argv, row, split in (
     ([tree.path], '4', 'test'),
     ([tree.path, '--round=2', '--examples=validation'], '2', 'validation'),
@@ -188,6 +191,45 @@ def test_plots(finished, capsys):
   assert 'Thresholds' in capsys.readouterr().out
 
 
+def _drop_last(tree, version):
+  """Leaves what a kill before the checkpoint `version` leaves."""
+  os.unlink(checkpoint.path_of(tree.checkpoints, version))
+  shutil.rmtree(tree.model)
+
+
+def test_a_warm_start(finished, tmp_path, capsys):
+  source, warm = str(tmp_path / 'source'), str(tmp_path / 'warm')
+  shutil.copytree(finished[0], source)
+  flags = [f'--init_from={source}', '--num_pretraining_rounds=0', '--seed=1']
+  flags += ['--total_rounds=2', '--rounds_per_evaluation=1']
+  assert _train(warm, *flags) == 0
+  output = capsys.readouterr().out
+  assert f'starts from  {source}, round 4' in output
+  tree, of_source = (output_tree.OutputTree(path) for path in (warm, source))
+  # The test set does not depend on the seed.
+  first, last = (_rows(t.eval_csv)[i] for t, i in ((tree, 0), (of_source, -1)))
+  assert (first['round'], last['round']) == ('0', '4')
+  assert first['test/accuracy'] == last['test/accuracy']
+  assert first['test/loss'] == last['test/loss']
+  new, old = (
+    warm_start.from_leaves(checkpoint.read(checkpoint.path_of(folder, version)))
+    for folder, version in ((tree.checkpoints, 0), (of_source.checkpoints, 4))
+  )
+  assert new.statistics_count == old.statistics_count > 1
+  for a, b in zip(new[0] + new[1], old[0] + old[1], strict=True):
+    np.testing.assert_array_equal(a, b)
+  # Killed and continued when its source has gone: as if it had not been.
+  killed = str(tmp_path / 'killed')
+  shutil.copytree(warm, killed)
+  _drop_last(output_tree.OutputTree(killed), 2)
+  shutil.rmtree(source)
+  assert _train(killed, *flags) == 0
+  _assert_equal_runs(warm, killed)
+  capsys.readouterr()
+  assert _train(killed, *flags[1:]) == 2
+  assert '--init_from' in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
   'flags, words',
   [
@@ -207,10 +249,15 @@ def test_another_run_in_its_folder(finished, flags, words, capsys):
   [
     (['--dataset=cifar10', '--data_dir=/nowhere'], 'cifar10'),
     (['--client_devices=gpu:77'], 'gpu:77'),
+    (['--init_from=/nowhere'], 'does not exist'),
+    (['--init_from=FINISHED', '--model=resnet9'], '16 here'),
     (['--num_clients=1400', '--num_labels=400'], '--num_clients=1400'),
   ],
 )
-def test_refusals_leave_the_folder_free(tmp_path, flags, word, capsys):
+def test_refusals_leave_the_folder_free(
+  finished, tmp_path, flags, word, capsys
+):
+  flags = [flag.replace('FINISHED', finished[0]) for flag in flags]
   folder = tmp_path / 'run'
   assert _train(folder, *flags) == 2
   error = capsys.readouterr().err

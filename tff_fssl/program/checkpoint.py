@@ -9,7 +9,7 @@
 One file holds the whole state, so that a single rename makes it current.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 import hashlib
 import json
 import math
@@ -126,6 +126,32 @@ def read(path: str) -> dict[str, Any]:
     leaves[leaf['path']] = value.tobytes() if leaf['kind'] == 'bytes' else value
     offset += size
   return leaves
+
+
+def read_latest(
+  folder: str, among: Iterable[int] | None = None
+) -> tuple[int, dict[str, Any]]:
+  """The latest checkpoint of a folder that is whole.
+
+  Args:
+    folder: The folder.
+    among: Versions that there are; all by default.
+
+  Returns:
+    Its version and leaves.
+
+  Raises:
+    CheckpointError: If there is none; says what is wrong with the earliest.
+  """
+  reason = 'there is none'
+  among = versions(folder) if among is None else among
+  for version in sorted(among, reverse=True):
+    path = path_of(folder, version)
+    try:
+      return version, read(path)
+    except CheckpointError as error:
+      reason = f'{path}: {error}'
+  raise CheckpointError(reason)
 
 
 def _dtype(name: str) -> np.dtype:

@@ -14,6 +14,7 @@ from tff_fssl.program import console
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import warm_start
 
 _USAGE = 'programs/evaluate.py RUN|MODEL [--FLAG=VALUE ...]'
 _ABOUT = (
@@ -21,7 +22,6 @@ _ABOUT = (
   ' programs/train.py) or an exported model (its folder model/, or a copy of'
   ' it), on the data set that it was trained for.'
 )
-_WEIGHTS = 'process/global_model_weights'
 _LATEST = 'latest'
 
 
@@ -94,20 +94,10 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   round_num, leaves = _read_checkpoint(tree.checkpoints, settings)
 
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.models import adapter
   from tff_fssl.models import evaluate
   from tff_fssl.program import experiment
 
-  def part(name):
-    prefix = f'{_WEIGHTS}/{name}/'
-    count = sum(path.startswith(prefix) for path in leaves)
-    return tuple(leaves[f'{prefix}{index}'] for index in range(count))
-
-  weights = adapter.Weights(
-    part('trainable'),
-    part('non_trainable'),
-    leaves[f'{_WEIGHTS}/statistics_count'],
-  )
+  weights = warm_start.from_leaves(leaves)
   task = experiment.build_task(config)
   held = task.examples(settings.examples)
   evaluate_fn = evaluate.build_evaluate_fn(
@@ -176,14 +166,10 @@ def _read_checkpoint(
         f'--round={settings.round}: there is no checkpoint of it in {folder};'
         f' there are: {there}'
       )
-  reason = 'there is none'
-  for version in reversed(versions):
-    path = checkpoint.path_of(folder, version)
-    try:
-      return version, checkpoint.read(path)
-    except checkpoint.CheckpointError as error:
-      reason = f'{path}: {error}'
-  raise UsageError(f'{folder}: no checkpoint can be read: {reason}')
+  try:
+    return checkpoint.read_latest(folder, versions)
+  except checkpoint.CheckpointError as error:
+    raise UsageError(f'{folder}: no checkpoint can be read: {error}') from error
 
 
 def _rows(

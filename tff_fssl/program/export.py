@@ -13,8 +13,8 @@ from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.program import experiment
+from tff_fssl.program import warm_start
 
-KERAS_FILE = 'model.keras'
 ABOUT_FILE = 'about.json'
 _DISK_ERRORS = (
   tf.errors.ResourceExhaustedError,
@@ -78,11 +78,8 @@ def export_model(
   model.set_weights(_in_keras_order(model, weights))
   try:
     tf.saved_model.save(module, new, {'serving_default': module.predict})
-    model.save(os.path.join(new, KERAS_FILE))
-  except (
-    tf.errors.ResourceExhaustedError,
-    tf.errors.PermissionDeniedError,
-  ) as e:
+    model.save(os.path.join(new, warm_start.KERAS_FILE))
+  except _DISK_ERRORS as e:
     raise UsageError(
       f'{new}: the model cannot be written ({e.message}); the run is saved, put'
       ' this right and give the command again'

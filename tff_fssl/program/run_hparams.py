@@ -28,6 +28,14 @@ class RunHparams:
     ' moving averages, aggregated with the weights; gn: group norm; none.',
     choices=NORMS,
   )
+  init_from: str = hparam(
+    '',
+    "Start from these weights: a run's folder (its last checkpoint), or a Keras"
+    " model (.keras, .h5, an exported model's folder), batch norm statistics"
+    ' included; rounds and optimizers start anew. Server pre-training is done'
+    ' all the same: --num_pretraining_rounds=0 leaves it out. Needed at the'
+    ' start only: they are saved as the first checkpoint.',
+  )
   seed: int = hparam(
     0,
     'Of everything random: runs of one command and one seed are equal.',
@@ -157,7 +165,14 @@ class RunHparams:
 
 # For `--help`: every field, in groups.
 GROUPS = {
-  'What is trained': ('algorithm', 'model', 'norm', 'seed', 'cross_device'),
+  'What is trained': (
+    'algorithm',
+    'model',
+    'norm',
+    'init_from',
+    'seed',
+    'cross_device',
+  ),
   'Data': (
     'dataset',
     'data_dir',

@@ -19,6 +19,7 @@ from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
+from tff_fssl.program import warm_start
 
 _USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
 _ABOUT = (
@@ -54,8 +55,11 @@ def train_main(argv: Sequence[str]) -> int:
       )
       _close(view, tree)
       return main_lib.DONE
+    source = None
+    if config.run.init_from and not checkpoint.versions(tree.checkpoints):
+      source = warm_start.find(config.run.init_from)
     main_lib.quiet(config.run.verbose)
-    return _train(config, tree, view)
+    return _train(config, tree, view, source)
 
 
 def _is_finished(
@@ -77,9 +81,12 @@ def _is_finished(
 
 
 def _train(
-  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  source: warm_start.Source | None,
 ) -> int:
-  """Trains; TensorFlow is imported from here on."""
+  """Trains, from `source` if given; TensorFlow is imported from here on."""
   view.say('Starting TensorFlow ...')
   # pylint: disable=import-outside-toplevel
   import tensorflow_federated as tff
@@ -102,8 +109,11 @@ def _train(
   with contextlib.ExitStack() as exits:
     exits.enter_context(stack.install(federated_context))
     exits.callback(getattr(context, 'close', lambda: None))
+    weights = source and warm_start.load(
+      source, experiment_lib.build_model_fn(config)()
+    )
     task = experiment_lib.build_task(config)
-    view.say(_banner(task, context))
+    view.say(_banner(task, context, source))
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     export.remove_leftovers(tree.model)
     tree.record(config)
@@ -118,6 +128,7 @@ def _train(
       reporter=view,
       stop=stop,
       timing_fn=lambda: _timing(context),
+      initial_weights=weights,
     )
     try:
       result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
@@ -203,7 +214,7 @@ def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
     task.partition.plot(tree.partition_png)
 
 
-def _banner(task: Any, context: Any) -> str:
+def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
   """What is about to happen, in a few lines."""
   config, data, partition = task.config, task.data, task.partition
   run, round_hparams = config.run, config.round
@@ -244,6 +255,7 @@ def _banner(task: Any, context: Any) -> str:
     'labels': labels,
     'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights',
+    **({'starts from': source.about} if source else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
     'runs': f'{where}, seed {run.seed}',
     'output': run.output_dir,

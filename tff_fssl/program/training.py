@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_fssl.program import console
 from tff_fssl.program import managers
 from tff_fssl.program import sampling
 from tff_fssl.program import training_types
@@ -102,6 +103,7 @@ async def train(
   reporter: Reporter,
   stop: StopRequest,
   timing_fn: Callable[[], Mapping[str, float]] = dict,
+  initial_weights: Any = None,
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
@@ -117,6 +119,8 @@ async def train(
     reporter: Told of every round.
     stop: Looked at after each round.
     timing_fn: What the runtime tells of where the last round's seconds went.
+    initial_weights: What a run that has no saved state starts from, instead of
+      `initialize`'s weights; evaluated and saved as the round before the first.
 
   Returns:
     How it ended: after the last round, or stopped by request, saved.
@@ -127,7 +131,13 @@ async def train(
     ValueError: If process and data source do not fit together.
   """
   _check_types(process, data_source)
-  state, done = await _start(process, data_source, settings, outputs, reporter)
+  state, done = await _load(process, data_source, settings, outputs, reporter)
+  if state is None:
+    state, done = await _initialize(process, data_source, settings, outputs)
+    if initial_weights is not None:
+      state = await _warm_start(
+        state, done, initial_weights, outputs, evaluate_fn, reporter
+      )
   before, saved = done, done
   reporter.begin(done, settings)
   try:
@@ -166,28 +176,60 @@ def state_structure(
   )
 
 
-async def _start(
+async def _load(
   process: tff.learning.templates.LearningProcess,
   data_source: sampling.CohortDataSource,
   settings: Settings,
   outputs: Outputs,
   reporter: Reporter,
-) -> tuple[ProgramState, int]:
-  """(state, last finished round): the saved ones, or the initial ones."""
+) -> tuple[ProgramState | None, int]:
+  """(saved state, last finished round), or (None, 0)."""
   state, done = await outputs.states.load_latest(state_structure(process))
   if state is None:
-    outputs.truncate_after(settings.first_round - 1)
-    initial = await tff.program.materialize_value(process.initialize())
-    state = ProgramState(initial, data_source.iterator(), 0)
-    return state, settings.first_round - 1
+    return None, 0
   last_row = outputs.train.table.last_key
-  if last_row is None or last_row < done:
+  if done >= settings.first_round and (last_row is None or last_row < done):
     reporter.say(
       f'{outputs.train.table.path} lacks rows before round {done}: they were'
       ' removed since; training goes on without them.'
     )
   outputs.truncate_after(done)
   return state._replace(iterator=data_source.attach(state.iterator)), done
+
+
+async def _initialize(
+  process: tff.learning.templates.LearningProcess,
+  data_source: sampling.CohortDataSource,
+  settings: Settings,
+  outputs: Outputs,
+) -> tuple[ProgramState, int]:
+  """(initial state, the round before the first)."""
+  done = settings.first_round - 1
+  outputs.truncate_after(done)
+  initial = await tff.program.materialize_value(process.initialize())
+  return ProgramState(initial, data_source.iterator(), 0), done
+
+
+async def _warm_start(
+  state: ProgramState,
+  done: int,
+  weights: Any,
+  outputs: Outputs,
+  evaluate_fn: Callable[[Any], Mapping[str, float]],
+  reporter: Reporter,
+) -> ProgramState:
+  """`state` with other weights, evaluated and saved: they may be gone later."""
+  state = state._replace(
+    process=state.process._replace(global_model_weights=weights)
+  )
+  evaluation = await asyncio.to_thread(evaluate_fn, state.process)
+  await outputs.evaluation.release(evaluation, done)
+  if outputs.also is not None:
+    await outputs.also.release(evaluation, done)
+  await outputs.states.save(state, done)
+  figures = '  '.join(console.evaluation_figures(evaluation))
+  reporter.say(f'At the start: {figures}')
+  return state
 
 
 async def _run_round(
