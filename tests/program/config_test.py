@@ -1,6 +1,7 @@
 import dataclasses
 import glob
 import os
+import re
 
 import pytest
 
@@ -8,7 +9,9 @@ from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import config
 from tff_fssl.program import flags
+from tff_fssl.program import main
 from tff_fssl.program import run_hparams
+from tff_fssl.program import train_main
 
 _CLIENTS = '--scenario=labels_at_clients'
 _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
@@ -179,6 +182,31 @@ def test_differences():
   assert config.differences(old, old | {'num_clients': '7'})[0] == [
     'num_clients'
   ]
+
+
+def test_help_and_readme_name_the_flags_that_may_differ(repository, capsys):
+  readme = (repository / 'README.md').read_text()
+  assert main.run(train_main.train_main, ['--help']) == 0
+  shown = ' '.join(capsys.readouterr().out.split())
+  for text in (readme, shown):
+    assert f'these may differ: {run_hparams.may_differ()}.' in text
+  known = {field.name for field in dataclasses.fields(run_hparams.RunHparams)}
+  assert run_hparams.MAY_DIFFER <= known
+
+
+def test_readme_names_the_exit_codes(repository):
+  readme = (repository / 'README.md').read_text()
+  rows = [re.findall(r'\d+', line.split('|')[1])
+          for line in readme.splitlines() if line.startswith('| ')]  # fmt: skip
+  named = {int(code) for row in rows for code in row}
+  assert named == {
+    main.DONE,
+    main.FAILED,
+    main.USAGE,
+    main.NOT_FINITE,
+    main.INTERRUPTED,
+    main.TERMINATED,
+  }
 
 
 def test_every_config_file_is_valid():

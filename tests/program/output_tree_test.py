@@ -50,7 +50,7 @@ def test_another_configuration_is_refused(tmp_path):
   message = str(error.value)
   assert '--seed=0 there, 3 now' in message
   assert '--norm=sbn there, gn now' in message
-  assert 'total_rounds upwards' in message
+  assert 'data_dir, ' in message and 'total_rounds (upwards)' in message
   with pytest.raises(UsageError, match='--total_rounds=5 there, 4 now'):
     _open(tmp_path / 'run', '--total_rounds=4')
   # Refusing lets go of the lock.

@@ -267,6 +267,15 @@ def test_refusals_leave_the_folder_free(
 
 
 @pytest.mark.slow
+def test_more_rounds_are_as_if_all_had_been_asked_for(tmp_path):
+  schedule = ['--learning_rate_schedule=cosine', '--schedule_rounds=4']
+  for name, totals in (('at_once', [4]), ('in_two', [2, 4])):
+    for total in totals:
+      assert _train(tmp_path / name, *schedule, f'--total_rounds={total}') == 0
+  _assert_equal_runs(tmp_path / 'at_once', tmp_path / 'in_two')
+
+
+@pytest.mark.slow
 def test_changed_data_are_noticed(finished, tmp_path, capsys):
   folder = str(tmp_path / 'run')
   shutil.copytree(finished[0], folder)

@@ -161,13 +161,15 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
 
   Args:
     usage: How the program is called.
-    description: What it does.
+    description: What it does; a line is a paragraph.
     groups: Its flags.
 
   Returns:
     The text.
   """
-  lines = [f'usage: {usage}', '', *textwrap.wrap(description, _WIDTH)]
+  lines = [f'usage: {usage}']
+  for paragraph in description.splitlines():
+    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
   lines += ['', 'Each flag is given with its default.']
   for group in groups:
     named_fields = group.named_fields()

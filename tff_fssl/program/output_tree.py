@@ -218,6 +218,5 @@ def _refusal(
     f'--output_dir={path}: holds a run of another configuration ({differing}).'
     ' Choose another folder, or give its own flags'
     f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
-    f' may differ: {", ".join(sorted(run_hparams.MAY_DIFFER))} (total_rounds'
-    ' upwards)'
+    f' may differ: {run_hparams.may_differ()}'
   )

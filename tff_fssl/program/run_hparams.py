@@ -225,3 +225,9 @@ MAY_DIFFER = frozenset(
     'verbose',
   }
 )
+
+
+def may_differ() -> str:
+  """The names of `MAY_DIFFER`, for people."""
+  names = (n + ' (upwards)' * (n == 'total_rounds') for n in sorted(MAY_DIFFER))
+  return ', '.join(names)

@@ -17,6 +17,7 @@ from tff_fssl.program import flags
 from tff_fssl.program import interrupts
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import run_hparams
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
 from tff_fssl.program import warm_start
@@ -25,7 +26,10 @@ _USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
 _ABOUT = (
   'Trains a model by federated semi-supervised learning, simulated in this'
   ' process: data, checkpoints, metrics, plots and the exported model of a run'
-  ' are in one folder. The same command continues a run that was stopped.'
+  ' are in one folder. The same command continues a run that was stopped.\n'
+  'When a run is continued, flags must be the same; these may differ:'
+  f' {run_hparams.may_differ()}. A larger --total_rounds continues a run that'
+  ' has finished.'
 )
 
 
