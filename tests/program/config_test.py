@@ -82,6 +82,17 @@ def test_labels_at_clients_have_no_pretraining():
     (['--batch_norm_statistics=moving_average'], ['moving_average']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--split=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),
+    (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
+    (['--profile=2,,4'], ["'' is not a round"]),
+    (['--profile=-1'], ["'-1' is not a round"]),
+    (['--profile=5-3'], ['ascending']),
+    (['--profile=0'], ['1 to']),
+    (['--profile=2,801'], ['801 is not within', '--total_rounds=800']),
+    (['--profile=999999999-999999999'], ['--total_rounds=800']),
+    (
+      ['--profile=2', '--runtime=tff_worker'],
+      ['--runtime=tff_worker', 'in_process'],
+    ),
     (['--num_clients=60000'], ['--num_clients=60000', 'training examples']),
     (
       ['--algorithm=fixmatch', _CLIENTS, '--num_labels=1000'],

@@ -3,6 +3,7 @@
 import csv
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -11,6 +12,7 @@ import time
 
 import numpy as np
 import pytest
+from tensorflow.core.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program import checkpoint
 from tff_fssl.program import evaluate_main
@@ -148,12 +150,27 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
   flags = f'--flagfile={tree.flags_file}'
   code = main.run(
     train_main.train_main,
-    [flags, f'--output_dir={folder}', '--client_threads=1'],
+    [
+      flags,
+      f'--output_dir={folder}',
+      '--client_threads=1',
+      '--profile=1,4',
+      '--tensorboard=false',
+    ],
   )
   assert code == 0
   output = capsys.readouterr().out
   assert 'round  3/4' in output and 'round  2/4' not in output
   _assert_equal_runs(finished[0], folder)
+  # The profile of a round that was run, and of no other.
+  profiles = pathlib.Path(tree.tensorboard).glob('round_*/**/*.xplane.pb')
+  (profile,) = profiles
+  assert profile.relative_to(tree.tensorboard).parts[0] == 'round_4'
+  assert f'Profile of round 4: {tree.tensorboard}/round_4' in output
+  space = xplane_pb2.XSpace.FromString(profile.read_bytes())
+  (host,) = (p for p in space.planes if p.name == '/host:CPU')
+  names = {event.name for event in host.event_metadata.values()}
+  assert 'round' in names and any('Conv2D' in name for name in names)
 
 
 def test_evaluations_agree(finished, capsys):

@@ -13,6 +13,7 @@ from tff_fssl.algorithms import round_hparams as round_hparams_lib
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import flags
+from tff_fssl.program import profiling
 from tff_fssl.program import run_hparams as run_hparams_lib
 
 AggregatorHparams = aggregator_hparams.AggregatorHparams
@@ -257,6 +258,12 @@ def check(config: Config) -> None:
     raise UsageError(
       f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled or'
       ' batch_mean are allowed; with --norm=bn, moving_average'
+    )
+  profiling.parse_rounds(run.profile, run.total_rounds)
+  if run.profile and run.runtime == 'tff_worker':
+    raise UsageError(
+      '--profile: with --runtime=tff_worker the work is done by another'
+      ' process, which a profile cannot see; use --runtime=in_process'
     )
   if config.trains_clients:
     _check_aggregator(config)

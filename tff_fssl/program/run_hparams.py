@@ -127,6 +127,12 @@ class RunHparams:
     3, 'How many checkpoints are kept, the latest ones.', minimum=1
   )
   tensorboard: bool = hparam(True, 'Whether metrics go to TensorBoard as well.')
+  profile: str = hparam(
+    '',
+    'Rounds, as 3, 3-5 or 2,4, whose TensorBoard profile is put into'
+    ' tensorboard/round_N (tensorboard-plugin-profile shows it). Changes no'
+    ' result.',
+  )
 
   runtime: str = hparam(
     'in_process',
@@ -196,6 +202,7 @@ GROUPS = {
     'rounds_per_checkpoint',
     'keep_checkpoints',
     'tensorboard',
+    'profile',
   ),
   'Execution': (
     'runtime',
@@ -217,6 +224,7 @@ MAY_DIFFER = frozenset(
     'keep_checkpoints',
     'max_bad_rounds',
     'output_dir',
+    'profile',
     'progress',
     'rounds_per_checkpoint',
     'runtime',

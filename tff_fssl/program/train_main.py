@@ -17,6 +17,7 @@ from tff_fssl.program import flags
 from tff_fssl.program import interrupts
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import profiling
 from tff_fssl.program import run_hparams
 from tff_fssl.program import summary
 from tff_fssl.program import training_types
@@ -133,6 +134,7 @@ def _train(
       stop=stop,
       timing_fn=lambda: _timing(context),
       initial_weights=weights,
+      around_round=_profiler(config, tree, view).round,
     )
     try:
       result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
@@ -199,6 +201,18 @@ def _outputs(
     managers.CsvReleaseManager(tree.timing_csv),
     also,
   )
+
+
+def _profiler(
+  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+) -> profiling.RoundProfiler:
+  """What profiles the chosen rounds; says if all of them are over."""
+  run = config.run
+  rounds = profiling.parse_rounds(run.profile, run.total_rounds)
+  done = max(checkpoint.versions(tree.checkpoints), default=0)
+  if rounds and max(rounds) <= done:
+    view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
+  return profiling.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
 def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:

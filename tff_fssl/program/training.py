@@ -7,6 +7,7 @@ started again gives the same tables and weights as one that never stopped.
 
 import asyncio
 from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
 import resource
 import time
@@ -104,6 +105,9 @@ async def train(
   stop: StopRequest,
   timing_fn: Callable[[], Mapping[str, float]] = dict,
   initial_weights: Any = None,
+  around_round: Callable[
+    [int], contextlib.AbstractContextManager[None]
+  ] = lambda round_num: contextlib.nullcontext(),
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
@@ -121,6 +125,7 @@ async def train(
     timing_fn: What the runtime tells of where the last round's seconds went.
     initial_weights: What a run that has no saved state starts from, instead of
       `initialize`'s weights; evaluated and saved as the round before the first.
+    around_round: Round number -> the context in which the round is run.
 
   Returns:
     How it ended: after the last round, or stopped by request, saved.
@@ -148,9 +153,10 @@ async def train(
           await outputs.states.save(state, done)
         return Result(state, done, stop.signal, done - before)
       done += 1
-      state, report = await _run_round(
-        process, state, done, settings, outputs, evaluate_fn, timing_fn
-      )
+      with around_round(done):
+        state, report = await _run_round(
+          process, state, done, settings, outputs, evaluate_fn, timing_fn
+        )
       if (
         _is_due(done, settings.rounds_per_checkpoint, settings)
         or int(state.num_bad_rounds) >= settings.max_bad_rounds

@@ -1,0 +1,87 @@
+"""TensorBoard profiles of chosen rounds. TensorFlow-free until one is made."""
+
+from collections.abc import Callable, Iterator
+import contextlib
+import os
+import re
+
+from tff_fssl.hparams import UsageError
+
+_PART = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
+
+
+def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
+  """The rounds that `--profile` names.
+
+  Args:
+    text: '3', '3-5', '2,4', '2,4-6', or '' for none.
+    total_rounds: The last round that there is.
+
+  Returns:
+    Their numbers, each in [1, total_rounds].
+
+  Raises:
+    UsageError: If it is written otherwise, or there are no such rounds.
+  """
+  rounds: set[int] = set()
+  for part in text.split(',') if text else ():
+    match = _PART.fullmatch(part)
+    if match is None:
+      raise UsageError(
+        f'--profile={text}: {part!r} is not a round; rounds are written 3, 3-5'
+        ' or 2,4'
+      )
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not 1 <= first <= last <= total_rounds:
+      raise UsageError(
+        f'--profile={text}: {part} is not within rounds 1 to'
+        f' --total_rounds={total_rounds}, in ascending order'
+      )
+    rounds.update(range(first, last + 1))
+  return frozenset(rounds)
+
+
+class RoundProfiler:
+  """Profiles rounds; where that fails, says so, and training goes on."""
+
+  def __init__(
+    self, rounds: frozenset[int], folder: str, say: Callable[[str], None]
+  ):
+    """Chooses rounds.
+
+    Args:
+      rounds: Their numbers.
+      folder: TensorBoard's; a profile is the run `round_N` in it, so that those
+        of one second do not overwrite each other.
+      say: Tells the user.
+    """
+    self._rounds = rounds
+    self._folder = folder
+    self._say = say
+
+  @contextlib.contextmanager
+  def round(self, round_num: int) -> Iterator[None]:
+    """Profiles what is done in here, if the round was chosen."""
+    if round_num not in self._rounds:
+      yield
+      return
+    import tensorflow as tf  # pylint: disable=import-outside-toplevel
+
+    profiler = tf.profiler.experimental
+    folder = os.path.join(self._folder, f'round_{round_num}')
+    started = self._succeeds(lambda: profiler.start(folder))
+    try:
+      # The mark by which TensorBoard's profile plugin knows a step.
+      with profiler.Trace('round', step_num=round_num, _r=1):
+        yield
+    finally:
+      if started and self._succeeds(profiler.stop):
+        self._say(f'Profile of round {round_num}: {folder}')
+
+  def _succeeds(self, action: Callable[[], None]) -> bool:
+    try:
+      action()
+    except Exception as error:  # pylint: disable=broad-except
+      self._say(f'--profile: {type(error).__name__}: {error}')
+      return False
+    return True
