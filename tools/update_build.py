@@ -23,6 +23,7 @@ package(default_visibility = ["//visibility:public"])
 filegroup(
     name = "project",
     srcs = glob([
+        "benchmarks/**",
         "configs/**",
         "programs/**",
         "requirements*",

@@ -1,9 +1,7 @@
-"""A learning process without TensorFlow's runtime, and a disk that kills."""
+"""A learning process without TensorFlow's runtime."""
 
 import asyncio
 import collections
-import contextlib
-import errno
 import functools
 import os
 import types
@@ -167,6 +165,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
     managers.CsvReleaseManager(tree.train_csv),
     managers.CsvReleaseManager(tree.eval_csv),
     managers.CsvReleaseManager(tree.timing_csv),
+    non_finite=managers.LinesReleaseManager(tree.non_finite_txt),
   )
 
 
@@ -224,48 +223,3 @@ def results(folder):
     with open(path, 'rb') as file:
       content[os.path.basename(path)] = file.read()
   return content
-
-
-class Killed(BaseException):
-  """What is left of the program after a kill: nothing catches it."""
-
-
-class Disk:
-  """Counts the calls that change the disk, and kills or fails at one.
-
-  Attributes:
-    calls: The names of the calls so far.
-  """
-
-  CALLS = ('write', 'fsync', 'replace', 'ftruncate', 'unlink')
-
-  def __init__(self, stop_at=None, how='kill'):
-    """`how`: 'kill' before the call, 'tear' a write in half, or 'full'."""
-    self.calls = []
-    self._stop_at, self._how = stop_at, how
-    self._is_dead = False
-
-  @contextlib.contextmanager
-  def installed(self, monkeypatch):
-    with monkeypatch.context() as patch:
-      for name in self.CALLS:
-        patch.setattr(os, name, functools.partial(self._call, name))
-      yield self
-
-  _REAL = {name: getattr(os, name) for name in CALLS}
-
-  def _call(self, name, *args, **kwargs):
-    if self._is_dead:
-      raise Killed()
-    self.calls.append(name)
-    if len(self.calls) - 1 == self._stop_at:
-      if self._how == 'full':
-        raise OSError(errno.ENOSPC, 'No space left on device')
-      self._is_dead = True
-      if self._how == 'tear' and name == 'write':
-        descriptor, data = args
-        self._REAL['write'](descriptor, data[: len(data) // 2])
-      raise Killed()
-    if name == 'fsync':
-      return None  # A kill loses nothing that is not flushed; it only waits.
-    return self._REAL[name](*args, **kwargs)

@@ -1,7 +1,10 @@
-"""A run that is killed anywhere goes on as if it had not been."""
+"""A run that is stopped anywhere goes on as if it had not been."""
 
 import os
+import subprocess
+import sys
 
+import faulty_disk
 import pytest
 
 from tests.program import fakes
@@ -13,27 +16,36 @@ _SHORT = {'total_rounds': 2, 'rounds_per_evaluation': 1, 'keep': 1}
 
 @pytest.fixture(scope='module')
 def reference(tmp_path_factory):
-  """(results, names of the disk calls) of a run that is not stopped."""
+  """(results, disk calls) of a run that is not stopped."""
   folder = tmp_path_factory.mktemp('reference') / 'run'
-  with pytest.MonkeyPatch.context() as patch:
-    with fakes.Disk().installed(patch) as disk:
-      fakes.run(folder, **_SHORT)
-  assert set(disk.calls) == set(fakes.Disk.CALLS)
+  with faulty_disk.FaultyDisk().installed() as disk:
+    fakes.run(folder, **_SHORT)
+  assert {call.name for call in disk.calls} == set(faulty_disk.CALLS)
   return fakes.results(folder), disk.calls
 
 
-@pytest.mark.parametrize('how', ['kill', 'tear', 'full'])
-def test_stopped_at_every_disk_call(how, reference, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+  'how',
+  [
+    faulty_disk.KILL,
+    faulty_disk.TEAR,
+    faulty_disk.FULL,
+    faulty_disk.POWER,
+    faulty_disk.POWER_NAMES,
+  ],
+)
+def test_stopped_at_every_disk_call(how, reference, tmp_path):
   expected, calls = reference
   assert len(calls) > 60
-  for stop_at, name in enumerate(calls):
-    if how == 'tear' and name != 'write':
+  error = UsageError if how == faulty_disk.FULL else faulty_disk.Killed
+  for stop_at, call in enumerate(calls):
+    if how == faulty_disk.TEAR and call.name != 'write':
       continue
     folder = tmp_path / str(stop_at)
     first, second = fakes.FakeProcess(), fakes.FakeProcess()
-    with fakes.Disk(stop_at, how).installed(monkeypatch):
-      with pytest.raises(UsageError if how == 'full' else fakes.Killed):
-        fakes.run(folder, first, **_SHORT)
+    disk = faulty_disk.FaultyDisk(stop_at, how, root=str(folder))
+    with disk.installed(), pytest.raises(error):
+      fakes.run(folder, first, **_SHORT)
     fakes.run(folder, second, **_SHORT)
     assert fakes.results(folder) == expected, stop_at
     # Rounds 0 to 2: at most one is repeated.
@@ -42,48 +54,83 @@ def test_stopped_at_every_disk_call(how, reference, tmp_path, monkeypatch):
       assert not [n for n in names if n.startswith('.writing')], (stop_at, path)
 
 
-def test_killed_again_and_again(reference, tmp_path, monkeypatch):
+def test_killed_again_and_again(reference, tmp_path):
   expected, _ = reference
   for calls in range(9, 60, 3):
-    with fakes.Disk(calls, 'tear').installed(monkeypatch):
+    with faulty_disk.FaultyDisk(calls, faulty_disk.TEAR).installed():
       try:
         fakes.run(tmp_path / 'run', **_SHORT)
-      except fakes.Killed:
+      except faulty_disk.Killed:
         continue
       break
   fakes.run(tmp_path / 'run', **_SHORT)
   assert fakes.results(tmp_path / 'run') == expected
 
 
-def test_rare_checkpoints(reference, tmp_path, monkeypatch):
+def test_rare_checkpoints(reference, tmp_path):
   expected, calls = reference
   settings = {**_SHORT, 'rounds_per_checkpoint': 2}
   for stop_at in range(0, len(calls), 3):
     folder = tmp_path / str(stop_at)
-    with fakes.Disk(stop_at).installed(monkeypatch):
+    with faulty_disk.FaultyDisk(stop_at).installed():
       try:
         fakes.run(folder, **settings)
-      except fakes.Killed:
+      except faulty_disk.Killed:
         pass
     fakes.run(folder, **settings)
     assert fakes.results(folder) == expected, stop_at
 
 
-def test_a_file_is_flushed_before_its_name_and_its_name_after(
-  tmp_path, monkeypatch
-):
-  with fakes.Disk().installed(monkeypatch) as disk:
-    durable.write_file(str(tmp_path / 'a'), [b'1', b'2'])
-  assert disk.calls == ['write', 'write', 'fsync', 'replace', 'fsync']
-  with fakes.Disk().installed(monkeypatch) as disk:
-    durable.append(str(tmp_path / 'a'), b'3')
-  assert disk.calls == ['write', 'fsync']
-  assert (tmp_path / 'a').read_bytes() == b'123'
+def test_content_is_flushed_before_a_name_and_the_name_after(reference):
+  """In all calls of a run: what the next ones build on is on the disk."""
+  calls = [c for c in reference[1] if not c.path.endswith('.lock')]
+  dirty = None
+  for call, following in zip(calls, [*calls[1:], None]):
+    if dirty is not None:
+      # Nothing else happens between the writes of a file and their fsync.
+      assert call in (('write', dirty), ('fsync', dirty)), call
+    if call.name in ('write', 'ftruncate'):
+      dirty = call.path
+    elif call.name == 'fsync':
+      dirty = None
+    else:  # A name has changed.
+      assert following == ('fsync', os.path.dirname(call.path)), call
 
 
-def test_a_full_disk_leaves_the_old_file_and_frees_the_new(
-  tmp_path, monkeypatch
+@pytest.mark.parametrize(
+  'how, stop_at, forgotten, left',
+  [
+    # write, fsync, replace, fsync of the folder; without the first fsync ...
+    (faulty_disk.POWER_NAMES, 2, 'a', b''),
+    # ... and without the second.
+    (faulty_disk.POWER, 2, 'folder', b'old'),
+    (faulty_disk.POWER_NAMES, 3, '', b'new'),
+    (faulty_disk.POWER, 3, '', b'old'),
+    (faulty_disk.POWER, 4, '', b'new'),
+  ],
+)
+def test_a_power_failure_shows_what_is_not_flushed(
+  how, stop_at, forgotten, left, tmp_path, monkeypatch
 ):
+  folder = tmp_path / 'folder'
+  folder.mkdir()
+  path = folder / 'a'
+  path.write_bytes(b'old')
+  fsync = durable._fsync
+
+  def forgetful(descriptor, path):
+    if not forgotten or not path.endswith(forgotten):
+      fsync(descriptor, path)
+
+  monkeypatch.setattr(durable, '_fsync', forgetful)
+  disk = faulty_disk.FaultyDisk(stop_at, how, root=str(folder))
+  with disk.installed(), pytest.raises(faulty_disk.Killed):
+    durable.write_file(str(path), [b'new'])
+    durable.remove(str(path))
+  assert path.read_bytes() == left
+
+
+def test_a_full_disk_leaves_the_old_file_and_frees_the_new(tmp_path):
   path = tmp_path / 'a'
   path.write_bytes(b'old')
   for write in (
@@ -91,8 +138,29 @@ def test_a_full_disk_leaves_the_old_file_and_frees_the_new(
     lambda: durable.append(str(path), b'more'),
   ):
     for stop_at in range(2):
-      with fakes.Disk(stop_at, 'full').installed(monkeypatch):
-        with pytest.raises(UsageError, match='disk is full.*same|disk is full'):
+      disk = faulty_disk.FaultyDisk(stop_at, faulty_disk.FULL)
+      with disk.installed():
+        with pytest.raises(UsageError, match='a: the disk is full'):
           write()
       assert path.read_bytes() == b'old'
       assert os.listdir(tmp_path) == ['a']
+
+
+def test_a_real_program_is_killed_and_resumed(repository, tmp_path):
+  with open(tmp_path / 'log', 'w+') as log:
+    code = subprocess.call(
+      [
+        sys.executable,
+        str(repository / 'benchmarks' / 'kill_resume.py'),
+        '--quick',
+        f'--folder={tmp_path}',
+      ],
+      stdout=log,
+      stderr=subprocess.STDOUT,
+    )
+    log.seek(0)
+    printed = log.read()
+  assert code == 0, printed
+  assert ': 0 differences' in printed
+  assert max(map(len, printed.splitlines())) <= 80
+  assert os.listdir(tmp_path) == ['log']

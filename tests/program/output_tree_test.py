@@ -1,9 +1,9 @@
 import errno
 import os
 
+import faulty_disk
 import pytest
 
-from tests.program import fakes
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import output_tree
@@ -36,7 +36,8 @@ def test_flags_txt_repeats_the_run(tmp_path):
 
 def test_a_second_program_is_refused_and_told_who_is_first(tmp_path):
   with _open(tmp_path / 'run'):
-    with pytest.raises(UsageError, match=f'process {os.getpid()} on'):
+    first = rf'process {os.getpid()} on \S+, since 20\d\d-\d\d-\d\d \d\d:'
+    with pytest.raises(UsageError, match=first):
       _open(tmp_path / 'run')
   with _open(tmp_path / 'run'):
     pass
@@ -94,7 +95,7 @@ def test_a_folder_that_cannot_be_written_to(
   assert str(tmp_path / 'run') in str(error.value)
 
 
-def test_a_full_disk_at_the_start(tmp_path, monkeypatch):
-  with fakes.Disk(0, 'full').installed(monkeypatch):
+def test_a_full_disk_at_the_start(tmp_path):
+  with faulty_disk.FaultyDisk(0, faulty_disk.FULL).installed():
     with pytest.raises(UsageError, match='the disk is full'):
       _open(tmp_path / 'run')

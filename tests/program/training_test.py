@@ -2,6 +2,7 @@ import csv
 import os
 import signal
 
+import faulty_disk
 import numpy as np
 import pytest
 
@@ -88,16 +89,14 @@ def test_a_warm_start_is_evaluated_and_saved_before_the_first_round(tmp_path):
   assert fakes.results(tmp_path / 'a') != fakes.results(tmp_path / 'b')
 
 
-def test_a_warm_start_that_is_killed_goes_on_without_its_weights(
-  tmp_path, monkeypatch
-):
+def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
   warm = {'initial_weights': _weights(0.5)}
-  with fakes.Disk().installed(monkeypatch) as disk:
+  with faulty_disk.FaultyDisk().installed() as disk:
     fakes.run(tmp_path / 'whole', options=warm, total_rounds=1)
   for stop_at in range(len(disk.calls)):
     folder = tmp_path / str(stop_at)
-    with fakes.Disk(stop_at).installed(monkeypatch):
-      with pytest.raises(fakes.Killed):
+    with faulty_disk.FaultyDisk(stop_at).installed():
+      with pytest.raises(faulty_disk.Killed):
         fakes.run(folder, options=warm, total_rounds=1)
     # Others by now, which must not matter once there is a checkpoint.
     is_saved = bool(checkpoint.versions(str(folder / 'checkpoints')))
@@ -192,8 +191,8 @@ def test_lost_rows_are_said(tmp_path):
   assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
 
 
-def test_a_full_disk_in_the_middle_is_one_message(tmp_path, monkeypatch):
-  with fakes.Disk(40, 'full').installed(monkeypatch):
+def test_a_full_disk_in_the_middle_is_one_message(tmp_path):
+  with faulty_disk.FaultyDisk(40, faulty_disk.FULL).installed():
     with pytest.raises(UsageError, match='the disk is full'):
       fakes.run(tmp_path / 'run')
 

@@ -4,7 +4,7 @@ flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
 checkpoints/        round_N.ckpt
 metrics/            train.csv, eval.csv: equal for equal commands;
-timing.csv: seconds and memory
+timing.csv: seconds and memory; non_finite.txt: of --debug_non_finite
 tensorboard/
 model/              the trained model, for serving
 report/
@@ -13,6 +13,7 @@ data/               what the server's computation reads, if large
 
 import fcntl
 import os
+import time
 import types
 from typing import Any
 
@@ -78,6 +79,11 @@ class OutputTree:
   def timing_csv(self) -> str:
     """Seconds and memory."""
     return self._join('metrics', 'timing.csv')
+
+  @property
+  def non_finite_txt(self) -> str:
+    """Which clients failed, and where."""
+    return self._join('metrics', 'non_finite.txt')
 
   @property
   def tensorboard(self) -> str:
@@ -175,7 +181,7 @@ class OutputTree:
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-      holder = os.read(lock, 100).decode(errors='replace').strip()
+      holder = os.read(lock, 200).decode(errors='replace').strip()
       os.close(lock)
       if not isinstance(error, BlockingIOError):
         raise UsageError(
@@ -187,11 +193,11 @@ class OutputTree:
         ' writing to it; wait for it, end it, or choose another folder'
       ) from error
     self._lock = lock
+    me = f'process {os.getpid()} on {os.uname().nodename}'
+    since = time.strftime('since %Y-%m-%d %H:%M:%S')
     with durable.storage_errors():
       os.ftruncate(lock, 0)
-      os.pwrite(
-        lock, f'process {os.getpid()} on {os.uname().nodename}'.encode(), 0
-      )
+      os.pwrite(lock, f'{me}, {since}'.encode(), 0)
 
   def _compare(self, config: config_lib.Config) -> None:
     """Refuses if the run that is there has other flags."""
