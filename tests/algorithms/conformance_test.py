@@ -142,6 +142,29 @@ def test_empty_client_and_client_without_a_class(name, scenario):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_constant_and_saturated_images_and_less_than_a_batch(name, scenario):
+  process = tiny_task.build(name, scenario)
+
+  def make(round_num):
+    elements = tiny_task.cohort(scenario, round_num=round_num)
+    few = 2 if elements[0]['labeled']['y'].size else 0
+    elements.append(tiny_task.client(3, round_num, unlabeled=2, labeled=few))
+    for part in ('labeled', 'unlabeled'):
+      for element, level in zip(elements, (0, 255)):
+        element[part]['x'] = np.full_like(element[part]['x'], level)
+      # Whole images of one level, each of its own.
+      of_part = elements[2][part]
+      levels = np.linspace(0, 255, len(of_part['x'])).astype(np.uint8)
+      of_part['x'] = of_part['x'] * 0 + levels[:, None, None, None]
+    return elements
+
+  state, metrics = _rounds(process, make)
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+  train = metrics['client_work']['train']
+  assert train['num_clients'] == 4
+  assert train['num_non_finite_clients'] == train['num_rejected_clients'] == 0
+
+
 def _fragile_model() -> tf.keras.Model:
   """NaN for a white image."""
   inputs = tf.keras.Input(tiny_task.IMAGE_SHAPE)
