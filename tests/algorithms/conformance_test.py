@@ -11,6 +11,7 @@ import tiny_task
 
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import round_hparams
 
 pytestmark = pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 
@@ -195,6 +196,19 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   without, _ = _rounds(process, good)
   state, metrics = _rounds(process, lambda r: [*good(r), bad(2, r)])
   assert metrics['client_work']['train']['num_non_finite_clients'] == 1
+  # Repeated outside TFF, it is the only one of the cohort that fails.
+  found = [
+    process.find_non_finite(
+      without.global_model_weights, tiny_task.dataset(element), 2
+    )
+    for element in (*good(2), bad(2, 2), *good(2))
+  ]
+  assert [f is None for f in found] == [True, True, False, True, True]
+  at_clients = scenario == round_hparams.LABELS_AT_CLIENTS
+  first = (1, 'loss_labeled' if at_clients else 'loss_unlabeled')
+  if name == 'fl2':  # Of the pass before the first step.
+    first = (0, 'threshold')
+  assert found[2][:2] == first
   for a, b in zip(tiny_task.flat(without), tiny_task.flat(state), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
   # A round in which all are bad leaves the state, but for the counters.

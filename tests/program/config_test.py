@@ -115,6 +115,14 @@ def test_labels_at_clients_have_no_pretraining():
     ),
     ([*_PRIVATE], ['--aggregator=dp', 'batch norm', '--norm=gn']),
     (
+      [*_PRIVATE, '--norm=gn', '--debug_non_finite'],
+      ['--debug_non_finite', 'single clients', '--aggregator=dp'],
+    ),
+    (
+      ['--algorithm=supervised', '--debug_non_finite'],
+      ['--debug_non_finite', 'no effect', 'clients do not train'],
+    ),
+    (
       [*_PRIVATE, '--norm=gn', '--client_weighting=examples'],
       ['--client_weighting=examples', 'uniform'],
     ),

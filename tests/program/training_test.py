@@ -155,6 +155,45 @@ def test_one_bad_round_among_good_ones_does_not_stop(tmp_path):
   assert fakes.run(tmp_path / 'run', process, max_bad_rounds=2).round_num == 4
 
 
+def test_who_was_not_finite_is_said_and_kept(tmp_path):
+  asked = []
+
+  def explain(state, round_num, num_failed):
+    # Of the state before the round.
+    asked.append((int(state.client_work), round_num, num_failed))
+    return ['client 7: not finite', 'client 9: not finite']
+
+  def run(name, last, process=None):
+    reporter = fakes.Reporter()
+    fakes.run(
+      tmp_path / name,
+      process or fakes.FakeProcess(bad_rounds=[1, 3, 4]),
+      reporter,
+      options={'explain_fn': explain},
+      total_rounds=last,
+      max_bad_rounds=9,
+    )
+    return reporter.messages
+
+  said = run('run', 4)
+  assert asked == [(0, 1, 2), (2, 3, 2), (3, 4, 2)]
+  path = tmp_path / 'run' / 'metrics' / 'non_finite.txt'
+  lines = path.read_text().splitlines()
+  assert said == lines
+  assert lines[:3] == [
+    'round 1: client 7: not finite',
+    'round 1: client 9: not finite',
+    'round 3: client 7: not finite',
+  ]
+  # A round that is repeated after a kill is there once.
+  (tmp_path / 'run' / 'checkpoints' / 'round_4.ckpt').unlink()
+  assert run('run', 4) == lines[4:]
+  assert path.read_text().splitlines() == lines
+  # None otherwise.
+  assert run('good', 4, fakes.FakeProcess()) == []
+  assert not (tmp_path / 'good' / 'metrics' / 'non_finite.txt').exists()
+
+
 def test_what_a_bad_round_is():
   train = 'client_work/train'
   both = {f'{train}/num_clients': 2, f'{train}/num_non_finite_clients': 2}

@@ -248,11 +248,12 @@ def build_process(
     return train
 
   bounds = _bounds(hparams, local_algorithm)
+  client_rate_fn = rate_fn(hparams.client_learning_rate)
   work, bytes_up = client_work.build_client_work(
     weights_type,
     element_spec,
     make_client_training,
-    learning_rate_fn=rate_fn(hparams.client_learning_rate),
+    learning_rate_fn=client_rate_fn,
     weigh_by_examples=hparams.client_weighting == 'examples',
     track_non_trainable=tracked,
     first_round=first_round,
@@ -316,6 +317,9 @@ def build_process(
       'bytes_down_per_client': bytes_down,
       'bytes_up_per_client': bytes_up,
     },
+    find_non_finite=client_work.build_find_non_finite(
+      make_client_training, client_rate_fn
+    ),
   )
 
 

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -9,8 +10,13 @@ import tensorflow_federated as tff
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import non_finite
 from tff_fssl.local import training
+from tff_fssl.models import adapter
 
+FindNonFinite = Callable[
+  [adapter.Weights, tf.data.Dataset, int], non_finite.NonFinite | None
+]
 # Sums of metrics beyond this, per example, are absurd.
 _MAX_METRIC = 1e6
 # Shares and thresholds may leave [0, 1] by rounding.
@@ -52,6 +58,68 @@ def num_bytes(tff_type: tff.Type) -> int:
   """The size of a value of `tff_type`, whose tensors have fixed shapes."""
   specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
   return sum(s.shape.num_elements() * s.dtype.size for s in specs)
+
+
+def _train(
+  local: training.LocalTraining,
+  weights: adapter.Weights,
+  data: Any,
+  round_num: tf.Tensor,
+  learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
+  watch: non_finite.Watch | None = None,
+) -> tuple[training.LocalResult, tf.Tensor]:
+  """(result, whether it is finite, its weight too) of a client's round."""
+  result = local.run(
+    weights,
+    read_examples(data['labeled']),
+    read_examples(data['unlabeled']),
+    learning_rate=learning_rate_fn(round_num),
+    seed=data['seed'],
+    enabled=round_num >= 1,
+    watch=watch,
+  )
+  finite = result.is_finite
+  if result.weight is not None:
+    finite = tf.logical_and(finite, tf.math.is_finite(result.weight))
+  return result, finite
+
+
+def build_find_non_finite(
+  make_training: Callable[[], training.LocalTraining],
+  learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
+) -> FindNonFinite:
+  """Builds what repeats a client's round, outside TFF, to see where it fails.
+
+  Args:
+    make_training: As `build_client_work`'s; called when first needed.
+    learning_rate_fn: Likewise.
+
+  Returns:
+    `(weights, dataset, round number) -> NonFinite`, or None if the client's
+    update and weight are finite.
+  """
+
+  @functools.cache
+  def build():
+    local, watch = make_training(), non_finite.Watch()
+
+    @tf.function(reduce_retracing=True)
+    def run(weights, data, round_num):
+      watch.reset()
+      _, finite = _train(
+        local, weights, data, round_num, learning_rate_fn, watch
+      )
+      return finite
+
+    return run, watch
+
+  def find(weights, dataset, round_num):
+    run, watch = build()
+    weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
+    finite = run(weights, read_one(dataset), tf.constant(round_num))
+    return None if finite else watch.found()
+
+  return find
 
 
 def build_client_work(
@@ -102,14 +170,7 @@ def build_client_work(
     @tf.function
     def run(weights, dataset, round_num):
       data = read_one(dataset)
-      result = local.run(
-        weights,
-        read_examples(data['labeled']),
-        read_examples(data['unlabeled']),
-        learning_rate=learning_rate_fn(round_num),
-        seed=data['seed'],
-        enabled=round_num >= 1,
-      )
+      result, finite = _train(local, weights, data, round_num, learning_rate_fn)
       weight = result.weight
       if weight is None:
         weight = result.num_examples if weigh_by_examples else tf.constant(1.0)
@@ -117,7 +178,6 @@ def build_client_work(
       counts = tf.logical_and(round_num >= 1, has_data > 0)
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
-      finite = tf.logical_and(result.is_finite, tf.math.is_finite(weight))
       weight = tf.where(tf.logical_and(counts, finite), weight, 0.0)
       update = result.update
       if track_non_trainable:

@@ -6,9 +6,21 @@ from collections.abc import Mapping
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.algorithms import client_work as client_work_lib
 from tff_fssl.models import adapter
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+
+
+class FsslProcess(tff.learning.templates.LearningProcess):
+  """A learning process that can say, in a simulation, why a client failed.
+
+  Attributes:
+    find_non_finite: See `client_work.build_find_non_finite`; no part of the
+      process's computations.
+  """
+
+  find_non_finite: client_work_lib.FindNonFinite
 
 
 def compose_fssl_process(
@@ -21,7 +33,8 @@ def compose_fssl_process(
   last_phase: tff.Computation | None = None,
   revise_state: tff.Computation | None = None,
   communication: Mapping[str, int] | None = None,
-) -> tff.learning.templates.LearningProcess:
+  find_non_finite: client_work_lib.FindNonFinite | None = None,
+) -> FsslProcess:
   """Composes a `LearningProcess`.
 
   Without the keyword arguments it is
@@ -40,6 +53,7 @@ def compose_fssl_process(
     revise_state: `<S, S, M> -> S` of the state before, the state after and the
       client work's measurements: the state that counts.
     communication: Constant figures reported among the metrics.
+    find_non_finite: The process's, if it is to have one.
 
   Returns:
     The process.
@@ -107,9 +121,10 @@ def compose_fssl_process(
 
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type)
-  return tff.learning.templates.LearningProcess(
-    init_fn, next_fn, to_model, to_state
-  )
+  process = FsslProcess(init_fn, next_fn, to_model, to_state)
+  if find_non_finite is not None:
+    process.find_non_finite = find_non_finite
+  return process
 
 
 def _constants(values: Mapping[str, int]) -> tff.Computation:

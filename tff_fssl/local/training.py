@@ -1,5 +1,6 @@
 """The one batch loop of clients and server."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import NamedTuple
 
@@ -7,6 +8,7 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import non_finite
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.models import adapter
 
@@ -106,6 +108,24 @@ def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
   return algorithm_lib.Examples(*(zero_row(t, is_empty) for t in examples))
 
 
+def _floats(prepared: algorithm_lib.Prepared) -> dict[str, tf.Tensor]:
+  """The float tensors of a preparation, by name."""
+  named = {**prepared.ranges, **prepared.constants, **prepared.of_example}
+  if prepared.weight is not None:
+    named['aggregation weight'] = prepared.weight
+  return {k: v for k, v in named.items() if v.dtype.is_floating}
+
+
+def _named(
+  what: str, variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+  """Tensors, one a variable, by the variables' names."""
+  return {
+    f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
+    for variable, tensor in zip(variables, tensors)
+  }
+
+
 class LocalTraining:
   """Trains one network on one client's (or the server's) data, round by round.
 
@@ -173,6 +193,7 @@ class LocalTraining:
     learning_rate: tf.Tensor,
     seed: tf.Tensor,
     enabled: tf.Tensor | bool = True,
+    watch: non_finite.Watch | None = None,
   ) -> LocalResult:
     """Trains from `weights`.
 
@@ -183,11 +204,13 @@ class LocalTraining:
       learning_rate: float32 scalar.
       seed: int32 [2].
       enabled: bool scalar; if false, no step is made.
+      watch: Looks at all that is made of the client's data, if given.
 
     Returns:
       The result.
     """
     network, algorithm, config = self._network, self._algorithm, self._config
+    trainable = network.trainable_variables
     network.assign(weights)
     for slot in self._slots:
       slot.assign(tf.zeros_like(slot))
@@ -197,6 +220,13 @@ class LocalTraining:
       prepared = algorithm.prepare(
         network, weights, unlabeled, self._views, fold_in(seed, _PREPARE)
       )
+
+    if watch is not None:
+      received = _named('received', trainable, weights[0])
+      received |= _named(
+        'received', network.non_trainable_variables, weights[1]
+      )
+      watch(0, received | _floats(prepared))
 
     num_labeled = tf.shape(labeled.x)[0]
     steps_per_epoch = tf.constant(0)
@@ -258,6 +288,15 @@ class LocalTraining:
           )
         ]
       config.optimizer.apply(network, self._slots, gradients, learning_rate)
+      if watch is not None:
+        watch(
+          step + 1,
+          {
+            **{k: tf.math.divide_no_nan(*v) for k, v in result.ratios.items()},
+            **_named('gradient of', trainable, result.gradients),
+            **_named('weights of', trainable, trainable),
+          },
+        )
       ratios = {
         name: (total + result.ratios[name][0], count + result.ratios[name][1])
         for name, (total, count) in ratios.items()
@@ -273,6 +312,8 @@ class LocalTraining:
       for start, v in zip(weights.trainable, network.trainable_variables)
     ]
     is_finite = adapter.all_finite(update)
+    if watch is not None:
+      watch(num_steps, _named('update of', trainable, update))
     return LocalResult(
       tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
       tuple(

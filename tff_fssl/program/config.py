@@ -208,7 +208,7 @@ def _without_effect(config: Config) -> dict[str, str]:
   result |= config.aggregator.without_effect()
   if not config.trains_clients:
     result |= dict.fromkeys(
-      dataclasses.asdict(config.aggregator),
+      (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
       f'--algorithm={run.algorithm} and --scenario={_SERVER}: clients do not'
       ' train',
     )
@@ -285,6 +285,11 @@ def _check_aggregator(config: Config) -> None:
       ' protect nothing'
     )
   if aggregator.aggregator == aggregator_hparams.DP:
+    if run.debug_non_finite:
+      raise UsageError(
+        '--debug_non_finite: tells of single clients, of whom nothing may leave'
+        ' but through the noise of --aggregator=dp; leave one of the two out'
+      )
     own = config.entry.capabilities.own_weights
     aggregator_hparams.check_private(
       own_weights=bool(own) and getattr(config.algorithm, own),

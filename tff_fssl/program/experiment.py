@@ -12,6 +12,7 @@ import tensorflow_federated as tff
 from tff_fssl import hparams
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import composer
 from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
@@ -61,12 +62,15 @@ class Experiment:
     process: The learning process.
     data_source: Its clients.
     evaluate_fn: Process state -> 'test/accuracy', ...
+    explain_fn: (process state, round, how many clients failed in it) -> lines
+      on which clients did, and where.
   """
 
   task: Task
   process: tff.learning.templates.LearningProcess
   data_source: sampling.CohortDataSource
   evaluate_fn: Callable[[Any], Mapping[str, float]]
+  explain_fn: Callable[[Any, int, int], list[str]]
 
 
 def configure_devices(config: config_lib.Config) -> None:
@@ -180,7 +184,13 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     first_round=config.first_round,
     trains_clients=config.trains_clients,
   )
-  return Experiment(task, process, data_source, _build_evaluate_fn(task))
+  return Experiment(
+    task,
+    process,
+    data_source,
+    _build_evaluate_fn(task),
+    _build_explain_fn(process, data_source, config.run.seed),
+  )
 
 
 def _build_aggregator(
@@ -208,6 +218,33 @@ def _check_clients(
       f'--max_client_examples={config.round.max_client_examples}: the largest'
       f' client has {largest}; set at least that'
     )
+
+
+def _build_explain_fn(
+  process: composer.FsslProcess,
+  data_source: sampling.CohortDataSource,
+  seed: int,
+) -> Callable[[Any, int, int], list[str]]:
+  """What repeats a round's clients to find those that failed."""
+
+  def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
+    weights, lines = model_weights(state), []
+    for client_id, make_dataset in zip(
+      data_source.client_ids(seed, round_num),
+      data_source.cohort(seed, round_num),
+    ):
+      found = process.find_non_finite(weights, make_dataset(), round_num)
+      if found is not None:
+        lines.append(f'client {client_id}: not finite: first {found}')
+    if len(lines) < num_failed:
+      # Rounding may differ a little from that of TFF's computation.
+      lines.append(
+        f'{num_failed - len(lines)} of {num_failed} clients that were not'
+        ' finite are when repeated'
+      )
+    return lines
+
+  return explain_fn
 
 
 def model_weights(state: Any) -> adapter.Weights:

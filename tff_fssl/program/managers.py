@@ -5,7 +5,7 @@ what killed saves left, `CSVFileReleaseManager` appends to torn rows.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import os
 from typing import Any
 
@@ -166,6 +166,36 @@ class CsvReleaseManager(tff.program.ReleaseManager):
     """
     value = await tff.program.materialize_value(value)
     await asyncio.to_thread(self.table.append, key, flatten(value))
+
+
+class LinesReleaseManager(tff.program.ReleaseManager):
+  """Releases lines of text that begin with 'round N: '."""
+
+  def __init__(self, path: str):
+    """Names the file, which is made when there is something to write.
+
+    Args:
+      path: The file; its folder exists.
+    """
+    self.path = path
+
+  async def release(self, value: Sequence[str], key: int) -> None:
+    """Appends lines; those of round `key` and later ones are removed first.
+
+    Args:
+      value: The lines, without what they begin with.
+      key: The round.
+    """
+    lines = []
+    if os.path.exists(self.path):
+      with open(self.path, encoding='utf-8') as file:
+        lines = [
+          line for line in file if int(line.split(':')[0].split()[1]) < key
+        ]
+    lines += [f'round {key}: {line}\n' for line in value]
+    await asyncio.to_thread(
+      durable.write_file, self.path, [''.join(lines).encode()]
+    )
 
 
 class BestEffortReleaseManager(tff.program.ReleaseManager):

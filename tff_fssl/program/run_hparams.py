@@ -156,6 +156,12 @@ class RunHparams:
     'Replace secure sums (--aggregator=secure) by plain ones, which protect'
     ' nothing: for simulation.',
   )
+  debug_non_finite: bool = hparam(
+    False,
+    'Repeat the clients of rounds in which updates were not finite, one by one,'
+    ' and say which failed, at which local step, and what was not finite first;'
+    ' also in metrics/non_finite.txt.',
+  )
   progress: str = hparam(
     'auto',
     'A bar, a line each round, or neither; auto: a bar on a terminal.',
@@ -209,6 +215,7 @@ GROUPS = {
     'client_devices',
     'client_threads',
     'simulate_secure_aggregation',
+    'debug_non_finite',
     'progress',
     'verbose',
   ),
@@ -221,6 +228,7 @@ MAY_DIFFER = frozenset(
     'client_threads',
     'cross_device',
     'data_dir',
+    'debug_non_finite',
     'keep_checkpoints',
     'max_bad_rounds',
     'output_dir',

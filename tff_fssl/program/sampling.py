@@ -157,17 +157,23 @@ class CohortDataSource(tff.program.FederatedDataSource):
       )
     return CohortIterator(iterator.seed, iterator.round_num, self)
 
-  def cohort(
+  def client_ids(
     self, seed: int, round_num: int, k: int | None = None
-  ) -> list[Any]:
-    """One function without arguments a client, which gives its data."""
+  ) -> list[int]:
+    """The clients of a round; none before round 1."""
     if round_num < 1 or not self._trains_clients:
       return []
     if k is None:
       k = self._clients_per_round
     if not 1 <= k <= self._num_clients:
       raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
+    return sample_cohort(seed, round_num, self._num_clients, k)
+
+  def cohort(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> list[Any]:
+    """One function without arguments a client, which gives its data."""
     return [
       functools.partial(self._make_client, round_num, client_id)
-      for client_id in sample_cohort(seed, round_num, self._num_clients, k)
+      for client_id in self.client_ids(seed, round_num, k)
     ]

@@ -135,6 +135,7 @@ def _train(
       timing_fn=lambda: _timing(context),
       initial_weights=weights,
       around_round=_profiler(config, tree, view).round,
+      explain_fn=experiment.explain_fn if config.run.debug_non_finite else None,
     )
     try:
       result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
@@ -200,6 +201,7 @@ def _outputs(
     managers.CsvReleaseManager(tree.eval_csv),
     managers.CsvReleaseManager(tree.timing_csv),
     also,
+    managers.LinesReleaseManager(tree.non_finite_txt),
   )
 
 

@@ -6,7 +6,7 @@ started again gives the same tables and weights as one that never stopped.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import resource
@@ -26,10 +26,8 @@ Settings = training_types.Settings
 StopRequest = training_types.StopRequest
 
 _TRAIN = 'client_work/train'
-_UNUSED_CLIENTS = (
-  f'{_TRAIN}/num_non_finite_clients',
-  f'{_TRAIN}/num_rejected_clients',
-)
+_NON_FINITE = f'{_TRAIN}/num_non_finite_clients'
+_UNUSED_CLIENTS = (_NON_FINITE, f'{_TRAIN}/num_rejected_clients')
 SERVER_NON_FINITE = 'finalizer/server_non_finite'
 
 
@@ -57,6 +55,7 @@ class Outputs:
     evaluation: A row an evaluation.
     timing: A row a round, outside every claim of equality.
     also: Receives all three (TensorBoard), if given.
+    non_finite: Receives what `explain_fn` says, if given.
   """
 
   states: tff.program.ProgramStateManager
@@ -64,6 +63,7 @@ class Outputs:
   evaluation: managers.CsvReleaseManager
   timing: managers.CsvReleaseManager
   also: tff.program.ReleaseManager | None = None
+  non_finite: managers.LinesReleaseManager | None = None
 
   def truncate_after(self, round_num: int) -> int:
     """Removes the rows of later rounds; returns how many rounds had one."""
@@ -108,6 +108,7 @@ async def train(
   around_round: Callable[
     [int], contextlib.AbstractContextManager[None]
   ] = lambda round_num: contextlib.nullcontext(),
+  explain_fn: Callable[[Any, int, int], Sequence[str]] | None = None,
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
@@ -126,6 +127,8 @@ async def train(
     initial_weights: What a run that has no saved state starts from, instead of
       `initialize`'s weights; evaluated and saved as the round before the first.
     around_round: Round number -> the context in which the round is run.
+    explain_fn: (process state before a round, its number, how many clients were
+      not finite in it) -> lines that say why; called in another thread.
 
   Returns:
     How it ended: after the last round, or stopped by request, saved.
@@ -153,10 +156,20 @@ async def train(
           await outputs.states.save(state, done)
         return Result(state, done, stop.signal, done - before)
       done += 1
+      before_round = state.process
       with around_round(done):
         state, report = await _run_round(
           process, state, done, settings, outputs, evaluate_fn, timing_fn
         )
+      num_failed = int(report.metrics.get(_NON_FINITE, 0))
+      if explain_fn is not None and num_failed:
+        lines = await asyncio.to_thread(
+          explain_fn, before_round, done, num_failed
+        )
+        if outputs.non_finite is not None:
+          await outputs.non_finite.release(lines, done)
+        for line in lines:
+          reporter.say(f'round {done}: {line}')
       if (
         _is_due(done, settings.rounds_per_checkpoint, settings)
         or int(state.num_bad_rounds) >= settings.max_bad_rounds

@@ -1,0 +1,81 @@
+"""Where a client's training stops being finite."""
+
+from collections.abc import Mapping
+import math
+from typing import NamedTuple
+
+import tensorflow as tf
+
+
+class NonFinite(NamedTuple):
+  """The first tensor of a local training that is not finite.
+
+  Attributes:
+    step: The local step, from 1; 0 is before the first.
+    tensor: Its name.
+    loss: The loss of that step; NaN if there is none.
+  """
+
+  step: int
+  tensor: str
+  loss: float
+
+  def __str__(self) -> str:
+    where = f'at local step {self.step}' if self.step else 'before local step 1'
+    known = not math.isnan(self.loss) and not self.tensor.startswith('loss')
+    return f'{where}, {self.tensor}' + f' (loss {self.loss:.3g})' * known
+
+
+class Watch:
+  """Looks at tensors, in the order of training, for the first bad one.
+
+  It holds variables: to be made where these may be, and called inside of
+  `tf.function`s.
+  """
+
+  def __init__(self):
+    self._names: list[str] = []
+    self._index = tf.Variable(-1)
+    self._step = tf.Variable(0)
+    self._loss = tf.Variable(math.nan)
+
+  def reset(self) -> None:
+    """Forgets what was found."""
+    self._index.assign(-1)
+
+  def __call__(
+    self, step: int | tf.Tensor, tensors: Mapping[str, tf.Tensor]
+  ) -> None:
+    """Looks at a step's tensors; one whose name starts with loss is the loss.
+
+    Args:
+      step: The local step, from 1; 0 is before the first.
+      tensors: Name -> float tensor, in the order in which they were made.
+    """
+    if not tensors:
+      return
+    # A trace's own: its places in the list stay valid if it is repeated.
+    offset = len(self._names)
+    self._names += tensors
+    finite = tf.stack(
+      [tf.reduce_all(tf.math.is_finite(t)) for t in tensors.values()]
+    )
+    first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
+    is_new = tf.logical_and(
+      self._index < 0, tf.logical_not(tf.reduce_all(finite))
+    )
+    losses = [t for name, t in tensors.items() if name.startswith('loss')]
+    loss = losses[0] if losses else tf.constant(math.nan)
+    for variable, value in (
+      (self._step, step),
+      (self._loss, loss),
+      (self._index, offset + first),
+    ):
+      variable.assign(tf.where(is_new, value, variable))
+
+  def found(self) -> NonFinite | None:
+    """The first tensor that was not finite, if any; called eagerly."""
+    index = int(self._index)
+    if index < 0:
+      return None
+    return NonFinite(int(self._step), self._names[index], float(self._loss))
