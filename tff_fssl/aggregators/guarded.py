@@ -95,9 +95,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type, weight_type)
     def screen(value, weight):
       accepted = is_acceptable(value, weight, self._allowed_weights)
-      value, weight = tf.nest.map_structure(
-        lambda t: tf.where(accepted, t, tf.zeros_like(t)), (value, weight)
-      )
+      value, weight = adapter.zero_unless(accepted, (value, weight))
       counts = collections.OrderedDict(
         num_weighted_clients=tf.cast(weight > 0, tf.int32),
         num_rejected_clients=tf.cast(tf.logical_not(accepted), tf.int32),

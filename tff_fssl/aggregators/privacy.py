@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.models import adapter
 
 _ANY_FINITE = guarded.AllowedWeights()
 
@@ -101,9 +102,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def screen(value):
       accepted = guarded.is_acceptable(value, tf.constant(0.0), _ANY_FINITE)
-      return tf.nest.map_structure(
-        lambda t: tf.where(accepted, t, tf.zeros_like(t)), value
-      )
+      return adapter.zero_unless(accepted, value)
 
     @tff.tensorflow.computation
     def no_releases():

@@ -315,12 +315,11 @@ class LocalTraining:
     if watch is not None:
       watch(num_steps, _named('update of', trainable, update))
     return LocalResult(
-      tuple(tf.where(is_finite, t, tf.zeros_like(t)) for t in update),
-      tuple(
-        tf.where(is_finite, v, start)
-        for start, v in zip(
-          weights.non_trainable, network.non_trainable_variables
-        )
+      adapter.zero_unless(is_finite, tuple(update)),
+      adapter.select(
+        is_finite,
+        tuple(v.read_value() for v in network.non_trainable_variables),
+        lambda: tuple(weights.non_trainable),
       ),
       is_finite,
       num_examples,

@@ -157,6 +157,29 @@ def all_finite(values: Any) -> tf.Tensor:
   )
 
 
+def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
+  """`yes` if `condition`, else `no()`, as a whole and without a copy.
+
+  Args:
+    condition: bool scalar.
+    yes: A structure of tensors.
+    no: Gives a structure of tensors of the same shapes.
+
+  Returns:
+    One of the two.
+  """
+  return tf.cond(
+    condition, lambda: tf.nest.map_structure(tf.identity, yes), no
+  )
+
+
+def zero_unless(condition: tf.Tensor, values: Any) -> Any:
+  """A structure of tensors, or zeros unless `condition`, a bool scalar."""
+  return select(
+    condition, values, lambda: tf.nest.map_structure(tf.zeros_like, values)
+  )
+
+
 class Network:
   """One Keras model in the current graph, fed with explicit weights."""
 
