@@ -109,7 +109,8 @@ def truncate(path: str, size: int) -> None:
   with storage_errors():
     descriptor = _open(path, os.O_WRONLY)
     try:
-      os.ftruncate(descriptor, size)
+      with _named(path):
+        os.ftruncate(descriptor, size)
       _fsync(descriptor, path)
     finally:
       os.close(descriptor)

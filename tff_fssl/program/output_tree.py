@@ -194,10 +194,10 @@ class OutputTree:
       ) from error
     self._lock = lock
     me = f'process {os.getpid()} on {os.uname().nodename}'
-    since = time.strftime('since %Y-%m-%d %H:%M:%S')
+    text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
     with durable.storage_errors():
-      os.ftruncate(lock, 0)
-      os.pwrite(lock, f'{me}, {since}'.encode(), 0)
+      durable.write_all(lock, text, self._join(_LOCK))
+      os.ftruncate(lock, len(text))
 
   def _compare(self, config: config_lib.Config) -> None:
     """Refuses if the run that is there has other flags."""
