@@ -1,80 +1,19 @@
 import os
-import pathlib
 
 import numpy as np
 import pytest
-import tensorflow as tf
-import tensorflow_datasets as tfds
+import tiny_tfds
 
 from tff_fssl.data import names
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 
-def _images(info, num_classes, count, seed):
-  rng = np.random.default_rng(seed)
-  x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
-  return x, rng.integers(0, num_classes, count)
-
-
-def _write_tfds(folder, name, counts, num_classes=None, shards=2):
-  """Writes a small data set in TFDS's format; returns its arrays by split."""
-  info = names.data_set_info(name)
-  num_classes = num_classes or info.num_classes
-  features = tfds.features.FeaturesDict(
-    {
-      'image': tfds.features.Image(shape=info.image_shape),
-      'label': tfds.features.ClassLabel(num_classes=num_classes),
-    }
-  )
-  splits, arrays = [], {}
-  path = pathlib.Path(folder) / name / '1.0.0'
-  path.mkdir(parents=True)
-  for split, count in counts.items():
-    x, y = _images(info, num_classes, count, seed=len(split))
-    arrays[split] = x, y
-    template = tfds.core.ShardedFileTemplate(
-      data_dir=path,
-      dataset_name=name,
-      split=split,
-      filetype_suffix='tfrecord',
-    )
-    lengths = [len(part) for part in np.array_split(y, shards)]
-    start = 0
-    for i, length in enumerate(lengths):
-      file = template.sharded_filepath(shard_index=i, num_shards=shards)
-      with tf.io.TFRecordWriter(str(file)) as writer:
-        for j in range(start, start + length):
-          writer.write(
-            features.serialize_example(
-              features.encode_example({'image': x[j], 'label': int(y[j])})
-            )
-          )
-      start += length
-    splits.append(
-      tfds.core.SplitInfo(
-        name=split,
-        shard_lengths=lengths,
-        num_bytes=0,
-        filename_template=template,
-      )
-    )
-  tfds.folder_dataset.write_metadata(
-    data_dir=path,
-    features=features,
-    split_infos=splits,
-    filename_template=template,
-    description='Made for a test.',
-    check_data=False,
-  )
-  return arrays
-
-
 @pytest.fixture(scope='module')
 def small(tmp_path_factory):
   folder = tmp_path_factory.mktemp('tfds')
   counts = {'train': 30, 'test': 11}
-  return str(folder), _write_tfds(folder, 'fashion_mnist', counts)
+  return str(folder), tiny_tfds.write(folder, 'fashion_mnist', counts)
 
 
 def test_tfds_data_come_in_stored_order(small):
@@ -91,7 +30,7 @@ def test_tfds_data_come_in_stored_order(small):
 
 
 def test_truncated_file_is_refused(tmp_path):
-  _write_tfds(tmp_path, 'fashion_mnist', {'train': 30, 'test': 11})
+  tiny_tfds.write(tmp_path, 'fashion_mnist', {'train': 30, 'test': 11})
   file = min(tmp_path.glob('*/*/*test*tfrecord*'))
   os.truncate(file, file.stat().st_size // 2)
   with pytest.raises(
@@ -101,14 +40,16 @@ def test_truncated_file_is_refused(tmp_path):
 
 
 def test_damaged_metadata_are_refused(tmp_path):
-  _write_tfds(tmp_path, 'fashion_mnist', {'train': 4, 'test': 4})
+  tiny_tfds.write(tmp_path, 'fashion_mnist', {'train': 4, 'test': 4})
   (tmp_path / 'fashion_mnist/1.0.0/features.json').write_text('{"half')
   with pytest.raises(UsageError, match='cannot be read'):
     sources.load('fashion_mnist', str(tmp_path))
 
 
 def test_another_data_set_is_refused(tmp_path):
-  _write_tfds(tmp_path, 'svhn_cropped', {'train': 4, 'test': 4}, num_classes=7)
+  tiny_tfds.write(
+    tmp_path, 'svhn_cropped', {'train': 4, 'test': 4}, num_classes=7
+  )
   with pytest.raises(UsageError, match='is not svhn_cropped: it has 7 classes'):
     sources.load('svhn_cropped', str(tmp_path))
 

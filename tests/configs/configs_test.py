@@ -1,0 +1,204 @@
+"""Every file of configs/, run by the training program on tiny data.
+
+The data have the shape and the classes of the published sets, few examples and
+random pixels. What the files say of labels, split, algorithm and round is run
+as it is; runs of files that ask for the same learning process share it.
+"""
+
+import csv
+import pathlib
+import re
+
+import numpy as np
+import pytest
+import tiny_tfds
+
+from tff_fssl import runtime
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import experiment
+from tff_fssl.program import flags
+from tff_fssl.program import main
+from tff_fssl.program import output_tree
+from tff_fssl.program import train_main
+
+_FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'configs'
+_FILES = {p.stem: p for p in sorted(_FOLDER.rglob('*.flags'))}
+_TINY = {
+  'num_clients': 4,
+  'clients_per_round': 2,
+  'client_epochs': 1,
+  'num_pretraining_rounds': 1,
+  'total_rounds': 2,
+  'progress': 'none',
+  'tensorboard': False,
+  # The other one would compile the same things at the same time.
+  'client_threads': 1,
+}
+_NUM_TRAIN = {'cifar10': 200, 'cifar100': 300, 'svhn_cropped': 200}
+# What decides who holds which examples, but not the server's labelled ones;
+# the learning process does not know it.
+_CLIENTS_DATA = {
+  'alpha',
+  'min_client_examples',
+  'num_validation',
+  'output_dir',
+  'split',
+}
+
+
+def _overrides(name, **more):
+  """Flags that make a file fit to the tiny data: one label a class."""
+  run = _config(name).run
+  return {
+    **_TINY,
+    'num_labels': data_names.data_set_info(run.dataset).num_classes,
+    'num_validation': min(run.num_validation, 20),
+    **more,
+  }
+
+
+def _config(name, **overrides) -> config_lib.Config:
+  given = [f'--{k}={flags.to_text(v)}' for k, v in overrides.items()]
+  return config_lib.from_command_line([f'--flagfile={_FILES[name]}', *given])
+
+
+def _process_key(config):
+  """Configurations of one key have the same learning process."""
+  values = config.flags()
+  return tuple((k, values[k]) for k in sorted(values.keys() - _CLIENTS_DATA))
+
+
+def _distinct():
+  """One file for each learning process on the tiny data, CNNs apart."""
+  by_key = {}
+  for name in _FILES:
+    config = _config(name, **_overrides(name))
+    if config.run.model != 'cnn':
+      by_key.setdefault(_process_key(config), name)
+  return list(by_key.values())
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tfds')
+  for name, count in _NUM_TRAIN.items():
+    tiny_tfds.write(folder, name, {'train': count, 'test': 20})
+  return str(folder)
+
+
+@pytest.fixture(scope='module')
+def shared_processes():
+  """Learning processes and what they compile to, built once a module."""
+  processes, context = {}, runtime.build_async_context()
+  build_experiment = experiment.build_experiment
+  build = registry.Algorithm.build
+
+  def build_shared(task, server_data_dir):
+    held = task.partition.server_labeled
+    key = _process_key(task.config), held.tobytes()
+
+    def cached(algorithm, model_fn, **kwargs):
+      if key not in processes:
+        processes[key] = build(algorithm, model_fn, **kwargs)
+      return processes[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(registry.Algorithm, 'build', cached)
+      return build_experiment(task, server_data_dir)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(experiment, 'build_experiment', build_shared)
+    patch.setattr(runtime, 'build_async_context', lambda *_, **__: context)
+    yield
+
+
+def _check_run(name, folder, data_dir, capsys, **overrides):
+  """Runs a file and looks at what came out."""
+  overrides = _overrides(
+    name, data_dir=data_dir, output_dir=folder, **overrides
+  )
+  config = _config(name, **overrides)
+  code = main.run(
+    train_main.train_main,
+    [
+      f'--flagfile={_FILES[name]}',
+      *(f'--{k}={flags.to_text(v)}' for k, v in overrides.items()),
+    ],
+  )
+  assert code == 0, capsys.readouterr().err
+  tree = output_tree.OutputTree(folder)
+  # What was run is what the file says.
+  recorded = flags.read_flagfile(tree.flags_file)
+  asked = flags.read_flagfile(str(_FILES[name]))
+  for flag, value in asked.items():
+    if flag not in overrides:
+      assert recorded[flag] == value
+  with open(tree.train_csv) as file:
+    rows = list(csv.DictReader(file))
+  assert [row['round'] for row in rows] == ['0', '1', '2']
+  for row in rows:
+    assert row['bad_round'] == '0'
+    assert np.isfinite(float(row['finalizer/server_loss_labeled']))
+  if config.trains_clients:
+    for row in rows[1:]:
+      assert row['client_work/train/num_clients'] == '2'
+      kept = float(row['client_work/train/pseudo_label_ratio'])
+      assert kept <= 1
+      # At noise no example may be confident enough for a fixed threshold.
+      if getattr(config.algorithm, 'adaptive_threshold', False):
+        assert kept > 0
+      loss = float(row['client_work/train/loss_unlabeled'])
+      assert np.isfinite(loss) == (kept > 0)
+      assert np.isfinite(float(row['finalizer/update_norm']))
+  with open(tree.eval_csv) as file:
+    (row,) = [row for row in csv.DictReader(file) if row['round'] == '2']
+  assert 0 <= float(row['test/accuracy']) <= 1
+  assert ('validation/accuracy' in row) == bool(config.run.num_validation)
+
+
+@pytest.mark.parametrize('name', _FILES)
+def test_every_file_runs(name, data_dir, shared_processes, tmp_path, capsys):
+  _check_run(name, str(tmp_path / 'run'), data_dir, capsys, model='cnn')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', _distinct())
+def test_every_network_runs(name, data_dir, tmp_path, capsys):
+  _check_run(name, str(tmp_path / 'run'), data_dir, capsys)
+
+
+@pytest.mark.parametrize('name', _FILES)
+def test_headers(name):
+  lines = _FILES[name].read_text().splitlines()
+  header = [line for line in lines if line.startswith('#')]
+  assert lines[: len(header)] == header
+  path = _FILES[name].relative_to(_FOLDER.parent)
+  assert header.pop() == f'# python programs/train.py --flagfile={path}'
+  assert max(map(len, header)) <= 80
+  about, paper, figures = ' '.join(line[2:] for line in header).partition(
+    ' Paper: '
+  )
+  assert paper and ' Ours: ' in figures
+  # It speaks of what is run.
+  config = _config(name)
+  run, algorithm = config.run, config.algorithm
+  title = {
+    'cifar10': 'CIFAR-10',
+    'cifar100': 'CIFAR-100',
+    'svhn_cropped': 'SVHN',
+    'digits': 'digits',
+  }[run.dataset]
+  assert re.search(rf'\b{title}\b', about)
+  assert f' {run.num_labels} labels' in about
+  dirichlet = run.split == 'dirichlet'
+  assert (f' Dir({run.alpha})' in about) == dirichlet
+  assert ('Dir(' in about) == dirichlet
+  if name.startswith(('table2', 'figure4')):
+    assert ('CAT' in about) == algorithm.adaptive_threshold
+    assert ('SACR' in about) == (algorithm.consistency == 'sacr')
+    assert ('LSAA' in about) == algorithm.learning_status_aggregation
+    diagnostic = algorithm.consistency_on == 'correct'
+    assert ('truly correct' in about) == diagnostic
+    assert ('Diagnostic: it reads hidden labels' in about) == diagnostic

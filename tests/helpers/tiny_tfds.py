@@ -1,0 +1,81 @@
+"""Small data sets in TFDS's format, with random pixels."""
+
+from collections.abc import Mapping
+import os
+import pathlib
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_datasets as tfds
+
+from tff_fssl.data import names
+
+
+def write(
+  folder: str | os.PathLike[str],
+  name: str,
+  counts: Mapping[str, int],
+  num_classes: int | None = None,
+  shards: int = 2,
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Writes a data set of a known one's shape; returns its arrays by split.
+
+  Args:
+    folder: The `--data_dir`.
+    name: One of `names.DATA_SETS`.
+    counts: Examples of each split.
+    num_classes: Of the data set; None is as many as it should have. Classes are
+      as frequent as each other, or nearly.
+    shards: Files of each split.
+
+  Returns:
+    Split -> (x uint8 [N, H, W, C], y int64 [N]), in the order of the files.
+  """
+  info = names.data_set_info(name)
+  num_classes = num_classes or info.num_classes
+  features = tfds.features.FeaturesDict(
+    {
+      'image': tfds.features.Image(shape=info.image_shape),
+      'label': tfds.features.ClassLabel(num_classes=num_classes),
+    }
+  )
+  splits, arrays = [], {}
+  path = pathlib.Path(folder) / name / '1.0.0'
+  path.mkdir(parents=True)
+  for split, count in counts.items():
+    rng = np.random.default_rng(len(split))
+    x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
+    y = rng.permutation(np.arange(count) % num_classes)
+    arrays[split] = x, y
+    template = tfds.core.ShardedFileTemplate(
+      data_dir=path,
+      dataset_name=name,
+      split=split,
+      filetype_suffix='tfrecord',
+    )
+    parts = np.array_split(np.arange(count), shards)
+    for i, indices in enumerate(parts):
+      file = template.sharded_filepath(shard_index=i, num_shards=shards)
+      with tf.io.TFRecordWriter(str(file)) as writer:
+        for j in indices:
+          example = {'image': x[j], 'label': int(y[j])}
+          writer.write(
+            features.serialize_example(features.encode_example(example))
+          )
+    splits.append(
+      tfds.core.SplitInfo(
+        name=split,
+        shard_lengths=[len(indices) for indices in parts],
+        num_bytes=0,
+        filename_template=template,
+      )
+    )
+  tfds.folder_dataset.write_metadata(
+    data_dir=path,
+    features=features,
+    split_infos=splits,
+    filename_template=template,
+    description='Made for a test.',
+    check_data=False,
+  )
+  return arrays
