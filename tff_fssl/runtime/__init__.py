@@ -24,7 +24,11 @@ tff.learning.LoopImplementation.DATASET_ITERATOR`: TFF's default,
 `DATASET_REDUCE`, is slower, and may train on the CPU in spite of a GPU.
 """
 
+from collections.abc import Callable
+import math
 from typing import Union
+
+from absl import logging
 
 from tff_fssl import hparams
 from tff_fssl.runtime.errors import ExecutionError
@@ -33,6 +37,7 @@ from tff_fssl.runtime.in_process import InProcessContext
 from tff_fssl.runtime.in_process import Timing
 from tff_fssl.runtime.worker import AsyncWorkerContext
 from tff_fssl.runtime.worker import WorkerContext
+from tff_fssl.runtime.worker import WorkerError
 
 __all__ = [
   'RUNTIMES',
@@ -42,6 +47,7 @@ __all__ = [
   'InProcessContext',
   'Timing',
   'WorkerContext',
+  'WorkerError',
   'build_async_context',
   'build_context',
 ]
@@ -55,13 +61,16 @@ def build_context(
   client_devices: str = 'auto',
   client_threads: int = 0,
   simulate_secure_aggregation: bool = False,
+  call_timeout_secs: float = 0.0,
+  warn: Callable[[str], None] = logging.warning,
 ) -> Union[InProcessContext, WorkerContext]:
   """Builds a `tff.framework.SyncContext`.
 
   Args:
     runtime: `'in_process'`, this process's TensorFlow, or `'tff_worker'`,
-      TFF's C++ worker (CPU only), started at the first invocation and ended
-      by `close()`, at the end of a `with`, or at Python's exit.
+      TFF's C++ worker (CPU only), started at the first invocation, repeated by
+      another one if it dies, and ended by `close()`, at the end of a `with`,
+      or when Python ends in whatever way.
     client_devices: `'auto'` (all GPUs if there are any, else the CPU),
       `'cpu'`, `'gpu'`, or device names joined by commas, as
       `'gpu:0,gpu:1'`. Client i runs on the (i mod n)th. Logical devices must
@@ -71,6 +80,10 @@ def build_context(
     simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
       are replaced by plain ones, which protect nothing. Without it they raise
       `NotImplementedError`.
+    call_timeout_secs: How long the worker may take for a call, in seconds,
+      before it is ended and the invocation is repeated by another one; 0:
+      without limit. `'tff_worker'` only.
+    warn: Tells the user of the worker's open port, and of dead workers.
 
   Returns:
     The context.
@@ -79,10 +92,12 @@ def build_context(
     tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
       names them.
   """
-  if _is_worker(runtime, client_devices, client_threads):
+  if _is_worker(runtime, client_devices, client_threads, call_timeout_secs):
     return WorkerContext(
       client_threads=client_threads,
       simulate_secure_aggregation=simulate_secure_aggregation,
+      call_timeout_secs=call_timeout_secs,
+      warn=warn,
     )
   return InProcessContext(
     client_devices=client_devices,
@@ -97,6 +112,8 @@ def build_async_context(
   client_devices: str = 'auto',
   client_threads: int = 0,
   simulate_secure_aggregation: bool = False,
+  call_timeout_secs: float = 0.0,
+  warn: Callable[[str], None] = logging.warning,
 ) -> Union[AsyncInProcessContext, AsyncWorkerContext]:
   """Builds a `tff.framework.AsyncContext`.
 
@@ -105,6 +122,8 @@ def build_async_context(
     client_devices: As `build_context`'s.
     client_threads: As `build_context`'s.
     simulate_secure_aggregation: As `build_context`'s.
+    call_timeout_secs: As `build_context`'s.
+    warn: As `build_context`'s.
 
   Returns:
     The context, for `tff.program.NativeFederatedContext`.
@@ -113,28 +132,42 @@ def build_async_context(
     tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
       names them.
   """
-  if _is_worker(runtime, client_devices, client_threads):
-    return AsyncWorkerContext(
-      client_threads=client_threads,
-      simulate_secure_aggregation=simulate_secure_aggregation,
-    )
-  return AsyncInProcessContext(
-    InProcessContext(
-      client_devices=client_devices,
-      client_threads=client_threads,
-      simulate_secure_aggregation=simulate_secure_aggregation,
-    )
+  context = build_context(
+    runtime,
+    client_devices=client_devices,
+    client_threads=client_threads,
+    simulate_secure_aggregation=simulate_secure_aggregation,
+    call_timeout_secs=call_timeout_secs,
+    warn=warn,
   )
+  if isinstance(context, WorkerContext):
+    return AsyncWorkerContext(context)
+  return AsyncInProcessContext(context)
 
 
-def _is_worker(runtime: str, client_devices: str, client_threads: int) -> bool:
+def _is_worker(
+  runtime: str,
+  client_devices: str,
+  client_threads: int,
+  call_timeout_secs: float,
+) -> bool:
   """Checks the choice of a runtime."""
   if runtime not in RUNTIMES:
     raise hparams.UsageError(
       f'--runtime={runtime}: allowed are {", ".join(RUNTIMES)}'
       f'{hparams.closest(runtime, RUNTIMES)}'
     )
+  if not 0 <= call_timeout_secs < math.inf:
+    raise hparams.UsageError(
+      f'--call_timeout_secs={call_timeout_secs:g}: must be at least 0 (without'
+      ' limit), and finite'
+    )
   if runtime != 'tff_worker':
+    if call_timeout_secs:
+      raise hparams.UsageError(
+        f'--call_timeout_secs={call_timeout_secs:g}: there are no calls without'
+        ' --runtime=tff_worker; leave it out'
+      )
     return False
   if client_devices not in ('auto', 'cpu'):
     raise hparams.UsageError(

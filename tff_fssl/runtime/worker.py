@@ -1,78 +1,304 @@
-"""TFF's own C++ worker, started when first needed and ended with the context.
+"""TFF's own C++ worker, supervised.
 
-It is a child process that TFF starts, that listens on all interfaces, and
-that TFF leaves alive when Python exits. These contexts end it: by `close`, at
-the end of a `with`, when they are garbage, and at the normal exit of Python.
-While it lives it holds this program's standard output.
+The worker is a process that runs computations which it gets by gRPC. TFF's own
+context starts it, and leaves it alive when the program is killed, with the
+program's standard output in its hands. Here it is started by `_Worker` and
+talked to by `tff.framework.RemoteExecutor`:
+
+-   It ends with this process, however that ends, SIGKILL included, and holds
+    none of its streams.
+-   When it dies, or does not answer in time, another one is started and the
+    invocation is repeated. All that an invocation needs is in this process, so
+    that the repetition gives the same result, provided that the data sets of
+    its argument yield the same elements each time.
+
+It listens on all network interfaces, without authentication, and has no flag
+for the address: the user is told.
 """
 
 import asyncio
-import atexit
 from collections.abc import Callable, Sequence
-import gc
+import concurrent.futures
+import contextlib
+import functools
+import importlib.resources
+import os
+import signal
+import socket
+import subprocess
+import tempfile
 import threading
+import time
 from typing import Any, Optional
 import weakref
 
+from absl import logging
+import grpc
 import tensorflow_federated as tff
+
+# How often one invocation is repeated.
+_MAX_REPETITIONS = 3
+# How long a worker may take to open its port: 0.1 s on an idle machine.
+_START_SECS = 60.0
+# The shell becomes the worker, with a watcher beside it that waits for the end
+# of a pipe whose other end only this Python process has. The watcher then kills
+# its process group: itself and the worker, whose number the system cannot have
+# given away while the watcher has it too. (Linux's signal for a parent's death
+# is no choice: it comes when the *thread* that started the worker ends.)
+_LAUNCHER = (
+  'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 0; } & exec "$@" 3<&-'
+)
+_CHANNEL_OPTIONS = (
+  ('grpc.max_receive_message_length', -1),
+  ('grpc.max_send_message_length', -1),
+  # The worker is on this machine.
+  ('grpc.enable_http_proxy', 0),
+)
+# How much is repeated of what the worker wrote before it died, in bytes.
+_MAX_LAST_WORDS = 500
+
+
+class WorkerError(RuntimeError):
+  """The worker died, or was too slow, as often as is tolerated."""
+
+
+class _LostError(Exception):
+  """The worker died, or was too slow; says which."""
+
+
+class _CallError(grpc.RpcError):
+  """A call got no answer.
+
+  TFF repeats some calls forever; it knows them by the code, which is not where
+  TFF looks for it. (An `RpcError`, after which TFF can close its executor.)
+
+  Attributes:
+    is_late: Whether time ran out.
+  """
+
+  def __init__(self, details: str, is_late: bool):
+    super().__init__(details)
+    self.is_late = is_late
+
+
+class _Channel:
+  """What TFF's stub uses of a `grpc.Channel`, with our deadline and errors.
+
+  The stub also subscribes to the connection's state, for which gRPC polls in a
+  thread that complains when the channel is closed. Nobody reads that state.
+  """
+
+  def __init__(
+    self,
+    channel: grpc.Channel,
+    call_timeout_secs: float,
+    kill: Callable[[], None],
+  ):
+    self._channel = channel
+    self._timeout = call_timeout_secs or None
+    self._kill = kill
+
+  def subscribe(self, callback: Any, try_to_connect: bool = False) -> None:
+    """Does nothing."""
+
+  def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
+    """See `grpc.Channel`."""
+    function = self._channel.unary_unary(*args, **kwargs)
+
+    def call(request: Any) -> Any:
+      try:
+        return function(request, timeout=self._timeout)
+      except grpc.RpcError as error:
+        # What a computation raises has other codes.
+        if error.code() in (
+          grpc.StatusCode.CANCELLED,
+          grpc.StatusCode.DEADLINE_EXCEEDED,
+          grpc.StatusCode.FAILED_PRECONDITION,
+          grpc.StatusCode.UNAVAILABLE,
+        ):
+          is_late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+          if is_late:
+            # TFF goes on with a call to clean up, which need not wait as well.
+            self._kill()
+          raise _CallError(error.details(), is_late) from error
+        raise
+
+    return call
 
 
 class _Worker:
-  """The one owner of TFF's context, and so of the process behind it."""
-
-  def __init__(self, create: Callable[[], Any]):
-    self._create = create
-    self._context: Optional[Any] = None
-    self._lock = threading.Lock()
-    self._closed = False
-    # Weakly: being registered must not keep the worker alive.
-    atexit.register(_close_if_alive, weakref.ref(self))
-
-  def get(self) -> Any:
-    """TFF's context; it starts the process at its first invocation.
-
-    Raises:
-      RuntimeError: If the worker was closed.
-    """
-    with self._lock:
-      if self._closed:
-        raise RuntimeError('This context was closed.')
-      if self._context is None:
-        self._context = self._create()
-      return self._context
-
-  def close(self) -> None:
-    """Ends the process, if it was started."""
-    with self._lock:
-      self._closed = True
-      started, self._context = self._context is not None, None
-    if started:
-      # The process ends with the last reference to what TFF keeps it in, and
-      # these references go in circles.
-      gc.collect()
-
-
-def _close_if_alive(reference: Any) -> None:
-  worker = reference()
-  if worker is not None:
-    worker.close()
-
-
-class _Closing:
-  """What both contexts share: the worker, and its end.
+  """One worker process, and TFF's context that talks to it.
 
   Attributes:
-    _creators: TFF's functions that make a context, without and with simulated
-      secure aggregation.
+    port: Where it listens.
+    end: Kills the process, if it lives. Called when this object is garbage, and
+      at Python's exit, as well.
   """
 
-  _creators: tuple[Callable[..., Any], Callable[..., Any]]
+  def __init__(
+    self,
+    *,
+    client_threads: int,
+    simulate_secure_aggregation: bool,
+    call_timeout_secs: float,
+  ):
+    """Starts the process and waits until it answers.
+
+    Args:
+      client_threads: See `WorkerContext`.
+      simulate_secure_aggregation: See `WorkerContext`.
+      call_timeout_secs: See `WorkerContext`.
+
+    Raises:
+      _LostError: If it does not answer.
+    """
+    self._call_timeout_secs = call_timeout_secs
+    # Bound as long as the worker lives, so that no other program is given the
+    # port. gRPC shares it, which the system allows to the same user alone.
+    reserved = socket.socket()
+    reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    reserved.bind(('', 0))
+    self.port = reserved.getsockname()[1]
+    # pylint: disable=consider-using-with
+    self._log = tempfile.TemporaryFile()
+    self._process = subprocess.Popen(
+      [
+        '/bin/sh',
+        '-c',
+        _LAUNCHER,
+        'sh',
+        str(importlib.resources.files(tff) / 'data' / 'worker_binary'),
+        f'--port={self.port}',
+        f'--max_concurrent_computation_calls={client_threads or -1}',
+      ],
+      stdin=subprocess.PIPE,
+      stdout=subprocess.DEVNULL,
+      stderr=self._log,
+      # A process group of their own; and a terminal's Ctrl-C is for this
+      # process to act on.
+      start_new_session=True,
+    )
+    channel = grpc.insecure_channel(f'127.0.0.1:{self.port}', _CHANNEL_OPTIONS)
+    self.end = weakref.finalize(self, _end, self._process, channel, reserved)
+    try:
+      self._wait_until_ready()
+    except BaseException:
+      self.end()
+      raise
+    self._context = _build_context(
+      _Channel(channel, call_timeout_secs, self._process.kill),
+      simulate_secure_aggregation,
+    )
+
+  def _wait_until_ready(self) -> None:
+    deadline = time.monotonic() + _START_SECS
+    while self.is_alive and time.monotonic() < deadline:
+      with contextlib.suppress(OSError):
+        socket.create_connection(('127.0.0.1', self.port)).close()
+        return
+      time.sleep(0.02)
+    raise _LostError(f'did not start{self.last_words()}')
+
+  @property
+  def is_alive(self) -> bool:
+    """Whether the process runs."""
+    return self._process.poll() is None
+
+  def last_words(self) -> str:
+    """' (how it ended)', and what it wrote before; '' while it lives."""
+    status = self._process.poll()
+    if status is None:
+      return ''
+    how = signal.Signals(-status).name if status < 0 else f'exit code {status}'
+    if status == -signal.SIGKILL:
+      how += ': by hand, or memory ran out'
+    size = self._log.seek(0, os.SEEK_END)
+    self._log.seek(max(0, size - _MAX_LAST_WORDS))
+    words = self._log.read().decode(errors='replace').strip()
+    return f' ({how})' + (f' after it wrote: {words}' if words else '')
+
+  def invoke(self, comp: Any, arg: Any) -> Any:
+    """Runs a computation; raises `_LostError`, and what TFF raises."""
+    try:
+      return self._context.invoke(comp, arg)
+    except Exception as error:
+      if isinstance(error, _CallError) and error.is_late:
+        reason = (
+          f'took longer than --call_timeout_secs={self._call_timeout_secs:g}'
+        )
+      elif isinstance(error, _CallError) or not self.end.alive:
+        # The connection breaks a moment before the process is gone.
+        with contextlib.suppress(subprocess.TimeoutExpired):
+          self._process.wait(timeout=1)
+        reason = f'died{self.last_words()}'
+      else:
+        raise
+      raise _LostError(reason) from error
+
+
+def _end(
+  process: subprocess.Popen, channel: grpc.Channel, reserved: socket.socket
+) -> None:
+  """Ends a worker, and frees what it had."""
+  process.kill()
+  assert process.stdin is not None
+  process.stdin.close()  # Ends the watcher.
+  process.wait()
+  channel.close()
+  reserved.close()
+
+
+def _build_context(
+  channel: _Channel, simulate_secure_aggregation: bool
+) -> tff.framework.SyncContext:
+  """TFF's context for a worker that runs.
+
+  What `tff.backends.native.create_sync_local_cpp_execution_context` builds for
+  a worker that TFF starts.
+  """
+  compile_fn = tff.backends.native.desugar_and_transform_to_native
+  stub = tff.framework.RemoteExecutorGrpcStub(channel)
+
+  def compile_simulated(comp: Any) -> Any:
+    return compile_fn(
+      tff.backends.test.replace_secure_intrinsics_with_bodies(comp)
+    )
+
+  def create_executor(cardinalities: Any) -> tff.framework.RemoteExecutor:
+    cardinalities.setdefault(tff.CLIENTS, 0)
+    executor = tff.framework.RemoteExecutor(stub)
+    executor.set_cardinalities(cardinalities)
+    return executor
+
+  return tff.framework.SyncExecutionContext(
+    executor_fn=tff.framework.ResourceManagingExecutorFactory(create_executor),
+    compiler_fn=compile_simulated
+    if simulate_secure_aggregation
+    else compile_fn,
+    transform_args=tff.tensorflow.transform_args,
+    transform_result=tff.tensorflow.transform_result,
+  )
+
+
+class WorkerContext(tff.framework.SyncContext):
+  """Runs TFF computations in TFF's C++ worker.
+
+  Client arguments may be what `InProcessContext` takes; all clients' data is
+  made at once, and sent to the worker.
+
+  The worker is started by the first invocation, and by the first one after it
+  has died. It ends by `close`, at the end of a `with`, when the context is
+  garbage, when Python ends in whatever way, and when an invocation is
+  interrupted.
+  """
 
   def __init__(
     self,
     *,
     client_threads: int = 0,
     simulate_secure_aggregation: bool = False,
+    call_timeout_secs: float = 0.0,
+    warn: Callable[[str], None] = logging.warning,
   ):
     """Initialises the context; starts no process.
 
@@ -81,34 +307,22 @@ class _Closing:
         or 0 for as many as there are clients.
       simulate_secure_aggregation: Whether secure sums are replaced by plain
         ones, which protect nothing: simulation only.
+      call_timeout_secs: How long the worker may take to answer a call, in
+        seconds; 0: without limit. An invocation is some quick calls, which
+        send the argument, and one that computes the result.
+      warn: Tells the user of the open port, once, and of workers that died.
     """
-    create = self._creators[simulate_secure_aggregation]
-    self._worker = _Worker(
-      lambda: create(max_concurrent_computation_calls=client_threads or -1)
+    self._start_worker = functools.partial(
+      _Worker,
+      client_threads=client_threads,
+      simulate_secure_aggregation=simulate_secure_aggregation,
+      call_timeout_secs=call_timeout_secs,
     )
-
-  def close(self) -> None:
-    """Ends the worker; the context cannot be used after."""
-    self._worker.close()
-
-  def __enter__(self):
-    return self
-
-  def __exit__(self, *args: Any) -> None:
-    self.close()
-
-
-class WorkerContext(_Closing, tff.framework.SyncContext):
-  """Runs TFF computations in TFF's C++ worker.
-
-  Client arguments may be what `InProcessContext` takes; all clients' data is
-  made at once, and sent to the worker.
-  """
-
-  _creators = (
-    tff.backends.native.create_sync_local_cpp_execution_context,
-    tff.backends.test.create_sync_test_cpp_execution_context,
-  )
+    self._warn = warn
+    self._has_warned = False
+    self._worker: Optional[_Worker] = None
+    self._closed = False
+    self._lock = threading.Lock()
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation.
@@ -122,26 +336,132 @@ class WorkerContext(_Closing, tff.framework.SyncContext):
 
     Raises:
       RuntimeError: If the context was closed.
+      WorkerError: If the worker died, or was too slow, and so were those that
+        repeated the invocation.
       Exception: Whatever TFF's runtime raises.
     """
+    return self._invoke(comp, arg, threading.Event())
+
+  def _invoke(self, comp: Any, arg: Any, cancelled: threading.Event) -> Any:
     arg = _make_client_data(arg, comp.type_signature.parameter)
-    return self._worker.get().invoke(comp, arg)
+    num_repetitions = 0
+    while True:
+      worker = None
+      try:
+        worker = self._get_worker()
+        if cancelled.is_set():
+          raise asyncio.CancelledError()
+        return worker.invoke(comp, arg)
+      except _LostError as error:
+        self._end_worker(worker)
+        if cancelled.is_set():
+          raise asyncio.CancelledError() from error
+        if num_repetitions == _MAX_REPETITIONS:
+          raise WorkerError(
+            f"TFF's worker {error}, and so it went {num_repetitions} times"
+            ' before, one after another.'
+          ) from error
+        num_repetitions += 1
+        self._warn(
+          f"TFF's worker {error}. The computation is repeated by another one"
+          f' ({num_repetitions} of at most {_MAX_REPETITIONS} repetitions).'
+        )
+      except Exception:
+        raise
+      except BaseException:
+        # Interrupted: nobody wants the result that is still being computed.
+        self._end_worker(worker)
+        raise
+
+  def _get_worker(self) -> _Worker:
+    """The worker, started if there is none; raises `_LostError`."""
+    with self._lock:
+      if self._closed:
+        raise RuntimeError('This context was closed.')
+      if self._worker is not None and not self._worker.is_alive:
+        self._warn(
+          f"TFF's worker died between computations"
+          f'{self._worker.last_words()}. Another one is started.'
+        )
+        self._worker.end()
+        self._worker = None
+      if self._worker is None:
+        self._worker = self._start_worker()
+        if not self._has_warned:
+          self._has_warned = True
+          self._warn(
+            f"TFF's worker listens on port {self._worker.port} of all network"
+            ' interfaces, without authentication: whoever reaches it can run'
+            ' computations as this user. --runtime=in_process opens no port.'
+          )
+      return self._worker
+
+  def _end_worker(self, worker: Optional[_Worker]) -> None:
+    """Ends a worker, so that the next invocation starts another one."""
+    with self._lock:
+      if worker is not None:
+        worker.end()
+        if worker is self._worker:
+          self._worker = None
+
+  def close(self) -> None:
+    """Ends the worker; the context cannot be used after."""
+    with self._lock:
+      self._closed = True
+      if self._worker is not None:
+        self._worker.end()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *args: Any) -> None:
+    self.close()
 
 
-class AsyncWorkerContext(_Closing, tff.framework.AsyncContext):
-  """`WorkerContext` for `tff.program.NativeFederatedContext`."""
+class AsyncWorkerContext(tff.framework.AsyncContext):
+  """`WorkerContext` for `tff.program.NativeFederatedContext`.
 
-  _creators = (
-    tff.backends.native.create_async_local_cpp_execution_context,
-    tff.backends.test.create_async_test_cpp_execution_context,
-  )
+  Computations run one after another, in a thread of their own, so that the
+  event loop stays free. Cancelling an invocation ends the worker; the next one
+  starts another.
+  """
+
+  def __init__(self, context: WorkerContext):
+    """Wraps a context.
+
+    Args:
+      context: What runs the computations.
+    """
+    self._context = context
+    self._thread = concurrent.futures.ThreadPoolExecutor(
+      1, thread_name_prefix='tff_worker'
+    )
 
   async def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation; see `WorkerContext.invoke`."""
     if asyncio.iscoroutine(arg):
       arg = await arg
-    arg = _make_client_data(arg, comp.type_signature.parameter)
-    return await self._worker.get().invoke(comp, arg)
+    cancelled = threading.Event()
+    future = asyncio.get_running_loop().run_in_executor(
+      self._thread, self._context._invoke, comp, arg, cancelled
+    )
+    try:
+      return await asyncio.shield(future)
+    except asyncio.CancelledError:
+      cancelled.set()
+      self._context._end_worker(self._context._worker)
+      await asyncio.wait([future])
+      raise
+
+  def close(self) -> None:
+    """Ends the worker; the context cannot be used after."""
+    self._context.close()
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *args: Any) -> None:
+    self.close()
 
 
 def _make_client_data(arg: Any, type_spec: Optional[tff.Type]) -> Any:
