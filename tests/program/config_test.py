@@ -93,6 +93,14 @@ def test_labels_at_clients_have_no_pretraining():
       ['--profile=2', '--runtime=tff_worker'],
       ['--runtime=tff_worker', 'in_process'],
     ),
+    (
+      ['--call_timeout_secs=5'],
+      ['--call_timeout_secs=5:', '--runtime=tff_worker'],
+    ),
+    (
+      ['--call_timeout_secs=-1', '--runtime=tff_worker'],
+      ['--call_timeout_secs=-1', 'at least 0'],
+    ),
     (['--num_clients=60000'], ['--num_clients=60000', 'training examples']),
     (
       ['--algorithm=fixmatch', _CLIENTS, '--num_labels=1000'],

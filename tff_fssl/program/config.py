@@ -265,6 +265,12 @@ def check(config: Config) -> None:
       '--profile: with --runtime=tff_worker the work is done by another'
       ' process, which a profile cannot see; use --runtime=in_process'
     )
+  if run.call_timeout_secs and run.runtime != 'tff_worker':
+    raise UsageError(
+      f'--call_timeout_secs={run.call_timeout_secs:g}: with'
+      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
+      ' use --runtime=tff_worker'
+    )
   if config.trains_clients:
     _check_aggregator(config)
   _check_data(config)

@@ -140,6 +140,13 @@ class RunHparams:
     ' process (CPU only).',
     choices=('in_process', 'tff_worker'),
   )
+  call_timeout_secs: float = hparam(
+    0.0,
+    "How long TFF's worker may take for a call, of which a round has some quick"
+    ' ones and one that computes it, in seconds (tff_worker). Then another'
+    ' worker is started and repeats the round. 0: no limit.',
+    minimum=0,
+  )
   client_devices: str = hparam(
     'auto',
     'Where clients train (in_process): auto (all GPUs, else the CPU), cpu, gpu,'
@@ -212,6 +219,7 @@ GROUPS = {
   ),
   'Execution': (
     'runtime',
+    'call_timeout_secs',
     'client_devices',
     'client_threads',
     'simulate_secure_aggregation',
@@ -224,6 +232,7 @@ GROUPS = {
 # Flags that may differ when a run is continued; `total_rounds` upwards only.
 MAY_DIFFER = frozenset(
   {
+    'call_timeout_secs',
     'client_devices',
     'client_threads',
     'cross_device',

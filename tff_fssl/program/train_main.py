@@ -107,6 +107,8 @@ def _train(
     client_devices=config.run.client_devices,
     client_threads=config.run.client_threads,
     simulate_secure_aggregation=config.run.simulate_secure_aggregation,
+    call_timeout_secs=config.run.call_timeout_secs,
+    warn=view.say,
   )
   federated_context = tff.program.NativeFederatedContext(context)
   atexit.register(_drop_default_context, federated_context)
@@ -145,6 +147,9 @@ def _train(
     except training.TrainingStoppedError as error:
       main_lib.complain(str(error))
       return main_lib.NOT_FINITE
+    except runtime.WorkerError as error:
+      main_lib.complain(f'{error} {_how_to_resume(tree)}')
+      return main_lib.FAILED
     if result.stopped_by is not None:
       view.say(f'Stopped and saved. {_how_to_resume(tree)}')
       return interrupts.exit_code(result.stopped_by)
