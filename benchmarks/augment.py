@@ -12,25 +12,20 @@ import os
 import pathlib
 import statistics
 import sys
-import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT / 'tools'))
+sys.path.insert(0, str(_ROOT))
 
 import numpy as np
 import tensorflow as tf
+import timing
 
 from tff_fssl.data import augment
 from tff_fssl.data import names
 
 _SHAPE = (32, 32, 3)
-
-
-def seconds(fn) -> float:
-  """How long one call takes."""
-  start = time.perf_counter()
-  fn()
-  return time.perf_counter() - start
 
 
 def main() -> None:
@@ -88,7 +83,7 @@ def main() -> None:
     fn()
   for _ in range(args.repetitions):
     for name, fn in runs.items():
-      times[name].append(seconds(fn))
+      times[name].append(timing.seconds(fn))
   rates = {n: num_images / statistics.median(t) for n, t in times.items()}
   print(f'policy {args.policy}, batch {size}, {num_images} images')
   for name, rate in rates.items():

@@ -1,13 +1,15 @@
 """(FL)^2's local step: how far it is from the machine's and from bare maths.
 
     python benchmarks/local_step.py [--model=wrn28_2] [--batch_size=32]
+        [--bfloat16]
 
 Prints, for the complete step (views, gathering, loop, optimizer; every example
 confident, which is its dearest form), medians of interleaved repetitions in one
 run: its time; its rate, counting 8 forward-equivalents of 2 x MACs x batch, as
 a share of the float32 matrix peak (TF's 2048 x 2048 product, best of 20, same
 threads); its ratio to a bare tf.function of the same mathematics (fixed images,
-loss, gradients, update); and the share of the strong view.
+loss, gradients, update); the share of the strong view; and, with --bfloat16,
+how much faster the complete step is when the network computes in it.
 """
 
 import argparse
@@ -15,13 +17,15 @@ import os
 import pathlib
 import statistics
 import sys
-import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT / 'tools'))
+sys.path.insert(0, str(_ROOT))
 
 import numpy as np
 import tensorflow as tf
+import timing
 
 from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
@@ -34,24 +38,6 @@ from tff_fssl.models import names
 from tff_fssl.models import networks
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
-
-
-def seconds(fn) -> float:
-  """How long one call takes."""
-  start = time.perf_counter()
-  fn()
-  return time.perf_counter() - start
-
-
-def matrix_peak() -> float:
-  """Floating-point operations a second of a large float32 product."""
-  size = 2048
-  a = tf.random.stateless_normal([size, size], [0, 1])
-  multiply = tf.function(lambda: tf.reduce_sum(tf.matmul(a, a)))
-  multiply()
-  return (
-    2 * size**3 / min(seconds(lambda: multiply().numpy()) for _ in range(20))
-  )
 
 
 def num_macs(model: tf.keras.Model) -> int:
@@ -67,100 +53,150 @@ def num_macs(model: tf.keras.Model) -> int:
   return macs
 
 
+class Step:
+  """The step, complete and bare, of one network.
+
+  Attributes:
+    complete: Runs `num_steps` steps through the loop of local training.
+    bare: Runs as many of the same mathematics on fixed images.
+    macs: `num_macs` of the network.
+  """
+
+  def __init__(
+    self, model: str, batch_size: int, num_steps: int, compute_dtype: str
+  ):
+    """Builds both.
+
+    Args:
+      model: The name of the network.
+      batch_size: Images in a batch.
+      num_steps: Steps in a call.
+      compute_dtype: What the network computes in.
+    """
+    self._network = network = adapter.Network(
+      lambda: networks.build_network(model, _SHAPE, _NUM_CLASSES, 'bn'),
+      seed=0,
+      compute_dtype=compute_dtype,
+    )
+    self._weights = weights = network.initial_weights()
+    self.macs = num_macs(network.model)
+    num_images = batch_size * num_steps
+    images = tf.constant(random_images(num_images))
+    labels = tf.constant(np.arange(num_images) % _NUM_CLASSES, tf.int32)
+    confident = tf.ones([num_images], tf.bool)
+    step = fl2.build_step(fl2_hparams.Fl2Hparams())
+    sgd = optimizer.Sgd(0.9, True, 5e-4, 1.0)
+    views = build_views()
+
+    def prepare(*_):
+      return algorithm_lib.Prepared(
+        tf.range(num_images), {'labels': labels, 'confident': confident}
+      )
+
+    local = training.LocalTraining(
+      network,
+      algorithm_lib.LocalAlgorithm(
+        step=step,
+        step_ratios=('loss_unlabeled', 'loss_consistency'),
+        prepare=prepare,
+        views=('strong',),
+      ),
+      views,
+      training.LoopConfig(1, batch_size, 1, sgd),
+    )
+
+    @tf.function
+    def complete():
+      result = local.run(
+        weights,
+        algorithm_lib.Examples(images[:0], labels[:0]),
+        algorithm_lib.Examples(images, labels),
+        learning_rate=tf.constant(0.03),
+        seed=tf.constant([0, 1]),
+      )
+      return result.num_examples
+
+    slots = sgd.initialize(network)
+    batch = algorithm_lib.Batch(
+      None,
+      None,
+      None,
+      {'strong': views.plain(images[:batch_size])},
+      labels[:batch_size],
+      {'labels': labels[:batch_size], 'confident': confident[:batch_size]},
+      {},
+    )
+
+    @tf.function
+    def bare():
+      gradients = step(network, batch).gradients
+      sgd.apply(network, slots, gradients, tf.constant(0.03))
+
+    self._complete, self._bare, self._num_steps = complete, bare, num_steps
+
+  def complete(self) -> None:
+    """Runs the steps in the loop."""
+    self._complete().numpy()
+
+  def bare(self) -> None:
+    """Runs the steps one by one."""
+    for _ in range(self._num_steps):
+      self._bare()
+
+  def reset(self) -> None:
+    """Back to untrained weights, so that nothing overflows."""
+    self._network.assign(self._weights)
+
+
+def random_images(num: int) -> np.ndarray:
+  """uint8 [num, 32, 32, 3]."""
+  return np.random.default_rng(0).integers(0, 256, [num, *_SHAPE], np.uint8)
+
+
+def build_views() -> augment.Views:
+  """CIFAR-10's."""
+  mean, std = augment.normalization('cifar10')
+  return augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+
+
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
   parser.add_argument('--model', default='wrn28_2', choices=names.MODEL_NAMES)
   parser.add_argument('--batch_size', type=int, default=32)
+  parser.add_argument(
+    '--bfloat16', action='store_true', help='compare with --compute_dtype'
+  )
   parser.add_argument('--steps', type=int, default=8, help='in a repetition')
   parser.add_argument('--repetitions', type=int, default=5)
   args = parser.parse_args()
-  size, steps = args.batch_size, args.steps
+  size = args.batch_size
 
-  mean, std = augment.normalization('cifar10')
-  views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
-  network = adapter.Network(
-    lambda: networks.build_network(args.model, _SHAPE, _NUM_CLASSES, 'bn'),
-    seed=0,
-  )
-  weights = network.initial_weights()
-  num_images = size * steps
-  images = tf.constant(
-    np.random.default_rng(0).integers(0, 256, [num_images, *_SHAPE], np.uint8)
-  )
-  labels = tf.constant(np.arange(num_images) % _NUM_CLASSES, tf.int32)
-  confident = tf.ones([num_images], tf.bool)
-  step = fl2.build_step(fl2_hparams.Fl2Hparams())
-  sgd = optimizer.Sgd(0.9, True, 5e-4, 1.0)
-
-  def prepare(*_):
-    return algorithm_lib.Prepared(
-      tf.range(num_images), {'labels': labels, 'confident': confident}
-    )
-
-  local = training.LocalTraining(
-    network,
-    algorithm_lib.LocalAlgorithm(
-      step=step,
-      step_ratios=('loss_unlabeled', 'loss_consistency'),
-      prepare=prepare,
-      views=('strong',),
-    ),
-    views,
-    training.LoopConfig(1, size, 1, sgd),
-  )
-
-  @tf.function
-  def complete():
-    result = local.run(
-      weights,
-      algorithm_lib.Examples(images[:0], labels[:0]),
-      algorithm_lib.Examples(images, labels),
-      learning_rate=tf.constant(0.03),
-      seed=tf.constant([0, 1]),
-    )
-    return result.num_examples
-
-  slots = sgd.initialize(network)
-  batch = algorithm_lib.Batch(
-    None,
-    None,
-    None,
-    {'strong': views.plain(images[:size])},
-    labels[:size],
-    {'labels': labels[:size], 'confident': confident[:size]},
-    {},
-  )
-
-  @tf.function
-  def bare():
-    gradients = step(network, batch).gradients
-    sgd.apply(network, slots, gradients, tf.constant(0.03))
-
-  @tf.function
-  def strong():
-    return views.strong(images[:size], tf.constant([0, 1]))
-
-  def bare_steps():
-    for _ in range(steps):
-      bare()
-
+  step = Step(args.model, size, args.steps, 'float32')
+  images, views = tf.constant(random_images(size)), build_views()
+  strong = tf.function(lambda: views.strong(images, tf.constant([0, 1])))
   runs = {
-    'complete': lambda: complete().numpy(),
-    'bare': bare_steps,
+    'complete': step.complete,
+    'bare': step.bare,
     'strong': lambda: strong().numpy(),
   }
+  steps = [step]
+  if args.bfloat16:
+    steps.append(Step(args.model, size, args.steps, 'bfloat16'))
+    runs['bfloat16'] = steps[-1].complete
   times = {name: [] for name in runs}
   for fn in runs.values():
     fn()
-  peak = matrix_peak()
+  peak = timing.matrix_peak()
   for _ in range(args.repetitions):
     for name, fn in runs.items():
-      network.assign(weights)  # Untrained weights: nothing overflows.
-      times[name].append(seconds(fn))
+      for each in steps:
+        each.reset()
+      times[name].append(timing.seconds(fn))
   median = {name: statistics.median(values) for name, values in times.items()}
-  complete_step, bare_step = median['complete'] / steps, median['bare'] / steps
-  flops = 8 * 2 * num_macs(network.model) * size
+  complete_step = median['complete'] / args.steps
+  bare_step = median['bare'] / args.steps
+  flops = 8 * 2 * step.macs * size
   print(f'model                    {args.model}, batch {size}')
   print(f'matrix peak              {peak / 1e9:.0f} GFLOP/s')
   print(f'complete step            {complete_step * 1e3:.1f} ms')
@@ -171,6 +207,10 @@ def main() -> None:
     f'strong view              {median["strong"] * 1e3:.2f} ms,'
     f' {median["strong"] / complete_step:.1%} of the complete step'
   )
+  if args.bfloat16:
+    bfloat16_step = median['bfloat16'] / args.steps
+    print(f'complete, bfloat16       {bfloat16_step * 1e3:.1f} ms')
+    print(f'  float32 / bfloat16     {complete_step / bfloat16_step:.2f}')
 
 
 if __name__ == '__main__':

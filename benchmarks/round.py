@@ -13,14 +13,16 @@ import os
 import pathlib
 import statistics as statistics_lib
 import sys
-import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+_ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(_ROOT / 'tools'))
+sys.path.insert(0, str(_ROOT))
 
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
+import timing
 
 from tff_fssl import runtime
 from tff_fssl.algorithms import assemble
@@ -43,13 +45,6 @@ _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
 _FL2 = fl2_hparams.Fl2Hparams(
   adaptive_threshold=False, confidence_threshold=0.0
 )
-
-
-def seconds(fn) -> float:
-  """How long one call takes."""
-  start = time.perf_counter()
-  fn()
-  return time.perf_counter() - start
 
 
 def bare_round(views, model_fn, hparams, server, cohort):
@@ -187,7 +182,7 @@ def main() -> None:
     fn()
   for _ in range(args.repetitions):
     for name, fn in runs.items():
-      times[name].append(seconds(fn))
+      times[name].append(timing.seconds(fn))
   median = {name: statistics_lib.median(t) for name, t in times.items()}
   print(
     f'{args.model}, {args.num_clients} clients of {args.num_images} images,'
@@ -198,10 +193,10 @@ def main() -> None:
   for name in contexts:
     ratio = median[name] / median['bare parts']
     print(f'{name + " / bare parts":24} {ratio:.2f}')
-  timing = contexts['in_process'].timing
+  spent = contexts['in_process'].timing
   print(
-    f'in_process, last round:  clients {timing.clients:.2f} s, server'
-    f' {timing.server:.2f} s, aggregation {timing.aggregation:.2f} s'
+    f'in_process, last round:  clients {spent.clients:.2f} s, server'
+    f' {spent.server:.2f} s, aggregation {spent.aggregation:.2f} s'
   )
   for context in contexts.values():
     getattr(context, 'close', lambda: None)()

@@ -52,6 +52,8 @@ DISTRIBUTIONS = {
 }
 # Folders of programs: a binary for each file.
 _PROGRAMS = ('programs', 'benchmarks', 'examples')
+# What benchmarks/peers.py installs itself, into an environment of its own.
+_ELSEWHERE = ('pfl',)
 # What is in requirements-dev.txt only.
 _DEVELOPMENT = ('hypothesis', 'pytest')
 
@@ -63,12 +65,13 @@ def distribution(module: str) -> str | None:
     module: A dotted name that is not of this source tree.
 
   Returns:
-    The package's name, or None if the module is of Python's library.
+    The package's name, or None if the module is of Python's library, or not
+    of this project's environment.
   """
   if module.startswith('google.protobuf'):
     return DISTRIBUTIONS['google.protobuf']
   top = module.partition('.')[0]
-  if top in sys.stdlib_module_names:
+  if top in sys.stdlib_module_names or top in _ELSEWHERE:
     return None
   return DISTRIBUTIONS.get(top, top)
 
