@@ -19,9 +19,8 @@ import statistics
 import sys
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_ROOT / 'tools'))
-sys.path.insert(0, str(_ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf

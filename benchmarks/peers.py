@@ -32,14 +32,14 @@ import tempfile
 import time
 
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
-_ROOT = pathlib.Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(_ROOT / 'tools'))
-sys.path.insert(0, str(_ROOT))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / 'tools'))
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import tensorflow as tf
 import timing
 
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _POPULATION, _USER_SIZE, _COHORT, _BATCH = 1_000, 50, 50, 10
 _RATE = 0.1
