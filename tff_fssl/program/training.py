@@ -141,7 +141,9 @@ async def train(
   _check_types(process, data_source)
   state, done = await _load(process, data_source, settings, outputs, reporter)
   if state is None:
-    state, done = await _initialize(process, data_source, settings, outputs)
+    state, done = await _initialize(
+      process, data_source, settings, outputs, reporter
+    )
     if initial_weights is not None:
       state = await _warm_start(
         state, done, initial_weights, outputs, evaluate_fn, reporter
@@ -212,7 +214,7 @@ async def _load(
       f'{outputs.train.table.path} lacks rows before round {done}: they were'
       ' removed since; training goes on without them.'
     )
-  outputs.truncate_after(done)
+  _drop_unsaved(outputs, done, f'after round {done}', reporter)
   return state._replace(iterator=data_source.attach(state.iterator)), done
 
 
@@ -221,12 +223,25 @@ async def _initialize(
   data_source: sampling.CohortDataSource,
   settings: Settings,
   outputs: Outputs,
+  reporter: Reporter,
 ) -> tuple[ProgramState, int]:
   """(initial state, the round before the first)."""
   done = settings.first_round - 1
-  outputs.truncate_after(done)
+  _drop_unsaved(outputs, done, 'at the start', reporter)
   initial = await tff.program.materialize_value(process.initialize())
   return ProgramState(initial, data_source.iterator(), 0), done
+
+
+def _drop_unsaved(
+  outputs: Outputs, done: int, where: str, reporter: Reporter
+) -> None:
+  """Removes the rows of rounds whose state was not saved, or is missing."""
+  removed = outputs.truncate_after(done)
+  if removed:
+    reporter.say(
+      f'Training goes on {where}: no later checkpoint is there, so'
+      f' {"a round is" if removed == 1 else f"{removed} rounds are"} repeated.'
+    )
 
 
 async def _warm_start(
