@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from scipy import stats
 import tensorflow as tf
 
 from tff_fssl.data import augment
@@ -140,58 +141,95 @@ def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
     np.testing.assert_array_equal(result[i], image)
 
 
-@pytest.mark.parametrize('policy', _POLICIES)
-def test_ops_and_arguments_have_their_distribution(policy):
-  count = 20_000
-  rules = _POLICIES[policy](32, 32)
-  draws = tf.random.stateless_uniform([count, 3 * rules.num_ops], [1, 2])
-  ops, args = (t.numpy() for t in augment._choose_ops(rules, draws))
-  total = ops.size
-  share = 1 / len(image_ops.OPS) * rules.probability
-  for op, name in enumerate(image_ops.OPS):
-    expected = share + (1 - rules.probability) * (name == 'identity')
-    tolerance = 5 * np.sqrt(expected * (1 - expected) / total)
-    assert abs(np.mean(ops == op) - expected) < tolerance, name
-  # Slots are independent of each other.
-  both = np.mean((ops[:, 0] == 1) & (ops[:, 1] == 2))
-  assert abs(both - share**2) < 5 * np.sqrt(share**2 / count)
+# (FL)^2's list and FixMatch's: the same 14, no inversion, no cutout.
+_BY_FACTOR = ('brightness', 'color', 'contrast', 'sharpness')
+_LIST = {
+  *('identity', 'autocontrast', 'equalize', 'posterize', 'solarize'),
+  *_BY_FACTOR,
+  *('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y'),
+}
+_SIGNED_LEVELS = [sign * level for level in range(1, 10) for sign in (1, -1)]
+_INTERVALS = {
+  **dict.fromkeys(_BY_FACTOR, (0.05, 0.95)),
+  'solarize': (0, 256),
+  'rotate': (-30, 30),
+  'shear_x': (-0.3, 0.3),
+  'shear_y': (-0.3, 0.3),
+  'translate_x': (-9.6, 9.6),
+  'translate_y': (-9.6, 9.6),
+}
+_LEVELS = {
+  **dict.fromkeys(_BY_FACTOR, [0.1 + 0.18 * level for level in range(1, 10)]),
+  'posterize': [4, 4, 3, 3, 2, 2, 2, 1, 1],
+  'solarize': [231, 205, 180, 154, 128, 103, 77, 52, 26],
+  'rotate': [3 * level for level in _SIGNED_LEVELS],
+  'shear_x': [0.03 * level for level in _SIGNED_LEVELS],
+  'shear_y': [0.03 * level for level in _SIGNED_LEVELS],
+  'translate_x': _SIGNED_LEVELS,
+  'translate_y': _SIGNED_LEVELS,
+}
 
-  factor = ('brightness', 'color', 'contrast', 'sharpness')
-  if policy == 'fl2':
-    ranges = dict.fromkeys(factor, (0.05, 0.95))
-    ranges |= {
-      'posterize': (4, 8),
-      'solarize': (0, 256),
-      'rotate': (-30, 30),
-      'shear_x': (-0.3, 0.3),
-      'shear_y': (-0.3, 0.3),
-      'translate_x': (-9.6, 9.6),
-      'translate_y': (-9.6, 9.6),
-    }
-    for name, (low, high) in ranges.items():
-      values = np.sort(args[ops == image_ops.OPS.index(name)])
-      uniform = np.linspace(low, high, len(values))
-      assert low <= values[0] and values[-1] <= high, name
-      assert np.abs(values - uniform).max() < 0.05 * (high - low), name
+
+@pytest.fixture(scope='module', params=_POLICIES)
+def chosen(request):
+  """(policy, operations' names [B, N], their arguments [B, N])."""
+  rules = _POLICIES[request.param](32, 32)
+  images = tf.zeros([50_000, 1, 1, 1], tf.uint8)
+  draws = augment._draws(
+    images, [1, 2], augment._STRONG_SALT, 6 + 3 * rules.num_ops
+  )
+  ops, args = augment._choose_ops(rules, draws[:, 6:])
+  return request.param, np.array(image_ops.OPS)[ops], args.numpy()
+
+
+def _check_frequencies(values, expected):
+  """Chi-square; `expected` maps each value to its probability."""
+  seen, counts = np.unique(values, return_counts=True)
+  wanted = np.array(sorted(expected))
+  if wanted.dtype.kind == 'f':
+    np.testing.assert_allclose(seen, wanted, rtol=1e-5)
   else:
-    levels = range(1, 10)
-    both_signs = lambda f: [s * f(level) for level in levels for s in (1, -1)]
-    allowed = dict.fromkeys(factor, [0.1 + 0.18 * level for level in levels])
-    allowed |= {
-      'posterize': [4, 4, 3, 3, 2, 2, 2, 1, 1],
-      'solarize': [256 - int(25.6 * level) for level in levels],
-      'rotate': both_signs(lambda level: 3 * level),
-      'shear_x': both_signs(lambda level: 0.03 * level),
-      'translate_y': both_signs(lambda level: level),
-    }
-    for name, values in allowed.items():
-      got = args[ops == image_ops.OPS.index(name)]
-      seen, counts = np.unique(got, return_counts=True)
-      wanted, multiples = np.unique(np.float32(values), return_counts=True)
-      np.testing.assert_allclose(seen, wanted, rtol=1e-6)
-      np.testing.assert_allclose(
-        counts / counts.sum(), multiples / multiples.sum(), atol=0.05
-      )
+    np.testing.assert_array_equal(seen, wanted)
+  shares = np.array([expected[v] for v in sorted(expected)])
+  assert stats.chisquare(counts, shares * len(values)).pvalue > 0.001
+
+
+def test_ops_are_drawn_uniformly_from_the_list(chosen):
+  policy, ops, _ = chosen
+  assert ops.shape[1] == {'fl2': 3, 'fixmatch': 2}[policy]
+  # FixMatch leaves an operation out half the time.
+  probability = {'fl2': 1.0, 'fixmatch': 0.5}[policy]
+  share = dict.fromkeys(_LIST, probability / 14)
+  share['identity'] += 1 - probability
+  for slot in ops.T:
+    _check_frequencies(slot, share)
+  # With replacement, and one slot says nothing of another.
+  pairs = np.char.add(np.char.add(ops[:, 0], ' '), ops[:, 1])
+  _check_frequencies(
+    pairs,
+    {f'{a} {b}': p * q for a, p in share.items() for b, q in share.items()},
+  )
+
+
+def test_magnitudes_are_drawn_uniformly(chosen):
+  policy, ops, args = chosen
+  for name in _LIST - {'identity', 'autocontrast', 'equalize'}:
+    values = args[ops == name]
+    if policy == 'fixmatch':
+      levels = np.float64(_LEVELS[name])
+      of_level, counts = np.unique(levels, return_counts=True)
+      _check_frequencies(values, dict(zip(of_level, counts / len(levels))))
+    elif name == 'posterize':
+      _check_frequencies(values.astype(int), dict.fromkeys(range(4, 8), 1 / 4))
+    else:
+      low, high = _INTERVALS[name]
+      uniform, edge = stats.uniform(low, high - low), 0.01 * (high - low)
+      assert low - 1e-6 <= values.min() <= low + edge, name
+      assert high - edge <= values.max() <= high + 1e-6, name
+      assert stats.kstest(values, uniform.cdf).pvalue > 0.001, name
+  # Slots have magnitudes of their own.
+  both = np.all(ops[:, :2] == 'rotate', axis=1)
+  assert abs(np.corrcoef(args[both, :2].T)[0, 1]) < 5 / np.sqrt(both.sum())
 
 
 @pytest.mark.parametrize('policy', _POLICIES)

@@ -8,6 +8,7 @@ from PIL import ImageDraw
 from PIL import ImageEnhance
 from PIL import ImageOps
 import pytest
+from sklearn import datasets
 
 from tff_fssl.data import sources
 
@@ -22,6 +23,19 @@ def cifar10(tfds_dir) -> sources.DataSet:
 def digits() -> sources.DataSet:
   """The embedded digits."""
   return sources.load('digits')
+
+
+@pytest.fixture(scope='session')
+def photographs() -> np.ndarray:
+  """100 pieces of scikit-learn's two photographs, uint8 [100, 32, 32, 3]."""
+  pieces = []
+  for image in datasets.load_sample_images().images:
+    rows, columns = (side // 32 for side in image.shape[:2])
+    image = image[: 32 * rows, : 32 * columns]
+    image = image.reshape(rows, 32, columns, 32, 3).swapaxes(1, 2)
+    image = image.reshape(-1, 32, 32, 3)
+    pieces.append(image[:: len(image) // 50][:50])
+  return np.concatenate(pieces)
 
 
 # Arguments to test with, wider than what any policy uses.

@@ -85,10 +85,43 @@ def test_every_op_equals_pillow_on_digits(pillow, apply_ops, digits):
   )
 
 
-def test_every_op_equals_pillow_on_real_images(pillow, apply_ops, cifar10):
-  _check_against_pillow(
-    pillow, apply_ops, cifar10.train.x[:100], np.random.default_rng(2)
-  )
+_FACTORS = [
+  *np.linspace(0.05, 0.95, 19),
+  *(0.1 + 0.18 * level for level in range(1, 10)),
+]
+# All magnitudes that the policies draw; of intervals, fine steps and all whole
+# numbers.
+_MAGNITUDES = {
+  'identity': [0],
+  'autocontrast': [0],
+  'equalize': [0],
+  'posterize': range(1, 9),
+  'solarize': range(257),
+  'brightness': _FACTORS,
+  'color': _FACTORS,
+  'contrast': _FACTORS,
+  'sharpness': _FACTORS,
+  'rotate': np.arange(-30, 30.5, 0.5),
+  'shear_x': np.linspace(-0.3, 0.3, 61),
+  'shear_y': np.linspace(-0.3, 0.3, 61),
+  'translate_x': [*range(-9, 10), *np.linspace(-9.6, 9.6, 25)],
+  'translate_y': [*range(-9, 10), *np.linspace(-9.6, 9.6, 25)],
+}
+
+
+@pytest.mark.parametrize('name', image_ops.OPS)
+def test_all_magnitudes_equal_pillow_on_real_images(
+  pillow, apply_ops, photographs, name
+):
+  assert len(np.unique(photographs, axis=0)) == 100
+  for arg in np.float32(_MAGNITUDES[name]):
+    results = apply_ops(
+      photographs,
+      np.full(100, image_ops.OPS.index(name), np.int32),
+      np.full(100, arg),
+    ).numpy()
+    expected = [pillow.apply(image, name, arg) for image in photographs]
+    np.testing.assert_array_equal(results, expected, err_msg=f'{name}({arg})')
 
 
 def test_every_whole_argument_equals_pillow(pillow, apply_ops):
