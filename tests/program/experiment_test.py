@@ -70,7 +70,7 @@ def test_the_one_client_that_is_not_finite_is_named(tmp_path, context):
   ]
   # One more was counted than is found again.
   assert experiment.explain_fn(state, with_it, 2)[1:] == [
-    '1 of 2 clients that were not finite are when repeated'
+    '1 of 2 clients that were not finite are finite when repeated'
   ]
   without = next(r for r, ids in cohorts.items() if _BAD_CLIENT not in ids)
   assert experiment.explain_fn(state, without, 0) == []

@@ -240,7 +240,7 @@ def _build_explain_fn(
       # Rounding may differ a little from that of TFF's computation.
       lines.append(
         f'{num_failed - len(lines)} of {num_failed} clients that were not'
-        ' finite are when repeated'
+        ' finite are finite when repeated'
       )
     return lines
 
