@@ -68,6 +68,12 @@ def _rows(path):
     return list(csv.DictReader(file))
 
 
+def _drop_last(tree, version):
+  """Leaves what a kill before the checkpoint `version` leaves."""
+  os.unlink(checkpoint.path_of(tree.checkpoints, version))
+  shutil.rmtree(tree.model)
+
+
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
   """(folder, standard output) of a finished run."""
@@ -143,8 +149,7 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
   folder = str(tmp_path / 'killed')
   shutil.copytree(finished[0], folder)
   tree = output_tree.OutputTree(folder)
-  os.unlink(checkpoint.path_of(tree.checkpoints, 4))
-  shutil.rmtree(tree.model)
+  _drop_last(tree, 4)
   with open(tree.train_csv, 'r+b') as file:
     file.truncate(os.path.getsize(tree.train_csv) - 20)
   flags = f'--flagfile={tree.flags_file}'
@@ -166,7 +171,7 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
   profiles = pathlib.Path(tree.tensorboard).glob('round_*/**/*.xplane.pb')
   (profile,) = profiles
   assert profile.relative_to(tree.tensorboard).parts[0] == 'round_4'
-  assert f'Profile of round 4: {tree.tensorboard}/round_4' in output
+  assert 'Profile of round 4:' in output
   space = xplane_pb2.XSpace.FromString(profile.read_bytes())
   (host,) = (p for p in space.planes if p.name == '/host:CPU')
   names = {event.name for event in host.event_metadata.values()}
@@ -206,12 +211,6 @@ def test_evaluations_that_cannot_be(finished, argv, word, capsys):
 def test_plots(finished, capsys):
   assert main.run(plot_main.plot_main, [finished[0]]) == 0
   assert 'Thresholds' in capsys.readouterr().out
-
-
-def _drop_last(tree, version):
-  """Leaves what a kill before the checkpoint `version` leaves."""
-  os.unlink(checkpoint.path_of(tree.checkpoints, version))
-  shutil.rmtree(tree.model)
 
 
 def test_a_warm_start(finished, tmp_path, capsys):
