@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import numpy as np
@@ -409,3 +410,41 @@ def test_sigkill_anywhere(finished, tmp_path):
     program.stdout.close()
   assert subprocess.run(command, check=False).returncode == 0
   _assert_equal_runs(finished[0], folder)
+
+
+@pytest.mark.slow
+def test_a_worker_that_dies_in_a_round_changes_nothing(
+  tmp_path, monkeypatch, capsys
+):
+  from tff_fssl.runtime import worker  # Imports TFF.
+
+  whole, killed = str(tmp_path / 'whole'), str(tmp_path / 'killed')
+  assert _train(whole, '--runtime=tff_worker') == 0
+  invoke = worker._Worker.invoke
+  invocations = iter(range(99))
+
+  def invoke_and_kill(self, comp, arg):
+    if next(invocations) % 3 == 2:
+      threading.Timer(0.05, self._process.kill).start()
+    return invoke(self, comp, arg)
+
+  monkeypatch.setattr(worker._Worker, 'invoke', invoke_and_kill)
+  capsys.readouterr()
+  assert _train(killed, '--runtime=tff_worker') == 0
+  output = ' '.join(capsys.readouterr().out.split())
+  assert output.count('repeated by another one (1 of') >= 2
+  assert output.count('without authentication') == 1
+  _assert_equal_runs(whole, killed)
+
+
+@pytest.mark.slow
+def test_a_worker_that_is_always_late(finished, tmp_path, capsys):
+  """Given up with one message; the run goes on with another runtime."""
+  folder = str(tmp_path / 'run')
+  shutil.copytree(finished[0], folder)
+  flags = ['--total_rounds=5', '--runtime=tff_worker']
+  assert _train(folder, *flags, '--call_timeout_secs=0.01') == main.FAILED
+  error = capsys.readouterr().err
+  assert error.startswith("error: TFF's worker took longer than"), error
+  assert '--call_timeout_secs=0.01' in error and 'after round 4' in error
+  assert _train(folder, '--total_rounds=5') == 0
