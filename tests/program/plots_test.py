@@ -6,7 +6,7 @@ from tff_fssl.program import csv_table
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import plot_main
-from tff_fssl.program import plots
+from tff_fssl.program import runs
 
 _TRAIN = 'client_work/train'
 
@@ -34,7 +34,7 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
     _run(tmp_path / 'c', 0, 'fixmatch', alpha=0.3),
     _run(tmp_path / 'd', 0, 'fixmatch', alpha=0.1),
   ]
-  groups = plots.group_runs([plots.read_run(path) for path in paths])
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
   assert [len(group.runs) for group in groups] == [2, 1, 1]
   assert groups[0].label == 'fl2 (2 seeds)'
   assert groups[1].label == 'fixmatch alpha=0.3'
@@ -49,7 +49,7 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
 
 def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
   paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
-  (group,) = plots.group_runs([plots.read_run(path) for path in paths])
+  (group,) = runs.group_runs([runs.read_run(path) for path in paths])
   np.testing.assert_array_equal(group.curve('test/accuracy')[0], [2, 4])
 
 
@@ -72,4 +72,4 @@ def test_what_cannot_be_drawn(tmp_path, capsys):
   assert 'is not a run' in capsys.readouterr().err
   empty = _run(tmp_path / 'empty', 0, rounds=0)
   with pytest.raises(UsageError, match='no round'):
-    plots.read_run(empty)
+    runs.read_run(empty)

@@ -50,13 +50,16 @@ def plot_main(argv: Sequence[str]) -> int:
   parsed = flags.parse(argv, groups, allow_positional=True)
   if not parsed.positional:
     raise UsageError('no run was given; give one folder or more')
-  from tff_fssl.program import plots  # Needs NumPy: not for `--help`.
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program import plots
+  from tff_fssl.program import runs as runs_lib
 
   paths = [os.path.normpath(path) for path in parsed.positional]
-  runs = [plots.read_run(path) for path in paths]
+  runs = [runs_lib.read_run(path) for path in paths]
   output = parsed.build(PlotHparams).output or _default_output(paths)
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
-  titles = plots.plot(plots.group_runs(runs), output)
+  titles = plots.plot(runs_lib.group_runs(runs), output)
   print(f'{output}: {", ".join(titles)}')
   return main_lib.DONE
 

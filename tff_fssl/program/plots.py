@@ -2,19 +2,11 @@
 
 from collections.abc import Sequence
 import dataclasses
-import os
-
-import numpy as np
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.program import csv_table
-from tff_fssl.program import flags
-from tff_fssl.program import output_tree
-from tff_fssl.program import run_hparams
+from tff_fssl.program import runs
 
 _TRAIN = 'client_work/train'
-# Flags in which runs of one group may differ.
-_IGNORED = run_hparams.MAY_DIFFER | {'seed'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,119 +88,7 @@ PANELS = (
 _DASHES = ('-', '--', ':')
 
 
-@dataclasses.dataclass(frozen=True)
-class Run:
-  """A run's tables.
-
-  Attributes:
-    path: Its folder.
-    flags: Its flags, as text.
-    rows: Of train.csv and of eval.csv.
-  """
-
-  path: str
-  flags: dict[str, str]
-  rows: tuple[list[dict[str, str]], list[dict[str, str]]]
-
-  def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds int [N], values float64 [N]) where the column is known."""
-    for rows in self.rows:
-      values = csv_table.column(rows, column)
-      known = np.isfinite(values)
-      if known.any():
-        rounds = csv_table.column(rows, csv_table.KEY)[known]
-        return rounds.astype(np.int64), values[known]
-    return np.zeros([0], np.int64), np.zeros([0])
-
-
-@dataclasses.dataclass(frozen=True)
-class RunGroup:
-  """Runs that differ by their seeds only.
-
-  Attributes:
-    label: What tells the group from the others.
-    runs: Its runs.
-  """
-
-  label: str
-  runs: tuple[Run, ...]
-
-  def curve(
-    self, column: str
-  ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(rounds, mean, sample standard deviation) over runs, or None.
-
-    Rounds are those that all runs that know the column have.
-    """
-    curves = [run.curve(column) for run in self.runs]
-    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
-    if not curves:
-      return None
-    common = curves[0][0]
-    for rounds, _ in curves[1:]:
-      common = np.intersect1d(common, rounds)
-    stacked = np.array(
-      [values[np.isin(rounds, common)] for rounds, values in curves]
-    )
-    spread = stacked.std(0, ddof=1) if len(stacked) > 1 else 0 * common
-    return common, stacked.mean(0), spread
-
-
-def read_run(path: str) -> Run:
-  """Reads a run's folder.
-
-  Args:
-    path: The folder.
-
-  Returns:
-    The run.
-
-  Raises:
-    UsageError: If it is not one, or has no finished round.
-  """
-  tree = output_tree.OutputTree(path)
-  if not os.path.exists(tree.flags_file):
-    raise UsageError(
-      f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
-      ' --output_dir of programs/train.py'
-    )
-  train, evaluation = (
-    csv_table.read(p)[1] for p in (tree.train_csv, tree.eval_csv)
-  )
-  if not train:
-    raise UsageError(f'{path}: no round of this run is finished yet')
-  return Run(path, flags.read_flagfile(tree.flags_file), (train, evaluation))
-
-
-def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-  """Puts runs that differ by seed only together, in order of appearance.
-
-  A group's label has the algorithm and the flags in which groups differ.
-  """
-  groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
-  for run in runs:
-    kept = {k: v for k, v in run.flags.items() if k not in _IGNORED}
-    groups.setdefault(tuple(sorted(kept.items())), []).append(run)
-  differing = {
-    name
-    for key in groups
-    for name, value in key
-    if any(dict(other).get(name, value) != value for other in groups)
-  } - {'algorithm'}
-  result = []
-  for key, members in groups.items():
-    values = dict(key)
-    parts = [values.get('algorithm', '?')]
-    parts += [
-      f'{name.rpartition(".")[2]}={values[name]}'
-      for name in sorted(differing & values.keys())
-    ]
-    seeds = f' ({len(members)} seeds)' if len(members) > 1 else ''
-    result.append(RunGroup(' '.join(parts) + seeds, tuple(members)))
-  return result
-
-
-def plot(groups: Sequence[RunGroup], path: str) -> list[str]:
+def plot(groups: Sequence[runs.RunGroup], path: str) -> list[str]:
   """Draws what the runs know, a panel a quantity, a colour a group.
 
   Lines are means over seeds, bands the sample standard deviation.
@@ -262,7 +142,7 @@ def plot(groups: Sequence[RunGroup], path: str) -> list[str]:
   return [panel.title for panel in panels]
 
 
-def _draw_panel(axis, panel: Panel, groups: Sequence[RunGroup]) -> None:
+def _draw_panel(axis, panel: Panel, groups: Sequence[runs.RunGroup]) -> None:
   """Draws one diagram."""
   from matplotlib import lines  # pylint: disable=import-outside-toplevel
   from matplotlib import ticker  # pylint: disable=import-outside-toplevel

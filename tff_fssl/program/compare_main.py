@@ -1,0 +1,69 @@
+"""`programs/compare.py`: what several runs reached, as tables."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import flags
+from tff_fssl.program import main as main_lib
+
+_USAGE = 'programs/compare.py RUN RUN [RUN ...] [--last_round=N]'
+_ABOUT = (
+  'Compares runs at equal budgets, as Markdown: mean and sample standard'
+  ' deviation of runs that differ by their seeds only; accuracy, pseudo-labels,'
+  " seconds and bytes; of test accuracy, Welch's t-test, and the paired one, of"
+  " the first run's group against each other. RUN is the --output_dir of"
+  ' programs/train.py.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class CompareHparams:
+  """Flags of `programs/compare.py`."""
+
+  last_round: int = hparam(
+    0,
+    'Rounds after it count for nothing; 0: the last that all runs have'
+    ' evaluated.',
+    minimum=0,
+  )
+
+
+def compare_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group('Flags', CompareHparams)]
+  if flags.wants_help(argv):
+    print(flags.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  if not parsed.positional:
+    raise UsageError('no run was given; give two folders or more')
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program import compare
+  from tff_fssl.program import runs as runs_lib
+
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  run_groups = runs_lib.group_runs([runs_lib.read_run(path) for path in paths])
+  common = compare.last_common_round(run_groups)
+  last_round = parsed.build(CompareHparams).last_round or common
+  if last_round > common:
+    raise UsageError(
+      f'--last_round={last_round}: the last round that all runs have evaluated'
+      f' is {common}'
+    )
+  print(f'Rounds up to {last_round}; mean ± standard deviation over runs.\n')
+  print(compare.tables(run_groups, last_round))
+  return main_lib.DONE
