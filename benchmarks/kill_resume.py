@@ -32,6 +32,7 @@ import signal
 import sys
 import tempfile
 import time
+import traceback
 from typing import Any
 from unittest import mock
 
@@ -229,9 +230,11 @@ def _run_child(
         code = main_lib.run(
           train_main.train_main, [*flags, f'--output_dir={folder}']
         )
+  except BaseException:
+    traceback.print_exc()
+  finally:
     sys.stdout.flush()
     sys.stderr.flush()
-  finally:
     os._exit(code)
 
 
@@ -283,7 +286,7 @@ def compare(
   ours: output_tree.OutputTree, reference: output_tree.OutputTree
 ) -> tuple[int, int]:
   """(rows, arrays of the last checkpoint) that differ from the reference's."""
-  last = checkpoint.versions(ours.checkpoints)[-1]
+  last = max(checkpoint.versions(ours.checkpoints), default=0)
   num_rows = 0
   for path, expected in (
     (ours.train_csv, reference.train_csv),
