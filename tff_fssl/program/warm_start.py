@@ -1,8 +1,13 @@
-"""Weights that a new run starts from (`--init_from`)."""
+"""Weights that a new run starts from (`--init_from`).
+
+TensorFlow-free until they are read: a wrong path is refused at once. Hence no
+types of TensorFlow here: models are `tf.keras.Model`, weights
+`adapter.Weights`.
+"""
 
 from collections.abc import Mapping, Sequence
 import os
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -10,11 +15,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import flags
 from tff_fssl.program import output_tree
-
-if TYPE_CHECKING:  # `find` must not wait for TensorFlow.
-  import tensorflow as tf
-
-  from tff_fssl.models import adapter
 
 KERAS_FILE = 'model.keras'  # In an exported model's folder.
 _SUFFIXES = ('.keras', '.h5')
@@ -78,7 +78,7 @@ def find(init_from: str) -> Source:
   )
 
 
-def load(source: Source, model: 'tf.keras.Model') -> 'adapter.Weights':
+def load(source: Source, model: Any) -> Any:
   """Reads weights for `model`, batch norm statistics included.
 
   Args:
@@ -123,7 +123,7 @@ def load(source: Source, model: 'tf.keras.Model') -> 'adapter.Weights':
   return weights
 
 
-def from_leaves(leaves: Mapping[str, Any]) -> 'adapter.Weights':
+def from_leaves(leaves: Mapping[str, Any]) -> Any:
   """The model's weights in a checkpoint, as `checkpoint.read` gives it."""
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
 
@@ -142,8 +142,8 @@ def from_leaves(leaves: Mapping[str, Any]) -> 'adapter.Weights':
 def _differences(
   kind: str,
   values: Sequence[np.ndarray],
-  model: 'tf.keras.Model',
-  other: 'tf.keras.Model | None',
+  model: Any,
+  other: Any,
 ) -> list[str]:
   """How values differ from a model's variables, in words.
 
@@ -175,7 +175,7 @@ def _describe(name: str, tensor: Any) -> str:
   return f'{name.removesuffix(":0")} {dtype} {list(tensor.shape)}'
 
 
-def _load_keras(path: str) -> 'tf.keras.Model':
+def _load_keras(path: str) -> Any:
   """A whole Keras model; raises `UsageError`."""
   import tensorflow as tf  # pylint: disable=import-outside-toplevel
 
