@@ -1,6 +1,7 @@
 """TFF's worker: ends with the program, is replaced when it dies or is slow."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -205,7 +206,7 @@ def test_an_error_of_the_computation_is_not_repeated(call, waiting):
   assert len(waiting.messages) == 1
 
 
-def test_cancelling_ends_the_worker_and_not_the_context(waiting):
+def test_cancelling_ends_the_worker_and_not_the_context(waiting, caplog):
   before = set(_workers())
 
   async def main():
@@ -225,6 +226,9 @@ def test_cancelling_ends_the_worker_and_not_the_context(waiting):
 
   np.testing.assert_allclose(asyncio.run(main()), 0.6, rtol=1e-6)
   assert len(waiting.messages) == 1
+  gc.collect()
+  # No 'exception was never retrieved'.
+  assert not [record for record in caplog.records if record.name == 'asyncio']
 
 
 @pytest.mark.parametrize(

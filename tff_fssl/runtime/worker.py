@@ -450,7 +450,7 @@ class AsyncWorkerContext(tff.framework.AsyncContext):
     except asyncio.CancelledError:
       cancelled.set()
       self._context._end_worker(self._context._worker)
-      await asyncio.wait([future])
+      await asyncio.gather(future, return_exceptions=True)
       raise
 
   def close(self) -> None:
