@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
 
 
@@ -286,8 +287,16 @@ def test_foreign_indices_are_refused():
     p.check_indices(400)
 
 
-@pytest.mark.parametrize('num_clients', [3, 120])
+@pytest.mark.parametrize('num_clients', [3, 120, 1_500])
 def test_plot(tmp_path, num_clients):
   p = _build(_labels([200] * 10), num_clients=num_clients)
   p.plot(tmp_path / 'partition.png')
   assert (tmp_path / 'partition.png').read_bytes()[:4] == b'\x89PNG'
+
+
+def test_many_clients_are_drawn_by_means():
+  counts = np.array([[1, 0], [3, 2], [5, 4], [7, 6], [9, 8]])
+  np.testing.assert_array_equal(
+    partition_plot._means(counts, 2), [[2, 1], [6, 5], [9, 8]]
+  )
+  np.testing.assert_array_equal(partition_plot._means(counts[:, 0], 3), [3, 8])

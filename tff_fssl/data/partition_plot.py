@@ -9,11 +9,13 @@ if TYPE_CHECKING:
   from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
+# More are less than pixels, and slow to draw.
+_MAX_ROWS = 1_000
 
 
 def _ticks(count: int) -> np.ndarray:
   """At most `_MAX_TICKS` evenly spaced numbers below `count`."""
-  steps = np.array([1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 10_000])
+  steps = np.outer(10 ** np.arange(8), [1, 2, 5]).ravel()
   step = steps[np.searchsorted(steps, count / _MAX_TICKS)]
   return np.arange(0, count, step)
 
@@ -23,10 +25,20 @@ def _range(counts: np.ndarray) -> str:
   return f'{low}' if low == high else f'{low} to {high}'
 
 
+def _means(values: np.ndarray, size: int) -> np.ndarray:
+  """Of each `size` rows, the last of which may be fewer."""
+  starts = np.arange(0, len(values), size)
+  lengths = np.diff([*starts, len(values)])
+  sums = np.add.reduceat(values, starts, axis=0)
+  return sums / lengths.reshape([-1] + [1] * (values.ndim - 1))
+
+
 def plot(
   partition: 'partition_lib.Partition', path: str | os.PathLike[str]
 ) -> None:
   """Draws clients x classes as a heat map beside the clients' sizes.
+
+  Of more than 1,000 clients, a row is the mean of several, and says so.
 
   Args:
     partition: What to draw.
@@ -40,6 +52,8 @@ def plot(
 
   counts = partition.class_counts
   num_clients, num_classes = counts.shape
+  in_row = -(-num_clients // _MAX_ROWS)
+  rows = counts if in_row == 1 else _means(counts, in_row)
   height = float(np.clip(2.2 + 0.13 * num_clients, 3.6, 16))
   width = float(np.clip(4.5 + 0.25 * num_classes, 7, 13))
   canvas = figure.Figure(figsize=(width, height), layout='constrained')
@@ -50,13 +64,15 @@ def plot(
 
   # Counts of a Dirichlet split go over orders of magnitude: colour by root.
   image = heat.imshow(
-    counts,
+    rows,
+    extent=(-0.5, num_classes - 0.5, len(rows) * in_row - 0.5, -0.5),
     aspect='auto',
     interpolation='nearest',
     cmap='viridis',
-    norm=colors.PowerNorm(0.5, vmin=0, vmax=max(1, counts.max())),
+    norm=colors.PowerNorm(0.5, vmin=0, vmax=max(1, rows.max())),
   )
-  heat.set(xlabel='class', ylabel='client')
+  means = f' (each row the mean of {in_row})' if in_row > 1 else ''
+  heat.set(xlabel='class', ylabel=f'client{means}')
   heat.set_xticks(_ticks(num_classes))
   heat.set_yticks(_ticks(num_clients))
   canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
@@ -75,7 +91,7 @@ def plot(
       )
 
   # Steps are one object each, where bars would be one a client.
-  edges = np.arange(num_clients + 1) - 0.5
+  edges = np.arange(len(rows) + 1) * in_row - 0.5
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])
   for start, stop, bar_color, kind in (
@@ -83,9 +99,9 @@ def plot(
     (labeled, labeled + unlabeled, 'tab:blue', 'unlabelled'),
   ):
     sizes.stairs(
-      stop,
+      _means(stop, in_row),
       edges,
-      baseline=start,
+      baseline=_means(start, in_row),
       orientation='horizontal',
       fill=True,
       color=bar_color,
