@@ -286,7 +286,7 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
       return await asyncio.shield(future)
     except asyncio.CancelledError:
       cancelled.set()
-      await asyncio.wait([future])
+      await asyncio.gather(future, return_exceptions=True)
       raise
 
   @property
