@@ -38,6 +38,7 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
   assert [len(group.runs) for group in groups] == [2, 1, 1]
   assert groups[0].label == 'fl2 (2 seeds)'
   assert groups[1].label == 'fixmatch alpha=0.3'
+  assert groups[2].label == 'fixmatch'  # Its alpha is the default.
   rounds, mean, spread = groups[0].curve('test/accuracy')
   np.testing.assert_array_equal(rounds, [2, 4])
   np.testing.assert_allclose(mean, [0.3, 0.5])

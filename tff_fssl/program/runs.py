@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import config
 from tff_fssl.program import csv_table
 from tff_fssl.program import flags
 from tff_fssl.program import output_tree
@@ -102,8 +103,14 @@ def read_run(path: str) -> Run:
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   """Puts runs that differ by seed only together, in order of appearance.
 
-  A group's label has the algorithm and the flags in which groups differ.
+  A group's label has the algorithm and the flags in which groups differ, where
+  they are not at their defaults.
   """
+  defaults = {
+    name: flags.to_text(field.default)
+    for group in config.groups()
+    for name, field in group.named_fields()
+  }
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
     kept = {k: v for k, v in run.flags.items() if k not in _IGNORED}
@@ -121,6 +128,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     parts += [
       f'{name.rpartition(".")[2]}={values[name]}'
       for name in sorted(differing & values.keys())
+      if values[name] != defaults.get(name)
     ]
     seeds = f' ({len(members)} seeds)' if len(members) > 1 else ''
     result.append(RunGroup(' '.join(parts) + seeds, tuple(members)))
