@@ -513,7 +513,7 @@ def main() -> int:
   print(
     f'\n{num_stops} stops of one run of {num_rounds} rounds, in {seconds}:'
     f' {different} differences;\nits tables and weights at the end are'
-    f' {"" if is_same else "NOT "}those of the run that was never stopped.'
+    f' {"" if is_same else "NOT "}those of the run never stopped.'
   )
   is_good &= is_same and not different
   shutil.rmtree(folder)
