@@ -37,7 +37,7 @@ _TINY = {
   # The other one would compile the same things at the same time.
   'client_threads': 1,
 }
-_NUM_TRAIN = {'cifar10': 200, 'cifar100': 300, 'svhn_cropped': 200}
+_NUM_TRAIN = {'cifar10': 200, 'cifar100': 180, 'svhn_cropped': 200}
 # What decides who holds which examples, but not the server's labelled ones;
 # the learning process does not know it.
 _CLIENTS_DATA = {
