@@ -45,6 +45,7 @@ _CLIENTS_DATA = {
   'min_client_examples',
   'num_validation',
   'output_dir',
+  'rounds_per_evaluation',
   'split',
 }
 

@@ -177,10 +177,14 @@ def build_client_work(
       if weight is None:
         weight = result.num_examples if weigh_by_examples else tf.constant(1.0)
       has_data = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
-      counts = tf.logical_and(round_num >= 1, has_data > 0)
+      # Who kept no pseudo-label reports that, too.
+      reports = tf.logical_and(
+        tf.logical_and(round_num >= 1, has_data > 0), finite
+      )
+      counts = reports
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
-      weight = tf.where(tf.logical_and(counts, finite), weight, 0.0)
+      weight = tf.where(counts, weight, 0.0)
       update = result.update
       if track_non_trainable:
         update += tuple(
@@ -189,7 +193,6 @@ def build_client_work(
             weights.non_trainable, result.non_trainable, strict=True
           )
         )
-      reports = tf.logical_and(counts, finite)
       report = collections.OrderedDict(
         is_finite=finite,
         reports=reports,

@@ -5,6 +5,7 @@ so that all operations that can run together are made one function.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+import threading
 from typing import Any, Optional
 
 import tensorflow as tf
@@ -42,6 +43,8 @@ class Function:
       dict.fromkeys(slot for slot in results if slot in written)
     )
     self._function = self._build(steps) if steps else None
+    self._first = threading.Lock()
+    self._was_called = False
 
   def _build(
     self, steps: Sequence[operations.Step]
@@ -96,9 +99,23 @@ class Function:
     """
     if self._function is None:
       return ()
+    if not self._was_called:
+      # TensorFlow optimizes it then; two threads would both do that work.
+      with self._first:
+        outputs = self._call(arguments, device, client_index)
+        self._was_called = True
+        return outputs
+    return self._call(arguments, device, client_index)
+
+  def _call(
+    self,
+    arguments: Sequence[tf.Tensor],
+    device: str,
+    client_index: Optional[int],
+  ) -> Sequence[tf.Tensor]:
     try:
       with tf.device(device):
-        return self._function(*arguments)
+        return self._function(*arguments)  # type: ignore[misc]
     except Exception as error:
       operation = errors.find_operation(
         str(error), self._operations, self._digests
