@@ -168,9 +168,7 @@ def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
   Returns:
     One of the two.
   """
-  return tf.cond(
-    condition, lambda: tf.nest.map_structure(tf.identity, yes), no
-  )
+  return tf.cond(condition, lambda: tf.nest.map_structure(tf.identity, yes), no)
 
 
 def zero_unless(condition: tf.Tensor, values: Any) -> Any:
