@@ -48,6 +48,19 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
   assert groups[0].curve('unknown') is None
 
 
+def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):
+  paths = [
+    _run(tmp_path / 'old', 0),
+    _run(tmp_path / 'new', 1, compute_dtype='float32'),
+    _run(tmp_path / 'other', 0, compute_dtype='bfloat16'),
+  ]
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
+  assert [group.label for group in groups] == [
+    'fl2 (2 seeds)',
+    'fl2 compute_dtype=bfloat16',
+  ]
+
+
 def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
   paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
   (group,) = runs.group_runs([runs.read_run(path) for path in paths])

@@ -113,13 +113,15 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   }
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
-    kept = {k: v for k, v in run.flags.items() if k not in _IGNORED}
+    # A flag that came after the run was made is at its default.
+    values = {**defaults, **run.flags}
+    kept = {k: v for k, v in values.items() if k not in _IGNORED}
     groups.setdefault(tuple(sorted(kept.items())), []).append(run)
   differing = {
     name
     for key in groups
     for name, value in key
-    if any(dict(other).get(name, value) != value for other in groups)
+    if any(dict(other).get(name) != value for other in groups)
   } - {'algorithm'}
   result = []
   for key, members in groups.items():
