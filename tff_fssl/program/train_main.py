@@ -279,7 +279,8 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
     + (validation if run.num_validation else ''),
     'labels': labels,
     'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
-    'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights',
+    'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
+    f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
     'runs': f'{where}, seed {run.seed}',
