@@ -157,23 +157,13 @@ def run_ours(take_turn, runtime_name: str) -> None:
       max_gradient_norm=0.0,
       server_optimizer_momentum=0.0,
     ),
-    hparams=supervised.hparams(),
     seed=0,
     num_classes=_NUM_CLASSES,
   )
 
-  def make_client(round_num, client_id):
-    return tf.data.Dataset.from_tensors(
-      clients.make_example(
-        seed=clients.client_seed(0, round_num, client_id),
-        labeled=user_data(client_id),
-        unlabeled=None,
-      )
-    )
-
-  source = sampling.CohortDataSource(
-    process.next.type_signature.parameter[1],
-    make_client,
+  source = sampling.build_data_source(
+    process,
+    lambda client_id: (user_data(client_id), None),
     seed=0,
     num_clients=_POPULATION,
     clients_per_round=_COHORT,

@@ -4,7 +4,6 @@ docs/embedding.md explains it. Run: PYTHONPATH=. python examples/embed_fl2.py
 """
 
 import asyncio
-import functools
 import tempfile
 
 import numpy as np
@@ -18,82 +17,65 @@ from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.program import sampling
 
-SHAPE, NUM_CLASSES, SEED = (32, 32, 3), 4, 0
-VIEWS = augment.build_views(
-  SHAPE, mean=(0.5, 0.5, 0.5), std=(0.25, 0.25, 0.25), flip=True
-)
-# Any function that builds a Keras model from images to logits.
-model_fn = functools.partial(
-  tf.keras.applications.MobileNetV2,
-  SHAPE,
-  alpha=0.35,
-  weights=None,
-  classes=NUM_CLASSES,
-  classifier_activation=None,
-)
+SHAPE = (32, 32, 3)
+VIEWS = augment.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)
+ROUNDS = round_hparams.RoundHparams(num_pretraining_rounds=0)
+
+
+def model_fn():
+  """Your Keras model, from images to logits."""
+  return tf.keras.applications.MobileNetV2(
+    SHAPE, 0.35, weights=None, classes=4, classifier_activation=None
+  )
 
 
 def make_images(num, seed):
   """Stands for your data: uint8 [num, 32, 32, 3] and int32 [num]."""
   rng = np.random.default_rng(seed)
-  y = rng.integers(0, NUM_CLASSES, num).astype(np.int32)
+  y = rng.integers(0, 4, num).astype(np.int32)
   x = 60 * y[:, None, None, None] + rng.integers(0, 60, [num, *SHAPE])
   return x.astype(np.uint8), y
 
 
-def make_client(round_num, client_id):
-  """A client's data: unlabelled here, and a seed that is fresh each round."""
-  x, _ = make_images(20, seed=1 + client_id)
-  element = clients.make_example(
-    seed=clients.client_seed(SEED, round_num, client_id),
-    labeled=None,
-    unlabeled=(x, None),
-  )
-  return tf.data.Dataset.from_tensors(element)
+def load_client(client_id):
+  """A client's labelled and unlabelled examples."""
+  return None, (make_images(20, seed=1 + client_id)[0], None)
 
 
-def build_process(**settings):
+def build_process(rounds=ROUNDS):
   """The `tff.learning.templates.LearningProcess`."""
-  fl2 = registry.REGISTRY['fl2']
-  return fl2.build(
+  return registry.REGISTRY['fl2'].build(
     model_fn,
     views=VIEWS,
     element_spec=clients.element_spec(SHAPE),
     server_data_fn=clients.build_server_data_fn(*make_images(20, seed=0)),
-    round_hparams=round_hparams.RoundHparams(**settings),
-    hparams=fl2.hparams(rho=0.1),
-    seed=SEED,
-    num_classes=NUM_CLASSES,
+    round_hparams=rounds,
+    seed=0,
   )
 
 
 def train(process, num_rounds, folder):
   """Trains by TFF's program logic; gives a Keras model with the result."""
-  source = sampling.CohortDataSource(
-    process.next.type_signature.parameter[1],
-    make_client,
-    seed=SEED,
-    num_clients=100,
-    clients_per_round=2,
-  )
-  states = tff.program.MemoryReleaseManager()
-  context = runtime.build_async_context('in_process')
+  context = runtime.build_async_context()
   tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
+  released = tff.program.MemoryReleaseManager()
   asyncio.run(
     tff.learning.programs.train_model(
       train_process=process,
-      train_data_source=source,
+      train_data_source=sampling.build_data_source(
+        process, load_client, seed=0, num_clients=100, clients_per_round=2
+      ),
       train_per_round_clients=2,
       train_total_rounds=num_rounds,
       program_state_manager=tff.program.FileProgramStateManager(folder),
-      model_output_manager=states,
+      model_output_manager=released,
       train_metrics_manager=tff.program.LoggingReleaseManager(),
       evaluation_manager=None,
       evaluation_periodicity=num_rounds,
     )
   )
-  *_, state = states.values().values()
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  *_, state = released.values().values()
+  tff.framework.set_default_context(runtime.build_context())
   model = model_fn()
   process.get_model_weights(state).assign_weights_to(model)
   return model
@@ -101,7 +83,7 @@ def train(process, num_rounds, folder):
 
 if __name__ == '__main__':
   with tempfile.TemporaryDirectory() as temporary:
-    trained = train(build_process(num_pretraining_rounds=0), 2, temporary)
+    trained = train(build_process(), 2, temporary)
   images, labels = make_images(100, seed=0)
   logits = trained.predict(VIEWS.plain(images))
   print('accuracy', np.mean(np.argmax(logits, -1) == labels))

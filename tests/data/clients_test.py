@@ -21,11 +21,17 @@ def partition(digits):
   )
 
 
-def test_client_dataset_has_one_element_of_the_spec(digits, partition):
-  seed = clients.client_seed(0, 1, 2)
-  dataset = clients.client_dataset(digits, partition, 2, seed)
-  (element,) = dataset.as_numpy_iterator()
-  np.testing.assert_array_equal(element['seed'], seed)
+def _element(digits, partition, client_id):
+  labeled, unlabeled = clients.client_examples(digits, partition, client_id)
+  return clients.make_example(
+    seed=clients.client_seed(0, 1, client_id),
+    labeled=labeled,
+    unlabeled=unlabeled,
+  )
+
+
+def test_element_of_a_partition_fits_the_spec(digits, partition):
+  element = _element(digits, partition, 2)
   for kind in ('labeled', 'unlabeled'):
     indices = getattr(partition, f'client_{kind}')[2]
     np.testing.assert_array_equal(element[kind]['x'], digits.train.x[indices])
@@ -45,9 +51,7 @@ def test_client_dataset_has_one_element_of_the_spec(digits, partition):
 def test_type_is_one_for_all_clients(digits, partition):
   spec = clients.element_spec(digits.image_shape)
   wanted = tff.SequenceType(tff.types.tensorflow_to_type(spec))
-  dataset = clients.client_dataset(
-    digits, partition, 0, clients.client_seed(0, 1, 0)
-  )
+  dataset = tf.data.Dataset.from_tensors(_element(digits, partition, 0))
   given = tff.SequenceType(tff.types.tensorflow_to_type(dataset.element_spec))
   wanted.check_assignable_from(given)
 
@@ -55,9 +59,7 @@ def test_type_is_one_for_all_clients(digits, partition):
 def test_unknown_client_is_refused(digits, partition):
   for client_id in (-1, 5):
     with pytest.raises(UsageError, match='clients 0 to 4'):
-      clients.client_example(
-        digits, partition, client_id, clients.client_seed(0, 1, 0)
-      )
+      clients.client_examples(digits, partition, client_id)
 
 
 def test_client_seed():

@@ -1,5 +1,6 @@
 """The example of docs/embedding.md runs, and gives usable Keras models."""
 
+import dataclasses
 import importlib.util
 import pathlib
 
@@ -47,7 +48,7 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
   if small:
     example.model_fn = _backbone_model
   process = example.build_process(
-    num_pretraining_rounds=0, client_epochs=1, server_epochs=1
+    dataclasses.replace(example.ROUNDS, client_epochs=1, server_epochs=1)
   )
   model = example.train(process, 1, tmp_path)
   x, y = example.make_images(50, seed=9)
@@ -64,7 +65,7 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
   assert np.mean(np.argmax(logits, -1) == y) == pytest.approx(ours['accuracy'])
   # It was trained, and its statistics were gathered. (A shift before batch
   # norm, as MobileNetV2 has them, has no gradient.)
-  network = adapter.Network(example.model_fn, seed=example.SEED)
+  network = adapter.Network(example.model_fn, seed=0)
   initial = network.initial_weights()
   for new, old in zip(weights, initial[:2]):
     changed = [not np.allclose(a, b) for a, b in zip(new, old, strict=True)]
@@ -73,7 +74,7 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
 
 def test_weights_of_a_keras_model_go_into_the_state(example):
   example.model_fn = _backbone_model
-  process = example.build_process(num_pretraining_rounds=0)
+  process = example.build_process()
   tff.framework.set_default_context(example.runtime.build_context('in_process'))
   model = example.model_fn()
   state = process.set_model_weights(

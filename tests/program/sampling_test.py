@@ -1,7 +1,9 @@
 import numpy as np
 import pytest
+import tiny_task
 
 from tests.program import fakes
+from tff_fssl.data import clients
 from tff_fssl.program import sampling
 
 
@@ -79,3 +81,27 @@ def test_nobody_is_drawn_where_clients_do_not_train():
     trains_clients=False,
   )
   assert source.iterator().select() == []
+
+
+def test_source_of_a_process_makes_elements_with_fresh_seeds():
+  process = tiny_task.build('fl2')
+  x, _ = tiny_task.examples(3, 0)
+  source = sampling.build_data_source(
+    process,
+    lambda client_id: (None, (x[: client_id + 1], None)),
+    seed=5,
+    num_clients=2,
+    clients_per_round=2,
+  )
+  iterator = source.iterator()
+  assert source.federated_type == process.next.type_signature.parameter[1]
+  seeds = set()
+  for round_num in (1, 2):
+    for client_id, make in enumerate(iterator.select()):
+      (element,) = make().as_numpy_iterator()
+      assert len(element['unlabeled']['x']) == client_id + 1
+      assert not len(element['labeled']['x'])
+      wanted = clients.client_seed(5, round_num, client_id)
+      np.testing.assert_array_equal(element['seed'], wanted)
+      seeds.add(tuple(wanted))
+  assert len(seeds) == 4

@@ -67,9 +67,10 @@ class Algorithm:
 
     Args:
       model_fn: Builds a Keras model, images -> logits.
-      **kwargs: views, element_spec, server_data_fn, round_hparams, hparams,
-        seed, and optionally model_aggregator and num_classes: as
-        `assemble.build_process` says.
+      **kwargs: views, element_spec, server_data_fn, round_hparams, seed, and
+        optionally model_aggregator and num_classes: as
+        `assemble.build_process` says; hparams: of the class `hparams`, its
+        defaults if not given.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
@@ -83,6 +84,7 @@ class Algorithm:
         f'--scenario={scenario}: {self.name} is not defined for it, but for'
         f' {", ".join(self.capabilities.scenarios)}'
       )
+    kwargs.setdefault('hparams', self.hparams())
     module, function = self.builder.split(':')
     return getattr(importlib.import_module(module), function)(
       model_fn, **kwargs

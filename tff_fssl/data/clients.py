@@ -110,22 +110,18 @@ def make_example(
   )
 
 
-def client_example(
-  data: sources.DataSet,
-  partition: partition_lib.Partition,
-  client_id: int,
-  seed: np.ndarray,
-) -> collections.OrderedDict[str, Any]:
-  """A client's element.
+def client_examples(
+  data: sources.DataSet, partition: partition_lib.Partition, client_id: int
+) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
+  """What a client of a partition holds.
 
   Args:
     data: The data set.
     partition: Of its training examples.
     client_id: In [0, partition.num_clients).
-    seed: int32 [2]; see `client_seed`.
 
   Returns:
-    Nested arrays that match `element_spec(data.image_shape)`; copies.
+    (labeled, unlabeled), each (x, y) as `make_example` takes them; copies.
 
   Raises:
     UsageError: If there is no such client.
@@ -134,27 +130,10 @@ def client_example(
     raise UsageError(
       f'client {client_id}: there are clients 0 to {partition.num_clients - 1}'
     )
-
-  def examples(indices):
-    return data.train.x[indices], data.train.y[indices]
-
-  return make_example(
-    seed=seed,
-    labeled=examples(partition.client_labeled[client_id]),
-    unlabeled=examples(partition.client_unlabeled[client_id]),
-  )
-
-
-def client_dataset(
-  data: sources.DataSet,
-  partition: partition_lib.Partition,
-  client_id: int,
-  seed: np.ndarray,
-) -> tf.data.Dataset:
-  """A data set whose one element is `client_example`; the same arguments."""
-  return tf.data.Dataset.from_tensors(
-    client_example(data, partition, client_id, seed)
-  )
+  labeled = partition.client_labeled[client_id]
+  unlabeled = partition.client_unlabeled[client_id]
+  x, y = data.train.x, data.train.y
+  return (x[labeled], y[labeled]), (x[unlabeled], y[unlabeled])
 
 
 def build_server_data_fn(

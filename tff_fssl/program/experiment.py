@@ -170,14 +170,9 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     num_classes=data.num_classes,
     model_aggregator=_build_aggregator(config),
   )
-  data_source = sampling.CohortDataSource(
-    process.next.type_signature.parameter[1],
-    lambda round_num, client_id: clients.client_dataset(
-      data,
-      partition,
-      client_id,
-      clients.client_seed(config.run.seed, round_num, client_id),
-    ),
+  data_source = sampling.build_data_source(
+    process,
+    lambda client_id: clients.client_examples(data, partition, client_id),
     seed=config.run.seed,
     num_clients=config.run.num_clients,
     clients_per_round=min(config.run.clients_per_round, config.run.num_clients),

@@ -6,12 +6,18 @@ import struct
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
+
+from tff_fssl.data import clients
 
 _FORMAT = '<qq'
 
 # (round_num, client_id) -> what the runtime takes as a client's data.
 MakeClient = Callable[[int, int], Any]
+
+# client_id -> (labelled, unlabelled) examples, as `clients.make_example` takes.
+LoadClient = Callable[[int], tuple[Any, Any]]
 
 
 def sample_cohort(
@@ -177,3 +183,43 @@ class CohortDataSource(tff.program.FederatedDataSource):
       functools.partial(self._make_client, round_num, client_id)
       for client_id in self.client_ids(seed, round_num, k)
     ]
+
+
+def build_data_source(
+  process: tff.learning.templates.LearningProcess,
+  load_client: LoadClient,
+  *,
+  seed: int,
+  **population: Any,
+) -> CohortDataSource:
+  """The clients of one of our processes, from their examples.
+
+  Args:
+    process: What they train.
+    load_client: client_id -> (labelled, unlabelled) examples, each None or a
+      pair (x, y) as `clients.make_example` takes them. Called when the client's
+      turn comes, perhaps in another thread, perhaps twice a round.
+    seed: Of the cohorts, and of what clients draw in a round.
+    **population: `CohortDataSource`'s num_clients, clients_per_round, and
+      optionally first_round and trains_clients.
+
+  Returns:
+    The source.
+  """
+
+  def make_client(round_num, client_id):
+    labeled, unlabeled = load_client(client_id)
+    return tf.data.Dataset.from_tensors(
+      clients.make_example(
+        seed=clients.client_seed(seed, round_num, client_id),
+        labeled=labeled,
+        unlabeled=unlabeled,
+      )
+    )
+
+  return CohortDataSource(
+    process.next.type_signature.parameter[1],
+    make_client,
+    seed=seed,
+    **population,
+  )
