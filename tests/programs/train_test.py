@@ -17,6 +17,7 @@ from tensorflow.core.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program import checkpoint
 from tff_fssl.program import evaluate_main
+from tff_fssl.program import experiment
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import plot_main
@@ -138,10 +139,11 @@ def test_what_it_writes(finished):
   assert summary['last']['test/accuracy'] > 0.15
 
 
-def test_the_same_command_again_says_that_it_is_finished(finished, capsys):
-  start = time.monotonic()
+def test_the_same_command_again_says_that_it_is_finished(
+  finished, capsys, monkeypatch
+):
+  monkeypatch.setattr(experiment, 'build_task', None)  # It builds nothing.
   assert _train(finished[0]) == 0
-  assert time.monotonic() - start < 5  # It builds nothing.
   assert 'has finished its 4 rounds' in capsys.readouterr().out
 
 
@@ -303,13 +305,12 @@ def test_changed_data_are_noticed(finished, tmp_path, capsys):
   assert 'cannot be continued' in capsys.readouterr().err
 
 
-@pytest.mark.parametrize('name', ['train', 'evaluate', 'plot'])
+@pytest.mark.parametrize('name', ['train', 'evaluate', 'plot', 'compare'])
 def test_programs_start_from_anywhere_without_installation(name, tmp_path):
   program = os.path.abspath(os.path.join(_ROOT, 'programs', f'{name}.py'))
-  start = time.monotonic()
   environment = {k: v for k, v in os.environ.items() if k != 'PYTHONPATH'}
   done = subprocess.run(
-    [sys.executable, program, '--help'],
+    [sys.executable, '-X', 'importtime', program, '--help'],
     capture_output=True,
     text=True,
     check=False,
@@ -317,8 +318,9 @@ def test_programs_start_from_anywhere_without_installation(name, tmp_path):
     env=environment,
   )
   assert done.returncode == 0 and 'usage:' in done.stdout
-  assert time.monotonic() - start < 2
-  assert done.stderr == ''
+  lines = done.stderr.splitlines()
+  assert all(line.startswith('import time:') for line in lines)
+  assert not any(line.endswith(' tensorflow') for line in lines)
 
 
 @pytest.mark.slow

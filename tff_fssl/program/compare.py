@@ -142,9 +142,8 @@ def _mean_and_spread(values: list[float], digits: int) -> str:
 
 def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
   """The first group against each: how likely chance makes the difference."""
-  from scipy import (
-    stats,
-  )  # Slow to import. pylint: disable=import-outside-toplevel
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
 
   def accuracies(group):
     return {
