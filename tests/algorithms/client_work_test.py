@@ -22,7 +22,10 @@ def test_clients_that_keep_no_pseudo_label_count_in_the_kept_ratio():
 
   keeps_some = tiny_task.client(0)  # 12 examples.
   keeps_none = tiny_task.client(2, unlabeled=4)
-  alone = train(keeps_some)['pseudo_label_ratio']
+  report = train(keeps_some)
+  for name in ('min', 'mean', 'max'):  # The one that is applied.
+    np.testing.assert_allclose(report[f'threshold_{name}'], 0.45)
+  alone = report['pseudo_label_ratio']
   assert 0.0 < alone < 1.0
   none = train(keeps_none)
   assert none['pseudo_label_ratio'] == 0.0

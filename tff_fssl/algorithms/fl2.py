@@ -79,10 +79,13 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
     adaptive = thresholds.adaptive_thresholds(probs)
     kept, confident = _keep(hparams, probs, adaptive.of_class)
     labels = thresholds.pseudo_labels(probs)
+    threshold = adaptive.learning_status
+    if not hparams.adaptive_threshold:
+      threshold = tf.constant(hparams.confidence_threshold)
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
       constants={'of_class': adaptive.of_class},
-      ranges={'threshold': adaptive.learning_status},
+      ranges={'threshold': threshold},
     )
     if hparams.pseudo_labels == 'per_round':
       prepared = prepared._replace(
