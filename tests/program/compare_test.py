@@ -103,3 +103,6 @@ def test_what_cannot_be_compared(tmp_path, capsys):
   none = _run(tmp_path / 'c', 'fl2', 2, [0.1])
   csv_table.CsvTable(output_tree.OutputTree(none).eval_csv).truncate_after(0)
   assert 'no evaluation yet' in _compare(capsys, first, none)[2]
+  same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
+  code, _, err = _compare(capsys, first, same)
+  assert code == 2 and 'one sample' in err

@@ -17,6 +17,20 @@ _WINDOW = 10
 _MEGABYTE = 1e6
 
 
+def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
+  """Refuses a run that counts twice; raises `UsageError`."""
+  for group in groups:
+    seen: dict[str, str] = {}
+    for run in group.runs:
+      seed = run.flags.get('seed', '')
+      if seed in seen:
+        raise UsageError(
+          f'{seen[seed]} and {run.path} differ in nothing, not even in'
+          f' --seed={seed}: they are one sample; leave one of them out'
+        )
+      seen[seed] = run.path
+
+
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
   """The last round that all runs have evaluated on test data.
 

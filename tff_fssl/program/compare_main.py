@@ -57,6 +57,7 @@ def compare_main(argv: Sequence[str]) -> int:
 
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs([runs_lib.read_run(path) for path in paths])
+  compare.check_seeds(run_groups)
   common = compare.last_common_round(run_groups)
   last_round = parsed.build(CompareHparams).last_round or common
   if last_round > common:
