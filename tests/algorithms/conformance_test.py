@@ -243,24 +243,30 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   assert not capabilities.client_state  # The state holds no client's.
 
 
-def test_runs_under_train_model_and_resumes(name, scenario, tmp_path):
+def test_under_train_model_a_resumed_run_ends_like_another(
+  name, scenario, tmp_path
+):
   process = tiny_task.build(name, scenario)
-  saved = tff.program.FileProgramStateManager(tmp_path / 'states')
 
-  def train(num_rounds):
-    return tff.learning.programs.train_model(
-      train_process=process,
-      train_data_source=tiny_task.Source(scenario),
-      train_per_round_clients=2,
-      train_total_rounds=num_rounds,
-      program_state_manager=saved,
-      model_output_manager=tff.program.LoggingReleaseManager(),
-      train_metrics_manager=tff.program.CSVFileReleaseManager(
-        tmp_path / 'metrics.csv', key_fieldname='round_num'
-      ),
-      evaluation_manager=None,
-      evaluation_periodicity=1,
+  def train(folder, num_rounds):
+    states = tff.program.MemoryReleaseManager()
+    asyncio.run(
+      tff.learning.programs.train_model(
+        train_process=process,
+        train_data_source=tiny_task.data_source(process, scenario),
+        train_per_round_clients=2,
+        train_total_rounds=num_rounds,
+        program_state_manager=tff.program.FileProgramStateManager(folder),
+        model_output_manager=states,
+        train_metrics_manager=tff.program.CSVFileReleaseManager(
+          folder / 'metrics.csv', key_fieldname='round_num'
+        ),
+        evaluation_manager=None,
+        evaluation_periodicity=1,
+      )
     )
+    *_, state = states.values().values()
+    return tiny_task.flat(state)
 
   context = tff.program.NativeFederatedContext(
     runtime.build_async_context('in_process')
@@ -268,9 +274,11 @@ def test_runs_under_train_model_and_resumes(name, scenario, tmp_path):
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(context)
   try:
-    asyncio.run(train(1))
-    asyncio.run(train(3))
-    versions = asyncio.run(saved.get_versions())
+    early = train(tmp_path / 'resumed', 2)
+    resumed = train(tmp_path / 'resumed', 4)
+    whole = train(tmp_path / 'whole', 4)
   finally:
     tff.framework.set_default_context(previous)
-  assert max(versions) == 3
+  for a, b in zip(resumed, whole):
+    np.testing.assert_array_equal(a, b)
+  assert any(np.any(a != b) for a, b in zip(early, resumed))

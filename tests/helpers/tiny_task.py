@@ -13,6 +13,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
+from tff_fssl.program import sampling
 
 IMAGE_SHAPE = (6, 6, 1)
 NUM_CLASSES = 3
@@ -151,43 +152,21 @@ def flat(state) -> list[np.ndarray]:
   return [np.array(t) for t in tf.nest.flatten(state.global_model_weights)]
 
 
-class Source(tff.program.FederatedDataSource):
-  """Cohorts of the tiny task, round after round."""
+def data_source(process, scenario: str) -> sampling.CohortDataSource:
+  """8 clients of the tiny task, 2 a round, for a process that `build` built."""
 
-  def __init__(self, scenario: str):
-    self._scenario = scenario
-
-  @property
-  def federated_type(self) -> tff.FederatedType:
-    return tff.FederatedType(
-      tff.SequenceType(
-        tff.types.tensorflow_to_type(clients.element_spec(IMAGE_SHAPE))
-      ),
-      tff.CLIENTS,
+  def load_client(client_id):
+    element = cohort(scenario, 8)[client_id]
+    return tuple(
+      (element[kind]['x'], element[kind]['y'])
+      for kind in ('labeled', 'unlabeled')
     )
 
-  def iterator(self) -> tff.program.FederatedDataSourceIterator:
-    return _Iterator(self, self._scenario)
-
-
-class _Iterator(tff.program.FederatedDataSourceIterator):
-  def __init__(self, source, scenario, round_num=0):
-    self._source, self._scenario = source, scenario
-    self._round_num = round_num
-
-  @property
-  def federated_type(self):
-    return self._source.federated_type
-
-  def select(self, num_clients):
-    self._round_num += 1
-    elements = cohort(self._scenario, num_clients, self._round_num)
-    return [dataset(e) for e in elements]
-
-  def to_bytes(self):
-    return f'{self._scenario} {self._round_num}'.encode()
-
-  @classmethod
-  def from_bytes(cls, data):
-    scenario, round_num = data.decode().split()
-    return cls(Source(scenario), scenario, int(round_num))
+  return sampling.build_data_source(
+    process,
+    load_client,
+    seed=3,
+    num_clients=8,
+    clients_per_round=2,
+    first_round=0 if scenario == round_hparams.LABELS_AT_SERVER else 1,
+  )

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import tensorflow_federated as tff
 
+from tests.program import fakes
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import managers
-from tff_fssl.program import sampling
 
 _STATE = collections.OrderedDict(
   weights=(np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(0.1)),
@@ -17,7 +17,7 @@ _STATE = collections.OrderedDict(
   flag=np.bool_(True),
   nothing=(),
   empty=np.zeros([0, 4], np.float32),
-  iterator=sampling.CohortIterator(4, 5),
+  iterator=fakes.data_source().iterator(),
 )
 
 

@@ -1,3 +1,5 @@
+import copy
+
 import numpy as np
 import pytest
 import tiny_task
@@ -53,11 +55,10 @@ def test_an_iterator_survives_as_bytes():
     iterator.select()
   buffer = iterator.to_bytes()
   assert len(buffer) == 16
-  restored = sampling.CohortIterator.from_bytes(buffer)
-  with pytest.raises(ValueError, match='attach'):
-    restored.select()
-  restored = source.attach(restored)
-  assert restored == iterator and restored.federated_type
+  restored = type(source.iterator()).from_bytes(buffer)
+  assert (
+    restored == copy.deepcopy(iterator) == iterator and restored.federated_type
+  )
   for mine, other in zip(restored.select(), iterator.select()):
     np.testing.assert_array_equal(mine(), other())
 
@@ -65,8 +66,10 @@ def test_an_iterator_survives_as_bytes():
 def test_mistakes():
   with pytest.raises(ValueError, match='clients_per_round=9'):
     fakes.data_source(clients_per_round=9)
-  with pytest.raises(ValueError, match='seed 4'):
-    fakes.data_source().attach(sampling.CohortIterator(4, 1))
+  iterator = fakes.data_source().iterator()
+  iterator.seed = 4
+  with pytest.raises(ValueError, match='is of seed 4, the source of 3'):
+    iterator.from_bytes(iterator.to_bytes())
   with pytest.raises(ValueError, match='k=6'):
     fakes.data_source(first_round=1).iterator().select(6)
 

@@ -79,13 +79,12 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
     adaptive = thresholds.adaptive_thresholds(probs)
     kept, confident = _keep(hparams, probs, adaptive.of_class)
     labels = thresholds.pseudo_labels(probs)
-    threshold = adaptive.learning_status
-    if not hparams.adaptive_threshold:
-      threshold = tf.constant(hparams.confidence_threshold)
+    status = adaptive.learning_status
+    fixed = tf.constant(hparams.confidence_threshold)
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
       constants={'of_class': adaptive.of_class},
-      ranges={'threshold': threshold},
+      ranges={'threshold': status if hparams.adaptive_threshold else fixed},
     )
     if hparams.pseudo_labels == 'per_round':
       prepared = prepared._replace(
@@ -94,8 +93,7 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
         ratios=_diagnose(labels, unlabeled.y, kept, confident),
       )
     if hparams.learning_status_aggregation:
-      status = tf.clip_by_value(adaptive.learning_status, 0.0, 1.0)
-      prepared = prepared._replace(weight=1.0 - status)
+      prepared = prepared._replace(weight=tf.maximum(1.0 - status, 0.0))
     return prepared
 
   return prepare

@@ -43,27 +43,35 @@ def sample_cohort(
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-  """Goes from round to round; its state is (seed, round) and no data."""
+  """Goes from round to round; its state is (seed, round) and no data.
 
-  def __init__(
-    self, seed: int, round_num: int, source: 'CohortDataSource | None' = None
-  ):
+  Each source has a subclass of its own, which knows it: whoever reads saved
+  bytes by the class of an iterator of the source (TFF's and our state managers
+  do) gets one that has clients.
+  """
+
+  _source: 'CohortDataSource'  # Of the class.
+
+  def __init__(self, seed: int, round_num: int):
     """Points at a round.
 
     Args:
       seed: The run's.
       round_num: The round that is selected next.
-      source: Where clients come from; `CohortDataSource.attach` gives it to an
-        iterator that was read from bytes.
     """
     self.seed = seed
     self.round_num = round_num
-    self._source = source
 
   @classmethod
   def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
-    """An iterator that `to_bytes` wrote; it has no source yet."""
-    return cls(*struct.unpack(_FORMAT, buffer))
+    """An iterator that `to_bytes` wrote; raises `ValueError`."""
+    iterator = cls(*struct.unpack(_FORMAT, buffer))
+    if iterator.seed != cls._source.seed:
+      raise ValueError(
+        f'the iterator is of seed {iterator.seed}, the source of'
+        f' {cls._source.seed}'
+      )
+    return iterator
 
   def to_bytes(self) -> bytes:
     """Seed and round, 16 bytes."""
@@ -72,7 +80,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
   @property
   def federated_type(self) -> tff.FederatedType:
     """The type of a cohort."""
-    return self._attached().federated_type
+    return self._source.federated_type
 
   def select(self, k: int | None = None) -> list[Any]:
     """The cohort of the round, after which it points at the next one.
@@ -84,19 +92,9 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
       One value a client (none in rounds without clients), as `make_client`
       gives them: nothing is read before a client's turn comes.
     """
-    cohort = self._attached().cohort(self.seed, self.round_num, k)
+    cohort = self._source.cohort(self.seed, self.round_num, k)
     self.round_num += 1
     return cohort
-
-  def __deepcopy__(self, memo: Any) -> 'CohortIterator':
-    # `train_model` copies iterators; a source is shared (and holds TFF types,
-    # which cannot be copied).
-    return CohortIterator(self.seed, self.round_num, self._source)
-
-  def _attached(self) -> 'CohortDataSource':
-    if self._source is None:
-      raise ValueError('The iterator has no source; `attach` it to one.')
-    return self._source
 
   def __eq__(self, other: object) -> bool:
     if not isinstance(other, CohortIterator):
@@ -107,7 +105,11 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 class CohortDataSource(tff.program.FederatedDataSource):
-  """A population of clients, of which each round draws a cohort."""
+  """A population of clients, of which each round draws a cohort.
+
+  Attributes:
+    seed: Of the cohorts.
+  """
 
   def __init__(
     self,
@@ -140,11 +142,14 @@ class CohortDataSource(tff.program.FederatedDataSource):
       )
     self._federated_type = federated_type
     self._make_client = make_client
-    self._seed = seed
+    self.seed = seed
     self._num_clients = num_clients
     self._clients_per_round = clients_per_round
     self._first_round = first_round
     self._trains_clients = trains_clients
+    self._iterator_class = type(
+      'BoundCohortIterator', (CohortIterator,), {'_source': self}
+    )
 
   @property
   def federated_type(self) -> tff.FederatedType:
@@ -153,15 +158,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
   def iterator(self) -> CohortIterator:
     """An iterator at the first round."""
-    return CohortIterator(self._seed, self._first_round, self)
-
-  def attach(self, iterator: CohortIterator) -> CohortIterator:
-    """An iterator over this source at another one's place."""
-    if iterator.seed != self._seed:
-      raise ValueError(
-        f'the iterator is of seed {iterator.seed}, the source of {self._seed}'
-      )
-    return CohortIterator(iterator.seed, iterator.round_num, self)
+    return self._iterator_class(self.seed, self._first_round)
 
   def client_ids(
     self, seed: int, round_num: int, k: int | None = None

@@ -187,12 +187,13 @@ async def train(
 
 def state_structure(
   process: tff.learning.templates.LearningProcess,
+  data_source: sampling.CohortDataSource,
 ) -> ProgramState:
   """What saved states of a process look like, for loading them."""
   state_type = process.initialize.type_signature.result.member
   return ProgramState(
     tff.types.type_to_tf_tensor_specs(state_type),
-    sampling.CohortIterator(0, 0),
+    data_source.iterator(),
     0,
   )
 
@@ -205,7 +206,8 @@ async def _load(
   reporter: Reporter,
 ) -> tuple[ProgramState | None, int]:
   """(saved state, last finished round), or (None, 0)."""
-  state, done = await outputs.states.load_latest(state_structure(process))
+  structure = state_structure(process, data_source)
+  state, done = await outputs.states.load_latest(structure)
   if state is None:
     return None, 0
   last_row = outputs.train.table.last_key
@@ -215,7 +217,7 @@ async def _load(
       ' removed since; training goes on without them.'
     )
   _drop_unsaved(outputs, done, f'after round {done}', reporter)
-  return state._replace(iterator=data_source.attach(state.iterator)), done
+  return state, done
 
 
 async def _initialize(
