@@ -10,6 +10,8 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.program import managers
+from tff_fssl.program import round_checks
 
 _SERVER = 'labels_at_server'
 _NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')
@@ -25,7 +27,7 @@ def _secure_context():
   tff.framework.set_default_context(previous)
 
 
-def _build(algorithm, aggregator, norm='none', **fields):
+def _build(algorithm, aggregator, norm='none', **settings):
   own = {}
   if algorithm == 'fl2':
     own['confidence_threshold'] = 0.34
@@ -34,8 +36,9 @@ def _build(algorithm, aggregator, norm='none', **fields):
     algorithm,
     _SERVER,
     norm=norm,
-    aggregator=aggregator_hparams.AggregatorHparams(aggregator, **fields),
+    aggregator=aggregator_hparams.AggregatorHparams(aggregator),
     hparams=tuple(sorted(own.items())),
+    **settings,
   )
 
 
@@ -70,10 +73,42 @@ def test_rounds_with_clients_and_with_clients_that_weigh_nothing(
   nobody, _ = _next(process, output.state, [])
   weightless, metrics = _next(process, output.state, empty)
   assert metrics['finalizer']['update_skipped'] == 1
+  assert not round_checks.is_bad_round(managers.flatten(metrics))
   for a, b in zip(
     tiny_task.flat(nobody), tiny_task.flat(weightless), strict=True
   ):
     np.testing.assert_array_equal(a, b)
+
+
+def test_secure_sums_refuse_statistics_beside_them():
+  """Also of an aggregator that is not ours."""
+  with pytest.raises(hparams.UsageError, match='static batch norm'):
+    _build('fixmatch', 'secure', norm='bn')
+  with pytest.raises(hparams.UsageError, match='static batch norm'):
+    tiny_task.build.__wrapped__(
+      'fixmatch', model_aggregator=tff.learning.secure_aggregator()
+    )
+  moving = tiny_task.build(
+    'fixmatch',
+    _SERVER,
+    norm='bn',
+    batch_norm_statistics='moving_average',
+    aggregator=aggregator_hparams.AggregatorHparams('secure'),
+  )
+  cohort = tiny_task.cohort(_SERVER)
+  assert _next(moving, moving.initialize(), cohort).metrics['aggregator']
+
+
+def test_clients_that_fail_are_counted_under_secure_sums():
+  """By the sums themselves: a weight of NaN, no report."""
+  process = _build('fixmatch', 'secure', client_learning_rate=1e30)
+  state = _next(process, process.initialize(), []).state
+  metrics = managers.flatten(
+    _next(process, state, tiny_task.cohort(_SERVER)).metrics
+  )
+  assert metrics['aggregator/num_rejected_clients'] == 3
+  assert metrics['finalizer/update_skipped'] == 1
+  assert round_checks.is_bad_round(metrics)
 
 
 @pytest.mark.parametrize('name', ['robust', 'secure', 'compression'])
@@ -121,7 +156,7 @@ def test_private_metrics_do_not_depend_on_clients():
   'algorithm, settings, words',
   [
     ('fl2', {}, ['learning status', '--fl2.learning_status_aggregation=false']),
-    ('fixmatch', {'norm': 'bn'}, ['batch norm', '--norm=gn']),
+    ('fixmatch', {'norm': 'bn'}, ['static batch norm', '--norm=gn']),
     (
       'fixmatch',
       {'norm': 'bn', 'batch_norm_statistics': 'moving_average'},
@@ -193,7 +228,8 @@ def test_clients_that_are_sure_of_everything(name):
   weights = weights._replace(trainable=(*weights.trainable[:-1], bias))
   state = state._replace(global_model_weights=weights)
   state, metrics = _next(process, state, tiny_task.cohort(_SERVER))
-  assert 0.999 < metrics['client_work']['train']['threshold_min'] < 1
+  if name != 'secure':  # Which has no metrics of clients.
+    assert 0.999 < metrics['client_work']['train']['threshold_min'] < 1
   assert metrics['aggregator']['num_weighted_clients'] == 3
   assert metrics['finalizer']['update_skipped'] == 0
   assert metrics['finalizer']['update_norm'] < 1

@@ -2,6 +2,9 @@
 
 import collections
 
+from hypothesis import given
+from hypothesis import settings
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -9,9 +12,11 @@ import tensorflow_federated as tff
 import tiny_task
 
 from tff_fssl.aggregators import guarded
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import client_work
 from tff_fssl.algorithms import statistics_phase
 from tff_fssl.local import training
+from tff_fssl.models import adapter
 from tff_fssl.models import statistics
 
 _SERVER = 'labels_at_server'
@@ -131,6 +136,85 @@ def _sums(first, second, count):
   )
 
 
+_HOSTILE = st.one_of(
+  st.floats(width=32),
+  st.sampled_from([1e30, -1e30, 1.9e19, 1e12, 1e-45, -0.0, 3.4e38, 77.5]),
+)
+
+
+@given(
+  numbers=st.lists(_HOSTILE, min_size=6, max_size=6),
+  flags=st.tuples(st.booleans(), st.booleans()),
+)
+@settings(max_examples=60)
+def test_whatever_a_client_sends(screen, numbers, flags):
+  """Sums stay finite, and what was rejected counts for nothing."""
+  update, weight, num, total, count, threshold = map(np.float32, numbers)
+  lie = (
+    _result(update, weight),
+    _report(
+      is_finite=flags[0],
+      reports=flags[1],
+      num_examples=num,
+      loss=np.array([total, count], np.float32),
+      threshold=threshold,
+    ),
+  )
+  honest = (_result(), _report())
+  mean, measurements, sums, minima, maxima = screen([honest, lie])
+  assert np.all(np.isfinite(mean[0]))
+  for value in tf.nest.flatten(sums):
+    assert np.all(np.isfinite(value))
+  assert -1e-3 <= minima['threshold'] <= maxima['threshold'] <= 1.001
+  assert 0 <= maxima['aggregation_weight'] <= 1
+  assert sums['num_rejected_clients'] == measurements['num_rejected_clients']
+  if sums['num_rejected_clients']:
+    assert sums['num_examples'] == 10.0
+    np.testing.assert_array_equal(mean[0], [1.0, 1.0])
+
+
+@given(numbers=st.lists(_HOSTILE, min_size=3, max_size=3))
+@settings(max_examples=200)
+@pytest.mark.parametrize('kind', ['pooled', 'median', 'batch_mean'])
+def test_whatever_statistics_a_client_sends(batch_norm, kind, numbers):
+  """Possible or not, the model's statistics stay finite and not negative."""
+  network, weights = batch_norm
+  lie = statistics.Sums(
+    (tf.constant([numbers[0]]),),
+    (tf.constant([numbers[1]]),),
+    tf.constant(numbers[2]),
+  )
+  if not statistics_phase.is_possible(lie, kind=kind, max_examples=100):
+    return
+  honest = statistics.Sums(
+    (tf.constant([3.0]),), (tf.constant([9.0]),), tf.constant(10.0)
+  )
+  if kind == 'median':
+    rows = [statistics.to_rows(s) for s in (honest, honest, lie)]
+    sums = statistics.from_rows(network, tf.concat(rows, 0))
+  else:
+    sums = tf.nest.map_structure(tf.add, honest, lie)
+  new = statistics.put(network, weights, sums, kind=kind)
+  assert np.all(np.isfinite(new.non_trainable[0]))
+  assert np.all(new.non_trainable[1] >= 0.0)
+  assert np.all(np.isfinite(new.non_trainable[1]))
+  if kind == 'median':
+    np.testing.assert_allclose(new.non_trainable[0], [0.3], rtol=1e-5)
+    np.testing.assert_allclose(new.non_trainable[1], [0.81], rtol=1e-4)
+
+
+@pytest.fixture(scope='module')
+def batch_norm():
+  """Batch norm of a single number, and its weights."""
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([1]), tf.keras.layers.BatchNormalization()]
+    ),
+    seed=0,
+  )
+  return network, network.initial_weights()
+
+
 @pytest.mark.parametrize(
   'kind, sums, expected',
   [
@@ -145,6 +229,9 @@ def _sums(first, second, count):
     ('pooled', (30.0, np.inf, 10.0), False),
     ('pooled', (5.0, 5.0, 0.0), False),
     ('pooled', (0.0, 5.0, 0.0), False),
+    ('pooled', (1e30, 3e38, 10.0), False),
+    ('median', (30.0, 95.0, 10.0), True),
+    ('median', (30.0, 80.0, 10.0), False),
     ('batch_mean', (30.0, 5.0, 2.0), True),
     ('batch_mean', (30.0, -5.0, 2.0), False),
   ],
@@ -219,3 +306,52 @@ def test_a_liar_changes_neither_model_nor_metrics(monkeypatch, name, lie):
   alone, _ = run([liar])
   for a, b in zip(tiny_task.flat(alone), tiny_task.flat(state), strict=True):
     np.testing.assert_array_equal(a, b)
+
+
+def _send_statistics(sums, choose):
+  """Allowed by their count, absurd in their moments."""
+  return statistics.Sums(
+    tuple(choose(1e8 * sums.count, f) for f in sums.first),
+    tuple(choose(1e17 * sums.count, s) for s in sums.second),
+    sums.count,
+  )
+
+
+@pytest.mark.parametrize('kind', ['pooled', 'median'])
+def test_a_liar_among_five_does_not_own_the_statistics(monkeypatch, kind):
+  honest = statistics_phase.client_sums
+
+  def lying(network, weights, data, **settings):
+    sums = honest(network, weights, data, **settings)
+    lies = tf.equal(data['seed'][0], _LIAR)
+    return _send_statistics(sums, lambda bad, good: tf.where(lies, bad, good))
+
+  monkeypatch.setattr(statistics_phase, 'client_sums', lying)
+  process = tiny_task.build.__wrapped__(
+    'fixmatch', _SERVER, batch_norm_statistics=kind
+  )
+  state = process.initialize()
+  cohort = tiny_task.cohort(_SERVER, 4)
+  liar = tiny_task.client(5)
+  liar['seed'] = np.array([_LIAR, 1], np.int32)
+  means = [
+    process.next(
+      state, [tiny_task.dataset(e) for e in elements]
+    ).state.global_model_weights.non_trainable[0]
+    for elements in (cohort, [*cohort, liar])
+  ]
+  # A sum's owner is whoever lies most; a median's never.
+  moved = np.max(np.abs(means[1] - means[0]))
+  assert moved > 1e6 if kind == 'pooled' else moved < 0.2
+
+
+def test_secure_and_private_rounds_release_no_metrics_of_clients():
+  for name in ('secure', 'dp'):
+    process = tiny_task.build(
+      'fixmatch',
+      _SERVER,
+      norm='none',
+      aggregator=aggregator_hparams.AggregatorHparams(name),
+    )
+    metrics = process.next.type_signature.result[1].member
+    assert list(dir(metrics['client_work']['train'])) == ['num_clients']

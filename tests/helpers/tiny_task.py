@@ -106,6 +106,7 @@ def build(
   model=None,
   hparams: tuple = (),
   aggregator=None,
+  model_aggregator=None,
   **settings,
 ) -> tff.learning.templates.LearningProcess:
   """A process, built once for each set of arguments."""
@@ -127,8 +128,11 @@ def build(
     hparams=dataclasses.replace(algorithm.hparams(), **dict(hparams)),
     seed=5,
     num_classes=NUM_CLASSES,
-    model_aggregator=aggregator
-    and factory.build_aggregator(aggregator, clients_per_round=3, population=8),
+    model_aggregator=factory.build_aggregator(
+      aggregator, clients_per_round=3, population=8
+    )
+    if aggregator
+    else model_aggregator,
   )
 
 

@@ -54,6 +54,49 @@ def test_e9(kind, mean, variance):
     np.testing.assert_allclose(logit, [[-0.269408]], atol=1e-6)
 
 
+def test_medians_of_clients():
+  """E9's three batches as clients: moments by hand."""
+  network = adapter.Network(_one_channel, seed=0)
+  weights = network.initial_weights()
+  rows = []
+  for images in (*_E9, []):
+    images = tf.reshape(tf.constant(images, tf.float32), [-1, 1])
+    sums = statistics.gather(
+      network, weights, images, _VIEWS, kind='median', batch_size=10
+    )
+    rows.append(statistics.to_rows(sums))
+  assert [len(row) for row in rows] == [1, 1, 1, 0]
+  combined = statistics.from_rows(network, tf.concat(rows, 0))
+  new = statistics.put(network, weights, combined, kind='median')
+  # Means 2.5, 13, 1; variances 1.25, 5, 1 about them.
+  np.testing.assert_allclose(new.non_trainable[0], [2.5], rtol=1e-6)
+  np.testing.assert_allclose(new.non_trainable[1], [1 + 1.5**2], rtol=1e-6)
+  assert float(new.statistics_count) == 10.0
+  # Alike clients: the pooled moments.
+  alike = statistics.from_rows(network, tf.concat([rows[0]] * 4, 0))
+  new = statistics.put(network, weights, alike, kind='median')
+  np.testing.assert_allclose(new.non_trainable[0], [2.5], rtol=1e-6)
+  np.testing.assert_allclose(new.non_trainable[1], [1.25], rtol=1e-6)
+  # Nobody: what was there.
+  nothing = statistics.from_rows(network, rows[3])
+  kept = statistics.put(network, new, nothing, kind='median')
+  np.testing.assert_allclose(kept.non_trainable[0], [2.5], rtol=1e-6)
+  assert float(kept.statistics_count) == 16.0
+
+
+def test_sums_that_are_not_finite_change_nothing():
+  network = adapter.Network(_one_channel, seed=0)
+  weights = network.initial_weights()
+  sums = _sums(network, weights, 'pooled')
+  for bad in (
+    sums._replace(first=(tf.constant([np.inf]),)),
+    sums._replace(second=(tf.constant([np.nan]),)),
+  ):
+    new = statistics.put(network, weights, bad, kind='pooled')
+    for a, b in zip(tf.nest.flatten(new), tf.nest.flatten(weights)):
+      np.testing.assert_array_equal(a, b)
+
+
 def test_shift_keeps_large_means_exact():
   network = adapter.Network(_one_channel, seed=0)
   rng = np.random.default_rng(0)

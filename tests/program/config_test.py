@@ -159,8 +159,22 @@ def test_aggregators():
   assert private.aggregator.dp_delta == 1e-6
   assert private.flags()['dp_delta'] == 1e-6
   assert 'secure_min_weight' not in private.flags()
-  secure = _config('--aggregator=secure', '--simulate_secure_aggregation')
-  assert secure.run.simulate_secure_aggregation
+  secure = ['--aggregator=secure', '--simulate_secure_aggregation']
+  assert _config(*secure, '--norm=gn').run.simulate_secure_aggregation
+  with pytest.raises(UsageError, match='static batch norm'):
+    _config(*secure)
+  with pytest.raises(UsageError, match='--debug_non_finite'):
+    _config(*secure, '--norm=gn', '--debug_non_finite')
+
+
+def test_robust_aggregation_takes_robust_statistics():
+  kind = lambda *argv: _config(*argv).round.batch_norm_statistics
+  assert kind() == 'pooled'
+  assert kind('--aggregator=robust') == 'median'
+  assert kind('--aggregator=robust', '--batch_norm_statistics=pooled') == (
+    'pooled'
+  )
+  assert kind('--aggregator=robust', '--norm=bn') == 'moving_average'
 
 
 def test_a_flagfile_may_set_flags_without_effect(tmp_path):

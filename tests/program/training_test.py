@@ -194,19 +194,6 @@ def test_who_was_not_finite_is_said_and_kept(tmp_path):
   assert not (tmp_path / 'good' / 'metrics' / 'non_finite.txt').exists()
 
 
-def test_what_a_bad_round_is():
-  train = 'client_work/train'
-  both = {f'{train}/num_clients': 2, f'{train}/num_non_finite_clients': 2}
-  assert training.is_bad_round(both)
-  assert not training.is_bad_round({**both, f'{train}/num_clients': 3})
-  one = {f'{train}/num_non_finite_clients': 1, f'{train}/num_clients': 2}
-  assert not training.is_bad_round(one)
-  assert training.is_bad_round({**one, f'{train}/num_rejected_clients': 1})
-  assert not training.is_bad_round({})
-  alone = {training.SERVER_NON_FINITE: 1, f'{train}/num_clients': 0}
-  assert training.is_bad_round(alone)
-
-
 def test_a_damaged_checkpoint_repeats_the_rounds_after_the_last_whole_one(
   tmp_path,
 ):

@@ -6,6 +6,7 @@ import tensorflow_federated as tff
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
+from tff_fssl.aggregators import robust
 
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 _aggregators = tff.aggregators
@@ -21,8 +22,8 @@ def build_aggregator(
 ) -> tff.aggregators.WeightedAggregationFactory:
   """Builds what an algorithm's `build` takes as `model_aggregator`.
 
-  `mean`, `robust` and `compression` are TFF's, `compression` rounding to the
-  nearest step instead of at random, so that runs repeat. `secure` is
+  `mean` and `compression` are TFF's, `compression` rounding to the nearest step
+  instead of at random, so that runs repeat. `secure` is
   `tff.learning.secure_aggregator` with other bounds of the weights' sum: TFF's,
   a million in steps of 0.0002, are for numbers of examples.
 
@@ -44,7 +45,10 @@ def build_aggregator(
     'zeroing': hparams.aggregator_zeroing,
   }
   if hparams.aggregator == aggregator_hparams.ROBUST:
-    return tff.learning.robust_aggregator(**options)
+    return robust.RobustMeanFactory(
+      clipping=hparams.aggregator_clipping,
+      zeroing_multiple=10.0 if hparams.aggregator_zeroing else 0.0,
+    )
   if hparams.aggregator == aggregator_hparams.COMPRESSION:
     return tff.learning.compression_aggregator(stochastic=False, **options)
   if hparams.aggregator == aggregator_hparams.SECURE:

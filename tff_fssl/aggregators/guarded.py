@@ -1,6 +1,7 @@
 """A guard around any weighted aggregator: against lies and empty rounds."""
 
 import collections
+import functools
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -8,17 +9,37 @@ import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
 
+# Entries of updates beyond this are absurd. Within it, float32 holds squares
+# and norms of updates, and weighted sums over millions of them: a larger entry
+# would overflow an aggregator's arithmetic, and so undo what it promises.
+MAX_ENTRY = 1e12
+# Positive weights below this are absurd: their products with updates underflow.
+MIN_WEIGHT = 1e-10
+
 
 class AllowedWeights(NamedTuple):
   """What a client's update may weigh.
 
   Attributes:
-    maximum: Weights are in [0, maximum].
+    maximum: Weights are 0, or in [`MIN_WEIGHT`, maximum].
     all_or_nothing: Whether they are 0 or `maximum`, and nothing between.
   """
 
   maximum: float = float('inf')
   all_or_nothing: bool = False
+
+
+def is_bounded(values: Any) -> tf.Tensor:
+  """Whether every entry of float tensors is within `MAX_ENTRY`: bool scalar.
+
+  NaN and infinity never are.
+  """
+  return tf.reduce_all(
+    [
+      tf.reduce_all(tf.abs(t) <= tf.cast(MAX_ENTRY, t.dtype))
+      for t in tf.nest.flatten(values)
+    ]
+  )
 
 
 def is_acceptable(
@@ -32,26 +53,29 @@ def is_acceptable(
     allowed: What it may be.
 
   Returns:
-    bool scalar: every entry of the value is finite, and the weight is allowed
-    (NaN and infinity never are).
+    bool scalar: every entry of the value is within `MAX_ENTRY`, and the weight
+    is allowed (NaN and infinity never are).
   """
   weight = tf.cast(weight, tf.float32)
-  in_range = tf.logical_and(weight >= 0.0, weight <= allowed.maximum)
   if allowed.all_or_nothing:
-    in_range = tf.logical_or(
-      tf.equal(weight, 0.0), tf.equal(weight, allowed.maximum)
-    )
-  return tf.logical_and(in_range, adapter.all_finite((value, weight)))
+    allows = tf.equal(weight, allowed.maximum)
+  else:
+    allows = tf.logical_and(weight >= MIN_WEIGHT, weight <= allowed.maximum)
+    allows = tf.logical_and(allows, tf.math.is_finite(weight))
+  return tf.logical_and(
+    tf.logical_or(allows, tf.equal(weight, 0.0)), is_bounded(value)
+  )
 
 
 class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
   """Rejects impossible updates, and marks rounds that weigh nothing.
 
-  A value that is not finite, or a weight that is not allowed, is rejected: both
-  count as 0, and the measurement `num_rejected_clients` counts it. (Unchecked,
-  one client with a learning status of -99 gets 91% of a mean of ten.) Within
-  the range a client may still lie: it can take the largest weight, and send any
-  finite update. Against the latter there are clipping and zeroing aggregators.
+  A value that is not finite or absurdly large, or a weight that is not allowed,
+  is rejected: both count as 0, and the measurement `num_rejected_clients`
+  counts it. (Unchecked, one client with a learning status of -99 gets 91% of a
+  mean of ten.) Within the range a client may still lie: it can take the largest
+  weight, and send any update up to `MAX_ENTRY`. The robust aggregator limits
+  both.
 
   If all weights of a round are 0 (every client confident, empty or rejected, or
   no client at all), TFF's means give 0/0, its noised sums give noise, and some
@@ -67,7 +91,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
   client's program: then a client that runs another program escapes it, unless
   the server repeats `is_acceptable` on what it deserialises. With secure
   aggregation no server ever sees one client's value: there, the bounds of the
-  secure sum are what limits a client.
+  secure sum are what limits a client, and the two counts are secure sums, too.
   """
 
   def __init__(
@@ -91,6 +115,9 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     inner = self._inner.create(value_type, weight_type)
     state_type = inner.initialize.type_signature.result.member
     result_type = inner.next.type_signature.result.result.member
+    sum_counts = tff.federated_sum
+    if sums_securely(inner):
+      sum_counts = functools.partial(tff.federated_secure_sum, max_input=1)
 
     @tff.tensorflow.computation(value_type, weight_type)
     def screen(value, weight):
@@ -113,7 +140,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     )
     def next_fn(state, value, weight):
       value, weight, counts = tff.federated_map(screen, (value, weight))
-      counts = tff.federated_sum(counts)
+      counts = sum_counts(counts)
       output = inner.next(state, value, weight)
       new_state, result = tff.federated_map(
         guard,
@@ -131,6 +158,12 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)
+
+
+def sums_securely(process: tff.templates.AggregationProcess) -> bool:
+  """Whether an aggregation has secure sums, as its computation says."""
+  block = process.next.to_building_block()
+  return 'federated_secure' in block.compact_representation()
 
 
 def keep_if(

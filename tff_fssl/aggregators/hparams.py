@@ -18,19 +18,25 @@ class AggregatorHparams:
 
   aggregator: str = hparam(
     MEAN,
-    "How clients' updates are combined. mean: their weighted mean; robust: that"
-    ' of updates that are clipped to an adaptive norm, very large ones zeroed;'
-    ' compression: that, and large tensors quantized to 8 bits; secure: robust,'
-    ' by secure sums (updates and weights; diagnostics and batch norm'
-    ' statistics are plain sums), which need --simulate_secure_aggregation'
-    ' here; dp: differentially private, by clipping and Gaussian noise.',
+    "How clients' updates are combined. mean: their weighted mean; robust: the"
+    ' mean of updates clipped to the median norm, much larger ones left out;'
+    ' weights and static batch norm statistics, too, are bounded by medians;'
+    ' compression: the mean of updates clipped to an adaptive norm, much larger'
+    ' ones zeroed, large tensors quantized to 8 bits; secure: the same without'
+    ' quantization, by secure sums, which need --simulate_secure_aggregation'
+    ' here; dp: differentially private, by clipping and Gaussian noise. Under'
+    ' secure and dp nothing else of a client is released, no metrics either.',
     choices=(MEAN, ROBUST, SECURE, COMPRESSION, DP),
   )
   aggregator_clipping: bool = hparam(
-    True, 'Whether robust, secure and compression clip (to the 0.8 quantile).'
+    True,
+    'Whether updates are clipped: to the median norm of the round before'
+    ' (robust), to the 0.8 quantile of norms (secure, compression).',
   )
   aggregator_zeroing: bool = hparam(
-    True, 'Whether robust, secure and compression zero very large updates.'
+    True,
+    'Whether very large updates are left out (robust: over 10 times the median'
+    ' norm of the round before) or zeroed (secure, compression).',
   )
   secure_min_weight: float = hparam(
     1e-3,
@@ -108,33 +114,48 @@ def check_sizes(
     )
 
 
-def check_private(
-  *, own_weights: bool, client_weighting: str, batch_norm: bool
+def check_confidential(
+  aggregator: str,
+  *,
+  own_weights: bool,
+  client_weighting: str,
+  batch_norm: bool,
+  static: bool,
 ) -> None:
-  """Refuses what differential privacy cannot cover.
+  """Refuses what would leave a client beside the sum that protects it.
 
   Args:
+    aggregator: `SECURE` or `DP`.
     own_weights: Whether the algorithm weighs clients itself.
     client_weighting: `RoundHparams.client_weighting`.
     batch_norm: Whether the model has batch norm layers.
+    static: Whether their statistics are gathered in a client phase.
 
   Raises:
     UsageError: What was given, why not, what to do.
   """
+  given = f'--aggregator={aggregator}'
+  if static:
+    raise hparams.UsageError(
+      f"{given}: clients' static batch norm statistics are no part of the sum"
+      ' of updates, and would leave unprotected; set --norm=gn or --norm=none'
+    )
+  if aggregator == SECURE:
+    return
   if own_weights:
     raise hparams.UsageError(
-      f'--aggregator={DP}: clients count equally, so that each moves the sum by'
-      ' the clipping norm at most; weights by learning status depend on their'
-      ' data and are not noised: set --fl2.learning_status_aggregation=false'
+      f'{given}: clients count equally, so that each moves the sum by the'
+      ' clipping norm at most; weights by learning status depend on their data'
+      ' and are not noised: set --fl2.learning_status_aggregation=false'
     )
   if client_weighting != 'uniform':
     raise hparams.UsageError(
-      f'--client_weighting={client_weighting}: with --aggregator={DP} clients'
-      ' count equally, so that each moves the sum by the clipping norm at most;'
-      ' set --client_weighting=uniform'
+      f'--client_weighting={client_weighting}: with {given} clients count'
+      ' equally, so that each moves the sum by the clipping norm at most; set'
+      ' --client_weighting=uniform'
     )
   if batch_norm:
     raise hparams.UsageError(
-      f'--aggregator={DP}: batch norm statistics of clients are no part of the'
-      ' noised sum, and would leave unprotected; set --norm=gn or --norm=none'
+      f'{given}: batch norm moves the statistics of single layers by more than'
+      ' the noise hides; set --norm=gn or --norm=none'
     )

@@ -106,8 +106,8 @@ def build_process(
     hparams: The round's hyper-parameters.
     seed: Of initial weights and of the server's training.
     model_aggregator: Combines updates; the weighted mean by default. With a
-      `privacy.PrivateMeanFactory` nothing else of a client is used or released:
-      no weights, no metrics but the number of clients, no batch norm.
+      `privacy.PrivateMeanFactory`, or one that sums securely, nothing else of a
+      client is released: no metrics but the number of clients, no statistics.
     num_classes: Width of the model's output, if to be checked.
 
   Returns:
@@ -130,7 +130,6 @@ def build_process(
       ' privacy take aggregators.factory.build_aggregator, whose aggregator'
       ' keeps what is not noised from being released'
     )
-  private = isinstance(model_aggregator, privacy.PrivateMeanFactory)
   tracked = hparams.batch_norm_statistics == 'moving_average'
   pretraining = hparams.num_pretraining_rounds if at_server else 0
   first_round = 1 - pretraining
@@ -163,13 +162,14 @@ def build_process(
       round_num,
     )
 
-  built: dict[str, bool] = {}  # What the network has, once it is built.
+  built: dict[str, Any] = {}  # What the network has, once it is built.
 
   @tff.tensorflow.computation
   def initial_weights():
     network = make_network(seed)
     built['batch_norm'] = bool(network.batch_norm_layers)
     built['static'] = network.is_static
+    built['variances'] = network.variances
 
     @tf.function
     def run():
@@ -191,11 +191,26 @@ def build_process(
     return run()
 
   weights_type = initial_weights.type_signature.result
-  if private:
-    aggregator_hparams.check_private(
+  specs = tff.types.type_to_tf_tensor_specs(weights_type)
+  update_specs = tuple(specs.trainable)
+  if tracked:
+    update_specs += tuple(specs.non_trainable)
+  bounds = _bounds(hparams, local_algorithm)
+  factory = model_aggregator or tff.aggregators.MeanFactory()
+  private = isinstance(factory, privacy.PrivateMeanFactory)
+  if not private:
+    factory = guarded.GuardedFactory(factory, bounds.weights)
+  aggregator = factory.create(
+    tff.types.tensorflow_to_type(update_specs), tff.TensorType(np.float32)
+  )
+  secure = guarded.sums_securely(aggregator)
+  if private or secure:
+    aggregator_hparams.check_confidential(
+      aggregator_hparams.DP if private else aggregator_hparams.SECURE,
       own_weights=local_algorithm.weighs,
       client_weighting=hparams.client_weighting,
       batch_norm=built['batch_norm'],
+      static=built['static'],
     )
 
   def make_client_training():
@@ -247,7 +262,6 @@ def build_process(
 
     return train
 
-  bounds = _bounds(hparams, local_algorithm)
   client_rate_fn = rate_fn(hparams.client_learning_rate)
   work, bytes_up = client_work.build_client_work(
     weights_type,
@@ -258,19 +272,15 @@ def build_process(
     track_non_trainable=tracked,
     first_round=first_round,
     bounds=bounds,
-    release_metrics=not private,
+    release_metrics=not (private or secure),
   )
-  result_type = work.next.type_signature.result.result.member
-  factory = model_aggregator or tff.aggregators.MeanFactory()
-  if not private:
-    factory = guarded.GuardedFactory(factory, bounds.weights)
-  aggregator = factory.create(result_type.update, result_type.update_weight)
   finalizer = server_step.build_server_step(
     weights_type,
     aggregator.next.type_signature.result.result.member,
     _server_optimizer(hparams),
     first_round=first_round,
     make_training=make_server_training if at_server else None,
+    non_negative=built['variances'],
   )
   # Weights go down once a phase; the number of the round goes with the first.
   weight_bytes = client_work.num_bytes(weights_type)
@@ -284,7 +294,7 @@ def build_process(
       views,
       kind=hparams.batch_norm_statistics,
       batch_size=hparams.statistics_batch_size,
-      max_client_examples=hparams.max_client_examples,
+      max_client_examples=_max_client_examples(hparams),
       server_data_fn=server_data_fn,
     )
     bytes_down += weight_bytes
@@ -300,7 +310,7 @@ def build_process(
     )
   )
   revise_state = None
-  if not private:  # Whether clients failed is theirs to know.
+  if not (private or secure):  # Whether clients failed is theirs to know.
     revise_state = _keep_if_all_failed(
       state_type, work.next.type_signature.result.measurements.member
     )
@@ -343,6 +353,10 @@ def _keep_if_all_failed(
   return keep_if_all_failed
 
 
+def _max_client_examples(hparams: RoundHparams) -> int:
+  return hparams.max_client_examples or round_hparams_lib.MAX_CLIENT_EXAMPLES
+
+
 def _bounds(
   hparams: RoundHparams, local_algorithm: algorithm_lib.LocalAlgorithm
 ) -> client_work.Bounds:
@@ -357,7 +371,8 @@ def _bounds(
       else hparams.client_batch_size
     )
   # The longest stream of batches says how long the others are repeated.
-  steps = max(math.ceil(hparams.max_client_examples / b) for b in batch_sizes)
+  most_examples = _max_client_examples(hparams)
+  steps = max(math.ceil(most_examples / b) for b in batch_sizes)
   most = float(hparams.client_epochs * steps * sum(batch_sizes))
   if not local_algorithm.weighs and hparams.client_weighting == 'examples':
     return client_work.Bounds(guarded.AllowedWeights(most), most)

@@ -143,8 +143,9 @@ def build_client_work(
   state is the number of the round. Before round 1 clients do nothing.
 
   A client weighs what its algorithm says, else 1 or the number of examples it
-  processed; one that trained on nothing, or whose update is not finite, weighs
-  0, and the latter's metrics count for nothing but `num_non_finite_clients`.
+  processed. A client that trained on nothing weighs 0. So does one whose update
+  is not finite, whose metrics count for nothing but `num_non_finite_clients`;
+  where no metrics are released its weight is NaN, for the aggregator to count.
 
   What clients send is not believed: see `build_screen`.
 
@@ -177,7 +178,7 @@ def build_client_work(
       if weight is None:
         weight = result.num_examples if weigh_by_examples else tf.constant(1.0)
       has_data = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
-      # Who kept no pseudo-label reports that, too.
+      # Clients that kept no pseudo-labels still report.
       reports = tf.logical_and(
         tf.logical_and(round_num >= 1, has_data > 0), finite
       )
@@ -185,6 +186,9 @@ def build_client_work(
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
       weight = tf.where(counts, weight, 0.0)
+      if not release_metrics:
+        # There is no report that says so.
+        weight = tf.where(finite, weight, float('nan'))
       update = result.update
       if track_non_trainable:
         update += tuple(

@@ -11,6 +11,8 @@ from tff_fssl.hparams import hparam
 
 LABELS_AT_SERVER = 'labels_at_server'
 LABELS_AT_CLIENTS = 'labels_at_clients'
+# Where nobody knows how many examples a client can have.
+MAX_CLIENT_EXAMPLES = 100_000
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,13 +99,14 @@ class RoundHparams:
     choices=('uniform', 'examples'),
   )
   max_client_examples: int = hparam(
-    100_000,
-    'The most examples that a client can have. What a client says beyond it'
-    ' (counts, and with client_weighting=examples its weight) is taken for a'
-    ' lie, and the client is rejected and counted; with client_weighting='
-    'examples, set it little above your largest client, since it bounds what'
-    ' a liar can weigh.',
-    minimum=1,
+    0,
+    'The most examples that a client can have. A client that reports more'
+    ' (counts, or with client_weighting=examples its weight) is rejected and'
+    ' counted. 0: in a simulation, what the largest client has; in other'
+    f' programs {MAX_CLIENT_EXAMPLES:,}, and there, with client_weighting='
+    'examples, set it little above your largest client, since it bounds what a'
+    ' lying client can weigh.',
+    minimum=0,
     maximum=10**9,
   )
   server_optimizer: str = hparam(
@@ -125,11 +128,12 @@ class RoundHparams:
     'pooled',
     'Where evaluation and pseudo-labels take batch norm statistics'
     " from. pooled: static batch norm, moments of the cohort's and the"
-    " server's examples after each round; batch_mean: the same, as the"
-    " authors' code has it (the mean of batches' means and unbiased"
-    " variances); moving_average: clients' moving averages, aggregated with"
-    ' their updates.',
-    choices=('pooled', 'batch_mean', 'moving_average'),
+    " server's examples after each round; median: the same, but of each"
+    " client's moments the median over clients, which few lying clients cannot"
+    " move (the default with --aggregator=robust); batch_mean: as the authors'"
+    " code has it (the mean of batches' means and unbiased variances);"
+    " moving_average: clients' moving averages, aggregated with their updates.",
+    choices=('pooled', 'median', 'batch_mean', 'moving_average'),
   )
   statistics_batch_size: int = hparam(
     256,

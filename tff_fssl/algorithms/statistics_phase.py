@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.aggregators import robust
 from tff_fssl.algorithms import client_work
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
@@ -27,16 +28,17 @@ def build_statistics_phase(
   """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
 
   The result is W with new statistics. The cohort's examples, labelled and
-  unlabelled, and the server's labelled ones count alike. Where no example was
-  seen the old statistics stay. Sums that no client can have are left out, and
-  counted as `num_rejected_clients`: see `is_possible`.
+  unlabelled, and the server's labelled ones count alike; with
+  `statistics.MEDIAN` each client, and the server, counts alike. Where no
+  example was seen the old statistics stay. Sums that no client can have are
+  left out, and counted as `num_rejected_clients`: see `is_possible`.
 
   Args:
     weights_type: The type W of an `adapter.Weights`.
     element_spec: Of the one element of a client's data.
     make_network: Called where variables may be made.
     views: The preprocessing; `plain` is used.
-    kind: `statistics.POOLED` or `statistics.BATCH_MEAN`.
+    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
     batch_size: Examples in a batch of the pass.
     max_client_examples: The most examples that a client can have.
     server_data_fn: The server's labelled data, if it has any.
@@ -44,11 +46,7 @@ def build_statistics_phase(
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
-
-  def gather(network, weights, images):
-    return statistics.gather(
-      network, weights, images, views, kind=kind, batch_size=batch_size
-    )
+  options = {'views': views, 'kind': kind, 'batch_size': batch_size}
 
   @tff.tensorflow.computation(weights_type, client_work.data_type(element_spec))
   def of_client(weights, dataset):
@@ -57,8 +55,7 @@ def build_statistics_phase(
     @tf.function
     def run(weights, dataset):
       data = client_work.read_one(dataset)
-      images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
-      return gather(network, weights, images)
+      return client_sums(network, weights, data, **options)
 
     return run(weights, dataset)
 
@@ -72,20 +69,32 @@ def build_statistics_phase(
     )
     return sums, tf.cast(tf.logical_not(possible), tf.int32)
 
-  @tff.tensorflow.computation(weights_type, sums_type)
-  def at_server(weights, sums):
+  @tff.tensorflow.computation(sums_type)
+  def to_rows(sums):
+    return statistics.to_rows(sums)
+
+  by_median = kind == statistics.MEDIAN
+  rows_type = to_rows.type_signature.result
+  combined_type = rows_type if by_median else sums_type
+
+  @tff.tensorflow.computation(weights_type, combined_type)
+  def at_server(weights, combined):
     network = make_network()
 
     @tf.function
-    def run(weights, sums):
+    def run(weights, combined):
+      own = statistics.zero_sums(network)
       if server_data_fn is not None:
         images = client_work.read_one(server_data_fn())['x']
-        sums = tf.nest.map_structure(
-          tf.add, sums, gather(network, weights, images)
-        )
+        own = statistics.gather(network, weights, images, **options)
+      if by_median:
+        rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
+        sums = statistics.from_rows(network, rows)
+      else:
+        sums = tf.nest.map_structure(tf.add, combined, own)
       return statistics.put(network, weights, sums, kind=kind)
 
-    return run(weights, sums)
+    return run(weights, combined)
 
   @tff.federated_computation(
     tff.FederatedType(weights_type, tff.SERVER),
@@ -96,7 +105,11 @@ def build_statistics_phase(
       of_client, (tff.federated_broadcast(weights), dataset)
     )
     sums, rejected = tff.federated_map(screen, sums)
-    result = tff.federated_map(at_server, (weights, tff.federated_sum(sums)))
+    if by_median:
+      combined = robust.collect_rows(tff.federated_map(to_rows, sums))
+    else:
+      combined = tff.federated_sum(sums)
+    result = tff.federated_map(at_server, (weights, combined))
     return collections.OrderedDict(
       result=result,
       measurements=tff.federated_zip(
@@ -109,19 +122,38 @@ def build_statistics_phase(
   return phase, client_work.num_bytes(sums_type)
 
 
+def client_sums(
+  network: adapter.Network, weights: adapter.Weights, data: Any, **options: Any
+) -> statistics.Sums:
+  """What a client sends: sums over all its examples.
+
+  Args:
+    network: The network; its weights are assigned.
+    weights: The weights whose activations are measured.
+    data: The client's element, as `data.clients.element_spec` has it.
+    **options: `statistics.gather`'s views, kind and batch_size.
+
+  Returns:
+    The sums.
+  """
+  images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
+  return statistics.gather(network, weights, images, **options)
+
+
 def is_possible(
   sums: statistics.Sums, *, kind: str, max_examples: int
 ) -> tf.Tensor:
   """Whether one client can have these sums.
 
-  They must be finite, of a whole number of at most `max_examples` examples (or
-  batches), and their variances must not be negative. Activations have no bound
-  of their own: a client that lies within these limits moves the statistics as
-  far as it likes. (Group norm has none that it could move.)
+  They must be of a whole number of at most `max_examples` examples (or
+  batches), with means within `statistics.MAX_MEAN` and variances that are not
+  negative. Activations have no bound of their own: where sums are added, a
+  client that lies within these limits moves the statistics as far as it likes.
+  (Medians bound this; group norm has no statistics.)
 
   Args:
     sums: What the client sent.
-    kind: `statistics.POOLED` or `statistics.BATCH_MEAN`.
+    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
     max_examples: The most examples that a client can have.
 
   Returns:
@@ -133,15 +165,16 @@ def is_possible(
     tf.equal(count, tf.floor(count)),
   ]
   for first, second in zip(sums.first, sums.second, strict=True):
-    if kind == statistics.POOLED:
+    most = statistics.MAX_MEAN
+    if kind == statistics.BATCH_MEAN:
+      least = tf.zeros_like(second)
+    else:
       # The square of the mean is at most the mean of the squares.
       least = tf.square(first) / tf.maximum(count, 1.0)
-    else:
-      least = tf.zeros_like(second)
     room = 1e-3 * least + 1e-6 * count
     conditions += [
-      tf.reduce_all(tf.math.is_finite(first)),
-      tf.reduce_all(tf.math.is_finite(second)),
+      tf.reduce_all(tf.abs(first) <= most * count),
+      tf.reduce_all(second <= most * most * count),
       tf.reduce_all(second >= least - room),
       tf.logical_or(count > 0.0, tf.reduce_all(tf.equal(second, 0.0))),
     ]

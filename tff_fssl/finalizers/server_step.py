@@ -1,7 +1,7 @@
 """The server's step: apply the update, then train on the server's labels."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -22,6 +22,7 @@ def build_server_step(
   *,
   first_round: int,
   make_training: Callable[[], ServerTraining] | None = None,
+  non_negative: Collection[int] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
@@ -29,7 +30,8 @@ def build_server_step(
 
   1.  Applies the update, trainable weights before minus after, as a gradient,
       by `optimizer`. An update that is not finite (no client weighed anything,
-      or the aggregator gave such) is skipped: weights and optimizer state stay.
+      or the aggregator gave such), or whose result is not finite, is skipped:
+      weights and optimizer state stay.
   2.  Adds the mean change of tracked non-trainable weights, if there are any.
   3.  Trains on the server's labels, if there are any.
 
@@ -41,6 +43,8 @@ def build_server_step(
     first_round: The number of the first round.
     make_training: Called where variables may be made; gives the server's
       training, if it trains.
+    non_negative: Indices of non-trainable weights that no update makes
+      negative: variances.
 
   Returns:
     The process. Its state is OrderedDict(round_num, optimizer).
@@ -63,26 +67,34 @@ def build_server_step(
     @tf.function
     def run(state, weights, update):
       update = tuple(update)
-      finite = adapter.all_finite(update)
       num_trainable = len(weights.trainable)
-      old = (state['optimizer'], tuple(weights.trainable))
-      new = optimizer.next(old[0], old[1], update[:num_trainable])
-      optimizer_state, trainable = tf.nest.map_structure(
-        lambda n, o: tf.where(finite, n, o), new, old
+      old = (
+        state['optimizer'],
+        tuple(weights.trainable),
+        tuple(weights.non_trainable),
       )
-      non_trainable = tuple(weights.non_trainable)
+      new = optimizer.next(old[0], old[1], update[:num_trainable])
+      non_trainable = old[2]
       if len(update) > num_trainable:
         non_trainable = tuple(
-          tf.where(finite, w - u, w)
-          for w, u in zip(non_trainable, update[num_trainable:], strict=True)
+          tf.maximum(w - u, 0.0) if index in non_negative else w - u
+          for index, (w, u) in enumerate(
+            zip(old[2], update[num_trainable:], strict=True)
+          )
         )
+      new = (*new, non_trainable)
+      applied = adapter.all_finite((update, new))
+      optimizer_state, trainable, non_trainable = tf.nest.map_structure(
+        lambda n, o: tf.where(applied, n, o), new, old
+      )
       norm = tf.linalg.global_norm(update[:num_trainable])
       metrics = collections.OrderedDict(
-        update_skipped=tf.cast(tf.logical_not(finite), tf.int32),
-        update_norm=tf.where(finite, norm, 0.0),
+        update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
+        update_norm=tf.where(applied, norm, 0.0),
+        weights_norm=tf.linalg.global_norm(weights.trainable),
       )
       weights = adapter.Weights(
-        tuple(trainable), non_trainable, weights.statistics_count
+        tuple(trainable), tuple(non_trainable), weights.statistics_count
       )
       if train is not None:
         weights, training_metrics = train(weights, state['round_num'])

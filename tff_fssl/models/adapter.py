@@ -151,9 +151,14 @@ def _build(model_fn: ModelFn, compute_dtype: str) -> tf.keras.Model:
 
 
 def all_finite(values: Any) -> tf.Tensor:
-  """Whether every entry of a structure of float tensors is: bool scalar."""
+  """Whether every float in a structure of tensors is finite: bool scalar."""
+  tensors = map(tf.convert_to_tensor, tf.nest.flatten(values))
   return tf.reduce_all(
-    [tf.reduce_all(tf.math.is_finite(t)) for t in tf.nest.flatten(values)]
+    [
+      tf.reduce_all(tf.math.is_finite(t))
+      for t in tensors
+      if t.dtype.is_floating
+    ]
   )
 
 
@@ -285,6 +290,20 @@ class Network:
       tuple(tf.identity(v) for v in self.non_trainable_variables),
       # Moving averages are meant to be used from the start.
       tf.constant(float(self._track_moving_averages or not self.is_static)),
+    )
+
+  @property
+  def variances(self) -> tuple[int, ...]:
+    """Which non-trainable weights are batch norm's moving variances."""
+    moving = {
+      layer.moving_variance.ref()
+      for layer in self.model._flatten_layers()  # pylint: disable=protected-access
+      if isinstance(layer, tf.keras.layers.BatchNormalization)
+    }
+    return tuple(
+      index
+      for index, variable in enumerate(self.non_trainable_variables)
+      if variable.ref() in moving
     )
 
   @property

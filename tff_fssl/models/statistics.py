@@ -6,7 +6,9 @@ the new weights. What travels are sums, so that any summing aggregator will do.
 
 `pooled` is the mean and variance over all values of all examples. `batch_mean`
 is what the authors' code computes: the mean of batches' means and of their
-unbiased variances, each batch counting equally whatever its size.
+unbiased variances, each batch counting equally whatever its size. `median` is
+the median over clients (and the server) of their pooled moments, which a
+minority of lying clients cannot move out of what honest ones have.
 """
 
 from typing import NamedTuple
@@ -18,6 +20,9 @@ from tff_fssl.models import adapter
 
 POOLED = 'pooled'
 BATCH_MEAN = 'batch_mean'
+MEDIAN = 'median'
+# Means beyond this are absurd; the squares of smaller ones fit float32.
+MAX_MEAN = 1e9
 
 
 class Sums(NamedTuple):
@@ -26,10 +31,10 @@ class Sums(NamedTuple):
   Attributes:
     first: Per batch norm layer float32 [channels]: sum of weight * (mean -
       shift).
-    second: Per layer float32 [channels]: sum of weight * (variance + (mean -
-      shift)^2) if pooled, of variances if batch_mean.
-    count: float32 scalar: sum of weights; a batch's weight is its number of
-      images if pooled (all images being of one size), else 1.
+    second: Per layer float32 [channels]: sum of variances if batch_mean, else
+      of weight * (variance + (mean - shift)^2).
+    count: float32 scalar: sum of weights; a batch's weight is 1 if batch_mean,
+      else its number of images (all images being of one size).
   """
 
   first: tuple[tf.Tensor, ...]
@@ -76,7 +81,7 @@ def gather(
       serve as the shift that keeps float32 sums well conditioned.
     images: [N, ...] as stored; N may be 0.
     views: Their preprocessing; `plain` is used.
-    kind: `pooled` or `batch_mean`.
+    kind: `pooled`, `batch_mean` or `median`.
     batch_size: Images in a batch.
 
   Returns:
@@ -92,20 +97,20 @@ def gather(
   for start in tf.range(0, num_images, batch_size):
     recorded = network.moments(views.plain(images[start : start + batch_size]))
     size = tf.cast(tf.minimum(batch_size, num_images - start), tf.float32)
-    weight = size if kind == POOLED else tf.constant(1.0)
+    weight = tf.constant(1.0) if kind == BATCH_MEAN else size
     first, second = list(sums.first), list(sums.second)
     calls = [m.layer for m in recorded]
     for moments in recorded:
       share = weight / calls.count(moments.layer)
       offset = moments.mean - shifts[moments.layer]
-      if kind == POOLED:
-        square = moments.variance + tf.square(offset)
-      else:
+      if kind == BATCH_MEAN:
         square = (
           moments.variance
           * moments.count
           / tf.maximum(moments.count - 1.0, 1.0)
         )
+      else:
+        square = moments.variance + tf.square(offset)
       first[moments.layer] += share * offset
       second[moments.layer] += share * square
     sums = Sums(tuple(first), tuple(second), sums.count + weight)
@@ -115,13 +120,65 @@ def gather(
   )
 
 
+def to_rows(sums: Sums) -> tf.Tensor:
+  """One client's mean moments: float32 [1, D], or [0, D] if its count is 0.
+
+  A row is first / count and second / count of all layers, then the count.
+  """
+  moments = tf.concat([*sums.first, *sums.second], axis=0)
+  row = tf.concat(
+    [tf.math.divide_no_nan(moments, sums.count), sums.count[tf.newaxis]], axis=0
+  )
+  return row[tf.newaxis][: tf.cast(sums.count > 0.0, tf.int32)]
+
+
+def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
+  """Sums whose moments are medians over rows, their count that of all rows.
+
+  The mean is the median of means; the variance the median of mean squares about
+  it, which include how far a client's own mean is from it.
+
+  Args:
+    network: The network that `rows` are of.
+    rows: float32 [N, D] of `to_rows`; N may be 0.
+
+  Returns:
+    The sums; zeros if N is 0.
+  """
+  sizes = [layer.moving_mean.shape[0] for layer in network.batch_norm_layers]
+
+  def medians():
+    half = sum(sizes)
+    means, squares, counts = tf.split(rows, [half, half, 1], axis=1)
+    mean = _median(means)
+    variances = tf.maximum(squares - tf.square(means), 0.0)
+    variance = _median(variances + tf.square(means - mean))
+    count = tf.reduce_sum(counts)
+    return Sums(
+      tuple(tf.split(mean * count, sizes)),
+      tuple(tf.split((variance + tf.square(mean)) * count, sizes)),
+      count,
+    )
+
+  return tf.cond(tf.shape(rows)[0] > 0, medians, lambda: zero_sums(network))
+
+
+def _median(values: tf.Tensor) -> tf.Tensor:
+  """Per column, of float32 [N, D] with N > 0: float32 [D]."""
+  ordered, num = tf.sort(values, axis=0), tf.shape(values)[0]
+  return (ordered[(num - 1) // 2] + ordered[num // 2]) / 2.0
+
+
 def put(
   network: adapter.Network, weights: adapter.Weights, sums: Sums, *, kind: str
 ) -> adapter.Weights:
-  """`weights` with the statistics that `sums` make; unchanged if count is 0."""
+  """`weights` with the statistics that `sums` make.
+
+  Unchanged if the count is 0 or anything is not finite.
+  """
   moving = {}
   count = tf.maximum(sums.count, 1.0)
-  some = sums.count > 0.0
+  some = tf.logical_and(sums.count > 0.0, adapter.all_finite(sums))
   moments = zip(
     network.batch_norm_layers,
     _moving_moments(network, weights),
@@ -133,7 +190,7 @@ def put(
       weights.statistics_count > 0.0, old_mean, tf.zeros_like(old_mean)
     )
     offset, variance = first / count, second / count
-    if kind == POOLED:
+    if kind != BATCH_MEAN:
       variance = tf.maximum(variance - tf.square(offset), 0.0)
     moving[layer.moving_mean.ref()] = tf.where(some, shift + offset, old_mean)
     moving[layer.moving_variance.ref()] = tf.where(some, variance, old_variance)

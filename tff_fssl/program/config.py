@@ -172,6 +172,14 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     round_hparams = dataclasses.replace(
       round_hparams, batch_norm_statistics='moving_average'
     )
+  if (
+    run.norm == 'sbn'
+    and config.aggregator.aggregator == aggregator_hparams.ROBUST
+    and not parsed.is_set('batch_norm_statistics')
+  ):
+    round_hparams = dataclasses.replace(
+      round_hparams, batch_norm_statistics='median'
+    )
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
   if run.full_labels and not parsed.is_set('num_labels'):
@@ -256,8 +264,8 @@ def check(config: Config) -> None:
     'sbn',
   ):
     raise UsageError(
-      f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled or'
-      ' batch_mean are allowed; with --norm=bn, moving_average'
+      f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
+      ' or batch_mean are allowed; with --norm=bn, moving_average'
     )
   profiling.parse_rounds(run.profile, run.total_rounds)
   if run.profile and run.runtime == 'tff_worker':
@@ -290,18 +298,22 @@ def _check_aggregator(config: Config) -> None:
       ' --simulate_secure_aggregation they are replaced by plain ones, which'
       ' protect nothing'
     )
-  if aggregator.aggregator == aggregator_hparams.DP:
+  name = aggregator.aggregator
+  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
     if run.debug_non_finite:
       raise UsageError(
         '--debug_non_finite: tells of single clients, of whom nothing may leave'
-        ' but through the noise of --aggregator=dp; leave one of the two out'
+        f' but through the sum of --aggregator={name}; leave one of the two out'
       )
     own = config.entry.capabilities.own_weights
-    aggregator_hparams.check_private(
+    aggregator_hparams.check_confidential(
+      name,
       own_weights=bool(own) and getattr(config.algorithm, own),
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in ('sbn', 'bn'),
+      static=run.norm == 'sbn',
     )
+  if name == aggregator_hparams.DP:
     aggregator_hparams.check_sizes(
       delta=aggregator.dp_delta,
       clients_per_round=run.clients_per_round,

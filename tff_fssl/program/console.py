@@ -82,7 +82,7 @@ def figures(report: training_types.RoundReport) -> list[str]:
       text = format_percent(value) if kind == _PERCENT else f'{value:.3f}'
       parts.append(f'{label} {text}')
   if report.is_bad:
-    parts.append('BAD: no finite update')
+    parts.append('BAD: no usable update')
   else:
     for label, name in _TROUBLES.items():
       count = int(report.metrics.get(f'client_work/train/{name}', 0))

@@ -158,13 +158,13 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     server_data_fn = clients.build_server_data_fn(
       data.train.x[held], data.train.y[held], server_data_dir
     )
-  _check_clients(config, partition)
+  round_settings = _bound_clients(config, partition)
   process = config.entry.build(
     task.model_fn,
     views=task.views,
     element_spec=clients.element_spec(data.image_shape),
     server_data_fn=server_data_fn,
-    round_hparams=config.round,
+    round_hparams=round_settings,
     hparams=config.algorithm,
     seed=config.run.seed,
     num_classes=data.num_classes,
@@ -202,17 +202,25 @@ def _build_aggregator(
   )
 
 
-def _check_clients(
+def _bound_clients(
   config: config_lib.Config, partition: partition_lib.Partition
-) -> None:
-  """Refuses clients who would be taken for liars."""
+) -> round_hparams.RoundHparams:
+  """The round's settings, with the bound of clients that a simulation knows.
+
+  Raises:
+    UsageError: If the bound that was given would reject honest clients.
+  """
   pairs = zip(partition.client_labeled, partition.client_unlabeled)
   largest = max((len(a) + len(b) for a, b in pairs), default=0)
-  if largest > config.round.max_client_examples:
+  given = config.round.max_client_examples
+  if given and largest > given:
     raise hparams.UsageError(
-      f'--max_client_examples={config.round.max_client_examples}: the largest'
-      f' client has {largest}; set at least that'
+      f'--max_client_examples={given}: the largest client has {largest}; set at'
+      ' least that'
     )
+  return dataclasses.replace(
+    config.round, max_client_examples=given or max(largest, 1)
+  )
 
 
 def _build_explain_fn(

@@ -17,6 +17,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.program import console
 from tff_fssl.program import managers
+from tff_fssl.program import round_checks
 from tff_fssl.program import sampling
 from tff_fssl.program import training_types
 
@@ -24,11 +25,6 @@ Reporter = training_types.Reporter
 RoundReport = training_types.RoundReport
 Settings = training_types.Settings
 StopRequest = training_types.StopRequest
-
-_TRAIN = 'client_work/train'
-_NON_FINITE = f'{_TRAIN}/num_non_finite_clients'
-_UNUSED_CLIENTS = (_NON_FINITE, f'{_TRAIN}/num_rejected_clients')
-SERVER_NON_FINITE = 'finalizer/server_non_finite'
 
 
 class ProgramState(NamedTuple):
@@ -149,6 +145,7 @@ async def train(
         state, done, initial_weights, outputs, evaluate_fn, reporter
       )
   before, saved = done, done
+  watch = round_checks.UpdateWatch()
   reporter.begin(done, settings)
   try:
     while done < settings.total_rounds:
@@ -163,7 +160,10 @@ async def train(
         state, report = await _run_round(
           process, state, done, settings, outputs, evaluate_fn, timing_fn
         )
-      num_failed = int(report.metrics.get(_NON_FINITE, 0))
+      warning = watch.warning(report.metrics)
+      if warning is not None:
+        reporter.say(f'round {done}: {warning}.')
+      num_failed = int(report.metrics.get(round_checks.NON_FINITE, 0))
       if explain_fn is not None and num_failed:
         lines = await asyncio.to_thread(
           explain_fn, before_round, done, num_failed
@@ -286,7 +286,7 @@ async def _run_round(
   timing = {f'seconds/{k}': float(v) for k, v in timing_fn().items()}
   timing['seconds/round'] = time.monotonic() - start
   metrics = managers.flatten(output.metrics)
-  is_bad = is_bad_round(metrics)
+  is_bad = round_checks.is_bad_round(metrics)
   metrics['bad_round'] = int(is_bad)
   evaluation: Mapping[str, float] = {}
   start = time.monotonic()
@@ -307,31 +307,14 @@ async def _run_round(
   return state, RoundReport(round_num, metrics, timing, evaluation, is_bad)
 
 
-def is_bad_round(metrics: Mapping[str, Any]) -> bool:
-  """Whether a round had updates, of which none could be used.
-
-  Args:
-    metrics: As in train.csv.
-
-  Returns:
-    True if clients took part and none's update was of use (not finite, or
-    rejected); or none took part and the server's own training was not finite.
-  """
-  num_clients = int(metrics.get(f'{_TRAIN}/num_clients', 0))
-  if num_clients:
-    num_bad = sum(int(metrics.get(name, 0)) for name in _UNUSED_CLIENTS)
-    return num_bad >= num_clients
-  return bool(metrics.get(SERVER_NON_FINITE, 0))
-
-
 def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
   if num_bad < settings.max_bad_rounds:
     return
   raise TrainingStoppedError(
     f'no update could be used in {num_bad} rounds in a row, up to round {done}:'
-    ' none was finite'
-    f' (--max_bad_rounds={settings.max_bad_rounds}); the model is what it was'
-    ' before them. A lower learning rate, or --max_gradient_norm, may help'
+    ' each was not finite or was rejected'
+    f' (--max_bad_rounds={settings.max_bad_rounds}). A lower learning rate,'
+    ' --max_gradient_norm or --aggregator=robust may help'
   )
 
 

@@ -35,7 +35,7 @@ class RoundReport:
     metrics: Name -> value, as in train.csv.
     timing: As in timing.csv.
     evaluation: As in eval.csv; empty if there was none.
-    is_bad: Whether no update was finite.
+    is_bad: Whether no update could be used.
   """
 
   round_num: int

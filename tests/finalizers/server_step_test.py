@@ -1,0 +1,84 @@
+"""The server's step alone, by hand-made updates."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import runtime
+from tff_fssl.finalizers import server_step
+from tff_fssl.models import adapter
+
+_VECTOR = tff.TensorType(np.float32, [2])
+_WEIGHTS = adapter.Weights(
+  (np.array([3.0, 4.0], np.float32),),
+  (np.array([0.5, 1.0], np.float32), np.array([0.5, 1.0], np.float32)),
+  np.float32(1.0),
+)
+
+
+@pytest.fixture(scope='module', autouse=True)
+def _context():
+  tff.framework.set_default_context(runtime.build_context('in_process'))
+
+
+@pytest.fixture(scope='module', params=['sgd', 'adam'])
+def step(request):
+  """The step, whose second non-trainable weight is a variance."""
+  optimizer = {
+    'sgd': tff.learning.optimizers.build_sgdm(1.0, momentum=0.5),
+    'adam': tff.learning.optimizers.build_adam(0.1),
+  }[request.param]
+  weights_type = tff.to_type(
+    adapter.Weights((_VECTOR,), (_VECTOR, _VECTOR), tff.TensorType(np.float32))
+  )
+  return server_step.build_server_step(
+    weights_type,
+    tff.to_type((_VECTOR, _VECTOR, _VECTOR)),
+    optimizer,
+    first_round=1,
+    non_negative=[1],
+  )
+
+
+def _next(step, *update):
+  update = tuple(np.full([2], u, np.float32) for u in update)
+  return step.next(step.initialize(), _WEIGHTS, update)
+
+
+def test_variances_stay_what_variances_can_be(step):
+  weights = _next(step, 0.1, 2.0, 2.0).result
+  np.testing.assert_allclose(weights.non_trainable[0], [-1.5, -1.0])
+  np.testing.assert_allclose(weights.non_trainable[1], [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+  'update', [(np.nan, 0, 0), (0, np.inf, 0), (0, 0, np.nan)]
+)
+def test_updates_that_are_not_finite_are_skipped(step, update):
+  output = _next(step, *update)
+  assert output.measurements['update_skipped'] == 1
+  assert output.measurements['update_norm'] == 0.0
+  assert output.measurements['weights_norm'] == 5.0
+  for a, b in zip(
+    tf.nest.flatten(output.result), tf.nest.flatten(_WEIGHTS), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+  assert output.state['round_num'] == 2
+
+
+def test_a_finite_update_whose_result_is_not_is_skipped():
+  weights_type = tff.to_type(
+    adapter.Weights((_VECTOR,), (), tff.TensorType(np.float32))
+  )
+  step = server_step.build_server_step(
+    weights_type,
+    tff.to_type((_VECTOR,)),
+    tff.learning.optimizers.build_sgdm(10.0),
+    first_round=1,
+  )
+  weights = _WEIGHTS._replace(non_trainable=())
+  huge = (np.full([2], 3e38, np.float32),)
+  output = step.next(step.initialize(), weights, huge)
+  assert output.measurements['update_skipped'] == 1
+  np.testing.assert_array_equal(output.result.trainable[0], [3.0, 4.0])
