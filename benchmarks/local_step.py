@@ -83,7 +83,8 @@ class Step:
     images = tf.constant(random_images(num_images))
     labels = tf.constant(np.arange(num_images) % _NUM_CLASSES, tf.int32)
     confident = tf.ones([num_images], tf.bool)
-    step = fl2.build_step(fl2_hparams.Fl2Hparams())
+    hparams = fl2_hparams.Fl2Hparams()
+    step = fl2.build_step(hparams)
     sgd = optimizer.Sgd(0.9, True, 5e-4, 1.0)
     views = build_views()
 
@@ -96,7 +97,7 @@ class Step:
       network,
       algorithm_lib.LocalAlgorithm(
         step=step,
-        step_ratios=('loss_unlabeled', 'loss_consistency'),
+        step_ratios=fl2.step_ratios(hparams),
         prepare=prepare,
         views=('strong',),
       ),

@@ -74,7 +74,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
     algorithm_lib.LocalAlgorithm(
       prepare=fl2.build_prepare(_FL2, hparams.statistics_batch_size),
       step=fl2.build_step(_FL2),
-      step_ratios=('loss_unlabeled', 'loss_consistency'),
+      step_ratios=fl2.step_ratios(_FL2),
       views=('strong',),
     ),
     hparams.client_epochs,

@@ -229,7 +229,7 @@ def test_clients_that_are_sure_of_everything(name):
   state = state._replace(global_model_weights=weights)
   state, metrics = _next(process, state, tiny_task.cohort(_SERVER))
   if name != 'secure':  # Which has no metrics of clients.
-    assert 0.999 < metrics['client_work']['train']['threshold_min'] < 1
+    assert 0.999 < metrics['client_work']['train']['learning_status_min'] < 1
   assert metrics['aggregator']['num_weighted_clients'] == 3
   assert metrics['finalizer']['update_skipped'] == 0
   assert metrics['finalizer']['update_norm'] < 1

@@ -24,7 +24,10 @@ def test_clients_that_keep_no_pseudo_label_count_in_the_kept_ratio():
   keeps_none = tiny_task.client(2, unlabeled=4)
   report = train(keeps_some)
   for name in ('min', 'mean', 'max'):  # The one that is applied.
-    np.testing.assert_allclose(report[f'threshold_{name}'], 0.45)
+    for kind in ('lowest', 'mean'):
+      np.testing.assert_allclose(report[f'{kind}_class_threshold_{name}'], 0.45)
+  # Known whatever decides what is kept.
+  assert 1 / 3 < report['learning_status_mean'] < 0.6
   alone = report['pseudo_label_ratio']
   assert 0.0 < alone < 1.0
   none = train(keeps_none)

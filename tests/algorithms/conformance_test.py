@@ -205,9 +205,9 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   ]
   assert [f is None for f in found] == [True, True, False, True, True]
   at_clients = scenario == round_hparams.LABELS_AT_CLIENTS
-  first = (1, 'loss_labeled' if at_clients else 'loss_unlabeled')
+  first = (1, 'loss_labeled' if at_clients else 'loss_pseudo_label')
   if name == 'fl2':  # Of the pass before the first step.
-    first = (0, 'threshold')
+    first = (0, 'learning_status')
   assert found[2][:2] == first
   for a, b in zip(tiny_task.flat(without), tiny_task.flat(state), strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)

@@ -112,7 +112,7 @@ def test_local_training(change, momentum, nesterov, norm_bound):
     network,
     algorithm_lib.LocalAlgorithm(
       step=fl2.build_step(hparams),
-      step_ratios=('loss_unlabeled', 'loss_consistency'),
+      step_ratios=fl2.step_ratios(hparams),
       prepare=prepare,
       views=('strong',),
     ),

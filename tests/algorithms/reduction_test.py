@@ -1,6 +1,7 @@
 """Algorithms that become simpler ones where their extras are switched off."""
 
 import collections
+import dataclasses
 
 import numpy as np
 import pytest
@@ -238,6 +239,44 @@ def test_batch_without_a_confident_example_gives_just_l_a():
   for a, b in zip(result.gradients, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
   assert float(result.ratios['loss_consistency'][0]) == 0.0
+
+
+@pytest.mark.parametrize('consistency', ['sacr', 'sam', 'none'])
+def test_gradient_norms_are_those_of_the_terms(consistency):
+  """w_a g_a and w_cs g_cs, whose sum is the step's gradient."""
+
+  def run(**changed):
+    network = adapter.Network(tiny_task.model_fn, seed=1)
+    labels = tf.constant([0, 1, 2, 0, 1, 2, 0, 1])
+    batch = _batch(
+      of_example={'labels': labels, 'confident': tf.ones([8], tf.bool)}
+    )
+    hparams = fl2_hparams.Fl2Hparams(
+      consistency=consistency,
+      pseudo_label_loss_weight=0.5,
+      consistency_weight=3.0,
+      gradient_norms=True,
+    )
+    hparams = dataclasses.replace(hparams, **changed)
+    result = fl2.build_step(hparams)(network, batch)
+    assert set(fl2.step_ratios(hparams)) == set(result.ratios)
+    return result
+
+  result = run()
+  alone = run(consistency='none')
+  difference = [
+    a - b for a, b in zip(result.gradients, alone.gradients, strict=True)
+  ]
+  norms = {
+    'gradient_norm_pseudo_label': tf.linalg.global_norm(alone.gradients),
+    'gradient_norm_consistency': tf.linalg.global_norm(difference),
+  }
+  if consistency == 'none':
+    del norms['gradient_norm_consistency']
+  for name, norm in norms.items():
+    np.testing.assert_allclose(result.ratios[name], [norm, 1.0], rtol=1e-4)
+    assert norm > 0
+  assert not any('norm' in n for n in run(gradient_norms=False).ratios)
 
 
 def test_e3_aggregation_by_learning_status():

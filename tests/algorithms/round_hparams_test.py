@@ -121,6 +121,22 @@ def test_jit_compile_changes_nothing_but_rounding():
   assert _largest_difference(base, compiled) < 1e-5
 
 
+def test_a_mean_of_batches_has_the_server_s_batches():
+  """As in the authors' code; the count is of batches."""
+  process = tiny_task.build(
+    'fixmatch',
+    _AT_SERVER,
+    batch_norm_statistics='batch_mean',
+    server_batch_size=2,
+    statistics_batch_size=8,
+  )
+  state = process.initialize()
+  assert state.global_model_weights.statistics_count == 5
+  cohort = [tiny_task.dataset(e) for e in tiny_task.cohort(_AT_SERVER, 3)]
+  state = process.next(state, cohort).state
+  assert state.global_model_weights.statistics_count == 5 + 3 * 2
+
+
 def test_moving_averages_travel_with_the_updates():
   process = tiny_task.build(
     'supervised', _AT_CLIENTS, batch_norm_statistics='moving_average'

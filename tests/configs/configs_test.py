@@ -151,11 +151,18 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     for row in rows[1:]:
       assert row['client_work/train/num_clients'] == '2'
       assert 0 < float(row['client_work/train/pseudo_label_ratio']) <= 1
-      assert np.isfinite(float(row['client_work/train/loss_unlabeled']))
+      assert np.isfinite(float(row['client_work/train/loss_pseudo_label']))
       assert float(row['finalizer/update_norm']) > 0
       if config.run.algorithm == 'fl2':
-        consistency = float(row['client_work/train/loss_consistency'])
-        assert (consistency > 0) == (config.algorithm.consistency != 'none')
+        column = {
+          'sacr': 'client_work/train/loss_consistency',
+          'sam': 'client_work/train/loss_perturbed',
+        }.get(config.algorithm.consistency)
+        for name in ('loss_consistency', 'loss_perturbed'):
+          assert (f'client_work/train/{name}' in row) == (
+            column == f'client_work/train/{name}'
+          )
+        assert column is None or float(row[column]) > 0
   with open(tree.eval_csv) as file:
     (row,) = [row for row in csv.DictReader(file) if row['round'] == '2']
   assert 0 <= float(row['test/accuracy']) <= 1

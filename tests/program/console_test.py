@@ -16,7 +16,7 @@ def _report(round_num=700, is_bad=False, evaluation=None, **metrics):
 
 def _full():
   report = _report(
-    loss_unlabeled=1.2345,
+    loss_pseudo_label=1.2345,
     pseudo_label_ratio=0.8311,
     pseudo_label_accuracy=0.9,
     evaluation={'test/accuracy': 0.81, 'validation/accuracy': 0.79, 'x': 1},

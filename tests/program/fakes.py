@@ -78,7 +78,7 @@ class FakeProcess:
     train = collections.OrderedDict(
       num_clients=np.int32(len(values)),
       num_non_finite_clients=np.int32(bad),
-      loss_unlabeled=np.float32(vector.sum()),
+      loss_pseudo_label=np.float32(vector.sum()),
       pseudo_label_accuracy=np.float32('nan'),
     )
     metrics = collections.OrderedDict(

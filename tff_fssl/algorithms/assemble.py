@@ -131,6 +131,10 @@ def build_process(
       ' keeps what is not noised from being released'
     )
   tracked = hparams.batch_norm_statistics == 'moving_average'
+  # Only a mean of batches depends on how large they are.
+  server_statistics_batch = hparams.statistics_batch_size
+  if hparams.batch_norm_statistics == statistics.BATCH_MEAN:
+    server_statistics_batch = hparams.server_batch_size
   pretraining = hparams.num_pretraining_rounds if at_server else 0
   first_round = 1 - pretraining
 
@@ -184,7 +188,7 @@ def build_process(
         images,
         views,
         kind=kind,
-        batch_size=hparams.statistics_batch_size,
+        batch_size=server_statistics_batch,
       )
       return statistics.put(network, weights, sums, kind=kind)
 
@@ -296,6 +300,7 @@ def build_process(
       batch_size=hparams.statistics_batch_size,
       max_client_examples=_max_client_examples(hparams),
       server_data_fn=server_data_fn,
+      server_batch_size=server_statistics_batch,
     )
     bytes_down += weight_bytes
     bytes_up += phase_bytes_up

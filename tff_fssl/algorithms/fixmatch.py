@@ -46,7 +46,8 @@ def local_algorithm(
     with tf.GradientTape() as tape:
       logits = network.logits(batch.views['strong'], training=True)
       entropies = losses.cross_entropy(pseudo_labels, logits)
-      unlabeled_loss = tf.reduce_mean(tf.cast(mask, tf.float32) * entropies)
+      kept = tf.cast(mask, tf.float32)
+      unlabeled_loss = tf.reduce_mean(kept * entropies)
       weight = (
         hparams.unlabeled_loss_weight * batch.constants['unlabeled_weight']
       )
@@ -56,8 +57,8 @@ def local_algorithm(
           network.logits(batch.labeled, training=True), batch
         )
         loss += labeled_loss
-    ratios['loss_unlabeled'] = algorithm_lib.mean_metric(
-      unlabeled_loss, tf.size(pseudo_labels)
+    ratios['loss_pseudo_label'] = algorithm_lib.ratio(
+      tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
     )
     ratios |= diagnostics.pseudo_label_ratios(
       pseudo_labels, batch.hidden_labels, mask
@@ -68,7 +69,10 @@ def local_algorithm(
 
   return algorithm_lib.LocalAlgorithm(
     step=step,
-    step_ratios=('loss_unlabeled', *diagnostics.names(diagnostics.PSEUDO_LABEL))
+    step_ratios=(
+      'loss_pseudo_label',
+      *diagnostics.names(diagnostics.PSEUDO_LABEL),
+    )
     + (assemble.LABELED_RATIOS if labeled else ()),
     views=('weak', 'strong'),
     labeled=labeled,

@@ -49,6 +49,8 @@ Fl2Hparams = fl2_hparams.Fl2Hparams
 _RATIOS = diagnostics.names(
   diagnostics.PSEUDO_LABEL, diagnostics.HIGH_CONFIDENCE
 )
+# Cross-entropy at W + eps is no consistency.
+_CONSISTENCY_LOSS = {'sacr': 'loss_consistency', 'sam': 'loss_perturbed'}
 
 
 def _keep(hparams, probs, of_class):
@@ -80,11 +82,17 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
     kept, confident = _keep(hparams, probs, adaptive.of_class)
     labels = thresholds.pseudo_labels(probs)
     status = adaptive.learning_status
-    fixed = tf.constant(hparams.confidence_threshold)
+    of_class = adaptive.of_class
+    if not hparams.adaptive_threshold:
+      of_class = tf.fill(tf.shape(of_class), hparams.confidence_threshold)
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
       constants={'of_class': adaptive.of_class},
-      ranges={'threshold': status if hparams.adaptive_threshold else fixed},
+      ranges={
+        'learning_status': status,
+        'lowest_class_threshold': tf.reduce_min(of_class),
+        'mean_class_threshold': tf.reduce_mean(of_class),
+      },
     )
     if hparams.pseudo_labels == 'per_round':
       prepared = prepared._replace(
@@ -109,6 +117,25 @@ def _targets(hparams, network, batch):
   kept, confident = _keep(hparams, probs, batch.constants['of_class'])
   ratios = _diagnose(labels, batch.hidden_labels, kept, confident)
   return labels, kept, confident, ratios
+
+
+def _mean_over(mean, mask):
+  """A mean over the examples of a float mask, as a metric."""
+  return algorithm_lib.mean_metric(mean, tf.reduce_sum(mask))
+
+
+def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
+  """The names of the metrics that a step gives."""
+  terms = ['pseudo_label']
+  names = ['loss_pseudo_label']
+  if hparams.consistency != 'none':
+    terms.append('consistency')
+    names.append(_CONSISTENCY_LOSS[hparams.consistency])
+  if hparams.gradient_norms:
+    names += [f'gradient_norm_{term}' for term in terms]
+  if hparams.pseudo_labels == 'per_step':
+    names += _RATIOS
+  return tuple(names)
 
 
 def build_step(hparams: Fl2Hparams) -> Any:
@@ -143,7 +170,8 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.nn.softmax(logits), perturbed, mask, hparams.temperature
       )
 
-    loss_cs = tf.constant(0.0)
+    ratios['loss_pseudo_label'] = _mean_over(loss_a, kept)
+    norms = {'gradient_norm_pseudo_label': tf.linalg.global_norm(gradients)}
     if hparams.consistency != 'none':
       loss_cs, gradients_cs = tf.cond(
         tf.reduce_any(mask > 0.0),
@@ -157,13 +185,14 @@ def build_step(hparams: Fl2Hparams) -> Any:
         ),
         lambda: (tf.constant(0.0), tuple(map(tf.zeros_like, variables))),
       )
-      gradients = [
-        a + hparams.consistency_weight * c
-        for a, c in zip(gradients, gradients_cs)
-      ]
-    size = tf.size(labels)
-    ratios['loss_unlabeled'] = algorithm_lib.mean_metric(loss_a, size)
-    ratios['loss_consistency'] = algorithm_lib.mean_metric(loss_cs, size)
+      gradients_cs = [hparams.consistency_weight * g for g in gradients_cs]
+      gradients = [a + c for a, c in zip(gradients, gradients_cs)]
+      # L_cs is a mean over the batch, the others over their examples.
+      over = tf.ones_like(mask) if hparams.consistency == 'sacr' else mask
+      ratios[_CONSISTENCY_LOSS[hparams.consistency]] = _mean_over(loss_cs, over)
+      norms['gradient_norm_consistency'] = tf.linalg.global_norm(gradients_cs)
+    if hparams.gradient_norms:
+      ratios |= {k: algorithm_lib.ratio(v, 1.0) for k, v in norms.items()}
     return algorithm_lib.StepResult(gradients, ratios)
 
   return step
@@ -181,8 +210,7 @@ def build_fl2(
   local_algorithm = algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
     step=build_step(hparams),
-    step_ratios=('loss_unlabeled', 'loss_consistency')
-    + (_RATIOS if per_step else ()),
+    step_ratios=step_ratios(hparams),
     views=('weak', 'strong') if per_step else ('strong',),
     weighs=hparams.learning_status_aggregation,
   )

@@ -70,5 +70,12 @@ class Fl2Hparams:
     choices=('per_round', 'per_step'),
   )
 
+  gradient_norms: bool = hparam(
+    False,
+    "Whether metrics have the mean norms of the two losses' gradients, weighted"
+    ' as in their sum, before it is clipped: gradient_norm_pseudo_label and'
+    ' gradient_norm_consistency.',
+  )
+
   def __post_init__(self):
     hparams.validate(self, 'fl2.')

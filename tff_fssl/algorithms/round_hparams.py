@@ -130,8 +130,11 @@ class RoundHparams:
     " from. pooled: static batch norm, moments of the cohort's and the"
     " server's examples after each round; median: the same, but of each"
     " client's moments the median over clients, which few lying clients cannot"
-    " move (the default with --aggregator=robust); batch_mean: as the authors'"
-    " code has it (the mean of batches' means and unbiased variances);"
+    ' move (the default with --aggregator=robust); batch_mean: the mean of'
+    " batches' means and unbiased variances, each batch counting equally, as in"
+    " the authors' code: the server's batches have server_batch_size examples,"
+    " those of each client statistics_batch_size (in the authors' code, whose"
+    ' batches of 2,048 mix clients, labels weigh less);'
     " moving_average: clients' moving averages, aggregated with their updates.",
     choices=('pooled', 'median', 'batch_mean', 'moving_average'),
   )

@@ -24,6 +24,7 @@ def build_statistics_phase(
   batch_size: int,
   max_client_examples: int,
   server_data_fn: Callable[[], tf.data.Dataset] | None = None,
+  server_batch_size: int,
 ) -> tuple[tff.Computation, int]:
   """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
 
@@ -39,14 +40,14 @@ def build_statistics_phase(
     make_network: Called where variables may be made.
     views: The preprocessing; `plain` is used.
     kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
-    batch_size: Examples in a batch of the pass.
+    batch_size: Examples in a batch of the clients' pass.
     max_client_examples: The most examples that a client can have.
     server_data_fn: The server's labelled data, if it has any.
+    server_batch_size: Examples in a batch of the server's pass.
 
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
-  options = {'views': views, 'kind': kind, 'batch_size': batch_size}
 
   @tff.tensorflow.computation(weights_type, client_work.data_type(element_spec))
   def of_client(weights, dataset):
@@ -55,7 +56,9 @@ def build_statistics_phase(
     @tf.function
     def run(weights, dataset):
       data = client_work.read_one(dataset)
-      return client_sums(network, weights, data, **options)
+      return client_sums(
+        network, weights, data, views=views, kind=kind, batch_size=batch_size
+      )
 
     return run(weights, dataset)
 
@@ -86,7 +89,14 @@ def build_statistics_phase(
       own = statistics.zero_sums(network)
       if server_data_fn is not None:
         images = client_work.read_one(server_data_fn())['x']
-        own = statistics.gather(network, weights, images, **options)
+        own = statistics.gather(
+          network,
+          weights,
+          images,
+          views,
+          kind=kind,
+          batch_size=server_batch_size,
+        )
       if by_median:
         rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
         sums = statistics.from_rows(network, rows)

@@ -17,14 +17,11 @@ from tff_fssl.program import training_types
 WIDTH = 80
 
 # Figures of a round's line: (label, format, columns of train.csv, of which the
-# first that is known counts).
+# first that has a value is shown).
 _PERCENT, _LOSS = 'percent', 'loss'
 _FIGURES = (
-  (
-    'loss',
-    _LOSS,
-    ('client_work/train/loss_unlabeled', 'client_work/train/loss_labeled'),
-  ),
+  ('loss', _LOSS, ('client_work/train/loss_pseudo_label',)),
+  ('label loss', _LOSS, ('client_work/train/loss_labeled',)),
   ('server', _LOSS, ('finalizer/server_loss_labeled',)),
   ('kept', _PERCENT, ('client_work/train/pseudo_label_ratio',)),
   ('right', _PERCENT, ('client_work/train/pseudo_label_accuracy',)),
