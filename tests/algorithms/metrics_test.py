@@ -1,0 +1,95 @@
+"""docs/metrics.md says what every column means, and no other."""
+
+import dataclasses
+import itertools
+import pathlib
+import re
+
+import pytest
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.runtime import in_process
+
+_PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'metrics.md'
+_SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
+# What `programs/train.py` adds to the metrics of a process, by table.
+_ADDED = {
+  'train.csv': {'round', 'bad_round'},
+  'eval.csv': {
+    'round',
+    *(f'{s}/{m}' for s in ('test', 'validation') for m in ('accuracy', 'loss')),
+  },
+  'timing.csv': {
+    'round',
+    'seconds/round',
+    'seconds/evaluation',
+    'peak_memory_mb',
+    *(f'seconds/{f.name}' for f in dataclasses.fields(in_process.Timing)),
+  },
+}
+
+
+def _documented():
+  """Table -> its columns, `{a,b}` written out."""
+  tables = {}
+  for title, text in re.findall(
+    r'^## metrics/(\S+):.*?$(.*?)(?=^## |\Z)',
+    _PAGE.read_text(),
+    re.MULTILINE | re.DOTALL,
+  ):
+    names = re.findall(r'^\| `([^`]+)` \| \S', text, re.MULTILINE)
+    rows = len(re.findall(r'^\| ', text, re.MULTILINE)) - 1
+    assert len(names) == rows, 'a column without a meaning'
+    expanded = []
+    for name in names:
+      parts = re.split(r'\{(.*)\}', name)
+      choices = [p.split(',') if i % 2 else [p] for i, p in enumerate(parts)]
+      expanded += map(''.join, itertools.product(*choices))
+    assert len(set(expanded)) == len(expanded)
+    tables[title] = set(expanded)
+  return tables
+
+
+def _columns(process):
+  """The columns of a process's metrics."""
+
+  def walk(tff_type, path):
+    if not isinstance(tff_type, tff.StructType):
+      return ['/'.join(path)]
+    return [
+      column
+      for name, inner in tff.structure.iter_elements(tff_type)
+      for column in walk(inner, [*path, name])
+    ]
+
+  return walk(process.next.type_signature.result[1].member, [])
+
+
+def _processes():
+  for name, scenario in tiny_task.scenarios():
+    yield tiny_task.build(name, scenario)
+  yield tiny_task.build(
+    'fl2', hparams=(('consistency', 'sam'), ('gradient_norms', True))
+  )
+  for name in ('secure', 'dp'):
+    yield tiny_task.build(
+      'supervised',
+      _CLIENTS,
+      norm='none',
+      aggregator=aggregator_hparams.AggregatorHparams(name),
+    )
+
+
+@pytest.mark.parametrize('table', ['train.csv', 'eval.csv', 'timing.csv'])
+def test_every_column_is_explained_and_exists(table):
+  documented = _documented()[table]
+  actual = set(_ADDED[table])
+  if table == 'train.csv':
+    for process in _processes():
+      actual |= {
+        'aggregator/inner/...' if c.startswith('aggregator/inner/') else c
+        for c in _columns(process)
+      }
+  assert documented == actual
