@@ -60,8 +60,7 @@ def supervised_step(
     loss, ratios = labeled_loss(
       network.logits(batch.labeled, training=True), batch
     )
-  gradients = tape.gradient(loss, network.trainable_variables)
-  return algorithm_lib.StepResult(gradients, ratios)
+  return algorithm_lib.StepResult(network.gradients(tape, loss), ratios)
 
 
 SUPERVISED = algorithm_lib.LocalAlgorithm(
@@ -142,11 +141,15 @@ def build_process(
     assert server_data_fn is not None  # Checked above.
     return client_work.read_examples(client_work.read_one(server_data_fn()))
 
+  stored = element_spec['unlabeled']['x']
+  image_shape = augment.image_shape(views, stored)
+
   def make_network(network_seed=None):
     return adapter.Network(
       model_fn,
       seed=network_seed,
       num_classes=num_classes,
+      image_shape=image_shape,
       track_moving_averages=tracked,
       compute_dtype=hparams.compute_dtype,
     )
@@ -198,7 +201,7 @@ def build_process(
   specs = tff.types.type_to_tf_tensor_specs(weights_type)
   update_specs = tuple(specs.trainable)
   if tracked:
-    update_specs += tuple(specs.non_trainable)
+    update_specs += tuple(s for s in specs.non_trainable if s.dtype.is_floating)
   bounds = _bounds(hparams, local_algorithm)
   factory = model_aggregator or tff.aggregators.MeanFactory()
   private = isinstance(factory, privacy.PrivateMeanFactory)

@@ -196,6 +196,7 @@ def build_client_work(
           for before, after in zip(
             weights.non_trainable, result.non_trainable, strict=True
           )
+          if before.dtype.is_floating  # Counters are constants of training.
         )
       report = collections.OrderedDict(
         is_finite=finite,

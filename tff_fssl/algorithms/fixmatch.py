@@ -63,9 +63,7 @@ def local_algorithm(
     ratios |= diagnostics.pseudo_label_ratios(
       pseudo_labels, batch.hidden_labels, mask
     )
-    return algorithm_lib.StepResult(
-      tape.gradient(loss, network.trainable_variables), ratios
-    )
+    return algorithm_lib.StepResult(network.gradients(tape, loss), ratios)
 
   return algorithm_lib.LocalAlgorithm(
     step=step,

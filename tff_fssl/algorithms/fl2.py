@@ -159,7 +159,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
       loss_p = losses.masked_mean(entropies, mask)
     gradients = [
       hparams.pseudo_label_loss_weight * g
-      for g in tape.gradient(loss_a, variables)
+      for g in network.gradients(tape, loss_a)
     ]
 
     def loss_at_perturbed():
@@ -177,7 +177,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.reduce_any(mask > 0.0),
         lambda: sharpness.loss_and_gradients_at_ascent(
           network,
-          tape.gradient(loss_p, variables),
+          network.gradients(tape, loss_p),
           loss_at_perturbed,
           rho=hparams.rho,
           eta=hparams.asam_eta,

@@ -64,6 +64,20 @@ class Views(NamedTuple):
   strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 
 
+def image_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
+  """The shape of one image as the network sees it.
+
+  Args:
+    views: The preprocessing; `plain` is traced.
+    stored: Of a batch of images as they are stored, [None, ...].
+
+  Returns:
+    The shape, None where `plain` leaves a dimension open.
+  """
+  plain = tf.function(lambda x: views.plain(x)).get_concrete_function(stored)
+  return tuple(plain.outputs[0].shape[1:])
+
+
 @dataclasses.dataclass(frozen=True)
 class _Policy:
   """How strong views are made.

@@ -38,7 +38,7 @@ def build_server_step(
   Args:
     weights_type: The type W of an `adapter.Weights`.
     update_type: The type U: one float tensor per trainable weight, then, if
-      they are tracked, one per non-trainable weight.
+      they are tracked, one per non-trainable float weight.
     optimizer: The server optimizer.
     first_round: The number of the first round.
     make_training: Called where variables may be made; gives the server's
@@ -76,11 +76,12 @@ def build_server_step(
       new = optimizer.next(old[0], old[1], update[:num_trainable])
       non_trainable = old[2]
       if len(update) > num_trainable:
+        changes = iter(update[num_trainable:])
         non_trainable = tuple(
-          tf.maximum(w - u, 0.0) if index in non_negative else w - u
-          for index, (w, u) in enumerate(
-            zip(old[2], update[num_trainable:], strict=True)
-          )
+          _changed(w, next(changes), index in non_negative)
+          if w.dtype.is_floating
+          else w
+          for index, w in enumerate(old[2])
         )
       new = (*new, non_trainable)
       applied = adapter.all_finite((update, new))
@@ -121,3 +122,10 @@ def build_server_step(
     )
 
   return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def _changed(
+  weight: tf.Tensor, change: tf.Tensor, non_negative: bool
+) -> tf.Tensor:
+  """A weight minus its change, at least 0 if it is `non_negative`."""
+  return tf.maximum(weight - change, 0.0) if non_negative else weight - change

@@ -36,7 +36,7 @@ def weak_logits(
     tf.float32,
     num_batches,
     infer_shape=False,
-    element_shape=[None, network.model.output_shape[-1]],
+    element_shape=[None, network.num_outputs],
   )
   for i in tf.range(num_batches):
     batch = images[i * batch_size : (i + 1) * batch_size]

@@ -1,6 +1,7 @@
 """The one batch loop of clients and server."""
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 from typing import NamedTuple
 
@@ -12,8 +13,11 @@ from tff_fssl.local import non_finite
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.models import adapter
 
+# The metric of what regularizers add to the loss, where a model has some.
+REGULARIZATION = 'loss_regularization'
+
 # Purposes that seeds are derived for: one number each, never reused.
-_ORDER_UNLABELED, _ORDER_LABELED, _VIEWS, _PREPARE = range(4)
+_ORDER_UNLABELED, _ORDER_LABELED, _VIEWS, _PREPARE, _DRAWS = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,10 +123,11 @@ def _floats(prepared: algorithm_lib.Prepared) -> dict[str, tf.Tensor]:
 def _named(
   what: str, variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-  """Tensors, one a variable, by the variables' names."""
+  """Float tensors, one a variable, by the variables' names."""
   return {
     f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
     for variable, tensor in zip(variables, tensors)
+    if variable.dtype.is_floating
   }
 
 
@@ -145,10 +150,14 @@ class LocalTraining:
     self._views = views
     self._config = config
     self._slots = config.optimizer.initialize(network)
-    self._step = tf.function(
-      lambda batch: algorithm.step(network, batch),
-      jit_compile=config.jit_compile or None,
-    )
+
+    def step(batch, seed):
+      # No seed is made for what draws nothing.
+      draws = contextlib.nullcontext() if seed is None else network.draws(seed)
+      with draws:
+        return algorithm.step(network, batch)
+
+    self._step = tf.function(step, jit_compile=config.jit_compile or None)
 
   def _make_batch(
     self, prepared, labeled, unlabeled, streams, step, seed
@@ -269,17 +278,29 @@ class LocalTraining:
       )
       labeled = _with_filler(labeled)
 
-    ratios = {
-      name: (tf.constant(0.0), tf.constant(0.0))
-      for name in algorithm.step_ratios
-    }
+    names = algorithm.step_ratios
+    if network.has_regularizers:
+      names += (REGULARIZATION,)
+    ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
     num_examples = tf.constant(0.0)
     for step in tf.range(num_steps):
       batch = self._make_batch(
         prepared, (labeled, num_labeled), unlabeled, streams, step, seed
       )
-      result = self._step(batch)
+      draws = (
+        fold_in(fold_in(seed, _DRAWS), step) if network.is_random else None
+      )
+      result = self._step(batch, draws)
       gradients = list(result.gradients)
+      if network.has_regularizers:
+        penalty, changes = network.regularization()
+        gradients = [g + c for g, c in zip(gradients, changes)]
+        result = result._replace(
+          ratios={
+            **result.ratios,
+            REGULARIZATION: (penalty, tf.constant(1.0)),
+          }
+        )
       if config.proximal_strength:
         gradients = [
           g + config.proximal_strength * (v - start)
@@ -293,7 +314,7 @@ class LocalTraining:
           step + 1,
           {
             **{k: tf.math.divide_no_nan(*v) for k, v in result.ratios.items()},
-            **_named('gradient of', trainable, result.gradients),
+            **_named('gradient of', trainable, gradients),
             **_named('weights of', trainable, trainable),
           },
         )

@@ -8,18 +8,24 @@ Keras leaves to global or implicit state:
     seeding differs from build to build inside a computation.)
 *   Batch normalization in training normalizes with the batch's moments and,
     unless asked to, tracks none: `statistics.py` says where they come from.
-*   Models that cannot be trained so are refused: see `_check_model`.
+*   Dropout and other random layers draw from seeds of the training step: see
+    `random_layers.py`.
+
+Models that cannot be trained so are refused: see `checks.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import functools
-import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_fssl import hparams
+from tff_fssl.models import batch_norm
+from tff_fssl.models import checks
+from tff_fssl.models import forward_pass
+from tff_fssl.models import random_layers
 
 ModelFn = Callable[[], tf.keras.Model]
 
@@ -57,8 +63,18 @@ class BatchMoments(NamedTuple):
   count: tf.Tensor
 
 
-def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
-  """A variable creator: initial values from `seed`, or cheap zeros if None."""
+def _seeded_creator(
+  seed: int | None, created: list[tf.Variable]
+) -> Callable[..., tf.Variable]:
+  """A variable creator: initial values from `seed`, or cheap zeros if None.
+
+  Args:
+    seed: The seed.
+    created: To which it adds what it creates.
+
+  Returns:
+    The creator.
+  """
   num_seeded = 0
 
   def create(next_creator: Callable[..., tf.Variable], **kwargs) -> tf.Variable:
@@ -70,7 +86,7 @@ def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
         shape = initial_value.args[0] if initial_value.args else kwargs['shape']
         dtype = initial_value.keywords.get('dtype', tf.float32)
         kwargs['initial_value'] = functools.partial(tf.zeros, shape, dtype)
-      elif isinstance(initial_value.func, tf.keras.initializers.Initializer):
+      elif hasattr(initial_value.func, 'get_config'):
         config = initial_value.func.get_config()
         if 'seed' in config:
           # A function of the place, not of the name: names that Keras makes up
@@ -83,71 +99,24 @@ def _seeded_creator(seed: int | None) -> Callable[..., tf.Variable]:
             **initial_value.keywords,
           )
           num_seeded += 1
-    return next_creator(**kwargs)
+    created.append(next_creator(**kwargs))
+    return created[-1]
 
   return create
 
 
-def _check_model(model: tf.keras.Model, num_classes: int | None) -> None:
-  """Refuses models that cannot be trained as logits, purely.
-
-  Raises:
-    UsageError: If the model ends in softmax, its output has not the shape
-      [batch, num_classes], or a layer draws from global random state.
-  """
-  layers = list(model._flatten_layers(include_self=False))  # pylint: disable=protected-access
-  last = model.layers[-1]
-  if isinstance(last, tf.keras.layers.Softmax) or (
-    getattr(last, 'activation', None)
-    in (tf.keras.activations.softmax, tf.keras.activations.sigmoid)
-  ):
-    raise hparams.UsageError(
-      f'model {model.name!r} ends in {last.name!r}, which gives'
-      ' probabilities; a model must give logits (in keras.applications:'
-      ' classifier_activation=None)'
-    )
-  for layer in layers:
-    random = isinstance(layer, tf.keras.__internal__.layers.BaseRandomLayer)
-    if random and getattr(layer, 'rate', True):
-      raise hparams.UsageError(
-        f'model {model.name!r}: layer {layer.name!r}'
-        f' ({type(layer).__name__}) draws from global random state, so that'
-        ' runs would not repeat; remove it or set its rate to 0'
-      )
-  shape = model.output_shape
-  if num_classes is not None and tuple(shape) != (None, num_classes):
-    raise hparams.UsageError(
-      f'model {model.name!r} has output shape {shape}; a data set of'
-      f' {num_classes} classes needs (None, {num_classes})'
-    )
-
-
-def _build(model_fn: ModelFn, compute_dtype: str) -> tf.keras.Model:
-  """The model, its layers made under Keras's policy for `compute_dtype`.
-
-  Raises:
-    UsageError: If no layer with weights took the policy up.
-  """
+@contextlib.contextmanager
+def _policy(compute_dtype: str) -> Iterator[None]:
+  """In here, layers are made under Keras's policy for `compute_dtype`."""
   if compute_dtype == 'float32':
-    return model_fn()  # Under whatever policy the caller has set.
+    yield  # Whatever policy the caller has set.
+    return
   before = tf.keras.mixed_precision.global_policy()
   tf.keras.mixed_precision.set_global_policy(f'mixed_{compute_dtype}')
   try:
-    model = model_fn()
+    yield
   finally:
     tf.keras.mixed_precision.set_global_policy(before)
-  layers = [
-    layer
-    for layer in model._flatten_layers()  # pylint: disable=protected-access
-    if layer.weights and not isinstance(layer, tf.keras.Model)
-  ]
-  if layers and all(layer.compute_dtype != compute_dtype for layer in layers):
-    raise hparams.UsageError(
-      f'compute_dtype={compute_dtype}: no layer of model {model.name!r}'
-      ' computes in it; make its layers without a dtype of their own, inside'
-      ' model_fn'
-    )
-  return model
 
 
 def all_finite(values: Any) -> tf.Tensor:
@@ -192,6 +161,7 @@ class Network:
     *,
     seed: int | None = None,
     num_classes: int | None = None,
+    image_shape: Sequence[int] | None = None,
     track_moving_averages: bool = False,
     compute_dtype: str = 'float32',
   ):
@@ -202,6 +172,8 @@ class Network:
         [B, num_classes].
       seed: Of the initial weights; None if weights will be assigned.
       num_classes: Expected width of the output, if to be checked.
+      image_shape: (H, W, C). Needed by models that have no shape of their own
+        (subclassed ones, `Sequential` without `Input`).
       track_moving_averages: Whether training moves Keras's moving averages.
       compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
         precision; variables, moments of batch norm and what this class returns
@@ -210,22 +182,44 @@ class Network:
     Raises:
       UsageError: If the model cannot be trained; says why.
     """
-    with tf.variable_creator_scope(_seeded_creator(seed)):
-      self.model = _build(model_fn, compute_dtype)
-    _check_model(self.model, num_classes)
-    self.trainable_variables = tuple(self.model.trainable_variables)
-    self.non_trainable_variables = tuple(self.model.non_trainable_variables)
+    created: list[tf.Variable] = []
+    with (
+      tf.variable_creator_scope(_seeded_creator(seed, created)),
+      _policy(compute_dtype),
+    ):
+      model = self.model = checks.call_model_fn(model_fn)
+      checks.check_is_new(model, created)
+      symbolic = checks.build(model, image_shape)
+    self.num_outputs = checks.check_output(model, symbolic.output, num_classes)
+    checks.check_layers(model, compute_dtype)
+    self.trainable_variables = tuple(model.trainable_variables)
+    self.non_trainable_variables = tuple(model.non_trainable_variables)
     self._track_moving_averages = track_moving_averages
     self._recorded: list[BatchMoments] | None = None
     self._use_batch_moments = False
-    self.batch_norm_layers = tuple(
-      layer
-      for layer in self.model._flatten_layers()  # pylint: disable=protected-access
-      if isinstance(layer, tf.keras.layers.BatchNormalization)
-      and layer.trainable
-    )
+    self.batch_norm_layers = batch_norm.trained_layers(model)
     for index, layer in enumerate(self.batch_norm_layers):
       layer.call = self._batch_norm_call(index, layer, layer.call)
+    self._random_layers = random_layers.RandomLayers(model)
+    for training in (True, False):
+      forward_pass.check(
+        model,
+        functools.partial(self._trial, training=training),
+        symbolic.image_shape,
+        may_change=[
+          moment
+          for layer in self.batch_norm_layers
+          for moment in (layer.moving_mean, layer.moving_variance)
+          if training and track_moving_averages
+        ],
+      )
+    if seed is not None:
+      checks.check_initial_weights(model, symbolic)
+
+  def _trial(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
+    """Logits as any step or evaluation would compute them."""
+    with self.draws(tf.constant([0, 0])):
+      return self.logits(images, training=training)
 
   def _batch_norm_call(
     self, index: int, layer: tf.keras.layers.Layer, keras_call: Callable
@@ -233,41 +227,16 @@ class Network:
     """A batch norm layer's `call` that normalizes as the class says."""
 
     def call(inputs, training=None, mask=None):
+      if mask is not None:
+        raise hparams.UsageError(
+          f'layer {layer.name!r} (batch normalization) gets a mask, which'
+          ' static batch norm does not know; leave masking out'
+        )
       if not (training or self._use_batch_moments):
-        return keras_call(inputs, training=False, mask=mask)
+        return keras_call(inputs, training=False)
       if self._track_moving_averages and not self._use_batch_moments:
-        return keras_call(inputs, training=True, mask=mask)
-      inputs = tf.cast(inputs, layer.compute_dtype)
-      axis = [a % inputs.shape.rank for a in layer.axis]
-      channels = math.prod(inputs.shape[a] for a in axis)
-      count = tf.cast(tf.size(inputs), tf.float32) / channels
-      gamma, beta = layer.gamma, layer.beta
-      if inputs.shape.rank == 4 and axis == [3]:
-        outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
-          inputs,
-          tf.ones([channels]) if gamma is None else gamma,
-          tf.zeros([channels]) if beta is None else beta,
-          epsilon=layer.epsilon,
-          is_training=True,
-        )
-        variance *= (count - 1.0) / tf.maximum(count, 1.0)  # To biased.
-      else:
-        others = [a for a in range(inputs.shape.rank) if a not in axis]
-        shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]
-        floats = tf.cast(inputs, tf.float32)
-        mean, variance = tf.nn.moments(floats, others)
-        expand = lambda v: None if v is None else tf.reshape(v, shape)
-        outputs = tf.cast(
-          tf.nn.batch_normalization(
-            floats,
-            expand(mean),
-            expand(variance),
-            expand(beta),
-            expand(gamma),
-            layer.epsilon,
-          ),
-          inputs.dtype,
-        )
+        return keras_call(inputs, training=True)
+      outputs, mean, variance, count = batch_norm.by_batch(layer, inputs)
       if self._recorded is not None:
         self._recorded.append(BatchMoments(index, mean, variance, count))
       return outputs
@@ -312,8 +281,62 @@ class Network:
     return bool(self.batch_norm_layers) and not self._track_moving_averages
 
   def logits(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """The model's logits, float32 [B, C], of images float32 [B, H, W, C]."""
+    """The model's logits, float32 [B, C], of images float32 [B, H, W, C].
+
+    In training, within `draws` if the network is random. A second pass of the
+    same tensor repeats the draws of the first; other tensors have their own.
+    """
+    if training and self._random_layers:
+      with self._random_layers.forward_pass(images):
+        return self._logits(images, training=True)
+    return self._logits(images, training=training)
+
+  def _logits(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
     return tf.cast(self.model(images, training=training), tf.float32)
+
+  @property
+  def is_random(self) -> bool:
+    """Whether training draws random numbers (dropout)."""
+    return bool(self._random_layers)
+
+  def draws(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
+    """In here, training draws from `seed`, int32 [2], that of one step."""
+    return self._random_layers.seeded(seed)
+
+  def gradients(
+    self, tape: tf.GradientTape, loss: tf.Tensor
+  ) -> list[tf.Tensor]:
+    """The gradient of a loss by each trainable variable.
+
+    Args:
+      tape: What recorded it.
+      loss: float32 scalar.
+
+    Returns:
+      Dense tensors of the variables' shapes, 0 where the loss does not depend
+      on a variable.
+    """
+    gradients = tape.gradient(
+      loss,
+      self.trainable_variables,
+      unconnected_gradients=tf.UnconnectedGradients.ZERO,
+    )
+    return [tf.convert_to_tensor(g) for g in gradients]
+
+  @property
+  def has_regularizers(self) -> bool:
+    """Whether layers have regularizers of weights."""
+    return any(layer._callable_losses for layer in checks.layers(self.model))  # pylint: disable=protected-access
+
+  def regularization(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
+    """The sum of the layers' regularizers, and its gradient.
+
+    Returns:
+      float32 scalar; dense tensors, one per trainable variable.
+    """
+    with tf.GradientTape() as tape:
+      loss = tf.add_n([tf.cast(t, tf.float32) for t in self.model.losses])
+    return loss, self.gradients(tape, loss)
 
   def inference_logits(
     self, images: tf.Tensor, statistics_count: tf.Tensor

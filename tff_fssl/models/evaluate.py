@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable
+import functools
 
 import numpy as np
 import tensorflow as tf
@@ -21,7 +22,7 @@ def build_evaluate_fn(
   *,
   batch_size: int = 256,
 ) -> EvaluateFn:
-  """Builds an evaluation, traced once, for any number of examples.
+  """Builds an evaluation, traced at first use, for any number of examples.
 
   Args:
     model_fn: Builds the Keras model, images -> logits.
@@ -33,30 +34,40 @@ def build_evaluate_fn(
     `(weights, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
     y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats.
   """
-  network = adapter.Network(model_fn)
 
-  @tf.function
-  def evaluate(weights, images, labels):
-    network.assign(weights)
-    correct, loss = tf.constant(0.0), tf.constant(0.0)
-    for start in tf.range(0, tf.shape(images)[0], batch_size):
-      batch = views.plain(images[start : start + batch_size])
-      target = labels[start : start + batch_size]
-      logits = network.inference_logits(batch, weights.statistics_count)
-      correct += tf.reduce_sum(
-        tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
-      )
-      loss += tf.reduce_sum(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
-      )
-    count = tf.cast(tf.shape(images)[0], tf.float32)
-    return correct / count, loss / count
+  @functools.cache
+  def build(stored_shape, dtype):
+    stored = tf.TensorSpec([None, *stored_shape], dtype)
+    network = adapter.Network(
+      model_fn, image_shape=augment.image_shape(views, stored)
+    )
+
+    @tf.function
+    def evaluate(weights, images, labels):
+      network.assign(weights)
+      correct, loss = tf.constant(0.0), tf.constant(0.0)
+      for start in tf.range(0, tf.shape(images)[0], batch_size):
+        batch = views.plain(images[start : start + batch_size])
+        target = labels[start : start + batch_size]
+        logits = network.inference_logits(batch, weights.statistics_count)
+        correct += tf.reduce_sum(
+          tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
+        )
+        loss += tf.reduce_sum(
+          tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+        )
+      count = tf.cast(tf.shape(images)[0], tf.float32)
+      return correct / count, loss / count
+
+    return evaluate
 
   def fn(weights, x, y):
     weights = adapter.Weights(
       *(tf.nest.map_structure(tf.convert_to_tensor, part) for part in weights)
     )
-    accuracy, loss = evaluate(weights, tf.constant(x), tf.constant(y, tf.int32))
+    images, labels = tf.constant(x), tf.constant(y, tf.int32)
+    evaluate = build(tuple(images.shape[1:]), images.dtype)
+    accuracy, loss = evaluate(weights, images, labels)
     return collections.OrderedDict(accuracy=float(accuracy), loss=float(loss))
 
   return fn

@@ -79,4 +79,4 @@ def loss_and_gradients_at_ascent(
   )
   with network.perturbed(eps), tf.GradientTape() as tape:
     loss = loss_fn()
-  return loss, tuple(tape.gradient(loss, variables))
+  return loss, tuple(network.gradients(tape, loss))

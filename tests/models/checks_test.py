@@ -1,0 +1,618 @@
+"""Odd models: they train, or one line says why not."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl import hparams
+from tff_fssl.models import adapter
+
+_LAYERS = tf.keras.layers
+_SHAPE = (8, 8, 3)
+_CLASSES = 4
+
+
+def _sequential(*layers, head=True, given=True):
+  """Convolution, `layers`, pooling and, if `head`, logits."""
+  return tf.keras.Sequential(
+    [
+      *([tf.keras.Input(_SHAPE)] if given else []),
+      _LAYERS.Conv2D(4, 3),
+      *layers,
+      _LAYERS.GlobalAveragePooling2D(),
+      *([_LAYERS.Dense(_CLASSES)] if head else []),
+    ]
+  )
+
+
+def _ending(*layers):
+  """A model whose logits go through `layers`."""
+  model = _sequential()
+  x = model.output
+  for layer in layers:
+    x = layer(x)
+  return tf.keras.Model(model.input, x)
+
+
+class _Subclassed(tf.keras.Model):
+  """`call` is given; layers and a metric are attributes."""
+
+  def __init__(self, call, *layers, **kwargs):
+    super().__init__(**kwargs)
+    self.flatten = _LAYERS.Flatten()
+    self.dense = _LAYERS.Dense(_CLASSES)
+    self.tracker = tf.keras.metrics.Mean(name='tracker')
+    self.more = list(layers)
+    self.function = call
+
+  def call(self, images, training=None):
+    x = self.dense(self.flatten(images))
+    return self.function(self, x, training)
+
+
+def _subclassed(call=lambda self, x, training: x, *layers):
+  return _Subclassed(call, *layers)
+
+
+class _NoTrainingArgument(tf.keras.Model):
+  def __init__(self):
+    super().__init__()
+    self.flatten, self.dense = _LAYERS.Flatten(), _LAYERS.Dense(_CLASSES)
+    self.dropout = _LAYERS.Dropout(0.5)
+
+  def call(self, images):
+    return self.dense(self.dropout(self.flatten(images)))
+
+
+class _Layer(_LAYERS.Layer):
+  """Calls a function, which may make use of weights of the layer's own."""
+
+  def __init__(self, function, dtype=None, **weight):
+    super().__init__(name='odd', dtype=dtype)
+    self.function = function
+    self.own = self.add_weight('own', [4], **weight) if weight else None
+    self.untracked = [None]
+
+  def call(self, x, training=None):
+    return self.function(self, x, training)
+
+
+class _Positions(_LAYERS.Layer):
+  """As in vision transformers: its embedding's gradient is sparse."""
+
+  def __init__(self):
+    super().__init__()
+    self.flat = _LAYERS.Reshape([-1, 4])
+    self.embedding = _LAYERS.Embedding(36, 4)
+    self.square = _LAYERS.Reshape([6, 6, 4])
+
+  def call(self, x):
+    return self.square(self.flat(x) + self.embedding(tf.range(36)))
+
+
+def _frozen():
+  model = _sequential(_LAYERS.BatchNormalization())
+  model.layers[0].trainable = False
+  return model
+
+
+def _shared_layer():
+  layer = _LAYERS.Conv2D(4, 3, padding='same')
+  return _sequential(layer, _LAYERS.ReLU(), layer)
+
+
+def _nested():
+  images = tf.keras.Input(_SHAPE)
+  return tf.keras.Model(images, _sequential(_LAYERS.Dropout(0.5))(images))
+
+
+def _compiled():
+  model = _sequential(_LAYERS.BatchNormalization())
+  model.compile('adam', 'mse', metrics=['accuracy'])
+  return model
+
+
+def _normalization():
+  return _sequential(
+    _LAYERS.Rescaling(2.0), _LAYERS.Normalization(mean=0.5, variance=2.0)
+  )
+
+
+def _counting():
+  """With an int64 counter among its weights."""
+  return _sequential(_LAYERS.Normalization(axis=-1))
+
+
+def _in_function():
+  model = _subclassed()
+  model.call = tf.function(model.call)
+  return model
+
+
+_WORKING = {
+  'sequential': _sequential,
+  'without input': lambda: _sequential(given=False),
+  'any size': lambda: tf.keras.Sequential(
+    [
+      tf.keras.Input([None, None, 3]),
+      _LAYERS.Conv2D(4, 3),
+      _LAYERS.GlobalMaxPooling2D(),
+      _LAYERS.Dense(_CLASSES),
+    ]
+  ),
+  'subclassed': _subclassed,
+  'subclassed, built by its author': lambda: (
+    model := _subclassed(),
+    model(tf.zeros([1, *_SHAPE])),
+  )[0],
+  'subclassed, in a tf.function': _in_function,
+  'no training argument': _NoTrainingArgument,
+  'nested': _nested,
+  'shared layer': _shared_layer,
+  'frozen layer': _frozen,
+  'compiled': _compiled,
+  'mirrored': lambda: _mirrored(),
+  'normalization': _normalization,
+  'int64 counter': _counting,
+  'embedding': lambda: _sequential(_Positions()),
+  'layer not used': lambda: _sequential(
+    _Layer(lambda layer, x, training: x, initializer='zeros')
+  ),
+  'synchronized batch norm': lambda: _sequential(
+    _LAYERS.experimental.SyncBatchNormalization(),
+    _LAYERS.BatchNormalization(synchronized=True),
+  ),
+  'TF1 batch norm': lambda: _sequential(
+    tf.compat.v1.keras.layers.BatchNormalization()
+  ),
+  'log-probabilities': lambda: _ending(_LAYERS.Activation('log_softmax')),
+  'positive logits': lambda: _ending(_LAYERS.ReLU()),
+  'mixed bfloat16': lambda: tf.keras.Sequential(
+    [
+      tf.keras.Input(_SHAPE),
+      _LAYERS.Flatten(),
+      _LAYERS.Dense(_CLASSES, dtype='mixed_bfloat16'),
+    ]
+  ),
+  'recurrent': lambda: tf.keras.Sequential(
+    [
+      tf.keras.Input(_SHAPE),
+      _LAYERS.Reshape([8, 24]),
+      _LAYERS.LSTM(5, dropout=0.5, recurrent_dropout=0.5),
+      _LAYERS.Dense(_CLASSES),
+    ]
+  ),
+  'attention': lambda: (
+    images := tf.keras.Input(_SHAPE),
+    x := _LAYERS.Reshape([16, 12])(images),
+    x := _LAYERS.MultiHeadAttention(2, 6, dropout=0.5)(x, x),
+    x := _LAYERS.GlobalAveragePooling1D()(x),
+    tf.keras.Model(images, _LAYERS.Dense(_CLASSES)(x)),
+  )[-1],
+  'TF initializer': lambda: _sequential(
+    _LAYERS.Conv2D(
+      4, 1, kernel_initializer=tf.random_normal_initializer(0.0, 0.1)
+    )
+  ),
+  'nothing dropped': lambda: _sequential(_LAYERS.Dropout(0.0)),
+}
+
+
+def _set_trainable(model, value):
+  model.trainable = value
+  return model
+
+
+def _inputs(num, as_dict=False):
+  images = [tf.keras.Input(_SHAPE, name=f'image{i}') for i in range(num)]
+  model = _sequential()
+  logits = _LAYERS.Add()([model(i) for i in images] * 2)
+  if as_dict:
+    return tf.keras.Model({i.name: i for i in images}, logits)
+  return tf.keras.Model(images, logits)
+
+
+def _outputs(make):
+  model = _sequential()
+  return tf.keras.Model(model.input, make(model.output))
+
+
+_SHARED = tf.keras.Sequential(
+  [
+    tf.keras.Input(_SHAPE, name='shared_images'),
+    _LAYERS.Flatten(name='shared_flatten'),
+    _LAYERS.Dense(_CLASSES, name='shared_logits'),
+  ]
+)
+
+
+def _raise():
+  raise ValueError('the file of weights is not there')
+
+
+def _manual_softmax(x):
+  x = tf.exp(x - tf.reduce_max(x, -1, keepdims=True))
+  return x / tf.reduce_sum(x, -1, keepdims=True)
+
+
+def _under_policy(policy, make):
+  before = tf.keras.mixed_precision.global_policy()
+  tf.keras.mixed_precision.set_global_policy(policy)
+  try:
+    return make()
+  finally:
+    tf.keras.mixed_precision.set_global_policy(before)
+
+
+def _mirrored():
+  with tf.distribute.MirroredStrategy(['/cpu:0']).scope():
+    return _sequential()
+
+
+def _drawing(draw):
+  return _sequential(_Layer(lambda layer, x, training: x + draw(tf.shape(x))))
+
+
+def _count_calls(layer, x, training):
+  layer.own.assign_add(tf.ones([4]))
+  return x
+
+
+def _late_variable(layer, x, training):
+  layer.untracked.append(tf.Variable(tf.ones([4])))
+  return x * layer.untracked[-1]
+
+
+_REFUSED = {
+  # What model_fn gives.
+  'None': (lambda: None, 'gave None; it must build'),
+  'a class': (lambda: _Subclassed, "gave <class .*_Subclassed'>"),
+  'a layer': (lambda: _LAYERS.Dense(4), 'gave Dense'),
+  'a module': (tf.Module, 'gave Module'),
+  'an error': (_raise, 'ValueError: the file of weights is not there'),
+  'an instance': (lambda: _SHARED, "'shared_logits' was there before"),
+  'a part that is one': (
+    lambda: tf.keras.Sequential([_SHARED, _LAYERS.Dense(_CLASSES)]),
+    "'shared_logits' was there before",
+  ),
+  # Inputs and outputs.
+  'two inputs': (lambda: _inputs(2), 'has 2 inputs'),
+  'a dict of two': (lambda: _inputs(2, as_dict=True), 'has 2 inputs'),
+  'another size': (
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([9, 8, 3]), _LAYERS.Flatten(), _LAYERS.Dense(_CLASSES)]
+    ),
+    r'takes images of shape \(9, 8, 3\); the views give \(8, 8, 3\)',
+  ),
+  'uint8 images': (
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input(_SHAPE, dtype='uint8'),
+        _LAYERS.Rescaling(1.0),
+        _LAYERS.Flatten(),
+        _LAYERS.Dense(_CLASSES),
+      ]
+    ),
+    r'takes images uint8 \[B, 8, 8, 3\]',
+  ),
+  'batches of 3': (
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input(_SHAPE, batch_size=3),
+        _LAYERS.Flatten(),
+        _LAYERS.Dense(_CLASSES),
+      ]
+    ),
+    'batches of any size',
+  ),
+  'channels unknown': (
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([8, 8, None]), _LAYERS.Conv2D(4, 3)]
+    ),
+    'model_fn raised ValueError: The channel dimension',
+  ),
+  'two outputs': (lambda: _outputs(lambda y: [y, y]), 'list of 2'),
+  'a dict': (lambda: _outputs(lambda y: {'logits': y}), 'dict of 1'),
+  'subclass, dict': (
+    lambda: _subclassed(lambda self, x, training: {'a': x, 'b': x}),
+    'dict of 2',
+  ),
+  'subclass, tuple': (
+    lambda: _subclassed(lambda self, x, training: (x, x)),
+    'tuple of 2',
+  ),
+  'subclass, None': (
+    lambda: _subclassed(lambda self, x, training: None),
+    'not None',
+  ),
+  'subclass, error': (
+    lambda: _subclassed(lambda self, x, training: tf.reshape(x, [7, 5, 3])[:0]),
+    r'cannot be called on images float32 \[B, 8, 8, 3\]',
+  ),
+  'rank 4': (
+    lambda: tf.keras.Sequential([tf.keras.Input(_SHAPE), _LAYERS.Conv2D(4, 3)]),
+    r'gives float32 \[B, 6, 6, 4\]; it must give logits, float32 \[B, 4\]',
+  ),
+  'rank 1': (
+    lambda: _ending(_LAYERS.Lambda(lambda x: x[:, 0])),
+    r'gives float32 \[B\]',
+  ),
+  'width unknown': (
+    lambda: _subclassed(
+      lambda self, x, training: tf.reshape(x, [tf.shape(x)[0], -1])[
+        :, : x[0, 0] > 0
+      ]
+    ),
+    'model',
+  ),
+  'other width': (
+    lambda: _ending(_LAYERS.Dense(7)),
+    r'output shape \(None, 7\); a data set of 4 classes needs \(None, 4\)',
+  ),
+  'classes': (
+    lambda: _ending(_LAYERS.Lambda(lambda x: tf.cast(x, tf.int32))),
+    r'gives int32 \[B, 4\]',
+  ),
+  # Probabilities.
+  'softmax': (lambda: _ending(_LAYERS.Dense(4, 'softmax')), 'must give logits'),
+  'tf.nn.softmax': (
+    lambda: _ending(_LAYERS.Dense(4, tf.nn.softmax)),
+    'must give logits',
+  ),
+  'Softmax': (lambda: _ending(_LAYERS.Softmax()), 'must give logits'),
+  'Activation': (
+    lambda: _ending(_LAYERS.Activation('softmax')),
+    'must give logits',
+  ),
+  'sigmoid': (lambda: _ending(_LAYERS.Dense(4, 'sigmoid')), 'must give logits'),
+  'Lambda': (
+    lambda: _ending(_LAYERS.Lambda(lambda x: tf.nn.softmax(x))),
+    'must give logits',
+  ),
+  'softmax, then more': (
+    lambda: _ending(
+      _LAYERS.Softmax(),
+      _LAYERS.Reshape([4, 1]),
+      _LAYERS.Flatten(),
+      _LAYERS.Activation('linear', dtype='float32'),
+      _LAYERS.Dropout(0.0),
+    ),
+    'must give logits',
+  ),
+  'nested softmax': (
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input(_SHAPE), _ending(_LAYERS.Softmax())]
+    ),
+    'must give logits',
+  ),
+  'subclassed softmax': (
+    lambda: _subclassed(lambda self, x, training: tf.nn.softmax(x)),
+    'must give logits',
+  ),
+  'softmax in a tf.function': (
+    lambda: _subclassed(
+      lambda self, x, training: tf.function(tf.nn.sigmoid)(x)
+    ),
+    'must give logits',
+  ),
+  'softmax in inference': (
+    lambda: _subclassed(
+      lambda self, x, training: x if training else tf.nn.softmax(x)
+    ),
+    'must give logits',
+  ),
+  'softmax by hand': (
+    lambda: _ending(_LAYERS.Lambda(_manual_softmax)),
+    'not negative and sum to 1',
+  ),
+  'mean of softmaxes': (
+    lambda: _ending(
+      _LAYERS.Lambda(lambda x: (tf.nn.softmax(x) + tf.nn.softmax(2 * x)) / 2)
+    ),
+    'not negative and sum to 1',
+  ),
+  # Randomness that is not seeded.
+  'tf.random.uniform': (
+    lambda: _drawing(tf.random.uniform),
+    "'odd' .*global random state",
+  ),
+  'tf.random.normal, seeded': (
+    lambda: _drawing(lambda shape: tf.random.normal(shape, seed=1)),
+    "'odd' .*global random state",
+  ),
+  'tf.random.Generator': (
+    lambda: _drawing(tf.random.get_global_generator().normal),
+    'global random state',
+  ),
+  'tf.nn.dropout': (
+    lambda: _subclassed(lambda self, x, training: tf.nn.dropout(x, 0.5)),
+    'global random state',
+  ),
+  'in a condition': (
+    lambda: _sequential(
+      _Layer(
+        lambda layer, x, training: tf.cond(
+          tf.reduce_sum(x) > 0.0, lambda: tf.random.shuffle(x), lambda: x
+        )
+      )
+    ),
+    'global random state',
+  ),
+  'dropout in evaluation': (
+    lambda: _subclassed(
+      lambda self, x, training: self.more[0](x, training=True),
+      _LAYERS.Dropout(0.5, name='always'),
+    ),
+    "'always' draws random numbers outside of a training step",
+  ),
+  'random initial value': (
+    lambda: _sequential(
+      _LAYERS.Conv2D(
+        4, 1, kernel_initializer=lambda shape, dtype: tf.random.normal(shape)
+      )
+    ),
+    'initial value of .* global random state',
+  ),
+  # What a step does.
+  'tf.py_function': (
+    lambda: _sequential(
+      _Layer(
+        lambda layer, x, training: tf.ensure_shape(
+          tf.py_function(lambda y: y, [x], tf.float32), x.shape
+        )
+      )
+    ),
+    'calls Python',
+  ),
+  'state': (
+    lambda: _sequential(_Layer(_count_calls, trainable=False)),
+    "'odd' .* changes 'odd/own|changes 'own",
+  ),
+  'spectral normalization': (
+    lambda: _sequential(
+      _LAYERS.SpectralNormalization(_LAYERS.Conv2D(4, 1), name='spectral')
+    ),
+    "'spectral' .SpectralNormalization",
+  ),
+  'a metric in call': (
+    lambda: _subclassed(
+      lambda self, x, training: (self.tracker.update_state(x), x)[1]
+    ),
+    'changes',
+  ),
+  'a variable in call': (
+    lambda: _sequential(_Layer(_late_variable, initializer='ones')),
+    'model',
+  ),
+  'renorm': (
+    lambda: _sequential(
+      tf.compat.v1.keras.layers.BatchNormalization(renorm=True, name='norm')
+    ),
+    "'norm' .* has renorm",
+  ),
+  'virtual batches': (
+    lambda: _sequential(
+      tf.compat.v1.keras.layers.BatchNormalization(
+        virtual_batch_size=2, name='norm'
+      )
+    ),
+    "'norm' .* has virtual_batch_size",
+  ),
+  'activity regularizer': (
+    lambda: _sequential(
+      _LAYERS.Conv2D(4, 1, activity_regularizer='l2', name='active')
+    ),
+    "'active' .*adds a loss that depends on its input",
+  ),
+  'add_loss': (
+    lambda: _sequential(
+      _Layer(
+        lambda layer, x, training: (layer.add_loss(tf.reduce_sum(x)), x)[1]
+      )
+    ),
+    "'odd' .*adds a loss that depends on its input",
+  ),
+  'a mask': (
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input(_SHAPE),
+        _LAYERS.Reshape([8, 24]),
+        _LAYERS.Masking(),
+        _LAYERS.BatchNormalization(name='norm'),
+        _LAYERS.Flatten(),
+        _LAYERS.Dense(_CLASSES),
+      ]
+    ),
+    "'norm' .* gets a mask",
+  ),
+  "another's variable": (
+    lambda: (
+      v := tf.Variable(tf.ones([4])),
+      _sequential(_LAYERS.Lambda(lambda x: x * v, name='sneaky')),
+    )[-1],
+    "'sneaky' .* not among the weights",
+  ),
+  # Weights.
+  'nothing to train': (
+    lambda: _set_trainable(_sequential(), False),
+    'has no trainable weights',
+  ),
+  'no weights': (
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input(_SHAPE),
+        _LAYERS.GlobalAveragePooling2D(),
+        _LAYERS.Lambda(lambda x: tf.concat([x, x[:, :1]], -1)),
+      ]
+    ),
+    'has no trainable weights',
+  ),
+  'float64': (
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input(_SHAPE),
+        _LAYERS.Flatten(),
+        _LAYERS.Dense(_CLASSES, dtype='float64', name='double'),
+      ]
+    ),
+    'double.* is float64',
+  ),
+  'float64 policy': (
+    lambda: _under_policy('float64', _sequential),
+    'is float64',
+  ),
+  'float16': (
+    lambda: _sequential(_LAYERS.Conv2D(4, 1, dtype='mixed_float16')),
+    'computes in float16',
+  ),
+}
+
+
+def _network(model_fn, **kwargs):
+  return adapter.Network(
+    model_fn, seed=1, num_classes=_CLASSES, image_shape=_SHAPE, **kwargs
+  )
+
+
+def _step(network):
+  """Loss and gradients of one step."""
+  images = tf.random.stateless_normal([3, *_SHAPE], [1, 2])
+  with network.draws(tf.constant([3, 4])), tf.GradientTape() as tape:
+    logits = network.logits(images, training=True)
+    loss = tf.reduce_sum(
+      tf.nn.sparse_softmax_cross_entropy_with_logits([0, 1, 2], logits)
+    )
+  gradients = network.gradients(tape, loss)
+  return loss, gradients, network.logits(images, training=False)
+
+
+def _in_graph(model_fn, **kwargs):
+  """What `_step` gives where TFF traces: in a graph of its own."""
+  with tf.Graph().as_default():
+    network = _network(model_fn, **kwargs)
+    result = tf.function(lambda: _step(network))()
+    with tf.compat.v1.Session() as session:
+      session.run([v.initializer for v in network.model.variables])
+      return session.run(result)
+
+
+@pytest.mark.parametrize('name', _WORKING)
+def test_works(name):
+  loss, gradients, logits = _in_graph(_WORKING[name])
+  assert np.isfinite(loss)
+  assert all(np.all(np.isfinite(g)) for g in gradients)
+  assert logits.shape == (3, _CLASSES)
+  again = _in_graph(_WORKING[name])
+  np.testing.assert_array_equal(logits, again[2])
+  for one, other in zip(gradients, again[1], strict=True):
+    np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize('name', _REFUSED)
+def test_is_refused_in_one_line(name):
+  model_fn, words = _REFUSED[name]
+  with tf.Graph().as_default():
+    with pytest.raises(hparams.UsageError, match=words) as caught:
+      _network(model_fn)
+  assert '\n' not in str(caught.value)
+  assert len(str(caught.value)) < 400

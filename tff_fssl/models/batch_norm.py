@@ -1,0 +1,69 @@
+"""Batch normalization by the moments of the batch, without moving averages."""
+
+import math
+
+import tensorflow as tf
+
+LAYERS = (
+  tf.keras.layers.BatchNormalization,
+  tf.keras.layers.experimental.SyncBatchNormalization,
+  tf.compat.v1.keras.layers.BatchNormalization,
+)
+
+
+def trained_layers(
+  model: tf.keras.Model,
+) -> tuple[tf.keras.layers.Layer, ...]:
+  """The model's batch normalization layers, without frozen ones."""
+  return tuple(
+    layer
+    for layer in model._flatten_layers()  # pylint: disable=protected-access
+    if isinstance(layer, LAYERS) and layer.trainable
+  )
+
+
+def by_batch(
+  layer: tf.keras.layers.Layer, inputs: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+  """What a layer gives in training.
+
+  Args:
+    layer: One of `LAYERS`.
+    inputs: Float tensor of any rank.
+
+  Returns:
+    (outputs, mean float32 [channels], variance float32 [channels], divided by
+    the count, count of values per channel float32).
+  """
+  inputs = tf.cast(inputs, layer.compute_dtype)
+  axis = [a % inputs.shape.rank for a in layer.axis]
+  channels = math.prod(inputs.shape[a] for a in axis)
+  count = tf.cast(tf.size(inputs), tf.float32) / channels
+  gamma, beta = layer.gamma, layer.beta
+  if inputs.shape.rank == 4 and axis == [3]:
+    outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
+      inputs,
+      tf.ones([channels]) if gamma is None else gamma,
+      tf.zeros([channels]) if beta is None else beta,
+      epsilon=layer.epsilon,
+      is_training=True,
+    )
+    variance *= (count - 1.0) / tf.maximum(count, 1.0)  # To biased.
+  else:
+    others = [a for a in range(inputs.shape.rank) if a not in axis]
+    shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]
+    floats = tf.cast(inputs, tf.float32)
+    mean, variance = tf.nn.moments(floats, others)
+    expand = lambda v: None if v is None else tf.reshape(v, shape)
+    outputs = tf.cast(
+      tf.nn.batch_normalization(
+        floats,
+        expand(mean),
+        expand(variance),
+        expand(beta),
+        expand(gamma),
+        layer.epsilon,
+      ),
+      inputs.dtype,
+    )
+  return outputs, mean, variance, count

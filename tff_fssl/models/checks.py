@@ -1,0 +1,326 @@
+"""What a user's Keras model must be; one clear line says what it is not.
+
+Here: what its layers, variables and initial weights show. `forward_pass.py`:
+what a forward pass does.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+import contextlib
+import re
+import traceback
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import batch_norm
+
+# TensorFlow's operations whose results depend on hidden state.
+RANDOM = re.compile(
+  r'Random(?!GammaGrad|IndexShuffle)|TruncatedNormal$|Multinomial$'
+  r'|ParameterizedTruncatedNormal$|Stateful(?!PartitionedCall)|Rng'
+  r'|NonDeterministicInts|Fractional(Max|Avg)Pool$|SampleDistortedBoundingBox'
+  r'|Anonymous\w*SeedGenerator|\w*CandidateSampler'
+)
+LOGITS = (
+  'a model must give logits: leave the last activation out (in'
+  ' keras.applications: classifier_activation=None)'
+)
+
+
+def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
+  """The model and all layers in it, however deep."""
+  return list(model._flatten_layers())  # pylint: disable=protected-access
+
+
+def _cause(error: Exception) -> str:
+  """The one line of a Keras error that says what happened."""
+  around = r'Exception encountered when calling layer .*? \(type \w+\)\.'
+  text = re.sub(f'{around}|in user code:', '', str(error))
+  lines = [line.strip() for line in text.splitlines() if line.strip()]
+  # AutoGraph puts the calls first, and what they came to after them.
+  named = [line for line in lines if re.match(r'\w*(Error|Exit): *\w', line)]
+  line = (named or lines or [''])[0]
+  prefix = '' if named else f'{type(error).__name__}: '
+  return f'{prefix}{line}'[:300]
+
+
+def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
+  """What `model_fn` builds.
+
+  Raises:
+    UsageError: If it raises, or gives no Keras model.
+  """
+  try:
+    model = model_fn()
+  except UsageError:
+    raise
+  except Exception as e:
+    raise UsageError(f'model_fn raised {_cause(e)}') from e
+  if not isinstance(model, tf.keras.Model):
+    what = repr(model) if isinstance(model, type) else type(model).__name__
+    raise UsageError(
+      f'model_fn gave {what if model is not None else None}; it must build and'
+      ' return a tf.keras.Model'
+    )
+  return model
+
+
+def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
+  """Refuses variables that were not made by this call of `model_fn`.
+
+  Args:
+    model: The model.
+    created: What was made.
+
+  Raises:
+    UsageError: If there are others.
+  """
+  ours = {id(v.handle) for v in created}
+  for layer in reversed(layers(model)):
+    # What is not built yet has no `weights`.
+    # pylint: disable-next=protected-access
+    for variable in layer._trainable_weights + layer._non_trainable_weights:
+      if id(variable.handle) not in ours:
+        raise UsageError(
+          f'model {model.name!r}: layer {layer.name!r} was there before'
+          ' model_fn was called; model_fn must build the whole model anew each'
+          ' time (weights of your own: process.set_model_weights)'
+        )
+
+
+@contextlib.contextmanager
+def explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
+  """Turns what goes wrong while `model` is called on `images` into one line."""
+  try:
+    yield
+  except Exception as e:
+    reason: BaseException | None = e
+    while reason is not None:  # AutoGraph makes errors of its own of ours.
+      if isinstance(reason, UsageError):
+        raise reason from None
+      reason = reason.__context__
+    where = [
+      frame.f_locals.get('self')
+      for frame, _ in traceback.walk_tb(e.__traceback__)
+    ]
+    where = [x for x in where if isinstance(x, tf.keras.layers.Layer)]
+    inner = where[-1] if where and where[-1] is not model else None
+    raise UsageError(
+      f'model {model.name!r} cannot be called on images {images.dtype.name}'
+      f' {_dims(images.shape)}: '
+      + (f'layer {inner.name!r} ({type(inner).__name__}): ' if inner else '')
+      + _cause(e)
+    ) from e
+
+
+def _dims(shape: Any) -> str:
+  return f'[{", ".join("B" if d is None else str(d) for d in shape)}]'
+
+
+def _inputs(layer: tf.keras.layers.Layer) -> list[Any]:
+  """The symbolic inputs of a model, if it is one that has them."""
+  return tf.nest.flatten(getattr(layer, 'inputs', None) or [])
+
+
+class Symbolic(NamedTuple):
+  """A model's symbolic call.
+
+  Attributes:
+    image_shape: (height, width, channels), None where not known.
+    images: The input.
+    output: What the model gives for it.
+  """
+
+  image_shape: Sequence[int | None]
+  images: Any
+  output: Any
+
+
+def build(model: tf.keras.Model, image_shape: Sequence[int] | None) -> Symbolic:
+  """Builds a model that is not built yet.
+
+  Args:
+    model: The model.
+    image_shape: (height, width, channels) of its images, if known.
+
+  Returns:
+    Its symbolic call.
+
+  Raises:
+    UsageError: If it does not take images of that shape and those alone.
+  """
+  inputs = _inputs(model)
+  if not model._is_graph_network:  # pylint: disable=protected-access
+    if image_shape is None and isinstance(model, tf.keras.Sequential):
+      # The first layer may be a model that knows.
+      image_shape = next(
+        (i.shape[1:].as_list() for x in model.layers[:1] for i in _inputs(x)),
+        None,
+      )
+    if image_shape is None:
+      raise UsageError(
+        f'model {model.name!r} is not built, and the shape of the images is not'
+        ' known here; build it in model_fn (call it on a batch)'
+      )
+    images = tf.keras.Input(image_shape)
+    with explained(model, images):
+      return Symbolic(image_shape, images, model(images))
+  if len(inputs) > 1:
+    raise UsageError(
+      f'model {model.name!r} has {len(inputs)} inputs; it must have one, the'
+      ' images'
+    )
+  own_shape = inputs[0].shape[1:]
+  if inputs[0].shape[0] is not None or not inputs[0].dtype.is_floating:
+    raise UsageError(
+      f'model {model.name!r} takes images {inputs[0].dtype.name}'
+      f' {_dims(inputs[0].shape)}; it must take float32 ones, and batches of'
+      ' any size'
+    )
+  if image_shape is None:
+    image_shape = own_shape.as_list()
+  elif not own_shape.is_compatible_with(image_shape):
+    raise UsageError(
+      f'model {model.name!r} takes images of shape {tuple(own_shape)}; the'
+      f' views give {tuple(image_shape)}'
+    )
+  return Symbolic(image_shape, inputs[0], model.output)
+
+
+def check_output(
+  model: tf.keras.Model, output: Any, num_classes: int | None
+) -> int:
+  """Refuses outputs other than logits [B, `num_classes`].
+
+  Args:
+    model: The model.
+    output: What it gives, symbolically.
+    num_classes: The data's, if to be checked.
+
+  Returns:
+    The width of the output.
+
+  Raises:
+    UsageError: If the output is something else.
+  """
+  expected = f'[B, {"classes" if num_classes is None else num_classes}]'
+  if not hasattr(output, 'shape'):
+    what = type(output).__name__
+    if isinstance(output, Iterable):
+      what += f' of {len(tf.nest.flatten(output))}'
+    raise UsageError(
+      f'model {model.name!r} gives {what if output is not None else None}; it'
+      f' must give one tensor, logits {expected}'
+    )
+  shape = output.shape
+  if shape.rank != 2 or shape[1] is None or not output.dtype.is_floating:
+    raise UsageError(
+      f'model {model.name!r} gives {output.dtype.name} '
+      f'{_dims(shape) if shape.rank is not None else "of any rank"}; it must'
+      f' give logits, float32 {expected}'
+    )
+  if num_classes is not None and shape[1] != num_classes:
+    raise UsageError(
+      f'model {model.name!r} has output shape {tuple(shape)}; a data set of'
+      f' {num_classes} classes needs (None, {num_classes})'
+    )
+  return shape[1]
+
+
+def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
+  """Refuses variables and layers that local training cannot deal with.
+
+  Args:
+    model: The model, built.
+    compute_dtype: What it is asked to compute in.
+
+  Raises:
+    UsageError: If nothing is trainable, a weight is not float32, no layer
+      computes in `compute_dtype`, one does in float16, or one is a batch
+      normalization by other than the batch's moments.
+  """
+  what = f'model {model.name!r}'
+  if not model.trainable_variables:
+    raise UsageError(f'{what} has no trainable weights')
+  for variable in model.trainable_variables:
+    if variable.dtype != tf.float32:
+      raise UsageError(
+        f'{what}: weight {variable.name!r} is {variable.dtype.name}; trainable'
+        ' weights must be float32 (compute_dtype=bfloat16 computes in less)'
+      )
+  dtypes = {
+    layer.compute_dtype
+    for layer in layers(model)
+    if layer.weights and not isinstance(layer, tf.keras.Model)
+  }
+  if compute_dtype != 'float32' and dtypes and compute_dtype not in dtypes:
+    raise UsageError(
+      f'compute_dtype={compute_dtype}: no layer of {what} computes in it; make'
+      ' its layers without a dtype of their own, inside model_fn'
+    )
+  for layer in layers(model):
+    where = f'{what}: layer {layer.name!r} ({type(layer).__name__})'
+    if layer.compute_dtype == 'float16' and layer.weights:
+      raise UsageError(
+        f'{where} computes in float16, in which small gradients become 0; use'
+        ' compute_dtype=bfloat16, and no policy of your own'
+      )
+    if isinstance(layer, batch_norm.LAYERS):
+      for name in ('renorm', 'virtual_batch_size', 'adjustment'):
+        if getattr(layer, name, None):
+          raise UsageError(
+            f'{where} has {name}, which static batch norm does not know; leave'
+            ' it out'
+          )
+
+
+def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
+  """Refuses what initial weights show.
+
+  Args:
+    model: The model.
+    symbolic: Its symbolic call.
+
+  Raises:
+    UsageError: If they come from global random state, or outputs are
+      probabilities, however the model makes them.
+  """
+  if tf.inside_function() or None in symbolic.image_shape:
+    return
+  images = np.random.default_rng(0).normal(size=[4, *symbolic.image_shape])
+  if tf.executing_eagerly():
+    rows = np.asarray(model(tf.constant(images, tf.float32), training=False))
+  else:
+    for variable in model.variables:
+      _check_initial_value(model, variable)
+    # On the CPU: this session must not claim a GPU beside the process's own.
+    config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
+    with tf.compat.v1.Session(config=config) as session:
+      session.run([v.initializer for v in model.variables])
+      rows = session.run(symbolic.output, {symbolic.images: images})
+  rows = rows.astype(np.float32)
+  if np.all(rows >= 0) and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-3):
+    raise UsageError(
+      f'model {model.name!r} gives probabilities: its outputs are not negative'
+      f' and sum to 1; {LOGITS}'
+    )
+
+
+def _check_initial_value(model, variable):
+  """Refuses an initial value from global random state."""
+  waiting, seen = [variable.initializer], set()
+  while waiting:
+    operation = waiting.pop()
+    if operation in seen:
+      continue
+    seen.add(operation)
+    if RANDOM.match(operation.type):
+      raise UsageError(
+        f'model {model.name!r}: the initial value of'
+        f' {variable.name.removesuffix(":0")!r} is drawn from global random'
+        f' state ({operation.type}), so that runs would not repeat; make the'
+        ' variable with add_weight and an initializer of Keras'
+      )
+    waiting += [t.op for t in operation.inputs]

@@ -1,0 +1,181 @@
+"""What the graph of a forward pass shows of a user's Keras model.
+
+What a layer does there counts, not what it is called.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+import re
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import checks
+
+_PYTHON = re.compile(r'(Eager)?PyFunc')
+_ASSIGNS = re.compile(
+  r'Assign\w*VariableOp|Resource(Scatter|Apply|SparseApply|Strided)'
+)
+# What hands values on as they are, up to their shape and precision.
+_TRANSPARENT = (
+  'Identity',
+  'IdentityN',
+  'Reshape',
+  'Squeeze',
+  'ExpandDims',
+  'Cast',
+  'StopGradient',
+  'PreventGradient',
+  'CheckNumerics',
+)
+_PROBABILITIES = ('Softmax', 'Sigmoid')
+
+
+def _check_losses(model: tf.keras.Model) -> None:
+  """Refuses losses that a forward pass has left behind."""
+  for layer in reversed(checks.layers(model)):
+    # pylint: disable=protected-access
+    if layer._losses or layer._eager_losses:
+      raise UsageError(
+        f'model {model.name!r}: layer {layer.name!r} ({type(layer).__name__})'
+        ' adds a loss that depends on its input (activity_regularizer or'
+        ' add_loss); only regularizers of weights become part of the loss:'
+        ' remove it'
+      )
+
+
+class _Graph:
+  """The nodes of a traced forward pass and of the functions that it calls."""
+
+  def __init__(self, graph: tf.Graph):
+    definition = graph.as_graph_def()
+    self._nodes = {node.name: node for node in definition.node}
+    self._functions = {
+      function.signature.name: function
+      for function in definition.library.function
+    }
+
+  def nodes(self) -> Iterator[Any]:
+    """All nodes, functions' included."""
+    yield from self._nodes.values()
+    for function in self._functions.values():
+      yield from function.node_def
+
+  def assigns(self, name: str) -> bool:
+    """Whether a node assigns to variables, itself or by what it calls."""
+    return self._assigns(self._nodes[name])
+
+  def _assigns(self, node):
+    called = [
+      function.name
+      for attr in node.attr.values()
+      for function in (attr.func, *attr.list.func)
+      if function.name in self._functions
+    ]
+    return bool(_ASSIGNS.match(node.op)) or any(
+      self._assigns(inner)
+      for name in called
+      for inner in self._functions[name].node_def
+    )
+
+  def origin(self, name: str) -> Any:
+    """The node that made a tensor's values, past what only hands them on."""
+    return self._origin(name, self._nodes)
+
+  def _origin(self, name, nodes):
+    node = nodes.get(name.split(':')[0])
+    if node is None:  # A function's argument.
+      return None
+    if node.op in _TRANSPARENT:
+      return self._origin(node.input[0], nodes) or node
+    if node.op in ('PartitionedCall', 'StatefulPartitionedCall'):
+      function = self._functions[node.attr['f'].func.name]
+      index = int(name.split(':')[-1]) if ':' in name else 0
+      result = function.ret[function.signature.output_arg[index].name]
+      inner = {n.name: n for n in function.node_def}
+      return self._origin(result, inner) or node
+    return node
+
+
+def _layer_of(model: tf.keras.Model, node_name: str) -> str:
+  """Names the layer in whose scope a node is, as far as that is known."""
+  known = {layer.name: layer for layer in checks.layers(model)}
+  for part in reversed(node_name.split('/')):
+    if part in known and known[part] is not model:
+      return f'layer {part!r} ({type(known[part]).__name__})'
+  return 'a layer'
+
+
+def check(
+  model: tf.keras.Model,
+  logits_fn: Callable[[tf.Tensor], tf.Tensor],
+  image_shape: Sequence[int | None],
+  *,
+  may_change: Sequence[tf.Variable] = (),
+) -> None:
+  """Traces a forward pass and refuses what its graph shows.
+
+  Args:
+    model: The model.
+    logits_fn: Its outputs, of images float32 [B, ...].
+    image_shape: Of an image.
+    may_change: The variables that the pass may assign to.
+
+  Raises:
+    UsageError: If it fails, draws from global random state, calls Python, has
+      variables that are not the model's, changes variables, adds losses, or
+      gives probabilities.
+  """
+  what = f'model {model.name!r}'
+  images = tf.TensorSpec([None, *image_shape], tf.float32)
+  with checks.explained(model, images):
+    concrete = tf.function(logits_fn).get_concrete_function(images)
+  graph = _Graph(concrete.graph)
+  for node in graph.nodes():
+    if checks.RANDOM.match(node.op):
+      raise UsageError(
+        f'{what}: {_layer_of(model, node.name)} draws from global random state'
+        f' ({node.op}), so that runs would not repeat; draw by layers of Keras'
+        ' (Dropout, GaussianNoise, ...) within it, which are seeded'
+      )
+    if _PYTHON.match(node.op):
+      raise UsageError(
+        f'{what}: {_layer_of(model, node.name)} calls Python'
+        f' ({node.op}), which cannot be sent to clients; use TensorFlow'
+        ' operations'
+      )
+  _check_variables(model, concrete, graph, may_change)
+  _check_losses(model)
+  origin = graph.origin(concrete.outputs[0].name)
+  if origin is not None and origin.op in _PROBABILITIES:
+    raise UsageError(
+      f'{what} ends in {_layer_of(model, origin.name)}, which gives'
+      f' probabilities ({origin.op.lower()}); {checks.LOGITS}'
+    )
+
+
+def _check_variables(model, concrete, graph, may_change):
+  """Refuses other variables than the model's, and changes to these."""
+  allowed = {id(v.handle) for v in may_change}
+  own = {id(v.handle): v.name.removesuffix(':0') for v in model.variables}
+  captured = concrete.captured_inputs
+  inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
+  handles = {i.name: outer for i, outer in zip(inner, captured)}
+  for operation in concrete.graph.get_operations():
+    changes = graph.assigns(operation.name)
+    for argument in operation.inputs:
+      outer = handles.get(argument.name)
+      if outer is None or outer.dtype != tf.resource:
+        continue
+      where = f'model {model.name!r}: {_layer_of(model, operation.name)}'
+      if id(outer) not in own:
+        raise UsageError(
+          f'{where} uses a variable or table that is not among the weights of'
+          ' the model; make it with add_weight, as an attribute of a layer'
+        )
+      if changes and id(outer) not in allowed:
+        raise UsageError(
+          f'{where} changes {own[id(outer)]!r} in its forward pass; only the'
+          ' moving averages of batch normalization may change so, all else has'
+          ' to be without state'
+        )

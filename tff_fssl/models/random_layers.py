@@ -1,0 +1,100 @@
+"""Dropout and its kin, drawing from seeds that a training step is given.
+
+Keras's random layers draw by a `keras.backend.RandomGenerator`, from state that
+is global or their own, so that runs would not repeat. Here each generator of a
+model is told to draw statelessly, from a seed that is a function of
+
+*   the seed of the training step, which is one of (seed, round, client, step),
+*   the images of the forward pass: each further tensor of images within a step
+    has draws of its own, while a second pass of the same tensor repeats those
+    of the first (so that a loss at W + eps is the same function of the weights
+    as the loss at W),
+*   the generator's place in the model, and
+*   how often it has drawn in this forward pass.
+
+A seed that was given to a layer (`Dropout(0.5, seed=1)`) plays no part.
+"""
+
+from collections.abc import Iterator
+import contextlib
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl import hparams
+
+# Keras's public interface has layers with a generator, but not its class.
+_Generator = type(
+  tf.keras.__internal__.layers.BaseRandomLayer(name='any')._random_generator  # pylint: disable=protected-access
+)
+
+
+class RandomLayers:
+  """All generators of one model."""
+
+  def __init__(self, model: tf.keras.Model):
+    """Takes over the generators that are attributes of the model's layers."""
+    self._seed: tf.Tensor | None = None
+    # Of the step: the tensors of images that were seen, numbered.
+    self._passes: dict[Any, int] = {}
+    self._pass_seed: tf.Tensor | None = None
+    self._num_draws: dict[int, int] = {}
+    # One that several layers share is one.
+    generators: dict[int, tuple[_Generator, str]] = {}
+    for layer in model._flatten_layers():  # pylint: disable=protected-access
+      for value in vars(layer).values():
+        if isinstance(value, _Generator):
+          generators.setdefault(id(value), (value, layer.name))
+    for place, (generator, name) in enumerate(generators.values()):
+      # pylint: disable=protected-access
+      generator._rng_type = _Generator.RNG_STATELESS
+      generator._built = True
+      # pylint: enable=protected-access
+      generator.make_seed_for_stateless_op = self._seed_fn(place, name)
+    self._exist = bool(generators)
+
+  def __bool__(self) -> bool:
+    """Whether there are any."""
+    return self._exist
+
+  def _seed_fn(self, place: int, name: str):
+    """What makes the seeds of the generator at one place."""
+
+    def make_seed() -> tf.Tensor:
+      if self._pass_seed is None:
+        raise hparams.UsageError(
+          f'layer {name!r} draws random numbers outside of a training step;'
+          ' evaluation must draw none: leave out training=True where the layer'
+          ' is called'
+        )
+      fold_in = tf.random.experimental.stateless_fold_in
+      count = self._num_draws.get(place, 0)
+      self._num_draws[place] = count + 1
+      return fold_in(fold_in(self._pass_seed, place), count)
+
+    return make_seed
+
+  @contextlib.contextmanager
+  def seeded(self, seed: tf.Tensor) -> Iterator[None]:
+    """In here, training draws from `seed`, int32 [2]: one step's."""
+    self._seed = seed
+    try:
+      yield
+    finally:
+      self._seed = None
+      self._passes.clear()
+
+  @contextlib.contextmanager
+  def forward_pass(self, images: tf.Tensor) -> Iterator[None]:
+    """In here, the model is called once, in training, on `images`."""
+    if self._seed is None:
+      raise ValueError('random layers train within `Network.draws` only')
+    number = self._passes.setdefault(images.ref(), len(self._passes))
+    self._pass_seed = tf.random.experimental.stateless_fold_in(
+      self._seed, number
+    )
+    self._num_draws = {}
+    try:
+      yield
+    finally:
+      self._pass_seed = None
