@@ -70,9 +70,10 @@ def _columns(process):
 def _processes():
   for name, scenario in tiny_task.scenarios():
     yield tiny_task.build(name, scenario)
-  yield tiny_task.build(
-    'fl2', hparams=(('consistency', 'sam'), ('gradient_norms', True))
-  )
+  for consistency in ('sacr', 'sam'):
+    yield tiny_task.build(
+      'fl2', hparams=(('consistency', consistency), ('gradient_norms', True))
+    )
   for name in ('secure', 'dp'):
     yield tiny_task.build(
       'supervised',

@@ -46,28 +46,8 @@ from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
 Fl2Hparams = fl2_hparams.Fl2Hparams
-_RATIOS = diagnostics.names(
-  diagnostics.PSEUDO_LABEL, diagnostics.HIGH_CONFIDENCE
-)
-# Cross-entropy at W + eps is no consistency.
-_CONSISTENCY_LOSS = {'sacr': 'loss_consistency', 'sam': 'loss_perturbed'}
-
-
-def _keep(hparams, probs, of_class):
-  """(kept, kept and confident), both bool [N], of probs float32 [N, C]."""
-  confident = thresholds.fixed_mask(probs, hparams.confidence_threshold)
-  if not hparams.adaptive_threshold:
-    return confident, confident
-  kept = thresholds.class_mask(probs, of_class)
-  return kept, tf.logical_and(kept, confident)
-
-
-def _diagnose(labels, hidden, kept, confident):
-  return diagnostics.pseudo_label_ratios(
-    labels, hidden, kept
-  ) | diagnostics.pseudo_label_ratios(
-    labels, hidden, confident, diagnostics.HIGH_CONFIDENCE
-  )
+# The second loss, by `consistency`; cross-entropy at W + eps is no consistency.
+_SECOND_LOSS = {'sacr': ['consistency'], 'sam': ['perturbed'], 'none': []}
 
 
 def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
@@ -78,16 +58,14 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
       network, weights, unlabeled.x, views, seed, batch_size
     )
     probs = tf.nn.softmax(logits)
-    adaptive = thresholds.adaptive_thresholds(probs)
-    kept, confident = _keep(hparams, probs, adaptive.of_class)
-    labels = thresholds.pseudo_labels(probs)
-    status = adaptive.learning_status
-    of_class = adaptive.of_class
+    fixed = hparams.confidence_threshold
+    status, of_class = thresholds.adaptive_thresholds(probs)
     if not hparams.adaptive_threshold:
-      of_class = tf.fill(tf.shape(of_class), hparams.confidence_threshold)
+      of_class = tf.fill(tf.shape(of_class), fixed)
+    labels, kept, confident = thresholds.select(probs, of_class, fixed)
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
-      constants={'of_class': adaptive.of_class},
+      constants={'of_class': of_class},
       ranges={
         'learning_status': status,
         'lowest_class_threshold': tf.reduce_min(of_class),
@@ -98,7 +76,9 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
       prepared = prepared._replace(
         selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
         of_example={'labels': labels, 'confident': confident},
-        ratios=_diagnose(labels, unlabeled.y, kept, confident),
+        ratios=diagnostics.kept_and_confident(
+          labels, unlabeled.y, kept, confident
+        ),
       )
     if hparams.learning_status_aggregation:
       prepared = prepared._replace(weight=tf.maximum(1.0 - status, 0.0))
@@ -113,29 +93,22 @@ def _targets(hparams, network, batch):
     confident = batch.of_example['confident']
     return batch.of_example['labels'], tf.ones_like(confident), confident, {}
   probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
-  labels = thresholds.pseudo_labels(probs)
-  kept, confident = _keep(hparams, probs, batch.constants['of_class'])
-  ratios = _diagnose(labels, batch.hidden_labels, kept, confident)
+  labels, kept, confident = thresholds.select(
+    probs, batch.constants['of_class'], hparams.confidence_threshold
+  )
+  ratios = diagnostics.kept_and_confident(
+    labels, batch.hidden_labels, kept, confident
+  )
   return labels, kept, confident, ratios
-
-
-def _mean_over(mean, mask):
-  """A mean over the examples of a float mask, as a metric."""
-  return algorithm_lib.mean_metric(mean, tf.reduce_sum(mask))
 
 
 def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
   """The names of the metrics that a step gives."""
-  terms = ['pseudo_label']
-  names = ['loss_pseudo_label']
-  if hparams.consistency != 'none':
-    terms.append('consistency')
-    names.append(_CONSISTENCY_LOSS[hparams.consistency])
-  if hparams.gradient_norms:
-    names += [f'gradient_norm_{term}' for term in terms]
-  if hparams.pseudo_labels == 'per_step':
-    names += _RATIOS
-  return tuple(names)
+  kinds = ('loss', 'gradient_norm') if hparams.gradient_norms else ('loss',)
+  terms = ['pseudo_label', *_SECOND_LOSS[hparams.consistency]]
+  names = tuple(f'{kind}_{term}' for kind in kinds for term in terms)
+  per_step = hparams.pseudo_labels == 'per_step'
+  return names + (diagnostics.KEPT_AND_CONFIDENT if per_step else ())
 
 
 def build_step(hparams: Fl2Hparams) -> Any:
@@ -144,11 +117,10 @@ def build_step(hparams: Fl2Hparams) -> Any:
   def step(network, batch):
     variables, images = network.trainable_variables, batch.views['strong']
     labels, kept, confident, ratios = _targets(hparams, network, batch)
-    correct = tf.equal(labels, batch.hidden_labels)
     mask = {
       'confident': confident,
       'all': kept,
-      'correct': tf.logical_and(kept, correct),
+      'correct': tf.logical_and(kept, tf.equal(labels, batch.hidden_labels)),
     }[hparams.consistency_on]
     mask, kept = tf.cast(mask, tf.float32), tf.cast(kept, tf.float32)
 
@@ -157,10 +129,8 @@ def build_step(hparams: Fl2Hparams) -> Any:
       entropies = losses.cross_entropy(labels, logits)
       loss_a = losses.masked_mean(entropies, kept)
       loss_p = losses.masked_mean(entropies, mask)
-    gradients = [
-      hparams.pseudo_label_loss_weight * g
-      for g in network.gradients(tape, loss_a)
-    ]
+      weighted_loss_a = hparams.pseudo_label_loss_weight * loss_a
+    gradients = network.gradients(tape, weighted_loss_a)
 
     def loss_at_perturbed():
       perturbed = network.logits(images, training=True)
@@ -170,8 +140,8 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.nn.softmax(logits), perturbed, mask, hparams.temperature
       )
 
-    ratios['loss_pseudo_label'] = _mean_over(loss_a, kept)
-    norms = {'gradient_norm_pseudo_label': tf.linalg.global_norm(gradients)}
+    # (mean, over how many examples, weighted gradient) of each loss.
+    terms = {'pseudo_label': (loss_a, tf.reduce_sum(kept), gradients)}
     if hparams.consistency != 'none':
       loss_cs, gradients_cs = tf.cond(
         tf.reduce_any(mask > 0.0),
@@ -187,12 +157,15 @@ def build_step(hparams: Fl2Hparams) -> Any:
       )
       gradients_cs = [hparams.consistency_weight * g for g in gradients_cs]
       gradients = [a + c for a, c in zip(gradients, gradients_cs)]
-      # L_cs is a mean over the batch, the others over their examples.
-      over = tf.ones_like(mask) if hparams.consistency == 'sacr' else mask
-      ratios[_CONSISTENCY_LOSS[hparams.consistency]] = _mean_over(loss_cs, over)
-      norms['gradient_norm_consistency'] = tf.linalg.global_norm(gradients_cs)
-    if hparams.gradient_norms:
-      ratios |= {k: algorithm_lib.ratio(v, 1.0) for k, v in norms.items()}
+      # L_cs is a mean over the batch, in which unconfident examples count as 0.
+      (name,) = _SECOND_LOSS[hparams.consistency]
+      size = tf.reduce_sum(mask) if name == 'perturbed' else tf.size(labels)
+      terms[name] = loss_cs, size, gradients_cs
+    for name, (loss, size, of_loss) in terms.items():
+      ratios[f'loss_{name}'] = algorithm_lib.mean_metric(loss, size)
+      if hparams.gradient_norms:
+        norm = tf.linalg.global_norm(of_loss)
+        ratios[f'gradient_norm_{name}'] = algorithm_lib.ratio(norm, 1.0)
     return algorithm_lib.StepResult(gradients, ratios)
 
   return step

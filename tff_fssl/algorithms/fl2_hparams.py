@@ -74,7 +74,7 @@ class Fl2Hparams:
     False,
     "Whether metrics have the mean norms of the two losses' gradients, weighted"
     ' as in their sum, before it is clipped: gradient_norm_pseudo_label and'
-    ' gradient_norm_consistency.',
+    ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
   )
 
   def __post_init__(self):

@@ -48,6 +48,25 @@ def pseudo_label_ratios(
   return {f'{prefix}_{n}': v for n, v in zip(NAMES, values, strict=True)}
 
 
+def kept_and_confident(
+  pseudo_labels: tf.Tensor,
+  hidden_labels: tf.Tensor,
+  kept: tf.Tensor,
+  confident: tf.Tensor,
+) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+  """`pseudo_label_ratios` of kept pseudo-labels and of confident ones."""
+  return {
+    **pseudo_label_ratios(pseudo_labels, hidden_labels, kept),
+    **pseudo_label_ratios(
+      pseudo_labels, hidden_labels, confident, HIGH_CONFIDENCE
+    ),
+  }
+
+
 def names(*prefixes: str) -> tuple[str, ...]:
   """The names that `pseudo_label_ratios` gives, for each prefix."""
   return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)
+
+
+# What `kept_and_confident` gives.
+KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)

@@ -54,6 +54,25 @@ def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
   return tf.reduce_max(probs, axis=-1) >= limit
 
 
+def select(
+  probs: tf.Tensor, of_class: tf.Tensor, confidence_threshold: float
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Pseudo-labels, and which of them to train on.
+
+  Args:
+    probs: float32 [N, C], rows sum to 1.
+    of_class: float32 [C], each class's threshold.
+    confidence_threshold: The fixed threshold, in [0, 1].
+
+  Returns:
+    Pseudo-labels int32 [N]; which are kept, reaching their class's threshold,
+    bool [N]; and which of these reach the fixed threshold, too, bool [N].
+  """
+  kept = class_mask(probs, of_class)
+  confident = tf.logical_and(kept, fixed_mask(probs, confidence_threshold))
+  return pseudo_labels(probs), kept, confident
+
+
 def pseudo_labels(probs: tf.Tensor) -> tf.Tensor:
   """The most probable class: int32 [N]."""
   return tf.argmax(probs, axis=-1, output_type=tf.int32)
