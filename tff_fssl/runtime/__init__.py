@@ -62,6 +62,7 @@ def build_context(
   client_threads: int = 0,
   simulate_secure_aggregation: bool = False,
   call_timeout_secs: float = 0.0,
+  default_num_clients: int = 0,
   warn: Callable[[str], None] = logging.warning,
 ) -> Union[InProcessContext, WorkerContext]:
   """Builds a `tff.framework.SyncContext`.
@@ -83,6 +84,8 @@ def build_context(
     call_timeout_secs: How long the worker may take for a call, in seconds,
       before it is ended and the invocation is repeated by another one; 0:
       without limit. `'tff_worker'` only.
+    default_num_clients: The number of clients of computations whose argument
+      does not tell it.
     warn: Tells the user of the worker's open port, and of dead workers.
 
   Returns:
@@ -92,17 +95,23 @@ def build_context(
     tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
       names them.
   """
+  if default_num_clients < 0:
+    raise hparams.UsageError(
+      f'default_num_clients={default_num_clients}: must be at least 0'
+    )
   if _is_worker(runtime, client_devices, client_threads, call_timeout_secs):
     return WorkerContext(
       client_threads=client_threads,
       simulate_secure_aggregation=simulate_secure_aggregation,
       call_timeout_secs=call_timeout_secs,
+      default_num_clients=default_num_clients,
       warn=warn,
     )
   return InProcessContext(
     client_devices=client_devices,
     client_threads=client_threads,
     simulate_secure_aggregation=simulate_secure_aggregation,
+    default_num_clients=default_num_clients,
   )
 
 
@@ -113,6 +122,7 @@ def build_async_context(
   client_threads: int = 0,
   simulate_secure_aggregation: bool = False,
   call_timeout_secs: float = 0.0,
+  default_num_clients: int = 0,
   warn: Callable[[str], None] = logging.warning,
 ) -> Union[AsyncInProcessContext, AsyncWorkerContext]:
   """Builds a `tff.framework.AsyncContext`.
@@ -123,6 +133,7 @@ def build_async_context(
     client_threads: As `build_context`'s.
     simulate_secure_aggregation: As `build_context`'s.
     call_timeout_secs: As `build_context`'s.
+    default_num_clients: As `build_context`'s.
     warn: As `build_context`'s.
 
   Returns:
@@ -138,6 +149,7 @@ def build_async_context(
     client_threads=client_threads,
     simulate_secure_aggregation=simulate_secure_aggregation,
     call_timeout_secs=call_timeout_secs,
+    default_num_clients=default_num_clients,
     warn=warn,
   )
   if isinstance(context, WorkerContext):

@@ -68,6 +68,7 @@ class InProcessContext(tff.framework.SyncContext):
     client_devices: str = 'auto',
     client_threads: int = 0,
     simulate_secure_aggregation: bool = False,
+    default_num_clients: int = 0,
   ):
     """Initialises the context, and TensorFlow's devices.
 
@@ -77,6 +78,8 @@ class InProcessContext(tff.framework.SyncContext):
         suits the devices.
       simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
         are replaced by plain ones, which protect nothing: simulation only.
+      default_num_clients: The number of clients of computations whose argument
+        does not tell it.
 
     Raises:
       tff_fssl.hparams.UsageError: If a device does not exist.
@@ -87,6 +90,7 @@ class InProcessContext(tff.framework.SyncContext):
     )
     self.timing = Timing()
     self._simulate_secure_aggregation = simulate_secure_aggregation
+    self._default_num_clients = default_num_clients
     # By the computation's identity: its hash serialises it at each call.
     self._programs: dict[int, tuple[Any, program_lib.Program]] = {}
     self._lock = threading.RLock()
@@ -120,7 +124,11 @@ class InProcessContext(tff.framework.SyncContext):
     timing.compile = time.monotonic() - start
     with tf.device(devices_lib.SERVER_DEVICE):
       argument = values_lib.Argument(
-        arg, program.parameter_type, program.parameter
+        arg,
+        program.parameter_type,
+        program.parameter,
+        program.readers,
+        self._default_num_clients,
       )
       run = _Run(program, argument, self, cancelled, timing)
       result = run()

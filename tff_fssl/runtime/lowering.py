@@ -33,11 +33,14 @@ class Lowered:
 
   Attributes:
     parameter: The slots of the argument.
+    readers: By slot of a sequence of the argument, the slots that operations
+      read it from, one each.
     items: The operations, in an order in which they can run.
     result: The slots of the result, depth first.
   """
 
   parameter: operations.Tree
+  readers: dict[operations.Slot, list[operations.Slot]]
   items: tuple[Union[operations.Step, operations.Aggregate], ...]
   result: tuple[operations.Slot, ...]
 
@@ -91,15 +94,17 @@ def lower(
   parameter = None
   if parameter_type is not None:
     parameter = operations.slots_of(parameter_type, clients=False)
-  lowering = _Lowering()
+  lowering = _Lowering(() if parameter is None else parameter)
   items: list[Any] = []
   place = _Place(items, clients=False, label='computation')
   function = lowering.evaluate(block, {}, place)
-  result = lowering.apply(function, parameter, place)
+  result = operations.flatten(lowering.apply(function, parameter, place))
+  lowering.num_reads.update(result)
   return Lowered(
     () if parameter is None else parameter,
+    lowering.readers,
     tuple(items),
-    operations.flatten(result),
+    result,
   )
 
 
@@ -109,9 +114,19 @@ class _Lowering:
   Values are trees of slots, or functions: closures, `CompiledComputation`s
   and `Intrinsic`s. A federated value is the tree of its member: which of its
   slots each client has its own of, the slots know.
+
+  Attributes:
+    readers: See `Lowered`.
+    num_reads: How often a sequence is read that is not the argument's.
   """
 
-  def __init__(self):
+  def __init__(self, parameter: operations.Tree):
+    self.readers: dict[operations.Slot, list[operations.Slot]] = {
+      slot: []
+      for slot in operations.flatten(parameter)
+      if isinstance(slot.type, tff.SequenceType)
+    }
+    self.num_reads: collections.Counter = collections.Counter()
     self._counts: collections.Counter = collections.Counter()
     # Graphs by the identity of their block, which the computation keeps alive.
     self._graphs: dict[bytes, graphs.Graph] = {}
@@ -179,6 +194,27 @@ class _Lowering:
     )
     return slot
 
+  def _reader(self, slot: operations.Slot, place: _Place) -> operations.Slot:
+    """What an operation reads for a slot: each has a sequence of its own."""
+    if not isinstance(slot.type, tff.SequenceType):
+      return slot
+    reader = operations.Slot(slot.type, place.clients)
+    shared = place.clients and not slot.clients  # By all clients.
+    if slot in self.readers and not shared:
+      self.readers[slot].append(reader)
+      return reader
+    self.num_reads[slot] += 1
+    self._counts['sequence'] += 1
+    place.items.append(
+      sequences.restart_step(
+        f'sequence_{self._counts["sequence"]}',
+        slot,
+        reader,
+        lambda: shared or self.num_reads[slot] > 1,
+      )
+    )
+    return reader
+
   def _compiled(
     self, block: Any, argument: Any, place: _Place
   ) -> operations.Tree:
@@ -188,7 +224,8 @@ class _Lowering:
     if key not in self._graphs:
       self._graphs[key] = graphs.load_graph(proto)
     graph = self._graphs[key]
-    inputs = () if argument is None else operations.flatten(argument)
+    slots = () if argument is None else operations.flatten(argument)
+    inputs = tuple(self._reader(slot, place) for slot in slots)
     result = operations.slots_of(block.type_signature.result, place.clients)
     label = place.next_label()
 
@@ -258,12 +295,14 @@ class _Lowering:
       step = sequences.select_step(label, keys, max_key, key, body, result)
     elif uri == 'sequence_map':
       function, sequence = argument
+      sequence = self._reader(sequence, place)
       result = operations.Slot(block.type_signature.result, place.clients)
       element = operations.slots_of(sequence.type.element, place.clients)
       body = self._body(function, element, place.clients, label)
       step = sequences.map_step(label, sequence, element, body, result)
     elif uri == 'sequence_reduce':
       sequence, zero, function = argument
+      sequence = self._reader(sequence, place)
       result = operations.slots_of(block.type_signature.result, place.clients)
       element = operations.slots_of(sequence.type.element, place.clients)
       state = operations.slots_of(block.type_signature.result, place.clients)
@@ -273,7 +312,7 @@ class _Lowering:
       )
     elif uri == 'sequence_sum':
       result = operations.slots_of(block.type_signature.result, place.clients)
-      step = sequences.sum_step(label, argument, result)
+      step = sequences.sum_step(label, self._reader(argument, place), result)
     else:
       raise NotImplementedError(f'This runtime does not support {uri}.')
     place.items.append(step)

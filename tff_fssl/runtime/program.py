@@ -57,6 +57,7 @@ class Program:
     parameter_type: The type of the argument, or None.
     result_type: The type of the result.
     parameter: The slots of the argument.
+    readers: See `lowering.Lowered`.
     result: The slots of the result, depth first.
     stages: What the server does before each phase and after the last one.
     phases: What clients do.
@@ -66,6 +67,7 @@ class Program:
   parameter_type: tff.Type
   result_type: tff.Type
   parameter: operations.Tree
+  readers: dict[operations.Slot, list[operations.Slot]]
   result: tuple[operations.Slot, ...]
   stages: tuple[functions.Function, ...]
   phases: tuple[Phase, ...]
@@ -128,6 +130,7 @@ def compile_program(
     computation.type_signature.parameter,
     computation.type_signature.result,
     lowered.parameter,
+    lowered.readers,
     lowered.result,
     tuple(stages),
     tuple(phases),

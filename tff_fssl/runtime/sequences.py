@@ -1,5 +1,11 @@
-"""The intrinsics over sequences, as `tf.data` in the graph."""
+"""Sequences: `tf.data`, each reader's from the start, and the intrinsics.
 
+A dataset that shuffles or caches keeps state from one pass over it to the next.
+TFF's own contexts send datasets as graphs, so that each computation that reads
+one starts afresh. Here, too: whatever reads a sequence gets one of its own.
+"""
+
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 from typing import Any
@@ -8,6 +14,28 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import operations
+
+
+# Without state, random numbers or functions: a pass leaves nothing behind.
+_STATELESS = frozenset(
+  [
+    '_BatchDataset',
+    '_ConcatenateDataset',
+    '_OptionsDataset',
+    '_PrefetchDataset',
+    '_RangeDataset',
+    '_RepeatDataset',
+    '_SkipDataset',
+    '_TakeDataset',
+    '_TensorDataset',
+    '_TensorSliceDataset',
+  ]
+)
+_IGNORE_EXTERNAL_STATE = 1  # `tf.data`'s ExternalStatePolicy: do not warn.
+# What datasets keep outside of their graph, by a part of its type's name; and
+# the name that no resource has: datasets make one of their own then.
+_STATES = ('SeedGenerator', 'MemoryCache')
+_NO_RESOURCE = 'dummy_resource'
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -44,6 +72,93 @@ def open_sequence(
   """The dataset that a variant tensor stands for."""
   return tf.data.experimental.from_variant(
     variant, operations.element_spec(sequence_type.element)
+  )
+
+
+def start_fn(dataset: tf.data.Dataset, name: str) -> Callable[[], tf.Tensor]:
+  """What gives variant tensors of a dataset, each in its initial state.
+
+  Args:
+    dataset: The dataset, whatever was read from it before.
+    name: What it is, for messages.
+
+  Returns:
+    A function without arguments.
+
+  Raises:
+    TypeError: If the dataset has no graph that it could be started from.
+  """
+  variant = tf.data.experimental.to_variant(dataset)
+  if _is_stateless(dataset):
+    # The large data of one element would be copied twice.
+    return lambda: variant
+  try:
+    graph = tf.constant(_without_state(_to_graph(variant).numpy()))
+  except Exception as error:
+    raise TypeError(
+      f'{name}: this dataset cannot start afresh for each computation that'
+      f' reads it, since it has no graph: {error}'
+    ) from error
+  return lambda: tf.raw_ops.DatasetFromGraph(graph_def=graph)
+
+
+def _is_stateless(dataset: tf.data.Dataset) -> bool:
+  """Whether a dataset is known to be the same in each pass over it."""
+  return type(dataset).__name__ in _STATELESS and all(
+    map(_is_stateless, dataset._inputs())  # pylint: disable=protected-access
+  )
+
+
+def _to_graph(variant: tf.Tensor) -> tf.Tensor:
+  return tf.raw_ops.DatasetToGraphV2(
+    input_dataset=variant, external_state_policy=_IGNORE_EXTERNAL_STATE
+  )
+
+
+def _without_state(graph: bytes) -> bytes:
+  """A dataset's graph that does not refer to the state of the dataset.
+
+  TFF's own contexts need not do this: in another process, the state that the
+  graph names does not exist.
+  """
+  graph_def = tf.compat.v1.GraphDef.FromString(graph)
+  for node in graph_def.node:
+    for handle in node.attr['value'].tensor.resource_handle_val:
+      if any(state in handle.maybe_type_name for state in _STATES):
+        handle.name = _NO_RESOURCE
+  return graph_def.SerializeToString()
+
+
+def restart_step(
+  label: str,
+  sequence: operations.Slot,
+  result: operations.Slot,
+  is_needed: Callable[[], bool],
+) -> operations.Step:
+  """A sequence for one of its readers.
+
+  Args:
+    label: The name of the step.
+    sequence: The sequence.
+    result: What the reader reads.
+    is_needed: Whether others read the sequence, too; asked late.
+  """
+
+  def emit(tensors):
+    (variant,) = tensors
+    if is_needed():
+      with tf.device('/device:CPU:0'):
+        graph = tf.numpy_function(_without_state, [_to_graph(variant)], tf.string)
+        variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
+    return [variant]
+
+  return _step(
+    label,
+    f'a start of {sequence.type}',
+    (sequence,),
+    (result,),
+    result.clients,
+    emit,
   )
 
 

@@ -11,6 +11,9 @@ from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences
 
+# How much of a value is shown in a message.
+_MAX_SHOWN = 80
+
 
 def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
   """The tensors and datasets of a value, depth first.
@@ -47,26 +50,32 @@ def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
 def _elements(
   value: Any, types: list[Any], type_spec: tff.Type, name: str
 ) -> list[Any]:
-  """The elements of a structure, in the order of its type."""
-  if isinstance(value, Mapping):
-    names = [key for key, _ in types]
+  """The elements of a structure, in the order of its type.
+
+  A mapping is read by its keys if the type has names. All else is read by
+  position, and a name must not contradict the type's. (TFF's own contexts read
+  mappings by position, too, and ignore nested names.)
+  """
+  names = [key for key, _ in types]
+  if isinstance(value, Mapping) and None not in names:
     if set(names) != set(value):
       raise TypeError(
         f'{name}: expected the keys {names} of {type_spec}, found'
         f' {list(value)}.'
       )
     return [value[key] for key in names]
+  if isinstance(value, Mapping):
+    value = tff.structure.Struct((str(k), v) for k, v in value.items())
   try:
-    if not isinstance(value, tff.structure.Struct):
-      value = tff.structure.from_container(value)
+    value = tff.structure.from_container(value)
   except TypeError:
     raise TypeError(
       f'{name}: expected a structure {type_spec}, found {type(value)}.'
     ) from None
   elements = tff.structure.to_elements(value)
   if len(elements) != len(types) or any(
-    found not in (None, expected)
-    for (found, _), (expected, _) in zip(elements, types)
+    None not in (found, expected) and found != expected
+    for (found, _), expected in zip(elements, names)
   ):
     raise TypeError(
       f'{name}: expected a structure {type_spec}, found one of'
@@ -76,29 +85,91 @@ def _elements(
 
 
 def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
+  """A tensor of a value that the type can hold; see `_fits`."""
   spec = operations.element_spec(type_spec)
   if isinstance(value, tf.Variable):
     value = value.read_value()
-  if not isinstance(value, tf.Tensor):
-    try:
-      array = np.asarray(value)
-      wanted = spec.dtype.as_numpy_dtype
-      # Python's numbers have no width of their own; arrays have.
-      if not hasattr(value, 'dtype') and np.issubdtype(wanted, np.number):
-        array = array.astype(wanted, casting='same_kind')
-      value = tf.convert_to_tensor(array)
-    except (TypeError, ValueError) as error:
-      raise TypeError(
-        f'{name}: expected {type_spec}, found {type(value).__name__}: {error}'
-      ) from error
-  if value.dtype != spec.dtype or not spec.shape.is_compatible_with(
-    value.shape
+  if (
+    isinstance(value, tf.Tensor)
+    and value.dtype == spec.dtype
+    and spec.shape.is_compatible_with(value.shape)
   ):
+    return value
+  if isinstance(value, tf.Tensor):
+    value = value.numpy()
+  leaves = _numbers(value)
+  misfit = next((v for v in leaves if not _fits(v, type_spec)), None)
+  if misfit is not None:
     raise TypeError(
-      f'{name}: expected {type_spec}, found {value.dtype.name}'
-      f'{value.shape.as_list()}.'
+      f'{name}: expected {type_spec}, found {_describe(misfit)}: must be of the'
+      ' same kind, and no larger than it holds.'
     )
-  return value
+  dtype = type_spec.dtype.type
+  try:
+    # NumPy's own strings lose the zero bytes at their ends.
+    array = np.asarray(value, np.object_ if dtype is np.str_ else dtype)
+    tensor = tf.constant(array, spec.dtype)
+  except (TypeError, ValueError) as error:
+    raise TypeError(
+      f'{name}: expected {type_spec}, found {type(value).__name__}: {error}'
+    ) from error
+  if not spec.shape.is_compatible_with(tensor.shape):
+    raise TypeError(
+      f'{name}: expected {type_spec}, found {tensor.dtype.name}'
+      f'{tensor.shape.as_list()}.'
+    )
+  return tensor
+
+
+def _numbers(value: Any) -> Iterator[Any]:
+  """The scalars and arrays in nested lists and tuples."""
+  if isinstance(value, (list, tuple)):
+    for element in value:
+      yield from _numbers(element)
+  elif isinstance(value, tf.Tensor):
+    yield value.numpy()
+  else:
+    yield value
+
+
+def _fits(value: Any, type_spec: tff.TensorType) -> bool:
+  """Whether a scalar or an array may become a tensor of a type.
+
+  TFF's rule: the same kind (bool, integer, float, complex, string), and for
+  Python's scalars a value in range; for NumPy's a dtype in range.
+  """
+  dtype = type_spec.dtype.type
+  if isinstance(value, (np.ndarray, np.generic)):
+    found = value.dtype.type
+    if found is dtype:
+      return True
+    if issubclass(found, (np.character, np.object_)):
+      return dtype is np.str_
+    kinds = (np.bool_, np.integer, np.floating, np.complexfloating)
+    return any(
+      issubclass(found, kind) and issubclass(dtype, kind) for kind in kinds
+    ) and np.can_cast(value.dtype, dtype)
+  if isinstance(value, bool):
+    return dtype is np.bool_
+  if isinstance(value, int):
+    if not issubclass(dtype, np.integer):
+      return False
+    info = np.iinfo(dtype)
+    return info.min <= value <= info.max
+  if isinstance(value, (float, complex)):
+    kind = np.floating if isinstance(value, float) else np.complexfloating
+    return issubclass(dtype, kind) and bool(np.can_cast(value, dtype))
+  return isinstance(value, (str, bytes)) and dtype is np.str_
+
+
+def _describe(value: Any) -> str:
+  """What a value is, for messages."""
+  if isinstance(value, (np.ndarray, np.generic)):
+    return f'{value.dtype.name}{list(value.shape)}'
+  text = repr(value)
+  if len(text) > _MAX_SHOWN:
+    text = text[:_MAX_SHOWN] + ' ...'
+  return f'{type(value).__name__} {text}'
 
 
 def _to_dataset(
@@ -116,15 +187,9 @@ def _to_dataset(
     tf.nest.assert_same_structure(
       expected, value.element_spec, check_types=False
     )
-    same = all(
-      isinstance(b, tf.TensorSpec)
-      and a.dtype == b.dtype
-      and a.shape.is_compatible_with(b.shape)
-      for a, b in zip(
-        tf.nest.flatten(expected), tf.nest.flatten(value.element_spec)
-      )
-    )
-  except (TypeError, ValueError):
+    element = tff.types.tensorflow_to_type(value.element_spec)
+    same = type_spec.element.is_assignable_from(element)
+  except (NotImplementedError, TypeError, ValueError):
     same = False
   if not same:
     raise TypeError(
@@ -167,7 +232,7 @@ class Argument:
 
   Attributes:
     server: The value of each of the server's slots.
-    num_clients: The number of clients; 0 if the argument does not tell.
+    num_clients: The number of clients.
   """
 
   def __init__(
@@ -175,6 +240,8 @@ class Argument:
     value: Any,
     type_spec: Optional[tff.Type],
     slots: operations.Tree,
+    readers: Mapping[operations.Slot, Sequence[operations.Slot]],
+    default_num_clients: int = 0,
   ):
     """Reads the server's values; the clients' are read one client at a time.
 
@@ -182,13 +249,17 @@ class Argument:
       value: The argument.
       type_spec: Its type, or None if there is no parameter.
       slots: The slots of the parameter.
+      readers: By slot of a sequence, those that it is read from: each gets a
+        sequence of its own, which starts afresh.
+      default_num_clients: The number of clients if the argument does not tell.
 
     Raises:
       TypeError: If the argument is not of its type; says where.
       ValueError: If two client arguments differ in their number of clients.
     """
     self.server: dict[operations.Slot, Any] = {}
-    self.num_clients = 0
+    self.num_clients = default_num_clients
+    self._readers = readers
     self._clients: list[tuple[str, Sequence[Any], tff.Type, Any]] = []
     # What variant tensors refer to must not be freed before them.
     self._datasets: list[tf.data.Dataset] = []
@@ -197,7 +268,7 @@ class Argument:
     sizes = {name: len(values) for name, values, _, _ in self._clients}
     if len(set(sizes.values())) > 1:
       raise ValueError(f'The numbers of clients differ: {sizes}.')
-    self.num_clients = next(iter(sizes.values()), 0)
+    self.num_clients = next(iter(sizes.values()), default_num_clients)
 
   def _read(
     self, value: Any, type_spec: tff.Type, slots: Any, name: str
@@ -226,7 +297,7 @@ class Argument:
       if isinstance(type_spec, tff.FederatedType):
         type_spec = type_spec.member
       leaves = to_leaves(value, type_spec, name)
-      self.server.update(self._tensors(slots, leaves, self._datasets))
+      self.server.update(self._tensors(slots, leaves, name, self._datasets))
 
   def client(
     self, index: int, wanted: frozenset[operations.Slot]
@@ -247,7 +318,9 @@ class Argument:
     result: dict[operations.Slot, Any] = {}
     datasets: list[tf.data.Dataset] = []
     for name, values, type_spec, slots in self._clients:
-      if wanted.isdisjoint(slots):
+      if wanted.isdisjoint(slots) and not any(
+        wanted.intersection(self._readers.get(slot, ())) for slot in slots
+      ):
         continue
       try:
         value = values[index]
@@ -257,18 +330,31 @@ class Argument:
         raise errors.ExecutionError(
           f'Making {name}', error, client_index=index
         ) from error
-      leaves = to_leaves(value, type_spec, f'{name}, client {index}')
-      result.update(self._tensors(slots, leaves, datasets))
+      client_name = f'{name}, client {index}'
+      leaves = to_leaves(value, type_spec, client_name)
+      result.update(
+        self._tensors(slots, leaves, client_name, datasets, wanted)
+      )
     return result, datasets
 
   def _tensors(
-    self, slots: Any, leaves: list[Any], datasets: list[Any]
+    self,
+    slots: Any,
+    leaves: list[Any],
+    name: str,
+    datasets: list[Any],
+    wanted: Optional[frozenset[operations.Slot]] = None,
   ) -> Iterator[tuple[operations.Slot, tf.Tensor]]:
+    """The tensors of slots and of their readers; None wants all."""
     for slot, leaf in zip(operations.flatten(slots), leaves, strict=True):
-      if isinstance(leaf, tf.data.Dataset):
-        datasets.append(leaf)
-        leaf = tf.data.experimental.to_variant(leaf)
-      yield slot, leaf
+      if not isinstance(leaf, tf.data.Dataset):
+        yield slot, leaf
+        continue
+      datasets.append(leaf)
+      start = sequences.start_fn(leaf, name)
+      for reader in (slot, *self._readers.get(slot, ())):
+        if wanted is None or reader in wanted:
+          yield reader, start()
 
 
 def to_result(

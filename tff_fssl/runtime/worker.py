@@ -141,6 +141,7 @@ class _Worker:
     client_threads: int,
     simulate_secure_aggregation: bool,
     call_timeout_secs: float,
+    default_num_clients: int,
   ):
     """Starts the process and waits until it answers.
 
@@ -148,6 +149,7 @@ class _Worker:
       client_threads: See `WorkerContext`.
       simulate_secure_aggregation: See `WorkerContext`.
       call_timeout_secs: See `WorkerContext`.
+      default_num_clients: See `WorkerContext`.
 
     Raises:
       _LostError: If it does not answer.
@@ -188,6 +190,7 @@ class _Worker:
     self._context = _build_context(
       _Channel(channel, call_timeout_secs, self._process.kill),
       simulate_secure_aggregation,
+      default_num_clients,
     )
 
   def _wait_until_ready(self) -> None:
@@ -249,7 +252,9 @@ def _end(
 
 
 def _build_context(
-  channel: _Channel, simulate_secure_aggregation: bool
+  channel: _Channel,
+  simulate_secure_aggregation: bool,
+  default_num_clients: int,
 ) -> tff.framework.SyncContext:
   """TFF's context for a worker that runs.
 
@@ -265,7 +270,7 @@ def _build_context(
     )
 
   def create_executor(cardinalities: Any) -> tff.framework.RemoteExecutor:
-    cardinalities.setdefault(tff.CLIENTS, 0)
+    cardinalities.setdefault(tff.CLIENTS, default_num_clients)
     executor = tff.framework.RemoteExecutor(stub)
     executor.set_cardinalities(cardinalities)
     return executor
@@ -298,6 +303,7 @@ class WorkerContext(tff.framework.SyncContext):
     client_threads: int = 0,
     simulate_secure_aggregation: bool = False,
     call_timeout_secs: float = 0.0,
+    default_num_clients: int = 0,
     warn: Callable[[str], None] = logging.warning,
   ):
     """Initialises the context; starts no process.
@@ -310,6 +316,8 @@ class WorkerContext(tff.framework.SyncContext):
       call_timeout_secs: How long the worker may take to answer a call, in
         seconds; 0: without limit. An invocation is some quick calls, which
         send the argument, and one that computes the result.
+      default_num_clients: The number of clients of computations whose argument
+        does not tell it.
       warn: Tells the user of the open port, once, and of workers that died.
     """
     self._start_worker = functools.partial(
@@ -317,6 +325,7 @@ class WorkerContext(tff.framework.SyncContext):
       client_threads=client_threads,
       simulate_secure_aggregation=simulate_secure_aggregation,
       call_timeout_secs=call_timeout_secs,
+      default_num_clients=default_num_clients,
     )
     self._warn = warn
     self._has_warned = False
