@@ -174,7 +174,7 @@ def measure_population(size: int) -> dict[str, float]:
   with timed('process'):
     built = experiment.build_experiment(task, '')
   with timed('first cohort'):
-    built.data_source.cohort(0, 1)[0]()
+    next(iter(built.data_source.cohort(0, 1)))
   result['in all'] = sum(result.values())
   return {**result, 'memory': memory('VmRSS') - before}
 

@@ -1,5 +1,7 @@
 """What clients report."""
 
+import hypothesis
+from hypothesis import strategies as st
 import numpy as np
 import tiny_task
 
@@ -37,3 +39,51 @@ def test_clients_that_keep_no_pseudo_label_count_in_the_kept_ratio():
   np.testing.assert_allclose(both['pseudo_label_ratio'], alone * 12 / 16)
   assert both['aggregation_weight_min'] == 0.0
   assert both['aggregation_weight_max'] == 1.0
+
+
+def _broken(element, kind, how, where):
+  """An element one of whose labels is `how`, or which lacks one."""
+  part = element[kind]
+  if how is None:
+    part['y'] = part['y'][:-1]
+  else:
+    part['y'] = part['y'].copy()
+    part['y'][where % len(part['y'])] = how
+  return element
+
+
+@hypothesis.settings(max_examples=20)
+@hypothesis.given(
+  st.sampled_from(['labeled', 'unlabeled']),
+  st.none()
+  | st.integers(tiny_task.NUM_CLASSES, 2**31 - 1)
+  | st.integers(-(2**31), -2),
+  st.integers(0, 11),
+)
+def test_a_client_with_impossible_labels_is_left_out_of_both_phases(
+  kind, how, where
+):
+  process = tiny_task.build('fixmatch', 'labels_at_clients')
+  state = process.initialize()
+  make = lambda i: tiny_task.client(i, labeled=4)
+  cohort = [make(0), make(1)]
+  bad = _broken(make(2), kind, how, where)
+  good = process.next(state, [tiny_task.dataset(e) for e in cohort])
+  cohort.insert(1, bad)
+  both = process.next(state, [tiny_task.dataset(e) for e in cohort])
+  for a, b in zip(tiny_task.flat(good.state), tiny_task.flat(both.state)):
+    np.testing.assert_array_equal(a, b)
+  train = both.metrics['client_work']['train']
+  assert train['num_rejected_clients'] == 1 and train['num_clients'] == 3
+  assert both.metrics['last_phase']['num_rejected_clients'] == 0
+
+
+def test_unknown_labels_are_for_unlabelled_examples_only():
+  process = tiny_task.build('fixmatch', 'labels_at_clients')
+  state = process.initialize()
+  for kind, rejected in (('unlabeled', 0), ('labeled', 1)):
+    element = tiny_task.client(0, labeled=4)
+    element[kind]['y'][:] = -1
+    output = process.next(state, [tiny_task.dataset(element)])
+    train = output.metrics['client_work']['train']
+    assert train['num_rejected_clients'] == rejected

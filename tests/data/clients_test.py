@@ -164,3 +164,37 @@ def test_large_server_data_need_a_folder(monkeypatch):
   monkeypatch.setattr(clients, 'MAX_CONSTANT_BYTES', 100)
   with pytest.raises(UsageError, match='give the folder'):
     clients.build_server_data_fn(*_server_examples(20))
+
+
+def test_labels_are_taken_in_every_width_and_never_wrap():
+  x = np.zeros((3, 4, 4, 1), np.uint8)
+  seed = clients.client_seed(0, 0, 0)
+
+  def make(labels, num_classes=None):
+    example = clients.make_example(
+      seed=seed, labeled=(x, labels), unlabeled=None, num_classes=num_classes
+    )
+    return example['labeled']['y']
+
+  for dtype in (np.int8, np.uint8, np.int32, np.int64, np.uint64):
+    labels = make(np.array([0, 1, 2], dtype), 3)
+    assert labels.dtype == np.int32 and labels.tolist() == [0, 1, 2]
+  (element,) = clients.build_server_data_fn(x, np.arange(3))()
+  assert element['y'].dtype == tf.int32
+  for wrong in ([2**32] * 3, [-(2**31) - 1] * 3, [2**63] * 3):
+    with pytest.raises(UsageError, match='range of int32'):
+      make(wrong)
+  for wrong in ([0.0, 1.0, 2.0], [True, False, True], ['a', 'b', 'c']):
+    with pytest.raises(UsageError, match='must be integers'):
+      make(wrong)
+  with pytest.raises(UsageError, match='from 0 to 3; allowed are 0 to 2'):
+    make([0, 1, 3], 3)
+
+
+def test_unusable_example_fits_the_spec():
+  spec = clients.element_spec((4, 4, 1))
+  example = clients.unusable_example(spec)
+  tf.nest.map_structure(
+    lambda s, v: s.shape.assert_is_compatible_with(v.shape), spec, example
+  )
+  assert example['unlabeled']['y'].tolist() == [-2]

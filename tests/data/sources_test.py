@@ -103,5 +103,5 @@ def test_real_cifar10(cifar10):
 def test_examples_of_a_wrong_kind_are_refused():
   with pytest.raises(UsageError, match='must be uint8'):
     sources.Examples(np.zeros((2, 3, 3, 1)), np.zeros(2, np.int32))
-  with pytest.raises(UsageError, match='must be int32'):
+  with pytest.raises(UsageError, match='must be integers'):
     sources.Examples(np.zeros((2, 3, 3, 1), np.uint8), np.zeros(3, np.int32))

@@ -59,7 +59,7 @@ class FakeProcess:
     self.next = _Computation(self._next, (state_type, _DATA_TYPE), None)
 
   def _next(self, state, cohort):
-    values = [client() for client in cohort]
+    values = list(cohort)
     round_num = int(state.client_work) + 1
     self.rounds.append(round_num)
     total = np.sum(values, axis=0, dtype=np.float32) * np.float32(1 / 3)

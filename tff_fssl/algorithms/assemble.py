@@ -177,6 +177,7 @@ def build_process(
     built['batch_norm'] = bool(network.batch_norm_layers)
     built['static'] = network.is_static
     built['variances'] = network.variances
+    built['num_classes'] = network.num_outputs
 
     @tf.function
     def run():
@@ -279,6 +280,7 @@ def build_process(
     track_non_trainable=tracked,
     first_round=first_round,
     bounds=bounds,
+    num_classes=built['num_classes'],
     release_metrics=not (private or secure),
   )
   finalizer = server_step.build_server_step(
@@ -302,6 +304,7 @@ def build_process(
       kind=hparams.batch_norm_statistics,
       batch_size=hparams.statistics_batch_size,
       max_client_examples=_max_client_examples(hparams),
+      num_classes=built['num_classes'],
       server_data_fn=server_data_fn,
       server_batch_size=server_statistics_batch,
     )
@@ -336,8 +339,9 @@ def build_process(
       'bytes_up_per_client': bytes_up,
     },
     find_non_finite=client_work.build_find_non_finite(
-      make_client_training, client_rate_fn
+      make_client_training, client_rate_fn, built['num_classes']
     ),
+    num_classes=built['num_classes'],
   )
 
 

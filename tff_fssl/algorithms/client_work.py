@@ -51,6 +51,40 @@ def read_one(dataset: tf.data.Dataset) -> Any:
   return dataset.concatenate(blanks).take(1).get_single_element()
 
 
+def read_client(
+  dataset: tf.data.Dataset, num_classes: int
+) -> tuple[Any, tf.Tensor]:
+  """A client's element, and whether it can be trained on.
+
+  What a client holds is not believed: a label that is no class would be an
+  error on a CPU, and NaN on a GPU.
+
+  Args:
+    dataset: Of one element, as `data.clients.make_example` makes it.
+    num_classes: Labels must be below, and 0 or more; -1 or more where they are
+      of unlabelled examples.
+
+  Returns:
+    (element, bool scalar). No examples if it cannot.
+  """
+  data = read_one(dataset)
+  checks = []
+  for kind, lowest in (('labeled', 0), ('unlabeled', -1)):
+    x, y = data[kind]['x'], data[kind]['y']
+    checks += [
+      tf.equal(tf.shape(x)[0], tf.shape(y)[0]),
+      tf.reduce_all(tf.logical_and(y >= lowest, y < num_classes)),
+    ]
+  usable = tf.reduce_all(checks)
+  data = dict(data)
+  for kind in ('labeled', 'unlabeled'):
+    data[kind] = {
+      name: value[: tf.where(usable, tf.shape(value)[0], 0)]
+      for name, value in data[kind].items()
+    }
+  return data, usable
+
+
 def data_type(element_spec: Any) -> tff.SequenceType:
   """The type of a client's data from `data.clients.element_spec`'s result."""
   return tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
@@ -89,12 +123,14 @@ def _train(
 def build_find_non_finite(
   make_training: Callable[[], training.LocalTraining],
   learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
+  num_classes: int,
 ) -> FindNonFinite:
   """Builds what repeats a client's round, outside TFF, to see where it fails.
 
   Args:
     make_training: As `build_client_work`'s; called when first needed.
     learning_rate_fn: Likewise.
+    num_classes: Likewise.
 
   Returns:
     `(weights, dataset, round number) -> NonFinite`, or None if the client's
@@ -118,7 +154,8 @@ def build_find_non_finite(
   def find(weights, dataset, round_num):
     run, watch = build()
     weights = tf.nest.map_structure(tf.convert_to_tensor, weights)
-    finite = run(weights, read_one(dataset), tf.constant(round_num))
+    data, _ = read_client(dataset, num_classes)
+    finite = run(weights, data, tf.constant(round_num))
     return None if finite else watch.found()
 
   return find
@@ -134,6 +171,7 @@ def build_client_work(
   track_non_trainable: bool,
   first_round: int,
   bounds: Bounds,
+  num_classes: int,
   release_metrics: bool = True,
 ) -> tuple[tff.learning.templates.ClientWorkProcess, int]:
   """Builds the client work.
@@ -146,6 +184,7 @@ def build_client_work(
   processed. A client that trained on nothing weighs 0. So does one whose update
   is not finite, whose metrics count for nothing but `num_non_finite_clients`;
   where no metrics are released its weight is NaN, for the aggregator to count.
+  A client whose data cannot be trained on is rejected.
 
   What clients send is not believed: see `build_screen`.
 
@@ -159,6 +198,7 @@ def build_client_work(
       the update.
     first_round: The number of the first round.
     bounds: What clients can truthfully send.
+    num_classes: The width of the model's output; see `read_client`.
     release_metrics: If false, nothing of a client leaves but its update and
       weight, for the aggregator; metrics are the number of clients alone.
 
@@ -172,7 +212,7 @@ def build_client_work(
 
     @tf.function
     def run(weights, dataset, round_num):
-      data = read_one(dataset)
+      data, usable = read_client(dataset, num_classes)
       result, finite = _train(local, weights, data, round_num, learning_rate_fn)
       weight = result.weight
       if weight is None:
@@ -186,9 +226,9 @@ def build_client_work(
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
       weight = tf.where(counts, weight, 0.0)
-      if not release_metrics:
-        # There is no report that says so.
-        weight = tf.where(finite, weight, float('nan'))
+      # Rejected; without a report, also where it only fails.
+      valid = usable if release_metrics else tf.logical_and(usable, finite)
+      weight = tf.where(valid, weight, float('nan'))
       update = result.update
       if track_non_trainable:
         update += tuple(

@@ -18,9 +18,11 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   Attributes:
     find_non_finite: See `client_work.build_find_non_finite`; no part of the
       process's computations.
+    num_classes: Labels of clients must be below, if known.
   """
 
   find_non_finite: client_work_lib.FindNonFinite
+  num_classes: int | None = None
 
 
 def compose_fssl_process(
@@ -34,6 +36,7 @@ def compose_fssl_process(
   revise_state: tff.Computation | None = None,
   communication: Mapping[str, int] | None = None,
   find_non_finite: client_work_lib.FindNonFinite | None = None,
+  num_classes: int | None = None,
 ) -> FsslProcess:
   """Composes a `LearningProcess`.
 
@@ -54,6 +57,7 @@ def compose_fssl_process(
       client work's measurements: the state that counts.
     communication: Constant figures reported among the metrics.
     find_non_finite: The process's, if it is to have one.
+    num_classes: The process's.
 
   Returns:
     The process.
@@ -122,6 +126,7 @@ def compose_fssl_process(
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type)
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
+  process.num_classes = num_classes
   if find_non_finite is not None:
     process.find_non_finite = find_non_finite
   return process

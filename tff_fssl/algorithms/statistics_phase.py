@@ -23,6 +23,7 @@ def build_statistics_phase(
   kind: str,
   batch_size: int,
   max_client_examples: int,
+  num_classes: int,
   server_data_fn: Callable[[], tf.data.Dataset] | None = None,
   server_batch_size: int,
 ) -> tuple[tff.Computation, int]:
@@ -42,6 +43,7 @@ def build_statistics_phase(
     kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
     batch_size: Examples in a batch of the clients' pass.
     max_client_examples: The most examples that a client can have.
+    num_classes: See `client_work.read_client`.
     server_data_fn: The server's labelled data, if it has any.
     server_batch_size: Examples in a batch of the server's pass.
 
@@ -55,7 +57,7 @@ def build_statistics_phase(
 
     @tf.function
     def run(weights, dataset):
-      data = client_work.read_one(dataset)
+      data, _ = client_work.read_client(dataset, num_classes)
       return client_sums(
         network, weights, data, views=views, kind=kind, batch_size=batch_size
       )

@@ -20,6 +20,8 @@ from tff_fssl.data import seeds
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
+# The label of an example whose label is not known.
+UNKNOWN_LABEL = -1
 # Larger labelled sets would make the server's graph slow to build and to copy.
 MAX_CONSTANT_BYTES = 16 * 2**20
 
@@ -66,6 +68,7 @@ def make_example(
   seed: np.ndarray,
   labeled: tuple[np.ndarray, np.ndarray] | None,
   unlabeled: tuple[np.ndarray, np.ndarray | None] | None,
+  num_classes: int | None = None,
 ) -> collections.OrderedDict[str, Any]:
   """A client's element from plain arrays.
 
@@ -74,30 +77,33 @@ def make_example(
     labeled: (x uint8 [N, H, W, C], y integers [N]); None if it has none.
     unlabeled: (x, true labels or None where they are not known), likewise. At
       least one of the two must be given.
+    num_classes: Labels must be below; None: the model's own check leaves a
+      client out that has others.
 
   Returns:
     Nested arrays that match `element_spec`.
 
   Raises:
-    UsageError: If shapes or types do not fit.
+    UsageError: If shapes, types or labels do not fit.
   """
   given = [pair for pair in (labeled, unlabeled) if pair is not None]
   if not given:
     raise UsageError('neither labelled nor unlabelled examples were given')
   image_shape = np.shape(given[0][0])[1:]
 
-  def examples(pair):
+  def examples(pair, lowest):
     if pair is None:
       pair = np.zeros([0, *image_shape], np.uint8), None
     x, y = pair
     if y is None:
-      y = np.full(len(x), -1, np.int32)
-    checked = sources.Examples(np.asarray(x), np.asarray(y, np.int32))
+      y = np.full(len(x), UNKNOWN_LABEL, np.int32)
+    checked = sources.Examples(np.asarray(x), y)
     if checked.x.shape[1:] != image_shape:
       raise UsageError(
         f'labelled images are {list(image_shape)}, unlabelled ones'
         f' {list(checked.x.shape[1:])}: they must be alike'
       )
+    check_labels(checked.y, lowest, num_classes)
     return collections.OrderedDict(x=checked.x, y=checked.y)
 
   seed = np.asarray(seed)
@@ -106,8 +112,45 @@ def make_example(
       f"a client's seed must be int32 [2], not {seed.dtype} {seed.shape}"
     )
   return collections.OrderedDict(
-    seed=seed, labeled=examples(labeled), unlabeled=examples(unlabeled)
+    seed=seed,
+    labeled=examples(labeled, 0),
+    unlabeled=examples(unlabeled, UNKNOWN_LABEL),
   )
+
+
+def check_labels(
+  labels: np.ndarray, lowest: int, num_classes: int | None
+) -> None:
+  """Refuses labels outside [lowest, num_classes); raises `UsageError`."""
+  if num_classes is None or not labels.size:
+    return
+  if labels.min() < lowest or labels.max() >= num_classes:
+    raise UsageError(
+      f'labels go from {labels.min()} to {labels.max()}; allowed are {lowest}'
+      f' to {num_classes - 1}'
+    )
+
+
+def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
+  """What stands for a client whose data cannot be used.
+
+  Args:
+    element_spec: As `element_spec` gives it.
+
+  Returns:
+    An element that every process of ours leaves out, and counts as rejected:
+    one example whose label no example can have.
+  """
+  element = tf.nest.map_structure(
+    lambda s: np.zeros([d or 0 for d in s.shape], s.dtype.as_numpy_dtype),
+    element_spec,
+  )
+  x, y = element['unlabeled']['x'], element['unlabeled']['y']
+  element['unlabeled'] = collections.OrderedDict(
+    x=np.zeros([1, *x.shape[1:]], x.dtype),
+    y=np.full([1], UNKNOWN_LABEL - 1, y.dtype),
+  )
+  return element
 
 
 def client_examples(
@@ -149,7 +192,7 @@ def build_server_data_fn(
 
   Args:
     x: uint8 [N, H, W, C].
-    y: int32 [N].
+    y: Integers [N].
     directory: Where that file is put; needed for large data only.
 
   Returns:
@@ -160,7 +203,7 @@ def build_server_data_fn(
     UsageError: If types or shapes do not fit, or the data are large and no
       folder is given.
   """
-  examples = sources.Examples(np.ascontiguousarray(x), np.asarray(y))
+  examples = sources.Examples(np.ascontiguousarray(x), y)
   if examples.x.nbytes <= MAX_CONSTANT_BYTES:
     return lambda: tf.data.Dataset.from_tensors(
       collections.OrderedDict(x=examples.x, y=examples.y)

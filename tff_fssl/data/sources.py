@@ -4,6 +4,7 @@ import dataclasses
 import os
 import pathlib
 import re
+from typing import Any
 
 import numpy as np
 
@@ -15,28 +16,55 @@ _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
 _READ_BATCH_SIZE = 1_000
 
 
+def as_labels(labels: Any) -> np.ndarray:
+  """Labels as int32, whatever integers they were.
+
+  Args:
+    labels: Integers of any width (NumPy's default is int64), or nothing.
+
+  Returns:
+    int32, of the same shape.
+
+  Raises:
+    UsageError: If they are not integers, or not in int32's range.
+  """
+  labels = np.asarray(labels)
+  if labels.dtype == np.int32:
+    return labels
+  if labels.size and not np.issubdtype(labels.dtype, np.integer):
+    raise UsageError(f'labels must be integers, not {labels.dtype}')
+  info = np.iinfo(np.int32)
+  if labels.size and (labels.min() < info.min or labels.max() > info.max):
+    raise UsageError(
+      f'labels go from {labels.min()} to {labels.max()}: must be in the range'
+      ' of int32'
+    )
+  return labels.astype(np.int32)
+
+
 @dataclasses.dataclass(frozen=True)
 class Examples:
   """Labelled images.
 
   Attributes:
     x: uint8 [N, H, W, C].
-    y: int32 [N], in [0, number of classes).
+    y: int32 [N], in [0, number of classes). Other integers are converted.
   """
 
   x: np.ndarray
   y: np.ndarray
 
   def __post_init__(self):
+    object.__setattr__(self, 'y', as_labels(self.y))
     if self.x.dtype != np.uint8 or self.x.ndim != 4:
       raise UsageError(
         'images must be uint8 [N, H, W, C], not'
         f' {self.x.dtype} {list(self.x.shape)}'
       )
-    if self.y.dtype != np.int32 or self.y.shape != self.x.shape[:1]:
+    if self.y.shape != self.x.shape[:1]:
       raise UsageError(
-        f'labels of {len(self.x)} images must be int32 [{len(self.x)}], not'
-        f' {self.y.dtype} {list(self.y.shape)}'
+        f'labels of {len(self.x)} images must be integers [{len(self.x)}], not'
+        f' {list(self.y.shape)}'
       )
 
   def __len__(self) -> int:

@@ -300,11 +300,12 @@ def _check_aggregator(config: Config) -> None:
     )
   name = aggregator.aggregator
   if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
-    if run.debug_non_finite:
-      raise UsageError(
-        '--debug_non_finite: tells of single clients, of whom nothing may leave'
-        f' but through the sum of --aggregator={name}; leave one of the two out'
-      )
+    for flag in ('debug_non_finite', 'strict_clients'):
+      if getattr(run, flag):
+        raise UsageError(
+          f'--{flag}: tells of single clients, of whom nothing may leave but'
+          f' through the sum of --aggregator={name}; leave one of the two out'
+        )
     own = config.entry.capabilities.own_weights
     aggregator_hparams.check_confidential(
       name,

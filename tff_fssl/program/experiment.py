@@ -64,6 +64,7 @@ class Experiment:
     evaluate_fn: Process state -> 'test/accuracy', ...
     explain_fn: (process state, round, how many clients failed in it) -> lines
       on which clients did, and where.
+    failed_clients: Those whose data could not be used.
   """
 
   task: Task
@@ -71,6 +72,7 @@ class Experiment:
   data_source: sampling.CohortDataSource
   evaluate_fn: Callable[[Any], Mapping[str, float]]
   explain_fn: Callable[[Any, int, int], list[str]]
+  failed_clients: sampling.FailedClients
 
 
 def configure_devices(config: config_lib.Config) -> None:
@@ -170,10 +172,14 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     num_classes=data.num_classes,
     model_aggregator=_build_aggregator(config),
   )
+  failed_clients = sampling.FailedClients()
+  # Whose data failed depends on data that nothing but the noised sum may show.
+  is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
     lambda client_id: clients.client_examples(data, partition, client_id),
     seed=config.run.seed,
+    on_failure=(lambda *_: None) if is_private else failed_clients.add,
     num_clients=config.run.num_clients,
     clients_per_round=min(config.run.clients_per_round, config.run.num_clients),
     first_round=config.first_round,
@@ -185,6 +191,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     data_source,
     _build_evaluate_fn(task),
     _build_explain_fn(process, data_source, config.run.seed),
+    failed_clients,
   )
 
 
@@ -232,11 +239,11 @@ def _build_explain_fn(
 
   def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
     weights, lines = model_weights(state), []
-    for client_id, make_dataset in zip(
+    for client_id, dataset in zip(
       data_source.client_ids(seed, round_num),
       data_source.cohort(seed, round_num),
     ):
-      found = process.find_non_finite(weights, make_dataset(), round_num)
+      found = process.find_non_finite(weights, dataset, round_num)
       if found is not None:
         lines.append(f'client {client_id}: not finite: first {found}')
     if len(lines) < num_failed:

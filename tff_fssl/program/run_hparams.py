@@ -163,6 +163,13 @@ class RunHparams:
     'Replace secure sums (--aggregator=secure) by plain ones, which protect'
     ' nothing: for simulation.',
   )
+  strict_clients: bool = hparam(
+    False,
+    'Stop if the data of a client cannot be used (labels that are no class,'
+    ' wrong images, a reader that fails). Otherwise the client is left out of'
+    ' the round, named on the console, and counted in'
+    ' client_work/train/num_rejected_clients.',
+  )
   debug_non_finite: bool = hparam(
     False,
     'Repeat the clients of rounds in which updates were not finite, one by one,'
@@ -223,6 +230,7 @@ GROUPS = {
     'client_devices',
     'client_threads',
     'simulate_secure_aggregation',
+    'strict_clients',
     'debug_non_finite',
     'progress',
     'verbose',
@@ -245,6 +253,7 @@ MAY_DIFFER = frozenset(
     'progress',
     'rounds_per_checkpoint',
     'runtime',
+    'strict_clients',
     'tensorboard',
     'total_rounds',
     'verbose',

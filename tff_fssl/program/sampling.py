@@ -1,23 +1,77 @@
 """Which clients take part in a round: a function of (seed, round)."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 import functools
 import struct
+import threading
 from typing import Any
 
+from absl import logging
 import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.data import clients
+from tff_fssl.hparams import UsageError
 
 _FORMAT = '<qq'
+# How much is repeated of why a client's data cannot be used.
+_MAX_REASON = 200
 
 # (round_num, client_id) -> what the runtime takes as a client's data.
 MakeClient = Callable[[int, int], Any]
 
 # client_id -> (labelled, unlabelled) examples, as `clients.make_example` takes.
 LoadClient = Callable[[int], tuple[Any, Any]]
+
+# (round_num, client_id, reason): told once of a client that is left out of a
+# round. What it raises ends the round.
+OnFailure = Callable[[int, int, str], None]
+
+
+class Cohort(list):
+  """A list of clients' data, each made when it is looked at.
+
+  It holds functions without arguments, and gives what they return. The
+  in-process runtime looks at a client when its turn comes, and does not keep
+  it; TFF's own contexts, which send all data at once, look at all. (A list,
+  since they take no other sequence.)
+  """
+
+  def __getitem__(self, index: Any) -> Any:
+    value = super().__getitem__(index)
+    if isinstance(index, slice):
+      return Cohort(value)
+    return value() if callable(value) else value
+
+  def __iter__(self) -> Iterator[Any]:
+    return (self[index] for index in range(len(self)))
+
+
+class FailedClients:
+  """Remembers the clients that were left out of a round, for its report."""
+
+  def __init__(self):
+    self._lock = threading.Lock()
+    self._reasons: dict[tuple[int, int], str] = {}
+
+  def add(self, round_num: int, client_id: int, reason: str) -> None:
+    """See `OnFailure`."""
+    with self._lock:
+      self._reasons[round_num, client_id] = reason
+
+  def take(self, round_num: int) -> list[tuple[int, str]]:
+    """(client, reason) of a round, by client; forgets all rounds."""
+    with self._lock:
+      taken, self._reasons = self._reasons, {}
+    return sorted((c, why) for (r, c), why in taken.items() if r == round_num)
+
+
+def warn_of_failure(round_num: int, client_id: int, reason: str) -> None:
+  """An `OnFailure` that logs a line."""
+  logging.warning(
+    'round %d: client %d is left out: %s', round_num, client_id, reason
+  )
 
 
 def sample_cohort(
@@ -82,15 +136,15 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     """The type of a cohort."""
     return self._source.federated_type
 
-  def select(self, k: int | None = None) -> list[Any]:
+  def select(self, k: int | None = None) -> Cohort:
     """The cohort of the round, after which it points at the next one.
 
     Args:
       k: How many clients; None is the source's `clients_per_round`.
 
     Returns:
-      One value a client (none in rounds without clients), as `make_client`
-      gives them: nothing is read before a client's turn comes.
+      A `Cohort` (empty in rounds without clients): nothing is read before a
+      client's turn comes.
     """
     cohort = self._source.cohort(self.seed, self.round_num, k)
     self.round_num += 1
@@ -126,8 +180,9 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
     Args:
       federated_type: `{D*}@CLIENTS`.
-      make_client: (round_num, client_id) -> a client's data; called when the
-        client's turn comes, perhaps in another thread, perhaps twice a round.
+      make_client: (round_num, client_id) -> a client's data, a dataset; called
+        when the client's turn comes, perhaps in another thread, perhaps twice a
+        round.
       seed: Of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
       clients_per_round: How many are drawn a round.
@@ -172,14 +227,12 @@ class CohortDataSource(tff.program.FederatedDataSource):
       raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
     return sample_cohort(seed, round_num, self._num_clients, k)
 
-  def cohort(
-    self, seed: int, round_num: int, k: int | None = None
-  ) -> list[Any]:
-    """One function without arguments a client, which gives its data."""
-    return [
+  def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
+    """The data of a round's clients."""
+    return Cohort(
       functools.partial(self._make_client, round_num, client_id)
       for client_id in self.client_ids(seed, round_num, k)
-    ]
+    )
 
 
 def build_data_source(
@@ -187,9 +240,14 @@ def build_data_source(
   load_client: LoadClient,
   *,
   seed: int,
+  on_failure: OnFailure = warn_of_failure,
   **population: Any,
 ) -> CohortDataSource:
   """The clients of one of our processes, from their examples.
+
+  A client whose data cannot be used is left out of the round: if `load_client`
+  raises, or gives what `clients.make_example` refuses, other images than the
+  process takes, or labels that are no class. The process counts it as rejected.
 
   Args:
     process: What they train.
@@ -197,26 +255,53 @@ def build_data_source(
       pair (x, y) as `clients.make_example` takes them. Called when the client's
       turn comes, perhaps in another thread, perhaps twice a round.
     seed: Of the cohorts, and of what clients draw in a round.
+    on_failure: Told of clients that are left out; see `OnFailure`.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
       optionally first_round and trains_clients.
 
   Returns:
-    The source.
+    The source. Its cohorts run under any context.
   """
+  federated_type = process.next.type_signature.parameter[1]
+  spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
+  num_classes = getattr(process, 'num_classes', None)
+  lock, told = threading.Lock(), set()
+
+  def load(round_num, client_id):
+    labeled, unlabeled = load_client(client_id)
+    element = clients.make_example(
+      seed=clients.client_seed(seed, round_num, client_id),
+      labeled=labeled,
+      unlabeled=unlabeled,
+      num_classes=num_classes,
+    )
+    _check_element(element, spec)
+    return element
 
   def make_client(round_num, client_id):
-    labeled, unlabeled = load_client(client_id)
-    return tf.data.Dataset.from_tensors(
-      clients.make_example(
-        seed=clients.client_seed(seed, round_num, client_id),
-        labeled=labeled,
-        unlabeled=unlabeled,
-      )
-    )
+    try:
+      element = load(round_num, client_id)
+    except Exception as error:  # pylint: disable=broad-except
+      reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
+      with lock:
+        is_new = (round_num, client_id) not in told
+        # Of this round only: phases come one after another.
+        told.difference_update([t for t in told if t[0] != round_num])
+        told.add((round_num, client_id))
+      if is_new:
+        on_failure(round_num, client_id, reason[:_MAX_REASON])
+      element = clients.unusable_example(spec)
+    return tf.data.Dataset.from_tensors(element)
 
-  return CohortDataSource(
-    process.next.type_signature.parameter[1],
-    make_client,
-    seed=seed,
-    **population,
-  )
+  return CohortDataSource(federated_type, make_client, seed=seed, **population)
+
+
+def _check_element(element: Any, spec: Any) -> None:
+  """Refuses images that a process does not take; raises `UsageError`."""
+  for kind in ('labeled', 'unlabeled'):
+    x, wanted = element[kind]['x'], spec[kind]['x']
+    if not wanted.shape.is_compatible_with(x.shape) or wanted.dtype != x.dtype:
+      raise UsageError(
+        f'images are {x.dtype} {list(x.shape[1:])}, expected are'
+        f' {wanted.dtype.name} {wanted.shape[1:].as_list()}'
+      )

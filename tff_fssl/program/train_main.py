@@ -1,11 +1,9 @@
 """`programs/train.py`: trains as the flags say, or goes on where it stopped."""
 
 import asyncio
-import atexit
 from collections.abc import Mapping, Sequence
 import contextlib
 import dataclasses
-import gc
 import os
 from typing import Any
 
@@ -111,7 +109,6 @@ def _train(
     warn=view.say,
   )
   federated_context = tff.program.NativeFederatedContext(context)
-  atexit.register(_drop_default_context, federated_context)
   stack = tff.framework.get_context_stack()
   with contextlib.ExitStack() as exits:
     exits.enter_context(stack.install(federated_context))
@@ -138,6 +135,7 @@ def _train(
       initial_weights=weights,
       around_round=_profiler(config, tree, view).round,
       explain_fn=experiment.explain_fn if config.run.debug_non_finite else None,
+      failures_fn=experiment.failed_clients.take,
     )
     try:
       result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
@@ -163,14 +161,6 @@ def _train(
   return main_lib.DONE
 
 
-def _drop_default_context(replacement: Any) -> None:
-  """Drops TFF's own context while it can still clean up, and so is quiet."""
-  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
-
-  tff.framework.set_default_context(replacement)
-  gc.collect()
-
-
 def _settings(config: config_lib.Config) -> training_types.Settings:
   """How long and how often, of a configuration."""
   return training_types.Settings(
@@ -179,6 +169,7 @@ def _settings(config: config_lib.Config) -> training_types.Settings:
     rounds_per_evaluation=config.run.rounds_per_evaluation,
     rounds_per_checkpoint=config.run.rounds_per_checkpoint,
     max_bad_rounds=config.run.max_bad_rounds,
+    strict_clients=config.run.strict_clients,
   )
 
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import tensorflow_federated as tff
 
+from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import managers
 from tff_fssl.program import round_checks
@@ -105,6 +106,7 @@ async def train(
     [int], contextlib.AbstractContextManager[None]
   ] = lambda round_num: contextlib.nullcontext(),
   explain_fn: Callable[[Any, int, int], Sequence[str]] | None = None,
+  failures_fn: Callable[[int], Sequence[tuple[int, str]]] = lambda _: (),
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
@@ -125,13 +127,16 @@ async def train(
     around_round: Round number -> the context in which the round is run.
     explain_fn: (process state before a round, its number, how many clients were
       not finite in it) -> lines that say why; called in another thread.
+    failures_fn: Round number -> (client, why its data could not be used) of the
+      clients that were left out of the round.
 
   Returns:
     How it ended: after the last round, or stopped by request, saved.
 
   Raises:
     TrainingStoppedError: After `max_bad_rounds` bad rounds in a row.
-    UsageError: If checkpoints cannot be used or a disk refuses.
+    UsageError: If checkpoints cannot be used, a disk refuses, or the data of a
+      client cannot be used while `strict_clients` is set.
     ValueError: If process and data source do not fit together.
   """
   _check_types(process, data_source)
@@ -158,8 +163,17 @@ async def train(
       before_round = state.process
       with around_round(done):
         state, report = await _run_round(
-          process, state, done, settings, outputs, evaluate_fn, timing_fn
+          process,
+          state,
+          done,
+          settings,
+          outputs,
+          evaluate_fn,
+          timing_fn,
+          failures_fn,
         )
+      for line in report.failures:
+        reporter.say(line)
       warning = watch.warning(report.metrics)
       if warning is not None:
         reporter.say(f'round {done}: {warning}.')
@@ -276,6 +290,7 @@ async def _run_round(
   outputs: Outputs,
   evaluate_fn: Callable[[Any], Mapping[str, float]],
   timing_fn: Callable[[], Mapping[str, float]],
+  failures_fn: Callable[[int], Sequence[tuple[int, str]]],
 ) -> tuple[ProgramState, RoundReport]:
   """Runs a round, evaluates if it is due, releases what came of it."""
   start = time.monotonic()
@@ -283,6 +298,14 @@ async def _run_round(
   output = await tff.program.materialize_value(
     process.next(state.process, cohort)
   )
+  failures = [
+    f'round {round_num}: client {client_id} is left out: {reason}'
+    for client_id, reason in failures_fn(round_num)
+  ]
+  if failures and settings.strict_clients:
+    raise UsageError(
+      f'{failures[0]}; it stops the run because of --strict_clients'
+    )
   timing = {f'seconds/{k}': float(v) for k, v in timing_fn().items()}
   timing['seconds/round'] = time.monotonic() - start
   metrics = managers.flatten(output.metrics)
@@ -304,7 +327,9 @@ async def _run_round(
     await outputs.also.release({**metrics, **evaluation, **timing}, round_num)
   num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
   state = ProgramState(output.state, state.iterator, num_bad)
-  return state, RoundReport(round_num, metrics, timing, evaluation, is_bad)
+  return state, RoundReport(
+    round_num, metrics, timing, evaluation, is_bad, failures
+  )
 
 
 def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:

@@ -1,6 +1,6 @@
 """What training and those who watch it tell each other. TensorFlow-free."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, Protocol
 
@@ -17,6 +17,7 @@ class Settings:
       the last one.
     rounds_per_checkpoint: Likewise saved.
     max_bad_rounds: After so many bad rounds in a row training stops.
+    strict_clients: Whether a client whose data cannot be used stops training.
   """
 
   first_round: int = 1
@@ -24,6 +25,7 @@ class Settings:
   rounds_per_evaluation: int = 1
   rounds_per_checkpoint: int = 1
   max_bad_rounds: int = 3
+  strict_clients: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,6 +38,7 @@ class RoundReport:
     timing: As in timing.csv.
     evaluation: As in eval.csv; empty if there was none.
     is_bad: Whether no update could be used.
+    failures: A line for each client whose data could not be used.
   """
 
   round_num: int
@@ -43,6 +46,7 @@ class RoundReport:
   timing: Mapping[str, float]
   evaluation: Mapping[str, float]
   is_bad: bool
+  failures: Sequence[str] = ()
 
 
 class Reporter(Protocol):

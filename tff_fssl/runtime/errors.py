@@ -1,8 +1,9 @@
 """The error that names the operation of a computation which failed."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Callable, Mapping
 import re
-from typing import Optional
+from typing import Any, Optional
 
 # How much of the original message is repeated.
 _MAX_MESSAGE_LENGTH = 2000
@@ -68,3 +69,37 @@ def find_operation(
       labels.append(label)
   labels = list(dict.fromkeys(labels)) or list(operations)
   return ' or '.join(f'{label} ({operations[label]})' for label in labels)
+
+
+class _Handler:
+  """An asyncio exception handler that knows which errors were raised."""
+
+  def __init__(self, before: Optional[Callable[[Any, Any], Any]]):
+    self._before = before
+
+  def __call__(
+    self, loop: asyncio.AbstractEventLoop, context: dict[str, Any]
+  ) -> None:
+    if getattr(context.get('exception'), '_tff_fssl_raised', False):
+      return
+    if self._before is None:
+      loop.default_exception_handler(context)
+    else:
+      self._before(loop, context)
+
+
+def raised_in_loop(error: Exception) -> None:
+  """Keeps asyncio from reporting an error that an invocation raises.
+
+  TFF's program context makes a task for each part of a computation's result.
+  All fail with the error, and whoever awaits the result gets it from one; of
+  each of the others asyncio would say that nobody retrieved its exception.
+
+  Args:
+    error: What is about to be raised, in the running event loop.
+  """
+  error._tff_fssl_raised = True  # type: ignore[attr-defined]
+  loop = asyncio.get_running_loop()
+  handler = loop.get_exception_handler()
+  if not isinstance(handler, _Handler):
+    loop.set_exception_handler(_Handler(handler))

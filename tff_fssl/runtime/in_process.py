@@ -20,6 +20,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import devices as devices_lib
+from tff_fssl.runtime import errors
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import program as program_lib
@@ -295,6 +296,9 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
     except asyncio.CancelledError:
       cancelled.set()
       await asyncio.gather(future, return_exceptions=True)
+      raise
+    except Exception as error:
+      errors.raised_in_loop(error)
       raise
 
   @property

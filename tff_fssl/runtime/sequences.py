@@ -5,8 +5,7 @@ TFF's own contexts send datasets as graphs, so that each computation that reads
 one starts afresh. Here, too: whatever reads a sequence gets one of its own.
 """
 
-from collections.abc import Callable
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
@@ -14,7 +13,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import operations
-
 
 # Without state, random numbers or functions: a pass leaves nothing behind.
 _STATELESS = frozenset(
@@ -148,7 +146,9 @@ def restart_step(
     (variant,) = tensors
     if is_needed():
       with tf.device('/device:CPU:0'):
-        graph = tf.numpy_function(_without_state, [_to_graph(variant)], tf.string)
+        graph = tf.numpy_function(
+          _without_state, [_to_graph(variant)], tf.string
+        )
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
     return [variant]
 

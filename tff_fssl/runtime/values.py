@@ -65,7 +65,8 @@ def _elements(
       )
     return [value[key] for key in names]
   if isinstance(value, Mapping):
-    value = tff.structure.Struct((str(k), v) for k, v in value.items())
+    # Of Keras, TensorFlow and others: not all are dictionaries.
+    value = dict(value)
   try:
     value = tff.structure.from_container(value)
   except TypeError:
@@ -97,13 +98,12 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
     return value
   if isinstance(value, tf.Tensor):
     value = value.numpy()
-  leaves = _numbers(value)
-  misfit = next((v for v in leaves if not _fits(v, type_spec)), None)
-  if misfit is not None:
-    raise TypeError(
-      f'{name}: expected {type_spec}, found {_describe(misfit)}: must be of the'
-      ' same kind, and no larger than it holds.'
-    )
+  for number in _numbers(value):
+    if not _fits(number, type_spec):
+      raise TypeError(
+        f'{name}: expected {type_spec}, found {_describe(number)}: a value must'
+        ' be of the same kind and fit without loss.'
+      )
   dtype = type_spec.dtype.type
   try:
     # NumPy's own strings lose the zero bytes at their ends.
@@ -332,9 +332,7 @@ class Argument:
         ) from error
       client_name = f'{name}, client {index}'
       leaves = to_leaves(value, type_spec, client_name)
-      result.update(
-        self._tensors(slots, leaves, client_name, datasets, wanted)
-      )
+      result.update(self._tensors(slots, leaves, client_name, datasets, wanted))
     return result, datasets
 
   def _tensors(

@@ -36,6 +36,8 @@ from absl import logging
 import grpc
 import tensorflow_federated as tff
 
+from tff_fssl.runtime import errors
+
 # How often one invocation is repeated.
 _MAX_REPETITIONS = 3
 # How long a worker may take to open its port: 0.1 s on an idle machine.
@@ -460,6 +462,9 @@ class AsyncWorkerContext(tff.framework.AsyncContext):
       cancelled.set()
       self._context._end_worker(self._context._worker)
       await asyncio.gather(future, return_exceptions=True)
+      raise
+    except Exception as error:
+      errors.raised_in_loop(error)
       raise
 
   def close(self) -> None:
