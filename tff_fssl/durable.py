@@ -6,10 +6,11 @@ whole. All system calls that change a disk go through `os` in this module
 (write, fsync, replace, ftruncate, unlink), so that tests can stop at each.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 import contextlib
 import errno
 import os
+import stat
 
 from tff_fssl.hparams import UsageError
 
@@ -22,6 +23,9 @@ _REASONS = {
   errno.EPERM: 'no permission; choose another --output_dir',
   errno.ENOTDIR: 'a file is in the way; choose another --output_dir',
   errno.ENAMETOOLONG: 'the name is too long; choose another --output_dir',
+  errno.EISDIR: 'a folder is in the way; move it away',
+  errno.EEXIST: 'a file is in the way; move it away',
+  errno.ELOOP: 'a link that leads back to itself is in the way; move it away',
 }
 
 
@@ -33,7 +37,9 @@ def storage_errors() -> Iterator[None]:
   except OSError as error:
     reason = _REASONS.get(error.errno or 0)
     if reason is None:
-      raise
+      if error.filename is None:
+        raise  # Nothing about a file.
+      reason = f'{error.strerror}; put this right'
     raise UsageError(
       f'{error.filename or "writing"}: {reason}, then give the command again'
       ' (a run goes on where it was saved)'
@@ -48,12 +54,16 @@ def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
     chunks: The content.
 
   Raises:
-    UsageError: If the disk refuses; the file is then as it was before.
+    UsageError: If the disk refuses, or something that is not a file is there;
+      all is then as it was before.
   """
-  folder, name = os.path.split(os.path.abspath(path))
+  path = _target(path)
+  folder, name = os.path.split(path)
   temporary = os.path.join(folder, f'{_TEMPORARY}{name}')
   with storage_errors():
-    descriptor = _open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    descriptor = _open(
+      temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+    )
     try:
       try:
         for chunk in chunks:
@@ -130,8 +140,18 @@ def rename(old: str, new: str) -> None:
     sync_folder(os.path.dirname(os.path.abspath(new)))
 
 
-def make_folder(path: str) -> None:
-  """Makes a folder and those above it, if missing; raises `UsageError`."""
+def make_folder(path: str) -> list[str]:
+  """Makes a folder and those above it, if missing.
+
+  Args:
+    path: The folder.
+
+  Returns:
+    The absolute paths of the folders that were made, outermost first.
+
+  Raises:
+    UsageError: If the disk refuses, or something else is in the way.
+  """
   with storage_errors():
     missing, folder = [], os.path.abspath(path)
     while not os.path.lexists(folder):
@@ -140,6 +160,7 @@ def make_folder(path: str) -> None:
     os.makedirs(path, exist_ok=True)
     for made in missing:
       sync_folder(os.path.dirname(made))
+  return missing[::-1]
 
 
 def sync_folder(folder: str) -> None:
@@ -156,23 +177,56 @@ def sync_file(path: str) -> None:
     os.close(descriptor)
 
 
-def remove_leftovers(folder: str) -> list[str]:
+def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
   """Removes what killed writes left in a folder.
 
   Args:
     folder: Where to look; not below.
+    is_ours: Whether a file of this name is one that the caller writes; others
+      stay.
 
   Returns:
     The names of the files that were removed.
   """
-  left = [name for name in os.listdir(folder) if name.startswith(_TEMPORARY)]
-  for name in left:
-    remove(os.path.join(folder, name))
+  left = []
+  for name in sorted(os.listdir(folder)):
+    path = os.path.join(folder, name)
+    if (
+      name.startswith(_TEMPORARY)
+      and is_ours(name.removeprefix(_TEMPORARY))
+      and stat.S_ISREG(os.lstat(path).st_mode)
+    ):
+      remove(path)
+      left.append(name)
   return left
 
 
+def _target(path: str) -> str:
+  """The absolute path of the file that is written: what a link leads to.
+
+  Raises:
+    UsageError: If something else than a file is there: a rename would put a
+      file in its place, be it a device.
+  """
+  path = os.path.abspath(path)
+  with storage_errors():
+    if os.path.islink(path):
+      path = os.path.realpath(path)
+    try:
+      mode = os.stat(path).st_mode
+    except FileNotFoundError:
+      return path
+  if not stat.S_ISREG(mode):
+    raise UsageError(
+      f'{path}: cannot be written, since something is there that is not a file;'
+      ' move it away, or give another name'
+    )
+  return path
+
+
 def _open(path: str, mode: int) -> int:
-  return os.open(path, mode | os.O_CLOEXEC, 0o666)
+  # Not to wait for the other end if it is a pipe.
+  return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
 
 def _fsync(descriptor: int, path: str) -> None:

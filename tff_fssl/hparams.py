@@ -10,6 +10,11 @@ import difflib
 import math
 from typing import Any, Optional
 
+# TensorFlow computes in int32 and float32: beyond these, numbers wrap, become
+# infinite or become 0.
+_MAX_INT = 2**31 - 1
+_MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
+
 
 class UsageError(ValueError):
   """A user's mistake. Programs print its message alone and exit with code 2."""
@@ -77,9 +82,25 @@ def validate(instance: Any, prefix: str = '') -> None:
     low, high = metadata.get('minimum'), metadata.get('maximum')
     if isinstance(value, float) and not math.isfinite(value):
       raise UsageError(f'{flag}={value}: must be a finite number')
+    if isinstance(value, float) and value:
+      if not _MIN_FLOAT <= abs(value) <= _MAX_FLOAT:
+        raise UsageError(
+          f'{flag}={value}: must be 0, or of a size from {_MIN_FLOAT:g} to'
+          f' {_MAX_FLOAT:g}, which float32 can hold'
+        )
+    elif isinstance(value, int) and abs(value) > _MAX_INT:
+      raise UsageError(
+        f'{flag}={_shortened(value)}: must be at most {_MAX_INT:,}'
+      )
     strict = metadata.get('exclusive_minimum')
     if low is not None and (value < low or (strict and value == low)):
       bound = 'greater than' if strict else 'at least'
       raise UsageError(f'{flag}={value}: must be {bound} {low:g}')
     if high is not None and value > high:
       raise UsageError(f'{flag}={value}: must be at most {high:g}')
+
+
+def _shortened(value: int) -> str:
+  """A whole number as text, be it ever so long."""
+  text = str(value)
+  return text if len(text) <= 20 else f'{text[:10]}...({len(text)} digits)'

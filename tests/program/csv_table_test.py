@@ -1,5 +1,7 @@
 import os
 
+import hypothesis
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 
@@ -93,20 +95,109 @@ def test_cut_anywhere_it_is_repaired_to_whole_rows(tmp_path):
 
 
 @pytest.mark.parametrize(
-  'tail', [b'3,\0\0\0\n', b'3,1\n', b'x,1,1,a\n', b'2,1,1,a\n', b'\xff\xff\n']
+  'change, reason',
+  [
+    (lambda x: x[:2] + [b''] + x[2:], 'line 3: it is empty'),
+    (lambda x: x[:2] + [x[2] + b',7'] + x[3:], 'line 3: it has 5 cells'),
+    (lambda x: x[:2] + [b'1,1'] + x[3:], 'line 3: it has 2 cells'),
+    (
+      lambda x: [x[0], x[3], x[1], x[2]],
+      'line 3: round 0 stands after round 2',
+    ),
+    (lambda x: [x[0], b'7' + x[1][1:], *x[2:]], 'round 1 stands after round 7'),
+    (lambda x: x[:2] + [b'x' + x[2][1:]] + x[3:], "'x' is not the number"),
+    (lambda x: x[:2] + [b'+1' + x[2][1:]] + x[3:], "'+1' is not the number"),
+    (lambda x: x[:2] + [b'1,\0,1,a'] + x[3:], 'line 3: it is empty, or not'),
+    (lambda x: x[:2] + [b'1,\xff,1,a'] + x[3:], 'line 3: it is empty, or not'),
+    (lambda x: [line + b'\r' for line in x], 'line 1'),
+    (lambda x: [b'round,x,x,name', *x[1:]], 'line 1: a column has no name, or'),
+    (lambda x: x[1:], "line 1: the first column is not 'round'"),
+  ],
 )
-def test_what_is_no_row_is_cut(tmp_path, tail):
+def test_a_change_is_refused_and_nothing_is_lost(tmp_path, change, reason):
   table = _table(tmp_path)
-  size = os.path.getsize(table.path)
-  with open(table.path, 'ab') as file:
-    file.write(tail + b'9,1,1,a\n')
-  assert csv_table.CsvTable(table.path).last_key == 2
-  assert os.path.getsize(table.path) == size
+  path = tmp_path / 'a.csv'
+  lines = path.read_bytes().split(b'\n')[:-1]
+  content = b''.join(line + b'\n' for line in change(lines)) + b'9,torn'
+  path.write_bytes(content)
+  for read in (csv_table.CsvTable, csv_table.read):
+    with pytest.raises(UsageError) as error:
+      read(table.path)
+    assert reason in str(error.value) and table.path in str(error.value)
+  assert path.read_bytes() == content
+
+
+_CONTENT = ''.join(
+  ['round,a,b\n', *(f'{r},{r / 7},\n' for r in range(7))]
+).encode()
+
+
+@st.composite
+def _edited(draw):
+  """The table with some spans replaced."""
+  content = _CONTENT
+  for _ in range(draw(st.integers(1, 3))):
+    start = draw(st.integers(0, len(content)))
+    end = draw(st.integers(start, min(len(content), start + 40)))
+    odd = [b'\n', b'\n\n', b',', b'"', b'9', b'-', content[start:end] * 2]
+    new = draw(st.one_of(st.binary(max_size=6), st.sampled_from(odd)))
+    content = content[:start] + new + content[end:]
+  return content
+
+
+@hypothesis.given(_edited(), st.integers(-2, 8))
+@hypothesis.settings(
+  max_examples=400, deadline=None, derandomize=True, database=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+def test_of_whatever_edit_nothing_is_lost(tmp_path, content, done):
+  """Refused as it is, or cut at a torn last line and after the checkpoint."""
+  path = tmp_path / 'a.csv'
+  path.write_bytes(content)
+  try:
+    table = csv_table.CsvTable(str(path))
+  except UsageError as error:
+    assert '\n' not in str(error) and str(path) in str(error)
+    assert path.read_bytes() == content
+    return
+  whole = content[: content.rfind(b'\n') + 1]
+  assert path.read_bytes() == whole
+  try:
+    table.check_after(done)
+  except UsageError:
+    return
+  table.truncate_after(done)
+  left = path.read_bytes()
+  assert whole.startswith(left)
+  cut = whole[len(left) :].splitlines()
+  # All that is cut are the rows of the next rounds, one after another.
+  expected = range(done + 1, done + 1 + len(cut))
+  assert [int(line.split(b',')[0]) for line in cut] == list(expected)
+  assert csv_table.CsvTable(str(path)).columns == table.columns
+
+
+def test_rows_that_the_run_cannot_have_written(tmp_path):
+  table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
+  for key in (1, 2, 4):
+    table.append(key, {'x': 1})
+  table.check_after(4)
+  table.check_after(1, last=4)
+  for done, last in ((2, None), (1, None), (2, 3)):
+    with pytest.raises(UsageError, match='round 4'):
+      table.check_after(done, last)
+
+
+def test_a_cell_that_is_no_number(tmp_path):
+  table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
+  table.append(3, {'x': 'much'})
+  _, rows = csv_table.read(table.path)
+  with pytest.raises(UsageError, match="column x of round 3 holds 'much'"):
+    csv_table.column(rows, 'x')
 
 
 def test_other_files_are_left_alone(tmp_path):
   path = tmp_path / 'a.csv'
   path.write_text('key,x\n1,2\n')
-  with pytest.raises(UsageError, match='not a table'):
+  with pytest.raises(UsageError, match='first column is not'):
     csv_table.CsvTable(str(path))
   assert path.read_text() == 'key,x\n1,2\n'

@@ -8,12 +8,15 @@ from tff_fssl.program import interrupts
 from tff_fssl.program import training_types
 
 
-def _run(send, number):
-  """Runs logic that ends when asked to; `send` signals, one a turn."""
+def _run(send, number, seconds=9.0):
+  """Runs logic that ends when asked to; `send` signals, `seconds` apart."""
+  now = 0.0
   stop, said = training_types.StopRequest(), []
 
   async def logic():
+    nonlocal now
     for _ in range(send):
+      now += seconds
       os.kill(os.getpid(), number)
       await asyncio.sleep(0.05)
     return 'done'
@@ -21,7 +24,7 @@ def _run(send, number):
   before = signal.getsignal(number)
   try:
     result = asyncio.run(
-      interrupts.run_until_stopped(logic(), stop, said.append)
+      interrupts.run_until_stopped(logic(), stop, said.append, lambda: now)
     )
   finally:
     signal.signal(number, before)
@@ -39,6 +42,14 @@ def test_the_first_signal_asks(number):
 def test_the_second_signal_cancels(number):
   with pytest.raises(asyncio.CancelledError):
     _run(2, number)
+
+
+@pytest.mark.parametrize('seconds', [0.0, 0.001, 0.3])
+def test_signals_at_once_are_one(seconds):
+  """As `timeout` gives them: to the program, its group, and through make."""
+  result, stop, said = _run(5, signal.SIGTERM, seconds)
+  assert result == 'done' and stop.signal == signal.SIGTERM
+  assert len(said) == 1
 
 
 def test_without_signals():

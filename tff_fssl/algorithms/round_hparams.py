@@ -27,28 +27,36 @@ class RoundHparams:
     choices=(LABELS_AT_SERVER, LABELS_AT_CLIENTS),
   )
   client_epochs: int = hparam(
-    5, 'Passes over its data that a client makes in a round.', minimum=1
+    5,
+    'Passes over its data that a client makes in a round.',
+    minimum=1,
+    maximum=10_000,
   )
   client_batch_size: int = hparam(
     32,
     'Examples in a batch of unlabelled (or, where a client trains on'
     ' labels alone, labelled) data.',
     minimum=1,
+    maximum=2**20,
   )
   client_labeled_batch_size: int = hparam(
     10,
     'Labelled examples beside each unlabelled batch, with labels at the'
     ' clients.',
     minimum=1,
+    maximum=2**20,
   )
   client_learning_rate: float = hparam(
     0.03, "Learning rate of the clients' SGD.", minimum=0
   )
   server_epochs: int = hparam(
-    5, 'Passes over its labels that the server makes in a round.', minimum=1
+    5,
+    'Passes over its labels that the server makes in a round.',
+    minimum=1,
+    maximum=10_000,
   )
   server_batch_size: int = hparam(
-    10, 'Labelled examples in a batch at the server.', minimum=1
+    10, 'Labelled examples in a batch at the server.', minimum=1, maximum=2**20
   )
   server_learning_rate: float = hparam(
     0.03,
@@ -90,6 +98,7 @@ class RoundHparams:
     " (labels_at_server only). In the authors' code: 10 for CIFAR-10, 102"
     ' for SVHN-40, 16 for SVHN-250; in the paper: none.',
     minimum=0,
+    maximum=10**6,
   )
   client_weighting: str = hparam(
     'uniform',
@@ -143,6 +152,7 @@ class RoundHparams:
     'Examples in a batch of the passes without training (pseudo-labels,'
     ' statistics).',
     minimum=1,
+    maximum=2**20,
   )
   compute_dtype: str = hparam(
     'float32',

@@ -25,6 +25,8 @@ DIRICHLET = 'dirichlet'
 SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
 SPLITS = (IID, DIRICHLET)
 MAX_DRAWS = 1_000
+# NumPy's draws by still smaller ones take forever.
+MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
 _FORMAT = 'tff_fssl.partition'
 _VERSION = 1
@@ -314,9 +316,10 @@ def check_settings(
     raise UsageError(
       f'--num_labels=0: must be at least {num_classes}, or set --full_labels'
     )
-  if split == DIRICHLET and not 0 < alpha < float('inf'):
+  if split == DIRICHLET and not MIN_ALPHA <= alpha <= MAX_ALPHA:
     raise UsageError(
-      f'--alpha={alpha:g}: must be a number greater than 0 (--split=dirichlet)'
+      f'--alpha={alpha:g}: must be a number greater than 0, from {MIN_ALPHA:g}'
+      f' to {MAX_ALPHA:g} (--split=dirichlet)'
     )
 
 
@@ -419,12 +422,16 @@ def _split_dirichlet(
     )
   best = 0
   for _ in range(MAX_DRAWS):
-    parts = _draw_dirichlet(hidden, num_clients, alpha, total, rng)
-    if parts is None:
+    cuts = _draw_dirichlet(hidden, num_clients, alpha, total, rng)
+    if cuts is None:
       continue
-    smallest = min(len(part) for part in parts)
+    sizes = sum(
+      np.diff(of_class, prepend=0, append=len(members))
+      for members, of_class in zip(hidden, cuts)
+    )
+    smallest = int(np.min(sizes))
     if smallest >= min_client_examples:
-      return parts
+      return _cut(hidden, cuts)
     best = max(best, smallest)
   raise UsageError(
     f'--split=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
@@ -442,8 +449,20 @@ def _draw_dirichlet(
   total: int,
   rng: np.random.Generator,
 ) -> list[np.ndarray] | None:
-  """One draw; None if all of a class fell to clients that are full."""
-  pieces: list[list[np.ndarray]] = [[] for _ in range(num_clients)]
+  """Where each class is cut, in one draw.
+
+  Args:
+    hidden: Each class's examples.
+    num_clients: The number of clients.
+    alpha: Of the distribution.
+    total: The number of all examples.
+    rng: What draws.
+
+  Returns:
+    Per class, int64 [num_clients - 1]; None if all of a class fell to clients
+    that are full.
+  """
+  all_cuts = []
   sizes = np.zeros(num_clients, np.int64)
   for members in hidden:
     proportions = rng.dirichlet(np.full(num_clients, alpha))
@@ -454,7 +473,14 @@ def _draw_dirichlet(
       return None
     ends = np.cumsum(proportions / mass) * len(members)
     cuts = np.minimum(ends[:-1].astype(np.int64), len(members))
-    for client, piece in enumerate(np.split(members, cuts)):
-      pieces[client].append(piece)
-      sizes[client] += len(piece)
-  return [np.concatenate(piece) for piece in pieces]
+    all_cuts.append(cuts)
+    sizes += np.diff(cuts, prepend=0, append=len(members))
+  return all_cuts
+
+
+def _cut(
+  hidden: list[np.ndarray], all_cuts: list[np.ndarray]
+) -> list[np.ndarray]:
+  """The examples of each client, class by class."""
+  pieces = [np.split(members, cuts) for members, cuts in zip(hidden, all_cuts)]
+  return [np.concatenate(of_client) for of_client in zip(*pieces)]

@@ -1,9 +1,12 @@
 """Draws a partition: which client holds how many examples of which class."""
 
+import io
 import os
 from typing import TYPE_CHECKING
 
 import numpy as np
+
+from tff_fssl import durable
 
 if TYPE_CHECKING:
   from tff_fssl.data import partition as partition_lib
@@ -123,4 +126,6 @@ def plot(
     f' {len(partition.validation)} for validation, seed {settings["seed"]}',
     fontsize=10,
   )
-  canvas.savefig(os.fspath(path), dpi=110, format='png')
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(os.fspath(path), [content.getvalue()])

@@ -4,10 +4,12 @@ import dataclasses
 import os
 import pathlib
 import re
+import stat
 from typing import Any
 
 import numpy as np
 
+from tff_fssl import files
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 
@@ -153,18 +155,38 @@ def _load_digits(info: names.DataSetInfo) -> DataSet:
 
 def _stored_version(root: pathlib.Path) -> str | None:
   """The newest version of a data set under its folder, if there is any."""
+  try:
+    if not stat.S_ISDIR(os.stat(root).st_mode):
+      raise files.FileError(str(root), 'it is not a folder')
+    entries = os.listdir(root)
+  except FileNotFoundError:
+    return None
+  except OSError as error:
+    raise files.FileError(str(root), files.reason_of(error)) from error
   found = [
-    tuple(int(n) for n in path.parent.name.split('.'))
-    for path in root.glob('*/dataset_info.json')
-    if re.fullmatch(r'\d+\.\d+\.\d+', path.parent.name)
+    tuple(int(n) for n in name.split('.'))
+    for name in entries
+    if re.fullmatch(r'\d{1,9}\.\d{1,9}\.\d{1,9}', name, re.ASCII)
+    and os.path.lexists(root / name / 'dataset_info.json')
   ]
   return '.'.join(str(n) for n in max(found)) if found else None
+
+
+def _check_files(folder: pathlib.Path) -> None:
+  """Refuses what TFDS would wait for, as for a pipe; raises `UsageError`."""
+  for path in sorted(folder.iterdir()):
+    if not path.is_dir():
+      files.open_binary(str(path)).close()
+
+
+def _reason(error: Exception) -> str:
+  return f'{type(error).__name__}: {files.first_line(error)}'
 
 
 def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Reads a TFDS data set that is on disk."""
   given = data_dir or os.environ.get('TFDS_DATA_DIR') or _DEFAULT_DATA_DIR
-  folder = pathlib.Path(given).expanduser()
+  folder = pathlib.Path(os.path.expanduser(given))
   fetch = (
     'python -c "import tensorflow_datasets as tfds;'
     f" tfds.load('{info.name}', data_dir='{given}')\""
@@ -173,14 +195,15 @@ def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   version = _stored_version(folder / info.name)
   if version is None:
     raise UsageError(
-      f'data set {info.name} is not in --data_dir={given}; to fetch it, run:\n'
-      f'  {fetch}'
+      f'data set {info.name} is not in --data_dir={given}; to fetch it, run:'
+      f' {fetch}'
     )
+  _check_files(folder / info.name / version)
   import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
 
   damaged = (
     f'data set {info.name} {version} in --data_dir={given} cannot be read;'
-    f' remove {folder / info.name / version} and run:\n  {fetch}\n'
+    f' remove {folder / info.name / version} and run: {fetch} '
   )
   try:
     builder = tfds.builder(f'{info.name}:{version}', data_dir=str(folder))
@@ -190,7 +213,7 @@ def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
     shape = tuple(builder.info.features['image'].shape)
   except Exception as e:  # pylint: disable=broad-except
     # TFDS raises whatever its parsers do.
-    raise UsageError(f'{damaged}({type(e).__name__}: {e})') from e
+    raise UsageError(f'{damaged}({_reason(e)})') from e
   if num_classes != info.num_classes or shape != info.image_shape:
     raise UsageError(
       f'{folder / info.name / version} is not {info.name}: it has'
@@ -203,7 +226,7 @@ def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
       for split in ('train', 'test')
     )
   except Exception as e:  # pylint: disable=broad-except
-    raise UsageError(f'{damaged}({type(e).__name__}: {e})') from e
+    raise UsageError(f'{damaged}({_reason(e)})') from e
   return DataSet(
     name=info.name,
     train=train,

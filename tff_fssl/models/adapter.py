@@ -244,11 +244,13 @@ class Network:
     return call
 
   def assign(self, weights: Weights) -> None:
-    """Puts a weight set into the model."""
-    for variable, value in zip(self.trainable_variables, weights.trainable):
+    """Puts a weight set into the model; ValueError if it is another model's."""
+    for variable, value in zip(
+      self.trainable_variables, weights.trainable, strict=True
+    ):
       variable.assign(value)
     for variable, value in zip(
-      self.non_trainable_variables, weights.non_trainable
+      self.non_trainable_variables, weights.non_trainable, strict=True
     ):
       variable.assign(value)
 

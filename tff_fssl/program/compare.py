@@ -10,7 +10,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import runs as runs_lib
 from tff_fssl.program import summary
 
-_TEST = 'test/accuracy'
+TEST_ACCURACY = 'test/accuracy'
 _TRAIN = 'client_work/train'
 # Pseudo-labels and seconds are means over this many rounds, the last ones.
 _WINDOW = 10
@@ -46,7 +46,7 @@ def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
   evaluated = []
   for group in groups:
     for run in group.runs:
-      rounds, _ = run.curve(_TEST)
+      rounds, _ = run.curve(TEST_ACCURACY)
       if not len(rounds):
         raise UsageError(f'{run.path}: this run has no evaluation yet')
       evaluated.append(set(rounds.tolist()))
@@ -70,7 +70,11 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
     Lines of text.
   """
   columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
-    ('test, last round, %', lambda r: 100 * _at(r, _TEST, last_round), 1),
+    (
+      'test, last round, %',
+      lambda r: 100 * _at(r, TEST_ACCURACY, last_round),
+      1,
+    ),
     (
       'test, best-validation round, %',
       lambda r: 100 * _best_validation(r, last_round),
@@ -134,7 +138,7 @@ def _best_validation(run: runs_lib.Run, last_round: int) -> float:
   before = rounds <= last_round
   if not before.any():
     return math.nan
-  return _at(run, _TEST, int(rounds[before][np.argmax(values[before])]))
+  return _at(run, TEST_ACCURACY, int(rounds[before][np.argmax(values[before])]))
 
 
 def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
@@ -161,7 +165,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
 
   def accuracies(group):
     return {
-      run.flags.get('seed', ''): 100 * _at(run, _TEST, last_round)
+      run.flags.get('seed', ''): 100 * _at(run, TEST_ACCURACY, last_round)
       for run in group.runs
     }
 

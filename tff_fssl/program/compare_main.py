@@ -15,7 +15,8 @@ _ABOUT = (
   ' deviation of runs that differ by their seeds only; accuracy, pseudo-labels,'
   " seconds and bytes; of test accuracy, Welch's t-test, and the paired one, of"
   " the first run's group against each other. RUN is the --output_dir of"
-  ' programs/train.py.'
+  ' programs/train.py; what is no run, or has no evaluation yet, is left out'
+  ' with a warning.'
 )
 
 
@@ -56,7 +57,9 @@ def compare_main(argv: Sequence[str]) -> int:
   from tff_fssl.program import runs as runs_lib
 
   paths = [os.path.normpath(path) for path in parsed.positional]
-  run_groups = runs_lib.group_runs([runs_lib.read_run(path) for path in paths])
+  run_groups = runs_lib.group_runs(
+    runs_lib.read_all(paths, main_lib.warn, compare.TEST_ACCURACY)
+  )
   compare.check_seeds(run_groups)
   common = compare.last_common_round(run_groups)
   last_round = parsed.build(CompareHparams).last_round or common

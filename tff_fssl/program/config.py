@@ -343,9 +343,7 @@ def _check_data(config: Config) -> None:
       f' {max(rest, 0)} training examples'
       f'{beside if run.num_validation else ""}'
     )
-  if (
-    rest - labels < run.num_clients and config.trains_clients and not at_clients
-  ):
+  if rest - labels < run.num_clients and not (at_clients and run.num_labels):
     raise UsageError(
       f'--num_clients={run.num_clients}: only {rest - labels} of'
       f" {run.dataset}'s training examples are left for them"

@@ -125,7 +125,7 @@ class Console:
         terminal, else lines.
       stream: Where to; standard output by default.
     """
-    self._stream = stream or sys.stdout
+    self._stream: TextIO = stream or sys.stdout
     if progress == 'auto':
       progress = 'bar' if self._stream.isatty() else 'lines'
     self._progress = progress

@@ -1,21 +1,26 @@
 """A CSV file with one row a round that survives kills. TensorFlow-free.
 
-Rows are appended in single writes and flushed. On opening, whatever a kill left
-of a row is cut off. A column that is new makes the file be rewritten, whole.
+Rows are appended in single writes and flushed. A kill may leave a part of a row
+at the end, without its line feed: it is cut off on opening. Anything else that
+this module does not write is a change by somebody else, and refused: cutting it
+would lose rows. A new column makes the file be rewritten, whole.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import csv
 import io
 import os
+import re
 from typing import Any
 
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
 KEY = 'round'
+_KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
 def to_cell(value: Any) -> str:
@@ -42,18 +47,49 @@ def to_cell(value: Any) -> str:
 
 
 def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
-  """The columns and the whole rows of a table, which is left as it is."""
-  if not os.path.exists(path):
+  """The columns and the whole rows of a table, which is left as it is.
+
+  Args:
+    path: The file.
+
+  Returns:
+    (columns, rows); none if the file is missing.
+
+  Raises:
+    UsageError: If the file cannot be read or is not such a table.
+  """
+  if not os.path.lexists(path):
     return [], []
-  with open(path, 'rb') as file:
-    content = file.read()
-  columns, rows, _ = _parse(content)
+  columns, rows, _ = _parse(path, files.read_bytes(path))
   return columns, [row for row, _ in rows]
 
 
-def column(rows: list[dict[str, str]], name: str) -> np.ndarray:
-  """A column as float64 [rows]; NaN where it is empty or missing."""
-  return np.array([float(row.get(name) or 'nan') for row in rows], np.float64)
+def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
+  """A column as float64 [rows]; NaN where it is empty or missing.
+
+  Args:
+    rows: Of a table.
+    name: The column.
+
+  Returns:
+    The values.
+
+  Raises:
+    UsageError: If a cell is not a number.
+  """
+  return np.array([number(row, name) for row in rows], np.float64)
+
+
+def number(row: Mapping[str, str], name: str) -> float:
+  """A cell as a number, NaN if it is empty or missing; raises `UsageError`."""
+  text = row.get(name) or 'nan'
+  try:
+    return float(text)
+  except ValueError as error:
+    raise UsageError(
+      f'column {name} of round {row.get(KEY)} holds {text!r}, which is not a'
+      ' number; put it right, or move the table away'
+    ) from error
 
 
 class CsvTable:
@@ -65,25 +101,20 @@ class CsvTable:
   """
 
   def __init__(self, path: str):
-    """Opens a table, or makes an empty one; repairs a torn end.
+    """Opens a table, or makes an empty one; cuts a last line that is torn.
 
     Args:
       path: The file.
 
     Raises:
-      UsageError: If the file is not such a table.
+      UsageError: If the file is not such a table, or was changed since it was
+        written; it is left as it is.
     """
     self.path = path
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
       durable.write_file(path, [_to_bytes([KEY])])
-    with open(path, 'rb') as file:
-      content = file.read()
-    self.columns, rows, self._size = _parse(content)
-    if not self.columns:
-      raise UsageError(
-        f'{path} is not a table of a run (its first column is not {KEY!r});'
-        ' move it away'
-      )
+    content = files.read_bytes(path)
+    self.columns, rows, self._size = _parse(path, content)
     if self._size != len(content):
       durable.truncate(path, self._size)
     self._offsets = [(int(row[KEY]), end) for row, end in rows]
@@ -93,6 +124,27 @@ class CsvTable:
   def last_key(self) -> int | None:
     """The key of the last row; None if there is none."""
     return self._offsets[-1][0] if self._offsets else None
+
+  def check_after(self, key: int, last: int | None = None) -> None:
+    """Checks that rows of later keys are such as a kill leaves.
+
+    Args:
+      key: The last key to be kept.
+      last: The largest key that there can be; None: rows are of consecutive
+        keys, from `key` + 1 on.
+
+    Raises:
+      UsageError: If they are not: then somebody has changed the table, and
+        they may be rows that are still needed.
+    """
+    later = [k for k, _ in self._offsets if k > key]
+    expected = list(range(key + 1, key + 1 + len(later)))
+    if later != expected if last is None else later[-1:] > [last]:
+      raise UsageError(
+        f'{self.path}: after round {key}, which was saved last, there are rows'
+        f' that the run cannot have written (round {later[-1]}); the file was'
+        ' changed: put it right, or move it away'
+      )
 
   def truncate_after(self, key: int) -> int:
     """Removes rows of later keys.
@@ -155,30 +207,43 @@ def _to_bytes(cells: list[str]) -> bytes:
 
 
 def _parse(
-  content: bytes,
+  path: str, content: bytes
 ) -> tuple[list[str], list[tuple[dict[str, str], int]], int]:
   """(columns, [(row, offset of its end)], offset of the last whole row's end).
 
-  Rows count up to the first that is not whole: no end of line, a wrong number
-  of cells, a key that is not a larger whole number.
+  Raises:
+    UsageError: If a whole line is not what this module writes.
   """
+
+  def refuse(line_num: int, reason: str) -> UsageError:
+    return UsageError(
+      f'{path}, line {line_num}: {reason}; the file was changed, or is not a'
+      " table of a run: put the line right, or move the file away (the run's"
+      ' checkpoints do not need it)'
+    )
+
   lines = content.split(b'\n')[:-1]
   if not lines:
-    return [], [], 0
+    raise refuse(1, 'there is no line with the names of the columns')
   columns = _cells(lines[0])
   if not columns or columns[0] != KEY:
-    return [], [], 0
+    raise refuse(1, f'the first column is not {KEY!r}')
+  if len(set(columns)) != len(columns) or not all(columns):
+    raise refuse(1, 'a column has no name, or two have the same')
   end, rows, last = len(lines[0]) + 1, [], None
-  for line in lines[1:]:
+  for line_num, line in enumerate(lines[1:], 2):
     cells = _cells(line)
-    if cells is None or len(cells) != len(columns):
-      break
-    try:
-      key = int(cells[0])
-    except ValueError:
-      break
+    if cells is None:
+      raise refuse(line_num, 'it is empty, or not text as it was written')
+    if len(cells) != len(columns):
+      raise refuse(
+        line_num, f'it has {len(cells)} cells, and not {len(columns)}'
+      )
+    if not _KEY_TEXT.fullmatch(cells[0]):
+      raise refuse(line_num, f'{cells[0]!r} is not the number of a round')
+    key = int(cells[0])
     if last is not None and key <= last:
-      break
+      raise refuse(line_num, f'round {key} stands after round {last}')
     end, last = end + len(line) + 1, key
     rows.append((dict(zip(columns, cells)), end))
   return columns, rows, end
@@ -186,9 +251,9 @@ def _parse(
 
 def _cells(line: bytes) -> list[str] | None:
   """A line's cells; None if it holds what no row does."""
-  if b'\0' in line:
+  if not line or b'\0' in line or b'\r' in line:
     return None
   try:
-    return next(csv.reader([line.decode()]), None)
+    return next(csv.reader([line.decode()], strict=True), None)
   except (UnicodeDecodeError, csv.Error):
     return None

@@ -1,8 +1,9 @@
-"""`programs/evaluate.py`: accuracy of a run's checkpoint, or of a model."""
+"""`programs/evaluate.py`: accuracy of runs' checkpoints, or of models."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
 import os
+import re
 from typing import Any
 
 from tff_fssl import hparams
@@ -11,18 +12,24 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
+from tff_fssl.program import exported
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
+from tff_fssl.program import runs
+from tff_fssl.program import summary
 from tff_fssl.program import warm_start
 
-_USAGE = 'programs/evaluate.py RUN|MODEL [--FLAG=VALUE ...]'
+_USAGE = 'programs/evaluate.py RUN|MODEL [RUN|MODEL ...] [--FLAG=VALUE ...]'
 _ABOUT = (
-  'Evaluates a checkpoint of a run (RUN is the --output_dir of'
-  ' programs/train.py) or an exported model (its folder model/, or a copy of'
-  ' it), on the data set that it was trained for.'
+  'Evaluates checkpoints of runs (RUN is the --output_dir of'
+  ' programs/train.py) or exported models (MODEL is a folder model/ or'
+  ' model_best/, or a copy of it), on the data set that they were trained for.'
+  ' What is neither, or has no checkpoint yet, is left out with a warning.'
+  ' Only numbers are read from these files: they are safe to open.'
 )
-_LATEST = 'latest'
+_LAST, _BEST = 'last', 'best'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,14 +41,14 @@ class EvaluateHparams:
     choices=('test', 'validation'),
   )  # fmt: skip
   round: str = hparam(
-    'latest',
-    'Which checkpoint of a run: latest, the last one that is whole, or the'
-    ' number of its round.',
+    _LAST,
+    'Which checkpoint of a run: last, the last one that is whole; best, that of'
+    ' the round which validation data select; or the number of a round.',
   )
   data_dir: str = hparam(
     '', 'Folder with the TFDS data sets; empty: where the run had them.'
   )
-  batch_size: int = hparam(256, 'Images at a time.', minimum=1)
+  batch_size: int = hparam(256, 'Images at a time.', minimum=1, maximum=2**20)
   verbose: bool = hparam(False, "Whether TensorFlow's messages are shown.")
 
   def __post_init__(self):
@@ -66,75 +73,111 @@ def evaluate_main(argv: Sequence[str]) -> int:
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(EvaluateHparams)
-  if len(parsed.positional) != 1:
+  if not parsed.positional:
     raise UsageError(
-      f'{len(parsed.positional)} folders were given; give one: a run or an'
-      ' exported model'
+      'no folder was given; give one, a run or an exported model'
     )
-  folder = parsed.positional[0].rstrip('/')
-  is_run = os.path.exists(output_tree.OutputTree(folder).flags_file)
-  is_model = os.path.exists(os.path.join(folder, 'saved_model.pb'))
-  if not is_run and not is_model:
-    raise UsageError(
-      f'{folder}: is neither a run (a folder with {output_tree.FLAGS}) nor an'
-      ' exported model (with saved_model.pb)'
-    )
-  if is_model and parsed.is_set('round'):
-    raise UsageError('--round: an exported model is of one round; leave it out')
+  _check_round(settings.round)
   main_lib.quiet(settings.verbose)
-  evaluate = _evaluate_run if is_run else _evaluate_model
-  print(console.table(evaluate(folder, settings)))
+  num_done, left_out = 0, []
+  for path in parsed.positional:
+    folder = os.path.normpath(path)
+    try:
+      rows = _evaluate(folder, settings, parsed.is_set('round'))
+    except runs.NotARunError as error:
+      left_out.append(str(error))
+      continue
+    print('\n' * bool(num_done) + console.table(rows), flush=True)
+    num_done += 1
+  if not num_done:
+    more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
+    raise UsageError(f'{left_out[0]}{more}')
+  for reason in left_out:
+    main_lib.warn(f'left out: {reason}')
   return main_lib.DONE
+
+
+def _check_round(text: str) -> None:
+  if text not in (_LAST, _BEST) and not re.fullmatch(
+    r'0|-?[1-9]\d{0,8}', text, re.ASCII
+  ):
+    raise UsageError(
+      f'--round={text}: allowed are {_LAST}, {_BEST} and the number of a round'
+    )
+
+
+def _evaluate(
+  folder: str, settings: EvaluateHparams, has_round: bool
+) -> dict[str, str]:
+  """Evaluates a run or a model; raises `NotARunError` if it is neither."""
+  if os.path.lexists(output_tree.OutputTree(folder).flags_file):
+    return _evaluate_run(folder, settings)
+  if not os.path.lexists(os.path.join(folder, exported.MANIFEST)):
+    raise runs.NotARunError(
+      f'{folder}: is neither a run (a folder with {output_tree.FLAGS}) nor an'
+      f' exported model (with {exported.MANIFEST})'
+    )
+  if has_round:
+    raise UsageError('--round: an exported model is of one round; leave it out')
+  return _evaluate_model(folder, settings)
 
 
 def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
   config = _config([f'--flagfile={tree.flags_file}'], settings)
-  round_num, leaves = _read_checkpoint(tree.checkpoints, settings)
+  round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.models import evaluate
   from tff_fssl.program import experiment
 
-  weights = warm_start.from_leaves(leaves)
   task = experiment.build_task(config)
+  path = checkpoint.path_of(tree.checkpoints, round_num)
+  try:
+    checkpoint.check_owner(
+      path,
+      ownership.with_model(ownership.of_config(config), task.model_fn()),
+    )
+  except checkpoint.CheckpointError as error:
+    raise UsageError(f'{path}: {error}') from error
+  weights = warm_start.from_leaves(leaves)
+  return _evaluate_weights(
+    f'{folder}, round {round_num}', task, weights, settings
+  )
+
+
+def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
+  """Evaluates an exported model by its Keras file, of which no code is run."""
+  problem = exported.problem(folder)
+  if problem:
+    raise UsageError(f'{folder}: is not a whole exported model ({problem})')
+  about = exported.read_about(folder)
+  given, round_num = about.get('flags'), about.get('round')
+  if not isinstance(given, dict):
+    raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
+  values = {name: flags.to_text(v) for name, v in given.items()}
+  config = _config([f'--{n}={v}' for n, v in values.items()], settings)
+
+  from tff_fssl.program import experiment  # pylint: disable=C0415
+
+  task = experiment.build_task(config)
+  source = warm_start.find(folder)
+  weights = warm_start.load(source, task.model_fn())
+  name = f'{folder}, of round {round_num}'
+  return _evaluate_weights(name, task, weights, settings)
+
+
+def _evaluate_weights(
+  name: str, task: Any, weights: Any, settings: EvaluateHparams
+) -> dict[str, str]:
+  """Evaluates weights of a task's network."""
+  from tff_fssl.models import evaluate  # pylint: disable=C0415
+
   held = task.examples(settings.examples)
   evaluate_fn = evaluate.build_evaluate_fn(
     task.model_fn, task.views, batch_size=settings.batch_size
   )
   result = evaluate_fn(weights, held.x, held.y)
-  return _rows(f'{folder}, round {round_num}', settings, len(held), result)
-
-
-def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
-  """Evaluates an exported model through its serving signature."""
-  # pylint: disable=import-outside-toplevel
-  import numpy as np
-  import tensorflow as tf
-
-  from tff_fssl.program import experiment
-  from tff_fssl.program import export
-
-  about = export.read_about(folder)
-  values = {name: flags.to_text(v) for name, v in about['flags'].items()}
-  config = _config([f'--{n}={v}' for n, v in values.items()], settings)
-  held = experiment.build_task(config).examples(settings.examples)
-  predict = tf.saved_model.load(folder).signatures['serving_default']
-  probs = np.concatenate(
-    [
-      predict(images=tf.constant(held.x[i : i + settings.batch_size]))[
-        'probabilities'
-      ].numpy()
-      for i in range(0, len(held), settings.batch_size)
-    ]
-  )
-  of_label = probs[np.arange(len(held)), held.y].astype(np.float64)
-  result = {
-    'accuracy': float(np.mean(np.argmax(probs, -1) == held.y)),
-    'loss': float(-np.mean(np.log(np.maximum(of_label, 1e-30)))),
-  }
-  name = f'{folder}, of round {about["round"]}'
   return _rows(name, settings, len(held), result)
 
 
@@ -154,22 +197,40 @@ def _config(
 
 
 def _read_checkpoint(
-  folder: str, settings: EvaluateHparams
+  tree: output_tree.OutputTree,
+  config: config_lib.Config,
+  settings: EvaluateHparams,
 ) -> tuple[int, Mapping[str, Any]]:
-  """The asked for, or the latest whole, checkpoint."""
-  versions = checkpoint.versions(folder)
-  if settings.round != _LATEST:
-    versions = [v for v in versions if str(v) == settings.round]
-    if not versions:
-      there = ', '.join(map(str, checkpoint.versions(folder))) or 'none'
+  """The asked for, or the last whole, checkpoint, if it is this run's."""
+  there = checkpoint.versions(tree.checkpoints)
+  if not there:
+    raise runs.NotARunError(f'{tree.path}: this run has no checkpoint yet')
+  wanted = there
+  if settings.round != _LAST:
+    if settings.round == _BEST:
+      round_num = summary.best_round_num(tree.eval_csv)
+      if round_num is None:
+        raise UsageError(
+          f'--round={_BEST}: {tree.path} has no evaluation on validation data'
+          ' (--num_validation)'
+        )
+    else:
+      round_num = int(settings.round)
+    if round_num not in there:
+      of_round = f' (round {round_num})' if settings.round == _BEST else ''
       raise UsageError(
-        f'--round={settings.round}: there is no checkpoint of it in {folder};'
-        f' there are: {there}'
+        f'--round={settings.round}{of_round}: there is no checkpoint of it in'
+        f' {tree.checkpoints}; there are: {", ".join(map(str, there))}'
       )
+    wanted = [round_num]
   try:
-    return checkpoint.read_latest(folder, versions)
+    return checkpoint.read_latest(
+      tree.checkpoints, ownership.of_config(config), wanted
+    )
   except checkpoint.CheckpointError as error:
-    raise UsageError(f'{folder}: no checkpoint can be read: {error}') from error
+    raise UsageError(
+      f'{tree.path}: no checkpoint can be evaluated: {error}'
+    ) from error
 
 
 def _rows(

@@ -2,25 +2,22 @@
 
 import json
 import os
-import shutil
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+import tff_fssl
 from tff_fssl import durable
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.program import experiment
-from tff_fssl.program import warm_start
+from tff_fssl.program import exported
 
-ABOUT_FILE = 'about.json'
 _DISK_ERRORS = (
   tf.errors.ResourceExhaustedError,
   tf.errors.PermissionDeniedError,
 )
-_NEW, _OLD = '.new', '.old'
 
 
 class ServingModel(tf.Module):
@@ -60,7 +57,8 @@ def export_model(
   It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
   [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
   included; `model.keras`, the network alone (normalized float images to
-  logits); and `about.json` (classes, mean and std, round, flags).
+  logits); `about.json` (classes, mean and std, round, flags, version); and
+  `manifest.json`, by which `exported.problem` tells whether all is there.
 
   Args:
     task: Data and model.
@@ -69,16 +67,16 @@ def export_model(
     round_num: After which round.
 
   Raises:
-    UsageError: If the disk refuses.
+    UsageError: If the disk refuses, or files that no export wrote are there.
   """
-  new, old = folder + _NEW, folder + _OLD
-  remove_leftovers(folder)
+  new = exported.new_folder(folder)
+  exported.remove_leftovers(folder)
   module = ServingModel(task, weights)
   model = task.model_fn()
   model.set_weights(_in_keras_order(model, weights))
   try:
     tf.saved_model.save(module, new, {'serving_default': module.predict})
-    model.save(os.path.join(new, warm_start.KERAS_FILE))
+    model.save(os.path.join(new, exported.KERAS_FILE))
   except _DISK_ERRORS as e:
     raise UsageError(
       f'{new}: the model cannot be written ({e.message}); the run is saved, put'
@@ -87,6 +85,7 @@ def export_model(
   config = task.config
   info = data_names.data_set_info(task.data.name)
   about = {
+    'tff_fssl': tff_fssl.__version__,
     'round': round_num,
     'classes': list(task.data.class_names),
     'image_shape': list(task.data.image_shape),
@@ -98,27 +97,12 @@ def export_model(
     'flags': config.flags(),
   }
   durable.write_file(
-    os.path.join(new, ABOUT_FILE), [(json.dumps(about, indent=2)).encode()]
+    os.path.join(new, exported.ABOUT_FILE),
+    [json.dumps(about, indent=2).encode()],
   )
   _sync(new)
-  if os.path.exists(folder):
-    durable.rename(folder, old)
-  durable.rename(new, folder)
-  shutil.rmtree(old, ignore_errors=True)
-
-
-def remove_leftovers(folder: str) -> None:
-  """Puts right what a killed `export_model` left beside `folder`."""
-  shutil.rmtree(folder + _NEW, ignore_errors=True)
-  if os.path.exists(folder + _OLD) and not os.path.exists(folder):
-    durable.rename(folder + _OLD, folder)
-  shutil.rmtree(folder + _OLD, ignore_errors=True)
-
-
-def read_about(folder: str) -> dict[str, Any]:
-  """What `export_model` recorded of a model."""
-  with open(os.path.join(folder, ABOUT_FILE), encoding='utf-8') as file:
-    return json.load(file)
+  exported.write_manifest(new, round_num)
+  exported.replace(folder)
 
 
 def _in_keras_order(

@@ -14,10 +14,13 @@ from typing import Any
 
 from absl import flags as absl_flags
 
+from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 
 _WIDTH = 80
+_MAX_FLAGFILE_BYTES = 2**20
+_MAX_FLAGFILES = 100
 _HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
 
@@ -143,12 +146,26 @@ def parse(
       ' nothing else is allowed here (--help lists the flags)'
     )
   after = _present(flag_values)
+  values = {name: flag_values[name].value for name in before}
+  for name, value in [*values.items(), *(('', p) for p in positional)]:
+    _check_text(f'--{name}=' if name else '', value)
   return ParsedFlags(
-    {name: flag_values[name].value for name in before},
+    values,
     frozenset(name for name in before if after[name] != before[name]),
     in_files,
     tuple(positional),
   )
+
+
+def _check_text(prefix: str, value: Any) -> None:
+  """Refuses names that neither a flagfile nor a message could hold."""
+  if isinstance(value, str) and not (
+    value.isprintable() and value == value.strip()
+  ):
+    raise UsageError(
+      f'{prefix}{ascii(value)}: names with line breaks, spaces at an end or'
+      ' other unprintable characters are not allowed; rename it'
+    )
 
 
 def wants_help(argv: Sequence[str]) -> bool:
@@ -308,6 +325,7 @@ def _split_flagfiles(
 ) -> tuple[list[tuple[str, str]], list[str]]:
   """([(argument, file) of flagfiles], [the other arguments])."""
   from_files, others = [], []
+  num_read: list[str] = []
   arguments = iter(argv)
   for argument in arguments:
     name, equals, value = argument.partition('=')
@@ -318,12 +336,12 @@ def _split_flagfiles(
       value = next(arguments, '')
     if not value:
       raise UsageError('--flagfile: must be followed by the name of a file')
-    from_files += _read_flagfile(value, ())
+    from_files += _read_flagfile(value, (), num_read)
   return from_files, others
 
 
 def _read_flagfile(
-  path: str, including: tuple[str, ...]
+  path: str, including: tuple[str, ...], already_read: list[str]
 ) -> list[tuple[str, str]]:
   """[(argument, file)] of a flagfile and of those that it names."""
   path = os.path.expanduser(path)
@@ -332,13 +350,17 @@ def _read_flagfile(
     path = beside if os.path.exists(beside) else path
   if os.path.realpath(path) in map(os.path.realpath, including):
     raise UsageError(f'--flagfile={path}: the file includes itself')
-  try:
-    with open(path, encoding='utf-8') as file:
-      lines = file.read().splitlines()
-  except (OSError, UnicodeDecodeError) as error:
-    reason = getattr(error, 'strerror', None) or 'it is not a text file'
+  already_read.append(path)
+  if len(already_read) > _MAX_FLAGFILES:
     raise UsageError(
-      f'--flagfile={path}: cannot be read: {reason}{_similar_file(path)}'
+      f'--flagfile={already_read[0]}: it and the files that it names are more'
+      f' than {_MAX_FLAGFILES}'
+    )
+  try:
+    lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
+  except files.FileError as error:
+    raise UsageError(
+      f'--flagfile={path}: cannot be read: {error.reason}{_similar_file(path)}'
     ) from error
   result = []
   for number, line in enumerate(lines, 1):
@@ -352,7 +374,7 @@ def _read_flagfile(
       )
     name, _, value = line.partition('=')
     if name in ('--flagfile', '-flagfile'):
-      result += _read_flagfile(value, (*including, path))
+      result += _read_flagfile(value, (*including, path), already_read)
     else:
       result.append((line, path))
   return result

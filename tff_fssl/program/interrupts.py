@@ -4,12 +4,16 @@ import asyncio
 from collections.abc import Callable, Coroutine
 import os
 import signal
+import time
 from typing import Any, TypeVar
 
 from tff_fssl.program import training_types
 
 _T = TypeVar('_T')
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# `timeout make train` signals the program, its group and, through make, the
+# program again, all at once: signals within this time are one.
+ONE_SIGNAL_SECS = 2.0
 
 
 def exit_code(number: int | None) -> int:
@@ -21,16 +25,19 @@ async def run_until_stopped(
   logic: Coroutine[Any, Any, _T],
   stop: training_types.StopRequest,
   say: Callable[[str], None],
+  clock: Callable[[], float] = time.monotonic,
 ) -> _T:
   """Runs `logic`, which signals can stop.
 
   The first Ctrl-C or SIGTERM sets `stop`, at which `logic` saves and returns
-  after its round. The second cancels it. A third ends the process.
+  after its round. The second cancels it. A third ends the process. Those that
+  come within `ONE_SIGNAL_SECS` of the one that counted last are the same one.
 
   Args:
     logic: What is run.
     stop: Set by the first signal.
     say: Tells the user.
+    clock: Gives seconds.
 
   Returns:
     What `logic` returns.
@@ -41,14 +48,19 @@ async def run_until_stopped(
   task = asyncio.ensure_future(logic)
   loop = asyncio.get_running_loop()
   is_cancelled = False
+  counted_at = float('-inf')
 
   def handle(number: int) -> None:
-    nonlocal is_cancelled
+    nonlocal is_cancelled, counted_at
+    now = clock()
+    if now - counted_at < ONE_SIGNAL_SECS:
+      return
+    counted_at = now
     if stop.signal is None:
       stop.set(number)
       say(
-        f'{signal.Signals(number).name}: stopping after this round; once more'
-        ' to stop at once.'
+        f'{signal.Signals(number).name}: stopping after this round; send it'
+        f' again, {ONE_SIGNAL_SECS:g} seconds later or more, to stop at once.'
       )
     elif not is_cancelled:
       is_cancelled = True

@@ -5,7 +5,9 @@ do); 3 training stopped since no update was finite; 130 Ctrl-C; 143 SIGTERM,
 saved: the same command goes on.
 """
 
+import codecs
 from collections.abc import Callable, Sequence
+import contextlib
 import logging
 import os
 import signal
@@ -16,6 +18,9 @@ import warnings
 from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
+
+_REPLACING = 'tff_fssl.readable'
+_PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
 
 DONE = 0
 FAILED = 1
@@ -39,31 +44,96 @@ def run(
     The exit code.
   """
   try:
+    _check_streams()
     with durable.storage_errors():
-      return program(sys.argv[1:] if argv is None else argv)
+      code = program(sys.argv[1:] if argv is None else argv)
+      # Not at exit, where an error would be Python's to report.
+      sys.stdout.flush()
+    return code
+  except BrokenPipeError:
+    _drop_output()
+    complain(
+      'standard output was closed before all was printed; give the command'
+      ' again (a run goes on where it was saved)'
+    )
+    return USAGE
   except UsageError as error:
+    _flush()
     complain(str(error))
     return USAGE
   except KeyboardInterrupt:
+    _flush()
     complain('interrupted')
     return INTERRUPTED
-  except BrokenPipeError:
-    # Who read the output has gone; Python would complain again at exit.
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return FAILED
 
 
 def complain(message: str) -> None:
   """Prints an error, wrapped on a terminal, one line elsewhere."""
-  text = f'error: {message}'
+  text = f'error: {printable(message)}'
   if sys.stderr.isatty():
-    text = '\n'.join(
-      textwrap.fill(
-        line, console.WIDTH, break_long_words=False, break_on_hyphens=False
-      )
-      for line in text.splitlines()
+    text = textwrap.fill(
+      text, console.WIDTH, break_long_words=False, break_on_hyphens=False
     )
-  print(text, file=sys.stderr, flush=True)
+  with contextlib.suppress(OSError):
+    print(text, file=sys.stderr, flush=True)
+
+
+def warn(message: str) -> None:
+  """Prints a warning on standard error, in one line."""
+  with contextlib.suppress(OSError):
+    print(f'warning: {printable(message)}', file=sys.stderr, flush=True)
+
+
+def printable(text: str) -> str:
+  """One line of text: unprintable characters as Python writes them."""
+  return ''.join(
+    c if c.isprintable() else ascii(c)[1:-1]
+    for c in ' '.join(text.split('\n  '))
+  )
+
+
+def _check_streams() -> None:
+  """Makes standard output and error fit for use; raises `UsageError`."""
+  if sys.stderr is None:
+    # Else a file that is opened later would get its number, and its messages.
+    sys.stderr = open(os.open(os.devnull, os.O_WRONLY), 'w')
+  if sys.stdout is None:
+    raise UsageError(
+      'standard output is closed; send it to a file or to /dev/null'
+    )
+  for stream in (sys.stdout, sys.stderr):
+    reconfigure = getattr(stream, 'reconfigure', None)
+    if reconfigure is not None:
+      reconfigure(errors=_REPLACING)
+
+
+def _flush() -> None:
+  """Prints what is still to be printed, as far as that is possible."""
+  try:
+    if sys.stdout is not None:
+      sys.stdout.flush()
+  except OSError:
+    _drop_output()
+
+
+def _drop_output() -> None:
+  """Sends output to nowhere; Python would complain of it at exit."""
+  with contextlib.suppress(OSError, ValueError):
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, sys.stdout.fileno())
+    os.close(nowhere)
+
+
+def _replace(error: UnicodeError) -> tuple[str, int]:
+  """Writes for a terminal what its encoding lacks: '+-' for a plus-minus."""
+  if not isinstance(error, UnicodeEncodeError):
+    raise error
+  part = error.object[error.start : error.end]
+  text = ''.join(_PLAIN.get(c) or ascii(c)[1:-1] for c in part)
+  return text, error.end
+
+
+codecs.register_error(_REPLACING, _replace)
 
 
 def quiet(verbose: bool = False) -> None:

@@ -6,7 +6,10 @@ what killed saves left, `CSVFileReleaseManager` appends to torn rows.
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+import contextlib
 import os
+import re
+import struct
 from typing import Any
 
 from absl import logging
@@ -14,11 +17,14 @@ import tensorflow_federated as tff
 import tree
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
 from tff_fssl.program import csv_table
+from tff_fssl.program import ownership
 
 _DAMAGED = '.damaged'
+_LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 # What is saved by its own `to_bytes`. (TFF does not export the base class.)
 _SERIALIZABLE = tff.program.FederatedDataSourceIterator
 
@@ -36,6 +42,8 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     *,
     keep_total: int = 3,
     warn: Callable[[str], None] = logging.warning,
+    owner: ownership.Owner = ownership.NOBODY,
+    keep_also_fn: Callable[[], int | None] = lambda: None,
   ):
     """Opens a folder of checkpoints; removes what killed saves left there.
 
@@ -43,12 +51,18 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       root_dir: The folder; made if missing.
       keep_total: How many versions are kept, the latest ones, at least 1.
       warn: Told when a checkpoint cannot be used.
+      owner: Whose states they are. Files of another owner are neither loaded
+        nor removed.
+      keep_also_fn: Gives one more version that is kept, if any; asked after
+        each save.
     """
     if keep_total < 1:
       raise ValueError(f'keep_total={keep_total}: must be at least 1')
     durable.make_folder(root_dir)
-    durable.remove_leftovers(root_dir)
+    durable.remove_leftovers(root_dir, checkpoint.is_name)
     self._root_dir = root_dir
+    self._owner = owner
+    self._keep_also_fn = keep_also_fn
     self._keep_total = keep_total
     self._warn = warn
 
@@ -69,18 +83,18 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
 
     Raises:
       ProgramStateNotFoundError: If there is no such version.
-      CheckpointError: If it is damaged, or of another structure.
+      CheckpointError: If it is damaged, or another owner's or structure's.
     """
     path = checkpoint.path_of(self._root_dir, version)
-    if not os.path.exists(path):
+    if not os.path.lexists(path):
       raise tff.program.ProgramStateNotFoundError(version)
-    leaves = await asyncio.to_thread(checkpoint.read, path)
+    leaves = await asyncio.to_thread(checkpoint.read_own, path, self._owner)
     return _to_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the latest version that is whole.
 
-    Later ones that are not are said so of, and moved out of the way.
+    Later ones that are damaged are reported, and moved out of the way.
 
     Args:
       structure: As `load`'s.
@@ -89,15 +103,21 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       (state, version), or (None, 0) if there is none at all.
 
     Raises:
-      UsageError: If there are checkpoints, but none can be used.
+      UsageError: If there are checkpoints, but none can be used; or if one is
+        not damaged, but another owner's, and so not to be touched.
     """
     damaged = {}
     for version in reversed(checkpoint.versions(self._root_dir)):
       try:
         state = await self.load(version, structure)
-      except checkpoint.CheckpointError as error:
+      except checkpoint.DamagedError as error:
         damaged[version] = str(error)
         continue
+      except checkpoint.CheckpointError as error:
+        raise UsageError(
+          f'{checkpoint.path_of(self._root_dir, version)} cannot be used:'
+          f' {error}. Move it away, or choose another --output_dir'
+        ) from error
       for other, reason in damaged.items():
         path = checkpoint.path_of(self._root_dir, other)
         durable.rename(path, path + _DAMAGED)
@@ -129,25 +149,35 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       UsageError: If the disk refuses.
     """
     path = checkpoint.path_of(self._root_dir, version)
-    if os.path.exists(path):
+    if os.path.lexists(path):
       raise tff.program.ProgramStateExistsError(
         version=version, path=self._root_dir
       )
     state = await tff.program.materialize_value(program_state)
     leaves = _to_leaves(state)
     await asyncio.to_thread(
-      durable.write_file, path, checkpoint.to_chunks(leaves)
+      durable.write_file, path, checkpoint.to_chunks(leaves, self._owner)
     )
+    await asyncio.to_thread(self._remove_old)
+
+  def _remove_old(self) -> None:
+    """Removes the versions that are not kept, if they are the owner's."""
+    kept = self._keep_also_fn()
     for old in checkpoint.versions(self._root_dir)[: -self._keep_total]:
-      # One file, one call: a kill here leaves it or has removed it.
-      durable.remove(checkpoint.path_of(self._root_dir, old))
+      path = checkpoint.path_of(self._root_dir, old)
+      if old == kept:
+        continue
+      with contextlib.suppress(checkpoint.CheckpointError):
+        checkpoint.check_owner(path, self._owner)
+        # One file, one call: a kill here leaves it or has removed it.
+        durable.remove(path)
 
 
 class CsvReleaseManager(tff.program.ReleaseManager):
   """Releases nested scalars as a row of a `CsvTable`, names joined by '/'."""
 
   def __init__(self, path: str):
-    """Opens the table, or makes it; repairs a torn end.
+    """Opens the table, or makes it; cuts a last line that is torn.
 
     Args:
       path: The file; its folder exists.
@@ -176,8 +206,12 @@ class LinesReleaseManager(tff.program.ReleaseManager):
 
     Args:
       path: The file; its folder exists.
+
+    Raises:
+      UsageError: If something else is there.
     """
     self.path = path
+    self._read()
 
   async def release(self, value: Sequence[str], key: int) -> None:
     """Appends lines; those of round `key` and later ones are removed first.
@@ -186,16 +220,27 @@ class LinesReleaseManager(tff.program.ReleaseManager):
       value: The lines, without what they begin with.
       key: The round.
     """
-    lines = []
-    if os.path.exists(self.path):
-      with open(self.path, encoding='utf-8') as file:
-        lines = [
-          line for line in file if int(line.split(':')[0].split()[1]) < key
-        ]
+    lines = [line for of_round, line in self._read() if of_round < key]
     lines += [f'round {key}: {line}\n' for line in value]
     await asyncio.to_thread(
       durable.write_file, self.path, [''.join(lines).encode()]
     )
+
+  def _read(self) -> list[tuple[int, str]]:
+    """(round, line) of all lines; raises `UsageError`."""
+    if not os.path.lexists(self.path):
+      return []
+    lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
+    matches = [_LINE.match(line) for line in lines]
+    result = []
+    for line_num, (line, match) in enumerate(zip(lines, matches), 1):
+      if match is None or not line.endswith('\n'):
+        raise UsageError(
+          f'{self.path}, line {line_num}: does not begin with "round N: ", or'
+          ' does not end; the file was changed: put it right, or move it away'
+        )
+      result.append((int(match[1]), line))
+    return result
 
 
 class BestEffortReleaseManager(tff.program.ReleaseManager):
@@ -227,7 +272,9 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
     except Exception as error:  # pylint: disable=broad-except
       # Whatever it is, training and the CSV files matter more.
       self._manager = None
-      self._warn(f'{self._name} stops: {type(error).__name__}: {error}')
+      self._warn(
+        f'{self._name} stops: {type(error).__name__}: {files.first_line(error)}'
+      )
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
@@ -264,21 +311,24 @@ def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   names = [path for path, _ in expected]
   if sorted(names) != sorted(leaves):
     odd = sorted(set(names) ^ set(leaves))
-    raise checkpoint.CheckpointError(
+    raise checkpoint.ForeignError(
       f'it is of another program: it and this one differ in {odd[0]!r}'
     )
   values = []
   for path, like in expected:
     value = leaves[path]
     if isinstance(like, _SERIALIZABLE):
-      values.append(type(like).from_bytes(value))
+      try:
+        values.append(type(like).from_bytes(value))
+      except (ValueError, struct.error) as error:
+        raise checkpoint.ForeignError(f'{path!r}: {error}') from error
       continue
     shape, dtype = getattr(like, 'shape', None), getattr(like, 'dtype', None)
     dtype = getattr(dtype, 'as_numpy_dtype', dtype)
     if (shape is not None and tuple(shape) != value.shape) or (
       dtype is not None and dtype != value.dtype
     ):
-      raise checkpoint.CheckpointError(
+      raise checkpoint.ForeignError(
         f'it is of another program: {path!r} is {value.dtype}'
         f' {list(value.shape)}, not {like}'
       )

@@ -6,27 +6,51 @@ checkpoints/        round_N.ckpt
 metrics/            train.csv, eval.csv: equal for equal commands;
 timing.csv: seconds and memory; non_finite.txt: of --debug_non_finite
 tensorboard/
-model/              the trained model, for serving
+model/              the model of the last round, for serving
+model_best/         that of the round which validation data select, if any
 report/
 data/               what the server's computation reads, if large
 """
 
+import contextlib
 import fcntl
 import os
+import re
+import stat
 import time
 import types
 from typing import Any
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import flags
 from tff_fssl.program import run_hparams
 
 FLAGS = 'flags.txt'
 _LOCK = '.lock'
-# What a start that failed early may have left.
-_NAMES = ('checkpoints', 'data', 'metrics')
+_HOLDER = 'process '  # What a lock begins with.
+# What a start that was killed early may have left: folders, and in them
+# nothing but what is made anew.
+_EARLY = {
+  'checkpoints': re.compile(r'(?!)'),
+  'metrics': re.compile(r'(?!)'),
+  'data': re.compile(r'(\.writing_)?server_images_[0-9a-f]{16}\.bin'),
+}
+_FILES = frozenset(
+  {
+    FLAGS,
+    'partition.json',
+    'partition.png',
+    'summary.json',
+    'train.csv',
+    'eval.csv',
+    'timing.csv',
+    'non_finite.txt',
+  }
+)
 
 
 class OutputTree:
@@ -46,6 +70,9 @@ class OutputTree:
     self.path = path
     self.is_new = False
     self._lock: int | None = None
+    # Folders that `open` made, for a new run; outermost first.
+    self._made: list[str] = []
+    self._made_lock = False
 
   def _join(self, *names: str) -> str:
     return os.path.join(self.path, *names)
@@ -92,8 +119,13 @@ class OutputTree:
 
   @property
   def model(self) -> str:
-    """Folder of the exported model."""
+    """Folder of the exported model of the last round."""
     return self._join('model')
+
+  @property
+  def model_best(self) -> str:
+    """Folder of that of the round which validation data select."""
+    return self._join('model_best')
 
   @property
   def report(self) -> str:
@@ -130,21 +162,19 @@ class OutputTree:
       UsageError: If the folder is another program's, another run's, not a
         run's, or cannot be written to.
     """
-    self.is_new = not os.path.exists(self.flags_file)
-    if self.is_new and os.path.isdir(self.path):
-      names = os.listdir(self.path)
-      odd = [n for n in names if not n.startswith('.') and n not in _NAMES]
-      if odd:
-        raise UsageError(
-          f'--output_dir={self.path}: the folder holds other files'
-          f' ({min(odd)!r}) and no run (there is no {FLAGS}); choose another'
-        )
-    durable.make_folder(self.path)
-    self._acquire()
+    _check_name(self.path)
+    self.is_new = not os.path.lexists(self.flags_file)
+    if self.is_new:
+      self._check_empty()
+    self._made = durable.make_folder(self.path) if self.is_new else []
     try:
+      self._acquire()
       for folder in (self.path, self.checkpoints, self.metrics):
-        durable.make_folder(folder)
-        durable.remove_leftovers(folder)
+        made = durable.make_folder(folder)
+        self._made += made if self.is_new else []
+        durable.remove_leftovers(
+          folder, lambda n: n in _FILES or checkpoint.is_name(n)
+        )
       self._compare(config)
     except BaseException:
       self.close()
@@ -154,12 +184,60 @@ class OutputTree:
     """Writes the flags; from now on the folder is this run's."""
     text = flags.to_flagfile(config.flags())
     durable.write_file(self.flags_file, [text.encode()])
+    self._made, self._made_lock = [], False
 
   def close(self) -> None:
-    """Lets another program use the folder."""
-    if self._lock is not None:
-      os.close(self._lock)
-      self._lock = None
+    """Lets another program use the folder.
+
+    A run that was not recorded leaves nothing behind: the folders that `open`
+    made are removed, as far as nobody has put anything else there.
+    """
+    try:
+      if self._made or self._made_lock:
+        self._remove_made()
+    finally:
+      if self._lock is not None:
+        os.close(self._lock)
+        self._lock = None
+
+  def _remove_made(self) -> None:
+    """Removes what `open` made, as long as it is empty."""
+    with contextlib.suppress(OSError):
+      for name in os.listdir(self.server_data):
+        if _EARLY['data'].fullmatch(name):
+          os.unlink(os.path.join(self.server_data, name))
+      os.rmdir(self.server_data)
+    with contextlib.suppress(OSError):
+      if self._made_lock:
+        os.unlink(self._join(_LOCK))
+    with contextlib.suppress(OSError):
+      for folder in reversed(self._made):
+        os.rmdir(folder)
+    self._made, self._made_lock = [], False
+
+  def _check_empty(self) -> None:
+    """Refuses a folder that holds what no start of a run can have left.
+
+    Raises:
+      UsageError: If there is such a thing in it.
+    """
+    if not os.path.lexists(self.path):
+      return
+
+    def refuse(name: str, what: str) -> UsageError:
+      return UsageError(
+        f'--output_dir={self.path}: the folder holds {what} ({name!r}) and no'
+        f' run (there is no {FLAGS}); choose another'
+      )
+
+    with durable.storage_errors():
+      for name in sorted(os.listdir(self.path)):
+        if name in _EARLY and os.path.isdir(self._join(name)):
+          for inner in sorted(os.listdir(self._join(name))):
+            if not _EARLY[name].fullmatch(inner):
+              raise refuse(os.path.join(name, inner), 'files of another run')
+        elif not name.startswith('.'):
+          raise refuse(name, 'other files')
 
   def __enter__(self) -> 'OutputTree':
     return self
@@ -174,30 +252,60 @@ class OutputTree:
 
   def _acquire(self) -> None:
     """Locks the folder; the lock ends with the process, however that ends."""
+    is_new = self.is_new and not os.path.lexists(self._join(_LOCK))
     with durable.storage_errors():
       lock = os.open(
-        self._join(_LOCK), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666
+        self._join(_LOCK),
+        os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+        0o666,
+      )
+    try:
+      self._lock_file(lock)
+    except BaseException:
+      os.close(lock)
+      raise
+    self._lock, self._made_lock = lock, is_new
+    me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
+    text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
+    with durable.storage_errors():
+      durable.write_all(lock, text, self._join(_LOCK))
+      os.ftruncate(lock, len(text))
+
+  def _lock_file(self, lock: int) -> None:
+    """Locks an open file; raises `UsageError` if it is not ours to lock."""
+    holder = b''
+    if stat.S_ISREG(os.fstat(lock).st_mode):
+      holder = os.read(lock, 200)
+    else:
+      holder = b'not a file'
+    text = holder.decode(errors='replace').strip()
+    if text and not text.startswith(_HOLDER):
+      raise UsageError(
+        f'{self._join(_LOCK)}: is not the lock of a run; choose another'
+        ' --output_dir'
       )
     try:
       fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-      holder = os.read(lock, 200).decode(errors='replace').strip()
-      os.close(lock)
       if not isinstance(error, BlockingIOError):
         raise UsageError(
           f'--output_dir={self.path}: the file system cannot lock files'
           f' ({error.strerror}); choose a folder on another one'
         ) from error
       raise UsageError(
-        f'--output_dir={self.path}: another program ({holder or "unknown"}) is'
+        f'--output_dir={self.path}: another program ({text or "unknown"}) is'
         ' writing to it; wait for it, end it, or choose another folder'
       ) from error
-    self._lock = lock
-    me = f'process {os.getpid()} on {os.uname().nodename}'
-    text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
-    with durable.storage_errors():
-      durable.write_all(lock, text, self._join(_LOCK))
-      os.ftruncate(lock, len(text))
+    try:
+      is_current = os.path.samestat(os.fstat(lock), os.lstat(self._join(_LOCK)))
+    except FileNotFoundError:
+      is_current = False
+    if not is_current:
+      # Another start failed in this moment, and removed what it had made.
+      raise UsageError(
+        f'--output_dir={self.path}: another program has just left it; give the'
+        ' command again'
+      )
 
   def _compare(self, config: config_lib.Config) -> None:
     """Refuses if the run that is there has other flags."""
@@ -208,6 +316,23 @@ class OutputTree:
     refused, _ = config_lib.differences(old, new)
     if refused:
       raise UsageError(_refusal(self.path, refused, old, new))
+
+
+def _check_name(path: str) -> None:
+  """Refuses a folder that is no folder; raises `UsageError`."""
+  try:
+    mode = os.stat(path).st_mode
+  except FileNotFoundError:
+    if not os.path.islink(path):
+      return
+    reason = 'it is a link that leads nowhere'
+  except OSError as error:
+    reason = files.reason_of(error)
+  else:
+    if stat.S_ISDIR(mode):
+      return
+    reason = 'it is not a folder'
+  raise UsageError(f'--output_dir={path}: {reason}; choose another')
 
 
 def _refusal(

@@ -7,6 +7,8 @@ import re
 
 from tff_fssl.hparams import UsageError
 
+# A profile takes megabytes and seconds.
+_MAX_ROUNDS = 1_000
 _PART = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
 
@@ -36,6 +38,11 @@ def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
       raise UsageError(
         f'--profile={text}: {part} is not within rounds 1 to'
         f' --total_rounds={total_rounds}, in ascending order'
+      )
+    if last - first + len(rounds) >= _MAX_ROUNDS:
+      raise UsageError(
+        f'--profile={text}: profiles of more than {_MAX_ROUNDS:,} rounds would'
+        ' fill the disk; give fewer'
       )
     rounds.update(range(first, last + 1))
   return frozenset(rounds)

@@ -73,7 +73,10 @@ class RunHparams:
     ' --scenario=labels_at_clients; --num_labels is then not needed).',
   )
   num_clients: int = hparam(
-    100, 'Clients that the rest of the training data goes to.', minimum=1
+    100,
+    'Clients that the rest of the training data goes to.',
+    minimum=1,
+    maximum=10**6,
   )
   split: str = hparam(
     'iid',
@@ -100,10 +103,13 @@ class RunHparams:
   )
 
   total_rounds: int = hparam(
-    800, 'Rounds, not counting server pre-training.', minimum=1
+    800, 'Rounds, not counting server pre-training.', minimum=1, maximum=10**7
   )
   clients_per_round: int = hparam(
-    10, 'Clients drawn for each round, without replacement.', minimum=1
+    10,
+    'Clients drawn for each round, without replacement.',
+    minimum=1,
+    maximum=10**6,
   )
   rounds_per_evaluation: int = hparam(
     10, 'Rounds from one evaluation to the next; the last is always.', minimum=1
@@ -146,6 +152,7 @@ class RunHparams:
     ' ones and one that computes it, in seconds (tff_worker). Then another'
     ' worker is started and repeats the round. 0: no limit.',
     minimum=0,
+    maximum=10**7,
   )
   client_devices: str = hparam(
     'auto',
@@ -157,6 +164,7 @@ class RunHparams:
     'Clients that train at a time; 0 suits the devices. Results do not depend'
     ' on it.',
     minimum=0,
+    maximum=1024,
   )
   simulate_secure_aggregation: bool = hparam(
     False,

@@ -1,6 +1,6 @@
 """Finished and unfinished runs, read from their folders. TensorFlow-free."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import os
 
@@ -34,7 +34,10 @@ class Run:
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """(rounds int [N], values float64 [N]) where the column is known."""
     for rows in self.rows:
-      values = csv_table.column(rows, column)
+      try:
+        values = csv_table.column(rows, column)
+      except UsageError as error:
+        raise UsageError(f'{self.path}: {error}') from error
       known = np.isfinite(values)
       if known.any():
         rounds = csv_table.column(rows, csv_table.KEY)[known]
@@ -75,6 +78,43 @@ class RunGroup:
     return common, stacked.mean(0), spread
 
 
+class NotARunError(UsageError):
+  """A path that is not a run, or a run that has nothing to show yet."""
+
+
+def read_all(
+  paths: Sequence[str], warn: Callable[[str], None], column: str = ''
+) -> list[Run]:
+  """Reads runs; leaves out, with a warning, what is none or has no rows yet.
+
+  Args:
+    paths: Folders, as a shell's RUNS/* gives them.
+    warn: Told what was left out.
+    column: What a run must have values of, if given.
+
+  Returns:
+    The runs, at least one.
+
+  Raises:
+    UsageError: If none is left, or a run's files cannot be read.
+  """
+  runs, left_out = [], []
+  for path in paths:
+    try:
+      run = read_run(path)
+      if column and not len(run.curve(column)[0]):
+        raise NotARunError(f'{path}: this run has no evaluation yet')
+      runs.append(run)
+    except NotARunError as error:
+      left_out.append(str(error))
+  if not runs:
+    more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
+    raise UsageError(f'{left_out[0]}{more}')
+  for reason in left_out:
+    warn(f'left out: {reason}')
+  return runs
+
+
 def read_run(path: str) -> Run:
   """Reads a run's folder.
 
@@ -85,18 +125,19 @@ def read_run(path: str) -> Run:
     The run.
 
   Raises:
-    UsageError: If it is not one, or has no finished round.
+    NotARunError: If it is not one, or has no finished round.
+    UsageError: If its files cannot be read.
   """
   tree = output_tree.OutputTree(path)
-  if not os.path.exists(tree.flags_file):
-    raise UsageError(
+  if not os.path.lexists(tree.flags_file):
+    raise NotARunError(
       f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of programs/train.py'
     )
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   tables = tuple(csv_table.read(p)[1] for p in paths)
   if not tables[0]:
-    raise UsageError(f'{path}: no round of this run is finished yet')
+    raise NotARunError(f'{path}: no round of this run is finished yet')
   return Run(path, flags.read_flagfile(tree.flags_file), tables)
 
 

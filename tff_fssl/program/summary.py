@@ -25,10 +25,26 @@ def best_round(
   """
   best, best_value = None, -math.inf
   for row in rows:
-    value = float(row.get(name) or 'nan')
+    value = csv_table.number(row, name)
     if value > best_value:
       best, best_value = row, value
   return best
+
+
+def best_round_num(eval_csv: str) -> int | None:
+  """The number of the round that validation data select, or None.
+
+  Args:
+    eval_csv: The evaluation table.
+
+  Returns:
+    The first round with the largest validation accuracy.
+
+  Raises:
+    UsageError: If the table cannot be read.
+  """
+  best = best_round(csv_table.read(eval_csv)[1])
+  return None if best is None else int(best[csv_table.KEY])
 
 
 def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
@@ -66,7 +82,9 @@ def write(tree: output_tree.OutputTree) -> dict[str, Any]:
 
 def _numbers(row: dict[str, str]) -> dict[str, Any]:
   values = {
-    name: float(text) for name, text in row.items() if text and name != 'round'
+    name: csv_table.number(row, name)
+    for name, text in row.items()
+    if text and name != csv_table.KEY
   }
   # JSON has no NaN.
   known = {name: v for name, v in values.items() if math.isfinite(v)}

@@ -7,14 +7,18 @@ import dataclasses
 import os
 from typing import Any
 
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
+from tff_fssl.program import completion
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import console
+from tff_fssl.program import exported
 from tff_fssl.program import flags
 from tff_fssl.program import interrupts
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
 from tff_fssl.program import profiling
 from tff_fssl.program import run_hparams
 from tff_fssl.program import summary
@@ -51,36 +55,19 @@ def train_main(argv: Sequence[str]) -> int:
   view = console.Console(config.run.progress)
   with output_tree.OutputTree(config.run.output_dir) as tree:
     tree.open(config)
-    if _is_finished(config, tree):
+    if completion.is_finished(config, tree):
       view.say(
         f'This run has finished its {config.run.total_rounds} rounds; a larger'
         ' --total_rounds continues it.'
       )
       _close(view, tree)
       return main_lib.DONE
+    completion.check_outputs(config, tree)
     source = None
     if config.run.init_from and not checkpoint.versions(tree.checkpoints):
       source = warm_start.find(config.run.init_from)
     main_lib.quiet(config.run.verbose)
     return _train(config, tree, view, source)
-
-
-def _is_finished(
-  config: config_lib.Config, tree: output_tree.OutputTree
-) -> bool:
-  """Whether all rounds are saved and the model of the last is exported."""
-  versions = checkpoint.versions(tree.checkpoints)
-  if not versions or versions[-1] < config.run.total_rounds:
-    return False
-  path = checkpoint.path_of(tree.checkpoints, versions[-1])
-  try:
-    checkpoint.read(path)
-  except checkpoint.CheckpointError:
-    return False
-  return (
-    os.path.isdir(tree.model)
-    and summary.summarize(tree).get('rounds') == config.run.total_rounds
-  )
 
 
 def _train(
@@ -119,15 +106,17 @@ def _train(
     task = experiment_lib.build_task(config)
     view.say(_banner(task, context, source))
     experiment = experiment_lib.build_experiment(task, tree.server_data)
-    export.remove_leftovers(tree.model)
+    for folder in (tree.model, tree.model_best):
+      exported.remove_leftovers(folder)
     tree.record(config)
     _record_partition(task, tree)
     stop = training_types.StopRequest()
+    outputs = _outputs(task, tree, view)
     logic = training.train(
       experiment.process,
       experiment.data_source,
       _settings(config),
-      _outputs(config, tree, view),
+      outputs,
       evaluate_fn=experiment.evaluate_fn,
       reporter=view,
       stop=stop,
@@ -157,8 +146,39 @@ def _train(
       tree.model,
       result.round_num,
     )
+    _export_best(task, outputs.best_round(), tree, view)
   _close(view, tree)
   return main_lib.DONE
+
+
+def _export_best(
+  task: Any,
+  best: int | None,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+) -> None:
+  """Exports the model of the round that validation data select, if any."""
+  if best is None:
+    return
+  from tff_fssl.program import export  # pylint: disable=import-outside-toplevel
+
+  path = checkpoint.path_of(tree.checkpoints, best)
+  try:
+    leaves = checkpoint.read_own(path, _owner(task))
+  except checkpoint.CheckpointError as error:
+    view.say(
+      f'No {tree.model_best}: of round {best}, which validation data select,'
+      f' there is no checkpoint any more ({path}: {error}).'
+    )
+    return
+  weights = warm_start.from_leaves(leaves)
+  export.export_model(task, weights, tree.model_best, best)
+
+
+def _owner(task: Any) -> ownership.Owner:
+  """Whose the checkpoints of a task are."""
+  run = ownership.of_config(task.config)
+  return ownership.with_model(run, task.model_fn())
 
 
 def _settings(config: config_lib.Config) -> training_types.Settings:
@@ -174,31 +194,42 @@ def _settings(config: config_lib.Config) -> training_types.Settings:
 
 
 def _outputs(
-  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+  task: Any, tree: output_tree.OutputTree, view: console.Console
 ) -> Any:
   """The managers of a run's folder."""
-  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program import managers  # pylint: disable=C0415
+  from tff_fssl.program import training  # pylint: disable=C0415
 
-  from tff_fssl.program import managers
-  from tff_fssl.program import training
-
-  also = None
-  if config.run.tensorboard:
-    also = managers.BestEffortReleaseManager(
-      tff.program.TensorBoardReleaseManager(tree.tensorboard),
-      'TensorBoard',
-      view.say,
-    )
+  run = task.config.run
   return training.Outputs(
     managers.DurableProgramStateManager(
-      tree.checkpoints, keep_total=config.run.keep_checkpoints, warn=view.say
+      tree.checkpoints,
+      keep_total=run.keep_checkpoints,
+      warn=view.say,
+      owner=_owner(task),
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
     managers.CsvReleaseManager(tree.train_csv),
     managers.CsvReleaseManager(tree.eval_csv),
     managers.CsvReleaseManager(tree.timing_csv),
-    also,
+    _tensorboard(tree, view) if run.tensorboard else None,
     managers.LinesReleaseManager(tree.non_finite_txt),
   )
+
+
+def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
+  """What writes for TensorBoard; None if that cannot be."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+
+  from tff_fssl.program import managers  # pylint: disable=C0415
+
+  try:
+    manager = tff.program.TensorBoardReleaseManager(tree.tensorboard)
+  except Exception as error:  # pylint: disable=broad-except
+    # As `BestEffortReleaseManager`: training matters more.
+    view.say(f'There is no TensorBoard: {files.first_line(error)}')
+    return None
+  return managers.BestEffortReleaseManager(manager, 'TensorBoard', view.say)
 
 
 def _profiler(
@@ -216,17 +247,16 @@ def _profiler(
 def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
   """Writes the partition; refuses if the run was made with another one."""
   text = task.partition.to_json()
-  if os.path.exists(tree.partition_json):
-    with open(tree.partition_json, encoding='utf-8') as file:
-      if file.read() != text:
-        raise UsageError(
-          f'{tree.partition_json} is not the partition that the flags give now:'
-          ' the data or the code have changed since the run was made, so it'
-          ' cannot be continued; choose another --output_dir'
-        )
+  if os.path.lexists(tree.partition_json):
+    if files.read_text(tree.partition_json) != text:
+      raise UsageError(
+        f'{tree.partition_json} is not the partition that the flags give now:'
+        ' the file, the data or the code have changed since the run was made,'
+        ' so it cannot be continued; choose another --output_dir'
+      )
   else:
     task.partition.save_json(tree.partition_json)
-  if not os.path.exists(tree.partition_png):
+  if not os.path.lexists(tree.partition_png):
     task.partition.plot(tree.partition_png)
 
 
@@ -294,6 +324,7 @@ def _timing(context: Any) -> Mapping[str, float]:
 def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
   """Writes and shows what came out."""
   results = summary.write(tree)
+  has_best = os.path.isdir(tree.model_best)
   view.say('')
   view.say(
     console.table(
@@ -301,6 +332,7 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
         **console.summary_rows(results),
         'metrics': tree.metrics,
         'model': tree.model,
+        **({'best model': tree.model_best} if has_best else {}),
         'plot': f'python programs/plot.py {tree.path}',
         'evaluate': f'python programs/evaluate.py {tree.path}',
       }

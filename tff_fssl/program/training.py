@@ -20,6 +20,7 @@ from tff_fssl.program import console
 from tff_fssl.program import managers
 from tff_fssl.program import round_checks
 from tff_fssl.program import sampling
+from tff_fssl.program import summary
 from tff_fssl.program import training_types
 
 Reporter = training_types.Reporter
@@ -64,10 +65,20 @@ class Outputs:
 
   def truncate_after(self, round_num: int) -> int:
     """Removes the rows of later rounds; returns how many rounds had one."""
+    every_round = (self.train.table, self.timing.table)
+    for table in every_round:
+      table.check_after(round_num)
+    # No evaluation is of a round that no other table has.
+    last = [t.last_key for t in every_round if t.last_key is not None]
+    self.evaluation.table.check_after(round_num, max([round_num, *last]))
     removed = self.train.table.truncate_after(round_num)
     self.evaluation.table.truncate_after(round_num)
     self.timing.table.truncate_after(round_num)
     return removed
+
+  def best_round(self) -> int | None:
+    """The evaluated round that validation data select so far, if any."""
+    return summary.best_round_num(self.evaluation.table.path)
 
 
 class TrainingStoppedError(Exception):
@@ -189,6 +200,8 @@ async def train(
       if (
         _is_due(done, settings.rounds_per_checkpoint, settings)
         or int(state.num_bad_rounds) >= settings.max_bad_rounds
+        # Its model is exported at the end.
+        or (report.evaluation and outputs.best_round() == done)
       ):
         await outputs.states.save(state, done)
         saved = done

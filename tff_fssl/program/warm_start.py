@@ -5,22 +5,28 @@ types of TensorFlow here: models are `tf.keras.Model`, weights
 `adapter.Weights`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import os
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import checkpoint
+from tff_fssl.program import exported
 from tff_fssl.program import flags
+from tff_fssl.program import keras_weights
 from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
 
-KERAS_FILE = 'model.keras'  # In an exported model's folder.
-_SUFFIXES = ('.keras', '.h5')
+_SUFFIXES = '.keras, .h5'
 _WEIGHTS = 'process/global_model_weights'  # In a checkpoint.
+_ADVICE = (
+  'Give the --model, --norm and --dataset that they were trained with, or'
+  ' weights of this model'
+)
 _MODEL_FLAGS = ('model', 'norm', 'dataset')
-_NUM_SHOWN = 3
 
 
 class Source(NamedTuple):
@@ -28,21 +34,23 @@ class Source(NamedTuple):
 
   Attributes:
     about: What it is, for people.
-    keras: The Keras model, a file or a folder; '' for a run.
+    keras: The Keras file; '' for a run.
     leaves: What the run's checkpoint holds.
+    model: The weights of the run's model, in words; None if not known.
   """
 
   about: str
   keras: str = ''
   leaves: Mapping[str, Any] = {}
+  model: ownership.Model | None = None
 
 
 def find(init_from: str) -> Source:
   """Finds what `--init_from` names, and reads it if it is a run.
 
   Args:
-    init_from: A run's folder, whose last whole checkpoint counts; or a Keras
-      model: a file, an exported model's folder, Keras's SavedModel.
+    init_from: A run's folder, whose last whole checkpoint counts; an exported
+      model's folder; or a Keras file.
 
   Returns:
     The source.
@@ -51,31 +59,53 @@ def find(init_from: str) -> Source:
     UsageError: If it is none of these, or the run has no whole checkpoint.
   """
   tree = output_tree.OutputTree(init_from)
-  if os.path.exists(tree.flags_file):
+  if os.path.lexists(tree.flags_file):
+    return _find_run(tree)
+  if os.path.isdir(init_from):
+    if os.path.lexists(os.path.join(init_from, exported.MANIFEST)):
+      problem = exported.problem(init_from)
+      if problem:
+        raise UsageError(
+          f'--init_from={init_from}: is not a whole exported model ({problem})'
+        )
+      inside = os.path.join(init_from, exported.KERAS_FILE)
+      return Source(inside, inside)
+    reason = 'it is none'
+    if os.path.lexists(os.path.join(init_from, 'saved_model.pb')):
+      reason = 'it is a SavedModel, which could run code, and is not loaded'
+  else:
     try:
-      round_num, leaves = checkpoint.read_latest(tree.checkpoints)
-    except checkpoint.CheckpointError as error:
-      raise UsageError(
-        f'--init_from={init_from}: no checkpoint of this run can be read'
-        f' ({error}); its exported model, if there is one, will do as well:'
-        f' --init_from={tree.model}'
-      ) from error
-    given = flags.read_flagfile(tree.flags_file)
-    made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
-    return Source(f'{init_from}, round {round_num} ({made})', leaves=leaves)
-  inside = os.path.join(init_from, KERAS_FILE)
-  if os.path.isfile(inside):
-    return Source(inside, inside)
-  if os.path.isfile(os.path.join(init_from, 'saved_model.pb')) or (
-    os.path.isfile(init_from) and init_from.endswith(_SUFFIXES)
-  ):
-    return Source(init_from, init_from)
-  reason = 'it is none' if os.path.exists(init_from) else 'it does not exist'
+      if keras_weights.is_keras_file(init_from):
+        return Source(init_from, init_from)
+      reason = 'it is none'
+    except files.FileError as error:
+      reason = error.reason
   raise UsageError(
     f"--init_from={init_from}: must be a run's folder (with"
-    f" {output_tree.FLAGS}), an exported model's (with {KERAS_FILE}) or a whole"
-    f' Keras model ({", ".join(_SUFFIXES)}, SavedModel); {reason}'
+    f" {output_tree.FLAGS}), an exported model's (with {exported.KERAS_FILE}"
+    f' and {exported.MANIFEST}) or a Keras file ({_SUFFIXES}); {reason}'
   )
+
+
+def _find_run(tree: output_tree.OutputTree) -> Source:
+  """The last whole checkpoint of a run; raises `UsageError`."""
+  given = flags.read_flagfile(tree.flags_file)
+  try:
+    round_num, leaves = checkpoint.read_latest(
+      tree.checkpoints, ownership.of_flags(given)
+    )
+    header = checkpoint.read_header(
+      checkpoint.path_of(tree.checkpoints, round_num)
+    )
+  except checkpoint.CheckpointError as error:
+    raise UsageError(
+      f'--init_from={tree.path}: no checkpoint of this run can be read'
+      f' ({error}); its exported model, if there is one, will do as well:'
+      f' --init_from={tree.model}'
+    ) from error
+  made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
+  about = f'{tree.path}, round {round_num} ({made})'
+  return Source(about, leaves=leaves, model=header.owner.model)
 
 
 def load(source: Source, model: Any) -> Any:
@@ -95,26 +125,25 @@ def load(source: Source, model: Any) -> Any:
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
 
   if source.keras:
-    other = _load_keras(source.keras)
+    try:
+      read = keras_weights.read(source.keras, model)
+    except files.FileError as error:
+      raise UsageError(f'--init_from={error}. {_ADVICE}') from error
     weights = adapter.Weights(
-      tuple(v.numpy() for v in other.trainable_variables),
-      tuple(v.numpy() for v in other.non_trainable_variables),
+      tuple(read[ownership.TRAINABLE]),
+      tuple(read[ownership.NON_TRAINABLE]),
       np.float32(1.0),
     )
   else:
-    other, weights = None, from_leaves(source.leaves)
-  wrong = [
-    *_differences('trainable_variables', weights.trainable, model, other),
-    *_differences('non_trainable_variables', weights[1], model, other),
-  ]
-  if wrong:
-    more = f'; and {len(wrong) - _NUM_SHOWN} more' * (len(wrong) > _NUM_SHOWN)
-    raise UsageError(
-      f'--init_from: the weights of {source.about} are not those of the model'
-      f' that the flags give: {"; ".join(wrong[:_NUM_SHOWN])}{more}. Give the'
-      ' --model, --norm and --dataset that they were trained with, or weights'
-      ' of this model'
+    weights = from_leaves(source.leaves)
+    wrong = ownership.model_differences(
+      source.model or {}, ownership.describe_model(model)
     )
+    if wrong:
+      raise UsageError(
+        f'--init_from: the weights of {source.about} are not those of the model'
+        f' that the flags give: {wrong}. {_ADVICE}'
+      )
   if not all(np.all(np.isfinite(w)) for kind in weights[:2] for w in kind):
     raise UsageError(
       f'--init_from: the weights of {source.about} are not all finite; take'
@@ -124,7 +153,17 @@ def load(source: Source, model: Any) -> Any:
 
 
 def from_leaves(leaves: Mapping[str, Any]) -> Any:
-  """The model's weights in a checkpoint, as `checkpoint.read` gives it."""
+  """The model's weights in a checkpoint, as `checkpoint.read` gives it.
+
+  Args:
+    leaves: Of the checkpoint.
+
+  Returns:
+    The weights.
+
+  Raises:
+    UsageError: If the checkpoint holds none.
+  """
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
 
   def part(name):
@@ -132,65 +171,10 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
     count = sum(path.startswith(prefix) for path in leaves)
     return tuple(leaves[f'{prefix}{index}'] for index in range(count))
 
+  if f'{_WEIGHTS}/statistics_count' not in leaves:
+    raise UsageError('the checkpoint holds no weights of a model')
   return adapter.Weights(
     part('trainable'),
     part('non_trainable'),
     leaves[f'{_WEIGHTS}/statistics_count'],
   )
-
-
-def _differences(
-  kind: str,
-  values: Sequence[np.ndarray],
-  model: Any,
-  other: Any,
-) -> list[str]:
-  """How values differ from a model's variables, in words.
-
-  Args:
-    kind: Which variables of a model.
-    values: What they are to become.
-    model: The model.
-    other: The model that the values are of, if its names are known.
-
-  Returns:
-    A phrase for each difference.
-  """
-  variables = getattr(model, kind)
-  if len(values) != len(variables):
-    return [f'{len(values)} {kind} there, {len(variables)} here']
-  pairs = [
-    (_describe(named.name, value), _describe(variable.name, variable))
-    for named, value, variable in zip(
-      getattr(other or model, kind), values, variables
-    )
-  ]
-  return [
-    f'{there} there, {here} here' for there, here in pairs if there != here
-  ]
-
-
-def _describe(name: str, tensor: Any) -> str:
-  dtype = np.dtype(getattr(tensor.dtype, 'as_numpy_dtype', tensor.dtype)).name
-  return f'{name.removesuffix(":0")} {dtype} {list(tensor.shape)}'
-
-
-def _load_keras(path: str) -> Any:
-  """A whole Keras model; raises `UsageError`."""
-  import tensorflow as tf  # pylint: disable=import-outside-toplevel
-
-  try:
-    model = tf.keras.models.load_model(path, compile=False)
-  except Exception as error:  # pylint: disable=broad-except
-    # Whatever a file's content makes Keras raise: its types are many.
-    reason = str(error).partition('\n')[0] or type(error).__name__
-    raise UsageError(
-      f'--init_from={path}: Keras cannot load it as a whole model ({reason});'
-      ' save one with model.save'
-    ) from error
-  if not isinstance(model, tf.keras.Model):
-    raise UsageError(
-      f'--init_from={path}: is a SavedModel that Keras did not write; give the'
-      f' exported folder with its {KERAS_FILE}, or a .keras file'
-    )
-  return model

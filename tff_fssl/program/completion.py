@@ -1,0 +1,65 @@
+"""Whether a run is finished, and whether it could be. TensorFlow-free."""
+
+import contextlib
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import csv_table
+from tff_fssl.program import exported
+from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
+from tff_fssl.program import summary
+
+
+def is_finished(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> bool:
+  """Whether all rounds are saved and their models are exported, whole."""
+  last = config.run.total_rounds
+  if checkpoint.versions(tree.checkpoints)[-1:] != [last]:
+    return False
+  path = checkpoint.path_of(tree.checkpoints, last)
+  try:
+    checkpoint.read_own(path, ownership.of_config(config))
+  except checkpoint.CheckpointError:
+    return False
+  models = {tree.model: last}
+  best = summary.best_round_num(tree.eval_csv)
+  if best is not None:
+    models[tree.model_best] = best
+  return summary.summarize(tree).get('rounds') == last and not any(
+    exported.problem(folder, of_round) for folder, of_round in models.items()
+  )
+
+
+def check_outputs(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> None:
+  """Refuses, before anything is loaded, what would be refused in the end.
+
+  Raises:
+    UsageError: If a table was changed, a model's folder holds other files, or
+      the last checkpoint is another run's, or of a round after the last.
+  """
+  for path in (tree.train_csv, tree.eval_csv, tree.timing_csv):
+    csv_table.read(path)
+  for folder in (tree.model, tree.model_best):
+    exported.check_replaceable(folder)
+  later = checkpoint.versions(tree.checkpoints)[-1:]
+  for version in later:
+    path = checkpoint.path_of(tree.checkpoints, version)
+    with contextlib.suppress(checkpoint.DamagedError):
+      try:
+        checkpoint.check_owner(path, ownership.of_config(config))
+      except checkpoint.ForeignError as error:
+        raise UsageError(
+          f'{path} cannot be used: {error}. Move it away, or choose another'
+          ' --output_dir'
+        ) from error
+  if later and later[0] > config.run.total_rounds:
+    raise UsageError(
+      f'{checkpoint.path_of(tree.checkpoints, later[0])}: is of a round after'
+      f' --total_rounds={config.run.total_rounds}; give'
+      f' --total_rounds={later[0]} or more, or move the file away'
+    )
