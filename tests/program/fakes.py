@@ -14,6 +14,7 @@ from tff_fssl.program import checkpoint
 from tff_fssl.program import config as config_lib
 from tff_fssl.program import managers
 from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
 from tff_fssl.program import sampling
 from tff_fssl.program import training
 from tff_fssl.program import training_types
@@ -160,7 +161,10 @@ def settings(**kwargs):
 def outputs(tree, warn=lambda message: None, keep=2):
   return training.Outputs(
     managers.DurableProgramStateManager(
-      tree.checkpoints, keep_total=keep, warn=warn
+      tree.checkpoints,
+      keep_total=keep,
+      warn=warn,
+      owner=ownership.of_config(config(tree.path)),
     ),
     managers.CsvReleaseManager(tree.train_csv),
     managers.CsvReleaseManager(tree.eval_csv),

@@ -192,7 +192,9 @@ def test_weights_that_will_not_do(tmp_path, name, make, words):
 
 def _of_another_run(folder):
   _run(folder, _model())
-  (folder / 'flags.txt').write_text('--model=cnn\n--norm=gn\n')
+  (folder / 'flags.txt').write_text(
+    '--model=cnn\n--dataset=digits\n--norm=gn\n'
+  )
 
 
 def _renamed():

@@ -16,11 +16,16 @@ import pytest
 from tensorflow.core.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program import checkpoint
+from tff_fssl.program import config as config_lib
 from tff_fssl.program import evaluate_main
 from tff_fssl.program import experiment
+from tff_fssl.program import exported
 from tff_fssl.program import main
+from tff_fssl.program import managers
 from tff_fssl.program import output_tree
+from tff_fssl.program import ownership
 from tff_fssl.program import plot_main
+from tff_fssl.program import summary
 from tff_fssl.program import train_main
 from tff_fssl.program import warm_start
 
@@ -74,6 +79,7 @@ def _drop_last(tree, version):
   """Leaves what a kill before the checkpoint `version` leaves."""
   os.unlink(checkpoint.path_of(tree.checkpoints, version))
   shutil.rmtree(tree.model)
+  shutil.rmtree(tree.model_best)
 
 
 @pytest.fixture(scope='module')
@@ -181,13 +187,123 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
   assert 'round' in names and any('Conv2D' in name for name in names)
 
 
+def test_the_best_round_is_kept_and_exported_whatever_happens(
+  tmp_path, monkeypatch, capsys
+):
+  """Killed after each of its rounds, with one checkpoint kept."""
+  flags = ('--keep_checkpoints=1', '--rounds_per_checkpoint=9')
+  flags += ('--rounds_per_evaluation=1', '--server_learning_rate=0.2')
+  whole, killed = str(tmp_path / 'whole'), str(tmp_path / 'killed')
+  assert _train(whole, *flags) == 0
+  save = managers.DurableProgramStateManager.save
+
+  async def die(self, state, version):
+    await save(self, state, version)
+    raise KeyboardInterrupt
+
+  while not os.path.exists(os.path.join(killed, 'summary.json')):
+    with monkeypatch.context() as patch:
+      patch.setattr(managers.DurableProgramStateManager, 'save', die)
+      assert _train(killed, *flags) in (0, 130)
+  a, b = output_tree.OutputTree(whole), output_tree.OutputTree(killed)
+  best = summary.best_round_num(a.eval_csv)
+  assert set(checkpoint.versions(a.checkpoints)) == {best, 4}
+  assert set(checkpoint.versions(b.checkpoints)) == {best, 4}
+  assert _bytes(a.eval_csv) == _bytes(b.eval_csv)
+  assert _bytes(os.path.join(a.model_best, 'model.keras'))
+  for tree in (a, b):
+    assert exported.problem(tree.model_best, best) == ''
+    leaves = checkpoint.read(checkpoint.path_of(tree.checkpoints, best))
+    weights = warm_start.from_leaves(leaves)
+    task = experiment.build_task(
+      config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+    )
+    source = warm_start.find(tree.model_best)
+    exported_weights = warm_start.load(source, task.model_fn())
+    for x, y in zip(
+      weights[0] + weights[1], exported_weights[0] + exported_weights[1]
+    ):
+      np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize('what', ['extended', 'torn', 'missing', 'best'])
+def test_finished_means_that_the_last_model_is_exported(
+  what, finished, tmp_path, capsys
+):
+  folder = str(tmp_path / 'run')
+  shutil.copytree(finished[0], folder)
+  tree = output_tree.OutputTree(folder)
+  damaged = tree.model_best if what == 'best' else tree.model
+  last = 4
+  if what == 'extended':
+    # Killed after the last round, before its export.
+    older = str(tmp_path / 'older')
+    shutil.copytree(tree.model, older)
+    assert _train(folder, '--total_rounds=5') == 0
+    shutil.rmtree(tree.model)
+    shutil.copytree(older, tree.model)
+    last = 5
+  elif what == 'torn':
+    os.truncate(os.path.join(damaged, 'saved_model.pb'), 1000)
+  else:
+    os.unlink(os.path.join(damaged, 'model.keras'))
+  capsys.readouterr()
+  assert _train(folder, f'--total_rounds={last}') == 0
+  assert 'has finished' not in capsys.readouterr().out
+  best = summary.best_round_num(tree.eval_csv)
+  assert exported.problem(tree.model, last) == ''
+  assert exported.problem(tree.model_best, best) == ''
+  assert _train(folder, f'--total_rounds={last}') == 0
+  assert 'has finished' in capsys.readouterr().out
+
+
+def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
+  """Its header says so; and so it does if the header lies about the run."""
+  folder = str(tmp_path / 'run')
+  shutil.copytree(finished[0], folder)
+  tree = output_tree.OutputTree(folder)
+  path = checkpoint.path_of(tree.checkpoints, 4)
+  leaves, header = checkpoint.read(path), checkpoint.read_header(path)
+  for owner, word in (
+    (ownership.Owner({**header.owner.flags, 'norm': 'gn'}), '--norm=gn there'),
+    (
+      ownership.Owner(
+        header.owner.flags, {**header.owner.model, 'non_trainable': []}
+      ),
+      '0 non_trainable_variables there, 8 here',
+    ),
+  ):
+    with open(path, 'wb') as file:
+      file.writelines(checkpoint.to_chunks(leaves, owner))
+    content = _bytes(path)
+    for program, argv in (
+      (evaluate_main.evaluate_main, [folder]),
+      (
+        train_main.train_main,
+        [*_FLAGS, f'--output_dir={folder}', '--total_rounds=5'],
+      ),
+      (
+        train_main.train_main,
+        [*_FLAGS, f'--output_dir={tmp_path}/new', f'--init_from={folder}'],
+      ),
+    ):
+      assert main.run(program, argv) == 2
+      error = capsys.readouterr().err
+      assert word in error and error.count('\n') == 1, error
+    assert _bytes(path) == content
+    assert not os.path.exists(tmp_path / 'new')
+
+
 def test_evaluations_agree(finished, capsys):
   tree = output_tree.OutputTree(finished[0])
   rows = {row['round']: row for row in _rows(tree.eval_csv)}
+  best = str(summary.best_round_num(tree.eval_csv))
   for argv, row, split in (
     ([tree.path], '4', 'test'),
     ([tree.path, '--round=2', '--examples=validation'], '2', 'validation'),
+    ([tree.path, '--round=best', '--examples=validation'], best, 'validation'),
     ([tree.model], '4', 'test'),
+    ([tree.model_best], best, 'test'),
   ):
     assert main.run(evaluate_main.evaluate_main, argv) == 0
     words = capsys.readouterr().out.split()
@@ -202,6 +318,7 @@ def test_evaluations_agree(finished, capsys):
     ([], 'give one'),
     (['/nowhere'], 'is neither a run'),
     (['RUN', '--round=3'], 'there are: 0, 2, 4'),
+    (['RUN', '--round=latest'], 'allowed are last, best and the number'),
     (['RUN/model', '--round=3'], 'of one round'),
   ],
 )
@@ -281,8 +398,7 @@ def test_refusals_leave_the_folder_free(
   assert _train(folder, *flags) == 2
   error = capsys.readouterr().err
   assert word in error and 'Traceback' not in error
-  tree = output_tree.OutputTree(str(folder))
-  assert not os.path.exists(tree.flags_file)
+  assert not folder.exists()
 
 
 @pytest.mark.slow

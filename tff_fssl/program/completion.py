@@ -51,7 +51,8 @@ def check_outputs(
     path = checkpoint.path_of(tree.checkpoints, version)
     with contextlib.suppress(checkpoint.DamagedError):
       try:
-        checkpoint.check_owner(path, ownership.of_config(config))
+        if checkpoint.read_header(path).owner != ownership.NOBODY:
+          checkpoint.check_owner(path, ownership.of_config(config))
       except checkpoint.ForeignError as error:
         raise UsageError(
           f'{path} cannot be used: {error}. Move it away, or choose another'

@@ -30,6 +30,8 @@ from tff_fssl.program import flags
 from tff_fssl.program import run_hparams
 
 FLAGS = 'flags.txt'
+# Of every run; sorted, they are the first and the last ones.
+NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
 _LOCK = '.lock'
 _HOLDER = 'process '  # What a lock begins with.
 # What a start that was killed early may have left: folders, and in them
@@ -311,7 +313,7 @@ class OutputTree:
     """Refuses if the run that is there has other flags."""
     if self.is_new:
       return
-    old = flags.read_flagfile(self.flags_file)
+    old = flags.read_recorded(self.flags_file, NEEDED_FLAGS)
     new = {name: flags.to_text(v) for name, v in config.flags().items()}
     refused, _ = config_lib.differences(old, new)
     if refused:

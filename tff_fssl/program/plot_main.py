@@ -5,18 +5,22 @@ import dataclasses
 import os
 
 from tff_fssl import durable
+from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import flags
 from tff_fssl.program import main as main_lib
 from tff_fssl.program import output_tree
 
-_USAGE = 'programs/plot.py RUN [RUN ...] [--output=FILE]'
+_USAGE = (
+  'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--output=FILE]'
+)
 _ABOUT = (
   'Draws accuracy, pseudo-labels, thresholds, weights and losses over rounds,'
   ' as far as the runs have them. RUN is the --output_dir of'
   ' programs/train.py. Runs that differ by their seeds only become one curve:'
-  ' their mean, and a band of one standard deviation.'
+  ' their mean, and a band of one standard deviation. What is no run, or has no'
+  ' round yet, is left out with a warning.'
 )
 
 
@@ -29,6 +33,15 @@ class PlotHparams:
     'The PNG file; empty: report/curves.png in the run, or, of several runs,'
     ' curves.png in the folder that holds them.',
   )
+  x: str = hparam(
+    'rounds',
+    'The horizontal axis: rounds; bytes that all clients have sent and received'
+    ' so far; hours that the rounds so far have taken.',
+    choices=('rounds', 'bytes', 'hours'),
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
 
 
 def plot_main(argv: Sequence[str]) -> int:
@@ -48,6 +61,7 @@ def plot_main(argv: Sequence[str]) -> int:
     print(flags.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(PlotHparams)
   if not parsed.positional:
     raise UsageError('no run was given; give one folder or more')
   # They need NumPy: not for `--help`.
@@ -56,10 +70,11 @@ def plot_main(argv: Sequence[str]) -> int:
   from tff_fssl.program import runs as runs_lib
 
   paths = [os.path.normpath(path) for path in parsed.positional]
-  runs = [runs_lib.read_run(path) for path in paths]
-  output = parsed.build(PlotHparams).output or _default_output(paths)
+  runs = runs_lib.read_all(paths, main_lib.warn)
+  paths = [run.path for run in runs]
+  output = settings.output or _default_output(paths)
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
-  titles = plots.plot(runs_lib.group_runs(runs), output)
+  titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
   print(f'{output}: {", ".join(titles)}')
   return main_lib.DONE
 

@@ -2,7 +2,13 @@
 
 from collections.abc import Sequence
 import dataclasses
+import io
+import zlib
 
+import numpy as np
+
+from tff_fssl import durable
+from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import runs
 
@@ -87,15 +93,69 @@ PANELS = (
 )
 _DASHES = ('-', '--', ':')
 
+# What the horizontal axis can be: name -> (label, unit).
+X_AXES = {
+  'rounds': ('round', 1.0),
+  'bytes': ('communicated, GB', 1e9),
+  'hours': ('hours of training', 3600.0),
+}
 
-def plot(groups: Sequence[runs.RunGroup], path: str) -> list[str]:
-  """Draws what the runs know, a panel a quantity, a colour a group.
+# One colour an algorithm, in every figure; variants of it (other flags) differ
+# by their markers.
+_COLORS = {name: f'C{index}' for index, name in enumerate(registry.REGISTRY)}
+_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
+_MAX_MARKERS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """How a group is drawn.
+
+  Attributes:
+    color: Of its lines.
+    marker: Of its points.
+  """
+
+  color: str
+  marker: str
+
+
+def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
+  """The style of each group: a function of its algorithm and its flags.
+
+  Args:
+    groups: Of one figure.
+
+  Returns:
+    Their styles. An algorithm at its default flags has the first marker;
+    others have one that its flags choose, or the next that is free.
+  """
+  taken: set[Style] = set()
+  result: list[Style] = []
+  for group in groups:
+    color = _COLORS.get(group.algorithm, f'C{len(_COLORS)}')
+    start = zlib.crc32(group.variant.encode()) if group.variant else 0
+    order = [
+      _MARKERS[(start + i) % len(_MARKERS)] for i in range(len(_MARKERS))
+    ]
+    free = [m for m in order if Style(color, m) not in taken]
+    result.append(Style(color, (free or order)[0]))
+    taken.add(result[-1])
+  return result
+
+
+def plot(
+  groups: Sequence[runs.RunGroup], path: str, x_axis: str = 'rounds'
+) -> list[str]:
+  """Draws what the runs know, a panel a quantity, a style a group.
 
   Lines are means over seeds, bands the sample standard deviation.
 
   Args:
     groups: What is drawn.
     path: The PNG file.
+    x_axis: One of `X_AXES`: rounds; the bytes that all clients have sent and
+      received so far; or the hours that the rounds so far have taken.
 
   Returns:
     The titles of the panels that were drawn.
@@ -107,6 +167,7 @@ def plot(groups: Sequence[runs.RunGroup], path: str) -> list[str]:
   # pylint: disable=import-outside-toplevel
   from matplotlib import figure
   from matplotlib import lines
+  from matplotlib import patches
   from matplotlib.backends import backend_agg
 
   panels = []
@@ -114,12 +175,13 @@ def plot(groups: Sequence[runs.RunGroup], path: str) -> list[str]:
     known = tuple(
       curve
       for curve in panel.curves
-      if any(group.curve(curve.column) is not None for group in groups)
+      if any(_values(group, curve, x_axis) is not None for group in groups)
     )
     if known:
       panels.append(dataclasses.replace(panel, curves=known))
   if not panels:
-    raise UsageError('the runs have nothing to draw yet')
+    what = '' if x_axis == 'rounds' else f' over {x_axis}'
+    raise UsageError(f'the runs have nothing to draw{what} yet')
   num_columns = min(2, len(panels))
   num_rows = -(-len(panels) // num_columns)
   canvas = figure.Figure(
@@ -127,47 +189,104 @@ def plot(groups: Sequence[runs.RunGroup], path: str) -> list[str]:
   )
   backend_agg.FigureCanvasAgg(canvas)
   axes = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+  group_styles = styles(groups)
+  has_band = False
   for axis, panel in zip(axes, panels):
-    _draw_panel(axis, panel, groups)
+    has_band |= _draw_panel(axis, panel, groups, group_styles, x_axis)
   for axis in list(axes)[len(panels) :]:
     axis.set_visible(False)
-  handles = [
-    lines.Line2D([], [], color=f'C{index}', label=group.label)
-    for index, group in enumerate(groups)
+  handles: list[object] = [
+    lines.Line2D(
+      [], [], color=style.color, marker=style.marker, ms=4, label=group.label
+    )
+    for style, group in zip(group_styles, groups)
   ]
+  if has_band:
+    handles.append(
+      patches.Patch(
+        color='0.5',
+        alpha=0.3,
+        lw=0,
+        label='line and band: mean ± 1 standard deviation over seeds',
+      )
+    )
   canvas.legend(
     handles=handles, loc='outside lower center', ncols=1, frameon=False
   )
-  canvas.savefig(path, dpi=110, format='png')
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(path, [content.getvalue()])
   return [panel.title for panel in panels]
 
 
-def _draw_panel(axis, panel: Panel, groups: Sequence[runs.RunGroup]) -> None:
-  """Draws one diagram."""
+def _values(
+  group: runs.RunGroup, curve: Curve, x_axis: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+  """(x, mean, spread) of a curve, or None if it is not known."""
+  values = group.curve(curve.column)
+  if values is None or x_axis == 'rounds':
+    return values
+  positions = group.positions(x_axis)
+  if positions is None:
+    return None
+  rounds, mean, spread = values
+  common = np.isin(rounds, positions[0])
+  if not common.any():
+    return None
+  at = np.isin(positions[0], rounds)
+  return (
+    positions[1][at] / X_AXES[x_axis][1],
+    mean[common],
+    spread[common],
+  )
+
+
+def _draw_panel(
+  axis,
+  panel: Panel,
+  groups: Sequence[runs.RunGroup],
+  group_styles: Sequence[Style],
+  x_axis: str,
+) -> bool:
+  """Draws one diagram; returns whether it has a band."""
   from matplotlib import lines  # pylint: disable=import-outside-toplevel
   from matplotlib import ticker  # pylint: disable=import-outside-toplevel
 
-  for index, group in enumerate(groups):
+  has_band = False
+  for style, group in zip(group_styles, groups):
     for curve, dashes in zip(panel.curves, _DASHES):
-      values = group.curve(curve.column)
+      values = _values(group, curve, x_axis)
       if values is None:
         continue
-      rounds, mean, spread = values
-      color = f'C{index}'
-      marker = '.' if len(rounds) < 40 else None
-      axis.plot(rounds, mean, dashes, color=color, lw=1.4, marker=marker, ms=4)
+      x, mean, spread = values
+      axis.plot(
+        x,
+        mean,
+        dashes,
+        color=style.color,
+        lw=1.4,
+        marker=style.marker,
+        ms=3,
+        markevery=-(-len(x) // _MAX_MARKERS),
+      )
       if spread.any():
+        has_band = True
         axis.fill_between(
-          rounds, mean - spread, mean + spread, color=color, alpha=0.18, lw=0
+          x, mean - spread, mean + spread, color=style.color, alpha=0.18, lw=0
         )
   axis.set_title(panel.title, fontsize=10)
-  axis.set_xlabel('round', fontsize=9)
+  axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
   axis.grid(alpha=0.3)
-  axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  if x_axis == 'rounds':
+    axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
   if panel.is_fraction:
-    axis.yaxis.set_major_formatter(ticker.PercentFormatter(1.0, decimals=0))
     low, high = axis.get_ylim()
-    axis.set_ylim(max(low, -0.02), min(high, 1.02))
+    low, high = max(low, -0.02), min(high, 1.02)
+    axis.set_ylim(low, high)
+    # As many decimals as the steps between the ticks have.
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
+  else:
+    axis.ticklabel_format(axis='y', useOffset=False)
   if len(panel.curves) > 1:
     axis.legend(
       handles=[
@@ -177,3 +296,11 @@ def _draw_panel(axis, panel: Panel, groups: Sequence[runs.RunGroup]) -> None:
       fontsize=8,
       frameon=False,
     )
+  return has_band
+
+
+def _percent(value: float, position: int | None = None) -> str:
+  """A tick's label, exact: '2.5%'."""
+  del position
+  # Ticks are sums of floats: 0.30000000000000004 is 30%.
+  return f'{float(f"{100 * value:.6g}"):g}%'

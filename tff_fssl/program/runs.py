@@ -13,6 +13,7 @@ from tff_fssl.program import flags
 from tff_fssl.program import output_tree
 from tff_fssl.program import run_hparams
 
+_TRAIN = 'client_work/train'
 # Flags in which runs of one group may differ.
 _IGNORED = run_hparams.MAY_DIFFER | {'seed'}
 
@@ -44,6 +45,20 @@ class Run:
         return rounds.astype(np.int64), values[known]
     return np.zeros([0], np.int64), np.zeros([0])
 
+  def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, what the run had used up after each), as `positions` has it."""
+    if x_axis == 'hours':
+      rounds, each = self.curve('seconds/round')
+      return rounds, np.cumsum(each)
+    rounds, clients = self.curve(f'{_TRAIN}/num_clients')
+    each = np.zeros(len(rounds))
+    for direction in ('up', 'down'):
+      of, values = self.curve(f'communication/bytes_{direction}_per_client')
+      # Rounds without clients send nothing.
+      common = np.isin(rounds, of)
+      each[common] += (clients * 1.0)[common] * values[np.isin(of, rounds)]
+    return (rounds, np.cumsum(each)) if each.any() else (rounds[:0], each[:0])
+
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
@@ -52,10 +67,14 @@ class RunGroup:
   Attributes:
     label: What tells the group from the others.
     runs: Its runs.
+    algorithm: What they were trained with.
+    variant: The flags in its label.
   """
 
   label: str
   runs: tuple[Run, ...]
+  algorithm: str = ''
+  variant: str = ''
 
   def curve(
     self, column: str
@@ -76,6 +95,23 @@ class RunGroup:
     )
     spread = stacked.std(0, ddof=1) if len(stacked) > 1 else 0 * common
     return common, stacked.mean(0), spread
+
+  def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(rounds, mean over runs of what they had used up by then), or None.
+
+    Args:
+      x_axis: 'bytes', sent and received by all clients, or 'hours' of rounds,
+        in seconds.
+    """
+    used = [run.used(x_axis) for run in self.runs]
+    used = [(rounds, values) for rounds, values in used if len(rounds)]
+    if not used:
+      return None
+    common = used[0][0]
+    for rounds, _ in used[1:]:
+      common = np.intersect1d(common, rounds)
+    stacked = [values[np.isin(rounds, common)] for rounds, values in used]
+    return common, np.mean(stacked, axis=0)
 
 
 class NotARunError(UsageError):
@@ -174,5 +210,12 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
       if values[name] != defaults.get(name)
     ]
     seeds = f' ({len(members)} seeds)' if len(members) > 1 else ''
-    result.append(RunGroup(' '.join(parts) + seeds, tuple(members)))
+    result.append(
+      RunGroup(
+        ' '.join(parts) + seeds,
+        tuple(members),
+        values.get('algorithm', ''),
+        ' '.join(parts[1:]),
+      )
+    )
   return result

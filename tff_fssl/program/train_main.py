@@ -105,6 +105,7 @@ def _train(
     )
     task = experiment_lib.build_task(config)
     view.say(_banner(task, context, source))
+    _check_partition(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
@@ -244,17 +245,21 @@ def _profiler(
   return profiling.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
+def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Refuses if the run was made with another partition."""
+  if not os.path.lexists(tree.partition_json):
+    return
+  if files.read_text(tree.partition_json) != task.partition.to_json():
+    raise UsageError(
+      f'{tree.partition_json} is not the partition that the flags give now: the'
+      ' file, the data or the code have changed since the run was made, so it'
+      ' cannot be continued; choose another --output_dir'
+    )
+
+
 def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Writes the partition; refuses if the run was made with another one."""
-  text = task.partition.to_json()
-  if os.path.lexists(tree.partition_json):
-    if files.read_text(tree.partition_json) != text:
-      raise UsageError(
-        f'{tree.partition_json} is not the partition that the flags give now:'
-        ' the file, the data or the code have changed since the run was made,'
-        ' so it cannot be continued; choose another --output_dir'
-      )
-  else:
+  """Writes the partition, which has been checked if it is there."""
+  if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
     task.partition.plot(tree.partition_png)

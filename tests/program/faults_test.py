@@ -1,0 +1,503 @@
+"""Every file that a program opens, in every bad shape: one line, exit code 2.
+
+And numbers, streams and names that are bad.
+"""
+
+import asyncio
+import contextlib
+import dataclasses
+import errno
+import io
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from tests.program import fakes
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import checkpoint
+from tff_fssl.program import compare_main
+from tff_fssl.program import config as config_lib
+from tff_fssl.program import evaluate_main
+from tff_fssl.program import flags as flags_lib
+from tff_fssl.program import main
+from tff_fssl.program import managers
+from tff_fssl.program import plot_main
+from tff_fssl.program import run_hparams
+from tff_fssl.program import train_main
+
+_PROGRAMS = {
+  'train': train_main.train_main,
+  'evaluate': evaluate_main.evaluate_main,
+  'plot': plot_main.plot_main,
+  'compare': compare_main.compare_main,
+}
+_FAULTS = (
+  'missing',
+  'folder',
+  'loop',
+  'fifo',
+  'device',
+  'empty',
+  'torn',
+  'elsewhere',
+  'undecodable',
+  'unreadable',
+)
+
+
+def _break(path, fault, monkeypatch):
+  """Puts a fault in the place of a file."""
+  content = path.read_bytes() if path.is_file() else b''
+  if fault in ('missing', 'folder', 'loop', 'fifo', 'device'):
+    path.unlink()
+  if fault == 'folder':
+    path.mkdir()
+  elif fault == 'loop':
+    path.symlink_to(path)
+  elif fault == 'fifo':
+    os.mkfifo(path)
+  elif fault == 'device':
+    path.symlink_to('/dev/zero')
+  elif fault == 'empty':
+    path.write_bytes(b'')
+  elif fault == 'torn':
+    # A header is never torn: it is renamed into its place.
+    keep = -5 if path.suffix == '.csv' else len(content) // 2
+    path.write_bytes(content[:keep])
+  elif fault == 'elsewhere':
+    path.write_bytes(b'\x7fELF\n' + bytes(200) + b'\n')
+  elif fault == 'undecodable':
+    path.write_bytes(content[:20] + b'\xff\xfe' + content[20:])
+  elif fault == 'unreadable':
+    # Not by permissions, which do not bind root.
+    real = os.open
+
+    def refuse(name, mode, *args, **kwargs):
+      if os.fspath(name) == str(path):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), name)
+      return real(name, mode, *args, **kwargs)
+
+    monkeypatch.setattr(os, 'open', refuse)
+
+
+def _snapshot(folder):
+  """What is in a folder: a file's bytes, else what it is."""
+  result = {}
+  for path in sorted(pathlib.Path(folder).rglob('*')):
+    if path.name == '.lock':
+      continue
+    if path.is_symlink():
+      result[path] = os.readlink(path)
+    else:
+      result[path] = (
+        path.read_bytes() if path.is_file() else path.stat().st_mode
+      )
+  return result
+
+
+def _assert_one_line(code, captured):
+  lines = captured.err.splitlines()
+  assert code == main.USAGE, captured
+  assert len(lines) == 1 and lines[0].startswith('error: '), captured.err
+  assert 'Traceback' not in captured.err
+
+
+@pytest.fixture
+def run(tmp_path):
+  """The folder of a run of two rounds of fakes, with its last checkpoint."""
+  folder = tmp_path / 'run'
+  fakes.run(folder, total_rounds=2, keep=1)
+  return folder
+
+
+_GOES_ON = {
+  # Not needed, or repaired: a new table, a cut row, the start.
+  ('train', 'metrics/train.csv'): ('missing', 'torn'),
+  ('train', 'metrics/eval.csv'): ('missing', 'torn'),
+  ('train', 'metrics/timing.csv'): ('missing', 'torn'),
+  ('plot', 'metrics/train.csv'): ('torn',),
+  ('plot', 'metrics/eval.csv'): ('missing', 'torn'),
+  ('plot', 'metrics/timing.csv'): ('missing', 'torn'),
+  ('compare', 'metrics/train.csv'): ('torn',),
+  ('compare', 'metrics/timing.csv'): ('missing', 'torn'),
+}
+
+
+@pytest.mark.parametrize('fault', _FAULTS)
+@pytest.mark.parametrize(
+  'program, name',
+  [
+    *((p, 'flags.txt') for p in _PROGRAMS),
+    *(
+      (p, f'metrics/{t}.csv')
+      for p in ('train', 'plot', 'compare')
+      for t in ('train', 'eval', 'timing')
+    ),
+    ('evaluate', 'checkpoints/round_2.ckpt'),
+    ('evaluate', 'metrics/eval.csv'),
+  ],
+)
+def test_a_file_of_a_run(program, name, fault, run, capsys, monkeypatch):
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
+  _break(run / name, fault, monkeypatch)
+  before = _snapshot(run)
+  argv = [str(run)]
+  if program == 'train':
+    argv = [f'--output_dir={run}']
+  if name == 'metrics/eval.csv' and program == 'evaluate':
+    argv.append('--round=best')
+  if (program, name) == ('evaluate', 'metrics/eval.csv') and fault == 'torn':
+    pytest.skip('a row less, whose checkpoint is there')
+  code = main.run(_PROGRAMS[program], argv)
+  captured = capsys.readouterr()
+  if fault in _GOES_ON.get((program, name), ()):
+    assert code in ('goes on', main.DONE), captured
+    return
+  if (name, fault) in (('flags.txt', 'torn'), ('flags.txt', 'empty')) and (
+    program in ('plot', 'compare')
+  ):
+    # What is left may be flags; these programs need few of them.
+    assert code in (main.DONE, main.USAGE) and 'Traceback' not in captured.err
+    return
+  _assert_one_line(code, captured)
+  assert _snapshot(run) == before
+
+
+@pytest.mark.parametrize('fault', _FAULTS)
+@pytest.mark.parametrize('program', ['train', 'evaluate'])
+def test_a_file_that_a_flag_names(program, fault, run, capsys, monkeypatch):
+  path = run.parent / 'file'
+  path.write_bytes(b'PK\x03\x04' + bytes(range(256)))
+  _break(path, fault, monkeypatch)
+  argv = ['--dataset=digits', f'--output_dir={run.parent / "new"}']
+  if program == 'evaluate':
+    argv = [str(run)]
+  if fault == 'empty':
+    path.write_bytes(b'stray')
+  _assert_one_line(
+    main.run(_PROGRAMS[program], [*argv, f'--flagfile={path}']),
+    capsys.readouterr(),
+  )
+  if program == 'train' and fault not in ('torn', 'undecodable'):
+    code = main.run(_PROGRAMS[program], [*argv, f'--init_from={path}'])
+    _assert_one_line(code, capsys.readouterr())
+    assert not (run.parent / 'new').exists()
+
+
+@pytest.mark.parametrize('fault', _FAULTS[1:])
+def test_the_only_checkpoint(fault, run, monkeypatch):
+  """As training loads it."""
+  path = run / 'checkpoints' / 'round_2.ckpt'
+  _break(path, fault, monkeypatch)
+  manager = managers.DurableProgramStateManager(str(run / 'checkpoints'))
+  before = _snapshot(run)
+  with pytest.raises(UsageError) as error:
+    with contextlib.closing(asyncio.new_event_loop()) as loop:
+      loop.run_until_complete(manager.load_latest({}))
+  assert '\n' not in str(error.value) and 'round_2.ckpt' in str(error.value)
+  assert _snapshot(run) == before
+
+
+@pytest.mark.parametrize('fault', [*_FAULTS[1:5], 'elsewhere'])
+@pytest.mark.parametrize('name', ['.lock', 'checkpoints', 'metrics', 'model'])
+def test_what_a_run_writes_to(name, fault, run, capsys, monkeypatch):
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
+  path = run / name
+  if path.is_dir():
+    shutil.rmtree(path)
+  path.write_bytes(b'mine')
+  if name in ('checkpoints', 'metrics', 'model') and fault == 'folder':
+    pytest.skip('it is one')
+  _break(path, fault, monkeypatch)
+  before = _snapshot(run)
+  code = main.run(train_main.train_main, [f'--output_dir={run}'])
+  _assert_one_line(code, capsys.readouterr())
+  if name == '.lock' and path.is_file() and not path.is_symlink():
+    assert path.read_bytes().startswith(b'\x7fELF')
+  assert _snapshot(run) == before
+
+
+@pytest.mark.parametrize('fault', _FAULTS[:4])
+def test_an_output_folder(fault, tmp_path, capsys, monkeypatch):
+  path = tmp_path / 'file'
+  path.write_text('mine')
+  _break(path, fault, monkeypatch)
+  if fault == 'missing':
+    path.symlink_to(tmp_path / 'nowhere')
+  if fault == 'folder':
+    (path / 'thesis.tex').write_text('')
+  before = _snapshot(tmp_path)
+  for folder in (path, path / 'run'):
+    if fault == 'folder' and folder != path:
+      continue
+    code = main.run(
+      train_main.train_main, ['--dataset=digits', f'--output_dir={folder}']
+    )
+    _assert_one_line(code, capsys.readouterr())
+  assert _snapshot(tmp_path) == before
+
+
+@pytest.mark.parametrize('fault', ['folder', 'fifo', 'device', 'loop'])
+def test_a_plot_takes_no_place_of_something_else(
+  fault, run, capsys, monkeypatch
+):
+  path = run.parent / 'x.png'
+  path.write_bytes(b'old')
+  _break(path, fault, monkeypatch)
+  before = _snapshot(run.parent)
+  code = main.run(plot_main.plot_main, [str(run), f'--output={path}'])
+  _assert_one_line(code, capsys.readouterr())
+  assert _snapshot(run.parent) == before
+
+
+def test_checkpoints_without_flags_are_not_adopted(run, capsys):
+  for name in ('flags.txt', 'partition.json'):
+    with contextlib.suppress(FileNotFoundError):
+      (run / name).unlink()
+  for table in (run / 'metrics').iterdir():
+    table.unlink()
+  before = _snapshot(run)
+  code = main.run(train_main.train_main, [f'--output_dir={run}'])
+  captured = capsys.readouterr()
+  _assert_one_line(code, captured)
+  assert 'round_2.ckpt' in captured.err
+  assert _snapshot(run) == before
+
+
+@pytest.mark.parametrize('program', ['plot', 'compare', 'evaluate'])
+def test_what_is_no_run_is_left_out_with_a_warning(
+  program, run, capsys, monkeypatch
+):
+  monkeypatch.setattr(
+    evaluate_main, '_evaluate_run', lambda folder, settings: {'model': folder}
+  )
+  folder = run.parent
+  (folder / 'notes.txt').write_text('')
+  (folder / 'empty').mkdir()
+  (folder / 'loop').symlink_to(folder / 'loop')
+  others = [str(folder / n) for n in ('notes.txt', 'empty', 'loop', 'none')]
+  extra = [f'--output={folder / "x.png"}'] if program == 'plot' else []
+  code = main.run(_PROGRAMS[program], [*others, str(run), *extra])
+  captured = capsys.readouterr()
+  assert code == main.DONE, captured.err
+  lines = captured.err.splitlines()
+  assert [line.split(': ')[2] for line in lines] == others
+  assert all(line.startswith('warning: left out: ') for line in lines)
+  code = main.run(_PROGRAMS[program], others)
+  _assert_one_line(code, capsys.readouterr())
+
+
+_ODD_NAMES = (
+  'a\nb',
+  'a\rb',
+  'a\udcffb',
+  '\ud800',
+  'a\u2028b',
+  ' a',
+  'a\x1b[2J',
+)
+
+
+@pytest.mark.parametrize('name', _ODD_NAMES)
+def test_names_that_no_line_can_hold(name, tmp_path, capsys, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  for program, argv in (
+    *(('train', [f'--{f}={name}']) for f in ('output_dir', 'init_from')),
+    ('train', [f'--data_dir={name}']),
+    ('train', [f'--flagfile={name}']),
+    *((p, [name]) for p in _PROGRAMS),
+    ('evaluate', ['x', f'--data_dir={name}']),
+    ('plot', ['x', f'--output={name}']),
+  ):
+    _assert_one_line(main.run(_PROGRAMS[program], argv), capsys.readouterr())
+  assert not os.listdir(tmp_path)
+
+
+def _number_flags():
+  for group in config_lib.groups():
+    for name, field in group.named_fields():
+      if type(field.default) in (int, float):
+        yield group, name, field
+
+
+@pytest.mark.parametrize(
+  'value',
+  ['1e-300', '1e300', '-1e300', '99999999999', '-99999999999', '1' * 400,
+   '9' * 5000, 'nan', 'inf', '1e-39', '0x10', '', '--', '1e-45'],
+)  # fmt: skip
+def test_absurd_numbers_are_refused(value, capsys, tmp_path):
+  for _, name, field in _number_flags():
+    if value.isdigit() and isinstance(field.default, float):
+      continue  # A size that float32 holds may be meant.
+    code = main.run(
+      train_main.train_main,
+      [f'--output_dir={tmp_path / "x"}', f'--{name}={value}'],
+    )
+    captured = capsys.readouterr()
+    _assert_one_line(code, captured)
+    assert name in captured.err, captured.err
+  assert not (tmp_path / 'x').exists()
+
+
+@pytest.mark.parametrize('largest', [True, False])
+def test_extreme_numbers_that_are_allowed_do_not_hang_the_start(
+  largest, monkeypatch, tmp_path, capsys
+):
+  """Refused, or got as far as TensorFlow: quickly."""
+  monkeypatch.setattr(train_main, '_train', lambda *args: main.DONE)
+  for index, (_, name, field) in enumerate(_number_flags()):
+    low, high = (field.metadata[m] for m in ('minimum', 'maximum'))
+    if isinstance(field.default, int):
+      value = (high or 2**31 - 1) if largest else (low or 0)
+    else:
+      value = (high or 3.4e38) if largest else 1.3e-38
+    algorithm = name.partition('.')[0] if '.' in name else 'fl2'
+    code = main.run(
+      train_main.train_main,
+      [
+        f'--algorithm={algorithm}',
+        '--dataset=digits',
+        '--split=dirichlet',
+        '--num_clients=20',
+        f'--output_dir={tmp_path / str(index)}',
+        f'--{name}={value}',
+      ],
+    )
+    assert code in (main.DONE, main.USAGE)
+    assert 'Traceback' not in capsys.readouterr().err
+
+
+def test_every_number_of_a_run_is_bounded():
+  for group, name, field in _number_flags():
+    for value in (2**31, 1e39, 1e-39):
+      if isinstance(field.default, int) and not isinstance(value, int):
+        continue
+      with pytest.raises(UsageError, match=field.name):
+        instance = group.hparams()
+        object.__setattr__(instance, field.name, value)
+        hparams.validate(instance)
+      assert name
+  assert dataclasses.is_dataclass(run_hparams.RunHparams)
+
+
+def test_profiles_of_too_many_rounds(capsys):
+  argv = ['--total_rounds=9000000', '--profile=1-9000000']
+  _assert_one_line(main.run(train_main.train_main, argv), capsys.readouterr())
+
+
+def test_flagfiles_that_name_each_other_again_and_again(tmp_path, capsys):
+  for index in range(60):
+    text = f'--flagfile={tmp_path / str(index + 1)}\n'
+    (tmp_path / str(index)).write_text(text * 2)
+  (tmp_path / '60').write_text('--seed=1\n')
+  argv = [f'--flagfile={tmp_path / "0"}']
+  _assert_one_line(main.run(train_main.train_main, argv), capsys.readouterr())
+
+
+class _Closed(io.TextIOBase):
+  """A pipe whose reader has gone."""
+
+  encoding = 'utf-8'
+
+  def write(self, text):
+    raise BrokenPipeError(errno.EPIPE, 'Broken pipe')
+
+  def fileno(self):
+    raise OSError
+
+
+def test_output_that_nobody_reads(run, capsys, monkeypatch):
+  for program in ('plot', 'compare'):
+    with monkeypatch.context() as patch:
+      patch.setattr(sys, 'stdout', _Closed())
+      code = main.run(_PROGRAMS[program], [str(run)])
+    _assert_one_line(code, capsys.readouterr())
+    with monkeypatch.context() as patch:
+      patch.setattr(sys, 'stdout', None)
+      code = main.run(_PROGRAMS[program], [str(run)])
+    _assert_one_line(code, capsys.readouterr())
+
+
+_ROOT = pathlib.Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize(
+  'shell, code, words',
+  [
+    ('{program} {run} >&-', 2, 'standard output is closed'),
+    ('{program} {run} >/dev/full', 2, 'the disk is full'),
+    (
+      '{program} --help | head -0; exit ${{PIPESTATUS[0]}}',
+      2,
+      'before all was',
+    ),
+    ('{program} {run} 2>&-', 0, ''),
+    ('env -u HOME {program} {run}', 0, ''),
+    ('PYTHONIOENCODING=ascii LC_ALL=C {program} {run} {other}', 0, '+-'),
+  ],
+)
+def test_streams(shell, code, words, run, tmp_path):
+  """As a shell has them."""
+  other = tmp_path / 'other'
+  shutil.copytree(run, other)
+  text = (other / 'flags.txt').read_text()
+  (other / 'flags.txt').write_text(text.replace('--seed=0', '--seed=1'))
+  program = f'{sys.executable} {_ROOT}/programs/compare.py'
+  done = subprocess.run(
+    ['bash', '-c', shell.format(program=program, run=run, other=other)],
+    capture_output=True,
+    check=False,
+  )
+  error = done.stderr.decode()
+  assert done.returncode == code, error
+  assert 'Traceback' not in error and 'Exception ignored' not in error
+  assert words in error + done.stdout.decode()
+  if code:
+    assert len(error.splitlines()) == 1
+
+
+def test_text_that_a_terminal_cannot_show():
+  stream = io.TextIOWrapper(io.BytesIO(), encoding='ascii')
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(sys, 'stdout', stream)
+    assert main.run(lambda argv: print('1 ± 2 \udcff é') or 0, []) == 0
+  assert stream.buffer.getvalue() == b'1 +- 2 \\udcff \\xe9\n'
+
+
+def test_reading(tmp_path):
+  path = tmp_path / 'x'
+  path.write_bytes(b'[1]')
+  assert files.read_bytes(str(path)) == b'[1]'
+  for read in (
+    lambda: files.read_bytes(str(path), limit=2),
+    lambda: files.read_json(str(path)),
+    lambda: files.read_text('a\0b'),
+    lambda: files.read_text('\ud800'),
+    lambda: files.read_text('x' * 5000),
+    lambda: files.read_text(f'{path}/y'),
+  ):
+    with pytest.raises(files.FileError):
+      read()
+
+
+def test_versions_of_a_folder_that_is_none(tmp_path):
+  (tmp_path / 'x').write_text('')
+  assert checkpoint.versions(str(tmp_path / 'x')) == []
+  assert checkpoint.versions(str(tmp_path / 'none')) == []
+  (tmp_path / 'loop').symlink_to(tmp_path / 'loop')
+  with pytest.raises(UsageError):
+    checkpoint.versions(str(tmp_path / 'loop'))
+
+
+def test_unprintable_values_in_a_flagfile(tmp_path, capsys):
+  path = tmp_path / 'f'
+  path.write_text('--data_dir=a\x07b\n')
+  code = main.run(train_main.train_main, [f'--flagfile={path}'])
+  _assert_one_line(code, capsys.readouterr())
+  assert flags_lib.to_text(True) == 'true'
