@@ -21,7 +21,7 @@ def _drop_default_context() -> None:
   if framework is None:
     return
 
-  class NoContext(framework.SyncContext):
+  class NoContext(framework.SyncContext):  # type: ignore[name-defined]
     def invoke(self, comp, arg):
       raise RuntimeError('Python is about to end.')
 

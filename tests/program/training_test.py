@@ -269,3 +269,29 @@ def test_the_summary_selects_on_validation_only(tmp_path):
   assert result['best_validation']['round'] == 2
   assert result['best_validation']['test/accuracy'] == 0.5
   assert summary.best_round([{'round': '1', 'test/accuracy': '1'}]) is None
+
+
+def test_clients_whose_data_cannot_be_used_are_named(tmp_path):
+  reporter = fakes.Reporter()
+  failures = {2: [(3, 'OSError: gone'), (4, 'no')]}
+  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  fakes.run(tmp_path / 'run', reporter=reporter, options=options)
+  assert reporter.messages == [
+    'round 2: client 3 is left out: OSError: gone',
+    'round 2: client 4 is left out: no',
+  ]
+  assert len(_rows(tmp_path / 'run', 'train.csv')) == 5
+
+
+def test_strict_clients_stop_before_the_round_is_released(tmp_path):
+  failures = {2: [(3, 'OSError: gone')]}
+  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  with pytest.raises(
+    UsageError, match='round 2: client 3 .*gone.*--strict_clients'
+  ):
+    fakes.run(tmp_path / 'run', options=options, strict_clients=True)
+  assert len(_rows(tmp_path / 'run', 'train.csv')) == 2  # Rounds 0 and 1.
+  failures.clear()
+  fakes.run(tmp_path / 'run', options=options, strict_clients=True)
+  fakes.run(tmp_path / 'other')
+  assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')

@@ -3,7 +3,10 @@
 import asyncio
 import collections
 import gc
+import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -468,3 +471,58 @@ def test_train_model_under_the_native_federated_context(
   for round_num in (1, 2):
     actual = metrics.values[round_num]['model_metrics']
     assert actual == expected[round_num - 1]['client_work']['train']
+
+
+@pytest.mark.parametrize('name', ['in_process', 'tff_worker'])
+def test_errors_of_a_program_are_reported_once(name, caplog):
+  context = runtime.build_async_context(name)
+
+  @tff.federated_computation(_SEQUENCES)
+  def comp(x):
+    total = tff.federated_sum(tff.federated_map(_total, x))
+    return collections.OrderedDict(a=total, b=total, c=(total, total))
+
+  def fail():
+    raise OSError('disk gone')
+
+  async def main():
+    floats = tf.data.Dataset.from_tensors(np.float32(1))
+    for bad in (fail, floats):
+      with pytest.raises((OSError, TypeError, runtime.ExecutionError)):
+        await tff.program.materialize_value(comp([bad]))
+      gc.collect()
+    # Others' errors are still reported.
+    task = asyncio.create_task(other())
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    del task
+    gc.collect()
+
+  async def other():
+    raise ValueError('of another')
+
+  native = tff.program.NativeFederatedContext(context)
+  with tff.framework.get_context_stack().install(native):
+    asyncio.run(main())
+  gc.collect()
+  getattr(context, 'close', lambda: None)()
+  lost = [r for r in caplog.records if 'never retrieved' in r.getMessage()]
+  assert len(lost) == 1 and 'of another' in str(lost[0].exc_info)
+
+
+def test_python_ends_quietly():
+  code = (
+    'import sys, tff_fssl, tensorflow_federated as tff\n'
+    'from tff_fssl import runtime\n'
+    'try: runtime.build_context(client_devices="gpu:7")\n'
+    'except ValueError: sys.exit(2)'
+  )
+  done = subprocess.run(
+    [sys.executable, '-c', code],
+    capture_output=True,
+    text=True,
+    check=False,
+    env={**os.environ, 'TF_CPP_MIN_LOG_LEVEL': '3'},
+  )
+  assert done.returncode == 2
+  assert 'ServiceManager' not in done.stderr and 'ignored' not in done.stderr

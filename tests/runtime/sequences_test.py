@@ -123,9 +123,7 @@ def _ints(result):
 
 
 @pytest.mark.parametrize('name', list(_DATASETS))
-def test_as_tff_has_it_whatever_was_read_before(
-  name, call, worker, contexts
-):
+def test_as_tff_has_it_whatever_was_read_before(name, call, worker, contexts):
   dataset = _DATASETS[name]()
   for comp in _COMPUTATIONS.values():
     expected = _ints(call(worker, comp, [dataset] * 2))

@@ -201,7 +201,7 @@ def _flat(suite):
 
 def _in_process(checkout, path, ours, names=()):
   """Outcomes of a module."""
-  context = multiprocessing.get_context('fork')
+  context = multiprocessing.get_context('spawn')
   queue = context.Queue()
   process = context.Process(
     target=_run_module, args=(checkout, path, ours, set(names), queue)
@@ -230,10 +230,6 @@ def main() -> int:
   parser.add_argument('--json')
   args = parser.parse_args()
   checkout = args.checkout.resolve()
-  # Imported once; the modules run in forks.
-  import tensorflow  # noqa: F401
-  import tensorflow_federated  # noqa: F401
-
   paths = sorted(
     path
     for path in (checkout / 'tensorflow_federated').rglob('*_test.py')

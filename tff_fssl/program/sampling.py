@@ -265,7 +265,8 @@ def build_data_source(
   federated_type = process.next.type_signature.parameter[1]
   spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
   num_classes = getattr(process, 'num_classes', None)
-  lock, told = threading.Lock(), set()
+  lock = threading.Lock()
+  told: set[tuple[int, int]] = set()
 
   def load(round_num, client_id):
     labeled, unlabeled = load_client(client_id)
