@@ -16,6 +16,7 @@ from tff_fssl.program import managers
 from tff_fssl.program import output_tree
 from tff_fssl.program import ownership
 from tff_fssl.program import sampling
+from tff_fssl.program import summary
 from tff_fssl.program import training
 from tff_fssl.program import training_types
 
@@ -165,6 +166,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
       keep_total=keep,
       warn=warn,
       owner=ownership.of_config(config(tree.path)),
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
     managers.CsvReleaseManager(tree.train_csv),
     managers.CsvReleaseManager(tree.eval_csv),
@@ -208,7 +210,7 @@ def run(
       data_source(),
       settings(**changed),
       outputs(tree, reporter.say, keep),
-      evaluate_fn=evaluate,
+      evaluate_fn=lambda state: evaluate(state),
       reporter=reporter,
       stop=stop or training_types.StopRequest(),
       **(options or {}),

@@ -6,6 +6,7 @@ from tff_fssl.program import csv_table
 from tff_fssl.program import main
 from tff_fssl.program import output_tree
 from tff_fssl.program import plot_main
+from tff_fssl.program import plots
 from tff_fssl.program import runs
 
 _TRAIN = 'client_work/train'
@@ -87,3 +88,65 @@ def test_what_cannot_be_drawn(tmp_path, capsys):
   empty = _run(tmp_path / 'empty', 0, rounds=0)
   with pytest.raises(UsageError, match='no round'):
     runs.read_run(empty)
+
+
+def test_ticks_are_true():
+  for value, text in (
+    (0.025, '2.5%'),
+    (0.3 + 1e-17, '30%'),
+    (0.1 + 0.2, '30%'),
+    (1.0, '100%'),
+    (0.0001, '0.01%'),
+    (-0.0, '0%'),
+  ):
+    assert plots._percent(value).replace('-0%', '0%') == text
+
+
+def _group(algorithm, variant=''):
+  return runs.RunGroup(f'{algorithm} {variant}', (), algorithm, variant)
+
+
+def test_a_method_has_one_style_in_every_figure():
+  (alone,) = plots.styles([_group('fl2')])
+  first, second = plots.styles([_group('fixmatch'), _group('fl2')])
+  assert second == alone and first.color != alone.color
+  (variant,) = plots.styles([_group('fl2', 'rho=0.2')])
+  many = [_group('fl2', f'rho={i}') for i in range(8)]
+  styles = plots.styles([_group('fl2'), _group('fl2', 'rho=0.2'), *many])
+  assert styles[:2] == [alone, variant] or variant.marker == alone.marker
+  assert len(set(styles)) == len(styles)
+
+
+def test_bytes_and_hours(tmp_path, capsys):
+  path = tmp_path / 'a'
+  tree = output_tree.OutputTree(_run(path, 0))
+  train, timing = (
+    csv_table.CsvTable(p) for p in (tree.train_csv, tree.timing_csv)
+  )
+  train.truncate_after(0)
+  for r, clients in ((0, 0), (1, 5), (2, 5), (3, 5), (4, 5)):
+    train.append(
+      r,
+      {
+        f'{_TRAIN}/num_clients': clients,
+        f'{_TRAIN}/pseudo_label_ratio': 0.1 * r,
+        'communication/bytes_up_per_client': 10,
+        'communication/bytes_down_per_client': 30,
+      },
+    )
+    timing.append(r, {'seconds/round': 2 * r})
+  (group,) = runs.group_runs([runs.read_run(str(path))])
+  rounds, used = group.positions('bytes')
+  np.testing.assert_array_equal(rounds, range(5))
+  np.testing.assert_array_equal(used, [0, 200, 400, 600, 800])
+  np.testing.assert_array_equal(group.positions('hours')[1], [0, 2, 6, 12, 20])
+  x, mean, _ = plots._values(group, plots.PANELS[0].curves[0], 'hours')
+  np.testing.assert_allclose(x, np.array([6, 20]) / 3600)
+  np.testing.assert_allclose(mean, [0.2, 0.4])
+  for axis in ('bytes', 'hours'):
+    argv = [str(path), f'--x={axis}', f'--output={tmp_path / axis}.png']
+    assert main.run(plot_main.plot_main, argv) == 0
+  assert main.run(plot_main.plot_main, [str(path), '--x=miles']) == 2
+  other = _run(tmp_path / 'b', 0)
+  assert main.run(plot_main.plot_main, [other, '--x=hours']) == 2
+  assert 'nothing to draw over hours' in capsys.readouterr().err

@@ -295,3 +295,52 @@ def test_strict_clients_stop_before_the_round_is_released(tmp_path):
   fakes.run(tmp_path / 'run', options=options, strict_clients=True)
   fakes.run(tmp_path / 'other')
   assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')
+
+
+_VALIDATION = {0: 0.1, 1: 0.7, 2: 0.3, 3: 0.7, 4: 0.5, 5: 0.9, 6: 0.2}
+
+
+def _validate(state):
+  return {
+    'test/accuracy': 0.5,
+    'validation/accuracy': _VALIDATION[int(state.client_work)],
+  }
+
+
+def test_the_best_validation_round_is_saved_and_kept(tmp_path, monkeypatch):
+  """Whatever is saved besides, and wherever the run is killed."""
+  monkeypatch.setattr(fakes, 'evaluate', _validate)
+  settings = {
+    'rounds_per_evaluation': 1,
+    'rounds_per_checkpoint': 3,
+    'keep': 1,
+    'total_rounds': 4,
+  }
+  with faulty_disk.FaultyDisk().installed() as disk:
+    fakes.run(tmp_path / 'whole', **settings)
+  # The first of two equal ones.
+  assert checkpoint.versions(str(tmp_path / 'whole' / 'checkpoints')) == [1, 4]
+  for stop_at in range(0, len(disk.calls), 2):
+    folder = tmp_path / str(stop_at)
+    with faulty_disk.FaultyDisk(stop_at).installed():
+      with pytest.raises(faulty_disk.Killed):
+        fakes.run(folder, **settings)
+    fakes.run(folder, **settings)
+    assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
+    assert checkpoint.versions(str(folder / 'checkpoints')) == [1, 4], stop_at
+    best = summary.best_round_num(str(folder / 'metrics' / 'eval.csv'))
+    assert best == 1
+  fakes.run(tmp_path / 'whole', **{**settings, 'total_rounds': 6})
+  assert checkpoint.versions(str(tmp_path / 'whole' / 'checkpoints')) == [5, 6]
+
+
+@pytest.mark.parametrize('table', ['train', 'eval', 'timing'])
+def test_a_row_that_the_run_cannot_have_written_is_not_cut(table, tmp_path):
+  fakes.run(tmp_path / 'run')
+  path = tmp_path / 'run' / 'metrics' / f'{table}.csv'
+  lines = path.read_bytes().split(b'\n')
+  lines[-2] = lines[-2].replace(b'4', b'40', 1)
+  path.write_bytes(b'\n'.join(lines))
+  with pytest.raises(UsageError, match='cannot have written .round 40'):
+    fakes.run(tmp_path / 'run', total_rounds=5)
+  assert path.read_bytes() == b'\n'.join(lines)

@@ -187,6 +187,7 @@ def test_a_killed_run_goes_on_to_the_same_results(finished, tmp_path, capsys):
   assert 'round' in names and any('Conv2D' in name for name in names)
 
 
+@pytest.mark.slow
 def test_the_best_round_is_kept_and_exported_whatever_happens(
   tmp_path, monkeypatch, capsys
 ):
@@ -219,13 +220,33 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
       config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
     )
     source = warm_start.find(tree.model_best)
-    exported_weights = warm_start.load(source, task.model_fn())
+    loaded = warm_start.load(source, task.model_fn())
     for x, y in zip(
-      weights[0] + weights[1], exported_weights[0] + exported_weights[1]
+      weights[0] + weights[1], loaded[0] + loaded[1], strict=True
     ):
       np.testing.assert_array_equal(x, y)
 
 
+@pytest.mark.parametrize('what', ['old', 'torn', 'missing', 'best', 'csv'])
+def test_what_is_not_finished(what, finished, tmp_path, monkeypatch):
+  folder = str(tmp_path / 'run')
+  shutil.copytree(finished[0], folder)
+  tree = output_tree.OutputTree(folder)
+  if what == 'old':
+    # As a run that was extended and killed before its export has it.
+    exported.write_manifest(tree.model, 3)
+  elif what == 'torn':
+    os.truncate(os.path.join(tree.model, 'saved_model.pb'), 1000)
+  elif what == 'csv':
+    os.unlink(tree.train_csv)
+  else:
+    folder = tree.model_best if what == 'best' else tree.model
+    os.unlink(os.path.join(folder, 'model.keras'))
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
+  assert _train(tree.path) == 'goes on'
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize('what', ['extended', 'torn', 'missing', 'best'])
 def test_finished_means_that_the_last_model_is_exported(
   what, finished, tmp_path, capsys
