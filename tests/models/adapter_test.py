@@ -190,3 +190,18 @@ def test_bfloat16_that_no_layer_takes_up_is_refused():
 
   with pytest.raises(hparams.UsageError, match='no layer .* computes in it'):
     adapter.Network(model_fn, compute_dtype='bfloat16')
+
+
+@pytest.mark.parametrize('norm', ['sbn to gn', 'gn to sbn'])
+def test_the_weights_of_another_network_are_not_assigned(norm):
+  """The two differ in nothing but how many variables do not train."""
+  built, other = (
+    adapter.Network(
+      lambda kind=kind: networks.build_network('cnn', (8, 8, 1), 10, kind)
+    )
+    for kind in (('bn', 'gn') if norm == 'sbn to gn' else ('gn', 'bn'))
+  )
+  weights = other.initial_weights()
+  assert len(weights.trainable) == len(built.trainable_variables)
+  with pytest.raises(ValueError, match='zip'):
+    built.assign(weights)

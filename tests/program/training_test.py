@@ -327,7 +327,9 @@ def test_the_best_validation_round_is_saved_and_kept(tmp_path, monkeypatch):
         fakes.run(folder, **settings)
     fakes.run(folder, **settings)
     assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
-    assert checkpoint.versions(str(folder / 'checkpoints')) == [1, 4], stop_at
+    # A kill between the last save and the removal of others leaves one more.
+    there = checkpoint.versions(str(folder / 'checkpoints'))
+    assert {1, 4} <= set(there) and len(there) <= 3, stop_at
     best = summary.best_round_num(str(folder / 'metrics' / 'eval.csv'))
     assert best == 1
   fakes.run(tmp_path / 'whole', **{**settings, 'total_rounds': 6})

@@ -71,16 +71,17 @@ def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
   Raises:
     FileError: If the file cannot be read, or its weights are not this model's.
   """
-  with contextlib.ExitStack() as exits:
-    file = exits.enter_context(files.open_binary(path))
-    try:
-      return _read(path, file, model, exits)
-    except files.FileError:
-      raise
-    except Exception as error:  # pylint: disable=broad-except
-      # Whatever the content makes zipfile and HDF5 raise: types are many.
-      reason = f'it cannot be read as a Keras file ({files.first_line(error)})'
-      raise files.FileError(path, reason) from error
+  try:
+    with contextlib.ExitStack() as exits:
+      file = exits.enter_context(files.open_binary(path))
+      weights = _read(path, file, model, exits)
+  except files.FileError:
+    raise
+  except Exception as error:  # pylint: disable=broad-except
+    # Whatever the content makes zipfile and HDF5 raise: types are many.
+    reason = f'it cannot be read as a Keras file ({files.first_line(error)})'
+    raise files.FileError(path, reason) from error
+  return weights
 
 
 def _read(

@@ -31,10 +31,11 @@ class RunHparams:
   init_from: str = hparam(
     '',
     "Start from these weights: a run's folder (its last checkpoint), or a Keras"
-    " model (.keras, .h5, an exported model's folder), batch norm statistics"
-    ' included; rounds and optimizers start anew. Server pre-training is done'
-    ' all the same: --num_pretraining_rounds=0 leaves it out. Needed at the'
-    ' start only: they are saved as the first checkpoint.',
+    " file (.keras, .h5, an exported model's folder), of which only numbers are"
+    ' read; batch norm statistics included. Rounds and optimizers start anew.'
+    ' Server pre-training is done all the same: --num_pretraining_rounds=0'
+    ' leaves it out. Needed at the start only: they are saved as the first'
+    ' checkpoint.',
   )
   seed: int = hparam(
     0,
@@ -130,7 +131,10 @@ class RunHparams:
     10, 'Rounds from one checkpoint to the next; the last is always.', minimum=1
   )
   keep_checkpoints: int = hparam(
-    3, 'How many checkpoints are kept, the latest ones.', minimum=1
+    3,
+    'How many checkpoints are kept, the latest ones; besides, that of the round'
+    ' which validation data select.',
+    minimum=1,
   )
   tensorboard: bool = hparam(True, 'Whether metrics go to TensorBoard as well.')
   profile: str = hparam(
