@@ -3,6 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
+from tff_fssl.algorithms import assemble
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
@@ -67,8 +68,9 @@ def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
   config = {'num_epochs': 2, 'batch_size': 4, 'labeled_batch_size': 3}
   enabled = kwargs.pop('enabled', True)
   seed = kwargs.pop('seed', _SEED)
+  model_fn = kwargs.pop('model_fn', _scalar_model)
   config.update(kwargs)
-  network = adapter.Network(_scalar_model, seed=0)
+  network = adapter.Network(model_fn, seed=0)
   local = training.LocalTraining(
     network,
     algorithm,
@@ -210,3 +212,94 @@ def test_proximal_term_pulls_back():
   np.testing.assert_allclose(
     pulled.update[0], np.full([1, 2], 0.3439), rtol=1e-5
   )
+
+
+def _dropout_algorithm():
+  """Adds up what dropout makes of ones; leaves the weights as they are."""
+
+  def step(network, batch):
+    logits = network.logits(tf.ones_like(batch.views['weak']), training=True)
+    total = tf.reduce_sum(logits)
+    ratios = {
+      'sum': (total, tf.constant(1.0)),
+      'square': (tf.square(total), tf.constant(1.0)),
+    }
+    return algorithm_lib.StepResult(
+      [tf.zeros_like(v) for v in network.trainable_variables], ratios
+    )
+
+  return algorithm_lib.LocalAlgorithm(
+    step=step, step_ratios=('sum', 'square'), views=('weak',)
+  )
+
+
+def _dropout_model() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([1]),
+      tf.keras.layers.Dense(64, kernel_initializer='ones'),
+      tf.keras.layers.Dropout(0.5),
+      tf.keras.layers.Dense(2, kernel_initializer='ones'),
+    ]
+  )
+
+
+def test_dropout_is_a_function_of_seed_and_step():
+  def totals(seed, **kwargs):
+    result = _run(
+      _dropout_algorithm(),
+      unlabeled=_examples([1.0] * 8),
+      model_fn=_dropout_model,
+      seed=tf.constant(seed),
+      **kwargs,
+    )
+    return [float(result.ratios[name][0]) for name in ('sum', 'square')]
+
+  total, square = totals([3, 4])
+  assert [total, square] == totals([3, 4])
+  assert total != totals([3, 5])[0]
+  assert total != totals([2, 4])[0]
+  # Four steps whose totals were all one would make these equal.
+  assert abs(4 * square - total**2) > 1.0
+  compiled, _ = totals([3, 4], jit_compile=True)
+  assert compiled == totals([3, 4], jit_compile=True)[0]
+
+
+def _regularized_model() -> tf.keras.Model:
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([1]),
+      tf.keras.layers.Dense(3, kernel_regularizer='l1', use_bias=False),
+      tf.keras.layers.Dense(
+        2, bias_regularizer='l2', kernel_regularizer='l1_l2'
+      ),
+    ]
+  )
+
+
+def test_regularizers_are_part_of_the_loss():
+  examples = _examples([0.5, -1.0, 2.0], [0, 1, 1])
+  kwargs = {'labeled': examples, 'model_fn': _regularized_model}
+  result = _run(assemble.SUPERVISED, num_epochs=1, **kwargs)
+  network = adapter.Network(_regularized_model, seed=0)
+  # All that Keras has for it, in one step.
+  with tf.GradientTape() as tape:
+    logits = network.logits(examples.x, training=True)
+    loss = tf.reduce_mean(
+      tf.nn.sparse_softmax_cross_entropy_with_logits(examples.y, logits)
+    )
+    penalty = tf.add_n(network.model.losses)
+    total = loss + penalty
+  expected = tape.gradient(total, network.trainable_variables)
+  for update, gradient in zip(result.update, expected, strict=True):
+    np.testing.assert_allclose(update, 0.1 * gradient, rtol=1e-5, atol=1e-7)
+  assert result.ratios['loss_regularization'][1] == 1.0
+  np.testing.assert_allclose(
+    result.ratios['loss_regularization'][0], penalty, rtol=1e-6
+  )
+  # The other losses are without it.
+  np.testing.assert_allclose(
+    result.ratios['loss_labeled'][0], 3.0 * loss, rtol=1e-6
+  )
+  plain = _run(assemble.SUPERVISED, labeled=examples)
+  assert 'loss_regularization' not in plain.ratios

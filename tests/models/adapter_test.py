@@ -94,6 +94,34 @@ def test_inference_without_statistics_uses_the_batch():
   assert not np.allclose(batch, stored)
 
 
+def test_normalization_by_the_weights_that_are_assigned():
+  """Keras's layer copies them when it is built."""
+  with tf.Graph().as_default():
+    network = adapter.Network(
+      lambda: tf.keras.Sequential(
+        [
+          tf.keras.Input([2]),
+          _LAYERS.Normalization(),
+          _LAYERS.Dense(2, 'linear', False, 'ones'),
+        ]
+      )
+    )
+
+    @tf.function
+    def run():
+      mean, variance = tf.constant([1.0, 2.0]), tf.constant([4.0, 9.0])
+      weights = adapter.Weights(
+        (tf.eye(2),), (mean, variance, tf.constant(7, tf.int64)), 1.0
+      )
+      network.assign(weights)
+      return network.logits(tf.constant([[3.0, 8.0]]), training=True)
+
+    logits = run()
+    with tf.compat.v1.Session() as session:
+      session.run([v.initializer for v in network.model.variables])
+      np.testing.assert_allclose(session.run(logits), [[1.0, 2.0]])
+
+
 def test_perturbed_weights_are_restored_exactly():
   network = adapter.Network(_model, seed=0)
   before = [np.array(v) for v in network.trainable_variables]

@@ -77,6 +77,17 @@ class _Layer(_LAYERS.Layer):
     return self.function(self, x, training)
 
 
+class _Copying(_LAYERS.Layer):
+  """Copies a weight when it is built."""
+
+  def build(self, input_shape):
+    self.own = self.add_weight('own', [4], initializer='ones')
+    self.copied = 2.0 * self.own
+
+  def call(self, x):
+    return x * self.copied
+
+
 class _Positions(_LAYERS.Layer):
   """As in vision transformers: its embedding's gradient is sparse."""
 
@@ -511,6 +522,10 @@ _REFUSED = {
       )
     ),
     "'odd' .*adds a loss that depends on its input",
+  ),
+  'a copy of a weight': (
+    lambda: _sequential(_Copying(name='copying')),
+    "'copying' .* read a weight when it was built",
   ),
   'a mask': (
     lambda: tf.keras.Sequential(

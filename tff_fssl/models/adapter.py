@@ -201,6 +201,12 @@ class Network:
     for index, layer in enumerate(self.batch_norm_layers):
       layer.call = self._batch_norm_call(index, layer, layer.call)
     self._random_layers = random_layers.RandomLayers(model)
+    # Layers that copy their weights when they are built (`Normalization`).
+    self._finalized_layers = [
+      layer
+      for layer in checks.layers(model)
+      if type(layer).finalize_state is not tf.keras.layers.Layer.finalize_state
+    ]
     for training in (True, False):
       forward_pass.check(
         model,
@@ -288,13 +294,13 @@ class Network:
     In training, within `draws` if the network is random. A second pass of the
     same tensor repeats the draws of the first; other tensors have their own.
     """
-    if training and self._random_layers:
-      with self._random_layers.forward_pass(images):
-        return self._logits(images, training=True)
-    return self._logits(images, training=training)
-
-  def _logits(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    return tf.cast(self.model(images, training=training), tf.float32)
+    for layer in self._finalized_layers:
+      layer.finalize_state()
+    around = contextlib.nullcontext()
+    if self._random_layers:
+      around = self._random_layers.forward_pass(images, training)
+    with around:
+      return tf.cast(self.model(images, training=training), tf.float32)
 
   @property
   def is_random(self) -> bool:

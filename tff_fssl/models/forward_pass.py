@@ -154,6 +154,21 @@ def check(
     )
 
 
+def _reads_variables(tensor: tf.Tensor) -> bool:
+  """Whether a tensor outside of the forward pass depends on variables."""
+  if tf.executing_eagerly():  # There it is a constant.
+    return False
+  waiting, seen = [tensor.op], set()
+  while waiting:
+    operation = waiting.pop()
+    if operation.type in ('ReadVariableOp', 'VarHandleOp'):
+      return True
+    if operation not in seen:
+      seen.add(operation)
+      waiting += [t.op for t in operation.inputs]
+  return False
+
+
 def _check_variables(model, concrete, graph, may_change):
   """Refuses other variables than the model's, and changes to these."""
   allowed = {id(v.handle) for v in may_change}
@@ -161,10 +176,21 @@ def _check_variables(model, concrete, graph, may_change):
   captured = concrete.captured_inputs
   inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
   handles = {i.name: outer for i, outer in zip(inner, captured)}
+  stale = {
+    name
+    for name, outer in handles.items()
+    if outer.dtype != tf.resource and _reads_variables(outer)
+  }
   for operation in concrete.graph.get_operations():
     changes = graph.assigns(operation.name)
     for argument in operation.inputs:
       outer = handles.get(argument.name)
+      if argument.name in stale:
+        raise UsageError(
+          f'model {model.name!r}: {_layer_of(model, operation.name)} read a'
+          ' weight when it was built, and would not see it change; it must read'
+          ' its weights in call'
+        )
       if outer is None or outer.dtype != tf.resource:
         continue
       where = f'model {model.name!r}: {_layer_of(model, operation.name)}'

@@ -15,7 +15,7 @@ model is told to draw statelessly, from a seed that is a function of
 A seed that was given to a layer (`Dropout(0.5, seed=1)`) plays no part.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 import contextlib
 from typing import Any
 
@@ -40,32 +40,40 @@ class RandomLayers:
     self._pass_seed: tf.Tensor | None = None
     self._num_draws: dict[int, int] = {}
     # One that several layers share is one.
-    generators: dict[int, tuple[_Generator, str]] = {}
+    generators: dict[int, tuple[_Generator, tf.keras.layers.Layer]] = {}
+    # Recurrent cells, which keep masks for as long as a graph is made.
+    self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
       for value in vars(layer).values():
         if isinstance(value, _Generator):
-          generators.setdefault(id(value), (value, layer.name))
-    for place, (generator, name) in enumerate(generators.values()):
+          generators.setdefault(id(value), (value, layer))
+      if hasattr(layer, 'reset_dropout_mask'):
+        self._cells.append(layer)
+    for place, (generator, layer) in enumerate(generators.values()):
       # pylint: disable=protected-access
       generator._rng_type = _Generator.RNG_STATELESS
       generator._built = True
       # pylint: enable=protected-access
-      generator.make_seed_for_stateless_op = self._seed_fn(place, name)
+      generator.make_seed_for_stateless_op = self._seed_fn(place, layer)
     self._exist = bool(generators)
 
   def __bool__(self) -> bool:
     """Whether there are any."""
     return self._exist
 
-  def _seed_fn(self, place: int, name: str):
+  def _seed_fn(
+    self, place: int, layer: tf.keras.layers.Layer
+  ) -> Callable[[], tf.Tensor]:
     """What makes the seeds of the generator at one place."""
 
     def make_seed() -> tf.Tensor:
       if self._pass_seed is None:
+        if isinstance(layer, tf.keras.layers.RandomCrop):
+          return tf.constant([0, 0])  # For a branch that is not taken.
         raise hparams.UsageError(
-          f'layer {name!r} draws random numbers outside of a training step;'
-          ' evaluation must draw none: leave out training=True where the layer'
-          ' is called'
+          f'layer {layer.name!r} draws random numbers outside of a training'
+          ' step; evaluation must draw none: leave out training=True where the'
+          ' layer is called'
         )
       fold_in = tf.random.experimental.stateless_fold_in
       count = self._num_draws.get(place, 0)
@@ -85,8 +93,14 @@ class RandomLayers:
       self._passes.clear()
 
   @contextlib.contextmanager
-  def forward_pass(self, images: tf.Tensor) -> Iterator[None]:
-    """In here, the model is called once, in training, on `images`."""
+  def forward_pass(self, images: tf.Tensor, training: bool) -> Iterator[None]:
+    """In here, the model is called once, on `images`."""
+    for cell in self._cells:
+      cell.reset_dropout_mask()
+      cell.reset_recurrent_dropout_mask()
+    if not training:
+      yield
+      return
     if self._seed is None:
       raise ValueError('random layers train within `Network.draws` only')
     number = self._passes.setdefault(images.ref(), len(self._passes))

@@ -1,0 +1,102 @@
+"""Every network of `tf.keras.applications`: built, and one step of training."""
+
+import inspect
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.algorithms import assemble
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+
+_NAMES = sorted(
+  name
+  for name, value in vars(tf.keras.applications).items()
+  if inspect.isfunction(value)
+)
+# The least that Keras allows; 32 for the others.
+_SIDES = {'InceptionResNetV2': 75, 'InceptionV3': 75, 'Xception': 71}
+_CLASSES = 10
+
+
+def _pixels(x, seed=None):
+  del seed
+  return tf.cast(x, tf.float32) / 127.5 - 1.0
+
+
+def _rows(repository):
+  """The rows of the table in docs/models.md, by network."""
+  text = (repository / 'docs' / 'models.md').read_text(encoding='utf-8')
+  section = text.split('## Networks of `tf.keras.applications`')[1]
+  rows = [
+    [cell.strip() for cell in line.strip('|').split('|')]
+    for line in section.splitlines()
+    if line.startswith('| `')
+  ]
+  return {row[0].strip('`'): row[1:] for row in rows}
+
+
+def test_the_table_has_every_network(repository):
+  assert list(_rows(repository)) == _NAMES
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('name', _NAMES)
+def test_one_step(name, repository):
+  side = _SIDES.get(name, 32)
+  shape = (side, side, 3)
+  rng = np.random.default_rng(0)
+  x = rng.integers(0, 256, [2, *shape]).astype(np.uint8)
+  y = np.array([1, 2], np.int32)
+  with tf.Graph().as_default():
+    network = adapter.Network(
+      lambda: getattr(tf.keras.applications, name)(
+        input_shape=shape,
+        weights=None,
+        classes=_CLASSES,
+        classifier_activation=None,
+      ),
+      seed=0,
+      num_classes=_CLASSES,
+      image_shape=shape,
+    )
+    local = training.LocalTraining(
+      network,
+      assemble.SUPERVISED,
+      augment.Views(_pixels, _pixels, _pixels),
+      training.LoopConfig(1, 2, 2, optimizer.Sgd(max_gradient_norm=1.0)),
+    )
+
+    @tf.function
+    def run():
+      result = local.run(
+        network.initial_weights(),
+        algorithm_lib.Examples(tf.constant(x), tf.constant(y)),
+        algorithm_lib.Examples(tf.constant(x[:0]), tf.constant(y[:0])),
+        learning_rate=tf.constant(0.01),
+        seed=tf.constant([1, 2]),
+      )
+      norm = tf.linalg.global_norm(result.update)
+      return result.is_finite, norm, result.ratios['loss_labeled']
+
+    result = run()
+    config = tf.compat.v1.ConfigProto()
+    # For one step, it would take longer than it saves.
+    config.graph_options.rewrite_options.disable_meta_optimizer = True
+    with tf.compat.v1.Session(config=config) as session:
+      session.run([v.initializer for v in network.model.variables])
+      is_finite, norm, loss = session.run(result)
+  assert is_finite
+  # Gradients were clipped to 1.
+  assert 0.0 < norm <= 0.01001
+  assert 0.0 < loss[0] < 100.0 * loss[1]
+  num_weights = sum(int(np.prod(v.shape)) for v in network.model.variables)
+  row = _rows(repository)[name]
+  assert row[1] == f'{num_weights:,}'
+  assert row[2] == str(side)
+  assert ('dropout' in row[3]) == network.is_random
+  assert ('batch norm' in row[3]) == bool(network.batch_norm_layers)
