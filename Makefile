@@ -41,7 +41,7 @@ help:
 # An installation is done anew when, and only when, its files have changed.
 # jax, sqlalchemy and promise are built here, with the lock's own setuptools and
 # wheel: with pip's build isolation it would be whatever is newest.
-$(VENV)/.installed: requirements.txt pyproject.toml
+$(VENV)/.installed: requirements.txt pyproject.toml setup.py
 	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
 	if ! { $(BIN)/python -m pip --version && \
 	       sh tools/find_python.sh $(BIN)/python; } >/dev/null 2>&1; then \

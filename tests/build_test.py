@@ -8,6 +8,8 @@ import pytest
 import source_tree
 import update_build
 
+import tff_fssl
+
 _RUNNER = 'tests/run_pytest.py'
 
 
@@ -149,3 +151,17 @@ def test_locks_agree(repository):
   names = {name for name, _ in runtime}
   for name, version in _pins(repository / 'requirements-dev.txt'):
     assert name not in names or (name, version) in runtime, name
+
+
+def test_versions_agree(repository):
+  version = re.escape(tff_fssl.__version__)
+  for file, pattern in (
+    ('MODULE.bazel', rf'version = "{version}",'),
+    ('CITATION.cff', rf'version: {version}'),
+  ):
+    text = (repository / file).read_text()
+    assert re.search(rf'^ *{pattern}$', text, re.MULTILINE), file
+  changes = (repository / 'CHANGELOG.md').read_text()
+  assert re.match(
+    rf'# Changelog\n\n[^#]*## \[{version}\] - \d{{4}}-\d\d-\d\d\n', changes
+  )

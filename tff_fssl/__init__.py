@@ -4,7 +4,7 @@ import atexit
 import gc
 import sys
 
-__version__ = '0.1.0'
+__version__ = '0.2.0'
 
 
 @atexit.register

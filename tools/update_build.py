@@ -32,8 +32,15 @@ filegroup(
         "tools/**",
     ]) + [
         "BUILD.bazel",
+        "CHANGELOG.md",
+        "CITATION.cff",
+        "LICENSE",
+        "MODULE.bazel",
         "Makefile",
+        "README.md",
         "pyproject.toml",
+        "setup.py",
+        "tff_fssl/py.typed",
     ],
 )
 """

@@ -34,6 +34,21 @@ _TROUBLES = {
 }
 
 
+# How a program is called; `{}` stands for its name.
+_program_template = 'python programs/{}.py'
+
+
+def name_programs(template: str) -> None:
+  """Sets how programs are called: 'tff-fssl {}', {} being the name."""
+  global _program_template
+  _program_template = template
+
+
+def command(program: str) -> str:
+  """What a user types to call a program, such as 'train'."""
+  return _program_template.format(program)
+
+
 def format_seconds(seconds: float) -> str:
   """'0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min'."""
   if seconds < 10:

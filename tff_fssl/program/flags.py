@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import os
+import re
 import textwrap
 from typing import Any
 
@@ -17,6 +18,8 @@ from absl import flags as absl_flags
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import configs
+from tff_fssl.program import console
 
 _WIDTH = 80
 _MAX_FLAGFILE_BYTES = 2**20
@@ -177,13 +180,18 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
   """The text of `--help`, at most 80 columns wide.
 
   Args:
-    usage: How the program is called.
-    description: What it does; a line is a paragraph.
+    usage: How the program is called. `programs/X.py` becomes what the user
+      calls that program by.
+    description: What it does, likewise; a line is a paragraph.
     groups: Its flags.
 
   Returns:
     The text.
   """
+  usage, description = (
+    re.sub(r'programs/(\w+)\.py', lambda name: console.command(name[1]), text)
+    for text in (usage, description)
+  )
   lines = [f'usage: {usage}']
   for paragraph in description.splitlines():
     lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
@@ -206,7 +214,9 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
   lines += [
     '      Reads flags from a file, one a line; # starts a comment. The command'
     ' line',
-    '      beats the file.',
+    '      beats the file. If there is no file configs/NAME.flags, the one of'
+    ' that',
+    '      name that comes with the package is read.',
     '  --help',
     '      Shows this.',
   ]
@@ -372,6 +382,7 @@ def _read_flagfile(
   if including and not os.path.isabs(path):
     beside = os.path.join(os.path.dirname(including[-1]), path)
     path = beside if os.path.exists(beside) else path
+  path = configs.find(path)
   if os.path.realpath(path) in map(os.path.realpath, including):
     raise UsageError(f'--flagfile={path}: the file includes itself')
   already_read.append(path)
@@ -407,7 +418,7 @@ def _read_flagfile(
 def _similar_file(path: str) -> str:
   """A hint at a file of a similar name, or ''."""
   folder = os.path.dirname(path) or '.'
-  try:
-    return hparams.closest(os.path.basename(path), os.listdir(folder))
-  except OSError:
-    return ''
+  beside = os.listdir(folder) if os.path.isdir(folder) else []
+  return hparams.closest(os.path.basename(path), beside) or hparams.closest(
+    os.path.normpath(path), configs.names()
+  )

@@ -168,7 +168,7 @@ def read_run(path: str) -> Run:
   if not os.path.lexists(tree.flags_file):
     raise NotARunError(
       f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
-      ' --output_dir of programs/train.py'
+      ' --output_dir of a training run'
     )
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   tables = tuple(csv_table.read(p)[1] for p in paths)

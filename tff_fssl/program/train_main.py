@@ -338,8 +338,8 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
         'metrics': tree.metrics,
         'model': tree.model,
         **({'best model': tree.model_best} if has_best else {}),
-        'plot': f'python programs/plot.py {tree.path}',
-        'evaluate': f'python programs/evaluate.py {tree.path}',
+        'plot': f'{console.command("plot")} {tree.path}',
+        'evaluate': f'{console.command("evaluate")} {tree.path}',
       }
     )
   )
@@ -351,5 +351,5 @@ def _how_to_resume(tree: output_tree.OutputTree) -> str:
   after = f'after round {versions[-1]}' if versions else 'at the start'
   return (
     f'To go on {after}, give the same command again, or:\n'
-    f'  python programs/train.py --flagfile={tree.flags_file}'
+    f'  {console.command("train")} --flagfile={tree.flags_file}'
   )

@@ -1,0 +1,47 @@
+"""The flagfiles of configs/, which come with the package. TensorFlow-free.
+
+They are in the folder configs/ of the source tree; in an installed package that
+folder is tff_fssl/configs/.
+"""
+
+import os
+
+import tff_fssl
+
+_PREFIX = 'configs'
+
+
+def _folder() -> str:
+  """The folder that holds them."""
+  package = os.path.dirname(os.path.abspath(tff_fssl.__file__))
+  installed = os.path.join(package, _PREFIX)
+  if os.path.isdir(installed):
+    return installed
+  return os.path.join(os.path.dirname(package), _PREFIX)
+
+
+def names() -> list[str]:
+  """All of them, sorted, as `--flagfile` takes them: configs/X.flags."""
+  folder = _folder()
+  return sorted(
+    os.path.join(_PREFIX, os.path.relpath(os.path.join(path, file), folder))
+    for path, _, files in os.walk(folder)
+    for file in files
+    if file.endswith('.flags')
+  )
+
+
+def find(path: str) -> str:
+  """The file that a flagfile's name means.
+
+  Args:
+    path: The name. What is there in the file system is meant first.
+
+  Returns:
+    `path`; if there is no such file, but the package has one of that name
+    (configs/X.flags), the package's.
+  """
+  name = os.path.normpath(path)
+  if os.path.lexists(path) or name not in names():
+    return path
+  return os.path.join(_folder(), os.path.relpath(name, _PREFIX))
