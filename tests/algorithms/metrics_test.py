@@ -6,6 +6,7 @@ import pathlib
 import re
 
 import pytest
+import tensorflow as tf
 import tensorflow_federated as tff
 import tiny_task
 
@@ -67,6 +68,17 @@ def _columns(process):
   return walk(process.next.type_signature.result[1].member, [])
 
 
+def _regularized():
+  layers = tf.keras.layers
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input(tiny_task.IMAGE_SHAPE),
+      layers.Flatten(),
+      layers.Dense(tiny_task.NUM_CLASSES, kernel_regularizer='l2'),
+    ]
+  )
+
+
 def _processes():
   for name, scenario in tiny_task.scenarios():
     yield tiny_task.build(name, scenario)
@@ -74,6 +86,7 @@ def _processes():
     yield tiny_task.build(
       'fl2', hparams=(('consistency', consistency), ('gradient_norms', True))
     )
+  yield tiny_task.build('fixmatch', model=_regularized)
   for name in ('secure', 'dp'):
     yield tiny_task.build(
       'supervised',

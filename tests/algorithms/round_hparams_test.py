@@ -37,6 +37,7 @@ _CHANGES = {
     {'learning_rate_schedule': 'cosine'},
     4,
   ),
+  'server_keeps_momentum': ('fixmatch', _AT_SERVER, {}, True),
   'num_pretraining_rounds': ('fixmatch', _AT_SERVER, {}, 2),
   'client_weighting': ('supervised', _AT_CLIENTS, {}, 'examples'),
   'max_client_examples': ('supervised', _AT_CLIENTS, {}, 2),
@@ -135,6 +136,33 @@ def test_a_mean_of_batches_has_the_server_s_batches():
   cohort = [tiny_task.dataset(e) for e in tiny_task.cohort(_AT_SERVER, 3)]
   state = process.next(state, cohort).state
   assert state.global_model_weights.statistics_count == 5 + 3 * 2
+
+
+def test_momentum_that_outlives_the_round_is_that_of_one_long_training():
+  """Two rounds of one epoch, without clients, against one of two."""
+  settings = {
+    'num_pretraining_rounds': 2,
+    'server_batch_size': 9,  # All labels: their order plays no part.
+    'server_learning_rate': 0.1,
+  }
+  finals = []
+  for keeps, epochs, rounds in ((True, 1, 2), (False, 2, 1), (False, 1, 2)):
+    process = tiny_task.build(
+      'fixmatch',
+      _AT_SERVER,
+      norm='none',
+      plain=True,
+      server_keeps_momentum=keeps,
+      server_epochs=epochs,
+      **settings,
+    )
+    state = process.initialize()
+    for _ in range(rounds):
+      state = process.next(state, []).state
+    finals.append(state)
+  kept, long, restarted = finals
+  assert _largest_difference(kept, long) < 1e-6
+  assert _largest_difference(restarted, long) > 1e-4
 
 
 def test_moving_averages_travel_with_the_updates():

@@ -236,6 +236,10 @@ def build_process(
       make_network(), local_algorithm, views, config
     )
 
+  keeps_momentum = (
+    at_server and hparams.server_keeps_momentum and bool(hparams.momentum)
+  )
+
   def make_server_training():
     config = training.LoopConfig(
       hparams.server_epochs,
@@ -243,10 +247,11 @@ def build_process(
       hparams.server_batch_size,
       sgd,
       jit_compile=hparams.jit_compile,
+      keeps_momentum=keeps_momentum,
     )
     local = training.LocalTraining(make_network(), SUPERVISED, views, config)
 
-    def train(weights, round_num):
+    def train(weights, round_num, momentum):
       labeled = read_server_data()
       result = local.run(
         weights,
@@ -254,6 +259,7 @@ def build_process(
         algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
         seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
+        momentum=momentum,
       )
       metrics = collections.OrderedDict(
         (f'server_{name}', total / count)
@@ -264,9 +270,10 @@ def build_process(
         tf.logical_not(result.is_finite), tf.int32
       )
       trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
-      return weights._replace(
+      weights = weights._replace(
         trainable=trained, non_trainable=result.non_trainable
-      ), metrics
+      )
+      return weights, metrics, result.momentum
 
     return train
 
@@ -289,6 +296,7 @@ def build_process(
     _server_optimizer(hparams),
     first_round=first_round,
     make_training=make_server_training if at_server else None,
+    keeps_momentum=keeps_momentum,
     non_negative=built['variances'],
   )
   # Weights go down once a phase; the number of the round goes with the first.

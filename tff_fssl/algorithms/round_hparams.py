@@ -66,6 +66,11 @@ class RoundHparams:
   momentum: float = hparam(
     0.9, "Momentum of clients' and server's SGD.", minimum=0, maximum=1
   )
+  server_keeps_momentum: bool = hparam(
+    False,
+    "Whether the momentum of the server's SGD outlives the round, as in the"
+    " authors' code; else it starts at 0 each round, as clients' always does.",
+  )
   nesterov: bool = hparam(True, "Whether that momentum is Nesterov's.")
   weight_decay: float = hparam(
     5e-4, 'L2 penalty added to the gradient, after clipping.', minimum=0

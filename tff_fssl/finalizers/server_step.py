@@ -8,10 +8,12 @@ import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
 
-# (weights, round_num) -> (weights, metrics), called inside a computation.
+# (weights, round_num, momentum) -> (weights, metrics, momentum), called inside
+# a computation. The momentum is what it gave the round before; zeros at first.
+Momentum = tuple[tf.Tensor, ...]
 ServerTraining = Callable[
-  [adapter.Weights, tf.Tensor],
-  tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor]],
+  [adapter.Weights, tf.Tensor, Momentum],
+  tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor], Momentum],
 ]
 
 
@@ -22,6 +24,7 @@ def build_server_step(
   *,
   first_round: int,
   make_training: Callable[[], ServerTraining] | None = None,
+  keeps_momentum: bool = False,
   non_negative: Collection[int] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
@@ -43,11 +46,13 @@ def build_server_step(
     first_round: The number of the first round.
     make_training: Called where variables may be made; gives the server's
       training, if it trains.
+    keeps_momentum: Whether that training's momentum is part of the state; else
+      it is given none.
     non_negative: Indices of non-trainable weights that no update makes
       negative: variances.
 
   Returns:
-    The process. Its state is OrderedDict(round_num, optimizer).
+    The process. Its state is OrderedDict(round_num, optimizer, momentum).
   """
   specs = tff.types.type_to_tf_tensor_specs(weights_type)
 
@@ -56,6 +61,9 @@ def build_server_step(
     return collections.OrderedDict(
       round_num=tf.constant(first_round, tf.int32),
       optimizer=optimizer.initialize(tuple(specs.trainable)),
+      momentum=tuple(tf.zeros(s.shape, s.dtype) for s in specs.trainable)
+      if keeps_momentum
+      else (),
     )
 
   state_type = initialize_state.type_signature.result
@@ -97,11 +105,16 @@ def build_server_step(
       weights = adapter.Weights(
         tuple(trainable), tuple(non_trainable), weights.statistics_count
       )
+      momentum = tuple(state['momentum'])
       if train is not None:
-        weights, training_metrics = train(weights, state['round_num'])
+        weights, training_metrics, momentum = train(
+          weights, state['round_num'], momentum
+        )
         metrics.update(training_metrics)
       state = collections.OrderedDict(
-        round_num=state['round_num'] + 1, optimizer=optimizer_state
+        round_num=state['round_num'] + 1,
+        optimizer=optimizer_state,
+        momentum=momentum,
       )
       return state, weights, metrics
 

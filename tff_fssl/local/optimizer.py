@@ -14,8 +14,7 @@ class Sgd:
   """SGD as in PyTorch: m <- momentum m + g, w <- w - rate (g + momentum m).
 
   g is the gradient, clipped to `max_gradient_norm` (0: not clipped), plus
-  weight_decay * w. Without `nesterov`, w <- w - rate m. Momentum starts at 0
-  each round.
+  weight_decay * w. Without `nesterov`, w <- w - rate m.
 
   Attributes:
     momentum: In [0, 1].

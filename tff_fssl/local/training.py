@@ -32,6 +32,8 @@ class LoopConfig:
     optimizer: What applies gradients.
     proximal_strength: mu of FedProx, >= 0.
     jit_compile: Whether XLA compiles the step.
+    keeps_momentum: Whether the result has the momentum at the end, for the next
+      round to start from.
   """
 
   num_epochs: int
@@ -40,6 +42,7 @@ class LoopConfig:
   optimizer: optimizer_lib.Sgd
   proximal_strength: float = 0.0
   jit_compile: bool = False
+  keeps_momentum: bool = False
 
 
 class LocalResult(NamedTuple):
@@ -55,6 +58,8 @@ class LocalResult(NamedTuple):
     weight: `Prepared.weight`.
     ratios: Name -> metric, summed over batches.
     ranges: `Prepared.ranges`.
+    momentum: The optimizer's, per trainable variable; as before if the update
+      is not finite; empty if it is not kept.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -64,6 +69,7 @@ class LocalResult(NamedTuple):
   weight: tf.Tensor | None
   ratios: dict[str, algorithm_lib.Ratio]
   ranges: dict[str, tf.Tensor]
+  momentum: tuple[tf.Tensor, ...]
 
 
 def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
@@ -202,6 +208,7 @@ class LocalTraining:
     learning_rate: tf.Tensor,
     seed: tf.Tensor,
     enabled: tf.Tensor | bool = True,
+    momentum: Sequence[tf.Tensor] = (),
     watch: non_finite.Watch | None = None,
   ) -> LocalResult:
     """Trains from `weights`.
@@ -213,6 +220,7 @@ class LocalTraining:
       learning_rate: float32 scalar.
       seed: int32 [2].
       enabled: bool scalar; if false, no step is made.
+      momentum: What the optimizer's momentum starts from; empty: 0.
       watch: Looks at all that is made of the client's data, if given.
 
     Returns:
@@ -221,8 +229,9 @@ class LocalTraining:
     network, algorithm, config = self._network, self._algorithm, self._config
     trainable = network.trainable_variables
     network.assign(weights)
-    for slot in self._slots:
-      slot.assign(tf.zeros_like(slot))
+    before = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
+    for slot, value in zip(self._slots, before, strict=True):
+      slot.assign(value)
 
     prepared = algorithm_lib.Prepared(tf.range(tf.shape(unlabeled.x)[0]))
     if algorithm.prepare is not None:
@@ -347,4 +356,11 @@ class LocalTraining:
       prepared.weight,
       {**prepared.ratios, **ratios},
       dict(prepared.ranges),
+      adapter.select(
+        is_finite,
+        tuple(slot.read_value() for slot in self._slots),
+        lambda: before,
+      )
+      if config.keeps_momentum
+      else (),
     )

@@ -199,6 +199,7 @@ def _without_effect(config: Config) -> dict[str, str]:
     result |= dict.fromkeys(
       (
         'num_pretraining_rounds',
+        'server_keeps_momentum',
         'server_epochs',
         'server_batch_size',
         'server_learning_rate',
