@@ -3,7 +3,6 @@
 import collections
 import math
 
-import attrs
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
@@ -144,12 +143,8 @@ def test_strings_keep_their_zero_bytes(call, in_process):
 _Pair = collections.namedtuple('_Pair', 'a b')
 
 
-@attrs.define
-class _Attrs:
-  a: object
-  b: object
-
-
+# TFF has it; nothing else here does.
+_Attrs = pytest.importorskip('attrs').make_class('_Attrs', ['a', 'b'])
 _STRUCTS = {
   'unnamed': tff.StructType([np.int32, np.float32]),
   'named': tff.StructType([('a', np.int32), ('b', np.float32)]),
