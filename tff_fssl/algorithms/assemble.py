@@ -152,6 +152,7 @@ def build_process(
       image_shape=image_shape,
       track_moving_averages=tracked,
       compute_dtype=hparams.compute_dtype,
+      trace=network_seed is not None,  # Initial weights come first.
     )
 
   sgd = optimizer_lib.Sgd(

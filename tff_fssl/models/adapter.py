@@ -164,6 +164,7 @@ class Network:
     image_shape: Sequence[int] | None = None,
     track_moving_averages: bool = False,
     compute_dtype: str = 'float32',
+    trace: bool = True,
   ):
     """Builds the model in the current graph.
 
@@ -178,6 +179,8 @@ class Network:
       compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
         precision; variables, moments of batch norm and what this class returns
         stay float32. 'float32': the model is as `model_fn` makes it.
+      trace: Whether forward passes are traced to check the model; needless
+        after another network of the same `model_fn`.
 
     Raises:
       UsageError: If the model cannot be trained; says why.
@@ -207,7 +210,7 @@ class Network:
       for layer in checks.layers(model)
       if type(layer).finalize_state is not tf.keras.layers.Layer.finalize_state
     ]
-    for training in (True, False):
+    for training in (True, False) if trace else ():
       forward_pass.check(
         model,
         functools.partial(self._trial, training=training),
