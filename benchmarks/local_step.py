@@ -162,7 +162,7 @@ def build_views() -> augment.Views:
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-  parser.add_argument('--model', default='wrn28_2', choices=names.MODEL_NAMES)
+  parser.add_argument('--model', default='wrn28_2', choices=names.MODELS)
   parser.add_argument('--batch_size', type=int, default=32)
   parser.add_argument(
     '--bfloat16', action='store_true', help='compare with --compute_dtype'

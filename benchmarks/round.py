@@ -118,7 +118,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-  parser.add_argument('--model', default='cnn', choices=names.MODEL_NAMES)
+  parser.add_argument('--model', default='cnn', choices=names.MODELS)
   parser.add_argument('--num_clients', type=int, default=10)
   parser.add_argument('--num_images', type=int, default=500, help='of a client')
   parser.add_argument('--repetitions', type=int, default=5)

@@ -4,9 +4,10 @@ TensorFlow-free: `--help` and every check that needs no data run before
 TensorFlow is imported (which takes seconds).
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Collection
 import dataclasses
 import difflib
+import importlib
 import math
 from typing import Any, Optional
 
@@ -27,7 +28,7 @@ def hparam(
   minimum: Optional[float] = None,
   maximum: Optional[float] = None,
   exclusive_minimum: bool = False,
-  choices: Optional[Sequence[str]] = None,
+  choices: Optional[Collection[str]] = None,
 ) -> Any:
   """A dataclass field with its documentation and its range.
 
@@ -37,7 +38,8 @@ def hparam(
     minimum: The least value allowed, if any.
     maximum: The greatest value allowed, if any.
     exclusive_minimum: Whether `minimum` itself is refused.
-    choices: The values allowed of a string field, if limited.
+    choices: The values allowed of a string field, if limited; a table's names
+      may grow later.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -49,15 +51,21 @@ def hparam(
       'minimum': minimum,
       'maximum': maximum,
       'exclusive_minimum': exclusive_minimum,
-      'choices': tuple(choices) if choices else None,
+      'choices': choices,
     },
   )
 
 
-def closest(name: str, names: Sequence[str]) -> str:
+def closest(name: str, names: Collection[str]) -> str:
   """A hint ('; did you mean X?') naming the closest of `names`, or ''."""
   matches = difflib.get_close_matches(name, names, n=1)
   return f'; did you mean {matches[0]!r}?' if matches else ''
+
+
+def import_function(reference: str) -> Callable[..., Any]:
+  """The function that 'module:function' names; tables name what is slow so."""
+  module, _, function = reference.partition(':')
+  return getattr(importlib.import_module(module), function)
 
 
 def validate(instance: Any, prefix: str = '') -> None:

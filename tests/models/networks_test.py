@@ -158,7 +158,7 @@ def test_groups_divide_channels(channels, groups):
 
 
 def test_every_named_network_can_be_built():
-  for name in names.MODEL_NAMES:
+  for name in names.MODELS:
     assert networks.build_network(name, _DIGITS, 2).name == name
 
 

@@ -1,5 +1,7 @@
 """From hyper-parameters to an aggregator."""
 
+from typing import Any, TypeAlias
+
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -10,6 +12,7 @@ from tff_fssl.aggregators import robust
 
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 _aggregators = tff.aggregators
+_Factory: TypeAlias = tff.aggregators.WeightedAggregationFactory
 _no_noise = _aggregators.PrivateQuantileEstimationProcess.no_noise
 
 
@@ -19,7 +22,7 @@ def build_aggregator(
   max_weight: float = 1.0,
   clients_per_round: int | None = None,
   population: int | None = None,
-) -> tff.aggregators.WeightedAggregationFactory:
+) -> _Factory:
   """Builds what an algorithm's `build` takes as `model_aggregator`.
 
   `mean` and `compression` are TFF's, `compression` rounding to the nearest step
@@ -40,39 +43,68 @@ def build_aggregator(
   Raises:
     UsageError: If sizes are missing, or do not go with the hyper-parameters.
   """
-  options = {
-    'clipping': hparams.aggregator_clipping,
-    'zeroing': hparams.aggregator_zeroing,
-  }
-  if hparams.aggregator == aggregator_hparams.ROBUST:
-    return robust.RobustMeanFactory(
-      clipping=hparams.aggregator_clipping,
-      zeroing_multiple=10.0 if hparams.aggregator_zeroing else 0.0,
-    )
-  if hparams.aggregator == aggregator_hparams.COMPRESSION:
-    return tff.learning.compression_aggregator(stochastic=False, **options)
-  if hparams.aggregator == aggregator_hparams.SECURE:
-    return _build_secure(hparams, max_weight)
-  if hparams.aggregator == aggregator_hparams.DP:
-    if clients_per_round is None or population is None:
-      raise hparams_lib.UsageError(
-        f'--aggregator={hparams.aggregator}: needs clients_per_round and'
-        ' population, from which epsilon follows'
-      )
-    return privacy.PrivateMeanFactory(
-      noise_multiplier=hparams.dp_noise_multiplier,
-      clipping_norm=hparams.dp_clipping_norm,
-      delta=hparams.dp_delta,
-      clients_per_round=clients_per_round,
-      population=population,
-    )
+  builder = aggregator_hparams.AGGREGATORS[hparams.aggregator].builder
+  return hparams_lib.import_function(builder)(
+    hparams,
+    max_weight=max_weight,
+    clients_per_round=clients_per_round,
+    population=population,
+  )
+
+
+def build_mean(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
+  """TFF's weighted mean."""
+  del hparams, sizes
   return _aggregators.MeanFactory()
 
 
-def _build_secure(
-  hparams: AggregatorHparams, max_weight: float
-) -> tff.aggregators.WeightedAggregationFactory:
+def build_robust(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
+  """The mean of clipped updates: see `robust`."""
+  del sizes
+  return robust.RobustMeanFactory(
+    clipping=hparams.aggregator_clipping,
+    zeroing_multiple=10.0 if hparams.aggregator_zeroing else 0.0,
+  )
+
+
+def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
+  """TFF's, rounding to the nearest step instead of at random."""
+  del sizes
+  return tff.learning.compression_aggregator(
+    stochastic=False,
+    clipping=hparams.aggregator_clipping,
+    zeroing=hparams.aggregator_zeroing,
+  )
+
+
+def build_private(
+  hparams: AggregatorHparams,
+  *,
+  clients_per_round: int | None,
+  population: int | None,
+  **sizes: Any,
+) -> _Factory:
+  """Differentially private: see `privacy`."""
+  del sizes
+  if clients_per_round is None or population is None:
+    raise hparams_lib.UsageError(
+      f'--aggregator={hparams.aggregator}: needs clients_per_round and'
+      ' population, from which epsilon follows'
+    )
+  return privacy.PrivateMeanFactory(
+    noise_multiplier=hparams.dp_noise_multiplier,
+    clipping_norm=hparams.dp_clipping_norm,
+    delta=hparams.dp_delta,
+    clients_per_round=clients_per_round,
+    population=population,
+  )
+
+
+def build_secure(
+  hparams: AggregatorHparams, *, max_weight: float, **sizes: Any
+) -> _Factory:
   """`tff.learning.secure_aggregator`, for weights in [0, max_weight]."""
+  del sizes
   bound = _no_noise(50.0, 0.95, 1.0, multiplier=2.0, secure_estimation=True)
   factory = _aggregators.MeanFactory(
     value_sum_factory=_aggregators.SecureSumFactory(bound),

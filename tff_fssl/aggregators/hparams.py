@@ -13,20 +13,63 @@ DP = 'dp'
 
 
 @dataclasses.dataclass(frozen=True)
+class Aggregator:
+  """A way to combine updates.
+
+  Attributes:
+    summary: What `--help` says of it.
+    builder: 'module:function', called with the `AggregatorHparams` and, as
+      keywords, max_weight, clients_per_round and population (see
+      `factory.build_aggregator`); gives a
+      `tff.aggregators.WeightedAggregationFactory`.
+    fields: The fields of `AggregatorHparams` that it reads.
+  """
+
+  summary: str
+  builder: str
+  fields: tuple[str, ...] = ()
+
+
+_CLIPPING = ('aggregator_clipping', 'aggregator_zeroing')
+AGGREGATORS = {
+  MEAN: Aggregator(
+    'their weighted mean', 'tff_fssl.aggregators.factory:build_mean'
+  ),
+  ROBUST: Aggregator(
+    'the mean of updates clipped to the median norm, much larger ones left out;'
+    ' weights and static batch norm statistics, too, are bounded by medians',
+    'tff_fssl.aggregators.factory:build_robust',
+    _CLIPPING,
+  ),
+  SECURE: Aggregator(
+    'the mean of updates clipped to an adaptive norm, much larger ones zeroed,'
+    ' by secure sums, which need --simulate_secure_aggregation here',
+    'tff_fssl.aggregators.factory:build_secure',
+    (*_CLIPPING, 'secure_min_weight'),
+  ),
+  COMPRESSION: Aggregator(
+    'the same mean by plain sums, large tensors quantized to 8 bits',
+    'tff_fssl.aggregators.factory:build_compression',
+    _CLIPPING,
+  ),
+  DP: Aggregator(
+    'differentially private, by clipping and Gaussian noise',
+    'tff_fssl.aggregators.factory:build_private',
+    ('dp_noise_multiplier', 'dp_clipping_norm', 'dp_delta'),
+  ),
+}
+_SUMMARIES = '; '.join(f'{n}: {a.summary}' for n, a in AGGREGATORS.items())
+
+
+@dataclasses.dataclass(frozen=True)
 class AggregatorHparams:
   """Hyper-parameters of the aggregation, whatever the algorithm."""
 
   aggregator: str = hparam(
     MEAN,
-    "How clients' updates are combined. mean: their weighted mean; robust: the"
-    ' mean of updates clipped to the median norm, much larger ones left out;'
-    ' weights and static batch norm statistics, too, are bounded by medians;'
-    ' compression: the mean of updates clipped to an adaptive norm, much larger'
-    ' ones zeroed, large tensors quantized to 8 bits; secure: the same without'
-    ' quantization, by secure sums, which need --simulate_secure_aggregation'
-    ' here; dp: differentially private, by clipping and Gaussian noise. Under'
-    ' secure and dp nothing else of a client is released, no metrics either.',
-    choices=(MEAN, ROBUST, SECURE, COMPRESSION, DP),
+    f"How clients' updates are combined. {_SUMMARIES}. Under secure and dp"
+    ' nothing else of a client is released, no metrics either.',
+    choices=AGGREGATORS,
   )
   aggregator_clipping: bool = hparam(
     True,
@@ -71,17 +114,7 @@ class AggregatorHparams:
 
   def without_effect(self) -> dict[str, str]:
     """Fields that the chosen aggregator does not have -> which it is."""
-    of = {
-      MEAN: (),
-      ROBUST: ('aggregator_clipping', 'aggregator_zeroing'),
-      COMPRESSION: ('aggregator_clipping', 'aggregator_zeroing'),
-      SECURE: (
-        'aggregator_clipping',
-        'aggregator_zeroing',
-        'secure_min_weight',
-      ),
-      DP: ('dp_noise_multiplier', 'dp_clipping_norm', 'dp_delta'),
-    }[self.aggregator]
+    of = AGGREGATORS[self.aggregator].fields
     return {
       field.name: f'--aggregator={self.aggregator}'
       for field in dataclasses.fields(self)

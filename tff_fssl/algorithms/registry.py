@@ -1,7 +1,6 @@
 """Every algorithm by name. TensorFlow-free until one is built."""
 
 import dataclasses
-import importlib
 from typing import Any
 
 from tff_fssl import hparams
@@ -85,10 +84,7 @@ class Algorithm:
         f' {", ".join(self.capabilities.scenarios)}'
       )
     kwargs.setdefault('hparams', self.hparams())
-    module, function = self.builder.split(':')
-    return getattr(importlib.import_module(module), function)(
-      model_fn, **kwargs
-    )
+    return hparams.import_function(self.builder)(model_fn, **kwargs)
 
 
 REGISTRY = {

@@ -25,7 +25,8 @@ class DataSetInfo:
       may flip horizontally.
     mean: Per channel, of pixels scaled to [0, 1]; what is subtracted.
     std: Per channel; what is then divided by.
-    embedded: Whether it comes with an installed package, not through TFDS.
+    loader: 'module:function', called with this entry and the folder `data_dir`
+      (None: not given); gives the `sources.DataSet`. '': TFDS's.
   """
 
   name: str
@@ -36,7 +37,7 @@ class DataSetInfo:
   flip: bool
   mean: tuple[float, ...]
   std: tuple[float, ...]
-  embedded: bool = False
+  loader: str = ''
 
 
 def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
@@ -96,7 +97,7 @@ DATA_SETS = _table(
     flip=False,
     mean=(0.3058,),
     std=(0.3761,),
-    embedded=True,
+    loader='tff_fssl.data.sources:load_digits',
   ),
 )
 

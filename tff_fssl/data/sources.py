@@ -12,6 +12,7 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import import_function
 
 # Where TFDS looks if it is told nothing.
 _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
@@ -118,7 +119,7 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
   Args:
     name: One of `names.DATA_SETS`.
     data_dir: The folder that holds TFDS's data sets; None is TFDS's own
-      default. Not used for embedded data sets.
+      default. `digits` needs none.
 
   Returns:
     The data set; the same arrays every time.
@@ -128,11 +129,14 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
       not what the name says.
   """
   info = names.data_set_info(name)
-  return _load_digits(info) if info.embedded else _load_tfds(info, data_dir)
+  if info.loader:
+    return import_function(info.loader)(info, data_dir)
+  return _load_tfds(info, data_dir)
 
 
-def _load_digits(info: names.DataSetInfo) -> DataSet:
+def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """scikit-learn's 1,797 digits; every fifth of each class is for testing."""
+  del data_dir  # scikit-learn has them.
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 
   digits = datasets.load_digits()

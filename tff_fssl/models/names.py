@@ -1,14 +1,53 @@
 """The networks and norms known by name. TensorFlow-free, for flags."""
 
-# Name -> what `--help` says of it.
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelInfo:
+  """What is known of a network without building it.
+
+  Attributes:
+    summary: What `--help` says of it.
+    builder: 'module:function', called with Keras's symbolic images, float32
+      [B, height, width, channels], the number of classes and one of
+      `NORM_NAMES`; gives the logits, [B, classes].
+    least_side: The least height and width of images that it can take.
+  """
+
+  summary: str
+  builder: str
+  least_side: int = 1
+
+
 MODELS = {
-  'cnn': 'a small network of 0.2 M parameters, for CPUs and small images',
-  'resnet9': "FedMatch's ResNet-9, 6.6 M parameters",
-  'wrn28_2': 'Wide ResNet-28-2, 1.5 M parameters',
-  'wrn28_8': 'Wide ResNet-28-8, 23.4 M parameters',
+  'cnn': ModelInfo(
+    'a small network of 0.2 M parameters, for CPUs and small images',
+    'tff_fssl.models.networks:build_cnn',
+    4,
+  ),
+  'resnet9': ModelInfo(
+    "FedMatch's ResNet-9, 6.6 M parameters",
+    'tff_fssl.models.networks:build_resnet9',
+    8,
+  ),
+  'wrn28_2': ModelInfo(
+    'Wide ResNet-28-2, 1.5 M parameters',
+    'tff_fssl.models.networks:build_wrn28_2',
+    8,
+  ),
+  'wrn28_8': ModelInfo(
+    'Wide ResNet-28-8, 23.4 M parameters',
+    'tff_fssl.models.networks:build_wrn28_8',
+    8,
+  ),
 }
-MODEL_NAMES = tuple(MODELS)
 
 # The normalization layers that networks are built with. (`--norm=sbn` is
 # 'bn' with static statistics: see `statistics.py`.)
 NORM_NAMES = ('bn', 'gn', 'none')
+
+
+def summaries() -> str:
+  """All of them in a line, for `--help`."""
+  return '; '.join(f'{name}: {info.summary}' for name, info in MODELS.items())

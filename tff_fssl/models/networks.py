@@ -16,12 +16,13 @@ convolutions:
     would double in variance at every block (Fixup, Zhang et al. 2019).
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.hparams import import_function
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
@@ -193,7 +194,7 @@ def _wide_resnet(
   return _dense(_average(x), num_classes)
 
 
-def _resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """ResNet-9 of FedMatch's code (Jeong et al. 2021, table 3).
 
   No biases. Pooling follows the ReLU, and no ReLU follows the additions. The
@@ -224,7 +225,7 @@ def _resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   )(x)
 
 
-def _cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Four convolutions for CPUs: 32, 64, 96 and 128 channels.
 
   The first halves images of 16 x 16 and more, where it is memory and not
@@ -247,21 +248,14 @@ def _cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   return _dense(_average(x), num_classes)
 
 
-def _wrn28_2(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+def build_wrn28_2(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Wide ResNet-28-2."""
   return _wide_resnet(x, num_classes, norm, width=2)
 
 
-def _wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+def build_wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Wide ResNet-28-8."""
   return _wide_resnet(x, num_classes, norm, width=8)
-
-
-# Builder, and the least side of an image that its poolings and strides allow.
-_BUILDERS: dict[str, tuple[Callable[[tf.Tensor, int, str], tf.Tensor], int]] = {
-  'cnn': (_cnn, 4),
-  'resnet9': (_resnet9, 8),
-  'wrn28_2': (_wrn28_2, 8),
-  'wrn28_8': (_wrn28_8, 8),
-}
 
 
 def build_network(
@@ -273,7 +267,7 @@ def build_network(
   """Builds a network by its name.
 
   Args:
-    name: One of `names.MODEL_NAMES`.
+    name: One of `names.MODELS`.
     image_shape: (height, width, channels) of the images.
     num_classes: Width of the output, at least 2.
     norm: One of `names.NORM_NAMES`: see the module.
@@ -285,10 +279,10 @@ def build_network(
   Raises:
     UsageError: If the name or the norm is unknown or the images too small.
   """
-  if name not in _BUILDERS:
+  if name not in names.MODELS:
     raise UsageError(
-      f'unknown model {name!r}; known are {", ".join(names.MODEL_NAMES)}'
-      f'{closest(name, names.MODEL_NAMES)}'
+      f'unknown model {name!r}; known are {", ".join(names.MODELS)}'
+      f'{closest(name, names.MODELS)}'
     )
   if norm not in names.NORM_NAMES:
     raise UsageError(
@@ -296,12 +290,13 @@ def build_network(
       f'{closest(norm, names.NORM_NAMES)}'
     )
   height, width, channels = image_shape
-  builder, least_side = _BUILDERS[name]
-  if min(height, width) < least_side:
+  info = names.MODELS[name]
+  side = info.least_side
+  if min(height, width) < side:
     raise UsageError(
-      f'model {name!r} needs images of at least {least_side} x {least_side}'
-      f' pixels; these have {height} x {width}'
+      f'model {name!r} needs images of at least {side} x {side} pixels; these'
+      f' have {height} x {width}'
     )
   images = tf.keras.Input([height, width, channels], name='images')
-  logits = builder(images, num_classes, norm)
+  logits = import_function(info.builder)(images, num_classes, norm)
   return tf.keras.Model(images, logits, name=name)

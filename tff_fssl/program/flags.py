@@ -189,7 +189,9 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
     The text.
   """
   usage, description = (
-    re.sub(r'programs/(\w+)\.py', lambda name: console.command(name[1]), text)
+    re.sub(
+      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
+    )
     for text in (usage, description)
   )
   lines = [f'usage: {usage}']

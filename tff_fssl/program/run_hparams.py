@@ -16,10 +16,12 @@ class RunHparams:
   """Flags of `programs/train.py`, without a prefix."""
 
   algorithm: str = hparam(
-    'fl2', 'What is trained with.', choices=tuple(registry.REGISTRY)
+    'fl2', 'The training algorithm.', choices=registry.REGISTRY
   )
   model: str = hparam(
-    'wrn28_2', 'The network.', choices=tuple(model_names.MODEL_NAMES)
+    'wrn28_2',
+    f'The network. {model_names.summaries()}.',
+    choices=model_names.MODELS,
   )
   norm: str = hparam(
     'sbn',
@@ -50,7 +52,7 @@ class RunHparams:
   )
 
   dataset: str = hparam(
-    'cifar10', 'The data set.', choices=tuple(data_names.DATA_SETS)
+    'cifar10', 'The data set.', choices=data_names.DATA_SETS
   )
   data_dir: str = hparam(
     '',

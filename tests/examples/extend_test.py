@@ -1,0 +1,103 @@
+"""docs/extending.md shows the code of examples/extend.py, and that runs."""
+
+import csv
+import os
+import re
+import sys
+
+import pytest
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.models import names as model_names
+from tff_fssl.program import cli
+from tff_fssl.program import console
+
+_TABLES = (
+  registry.REGISTRY,
+  aggregator_hparams.AGGREGATORS,
+  data_names.DATA_SETS,
+  model_names.MODELS,
+)
+_MODULE = 'examples.extend'
+
+
+@pytest.fixture(scope='module', name='call')
+def _call():
+  """Calls the example with arguments; undoes what it registers."""
+  previous = [dict(table) for table in _TABLES]
+  command = console.command('{}')
+  __import__(_MODULE)
+
+  def call(*arguments):
+    with pytest.MonkeyPatch.context() as patch:
+      patch.setattr(sys, 'argv', ['examples/extend.py', *arguments])
+      return cli.main()
+
+  yield call
+  console.name_programs(command)
+  sys.modules.pop(_MODULE)
+  for table, before in zip(_TABLES, previous, strict=True):
+    table.clear()
+    table.update(before)
+
+
+def test_the_page_shows_the_example(repository):
+  page = (repository / 'docs' / 'extending.md').read_text()
+  code = (repository / 'examples' / 'extend.py').read_text()
+  blocks = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+  # Nothing else is in the file but its first docstring.
+  rest = code
+  for block in blocks:
+    assert rest.count(block) == 1, block
+    rest = rest.replace(block, '')
+  assert re.fullmatch(r'"""[^"]*"""\s*', rest)
+  for command in re.findall(r'(?m)^    (python (?:.*\\\n)*.*)$', page)[:1]:
+    assert ' '.join(command.split()) in ' '.join(code.split())
+
+
+def test_its_entries_are_in_the_help(call, capsys):
+  assert call('train', '--help') == 0
+  text = ' '.join(capsys.readouterr().out.split())
+  assert text.startswith('usage: python examples/extend.py train ')
+  for words in (
+    'fashion_mnist, digits, parity.',
+    'wrn28_8, mlp.',
+    'dp, clipped.',
+    '--fixmatch_confidence.confidence_threshold=0.95',
+  ):
+    assert words in text
+
+
+def test_its_entries_are_used_in_a_run(call, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  code = call(
+    'train',
+    '--dataset=parity',
+    '--model=mlp',
+    '--norm=gn',
+    '--aggregator=clipped',
+    '--algorithm=fixmatch_confidence',
+    '--num_labels=40',
+    '--num_clients=20',
+    '--clients_per_round=2',
+    '--client_epochs=1',
+    '--server_epochs=1',
+    '--num_pretraining_rounds=0',
+    '--total_rounds=2',
+    '--tensorboard=false',
+    '--progress=none',
+  )
+  output = ' '.join(capsys.readouterr().out.split())
+  assert code == 0
+  folder = 'runs/fixmatch_confidence_parity_labels_at_server_seed0'
+  assert '2 classes' in output and 'mlp, norm gn, 4,418 weights' in output
+  assert f'python examples/extend.py evaluate {folder}' in output
+  with open(os.path.join(folder, 'metrics', 'train.csv')) as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 2
+  for row in rows:
+    assert 0.5 <= float(row['client_work/train/confidence']) <= 1
+    assert float(row['aggregator/inner/clipping_norm']) == 1
+  assert call('evaluate', folder) == 0
