@@ -95,6 +95,7 @@ def test_the_best_validation_round_is_the_first_within_the_budget(
 
 def test_what_cannot_be_compared(tmp_path, capsys):
   assert _compare(capsys)[0] == 2
+  assert _compare(capsys, 'x', '--last_round=-1')[0] == 2
   assert 'is not a run' in _compare(capsys, str(tmp_path))[2]
   first = _run(tmp_path / 'a', 'fl2', 0, [0.1], every=2)
   other = _run(tmp_path / 'b', 'fl2', 1, [0.1], every=3)

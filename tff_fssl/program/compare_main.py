@@ -4,6 +4,7 @@ from collections.abc import Sequence
 import dataclasses
 import os
 
+from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import flags
@@ -31,6 +32,9 @@ class CompareHparams:
     minimum=0,
   )
 
+  def __post_init__(self):
+    hparams.validate(self)
+
 
 def compare_main(argv: Sequence[str]) -> int:
   """The program.
@@ -49,6 +53,7 @@ def compare_main(argv: Sequence[str]) -> int:
     print(flags.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(CompareHparams)
   if not parsed.positional:
     raise UsageError('no run was given; give two folders or more')
   # They need NumPy: not for `--help`.
@@ -62,7 +67,7 @@ def compare_main(argv: Sequence[str]) -> int:
   )
   compare.check_seeds(run_groups)
   common = compare.last_common_round(run_groups)
-  last_round = parsed.build(CompareHparams).last_round or common
+  last_round = settings.last_round or common
   if last_round > common:
     raise UsageError(
       f'--last_round={last_round}: the last round that all runs have evaluated'

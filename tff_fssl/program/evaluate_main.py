@@ -125,7 +125,7 @@ def _evaluate(
 def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
-  flags.read_recorded(tree.flags_file, output_tree.NEEDED_FLAGS)
+  tree.read_flags()  # They have to be whole.
   config = _config([f'--flagfile={tree.flags_file}'], settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 

@@ -239,29 +239,6 @@ def read_flagfile(path: str) -> dict[str, str]:
   return {name: value for name, _, value in pairs}
 
 
-def read_recorded(path: str, needed: Sequence[str]) -> dict[str, str]:
-  """As `read_flagfile`, of a run's own flagfile, which has to be whole.
-
-  Args:
-    path: The file.
-    needed: Flags that every such file sets.
-
-  Returns:
-    Name -> text.
-
-  Raises:
-    UsageError: If it cannot be read, or a part of it is missing.
-  """
-  values = read_flagfile(path)
-  missing = [name for name in needed if name not in values]
-  if missing:
-    raise UsageError(
-      f'{path}: is not whole (there is no --{missing[0]}); put it right, or'
-      ' choose another --output_dir'
-    )
-  return values
-
-
 def to_text(value: Any) -> str:
   """A value as flags have it."""
   if isinstance(value, bool):

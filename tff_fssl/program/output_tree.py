@@ -31,7 +31,7 @@ from tff_fssl.program import run_hparams
 
 FLAGS = 'flags.txt'
 # Of every run; sorted, they are the first and the last ones.
-NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
+_NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
 _LOCK = '.lock'
 _HOLDER = 'process '  # What a lock begins with.
 # What a start that was killed early may have left: folders, and in them
@@ -188,6 +188,24 @@ class OutputTree:
     durable.write_file(self.flags_file, [text.encode()])
     self._made, self._made_lock = [], False
 
+  def read_flags(self) -> dict[str, str]:
+    """The run's flags, name -> text.
+
+    Returns:
+      The flags.
+
+    Raises:
+      UsageError: If they cannot be read, or a part of them is missing.
+    """
+    values = flags.read_flagfile(self.flags_file)
+    missing = [name for name in _NEEDED_FLAGS if name not in values]
+    if missing:
+      raise UsageError(
+        f'{self.flags_file}: is not whole (there is no --{missing[0]}); put it'
+        ' right, or choose another --output_dir'
+      )
+    return values
+
   def close(self) -> None:
     """Lets another program use the folder.
 
@@ -313,7 +331,7 @@ class OutputTree:
     """Refuses if the run that is there has other flags."""
     if self.is_new:
       return
-    old = flags.read_recorded(self.flags_file, NEEDED_FLAGS)
+    old = self.read_flags()
     new = {name: flags.to_text(v) for name, v in config.flags().items()}
     refused, _ = config_lib.differences(old, new)
     if refused:

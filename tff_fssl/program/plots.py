@@ -277,8 +277,8 @@ def _draw_panel(
   axis.set_title(panel.title, fontsize=10)
   axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
   axis.grid(alpha=0.3)
-  if x_axis == 'rounds':
-    axis.xaxis.set_major_locator(ticker.MaxNLocator(integer=True))
+  is_whole = x_axis == 'rounds'
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=is_whole))
   if panel.is_fraction:
     low, high = axis.get_ylim()
     low, high = max(low, -0.02), min(high, 1.02)
