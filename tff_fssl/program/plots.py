@@ -61,11 +61,11 @@ PANELS = (
     ),
   ),
   Panel(
-    "Thresholds over a round's clients",
+    "Learning status of a round's clients",
     (
-      Curve('mean', f'{_TRAIN}/threshold_mean'),
-      Curve('min', f'{_TRAIN}/threshold_min'),
-      Curve('max', f'{_TRAIN}/threshold_max'),
+      Curve('mean', f'{_TRAIN}/learning_status_mean'),
+      Curve('min', f'{_TRAIN}/learning_status_min'),
+      Curve('max', f'{_TRAIN}/learning_status_max'),
     ),
   ),
   Panel(
@@ -79,9 +79,10 @@ PANELS = (
   Panel(
     'Loss at clients',
     (
-      Curve('unlabelled', f'{_TRAIN}/loss_unlabeled'),
+      Curve('pseudo-labels', f'{_TRAIN}/loss_pseudo_label'),
       Curve('labelled', f'{_TRAIN}/loss_labeled'),
       Curve('consistency', f'{_TRAIN}/loss_consistency'),
+      Curve('at W + eps', f'{_TRAIN}/loss_perturbed'),
     ),
     is_fraction=False,
   ),
