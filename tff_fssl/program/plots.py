@@ -101,9 +101,10 @@ X_AXES = {
   'hours': ('hours of training', 3600.0),
 }
 
-# One colour an algorithm, in every figure; variants of it (other flags) differ
-# by their markers.
-_COLORS = {name: f'C{index}' for index, name in enumerate(registry.REGISTRY)}
+# One colour an algorithm at its default flags, in every figure; variants of it
+# (other flags) have the algorithm's marker and colours of their own.
+_ALGORITHMS = list(registry.REGISTRY)
+_NUM_COLORS = 20
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
 
@@ -128,21 +129,38 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
     groups: Of one figure.
 
   Returns:
-    Their styles. An algorithm at its default flags has the first marker;
-    others have one that its flags choose, or the next that is free.
+    Their styles. The marker is the algorithm's. So is the colour at default
+    flags; a variant has one that its flags choose, or the next that is free.
   """
-  taken: set[Style] = set()
+  taken = {
+    _color(_place(group.algorithm)) for group in groups if not group.variant
+  }
   result: list[Style] = []
   for group in groups:
-    color = _COLORS.get(group.algorithm, f'C{len(_COLORS)}')
-    start = zlib.crc32(group.variant.encode()) if group.variant else 0
-    order = [
-      _MARKERS[(start + i) % len(_MARKERS)] for i in range(len(_MARKERS))
-    ]
-    free = [m for m in order if Style(color, m) not in taken]
-    result.append(Style(color, (free or order)[0]))
-    taken.add(result[-1])
+    place = _place(group.algorithm)
+    color = _color(place)
+    if group.variant:
+      start = zlib.crc32(group.variant.encode())
+      order = [_color(start + i) for i in range(_NUM_COLORS)]
+      color = next((c for c in order if c not in taken), order[0])
+      taken.add(color)
+    result.append(Style(color, _MARKERS[place % len(_MARKERS)]))
   return result
+
+
+def _place(algorithm: str) -> int:
+  """An algorithm's place in the registry; the one after it for a foreign one."""
+  known = algorithm in _ALGORITHMS
+  return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
+
+
+def _color(index: int) -> str:
+  """The strong colours of `tab20`, then its light ones, as a hex string."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  index %= _NUM_COLORS
+  index = 2 * index if index < 10 else 2 * (index - 10) + 1
+  return matplotlib.colors.to_hex(matplotlib.colormaps['tab20'](index))
 
 
 def plot(
