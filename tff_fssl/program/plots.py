@@ -149,7 +149,7 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def _place(algorithm: str) -> int:
-  """An algorithm's place in the registry; the one after it for a foreign one."""
+  """An algorithm's place in the registry; after the last for another one."""
   known = algorithm in _ALGORITHMS
   return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
 
