@@ -1,5 +1,7 @@
 """Odd models: they train, or one line says why not."""
 
+import hypothesis
+from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -632,3 +634,104 @@ def test_is_refused_in_one_line(name):
       _network(model_fn)
   assert '\n' not in str(caught.value)
   assert len(str(caught.value)) < 400
+
+
+# Layers that go anywhere in a model, and whether they do.
+_ANYWHERE = {
+  'convolution': (lambda: _LAYERS.Conv2D(4, 3, padding='same'), True),
+  'regularized': (
+    lambda: _LAYERS.Conv2D(4, 1, kernel_regularizer='l2'),
+    True,
+  ),
+  'batch norm': (_LAYERS.BatchNormalization, True),
+  'group norm': (lambda: _LAYERS.GroupNormalization(2), True),
+  'normalization': (_LAYERS.Normalization, True),
+  'dropout': (lambda: _LAYERS.Dropout(0.5), True),
+  'noise': (lambda: _LAYERS.GaussianNoise(0.1), True),
+  'flip': (_LAYERS.RandomFlip, True),
+  'embedding': (_Positions, True),
+  'bfloat16': (lambda: _LAYERS.Conv2D(4, 1, dtype='mixed_bfloat16'), True),
+  'drawing': (
+    lambda: _Layer(lambda _, x, training: x + tf.random.normal([])),
+    False,
+  ),
+  'drawing in training': (
+    lambda: _Layer(
+      lambda _, x, training: tf.nn.dropout(x, 0.5) if training else x
+    ),
+    False,
+  ),
+  'counting': (lambda: _Layer(_count_calls, trainable=False), False),
+  'active': (lambda: _LAYERS.ReLU(activity_regularizer='l2'), False),
+  'renorm': (
+    lambda: tf.compat.v1.keras.layers.BatchNormalization(renorm=True),
+    False,
+  ),
+  'float64': (lambda: _LAYERS.Conv2D(4, 1, dtype='float64'), False),
+}
+_ENDINGS = {
+  'nothing': (list, True),
+  'linear': (lambda: [_LAYERS.Activation('linear')], True),
+  'scaled': (lambda: [_LAYERS.Rescaling(0.1)], True),
+  'softmax': (lambda: [_LAYERS.Softmax()], False),
+  'sigmoid and shape': (
+    lambda: [_LAYERS.Activation('sigmoid'), _LAYERS.Reshape([_CLASSES])],
+    False,
+  ),
+  'by hand': (lambda: [_LAYERS.Lambda(_manual_softmax)], False),
+}
+
+
+def _composed(layers, ending, style):
+  """A model of them, made in one of Keras's ways."""
+  parts = [
+    _LAYERS.Conv2D(4, 3),
+    *(_ANYWHERE[name][0]() for name in layers),
+    _LAYERS.GlobalAveragePooling2D(),
+    _LAYERS.Dense(_CLASSES),
+    *_ENDINGS[ending][0](),
+  ]
+  if style == 'sequential':
+    return tf.keras.Sequential(parts)
+  if style == 'nested':
+    inner = tf.keras.Sequential([tf.keras.Input(_SHAPE), *parts[:-2]])
+    return tf.keras.Sequential([tf.keras.Input(_SHAPE), inner, *parts[-2:]])
+  if style == 'functional':
+    x = images = tf.keras.Input(_SHAPE)
+    for part in parts:
+      x = part(x)
+    return tf.keras.Model(images, x)
+
+  class Subclassed(tf.keras.Model):
+    def __init__(self):
+      super().__init__()
+      self.parts = parts
+
+    def call(self, x):
+      for part in self.parts:
+        x = part(x)
+      return x
+
+  return Subclassed()
+
+
+@pytest.mark.slow
+@hypothesis.settings(max_examples=60)
+@hypothesis.given(
+  layers=st.lists(st.sampled_from(sorted(_ANYWHERE)), max_size=3),
+  ending=st.sampled_from(sorted(_ENDINGS)),
+  style=st.sampled_from(['functional', 'sequential', 'nested', 'subclassed']),
+)
+def test_compositions_work_or_are_refused(layers, ending, style):
+  good = _ENDINGS[ending][1] and all(_ANYWHERE[name][1] for name in layers)
+  make = lambda: _composed(layers, ending, style)
+  try:
+    loss, gradients, _ = _in_graph(make)
+  except hparams.UsageError as e:
+    assert not good, e
+    assert '\n' not in str(e)
+    return
+  assert good
+  assert np.isfinite(loss)
+  for one, other in zip(gradients, _in_graph(make)[1], strict=True):
+    np.testing.assert_array_equal(one, other)

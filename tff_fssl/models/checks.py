@@ -289,7 +289,8 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
   """
   if tf.inside_function() or None in symbolic.image_shape:
     return
-  images = np.random.default_rng(0).normal(size=[4, *symbolic.image_shape])
+  shape = (4, *(d or 0 for d in symbolic.image_shape))
+  images = np.random.default_rng(0).normal(size=shape)
   if tf.executing_eagerly():
     rows = np.asarray(model(tf.constant(images, tf.float32), training=False))
   else:

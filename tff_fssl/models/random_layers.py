@@ -24,7 +24,7 @@ import tensorflow as tf
 from tff_fssl import hparams
 
 # Keras's public interface has layers with a generator, but not its class.
-_Generator = type(
+_Generator: Any = type(
   tf.keras.__internal__.layers.BaseRandomLayer(name='any')._random_generator  # pylint: disable=protected-access
 )
 
@@ -40,7 +40,7 @@ class RandomLayers:
     self._pass_seed: tf.Tensor | None = None
     self._num_draws: dict[int, int] = {}
     # One that several layers share is one.
-    generators: dict[int, tuple[_Generator, tf.keras.layers.Layer]] = {}
+    generators: dict[int, tuple[Any, tf.keras.layers.Layer]] = {}
     # Recurrent cells, which keep masks for as long as a graph is made.
     self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
