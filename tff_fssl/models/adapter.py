@@ -94,7 +94,7 @@ def _seeded_creator(
           # count: in eager mode Keras adds counters of its own.
           config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
           kwargs['initial_value'] = functools.partial(
-            type(initial_value.func).from_config(config),
+            type(initial_value.func).from_config(config),  # type: ignore[attr-defined]
             *initial_value.args,
             **initial_value.keywords,
           )
@@ -161,7 +161,7 @@ class Network:
     *,
     seed: int | None = None,
     num_classes: int | None = None,
-    image_shape: Sequence[int] | None = None,
+    image_shape: Sequence[int | None] | None = None,
     track_moving_averages: bool = False,
     compute_dtype: str = 'float32',
     trace: bool = True,
@@ -299,7 +299,7 @@ class Network:
     """
     for layer in self._finalized_layers:
       layer.finalize_state()
-    around = contextlib.nullcontext()
+    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if self._random_layers:
       around = self._random_layers.forward_pass(images, training)
     with around:

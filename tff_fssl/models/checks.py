@@ -138,7 +138,9 @@ class Symbolic(NamedTuple):
   output: Any
 
 
-def build(model: tf.keras.Model, image_shape: Sequence[int] | None) -> Symbolic:
+def build(
+  model: tf.keras.Model, image_shape: Sequence[int | None] | None
+) -> Symbolic:
   """Builds a model that is not built yet.
 
   Args:
