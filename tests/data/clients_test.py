@@ -198,3 +198,13 @@ def test_unusable_example_fits_the_spec():
     lambda s, v: s.shape.assert_is_compatible_with(v.shape), spec, example
   )
   assert example['unlabeled']['y'].tolist() == [-2]
+
+
+def test_a_file_of_other_content_is_not_believed(monkeypatch, tmp_path):
+  monkeypatch.setattr(clients, 'MAX_CONSTANT_BYTES', 100)
+  x, y = _server_examples(20)
+  clients.build_server_data_fn(x, y, tmp_path)
+  (path,) = tmp_path.iterdir()
+  path.write_bytes(bytes(path.stat().st_size))
+  data_fn = clients.build_server_data_fn(x, y, tmp_path)
+  np.testing.assert_array_equal(next(iter(data_fn()))['x'], x)

@@ -9,6 +9,7 @@ import collections
 from collections.abc import Callable
 import hashlib
 import os
+import pathlib
 from typing import Any
 
 import numpy as np
@@ -217,8 +218,7 @@ def build_server_data_fn(
   content = examples.x.tobytes()
   name = f'server_images_{hashlib.sha256(content).hexdigest()[:16]}.bin'
   path = os.path.join(os.path.abspath(directory), name)
-  # A file of this name and size is whole: it was renamed when it was.
-  if not os.path.isfile(path) or os.path.getsize(path) != len(content):
+  if not os.path.isfile(path) or pathlib.Path(path).read_bytes() != content:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     durable.write_file(path, [content])
   shape = examples.x.shape
