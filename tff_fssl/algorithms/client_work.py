@@ -19,6 +19,8 @@ FindNonFinite = Callable[
 ]
 # Sums of metrics beyond this, per example, are absurd.
 _MAX_METRIC = 1e6
+# By kind of examples, the least label.
+_LABELS = (('labeled', 0), ('unlabeled', -1))
 # Shares and thresholds may leave [0, 1] by rounding.
 _TOLERANCE = 1e-3
 
@@ -56,33 +58,28 @@ def read_client(
 ) -> tuple[Any, tf.Tensor]:
   """A client's element, and whether it can be trained on.
 
-  What a client holds is not believed: a label that is no class would be an
-  error on a CPU, and NaN on a GPU.
+  A label that is no class would be an error on a CPU, and NaN on a GPU.
 
   Args:
     dataset: Of one element, as `data.clients.make_example` makes it.
-    num_classes: Labels must be below, and 0 or more; -1 or more where they are
-      of unlabelled examples.
+    num_classes: Labels must be in [0, num_classes), unlabelled examples' in
+      [-1, num_classes).
 
   Returns:
-    (element, bool scalar). No examples if it cannot.
+    (element, without examples if it cannot; bool scalar).
   """
   data = read_one(dataset)
   checks = []
-  for kind, lowest in (('labeled', 0), ('unlabeled', -1)):
+  for kind, lowest in _LABELS:
     x, y = data[kind]['x'], data[kind]['y']
     checks += [
       tf.equal(tf.shape(x)[0], tf.shape(y)[0]),
       tf.reduce_all(tf.logical_and(y >= lowest, y < num_classes)),
     ]
   usable = tf.reduce_all(checks)
-  data = dict(data)
-  for kind in ('labeled', 'unlabeled'):
-    data[kind] = {
-      name: value[: tf.where(usable, tf.shape(value)[0], 0)]
-      for name, value in data[kind].items()
-    }
-  return data, usable
+  keep = lambda t: t[: tf.where(usable, tf.shape(t)[0], 0)]
+  kept = {k: tf.nest.map_structure(keep, data[k]) for k, _ in _LABELS}
+  return {**data, **kept}, usable
 
 
 def data_type(element_spec: Any) -> tff.SequenceType:

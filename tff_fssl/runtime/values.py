@@ -53,8 +53,7 @@ def _elements(
   """The elements of a structure, in the order of its type.
 
   A mapping is read by its keys if the type has names. All else is read by
-  position, and a name must not contradict the type's. (TFF's own contexts read
-  mappings by position, too, and ignore nested names.)
+  position, and a name must not contradict the type's. (TFF reads by position.)
   """
   names = [key for key, _ in types]
   if isinstance(value, Mapping) and None not in names:
@@ -65,8 +64,7 @@ def _elements(
       )
     return [value[key] for key in names]
   if isinstance(value, Mapping):
-    # Of Keras, TensorFlow and others: not all are dictionaries.
-    value = dict(value)
+    value = dict(value)  # TFF does not know all mappings.
   try:
     value = tff.structure.from_container(value)
   except TypeError:
