@@ -46,7 +46,7 @@ class Prepared(NamedTuple):
     constants: Name -> tensor, values that every batch sees.
     ratios: Name -> metric of the round, a mean over examples.
     ranges: Name -> float32 scalar in [0, 1] (thresholds, shares), reported as
-      min, mean, max over clients; others are taken for a lie.
+      min, mean, max over clients; other values get the client rejected.
     weight: float32 scalar in [0, 1], what the update weighs in the aggregation,
       if the algorithm `weighs`; None: by `client_weighting`.
   """
