@@ -10,7 +10,9 @@ import tiny_task
 
 from tff_fssl import hparams
 from tff_fssl import runtime
+from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import round_hparams
+from tff_fssl.data import clients
 from tff_fssl.models import evaluate
 
 _LAYERS = tf.keras.layers
@@ -219,11 +221,25 @@ def test_weights_go_in_and_out_of_a_subclassed_model():
     np.testing.assert_array_equal(a, b)
 
 
-def test_a_model_that_does_not_do_is_refused_when_the_process_is_built():
+@pytest.mark.parametrize(
+  'layer, words',
+  [
+    (lambda: _LAYERS.Dense(3, activation=tf.nn.softmax), 'must give logits'),
+    (lambda: _LAYERS.Dense(1), 'one logit'),
+  ],
+)
+def test_a_model_that_does_not_do_is_refused_with_the_process(layer, words):
   def model_fn():
-    return tf.keras.Sequential(
-      [_LAYERS.Flatten(), _LAYERS.Dense(3, activation=tf.nn.softmax)]
-    )
+    return tf.keras.Sequential([_LAYERS.Flatten(), layer()])
 
-  with pytest.raises(hparams.UsageError, match='must give logits'):
-    tiny_task.build('fixmatch', model=model_fn)
+  with pytest.raises(hparams.UsageError, match=words):
+    registry.REGISTRY['fixmatch'].build(
+      model_fn,
+      views=tiny_task.VIEWS,
+      element_spec=clients.element_spec(tiny_task.IMAGE_SHAPE),
+      server_data_fn=None,
+      round_hparams=round_hparams.RoundHparams(
+        scenario=round_hparams.LABELS_AT_CLIENTS
+      ),
+      seed=0,
+    )

@@ -346,7 +346,6 @@ _REFUSED = {
     lambda: tf.keras.Sequential([tf.keras.Input(_SHAPE), _LAYERS.Conv2D(4, 3)]),
     r'gives float32 \[B, 6, 6, 4\]; it must give logits, float32 \[B, 4\]',
   ),
-  'one logit': (lambda: _ending(_LAYERS.Dense(1)), r'gives float32 \[B, 1\]'),
   'rank 1': (
     lambda: _ending(_LAYERS.Lambda(lambda x: x[:, 0])),
     r'gives float32 \[B\]',

@@ -175,6 +175,11 @@ def build_process(
   @tff.tensorflow.computation
   def initial_weights():
     network = make_network(seed)
+    if network.num_outputs < 2:
+      raise hparams_lib.UsageError(
+        f'model {network.model.name!r} gives one logit; it must give one for'
+        ' each class, two for two classes'
+      )
     built['batch_norm'] = bool(network.batch_norm_layers)
     built['static'] = network.is_static
     built['variances'] = network.variances

@@ -217,7 +217,7 @@ def check_output(
       f' must give one tensor, logits {expected}'
     )
   shape = output.shape
-  if shape.rank != 2 or (shape[1] or 0) < 2 or not output.dtype.is_floating:
+  if shape.rank != 2 or shape[1] is None or not output.dtype.is_floating:
     raise UsageError(
       f'model {model.name!r} gives {output.dtype.name} '
       f'{_dims(shape) if shape.rank is not None else "of any rank"}; it must'
