@@ -1,1 +1,1 @@
-"""One file an algorithm; the parts they are composed of; the registry."""
+"""The algorithms, one file each, the parts they share, and the registry."""

@@ -29,14 +29,14 @@ from tff_fssl.semisup import losses
 RoundHparams = round_hparams_lib.RoundHparams
 ServerDataFn = Callable[[], tf.data.Dataset]
 
-# Tells the server's seeds from the clients', which the data source makes.
+# Keeps the server's seeds apart from the clients', which the data source makes.
 _SERVER = 1
 
 
 def labeled_loss(
   logits: tf.Tensor, batch: algorithm_lib.Batch
 ) -> tuple[tf.Tensor, dict[str, algorithm_lib.Ratio]]:
-  """Mean cross-entropy of a batch's labels, and it and accuracy as metrics."""
+  """The mean cross-entropy of labelled examples; loss and accuracy metrics."""
   weights = batch.label_weights
   loss = losses.masked_mean(losses.cross_entropy(batch.labels, logits), weights)
   correct = tf.cast(
@@ -55,7 +55,7 @@ LABELED_RATIOS = ('loss_labeled', 'labeled_accuracy')
 def supervised_step(
   network: adapter.Network, batch: algorithm_lib.Batch
 ) -> algorithm_lib.StepResult:
-  """A step on labelled examples alone (weak view)."""
+  """A step on labelled examples only (weak view)."""
   with tf.GradientTape() as tape:
     loss, ratios = labeled_loss(
       network.logits(batch.labeled, training=True), batch
@@ -82,8 +82,8 @@ def build_process(
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process of an algorithm that averages one model.
 
-  Its state is TFF's `LearningAlgorithmState`; `client_work` is the number of
-  the next round, `1 - num_pretraining_rounds` at first. The round:
+  Its state is TFF's `LearningAlgorithmState`, whose `client_work` is the number
+  of the next round; the first is `1 - num_pretraining_rounds`. In a round:
 
   1.  The server broadcasts weights and batch norm statistics.
   2.  Clients train (from round 1 on) and send updates and weights.
@@ -91,29 +91,30 @@ def build_process(
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
-  If clients took part and none had a finite update, the state stays as it was
-  but for the number of the round.
+  If clients took part but none sent a usable update, only the round number in
+  the state changes.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
-    local_algorithm: The clients' work.
+    local_algorithm: What clients do in a round.
     views: How stored examples become the network's inputs.
-    element_spec: Of the one element of a client's data.
-    server_data_fn: Gives the server's labelled data, a data set of one element
-      OrderedDict(x, y); called inside a TFF computation. Needed if and only if
-      labels are at the server.
+    element_spec: The spec of the one element that a client's data set has.
+    server_data_fn: Returns the server's labelled data, a data set of one
+      element OrderedDict(x, y); called inside a TFF computation. Needed if and
+      only if labels are at the server.
     hparams: The round's hyper-parameters.
-    seed: Of initial weights and of the server's training.
+    seed: Seed of the initial weights and of the server's training.
     model_aggregator: Combines updates; the weighted mean by default. With a
-      `privacy.PrivateMeanFactory`, or one that sums securely, nothing else of a
-      client is released: no metrics but the number of clients, no statistics.
-    num_classes: Width of the model's output, if to be checked.
+      `privacy.PrivateMeanFactory`, or an aggregator that sums securely, nothing
+      else about a client is released: no statistics, and no metrics except the
+      number of clients.
+    num_classes: Width of the model's output; None to skip the check.
 
   Returns:
     The process.
 
   Raises:
-    UsageError: If arguments do not fit together, or the model does not do.
+    UsageError: If arguments do not fit together, or the model is unsuitable.
   """
   at_server = hparams.scenario == round_hparams_lib.LABELS_AT_SERVER
   if at_server != (server_data_fn is not None):
@@ -126,11 +127,11 @@ def build_process(
     raise hparams_lib.UsageError(
       f'model_aggregator={type(model_aggregator).__name__}: must be weighted;'
       ' for equal weights set client_weighting=uniform; for differential'
-      ' privacy take aggregators.factory.build_aggregator, whose aggregator'
-      ' keeps what is not noised from being released'
+      ' privacy use aggregators.factory.build_aggregator, with which nothing is'
+      ' released without noise'
     )
   tracked = hparams.batch_norm_statistics == 'moving_average'
-  # Only a mean of batches depends on how large they are.
+  # Only `batch_mean` statistics depend on the batch size.
   server_statistics_batch = hparams.statistics_batch_size
   if hparams.batch_norm_statistics == statistics.BATCH_MEAN:
     server_statistics_batch = hparams.server_batch_size
@@ -170,7 +171,7 @@ def build_process(
       round_num,
     )
 
-  built: dict[str, Any] = {}  # What the network has, once it is built.
+  built: dict[str, Any] = {}  # Properties of the network, once it is built.
 
   @tff.tensorflow.computation
   def initial_weights():
@@ -305,7 +306,7 @@ def build_process(
     keeps_momentum=keeps_momentum,
     non_negative=built['variances'],
   )
-  # Weights go down once a phase; the number of the round goes with the first.
+  # Each phase broadcasts the weights; the first also sends the round number.
   weight_bytes = client_work.num_bytes(weights_type)
   bytes_down = weight_bytes + tf.int32.size
   last_phase = None
@@ -335,7 +336,7 @@ def build_process(
     )
   )
   revise_state = None
-  if not (private or secure):  # Whether clients failed is theirs to know.
+  if not (private or secure):  # Otherwise the server must not learn who failed.
     revise_state = _keep_if_all_failed(
       state_type, work.next.type_signature.result.measurements.member
     )
@@ -362,7 +363,7 @@ def build_process(
 def _keep_if_all_failed(
   state_type: tff.Type, metrics_type: tff.Type
 ) -> tff.Computation:
-  """The old state, but for its counters, if no client's update was usable."""
+  """Restores the old state, except counters, if no client's update is usable."""
 
   @tff.tensorflow.computation(state_type, state_type, metrics_type)
   def keep_if_all_failed(old, new, metrics):
@@ -386,7 +387,7 @@ def _max_client_examples(hparams: RoundHparams) -> int:
 def _bounds(
   hparams: RoundHparams, local_algorithm: algorithm_lib.LocalAlgorithm
 ) -> client_work.Bounds:
-  """What a client of at most `max_client_examples` can truthfully send."""
+  """Bounds on what an honest client with `max_client_examples` can send."""
   batch_sizes = []
   if local_algorithm.views:
     batch_sizes.append(hparams.client_batch_size)
@@ -396,7 +397,7 @@ def _bounds(
       if local_algorithm.views
       else hparams.client_batch_size
     )
-  # The longest stream of batches says how long the others are repeated.
+  # The other streams repeat until the longest stream of batches ends.
   most_examples = _max_client_examples(hparams)
   steps = max(math.ceil(most_examples / b) for b in batch_sizes)
   most = float(hparams.client_epochs * steps * sum(batch_sizes))
@@ -415,7 +416,7 @@ def _server_optimizer(
     return tff.learning.optimizers.build_adam(rate)
   if hparams.server_optimizer == 'yogi':
     return tff.learning.optimizers.build_yogi(rate)
-  # TFF takes no momentum of 0.
+  # TFF does not accept a momentum of 0.
   return tff.learning.optimizers.build_sgdm(
     rate, momentum=hparams.server_optimizer_momentum or None
   )

@@ -1,4 +1,8 @@
-"""Local training as a `tff.learning.templates.ClientWorkProcess`."""
+"""Local training as a `tff.learning.templates.ClientWorkProcess`.
+
+Types are in TFF's notation: `D*@CLIENTS` is a data set of elements of type D at
+each client, `W@SERVER` one value of type W at the server.
+"""
 
 import collections
 from collections.abc import Callable
@@ -17,19 +21,19 @@ from tff_fssl.models import adapter
 FindNonFinite = Callable[
   [adapter.Weights, tf.data.Dataset, int], non_finite.NonFinite | None
 ]
-# Sums of metrics beyond this, per example, are absurd.
+# A metric's sum above this, per example, is absurd.
 _MAX_METRIC = 1e6
 # By kind of examples, the least label.
 _LABELS = (('labeled', 0), ('unlabeled', -1))
-# Shares and thresholds may leave [0, 1] by rounding.
+# Rounding may take shares and thresholds this far outside [0, 1].
 _TOLERANCE = 1e-3
 
 
 class Bounds(NamedTuple):
-  """What a client can truthfully send.
+  """Bounds on what an honest client can send.
 
   Attributes:
-    weights: What its update may weigh.
+    weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
   """
 
@@ -43,12 +47,12 @@ def read_examples(examples: Any) -> algorithm_lib.Examples:
 
 
 def read_one(dataset: tf.data.Dataset) -> Any:
-  """The one element of a data set; its spec with 0 examples if it is empty."""
+  """The one element of a data set; one with 0 examples if it is empty."""
   blank = tf.nest.map_structure(
     lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
     dataset.element_spec,
   )
-  # A `reduce` would instantiate its function at each call: 8 ms a client.
+  # `reduce` would instantiate its function at each call: 8 ms per client.
   blanks = tf.data.Dataset.from_tensors(blank)
   return dataset.concatenate(blanks).take(1).get_single_element()
 
@@ -58,15 +62,17 @@ def read_client(
 ) -> tuple[Any, tf.Tensor]:
   """A client's element, and whether it can be trained on.
 
-  A label that is no class would be an error on a CPU, and NaN on a GPU.
+  Clients' data are not trusted: a label outside the range of classes would be
+  an error on a CPU, and give NaN on a GPU.
 
   Args:
-    dataset: Of one element, as `data.clients.make_example` makes it.
-    num_classes: Labels must be in [0, num_classes), unlabelled examples' in
-      [-1, num_classes).
+    dataset: A data set of one element, as `data.clients.make_example` makes it.
+    num_classes: Labels must be in [0, num_classes); labels of unlabelled
+      examples may also be -1.
 
   Returns:
-    (element, without examples if it cannot; bool scalar).
+    (element, whether it is usable: bool scalar). If it is not, the element has
+    no examples.
   """
   data = read_one(dataset)
   checks = []
@@ -88,7 +94,7 @@ def data_type(element_spec: Any) -> tff.SequenceType:
 
 
 def num_bytes(tff_type: tff.Type) -> int:
-  """The size of a value of `tff_type`, whose tensors have fixed shapes."""
+  """The size in bytes of a value whose tensors have fixed shapes."""
   specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
   return sum(s.shape.num_elements() * s.dtype.size for s in specs)
 
@@ -101,7 +107,7 @@ def _train(
   learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
   watch: non_finite.Watch | None = None,
 ) -> tuple[training.LocalResult, tf.Tensor]:
-  """(result, whether it is finite, its weight too) of a client's round."""
+  """A client's round: (result, whether its update and weight are finite)."""
   result = local.run(
     weights,
     read_examples(data['labeled']),
@@ -122,12 +128,14 @@ def build_find_non_finite(
   learning_rate_fn: Callable[[tf.Tensor], tf.Tensor],
   num_classes: int,
 ) -> FindNonFinite:
-  """Builds what repeats a client's round, outside TFF, to see where it fails.
+  """Builds a function that repeats a client's round to see where it fails.
+
+  It runs outside TFF.
 
   Args:
-    make_training: As `build_client_work`'s; called when first needed.
-    learning_rate_fn: Likewise.
-    num_classes: Likewise.
+    make_training: As for `build_client_work`; called when first needed.
+    learning_rate_fn: As for `build_client_work`.
+    num_classes: As for `build_client_work`.
 
   Returns:
     `(weights, dataset, round number) -> NonFinite`, or None if the client's
@@ -175,29 +183,31 @@ def build_client_work(
 
   Its `next` is `<int32@SERVER, W@CLIENTS, D*@CLIENTS> ->
   <int32@SERVER, ClientResult(update, weight)@CLIENTS, metrics@SERVER>`; its
-  state is the number of the round. Before round 1 clients do nothing.
+  state is the round number. Before round 1 clients do nothing.
 
-  A client weighs what its algorithm says, else 1 or the number of examples it
-  processed. A client that trained on nothing weighs 0. So does one whose update
-  is not finite, whose metrics count for nothing but `num_non_finite_clients`;
-  where no metrics are released its weight is NaN, for the aggregator to count.
-  A client whose data cannot be trained on is rejected.
+  The algorithm sets a client's weight; if it sets none, the weight is 1 or the
+  number of examples that the client processed. A client that trained on nothing
+  has weight 0. A client whose update is not finite has weight 0, too, and is
+  left out of all metrics except `num_non_finite_clients`; if no metrics are
+  released, its weight is NaN, so that the aggregator counts it. A client whose
+  data cannot be trained on is rejected.
 
-  What clients send is not believed: see `build_screen`.
+  Clients are not trusted: `build_screen` checks what they send.
 
   Args:
     weights_type: The type W of an `adapter.Weights`.
-    element_spec: Of the one element of a client's data.
+    element_spec: The spec of the one element that a client's data set has.
     make_training: Called where variables may be made.
     learning_rate_fn: Round number -> learning rate.
-    weigh_by_examples: The weight where the algorithm does not say.
+    weigh_by_examples: Whether weights are numbers of examples, if the algorithm
+      sets none.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     first_round: The number of the first round.
-    bounds: What clients can truthfully send.
+    bounds: Bounds on what an honest client can send.
     num_classes: The width of the model's output; see `read_client`.
-    release_metrics: If false, nothing of a client leaves but its update and
-      weight, for the aggregator; metrics are the number of clients alone.
+    release_metrics: If false, clients send nothing but update and weight, to
+      the aggregator, and the only metric is the number of clients.
 
   Returns:
     The process, and the bytes that a client sends in a round.
@@ -223,7 +233,8 @@ def build_client_work(
       if result.weight is None:
         counts = tf.logical_and(counts, result.num_examples > 0.0)
       weight = tf.where(counts, weight, 0.0)
-      # Rejected; without a report, also where it only fails.
+      # A weight of NaN gets the client rejected. Without a report it also
+      # marks clients whose training failed.
       valid = usable if release_metrics else tf.logical_and(usable, finite)
       weight = tf.where(valid, weight, float('nan'))
       update = result.update
@@ -233,7 +244,7 @@ def build_client_work(
           for before, after in zip(
             weights.non_trainable, result.non_trainable, strict=True
           )
-          if before.dtype.is_floating  # Counters are constants of training.
+          if before.dtype.is_floating  # Training never changes counters.
         )
       report = collections.OrderedDict(
         is_finite=finite,
@@ -268,7 +279,7 @@ def build_client_work(
       num_examples=sums['num_examples'],
     )
     for name, pair in sums['ratios'].items():
-      train[name] = pair[0] / pair[1]  # NaN for nothing, inf for no wrong one.
+      train[name] = pair[0] / pair[1]  # 0/0 is NaN; correct / 0 wrong is inf.
     for name, total in sums['ranges'].items():
       train[f'{name}_min'] = tf.where(some, minima[name], nan)
       train[f'{name}_mean'] = total / sums['num_reports']
@@ -276,7 +287,7 @@ def build_client_work(
     total = sums['weight']
     train['aggregation_weight_min'] = minima['aggregation_weight'] / total
     train['aggregation_weight_max'] = maxima['aggregation_weight'] / total
-    # Of the shares w/S, in nats: log S - (sum w log w) / S.
+    # Entropy of the shares w/S, in nats: log S - (sum w log w) / S.
     train['aggregation_weight_entropy'] = (
       tf.math.log(total) - sums['weight_log_weight'] / total
     )
@@ -338,18 +349,20 @@ def build_screen(
   A client is rejected as a whole if its update is not finite, its weight is not
   allowed, or its report is impossible: counts outside [0, the most it can have
   processed], thresholds outside [0, 1], metrics that are absurd or not finite.
-  Rejected, its metrics count for nothing but `num_rejected_clients`, and its
-  weight is made NaN, which `guarded.GuardedFactory` rejects in turn. That
-  class's docstring says what such a check protects from, and where.
+  A rejected client is left out of all metrics except `num_rejected_clients`,
+  and its weight becomes NaN, so that `guarded.GuardedFactory` rejects its
+  update. The docstring of that class says what such a check protects against,
+  and where it runs.
 
   Args:
-    result_type: Of a `ClientResult`.
-    report_type: Of the report beside it, as `build_client_work` makes it.
-    bounds: What a client can truthfully send.
+    result_type: The type of a `ClientResult`.
+    report_type: The type of the client's report, as `build_client_work` makes
+      it.
+    bounds: Bounds on what an honest client can send.
 
   Returns:
-    `<result, report> -> <result, <sums, minima, maxima>>`: what is summed over
-    clients, and whose minima and maxima are taken.
+    `<result, report> -> <result, <sums, minima, maxima>>`: the values to be
+    summed over clients, and those to take the minimum and the maximum of.
   """
 
   @tff.tensorflow.computation(result_type, report_type)
@@ -406,5 +419,5 @@ def _within(value, low, high):
 
 
 def _masked(values, keep, otherwise):
-  """Values, or `otherwise` from clients that do not report."""
+  """`values`, or `otherwise` for a client that does not report."""
   return tf.nest.map_structure(lambda v: tf.where(keep, v, otherwise), values)

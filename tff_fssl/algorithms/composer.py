@@ -1,4 +1,14 @@
-"""Chains TFF's four parts, and further client phases, into a process."""
+"""Chains TFF's four parts, and a further client phase, into a process.
+
+The four parts of a TFF learning process are the distributor, which broadcasts
+the weights; the client work; the aggregator, which combines the clients'
+results; and the finalizer, which applies the combined result at the server. A
+client phase is one broadcast, work at the clients, and an aggregation.
+
+In TFF's type notation, `T@SERVER` is one value of type T at the server,
+`T@CLIENTS` is one at each client of the cohort, and `D*` is a sequence (a
+`tf.data.Dataset`) of elements of type D.
+"""
 
 import collections
 from collections.abc import Mapping
@@ -16,9 +26,9 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   """A learning process that can say, in a simulation, why a client failed.
 
   Attributes:
-    find_non_finite: See `client_work.build_find_non_finite`; no part of the
+    find_non_finite: See `client_work.build_find_non_finite`; not part of the
       process's computations.
-    num_classes: Labels of clients must be below, if known.
+    num_classes: The number of classes, if known; clients' labels must be less.
   """
 
   find_non_finite: client_work_lib.FindNonFinite
@@ -41,23 +51,23 @@ def compose_fssl_process(
   """Composes a `LearningProcess`.
 
   Without the keyword arguments it is
-  `tff.learning.templates.compose_learning_process`, but for
-  `get_model_weights`, which gives `tff.learning.models.ModelWeights`, as
-  evaluation and export expect them, where the state holds `adapter.Weights`.
+  `tff.learning.templates.compose_learning_process`, with one difference: the
+  state holds `adapter.Weights`, and `get_model_weights` converts them to
+  `tff.learning.models.ModelWeights`, which evaluation and export expect.
 
   Args:
-    initial_weights_fn: `( -> W)`.
-    distributor: What is broadcast.
-    client_work: What clients do.
-    aggregator: Weighted; combines updates.
-    finalizer: What the server does with the combined update.
+    initial_weights_fn: `( -> W)`, the initial weights.
+    distributor: Broadcasts the weights.
+    client_work: Trains at the clients.
+    aggregator: Combines the clients' updates; weighted.
+    finalizer: Applies the combined update at the server.
     last_phase: `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`, a
       further client phase after the finalizer.
-    revise_state: `<S, S, M> -> S` of the state before, the state after and the
-      client work's measurements: the state that counts.
+    revise_state: `<S, S, M> -> S`, from the state before the round, the state
+      after it and the client work's measurements to the final state.
     communication: Constant figures reported among the metrics.
-    find_non_finite: The process's, if it is to have one.
-    num_classes: The process's.
+    find_non_finite: Value of that attribute, if any.
+    num_classes: Value of that attribute.
 
   Returns:
     The process.
@@ -158,7 +168,7 @@ def _model_weights_fns(
     state_type, get_model_weights.type_signature.result
   )
   def set_model_weights(state, model_weights):
-    # Weights from outside come with their statistics.
+    # Weights from outside already contain batch norm statistics.
     weights = adapter.Weights(
       tuple(model_weights.trainable),
       tuple(model_weights.non_trainable),

@@ -1,4 +1,4 @@
-"""From a process to TFF's forms for deployment."""
+"""Compiles a process to the form that TFF deploys."""
 
 import tensorflow_federated as tff
 
@@ -8,21 +8,22 @@ from tff_fssl import hparams
 def get_map_reduce_form(
   process: tff.learning.templates.LearningProcess,
 ) -> tff.backends.mapreduce.MapReduceForm:
-  """Compiles a process's `next` to MapReduceForm: one client phase a round.
+  """Compiles a process's `next` to TFF's MapReduceForm.
 
-  The form's `work` is what clients run, `zero`, `accumulate` and `merge` how
-  their results are combined, `update` the server's part. What screens clients'
-  values (`aggregators.guarded`) becomes part of `work`: a server that does not
-  trust clients' programs has to repeat it on what it receives.
+  MapReduceForm describes a round with one client phase by a few TensorFlow
+  functions: clients run `work`; `zero`, `accumulate` and `merge` combine their
+  results; the server runs `update`. The check of clients' values
+  (`aggregators.guarded`) becomes part of `work`: a server that does not trust
+  clients' programs has to repeat it on what it receives.
 
   Args:
-    process: Built by an algorithm of the registry.
+    process: A process built by an algorithm of the registry.
 
   Returns:
     The form.
 
   Raises:
-    UsageError: If a round has two client phases; names what helps.
+    UsageError: If a round has two client phases; says what to use instead.
   """
   metrics_type = process.next.type_signature.result.metrics.member
   if getattr(metrics_type, 'last_phase', None) is not None:

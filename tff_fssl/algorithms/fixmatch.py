@@ -3,17 +3,19 @@
 Sohn et al., "FixMatch: Simplifying Semi-Supervised Learning with Consistency
 and Confidence", NeurIPS 2020.
 
-The round:
+In a round:
 1.  The server broadcasts the model.
-2.  A client, for each batch: pseudo-labels from the weak view by the weights of
-    that moment, kept where the largest probability reaches the threshold;
-    cross-entropy of the strong view with those, summed over the kept and
-    divided by the whole batch; with labels at the client, plus cross-entropy of
-    a labelled batch. SGD.
+2.  For each batch, a client makes pseudo-labels from the weak view with its
+    current weights, and keeps those whose probability reaches the threshold.
+    The loss is the cross-entropy of the strong view with the kept
+    pseudo-labels, summed over these and divided by the size of the whole batch.
+    With labels at the clients, the cross-entropy of a labelled batch is added.
+    The optimizer is SGD.
 3.  The server averages. With labels at the server, it then trains on them.
 
-Deviations: weak, strong and labelled views are batches of their own to batch
-norm (FixMatch interleaves them on its accelerators). No EMA of the weights.
+Deviations: batch norm sees weak, strong and labelled views as separate batches
+(FixMatch interleaves them on its accelerators). There is no exponential moving
+average (EMA) of the weights.
 """
 
 from typing import Any

@@ -12,14 +12,14 @@ class FixMatchHparams:
 
   confidence_threshold: float = hparam(
     0.95,
-    'A pseudo-label is used where its probability is at least this'
-    ' (FixMatch, table 4).',
+    'A pseudo-label is used if its probability is at least this (FixMatch,'
+    ' table 4).',
     minimum=0,
     maximum=1,
   )
   unlabeled_loss_weight: float = hparam(
     1.0,
-    'lambda_u, what the loss on pseudo-labels weighs beside the one on'
+    'lambda_u, the weight of the loss on pseudo-labels relative to the loss on'
     ' labels (FixMatch, table 4).',
     minimum=0,
   )

@@ -2,31 +2,32 @@
 
 Lee, Le, Shin and Lee, NeurIPS 2024. Labels at the server.
 
-The round:
+In a round:
 1.  The server broadcasts weights W and batch norm statistics.
-2.  A client makes pseudo-labels of all its examples, weak view, at W; its
-    learning status tau is their mean confidence, its thresholds tau(c) scale it
-    by how much each class is predicted (CAT, eq. 6-9). Examples that reach
-    theirs are kept.
-3.  For each batch of kept examples, strong view: L_a, their mean cross-entropy;
-    L_p, the same over those that also reach the fixed threshold; eps, an ascent
-    step on L_p (eq. 12); L_cs = KL(Q(W) || Q(W + eps)) over the latter, its
-    gradient taken at W + eps (SACR, eq. 13). The gradient of w_a L_a at W plus
-    that of w_cs L_cs, clipped; SGD.
-4.  The server averages with weights (1 - tau) (LSAA, eq. 14), with momentum,
-    and trains on its labels.
+2.  A client makes pseudo-labels for all its examples, from the weak view at W.
+    Its learning status tau is their mean confidence. Its thresholds tau(c)
+    scale tau by how often each class is predicted (CAT, eq. 6-9). Examples that
+    reach the threshold of their class are kept.
+3.  For each batch of kept examples, from the strong view, a client computes
+    L_a, their mean cross-entropy; L_p, the same over those that also reach the
+    fixed threshold; eps, an ascent step on L_p (eq. 12); and L_cs = KL(Q(W) ||
+    Q(W + eps)) over the same examples as L_p, with its gradient taken at
+    W + eps (SACR, eq. 13). It adds the gradients of w_a L_a at W and of
+    w_cs L_cs, clips the sum and makes a step of SGD.
+4.  The server averages with weights (1 - tau) (LSAA, eq. 14) and with momentum,
+    then trains on its labels.
 5.  Static batch norm gathers statistics.
 
-One forward pass at W serves L_a, L_p and Q: eight forward-equivalents a step,
-where the authors' code spends eleven; three where no example of a batch reaches
-the fixed threshold, since eps and L_cs are then 0.
+One forward pass at W serves L_a, L_p and Q, so that a step costs eight
+forward-equivalents, where the authors' code spends eleven. It costs three if no
+example of a batch reaches the fixed threshold, since eps and L_cs are then 0.
 
-Deviations from the authors' code: optimizers' momenta start at 0 each round
-(theirs outlive it, stale at clients); statistics are pooled over cohort and
-server (theirs: all clients; after pre-training ours are the server's alone, no
-client having taken part). From the paper: server pre-training and gradient
-clipping, as in their code; `RoundHparams` and `Fl2Hparams` say which readings
-are flags.
+Deviations from the authors' code: the momenta of the optimizers start at 0 each
+round (theirs persist across rounds, and are stale at clients). Statistics are
+pooled over cohort and server (theirs: over all clients). After pre-training
+they come from the server alone, since no client has taken part. Deviations from
+the paper: server pre-training and gradient clipping, as in the authors' code.
+`RoundHparams` and `Fl2Hparams` document which of these choices are flags.
 """
 
 from typing import Any
@@ -46,12 +47,13 @@ from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
 Fl2Hparams = fl2_hparams.Fl2Hparams
-# The second loss, by `consistency`; cross-entropy at W + eps is no consistency.
+# The second loss for each `consistency`. Cross-entropy at W + eps is not a
+# consistency loss, hence the other name.
 _SECOND_LOSS = {'sacr': ['consistency'], 'sam': ['perturbed'], 'none': []}
 
 
 def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
-  """Thresholds, pseudo-labels and weight of the round: steps 2 and 4."""
+  """Builds `prepare`: thresholds, pseudo-labels and weight (steps 2 and 4)."""
 
   def prepare(network, weights, unlabeled, views, seed):
     logits = inference.weak_logits(
@@ -103,7 +105,7 @@ def _targets(hparams, network, batch):
 
 
 def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
-  """The names of the metrics that a step gives."""
+  """The names of the metrics that a step returns."""
   kinds = ('loss', 'gradient_norm') if hparams.gradient_norms else ('loss',)
   terms = ['pseudo_label', *_SECOND_LOSS[hparams.consistency]]
   names = tuple(f'{kind}_{term}' for kind in kinds for term in terms)
@@ -112,7 +114,7 @@ def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
 
 
 def build_step(hparams: Fl2Hparams) -> Any:
-  """The gradient of w_a L_a + w_cs L_cs: step 3."""
+  """Builds `step`: the gradient of w_a L_a + w_cs L_cs (step 3)."""
 
   def step(network, batch):
     variables, images = network.trainable_variables, batch.views['strong']
@@ -140,7 +142,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.nn.softmax(logits), perturbed, mask, hparams.temperature
       )
 
-    # (mean, over how many examples, weighted gradient) of each loss.
+    # For each loss: (mean, number of examples, weighted gradient).
     terms = {'pseudo_label': (loss_a, tf.reduce_sum(kept), gradients)}
     if hparams.consistency != 'none':
       loss_cs, gradients_cs = tf.cond(
@@ -157,7 +159,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
       )
       gradients_cs = [hparams.consistency_weight * g for g in gradients_cs]
       gradients = [a + c for a, c in zip(gradients, gradients_cs)]
-      # L_cs is a mean over the batch, in which unconfident examples count as 0.
+      # L_cs is a mean over the whole batch; unconfident examples contribute 0.
       (name,) = _SECOND_LOSS[hparams.consistency]
       size = tf.reduce_sum(mask) if name == 'perturbed' else tf.size(labels)
       terms[name] = loss_cs, size, gradients_cs

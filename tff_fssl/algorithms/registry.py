@@ -1,4 +1,4 @@
-"""Every algorithm by name. TensorFlow-free until one is built."""
+"""All algorithms by name. TensorFlow-free until one is built."""
 
 import dataclasses
 from typing import Any
@@ -15,21 +15,22 @@ _CLIENTS = round_hparams.LABELS_AT_CLIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-  """What an algorithm can do and what it asks of a deployment.
+  """What an algorithm can do and what it requires of a deployment.
 
   Attributes:
-    scenarios: Who may hold the labels.
-    trains_clients: In which of them clients train; in the others a round needs
-      no cohort.
-    client_state: Whether the server keeps a state for each client, by its
+    scenarios: The supported scenarios, which say where the labels are.
+    trains_clients: The scenarios in which clients train; in the others a round
+      needs no cohort.
+    client_state: Whether the server keeps state for each client, by its
       identity (which rules out cross-device deployments).
     per_client_broadcast: Whether clients receive different messages.
-    extra_uploads: What a client sends beside its update and its statistics.
-    client_phases: Client phases in a round, static batch norm's not counted.
+    extra_uploads: Other values that a client sends with its update and its
+      statistics.
+    client_phases: Client phases in a round, without static batch norm's.
     weight_sets_down: Weight sets sent to a client in a phase.
-    weight_sets_up: Weight sets received from it.
-    own_weights: The hyper-parameter that, if true, makes updates weigh what the
-      algorithm says, instead of `client_weighting`; '' if there is none.
+    weight_sets_up: Weight sets received from a client in a phase.
+    own_weights: The hyper-parameter that, if true, makes the algorithm set the
+      weights of updates, instead of `client_weighting`; '' if there is none.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -48,11 +49,11 @@ class Algorithm:
   """A registry entry.
 
   Attributes:
-    name: As in `--algorithm`; its flags start with it and a dot.
+    name: The value for `--algorithm`, and the prefix of the algorithm's flags.
     summary: One line.
-    hparams: Its dataclass of hyper-parameters.
-    builder: 'module:function'; `build` says what it is called with.
-    capabilities: What it can do.
+    hparams: The dataclass of its hyper-parameters.
+    builder: 'module:function'; called with the arguments of `build`.
+    capabilities: What the algorithm can do.
   """
 
   name: str
@@ -67,20 +68,21 @@ class Algorithm:
     Args:
       model_fn: Builds a Keras model, images -> logits.
       **kwargs: views, element_spec, server_data_fn, round_hparams, seed, and
-        optionally model_aggregator and num_classes: as
-        `assemble.build_process` says; hparams: of the class `hparams`, its
-        defaults if not given.
+        optionally model_aggregator and num_classes, for which see
+        `assemble.build_process`; optionally hparams, an instance of
+        `self.hparams`, by default one with its defaults.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
 
     Raises:
-      UsageError: If the algorithm lacks the scenario, or as `build_process`.
+      UsageError: If the algorithm does not support the scenario, or from
+        `build_process`.
     """
     scenario = kwargs['round_hparams'].scenario
     if scenario not in self.capabilities.scenarios:
       raise hparams.UsageError(
-        f'--scenario={scenario}: {self.name} is not defined for it, but for'
+        f'--scenario={scenario}: {self.name} is not defined for it, only for'
         f' {", ".join(self.capabilities.scenarios)}'
       )
     kwargs.setdefault('hparams', self.hparams())

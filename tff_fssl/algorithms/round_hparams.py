@@ -1,4 +1,4 @@
-"""What every algorithm's round has in common, as hyper-parameters.
+"""Hyper-parameters that the rounds of all algorithms share.
 
 TensorFlow-free. Defaults are (FL)^2's published ones (paper, table 4; where
 the authors' code differs from the paper, the field says so).
@@ -11,7 +11,7 @@ from tff_fssl.hparams import hparam
 
 LABELS_AT_SERVER = 'labels_at_server'
 LABELS_AT_CLIENTS = 'labels_at_clients'
-# Where nobody knows how many examples a client can have.
+# The default where the size of the largest client is not known.
 MAX_CLIENT_EXAMPLES = 100_000
 
 
@@ -21,27 +21,27 @@ class RoundHparams:
 
   scenario: str = hparam(
     LABELS_AT_SERVER,
-    'Who holds the labels: the server, which then trains on them each round,'
-    ' or the clients, which then train on labelled and unlabelled data'
+    'Where the labels are: at the server, which then trains on them each round,'
+    ' or at the clients, which then train on labelled and unlabelled data'
     ' jointly.',
     choices=(LABELS_AT_SERVER, LABELS_AT_CLIENTS),
   )
   client_epochs: int = hparam(
     5,
-    'Passes over its data that a client makes in a round.',
+    'Epochs that a client trains in a round.',
     minimum=1,
     maximum=10_000,
   )
   client_batch_size: int = hparam(
     32,
-    'Examples in a batch of unlabelled (or, where a client trains on'
-    ' labels alone, labelled) data.',
+    'Unlabelled examples in a batch at a client; labelled ones if it trains on'
+    ' labels only.',
     minimum=1,
     maximum=2**20,
   )
   client_labeled_batch_size: int = hparam(
     10,
-    'Labelled examples beside each unlabelled batch, with labels at the'
+    'Labelled examples that go with each unlabelled batch, if labels are at the'
     ' clients.',
     minimum=1,
     maximum=2**20,
@@ -51,7 +51,7 @@ class RoundHparams:
   )
   server_epochs: int = hparam(
     5,
-    'Passes over its labels that the server makes in a round.',
+    'Epochs that the server trains on its labels in a round.',
     minimum=1,
     maximum=10_000,
   )
@@ -64,12 +64,13 @@ class RoundHparams:
     minimum=0,
   )
   momentum: float = hparam(
-    0.9, "Momentum of clients' and server's SGD.", minimum=0, maximum=1
+    0.9, 'Momentum of SGD at clients and server.', minimum=0, maximum=1
   )
   server_keeps_momentum: bool = hparam(
     False,
-    "Whether the momentum of the server's SGD outlives the round, as in the"
-    " authors' code; else it starts at 0 each round, as clients' always does.",
+    "Whether the server's SGD keeps its momentum from round to round, as in the"
+    " authors' code. If false, it starts at 0 each round. At clients it always"
+    ' starts at 0.',
   )
   nesterov: bool = hparam(True, "Whether that momentum is Nesterov's.")
   weight_decay: float = hparam(
@@ -77,21 +78,22 @@ class RoundHparams:
   )
   max_gradient_norm: float = hparam(
     1.0,
-    "Gradients are clipped to this norm; 0 is off. In the authors'"
-    ' code, not in the paper.',
+    'Gradients are clipped to this norm; 0 turns clipping off. It is in the'
+    " authors' code but not in the paper.",
     minimum=0,
   )
   proximal_strength: float = hparam(
     0.0,
-    "FedProx: mu in the term mu/2 |w - w_round|^2 of each client's"
-    ' loss. 0 is FedAvg.',
+    'mu of FedProx, which adds mu/2 |w - w_round|^2 to the loss of each client;'
+    ' 0 is FedAvg.',
     minimum=0,
   )
   learning_rate_schedule: str = hparam(
     'constant',
-    "Of clients' and server's rate over rounds. cosine: rate *"
-    " (1 + cos(pi (round - 1) / schedule_rounds)) / 2, the paper's;"
-    " constant: what the authors' code does (it never steps its scheduler).",
+    'How the learning rates of clients and server change over rounds. cosine:'
+    ' rate * (1 + cos(pi (round - 1) / schedule_rounds)) / 2, as in the paper;'
+    " constant: no change, as in the authors' code (it never steps its"
+    ' scheduler).',
     choices=('constant', 'cosine'),
   )
   schedule_rounds: int = hparam(
@@ -99,34 +101,34 @@ class RoundHparams:
   )
   num_pretraining_rounds: int = hparam(
     10,
-    'Rounds before round 1 in which the server trains alone'
-    " (labels_at_server only). In the authors' code: 10 for CIFAR-10, 102"
-    ' for SVHN-40, 16 for SVHN-250; in the paper: none.',
+    'Rounds before round 1 in which only the server trains (with'
+    " labels_at_server). The authors' code has 10 for CIFAR-10, 102 for SVHN-40"
+    ' and 16 for SVHN-250; the paper has none.',
     minimum=0,
     maximum=10**6,
   )
   client_weighting: str = hparam(
     'uniform',
-    'How clients count in the mean of their updates, where the'
-    ' algorithm does not weigh them itself: equally, or by the examples they'
+    'The weight of a client in the mean of updates, if the algorithm sets none.'
+    ' uniform: the same for all; examples: the number of examples that it'
     ' trained on.',
     choices=('uniform', 'examples'),
   )
   max_client_examples: int = hparam(
     0,
-    'The most examples that a client can have. A client that reports more'
-    ' (counts, or with client_weighting=examples its weight) is rejected and'
-    ' counted. 0: in a simulation, what the largest client has; in other'
-    f' programs {MAX_CLIENT_EXAMPLES:,}, and there, with client_weighting='
-    'examples, set it little above your largest client, since it bounds what a'
-    ' lying client can weigh.',
+    'The most examples that a client can have. A client that reports more (as a'
+    ' count, or with client_weighting=examples as its weight) is rejected and'
+    ' counted. 0: in a simulation, the size of the largest client; in other'
+    f' programs, {MAX_CLIENT_EXAMPLES:,}. With client_weighting=examples set it'
+    ' there to slightly more than your largest client has, since it bounds the'
+    ' weight that a lying client can claim.',
     minimum=0,
     maximum=10**9,
   )
   server_optimizer: str = hparam(
     'sgd',
-    'What applies the mean update: sgd (FedAvg, with momentum FedAvgM),'
-    ' adam (FedAdam) or yogi (FedYogi).',
+    'The optimizer that applies the mean update: sgd (FedAvg; with momentum,'
+    ' FedAvgM), adam (FedAdam) or yogi (FedYogi).',
     choices=('sgd', 'adam', 'yogi'),
   )
   server_optimizer_learning_rate: float = hparam(
@@ -136,40 +138,40 @@ class RoundHparams:
     exclusive_minimum=True,
   )
   server_optimizer_momentum: float = hparam(
-    0.5, 'Momentum of the server optimizer, if sgd.', minimum=0, maximum=1
+    0.5, 'Momentum of the server optimizer sgd.', minimum=0, maximum=1
   )
   batch_norm_statistics: str = hparam(
     'pooled',
-    'Where evaluation and pseudo-labels take batch norm statistics'
-    " from. pooled: static batch norm, moments of the cohort's and the"
-    " server's examples after each round; median: the same, but of each"
-    " client's moments the median over clients, which few lying clients cannot"
-    ' move (the default with --aggregator=robust); batch_mean: the mean of'
-    " batches' means and unbiased variances, each batch counting equally, as in"
-    " the authors' code: the server's batches have server_batch_size examples,"
-    " those of each client statistics_batch_size (in the authors' code, whose"
-    ' batches of 2,048 mix clients, labels weigh less);'
-    " moving_average: clients' moving averages, aggregated with their updates.",
+    'The batch norm statistics that evaluation and pseudo-labels use. pooled:'
+    ' static batch norm, the moments of all examples of cohort and server,'
+    ' gathered after each round; median: the same, but the median over clients'
+    ' of their moments, which a few lying clients cannot move (the default with'
+    " --aggregator=robust); batch_mean: the mean of all batches' means and"
+    " unbiased variances, each batch counting equally, as in the authors' code."
+    ' The batches have server_batch_size examples at the server and'
+    " statistics_batch_size at a client (in the authors' code, whose batches of"
+    ' 2,048 mix clients, labelled examples count less). moving_average: the'
+    ' moving averages of the clients, aggregated with their updates.',
     choices=('pooled', 'median', 'batch_mean', 'moving_average'),
   )
   statistics_batch_size: int = hparam(
     256,
-    'Examples in a batch of the passes without training (pseudo-labels,'
+    'Examples in a batch of passes that do not train (for pseudo-labels and'
     ' statistics).',
     minimum=1,
     maximum=2**20,
   )
   compute_dtype: str = hparam(
     'float32',
-    'What the network computes in. bfloat16: faster where the processor has it;'
-    ' weights, gradients, batch norm statistics, losses and evaluation stay'
-    ' float32.',
+    'The type in which the network computes. bfloat16 is faster on processors'
+    ' that support it; weights, gradients, batch norm statistics, losses and'
+    ' evaluation stay float32.',
     choices=('float32', 'bfloat16'),
   )
   jit_compile: bool = hparam(
     False,
-    'Whether training steps are compiled with XLA (for GPUs; on CPUs'
-    ' it is slower).',
+    'Whether training steps are compiled with XLA (meant for GPUs; slower on'
+    ' CPUs).',
   )
 
   def __post_init__(self):

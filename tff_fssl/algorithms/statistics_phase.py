@@ -1,4 +1,8 @@
-"""Static batch norm's client phase: statistics of the round's new weights."""
+"""The client phase of static batch norm: statistics of the new weights.
+
+Types are in TFF's notation: `D*@CLIENTS` is a data set of elements of type D at
+each client, `W@SERVER` one value of type W at the server.
+"""
 
 import collections
 from collections.abc import Callable
@@ -29,15 +33,15 @@ def build_statistics_phase(
 ) -> tuple[tff.Computation, int]:
   """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
 
-  The result is W with new statistics. The cohort's examples, labelled and
-  unlabelled, and the server's labelled ones count alike; with
-  `statistics.MEDIAN` each client, and the server, counts alike. Where no
-  example was seen the old statistics stay. Sums that no client can have are
-  left out, and counted as `num_rejected_clients`: see `is_possible`.
+  The result is W with new statistics. All examples of the cohort, labelled or
+  not, and the server's labelled ones count equally; with `statistics.MEDIAN`,
+  all clients and the server count equally. If there were no examples the old
+  statistics stay. Sums that no client can have are left out, and their senders
+  counted as `num_rejected_clients`: see `is_possible`.
 
   Args:
     weights_type: The type W of an `adapter.Weights`.
-    element_spec: Of the one element of a client's data.
+    element_spec: The spec of the one element that a client's data set has.
     make_network: Called where variables may be made.
     views: The preprocessing; `plain` is used.
     kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
@@ -137,10 +141,10 @@ def build_statistics_phase(
 def client_sums(
   network: adapter.Network, weights: adapter.Weights, data: Any, **options: Any
 ) -> statistics.Sums:
-  """What a client sends: sums over all its examples.
+  """The sums over all its examples that a client sends.
 
   Args:
-    network: The network; its weights are assigned.
+    network: The network; `weights` are assigned to it.
     weights: The weights whose activations are measured.
     data: The client's element, as `data.clients.element_spec` has it.
     **options: `statistics.gather`'s views, kind and batch_size.
@@ -157,11 +161,11 @@ def is_possible(
 ) -> tf.Tensor:
   """Whether one client can have these sums.
 
-  They must be of a whole number of at most `max_examples` examples (or
-  batches), with means within `statistics.MAX_MEAN` and variances that are not
-  negative. Activations have no bound of their own: where sums are added, a
-  client that lies within these limits moves the statistics as far as it likes.
-  (Medians bound this; group norm has no statistics.)
+  Their count must be a whole number of at most `max_examples` examples (or
+  batches), means must be within `statistics.MAX_MEAN`, and variances must not
+  be negative. Activations have no natural bound: if sums are added, a client
+  that lies within these limits can move the statistics as far as it likes.
+  (Medians limit this; group norm has no statistics.)
 
   Args:
     sums: What the client sent.

@@ -1,13 +1,13 @@
-"""Labels only: what the others have to beat, and with all labels the bound.
+"""Labels only: the baseline, and with all labels the upper bound.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from
 Decentralized Data", AISTATS 2017; with `proximal_strength`, Li et al.,
 "Federated Optimization in Heterogeneous Networks", MLSys 2020.
 
-With labels at the server it alone trains, and a round needs no client; one that
-is there all the same sends no update. With labels at the clients they train on
-these, and ignore what they have without; with `--full_labels` they have labels
-for everything, which is the upper bound.
+With labels at the server, only the server trains, and a round needs no clients;
+any that take part send no update. With labels at the clients, they train on
+their labelled examples and ignore the others. With `--full_labels` all their
+examples are labelled, which is the upper bound.
 """
 
 from typing import Any

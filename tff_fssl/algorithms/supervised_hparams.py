@@ -5,4 +5,4 @@ import dataclasses
 
 @dataclasses.dataclass(frozen=True)
 class SupervisedHparams:
-  """None of its own."""
+  """`supervised` has no hyper-parameters of its own."""
