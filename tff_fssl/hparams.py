@@ -11,8 +11,8 @@ import importlib
 import math
 from typing import Any, Optional
 
-# TensorFlow computes in int32 and float32: beyond these, numbers wrap, become
-# infinite or become 0.
+# TensorFlow computes in int32 and float32: outside these limits, numbers wrap
+# around, become infinite or become 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
 
@@ -34,12 +34,12 @@ def hparam(
 
   Args:
     default: The default; its type (bool, int, float, str) is the field's.
-    help: Meaning, unit and source, as `--help` prints it.
+    help: Meaning, unit and source, as `--help` prints them.
     minimum: The least value allowed, if any.
     maximum: The greatest value allowed, if any.
     exclusive_minimum: Whether `minimum` itself is refused.
-    choices: The values allowed of a string field, if limited; a table's names
-      may grow later.
+    choices: The values that a string field may have, if limited; if a table,
+      entries may be added to it later.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -63,7 +63,7 @@ def closest(name: str, names: Collection[str]) -> str:
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-  """The function that 'module:function' names; tables name what is slow so."""
+  """The function 'module:function'; tables name what is slow to import so."""
   module, _, function = reference.partition(':')
   return getattr(importlib.import_module(module), function)
 
@@ -73,7 +73,7 @@ def validate(instance: Any, prefix: str = '') -> None:
 
   Args:
     instance: An instance of a dataclass made of `hparam` fields.
-    prefix: What its flags start with (`'fl2.'`), for messages.
+    prefix: Prefix of its flags in messages (`'fl2.'`).
 
   Raises:
     UsageError: If a value is out of range; says what is allowed.
@@ -94,7 +94,7 @@ def validate(instance: Any, prefix: str = '') -> None:
       if not _MIN_FLOAT <= abs(value) <= _MAX_FLOAT:
         raise UsageError(
           f'{flag}={value}: must be 0, or of a size from {_MIN_FLOAT:g} to'
-          f' {_MAX_FLOAT:g}, which float32 can hold'
+          f' {_MAX_FLOAT:g}, the range of float32'
         )
     elif isinstance(value, int) and abs(value) > _MAX_INT:
       raise UsageError(
@@ -109,6 +109,6 @@ def validate(instance: Any, prefix: str = '') -> None:
 
 
 def _shortened(value: int) -> str:
-  """A whole number as text, be it ever so long."""
+  """A whole number as text, shortened if it is very long."""
   text = str(value)
   return text if len(text) <= 20 else f'{text[:10]}...({len(text)} digits)'

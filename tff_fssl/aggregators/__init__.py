@@ -1,1 +1,1 @@
-"""How clients' updates are combined: `tff.aggregators` factories."""
+"""Factories of `tff.aggregators` that combine clients' updates."""

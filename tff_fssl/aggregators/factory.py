@@ -1,4 +1,4 @@
-"""From hyper-parameters to an aggregator."""
+"""Builds aggregators from hyper-parameters."""
 
 from typing import Any, TypeAlias
 
@@ -23,17 +23,18 @@ def build_aggregator(
   clients_per_round: int | None = None,
   population: int | None = None,
 ) -> _Factory:
-  """Builds what an algorithm's `build` takes as `model_aggregator`.
+  """Builds the `model_aggregator` of an algorithm's `build`.
 
-  `mean` and `compression` are TFF's, `compression` rounding to the nearest step
-  instead of at random, so that runs repeat. `secure` is
-  `tff.learning.secure_aggregator` with other bounds of the weights' sum: TFF's,
-  a million in steps of 0.0002, are for numbers of examples.
+  `mean` and `compression` are TFF's, except that `compression` rounds to the
+  nearest step instead of at random, so that runs repeat. `secure` is
+  `tff.learning.secure_aggregator` with other bounds on the sum of weights:
+  TFF's, a million in steps of 0.0002, are for numbers of examples.
 
   Args:
-    hparams: Which one, and its hyper-parameters.
-    max_weight: What a client can weigh: 1, or with `client_weighting=examples`
-      the most examples that it can process (`secure`).
+    hparams: The name of the aggregator and its hyper-parameters.
+    max_weight: The largest weight of a client: 1, or with
+      `client_weighting=examples` the most examples that it can process
+      (`secure`).
     clients_per_round: The cohort's size (`dp`).
     population: The number of clients that cohorts are drawn from (`dp`).
 
@@ -41,7 +42,7 @@ def build_aggregator(
     The factory.
 
   Raises:
-    UsageError: If sizes are missing, or do not go with the hyper-parameters.
+    UsageError: If sizes are missing or do not fit the hyper-parameters.
   """
   builder = aggregator_hparams.AGGREGATORS[hparams.aggregator].builder
   return hparams_lib.import_function(builder)(
@@ -68,7 +69,7 @@ def build_robust(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
 
 
 def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
-  """TFF's, rounding to the nearest step instead of at random."""
+  """TFF's compression, rounding to the nearest step instead of at random."""
   del sizes
   return tff.learning.compression_aggregator(
     stochastic=False,
@@ -84,7 +85,7 @@ def build_private(
   population: int | None,
   **sizes: Any,
 ) -> _Factory:
-  """Differentially private: see `privacy`."""
+  """The differentially private mean: see `privacy`."""
   del sizes
   if clients_per_round is None or population is None:
     raise hparams_lib.UsageError(
@@ -131,14 +132,14 @@ def build_secure(
 
 
 class MinWeightFactory(tff.aggregators.WeightedAggregationFactory):
-  """Raises weights above 0 to a least one; a weight of 0 stays 0."""
+  """Raises weights above 0 to a minimum; a weight of 0 stays 0."""
 
   def __init__(
     self,
     inner: tff.aggregators.WeightedAggregationFactory,
     min_weight: float,
   ):
-    """Initializes the factory: aggregates by `inner`."""
+    """Initializes the factory, which aggregates with `inner`."""
     self._inner = inner
     self._min_weight = min_weight
 

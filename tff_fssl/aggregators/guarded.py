@@ -1,4 +1,4 @@
-"""A guard around any weighted aggregator: against lies and empty rounds."""
+"""Guards any weighted aggregator against false values and empty rounds."""
 
 import collections
 import functools
@@ -9,20 +9,20 @@ import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
 
-# Entries of updates beyond this are absurd. Within it, float32 holds squares
-# and norms of updates, and weighted sums over millions of them: a larger entry
-# would overflow an aggregator's arithmetic, and so undo what it promises.
+# Larger entries of updates are absurd. Up to this size, float32 can hold the
+# squares and norms of updates, and weighted sums over millions of them. A
+# larger entry could overflow in an aggregator and so break its guarantees.
 MAX_ENTRY = 1e12
 # Positive weights below this are absurd: their products with updates underflow.
 MIN_WEIGHT = 1e-10
 
 
 class AllowedWeights(NamedTuple):
-  """What a client's update may weigh.
+  """The weights that a client's update may have.
 
   Attributes:
     maximum: Weights are 0, or in [`MIN_WEIGHT`, maximum].
-    all_or_nothing: Whether they are 0 or `maximum`, and nothing between.
+    all_or_nothing: Whether only 0 and `maximum` are allowed.
   """
 
   maximum: float = float('inf')
@@ -45,16 +45,16 @@ def is_bounded(values: Any) -> tf.Tensor:
 def is_acceptable(
   value: Any, weight: tf.Tensor, allowed: AllowedWeights
 ) -> tf.Tensor:
-  """Whether an update may be aggregated, whatever the client's code was.
+  """Whether an update may be aggregated, no matter what code the client ran.
 
   Args:
     value: A structure of float tensors.
     weight: A scalar.
-    allowed: What it may be.
+    allowed: The allowed weights.
 
   Returns:
-    bool scalar: every entry of the value is within `MAX_ENTRY`, and the weight
-    is allowed (NaN and infinity never are).
+    bool scalar: whether every entry of the value is within `MAX_ENTRY`, and the
+    weight is allowed (NaN and infinity never are).
   """
   weight = tf.cast(weight, tf.float32)
   if allowed.all_or_nothing:
@@ -68,30 +68,31 @@ def is_acceptable(
 
 
 class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
-  """Rejects impossible updates, and marks rounds that weigh nothing.
+  """Rejects impossible updates and marks rounds whose weights are all 0.
 
-  A value that is not finite or absurdly large, or a weight that is not allowed,
-  is rejected: both count as 0, and the measurement `num_rejected_clients`
-  counts it. (Unchecked, one client with a learning status of -99 gets 91% of a
-  mean of ten.) Within the range a client may still lie: it can take the largest
-  weight, and send any update up to `MAX_ENTRY`. The robust aggregator limits
-  both.
+  A client is rejected if its value is not finite or absurdly large, or its
+  weight is not allowed: value and weight then count as 0, and the measurement
+  `num_rejected_clients` counts the client. (Unchecked, one client with a
+  learning status of -99 gets 91% of a mean of ten.) A client may still lie
+  within these limits: it can claim the largest weight, and send any update up
+  to `MAX_ENTRY`. The robust aggregator limits both.
 
-  If all weights of a round are 0 (every client confident, empty or rejected, or
-  no client at all), TFF's means give 0/0, its noised sums give noise, and some
-  would move their state. Guarded, the result is NaN in every entry, which
-  finalizers skip, and the inner state stays. The measurement
-  `num_weighted_clients` says how many weighed more than 0.
+  If all weights of a round are 0 (every client is confident, empty or rejected,
+  or there is none), TFF's means give 0/0, its noised sums give noise, and some
+  aggregators would change their state. Guarded, the result is NaN in every
+  entry, which finalizers skip, and the inner state stays. The measurement
+  `num_weighted_clients` is the number of clients with a weight above 0.
 
-  Where the check runs: it is a map over values that are placed at clients, the
-  last step before the sum, since TFF's types have no other place for what
-  belongs to one client. In simulation, and wherever a server evaluates that map
-  on what clients sent, it is the server's, and no client has a say in it. A
-  compiler to a single client phase (MapReduceForm) makes it part of the
-  client's program: then a client that runs another program escapes it, unless
-  the server repeats `is_acceptable` on what it deserialises. With secure
-  aggregation no server ever sees one client's value: there, the bounds of the
-  secure sum are what limits a client, and the two counts are secure sums, too.
+  Where the check runs: it is the last step before the sum, a map over values
+  placed at clients (`V@CLIENTS` in TFF's types: one value of type V at each
+  client), since TFF has no other place for one client's value. In a simulation,
+  and wherever a server evaluates this map on what clients sent, the server runs
+  it and clients cannot evade it. Compiling to MapReduceForm, TFF's form of a
+  round with one client phase, makes it part of the client's program: a client
+  that runs another program evades it, unless the server repeats `is_acceptable`
+  on the values it receives. With secure aggregation no server ever sees the
+  value of one client: only the bounds of the secure sum limit a client, and the
+  two counts are secure sums, too.
   """
 
   def __init__(
@@ -103,7 +104,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       inner: The aggregator to guard; its values must be floats.
-      allowed_weights: What a client may weigh.
+      allowed_weights: The weights that clients may have.
     """
     self._inner = inner
     self._allowed_weights = allowed_weights
@@ -161,7 +162,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def sums_securely(process: tff.templates.AggregationProcess) -> bool:
-  """Whether an aggregation has secure sums, as its computation says."""
+  """Whether the computation of an aggregation contains secure sums."""
   block = process.next.to_building_block()
   return 'federated_secure' in block.compact_representation()
 
@@ -169,7 +170,7 @@ def sums_securely(process: tff.templates.AggregationProcess) -> bool:
 def keep_if(
   some: tf.Tensor, old_state: Any, new_state: Any, result: Any
 ) -> tuple[Any, Any]:
-  """(state, result) of an aggregation, or (old state, NaN) unless `some`."""
+  """(new state, result) if `some`, else (old state, NaN in every entry)."""
   return (
     tf.nest.map_structure(
       lambda new, old: tf.where(some, new, old), new_state, old_state

@@ -1,4 +1,4 @@
-"""How updates are combined, as hyper-parameters. TensorFlow-free."""
+"""Hyper-parameters of the aggregation of updates. TensorFlow-free."""
 
 import dataclasses
 
@@ -17,10 +17,10 @@ class Aggregator:
   """A way to combine updates.
 
   Attributes:
-    summary: What `--help` says of it.
+    summary: Its description in `--help`.
     builder: 'module:function', called with the `AggregatorHparams` and, as
       keywords, max_weight, clients_per_round and population (see
-      `factory.build_aggregator`); gives a
+      `factory.build_aggregator`); returns a
       `tff.aggregators.WeightedAggregationFactory`.
     fields: The fields of `AggregatorHparams` that it reads.
   """
@@ -33,27 +33,27 @@ class Aggregator:
 _CLIPPING = ('aggregator_clipping', 'aggregator_zeroing')
 AGGREGATORS = {
   MEAN: Aggregator(
-    'their weighted mean', 'tff_fssl.aggregators.factory:build_mean'
+    'the weighted mean', 'tff_fssl.aggregators.factory:build_mean'
   ),
   ROBUST: Aggregator(
-    'the mean of updates clipped to the median norm, much larger ones left out;'
-    ' weights and static batch norm statistics, too, are bounded by medians',
+    'the mean of updates clipped to the median norm, without much larger ones;'
+    ' medians also bound weights and static batch norm statistics',
     'tff_fssl.aggregators.factory:build_robust',
     _CLIPPING,
   ),
   SECURE: Aggregator(
-    'the mean of updates clipped to an adaptive norm, much larger ones zeroed,'
-    ' by secure sums, which need --simulate_secure_aggregation here',
+    'the mean of updates clipped to an adaptive norm, with much larger ones'
+    ' zeroed, by secure sums, which need --simulate_secure_aggregation here',
     'tff_fssl.aggregators.factory:build_secure',
     (*_CLIPPING, 'secure_min_weight'),
   ),
   COMPRESSION: Aggregator(
-    'the same mean by plain sums, large tensors quantized to 8 bits',
+    'the same mean by plain sums, with large tensors quantized to 8 bits',
     'tff_fssl.aggregators.factory:build_compression',
     _CLIPPING,
   ),
   DP: Aggregator(
-    'differentially private, by clipping and Gaussian noise',
+    'a differentially private mean, by clipping and Gaussian noise',
     'tff_fssl.aggregators.factory:build_private',
     ('dp_noise_multiplier', 'dp_clipping_norm', 'dp_delta'),
   ),
@@ -67,43 +67,43 @@ class AggregatorHparams:
 
   aggregator: str = hparam(
     MEAN,
-    f"How clients' updates are combined. {_SUMMARIES}. Under secure and dp"
-    ' nothing else of a client is released, no metrics either.',
+    f"How clients' updates are combined. {_SUMMARIES}. With secure and dp"
+    ' nothing else about a client is released, not even metrics.',
     choices=AGGREGATORS,
   )
   aggregator_clipping: bool = hparam(
     True,
-    'Whether updates are clipped: to the median norm of the round before'
+    'Whether updates are clipped: to the median norm of the previous round'
     ' (robust), to the 0.8 quantile of norms (secure, compression).',
   )
   aggregator_zeroing: bool = hparam(
     True,
-    'Whether very large updates are left out (robust: over 10 times the median'
-    ' norm of the round before) or zeroed (secure, compression).',
+    'Whether very large updates are left out (robust: above 10 times the median'
+    ' norm of the previous round) or zeroed (secure, compression).',
   )
   secure_min_weight: float = hparam(
     1e-3,
-    'Weights above 0 are raised to this, since secure sums round to fixed'
-    ' steps, in which smaller ones drown (secure).',
+    'Weights between 0 and this are raised to it, since secure sums round to'
+    ' fixed steps, in which smaller weights are lost (secure).',
     minimum=1e-6,
     maximum=1.0,
   )
   dp_noise_multiplier: float = hparam(
     1.0,
     'Standard deviation of the noise on the sum of updates, as a multiple of'
-    ' the clipping norm; adaptive clipping is paid for within it (dp).',
+    ' the clipping norm; it covers the privacy cost of adaptive clipping (dp).',
     minimum=0,
     exclusive_minimum=True,
   )
   dp_clipping_norm: float = hparam(
     0.0,
-    'Norm that updates are clipped to; 0: the median norm, estimated privately,'
-    ' from 0.1 on (dp).',
+    'Norm that updates are clipped to; 0: the median norm, estimated privately'
+    ' starting from 0.1 (dp).',
     minimum=0,
   )
   dp_delta: float = hparam(
     1e-5,
-    'The delta that epsilon is reported for; less than 1 / num_clients (dp).',
+    'The delta for which epsilon is reported; less than 1 / num_clients (dp).',
     minimum=0,
     maximum=0.5,
     exclusive_minimum=True,
@@ -113,7 +113,7 @@ class AggregatorHparams:
     hparams.validate(self)
 
   def without_effect(self) -> dict[str, str]:
-    """Fields that the chosen aggregator does not have -> which it is."""
+    """Fields that the chosen aggregator ignores -> the flag that chose it."""
     of = AGGREGATORS[self.aggregator].fields
     return {
       field.name: f'--aggregator={self.aggregator}'
@@ -125,15 +125,15 @@ class AggregatorHparams:
 def check_sizes(
   *, delta: float, clients_per_round: int, population: int
 ) -> None:
-  """Refuses cohorts and deltas that make no guarantee.
+  """Refuses cohorts and deltas that give no privacy guarantee.
 
   Args:
-    delta: Of (epsilon, delta).
+    delta: The delta of (epsilon, delta).
     clients_per_round: The cohort's size.
     population: The number of clients.
 
   Raises:
-    UsageError: What was given, what is allowed.
+    UsageError: If they give none; says what was given and what is allowed.
   """
   if not 1 <= clients_per_round <= population:
     raise hparams.UsageError(
@@ -143,7 +143,8 @@ def check_sizes(
   if not 0 < delta * population < 1:
     raise hparams.UsageError(
       f'--dp_delta={delta}: must be less than 1/{population}, one over the'
-      ' number of clients; else publishing a client whole would be allowed'
+      ' number of clients; else publishing all data of a client would be'
+      ' allowed'
     )
 
 
@@ -155,7 +156,7 @@ def check_confidential(
   batch_norm: bool,
   static: bool,
 ) -> None:
-  """Refuses what would leave a client beside the sum that protects it.
+  """Refuses settings that would release more than the protected sum.
 
   Args:
     aggregator: `SECURE` or `DP`.
@@ -165,30 +166,31 @@ def check_confidential(
     static: Whether their statistics are gathered in a client phase.
 
   Raises:
-    UsageError: What was given, why not, what to do.
+    UsageError: If there is one; says what was given, why it is refused and what
+      to do.
   """
   given = f'--aggregator={aggregator}'
   if static:
     raise hparams.UsageError(
-      f"{given}: clients' static batch norm statistics are no part of the sum"
-      ' of updates, and would leave unprotected; set --norm=gn or --norm=none'
+      f"{given}: clients' static batch norm statistics are not part of the sum"
+      ' of updates and would be sent unprotected; set --norm=gn or --norm=none'
     )
   if aggregator == SECURE:
     return
   if own_weights:
     raise hparams.UsageError(
-      f'{given}: clients count equally, so that each moves the sum by the'
-      ' clipping norm at most; weights by learning status depend on their data'
-      ' and are not noised: set --fl2.learning_status_aggregation=false'
+      f'{given}: clients must count equally, so that each moves the sum by at'
+      ' most the clipping norm; weights by learning status depend on their data'
+      ' and get no noise: set --fl2.learning_status_aggregation=false'
     )
   if client_weighting != 'uniform':
     raise hparams.UsageError(
-      f'--client_weighting={client_weighting}: with {given} clients count'
-      ' equally, so that each moves the sum by the clipping norm at most; set'
+      f'--client_weighting={client_weighting}: with {given} clients must count'
+      ' equally, so that each moves the sum by at most the clipping norm; set'
       ' --client_weighting=uniform'
     )
   if batch_norm:
     raise hparams.UsageError(
-      f'{given}: batch norm moves the statistics of single layers by more than'
-      ' the noise hides; set --norm=gn or --norm=none'
+      f'{given}: batch norm changes the statistics of single layers by more'
+      ' than the noise can hide; set --norm=gn or --norm=none'
     )

@@ -1,4 +1,4 @@
-"""A differentially private mean, and what it has spent."""
+"""A differentially private mean that reports the privacy it has spent."""
 
 import collections
 
@@ -17,28 +17,30 @@ _ANY_FINITE = guarded.AllowedWeights()
 class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
   """The mean of clipped updates, with Gaussian noise; weights are ignored.
 
-  Made of `tff.aggregators.DifferentiallyPrivateFactory`. Every client counts
-  equally: the sum is divided by `clients_per_round`, however many come, and
-  neither the weights nor counts of who sent what are released. An update that
-  is not finite counts as 0. A round without a client gives NaN, which
-  finalizers skip, and spends nothing.
+  It wraps `tff.aggregators.DifferentiallyPrivateFactory`. Every client counts
+  equally: the sum is divided by `clients_per_round`, no matter how many take
+  part, and neither weights nor counts of clients are released. An update that
+  is not finite counts as 0. A round without clients gives NaN, which finalizers
+  skip, and spends nothing.
 
-  Among the measurements are `epsilon` and `delta`, spent so far. They state:
+  Its measurements include the `epsilon` and `delta` spent so far. Their meaning
+  and their limits:
 
-  *   Client-level privacy under replacement: the model (every round's) hardly
-      tells whether a client's whole data were other data. A client then moves
-      the sum by twice the clipping norm, which is accounted for.
-  *   Clients are sampled uniformly, `clients_per_round` out of `population`,
-      without replacement, independently each round, and whoever sees the models
-      does not know whom. The in-simulation sampler is a function of the run's
-      seed: for it, the seed is part of the secret.
-  *   Renyi accounting of the sampled Gaussian mechanism without replacement
-      (Wang, Balle and Kasiviswanathan 2019), by `dp_accounting`.
-  *   One noise draw a round counts: a round that is repeated after its result
-      was seen is not accounted for, nor what other runs on these clients spent.
-  *   Labels at the server are outside: they have no protection at all.
-  *   The noise is TensorFlow's generator's in float32, which is not made for
-      cryptography; clipping is trusted to run (see `guarded.GuardedFactory`).
+  *   They state client-level privacy under replacement: the models of all
+      rounds hardly reveal whether a client's whole data were replaced by other
+      data. Replacement moves the sum by up to twice the clipping norm, which is
+      accounted for.
+  *   They assume that clients are sampled uniformly, `clients_per_round` out of
+      `population`, without replacement and independently each round, and that
+      nobody who sees the models knows the sample. In a simulation the sample is
+      a function of the run's seed, which is then part of the secret.
+  *   They come from Renyi accounting of the sampled Gaussian mechanism without
+      replacement (Wang, Balle and Kasiviswanathan 2019), by `dp_accounting`.
+  *   They count one noise draw per round. They do not cover a round that is
+      repeated after its result was seen, or other runs on the same clients.
+  *   They do not cover labels at the server, which have no protection at all.
+  *   The noise comes from TensorFlow's float32 generator, which is not
+      cryptographic. Clipping is trusted to run (see `guarded.GuardedFactory`).
 
   If a round has more clients than declared, epsilon is infinite from then on.
   """
@@ -56,12 +58,12 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       noise_multiplier: Standard deviation of the noise on the sum, in clipping
-        norms, > 0; what adaptive clipping costs is part of it.
+        norms, > 0; it covers the privacy cost of adaptive clipping.
       clipping_norm: L2 norm that updates are clipped to; 0: adaptive, the
         median (Andrew et al. 2021).
-      delta: That epsilon is reported for, in (0, 1 / population).
-      clients_per_round: How many clients take part in a round.
-      population: Out of how many.
+      delta: The delta for which epsilon is reported, in (0, 1 / population).
+      clients_per_round: The number of clients that take part in a round.
+      population: The number of clients that they are drawn from.
 
     Raises:
       UsageError: If the numbers do not fit together.
@@ -74,7 +76,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
         noise_multiplier, float(clients_per_round), clipping_norm
       )
     else:
-      # Of small cohorts the usual deviation, 5% of the cohort, would leave no
+      # In small cohorts the usual deviation, 5% of the cohort, would leave no
       # room for the noise on the updates.
       stddev = max(0.05 * clients_per_round, noise_multiplier)
       dp_factory = (
@@ -160,13 +162,13 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
 def renyi_divergences(
   noise_multiplier: float, clients_per_round: int, population: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What a round costs: (orders, divergence of each), float64.
+  """The privacy cost of a round: (orders, divergence at each), float64.
 
-  Under replacement the sum's sensitivity is twice the clipping norm (and that
-  of adaptive clipping's count, +-1/2, is twice as large, too).
+  Under replacement the sensitivity of the sum is twice the clipping norm (and
+  that of adaptive clipping's count, +-1/2, is twice as large, too).
 
   Args:
-    noise_multiplier: In clipping norms.
+    noise_multiplier: Standard deviation of the noise, in clipping norms.
     clients_per_round: The cohort's size.
     population: The number of clients.
 
@@ -179,8 +181,8 @@ def renyi_divergences(
     dp_accounting.GaussianDpEvent(noise_multiplier / 2.0),
   )
   orders = np.array([*range(2, 64), 80, 96, 128, 192, 256, 512, 1024], float)
-  # `dp_accounting` has no way to ask for divergences: taken from the epsilon of
-  # one order at a time, in which they are a summand.
+  # `dp_accounting` does not expose divergences. They are a summand of the
+  # epsilon that it gives for a single order.
   tiny = 1e-12
   divergences = []
   for order in orders:
@@ -193,7 +195,7 @@ def renyi_divergences(
 
 
 def _conversion(orders, delta):
-  """What (epsilon, delta) exceeds the divergence of an order by.
+  """The amount by which epsilon exceeds the divergence of an order.
 
   Canonne, Kamath and Steinke 2020, proposition 12.
   """
@@ -203,12 +205,12 @@ def _conversion(orders, delta):
 def spent_epsilon(
   num_releases: tf.Tensor, orders: np.ndarray, rdp: np.ndarray, delta: float
 ) -> tf.Tensor:
-  """Epsilon after so many rounds, as float32 scalar; 0 after none.
+  """Epsilon after `num_releases` rounds, as float32 scalar; 0 after none.
 
   Args:
     num_releases: float32 scalar.
-    orders: Of `renyi_divergences`.
-    rdp: A round's divergences.
+    orders: The orders of `renyi_divergences`.
+    rdp: The divergences of a round.
     delta: The delta.
 
   Returns:

@@ -6,24 +6,25 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-# Clipping norm before any client has been seen, as in TFF's robust aggregator.
+# Clipping norm of the first round, as in TFF's robust aggregator.
 _FIRST_NORM = 1.0
 
 
 class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
-  """The weighted mean of updates bounded by the medians of the round before.
+  """The weighted mean of updates bounded by the medians of the previous round.
 
-  A client's weight counts up to the median weight of the round before; its
+  A client's weight is limited to the median weight of the previous round. Its
   update is clipped to the median L2 norm, and left out if its norm is above
-  `zeroing_multiple` times that. Medians are over clients that weigh more than
-  0. In the first round updates are clipped to norm 1, and no more is bounded.
+  `zeroing_multiple` times that. Medians are over clients whose weight is above
+  0. In the first round updates are clipped to norm 1; there are no other
+  bounds.
 
-  As long as liars are a minority of each cohort, the medians lie within what
-  honest clients send, so that a liar counts about as much as an honest client,
-  whatever it sends. (TFF's robust aggregator follows the 0.8 quantile of norms
-  instead: where one of five clients lies, the clipping norm drifts up to that
-  client's norm; and it believes weights.) Norms and weights are collected, one
-  number each a client; this takes no second message from a client.
+  As long as liars are a minority of each cohort, the medians lie within the
+  range of honest values, so that a liar counts about as much as an honest
+  client, whatever it sends. (TFF's robust aggregator follows the 0.8 quantile
+  of norms instead: if one of five clients lies, the clipping norm drifts up to
+  that client's norm; and it trusts weights.) The server collects one norm and
+  one weight per client, which takes no second message from a client.
 
   The values must pass `guarded.is_acceptable`, which keeps norms finite.
   """
@@ -122,12 +123,16 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def lower_median(rows: tf.Tensor) -> tf.Tensor:
-  """Per column the median of float [N, D] with N > 0; of two, the smaller."""
+  """The median of each column of float [N, D], N > 0; if N is even, the lower.
+
+  Returns:
+    float [D].
+  """
   return tf.sort(rows, axis=0)[(tf.shape(rows)[0] - 1) // 2]
 
 
 def collect_rows(rows: tff.Value) -> tff.Value:
-  """Any number of rows from each client -> all of them at the server.
+  """Collects rows at the server, any number from each client.
 
   Args:
     rows: float32[?, D]@CLIENTS.
@@ -140,7 +145,7 @@ def collect_rows(rows: tff.Value) -> tff.Value:
 
   @tff.tensorflow.computation
   def no_rows():
-    # Of unknown length, as the type of the accumulator has to be.
+    # The accumulator's type must have an unknown length.
     return tf.compat.v1.placeholder_with_default(
       tf.zeros([0, num_columns]), [None, num_columns]
     )

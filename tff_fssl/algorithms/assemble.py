@@ -363,7 +363,7 @@ def build_process(
 def _keep_if_all_failed(
   state_type: tff.Type, metrics_type: tff.Type
 ) -> tff.Computation:
-  """Restores the old state, except counters, if no client's update is usable."""
+  """Restores the old state, but its counters, if no update was usable."""
 
   @tff.tensorflow.computation(state_type, state_type, metrics_type)
   def keep_if_all_failed(old, new, metrics):

@@ -1,1 +1,1 @@
-"""What the server does with the combined update."""
+"""Finalizers: the server's use of the combined update."""

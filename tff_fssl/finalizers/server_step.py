@@ -9,7 +9,8 @@ import tensorflow_federated as tff
 from tff_fssl.models import adapter
 
 # (weights, round_num, momentum) -> (weights, metrics, momentum), called inside
-# a computation. The momentum is what it gave the round before; zeros at first.
+# a computation. It gets the momentum that it returned in the previous round;
+# zeros in the first.
 Momentum = tuple[tf.Tensor, ...]
 ServerTraining = Callable[
   [adapter.Weights, tf.Tensor, Momentum],
@@ -29,12 +30,13 @@ def build_server_step(
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
-  Its `next`, `<S@SERVER, W@SERVER, U@SERVER> -> <S, W, metrics>@SERVER`:
+  Its `next`, `<S@SERVER, W@SERVER, U@SERVER> -> <S, W, metrics>@SERVER`, where
+  `T@SERVER` is TFF's notation for a value of type T at the server:
 
-  1.  Applies the update, trainable weights before minus after, as a gradient,
-      by `optimizer`. An update that is not finite (no client weighed anything,
-      or the aggregator gave such), or whose result is not finite, is skipped:
-      weights and optimizer state stay.
+  1.  Applies the update (trainable weights before minus after training) as a
+      gradient, with `optimizer`. An update that is not finite (all weights were
+      0, or the aggregator returned such an update), or whose result is not
+      finite, is skipped: weights and optimizer state stay.
   2.  Adds the mean change of tracked non-trainable weights, if there are any.
   3.  Trains on the server's labels, if there are any.
 
@@ -44,11 +46,11 @@ def build_server_step(
       they are tracked, one per non-trainable float weight.
     optimizer: The server optimizer.
     first_round: The number of the first round.
-    make_training: Called where variables may be made; gives the server's
-      training, if it trains.
-    keeps_momentum: Whether that training's momentum is part of the state; else
-      it is given none.
-    non_negative: Indices of non-trainable weights that no update makes
+    make_training: Returns the server's training, if it trains; called where
+      variables may be made.
+    keeps_momentum: Whether the momentum of that training is part of the state;
+      if not, training gets none.
+    non_negative: Indices of non-trainable weights that no update may make
       negative: variances.
 
   Returns:
