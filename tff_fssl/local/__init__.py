@@ -1,1 +1,1 @@
-"""Local training: the one batch loop, and what algorithms give it."""
+"""Local training: the batch loop, and the interface of algorithms to it."""

@@ -1,4 +1,4 @@
-"""What an algorithm gives to local training: three pure pieces."""
+"""The interface between an algorithm and local training."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,7 +13,7 @@ Ratio = tuple[tf.Tensor, tf.Tensor]
 
 
 def ratio(total: tf.Tensor, count: tf.Tensor) -> Ratio:
-  """A metric as the pair whose sums over batches and clients give its mean."""
+  """A metric as the pair that is summed over batches and clients."""
   return (tf.cast(total, tf.float32), tf.cast(count, tf.float32))
 
 
@@ -28,8 +28,8 @@ class Examples(NamedTuple):
 
   Attributes:
     x: [N, ...] in its stored dtype (images: uint8 [N, H, W, C]).
-    y: int32 [N]; of unlabelled examples the hidden label, or -1: for
-      diagnostics only, never for training.
+    y: int32 [N]. For unlabelled examples, the hidden label, or -1 if it is
+      unknown: for diagnostics only, never for training.
   """
 
   x: tf.Tensor
@@ -37,18 +37,18 @@ class Examples(NamedTuple):
 
 
 class Prepared(NamedTuple):
-  """What an algorithm made of a client's data before the first batch.
+  """Values that an algorithm computes from a client's data before training.
 
   Attributes:
-    selected: int32 [M], which unlabelled examples are trained on.
-    of_example: Name -> [N, ...], values that go along with the unlabelled
-      examples into their batches (pseudo-labels, masks).
-    constants: Name -> tensor, values that every batch sees.
+    selected: int32 [M], indices of the unlabelled examples to train on.
+    of_example: Name -> [N, ...], a value for each unlabelled example, which
+      goes with it into batches (pseudo-labels, masks).
+    constants: Name -> tensor, values that every batch contains.
     ratios: Name -> metric of the round, a mean over examples.
     ranges: Name -> float32 scalar in [0, 1] (thresholds, shares), reported as
-      min, mean, max over clients; other values get the client rejected.
-    weight: float32 scalar in [0, 1], what the update weighs in the aggregation,
-      if the algorithm `weighs`; None: by `client_weighting`.
+      min, mean and max over clients; other values get the client rejected.
+    weight: float32 scalar in [0, 1], the weight of the update in the
+      aggregation, if the algorithm `weighs`; None: `client_weighting` decides.
   """
 
   selected: tf.Tensor
@@ -60,17 +60,17 @@ class Prepared(NamedTuple):
 
 
 class Batch(NamedTuple):
-  """What a step sees.
+  """The input of a training step.
 
   Attributes:
     labeled: Preprocessed labelled images float32 [L, ...], or None if the
       algorithm does not train on labels here.
     labels: int32 [L], or None.
-    label_weights: float32 [L], 1, or 0 for the filler of a client without
-      labels; or None.
+    label_weights: float32 [L], or None. 1, but 0 for the filler that a client
+      without labels gets.
     views: Name of view -> preprocessed unlabelled images float32 [U, ...].
     hidden_labels: int32 [U], for diagnostics only; or None.
-    of_example: `Prepared.of_example` of these unlabelled examples.
+    of_example: `Prepared.of_example` for these unlabelled examples.
     constants: `Prepared.constants`.
   """
 
@@ -84,10 +84,10 @@ class Batch(NamedTuple):
 
 
 class StepResult(NamedTuple):
-  """A step's outcome.
+  """The result of a training step.
 
   Attributes:
-    gradients: One per trainable variable, of the loss that is minimized.
+    gradients: Gradients of the minimized loss, one per trainable variable.
     ratios: Name -> metric of the batch.
   """
 
@@ -96,18 +96,18 @@ class StepResult(NamedTuple):
 
 
 class LocalAlgorithm(NamedTuple):
-  """An algorithm's local work.
+  """The local part of an algorithm, as pure functions.
 
   Attributes:
     prepare: (network, weights, unlabeled Examples, views, seed) -> Prepared;
-      once a round. None: all examples, nothing else.
-    step: (network, Batch) -> StepResult. Leaves the network's weights as they
-      were; the loop clips and applies the gradients.
-    step_ratios: The names of the metrics that a step gives.
-    views: Which views of unlabelled examples a step sees, of `weak`, `strong`;
-      empty: it trains on labels alone.
-    labeled: Whether a step sees labelled examples (weakly augmented).
-    weighs: Whether `prepare` says what the update weighs.
+      called once a round. None: all examples are selected, nothing is computed.
+    step: (network, Batch) -> StepResult. Must leave the network's weights as
+      they were; the loop clips and applies the gradients.
+    step_ratios: The names of the metrics that a step returns.
+    views: The views of unlabelled examples in a batch, of `weak` and `strong`;
+      empty: the algorithm trains on labels only.
+    labeled: Whether a batch has labelled examples (weakly augmented).
+    weighs: Whether `prepare` sets the weight of the update.
   """
 
   step: Callable[[adapter.Network, Batch], StepResult]

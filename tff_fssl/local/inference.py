@@ -18,18 +18,18 @@ def weak_logits(
   """Logits of one weak view of every image, in inference mode.
 
   Args:
-    network: The network, to which `weights` are assigned already.
+    network: The network; `weights` must be assigned to it already.
     weights: Only `statistics_count` is read.
     images: [N, ...] as stored; N may be 0.
-    views: Their preprocessing.
-    seed: int32 [2], of the view.
+    views: The preprocessing.
+    seed: int32 [2], seed of the view.
     batch_size: Images in a batch.
 
   Returns:
     float32 [N, C].
   """
   num_images = tf.shape(images)[0]
-  # At least one image, a blank one: TF's convolutions of none fail.
+  # TF's convolutions fail on 0 images: use a blank one then.
   images = training.zero_row(images, tf.equal(num_images, 0))
   num_batches = training.num_batches(tf.shape(images)[0], batch_size)
   results = tf.TensorArray(

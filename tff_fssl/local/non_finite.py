@@ -1,4 +1,4 @@
-"""Where a client's training stops being finite."""
+"""Finds where a client's training stops being finite."""
 
 from collections.abc import Mapping
 import math
@@ -11,8 +11,8 @@ class NonFinite(NamedTuple):
   """The first tensor of a local training that is not finite.
 
   Attributes:
-    step: The local step, from 1; 0 is before the first.
-    tensor: Its name.
+    step: The local step, from 1; 0 means before the first.
+    tensor: The name of the tensor.
     loss: The loss of that step; NaN if there is none.
   """
 
@@ -27,10 +27,10 @@ class NonFinite(NamedTuple):
 
 
 class Watch:
-  """Looks at tensors, in the order of training, for the first bad one.
+  """Checks tensors in the order of training and records the first bad one.
 
-  It holds variables: to be made where these may be, and called inside of
-  `tf.function`s.
+  It holds variables: create it where variables may be created, and call it
+  inside a `tf.function`.
   """
 
   def __init__(self):
@@ -46,15 +46,16 @@ class Watch:
   def __call__(
     self, step: int | tf.Tensor, tensors: Mapping[str, tf.Tensor]
   ) -> None:
-    """Looks at a step's tensors; one whose name starts with loss is the loss.
+    """Checks a step's tensors. One whose name starts with 'loss' is the loss.
 
     Args:
-      step: The local step, from 1; 0 is before the first.
+      step: The local step, from 1; 0 means before the first.
       tensors: Name -> float tensor, in the order in which they were made.
     """
     if not tensors:
       return
-    # A trace's own: its places in the list stay valid if it is repeated.
+    # Each trace adds its own names, so that its indices stay valid when the
+    # function is traced again.
     offset = len(self._names)
     self._names += tensors
     finite = tf.stack(

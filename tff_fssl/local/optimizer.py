@@ -1,4 +1,4 @@
-"""The SGD of clients and of the server's own training, and its schedule."""
+"""The SGD of clients and server, and its learning rate schedule."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -18,9 +18,9 @@ class Sgd:
 
   Attributes:
     momentum: In [0, 1].
-    nesterov: Whether it is Nesterov's.
+    nesterov: Whether the momentum is Nesterov's.
     weight_decay: L2 penalty, added after clipping.
-    max_gradient_norm: Bound of the global norm; 0 is none.
+    max_gradient_norm: Bound on the global norm; 0: no bound.
   """
 
   momentum: float = 0.0
@@ -29,7 +29,7 @@ class Sgd:
   max_gradient_norm: float = 0.0
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
-    """Momentum's variables, none without momentum; call where they are made."""
+    """Makes the variables of momentum, if any; call where it is allowed."""
     if not self.momentum:
       return []
     return [
@@ -44,7 +44,7 @@ class Sgd:
     gradients: Sequence[tf.Tensor],
     learning_rate: tf.Tensor,
   ) -> None:
-    """One step, in place."""
+    """Makes one step, in place."""
     if self.max_gradient_norm:
       gradients, _ = tf.clip_by_global_norm(gradients, self.max_gradient_norm)
     for i, variable in enumerate(network.trainable_variables):
@@ -69,14 +69,14 @@ class Sgd:
 def learning_rate(
   initial: float, schedule: str, schedule_rounds: int, round_num: tf.Tensor
 ) -> tf.Tensor:
-  """The rate of a round, float32 scalar.
+  """The learning rate of a round, float32 scalar.
 
   Args:
-    initial: The rate at first.
+    initial: The initial rate.
     schedule: `constant`, or `cosine`: initial * (1 + cos(pi (t - 1) / T)) / 2
       in round t, `initial` before round 1 and 0 after round T.
     schedule_rounds: T.
-    round_num: int32 scalar t.
+    round_num: t, int32 scalar.
 
   Returns:
     The rate.

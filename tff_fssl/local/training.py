@@ -1,4 +1,4 @@
-"""The one batch loop of clients and server."""
+"""The batch loop that clients and server share."""
 
 from collections.abc import Sequence
 import contextlib
@@ -13,27 +13,28 @@ from tff_fssl.local import non_finite
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.models import adapter
 
-# The metric of what regularizers add to the loss, where a model has some.
+# The metric for the regularizers' part of the loss, if a model has some.
 REGULARIZATION = 'loss_regularization'
 
-# Purposes that seeds are derived for: one number each, never reused.
+# The purposes for which seeds are derived: one number each, never reused.
 _ORDER_UNLABELED, _ORDER_LABELED, _VIEWS, _PREPARE, _DRAWS = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-  """How the loop goes over the data.
+  """The configuration of the loop.
 
   Attributes:
-    num_epochs: Passes over the longer of the streams that are trained on.
-    batch_size: Unlabelled examples in a batch; the last one of a pass is
-      smaller where the data do not divide.
-    labeled_batch_size: Labelled examples in a batch, likewise.
-    optimizer: What applies gradients.
+    num_epochs: Passes over the longer stream of examples; the other repeats.
+    batch_size: Unlabelled examples in a batch; the last batch of a pass may be
+      smaller.
+    labeled_batch_size: Labelled examples in a batch; the last batch of a pass
+      may be smaller.
+    optimizer: Applies the gradients.
     proximal_strength: mu of FedProx, >= 0.
     jit_compile: Whether XLA compiles the step.
-    keeps_momentum: Whether the result has the momentum at the end, for the next
-      round to start from.
+    keeps_momentum: Whether the result contains the final momentum, from which
+      the next round can start.
   """
 
   num_epochs: int
@@ -46,20 +47,20 @@ class LoopConfig:
 
 
 class LocalResult(NamedTuple):
-  """What local training leaves.
+  """The result of local training.
 
   Attributes:
     update: Per trainable variable, weights before minus weights after; all 0 if
-      not finite.
-    non_trainable: The non-trainable variables after it; as before if the update
-      is not finite.
-    is_finite: bool scalar.
+      it is not finite.
+    non_trainable: The non-trainable variables after training; unchanged if the
+      update is not finite.
+    is_finite: bool scalar, whether the update is finite.
     num_examples: float32 scalar, examples processed (over all epochs).
     weight: `Prepared.weight`.
     ratios: Name -> metric, summed over batches.
     ranges: `Prepared.ranges`.
-    momentum: The optimizer's, per trainable variable; as before if the update
-      is not finite; empty if it is not kept.
+    momentum: The optimizer's momentum, per trainable variable; unchanged if the
+      update is not finite; empty if it is not kept.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -73,19 +74,19 @@ class LocalResult(NamedTuple):
 
 
 def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
-  """A seed, int32 [2], for one purpose (or step) out of another."""
+  """Derives from a seed another one, int32 [2], for a purpose or a step."""
   return tf.random.experimental.stateless_fold_in(seed, purpose)
 
 
 def num_batches(
   size: int | tf.Tensor, batch_size: int | tf.Tensor
 ) -> int | tf.Tensor:
-  """How many batches hold `size` examples, the last one perhaps smaller."""
+  """The number of batches for `size` examples; the last may be smaller."""
   return -(-size // batch_size)
 
 
 def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
-  """`values`, with a row of zeros put in front of them if `when`."""
+  """`values`, preceded by a row of zeros if `when` is true."""
   pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
   return tf.pad(values, pad)
 
@@ -97,7 +98,7 @@ class _Stream:
     self._size = tf.maximum(tf.shape(indices)[0], 1)
     self._batch_size = batch_size
     self._steps_per_pass = num_batches(self._size, batch_size)
-    # An empty stream yields example 0 of data that have been given a filler.
+    # An empty stream yields example 0, the filler that the data were given.
     padded = tf.cond(
       tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
     )
@@ -113,13 +114,13 @@ class _Stream:
 
 
 def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
-  """At least one: a blank one for empty data, which the loop weighs 0."""
+  """`examples`, or one blank example if empty; the loop gives it weight 0."""
   is_empty = tf.equal(tf.shape(examples.x)[0], 0)
   return algorithm_lib.Examples(*(zero_row(t, is_empty) for t in examples))
 
 
 def _floats(prepared: algorithm_lib.Prepared) -> dict[str, tf.Tensor]:
-  """The float tensors of a preparation, by name."""
+  """The float tensors of `prepared`, by name."""
   named = {**prepared.ranges, **prepared.constants, **prepared.of_example}
   if prepared.weight is not None:
     named['aggregation weight'] = prepared.weight
@@ -129,7 +130,7 @@ def _floats(prepared: algorithm_lib.Prepared) -> dict[str, tf.Tensor]:
 def _named(
   what: str, variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-  """Float tensors, one a variable, by the variables' names."""
+  """Float tensors, one per variable, by the variables' names."""
   return {
     f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
     for variable, tensor in zip(variables, tensors)
@@ -138,10 +139,10 @@ def _named(
 
 
 class LocalTraining:
-  """Trains one network on one client's (or the server's) data, round by round.
+  """Trains one network on the data of one client (or the server).
 
-  Variables are made here, so it must be built where variables may be made (not
-  inside a `tf.function`); `run` belongs inside one.
+  The constructor makes variables, so call it outside of `tf.function`s; call
+  `run` inside one.
   """
 
   def __init__(
@@ -158,7 +159,7 @@ class LocalTraining:
     self._slots = config.optimizer.initialize(network)
 
     def step(batch, seed):
-      # No seed is made for what draws nothing.
+      # There is no seed if the network draws no random numbers.
       draws = contextlib.nullcontext() if seed is None else network.draws(seed)
       with draws:
         return algorithm.step(network, batch)
@@ -168,7 +169,7 @@ class LocalTraining:
   def _make_batch(
     self, prepared, labeled, unlabeled, streams, step, seed
   ) -> algorithm_lib.Batch:
-    """The batch of a step: gathered, and in every view that is asked for."""
+    """Gathers the batch of a step and makes the views that the step needs."""
     seed = fold_in(fold_in(seed, _VIEWS), step)
     batch = algorithm_lib.Batch(None, None, None, {}, None, {}, {})
     if self._algorithm.labeled:
@@ -214,14 +215,14 @@ class LocalTraining:
     """Trains from `weights`.
 
     Args:
-      weights: Where to start.
+      weights: The initial weights.
       labeled: Labelled examples, perhaps none.
       unlabeled: Unlabelled examples, perhaps none.
       learning_rate: float32 scalar.
       seed: int32 [2].
       enabled: bool scalar; if false, no step is made.
-      momentum: What the optimizer's momentum starts from; empty: 0.
-      watch: Looks at all that is made of the client's data, if given.
+      momentum: The initial momentum of the optimizer; empty: 0.
+      watch: If given, it checks all tensors computed from the client's data.
 
     Returns:
       The result.
@@ -259,8 +260,8 @@ class LocalTraining:
     num_steps = tf.where(enabled, config.num_epochs * steps_per_epoch, 0)
     streams = {}
     if algorithm.views:
-      # With labels as well, a client none of whose unlabelled examples is
-      # selected still trains on the labels; its filler must weigh nothing.
+      # If labels are trained on, too, a client without a selected unlabelled
+      # example still trains on its labels; its filler must have weight 0.
       streams['unlabeled'] = _Stream(
         prepared.selected,
         config.batch_size,

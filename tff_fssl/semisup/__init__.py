@@ -1,1 +1,1 @@
-"""What semi-supervised learning is made of: one idea a file."""
+"""The building blocks of semi-supervised learning, one idea per file."""

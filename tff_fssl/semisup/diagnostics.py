@@ -1,4 +1,4 @@
-"""How good pseudo-labels are, where hidden labels are known (simulation)."""
+"""Quality of pseudo-labels, if hidden labels are known (in a simulation)."""
 
 import tensorflow as tf
 
@@ -23,14 +23,14 @@ def pseudo_label_ratios(
   Args:
     pseudo_labels: int32 [N].
     hidden_labels: int32 [N], -1 where unknown.
-    mask: bool or float [N], which ones are used.
-    prefix: Of the names.
+    mask: bool or float [N], which pseudo-labels are used.
+    prefix: Prefix of the names.
 
   Returns:
     `<prefix>_ratio`: used / all; `_accuracy`: correct / used;
-    `_correct_ratio`, `_wrong_ratio`: correct, wrong / all;
-    `_correct_to_wrong`: correct / wrong. All but the first over examples whose
-    hidden label is known.
+    `_correct_ratio`: correct / all; `_wrong_ratio`: wrong / all;
+    `_correct_to_wrong`: correct / wrong. All except the first are over examples
+    whose hidden label is known.
   """
   used = tf.cast(mask, tf.float32)
   known = tf.cast(hidden_labels >= 0, tf.float32)
@@ -64,9 +64,9 @@ def kept_and_confident(
 
 
 def names(*prefixes: str) -> tuple[str, ...]:
-  """The names that `pseudo_label_ratios` gives, for each prefix."""
+  """The names of the metrics of `pseudo_label_ratios`, for each prefix."""
   return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)
 
 
-# What `kept_and_confident` gives.
+# The names of the metrics of `kept_and_confident`.
 KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)

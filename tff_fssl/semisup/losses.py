@@ -56,13 +56,13 @@ def masked_consistency(
 ) -> tf.Tensor:
   """(FL)^2's L_cs, as in the authors' code: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
 
-  The divisor is the whole batch's size, not the mask's (paper, eq. 13, leaves
-  mask and mean open).
+  The divisor is the size of the whole batch, not the sum of the mask (eq. 13 of
+  the paper leaves mask and mean open).
 
   Args:
     probs: float32 [B, C], Q at the weights W; no gradient is taken through it.
     perturbed_logits: float32 [B, C], logits at W + eps.
-    mask: float32 [B], 1 where the fixed threshold is passed.
+    mask: float32 [B], 1 where the fixed threshold is reached.
     temperature: Divides the perturbed logits only.
 
   Returns:

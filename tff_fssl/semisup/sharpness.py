@@ -12,7 +12,7 @@ _TINY = 1e-16
 def is_scaled(variable: tf.Variable) -> bool:
   """Whether ASAM scales a variable: kernels and norms' gamma, not biases.
 
-  In the authors' code: every parameter whose name contains "weight".
+  The authors' code scales every parameter whose name contains "weight".
   """
   leaf = variable.name.split('/')[-1].split(':')[0]
   return leaf not in ('bias', 'beta')
@@ -28,8 +28,8 @@ def perturbation(
 ) -> list[tf.Tensor]:
   """ASAM's ascent step (Kwon et al. 2021): eps = rho T^2 g / ||T g||.
 
-  T = |w| + eta for scaled weights, 1 for others; with no weight scaled it is
-  SAM (Foret et al. 2021), (FL)^2's eq. 12.
+  T is |w| + eta for scaled weights and 1 for others. If no weight is scaled,
+  this is SAM (Foret et al. 2021), eq. 12 of (FL)^2.
 
   Args:
     weights: w, float tensors.
@@ -59,15 +59,15 @@ def loss_and_gradients_at_ascent(
   """A loss and its gradient at W + eps, eps held constant.
 
   Args:
-    network: At weights W, to which it returns.
-    gradients: Of the loss that eps ascends, at W.
+    network: The network with weights W, which are restored in the end.
+    gradients: The gradients at W of the loss that eps ascends.
     loss_fn: The loss, float32 scalar, computed with `network`.
     rho: Radius.
-    eta: ASAM's.
-    adaptive: Whether it is ASAM or SAM.
+    eta: ASAM's eta.
+    adaptive: True for ASAM, false for SAM.
 
   Returns:
-    The loss and its gradient by W + eps.
+    The loss and its gradient with respect to W + eps.
   """
   variables = network.trainable_variables
   eps = perturbation(

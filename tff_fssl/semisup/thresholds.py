@@ -6,7 +6,7 @@ import tensorflow as tf
 
 
 class AdaptiveThresholds(NamedTuple):
-  """Thresholds that follow a client's learning status.
+  """Thresholds that adapt to a client's learning status.
 
   Attributes:
     learning_status: tau_k, float32 scalar in [1/C, 1].
@@ -21,7 +21,8 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
   """Client-specific adaptive thresholds, CAT: (FL)^2, eq. 6-9.
 
   tau = mean_b max_c q_b(c); p(c) = mean_b q_b(c); tau(c) = tau * p(c) / max p.
-  Fresh each round, over all of a client's examples; no moving average.
+  They are computed each round from all of a client's examples, without a moving
+  average.
 
   Args:
     probs: float32 [N, C], rows sum to 1. For N = 0 all thresholds are 1.
@@ -43,13 +44,22 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
 def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
   """Whether the largest probability reaches `threshold`: bool [N].
 
-  Paper's eq. 10 has >, both authors' codes >=; so has this.
+  Eq. 10 of the (FL)^2 paper has >. The authors' code has >=, as does FixMatch's
+  code, and so does this function.
   """
   return tf.reduce_max(probs, axis=-1) >= threshold
 
 
 def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
-  """Whether it reaches its own class's threshold, float32 [C]: bool [N]."""
+  """Whether the largest probability reaches its class's threshold.
+
+  Args:
+    probs: float32 [N, C], rows sum to 1.
+    thresholds: float32 [C].
+
+  Returns:
+    bool [N].
+  """
   limit = tf.gather(thresholds, tf.argmax(probs, axis=-1))
   return tf.reduce_max(probs, axis=-1) >= limit
 
@@ -57,7 +67,7 @@ def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
 def select(
   probs: tf.Tensor, of_class: tf.Tensor, confidence_threshold: float
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Pseudo-labels, and which of them to train on.
+  """Makes pseudo-labels and selects the ones to train on.
 
   Args:
     probs: float32 [N, C], rows sum to 1.
@@ -65,8 +75,8 @@ def select(
     confidence_threshold: The fixed threshold, in [0, 1].
 
   Returns:
-    Pseudo-labels int32 [N]; which are kept, reaching their class's threshold,
-    bool [N]; and which of these reach the fixed threshold, too, bool [N].
+    (pseudo-labels int32 [N]; kept bool [N], whether they reach their class's
+    threshold; confident bool [N], whether they also reach the fixed one).
   """
   kept = class_mask(probs, of_class)
   confident = tf.logical_and(kept, fixed_mask(probs, confidence_threshold))
