@@ -167,7 +167,7 @@ def test_every_named_network_can_be_built():
   [
     ('cn', _CIFAR, 'bn', "unknown model 'cn'.*did you mean 'cnn'"),
     ('cnn', _CIFAR, 'sbm', "unknown norm 'sbm'; known are bn, gn, none"),
-    ('wrn28_2', (7, 8, 1), 'bn', 'at least 8 x 8.*these have 7 x 8'),
+    ('wrn28_2', (7, 8, 1), 'bn', 'at least 8 x 8.*these are 7 x 8'),
     ('cnn', (3, 3, 1), 'bn', 'at least 4 x 4'),
   ],
 )

@@ -1,1 +1,1 @@
-"""Networks, and how local training sees them."""
+"""Networks, and the interface of local training to them."""

@@ -1,17 +1,17 @@
-"""The one way in which local training sees a Keras model.
+"""The interface of local training to a Keras model.
 
-A `Network` is one Keras model in one graph, through which any weight set is
-put by assigning it to the model's variables. It decides three things that
-Keras leaves to global or implicit state:
+A `Network` is one Keras model in one graph. To use a weight set, assign it to
+the model's variables. `Network` fixes three things that Keras leaves to global
+or implicit state:
 
 *   Initial weights are a function of (seed, place in the model). (Keras's own
     seeding differs from build to build inside a computation.)
-*   Batch normalization in training normalizes with the batch's moments and,
-    unless asked to, tracks none: `statistics.py` says where they come from.
+*   Batch normalization in training normalizes with the batch's moments and, by
+    default, tracks no averages: `statistics.py` gathers statistics instead.
 *   Dropout and other random layers draw from seeds of the training step: see
     `random_layers.py`.
 
-Models that cannot be trained so are refused: see `checks.py`.
+Models that cannot be trained in this way are refused: see `checks.py`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -32,15 +32,16 @@ ModelFn = Callable[[], tf.keras.Model]
 
 
 class Weights(NamedTuple):
-  """A model's weights and what its batch norm statistics rest on.
+  """A model's weights and the size of the basis of its batch norm statistics.
 
   Attributes:
     trainable: Trainable variables, in Keras's order.
     non_trainable: All others (batch norm's moving moments, frozen layers), in
       Keras's order.
-    statistics_count: float32 scalar, how much the batch norm statistics rest
-      on (`statistics.Sums.count`); 0 means that there are none yet, so that
-      inference has to normalize with the batch's own moments.
+    statistics_count: float32 scalar, the number of examples or batches from
+      which the batch norm statistics come (`statistics.Sums.count`); 0 means
+      that there are none yet, so that inference has to normalize with the
+      batch's own moments.
   """
 
   trainable: tuple[tf.Tensor, ...]
@@ -82,7 +83,7 @@ def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
   Args:
     condition: bool scalar.
     yes: A structure of tensors.
-    no: Gives a structure of tensors of the same shapes.
+    no: Returns a structure of tensors of the same shapes.
 
   Returns:
     One of the two.
@@ -91,14 +92,14 @@ def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
 
 
 def zero_unless(condition: tf.Tensor, values: Any) -> Any:
-  """A structure of tensors, or zeros unless `condition`, a bool scalar."""
+  """A structure of tensors if `condition`, a bool scalar, else zeros."""
   return select(
     condition, values, lambda: tf.nest.map_structure(tf.zeros_like, values)
   )
 
 
 class Network:
-  """One Keras model in the current graph, fed with explicit weights."""
+  """One Keras model in the current graph, used with explicit weights."""
 
   def __init__(
     self,
@@ -116,16 +117,16 @@ class Network:
     Args:
       model_fn: Builds the Keras model, images float32 [B, H, W, C] -> logits
         [B, num_classes].
-      seed: Of the initial weights; None if weights will be assigned.
-      num_classes: Expected width of the output, if to be checked.
+      seed: Seed of the initial weights; None if weights will be assigned.
+      num_classes: Expected width of the output; None to skip the check.
       image_shape: (H, W, C). Needed by models that have no shape of their own
-        (subclassed ones, `Sequential` without `Input`).
-      track_moving_averages: Whether training moves Keras's moving averages.
+        (subclassed models, `Sequential` without `Input`).
+      track_moving_averages: Whether training updates Keras's moving averages.
       compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
-        precision; variables, moments of batch norm and what this class returns
-        stay float32. 'float32': the model is as `model_fn` makes it.
-      trace: Whether forward passes are traced to check the model; needless
-        after another network of the same `model_fn`.
+        precision; variables, moments of batch norm and the results of this
+        class stay float32. 'float32': the model is as `model_fn` makes it.
+      trace: Whether forward passes are traced to check the model; not necessary
+        if another network of the same `model_fn` was checked.
 
     Raises:
       UsageError: If the model cannot be trained; says why.
@@ -171,20 +172,20 @@ class Network:
       checks.check_initial_weights(model, symbolic)
 
   def _trial(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """Logits as any step or evaluation would compute them."""
+    """The logits, as any step or evaluation would compute them."""
     with self.draws(tf.constant([0, 0])):
       return self.logits(images, training=training)
 
   def _batch_norm_call(
     self, index: int, layer: tf.keras.layers.Layer, keras_call: Callable
   ) -> Callable:
-    """A batch norm layer's `call` that normalizes as the class says."""
+    """A `call` for a batch norm layer with the moments that this class sets."""
 
     def call(inputs, training=None, mask=None):
       if mask is not None:
         raise hparams.UsageError(
           f'layer {layer.name!r} (batch normalization) gets a mask, which'
-          ' static batch norm does not know; leave masking out'
+          ' static batch norm does not support; leave masking out'
         )
       if not (training or self._use_batch_moments):
         return keras_call(inputs, training=False)
@@ -198,7 +199,14 @@ class Network:
     return call
 
   def assign(self, weights: Weights) -> None:
-    """Puts a weight set into the model; ValueError if it is another model's."""
+    """Assigns a weight set to the model.
+
+    Args:
+      weights: The weights.
+
+    Raises:
+      ValueError: If they are another model's.
+    """
     for variable, value in zip(
       self.trainable_variables, weights.trainable, strict=True
     ):
@@ -213,13 +221,13 @@ class Network:
     return Weights(
       tuple(tf.identity(v) for v in self.trainable_variables),
       tuple(tf.identity(v) for v in self.non_trainable_variables),
-      # Moving averages are meant to be used from the start.
+      # Moving averages are used from the start.
       tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
 
   @property
   def variances(self) -> tuple[int, ...]:
-    """Which non-trainable weights are batch norm's moving variances."""
+    """The indices of batch norm's moving variances in non-trainable weights."""
     moving = {
       layer.moving_variance.ref()
       for layer in self.model._flatten_layers()  # pylint: disable=protected-access
@@ -237,10 +245,11 @@ class Network:
     return bool(self.batch_norm_layers) and not self._track_moving_averages
 
   def logits(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """The model's logits, float32 [B, C], of images float32 [B, H, W, C].
+    """The model's logits, float32 [B, C], for images float32 [B, H, W, C].
 
-    In training, within `draws` if the network is random. A second pass of the
-    same tensor repeats the draws of the first; other tensors have their own.
+    If the network is random, call it within `draws` in training. A second pass
+    of the same tensor repeats the draws of the first; other tensors have their
+    own draws.
     """
     for layer in self._finalized_layers:
       layer.finalize_state()
@@ -256,16 +265,16 @@ class Network:
     return bool(self._random_layers)
 
   def draws(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-    """In here, training draws from `seed`, int32 [2], that of one step."""
+    """A context in which training draws from one step's `seed`, int32 [2]."""
     return self._random_layers.seeded(seed)
 
   def gradients(
     self, tape: tf.GradientTape, loss: tf.Tensor
   ) -> list[tf.Tensor]:
-    """The gradient of a loss by each trainable variable.
+    """The gradient of a loss with respect to each trainable variable.
 
     Args:
-      tape: What recorded it.
+      tape: The tape that recorded the loss.
       loss: float32 scalar.
 
     Returns:
@@ -281,7 +290,7 @@ class Network:
 
   @property
   def has_regularizers(self) -> bool:
-    """Whether layers have regularizers of weights."""
+    """Whether any layer has a regularizer of its weights."""
     return any(layer._callable_losses for layer in checks.layers(self.model))  # pylint: disable=protected-access
 
   def regularization(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -297,7 +306,9 @@ class Network:
   def inference_logits(
     self, images: tf.Tensor, statistics_count: tf.Tensor
   ) -> tf.Tensor:
-    """Logits for evaluation: by statistics, or the batch's if there are none.
+    """Logits for evaluation, with batch norm statistics if there are any.
+
+    Without statistics, batch norm uses the moments of the batch.
 
     Args:
       images: float32 [B, H, W, C].
@@ -320,7 +331,7 @@ class Network:
     )
 
   def moments(self, images: tf.Tensor) -> Sequence[BatchMoments]:
-    """Moments at every batch norm layer of one forward pass over a batch."""
+    """The moments at every batch norm layer in a forward pass over a batch."""
     with self._batch_moments():
       self._recorded = []
       self.logits(images, training=False)
@@ -329,7 +340,7 @@ class Network:
 
   @contextlib.contextmanager
   def _batch_moments(self) -> Iterator[None]:
-    """In here, trainable batch norm layers use the batch's moments."""
+    """A context in which trained batch norm layers use the batch's moments."""
     self._use_batch_moments = True
     try:
       yield
@@ -338,7 +349,7 @@ class Network:
 
   @contextlib.contextmanager
   def perturbed(self, perturbation: Sequence[tf.Tensor]) -> Iterator[None]:
-    """In here, trainable weights are w + `perturbation`; after it, w again."""
+    """A context in which the trainable weights w are w + `perturbation`."""
     saved = [v.read_value() for v in self.trainable_variables]
     for variable, value, change in zip(
       self.trainable_variables, saved, perturbation

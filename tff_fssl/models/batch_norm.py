@@ -1,4 +1,4 @@
-"""Batch normalization by the moments of the batch, without moving averages."""
+"""Batch normalization with the batch's moments, without moving averages."""
 
 import math
 
@@ -14,7 +14,7 @@ LAYERS = (
 def trained_layers(
   model: tf.keras.Model,
 ) -> tuple[tf.keras.layers.Layer, ...]:
-  """The model's batch normalization layers, without frozen ones."""
+  """The model's batch normalization layers, except frozen ones."""
   return tuple(
     layer
     for layer in model._flatten_layers()  # pylint: disable=protected-access
@@ -25,15 +25,15 @@ def trained_layers(
 def by_batch(
   layer: tf.keras.layers.Layer, inputs: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-  """What a layer gives in training.
+  """The outputs of a batch normalization layer in training, and its moments.
 
   Args:
     layer: One of `LAYERS`.
     inputs: Float tensor of any rank.
 
   Returns:
-    (outputs, mean float32 [channels], variance float32 [channels], divided by
-    the count, count of values per channel float32).
+    (outputs, mean float32 [channels], biased variance float32 [channels],
+    number of values per channel as float32 scalar).
   """
   inputs = tf.cast(inputs, layer.compute_dtype)
   axis = [a % inputs.shape.rank for a in layer.axis]
@@ -48,7 +48,7 @@ def by_batch(
       epsilon=layer.epsilon,
       is_training=True,
     )
-    variance *= (count - 1.0) / tf.maximum(count, 1.0)  # To biased.
+    variance *= (count - 1.0) / tf.maximum(count, 1.0)  # Makes it biased.
   else:
     others = [a for a in range(inputs.shape.rank) if a not in axis]
     shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]

@@ -1,7 +1,7 @@
-"""What a user's Keras model must be; one clear line says what it is not.
+"""Checks of a user's Keras model; each failure is reported in one clear line.
 
-Here: what its layers, variables and initial weights show. `forward_pass.py`:
-what a forward pass does.
+This module checks layers, variables and initial weights; `forward_pass.py`
+checks forward passes.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -24,13 +24,13 @@ RANDOM = re.compile(
   r'|Anonymous\w*SeedGenerator|\w*CandidateSampler'
 )
 LOGITS = (
-  'a model must give logits: leave the last activation out (in'
+  'a model must give logits: leave out the last activation (in'
   ' keras.applications: classifier_activation=None)'
 )
 
 
 def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-  """The model and all layers in it, however deep."""
+  """The model and all layers in it, at any depth."""
   return list(model._flatten_layers())  # pylint: disable=protected-access
 
 
@@ -39,7 +39,7 @@ def _cause(error: Exception) -> str:
   around = r'Exception encountered when calling layer .*? \(type \w+\)\.'
   text = re.sub(f'{around}|in user code:', '', str(error))
   lines = [line.strip() for line in text.splitlines() if line.strip()]
-  # AutoGraph puts the calls first, and what they came to after them.
+  # AutoGraph's message lists the calls first, then the error.
   named = [line for line in lines if re.match(r'\w*(Error|Exit): *\w', line)]
   line = (named or lines or [''])[0]
   prefix = '' if named else f'{type(error).__name__}: '
@@ -47,10 +47,10 @@ def _cause(error: Exception) -> str:
 
 
 def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
-  """What `model_fn` builds.
+  """The model that `model_fn` builds.
 
   Raises:
-    UsageError: If it raises, or gives no Keras model.
+    UsageError: If it raises, or does not return a Keras model.
   """
   try:
     model = model_fn()
@@ -61,8 +61,8 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
   if not isinstance(model, tf.keras.Model):
     what = repr(model) if isinstance(model, type) else type(model).__name__
     raise UsageError(
-      f'model_fn gave {what if model is not None else None}; it must build and'
-      ' return a tf.keras.Model'
+      f'model_fn returned {what if model is not None else None}; it must build'
+      ' and return a tf.keras.Model'
     )
   return model
 
@@ -72,32 +72,32 @@ def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
 
   Args:
     model: The model.
-    created: What was made.
+    created: The variables that this call made.
 
   Raises:
-    UsageError: If there are others.
+    UsageError: If the model has others.
   """
   ours = {id(v.handle) for v in created}
   for layer in reversed(layers(model)):
-    # What is not built yet has no `weights`.
+    # Layers that are not built yet have no `weights`.
     # pylint: disable-next=protected-access
     for variable in layer._trainable_weights + layer._non_trainable_weights:
       if id(variable.handle) not in ours:
         raise UsageError(
           f'model {model.name!r}: layer {layer.name!r} was there before'
-          ' model_fn was called; model_fn must build the whole model anew each'
-          ' time (weights of your own: process.set_model_weights)'
+          ' model_fn was called; each call of model_fn must build a new model'
+          ' (to start from your own weights, use process.set_model_weights)'
         )
 
 
 @contextlib.contextmanager
 def explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
-  """Turns what goes wrong while `model` is called on `images` into one line."""
+  """Turns errors in a call of `model` on `images` into one-line errors."""
   try:
     yield
   except Exception as e:
     reason: BaseException | None = e
-    while reason is not None:  # AutoGraph makes errors of its own of ours.
+    while reason is not None:  # AutoGraph wraps our errors in its own.
       if isinstance(reason, UsageError):
         raise reason from None
       reason = reason.__context__
@@ -120,7 +120,7 @@ def _dims(shape: Any) -> str:
 
 
 def _inputs(layer: tf.keras.layers.Layer) -> list[Any]:
-  """The symbolic inputs of a model, if it is one that has them."""
+  """The symbolic inputs of a layer that is a model; else an empty list."""
   return tf.nest.flatten(getattr(layer, 'inputs', None) or [])
 
 
@@ -130,7 +130,7 @@ class Symbolic(NamedTuple):
   Attributes:
     image_shape: (height, width, channels), None where not known.
     images: The input.
-    output: What the model gives for it.
+    output: The output of the model.
   """
 
   image_shape: Sequence[int | None]
@@ -151,12 +151,12 @@ def build(
     Its symbolic call.
 
   Raises:
-    UsageError: If it does not take images of that shape and those alone.
+    UsageError: If images of that shape are not its one valid input.
   """
   inputs = _inputs(model)
   if not model._is_graph_network:  # pylint: disable=protected-access
     if image_shape is None and isinstance(model, tf.keras.Sequential):
-      # The first layer may be a model that knows.
+      # The first layer may be a model that has an input shape.
       image_shape = next(
         (i.shape[1:].as_list() for x in model.layers[:1] for i in _inputs(x)),
         None,
@@ -178,7 +178,7 @@ def build(
   if inputs[0].shape[0] is not None or not inputs[0].dtype.is_floating:
     raise UsageError(
       f'model {model.name!r} takes images {inputs[0].dtype.name}'
-      f' {_dims(inputs[0].shape)}; it must take float32 ones, and batches of'
+      f' {_dims(inputs[0].shape)}; it must take float32 images, in batches of'
       ' any size'
     )
   if image_shape is None:
@@ -198,8 +198,8 @@ def check_output(
 
   Args:
     model: The model.
-    output: What it gives, symbolically.
-    num_classes: The data's, if to be checked.
+    output: Its symbolic output.
+    num_classes: The number of classes of the data; None to skip the check.
 
   Returns:
     The width of the output.
@@ -232,16 +232,16 @@ def check_output(
 
 
 def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
-  """Refuses variables and layers that local training cannot deal with.
+  """Refuses variables and layers that local training cannot handle.
 
   Args:
     model: The model, built.
-    compute_dtype: What it is asked to compute in.
+    compute_dtype: The type in which it should compute.
 
   Raises:
-    UsageError: If nothing is trainable, a weight is not float32, no layer
-      computes in `compute_dtype`, one does in float16, or one is a batch
-      normalization by other than the batch's moments.
+    UsageError: If nothing is trainable, a trainable weight is not float32, no
+      layer computes in `compute_dtype`, one computes in float16, or one is a
+      batch normalization that uses other moments than the batch's.
   """
   what = f'model {model.name!r}'
   if not model.trainable_variables:
@@ -250,7 +250,8 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
     if variable.dtype != tf.float32:
       raise UsageError(
         f'{what}: weight {variable.name!r} is {variable.dtype.name}; trainable'
-        ' weights must be float32 (compute_dtype=bfloat16 computes in less)'
+        ' weights must be float32 (to compute in less, set'
+        ' compute_dtype=bfloat16)'
       )
   dtypes = {
     layer.compute_dtype
@@ -260,34 +261,34 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
   if compute_dtype != 'float32' and dtypes and compute_dtype not in dtypes:
     raise UsageError(
       f'compute_dtype={compute_dtype}: no layer of {what} computes in it; make'
-      ' its layers without a dtype of their own, inside model_fn'
+      ' the layers inside model_fn, without a dtype'
     )
   for layer in layers(model):
     where = f'{what}: layer {layer.name!r} ({type(layer).__name__})'
     if layer.compute_dtype == 'float16' and layer.weights:
       raise UsageError(
         f'{where} computes in float16, in which small gradients become 0; use'
-        ' compute_dtype=bfloat16, and no policy of your own'
+        ' compute_dtype=bfloat16 without a policy of your own'
       )
     if isinstance(layer, batch_norm.LAYERS):
       for name in ('renorm', 'virtual_batch_size', 'adjustment'):
         if getattr(layer, name, None):
           raise UsageError(
-            f'{where} has {name}, which static batch norm does not know; leave'
-            ' it out'
+            f'{where} has {name}, which static batch norm does not support;'
+            ' leave it out'
           )
 
 
 def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
-  """Refuses what initial weights show.
+  """Refuses unseeded initial weights, and outputs that are probabilities.
 
   Args:
     model: The model.
     symbolic: Its symbolic call.
 
   Raises:
-    UsageError: If they come from global random state, or outputs are
-      probabilities, however the model makes them.
+    UsageError: If initial weights come from global random state, or the outputs
+      at these weights are probabilities, however the model makes them.
   """
   if tf.inside_function() or None in symbolic.image_shape:
     return
@@ -306,8 +307,8 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
   rows = rows.astype(np.float32)
   if np.all(rows >= 0) and np.allclose(rows.sum(axis=-1), 1.0, atol=1e-3):
     raise UsageError(
-      f'model {model.name!r} gives probabilities: its outputs are not negative'
-      f' and sum to 1; {LOGITS}'
+      f'model {model.name!r} gives probabilities: its outputs are not'
+      f' negative and sum to 1; {LOGITS}'
     )
 
 

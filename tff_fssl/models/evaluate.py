@@ -1,4 +1,4 @@
-"""Accuracy of a weight set on examples that are at hand."""
+"""Accuracy of a weight set on examples in memory."""
 
 import collections
 from collections.abc import Callable
@@ -22,13 +22,13 @@ def build_evaluate_fn(
   *,
   batch_size: int = 256,
 ) -> EvaluateFn:
-  """Builds an evaluation, traced at first use, for any number of examples.
+  """Builds an evaluation for any number of examples, traced at first use.
 
   Args:
     model_fn: Builds the Keras model, images -> logits.
     views: The preprocessing; `plain` is used.
-    batch_size: Examples in a batch. Where there are no batch norm statistics
-      yet, it is the batch whose moments normalize.
+    batch_size: Examples in a batch. As long as there are no batch norm
+      statistics, the moments of the batch are used.
 
   Returns:
     `(weights, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],

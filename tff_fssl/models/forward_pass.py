@@ -1,6 +1,6 @@
-"""What the graph of a forward pass shows of a user's Keras model.
+"""Checks of a user's Keras model that need the graph of a forward pass.
 
-What a layer does there counts, not what it is called.
+They judge layers by the operations in the graph, not by their names.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ _PYTHON = re.compile(r'(Eager)?PyFunc')
 _ASSIGNS = re.compile(
   r'Assign\w*VariableOp|Resource(Scatter|Apply|SparseApply|Strided)'
 )
-# What hands values on as they are, up to their shape and precision.
+# Operations that pass values on, up to their shape and precision.
 _TRANSPARENT = (
   'Identity',
   'IdentityN',
@@ -32,15 +32,14 @@ _PROBABILITIES = ('Softmax', 'Sigmoid')
 
 
 def _check_losses(model: tf.keras.Model) -> None:
-  """Refuses losses that a forward pass has left behind."""
+  """Refuses losses that a forward pass has added."""
   for layer in reversed(checks.layers(model)):
     # pylint: disable=protected-access
     if layer._losses or layer._eager_losses:
       raise UsageError(
         f'model {model.name!r}: layer {layer.name!r} ({type(layer).__name__})'
         ' adds a loss that depends on its input (activity_regularizer or'
-        ' add_loss); only regularizers of weights become part of the loss:'
-        ' remove it'
+        ' add_loss); only regularizers of weights are supported: remove it'
       )
 
 
@@ -56,13 +55,13 @@ class _Graph:
     }
 
   def nodes(self) -> Iterator[Any]:
-    """All nodes, functions' included."""
+    """All nodes, including those in functions."""
     yield from self._nodes.values()
     for function in self._functions.values():
       yield from function.node_def
 
   def assigns(self, name: str) -> bool:
-    """Whether a node assigns to variables, itself or by what it calls."""
+    """Whether a node, or a function that it calls, assigns to variables."""
     return self._assigns(self._nodes[name])
 
   def _assigns(self, node):
@@ -79,7 +78,7 @@ class _Graph:
     )
 
   def origin(self, name: str) -> Any:
-    """The node that made a tensor's values, past what only hands them on."""
+    """The node that made a tensor's values, past nodes that pass them on."""
     return self._origin(name, self._nodes)
 
   def _origin(self, name, nodes):
@@ -98,7 +97,7 @@ class _Graph:
 
 
 def _layer_of(model: tf.keras.Model, node_name: str) -> str:
-  """Names the layer in whose scope a node is, as far as that is known."""
+  """Names the layer in whose scope a node is, if that is known."""
   known = {layer.name: layer for layer in checks.layers(model)}
   for part in reversed(node_name.split('/')):
     if part in known and known[part] is not model:
@@ -113,18 +112,18 @@ def check(
   *,
   may_change: Sequence[tf.Variable] = (),
 ) -> None:
-  """Traces a forward pass and refuses what its graph shows.
+  """Traces a forward pass and checks its graph.
 
   Args:
     model: The model.
-    logits_fn: Its outputs, of images float32 [B, ...].
-    image_shape: Of an image.
-    may_change: The variables that the pass may assign to.
+    logits_fn: Images float32 [B, ...] -> the model's outputs.
+    image_shape: The shape of an image.
+    may_change: The variables to which the pass may assign.
 
   Raises:
-    UsageError: If it fails, draws from global random state, calls Python, has
-      variables that are not the model's, changes variables, adds losses, or
-      gives probabilities.
+    UsageError: If the pass fails, draws from global random state, calls Python,
+      uses variables that are not the model's, changes other variables than
+      `may_change`, adds losses, or returns probabilities.
   """
   what = f'model {model.name!r}'
   images = tf.TensorSpec([None, *image_shape], tf.float32)
@@ -135,8 +134,8 @@ def check(
     if checks.RANDOM.match(node.op):
       raise UsageError(
         f'{what}: {_layer_of(model, node.name)} draws from global random state'
-        f' ({node.op}), so that runs would not repeat; draw by layers of Keras'
-        ' (Dropout, GaussianNoise, ...) within it, which are seeded'
+        f' ({node.op}), so that runs would not repeat; draw with Keras layers'
+        ' (Dropout, GaussianNoise, ...) inside it, which are seeded'
       )
     if _PYTHON.match(node.op):
       raise UsageError(
@@ -156,7 +155,7 @@ def check(
 
 def _reads_variables(tensor: tf.Tensor) -> bool:
   """Whether a tensor outside of the forward pass depends on variables."""
-  if tf.executing_eagerly():  # There it is a constant.
+  if tf.executing_eagerly():  # Then it is a constant.
     return False
   waiting, seen = [tensor.op], set()
   while waiting:
@@ -170,7 +169,7 @@ def _reads_variables(tensor: tf.Tensor) -> bool:
 
 
 def _check_variables(model, concrete, graph, may_change):
-  """Refuses other variables than the model's, and changes to these."""
+  """Refuses variables that are not the model's, and changes to variables."""
   allowed = {id(v.handle) for v in may_change}
   own = {id(v.handle): v.name.removesuffix(':0') for v in model.variables}
   captured = concrete.captured_inputs
@@ -189,7 +188,7 @@ def _check_variables(model, concrete, graph, may_change):
         raise UsageError(
           f'model {model.name!r}: {_layer_of(model, operation.name)} read a'
           ' weight when it was built, and would not see it change; it must read'
-          ' its weights in call'
+          ' its weights in its call method'
         )
       if outer is None or outer.dtype != tf.resource:
         continue
@@ -197,11 +196,11 @@ def _check_variables(model, concrete, graph, may_change):
       if id(outer) not in own:
         raise UsageError(
           f'{where} uses a variable or table that is not among the weights of'
-          ' the model; make it with add_weight, as an attribute of a layer'
+          ' the model; make it with add_weight as an attribute of a layer'
         )
       if changes and id(outer) not in allowed:
         raise UsageError(
           f'{where} changes {own[id(outer)]!r} in its forward pass; only the'
-          ' moving averages of batch normalization may change so, all else has'
-          ' to be without state'
+          ' moving averages of batch normalization may change there, and'
+          ' everything else must be stateless'
         )

@@ -1,18 +1,18 @@
-"""The networks and norms known by name. TensorFlow-free, for flags."""
+"""The named networks and norms. TensorFlow-free, for flags."""
 
 import dataclasses
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelInfo:
-  """What is known of a network without building it.
+  """Facts about a network that are known without building it.
 
   Attributes:
-    summary: What `--help` says of it.
+    summary: Its description in `--help`.
     builder: 'module:function', called with Keras's symbolic images, float32
       [B, height, width, channels], the number of classes and one of
-      `NORM_NAMES`; gives the logits, [B, classes].
-    least_side: The least height and width of images that it can take.
+      `NORM_NAMES`; returns the logits, [B, classes].
+    least_side: The least height and width of the images that it accepts.
   """
 
   summary: str
@@ -43,11 +43,11 @@ MODELS = {
   ),
 }
 
-# The normalization layers that networks are built with. (`--norm=sbn` is
-# 'bn' with static statistics: see `statistics.py`.)
+# The normalization layers that networks may have. (`--norm=sbn` is 'bn' with
+# static statistics: see `statistics.py`.)
 NORM_NAMES = ('bn', 'gn', 'none')
 
 
 def summaries() -> str:
-  """All of them in a line, for `--help`."""
+  """All networks and their summaries in one line, for `--help`."""
   return '; '.join(f'{name}: {info.summary}' for name, info in MODELS.items())

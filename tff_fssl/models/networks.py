@@ -1,19 +1,18 @@
-"""The networks known by name, as Keras models from images to logits.
+"""The named networks, as Keras models from images to logits.
 
-All of them are functional models whose layers are named explicitly, so that
-two builds of one network have the same names; all end in a layer 'features'
-(float32 [B, F]), followed by a layer 'logits'. None has dropout or softmax.
+All of them are functional models whose layers are named explicitly, so that all
+builds of a network have the same names. All end with a layer 'features'
+(float32 [B, F]) and a layer 'logits'. None has dropout or softmax.
 
-`norm` chooses the layers that follow (or, in Wide ResNets, precede)
-convolutions:
+`norm` chooses the layers that follow (in Wide ResNets: precede) convolutions:
 
 *   'bn': batch normalization, epsilon 1e-5.
-*   'gn': group normalization, epsilon 1e-5, of at least 4 channels a group and
-    at most 32 groups.
-*   'none': none. Convolutions then have the bias that the norm would have had
-    (not ResNet-9, which is free of biases), and the last convolution of each
-    residual branch of a Wide ResNet starts at 0, without which activations
-    would double in variance at every block (Fixup, Zhang et al. 2019).
+*   'gn': group normalization, epsilon 1e-5, with at least 4 channels per group
+    and at most 32 groups.
+*   'none': no layers. Convolutions then have the bias that the norm would have
+    had (except in ResNet-9, which has no biases). The last convolution of each
+    residual branch of a Wide ResNet starts at 0; otherwise the variance of
+    activations would double at every block (Fixup, Zhang et al. 2019).
 """
 
 from collections.abc import Sequence
@@ -26,13 +25,14 @@ from tff_fssl.hparams import import_function
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
-# Keras's momentum is 1 - PyTorch's: the share of a moving moment that is kept.
-# Keras's default of 0.99 needs more steps than a round of local training has.
+# Keras's momentum is the share of a moving moment that is kept, 1 - PyTorch's.
+# Its default of 0.99 needs more steps than a round of local training has.
 _MOMENTUM = 0.9
 
-# For what sums many values, or says on which side of a threshold a probability
-# lies, whatever convolutions compute in (`adapter.Network`'s compute_dtype).
-# Batch normalization's own moments are float32 in any case.
+# The type of layers that sum many values, or decide on which side of a
+# threshold a probability lies, no matter in which type convolutions compute
+# (`compute_dtype` of `adapter.Network`). Moments of batch normalization are
+# always float32.
 _EXACT = 'float32'
 
 _layers = tf.keras.layers
@@ -46,19 +46,19 @@ def _kaiming_fan_out() -> tf.keras.initializers.Initializer:
 
 
 def _uniform_fan_in() -> tf.keras.initializers.Initializer:
-  """PyTorch's default of a linear layer: U(-1/sqrt(in), 1/sqrt(in))."""
+  """PyTorch's default for a linear layer: U(-1/sqrt(in), 1/sqrt(in))."""
   return tf.keras.initializers.VarianceScaling(1.0 / 3.0, 'fan_in', 'uniform')
 
 
 def _lecun_normal() -> tf.keras.initializers.Initializer:
-  """FedMatch's, which is Keras's default `VarianceScaling()`."""
+  """FedMatch's initializer, which is Keras's default `VarianceScaling()`."""
   return tf.keras.initializers.VarianceScaling(
     1.0, 'fan_in', 'truncated_normal'
   )
 
 
 def num_groups(channels: int) -> int:
-  """Groups of a group normalization: at most 32, of at least 4 channels.
+  """The number of groups: at most 32, each with at least 4 channels.
 
   Args:
     channels: The layer's channels, at least 1.
@@ -98,8 +98,8 @@ def _conv(
 ) -> tf.Tensor:
   """A convolution padded by (size - 1) / 2 zeros on every side.
 
-  That is PyTorch's way. Keras's 'same' is equal to it but for strides above 1
-  on even sizes, where it pads the bottom and the right only.
+  This is PyTorch's padding. Keras's 'same' is equal to it, except for strides
+  above 1 on even sizes, where it pads only the bottom and the right.
   """
   padding = 'same'
   if stride > 1 and size > 1:
@@ -136,7 +136,11 @@ def _average(x: tf.Tensor) -> tf.Tensor:
 def _wide_resnet_block(
   x: tf.Tensor, filters: int, stride: int, norm: str, name: str
 ) -> tf.Tensor:
-  """A pre-activation block; where widths differ, of the activated input."""
+  """A pre-activation block.
+
+  If its width differs from the input's, the shortcut is a convolution of the
+  activated input.
+  """
   bias = norm == 'none'
   activated = _relu(_norm(x, norm, f'{name}_norm1'), f'{name}_relu1')
   shortcut = x
@@ -176,10 +180,11 @@ def _wide_resnet(
 ) -> tf.Tensor:
   """Wide ResNet-28-`width` of SemiFL's and (FL)^2's code.
 
-  Stages, each but the first halving the image, go on until its side is below
-  16, so that 32 x 32 images get the usual three stages of four blocks, and
-  28 x 28 ones two of six. Convolutions: Kaiming normal by fan-out. Linear
-  layer: weights U(-1/sqrt(in), 1/sqrt(in)), bias 0.
+  Each stage except the first halves the image. Stages are added until its side
+  is below 16, so that 32 x 32 images get the usual three stages of four blocks,
+  and 28 x 28 images two stages of six. Initial values: Kaiming normal by
+  fan-out in convolutions; weights U(-1/sqrt(in), 1/sqrt(in)) and bias 0 in the
+  linear layer.
   """
   num_stages = min(x.shape[1:3]).bit_length() - 3
   num_blocks = int(((28 - 1) / num_stages - 1) / 2)
@@ -197,10 +202,10 @@ def _wide_resnet(
 def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """ResNet-9 of FedMatch's code (Jeong et al. 2021, table 3).
 
-  No biases. Pooling follows the ReLU, and no ReLU follows the additions. The
-  norm, which FedMatch has not, stands between convolution and ReLU. The last
-  pooling is over the whole map, which is FedMatch's 4 x 4 for images of 32 x
-  32. Weights: truncated normal of variance 1 / fan-in.
+  It has no biases. Pooling follows the ReLU, and no ReLU follows the additions.
+  The norm, which FedMatch does not have, is between convolution and ReLU. The
+  last pooling covers the whole map, which is FedMatch's 4 x 4 for images of
+  32 x 32. Initial weights: truncated normal of variance 1 / fan-in.
   """
 
   def conv(x: tf.Tensor, filters: int, index: int) -> tf.Tensor:
@@ -228,9 +233,9 @@ def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Four convolutions for CPUs: 32, 64, 96 and 128 channels.
 
-  The first halves images of 16 x 16 and more, where it is memory and not
-  arithmetic that costs; smaller ones keep their size. The size of the network
-  does not depend on the image's.
+  The first convolution halves images of 16 x 16 and more, since there memory
+  access costs more than arithmetic; smaller images keep their size. The number
+  of parameters does not depend on the image size.
   """
   stem_stride = 2 if min(x.shape[1:3]) >= 16 else 1
   for index, filters in enumerate((32, 64, 96, 128), start=1):
@@ -264,20 +269,20 @@ def build_network(
   num_classes: int,
   norm: str = 'bn',
 ) -> tf.keras.Model:
-  """Builds a network by its name.
+  """Builds a named network.
 
   Args:
     name: One of `names.MODELS`.
     image_shape: (height, width, channels) of the images.
     num_classes: Width of the output, at least 2.
-    norm: One of `names.NORM_NAMES`: see the module.
+    norm: One of `names.NORM_NAMES`: see the module's docstring.
 
   Returns:
     A model from float32 [B, height, width, channels] to logits, float32
     [B, num_classes].
 
   Raises:
-    UsageError: If the name or the norm is unknown or the images too small.
+    UsageError: If the name or the norm is unknown, or the images are too small.
   """
   if name not in names.MODELS:
     raise UsageError(
@@ -295,7 +300,7 @@ def build_network(
   if min(height, width) < side:
     raise UsageError(
       f'model {name!r} needs images of at least {side} x {side} pixels; these'
-      f' have {height} x {width}'
+      f' are {height} x {width}'
     )
   images = tf.keras.Input([height, width, channels], name='images')
   logits = import_function(info.builder)(images, num_classes, norm)

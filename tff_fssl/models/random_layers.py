@@ -1,18 +1,19 @@
-"""Dropout and its kin, drawing from seeds that a training step is given.
+"""Makes dropout and other random layers draw from the training step's seed.
 
-Keras's random layers draw by a `keras.backend.RandomGenerator`, from state that
-is global or their own, so that runs would not repeat. Here each generator of a
-model is told to draw statelessly, from a seed that is a function of
+Keras's random layers draw with a `keras.backend.RandomGenerator` from global
+state or their own, so that runs would not repeat. Here each generator of a
+model draws statelessly, from a seed that is a function of
 
-*   the seed of the training step, which is one of (seed, round, client, step),
-*   the images of the forward pass: each further tensor of images within a step
-    has draws of its own, while a second pass of the same tensor repeats those
-    of the first (so that a loss at W + eps is the same function of the weights
-    as the loss at W),
+*   the seed of the training step, itself a function of (seed, round, client,
+    step),
+*   the images of the forward pass: each new tensor of images within a step has
+    draws of its own, while a second pass of the same tensor repeats those of
+    the first (so that a loss at W + eps is the same function of the weights as
+    the loss at W),
 *   the generator's place in the model, and
 *   how often it has drawn in this forward pass.
 
-A seed that was given to a layer (`Dropout(0.5, seed=1)`) plays no part.
+A seed that was given to a layer (`Dropout(0.5, seed=1)`) has no effect.
 """
 
 from collections.abc import Callable, Iterator
@@ -23,7 +24,7 @@ import tensorflow as tf
 
 from tff_fssl import hparams
 
-# Keras's public interface has layers with a generator, but not its class.
+# The class of generators is not part of Keras's public interface.
 _Generator: Any = type(
   tf.keras.__internal__.layers.BaseRandomLayer(name='any')._random_generator  # pylint: disable=protected-access
 )
@@ -33,15 +34,15 @@ class RandomLayers:
   """All generators of one model."""
 
   def __init__(self, model: tf.keras.Model):
-    """Takes over the generators that are attributes of the model's layers."""
+    """Takes control of the generators that the model's layers hold."""
     self._seed: tf.Tensor | None = None
-    # Of the step: the tensors of images that were seen, numbered.
+    # The tensors of images seen in the current step, numbered.
     self._passes: dict[Any, int] = {}
     self._pass_seed: tf.Tensor | None = None
     self._num_draws: dict[int, int] = {}
-    # One that several layers share is one.
+    # By id, since several layers may share one generator.
     generators: dict[int, tuple[Any, tf.keras.layers.Layer]] = {}
-    # Recurrent cells, which keep masks for as long as a graph is made.
+    # Recurrent cells, which keep their masks while a graph is built.
     self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
       for value in vars(layer).values():
@@ -58,13 +59,13 @@ class RandomLayers:
     self._exist = bool(generators)
 
   def __bool__(self) -> bool:
-    """Whether there are any."""
+    """Whether there are any generators."""
     return self._exist
 
   def _seed_fn(
     self, place: int, layer: tf.keras.layers.Layer
   ) -> Callable[[], tf.Tensor]:
-    """What makes the seeds of the generator at one place."""
+    """A function that makes the seeds of the generator at one place."""
 
     def make_seed() -> tf.Tensor:
       if self._pass_seed is None:
@@ -72,8 +73,8 @@ class RandomLayers:
           return tf.constant([0, 0])  # For a branch that is not taken.
         raise hparams.UsageError(
           f'layer {layer.name!r} draws random numbers outside of a training'
-          ' step; evaluation must draw none: leave out training=True where the'
-          ' layer is called'
+          ' step; evaluation must not draw any: remove training=True from the'
+          ' call of the layer'
         )
       fold_in = tf.random.experimental.stateless_fold_in
       count = self._num_draws.get(place, 0)
@@ -84,7 +85,7 @@ class RandomLayers:
 
   @contextlib.contextmanager
   def seeded(self, seed: tf.Tensor) -> Iterator[None]:
-    """In here, training draws from `seed`, int32 [2]: one step's."""
+    """A context in which training draws from one step's `seed`, int32 [2]."""
     self._seed = seed
     try:
       yield
@@ -94,7 +95,7 @@ class RandomLayers:
 
   @contextlib.contextmanager
   def forward_pass(self, images: tf.Tensor, training: bool) -> Iterator[None]:
-    """In here, the model is called once, on `images`."""
+    """A context in which the model is called once, on `images`."""
     for cell in self._cells:
       cell.reset_dropout_mask()
       cell.reset_recurrent_dropout_mask()
@@ -102,7 +103,7 @@ class RandomLayers:
       yield
       return
     if self._seed is None:
-      raise ValueError('random layers train within `Network.draws` only')
+      raise ValueError('random layers can be trained only in `Network.draws`')
     number = self._passes.setdefault(images.ref(), len(self._passes))
     self._pass_seed = tf.random.experimental.stateless_fold_in(
       self._seed, number

@@ -1,14 +1,15 @@
 """Static batch norm (sBN): statistics gathered after training, not during it.
 
-HeteroFL (Diao et al. 2021) and SemiFL, (FL)^2: clients normalize with batch
-moments and track none; after the round, one forward pass gathers the moments of
-the new weights. What travels are sums, so that any summing aggregator will do.
+As in HeteroFL (Diao et al. 2021), SemiFL and (FL)^2, clients normalize with
+batch moments and track none. After the round, one forward pass gathers the
+moments of the new weights. Clients send sums, so that any summing aggregator
+can be used.
 
 `pooled` is the mean and variance over all values of all examples. `batch_mean`
-is what the authors' code computes: the mean of batches' means and of their
-unbiased variances, each batch counting equally whatever its size. `median` is
-the median over clients (and the server) of their pooled moments, which a
-minority of lying clients cannot move out of what honest ones have.
+is what the authors' code computes: the mean of the batches' means and of their
+unbiased variances, where each batch counts equally, whatever its size. `median`
+is the median over clients (and the server) of their pooled moments, which a
+minority of lying clients cannot move outside the range of the honest ones.
 """
 
 from typing import NamedTuple
@@ -21,20 +22,20 @@ from tff_fssl.models import adapter
 POOLED = 'pooled'
 BATCH_MEAN = 'batch_mean'
 MEDIAN = 'median'
-# Means beyond this are absurd; the squares of smaller ones fit float32.
+# Larger means are absurd; the squares of smaller ones fit into float32.
 MAX_MEAN = 1e9
 
 
 class Sums(NamedTuple):
-  """Sums over batches, from which statistics are made.
+  """Sums over batches, from which statistics are computed.
 
   Attributes:
     first: Per batch norm layer float32 [channels]: sum of weight * (mean -
       shift).
-    second: Per layer float32 [channels]: sum of variances if batch_mean, else
-      of weight * (variance + (mean - shift)^2).
-    count: float32 scalar: sum of weights; a batch's weight is 1 if batch_mean,
-      else its number of images (all images being of one size).
+    second: Per layer float32 [channels]: for batch_mean, sum of variances; else
+      sum of weight * (variance + (mean - shift)^2).
+    count: float32 scalar: sum of weights. A batch's weight is 1 for batch_mean,
+      else its number of images (which all have the same size).
   """
 
   first: tuple[tf.Tensor, ...]
@@ -45,7 +46,7 @@ class Sums(NamedTuple):
 def _moving_moments(
   network: adapter.Network, weights: adapter.Weights
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-  """Per batch norm layer, (mean, variance) within `weights`."""
+  """The moving (mean, variance) in `weights`, per batch norm layer."""
   index = {v.ref(): i for i, v in enumerate(network.non_trainable_variables)}
   return [
     (
@@ -57,7 +58,7 @@ def _moving_moments(
 
 
 def zero_sums(network: adapter.Network) -> Sums:
-  """Sums over no batch."""
+  """Sums over zero batches."""
   zeros = tuple(
     tf.zeros(layer.moving_mean.shape) for layer in network.batch_norm_layers
   )
@@ -73,19 +74,19 @@ def gather(
   kind: str,
   batch_size: int,
 ) -> Sums:
-  """Sums of the moments of one forward pass over images, as they are stored.
+  """Sums the moments of one forward pass over images.
 
   Args:
-    network: The network; its weights are assigned.
-    weights: The weights whose activations are measured. Their present means
+    network: The network; `weights` are assigned to it.
+    weights: The weights whose activations are measured. Their current means
       serve as the shift that keeps float32 sums well conditioned.
     images: [N, ...] as stored; N may be 0.
-    views: Their preprocessing; `plain` is used.
+    views: The preprocessing; `plain` is used.
     kind: `pooled`, `batch_mean` or `median`.
     batch_size: Images in a batch.
 
   Returns:
-    The sums, those of no batch if N is 0 or anything is not finite.
+    The sums; zeros if N is 0 or any value is not finite.
   """
   network.assign(weights)
   shifts = [
@@ -123,7 +124,8 @@ def gather(
 def to_rows(sums: Sums) -> tf.Tensor:
   """One client's mean moments: float32 [1, D], or [0, D] if its count is 0.
 
-  A row is first / count and second / count of all layers, then the count.
+  A row contains first / count for all layers, second / count for all layers,
+  then the count.
   """
   moments = tf.concat([*sums.first, *sums.second], axis=0)
   row = tf.concat(
@@ -133,14 +135,14 @@ def to_rows(sums: Sums) -> tf.Tensor:
 
 
 def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
-  """Sums whose moments are medians over rows, their count that of all rows.
+  """Sums whose moments are medians over rows; the count is the total.
 
-  The mean is the median of means; the variance the median of mean squares about
-  it, which include how far a client's own mean is from it.
+  The mean is the median of the means. The variance is the median of the mean
+  squared deviations from it, which include the distance of a client's own mean.
 
   Args:
-    network: The network that `rows` are of.
-    rows: float32 [N, D] of `to_rows`; N may be 0.
+    network: The network whose moments `rows` contain.
+    rows: float32 [N, D], rows of `to_rows`; N may be 0.
 
   Returns:
     The sums; zeros if N is 0.
@@ -164,7 +166,7 @@ def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
 
 
 def _median(values: tf.Tensor) -> tf.Tensor:
-  """Per column, of float32 [N, D] with N > 0: float32 [D]."""
+  """The median of each column of float32 [N, D], N > 0: float32 [D]."""
   ordered, num = tf.sort(values, axis=0), tf.shape(values)[0]
   return (ordered[(num - 1) // 2] + ordered[num // 2]) / 2.0
 
@@ -172,9 +174,9 @@ def _median(values: tf.Tensor) -> tf.Tensor:
 def put(
   network: adapter.Network, weights: adapter.Weights, sums: Sums, *, kind: str
 ) -> adapter.Weights:
-  """`weights` with the statistics that `sums` make.
+  """`weights` with the statistics that follow from `sums`.
 
-  Unchanged if the count is 0 or anything is not finite.
+  They are unchanged if the count is 0 or any value is not finite.
   """
   moving = {}
   count = tf.maximum(sums.count, 1.0)
