@@ -222,7 +222,7 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     ({'num_labels': 510}, 'class 0 has 50; set it to at most 500'),
     (
       {'num_labels': 100, 'scenario': 'labels_at_clients'},
-      'for each client takes 100 examples of each class.* at most 50',
+      'for each client needs 100 examples of each class.* at most 50',
     ),
     ({'scenario': 'labels_at_sever'}, "did you mean 'labels_at_server'"),
     ({'split': 'dirichlett'}, "did you mean 'dirichlet'"),

@@ -1,1 +1,1 @@
-"""Data: sources, partitions, clients' examples, augmentation."""
+"""Data sets, partitions among clients, clients' examples and augmentation."""

@@ -1,36 +1,38 @@
-"""Views of images: as they are, weakly and strongly augmented.
+"""Views of images: plain, weakly augmented and strongly augmented.
 
-Every function maps a batch uint8 [B, H, W, C] (C 1 or 3, B perhaps 0) to
-float32 [B, H, W, C], normalised by (x / 255 - mean) / std, in the graph. What
-is random is a function of the seed alone, and each image has its own draws.
+Every function maps a batch uint8 [B, H, W, C] (C 1 or 3, B may be 0) to float32
+[B, H, W, C], normalized by (x / 255 - mean) / std, in the graph. Random draws
+are a function of the seed only, and each image has its own draws.
 
-Weak: mirrored with probability 1/2 (if `flip`), then cropped at random from the
-image padded by reflection with 1/8 of each side, rounded down (4 pixels of 32;
-at least 1 of sides of 8 and more).
+A weak view is mirrored with probability 1/2 (if `flip`), then cropped at random
+from the image padded by reflection with 1/8 of each side, rounded down (4
+pixels of 32; at least 1 for sides of 8 or more).
 
-Strong: a weak view with draws of its own, then operations of `image_ops` drawn
-uniformly and with replacement from all 14 of them, then cutout.
+A strong view is a weak view with its own draws, to which operations of
+`image_ops` are applied, drawn uniformly and with replacement from all 14, and
+then cutout.
 
-*   Policy `fl2`, (FL)^2's code: 3 operations, each applied. Arguments are
+*   Policy `fl2`, as in (FL)^2's code: 3 operations, all applied. Arguments are
     uniform: factors of brightness, color, contrast and sharpness in [.05, .95);
     4 to 7 bits; rotation within 30 degrees; shear within .3; solarize threshold
-    in [0, 256); translation within .3 of the side. Cutout of side s, uniform
-    in [0, .5) of the width, about a centre (c_x, c_y) with coordinates in
-    (1, side]: from floor(max(0, c - s / 2)) to floor(min(side, that + s)), both
-    included; so boxes at the left and upper edges are not cut short (as in the
-    code, whose box is otherwise FixMatch's), filled with (125, 123, 114).
+    in [0, 256); translation within .3 of the side. Cutout has side s, uniform
+    in [0, .5) of the width, and a center c with coordinates in (1, side]. It
+    extends from low = floor(max(0, c - s / 2)) to floor(min(side, low + s)),
+    both inclusive, and is filled with (125, 123, 114). Boxes at the left and
+    upper edges are therefore not truncated (as in the code; otherwise its box
+    is FixMatch's).
 *   Policy `fixmatch`, RandAugment as in FixMatch's code (Sohn et al. 2020; n 2,
-    m 10): 2 operations, each applied with probability 1/2 and at a level L of
-    its own, uniform in 1, ..., 9: factors .1 + .18 L; 4 - floor(.4 L) bits;
-    rotation +-floor(3 L) degrees; shear +-.03 L; solarize threshold 256 -
-    floor(25.6 L); translation +-floor(L) pixels of 32, and in proportion.
-    Cutout of half the shorter side about a pixel, cut short at all edges,
-    filled with gray. Deviation: there, what a geometric operation uncovers
-    becomes gray at the end unless an operation that works by value came after
-    it; here it stays black, as in `fl2`.
+    m 10): 2 operations, each applied with probability 1/2 and at its own level
+    L, uniform in 1, ..., 9: factors .1 + .18 L; 4 - floor(.4 L) bits; rotation
+    +-floor(3 L) degrees; shear +-.03 L; solarize threshold 256 - floor(25.6 L);
+    translation +-floor(L) pixels of 32, in proportion for other sides. Cutout
+    of half the shorter side around a pixel, truncated at all edges, is filled
+    with gray. Deviation: in FixMatch's code, pixels that a geometric operation
+    uncovers end up gray unless an operation on values follows; here they stay
+    black, as in `fl2`.
 
-Images with one channel: color changes nothing, and cutout fills with the
-luminance of its colour.
+For images with one channel, color changes nothing, and cutout fills with the
+luminance of its color.
 """
 
 from collections.abc import Callable
@@ -45,18 +47,18 @@ from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
-# Told apart, so that views made with one seed are independent.
+# Different salts make views with the same seed independent.
 _WEAK_SALT = 0x5EED0001
 _STRONG_SALT = 0x5EED0002
 
 
 class Views(NamedTuple):
-  """How stored images become a network's inputs.
+  """Functions that convert stored images to inputs of a network.
 
   Attributes:
-    plain: x -> normalised.
-    weak: (x, seed) -> weakly augmented, normalised. `seed` is int32 [2].
-    strong: (x, seed) -> strongly augmented, normalised.
+    plain: x -> normalized.
+    weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2].
+    strong: (x, seed) -> strongly augmented, normalized.
   """
 
   plain: Callable[[tf.Tensor], tf.Tensor]
@@ -69,10 +71,10 @@ def image_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
 
   Args:
     views: The preprocessing; `plain` is traced.
-    stored: Of a batch of images as they are stored, [None, ...].
+    stored: The spec of a batch of images as they are stored, [None, ...].
 
   Returns:
-    The shape, None where `plain` leaves a dimension open.
+    The shape; None for a dimension that `plain` leaves open.
   """
   plain = tf.function(lambda x: views.plain(x)).get_concrete_function(stored)
   return tuple(plain.outputs[0].shape[1:])
@@ -80,14 +82,14 @@ def image_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
 
 @dataclasses.dataclass(frozen=True)
 class _Policy:
-  """How strong views are made.
+  """A policy for strong views.
 
   Attributes:
-    num_ops: Operations in a row.
-    probability: Of applying each of them.
+    num_ops: The number of operations.
+    probability: The probability of applying each of them.
     arguments: (ops int32 [B, N], draws float32 [B, N]) -> float32 [B, N], the
       operations' arguments.
-    boxes: draws float32 [B, 3] -> int32 [B, 4], cutout for `fill_boxes`.
+    boxes: draws float32 [B, 3] -> int32 [B, 4], cutout boxes for `fill_boxes`.
     fill: The RGB colour of cutout.
   """
 
@@ -128,9 +130,9 @@ def build_views(
 
   Args:
     image_shape: (height, width, channels), channels 1 or 3.
-    policy: How strong views are made, `fl2` or `fixmatch`.
-    mean: Per channel, of pixels / 255.
-    std: Per channel, > 0.
+    policy: The policy for strong views, `fl2` or `fixmatch`.
+    mean: Mean of pixels / 255, per channel.
+    std: Standard deviation of pixels / 255, per channel, > 0.
     flip: Whether views may be mirrored.
 
   Returns:
@@ -142,13 +144,13 @@ def build_views(
   height, width, channels = image_shape
   if channels not in (1, 3) or min(height, width) < 1:
     raise UsageError(
-      f'images of {list(image_shape)}: views are made of images [height, width,'
-      ' channels] with 1 or 3 channels'
+      f'images of {list(image_shape)}: must be [height, width, channels] with 1'
+      ' or 3 channels'
     )
   if len(mean) != channels or len(std) != channels or min(std) <= 0:
     raise UsageError(
       f'mean {tuple(mean)} and std {tuple(std)}: must be one number for each'
-      f' of {channels} channels, std greater than 0'
+      f' of {channels} channels, with std greater than 0'
     )
   if policy not in names.AUGMENTATION_POLICIES:
     allowed = names.AUGMENTATION_POLICIES
@@ -163,7 +165,7 @@ def build_views(
     gray = image_ops.to_gray(tf.constant([[[fill]]], tf.uint8))
     fill = (int(gray),)
   padding = _padding(height), _padding(width)
-  # One number for every value: broadcasting over short last axes is slow.
+  # One number for every value, since broadcasting over a short axis is slow.
   pixels = height * width
   scale = np.tile(1 / (255 * np.array(std)), pixels).astype(np.float32)
   shift = np.tile(-np.array(mean) / np.array(std), pixels).astype(np.float32)
@@ -274,7 +276,7 @@ def _fixmatch_policy(height: int, width: int) -> _Policy:
     if op in ('shear_x', 'shear_y'):
       return sign * level * 0.3 / 10
     if op in ('translate_x', 'translate_y'):
-      # 10 pixels of 32 at most.
+      # At most 10 pixels of 32.
       side = width if op == 'translate_x' else height
       return sign * int(level * side / 32)
     return 0.0

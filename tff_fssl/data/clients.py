@@ -1,8 +1,8 @@
-"""Examples in the form in which clients and the server train on them.
+"""The format of the examples that clients and the server train on.
 
-A client's data is ONE element, `OrderedDict(seed, labeled, unlabeled)`, each of
-the last two an `OrderedDict(x, y)`. Labels of unlabelled examples are for
-diagnostics only; -1 is "not known".
+A client's data are ONE element, `OrderedDict(seed, labeled, unlabeled)`. Each
+of the last two is an `OrderedDict(x, y)`. Labels of unlabelled examples are for
+diagnostics only; -1 means "not known".
 """
 
 import collections
@@ -54,9 +54,9 @@ def client_seed(seed: int, round_num: int, client_id: int) -> np.ndarray:
   """The seed of everything random that a client does in a round.
 
   Args:
-    seed: The run's; any integer.
-    round_num: The round, which may be 0 or negative (pre-training).
-    client_id: The client; any integer.
+    seed: The seed of the run; any integer.
+    round_num: The round number; 0 or negative in pre-training.
+    client_id: The client's number; any integer.
 
   Returns:
     int32 [2].
@@ -71,21 +71,21 @@ def make_example(
   unlabeled: tuple[np.ndarray, np.ndarray | None] | None,
   num_classes: int | None = None,
 ) -> collections.OrderedDict[str, Any]:
-  """A client's element from plain arrays.
+  """Makes a client's element from plain arrays.
 
   Args:
-    seed: int32 [2], fresh each round; see `client_seed`.
+    seed: int32 [2], another one each round; see `client_seed`.
     labeled: (x uint8 [N, H, W, C], y integers [N]); None if it has none.
-    unlabeled: (x, true labels or None where they are not known), likewise. At
-      least one of the two must be given.
-    num_classes: Labels must be below; None: the model's own check leaves a
-      client out that has others.
+    unlabeled: (x, y) as for `labeled`, or (x, None) if true labels are not
+      known; None if it has none. `labeled` or `unlabeled` must be given.
+    num_classes: Labels must be less. None: they are not checked here, and the
+      process leaves out clients with labels that the model does not have.
 
   Returns:
     Nested arrays that match `element_spec`.
 
   Raises:
-    UsageError: If shapes, types or labels do not fit.
+    UsageError: If shapes, types or labels do not match.
   """
   given = [pair for pair in (labeled, unlabeled) if pair is not None]
   if not given:
@@ -133,14 +133,14 @@ def check_labels(
 
 
 def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
-  """What stands for a client whose data cannot be used.
+  """A placeholder for a client whose data cannot be used.
 
   Args:
-    element_spec: As `element_spec` gives it.
+    element_spec: A result of the function `element_spec`.
 
   Returns:
-    An element that every process of ours leaves out, and counts as rejected:
-    one example whose label no example can have.
+    An element that all of our processes leave out and count as rejected: one
+    example with an impossible label.
   """
   element = tf.nest.map_structure(
     lambda s: np.zeros([d or 0 for d in s.shape], s.dtype.as_numpy_dtype),
@@ -157,15 +157,15 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
 def client_examples(
   data: sources.DataSet, partition: partition_lib.Partition, client_id: int
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-  """What a client of a partition holds.
+  """The examples of a client of a partition.
 
   Args:
     data: The data set.
-    partition: Of its training examples.
+    partition: A partition of its training examples.
     client_id: In [0, partition.num_clients).
 
   Returns:
-    (labeled, unlabeled), each (x, y) as `make_example` takes them; copies.
+    (labeled, unlabeled), each (x, y) as for `make_example`; copies.
 
   Raises:
     UsageError: If there is no such client.
@@ -185,23 +185,23 @@ def build_server_data_fn(
   y: np.ndarray,
   directory: str | os.PathLike[str] | None = None,
 ) -> Callable[[], tf.data.Dataset]:
-  """What gives the server its labelled data inside a TensorFlow graph.
+  """Builds the function that reads the server's data in a TensorFlow graph.
 
   Up to `MAX_CONSTANT_BYTES` of images become constants of the graph. More are
-  written to a file, once for the same images, which the graph reads when it
-  runs; the file must stay.
+  written to a file, which the graph reads when it runs, so the file must not be
+  removed. The same images are written only once.
 
   Args:
     x: uint8 [N, H, W, C].
     y: Integers [N].
-    directory: Where that file is put; needed for large data only.
+    directory: The folder for that file; needed only for large data.
 
   Returns:
-    A function without arguments, to be called inside a graph (or eagerly): a
-    data set of one element, `OrderedDict(x, y)`.
+    A function without arguments, called inside a graph (or eagerly), that
+    returns a data set of one element, `OrderedDict(x, y)`.
 
   Raises:
-    UsageError: If types or shapes do not fit, or the data are large and no
+    UsageError: If types or shapes are wrong, or the data are large and no
       folder is given.
   """
   examples = sources.Examples(np.ascontiguousarray(x), y)
@@ -213,7 +213,7 @@ def build_server_data_fn(
     raise UsageError(
       f'{examples.x.nbytes / 2**20:.0f} MB of labelled images at the server are'
       f' too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
-      ' the folder in which a file of them may be kept'
+      ' the folder (directory) in which they may be stored as a file'
     )
   content = examples.x.tobytes()
   name = f'server_images_{hashlib.sha256(content).hexdigest()[:16]}.bin'

@@ -1,24 +1,24 @@
-"""Pillow's image operations on batches, in the graph, each image its own.
+"""Pillow's image operations in the graph, a different one for each image.
 
-An image of the batch gets the operation and the argument that are given for
-it. Results are Pillow's, bit for bit: uint8 after every operation, the nearest
-pixel, black where an image is moved away. Only what an operation needs is
-computed, and only for the images that it is for: the batch is split by kind of
-operation and put together again.
+Each image of a batch has its own operation and argument. Results equal Pillow's
+bit for bit: they are uint8 after every operation, geometric operations take the
+nearest pixel, and uncovered pixels are black. The batch is split by kind of
+operation and put together again, so that each operation is computed only for
+the images that need it.
 
 Operations and their arguments (those of Pillow's functions):
 
-*   identity, autocontrast, equalize: none. As in Pillow, equalize leaves images
-    of less than about 256 pixels alone.
-*   posterize: bits kept of each channel, 1 to 8.
+*   identity, autocontrast, equalize: no argument. As in Pillow, equalize does
+    not change images of less than about 256 pixels.
+*   posterize: the bits to keep of each channel, 1 to 8.
 *   solarize: values >= the argument are inverted, 0 to 256.
 *   brightness, color, contrast, sharpness: the factor of
-    `PIL.ImageEnhance.*.enhance`, >= 0; 1 changes nothing. color changes nothing
-    of images with one channel.
+    `PIL.ImageEnhance.*.enhance`, >= 0; 1 changes nothing. color does not change
+    images with one channel.
 *   rotate: degrees, counter-clockwise.
 *   shear_x, shear_y: the coefficient of `Image.transform(AFFINE)`.
-*   translate_x, translate_y: pixels, likewise: positive moves the image to the
-    left, or up.
+*   translate_x, translate_y: pixels, as coefficients of
+    `Image.transform(AFFINE)`: positive ones move the image to the left, or up.
 """
 
 import math
@@ -26,7 +26,7 @@ import math
 import numpy as np
 import tensorflow as tf
 
-# By kind, which is told from the position: identity, table, blend, affine.
+# Ordered by kind, which follows from the index: identity, table, blend, affine.
 OPS = (
   'identity',
   'autocontrast',
@@ -50,7 +50,7 @@ _KINDS = [
   for op in range(len(OPS))
 ]
 
-# Pillow turns RGB into gray by integers, 16 bits after the point.
+# Pillow converts RGB to gray in fixed point, with 16 bits after the point.
 _GRAY_WEIGHTS = (19595, 38470, 7471)
 
 
@@ -60,7 +60,7 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   Args:
     images: uint8 [B, H, W, C], C 1 or 3; all but B static; B may be 0.
     ops: int32 [B], indices into `OPS`.
-    args: float32 [B], their arguments; see the module's description.
+    args: float32 [B], their arguments; see the module's docstring.
 
   Returns:
     uint8 [B, H, W, C].
@@ -80,13 +80,13 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def _is(ops: tf.Tensor, name: str, rank: int) -> tf.Tensor:
-  """Which operations are `name`, bool [B, 1, ...] of a rank."""
+  """Which operations are `name`: bool [B, 1, ...] with `rank` dimensions."""
   flags = tf.equal(ops, OPS.index(name))
   return tf.reshape(flags, [-1] + [1] * (rank - 1))
 
 
 def _offset_by_channel(images: tf.Tensor) -> tf.Tensor:
-  """Values plus 256 times the number of image and channel, int32."""
+  """Values plus 256 times (image index * channels + channel index), int32."""
   channels = images.shape[-1]
   starts = tf.range(tf.shape(images)[0] * channels) * 256
   return tf.cast(images, tf.int32) + tf.reshape(starts, [-1, 1, 1, channels])
@@ -94,7 +94,7 @@ def _offset_by_channel(images: tf.Tensor) -> tf.Tensor:
 
 def _stretched_tables(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   """Autocontrast's tables, int32 [B, C, 256], from extremes [B, C, 1]."""
-  # In double precision, operation by operation as in Pillow, for results fall
+  # In double precision and in Pillow's order of operations, since results fall
   # on the edges between integers.
   values = tf.range(256, dtype=tf.int32)
   scale = 255.0 / tf.cast(tf.maximum(high - low, 1), tf.float64)
@@ -113,7 +113,7 @@ def _equalized_tables(images: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   )
   histogram = tf.reshape(histogram, [-1, channels, 256])
   below = tf.cumsum(histogram, axis=-1, exclusive=True)
-  # All pixels but those of the highest value are spread over 255 steps.
+  # All pixels except those of the highest value are spread over 255 steps.
   step = tf.gather(below, high, batch_dims=2) // 255
   tables = tf.minimum((step // 2 + below) // tf.maximum(step, 1), 255)
   return tf.where(step > 0, tables, tf.range(256, dtype=tf.int32))
@@ -125,7 +125,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   low = tf.cast(tf.reduce_min(images, [1, 2]), tf.int32)[..., None]
   high = tf.cast(tf.reduce_max(images, [1, 2]), tf.int32)[..., None]
   args = args[:, None, None]
-  # Clipped, for these are computed for the other operations' arguments too.
+  # Clipped, since the arguments of other operations get here, too.
   dropped = 8 - tf.clip_by_value(tf.cast(args, tf.int32), 0, 8)
   posterized = values - values % tf.bitwise.left_shift(1, dropped)
   solarized = tf.where(tf.cast(values, tf.float32) < args, values, 255 - values)
@@ -133,7 +133,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   tables = tf.where(
     _is(ops, 'autocontrast', 3), _stretched_tables(low, high), tables
   )
-  # Histograms cost: they are made only of the images that need them.
+  # Histograms are expensive: only the images that need them get one.
   chosen = tf.where(tf.equal(ops, OPS.index('equalize')))
   equalized = _equalized_tables(
     tf.gather_nd(images, chosen), tf.gather_nd(high, chosen)
@@ -155,14 +155,15 @@ def to_gray(images: tf.Tensor) -> tf.Tensor:
 
 
 def _smooth(images: tf.Tensor) -> tf.Tensor:
-  """Pillow's SMOOTH filter of float32 images; the outermost pixels stay."""
+  """Pillow's SMOOTH filter on float32 images; the outermost pixels stay."""
   _, height, width, _ = images.shape
   if min(height, width) < 3:
     return images
   rows = images[:, :-2] + images[:, 1:-1] + images[:, 2:]
   box = rows[:, :, :-2] + rows[:, :, 1:-1] + rows[:, :, 2:]
   inner = images[:, 1:-1, 1:-1]
-  # The kernel is 1 but for 5 in the middle; 13 of a sum is never half-way.
+  # The kernel is 5 in the middle, else 1. Its sum is 13, so that no quotient is
+  # halfway between integers.
   inner = tf.floor((box + 4.0 * inner) * (1 / 13) + 0.5)
   middle = tf.concat([images[:, 1:-1, :1], inner, images[:, 1:-1, -1:]], axis=2)
   return tf.concat([images[:, :1], middle, images[:, -1:]], axis=1)
@@ -174,7 +175,7 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   gray = to_gray(images)
   total = tf.reduce_sum(gray, [1, 2], keepdims=True)
   num_pixels = images.shape[1] * images.shape[2]
-  # Rounded half up, in integers.
+  # Rounds half up, in integers.
   mean = (2 * total + num_pixels) // (2 * num_pixels)
   flat = tf.where(
     _is(ops, 'color', 4),
@@ -190,7 +191,7 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_pixels(images: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-  """Pixels of the batch by number, [B, H, W]; black for those below 0."""
+  """Gathers pixels of the batch by index [B, H, W]; black if it is negative."""
   _, height, width, channels = images.shape
   pixels = tf.reshape(images, [-1, channels])
   black = tf.shape(pixels)[0]
@@ -210,7 +211,7 @@ def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   def only(name, value=args, otherwise=zero):
     return tf.where(tf.equal(ops, OPS.index(name)), value, otherwise)
 
-  # x_in = xx x + xy y + x0, y_in = yx x + yy y + y0, of pixels' centres.
+  # For centers of pixels: x_in = xx x + xy y + x0, y_in = yx x + yy y + y0.
   angle = only('rotate') * (-math.pi / 180)
   cosine, sine = tf.cos(angle), tf.sin(angle)
   xx, xy = cosine, sine + only('shear_x')
@@ -225,7 +226,7 @@ def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   )
 
   def fixed(value):
-    # Pillow's numbers have 16 bits after the point.
+    # Pillow computes in fixed point, with 16 bits after the point.
     value = tf.cast(tf.floor(value * 65536 + 0.5), tf.int32)
     return tf.reshape(value, [-1, 1, 1])
 
@@ -247,14 +248,14 @@ def flip_and_crop(
   offset_x: tf.Tensor,
   padding: tuple[int, int],
 ) -> tf.Tensor:
-  """Crops of images that were padded by reflection, then mirrored.
+  """Pads images by reflection, crops them, then mirrors some.
 
   Args:
     images: uint8 [B, H, W, C].
     flip: bool [B], whether to mirror left and right.
     offset_y: int32 [B], upper edge of the crop, 0 to twice the padding.
-    offset_x: int32 [B], its left edge.
-    padding: Of height and width, at each side; less than the side.
+    offset_x: int32 [B], left edge of the crop, 0 to twice the padding.
+    padding: Padding of height and width, on each side; less than the side.
 
   Returns:
     uint8 [B, H, W, C].
@@ -280,14 +281,14 @@ def fill_boxes(
 
   Args:
     images: uint8 [B, H, W, C].
-    boxes: int32 [B, 4]: left, upper, right and lower edge, all inside the box.
+    boxes: int32 [B, 4]: left, upper, right and lower edge, all inclusive.
     fill: C values.
 
   Returns:
     uint8 [B, H, W, C].
   """
   _, height, width, channels = images.shape
-  # Pixels' values side by side: broadcasting over short last axes is slow.
+  # Values of pixels in one axis, since broadcasting over a short one is slow.
   lines = tf.reshape(images, [-1, height, width * channels])
 
   def within(low, high, size, repeats=1):

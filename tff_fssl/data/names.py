@@ -1,11 +1,11 @@
-"""The data sets known by name; TensorFlow-free, to check flags with."""
+"""The named data sets. TensorFlow-free, so that flags can be checked."""
 
 import dataclasses
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
-# How strong views are made; see `augment`.
+# Policies of strong augmentation; see `augment`.
 FL2 = 'fl2'
 FIXMATCH = 'fixmatch'
 AUGMENTATION_POLICIES = (FL2, FIXMATCH)
@@ -13,20 +13,20 @@ AUGMENTATION_POLICIES = (FL2, FIXMATCH)
 
 @dataclasses.dataclass(frozen=True)
 class DataSetInfo:
-  """What is known of a data set without loading it.
+  """Facts about a data set that are known without loading it.
 
   Attributes:
-    name: Its name, for TFDS's sets the one that TFDS knows.
+    name: Its name; for data sets of TFDS, their name there.
     num_classes: Classes are 0 .. num_classes - 1.
     image_shape: (height, width, channels).
     num_train: Training examples of the published set.
     num_test: Test examples of the published set.
-    flip: Whether a mirrored image still is of its class, so that augmentation
-      may flip horizontally.
-    mean: Per channel, of pixels scaled to [0, 1]; what is subtracted.
-    std: Per channel; what is then divided by.
+    flip: Whether a mirrored image keeps its class, so that augmentation may
+      flip images horizontally.
+    mean: Per channel, subtracted from pixels scaled to [0, 1].
+    std: Per channel, divisor of the result.
     loader: 'module:function', called with this entry and the folder `data_dir`
-      (None: not given); gives the `sources.DataSet`. '': TFDS's.
+      (None: not given); returns the `sources.DataSet`. '': loaded by TFDS.
   """
 
   name: str
@@ -44,9 +44,9 @@ def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
   return {info.name: info for info in infos}
 
 
-# Mean and deviation of the CIFAR and SVHN sets are what the code of (FL)^2
-# uses (CIFAR-10's are ImageNet's), and so is flipping SVHN's digits; those of
-# the others are the moments of all pixels of their training images.
+# For the CIFAR and SVHN sets, mean, deviation and the flipping of SVHN's digits
+# are taken from the code of (FL)^2 (CIFAR-10's moments are ImageNet's). For the
+# others, the moments are those of all pixels of the training images.
 DATA_SETS = _table(
   DataSetInfo(
     name='cifar10',
@@ -109,10 +109,10 @@ def data_set_info(name: str) -> DataSetInfo:
     name: A data set's name.
 
   Returns:
-    What is known of it.
+    The entry.
 
   Raises:
-    UsageError: If there is none of that name.
+    UsageError: If there is no data set of that name.
   """
   if name not in DATA_SETS:
     known = tuple(DATA_SETS)

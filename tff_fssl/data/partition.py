@@ -1,6 +1,6 @@
-"""Who holds which training example: the server, validation and the clients.
+"""Partitions training examples among the server, validation and the clients.
 
-NumPy only. Everything is a function of the labels, the settings and the seed.
+NumPy only. A partition is a function of the labels, the settings and the seed.
 The label split and the IID and Dirichlet partitions are those of (FL)^2's
 published code.
 """
@@ -25,7 +25,7 @@ DIRICHLET = 'dirichlet'
 SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
 SPLITS = (IID, DIRICHLET)
 MAX_DRAWS = 1_000
-# NumPy's draws by still smaller ones take forever.
+# With a still smaller alpha, NumPy's draws take forever.
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
 _FORMAT = 'tff_fssl.partition'
@@ -38,12 +38,12 @@ class Partition:
 
   Attributes:
     server_labeled: int64, labelled examples at the server.
-    validation: int64, examples that nobody trains on, for selection.
-    client_labeled: Per client, int64, ascending.
-    client_unlabeled: Per client, int64, ascending.
-    class_counts: int64 [clients, classes], true classes of all that a client
-      holds.
-    settings: What `build_partition` was given, but for the labels.
+    validation: int64, examples for model selection, which nobody trains on.
+    client_labeled: Labelled examples per client, int64, ascending.
+    client_unlabeled: Unlabelled examples per client, int64, ascending.
+    class_counts: int64 [clients, classes], how many examples of each true class
+      a client holds.
+    settings: The arguments of `build_partition`, except the labels.
   """
 
   server_labeled: np.ndarray
@@ -62,10 +62,10 @@ class Partition:
     """Checks that this is a partition of `num_examples` training examples.
 
     Args:
-      num_examples: How many there are.
+      num_examples: The number of training examples.
 
     Raises:
-      UsageError: If an index is out of range or held twice.
+      UsageError: If an index is out of range or occurs twice.
     """
     held = np.concatenate(
       [
@@ -77,12 +77,12 @@ class Partition:
     )
     if len(held) and not 0 <= held.min() <= held.max() < num_examples:
       raise UsageError(
-        f'the partition holds indices from {held.min()} to {held.max()}, but'
+        f'the partition has indices from {held.min()} to {held.max()}, but'
         f' there are {num_examples} training examples: it was made for other'
         ' data'
       )
     if len(np.unique(held)) != len(held):
-      raise UsageError('the partition holds some example more than once')
+      raise UsageError('the partition has some examples more than once')
 
   def to_json(self) -> str:
     """This partition as JSON text, which `from_json` reads."""
@@ -110,7 +110,7 @@ class Partition:
       The partition.
 
     Raises:
-      UsageError: If the text is not a partition, or of an unknown version.
+      UsageError: If the text is not a partition, or its version is unknown.
     """
     try:
       fields = json.loads(text)
@@ -132,12 +132,12 @@ class Partition:
       ) from e
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
-    """Writes `to_json` to a file, whole or not at all; makes its folder."""
+    """Writes `to_json` to a file atomically; creates its folder."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     durable.write_file(os.fspath(path), [self.to_json().encode()])
 
   def plot(self, path: str | os.PathLike[str]) -> None:
-    """Draws clients x classes as a heat map, and clients' sizes, to a PNG."""
+    """Plots class counts as a heat map, and clients' sizes, to a PNG file."""
     from tff_fssl.data import partition_plot  # Needs matplotlib.
 
     partition_plot.plot(self, path)
@@ -157,34 +157,36 @@ def build_partition(
   full_labels: bool = False,
   seed: int = 0,
 ) -> Partition:
-  """Splits training examples into labelled, validation and clients' ones.
+  """Splits training examples into labelled, validation and clients' examples.
 
-  1.  Each class is shuffled; the first of it are labelled, equally many of
-      every class. Labels at the server: `num_labels` in all. Labels at clients:
-      `num_labels` for each client.
-  2.  The validation examples are the last of each shuffled class, equally many
-      as far as classes have them. (Taken from the end, they change nothing of
-      which examples are labelled.)
-  3.  The rest goes to the clients, unlabelled. `iid`: floor(rest / clients) for
-      each, drawn at random; what is left over is not used. `dirichlet`: class
-      by class, in the order of step 1: p ~ Dirichlet(alpha) over clients; p = 0
-      for clients that already hold rest / clients or more; the class is cut at
-      floor(cumsum(p) * size). All classes are drawn anew until every client
-      holds `min_client_examples`, at most `MAX_DRAWS` times.
-  4.  `full_labels`: all that a client holds is labelled (the upper bound).
+  1.  Each class is shuffled, and its first examples are labelled, equally many
+      in every class. With labels at the server, `num_labels` are labelled in
+      total; with labels at clients, `num_labels` for each client.
+  2.  The validation examples are the last ones of each shuffled class, equally
+      many if classes have enough. (They are taken from the end, so that their
+      number does not change which examples are labelled.)
+  3.  The rest goes to the clients, unlabelled. `iid`: each gets
+      floor(rest / clients) examples, drawn at random; a remainder is not used.
+      `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
+      over clients is drawn; p = 0 for clients that already hold rest / clients
+      or more; the class is cut at floor(cumsum(p) * size). The draw of all
+      classes is repeated until every client holds `min_client_examples`, at
+      most `MAX_DRAWS` times.
+  4.  `full_labels`: all examples of a client are labelled (the upper bound).
 
   Args:
     labels: int [N], the true classes of the training examples.
     num_classes: The number of classes, >= 2.
     num_clients: The number of clients, >= 1.
-    num_labels: See step 1; a multiple of `num_classes`. 0 is allowed with
-      `full_labels` only.
+    num_labels: See step 1; a multiple of `num_classes`. 0 is allowed only with
+      `full_labels`.
     scenario: `labels_at_server` or `labels_at_clients`.
     split: `iid` or `dirichlet`.
-    alpha: Of the Dirichlet distribution, > 0; the smaller, the more uneven.
-    min_client_examples: Unlabelled examples that a client has at least
+    alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
+      more uneven split.
+    min_client_examples: The least number of unlabelled examples of a client
       (`dirichlet`), >= 0.
-    num_validation: Validation examples, >= 0.
+    num_validation: The number of validation examples, >= 0.
     full_labels: See step 4.
     seed: Any integer.
 
@@ -192,7 +194,7 @@ def build_partition(
     The partition.
 
   Raises:
-    UsageError: If the settings cannot be met; names the flags.
+    UsageError: If the settings cannot be satisfied; names the flags.
   """
   settings: dict[str, Any] = {
     'num_classes': int(num_classes),
@@ -271,21 +273,21 @@ def check_settings(
   num_validation: int = 0,
   full_labels: bool = False,
 ) -> None:
-  """Refuses what no training labels could meet, before any are loaded.
+  """Refuses settings that no labels could satisfy, before any are loaded.
 
   Args:
-    num_classes: As in `build_partition`, and so the others.
-    num_clients: See there.
-    num_labels: See there.
-    scenario: See there.
-    split: See there.
-    alpha: See there.
-    min_client_examples: See there.
-    num_validation: See there.
-    full_labels: See there.
+    num_classes: See `build_partition`.
+    num_clients: See `build_partition`.
+    num_labels: See `build_partition`.
+    scenario: See `build_partition`.
+    split: See `build_partition`.
+    alpha: See `build_partition`.
+    min_client_examples: See `build_partition`.
+    num_validation: See `build_partition`.
+    full_labels: See `build_partition`.
 
   Raises:
-    UsageError: Names the flag and what is allowed.
+    UsageError: If there is one; names the flag and what is allowed.
   """
   for flag, choice, allowed in (
     ('scenario', scenario, SCENARIOS),
@@ -345,7 +347,7 @@ def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:
 def _split_labels(
   shuffled: list[np.ndarray], num_holders: int, per_holder: int
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """The labelled examples of each holder, and of each class the others."""
+  """Labels examples: (labelled examples per holder, the rest per class)."""
   wanted = num_holders * per_holder
   for c, members in enumerate(shuffled):
     if len(members) < wanted:
@@ -353,7 +355,7 @@ def _split_labels(
       most = fewest // num_holders * len(shuffled)
       each = ' for each client' if num_holders > 1 else ''
       raise UsageError(
-        f'--num_labels={per_holder * len(shuffled)}{each} takes {wanted}'
+        f'--num_labels={per_holder * len(shuffled)}{each} needs {wanted}'
         f' examples of each class, but class {c} has {len(members)}; set it to'
         f' at most {most}'
       )
@@ -380,7 +382,7 @@ def _split_validation(
     )
   quotas = np.zeros(len(hidden), np.int64)
   sizes = np.array([len(members) for members in hidden])
-  # What classes cannot share equally goes to randomly chosen ones.
+  # A remainder is taken from randomly chosen classes.
   order = seeds.generator(seed, seeds.Purpose.VALIDATION).permutation(
     len(hidden)
   )
@@ -411,7 +413,7 @@ def _split_dirichlet(
   min_client_examples: int,
   rng: np.random.Generator,
 ) -> list[np.ndarray]:
-  """Draws until every client holds enough, or it is clear that none will."""
+  """Draws until every client has enough examples, at most `MAX_DRAWS` times."""
   total = sum(len(members) for members in hidden)
   if num_clients * min_client_examples > total:
     raise UsageError(
@@ -449,18 +451,18 @@ def _draw_dirichlet(
   total: int,
   rng: np.random.Generator,
 ) -> list[np.ndarray] | None:
-  """Where each class is cut, in one draw.
+  """Draws once where to cut each class.
 
   Args:
-    hidden: Each class's examples.
+    hidden: The examples of each class.
     num_clients: The number of clients.
-    alpha: Of the distribution.
+    alpha: Parameter of the Dirichlet distribution.
     total: The number of all examples.
-    rng: What draws.
+    rng: The random generator.
 
   Returns:
-    Per class, int64 [num_clients - 1]; None if all of a class fell to clients
-    that are full.
+    Per class, int64 [num_clients - 1]; None if a draw gave all examples of a
+    class to clients that are full.
   """
   all_cuts = []
   sizes = np.zeros(num_clients, np.int64)
@@ -468,7 +470,7 @@ def _draw_dirichlet(
     proportions = rng.dirichlet(np.full(num_clients, alpha))
     proportions[sizes >= total / num_clients] = 0
     mass = proportions.sum()
-    # A very small alpha puts everything on one client (or underflows).
+    # A very small alpha gives everything to one client (or underflows).
     if not mass > 0:
       return None
     ends = np.cumsum(proportions / mass) * len(members)

@@ -1,4 +1,4 @@
-"""Draws a partition: which client holds how many examples of which class."""
+"""Plots how many examples of each class the clients of a partition hold."""
 
 import io
 import os
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
   from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
-# More are less than pixels, and slow to draw.
+# More rows would be thinner than pixels, and slow to draw.
 _MAX_ROWS = 1_000
 
 
@@ -29,7 +29,7 @@ def _range(counts: np.ndarray) -> str:
 
 
 def _means(values: np.ndarray, size: int) -> np.ndarray:
-  """Of each `size` rows, the last of which may be fewer."""
+  """The mean of each group of `size` rows; the last group may be smaller."""
   starts = np.arange(0, len(values), size)
   lengths = np.diff([*starts, len(values)])
   sums = np.add.reduceat(values, starts, axis=0)
@@ -39,15 +39,16 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 def plot(
   partition: 'partition_lib.Partition', path: str | os.PathLike[str]
 ) -> None:
-  """Draws clients x classes as a heat map beside the clients' sizes.
+  """Plots class counts per client as a heat map, next to the clients' sizes.
 
-  Of more than 1,000 clients, a row is the mean of several, and says so.
+  With more than 1,000 clients, each row is the mean of several clients, and the
+  label of the axis says so.
 
   Args:
-    partition: What to draw.
+    partition: The partition to plot.
     path: The PNG file to write.
   """
-  # Not pyplot: it would choose a window system for the whole process.
+  # pyplot is not used, since it would choose a GUI for the whole process.
   # pylint: disable=import-outside-toplevel
   from matplotlib import colors
   from matplotlib import figure
@@ -65,7 +66,7 @@ def plot(
     1, 2, sharey=True, gridspec_kw={'width_ratios': [3, 1]}
   )
 
-  # Counts of a Dirichlet split go over orders of magnitude: colour by root.
+  # Counts of a Dirichlet split span orders of magnitude: color by their root.
   image = heat.imshow(
     rows,
     extent=(-0.5, num_classes - 0.5, len(rows) * in_row - 0.5, -0.5),
@@ -93,7 +94,7 @@ def plot(
         color=text_color,
       )
 
-  # Steps are one object each, where bars would be one a client.
+  # `stairs` makes one object for all clients, where bars would be one each.
   edges = np.arange(len(rows) + 1) * in_row - 0.5
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])

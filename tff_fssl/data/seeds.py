@@ -1,6 +1,6 @@
-"""Streams of random numbers, each a function of a seed, a purpose and a key.
+"""Streams of random numbers, as functions of a seed, a purpose and a key.
 
-NumPy only. No global random state is read or written.
+NumPy only. Global random state is neither read nor written.
 """
 
 import enum
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Purpose(enum.IntEnum):
-  """What a stream is for. Numbers are never reused: old runs must repeat."""
+  """Purposes of streams. Numbers are never reused, so that old runs repeat."""
 
   LABEL_SPLIT = 1
   VALIDATION = 2
@@ -18,8 +18,8 @@ class Purpose(enum.IntEnum):
 
 
 def _words(value: int) -> tuple[int, int]:
-  # Two words for every number, negative ones as two's complement, so that no
-  # two keys share their words.
+  # Every number has two words, negative ones in two's complement, so that no
+  # two keys have the same words.
   value = int(value) % 2**64
   return value & 0xFFFFFFFF, value >> 32
 
@@ -30,15 +30,16 @@ def _sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
 
 
 def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
-  """A generator of its own for `purpose` and `key`.
+  """A separate generator for each `purpose` and `key`.
 
   Args:
     seed: Any integer; taken modulo 2**64.
-    purpose: What the numbers are for.
-    *key: Integers that tell streams of one purpose apart, likewise.
+    purpose: The purpose of the numbers.
+    *key: Any integers, which distinguish the streams of one purpose; taken
+      modulo 2**64.
 
   Returns:
-    A generator that depends on nothing else.
+    A generator that depends only on these.
   """
   return np.random.Generator(np.random.Philox(_sequence(seed, purpose, *key)))
 

@@ -1,4 +1,4 @@
-"""Image data sets as arrays: TFDS's, from disk, and scikit-learn's digits."""
+"""Loads image data sets as arrays: from TFDS's files, or from scikit-learn."""
 
 import dataclasses
 import os
@@ -14,16 +14,16 @@ from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
 
-# Where TFDS looks if it is told nothing.
+# TFDS's default folder.
 _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
 _READ_BATCH_SIZE = 1_000
 
 
 def as_labels(labels: Any) -> np.ndarray:
-  """Labels as int32, whatever integers they were.
+  """Converts integer labels to int32.
 
   Args:
-    labels: Integers of any width (NumPy's default is int64), or nothing.
+    labels: Integers of any width (NumPy's default is int64), or none.
 
   Returns:
     int32, of the same shape.
@@ -51,7 +51,7 @@ class Examples:
 
   Attributes:
     x: uint8 [N, H, W, C].
-    y: int32 [N], in [0, number of classes). Other integers are converted.
+    y: int32 [N], in [0, number of classes). Other integer types are converted.
   """
 
   x: np.ndarray
@@ -80,12 +80,12 @@ class DataSet:
 
   Attributes:
     name: Its name.
-    train: Training examples, in the order in which they are stored.
-    test: Test examples, likewise.
+    train: Training examples, in their stored order.
+    test: Test examples, in their stored order.
     num_classes: The number of classes.
-    class_names: One name a class.
+    class_names: One name per class.
     image_shape: (height, width, channels).
-    notes: What to say wherever a figure on this data is quoted; '' if nothing.
+    notes: A remark to give with all results on these data; '' if none.
   """
 
   name: str
@@ -101,7 +101,7 @@ class DataSet:
       if examples.x.shape[1:] != tuple(self.image_shape):
         raise UsageError(
           f'data set {self.name}: {split} images are'
-          f' {list(examples.x.shape[1:])}, expected are'
+          f' {list(examples.x.shape[1:])}, instead of'
           f' {list(self.image_shape)}'
         )
       if len(examples) and not (
@@ -114,19 +114,19 @@ class DataSet:
 
 
 def load(name: str, data_dir: str | None = None) -> DataSet:
-  """Loads a data set into memory. Never tries the network.
+  """Loads a data set into memory. Never uses the network.
 
   Args:
     name: One of `names.DATA_SETS`.
-    data_dir: The folder that holds TFDS's data sets; None is TFDS's own
-      default. `digits` needs none.
+    data_dir: The folder of TFDS's data sets; None: TFDS's default. `digits`
+      needs no folder.
 
   Returns:
     The data set; the same arrays every time.
 
   Raises:
     UsageError: If the name is unknown, or the data set is missing, damaged or
-      not what the name says.
+      not the one that the name says.
   """
   info = names.data_set_info(name)
   if info.loader:
@@ -135,15 +135,16 @@ def load(name: str, data_dir: str | None = None) -> DataSet:
 
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """scikit-learn's 1,797 digits; every fifth of each class is for testing."""
-  del data_dir  # scikit-learn has them.
+  """scikit-learn's 1,797 digits; every fifth of a class is a test example."""
+  del data_dir  # The digits are part of scikit-learn.
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 
   digits = datasets.load_digits()
-  # Stored as counts of 0 to 16 set pixels in 4 x 4 blocks.
+  # Values are counts of set pixels in 4 x 4 blocks, 0 to 16.
   images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
   labels = digits.target.astype(np.int32)
-  # Sorted by class, every fifth is a stratified split without a random draw.
+  # Taking every fifth example, sorted by class, gives a stratified split
+  # without random draws.
   in_test = np.zeros(len(labels), bool)
   in_test[np.argsort(labels, kind='stable')[::5]] = True
   return DataSet(
@@ -158,7 +159,7 @@ def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 
 
 def _stored_version(root: pathlib.Path) -> str | None:
-  """The newest version of a data set under its folder, if there is any."""
+  """The newest version of a data set in its folder, if there is any."""
   try:
     if not stat.S_ISDIR(os.stat(root).st_mode):
       raise files.FileError(str(root), 'it is not a folder')
@@ -177,7 +178,7 @@ def _stored_version(root: pathlib.Path) -> str | None:
 
 
 def _check_files(folder: pathlib.Path) -> None:
-  """Refuses what TFDS would wait for, as for a pipe; raises `UsageError`."""
+  """Raises `UsageError` for files on which TFDS would hang, such as pipes."""
   for path in sorted(folder.iterdir()):
     if not path.is_dir():
       files.open_binary(str(path)).close()
@@ -195,7 +196,7 @@ def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
     'python -c "import tensorflow_datasets as tfds;'
     f" tfds.load('{info.name}', data_dir='{given}')\""
   )
-  # Asked before TFDS is: without files, it would turn to its download code.
+  # Checked before TFDS is called, since without files it would download them.
   version = _stored_version(folder / info.name)
   if version is None:
     raise UsageError(
@@ -216,12 +217,12 @@ def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
     counts = {s: builder.info.splits[s].num_examples for s in ('train', 'test')}
     shape = tuple(builder.info.features['image'].shape)
   except Exception as e:  # pylint: disable=broad-except
-    # TFDS raises whatever its parsers do.
+    # TFDS passes on the errors of its parsers.
     raise UsageError(f'{damaged}({_reason(e)})') from e
   if num_classes != info.num_classes or shape != info.image_shape:
     raise UsageError(
       f'{folder / info.name / version} is not {info.name}: it has'
-      f' {num_classes} classes and images of {list(shape)}, expected are'
+      f' {num_classes} classes and images of {list(shape)}, instead of'
       f' {info.num_classes} and {list(info.image_shape)}'
     )
   try:
@@ -248,8 +249,8 @@ def _first_line(builder) -> str:
 
 
 def _read_split(tfds, info, version, folder, split, count) -> Examples:
-  """Reads a split in the order in which it is stored."""
-  # One shard after the other: interleaving them would change the order.
+  """Reads a split in its stored order."""
+  # Shards are read one after the other: interleaving would change the order.
   read_config = tfds.ReadConfig(
     interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
   )
