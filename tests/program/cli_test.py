@@ -46,9 +46,9 @@ def test_version(call):
   'arguments, words',
   [
     ((), 'no program was named'),
-    (('',), "'' is no program"),
+    (('',), "'' is not a program"),
     (('trian',), "did you mean 'train'?"),
-    (('--train',), "'--train' is no program"),
+    (('--train',), "'--train' is not a program"),
     (('plot.py',), "did you mean 'plot'?"),
     (('configs', 'quickstart'), 'takes no arguments'),
     (('plot',), 'no run was given'),

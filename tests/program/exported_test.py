@@ -24,7 +24,7 @@ def _export(folder, round_num=3, text='weights'):
 def test_a_whole_one(tmp_path):
   folder = _export(tmp_path / 'model')
   assert exported.problem(folder) == exported.problem(folder, 3) == ''
-  assert exported.problem(folder, 4) == 'it is of round 3'
+  assert exported.problem(folder, 4) == 'it was exported after round 3'
   assert exported.read_about(folder) == {'round': 3}
   _export(tmp_path / 'model', 4, 'other')
   assert exported.problem(folder, 4) == ''

@@ -76,7 +76,7 @@ def test_mistakes():
     fakes.data_source(clients_per_round=9)
   iterator = fakes.data_source().iterator()
   iterator.seed = 4
-  with pytest.raises(ValueError, match='is of seed 4, the source of 3'):
+  with pytest.raises(ValueError, match='has seed 4, but the source has seed 3'):
     iterator.from_bytes(iterator.to_bytes())
   with pytest.raises(ValueError, match='k=6'):
     fakes.data_source(first_round=1).iterator().select(6)
@@ -141,7 +141,7 @@ _BAD = {
   'text': (lambda _: 'ab', 'Error'),
   'no images': (lambda _: ((None, _Y), None), 'images must be uint8'),
   'floats': (lambda _: ((_X / 255, _Y), None), 'images must be uint8'),
-  'other images': (lambda _: ((_X[:, 1:], _Y), None), 'expected are uint8'),
+  'other images': (lambda _: ((_X[:, 1:], _Y), None), 'must be uint8'),
   'two kinds': (lambda _: ((_X, _Y), (_X[:, 1:], None)), 'must be alike'),
   'flat': (lambda _: ((_X.reshape(4, -1), _Y), None), 'images must be uint8'),
   'too few labels': (lambda _: ((_X, _Y[:3]), None), 'labels of 4 images'),

@@ -27,8 +27,8 @@ _ABOUT_CONFIGS = 'Lists the flagfiles that come with the package.'
 def main() -> int:
   """The console script `tff-fssl`.
 
-  A Python file that ends in `sys.exit(cli.main())` is the same command, with
-  whatever the file has registered before.
+  A Python file that ends in `sys.exit(cli.main())` is the same command, plus
+  the algorithms, models and so on that the file has registered before.
 
   Returns:
     The exit code.
@@ -65,7 +65,7 @@ def command_main(argv: Sequence[str]) -> int:
     print(f'tff_fssl {tff_fssl.__version__}')
   elif name != _CONFIGS:
     raise UsageError(
-      f'{name!r} is no program; there are {allowed}{closest(name, known)}'
+      f'{name!r} is not a program; there are {allowed}{closest(name, known)}'
     )
   elif flags.wants_help(arguments):
     print(_help())

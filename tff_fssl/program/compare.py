@@ -12,20 +12,20 @@ from tff_fssl.program import summary
 
 TEST_ACCURACY = 'test/accuracy'
 _TRAIN = 'client_work/train'
-# Pseudo-labels and seconds are means over this many rounds, the last ones.
+# Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
 _MEGABYTE = 1e6
 
 
 def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
-  """Refuses a run that counts twice; raises `UsageError`."""
+  """Refuses runs that would count twice; raises `UsageError`."""
   for group in groups:
     seen: dict[str, str] = {}
     for run in group.runs:
       seed = run.flags.get('seed', '')
       if seed in seen:
         raise UsageError(
-          f'{seen[seed]} and {run.path} differ in nothing, not even in'
+          f'{seen[seed]} and {run.path} do not differ, not even in'
           f' --seed={seed}: they are one sample; leave one of them out'
         )
       seen[seed] = run.path
@@ -35,10 +35,10 @@ def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
   """The last round that all runs have evaluated on test data.
 
   Args:
-    groups: Of runs.
+    groups: The groups of runs.
 
   Returns:
-    Its number.
+    The number of that round.
 
   Raises:
     UsageError: If there is none.
@@ -60,11 +60,11 @@ def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
 
 
 def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
-  """Markdown: what each group reached, and tests of the first against others.
+  """Markdown tables of results, and tests of the first group against others.
 
   Args:
-    groups: At least one, each of runs that differ by their seeds only.
-    last_round: Rounds after it count for nothing: budgets are equal.
+    groups: At least one group of runs that differ only in their seeds.
+    last_round: Later rounds are ignored, so that budgets are equal.
 
   Returns:
     Lines of text.
@@ -149,7 +149,7 @@ def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
 
 
 def _mean_and_spread(values: list[float], digits: int) -> str:
-  """Mean and, of several values, their sample standard deviation."""
+  """The mean and, for several values, the sample standard deviation."""
   if not np.isfinite(values).all():
     return ''
   mean = f'{np.mean(values):.{digits}f}'
@@ -159,7 +159,7 @@ def _mean_and_spread(values: list[float], digits: int) -> str:
 
 
 def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
-  """The first group against each: how likely chance makes the difference."""
+  """p-values of the differences between the first group and each other."""
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
 
@@ -175,7 +175,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
     theirs = accuracies(group)
     common = sorted(ours.keys() & theirs.keys())
     with warnings.catch_warnings():
-      # Of one value, or equal ones: SciPy then gives NaN, and we a blank.
+      # For one value, or equal values, SciPy gives NaN; the cell stays blank.
       warnings.simplefilter('ignore')
       welch = stats.ttest_ind(
         list(ours.values()), list(theirs.values()), equal_var=False

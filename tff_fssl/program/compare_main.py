@@ -1,4 +1,4 @@
-"""`programs/compare.py`: what several runs reached, as tables."""
+"""`programs/compare.py`: compares the results of several runs, as tables."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -12,12 +12,12 @@ from tff_fssl.program import main as main_lib
 
 _USAGE = 'programs/compare.py RUN RUN [RUN ...] [--last_round=N]'
 _ABOUT = (
-  'Compares runs at equal budgets, as Markdown: mean and sample standard'
-  ' deviation of runs that differ by their seeds only; accuracy, pseudo-labels,'
-  " seconds and bytes; of test accuracy, Welch's t-test, and the paired one, of"
-  " the first run's group against each other. RUN is the --output_dir of"
-  ' programs/train.py; what is no run, or has no evaluation yet, is left out'
-  ' with a warning.'
+  'Compares runs at equal budgets, as Markdown tables. Runs that differ only in'
+  ' their seeds form a group, shown by mean and sample standard deviation:'
+  ' accuracy, pseudo-labels, seconds and bytes. The test accuracy of the first'
+  " run's group is compared with each other group by Welch's t-test and by the"
+  ' paired t-test. RUN is the --output_dir of programs/train.py. A path that is'
+  ' not a run, or a run without an evaluation, is left out with a warning.'
 )
 
 
@@ -27,7 +27,7 @@ class CompareHparams:
 
   last_round: int = hparam(
     0,
-    'Rounds after it count for nothing; 0: the last that all runs have'
+    'Rounds after this one are ignored. 0: the last round that all runs have'
     ' evaluated.',
     minimum=0,
   )

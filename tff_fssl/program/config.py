@@ -1,4 +1,4 @@
-"""A run's whole configuration, from flags, checked as a whole.
+"""The configuration of a run: built from its flags, and checked as a whole.
 
 TensorFlow-free: everything that can be refused without data is refused here.
 """
@@ -26,13 +26,13 @@ _CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-  """What a run is.
+  """The configuration of a run.
 
   Attributes:
-    run: The run's hyper-parameters.
-    round: Those of a round.
-    aggregator: Those of the aggregation.
-    algorithm: Those of the algorithm, `entry.hparams`.
+    run: Hyper-parameters of the run.
+    round: Hyper-parameters of a round.
+    aggregator: Hyper-parameters of the aggregation.
+    algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
   """
 
   run: RunHparams
@@ -47,12 +47,12 @@ class Config:
 
   @property
   def prefix(self) -> str:
-    """What the algorithm's flags start with."""
+    """The prefix of the algorithm's flags."""
     return f'{self.run.algorithm}.'
 
   @property
   def first_round(self) -> int:
-    """The number of the first round, 1 or, with pre-training, less."""
+    """The number of the first round: 1, or less with pre-training."""
     return 1 - self.round.num_pretraining_rounds
 
   @property
@@ -67,7 +67,7 @@ class Config:
 
   @property
   def partition_settings(self) -> dict[str, Any]:
-    """What `data.partition` is asked for, but for classes, labels and seed."""
+    """The arguments of `data.partition` except classes, labels and seed."""
     run = self.run
     return {
       'num_clients': run.num_clients,
@@ -152,7 +152,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   )
   config = _follow(config, parsed)
   for name, reason in _without_effect(config).items():
-    # A flagfile may serve several runs; who types a flag means it.
+    # A flagfile may serve several runs, but a flag that was typed is meant.
     if name in parsed.command_line:
       raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
   check(config)
@@ -188,7 +188,7 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
 
 
 def _without_effect(config: Config) -> dict[str, str]:
-  """Flags that change nothing in this configuration -> why not."""
+  """Flags that change nothing in this configuration -> the reason."""
   run, round_hparams = config.run, config.round
   result: dict[str, str] = {}
   if run.split == 'iid':
@@ -304,8 +304,8 @@ def _check_aggregator(config: Config) -> None:
     for flag in ('debug_non_finite', 'strict_clients'):
       if getattr(run, flag):
         raise UsageError(
-          f'--{flag}: tells of single clients, of whom nothing may leave but'
-          f' through the sum of --aggregator={name}; leave one of the two out'
+          f'--{flag}: reports on single clients, but with --aggregator={name}'
+          ' nothing but the sum may leave a client; leave one of the two out'
         )
     own = config.entry.capabilities.own_weights
     aggregator_hparams.check_confidential(
@@ -324,7 +324,7 @@ def _check_aggregator(config: Config) -> None:
 
 
 def _check_data(config: Config) -> None:
-  """What the data set's published size and classes rule out."""
+  """Refuses what the data set's published size and classes rule out."""
   from tff_fssl.data import partition  # Needs NumPy: not for `--help`.
 
   run = config.run
@@ -338,7 +338,7 @@ def _check_data(config: Config) -> None:
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   each = f' for each of {holders} clients' if at_clients else ''
   if labels > rest:
-    beside = f' beside --num_validation={run.num_validation}'
+    beside = f' after --num_validation={run.num_validation}'
     raise UsageError(
       f'--num_labels={run.num_labels}{each}: {run.dataset} has'
       f' {max(rest, 0)} training examples'
@@ -352,7 +352,7 @@ def _check_data(config: Config) -> None:
 
 
 def _check_cross_device(config: Config) -> None:
-  """Refuses what clients that come once and have no identity cannot run."""
+  """Refuses what clients without identity, that take part once, cannot run."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
   if capabilities.client_state:
@@ -362,8 +362,8 @@ def _check_cross_device(config: Config) -> None:
     )
   if capabilities.per_client_broadcast:
     raise UsageError(
-      f'{name} sends each client a message of its own, which such a deployment'
-      ' cannot: all receive the same'
+      f'{name} sends each client a message of its own; in such a deployment all'
+      ' clients receive the same message'
     )
   if not config.trains_clients:
     return
@@ -385,11 +385,12 @@ def differences(
   """Compares the flags of two runs.
 
   Args:
-    old: Flags as text, of the run that is there.
-    new: Those of the run to be continued.
+    old: Flags of the existing run, as text.
+    new: Flags of the run that is to continue it, as text.
 
   Returns:
-    The names of flags that differ and may not; and of those that may.
+    The names of flags that differ but must not, and of those that differ and
+    may.
   """
   defaults = {
     name: field.default for g in groups() for name, field in g.named_fields()
@@ -397,7 +398,7 @@ def differences(
   refused: list[str] = []
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):
-    # A flag that came after the run was made has its default's effect.
+    # A flag that was added after the run was made counts as its default.
     default = flags.to_text(defaults[name]) if name in defaults else None
     before, after = old.get(name, default), new.get(name, default)
     if before == after:

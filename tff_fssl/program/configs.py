@@ -21,7 +21,7 @@ def _folder() -> str:
 
 
 def names() -> list[str]:
-  """All of them, sorted, as `--flagfile` takes them: configs/X.flags."""
+  """All flagfiles, sorted, as `--flagfile` takes them: configs/X.flags."""
   folder = _folder()
   return sorted(
     os.path.join(_PREFIX, os.path.relpath(os.path.join(path, file), folder))
@@ -32,14 +32,14 @@ def names() -> list[str]:
 
 
 def find(path: str) -> str:
-  """The file that a flagfile's name means.
+  """The file that the name of a flagfile refers to.
 
   Args:
-    path: The name. What is there in the file system is meant first.
+    path: The name. A file of the file system comes first.
 
   Returns:
-    `path`; if there is no such file, but the package has one of that name
-    (configs/X.flags), the package's.
+    `path`; or, if there is no such file, the package's file of that name
+    (configs/X.flags), if any.
   """
   name = os.path.normpath(path)
   if os.path.lexists(path) or name not in names():

@@ -1,6 +1,6 @@
-"""What a person sees of a run: a bar on a terminal, lines in a file. TF-free.
+"""What users see of a run: a bar on a terminal, lines in a file. TF-free.
 
-All of it fits 80 columns.
+Everything fits in 80 columns.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from tff_fssl.program import training_types
 
 WIDTH = 80
 
-# Figures of a round's line: (label, format, columns of train.csv, of which the
-# first that has a value is shown).
+# Figures in the line of a round: (label, format, columns of train.csv). The
+# first of these columns that has a value is shown.
 _PERCENT, _LOSS = 'percent', 'loss'
 _FIGURES = (
   ('loss', _LOSS, ('client_work/train/loss_pseudo_label',)),
@@ -27,25 +27,25 @@ _FIGURES = (
   ('right', _PERCENT, ('client_work/train/pseudo_label_accuracy',)),
 )
 
-# Clients that did not count.
+# Clients whose updates did not count.
 _TROUBLES = {
   'not finite': 'num_non_finite_clients',
   'rejected': 'num_rejected_clients',
 }
 
 
-# How a program is called; `{}` stands for its name.
+# The command that runs a program; `{}` stands for the program's name.
 _program_template = 'python programs/{}.py'
 
 
 def name_programs(template: str) -> None:
-  """Sets how programs are called: 'tff-fssl {}', {} being the name."""
+  """Sets the command that runs programs, such as 'tff-fssl {}'."""
   global _program_template
   _program_template = template
 
 
 def command(program: str) -> str:
-  """What a user types to call a program, such as 'train'."""
+  """The command that a user types to run a program, such as 'train'."""
   return _program_template.format(program)
 
 
@@ -62,13 +62,13 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_percent(value: float | str | None) -> str:
-  """'81.2%', or '-' for what is not known."""
+  """'81.2%', or '-' if not known."""
   number = math.nan if value is None or value == '' else float(value)
   return '-' if math.isnan(number) else f'{100 * number:.1f}%'
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
-  """Labels and what belongs to them, in two columns, wrapped."""
+  """Labels and their texts in two columns, wrapped."""
   width = max(map(len, rows), default=0) + indent + 2
   lines = []
   for label, text in rows.items():
@@ -78,7 +78,7 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
       initial_indent=f'{"":{indent}}{label}'.ljust(width),
       subsequent_indent=' ' * width,
       break_on_hyphens=False,
-      # Paths stay whole, to be copied.
+      # Paths stay in one piece, so that they can be copied.
       break_long_words=False,
     ) or [f'{"":{indent}}{label}']
   return '\n'.join(lines)
@@ -115,7 +115,7 @@ def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
 
 
 def round_line(report: training_types.RoundReport, total_rounds: int) -> str:
-  """One line on a round; what does not fit is left to the CSV files."""
+  """One line about a round; figures that do not fit are only in the CSVs."""
   number = f'round {report.round_num:>{len(str(total_rounds)) + 1}}'
   parts = [
     f'{number}/{total_rounds}',
@@ -138,7 +138,7 @@ class Console:
     Args:
       progress: 'bar', 'lines', 'none', or 'auto': a bar if `stream` is a
         terminal, else lines.
-      stream: Where to; standard output by default.
+      stream: Where it is printed; standard output by default.
     """
     self._stream: TextIO = stream or sys.stdout
     if progress == 'auto':
@@ -172,7 +172,7 @@ class Console:
         initial=done - start,
         file=self._stream,
         ncols=min(WIDTH, _columns()),
-        nrows=100,  # Else it hides in terminals that tell no height.
+        nrows=100,  # Else tqdm hides it in terminals of unknown height.
         bar_format='{desc} |{bar}| {elapsed}<{remaining}{postfix}',
         desc=f'round {done}/{self._total_rounds}',
         mininterval=0,
@@ -217,7 +217,7 @@ def _columns() -> int:
 def summary_rows(
   summary: Mapping[str, Any],
 ) -> dict[str, str]:
-  """The lines of the closing summary from what `summary.json` holds."""
+  """The lines of the closing summary, made from `summary.json`."""
   rows = {}
   last, best = summary.get('last'), summary.get('best_validation')
   if last:

@@ -1,9 +1,10 @@
-"""A CSV file with one row a round that survives kills. TensorFlow-free.
+"""A CSV file with one row per round that survives kills. TensorFlow-free.
 
-Rows are appended in single writes and flushed. A kill may leave a part of a row
-at the end, without its line feed: it is cut off on opening. Anything else that
-this module does not write is a change by somebody else, and refused: cutting it
-would lose rows. A new column makes the file be rewritten, whole.
+Each row is appended by a single write and flushed. A kill may leave a part of a
+row at the end, without its line feed: it is cut off on opening. Anything else
+that this module would not write has been changed by somebody else, and is
+refused: cutting it off could lose rows. To add a column, the whole file is
+rewritten.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,10 +25,10 @@ _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
 def to_cell(value: Any) -> str:
-  """A value as text: the shortest that its own type reads back as the same.
+  """A value as text: the shortest that is read back as the same value.
 
   Args:
-    value: A Python or NumPy scalar, or an array of shape []; None is not known.
+    value: A Python or NumPy scalar, or an array of shape []; None if unknown.
 
   Returns:
     The text; '' for None, 'nan' for not a number.
@@ -47,13 +48,13 @@ def to_cell(value: Any) -> str:
 
 
 def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
-  """The columns and the whole rows of a table, which is left as it is.
+  """The columns and the complete rows of a table; does not change the file.
 
   Args:
     path: The file.
 
   Returns:
-    (columns, rows); none if the file is missing.
+    (columns, rows); both empty if the file is missing.
 
   Raises:
     UsageError: If the file cannot be read or is not such a table.
@@ -68,8 +69,8 @@ def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
   """A column as float64 [rows]; NaN where it is empty or missing.
 
   Args:
-    rows: Of a table.
-    name: The column.
+    rows: The rows of a table.
+    name: The name of the column.
 
   Returns:
     The values.
@@ -81,7 +82,7 @@ def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
 
 
 def number(row: Mapping[str, str], name: str) -> float:
-  """A cell as a number, NaN if it is empty or missing; raises `UsageError`."""
+  """A cell as a number; NaN if empty or missing. Raises `UsageError`."""
   text = row.get(name) or 'nan'
   try:
     return float(text)
@@ -97,18 +98,18 @@ class CsvTable:
 
   Attributes:
     path: The file.
-    columns: The names of the columns, the key's first.
+    columns: The names of the columns; the key's comes first.
   """
 
   def __init__(self, path: str):
-    """Opens a table, or makes an empty one; cuts a last line that is torn.
+    """Opens a table, or makes an empty one; cuts off a torn last line.
 
     Args:
       path: The file.
 
     Raises:
-      UsageError: If the file is not such a table, or was changed since it was
-        written; it is left as it is.
+      UsageError: If the file is not such a table, or has been changed since it
+        was written. The file is left unchanged.
     """
     self.path = path
     if not os.path.lexists(path):
@@ -126,16 +127,16 @@ class CsvTable:
     return self._offsets[-1][0] if self._offsets else None
 
   def check_after(self, key: int, last: int | None = None) -> None:
-    """Checks that rows of later keys are such as a kill leaves.
+    """Checks that rows of later keys are rows that a kill can have left.
 
     Args:
-      key: The last key to be kept.
-      last: The largest key that there can be; None: rows are of consecutive
-        keys, from `key` + 1 on.
+      key: The last key to keep.
+      last: The largest possible key; None: the keys must be consecutive, from
+        `key` + 1 on.
 
     Raises:
-      UsageError: If they are not: then somebody has changed the table, and
-        they may be rows that are still needed.
+      UsageError: If they are not: somebody has changed the table, and the rows
+        may still be needed.
     """
     later = [k for k, _ in self._offsets if k > key]
     expected = list(range(key + 1, key + 1 + len(later)))
@@ -150,7 +151,7 @@ class CsvTable:
     """Removes rows of later keys.
 
     Args:
-      key: The last key to be kept.
+      key: The last key to keep.
 
     Returns:
       How many rows were removed.
@@ -164,14 +165,14 @@ class CsvTable:
     return removed
 
   def append(self, key: int, values: Mapping[str, Any]) -> None:
-    """Appends a row, after removing those of its key and of later ones.
+    """Appends a row, after removing rows of the same and of later keys.
 
     Args:
       key: The row's key.
       values: Column -> scalar; see `to_cell`. New columns are allowed.
 
     Raises:
-      UsageError: If the disk refuses; the table is then as it was.
+      UsageError: If the disk refuses. The table is then unchanged.
     """
     self.truncate_after(key - 1)
     new = [name for name in values if name not in self.columns]
@@ -185,7 +186,7 @@ class CsvTable:
     self._offsets.append((key, self._size))
 
   def _add_columns(self, names: list[str]) -> None:
-    """Rewrites the table with further columns."""
+    """Rewrites the table with additional columns."""
     _, rows = read(self.path)
     self.columns = [*self.columns, *names]
     lines = [_to_bytes(self.columns)]
@@ -209,10 +210,10 @@ def _to_bytes(cells: list[str]) -> bytes:
 def _parse(
   path: str, content: bytes
 ) -> tuple[list[str], list[tuple[dict[str, str], int]], int]:
-  """(columns, [(row, offset of its end)], offset of the last whole row's end).
+  """(columns, [(row, offset of its end)], end of the last complete row).
 
   Raises:
-    UsageError: If a whole line is not what this module writes.
+    UsageError: If a complete line is not one that this module writes.
   """
 
   def refuse(line_num: int, reason: str) -> UsageError:
@@ -224,7 +225,7 @@ def _parse(
 
   lines = content.split(b'\n')[:-1]
   if not lines:
-    raise refuse(1, 'there is no line with the names of the columns')
+    raise refuse(1, 'the line with the names of the columns is missing')
   columns = _cells(lines[0])
   if not columns or columns[0] != KEY:
     raise refuse(1, f'the first column is not {KEY!r}')
@@ -234,23 +235,23 @@ def _parse(
   for line_num, line in enumerate(lines[1:], 2):
     cells = _cells(line)
     if cells is None:
-      raise refuse(line_num, 'it is empty, or not text as it was written')
+      raise refuse(line_num, 'it is empty, or is not valid CSV text')
     if len(cells) != len(columns):
       raise refuse(
-        line_num, f'it has {len(cells)} cells, and not {len(columns)}'
+        line_num, f'it has {len(cells)} cells instead of {len(columns)}'
       )
     if not _KEY_TEXT.fullmatch(cells[0]):
       raise refuse(line_num, f'{cells[0]!r} is not the number of a round')
     key = int(cells[0])
     if last is not None and key <= last:
-      raise refuse(line_num, f'round {key} stands after round {last}')
+      raise refuse(line_num, f'round {key} follows round {last}')
     end, last = end + len(line) + 1, key
     rows.append((dict(zip(columns, cells)), end))
   return columns, rows, end
 
 
 def _cells(line: bytes) -> list[str] | None:
-  """A line's cells; None if it holds what no row does."""
+  """The cells of a line; None if it cannot be a row."""
   if not line or b'\0' in line or b'\r' in line:
     return None
   try:

@@ -1,4 +1,4 @@
-"""`programs/evaluate.py`: accuracy of runs' checkpoints, or of models."""
+"""`programs/evaluate.py`: accuracy of checkpoints or of exported models."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -26,8 +26,8 @@ _ABOUT = (
   'Evaluates checkpoints of runs (RUN is the --output_dir of'
   ' programs/train.py) or exported models (MODEL is a folder model/ or'
   ' model_best/, or a copy of it), on the data set that they were trained for.'
-  ' What is neither, or has no checkpoint yet, is left out with a warning.'
-  ' Only numbers are read from these files: they are safe to open.'
+  ' A path that is neither, or a run without a checkpoint, is left out with a'
+  ' warning. Only numbers are read from these files: they are safe to open.'
 )
 _LAST, _BEST = 'last', 'best'
 
@@ -37,19 +37,21 @@ class EvaluateHparams:
   """Flags of `programs/evaluate.py`."""
 
   examples: str = hparam(
-    'test', 'On what: the test set, or the run\'s validation examples.',
+    'test', 'Evaluate on the test set, or on the run\'s validation examples.',
     choices=('test', 'validation'),
   )  # fmt: skip
   round: str = hparam(
     _LAST,
-    'Which checkpoint of a run: last, the last one that is whole; best, that of'
-    ' the round which validation data select; or the number of a round.',
+    'Which checkpoint of a run is evaluated. last: the last complete one; best:'
+    ' the one with the best validation accuracy; or the number of a round.',
   )
   data_dir: str = hparam(
-    '', 'Folder with the TFDS data sets; empty: where the run had them.'
+    '', "Folder with the TFDS data sets; if empty, the run's own setting."
   )
-  batch_size: int = hparam(256, 'Images at a time.', minimum=1, maximum=2**20)
-  verbose: bool = hparam(False, "Whether TensorFlow's messages are shown.")
+  batch_size: int = hparam(
+    256, 'Number of images in a batch.', minimum=1, maximum=2**20
+  )
+  verbose: bool = hparam(False, "Show TensorFlow's messages.")
 
   def __post_init__(self):
     hparams.validate(self)
@@ -118,14 +120,16 @@ def _evaluate(
       f' exported model (with {exported.MANIFEST})'
     )
   if has_round:
-    raise UsageError('--round: an exported model is of one round; leave it out')
+    raise UsageError(
+      '--round: an exported model has one round only; leave the flag out'
+    )
   return _evaluate_model(folder, settings)
 
 
 def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
-  tree.read_flags()  # They have to be whole.
+  tree.read_flags()  # Raises if flags are missing.
   config = _config([f'--flagfile={tree.flags_file}'], settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
@@ -148,7 +152,7 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
 
 
 def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
-  """Evaluates an exported model by its Keras file, of which no code is run."""
+  """Evaluates an exported model from its Keras file, without running code."""
   problem = exported.problem(folder)
   if problem:
     raise UsageError(f'{folder}: is not a whole exported model ({problem})')
@@ -185,7 +189,7 @@ def _evaluate_weights(
 def _config(
   arguments: list[str], settings: EvaluateHparams
 ) -> config_lib.Config:
-  """The configuration of a run, with the data of this machine."""
+  """The configuration of a run, with this machine's data folder."""
   if settings.data_dir:
     arguments = [*arguments, f'--data_dir={settings.data_dir}']
   config = config_lib.from_command_line(arguments)
@@ -202,7 +206,7 @@ def _read_checkpoint(
   config: config_lib.Config,
   settings: EvaluateHparams,
 ) -> tuple[int, Mapping[str, Any]]:
-  """The asked for, or the last whole, checkpoint, if it is this run's."""
+  """Reads the requested checkpoint, or the last complete one, of this run."""
   there = checkpoint.versions(tree.checkpoints)
   if not there:
     raise runs.NotARunError(f'{tree.path}: this run has no checkpoint yet')

@@ -1,4 +1,4 @@
-"""The trained model as files that need neither this package nor TFF."""
+"""Exports the trained model as files that need neither this package nor TFF."""
 
 import json
 import os
@@ -24,13 +24,13 @@ class ServingModel(tf.Module):
   """uint8 images in, probabilities out."""
 
   def __init__(self, task: experiment.Task, weights: adapter.Weights):
-    """Puts weights into the task's network."""
+    """Puts the weights into the task's network."""
     super().__init__(name='serving')
     self._network = adapter.Network(task.model_fn)
     self._network.assign(weights)
     self._views = task.views
     self._count = tf.constant(weights.statistics_count)
-    # Attributes of the module are what is saved.
+    # TensorFlow saves the attributes of the module.
     self.variables_to_save = [
       *self._network.trainable_variables,
       *self._network.non_trainable_variables,
@@ -52,22 +52,24 @@ class ServingModel(tf.Module):
 def export_model(
   task: experiment.Task, weights: adapter.Weights, folder: str, round_num: int
 ) -> None:
-  """Writes a model folder, replacing what is there.
+  """Writes the folder of a model, replacing an earlier export.
 
   It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
   [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
   included; `model.keras`, the network alone (normalized float images to
   logits); `about.json` (classes, mean and std, round, flags, version); and
-  `manifest.json`, by which `exported.problem` tells whether all is there.
+  `manifest.json`, from which `exported.problem` tells whether the export is
+  complete.
 
   Args:
     task: Data and model.
-    weights: What was trained.
-    folder: Where to.
-    round_num: After which round.
+    weights: The trained weights.
+    folder: The folder to write.
+    round_num: The round after which the model is exported.
 
   Raises:
-    UsageError: If the disk refuses, or files that no export wrote are there.
+    UsageError: If the disk refuses, or the folder holds files that no export
+      wrote.
   """
   new = exported.new_folder(folder)
   exported.remove_leftovers(folder)
@@ -79,7 +81,7 @@ def export_model(
     model.save(os.path.join(new, exported.KERAS_FILE))
   except _DISK_ERRORS as e:
     raise UsageError(
-      f'{new}: the model cannot be written ({e.message}); the run is saved, put'
+      f'{new}: the model cannot be written ({e.message}); the run is saved: put'
       ' this right and give the command again'
     ) from e
   config = task.config

@@ -1,7 +1,7 @@
-"""The files of an exported model, and whether they are whole. TF-free.
+"""The files of an exported model, and whether they are complete. TF-free.
 
-`manifest.json` is written last: it names the round and the version, and of each
-other file its size and SHA-256. A folder in which all of it holds is whole.
+`manifest.json` is written last. It names the round and the version, and the
+size and SHA-256 of each other file. A folder is complete if all of this holds.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ MANIFEST = 'manifest.json'
 KERAS_FILE = 'model.keras'
 ABOUT_FILE = 'about.json'
 _FORMAT = 1
-# What an export consists of. Whatever else is in its folder is somebody else's.
+# The files of an export. Any other file in its folder belongs to somebody else.
 _OURS = re.compile(
   r'saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|assets|variables'
   r'|variables/variables\.(index|data-\d{5}-of-\d{5})'
   r'|model\.keras|about\.json|manifest\.json'
-  # What TensorFlow and `durable` write them under before.
+  # Temporary names under which TensorFlow and `durable` write them.
   r'|variables/variables_temp.*|\.writing_(about|manifest)\.json'
 )
 _NEW, _OLD = '.writing_', '.replaced_'
@@ -37,7 +37,7 @@ def new_folder(folder: str) -> str:
 
 
 def write_manifest(folder: str, round_num: int) -> None:
-  """Describes the files of a folder, which are flushed; raises `UsageError`."""
+  """Describes a folder's files, already flushed; raises `UsageError`."""
   described = {}
   for name in _names(folder):
     path = os.path.join(folder, name)
@@ -56,11 +56,11 @@ def write_manifest(folder: str, round_num: int) -> None:
 
 
 def problem(folder: str, round_num: int | None = None) -> str:
-  """Why a folder is not a whole exported model, in words; '' if it is one.
+  """Says why a folder is not a complete exported model; '' if it is one.
 
   Args:
     folder: The folder.
-    round_num: After which round it has to be; None: any.
+    round_num: The round that it must have been exported after; None: any.
   """
   try:
     manifest = files.read_json(os.path.join(folder, MANIFEST))
@@ -83,7 +83,7 @@ def problem(folder: str, round_num: int | None = None) -> str:
   except (KeyError, TypeError, ValueError, AttributeError):
     return f'{MANIFEST} is damaged'
   if round_num is not None and of_round != round_num:
-    return f'it is of round {of_round}'
+    return f'it was exported after round {of_round}'
   return ''
 
 
@@ -107,10 +107,10 @@ def check_replaceable(folder: str) -> None:
 
 
 def replace(folder: str) -> None:
-  """Puts a written export in the place of what is there; raises `UsageError`.
+  """Replaces a folder by its new export; raises `UsageError`.
 
   Args:
-    folder: Whose `new_folder` is whole and flushed.
+    folder: The folder, whose `new_folder` is complete and flushed.
   """
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
   check_replaceable(folder)
@@ -121,7 +121,7 @@ def replace(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-  """Puts right what a killed export left beside `folder`.
+  """Cleans up what a killed export left beside `folder`.
 
   Raises:
     UsageError: If something else stands there.
@@ -135,7 +135,7 @@ def remove_leftovers(folder: str) -> None:
 
 
 def read_about(folder: str) -> dict[str, Any]:
-  """What an export recorded of a model; raises `UsageError`."""
+  """What an export recorded about its model; raises `UsageError`."""
   return files.read_json(os.path.join(folder, ABOUT_FILE), limit=2**24)
 
 
@@ -145,7 +145,7 @@ def _beside(folder: str, prefix: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-  """Paths of all that is in a folder, relative to it."""
+  """Relative paths of everything in a folder."""
   return sorted(
     os.path.relpath(os.path.join(path, name), folder)
     for path, folders, names in os.walk(folder)

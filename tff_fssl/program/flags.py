@@ -1,8 +1,8 @@
 """Flags made from dataclasses of `hparam` fields. TensorFlow-free.
 
 Syntax and types are absl's. Beyond absl: the command line beats flagfiles
-wherever it stands, positional arguments and unknown flags are errors, and each
-error is one line that says what was given and what is allowed.
+wherever --flagfile stands, positional arguments and unknown flags are errors,
+and each error is one line that says what was given and what is allowed.
 """
 
 from collections.abc import Sequence
@@ -34,7 +34,7 @@ class Group:
   Attributes:
     title: Its heading.
     hparams: The dataclass of `hparam` fields.
-    fields: Which of its fields; None is all.
+    fields: Names of the fields that are shown; None: all.
     prefix: What the flags' names start with, such as 'fl2.'.
   """
 
@@ -57,7 +57,7 @@ class ParsedFlags:
   Attributes:
     values: Every flag's value, by name; defaults included.
     command_line: Names of the flags that the command line sets.
-    files: Of those that flagfiles set: name -> file.
+    files: Name of each flag that a flagfile sets -> that file.
     positional: Arguments that are not flags.
   """
 
@@ -67,7 +67,7 @@ class ParsedFlags:
   positional: tuple[str, ...] = ()
 
   def is_set(self, name: str) -> bool:
-    """Whether the user gave the flag, be it with its default's value."""
+    """Whether the user gave the flag, even with its default value."""
     return name in self.command_line or name in self.files
 
   def source(self, name: str) -> str:
@@ -121,12 +121,12 @@ def parse(
 
   Args:
     argv: The arguments, without the program's name.
-    groups: The flags that there are.
+    groups: All flags that exist.
     allow_positional: Whether arguments that are not flags are allowed.
 
   Returns:
-    The values; types and syntax are checked, ranges are not (the dataclasses
-    check them).
+    The values. Types and syntax have been checked; ranges have not (the
+    dataclasses check them).
 
   Raises:
     UsageError: One line: what was given, what is allowed.
@@ -180,9 +180,10 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
   """The text of `--help`, at most 80 columns wide.
 
   Args:
-    usage: How the program is called. `programs/X.py` becomes what the user
-      calls that program by.
-    description: What it does, likewise; a line is a paragraph.
+    usage: How the program is called. `programs/X.py` is replaced by the command
+      that the user types for that program.
+    description: What the program does, with the same replacement; each line is
+      a paragraph.
     groups: Its flags.
 
   Returns:
@@ -214,13 +215,13 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
       )
   lines += ['', 'Always:', '  --flagfile=FILE']
   lines += [
-    '      Reads flags from a file, one a line; # starts a comment. The command'
-    ' line',
-    '      beats the file. If there is no file configs/NAME.flags, the one of'
-    ' that',
-    '      name that comes with the package is read.',
+    '      Reads flags from a file, one per line; # starts a comment. Flags on'
+    ' the',
+    '      command line take precedence. A missing configs/NAME.flags is taken'
+    ' from',
+    '      the package, if the package has that file.',
     '  --help',
-    '      Shows this.',
+    '      Shows this help.',
   ]
   return '\n'.join(lines)
 
@@ -240,7 +241,7 @@ def read_flagfile(path: str) -> dict[str, str]:
 
 
 def to_text(value: Any) -> str:
-  """A value as flags have it."""
+  """A value as it is written in a flag."""
   if isinstance(value, bool):
     return str(value).lower()
   return repr(value) if isinstance(value, float) else str(value)
@@ -268,7 +269,7 @@ def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
   for group in groups:
     for name, field in group.named_fields():
       kind, text = type(field.default), field.metadata['help']
-      # A field's own type, not absl's, decides (bool is an int, too).
+      # The field's own type decides, not absl's: a bool is also an int.
       if kind is bool:
         flag = absl_flags.BooleanFlag(name, field.default, text)
         flag.parser = _BooleanParser()
@@ -309,7 +310,7 @@ def _parse_into(
   names = _names(flag_values)
   flag_values.set_gnu_getopt(True)
   try:
-    # absl's way to ignore unknown flags would be a way round this check.
+    # absl's --undefok, which ignores unknown flags, would bypass this check.
     for argument in arguments:
       if argument.lstrip('-').partition('=')[0] == 'undefok' and (
         argument.startswith('-')
@@ -367,8 +368,8 @@ def _read_flagfile(
   already_read.append(path)
   if len(already_read) > _MAX_FLAGFILES:
     raise UsageError(
-      f'--flagfile={already_read[0]}: it and the files that it names are more'
-      f' than {_MAX_FLAGFILES}'
+      f'--flagfile={already_read[0]}: it includes too many files; at most'
+      f' {_MAX_FLAGFILES} are allowed in all'
     )
   try:
     lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()

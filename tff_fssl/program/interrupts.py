@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM, while training runs. TensorFlow-free."""
+"""Handles Ctrl-C and SIGTERM while training runs. TensorFlow-free."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
@@ -11,8 +11,8 @@ from tff_fssl.program import training_types
 
 _T = TypeVar('_T')
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-# `timeout make train` signals the program, its group and, through make, the
-# program again, all at once: signals within this time are one.
+# `timeout make train` signals the program, its process group and, through make,
+# the program again, all at once. Signals within this time count as one.
 ONE_SIGNAL_SECS = 2.0
 
 
@@ -29,12 +29,12 @@ async def run_until_stopped(
 ) -> _T:
   """Runs `logic`, which signals can stop.
 
-  The first Ctrl-C or SIGTERM sets `stop`, at which `logic` saves and returns
-  after its round. The second cancels it. A third ends the process. Those that
-  come within `ONE_SIGNAL_SECS` of the one that counted last are the same one.
+  The first Ctrl-C or SIGTERM sets `stop`: `logic` then finishes its round,
+  saves and returns. The second cancels it. A third ends the process. A signal
+  within `ONE_SIGNAL_SECS` of the last one that counted does not count.
 
   Args:
-    logic: What is run.
+    logic: The coroutine to run.
     stop: Set by the first signal.
     say: Tells the user.
     clock: Gives seconds.
@@ -43,7 +43,7 @@ async def run_until_stopped(
     What `logic` returns.
 
   Raises:
-    asyncio.CancelledError: At the second signal.
+    asyncio.CancelledError: On the second signal.
   """
   task = asyncio.ensure_future(logic)
   loop = asyncio.get_running_loop()
@@ -59,8 +59,8 @@ async def run_until_stopped(
     if stop.signal is None:
       stop.set(number)
       say(
-        f'{signal.Signals(number).name}: stopping after this round; send it'
-        f' again, {ONE_SIGNAL_SECS:g} seconds later or more, to stop at once.'
+        f'{signal.Signals(number).name}: stopping after this round; to stop at'
+        f' once, send it again after {ONE_SIGNAL_SECS:g} seconds or more.'
       )
     elif not is_cancelled:
       is_cancelled = True

@@ -1,9 +1,9 @@
 """The weights in a Keras file, read without Keras. TensorFlow-free.
 
-Keras builds the model that a file describes before it reads the weights, and a
+Before Keras reads weights, it builds the model that the file describes, and a
 description can hold code (Lambda layers, any class by its name). Here only
 numbers are read, by h5py, and only those that the given model expects: names,
-shapes and dtypes are compared first. Layouts, all of Keras 2.14:
+shapes and dtypes are compared first. The layouts, all of Keras 2.14:
 
 *   `.h5`, whole models and `save_weights`: groups by layer, whose attributes
     list layers and weights.
@@ -29,7 +29,7 @@ from tff_fssl.program import ownership
 _ZIP, _HDF5 = b'PK\x03\x04', b'\x89HDF\r\n\x1a\n'
 _WEIGHTS_FILE, _CONFIG_FILE = 'model.weights.h5', 'config.json'
 _MAX_CONFIG_BYTES = 2**26
-# Beside the weights, a file may hold an optimizer's moments.
+# A file may also hold an optimizer's moments.
 _MAX_OVERHEAD_BYTES, _MAX_FACTOR = 2**26, 8
 _MAX_NAMES = 100_000
 _CONTAINERS = ('_layer_checkpoint_dependencies', 'layers')
@@ -40,8 +40,8 @@ class _Layer(NamedTuple):
   """A layer with weights.
 
   Attributes:
-    name: Its name; '' if not known.
-    key: What the `.keras` layout calls it.
+    name: Name of the layer; '' if not known.
+    key: Name of the layer in the `.keras` layout.
     weights: (name or '', dataset or variable) of each weight, in Keras's order.
   """
 
@@ -58,12 +58,12 @@ def is_keras_file(path: str) -> bool:
 
 
 def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
-  """The weights in a Keras file that are a model's.
+  """The weights of a model in a Keras file.
 
   Args:
     path: The file.
-    model: The Keras model that they are for, not nested; its layers' names,
-      classes and weights are looked at.
+    model: The Keras model that the weights are for, not nested. The names,
+      classes and weights of its layers are compared.
 
   Returns:
     'trainable' and 'non_trainable' -> arrays, in the model's order.
@@ -78,7 +78,7 @@ def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
   except files.FileError:
     raise
   except Exception as error:  # pylint: disable=broad-except
-    # Whatever the content makes zipfile and HDF5 raise: types are many.
+    # Bad content makes zipfile and HDF5 raise errors of many types.
     reason = f'it cannot be read as a Keras file ({files.first_line(error)})'
     raise files.FileError(path, reason) from error
   return weights
@@ -87,7 +87,7 @@ def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
 def _read(
   path: str, file: BinaryIO, model: Any, exits: contextlib.ExitStack
 ) -> dict[str, list[np.ndarray]]:
-  """As `read`; raises whatever."""
+  """Does what `read` does, but may raise any exception."""
   names: dict[str, str] = {}
   if file.read(len(_ZIP)) == _ZIP:
     archive = exits.enter_context(zipfile.ZipFile(file))
@@ -115,26 +115,26 @@ def _read(
 def _extract(
   path: str, archive: zipfile.ZipFile, name: str, limit: int
 ) -> bytes:
-  """A member of an archive, if it is not larger than expected."""
+  """The content of an archive's member, if it is not larger than expected."""
   if name not in archive.namelist():
     raise files.FileError(path, f'it is not a Keras model (it lacks {name})')
   with archive.open(name) as member:
     content = member.read(limit + 1)
   if len(content) > limit:
-    reason = f'its {name} is larger than the {limit:,} bytes expected at most'
+    reason = f'its {name} is larger than expected (at most {limit:,} bytes)'
     raise files.FileError(path, reason)
   return content
 
 
 def _layer_names(path: str, config: bytes) -> dict[str, str]:
-  """What the layout calls each layer of `config.json` -> the layer's name."""
+  """Key of each layer of `config.json` in the layout -> the layer's name."""
   layers = files.parse_json(path, config)['config']['layers']
   keys = _keys([str(layer['class_name']) for layer in layers])
   return {k: str(layer['config']['name']) for k, layer in zip(keys, layers)}
 
 
 def _keys(classes: Sequence[str]) -> list[str]:
-  """What the `.keras` layout calls layers of these classes, in order."""
+  """The keys of layers of these classes in the `.keras` layout, in order."""
   counts: dict[str, int] = {}
   keys = []
   for name in classes:
@@ -147,7 +147,7 @@ def _keys(classes: Sequence[str]) -> list[str]:
 
 
 def _layers_of(model: Any) -> list[_Layer]:
-  """A model's layers that have weights."""
+  """The layers of a model that have weights."""
   keys = _keys([type(layer).__name__ for layer in model.layers])
   return [
     _Layer(
@@ -161,7 +161,7 @@ def _layers_of(model: Any) -> list[_Layer]:
 def _layers_in(
   path: str, root: h5py.File, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
-  """A file's layers that have weights, in whichever layout."""
+  """The layers of a file that have weights, in any layout."""
   legacy = root
   if 'layer_names' not in root.attrs:
     for container in _CONTAINERS:
@@ -184,7 +184,7 @@ def _layers_in(
 def _layers_by_class(
   path: str, container: Any, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
-  """Layers of the `.keras` layout; without a name if `names` lack it."""
+  """The layers of a file in the `.keras` layout."""
   own = {layer.key: layer for layer in here}
   layers = []
   for key in container:
@@ -192,7 +192,7 @@ def _layers_by_class(
     if 'vars' not in layer or not len(_member(path, layer, 'vars')):
       continue
     group = _member(path, layer, 'vars')
-    # A weight has a number in the file: its name is that of our layer's.
+    # The file only numbers the weights: take the names from our layer.
     like = own[key].weights if key in own else []
     suffixes = [name.rpartition('/')[2] for name, _ in like]
     suffixes += [str(i) for i in range(len(suffixes), len(group))]
@@ -208,14 +208,14 @@ def _layers_by_class(
 def _pair(
   path: str, there: Sequence[_Layer], here: Sequence[_Layer]
 ) -> list[tuple[Any, Any]]:
-  """(dataset, variable) of each weight, if the two models are alike.
+  """(dataset, variable) of each weight, if the two models have equal weights.
 
   Raises:
-    FileError: If they are not; says how.
+    FileError: If the models differ; says how.
   """
   by_name = {layer.name: layer for layer in there}
   by_key = {layer.key: layer for layer in there if layer.key}
-  # In our order where the file has such layers; for the message, in its own.
+  # Our order, if the file has our layers; else its own order, for the message.
   if len(by_name) == len(there) and by_name.keys() == {x.name for x in here}:
     there = [by_name[layer.name] for layer in here]
   elif by_key.keys() == {layer.key for layer in here}:
@@ -232,7 +232,7 @@ def _pair(
       {ownership.TRAINABLE: _described(variables)},
     )
   if reason:
-    raise files.FileError(path, f'it is of another model ({reason})')
+    raise files.FileError(path, f'it belongs to another model ({reason})')
   return [(d, v) for (_, d), (_, v) in zip(datasets, variables)]
 
 
@@ -241,7 +241,7 @@ def _described(weights: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def _member(path: str, group: Any, name: str) -> Any:
-  """What a group holds under a name, itself and not by a link to elsewhere."""
+  """The member of a group by its name; links to elsewhere are refused."""
   for part in name.split('/'):
     if not isinstance(group, h5py.Group) or part in ('', '.', '..'):
       raise files.FileError(path, f'it has no weight {name!r}')
@@ -254,7 +254,7 @@ def _member(path: str, group: Any, name: str) -> Any:
 
 
 def _text_list(path: str, group: Any, name: str) -> list[str]:
-  """An attribute of texts, which Keras splits if it is long."""
+  """An attribute that is a list of texts; Keras splits long ones."""
   parts = [name] if name in group.attrs else []
   while not parts or parts[-1] != name:
     part = f'{name}{len(parts)}'
@@ -266,7 +266,7 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
   texts: list[str] = []
   for part in parts:
     if math.prod(group.attrs.get_id(part).shape) > _MAX_NAMES:
-      raise files.FileError(path, f'its {part} are too many')
+      raise files.FileError(path, f'it has too many {part}')
     texts += [
       text.decode() if isinstance(text, bytes) else str(text)
       for text in np.ravel(group.attrs[part])
@@ -275,7 +275,7 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
 
 
 def _check_dataset(path: str, dataset: Any) -> None:
-  """Refuses what would read other files, or more than it says."""
+  """Refuses datasets that would read other files, or more than they state."""
   name = getattr(dataset, 'name', '?')
   if not isinstance(dataset, h5py.Dataset):
     raise files.FileError(path, f'{name!r} is not a weight')
@@ -283,15 +283,17 @@ def _check_dataset(path: str, dataset: Any) -> None:
     raise files.FileError(path, f'{name!r} lies in another file')
   chunk = math.prod(dataset.chunks or (0,))
   if dataset.compression not in _FILTERS or chunk > max(dataset.size, 2**20):
-    raise files.FileError(path, f'{name!r} is stored as Keras does not')
+    raise files.FileError(
+      path, f'{name!r} is stored in a way that Keras does not use'
+    )
   if dataset.dtype.kind not in 'fiub':
     raise files.FileError(path, f'{name!r} does not hold numbers')
 
 
 def _values(path: str, dataset: Any) -> np.ndarray:
-  """A dataset's numbers, whose shape has been checked."""
+  """The numbers of a dataset, whose shape has been checked."""
   try:
     return np.asarray(dataset[()])
   except Exception as error:  # pylint: disable=broad-except
-    # HDF5's errors of damaged files are of many types.
+    # HDF5 raises errors of many types for damaged files.
     raise files.FileError(path, f'{dataset.name!r} cannot be read') from error

@@ -1,8 +1,8 @@
-"""What all programs share: errors, exit codes, quiet. TensorFlow-free.
+"""What all programs share: errors, exit codes, silence. TensorFlow-free.
 
-Exit codes: 0 done; 1 a failure; 2 a user's mistake (the message says what to
-do); 3 training stopped since no update was finite; 130 Ctrl-C; 143 SIGTERM,
-saved: the same command goes on.
+Exit codes: 0 done; 1 failure; 2 a user's mistake (the message says what to
+do); 3 training stopped because no update was finite; 130 Ctrl-C; 143 SIGTERM
+after saving (the same command continues the run).
 """
 
 import codecs
@@ -36,9 +36,9 @@ def run(
   """Runs a program; turns a user's mistakes into messages.
 
   Args:
-    program: Takes the arguments without the program's name, returns the exit
-      code.
-    argv: These arguments; the process's own by default.
+    program: A function that takes the arguments, without the program's name,
+      and returns the exit code.
+    argv: The arguments; those of the process by default.
 
   Returns:
     The exit code.
@@ -47,14 +47,14 @@ def run(
     _check_streams()
     with durable.storage_errors():
       code = program(sys.argv[1:] if argv is None else argv)
-      # Not at exit, where an error would be Python's to report.
+      # Now, not at exit, where Python itself would report an error.
       sys.stdout.flush()
     return code
   except BrokenPipeError:
     _drop_output()
     complain(
-      'standard output was closed before all was printed; give the command'
-      ' again (a run goes on where it was saved)'
+      'standard output was closed before everything was printed; give the'
+      ' command again (a run continues from where it was saved)'
     )
     return USAGE
   except UsageError as error:
@@ -68,7 +68,7 @@ def run(
 
 
 def complain(message: str) -> None:
-  """Prints an error, wrapped on a terminal, one line elsewhere."""
+  """Prints an error: wrapped on a terminal, as one line elsewhere."""
   text = f'error: {printable(message)}'
   if sys.stderr.isatty():
     text = textwrap.fill(
@@ -85,7 +85,7 @@ def warn(message: str) -> None:
 
 
 def printable(text: str) -> str:
-  """One line of text: unprintable characters as Python writes them."""
+  """Text as one line, with unprintable characters escaped as in Python."""
   return ''.join(
     c if c.isprintable() else ascii(c)[1:-1]
     for c in ' '.join(text.split('\n  '))
@@ -95,7 +95,7 @@ def printable(text: str) -> str:
 def _check_streams() -> None:
   """Makes standard output and error fit for use; raises `UsageError`."""
   if sys.stderr is None:
-    # Else a file that is opened later would get its number, and its messages.
+    # A file opened later would get descriptor 2, and the error messages in it.
     sys.stderr = open(os.open(os.devnull, os.O_WRONLY), 'w')
   if sys.stdout is None:
     raise UsageError(
@@ -108,7 +108,7 @@ def _check_streams() -> None:
 
 
 def _flush() -> None:
-  """Prints what is still to be printed, as far as that is possible."""
+  """Flushes standard output, if that is possible."""
   try:
     if sys.stdout is not None:
       sys.stdout.flush()
@@ -117,7 +117,7 @@ def _flush() -> None:
 
 
 def _drop_output() -> None:
-  """Sends output to nowhere; Python would complain of it at exit."""
+  """Discards further output, which Python would complain about at exit."""
   with contextlib.suppress(OSError, ValueError):
     nowhere = os.open(os.devnull, os.O_WRONLY)
     os.dup2(nowhere, sys.stdout.fileno())
@@ -125,7 +125,7 @@ def _drop_output() -> None:
 
 
 def _replace(error: UnicodeError) -> tuple[str, int]:
-  """Writes for a terminal what its encoding lacks: '+-' for a plus-minus."""
+  """Replaces characters that a terminal's encoding lacks: '+-' for '±'."""
   if not isinstance(error, UnicodeEncodeError):
     raise error
   part = error.object[error.start : error.end]
@@ -137,11 +137,11 @@ codecs.register_error(_REPLACING, _replace)
 
 
 def quiet(verbose: bool = False) -> None:
-  """Silences start-up messages; to be called before TensorFlow is imported."""
+  """Silences start-up messages; call it before TensorFlow is imported."""
   if verbose:
     return
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
   logging.getLogger('tensorflow').setLevel(logging.ERROR)
-  # TFF, Keras and TFDS warn of each other's deprecations.
+  # TFF, Keras and TFDS warn about each other's deprecated functions.
   warnings.filterwarnings('ignore', category=DeprecationWarning)
   warnings.filterwarnings('ignore', category=FutureWarning)

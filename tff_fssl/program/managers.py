@@ -1,7 +1,7 @@
-"""Durable managers on `tff.program`'s interfaces.
+"""Durable managers that implement the interfaces of `tff.program`.
 
 TFF's own are not durable: `FileProgramStateManager` neither flushes nor removes
-what killed saves left, `CSVFileReleaseManager` appends to torn rows.
+what killed saves left; `CSVFileReleaseManager` appends to torn rows.
 """
 
 import asyncio
@@ -25,15 +25,15 @@ from tff_fssl.program import ownership
 
 _DAMAGED = '.damaged'
 _LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
-# What is saved by its own `to_bytes`. (TFF does not export the base class.)
+# Objects saved by their own `to_bytes`. (TFF does not export the base class.)
 _SERIALIZABLE = tff.program.FederatedDataSourceIterator
 
 
 class DurableProgramStateManager(tff.program.ProgramStateManager):
-  """Program states as files, one a version, of which the last few are kept.
+  """Saves program states as files, one per version, and keeps the last few.
 
-  A version is the number of a round (which may be negative: pre-training). A
-  save is whole or has not happened, whenever the program or the machine dies.
+  A version is the number of a round (negative or 0 in pre-training). A save is
+  complete or has not happened, whenever the program or the machine dies.
   """
 
   def __init__(
@@ -49,12 +49,12 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
 
     Args:
       root_dir: The folder; made if missing.
-      keep_total: How many versions are kept, the latest ones, at least 1.
-      warn: Told when a checkpoint cannot be used.
-      owner: Whose states they are. Files of another owner are neither loaded
+      keep_total: How many of the latest versions are kept, at least 1.
+      warn: Called when a checkpoint cannot be used.
+      owner: The owner of the states. Files of another owner are neither loaded
         nor removed.
-      keep_also_fn: Gives one more version that is kept, if any; asked after
-        each save.
+      keep_also_fn: Called after each save; returns one more version to keep, or
+        None.
     """
     if keep_total < 1:
       raise ValueError(f'keep_total={keep_total}: must be at least 1')
@@ -74,16 +74,17 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     """Loads a version.
 
     Args:
-      version: Of a saved state.
-      structure: Of that state; a leaf with a shape and a dtype must match, a
-        data source iterator says what class its bytes are read by.
+      version: The version of a saved state.
+      structure: The structure of that state. Leaves with a shape and a dtype
+        must match; a data source iterator tells which class reads its bytes.
 
     Returns:
       The state, with NumPy arrays.
 
     Raises:
       ProgramStateNotFoundError: If there is no such version.
-      CheckpointError: If it is damaged, or another owner's or structure's.
+      CheckpointError: If it is damaged, belongs to another owner, or has
+        another structure.
     """
     path = checkpoint.path_of(self._root_dir, version)
     if not os.path.lexists(path):
@@ -92,19 +93,19 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     return _to_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
-    """Loads the latest version that is whole.
+    """Loads the latest complete version.
 
-    Later ones that are damaged are reported, and moved out of the way.
+    Later versions that are damaged are reported, and moved out of the way.
 
     Args:
-      structure: As `load`'s.
+      structure: The structure of the state; see `load`.
 
     Returns:
-      (state, version), or (None, 0) if there is none at all.
+      (state, version), or (None, 0) if there is no version.
 
     Raises:
       UsageError: If there are checkpoints, but none can be used; or if one is
-        not damaged, but another owner's, and so not to be touched.
+        not damaged but belongs to another owner, so that it must not be moved.
     """
     damaged = {}
     for version in reversed(checkpoint.versions(self._root_dir)):
@@ -131,8 +132,8 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       path = checkpoint.path_of(self._root_dir, version)
       raise UsageError(
         f'none of the {len(damaged)} checkpoints in {self._root_dir} can be'
-        f' used; {os.path.basename(path)}: {reason}. To start anew, remove them'
-        ' or choose another --output_dir'
+        f' used; {os.path.basename(path)}: {reason}. To start from the'
+        ' beginning, remove them or choose another --output_dir'
       )
     return None, 0
 
@@ -141,8 +142,8 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
 
     Args:
       program_state: The state: arrays, scalars, data source iterators, or
-        references to such, in any containers that `tree` knows.
-      version: Larger than all saved ones.
+        references to these, in any containers that `tree` knows.
+      version: The version, larger than all saved ones.
 
     Raises:
       ProgramStateExistsError: If there is such a version.
@@ -161,7 +162,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     await asyncio.to_thread(self._remove_old)
 
   def _remove_old(self) -> None:
-    """Removes the versions that are not kept, if they are the owner's."""
+    """Removes the owner's versions that are not kept."""
     kept = self._keep_also_fn()
     for old in checkpoint.versions(self._root_dir)[: -self._keep_total]:
       path = checkpoint.path_of(self._root_dir, old)
@@ -169,18 +170,18 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         continue
       with contextlib.suppress(checkpoint.CheckpointError):
         checkpoint.check_owner(path, self._owner)
-        # One file, one call: a kill here leaves it or has removed it.
+        # One call removes one file: a kill cannot leave half of it.
         durable.remove(path)
 
 
 class CsvReleaseManager(tff.program.ReleaseManager):
-  """Releases nested scalars as a row of a `CsvTable`, names joined by '/'."""
+  """Releases nested scalars as a row of a `CsvTable`; joins names with '/'."""
 
   def __init__(self, path: str):
-    """Opens the table, or makes it; cuts a last line that is torn.
+    """Opens the table, or makes it; cuts off a torn last line.
 
     Args:
-      path: The file; its folder exists.
+      path: The file; its folder must exist.
 
     Raises:
       UsageError: If the file is not such a table.
@@ -191,7 +192,7 @@ class CsvReleaseManager(tff.program.ReleaseManager):
     """Appends a row; rows of `key` and later ones are removed first.
 
     Args:
-      value: Nested mapping of scalars, or of references to such.
+      value: Nested mapping of scalars, or of references to scalars.
       key: The round.
     """
     value = await tff.program.materialize_value(value)
@@ -202,13 +203,13 @@ class LinesReleaseManager(tff.program.ReleaseManager):
   """Releases lines of text that begin with 'round N: '."""
 
   def __init__(self, path: str):
-    """Names the file, which is made when there is something to write.
+    """Sets the file, which is made when there is something to write.
 
     Args:
-      path: The file; its folder exists.
+      path: The file; its folder must exist.
 
     Raises:
-      UsageError: If something else is there.
+      UsageError: If the path holds something else.
     """
     self.path = path
     self._read()
@@ -217,7 +218,7 @@ class LinesReleaseManager(tff.program.ReleaseManager):
     """Appends lines; those of round `key` and later ones are removed first.
 
     Args:
-      value: The lines, without what they begin with.
+      value: The lines, without their 'round N: '.
       key: The round.
     """
     lines = [line for of_round, line in self._read() if of_round < key]
@@ -237,14 +238,15 @@ class LinesReleaseManager(tff.program.ReleaseManager):
       if match is None or not line.endswith('\n'):
         raise UsageError(
           f'{self.path}, line {line_num}: does not begin with "round N: ", or'
-          ' does not end; the file was changed: put it right, or move it away'
+          ' has no line end; the file was changed: put it right, or move it'
+          ' away'
         )
       result.append((int(match[1]), line))
     return result
 
 
 class BestEffortReleaseManager(tff.program.ReleaseManager):
-  """Releases as another manager does, whose failure does not stop a run."""
+  """Releases through another manager, whose failure does not stop a run."""
 
   def __init__(
     self,
@@ -256,8 +258,8 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
 
     Args:
       manager: The manager.
-      name: What it is called in the warning.
-      warn: Told of the first failure, after which nothing more is released.
+      name: Name of the manager in the warning.
+      warn: Called at the first failure; nothing more is released after it.
     """
     self._manager: tff.program.ReleaseManager | None = manager
     self._name = name
@@ -270,7 +272,7 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
     try:
       await self._manager.release(value, key)
     except Exception as error:  # pylint: disable=broad-except
-      # Whatever it is, training and the CSV files matter more.
+      # Any error: training and the CSV files matter more.
       self._manager = None
       self._warn(
         f'{self._name} stops: {type(error).__name__}: {files.first_line(error)}'
@@ -278,7 +280,7 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
-  """Nested mappings (and named tuples) as one, names joined by '/'."""
+  """Nested mappings (and named tuples) as one mapping, names joined by '/'."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
   if isinstance(value, (list, tuple)):
@@ -306,13 +308,13 @@ def _to_leaves(state: Any) -> dict[str, Any]:
 
 
 def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
-  """Puts leaves in their places, if they are those of `structure`."""
+  """Puts leaves in their places, if they match `structure`."""
   expected = _named_leaves(structure)
   names = [path for path, _ in expected]
   if sorted(names) != sorted(leaves):
     odd = sorted(set(names) ^ set(leaves))
     raise checkpoint.ForeignError(
-      f'it is of another program: it and this one differ in {odd[0]!r}'
+      f'it belongs to another program: {odd[0]!r} is in only one of the two'
     )
   values = []
   for path, like in expected:
@@ -329,7 +331,7 @@ def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
       dtype is not None and dtype != value.dtype
     ):
       raise checkpoint.ForeignError(
-        f'it is of another program: {path!r} is {value.dtype}'
+        f'it belongs to another program: {path!r} is {value.dtype}'
         f' {list(value.shape)}, not {like}'
       )
     values.append(value)

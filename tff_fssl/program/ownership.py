@@ -1,4 +1,4 @@
-"""Whose checkpoint a file is: which run's, and of which model. TF-free."""
+"""Tells which run and which model a checkpoint belongs to. TF-free."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -13,7 +13,7 @@ from tff_fssl.program import run_hparams
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
 _NUM_SHOWN = 3
 
-# Kind -> a line a weight: its name, dtype and shape.
+# Kind -> a line for each weight: its name, dtype and shape.
 Model = dict[str, list[str]]
 
 
@@ -22,7 +22,8 @@ class Owner:
   """A run and its model.
 
   Attributes:
-    flags: The run's flags that may not differ, as text; None if nobody's.
+    flags: The run's flags that must not differ, as text; None if there is no
+      run.
     model: The model's weights; None if not known.
   """
 
@@ -30,10 +31,11 @@ class Owner:
   model: Model | None = None
 
   def difference(self, other: 'Owner') -> str:
-    """How another owner differs, in words; '' if it does not.
+    """Describes how another owner differs; '' if it does not.
 
     Args:
-      other: Of a file; what it does not say differs from what this one does.
+      other: The owner of a file. What this owner states and `other` does not
+        counts as a difference.
     """
     if self.flags is not None:
       if other.flags is None:
@@ -52,16 +54,16 @@ class Owner:
     if self.model is not None:
       wrong = model_differences(other.model or {}, self.model)
       if wrong:
-        return f'it is of another model ({wrong})'
+        return f'it belongs to another model ({wrong})'
     return ''
 
   def to_json(self) -> dict[str, Any]:
-    """What `from_json` reads."""
+    """Values for JSON, which `from_json` reads."""
     return dataclasses.asdict(self)
 
   @classmethod
   def from_json(cls, value: Mapping[str, Any]) -> 'Owner':
-    """What `to_json` wrote; raises KeyError, TypeError or ValueError."""
+    """Reads what `to_json` wrote; raises KeyError, TypeError or ValueError."""
     given, model = value['flags'], value['model']
     if given is not None:
       given = {str(name): str(text) for name, text in given.items()}
@@ -77,14 +79,14 @@ NOBODY = Owner()
 
 
 def of_flags(given: Mapping[str, str]) -> Owner:
-  """The run of these flags, which may be more than those that count."""
+  """The run with these flags; those that may differ are ignored."""
   return Owner(
     {n: v for n, v in given.items() if n not in run_hparams.MAY_DIFFER}
   )
 
 
 def of_config(config: config_lib.Config) -> Owner:
-  """The run of a configuration."""
+  """The run with this configuration."""
   return of_flags({n: flags.to_text(v) for n, v in config.flags().items()})
 
 
@@ -113,7 +115,7 @@ def describe(name: str, dtype: Any, shape: Sequence[int]) -> str:
 def model_differences(
   there: Mapping[str, Sequence[str]], here: Mapping[str, Sequence[str]]
 ) -> str:
-  """How the weights of two models differ, in words; '' if they do not."""
+  """Describes how the weights of two models differ; '' if they do not."""
   wrong = []
   for kind in (TRAINABLE, NON_TRAINABLE):
     a, b = there.get(kind, []), here.get(kind, [])

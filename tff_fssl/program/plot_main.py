@@ -1,4 +1,4 @@
-"""`programs/plot.py`: curves of one or several runs as a PNG."""
+"""`programs/plot.py`: draws curves of one or several runs as a PNG."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -17,10 +17,10 @@ _USAGE = (
 )
 _ABOUT = (
   'Draws accuracy, pseudo-labels, thresholds, weights and losses over rounds,'
-  ' as far as the runs have them. RUN is the --output_dir of'
-  ' programs/train.py. Runs that differ by their seeds only become one curve:'
-  ' their mean, and a band of one standard deviation. What is no run, or has no'
-  ' round yet, is left out with a warning.'
+  ' as far as the runs have recorded them. RUN is the --output_dir of'
+  ' programs/train.py. Runs that differ only in their seeds become one curve:'
+  ' their mean, with a band of one standard deviation. A path that is not a'
+  ' run, or a run without a finished round, is left out with a warning.'
 )
 
 
@@ -30,13 +30,13 @@ class PlotHparams:
 
   output: str = hparam(
     '',
-    'The PNG file; empty: report/curves.png in the run, or, of several runs,'
+    'The PNG file. If empty: report/curves.png in the run; for several runs,'
     ' curves.png in the folder that holds them.',
   )
   x: str = hparam(
     'rounds',
-    'The horizontal axis: rounds; bytes that all clients have sent and received'
-    ' so far; hours that the rounds so far have taken.',
+    'The horizontal axis. rounds; bytes: bytes that all clients have sent and'
+    ' received so far; hours: time that the rounds so far have taken.',
     choices=('rounds', 'bytes', 'hours'),
   )
 

@@ -1,4 +1,4 @@
-"""Curves of runs from their tables. TensorFlow-free."""
+"""Draws curves of runs from their tables. TensorFlow-free."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -20,8 +20,8 @@ class Curve:
   """A line of a panel.
 
   Attributes:
-    label: Its name, if the panel has several.
-    column: Of train.csv or eval.csv.
+    label: Name of the line, if the panel has several.
+    column: The column of train.csv or eval.csv.
   """
 
   label: str
@@ -33,8 +33,8 @@ class Panel:
   """A diagram.
 
   Attributes:
-    title: Its heading.
-    curves: Its lines, told apart by their dashes.
+    title: Heading of the diagram.
+    curves: Lines of the diagram, told apart by their dashes.
     is_fraction: Whether values are from 0 to 1.
   """
 
@@ -101,8 +101,8 @@ X_AXES = {
   'hours': ('hours of training', 3600.0),
 }
 
-# One colour an algorithm at its default flags, in every figure; variants of it
-# (other flags) have the algorithm's marker and colours of their own.
+# An algorithm with default flags has the same colour in every figure. Its
+# variants (with other flags) have the same marker, but colours of their own.
 _ALGORITHMS = list(registry.REGISTRY)
 _NUM_COLORS = 20
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
@@ -114,8 +114,8 @@ class Style:
   """How a group is drawn.
 
   Attributes:
-    color: Of its lines.
-    marker: Of its points.
+    color: Colour of its lines.
+    marker: Marker of its points.
   """
 
   color: str
@@ -126,11 +126,12 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
   """The style of each group: a function of its algorithm and its flags.
 
   Args:
-    groups: Of one figure.
+    groups: The groups in one figure.
 
   Returns:
-    Their styles. The marker is the algorithm's. So is the colour at default
-    flags; a variant has one that its flags choose, or the next that is free.
+    Their styles. The algorithm determines the marker and, with default flags,
+    the colour. The flags of a variant choose its colour; if that is taken, the
+    next free one is used.
   """
   taken = {
     _color(_place(group.algorithm)) for group in groups if not group.variant
@@ -149,7 +150,7 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def _place(algorithm: str) -> int:
-  """An algorithm's place in the registry; after the last for another one."""
+  """An algorithm's place in the registry; past the end if it is not there."""
   known = algorithm in _ALGORITHMS
   return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
 
@@ -166,12 +167,12 @@ def _color(index: int) -> str:
 def plot(
   groups: Sequence[runs.RunGroup], path: str, x_axis: str = 'rounds'
 ) -> list[str]:
-  """Draws what the runs know, a panel a quantity, a style a group.
+  """Draws what the runs recorded: a panel per quantity, a style per group.
 
-  Lines are means over seeds, bands the sample standard deviation.
+  Lines are means over seeds; bands are the sample standard deviation.
 
   Args:
-    groups: What is drawn.
+    groups: The groups that are drawn.
     path: The PNG file.
     x_axis: One of `X_AXES`: rounds; the bytes that all clients have sent and
       received so far; or the hours that the rounds so far have taken.
@@ -182,7 +183,7 @@ def plot(
   Raises:
     UsageError: If there is nothing to draw.
   """
-  # Not pyplot: it would choose a window system for the whole process.
+  # Without pyplot, which would choose a window system for the whole process.
   # pylint: disable=import-outside-toplevel
   from matplotlib import figure
   from matplotlib import lines
@@ -302,7 +303,7 @@ def _draw_panel(
     low, high = axis.get_ylim()
     low, high = max(low, -0.02), min(high, 1.02)
     axis.set_ylim(low, high)
-    # As many decimals as the steps between the ticks have.
+    # Use as many decimals as the steps between the ticks have.
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
   else:
     axis.ticklabel_format(axis='y', useOffset=False)

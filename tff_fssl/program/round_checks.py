@@ -1,4 +1,4 @@
-"""What a round's metrics say of whether training still works."""
+"""Tells from a round's metrics whether training still works."""
 
 import collections
 from collections.abc import Mapping
@@ -7,21 +7,22 @@ from typing import Any
 _TRAIN = 'client_work/train'
 NON_FINITE = f'{_TRAIN}/num_non_finite_clients'
 SERVER_NON_FINITE = 'finalizer/server_non_finite'
-# An update so many times as large as others, or as the model, is suspicious.
+# An update is suspicious if it is this many times larger than others, or than
+# the model's weights.
 _FAR = 10.0
 
 
 def is_bad_round(metrics: Mapping[str, Any]) -> bool:
-  """Whether a round had updates, of which none could be used.
+  """Whether a round had updates, but none of them could be used.
 
   Args:
-    metrics: As in train.csv.
+    metrics: The round's metrics, as in train.csv.
 
   Returns:
-    True if clients took part, and none's update was usable (not finite, or
-    rejected) or what was made of them was not finite; or if none took part and
-    the server's own training was not finite. A round in which no client weighs
-    anything, each being empty or sure of all its pseudo-labels, is not bad.
+    True if clients took part, and either every update was rejected or not
+    finite, or the aggregate was not finite; also if no client took part, and
+    the server's own training was not finite. A round in which every client has
+    weight 0, since it is empty or sure of all its pseudo-labels, is not bad.
   """
   num_clients = int(metrics.get(f'{_TRAIN}/num_clients', 0))
   if not num_clients:
@@ -34,26 +35,27 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
   )
   if num_failed >= num_clients:
     return True
-  # Private aggregators do not say how many clients weighed something.
+  # Private aggregators do not report how many clients had a weight above 0.
   weighed = int(metrics.get('aggregator/num_weighted_clients', 1))
   return weighed > 0 and bool(metrics.get('finalizer/update_skipped', 0))
 
 
 class UpdateWatch:
-  """Notices an update that is far larger than those of the rounds before."""
+  """Notices an update that is far larger than those of previous rounds."""
 
   def __init__(self):
     self._recent: collections.deque[float] = collections.deque(maxlen=10)
 
   def warning(self, metrics: Mapping[str, Any]) -> str | None:
-    """What is suspicious about a round's update.
+    """Describes what is suspicious about a round's update.
 
     Args:
-      metrics: Of the next round, as in train.csv.
+      metrics: Metrics of the next round, as in train.csv.
 
     Returns:
-      A sentence, if the update's norm is more than 10 times the largest of the
-      last (3 to 10) rounds, or than that of the model's weights; else None.
+      A sentence if the update's norm is more than 10 times the largest norm of
+      the last 3 to 10 rounds, or more than 10 times the norm of the model's
+      weights; otherwise None.
     """
     norm = float(metrics.get('finalizer/update_norm', 0.0))
     if not norm:
@@ -61,7 +63,7 @@ class UpdateWatch:
     recent, weights = self._recent, metrics.get('finalizer/weights_norm')
     compared = None
     if len(recent) >= 3 and norm > _FAR * max(recent):
-      compared = norm / max(recent), 'the largest of the rounds before'
+      compared = norm / max(recent), 'the largest of the previous rounds'
     elif weights is not None and norm > _FAR * float(weights):
       compared = (
         norm / max(float(weights), 1e-30),

@@ -1,4 +1,4 @@
-"""What a run is, apart from its algorithm. TensorFlow-free."""
+"""A run's flags, apart from its algorithm's. TensorFlow-free."""
 
 import dataclasses
 
@@ -25,30 +25,31 @@ class RunHparams:
   )
   norm: str = hparam(
     'sbn',
-    'Its normalization. sbn: static batch norm, whose statistics are gathered'
-    ' after each round (see --batch_norm_statistics); bn: batch norm with'
-    ' moving averages, aggregated with the weights; gn: group norm; none.',
+    'Normalization of the network. sbn: static batch norm, whose statistics are'
+    ' gathered after each round (see --batch_norm_statistics); bn: batch norm'
+    ' with moving averages, aggregated with the weights; gn: group norm; none.',
     choices=NORMS,
   )
   init_from: str = hparam(
     '',
-    "Start from these weights: a run's folder (its last checkpoint), or a Keras"
-    " file (.keras, .h5, an exported model's folder), of which only numbers are"
-    ' read; batch norm statistics included. Rounds and optimizers start anew.'
-    ' Server pre-training is done all the same: --num_pretraining_rounds=0'
-    ' leaves it out. Needed at the start only: they are saved as the first'
-    ' checkpoint.',
+    "Initial weights: a run's folder (its last checkpoint is used), an exported"
+    " model's folder, or a Keras file (.keras, .h5). Only numbers are read,"
+    ' including batch norm statistics. Rounds and optimizers start from the'
+    ' beginning. The server still pre-trains, unless'
+    ' --num_pretraining_rounds=0. The source is needed only at the start: its'
+    ' weights are saved as the first checkpoint.',
   )
   seed: int = hparam(
     0,
-    'Of everything random: runs of one command and one seed are equal.',
+    'Seed of everything random: the same command with the same seed gives the'
+    ' same results.',
     minimum=0,
     maximum=2**31 - 1,
   )
   cross_device: bool = hparam(
     False,
-    'Refuse what clients without identity, in a single phase of communication,'
-    ' cannot run.',
+    'Refuse configurations that cross-device clients cannot run: such clients'
+    ' have no identity, and communicate once per round.',
   )
 
   dataset: str = hparam(
@@ -56,147 +57,157 @@ class RunHparams:
   )
   data_dir: str = hparam(
     '',
-    'Folder with the TFDS data sets; empty: $TFDS_DATA_DIR, else'
-    ' ~/tensorflow_datasets. `digits` needs none.',
+    'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
+    ' ~/tensorflow_datasets. `digits` needs no folder.',
   )
   augmentation: str = hparam(
     'fl2',
-    "Weak and strong views: (FL)^2's RandAugment, or FixMatch's.",
+    'How weak and strong views of images are made: by the RandAugment of (FL)^2'
+    ' or by that of FixMatch.',
     choices=('fl2', 'fixmatch'),
   )
   num_labels: int = hparam(
     40,
-    'Labelled examples, equally many of each class: in all, with labels at the'
-    ' server; of each client, with labels at the clients.',
+    'Number of labelled examples, equally many of each class: the total if the'
+    ' server holds the labels; the number per client if clients hold them.',
     minimum=0,
   )
   full_labels: bool = hparam(
     False,
-    'Clients have labels for all their data, the upper bound (with'
-    ' --scenario=labels_at_clients; --num_labels is then not needed).',
+    'Give clients labels for all their data, to measure the upper bound. Needs'
+    ' --scenario=labels_at_clients; --num_labels is then not needed.',
   )
   num_clients: int = hparam(
     100,
-    'Clients that the rest of the training data goes to.',
+    'Number of clients, among which the rest of the training data is split.',
     minimum=1,
     maximum=10**6,
   )
   split: str = hparam(
     'iid',
-    'How it is split: evenly at random, or by Dirichlet(alpha) over clients for'
-    ' each class.',
+    'How training data is split among clients. iid: evenly, at random;'
+    ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
     choices=('iid', 'dirichlet'),
   )
   alpha: float = hparam(
     0.1,
-    'Of the Dirichlet split; the smaller, the more uneven.',
+    'Concentration of the Dirichlet split: smaller values make it more uneven.',
     minimum=0,
     exclusive_minimum=True,
   )
   min_client_examples: int = hparam(
     10,
-    'The Dirichlet split is drawn anew until each client has this many.',
+    'The Dirichlet split is redrawn until each client has at least this many'
+    ' examples.',
     minimum=0,
   )
   num_validation: int = hparam(
     0,
-    'Training examples kept aside, with their hidden labels, to select a round'
-    ' by; not available in deployment.',
+    'Number of training examples that are set aside, with their hidden labels,'
+    ' to select the best round. A deployment would not have these labels.',
     minimum=0,
   )
 
   total_rounds: int = hparam(
-    800, 'Rounds, not counting server pre-training.', minimum=1, maximum=10**7
+    800,
+    'Number of rounds, not counting server pre-training.',
+    minimum=1,
+    maximum=10**7,
   )
   clients_per_round: int = hparam(
     10,
-    'Clients drawn for each round, without replacement.',
+    'Number of clients drawn for each round, without replacement.',
     minimum=1,
     maximum=10**6,
   )
   rounds_per_evaluation: int = hparam(
-    10, 'Rounds from one evaluation to the next; the last is always.', minimum=1
+    10,
+    'Number of rounds between evaluations. The last round is always evaluated.',
+    minimum=1,
   )
   max_bad_rounds: int = hparam(
     3,
-    'The program stops after this many rounds in a row without a finite update'
-    ' (such rounds leave the model as it was).',
+    'Stop after this many consecutive rounds without a finite update. Such'
+    ' rounds leave the model unchanged.',
     minimum=1,
   )
 
   output_dir: str = hparam(
     '',
-    "The run's folder; empty: runs/ALGORITHM_DATASET_SCENARIO_seedSEED."
+    "The run's folder; if empty, runs/ALGORITHM_DATASET_SCENARIO_seedSEED."
     ' The same command continues a run that was stopped.',
   )
   rounds_per_checkpoint: int = hparam(
-    10, 'Rounds from one checkpoint to the next; the last is always.', minimum=1
+    10,
+    'Number of rounds between checkpoints. The last round is always saved.',
+    minimum=1,
   )
   keep_checkpoints: int = hparam(
     3,
-    'How many checkpoints are kept, the latest ones; besides, that of the round'
-    ' which validation data select.',
+    'Number of latest checkpoints to keep. The checkpoint of the round with the'
+    ' best validation accuracy is kept as well.',
     minimum=1,
   )
-  tensorboard: bool = hparam(True, 'Whether metrics go to TensorBoard as well.')
+  tensorboard: bool = hparam(True, 'Also write metrics for TensorBoard.')
   profile: str = hparam(
     '',
-    'Rounds, as 3, 3-5 or 2,4, whose TensorBoard profile is put into'
-    ' tensorboard/round_N (tensorboard-plugin-profile shows it). Changes no'
-    ' result.',
+    'Rounds to profile, such as 3, 3-5 or 2,4. Profiles are written to'
+    ' tensorboard/round_N, for tensorboard-plugin-profile. Results do not'
+    ' change.',
   )
 
   runtime: str = hparam(
     'in_process',
-    "What runs TFF's computations: this process's TensorFlow, or TFF's worker"
-    ' process (CPU only).',
+    "What runs TFF's computations. in_process: TensorFlow in this process;"
+    " tff_worker: TFF's worker process (CPU only).",
     choices=('in_process', 'tff_worker'),
   )
   call_timeout_secs: float = hparam(
     0.0,
-    "How long TFF's worker may take for a call, of which a round has some quick"
-    ' ones and one that computes it, in seconds (tff_worker). Then another'
-    ' worker is started and repeats the round. 0: no limit.',
+    "Time limit in seconds for a call to TFF's worker (tff_worker). A round has"
+    ' a few quick calls, and one that computes the whole round. If a call takes'
+    ' longer, a new worker is started and the round is repeated. 0: no limit.',
     minimum=0,
     maximum=10**7,
   )
   client_devices: str = hparam(
     'auto',
-    'Where clients train (in_process): auto (all GPUs, else the CPU), cpu, gpu,'
-    ' or devices joined by commas, as gpu:0,gpu:1.',
+    'Where clients train (in_process): auto (all GPUs, or the CPU if there are'
+    ' none), cpu, gpu, or a list of devices such as gpu:0,gpu:1.',
   )
   client_threads: int = hparam(
     0,
-    'Clients that train at a time; 0 suits the devices. Results do not depend'
-    ' on it.',
+    'Number of clients that train at the same time; 0 chooses a number that'
+    ' suits the devices. Results do not depend on it.',
     minimum=0,
     maximum=1024,
   )
   simulate_secure_aggregation: bool = hparam(
     False,
-    'Replace secure sums (--aggregator=secure) by plain ones, which protect'
-    ' nothing: for simulation.',
+    'Replace secure sums (--aggregator=secure) by plain sums, which protect'
+    ' nothing. For simulation only.',
   )
   strict_clients: bool = hparam(
     False,
-    'Stop if the data of a client cannot be used (labels that are no class,'
-    ' wrong images, a reader that fails). Otherwise the client is left out of'
-    ' the round, named on the console, and counted in'
+    "Stop if a client's data cannot be used (a label that is not a class, wrong"
+    ' images, or a reader that fails). Otherwise the client is left out of the'
+    ' round, named on the console, and counted in'
     ' client_work/train/num_rejected_clients.',
   )
   debug_non_finite: bool = hparam(
     False,
-    'Repeat the clients of rounds in which updates were not finite, one by one,'
-    ' and say which failed, at which local step, and what was not finite first;'
-    ' also in metrics/non_finite.txt.',
+    'When updates in a round are not finite, repeat its clients one by one, and'
+    ' report which clients failed, at which local step, and what was not finite'
+    ' first. The report is also written to metrics/non_finite.txt.',
   )
   progress: str = hparam(
     'auto',
-    'A bar, a line each round, or neither; auto: a bar on a terminal.',
+    'What shows progress: a bar, a line for each round, or nothing. auto: a bar'
+    ' on a terminal, otherwise lines.',
     choices=('auto', 'bar', 'lines', 'none'),
   )
   verbose: bool = hparam(
-    False, "Whether TensorFlow's own messages and tracebacks are shown."
+    False, "Show TensorFlow's own messages and tracebacks."
   )
 
   def __post_init__(self):
@@ -205,7 +216,7 @@ class RunHparams:
 
 # For `--help`: every field, in groups.
 GROUPS = {
-  'What is trained': (
+  'Algorithm and model': (
     'algorithm',
     'model',
     'norm',
@@ -251,7 +262,7 @@ GROUPS = {
   ),
 }
 
-# Flags that may differ when a run is continued; `total_rounds` upwards only.
+# Flags that may differ when a run is continued; `total_rounds` may only grow.
 MAY_DIFFER = frozenset(
   {
     'call_timeout_secs',
@@ -276,6 +287,6 @@ MAY_DIFFER = frozenset(
 
 
 def may_differ() -> str:
-  """The names of `MAY_DIFFER`, for people."""
+  """The names in `MAY_DIFFER`, as text for users."""
   names = (n + ' (upwards)' * (n == 'total_rounds') for n in sorted(MAY_DIFFER))
   return ', '.join(names)

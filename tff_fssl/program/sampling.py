@@ -15,27 +15,27 @@ from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
 
 _FORMAT = '<qq'
-# How much is repeated of why a client's data cannot be used.
+# The most characters that are shown of why a client's data cannot be used.
 _MAX_REASON = 200
 
-# (round_num, client_id) -> what the runtime takes as a client's data.
+# (round_num, client_id) -> the client's data, in a form the runtime accepts.
 MakeClient = Callable[[int, int], Any]
 
 # client_id -> (labelled, unlabelled) examples, as `clients.make_example` takes.
 LoadClient = Callable[[int], tuple[Any, Any]]
 
-# (round_num, client_id, reason): told once of a client that is left out of a
-# round. What it raises ends the round.
+# (round_num, client_id, reason): called once for each client that is left out
+# of a round. An exception that it raises ends the round.
 OnFailure = Callable[[int, int, str], None]
 
 
 class Cohort(list):
-  """A list of clients' data, each made when it is looked at.
+  """A list of clients' data, each made when it is accessed.
 
-  It holds functions without arguments, and gives what they return. The
-  in-process runtime looks at a client when its turn comes, and does not keep
-  it; TFF's own contexts, which send all data at once, look at all. (A list,
-  since they take no other sequence.)
+  It holds functions without arguments; access gives what they return. The
+  in-process runtime accesses a client when its turn comes, and does not keep
+  its data. TFF's own contexts send all data at once, and so access all clients.
+  (This is a list because those contexts accept no other sequence.)
   """
 
   def __getitem__(self, index: Any) -> Any:
@@ -61,7 +61,7 @@ class FailedClients:
       self._reasons[round_num, client_id] = reason
 
   def take(self, round_num: int) -> list[tuple[int, str]]:
-    """(client, reason) of a round, by client; forgets all rounds."""
+    """(client, reason) pairs of a round, by client; forgets all rounds."""
     with self._lock:
       taken, self._reasons = self._reasons, {}
     return sorted((c, why) for (r, c), why in taken.items() if r == round_num)
@@ -80,7 +80,7 @@ def sample_cohort(
   """Draws a round's clients, without replacement.
 
   Args:
-    seed: The run's.
+    seed: Seed of the run.
     round_num: The round, >= 1.
     num_clients: Clients are 0 .. num_clients - 1.
     clients_per_round: How many are drawn, at most `num_clients`.
@@ -88,7 +88,7 @@ def sample_cohort(
   Returns:
     Client ids, ascending.
   """
-  # A stream of its own: the constant tells it from the data layer's.
+  # The constant separates this random stream from those of the data layer.
   generator = np.random.Generator(
     np.random.Philox(np.random.SeedSequence([0x50C1A1, seed, round_num]))
   )
@@ -97,20 +97,20 @@ def sample_cohort(
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-  """Goes from round to round; its state is (seed, round) and no data.
+  """Goes from round to round; its state is (seed, round), without data.
 
-  Each source has a subclass of its own, which knows it: whoever reads saved
-  bytes by the class of an iterator of the source (TFF's and our state managers
-  do) gets one that has clients.
+  Each source has its own subclass, which refers to the source. State managers
+  (TFF's and ours) read saved bytes by the class of one of the source's
+  iterators, so the iterator that they get has clients.
   """
 
-  _source: 'CohortDataSource'  # Of the class.
+  _source: 'CohortDataSource'  # A class attribute.
 
   def __init__(self, seed: int, round_num: int):
     """Points at a round.
 
     Args:
-      seed: The run's.
+      seed: Seed of the run.
       round_num: The round that is selected next.
     """
     self.seed = seed
@@ -118,11 +118,11 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
   @classmethod
   def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
-    """An iterator that `to_bytes` wrote; raises `ValueError`."""
+    """Reads what `to_bytes` wrote; raises `ValueError`."""
     iterator = cls(*struct.unpack(_FORMAT, buffer))
     if iterator.seed != cls._source.seed:
       raise ValueError(
-        f'the iterator is of seed {iterator.seed}, the source of'
+        f'the iterator has seed {iterator.seed}, but the source has seed'
         f' {cls._source.seed}'
       )
     return iterator
@@ -137,14 +137,14 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     return self._source.federated_type
 
   def select(self, k: int | None = None) -> Cohort:
-    """The cohort of the round, after which it points at the next one.
+    """Returns the cohort of the round, and moves on to the next round.
 
     Args:
       k: How many clients; None is the source's `clients_per_round`.
 
     Returns:
-      A `Cohort` (empty in rounds without clients): nothing is read before a
-      client's turn comes.
+      A `Cohort`, empty in rounds without clients. A client's data is read when
+      its turn comes.
     """
     cohort = self._source.cohort(self.seed, self.round_num, k)
     self.round_num += 1
@@ -159,10 +159,10 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
 
 class CohortDataSource(tff.program.FederatedDataSource):
-  """A population of clients, of which each round draws a cohort.
+  """A population of clients from which each round draws a cohort.
 
   Attributes:
-    seed: Of the cohorts.
+    seed: Seed of the cohorts.
   """
 
   def __init__(
@@ -179,13 +179,14 @@ class CohortDataSource(tff.program.FederatedDataSource):
     """Describes the population.
 
     Args:
-      federated_type: `{D*}@CLIENTS`.
+      federated_type: `{D*}@CLIENTS` in TFF's notation: each client holds a
+        dataset whose elements are of type D.
       make_client: (round_num, client_id) -> a client's data, a dataset; called
         when the client's turn comes, perhaps in another thread, perhaps twice a
         round.
-      seed: Of the cohorts.
+      seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
-      clients_per_round: How many are drawn a round.
+      clients_per_round: How many are drawn in each round.
       first_round: The number of the first round; in rounds before 1 (the
         server's pre-training) nobody is drawn.
       trains_clients: Whether rounds have clients at all.
@@ -243,24 +244,25 @@ def build_data_source(
   on_failure: OnFailure = warn_of_failure,
   **population: Any,
 ) -> CohortDataSource:
-  """The clients of one of our processes, from their examples.
+  """The clients of one of our processes, made from their examples.
 
-  A client whose data cannot be used is left out of the round: if `load_client`
-  raises, or gives what `clients.make_example` refuses, other images than the
-  process takes, or labels that are no class. The process counts it as rejected.
+  A client whose data cannot be used is left out of the round: `load_client`
+  raises, or returns examples that `clients.make_example` refuses, images that
+  the process does not take, or labels that are not classes. The process counts
+  such a client as rejected.
 
   Args:
-    process: What they train.
+    process: The process that the clients train in.
     load_client: client_id -> (labelled, unlabelled) examples, each None or a
       pair (x, y) as `clients.make_example` takes them. Called when the client's
       turn comes, perhaps in another thread, perhaps twice a round.
-    seed: Of the cohorts, and of what clients draw in a round.
-    on_failure: Told of clients that are left out; see `OnFailure`.
+    seed: Seed of the cohorts, and of what clients draw in a round.
+    on_failure: Called for clients that are left out; see `OnFailure`.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
       optionally first_round and trains_clients.
 
   Returns:
-    The source. Its cohorts run under any context.
+    The source. Its cohorts work in any TFF context.
   """
   federated_type = process.next.type_signature.parameter[1]
   spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
@@ -286,7 +288,7 @@ def build_data_source(
       reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
       with lock:
         is_new = (round_num, client_id) not in told
-        # Of this round only: phases come one after another.
+        # Remember this round only; other rounds are over.
         told.difference_update([t for t in told if t[0] != round_num])
         told.add((round_num, client_id))
       if is_new:
@@ -303,6 +305,6 @@ def _check_element(element: Any, spec: Any) -> None:
     x, wanted = element[kind]['x'], spec[kind]['x']
     if not wanted.shape.is_compatible_with(x.shape) or wanted.dtype != x.dtype:
       raise UsageError(
-        f'images are {x.dtype} {list(x.shape[1:])}, expected are'
+        f'images are {x.dtype} {list(x.shape[1:])}, but must be'
         f' {wanted.dtype.name} {wanted.shape[1:].as_list()}'
       )

@@ -1,4 +1,4 @@
-"""What training and those who watch it tell each other. TensorFlow-free."""
+"""What training and its observers exchange. TensorFlow-free."""
 
 from collections.abc import Mapping, Sequence
 import dataclasses
@@ -7,16 +7,17 @@ from typing import Any, Protocol
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How long and how often.
+  """How long to train, and how often to evaluate and save.
 
   Attributes:
     first_round: The number of the first round; rounds before 1 are the
       server's pre-training.
     total_rounds: The number of the last round.
-    rounds_per_evaluation: Rounds whose number it divides are evaluated, and
-      the last one.
-    rounds_per_checkpoint: Likewise saved.
-    max_bad_rounds: After so many bad rounds in a row training stops.
+    rounds_per_evaluation: Rounds whose number is a multiple of this, and the
+      last round, are evaluated.
+    rounds_per_checkpoint: Rounds whose number is a multiple of this, and the
+      last round, are saved.
+    max_bad_rounds: Training stops after this many consecutive bad rounds.
     strict_clients: Whether a client whose data cannot be used stops training.
   """
 
@@ -30,13 +31,13 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class RoundReport:
-  """A finished round, for people.
+  """What users are told about a finished round.
 
   Attributes:
-    round_num: Its number.
+    round_num: The number of the round.
     metrics: Name -> value, as in train.csv.
-    timing: As in timing.csv.
-    evaluation: As in eval.csv; empty if there was none.
+    timing: Name -> value, as in timing.csv.
+    evaluation: Name -> value, as in eval.csv; empty without an evaluation.
     is_bad: Whether no update could be used.
     failures: A line for each client whose data could not be used.
   """
@@ -50,10 +51,10 @@ class RoundReport:
 
 
 class Reporter(Protocol):
-  """Tells people how it goes."""
+  """Tells users about the progress of training."""
 
   def begin(self, done: int, settings: Settings) -> None:
-    """Training begins, or goes on, after round `done`."""
+    """Training begins, or continues, after round `done`."""
 
   def round_done(self, report: RoundReport) -> None:
     """A round has been finished and its metrics released."""
@@ -62,7 +63,7 @@ class Reporter(Protocol):
     """Something else worth knowing."""
 
   def end(self) -> None:
-    """Training has ended, in whatever way."""
+    """Training has ended, successfully or not."""
 
 
 class StopRequest:
@@ -72,5 +73,5 @@ class StopRequest:
     self.signal: int | None = None
 
   def set(self, signal: int) -> None:
-    """Requests it; `signal` is why."""
+    """Requests the stop; `signal` is the reason."""
     self.signal = signal
