@@ -155,7 +155,7 @@ def test_a_checkpoint_belongs_to_its_owner(other, words, tmp_path):
 def test_of_an_older_format(tmp_path):
   content = b'tff_fssl checkpoint 1\n' + bytes(100)
   (tmp_path / 'round_1.ckpt').write_bytes(content)
-  with pytest.raises(UsageError, match='of format 1, and this version'):
+  with pytest.raises(UsageError, match='has format 1, but this version'):
     asyncio.run(_manager(tmp_path).load_latest(_STATE))
 
 

@@ -199,7 +199,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
   tree = output_tree.OutputTree(str(folder))
   [saved] = checkpoint.versions(tree.checkpoints)
   output = ' '.join(capsys.readouterr().out.split())
-  assert f'Stopped and saved. To go on after round {saved}, give' in output
+  assert f'Stopped and saved. To continue after round {saved}, give' in output
   assert f'--flagfile={tree.flags_file}' in output
   with open(tree.train_csv) as file:
     assert list(csv.DictReader(file))[-1]['round'] == str(saved)

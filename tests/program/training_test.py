@@ -224,7 +224,7 @@ def test_missing_checkpoints_are_said(tmp_path, missing, where, repeated):
   fakes.run(tmp_path / 'b', process, reporter)
   assert process.rounds == repeated
   [message] = reporter.messages
-  assert message.startswith(f'Training goes on {where}: no later checkpoint')
+  assert message.startswith(f'Training continues {where}: there is no later')
   assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
 
 

@@ -117,11 +117,11 @@ def test_an_exported_model(tmp_path):
     (lambda path: path.symlink_to('/dev/zero'), ['not a regular file']),
     (
       lambda path: tf.saved_model.save(tf.Module(), str(path)),
-      ['it is a SavedModel, which could run code'],
+      ['it is a SavedModel, which is not loaded'],
     ),
     (
       lambda path: _model().save(path, save_format='tf'),
-      ['it is a SavedModel, which could run code'],
+      ['it is a SavedModel, which is not loaded'],
     ),
     (
       lambda path: _of_another_run(path),

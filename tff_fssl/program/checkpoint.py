@@ -35,7 +35,7 @@ _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
 
 
 class CheckpointError(Exception):
-  """A file that cannot be used as the checkpoint that its name says."""
+  """A file that cannot be used as the checkpoint that its name promises."""
 
 
 class DamagedError(CheckpointError):
@@ -43,19 +43,19 @@ class DamagedError(CheckpointError):
 
 
 class ForeignError(CheckpointError):
-  """A file that is something else, or another run's or model's checkpoint."""
+  """A file that is no checkpoint, or that of another run or model."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-  """What a checkpoint says of itself.
+  """What a checkpoint says about itself.
 
   Attributes:
-    version: Of the tff_fssl that wrote it.
-    owner: Whose it is.
+    version: Version of the tff_fssl that wrote it.
+    owner: The run and the model that it belongs to.
     leaves: Path, kind, dtype and shape of each leaf.
-    start: Where the leaves' bytes begin.
-    size: Of the whole file.
+    start: Offset at which the leaves' bytes begin.
+    size: Size of the whole file.
   """
 
   version: str
@@ -76,7 +76,7 @@ def is_name(name: str) -> bool:
 
 
 def versions(folder: str) -> list[int]:
-  """The versions in a folder, ascending; whole or not."""
+  """The versions in a folder, ascending, complete or not."""
   try:
     names = os.listdir(folder)
   except (FileNotFoundError, NotADirectoryError):
@@ -94,7 +94,7 @@ def to_chunks(
 
   Args:
     leaves: Path -> array, scalar or bytes.
-    owner: Whose it is.
+    owner: The run and the model that it belongs to.
 
   Yields:
     Pieces of the file.
@@ -108,7 +108,7 @@ def to_chunks(
     if kind == 'bytes':
       array = np.frombuffer(value, np.uint8)
     else:
-      # Not ascontiguousarray, which makes scalars vectors.
+      # ascontiguousarray would turn scalars into vectors.
       array = np.asarray(value, order='C')
     if array.dtype.kind not in 'biufc' and array.dtype.name != 'bfloat16':
       raise TypeError(f'{path}: a checkpoint cannot hold {array.dtype}')
@@ -143,7 +143,7 @@ def to_chunks(
 
 
 def read_header(path: str) -> Header:
-  """What a checkpoint says of itself; the rest of it is not looked at.
+  """What a checkpoint says about itself; the rest is not read.
 
   Args:
     path: The file.
@@ -191,7 +191,7 @@ def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
   for leaf in header.leaves:
     dtype = _dtype(leaf['dtype'])
     size = math.prod(leaf['shape']) * dtype.itemsize
-    # A copy: aligned, writable, and it does not keep the file's bytes alive.
+    # A copy is aligned and writable, and does not keep the file's bytes alive.
     raw = np.frombuffer(body[offset : offset + size], np.uint8).copy()
     value = raw.view(dtype).reshape(leaf['shape'])
     yield (
@@ -202,25 +202,25 @@ def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
 
 
 def read_own(path: str, owner: ownership.Owner) -> dict[str, Any]:
-  """The leaves of a checkpoint, if it is this owner's.
+  """The leaves of a checkpoint, if it belongs to this owner.
 
   Args:
     path: The file.
-    owner: Whose it has to be.
+    owner: The owner that it must belong to.
 
   Returns:
-    As `read`.
+    The leaves, as `read` returns them.
 
   Raises:
     DamagedError: If it is cut off or changed.
-    ForeignError: If it is another run's, or of another model; says how.
+    ForeignError: If it belongs to another run or model; says how they differ.
   """
   check_owner(path, owner)
   return read(path)
 
 
 def check_owner(path: str, owner: ownership.Owner) -> None:
-  """Raises `ForeignError` if a checkpoint is not this owner's; see `read`."""
+  """Raises `ForeignError` if a checkpoint belongs to another owner."""
   difference = owner.difference(read_header(path).owner)
   if difference:
     raise ForeignError(difference)
@@ -231,19 +231,19 @@ def read_latest(
   owner: ownership.Owner = ownership.NOBODY,
   among: Iterable[int] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-  """The latest checkpoint of a folder that is whole.
+  """The latest complete checkpoint in a folder.
 
   Args:
     folder: The folder.
-    owner: Whose it has to be.
-    among: Versions that there are; all by default.
+    owner: The owner that it must belong to.
+    among: Versions to choose from; all by default.
 
   Returns:
     Its version and leaves.
 
   Raises:
-    CheckpointError: If there is none; says what is wrong with the earliest. Or
-      if a later one is not damaged, but somebody else's.
+    CheckpointError: If there is none (says what is wrong with the earliest), or
+      if a later one is not damaged but belongs to another owner.
   """
   reason = 'there is none'
   among = versions(folder) if among is None else among
@@ -266,7 +266,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _read_header(file: BinaryIO) -> Header:
-  """The header of an open checkpoint; checks the file's size by it."""
+  """The header of an open checkpoint; checks the file's size against it."""
   try:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(len(_MAGIC) + 8)
@@ -274,8 +274,8 @@ def _read_header(file: BinaryIO) -> Header:
       match = _ANY_MAGIC.match(prefix)
       if match:
         raise ForeignError(
-          f'it is of format {int(match[1])}, and this version of tff_fssl'
-          f' ({tff_fssl.__version__}) reads format {_FORMAT} only'
+          f'it has format {int(match[1])}, but this version of tff_fssl'
+          f' ({tff_fssl.__version__}) reads only format {_FORMAT}'
         )
       raise DamagedError('it is not a checkpoint of this program')
     length = int.from_bytes(prefix[len(_MAGIC) :], 'little')

@@ -1,4 +1,4 @@
-"""Whether a run is finished, and whether it could be. TensorFlow-free."""
+"""Tells whether a run is finished, and whether it can be. TensorFlow-free."""
 
 import contextlib
 
@@ -15,7 +15,7 @@ from tff_fssl.program import summary
 def is_finished(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> bool:
-  """Whether all rounds are saved and their models are exported, whole."""
+  """Whether all rounds are saved and their models completely exported."""
   last = config.run.total_rounds
   if checkpoint.versions(tree.checkpoints)[-1:] != [last]:
     return False
@@ -36,11 +36,11 @@ def is_finished(
 def check_outputs(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> None:
-  """Refuses, before anything is loaded, what would be refused in the end.
+  """Refuses, before anything is loaded, what would be refused at the end.
 
   Raises:
     UsageError: If a table was changed, a model's folder holds other files, or
-      the last checkpoint is another run's, or of a round after the last.
+      the last checkpoint belongs to another run or to a round after the last.
   """
   for path in (tree.train_csv, tree.eval_csv, tree.timing_csv):
     csv_table.read(path)
@@ -60,7 +60,7 @@ def check_outputs(
         ) from error
   if later and later[0] > config.run.total_rounds:
     raise UsageError(
-      f'{checkpoint.path_of(tree.checkpoints, later[0])}: is of a round after'
+      f'{checkpoint.path_of(tree.checkpoints, later[0])}: its round is after'
       f' --total_rounds={config.run.total_rounds}; give'
       f' --total_rounds={later[0]} or more, or move the file away'
     )

@@ -1,4 +1,4 @@
-"""From a configuration to what is trained: data, model, process."""
+"""Builds what a configuration describes: data, model and process."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
@@ -28,12 +28,12 @@ from tff_fssl.program import sampling
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """Data and model of a configuration, without an algorithm.
+  """The data and the model of a configuration, without an algorithm.
 
   Attributes:
     config: The configuration.
     data: The data set.
-    partition: Who holds which training examples.
+    partition: Which training examples the server and each client hold.
     views: How images become the network's inputs.
     model_fn: Builds the network.
   """
@@ -55,16 +55,16 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What `training.train` takes.
+  """What `training.train` needs.
 
   Attributes:
     task: Data and model.
     process: The learning process.
-    data_source: Its clients.
-    evaluate_fn: Process state -> 'test/accuracy', ...
-    explain_fn: (process state, round, how many clients failed in it) -> lines
-      on which clients did, and where.
-    failed_clients: Those whose data could not be used.
+    data_source: Clients of the process.
+    evaluate_fn: Process state -> metrics by name: 'test/accuracy', ...
+    explain_fn: (process state, round, number of clients that failed in it) ->
+      lines that say which clients failed, and where.
+    failed_clients: The clients whose data could not be used.
   """
 
   task: Task
@@ -76,13 +76,13 @@ class Experiment:
 
 
 def configure_devices(config: config_lib.Config) -> None:
-  """Makes GPUs, if any, share memory and repeat; before they are first used."""
+  """Makes GPUs share memory and repeat results; call it before their use."""
   gpus = tf.config.list_physical_devices('GPU')
   for gpu in gpus:
     tf.config.experimental.set_memory_growth(gpu, True)
-  # Noise that protects must not repeat.
+  # Under differential privacy the noise must not repeat.
   if gpus and config.aggregator.aggregator != aggregator_hparams.DP:
-    # Global seeds are never used; TensorFlow only demands that one be set.
+    # Nothing uses the global seed, but TensorFlow demands that one is set.
     tf.random.set_seed(0)
     tf.config.experimental.enable_op_determinism()
 
@@ -103,7 +103,7 @@ def build_views(config: config_lib.Config) -> augment.Views:
 def build_model_fn(
   config: config_lib.Config,
 ) -> Callable[[], tf.keras.Model]:
-  """What builds a configuration's network."""
+  """The function that builds a configuration's network."""
   info = data_names.data_set_info(config.run.dataset)
   return functools.partial(
     networks.build_network,
@@ -115,7 +115,7 @@ def build_model_fn(
 
 
 def build_task(config: config_lib.Config) -> Task:
-  """Loads the data, splits them, and builds what does not need an algorithm.
+  """Loads and splits the data, and builds what needs no algorithm.
 
   Args:
     config: The configuration.
@@ -124,7 +124,7 @@ def build_task(config: config_lib.Config) -> Task:
     The task.
 
   Raises:
-    UsageError: If the data are missing or cannot be split so.
+    UsageError: If the data are missing or cannot be split as requested.
   """
   run = config.run
   data = sources.load(run.dataset, run.data_dir or None)
@@ -144,8 +144,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
 
   Args:
     task: Data and model.
-    server_data_dir: Where the server's labelled images are put if they are too
-      many to be constants.
+    server_data_dir: Folder for the server's labelled images, if they are too
+      many to be constants of the computation.
 
   Returns:
     The experiment.
@@ -173,7 +173,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     model_aggregator=_build_aggregator(config),
   )
   failed_clients = sampling.FailedClients()
-  # Whose data failed depends on data that nothing but the noised sum may show.
+  # Which client failed depends on its data: only the noised sum may show that.
   is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
@@ -212,18 +212,18 @@ def _build_aggregator(
 def _bound_clients(
   config: config_lib.Config, partition: partition_lib.Partition
 ) -> round_hparams.RoundHparams:
-  """The round's settings, with the bound of clients that a simulation knows.
+  """The round's settings, with the largest client's size as bound.
 
   Raises:
-    UsageError: If the bound that was given would reject honest clients.
+    UsageError: If the given bound would reject honest clients.
   """
   pairs = zip(partition.client_labeled, partition.client_unlabeled)
   largest = max((len(a) + len(b) for a, b in pairs), default=0)
   given = config.round.max_client_examples
   if given and largest > given:
     raise hparams.UsageError(
-      f'--max_client_examples={given}: the largest client has {largest}; set at'
-      ' least that'
+      f'--max_client_examples={given}: the largest client has {largest}'
+      ' examples; give at least that number'
     )
   return dataclasses.replace(
     config.round, max_client_examples=given or max(largest, 1)
@@ -235,7 +235,7 @@ def _build_explain_fn(
   data_source: sampling.CohortDataSource,
   seed: int,
 ) -> Callable[[Any, int, int], list[str]]:
-  """What repeats a round's clients to find those that failed."""
+  """The function that repeats a round's clients to find those that failed."""
 
   def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
     weights, lines = model_weights(state), []
@@ -247,7 +247,7 @@ def _build_explain_fn(
       if found is not None:
         lines.append(f'client {client_id}: not finite: first {found}')
     if len(lines) < num_failed:
-      # Rounding may differ a little from that of TFF's computation.
+      # Rounding may differ slightly from that of TFF's computation.
       lines.append(
         f'{num_failed - len(lines)} of {num_failed} clients that were not'
         ' finite are finite when repeated'
@@ -258,7 +258,7 @@ def _build_explain_fn(
 
 
 def model_weights(state: Any) -> adapter.Weights:
-  """The weights that a process's state is evaluated and exported with."""
+  """The weights of a process's state that are evaluated and exported."""
   return adapter.Weights(*state.global_model_weights)
 
 

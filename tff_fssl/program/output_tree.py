@@ -1,15 +1,16 @@
-"""The folder that a run writes to. TensorFlow-free.
+"""The folder to which a run writes. TensorFlow-free.
 
 flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
 checkpoints/        round_N.ckpt
 metrics/            train.csv, eval.csv: equal for equal commands;
-timing.csv: seconds and memory; non_finite.txt: of --debug_non_finite
+                    timing.csv: seconds and memory;
+                    non_finite.txt: report of --debug_non_finite
 tensorboard/
 model/              the model of the last round, for serving
-model_best/         that of the round which validation data select, if any
+model_best/         the model with the best validation accuracy, if any
 report/
-data/               what the server's computation reads, if large
+data/               data that the server's computation reads, if large
 """
 
 import contextlib
@@ -30,12 +31,12 @@ from tff_fssl.program import flags
 from tff_fssl.program import run_hparams
 
 FLAGS = 'flags.txt'
-# Of every run; sorted, they are the first and the last ones.
+# Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
 _LOCK = '.lock'
 _HOLDER = 'process '  # What a lock begins with.
-# What a start that was killed early may have left: folders, and in them
-# nothing but what is made anew.
+# What an early kill may have left: folders that hold nothing but files which
+# the next start makes again.
 _EARLY = {
   'checkpoints': re.compile(r'(?!)'),
   'metrics': re.compile(r'(?!)'),
@@ -60,11 +61,11 @@ class OutputTree:
 
   Attributes:
     path: The folder.
-    is_new: Whether there was no run in it when it was opened.
+    is_new: Whether the folder held no run when it was opened.
   """
 
   def __init__(self, path: str):
-    """Names the parts of a folder; neither makes nor locks anything.
+    """Only sets names; neither makes nor locks anything.
 
     Args:
       path: The folder.
@@ -126,7 +127,7 @@ class OutputTree:
 
   @property
   def model_best(self) -> str:
-    """Folder of that of the round which validation data select."""
+    """Folder of the exported model with the best validation accuracy."""
     return self._join('model_best')
 
   @property
@@ -136,12 +137,12 @@ class OutputTree:
 
   @property
   def summary_json(self) -> str:
-    """What came out, in figures."""
+    """The run's main results."""
     return self._join('summary.json')
 
   @property
   def server_data(self) -> str:
-    """Folder of what the server's computation reads."""
+    """Folder of data that the server's computation reads."""
     return self._join('data')
 
   @property
@@ -155,14 +156,14 @@ class OutputTree:
     return self._join('partition.png')
 
   def open(self, config: config_lib.Config) -> None:
-    """Makes the folder, locks it, and checks that it is this run's.
+    """Makes the folder, locks it, and checks that it belongs to this run.
 
     Args:
-      config: The run that is to be made or continued in it.
+      config: The configuration of the run that is made or continued in it.
 
     Raises:
-      UsageError: If the folder is another program's, another run's, not a
-        run's, or cannot be written to.
+      UsageError: If another program uses the folder, it belongs to another run,
+        it is not the folder of a run, or it cannot be written to.
     """
     _check_name(self.path)
     self.is_new = not os.path.lexists(self.flags_file)
@@ -183,7 +184,7 @@ class OutputTree:
       raise
 
   def record(self, config: config_lib.Config) -> None:
-    """Writes the flags; from now on the folder is this run's."""
+    """Writes the flags; from now on the folder belongs to this run."""
     text = flags.to_flagfile(config.flags())
     durable.write_file(self.flags_file, [text.encode()])
     self._made, self._made_lock = [], False
@@ -195,22 +196,22 @@ class OutputTree:
       The flags.
 
     Raises:
-      UsageError: If they cannot be read, or a part of them is missing.
+      UsageError: If they cannot be read, or some are missing.
     """
     values = flags.read_flagfile(self.flags_file)
     missing = [name for name in _NEEDED_FLAGS if name not in values]
     if missing:
       raise UsageError(
-        f'{self.flags_file}: is not whole (there is no --{missing[0]}); put it'
-        ' right, or choose another --output_dir'
+        f'{self.flags_file}: is not complete (--{missing[0]} is missing); put'
+        ' it right, or choose another --output_dir'
       )
     return values
 
   def close(self) -> None:
     """Lets another program use the folder.
 
-    A run that was not recorded leaves nothing behind: the folders that `open`
-    made are removed, as far as nobody has put anything else there.
+    A run that was not recorded leaves nothing behind: folders that `open` made
+    are removed, unless somebody has put something into them.
     """
     try:
       if self._made or self._made_lock:
@@ -221,7 +222,7 @@ class OutputTree:
         self._lock = None
 
   def _remove_made(self) -> None:
-    """Removes what `open` made, as long as it is empty."""
+    """Removes the folders that `open` made, if they are empty."""
     with contextlib.suppress(OSError):
       for name in os.listdir(self.server_data):
         if _EARLY['data'].fullmatch(name):
@@ -236,17 +237,17 @@ class OutputTree:
     self._made, self._made_lock = [], False
 
   def _check_empty(self) -> None:
-    """Refuses a folder that holds what no start of a run can have left.
+    """Refuses a folder with files that no start of a run can have left.
 
     Raises:
-      UsageError: If there is such a thing in it.
+      UsageError: If there is such a file in it.
     """
     if not os.path.lexists(self.path):
       return
 
     def refuse(name: str, what: str) -> UsageError:
       return UsageError(
-        f'--output_dir={self.path}: the folder holds {what} ({name!r}) and no'
+        f'--output_dir={self.path}: the folder holds {what} ({name!r}) but no'
         f' run (there is no {FLAGS}); choose another'
       )
 
@@ -271,7 +272,7 @@ class OutputTree:
     self.close()
 
   def _acquire(self) -> None:
-    """Locks the folder; the lock ends with the process, however that ends."""
+    """Locks the folder; the lock is released when the process ends."""
     is_new = self.is_new and not os.path.lexists(self._join(_LOCK))
     with durable.storage_errors():
       lock = os.open(
@@ -321,10 +322,10 @@ class OutputTree:
     except FileNotFoundError:
       is_current = False
     if not is_current:
-      # Another start failed in this moment, and removed what it had made.
+      # Another start has just failed, and removed the folder that it had made.
       raise UsageError(
-        f'--output_dir={self.path}: another program has just left it; give the'
-        ' command again'
+        f'--output_dir={self.path}: another program has just released it; give'
+        ' the command again'
       )
 
   def _compare(self, config: config_lib.Config) -> None:
@@ -339,13 +340,13 @@ class OutputTree:
 
 
 def _check_name(path: str) -> None:
-  """Refuses a folder that is no folder; raises `UsageError`."""
+  """Refuses a path that is not a folder; raises `UsageError`."""
   try:
     mode = os.stat(path).st_mode
   except FileNotFoundError:
     if not os.path.islink(path):
       return
-    reason = 'it is a link that leads nowhere'
+    reason = 'it is a broken link'
   except OSError as error:
     reason = files.reason_of(error)
   else:
@@ -358,7 +359,7 @@ def _check_name(path: str) -> None:
 def _refusal(
   path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
 ) -> str:
-  """Says how a run differs from the one in the folder."""
+  """The error that says how a run differs from the one in the folder."""
   differing = '; '.join(
     f'--{name}={old[name]} there, {new[name]} now'
     if name in old and name in new

@@ -1,4 +1,4 @@
-"""TensorBoard profiles of chosen rounds. TensorFlow-free until one is made."""
+"""TensorBoard profiles of chosen rounds. Only profiling needs TensorFlow."""
 
 from collections.abc import Callable, Iterator
 import contextlib
@@ -17,13 +17,13 @@ def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
 
   Args:
     text: '3', '3-5', '2,4', '2,4-6', or '' for none.
-    total_rounds: The last round that there is.
+    total_rounds: The number of the last round.
 
   Returns:
     Their numbers, each in [1, total_rounds].
 
   Raises:
-    UsageError: If it is written otherwise, or there are no such rounds.
+    UsageError: If the text has another form, or there are no such rounds.
   """
   rounds: set[int] = set()
   for part in text.split(',') if text else ():
@@ -49,7 +49,7 @@ def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
 
 
 class RoundProfiler:
-  """Profiles rounds; where that fails, says so, and training goes on."""
+  """Profiles rounds; if that fails, says so, and training continues."""
 
   def __init__(
     self, rounds: frozenset[int], folder: str, say: Callable[[str], None]
@@ -57,9 +57,9 @@ class RoundProfiler:
     """Chooses rounds.
 
     Args:
-      rounds: Their numbers.
-      folder: TensorBoard's; a profile is the run `round_N` in it, so that those
-        of one second do not overwrite each other.
+      rounds: Numbers of the rounds.
+      folder: TensorBoard's folder. Each profile is a run `round_N` in it, so
+        that two profiles made in one second do not overwrite each other.
       say: Tells the user.
     """
     self._rounds = rounds
@@ -68,7 +68,7 @@ class RoundProfiler:
 
   @contextlib.contextmanager
   def round(self, round_num: int) -> Iterator[None]:
-    """Profiles what is done in here, if the round was chosen."""
+    """Profiles the body of the `with` block, if the round was chosen."""
     if round_num not in self._rounds:
       yield
       return
@@ -78,7 +78,7 @@ class RoundProfiler:
     folder = os.path.join(self._folder, f'round_{round_num}')
     started = self._succeeds(lambda: profiler.start(folder))
     try:
-      # The mark by which TensorBoard's profile plugin knows a step.
+      # TensorBoard's profile plugin recognizes a step by this trace.
       with profiler.Trace('round', step_num=round_num, _r=1):
         yield
     finally:

@@ -1,4 +1,4 @@
-"""Finished and unfinished runs, read from their folders. TensorFlow-free."""
+"""Reads finished and unfinished runs from their folders. TensorFlow-free."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -23,9 +23,9 @@ class Run:
   """A run's tables.
 
   Attributes:
-    path: Its folder.
-    flags: Its flags, as text.
-    rows: Of train.csv, of eval.csv and of timing.csv.
+    path: Folder of the run.
+    flags: Flags of the run, as text.
+    rows: Rows of train.csv, eval.csv and timing.csv.
   """
 
   path: str
@@ -46,7 +46,7 @@ class Run:
     return np.zeros([0], np.int64), np.zeros([0])
 
   def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds, what the run had used up after each), as `positions` has it."""
+    """(rounds, what the run had used after each); see `positions`."""
     if x_axis == 'hours':
       rounds, each = self.curve('seconds/round')
       return rounds, np.cumsum(each)
@@ -62,13 +62,13 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class RunGroup:
-  """Runs that differ by their seeds only.
+  """Runs that differ only in their seeds.
 
   Attributes:
-    label: What tells the group from the others.
-    runs: Its runs.
-    algorithm: What they were trained with.
-    variant: The flags in its label.
+    label: Text that distinguishes the group from the others.
+    runs: Runs of the group.
+    algorithm: The training algorithm.
+    variant: The flags in the label.
   """
 
   label: str
@@ -81,7 +81,7 @@ class RunGroup:
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
     """(rounds, mean, sample standard deviation) over runs, or None.
 
-    Rounds are those that all runs that know the column have.
+    Rounds are those that all runs with this column have in common.
     """
     curves = [run.curve(column) for run in self.runs]
     curves = [(rounds, values) for rounds, values in curves if len(rounds)]
@@ -97,11 +97,11 @@ class RunGroup:
     return common, stacked.mean(0), spread
 
   def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(rounds, mean over runs of what they had used up by then), or None.
+    """(rounds, mean over runs of what they had used by then), or None.
 
     Args:
-      x_axis: 'bytes', sent and received by all clients, or 'hours' of rounds,
-        in seconds.
+      x_axis: 'bytes', those sent and received by all clients; or 'hours', the
+        time that rounds took, in seconds.
     """
     used = [run.used(x_axis) for run in self.runs]
     used = [(rounds, values) for rounds, values in used if len(rounds)]
@@ -121,18 +121,18 @@ class NotARunError(UsageError):
 def read_all(
   paths: Sequence[str], warn: Callable[[str], None], column: str = ''
 ) -> list[Run]:
-  """Reads runs; leaves out, with a warning, what is none or has no rows yet.
+  """Reads runs; warns about paths that are not runs or have no rows yet.
 
   Args:
     paths: Folders, as a shell's RUNS/* gives them.
-    warn: Told what was left out.
-    column: What a run must have values of, if given.
+    warn: Called for each path that is left out.
+    column: A column in which each run must have values, if given.
 
   Returns:
     The runs, at least one.
 
   Raises:
-    UsageError: If none is left, or a run's files cannot be read.
+    UsageError: If no run is left, or a run's files cannot be read.
   """
   runs, left_out = [], []
   for path in paths:
@@ -161,8 +161,8 @@ def read_run(path: str) -> Run:
     The run.
 
   Raises:
-    NotARunError: If it is not one, or has no finished round.
-    UsageError: If its files cannot be read.
+    NotARunError: If it is not a run, or has no finished round.
+    UsageError: If the run's files cannot be read.
   """
   tree = output_tree.OutputTree(path)
   if not os.path.lexists(tree.flags_file):
@@ -178,10 +178,10 @@ def read_run(path: str) -> Run:
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
-  """Puts runs that differ by seed only together, in order of appearance.
+  """Groups runs that differ only in their seeds, in order of appearance.
 
-  A group's label has the algorithm and the flags in which groups differ, where
-  they are not at their defaults.
+  A group's label has the algorithm and those flags in which groups differ,
+  except flags at their defaults.
   """
   defaults = {
     name: flags.to_text(field.default)
@@ -190,7 +190,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   }
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
-    # A flag that came after the run was made is at its default.
+    # A flag that was added after the run was made counts as its default.
     values = {**defaults, **run.flags}
     kept = {k: v for k, v in values.items() if k not in _IGNORED}
     groups.setdefault(tuple(sorted(kept.items())), []).append(run)

@@ -1,4 +1,4 @@
-"""What came out of a run, in figures, from its tables. TensorFlow-free."""
+"""Summarizes a run's results from its tables. TensorFlow-free."""
 
 import json
 import math
@@ -14,11 +14,11 @@ VALIDATION_ACCURACY = 'validation/accuracy'
 def best_round(
   rows: list[dict[str, str]], name: str = VALIDATION_ACCURACY
 ) -> dict[str, str] | None:
-  """The row of an evaluation table with the largest value; the first of them.
+  """The first row of an evaluation table with the largest value in a column.
 
   Args:
-    rows: Of eval.csv.
-    name: The column to select by; never one of test data.
+    rows: Rows of eval.csv.
+    name: The column to select by; never a column of test data.
 
   Returns:
     The row, or None if there is no value in that column.
@@ -32,7 +32,7 @@ def best_round(
 
 
 def best_round_num(eval_csv: str) -> int | None:
-  """The number of the round that validation data select, or None.
+  """The number of the round with the best validation accuracy, or None.
 
   Args:
     eval_csv: The evaluation table.
@@ -48,16 +48,16 @@ def best_round_num(eval_csv: str) -> int | None:
 
 
 def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
-  """The figures of a run.
+  """The main results of a run.
 
   Args:
     tree: The run's folder.
 
   Returns:
-    OrderedDict-like: 'rounds', the last finished round; 'last', the columns of
-    the last evaluation; 'best_validation', those of the round that validation
-    data select (the first with the largest accuracy), if there are such; each
-    with the test accuracy of that round, which selects nothing.
+    'rounds', the last finished round; 'last', the columns of the last
+    evaluation; 'best_validation', the columns of the first round with the
+    largest validation accuracy, if there is one. Both include the test accuracy
+    of their round, which selects nothing.
   """
   _, rounds = csv_table.read(tree.train_csv)
   _, rows = csv_table.read(tree.eval_csv)

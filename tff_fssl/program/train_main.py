@@ -1,4 +1,4 @@
-"""`programs/train.py`: trains as the flags say, or goes on where it stopped."""
+"""`programs/train.py`: trains as the flags say, or continues a run."""
 
 import asyncio
 from collections.abc import Mapping, Sequence
@@ -27,10 +27,10 @@ from tff_fssl.program import warm_start
 
 _USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
 _ABOUT = (
-  'Trains a model by federated semi-supervised learning, simulated in this'
-  ' process: data, checkpoints, metrics, plots and the exported model of a run'
-  ' are in one folder. The same command continues a run that was stopped.\n'
-  'When a run is continued, flags must be the same; these may differ:'
+  'Trains a model by federated semi-supervised learning, simulated on this'
+  " machine. A run's checkpoints, metrics, plots and exported model are in one"
+  ' folder. The same command continues a run that was stopped.\n'
+  'When a run is continued, its flags must be the same, but these may differ:'
   f' {run_hparams.may_differ()}. A larger --total_rounds continues a run that'
   ' has finished.'
 )
@@ -57,8 +57,8 @@ def train_main(argv: Sequence[str]) -> int:
     tree.open(config)
     if completion.is_finished(config, tree):
       view.say(
-        f'This run has finished its {config.run.total_rounds} rounds; a larger'
-        ' --total_rounds continues it.'
+        f'This run has finished its {config.run.total_rounds} rounds; to'
+        ' continue it, give a larger --total_rounds.'
       )
       _close(view, tree)
       return main_lib.DONE
@@ -76,7 +76,7 @@ def _train(
   view: console.Console,
   source: warm_start.Source | None,
 ) -> int:
-  """Trains, from `source` if given; TensorFlow is imported from here on."""
+  """Trains, from `source` if given. This imports TensorFlow."""
   view.say('Starting TensorFlow ...')
   # pylint: disable=import-outside-toplevel
   import tensorflow_federated as tff
@@ -158,7 +158,7 @@ def _export_best(
   tree: output_tree.OutputTree,
   view: console.Console,
 ) -> None:
-  """Exports the model of the round that validation data select, if any."""
+  """Exports the model of the round with the best validation accuracy."""
   if best is None:
     return
   from tff_fssl.program import export  # pylint: disable=import-outside-toplevel
@@ -168,8 +168,8 @@ def _export_best(
     leaves = checkpoint.read_own(path, _owner(task))
   except checkpoint.CheckpointError as error:
     view.say(
-      f'No {tree.model_best}: of round {best}, which validation data select,'
-      f' there is no checkpoint any more ({path}: {error}).'
+      f'{tree.model_best} is not written: the checkpoint of round {best}, which'
+      f' has the best validation accuracy, is missing ({path}: {error}).'
     )
     return
   weights = warm_start.from_leaves(leaves)
@@ -177,13 +177,13 @@ def _export_best(
 
 
 def _owner(task: Any) -> ownership.Owner:
-  """Whose the checkpoints of a task are."""
+  """The owner of a task's checkpoints."""
   run = ownership.of_config(task.config)
   return ownership.with_model(run, task.model_fn())
 
 
 def _settings(config: config_lib.Config) -> training_types.Settings:
-  """How long and how often, of a configuration."""
+  """The settings of training in a configuration."""
   return training_types.Settings(
     first_round=config.first_round,
     total_rounds=config.run.total_rounds,
@@ -219,7 +219,7 @@ def _outputs(
 
 
 def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
-  """What writes for TensorBoard; None if that cannot be."""
+  """The manager that writes for TensorBoard; None if that is impossible."""
   import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
 
   from tff_fssl.program import managers  # pylint: disable=C0415
@@ -227,8 +227,8 @@ def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
   try:
     manager = tff.program.TensorBoardReleaseManager(tree.tensorboard)
   except Exception as error:  # pylint: disable=broad-except
-    # As `BestEffortReleaseManager`: training matters more.
-    view.say(f'There is no TensorBoard: {files.first_line(error)}')
+    # As in `BestEffortReleaseManager`: training matters more.
+    view.say(f'TensorBoard gets no metrics: {files.first_line(error)}')
     return None
   return managers.BestEffortReleaseManager(manager, 'TensorBoard', view.say)
 
@@ -246,19 +246,19 @@ def _profiler(
 
 
 def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Refuses if the run was made with another partition."""
+  """Raises `UsageError` if the run was made with another partition."""
   if not os.path.lexists(tree.partition_json):
     return
   if files.read_text(tree.partition_json) != task.partition.to_json():
     raise UsageError(
       f'{tree.partition_json} is not the partition that the flags give now: the'
-      ' file, the data or the code have changed since the run was made, so it'
-      ' cannot be continued; choose another --output_dir'
+      ' file, the data or the code have changed since the run was made, so the'
+      ' run cannot be continued; choose another --output_dir'
     )
 
 
 def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Writes the partition, which has been checked if it is there."""
+  """Writes the partition; one that is already there has been checked."""
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
@@ -266,7 +266,7 @@ def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
 
 
 def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
-  """What is about to happen, in a few lines."""
+  """Describes what is about to happen, in a few lines."""
   config, data, partition = task.config, task.data, task.partition
   run, round_hparams = config.run, config.round
   sizes = [
@@ -285,7 +285,7 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
   cohort = (
     f'{run.clients_per_round} of {run.num_clients} clients in each'
     if config.trains_clients
-    else 'the server alone trains'
+    else 'only the server trains'
   )
   pretraining = round_hparams.num_pretraining_rounds
   if pretraining:
@@ -321,13 +321,13 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _timing(context: Any) -> Mapping[str, float]:
-  """Where the last invocation's seconds went, if the runtime tells."""
+  """Where the last invocation's seconds went, if the runtime reports it."""
   timing = getattr(context, 'timing', None)
   return {} if timing is None else dataclasses.asdict(timing)
 
 
 def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
-  """Writes and shows what came out."""
+  """Writes and shows the results."""
   results = summary.write(tree)
   has_best = os.path.isdir(tree.model_best)
   view.say('')
@@ -346,10 +346,10 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
 
 
 def _how_to_resume(tree: output_tree.OutputTree) -> str:
-  """What to do, and where it will go on."""
+  """Says how to resume, and from which round."""
   versions = checkpoint.versions(tree.checkpoints)
   after = f'after round {versions[-1]}' if versions else 'at the start'
   return (
-    f'To go on {after}, give the same command again, or:\n'
+    f'To continue {after}, give the same command again, or:\n'
     f'  {console.command("train")} --flagfile={tree.flags_file}'
   )

@@ -1,8 +1,8 @@
 """The training program's logic: rounds, metrics, evaluation, checkpoints.
 
-A round's metrics are released before its state is saved, and on resuming rows
-after the last saved state are removed: a run that is killed at any moment and
-started again gives the same tables and weights as one that never stopped.
+A round's metrics are released before its state is saved. When a run is resumed,
+rows after the last saved state are removed: a run that is killed at any moment
+and started again gives the same tables and weights as one that never stopped.
 """
 
 import asyncio
@@ -33,9 +33,9 @@ class ProgramState(NamedTuple):
   """What is saved after a round; its version is the round's number.
 
   Attributes:
-    process: The learning process's state.
-    iterator: At the next round.
-    num_bad_rounds: Bad rounds in a row, up to this one.
+    process: State of the learning process.
+    iterator: The cohorts' iterator, at the next round.
+    num_bad_rounds: Consecutive bad rounds up to and including this one.
   """
 
   process: Any
@@ -49,9 +49,9 @@ class Outputs:
 
   Attributes:
     states: Saves program states.
-    train: A row a round.
-    evaluation: A row an evaluation.
-    timing: A row a round, outside every claim of equality.
+    train: Receives a row per round.
+    evaluation: Receives a row per evaluation.
+    timing: Receives a row per round. These rows differ between equal runs.
     also: Receives all three (TensorBoard), if given.
     non_finite: Receives what `explain_fn` says, if given.
   """
@@ -68,7 +68,7 @@ class Outputs:
     every_round = (self.train.table, self.timing.table)
     for table in every_round:
       table.check_after(round_num)
-    # No evaluation is of a round that no other table has.
+    # Every evaluated round is in another table, too.
     last = [t.last_key for t in every_round if t.last_key is not None]
     self.evaluation.table.check_after(round_num, max([round_num, *last]))
     removed = self.train.table.truncate_after(round_num)
@@ -77,12 +77,12 @@ class Outputs:
     return removed
 
   def best_round(self) -> int | None:
-    """The evaluated round that validation data select so far, if any."""
+    """The round with the best validation accuracy so far, if any."""
     return summary.best_round_num(self.evaluation.table.path)
 
 
 class TrainingStoppedError(Exception):
-  """Training cannot go on; the message says why and what may help."""
+  """Training cannot continue; the message says why and what may help."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +93,7 @@ class Result:
     state: The last state.
     round_num: The last finished round.
     stopped_by: The signal that stopped it early, if any.
-    num_rounds: Rounds run by this call.
+    num_rounds: Number of rounds that this call ran.
   """
 
   state: ProgramState
@@ -121,34 +121,39 @@ async def train(
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
-  Runs under a `tff.program` context (`tff.program.NativeFederatedContext`).
+  It must run in a `tff.program` context (`tff.program.NativeFederatedContext`).
+  Types are in TFF's notation: `S@SERVER` is a value of type S at the server,
+  `{D*}@CLIENTS` a dataset of elements of type D at each client.
 
   Args:
     process: `initialize` is `( -> S@SERVER)`, `next` is
-      `<S@SERVER, {D*}@CLIENTS> -> <S@SERVER, M@SERVER>`, M nested scalars.
-    data_source: Of type `{D*}@CLIENTS`.
-    settings: How long and how often.
+      `<S@SERVER, {D*}@CLIENTS> -> <S@SERVER, M@SERVER>`, where M is nested
+      scalars.
+    data_source: The clients, of type `{D*}@CLIENTS`.
+    settings: How long to train, and how often to evaluate and save.
     outputs: Where results go.
-    evaluate_fn: Process state -> name -> value; called in another thread.
-    reporter: Told of every round.
-    stop: Looked at after each round.
-    timing_fn: What the runtime tells of where the last round's seconds went.
-    initial_weights: What a run that has no saved state starts from, instead of
-      `initialize`'s weights; evaluated and saved as the round before the first.
-    around_round: Round number -> the context in which the round is run.
-    explain_fn: (process state before a round, its number, how many clients were
-      not finite in it) -> lines that say why; called in another thread.
-    failures_fn: Round number -> (client, why its data could not be used) of the
-      clients that were left out of the round.
+    evaluate_fn: Process state -> metrics by name; called in another thread.
+    reporter: Told about every round.
+    stop: Checked after each round.
+    timing_fn: Returns where the last round's seconds went, from the runtime.
+    initial_weights: The weights that a run without a saved state starts from,
+      instead of those of `initialize`. They are evaluated and saved as the
+      round before the first.
+    around_round: Round number -> a context manager around that round.
+    explain_fn: (process state before a round, number of the round, number of
+      clients that were not finite in it) -> lines that say why; called in
+      another thread.
+    failures_fn: Round number -> pairs (client, why its data could not be used)
+      of the clients that were left out of the round.
 
   Returns:
-    How it ended: after the last round, or stopped by request, saved.
+    How training ended: after the last round, or stopped by request and saved.
 
   Raises:
-    TrainingStoppedError: After `max_bad_rounds` bad rounds in a row.
+    TrainingStoppedError: After `max_bad_rounds` consecutive bad rounds.
     UsageError: If checkpoints cannot be used, a disk refuses, or the data of a
       client cannot be used while `strict_clients` is set.
-    ValueError: If process and data source do not fit together.
+    ValueError: If the process and the data source have different types.
   """
   _check_types(process, data_source)
   state, done = await _load(process, data_source, settings, outputs, reporter)
@@ -200,7 +205,7 @@ async def train(
       if (
         _is_due(done, settings.rounds_per_checkpoint, settings)
         or int(state.num_bad_rounds) >= settings.max_bad_rounds
-        # Its model is exported at the end.
+        # The model of the best round is exported at the end.
         or (report.evaluation and outputs.best_round() == done)
       ):
         await outputs.states.save(state, done)
@@ -216,7 +221,7 @@ def state_structure(
   process: tff.learning.templates.LearningProcess,
   data_source: sampling.CohortDataSource,
 ) -> ProgramState:
-  """What saved states of a process look like, for loading them."""
+  """The structure of a process's saved states, for loading them."""
   state_type = process.initialize.type_signature.result.member
   return ProgramState(
     tff.types.type_to_tf_tensor_specs(state_type),
@@ -241,7 +246,7 @@ async def _load(
   if done >= settings.first_round and (last_row is None or last_row < done):
     reporter.say(
       f'{outputs.train.table.path} lacks rows before round {done}: they were'
-      ' removed since; training goes on without them.'
+      ' removed; training continues without them.'
     )
   _drop_unsaved(outputs, done, f'after round {done}', reporter)
   return state, done
@@ -264,11 +269,11 @@ async def _initialize(
 def _drop_unsaved(
   outputs: Outputs, done: int, where: str, reporter: Reporter
 ) -> None:
-  """Removes the rows of rounds whose state was not saved, or is missing."""
+  """Removes rows of rounds whose state was not saved, or is missing."""
   removed = outputs.truncate_after(done)
   if removed:
     reporter.say(
-      f'Training goes on {where}: no later checkpoint is there, so'
+      f'Training continues {where}: there is no later checkpoint, so'
       f' {"a round is" if removed == 1 else f"{removed} rounds are"} repeated.'
     )
 
@@ -281,7 +286,7 @@ async def _warm_start(
   evaluate_fn: Callable[[Any], Mapping[str, float]],
   reporter: Reporter,
 ) -> ProgramState:
-  """`state` with other weights, evaluated and saved: they may be gone later."""
+  """Puts weights into `state`, evaluates and saves: they may vanish later."""
   state = state._replace(
     process=state.process._replace(global_model_weights=weights)
   )
@@ -305,7 +310,7 @@ async def _run_round(
   timing_fn: Callable[[], Mapping[str, float]],
   failures_fn: Callable[[int], Sequence[tuple[int, str]]],
 ) -> tuple[ProgramState, RoundReport]:
-  """Runs a round, evaluates if it is due, releases what came of it."""
+  """Runs a round, evaluates if that is due, and releases the results."""
   start = time.monotonic()
   cohort = state.iterator.select()
   output = await tff.program.materialize_value(
@@ -317,7 +322,7 @@ async def _run_round(
   ]
   if failures and settings.strict_clients:
     raise UsageError(
-      f'{failures[0]}; it stops the run because of --strict_clients'
+      f'{failures[0]}; because of --strict_clients, this stops the run'
     )
   timing = {f'seconds/{k}': float(v) for k, v in timing_fn().items()}
   timing['seconds/round'] = time.monotonic() - start
@@ -350,7 +355,7 @@ def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:
     return
   raise TrainingStoppedError(
     f'no update could be used in {num_bad} rounds in a row, up to round {done}:'
-    ' each was not finite or was rejected'
+    ' every update was rejected or not finite'
     f' (--max_bad_rounds={settings.max_bad_rounds}). A lower learning rate,'
     ' --max_gradient_norm or --aggregator=robust may help'
   )
@@ -367,6 +372,6 @@ def _check_types(
   expected = process.next.type_signature.parameter[1]
   if not expected.is_equivalent_to(data_source.federated_type):
     raise ValueError(
-      f'The process takes client data of type {expected}, the data source has'
+      f'The process takes client data of type {expected}; the data source has'
       f' {data_source.federated_type}.'
     )

@@ -1,8 +1,8 @@
 """Weights that a new run starts from (`--init_from`).
 
-TensorFlow-free until they are read: a wrong path is refused at once. Hence no
-types of TensorFlow here: models are `tf.keras.Model`, weights
-`adapter.Weights`.
+TensorFlow is imported only when weights are read, so that a wrong path is
+refused at once. Types of TensorFlow are therefore not annotated here: models
+are `tf.keras.Model`, weights are `adapter.Weights`.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ class Source(NamedTuple):
   """Where weights come from.
 
   Attributes:
-    about: What it is, for people.
+    about: Description of the source for users.
     keras: The Keras file; '' for a run.
-    leaves: What the run's checkpoint holds.
-    model: The weights of the run's model, in words; None if not known.
+    leaves: Leaves of the run's checkpoint.
+    model: Descriptions of the weights of the run's model; None if not known.
   """
 
   about: str
@@ -49,14 +49,14 @@ def find(init_from: str) -> Source:
   """Finds what `--init_from` names, and reads it if it is a run.
 
   Args:
-    init_from: A run's folder, whose last whole checkpoint counts; an exported
-      model's folder; or a Keras file.
+    init_from: A run's folder, whose last complete checkpoint is used; an
+      exported model's folder; or a Keras file.
 
   Returns:
     The source.
 
   Raises:
-    UsageError: If it is none of these, or the run has no whole checkpoint.
+    UsageError: If it is none of these, or the run has no complete checkpoint.
   """
   tree = output_tree.OutputTree(init_from)
   if os.path.lexists(tree.flags_file):
@@ -72,7 +72,7 @@ def find(init_from: str) -> Source:
       return Source(inside, inside)
     reason = 'it is none'
     if os.path.lexists(os.path.join(init_from, 'saved_model.pb')):
-      reason = 'it is a SavedModel, which could run code, and is not loaded'
+      reason = 'it is a SavedModel, which is not loaded since it could run code'
   else:
     try:
       if keras_weights.is_keras_file(init_from):
@@ -88,7 +88,7 @@ def find(init_from: str) -> Source:
 
 
 def _find_run(tree: output_tree.OutputTree) -> Source:
-  """The last whole checkpoint of a run; raises `UsageError`."""
+  """The last complete checkpoint of a run; raises `UsageError`."""
   given = flags.read_flagfile(tree.flags_file)
   try:
     round_num, leaves = checkpoint.read_latest(
@@ -100,7 +100,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   except checkpoint.CheckpointError as error:
     raise UsageError(
       f'--init_from={tree.path}: no checkpoint of this run can be read'
-      f' ({error}); its exported model, if there is one, will do as well:'
+      f' ({error}); you may give its exported model instead, if there is one:'
       f' --init_from={tree.model}'
     ) from error
   made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
@@ -112,15 +112,16 @@ def load(source: Source, model: Any) -> Any:
   """Reads weights for `model`, batch norm statistics included.
 
   Args:
-    source: What `find` found.
-    model: The network that they are for.
+    source: The result of `find`.
+    model: The network that the weights are for.
 
   Returns:
-    The weights, as NumPy arrays. Those of a Keras model have a
-    `statistics_count` of 1: it has statistics, and does not say of how much.
+    The weights, as NumPy arrays. Weights from a Keras model have a
+    `statistics_count` of 1: the model has statistics, but does not say over how
+    many examples.
 
   Raises:
-    UsageError: If they are another network's, or not finite.
+    UsageError: If they belong to another network, or are not finite.
   """
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
 
@@ -141,22 +142,22 @@ def load(source: Source, model: Any) -> Any:
     )
     if wrong:
       raise UsageError(
-        f'--init_from: the weights of {source.about} are not those of the model'
-        f' that the flags give: {wrong}. {_ADVICE}'
+        f'--init_from: the weights of {source.about} do not fit the model that'
+        f' the flags give: {wrong}. {_ADVICE}'
       )
   if not all(np.all(np.isfinite(w)) for kind in weights[:2] for w in kind):
     raise UsageError(
-      f'--init_from: the weights of {source.about} are not all finite; take'
-      ' those of an earlier round'
+      f'--init_from: the weights of {source.about} are not all finite; use'
+      ' weights of an earlier round'
     )
   return weights
 
 
 def from_leaves(leaves: Mapping[str, Any]) -> Any:
-  """The model's weights in a checkpoint, as `checkpoint.read` gives it.
+  """The model's weights among the leaves of a checkpoint.
 
   Args:
-    leaves: Of the checkpoint.
+    leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
 
   Returns:
     The weights.
