@@ -18,7 +18,7 @@ _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
 
 
 class UsageError(ValueError):
-  """A user's mistake. Programs print its message alone and exit with code 2."""
+  """A user's mistake. Programs print only its message and exit with code 2."""
 
 
 def hparam(

@@ -160,7 +160,7 @@ def check_confidential(
 
   Args:
     aggregator: `SECURE` or `DP`.
-    own_weights: Whether the algorithm weighs clients itself.
+    own_weights: Whether the algorithm sets the weights of clients.
     client_weighting: `RoundHparams.client_weighting`.
     batch_norm: Whether the model has batch norm layers.
     static: Whether their statistics are gathered in a client phase.

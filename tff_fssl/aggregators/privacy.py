@@ -195,7 +195,7 @@ def renyi_divergences(
 
 
 def _conversion(orders, delta):
-  """The amount by which epsilon exceeds the divergence of an order.
+  """The amount by which epsilon at `delta` exceeds an order's divergence.
 
   Canonne, Kamath and Steinke 2020, proposition 12.
   """

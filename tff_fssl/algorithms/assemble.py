@@ -1,4 +1,4 @@
-"""From an algorithm's local work to a learning process."""
+"""Builds a learning process from an algorithm's local work."""
 
 import collections
 from collections.abc import Callable

@@ -86,7 +86,7 @@ def build_fixmatch(
   round_hparams: round_hparams_lib.RoundHparams,
   **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are `assemble.build_process`'s."""
+  """Builds the process; `parts` are other arguments of `build_process`."""
   labeled = round_hparams.scenario == round_hparams_lib.LABELS_AT_CLIENTS
   return assemble.build_process(
     model_fn,

@@ -25,7 +25,7 @@ example of a batch reaches the fixed threshold, since eps and L_cs are then 0.
 Deviations from the authors' code: the momenta of the optimizers start at 0 each
 round (theirs persist across rounds, and are stale at clients). Statistics are
 pooled over cohort and server (theirs: over all clients). After pre-training
-they come from the server alone, since no client has taken part. Deviations from
+they come only from the server, since no client has taken part. Deviations from
 the paper: server pre-training and gradient clipping, as in the authors' code.
 `RoundHparams` and `Fl2Hparams` document which of these choices are flags.
 """
@@ -180,7 +180,7 @@ def build_fl2(
   round_hparams: round_hparams_lib.RoundHparams,
   **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are `assemble.build_process`'s."""
+  """Builds the process; `parts` are other arguments of `build_process`."""
   per_step = hparams.pseudo_labels == 'per_step'
   local_algorithm = algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),

@@ -94,7 +94,7 @@ REGISTRY = {
   for algorithm in (
     Algorithm(
       'supervised',
-      'Labels only: FedAvg at clients, or the server alone.',
+      'Labels only: FedAvg at clients, or training at the server only.',
       supervised_hparams.SupervisedHparams,
       'tff_fssl.algorithms.supervised:build_supervised',
       Capabilities(trains_clients=(_CLIENTS,)),

@@ -27,7 +27,7 @@ def build_supervised(
   round_hparams: round_hparams_lib.RoundHparams,
   **parts: Any,
 ) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are `assemble.build_process`'s."""
+  """Builds the process; `parts` are other arguments of `build_process`."""
   del hparams  # It has none.
   return assemble.build_process(
     model_fn, assemble.SUPERVISED, hparams=round_hparams, **parts

@@ -29,7 +29,7 @@ class Sgd:
   max_gradient_norm: float = 0.0
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
-    """Makes the variables of momentum, if any; call where it is allowed."""
+    """Makes the momentum variables, if any; call where these may be made."""
     if not self.momentum:
       return []
     return [

@@ -32,7 +32,7 @@ ModelFn = Callable[[], tf.keras.Model]
 
 
 class Weights(NamedTuple):
-  """A model's weights and the size of the basis of its batch norm statistics.
+  """A model's weights, including its batch norm statistics.
 
   Attributes:
     trainable: Trainable variables, in Keras's order.

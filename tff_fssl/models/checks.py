@@ -299,7 +299,7 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
   else:
     for variable in model.variables:
       _check_initial_value(model, variable)
-    # On the CPU: this session must not claim a GPU beside the process's own.
+    # Runs on the CPU, so as not to claim the GPU that the process uses.
     config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
     with tf.compat.v1.Session(config=config) as session:
       session.run([v.initializer for v in model.variables])
