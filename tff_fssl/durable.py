@@ -1,9 +1,10 @@
-"""Files that survive a kill and a power loss. TensorFlow-free.
+"""Writes files that survive a kill and a power loss. TensorFlow-free.
 
-A file is written under another name, flushed to the disk, renamed, and the
-rename flushed; so that under its own name there is the old content or the new,
-whole. All system calls that change a disk go through `os` in this module
-(write, fsync, replace, ftruncate, unlink), so that tests can stop at each.
+A file is written under another name, flushed to the disk and renamed; then the
+rename is flushed. Under its own name there is thus always the complete old
+content, or the complete new content. All system calls that change a disk go
+through `os` in this module (write, fsync, replace, ftruncate, unlink), so that
+tests can stop at each of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -31,31 +32,31 @@ _REASONS = {
 
 @contextlib.contextmanager
 def storage_errors() -> Iterator[None]:
-  """Turns what a user can put right about a disk into a `UsageError`."""
+  """Turns disk errors that a user can put right into a `UsageError`."""
   try:
     yield
   except OSError as error:
     reason = _REASONS.get(error.errno or 0)
     if reason is None:
       if error.filename is None:
-        raise  # Nothing about a file.
+        raise  # The error is not about a file.
       reason = f'{error.strerror}; put this right'
     raise UsageError(
       f'{error.filename or "writing"}: {reason}, then give the command again'
-      ' (a run goes on where it was saved)'
+      ' (a run continues from where it was saved)'
     ) from error
 
 
 def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
-  """Writes a file, whole or not at all.
+  """Writes a file, completely or not at all.
 
   Args:
-    path: Where to; its folder exists.
+    path: The file; its folder must exist.
     chunks: The content.
 
   Raises:
-    UsageError: If the disk refuses, or something that is not a file is there;
-      all is then as it was before.
+    UsageError: If the disk refuses, or the path is something that is not a
+      file. Nothing has changed then.
   """
   path = _target(path)
   folder, name = os.path.split(path)
@@ -90,11 +91,11 @@ def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
 def append(path: str, data: bytes) -> None:
   """Appends to a file and flushes it.
 
-  A kill may leave a part of `data`: who appends must be able to tell.
+  A kill may leave a part of `data`, which callers must be able to recognize.
 
   Args:
     path: An existing file.
-    data: What to append.
+    data: The bytes to append.
 
   Raises:
     UsageError: If the disk refuses; the file is then cut back.
@@ -141,7 +142,7 @@ def rename(old: str, new: str) -> None:
 
 
 def make_folder(path: str) -> list[str]:
-  """Makes a folder and those above it, if missing.
+  """Makes a folder and its parents, if they are missing.
 
   Args:
     path: The folder.
@@ -164,7 +165,7 @@ def make_folder(path: str) -> list[str]:
 
 
 def sync_folder(folder: str) -> None:
-  """Flushes a folder's entries, without which a rename may be lost."""
+  """Flushes a folder's entries; otherwise a rename may be lost."""
   sync_file(folder)
 
 
@@ -181,9 +182,8 @@ def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
   """Removes what killed writes left in a folder.
 
   Args:
-    folder: Where to look; not below.
-    is_ours: Whether a file of this name is one that the caller writes; others
-      stay.
+    folder: The folder; its subfolders are not searched.
+    is_ours: Whether the caller writes files of this name; other files stay.
 
   Returns:
     The names of the files that were removed.
@@ -202,11 +202,11 @@ def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
 
 
 def _target(path: str) -> str:
-  """The absolute path of the file that is written: what a link leads to.
+  """The absolute path of the file that is written; links are followed.
 
   Raises:
-    UsageError: If something else than a file is there: a rename would put a
-      file in its place, be it a device.
+    UsageError: If the path is not a file: a rename would replace anything by a
+      file, even a device.
   """
   path = os.path.abspath(path)
   with storage_errors():
@@ -218,14 +218,14 @@ def _target(path: str) -> str:
       return path
   if not stat.S_ISREG(mode):
     raise UsageError(
-      f'{path}: cannot be written, since something is there that is not a file;'
-      ' move it away, or give another name'
+      f'{path}: cannot be written, since it exists and is not a file; move it'
+      ' away, or give another name'
     )
   return path
 
 
 def _open(path: str, mode: int) -> int:
-  # Not to wait for the other end if it is a pipe.
+  # Do not wait for the other end if it is a pipe.
   return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
 
@@ -236,7 +236,7 @@ def _fsync(descriptor: int, path: str) -> None:
 
 @contextlib.contextmanager
 def _named(path: str) -> Iterator[None]:
-  """Puts the file's name into errors of calls that know its number only."""
+  """Adds the file's name to errors of calls that know only its number."""
   try:
     yield
   except OSError as error:

@@ -572,7 +572,7 @@ def test_a_worker_that_dies_in_a_round_changes_nothing(
   capsys.readouterr()
   assert _train(killed, '--runtime=tff_worker') == 0
   output = ' '.join(capsys.readouterr().out.split())
-  assert output.count('repeated by another one (1 of') >= 2
+  assert output.count('computation (repetition 1 of') >= 2
   assert output.count('without authentication') == 1
   _assert_equal_runs(whole, killed)
 

@@ -166,5 +166,7 @@ def test_plain_data_are_not_copied(monkeypatch, call, in_process):
   plain = tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.int32))
   call(in_process, _two_phases, [plain.batch(2).unbatch().take(3)][:0])
   call(in_process, _two_phases, [plain, plain.take(3).repeat(2)])
-  with pytest.raises(TypeError, match='client 1.*cannot start afresh'):
+  with pytest.raises(
+    TypeError, match='client 1.*cannot be read from the start'
+  ):
     call(in_process, _two_phases, [plain, plain.shuffle(3)])

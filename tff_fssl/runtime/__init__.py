@@ -1,8 +1,8 @@
 """Execution contexts: where and how TFF computations run.
 
-Nothing here knows what is computed. `build_context` gives what
-`tff.framework.set_default_context` takes; `build_async_context` what
-`tff.program.NativeFederatedContext` takes:
+Nothing here depends on what is computed. `build_context` returns a context for
+`tff.framework.set_default_context`; `build_async_context` returns one for
+`tff.program.NativeFederatedContext`:
 
     context = runtime.build_context('in_process', client_devices='gpu:0,gpu:1')
     tff.framework.set_default_context(context)
@@ -12,13 +12,13 @@ Nothing here knows what is computed. `build_context` gives what
         tff.program.NativeFederatedContext(context)
     )
 
-TFF keeps its stack of contexts by thread: install a context in the thread
+TFF keeps a stack of contexts for each thread: install a context in the thread
 that invokes computations.
 
-Both take as client data a sequence with one value a client, a value being a
-dataset or a function without arguments that returns it. The in-process
-runtime asks for a client's value when its turn comes, and forgets it after
-(see `InProcessContext`): a cohort of functions costs no memory. Build TFF's
+Both take client data as a sequence with one value per client. A value is a
+dataset, or a function without arguments that returns one. The in-process
+runtime asks for a client's value when its turn comes, and then forgets it (see
+`InProcessContext`): a cohort of functions costs no memory. Build TFF's
 own learning processes with `loop_implementation=
 tff.learning.LoopImplementation.DATASET_ITERATOR`: TFF's default,
 `DATASET_REDUCE`, is slower, and may train on the CPU in spite of a GPU.
@@ -68,25 +68,26 @@ def build_context(
   """Builds a `tff.framework.SyncContext`.
 
   Args:
-    runtime: `'in_process'`, this process's TensorFlow, or `'tff_worker'`,
-      TFF's C++ worker (CPU only), started at the first invocation, repeated by
-      another one if it dies, and ended by `close()`, at the end of a `with`,
-      or when Python ends in whatever way.
+    runtime: `'in_process'`, TensorFlow in this process, or `'tff_worker'`,
+      TFF's C++ worker (CPU only). The worker is started at the first
+      invocation, replaced if it dies, and ended by `close()`, at the end of a
+      `with` block, or when Python ends in any way.
     client_devices: `'auto'` (all GPUs if there are any, else the CPU),
-      `'cpu'`, `'gpu'`, or device names joined by commas, as
-      `'gpu:0,gpu:1'`. Client i runs on the (i mod n)th. Logical devices must
+      `'cpu'`, `'gpu'`, or device names joined by commas, such as
+      `'gpu:0,gpu:1'`. Client i runs on device (i mod n). Logical devices must
       have been configured before.
     client_threads: How many clients run at a time; 0 chooses a number that
       suits the devices. Results do not depend on it.
-    simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
-      are replaced by plain ones, which protect nothing. Without it they raise
-      `NotImplementedError`.
+    simulate_secure_aggregation: Whether `federated_secure_sum` and similar
+      operators are replaced by plain sums, which protect nothing. If not, they
+      raise `NotImplementedError`.
     call_timeout_secs: How long the worker may take for a call, in seconds,
-      before it is ended and the invocation is repeated by another one; 0:
-      without limit. `'tff_worker'` only.
+      before it is ended and another worker repeats the invocation; 0: no limit.
+      `'tff_worker'` only.
     default_num_clients: The number of clients of computations whose argument
-      does not tell it.
-    warn: Tells the user of the worker's open port, and of dead workers.
+      does not determine it.
+    warn: Called to warn the user of the worker's open port, and of dead
+      workers.
 
   Returns:
     The context.
@@ -128,13 +129,13 @@ def build_async_context(
   """Builds a `tff.framework.AsyncContext`.
 
   Args:
-    runtime: As `build_context`'s.
-    client_devices: As `build_context`'s.
-    client_threads: As `build_context`'s.
-    simulate_secure_aggregation: As `build_context`'s.
-    call_timeout_secs: As `build_context`'s.
-    default_num_clients: As `build_context`'s.
-    warn: As `build_context`'s.
+    runtime: See `build_context`.
+    client_devices: See `build_context`.
+    client_threads: See `build_context`.
+    simulate_secure_aggregation: See `build_context`.
+    call_timeout_secs: See `build_context`.
+    default_num_clients: See `build_context`.
+    warn: See `build_context`.
 
   Returns:
     The context, for `tff.program.NativeFederatedContext`.

@@ -19,15 +19,15 @@ def resolve_client_devices(client_devices: str) -> list[str]:
   Args:
     client_devices: `'auto'` (all GPUs if there are any, else the CPU),
       `'cpu'`, `'gpu'` (all GPUs), or names joined by commas
-      (`'gpu:0,gpu:1'`, `'cpu:1'`); a name may stand several times.
+      (`'gpu:0,gpu:1'`, `'cpu:1'`); a name may occur several times.
 
   Returns:
-    Device names as `tf.device` takes them; client i of a cohort runs on the
-    (i mod n)th of the n.
+    n device names, as `tf.device` takes them; client i of a cohort runs on
+    device (i mod n).
 
   Raises:
-    tff_fssl.hparams.UsageError: If a device does not exist; names those that
-      do.
+    tff_fssl.hparams.UsageError: If a device does not exist; names the devices
+      that do.
   """
   existing = {
     _short_name(device.name): device.name
@@ -59,9 +59,9 @@ def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
   """How many clients run at a time.
 
   Args:
-    client_threads: The number, or 0 for as many as suit the devices: one a
-      device; but two on a lone CPU of several cores, where one client's Python
-      and input work hides behind the other's computation.
+    client_threads: The number, or 0 for a number that suits the devices: one
+      per device, but two on a single CPU with several cores, where one client's
+      Python and input work overlaps the other's computation.
     devices: What `resolve_client_devices` returned.
 
   Returns:

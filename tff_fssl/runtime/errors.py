@@ -1,11 +1,11 @@
-"""The error that names the operation of a computation which failed."""
+"""The error that names the failed operation of a computation."""
 
 import asyncio
 from collections.abc import Callable, Mapping
 import re
 from typing import Any, Optional
 
-# How much of the original message is repeated.
+# The most characters of the original message that are repeated.
 _MAX_MESSAGE_LENGTH = 2000
 
 
@@ -16,8 +16,8 @@ class ExecutionError(RuntimeError):
 
   Attributes:
     operation: The operation, as numbered in the compiled computation
-      (`'federated_map_2'`: the second map), or several, joined by ' or ',
-      where TensorFlow's message does not tell which one of a group it was.
+      (`'federated_map_2'`: the second map); or several, joined by ' or ', if
+      TensorFlow's message does not tell which one of a group failed.
     client_index: The position of the client in the cohort, or None if the
       operation ran at the server.
   """
@@ -47,14 +47,14 @@ def find_operation(
   operations: Mapping[str, str],
   digests: Mapping[str, str],
 ) -> str:
-  """Which operation of a group a message of TensorFlow's is about.
+  """Finds which operation of a group a message of TensorFlow is about.
 
   Args:
     message: The message of the exception.
-    operations: The label of each operation, which is the name scope of its
-      nodes, with a description of it.
-    digests: By the digest that ends the names of an operation's library
-      functions, the operation's label.
+    operations: Label of each operation -> its description. The label is the
+      name scope of its nodes.
+    digests: Digest -> label of the operation whose library functions have names
+      that end with the digest.
 
   Returns:
     The label and the description of the operation, or those of all of them.
@@ -92,11 +92,12 @@ def raised_in_loop(error: Exception) -> None:
   """Keeps asyncio from reporting an error that an invocation raises.
 
   TFF's program context makes a task for each part of a computation's result.
-  All fail with the error, and whoever awaits the result gets it from one; of
-  each of the others asyncio would say that nobody retrieved its exception.
+  All tasks fail with the error. The code that awaits the result gets it from
+  one of them; for each other task, asyncio would report that its exception was
+  never retrieved.
 
   Args:
-    error: What is about to be raised, in the running event loop.
+    error: The error that is about to be raised in the running event loop.
   """
   error._tff_fssl_raised = True  # type: ignore[attr-defined]
   loop = asyncio.get_running_loop()

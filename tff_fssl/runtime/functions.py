@@ -1,7 +1,7 @@
-"""Groups of operations as one TensorFlow function each.
+"""Turns groups of operations into one TensorFlow function each.
 
-One call costs some hundred microseconds of Python whatever the function does,
-so that all operations that can run together are made one function.
+A call costs some hundred microseconds of Python, whatever the function does.
+All operations that can run together are therefore put into one function.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -32,8 +32,8 @@ class Function:
 
     Args:
       steps: The operations, in order.
-      results: The slots whose values are wanted; those that no step writes
-        are left out.
+      results: The slots whose values are wanted; slots that no step writes are
+        left out.
     """
     self._operations = {step.label: step.description for step in steps}
     self._digests = {step.digest: step.label for step in steps if step.digest}
@@ -60,16 +60,16 @@ class Function:
       )
       for slot in self.outputs:
         if isinstance(slot.type, tff.SequenceType):
-          # Datasets live on the host, wherever the function runs.
+          # Datasets live on the host, on whatever device the function runs.
           with tf.device('/device:CPU:0'):
             fetches.append(tf.identity(values[slot]))
         else:
           fetches.append(tf.identity(values[slot]))
 
     imported = tf.compat.v1.wrap_function(import_steps, signature=[])
-    # Pruning leaves what the results need, and no more: nothing else of an
-    # imported graph may run. The Python function around it is called four
-    # times as fast: a pruned function formats its arguments at each call.
+    # Pruning leaves only what the results need: nothing else of an imported
+    # graph may run. The Python function around it makes calls four times as
+    # fast, because a pruned function formats its arguments at each call.
     pruned = imported.prune(feeds, fetches)
     return tf.function(
       lambda *args: pruned(*args),  # pylint: disable=unnecessary-lambda
@@ -88,7 +88,7 @@ class Function:
 
     Args:
       arguments: The values of `inputs`.
-      device: Where the operations run that can run there.
+      device: The device of all operations that can run on it.
       client_index: The client that it runs for, for messages.
 
     Returns:
@@ -100,7 +100,7 @@ class Function:
     if self._function is None:
       return ()
     if not self._was_called:
-      # TensorFlow optimizes it then; two threads would both do that work.
+      # The first call optimizes the function; two threads would both do that.
       with self._first:
         outputs = self._call(arguments, device, client_index)
         self._was_called = True
@@ -135,7 +135,7 @@ class BoundFunction:
 
     Args:
       function: The function.
-      constants: The values of some of its inputs, and maybe of other slots.
+      constants: The values of some of its inputs, and possibly of other slots.
     """
     self._function = function
     self._arguments = [constants.get(slot) for slot in function.inputs]

@@ -1,8 +1,9 @@
-"""TensorFlow graphs of TFF computations, made ready to run in this process.
+"""Prepares the TensorFlow graphs of TFF computations for this process.
 
-A `tff.tensorflow.computation` carries a `GraphDef` that was made to be the
-only one of its session. Many of them share one process here, and many clients
-run one of them at a time, so that its names and its resources are made its own.
+A `tff.tensorflow.computation` carries a `GraphDef` that was made to be the only
+one in its session. Here many graphs share one process, and many clients run the
+same graph at a time. Each graph therefore gets names of its own, and each
+execution gets resources of its own.
 """
 
 from collections.abc import Iterator
@@ -13,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-# The name that TensorFlow takes for 'no name': a variable handle so named is
-# made anew by each execution and freed when the execution ends.
+# The name that TensorFlow treats as 'no name': each execution makes a new
+# variable for a handle with this name, and frees it when the execution ends.
 _ANONYMOUS_NAME = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
 _ANONYMOUS_TABLES = {
   'HashTableV2': 'AnonymousHashTable',
@@ -33,7 +34,7 @@ class Graph:
     graph_def: The graph; importing it any number of times is safe.
     feeds: The names of the tensors of its parameter, in TFF's order.
     fetches: The names of the tensors of its result, in TFF's order.
-    digest: Ends the names of its library functions, in no other graph.
+    digest: Suffix of the names of its library functions, unique to this graph.
   """
 
   graph_def: tf.compat.v1.GraphDef
@@ -54,9 +55,9 @@ def load_graph(proto: Any) -> Graph:
     proto: The `pb.Computation` of a compiled computation.
 
   Returns:
-    The graph: its library functions carry names of their own, its variables
-    and tables are private to each execution, and its initialisation is part
-    of an execution.
+    The graph. Its library functions have names of their own, its variables and
+    tables are private to each execution, and each execution includes its
+    initialisation.
 
   Raises:
     NotImplementedError: If the computation is not a TensorFlow computation.
@@ -109,9 +110,9 @@ def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
 
 
 def _rename_functions(graph_def: tf.compat.v1.GraphDef, digest: str) -> None:
-  """Gives the library functions names that no other graph's have.
+  """Gives the library functions names that no other graph uses.
 
-  A process has one function library; TensorFlow refuses a second function of
+  A process has one function library; TensorFlow refuses a second function with
   the same name and another body.
   """
   library = graph_def.library
@@ -142,8 +143,8 @@ def _rename_functions(graph_def: tf.compat.v1.GraphDef, digest: str) -> None:
 def _make_resources_private(graph_def: tf.compat.v1.GraphDef) -> None:
   """Gives each execution variables and tables of its own.
 
-  Named ones would be shared by all clients that run the graph at one time on
-  one device (57 of 64 wrong results, measured).
+  Resources with names would be shared by all clients that run the graph at the
+  same time on one device (measured: 57 of 64 results were wrong).
   """
   for node in _nodes(graph_def):
     if node.op == 'VarHandleOp':
@@ -159,10 +160,10 @@ def _make_resources_private(graph_def: tf.compat.v1.GraphDef) -> None:
 def _run_after_initialization(
   graph_def: tf.compat.v1.GraphDef, initialize_op: str
 ) -> None:
-  """Makes whatever uses what the initialisation touches run after it.
+  """Makes nodes that use initialised resources run after the initialisation.
 
-  Nodes that touch none of it stay free: an edge to every node would break
-  control flow frames.
+  Other nodes get no such edge: an edge to every node would break control flow
+  frames.
   """
   inputs = {
     node.name: [_node_name(name) for name in node.input]

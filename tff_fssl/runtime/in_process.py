@@ -1,10 +1,11 @@
-"""TFF computations through this process's TensorFlow.
+"""Runs TFF computations in this process's TensorFlow.
 
 `InProcessContext` compiles a computation once (`program`), then runs the
 server's stages on the CPU and streams the clients over the client devices:
 each client's data is made when its turn comes, and its values are dropped as
-soon as they have been accumulated. Memory is what the caller holds of the
-cohort, and a number of models that depends on the number of threads only.
+soon as they have been accumulated. Memory is needed for what the caller holds
+of the cohort, and for a number of models that depends only on the number of
+threads.
 """
 
 import asyncio
@@ -30,10 +31,10 @@ from tff_fssl.runtime import values as values_lib
 
 @dataclasses.dataclass
 class Timing:
-  """Where the seconds of one invocation went.
+  """How many seconds the parts of one invocation took.
 
   Attributes:
-    compile: Compiling; 0 but for a computation's first invocation.
+    compile: Compiling; 0 except in a computation's first invocation.
     server: The server's stages.
     clients: The client phases, in wall time, without `aggregation`.
     aggregation: Accumulating the clients' values.
@@ -48,13 +49,13 @@ class Timing:
 class InProcessContext(tff.framework.SyncContext):
   """Runs TFF computations in this process.
 
-  An argument placed at clients is a `collections.abc.Sequence`, one value a
-  client. It is indexed when a client's turn comes, and an element that is
-  callable is called then, without arguments, and returns the value. A
+  An argument placed at clients is a `collections.abc.Sequence` with one value
+  per client. It is indexed when a client's turn comes; an element that is
+  callable is then called without arguments, and returns the value. A
   computation with several client phases does so once for each phase that uses
-  the data, and counts on the same values. Both happen in a worker thread:
-  they may use NumPy and TensorFlow, but invoke no TFF computation, and must
-  allow several threads at a time.
+  the data, and relies on equal values. Indexing and calling happen in a worker
+  thread: they may use NumPy and TensorFlow, but must not invoke a TFF
+  computation, and must allow several threads at a time.
 
   Attributes:
     client_devices: The devices that clients are spread over.
@@ -77,10 +78,11 @@ class InProcessContext(tff.framework.SyncContext):
       client_devices: See `devices.resolve_client_devices`.
       client_threads: How many clients run at a time, or 0 for a number that
         suits the devices.
-      simulate_secure_aggregation: Whether `federated_secure_sum` and its kin
-        are replaced by plain ones, which protect nothing: simulation only.
+      simulate_secure_aggregation: Whether `federated_secure_sum` and similar
+        operators are replaced by plain sums, which protect nothing: for
+        simulation only.
       default_num_clients: The number of clients of computations whose argument
-        does not tell it.
+        does not determine it.
 
     Raises:
       tff_fssl.hparams.UsageError: If a device does not exist.
@@ -92,7 +94,7 @@ class InProcessContext(tff.framework.SyncContext):
     self.timing = Timing()
     self._simulate_secure_aggregation = simulate_secure_aggregation
     self._default_num_clients = default_num_clients
-    # By the computation's identity: its hash serialises it at each call.
+    # Keyed by identity: a computation's hash would serialise it at each call.
     self._programs: dict[int, tuple[Any, program_lib.Program]] = {}
     self._lock = threading.RLock()
 
@@ -104,15 +106,14 @@ class InProcessContext(tff.framework.SyncContext):
       arg: Its argument, or None if it has no parameter.
 
     Returns:
-      Its result: arrays and scalars of NumPy, `tf.data.Dataset`s for
-      sequences, lists for values placed at clients; in the containers of its
-      type.
+      Its result, in the containers of its type: NumPy arrays and scalars,
+      `tf.data.Dataset`s for sequences, lists for values placed at clients.
 
     Raises:
       tff_fssl.runtime.ExecutionError: If an operation, or making a client's
         data, fails; names the operation and the client.
-      NotImplementedError: If the computation uses what this runtime does not
-        run; names it.
+      NotImplementedError: If the computation uses an operation that this
+        runtime does not support; names it.
       TypeError: If the argument is not of the computation's type.
       ValueError: If client arguments differ in their number of clients.
     """
@@ -203,7 +204,7 @@ class _Run:
     kept_before = [slot for slot in wanted if slot in self._kept]
     work = functions.BoundFunction(phase.work, self._server)
     accumulate = functions.BoundFunction(phase.accumulate, self._server)
-    # With no client at all, the lists are there and empty.
+    # Without any client, the lists exist and are empty.
     self._kept.update((slot, []) for slot in phase.kept)
     totals = {slot: self._server[zero] for slot, zero in phase.initial.items()}
 
@@ -248,11 +249,11 @@ class _Run:
       raise asyncio.CancelledError()
 
   def _result(self, slot: operations.Slot) -> Any:
-    """The value of a slot of the result: a list if it is the clients'."""
+    """The value of a slot of the result; a list for a slot of the clients."""
     if not slot.clients:
       return self._server[slot]
     if slot not in self._kept:
-      # A part of the argument that is handed back as it came.
+      # A part of the argument that is returned unchanged.
       self._kept[slot] = []
       for index in range(self._argument.num_clients):
         values, _ = self._argument.client(index, frozenset([slot]))
@@ -263,16 +264,15 @@ class _Run:
 class AsyncInProcessContext(tff.framework.AsyncContext):
   """`InProcessContext` for `tff.program.NativeFederatedContext`.
 
-  Computations run one after another, in a thread of their own, so that the
-  event loop stays free. Cancelling an invocation stops it before the next
-  client.
+  Computations run one after another in a separate thread, so that the event
+  loop stays free. Cancelling an invocation stops it before the next client.
   """
 
   def __init__(self, context: InProcessContext):
     """Wraps a context.
 
     Args:
-      context: What runs the computations.
+      context: The context that runs the computations.
     """
     self.context = context
     self._thread = concurrent.futures.ThreadPoolExecutor(

@@ -1,8 +1,9 @@
-"""From TFF's call-dominant form to operations on slots.
+"""Lowers TFF computations, in call-dominant form, to operations on slots.
 
-Everything but TensorFlow is evaluated here, once, symbolically: structures,
-selections, functions, and the intrinsics that only move a value (broadcast,
-zip, value). At run time they cost nothing.
+In TFF's call-dominant form a computation is a flat list of calls, each with a
+name for its result. Everything but TensorFlow is evaluated here, once and
+symbolically: structures, selections, functions, and the intrinsics that only
+move a value (broadcast, zip, value). At run time they cost nothing.
 """
 
 import collections
@@ -33,8 +34,8 @@ class Lowered:
 
   Attributes:
     parameter: The slots of the argument.
-    readers: By slot of a sequence of the argument, the slots that operations
-      read it from, one each.
+    readers: Slot of a sequence in the argument -> the slots from which
+      operations read it, one slot for each operation.
     items: The operations, in an order in which they can run.
     result: The slots of the result, depth first.
   """
@@ -53,7 +54,7 @@ class _Closure:
 
 @dataclasses.dataclass
 class _Place:
-  """Where operations go: a list, who runs them, and what they are called."""
+  """Where operations are recorded: their list, who runs them, their names."""
 
   items: list[Any]
   clients: bool
@@ -81,7 +82,8 @@ def lower(
     The computation as operations on slots.
 
   Raises:
-    NotImplementedError: If it uses what this runtime does not run; names it.
+    NotImplementedError: If it uses an operation that this runtime does not
+      support; names it.
   """
   parameter_type = computation.type_signature.parameter
   if simulate_secure_aggregation:
@@ -112,12 +114,12 @@ class _Lowering:
   """An evaluator of building blocks that records operations.
 
   Values are trees of slots, or functions: closures, `CompiledComputation`s
-  and `Intrinsic`s. A federated value is the tree of its member: which of its
-  slots each client has its own of, the slots know.
+  and `Intrinsic`s. A federated value is the tree of its member; each slot knows
+  whether every client has its own value.
 
   Attributes:
     readers: See `Lowered`.
-    num_reads: How often a sequence is read that is not the argument's.
+    num_reads: Number of reads of sequences that are not in the argument.
   """
 
   def __init__(self, parameter: operations.Tree):
@@ -128,7 +130,7 @@ class _Lowering:
     }
     self.num_reads: collections.Counter = collections.Counter()
     self._counts: collections.Counter = collections.Counter()
-    # Graphs by the identity of their block, which the computation keeps alive.
+    # Keyed by the identity of a block, which the computation keeps alive.
     self._graphs: dict[bytes, graphs.Graph] = {}
 
   def evaluate(self, block: Any, environment: dict[str, Any], place: _Place):
@@ -195,11 +197,11 @@ class _Lowering:
     return slot
 
   def _reader(self, slot: operations.Slot, place: _Place) -> operations.Slot:
-    """What an operation reads for a slot: each has a sequence of its own."""
+    """The slot that an operation reads: each has a sequence of its own."""
     if not isinstance(slot.type, tff.SequenceType):
       return slot
     reader = operations.Slot(slot.type, place.clients)
-    shared = place.clients and not slot.clients  # By all clients.
+    shared = place.clients and not slot.clients  # All clients read it.
     if slot in self.readers and not shared:
       self.readers[slot].append(reader)
       return reader
@@ -230,8 +232,8 @@ class _Lowering:
     label = place.next_label()
 
     def emit(tensors):
-      # Within a function of `tf.data`, what comes from outside is captured;
-      # import alone does not do it.
+      # In a function of `tf.data`, tensors from outside must be captured;
+      # importing a graph does not do that.
       current = tf.compat.v1.get_default_graph()
       tensors = [t if t.graph is current else tf.identity(t) for t in tensors]
       return tf.graph_util.import_graph_def(

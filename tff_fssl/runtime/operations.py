@@ -1,8 +1,8 @@
-"""What a computation is lowered to: operations on single tensors.
+"""The operations on single tensors to which a computation is lowered.
 
-Structures, selections and placements exist while a computation is compiled
-only. What remains are operations that read and write slots; a slot holds one
-tensor or one dataset, at the server or of each client.
+Structures, selections and placements exist only while a computation is
+compiled. What remains are operations that read and write slots. A slot holds
+one tensor or dataset at the server, or one for each client.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -15,11 +15,12 @@ import tensorflow_federated as tff
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Slot:
-  """Where one tensor or dataset is kept.
+  """A place that holds one tensor or dataset.
 
   Attributes:
     type: A `tff.TensorType` or `tff.SequenceType`.
-    clients: Whether each client has its own; else there is one.
+    clients: Whether each client has its own value; otherwise there is one
+      value, at the server.
   """
 
   type: tff.Type
@@ -27,7 +28,7 @@ class Slot:
 
   @property
   def spec(self) -> tf.TensorSpec:
-    """The tensor that represents it; datasets are variant tensors."""
+    """The spec of its tensor; datasets are represented by variant tensors."""
     if isinstance(self.type, tff.SequenceType):
       return tf.TensorSpec([], tf.variant)
     return element_spec(self.type)
@@ -42,15 +43,15 @@ class Step:
   """One local computation.
 
   Attributes:
-    label: Its name, unique in the program.
-    description: Its signature, for messages.
+    label: Name of the step, unique in the program.
+    description: Signature of the step, for messages.
     inputs: The slots that it reads.
     outputs: The slots that it writes.
-    clients: Whether it runs once for each client; else it runs once.
-    emit: Adds it to the current graph: tensors of `inputs` to tensors of
-      `outputs`.
-    digest: The digest of its graph, if it has one.
-    op_types: The types of its TensorFlow operations.
+    clients: Whether it runs once for each client; otherwise it runs once.
+    emit: Function that adds the step to the current graph: tensors of `inputs`
+      -> tensors of `outputs`.
+    digest: Digest of its graph, if it has one.
+    op_types: Types of its TensorFlow operations.
   """
 
   label: str
@@ -65,10 +66,10 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Aggregate:
-  """One `federated_aggregate`, up to its report.
+  """One `federated_aggregate`, without its final `report`.
 
   Attributes:
-    label: Its name, unique in the program.
+    label: Name of the aggregate, unique in the program.
     values: The slots of the values that are aggregated.
     zero: The slots of the initial accumulator.
     accumulator: The slots that `steps` read the accumulator from.
@@ -137,7 +138,7 @@ def flatten(tree: Any) -> tuple[Slot, ...]:
 
 
 def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """A value of a type in Python's containers, from its leaves, depth first."""
+  """A value of a type, in Python containers, from its leaves, depth first."""
 
   def build(element: tff.Type) -> Any:
     if isinstance(element, tff.StructType):
@@ -150,9 +151,9 @@ def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
 
 
 def element_spec(type_spec: tff.Type) -> Any:
-  """The `tf.TensorSpec`s of a type in its containers.
+  """The `tf.TensorSpec`s of a type, in its containers.
 
-  `tff.types.type_to_tf_tensor_specs` does so too, but fails for named
+  `tff.types.type_to_tf_tensor_specs` does the same, but fails for named
   elements without a container.
   """
   specs = map(tff.types.type_to_tf_tensor_specs, leaf_types(type_spec))
@@ -162,7 +163,7 @@ def element_spec(type_spec: tff.Type) -> Any:
 def free_slots(
   steps: Iterable[Step], results: Iterable[Slot] = ()
 ) -> tuple[Slot, ...]:
-  """The slots that steps or results read and no step writes, in order."""
+  """The slots that steps or results read but no step writes, in order."""
   steps = tuple(steps)
   written = {slot for step in steps for slot in step.outputs}
   read = [slot for step in steps for slot in step.inputs]
@@ -178,7 +179,7 @@ def emit_steps(
 
   Args:
     steps: The steps, in order.
-    values: The tensors of all slots known; not changed.
+    values: The tensors of all known slots; not changed.
 
   Returns:
     `values` and the tensors of the steps' outputs.

@@ -1,8 +1,8 @@
-"""A computation as server stages and client phases.
+"""Divides a computation into server stages and client phases.
 
-Stage k runs at the server, once; then phase k runs for every client, each
-client's values go into the accumulations of the phase in the order of the
-clients, and are dropped. Stage k + 1 depends on what phase k accumulated.
+Stage k runs once, at the server. Then phase k runs for every client; the
+clients' values are accumulated in the order of the clients, and dropped. Stage
+k + 1 depends on what phase k accumulated.
 """
 
 from collections.abc import Iterable
@@ -21,11 +21,12 @@ class Phase:
   """What is done for each client between two stages of the server.
 
   Attributes:
-    work: One client's computation, on the client's device.
-    accumulate: One client's values into all accumulators of the phase.
-    initial: By accumulator slot, the server's slot of its initial value.
-    updated: By accumulator slot, the slot of its next value.
-    final: By server's slot, the accumulator slot whose last value it takes.
+    work: Function that computes one client's values, on the client's device.
+    accumulate: Function that adds one client's values to all accumulators of
+      the phase.
+    initial: Accumulator slot -> the server's slot of its initial value.
+    updated: Accumulator slot -> the slot of its next value.
+    final: The server's slot -> the accumulator slot whose last value it takes.
     kept: The clients' slots that later phases or the result need.
   """
 
@@ -38,7 +39,7 @@ class Phase:
 
   @property
   def reads(self) -> frozenset[operations.Slot]:
-    """All slots that it needs values of."""
+    """All slots whose values it needs."""
     return frozenset(
       (
         *self.work.inputs,
@@ -89,7 +90,8 @@ def compile_program(
     The program.
 
   Raises:
-    NotImplementedError: If it uses what this runtime does not run; names it.
+    NotImplementedError: If it uses an operation that this runtime does not
+      support; names it.
   """
   lowered = lowering.lower(
     computation, simulate_secure_aggregation=simulate_secure_aggregation
@@ -149,7 +151,7 @@ def _read_elsewhere(
   read_by: dict[operations.Slot, set[Any]],
   group: tuple[bool, int],
 ) -> tuple[operations.Slot, ...]:
-  """What steps of a group write and others than this group read."""
+  """The slots that a group's steps write and that others read."""
   return tuple(
     slot
     for step in steps
@@ -194,21 +196,21 @@ def _live_items(lowered: lowering.Lowered) -> list[Any]:
 def _schedule(
   items: list[Any], result: tuple[operations.Slot, ...]
 ) -> dict[Any, int]:
-  """The stage or the phase that each operation runs in.
+  """The stage or the phase in which each operation runs.
 
-  Aggregates and the server's operations run as early as they can. Clients'
-  operations run as late as they may, so that values are kept from one phase
-  to another (which costs memory for every client) only where two phases need
-  the same value.
+  Aggregates and the server's operations run as early as possible. Clients'
+  operations run as late as possible, so that values are kept from one phase to
+  another (which costs memory for every client) only if two phases need the same
+  value.
 
   Args:
     items: The operations, in an order in which they can run.
     result: The slots of the result.
 
   Returns:
-    By operation, its stage (at the server) or its phase (at clients). A
-    server's slot that stage k writes can be read in phase k and later; what
-    phase k accumulates, in stage k + 1 and later.
+    Operation -> its stage (at the server) or its phase (at clients). A slot of
+    the server that stage k writes can be read in phase k and later; values that
+    phase k accumulates can be read in stage k + 1 and later.
   """
   ready: dict[operations.Slot, int] = {}
   levels: dict[Any, int] = {}

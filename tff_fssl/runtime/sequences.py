@@ -1,8 +1,9 @@
-"""Sequences: `tf.data`, each reader's from the start, and the intrinsics.
+"""Sequences (`tf.data`) that each reader reads from the start; intrinsics.
 
 A dataset that shuffles or caches keeps state from one pass over it to the next.
-TFF's own contexts send datasets as graphs, so that each computation that reads
-one starts afresh. Here, too: whatever reads a sequence gets one of its own.
+TFF's own contexts send datasets as graphs, so each computation that reads one
+starts from its initial state. The same holds here: each reader of a sequence
+gets a copy of its own.
 """
 
 from collections.abc import Callable, Sequence
@@ -14,7 +15,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.runtime import operations
 
-# Without state, random numbers or functions: a pass leaves nothing behind.
+# Datasets without state, random numbers or functions: passes are independent.
 _STATELESS = frozenset(
   [
     '_BatchDataset',
@@ -30,8 +31,8 @@ _STATELESS = frozenset(
   ]
 )
 _IGNORE_EXTERNAL_STATE = 1  # `tf.data`'s ExternalStatePolicy: do not warn.
-# What datasets keep outside of their graph, by a part of its type's name; and
-# the name that no resource has: datasets make one of their own then.
+# Resources that datasets keep outside their graph, by a part of the name of
+# their type. If a dataset is given the name of no resource, it makes its own.
 _STATES = ('SeedGenerator', 'MemoryCache')
 _NO_RESOURCE = 'dummy_resource'
 
@@ -41,7 +42,7 @@ class Body:
   """A function that `tf.data` calls.
 
   Attributes:
-    steps: What it does.
+    steps: Steps of the function.
     result: The slots of its result.
   """
 
@@ -59,7 +60,7 @@ class Body:
   def __call__(
     self, values: dict[operations.Slot, tf.Tensor]
   ) -> list[tf.Tensor]:
-    """The tensors of its result, given those of all it reads."""
+    """The tensors of its result, given those of all slots that it reads."""
     values = operations.emit_steps(self.steps, values)
     return [values[slot] for slot in self.result]
 
@@ -74,28 +75,28 @@ def open_sequence(
 
 
 def start_fn(dataset: tf.data.Dataset, name: str) -> Callable[[], tf.Tensor]:
-  """What gives variant tensors of a dataset, each in its initial state.
+  """A function that returns variant tensors of a dataset in its initial state.
 
   Args:
-    dataset: The dataset, whatever was read from it before.
-    name: What it is, for messages.
+    dataset: The dataset, no matter what was read from it before.
+    name: Name of the dataset, for messages.
 
   Returns:
     A function without arguments.
 
   Raises:
-    TypeError: If the dataset has no graph that it could be started from.
+    TypeError: If the dataset has no graph from which it could be started.
   """
   variant = tf.data.experimental.to_variant(dataset)
   if _is_stateless(dataset):
-    # The large data of one element would be copied twice.
+    # Through a graph, the large data of one element would be copied twice.
     return lambda: variant
   try:
     graph = tf.constant(_without_state(_to_graph(variant).numpy()))
   except Exception as error:
     raise TypeError(
-      f'{name}: this dataset cannot start afresh for each computation that'
-      f' reads it, since it has no graph: {error}'
+      f'{name}: this dataset cannot be read from the start by each computation,'
+      f' since it has no graph: {error}'
     ) from error
   return lambda: tf.raw_ops.DatasetFromGraph(graph_def=graph)
 
@@ -114,10 +115,10 @@ def _to_graph(variant: tf.Tensor) -> tf.Tensor:
 
 
 def _without_state(graph: bytes) -> bytes:
-  """A dataset's graph that does not refer to the state of the dataset.
+  """A dataset's graph without references to the dataset's state.
 
-  TFF's own contexts need not do this: in another process, the state that the
-  graph names does not exist.
+  TFF's own contexts need not remove them: in another process, the state that
+  the graph names does not exist.
   """
   graph_def = tf.compat.v1.GraphDef.FromString(graph)
   for node in graph_def.node:
@@ -133,13 +134,13 @@ def restart_step(
   result: operations.Slot,
   is_needed: Callable[[], bool],
 ) -> operations.Step:
-  """A sequence for one of its readers.
+  """The step that gives one reader its own copy of a sequence.
 
   Args:
     label: The name of the step.
-    sequence: The sequence.
-    result: What the reader reads.
-    is_needed: Whether others read the sequence, too; asked late.
+    sequence: The slot of the sequence.
+    result: The slot that the reader reads.
+    is_needed: Returns whether others read the sequence, too; called late.
   """
 
   def emit(tensors):
@@ -165,7 +166,7 @@ def restart_step(
 def _leaves(element: Any, type_spec: tff.Type) -> list[tf.Tensor]:
   """The tensors of an element of a dataset, in TFF's order.
 
-  `tf.nest` sorts the keys of dictionaries, TFF does not.
+  `tf.nest` sorts the keys of dictionaries; TFF does not.
   """
   count = len(tuple(operations.leaf_types(type_spec)))
   order = tf.nest.flatten(operations.pack(type_spec, iter(range(count))))
@@ -284,7 +285,7 @@ def select_step(
   body: Body,
   result: operations.Slot,
 ) -> operations.Step:
-  """`federated_select`: the slices of a client's keys, as its dataset.
+  """`federated_select`: a dataset with the slices for a client's keys.
 
   The slices are computed from the server's value when the client reads them.
   """

@@ -1,4 +1,4 @@
-"""Clients in parallel, their results in order, few of them alive at a time."""
+"""Runs clients in parallel, with ordered results, few of them at a time."""
 
 import collections
 from collections.abc import Callable
@@ -18,7 +18,7 @@ def stream(
   """Calls `consume(i, work(i))` for i = 0, 1, ..., count - 1, in this order.
 
   `work(i + num_threads)` starts after `consume(i, ...)` has returned, so that
-  at most `num_threads` results exist, whatever the count.
+  at most `num_threads` results exist, for any count.
 
   Args:
     count: The number of calls.
@@ -28,9 +28,9 @@ def stream(
     check: Called in this thread before each call of `work`; it raises to stop.
 
   Raises:
-    BaseException: What `work` (that of the lowest i), `consume` or `check`
-      raises, or an interrupt. Calls that have not begun are dropped then, and
-      those that run are waited for.
+    BaseException: What `work` (the call with the lowest i), `consume` or
+      `check` raises, or an interrupt. Calls that have not begun are then
+      dropped, and running calls are awaited.
   """
   if num_threads == 1 or count <= 1:
     for index in range(count):

@@ -1,4 +1,4 @@
-"""Arguments to tensors, and tensors to results."""
+"""Converts arguments to tensors, and tensors to results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
@@ -11,7 +11,7 @@ from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences
 
-# How much of a value is shown in a message.
+# The most characters of a value that are shown in a message.
 _MAX_SHOWN = 80
 
 
@@ -21,7 +21,7 @@ def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
   Args:
     value: A value of `type_spec` in any of the forms that TFF takes.
     type_spec: A type without placements.
-    name: What the value is, for messages.
+    name: Name of the value, for messages.
 
   Returns:
     For each tensor type an eager tensor, for each sequence type a
@@ -52,8 +52,9 @@ def _elements(
 ) -> list[Any]:
   """The elements of a structure, in the order of its type.
 
-  A mapping is read by its keys if the type has names. All else is read by
-  position, and a name must not contradict the type's. (TFF reads by position.)
+  A mapping is read by its keys if the type has names. Everything else is read
+  by position; names, if there are any, must agree with those of the type.
+  (TFF's own contexts read mappings by position, too, and ignore nested names.)
   """
   names = [key for key, _ in types]
   if isinstance(value, Mapping) and None not in names:
@@ -64,7 +65,8 @@ def _elements(
       )
     return [value[key] for key in names]
   if isinstance(value, Mapping):
-    value = dict(value)  # TFF does not know all mappings.
+    # Mappings of Keras, TensorFlow and others: not all are dictionaries.
+    value = dict(value)
   try:
     value = tff.structure.from_container(value)
   except TypeError:
@@ -84,7 +86,7 @@ def _elements(
 
 
 def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
-  """A tensor of a value that the type can hold; see `_fits`."""
+  """A tensor with a value that the type can hold; see `_fits`."""
   spec = operations.element_spec(type_spec)
   if isinstance(value, tf.Variable):
     value = value.read_value()
@@ -104,7 +106,7 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
       )
   dtype = type_spec.dtype.type
   try:
-    # NumPy's own strings lose the zero bytes at their ends.
+    # NumPy's own strings lose zero bytes at their ends.
     array = np.asarray(value, np.object_ if dtype is np.str_ else dtype)
     tensor = tf.constant(array, spec.dtype)
   except (TypeError, ValueError) as error:
@@ -133,8 +135,9 @@ def _numbers(value: Any) -> Iterator[Any]:
 def _fits(value: Any, type_spec: tff.TensorType) -> bool:
   """Whether a scalar or an array may become a tensor of a type.
 
-  TFF's rule: the same kind (bool, integer, float, complex, string), and for
-  Python's scalars a value in range; for NumPy's a dtype in range.
+  TFF's rule: the kind must be the same (bool, integer, float, complex, string).
+  For Python scalars the value must be in range; for NumPy scalars and arrays,
+  the dtype's range must be.
   """
   dtype = type_spec.dtype.type
   if isinstance(value, (np.ndarray, np.generic)):
@@ -161,7 +164,7 @@ def _fits(value: Any, type_spec: tff.TensorType) -> bool:
 
 
 def _describe(value: Any) -> str:
-  """What a value is, for messages."""
+  """Describes a value, for messages."""
   if isinstance(value, (np.ndarray, np.generic)):
     return f'{value.dtype.name}{list(value.shape)}'
   text = repr(value)
@@ -241,15 +244,16 @@ class Argument:
     readers: Mapping[operations.Slot, Sequence[operations.Slot]],
     default_num_clients: int = 0,
   ):
-    """Reads the server's values; the clients' are read one client at a time.
+    """Reads the server's values; clients' values are read client by client.
 
     Args:
       value: The argument.
       type_spec: Its type, or None if there is no parameter.
       slots: The slots of the parameter.
-      readers: By slot of a sequence, those that it is read from: each gets a
-        sequence of its own, which starts afresh.
-      default_num_clients: The number of clients if the argument does not tell.
+      readers: Slot of a sequence -> the slots from which operations read it.
+        Each gets a sequence of its own, which starts from the beginning.
+      default_num_clients: The number of clients if the argument does not
+        determine it.
 
     Raises:
       TypeError: If the argument is not of its type; says where.
@@ -259,7 +263,7 @@ class Argument:
     self.num_clients = default_num_clients
     self._readers = readers
     self._clients: list[tuple[str, Sequence[Any], tff.Type, Any]] = []
-    # What variant tensors refer to must not be freed before them.
+    # Objects that variant tensors refer to must outlive them.
     self._datasets: list[tf.data.Dataset] = []
     if type_spec is not None:
       self._read(value, type_spec, slots, 'argument')
@@ -304,10 +308,11 @@ class Argument:
 
     Args:
       index: The position of the client in the cohort.
-      wanted: The slots that are needed; values with none of them are not made.
+      wanted: The slots that are needed; values that contain none of them are
+        not made.
 
     Returns:
-      The values of the client's slots, and what must live as long as they do.
+      The values of the client's slots, and objects that must live as long.
 
     Raises:
       errors.ExecutionError: If the caller's sequence or function fails.
@@ -341,7 +346,7 @@ class Argument:
     datasets: list[Any],
     wanted: Optional[frozenset[operations.Slot]] = None,
   ) -> Iterator[tuple[operations.Slot, tf.Tensor]]:
-    """The tensors of slots and of their readers; None wants all."""
+    """The tensors of slots and of their readers; `None` means all slots."""
     for slot, leaf in zip(operations.flatten(slots), leaves, strict=True):
       if not isinstance(leaf, tf.data.Dataset):
         yield slot, leaf
@@ -359,13 +364,13 @@ def to_result(
   """The result of an invocation, in Python's containers and NumPy's arrays.
 
   Args:
-    type_spec: Its type, with containers.
-    leaves: The values of its slots, depth first: a tensor, or for a slot of
-      the clients a list of one a client.
+    type_spec: Type of the result, with containers.
+    leaves: The values of its slots, depth first: a tensor, or, for a slot of
+      the clients, a list with one value per client.
     num_clients: The number of clients.
 
   Returns:
-    The result: arrays and scalars of NumPy, `tf.data.Dataset`s for sequences,
+    The result: NumPy arrays and scalars, `tf.data.Dataset`s for sequences,
     lists for values placed at clients.
   """
 

@@ -1,19 +1,19 @@
 """TFF's own C++ worker, supervised.
 
-The worker is a process that runs computations which it gets by gRPC. TFF's own
-context starts it, and leaves it alive when the program is killed, with the
-program's standard output in its hands. Here it is started by `_Worker` and
-talked to by `tff.framework.RemoteExecutor`:
+The worker is a process that runs computations which it receives by gRPC. If
+TFF's own context starts it, it stays alive when the program is killed, and
+keeps the program's standard output open. Here `_Worker` starts it, and
+`tff.framework.RemoteExecutor` talks to it:
 
--   It ends with this process, however that ends, SIGKILL included, and holds
-    none of its streams.
--   When it dies, or does not answer in time, another one is started and the
-    invocation is repeated. All that an invocation needs is in this process, so
-    that the repetition gives the same result, provided that the data sets of
-    its argument yield the same elements each time.
+-   It ends together with this process, even if that is killed by SIGKILL, and
+    holds none of its streams.
+-   If it dies, or does not answer in time, another worker is started and the
+    invocation is repeated. Everything that an invocation needs is in this
+    process, so the repetition gives the same result, provided that the data
+    sets of its argument yield the same elements each time.
 
 It listens on all network interfaces, without authentication, and has no flag
-for the address: the user is told.
+for the address; the user is warned of this.
 """
 
 import asyncio
@@ -38,15 +38,16 @@ import tensorflow_federated as tff
 
 from tff_fssl.runtime import errors
 
-# How often one invocation is repeated.
+# The most repetitions of one invocation.
 _MAX_REPETITIONS = 3
 # How long a worker may take to open its port: 0.1 s on an idle machine.
 _START_SECS = 60.0
-# The shell becomes the worker, with a watcher beside it that waits for the end
-# of a pipe whose other end only this Python process has. The watcher then kills
-# its process group: itself and the worker, whose number the system cannot have
-# given away while the watcher has it too. (Linux's signal for a parent's death
-# is no choice: it comes when the *thread* that started the worker ends.)
+# The shell becomes the worker, after starting a watcher that waits for the end
+# of a pipe whose other end only this Python process holds. The watcher then
+# kills its process group, that is itself and the worker. The system cannot give
+# the group's number to other processes while the watcher is in it. (Linux's
+# signal for a parent's death is no alternative: it is sent when the *thread*
+# that started the worker ends.)
 _LAUNCHER = (
   'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 0; } & exec "$@" 3<&-'
 )
@@ -56,26 +57,27 @@ _CHANNEL_OPTIONS = (
   # The worker is on this machine.
   ('grpc.enable_http_proxy', 0),
 )
-# How much is repeated of what the worker wrote before it died, in bytes.
+# The most bytes that are shown of what the worker wrote before it died.
 _MAX_LAST_WORDS = 500
 
 
 class WorkerError(RuntimeError):
-  """The worker died, or was too slow, as often as is tolerated."""
+  """The worker died or was too slow, more often than is tolerated."""
 
 
 class _LostError(Exception):
-  """The worker died, or was too slow; says which."""
+  """The worker died or was too slow; the message says which."""
 
 
 class _CallError(grpc.RpcError):
   """A call got no answer.
 
-  TFF repeats some calls forever; it knows them by the code, which is not where
-  TFF looks for it. (An `RpcError`, after which TFF can close its executor.)
+  TFF repeats some calls forever, which it recognizes by an error's code. This
+  error has no code where TFF looks for it. (It is an `RpcError`, after which
+  TFF can close its executor.)
 
   Attributes:
-    is_late: Whether time ran out.
+    is_late: Whether the time limit was exceeded.
   """
 
   def __init__(self, details: str, is_late: bool):
@@ -84,10 +86,11 @@ class _CallError(grpc.RpcError):
 
 
 class _Channel:
-  """What TFF's stub uses of a `grpc.Channel`, with our deadline and errors.
+  """The part of a `grpc.Channel` that TFF uses, with our deadline and errors.
 
-  The stub also subscribes to the connection's state, for which gRPC polls in a
-  thread that complains when the channel is closed. Nobody reads that state.
+  TFF's stub also subscribes to the connection's state. For this, gRPC polls in
+  a thread, which complains when the channel is closed. Nobody reads that state,
+  so the subscription is ignored.
   """
 
   def __init__(
@@ -111,7 +114,7 @@ class _Channel:
       try:
         return function(request, timeout=self._timeout)
       except grpc.RpcError as error:
-        # What a computation raises has other codes.
+        # Errors that a computation raises have other codes.
         if error.code() in (
           grpc.StatusCode.CANCELLED,
           grpc.StatusCode.DEADLINE_EXCEEDED,
@@ -120,7 +123,7 @@ class _Channel:
         ):
           is_late = error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
           if is_late:
-            # TFF goes on with a call to clean up, which need not wait as well.
+            # TFF next makes a call to clean up, which need not wait as well.
             self._kill()
           raise _CallError(error.details(), is_late) from error
         raise
@@ -132,9 +135,9 @@ class _Worker:
   """One worker process, and TFF's context that talks to it.
 
   Attributes:
-    port: Where it listens.
-    end: Kills the process, if it lives. Called when this object is garbage, and
-      at Python's exit, as well.
+    port: The port on which it listens.
+    end: Kills the process if it lives. This is also called when this object is
+      garbage-collected, and at Python's exit.
   """
 
   def __init__(
@@ -157,8 +160,8 @@ class _Worker:
       _LostError: If it does not answer.
     """
     self._call_timeout_secs = call_timeout_secs
-    # Bound as long as the worker lives, so that no other program is given the
-    # port. gRPC shares it, which the system allows to the same user alone.
+    # Bound as long as the worker lives, so that no other program gets the port.
+    # gRPC shares the port, which the system allows only to the same user.
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     reserved.bind(('', 0))
@@ -178,8 +181,8 @@ class _Worker:
       stdin=subprocess.PIPE,
       stdout=subprocess.DEVNULL,
       stderr=self._log,
-      # A process group of their own; and a terminal's Ctrl-C is for this
-      # process to act on.
+      # Worker and watcher form their own process group, so that a terminal's
+      # Ctrl-C reaches only this process.
       start_new_session=True,
     )
     channel = grpc.insecure_channel(f'127.0.0.1:{self.port}', _CHANNEL_OPTIONS)
@@ -206,24 +209,24 @@ class _Worker:
 
   @property
   def is_alive(self) -> bool:
-    """Whether the process runs."""
+    """Whether the process is running."""
     return self._process.poll() is None
 
   def last_words(self) -> str:
-    """' (how it ended)', and what it wrote before; '' while it lives."""
+    """' (how it ended)' and its last output; '' while it lives."""
     status = self._process.poll()
     if status is None:
       return ''
     how = signal.Signals(-status).name if status < 0 else f'exit code {status}'
     if status == -signal.SIGKILL:
-      how += ': by hand, or memory ran out'
+      how += ': killed by hand, or out of memory'
     size = self._log.seek(0, os.SEEK_END)
     self._log.seek(max(0, size - _MAX_LAST_WORDS))
     words = self._log.read().decode(errors='replace').strip()
     return f' ({how})' + (f' after it wrote: {words}' if words else '')
 
   def invoke(self, comp: Any, arg: Any) -> Any:
-    """Runs a computation; raises `_LostError`, and what TFF raises."""
+    """Runs a computation; raises `_LostError` and what TFF raises."""
     try:
       return self._context.invoke(comp, arg)
     except Exception as error:
@@ -232,7 +235,7 @@ class _Worker:
           f'took longer than --call_timeout_secs={self._call_timeout_secs:g}'
         )
       elif isinstance(error, _CallError) or not self.end.alive:
-        # The connection breaks a moment before the process is gone.
+        # The connection breaks a moment before the process ends.
         with contextlib.suppress(subprocess.TimeoutExpired):
           self._process.wait(timeout=1)
         reason = f'died{self.last_words()}'
@@ -244,7 +247,7 @@ class _Worker:
 def _end(
   process: subprocess.Popen, channel: grpc.Channel, reserved: socket.socket
 ) -> None:
-  """Ends a worker, and frees what it had."""
+  """Ends a worker and frees its resources."""
   process.kill()
   assert process.stdin is not None
   process.stdin.close()  # Ends the watcher.
@@ -258,10 +261,10 @@ def _build_context(
   simulate_secure_aggregation: bool,
   default_num_clients: int,
 ) -> tff.framework.SyncContext:
-  """TFF's context for a worker that runs.
+  """TFF's context for a running worker.
 
-  What `tff.backends.native.create_sync_local_cpp_execution_context` builds for
-  a worker that TFF starts.
+  `tff.backends.native.create_sync_local_cpp_execution_context` builds the same
+  context for a worker that TFF starts.
   """
   compile_fn = tff.backends.native.desugar_and_transform_to_native
   stub = tff.framework.RemoteExecutorGrpcStub(channel)
@@ -290,13 +293,13 @@ def _build_context(
 class WorkerContext(tff.framework.SyncContext):
   """Runs TFF computations in TFF's C++ worker.
 
-  Client arguments may be what `InProcessContext` takes; all clients' data is
-  made at once, and sent to the worker.
+  Client arguments may have the forms that `InProcessContext` takes. All
+  clients' data is made at once and sent to the worker.
 
-  The worker is started by the first invocation, and by the first one after it
-  has died. It ends by `close`, at the end of a `with`, when the context is
-  garbage, when Python ends in whatever way, and when an invocation is
-  interrupted.
+  The first invocation starts the worker, and so does the first one after it has
+  died. The worker ends at `close`, at the end of a `with` block, when the
+  context is garbage-collected, when Python ends in any way, and when an
+  invocation is interrupted.
   """
 
   def __init__(
@@ -314,13 +317,14 @@ class WorkerContext(tff.framework.SyncContext):
       client_threads: How many calls of one local computation run at a time,
         or 0 for as many as there are clients.
       simulate_secure_aggregation: Whether secure sums are replaced by plain
-        ones, which protect nothing: simulation only.
+        sums, which protect nothing: for simulation only.
       call_timeout_secs: How long the worker may take to answer a call, in
-        seconds; 0: without limit. An invocation is some quick calls, which
-        send the argument, and one that computes the result.
+        seconds; 0: no limit. An invocation consists of a few quick calls, which
+        send the argument, and one call that computes the result.
       default_num_clients: The number of clients of computations whose argument
-        does not tell it.
-      warn: Tells the user of the open port, once, and of workers that died.
+        does not determine it.
+      warn: Called to warn the user of the open port, once, and of workers that
+        died.
     """
     self._start_worker = functools.partial(
       _Worker,
@@ -347,8 +351,8 @@ class WorkerContext(tff.framework.SyncContext):
 
     Raises:
       RuntimeError: If the context was closed.
-      WorkerError: If the worker died, or was too slow, and so were those that
-        repeated the invocation.
+      WorkerError: If the worker died or was too slow, and each repetition of
+        the invocation failed in the same way.
       Exception: Whatever TFF's runtime raises.
     """
     return self._invoke(comp, arg, threading.Event())
@@ -369,30 +373,30 @@ class WorkerContext(tff.framework.SyncContext):
           raise asyncio.CancelledError() from error
         if num_repetitions == _MAX_REPETITIONS:
           raise WorkerError(
-            f"TFF's worker {error}, and so it went {num_repetitions} times"
-            ' before, one after another.'
+            f"TFF's worker {error}; the {num_repetitions} attempts before"
+            ' failed as well.'
           ) from error
         num_repetitions += 1
         self._warn(
-          f"TFF's worker {error}. The computation is repeated by another one"
-          f' ({num_repetitions} of at most {_MAX_REPETITIONS} repetitions).'
+          f"TFF's worker {error}. Another worker repeats the computation"
+          f' (repetition {num_repetitions} of at most {_MAX_REPETITIONS}).'
         )
       except Exception:
         raise
       except BaseException:
-        # Interrupted: nobody wants the result that is still being computed.
+        # Interrupted: the result that is still being computed is not needed.
         self._end_worker(worker)
         raise
 
   def _get_worker(self) -> _Worker:
-    """The worker, started if there is none; raises `_LostError`."""
+    """The worker, which is started if there is none; raises `_LostError`."""
     with self._lock:
       if self._closed:
         raise RuntimeError('This context was closed.')
       if self._worker is not None and not self._worker.is_alive:
         self._warn(
           f"TFF's worker died between computations"
-          f'{self._worker.last_words()}. Another one is started.'
+          f'{self._worker.last_words()}. Another worker is started.'
         )
         self._worker.end()
         self._worker = None
@@ -402,8 +406,9 @@ class WorkerContext(tff.framework.SyncContext):
           self._has_warned = True
           self._warn(
             f"TFF's worker listens on port {self._worker.port} of all network"
-            ' interfaces, without authentication: whoever reaches it can run'
-            ' computations as this user. --runtime=in_process opens no port.'
+            ' interfaces, without authentication: anyone who can reach the port'
+            ' can run computations as this user. --runtime=in_process opens no'
+            ' port.'
           )
       return self._worker
 
@@ -432,16 +437,16 @@ class WorkerContext(tff.framework.SyncContext):
 class AsyncWorkerContext(tff.framework.AsyncContext):
   """`WorkerContext` for `tff.program.NativeFederatedContext`.
 
-  Computations run one after another, in a thread of their own, so that the
-  event loop stays free. Cancelling an invocation ends the worker; the next one
-  starts another.
+  Computations run one after another in a separate thread, so that the event
+  loop stays free. Cancelling an invocation ends the worker; the next invocation
+  starts another one.
   """
 
   def __init__(self, context: WorkerContext):
     """Wraps a context.
 
     Args:
-      context: What runs the computations.
+      context: The context that runs the computations.
     """
     self._context = context
     self._thread = concurrent.futures.ThreadPoolExecutor(
@@ -479,7 +484,7 @@ class AsyncWorkerContext(tff.framework.AsyncContext):
 
 
 def _make_client_data(arg: Any, type_spec: Optional[tff.Type]) -> Any:
-  """Calls what is callable among the clients' values, and makes lists."""
+  """Replaces callables among clients' values by results, and makes lists."""
   if isinstance(type_spec, tff.FederatedType):
     if type_spec.placement is not tff.CLIENTS or type_spec.all_equal:
       return arg
