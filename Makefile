@@ -1,13 +1,13 @@
 # `make train` and `make test` need nothing but Linux x86-64, Python 3.10 or
 # 3.11 and a package index.
 
-# Which Python makes .venv; found in PATH if not given.
+# The Python that makes .venv; searched in PATH if not given.
 PYTHON ?=
 # The flagfile of `make train`.
 FLAGFILE ?= configs/quickstart.flags
 # More flags for `make train`, or options for pytest.
 ARGS ?=
-# How many processes pytest runs tests in; 0 is its own alone.
+# How many worker processes pytest uses; 0: only its own process.
 WORKERS ?= 0
 
 VENV := .venv
@@ -27,20 +27,20 @@ help:
 	@echo '                 FLAGFILE=$(FLAGFILE))'
 	@echo 'make test        set up, check format, lint and types, run the tests'
 	@echo 'make test-slow   set up, run the tests that take longer'
-	@echo 'make lint        the checks alone'
+	@echo 'make lint        run only the checks'
 	@echo 'make format      format the code, sort imports, update BUILD.bazel'
-	@echo 'make setup       .venv with what training needs'
-	@echo 'make setup-dev   .venv with what the tests and checks need, too'
-	@echo 'make setup-gpu   .venv with the CUDA 11.8 libraries, too'
+	@echo 'make setup       make .venv with everything that training needs'
+	@echo 'make setup-dev   also install what the tests and checks need'
+	@echo 'make setup-gpu   also install the CUDA 11.8 libraries'
 	@echo 'make build-file  update BUILD.bazel from the imports'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
 	@echo 'make clean       remove .venv and caches'
-	@echo 'PYTHON=/path/to/python3.11 chooses what .venv is made with.'
+	@echo 'PYTHON=/path/to/python3.11 chooses the Python that makes .venv.'
 
-# An installation is done anew when, and only when, its files have changed.
-# jax, sqlalchemy and promise are built here, with the lock's own setuptools and
-# wheel: with pip's build isolation it would be whatever is newest.
+# An installation is repeated only if its files have changed.
+# jax, sqlalchemy and promise are built here, with the locked setuptools and
+# wheel: pip's build isolation would use their newest versions.
 $(VENV)/.installed: requirements.txt pyproject.toml setup.py
 	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
 	if ! { $(BIN)/python -m pip --version && \
@@ -48,7 +48,7 @@ $(VENV)/.installed: requirements.txt pyproject.toml setup.py
 	  echo "Making $(VENV) with $$python"; \
 	  "$$python" -m venv --clear $(VENV); \
 	fi
-	@echo 'Installing requirements.txt (1.5 GB; minutes)'
+	@echo 'Installing requirements.txt (1.5 GB; takes minutes)'
 	@awk '/^[a-z]/ { take = /^(setuptools|wheel)==/ } take' requirements.txt \
 	  >$(VENV)/build-requirements.txt
 	@$(INSTALL) -r $(VENV)/build-requirements.txt

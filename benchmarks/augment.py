@@ -1,10 +1,10 @@
-"""Batched augmentation against a per-image map of the same operations.
+"""Compares batched augmentation with a per-image map of the same operations.
 
     python benchmarks/augment.py [--batch_size=32] [--policy=fl2]
 
-Prints images a second of the strong view, batched in the graph as training uses
-it, and of a `tf.data` map that applies the same view image by image (parallel,
-then batched), interleaved in one run; and their ratio.
+Prints the images per second of the strong view, batched in the graph as in
+training, and of a `tf.data` map that applies the same view image by image
+(parallel, then batched), interleaved in one run; and their ratio.
 """
 
 import argparse

@@ -3,16 +3,18 @@
     python benchmarks/kill_resume.py [--quick] [--folder=DIR] [--FLAG=VALUE ...]
 
 Counts the calls that change the disk in a round (rows of the tables, save of a
-checkpoint). Then one run is killed with SIGKILL at each of them and at random
-moments, has writes torn in half, finds the disk full, or loses what was not
-flushed, and is started again each time by the same command. After each, its
-rows and its last checkpoint are compared, bit for bit, with those of a run that
-was never stopped, and at its end its files. Exits with 1 if anything differs,
-or if more rounds were repeated than a checkpoint is of.
+checkpoint). Then one run is stopped at each of these calls and at random
+moments: by SIGKILL, a write torn in half, a full disk, or the loss of data that
+was not flushed. Each time it is started again by the same command. After each
+stop, its rows and its last checkpoint are compared, bit for bit, with those of
+a run that was never stopped; at the end, its files are compared as well. Exits
+with 1 if anything differs, or if more rounds were repeated than lie between two
+checkpoints.
 
-What is killed is the program of `programs/train.py`, on `digits`, with further
-flags as given, in a process of its own: all are forked from this one, which has
-imported TensorFlow, but runs nothing with it (it would not survive the fork).
+The program that is killed is `programs/train.py`, on `digits`, with additional
+flags as given. Each start is a process of its own, forked from this one, which
+has imported TensorFlow but runs nothing with it (that would not survive the
+fork).
 """
 
 from __future__ import annotations
@@ -67,7 +69,7 @@ _FLAGS = (
   '--tensorboard=false',
   '--progress=lines',
 )
-# What the program imports late, or other packages do.
+# Modules that the program, or other packages, import late.
 _IMPORTED = (
   'matplotlib.pyplot',
   'sklearn.datasets',
@@ -88,7 +90,7 @@ _TITLES = {
   _MOMENT: 'SIGKILL at a moment',
 }
 _ROW = '{:31} {:>6} {:>8} {:>9} {:>10} {:>11}'
-# A start traces its computations: seconds on an idle machine.
+# A start traces its computations, which takes seconds on an idle machine.
 _TIMEOUT_SECS = 600
 
 
@@ -97,9 +99,10 @@ class Series:
   """Stops of one kind.
 
   Attributes:
-    how: One of `faulty_disk`'s, or a moment.
-    points: The calls, from 0, or seconds, since a checkpoint was saved.
-    rounds_per_checkpoint: From one checkpoint to the next.
+    how: One of the ways in `faulty_disk`, or a moment.
+    points: Where the run stops, counted from the save of a checkpoint: indices
+      of calls, from 0, or seconds.
+    rounds_per_checkpoint: Number of rounds between checkpoints.
   """
 
   how: str
@@ -109,14 +112,14 @@ class Series:
 
 @dataclasses.dataclass
 class Outcome:
-  """What became of a series' stops.
+  """The outcome of a series of stops.
 
   Attributes:
-    resumed: How many the run went on after.
-    repeated: Rounds that were begun twice, the most after one stop.
-    rows: Rows that differ from the run that was never stopped.
-    arrays: Arrays of the state that do.
-    problems: What else went wrong.
+    resumed: Number of stops after which the run continued.
+    repeated: Largest number of rounds that were begun twice after one stop.
+    rows: Number of rows that differ from the run that was never stopped.
+    arrays: Number of arrays of the state that differ.
+    problems: Descriptions of other problems.
   """
 
   resumed: int = 0
@@ -130,8 +133,8 @@ class Start:
   """A start of the program, in a process of its own.
 
   Attributes:
-    events: What it told: each round, and what it resumed from.
-    exit_code: Negative if a signal ended it.
+    events: The events that it reported: each round, and what it resumed from.
+    exit_code: The exit code; negative if a signal ended the process.
   """
 
   def __init__(
@@ -142,13 +145,13 @@ class Start:
     point: float | None = None,
     after: str = 'saved',
   ):
-    """Runs it, until it ends or is stopped.
+    """Runs the program until it ends or is stopped.
 
     Args:
-      folder: Its output tree.
-      flags: Its flags, but for that.
-      how: As `Series` has it.
-      point: Likewise; None: it is not stopped.
+      folder: The run's output folder.
+      flags: All other flags of the run.
+      how: How it is stopped; see `Series`.
+      point: Where it is stopped; see `Series`. None: it is not stopped.
       after: The event from which a moment counts.
     """
     self._log = f'{folder}.log'
@@ -166,7 +169,7 @@ class Start:
     self.exit_code = os.waitstatus_to_exitcode(status)
 
   def _follow(self, messages: Any, moment: float | None, after: str) -> None:
-    """Reads what it tells until its end; kills it at the moment."""
+    """Reads what it reports until its end; kills it at the given moment."""
     text, end, is_over = b'', time.monotonic() + _TIMEOUT_SECS, False
     while not is_over:
       wait = max(0.0, end - time.monotonic())
@@ -184,7 +187,7 @@ class Start:
           self.events.append({'event': 'timeout'})
 
   def told(self, event: str) -> list[dict[str, Any]]:
-    """The events of one name."""
+    """The events with this name."""
     return [e for e in self.events if e['event'] == event]
 
   @property
@@ -245,7 +248,7 @@ def _watched(
   folder: str,
   tell: Callable[..., None],
 ) -> Iterator[None]:
-  """Tells of rounds; lets the disk count from the first checkpoint on."""
+  """Reports rounds; makes the disk count calls from the first checkpoint on."""
   begin, round_done = console.Console.begin, console.Console.round_done
   tree = output_tree.OutputTree(folder)
   saved: list[int] = []
@@ -314,7 +317,7 @@ def _bits(value: Any) -> Any:
 
 
 def account(outcome: Outcome, stopped: Start, resumed: Start) -> None:
-  """Notes how a run went on after a stop."""
+  """Records how a run continued after a stop."""
   begin = resumed.told('begin')
   if not begin or not resumed.told('saved'):
     outcome.problems.append(f'not resumed:\n{resumed.log}')
@@ -327,7 +330,7 @@ def account(outcome: Outcome, stopped: Start, resumed: Start) -> None:
 
 
 def check_stop(start: Start, how: str) -> list[str]:
-  """What is wrong with how a start ended."""
+  """Describes what is wrong with the end of a start."""
   expected = main_lib.USAGE if how == faulty_disk.FULL else -signal.SIGKILL
   if start.exit_code != expected or start.told('timeout'):
     return [f'{_TITLES[how]}: exit code {start.exit_code}:\n{start.log}']
@@ -344,12 +347,12 @@ def check_stop(start: Start, how: str) -> list[str]:
 def plan(
   calls: Sequence[tuple[str, str]], seconds: float, quick: bool
 ) -> list[Series]:
-  """The stops.
+  """Plans the stops.
 
   Args:
-    calls: (name, path) of those of a round that ends with a checkpoint.
-    seconds: That such a round takes.
-    quick: A few of them only.
+    calls: (name, path) of the calls in a round that ends with a checkpoint.
+    seconds: How long such a round takes.
+    quick: Whether to plan only a few stops.
 
   Returns:
     The stops.
@@ -363,7 +366,7 @@ def plan(
   every = range(len(calls))
   # Content is flushed, and names change.
   edges = [i for i in every if i not in writes]
-  # A round without a checkpoint is the tables' calls alone.
+  # A round without a checkpoint makes only the calls of the tables.
   num_rows = sum(path.endswith('.csv') for _, path in calls)
   rng = random.Random(_SEED)
 
@@ -383,7 +386,7 @@ def plan(
 
 
 def describe(calls: Sequence[tuple[str, str]]) -> str:
-  """How many calls of each name a round makes, and for what."""
+  """Describes how many calls of each name a round makes, and for what."""
   counts: dict[str, dict[str, int]] = {}
   for name, path in calls:
     what = os.path.basename(path) if path.endswith('.csv') else 'checkpoint'
@@ -403,16 +406,16 @@ def stop_and_resume(
   series: Sequence[Series],
   reference: output_tree.OutputTree,
 ) -> Iterator[tuple[Series, Outcome]]:
-  """Stops one run at all points, one after another, and lets it end.
+  """Stops one run at all points, one after another, then lets it end.
 
   Args:
-    folder: Its output tree.
-    flags: Its flags.
+    folder: The run's output folder.
+    flags: Flags of the run.
     series: The stops.
-    reference: Of the run that was never stopped.
+    reference: The run that was never stopped.
 
   Yields:
-    Each series, and what became of its stops.
+    Each series and its outcome.
   """
   tree = output_tree.OutputTree(folder)
 
@@ -459,7 +462,9 @@ def main() -> int:
   """Stops, resumes, compares, prints; returns the exit code."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
   parser.add_argument('--quick', action='store_true', help='a few stops only')
-  parser.add_argument('--folder', help='where the runs go; a temporary one')
+  parser.add_argument(
+    '--folder', help='folder for the runs; by default a temporary one'
+  )
   args, further = parser.parse_known_args()
   folder = tempfile.mkdtemp(prefix='kill_resume_', dir=args.folder)
   main_lib.quiet()
@@ -480,7 +485,7 @@ def main() -> int:
   print('Calls that change the disk, in a round that ends with a checkpoint:')
   print(describe(cycle['calls']))
 
-  # Each stop leaves one more checkpoint behind, or two.
+  # After each stop there are one or two more checkpoints.
   num_rounds = 6 + sum(
     (3 * len(s.points) * s.rounds_per_checkpoint) // 2 for s in series
   )
@@ -523,5 +528,5 @@ def main() -> int:
 if __name__ == '__main__':
   exit_code = main()
   sys.stdout.flush()
-  # Not as usual: TFF, which has run nothing, would complain of its clean-up.
+  # Skip Python's clean-up: TFF, which has run nothing, would complain there.
   os._exit(exit_code)

@@ -2,10 +2,10 @@
 
     python benchmarks/lies.py [--seeds=0] [--flags="--total_rounds=60"]
 
-The quick start's run (20 clients, 5 a round), in which clients 0 to 3 lie in
-every round that they take part in, so that a quarter of the cohorts have two or
-more liars. Prints test accuracy after the last round, for each lie, aggregator
-and norm, and how many points it is below the honest run.
+Repeats the quick start (20 clients, 5 per round), but clients 0 to 3 lie in
+every round in which they take part, so that a quarter of the cohorts have two
+or more liars. Prints the test accuracy after the last round for each lie,
+aggregator and norm, and how many points it differs from the honest run.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(_ROOT))
 
 _LIARS = range(4)
-_MARK = -77  # First half of a liar's seed, by which the clients' code lies.
+_MARK = -77  # First half of a liar's seed, which makes the client's code lie.
 _LIES = {
   'honest': 'nobody lies',
   'flip': 'update times -1',
@@ -37,7 +37,7 @@ _NORMS = ('sbn', 'gn')
 
 
 def _lie(name: str) -> None:
-  """Makes clients whose seed is marked lie."""
+  """Makes clients lie if their seed is marked."""
   import numpy as np
   import tensorflow as tf
 
@@ -97,7 +97,7 @@ def _lie(name: str) -> None:
 
 
 def _run(name: str, argv: list[str]) -> str:
-  """Trains; '93.1 2' is the accuracy and how many clients were rejected."""
+  """Trains; returns accuracy and number of rejected clients, as '93.1 2'."""
   import tensorflow_federated as tff
 
   from tff_fssl import runtime

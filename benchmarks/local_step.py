@@ -1,15 +1,15 @@
-"""(FL)^2's local step: how far it is from the machine's and from bare maths.
+"""Compares (FL)^2's local step with the machine's peak and with bare maths.
 
     python benchmarks/local_step.py [--model=wrn28_2] [--batch_size=32]
         [--bfloat16]
 
 Prints, for the complete step (views, gathering, loop, optimizer; every example
-confident, which is its dearest form), medians of interleaved repetitions in one
+confident, the most expensive case), medians of interleaved repetitions in one
 run: its time; its rate, counting 8 forward-equivalents of 2 x MACs x batch, as
 a share of the float32 matrix peak (TF's 2048 x 2048 product, best of 20, same
 threads); its ratio to a bare tf.function of the same mathematics (fixed images,
 loss, gradients, update); the share of the strong view; and, with --bfloat16,
-how much faster the complete step is when the network computes in it.
+how much faster the complete step is if the network computes in bfloat16.
 """
 
 import argparse
@@ -53,24 +53,24 @@ def num_macs(model: tf.keras.Model) -> int:
 
 
 class Step:
-  """The step, complete and bare, of one network.
+  """The complete and the bare step of one network.
 
   Attributes:
     complete: Runs `num_steps` steps through the loop of local training.
-    bare: Runs as many of the same mathematics on fixed images.
+    bare: Runs the same number of bare steps on fixed images.
     macs: `num_macs` of the network.
   """
 
   def __init__(
     self, model: str, batch_size: int, num_steps: int, compute_dtype: str
   ):
-    """Builds both.
+    """Builds both steps.
 
     Args:
       model: The name of the network.
       batch_size: Images in a batch.
       num_steps: Steps in a call.
-      compute_dtype: What the network computes in.
+      compute_dtype: The dtype that the network computes in.
     """
     self._network = network = adapter.Network(
       lambda: networks.build_network(model, _SHAPE, _NUM_CLASSES, 'bn'),
@@ -144,7 +144,7 @@ class Step:
       self._bare()
 
   def reset(self) -> None:
-    """Back to untrained weights, so that nothing overflows."""
+    """Restores untrained weights, so that nothing overflows."""
     self._network.assign(self._weights)
 
 
@@ -167,7 +167,9 @@ def main() -> None:
   parser.add_argument(
     '--bfloat16', action='store_true', help='compare with --compute_dtype'
   )
-  parser.add_argument('--steps', type=int, default=8, help='in a repetition')
+  parser.add_argument(
+    '--steps', type=int, default=8, help='steps in a repetition'
+  )
   parser.add_argument('--repetitions', type=int, default=5)
   args = parser.parse_args()
   size = args.batch_size

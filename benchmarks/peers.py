@@ -1,19 +1,19 @@
-"""A FedAvg round of pfl-research's CIFAR-10 comparison, here and elsewhere.
+"""A FedAvg round of pfl-research's CIFAR-10 comparison, in several systems.
 
     python benchmarks/peers.py [--rounds=20] [--peers=bare,ours,pfl,tff_worker]
 
-IID, 1,000 users of 50 images (random pixels), 50 users a round, batches of 10,
-one epoch, plain SGD, a network of two convolutions with 1.63 M weights (pfl's,
-without its dropout). Each peer is a process of its own; they take turns, a
-round each:
+IID, 1,000 users with 50 images each (random pixels), 50 users per round,
+batches of 10, one epoch, plain SGD, a network of two convolutions with 1.63 M
+weights (pfl's, without its dropout). Each peer is a process of its own; they
+take turns, one round each:
 
-*   bare: one `tf.function` a user, called in a loop, and an average. No data
+*   bare: one `tf.function` call per user, in a loop, and an average. No data
     source, no metrics, no checkpoints.
 *   ours: `supervised` under `program.training.train` as `programs/train.py`
     runs it: metrics to CSV files and a durable checkpoint every round.
 *   tff_worker: the same process in TFF's worker.
 *   pfl: pfl 0.6 on TensorFlow, without metrics and checkpoints. It is installed
-    into a folder of this script's own.
+    into a folder that belongs to this script.
 
 Prints medians of a round's seconds, their ratios, and the floor: the round's
 floating-point operations at the rate of TF's 2048 x 2048 product.
@@ -64,7 +64,7 @@ def build_model() -> tf.keras.Model:
 
 
 def round_flops() -> int:
-  """Of a round's forward and backward passes: 3 x 2 x multiply-accumulates."""
+  """FLOPs of a round, both passes: 3 x 2 x multiply-accumulates."""
   convolutions = 30 * 30 * 32 * 27 + 28 * 28 * 64 * 288
   dense = 14 * 14 * 64 * 128 + 128 * _NUM_CLASSES
   return 6 * (convolutions + dense) * _USER_SIZE * _COHORT
@@ -79,7 +79,7 @@ def user_data(user: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def normalize(x):
-  """Stored images as the network's inputs, float32."""
+  """Converts stored images to the network's inputs, float32."""
   return tf.cast(x, tf.float32) / 127.5 - 1.0
 
 
@@ -273,7 +273,7 @@ class Peer:
   """A peer's process, which runs one round for each line that it is sent."""
 
   def __init__(self, python: str, name: str):
-    """Starts it.
+    """Starts the process.
 
     Args:
       python: The interpreter.
@@ -295,7 +295,7 @@ class Peer:
     return float(wall), float(processor)
 
   def run_round(self) -> tuple[float, float]:
-    """Seconds of its next round, and processor seconds in its process."""
+    """Runs a round; returns wall seconds and the process's CPU seconds."""
     self._process.stdin.write('go\n')
     self._process.stdin.flush()
     return self._read()
@@ -307,7 +307,7 @@ class Peer:
 
 
 def run_peer(name: str) -> None:
-  """A peer's process."""
+  """The main function of a peer's process."""
   # Nothing else may write to the pipe.
   out = os.fdopen(os.dup(1), 'w', buffering=1)
   os.dup2(2, 1)

@@ -1,11 +1,12 @@
-"""A whole (FL)^2 round against the sum of its bare parts, and TFF's worker.
+"""Compares an (FL)^2 round with the sum of its parts, and with TFF's worker.
 
     python benchmarks/round.py [--model=cnn] [--num_clients=10] [--worker]
 
-Bare parts are tf.functions called one after another, without TFF: each client's
-pseudo-labels and local training, each client's statistics pass, the server's
-training and its statistics pass. Prints medians of interleaved rounds in one
-run, their ratio, and where the runtime says that the round's seconds went.
+The bare parts are tf.functions called one after another, without TFF: each
+client's pseudo-labels and local training, each client's statistics pass, the
+server's training and its statistics pass. Prints medians of interleaved rounds
+in one run, their ratio, and where the round's seconds went by the runtime's own
+account.
 """
 
 import argparse
@@ -40,7 +41,8 @@ from tff_fssl.models import networks
 from tff_fssl.models import statistics
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
-# All kept, all confident: the dearest round, and the same work on every path.
+# All pseudo-labels are kept and confident: this is the most expensive round,
+# and every path does the same work.
 _FL2 = fl2_hparams.Fl2Hparams(
   adaptive_threshold=False, confidence_threshold=0.0
 )
@@ -120,9 +122,9 @@ def main() -> None:
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
   parser.add_argument('--model', default='cnn', choices=names.MODELS)
   parser.add_argument('--num_clients', type=int, default=10)
-  parser.add_argument('--num_images', type=int, default=500, help='of a client')
+  parser.add_argument('--num_images', type=int, default=500, help='per client')
   parser.add_argument('--repetitions', type=int, default=5)
-  parser.add_argument('--worker', action='store_true', help="TFF's, as well")
+  parser.add_argument('--worker', action='store_true', help="TFF's worker, too")
   args = parser.parse_args()
 
   mean, std = augment.normalization('cifar10')

@@ -1,19 +1,19 @@
-"""How time and memory grow with cohorts, populations and rounds.
+"""Measures how time and memory grow with cohorts, populations and rounds.
 
     python benchmarks/scale.py [--sections cohort population rounds start]
 
-`cohort`: rounds of (FL)^2, `cnn`, of 10, 100 and 1,000 of 1,000 clients with 50
-images each (32 x 32 x 3, random), a fresh process each: seconds a round and a
-client (2 clients were trained before, so that nothing is compiled), and the
-peak of memory over what the process held before the round, beside the cohort's
-bytes. `population`: what 1,000 and 100,000 clients of 10 small images cost
+`cohort`: rounds of (FL)^2 with `cnn` and 10, 100 or 1,000 of 1,000 clients with
+50 images each (32 x 32 x 3, random), each in a fresh process. Prints seconds
+per round and per client (2 clients were trained before, so that nothing is
+compiled), the growth of peak memory during the round, and the cohort's bytes.
+`population`: the cost of 1,000 and 100,000 clients with 10 small images each
 before the first round: splitting, writing and drawing the partition, building
 the process, choosing the first cohort. `rounds`: the training program's memory
-after 20 and 200 rounds of tiny clients. `start`: seconds of the training
-program's `--help` and of a bad flag (and whether they import TensorFlow), and
-from its start to the end of its first round.
+after 20 and 200 rounds of tiny clients. `start`: seconds that the training
+program takes for `--help` and for a bad flag (and whether they import
+TensorFlow), and from its start to the end of its first round.
 
-Each figure stands beside what it is compared with, from the same call.
+Each figure is printed beside the one that it is compared with, from one call.
 """
 
 import argparse
@@ -39,7 +39,7 @@ _SECTIONS = ('cohort', 'population', 'rounds', 'start')
 _TRAIN = (sys.executable, str(_ROOT / 'programs' / 'train.py'))
 _COHORT_POPULATION, _COHORT_IMAGES = 1_000, 50
 _POPULATION_IMAGES = 10
-# Rounds that count, and of how many clients each.
+# Number of clients in a round -> number of rounds that are measured.
 _COHORTS = {10: 5, 100: 2, 1_000: 1}
 _POPULATIONS = (1_000, 100_000)
 _TINY_RUN = (
@@ -63,7 +63,7 @@ def reset_peak() -> None:
 
 
 def build_task(dataset: str, num_clients: int, images_each: int) -> Any:
-  """A task of the training program, of as many random images as it takes."""
+  """A task of the training program, with as many random images as it needs."""
   # pylint: disable=import-outside-toplevel
   import dataclasses
 
@@ -78,7 +78,7 @@ def build_task(dataset: str, num_clients: int, images_each: int) -> Any:
   config = config_lib.from_command_line(
     ['--model=cnn', f'--dataset={dataset}', '--client_epochs=1']
   )
-  # Afterwards: no published set has as many examples.
+  # Replaced afterwards: no published data set has so many examples.
   run = dataclasses.replace(config.run, num_clients=num_clients)
   config = dataclasses.replace(config, run=run)
   info = names.data_set_info(dataset)
@@ -148,7 +148,7 @@ def measure_cohort(size: int) -> dict[str, float]:
 
 
 def measure_population(size: int) -> dict[str, float]:
-  """What a population costs before the first round, in this process."""
+  """The cost of a population before the first round, in this process."""
   # pylint: disable=import-outside-toplevel
   import tensorflow_federated as tff
 
@@ -190,7 +190,7 @@ def in_fresh_process(what: str, size: int) -> dict[str, float]:
 
 
 def megabytes(count: float) -> str:
-  """Bytes for people."""
+  """Bytes as text, in MB."""
   return f'{count / 2**20:,.0f} MB'
 
 
@@ -218,7 +218,7 @@ def cohort() -> None:
 
 
 def population() -> None:
-  """Prints what clients that do not take part cost."""
+  """Prints the cost of clients that do not take part."""
   print(f'Clients in all ({_POPULATION_IMAGES} images of 8 x 8 each)')
   results = [in_fresh_process('population', size) for size in _POPULATIONS]
   print(f'{"":16}' + ''.join(f'{size:>12,}' for size in _POPULATIONS))
@@ -270,7 +270,7 @@ def rounds() -> None:
 
 
 def start() -> None:
-  """Prints how soon programs answer."""
+  """Prints how quickly programs answer."""
   print('Start of programs/train.py')
   for flag in ('--help', '--datset=digits'):
     times = []

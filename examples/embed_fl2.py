@@ -1,4 +1,4 @@
-"""(FL)^2 with a model and data of one's own, in TFF's own training loop.
+"""(FL)^2 with your own model and data, in TFF's own training loop.
 
 docs/embedding.md explains it. Run: PYTHONPATH=. python examples/embed_fl2.py
 """
@@ -30,7 +30,7 @@ def model_fn():
 
 
 def make_images(num, seed):
-  """Stands for your data: uint8 [num, 32, 32, 3] and int32 [num]."""
+  """Replace this by your data: uint8 [num, 32, 32, 3] and int32 [num]."""
   rng = np.random.default_rng(seed)
   y = rng.integers(0, 4, num).astype(np.int32)
   x = 60 * y[:, None, None, None] + rng.integers(0, 60, [num, *SHAPE])
@@ -55,7 +55,7 @@ def build_process(rounds=ROUNDS):
 
 
 def train(process, num_rounds, folder):
-  """Trains by TFF's program logic; gives a Keras model with the result."""
+  """Trains by TFF's program logic; returns the trained Keras model."""
   context = runtime.build_async_context()
   tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
   released = tff.program.MemoryReleaseManager()

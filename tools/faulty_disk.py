@@ -1,7 +1,7 @@
-"""A disk that kills, tears, fills up or loses power, at a chosen system call.
+"""Simulates kills, torn writes, a full disk and power loss at a system call.
 
-For tests and benchmarks/kill_resume.py: stands before the calls of `os` that
-`tff_fssl.durable` changes disks with.
+For tests and benchmarks/kill_resume.py. It replaces the functions of `os` by
+which `tff_fssl.durable` changes disks.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from unittest import mock
 CALLS = ('write', 'fsync', 'replace', 'ftruncate', 'unlink')
 _REAL = {name: getattr(os, name) for name in CALLS}
 
-# What can happen at a call: the process is killed before it; is killed when
-# half of a write is done; finds the disk full, then and from then on; or the
-# power fails before it, when nothing has reached the disk that was not flushed,
-# or all names have, but no content.
+# What can happen at a call. The process is killed before it, or when half of a
+# write is done; the disk is full from this call on; or the power fails before
+# it: then either only flushed data is on the disk, or all names are as well,
+# but without the content that was not flushed.
 KILL, TEAR, FULL = 'kill', 'tear', 'full'
 POWER, POWER_NAMES = 'power', 'power_names'
 
 
 class Killed(BaseException):
-  """What is left of a program after a kill: nothing catches it."""
+  """Stands for a kill in tests: no `except Exception` catches it."""
 
 
 class Call(NamedTuple):
   """A call that changes a disk.
 
   Attributes:
-    name: Of `CALLS`.
-    path: The file or folder; of a renamed file, its new name.
+    name: Name of the call, one of `CALLS`.
+    path: The file or folder; the new name of a renamed file.
   """
 
   name: str
@@ -42,7 +42,7 @@ class Call(NamedTuple):
 
 
 class _File:
-  """A file as far as it was flushed."""
+  """The flushed content of a file."""
 
   content = b''
 
@@ -52,7 +52,7 @@ def _die() -> NoReturn:
 
 
 class FaultyDisk:
-  """Records the calls that change disks, and lets one of them go wrong.
+  """Records the calls that change disks, and makes one of them fail.
 
   Attributes:
     calls: The calls so far, since `start` if that was called.
@@ -70,25 +70,25 @@ class FaultyDisk:
     """Chooses the call.
 
     Args:
-      stop_at: The call at which it happens, counted from 0; None: it does not.
-      how: What happens.
-      root: The folder that forgets when the power fails.
+      stop_at: Index of the call that fails, from 0; None: no call fails.
+      how: What happens at this call.
+      root: The folder that loses data when the power fails.
       die: Ends the process.
-      flushes: Whether fsync takes the time that it takes; a kill loses nothing
-        that is not flushed.
+      flushes: Whether fsync really flushes, which takes time; a kill does not
+        need it, since it loses nothing that was written.
     """
     self.calls: list[Call] = []
     self._stop_at, self._how = stop_at, how
     self._root, self._die, self._flushes = root, die, flushes
     self._is_dead = self._is_full = False
-    # What is on the disk for certain: folder -> name -> file, and the files
-    # that are there now by their numbers.
+    # What is certainly on the disk: folder -> name -> file; and the files that
+    # exist now, by their numbers.
     self._entries: dict[str, dict[str, _File]] = {}
     self._files: dict[int, _File] = {}
 
   @contextlib.contextmanager
   def installed(self) -> Iterator[FaultyDisk]:
-    """Puts it between the process and its disk."""
+    """Puts this object between the process and its disk."""
     self.start()
     with contextlib.ExitStack() as exits:
       for name in CALLS:
@@ -97,10 +97,10 @@ class FaultyDisk:
       yield self
 
   def start(self, stop_at: int | None = None) -> None:
-    """Counts from here on; all that is on the disk counts as flushed.
+    """Counts calls from here on; everything written so far counts as flushed.
 
     Args:
-      stop_at: As the constructor's; None leaves it.
+      stop_at: As in the constructor; None leaves it unchanged.
     """
     self.calls.clear()
     if stop_at is not None:
@@ -128,7 +128,7 @@ class FaultyDisk:
         flush(path)
       return _REAL['fsync'](*args) if self._flushes else None
     if not on_descriptor and os.path.exists(path):
-      # The file ends, and its number may go to another.
+      # The file is gone, and its number may be given to another file.
       self._files.pop(os.stat(path).st_ino, None)
     return _REAL[name](*args, **kwargs)
 
@@ -158,7 +158,7 @@ class FaultyDisk:
     return {n: self._file(p) for n, p in paths.items() if os.path.isfile(p)}
 
   def _lose_power(self) -> None:
-    """Makes the files below the root what is on the disk for certain."""
+    """Reduces the files below the root to what is certainly on the disk."""
     for folder in [folder for folder, _, _ in os.walk(self._root)]:
       present = self._present(folder)
       kept = self._entries.get(folder, {}) if self._how == POWER else present

@@ -21,7 +21,7 @@ esac
 version='import sys; sys.exit(not (3, 10) <= sys.version_info[:2] < (3, 12))'
 venv='import ensurepip, venv'
 without_venv=
-# A candidate has to run: pyenv leaves commands in PATH that only fail.
+# Run each candidate: pyenv leaves commands in PATH that only fail.
 for python in ${1:-python3.11 python3.10 python3 python}; do
   path=$(command -v "$python" 2>/dev/null) || continue
   "$path" -c "$version" 2>/dev/null || continue
@@ -37,7 +37,7 @@ done
   fail "$without_venv has no venv module; install it (Debian, Ubuntu:" \
     "apt-get install $without_venv-venv)."
 [ -z "$1" ] ||
-  fail "$1 is no Python 3.10 or 3.11; give another PYTHON=, or none."
+  fail "$1 is not Python 3.10 or 3.11; give another PYTHON=, or none."
 fail "no Python 3.10 or 3.11 in PATH; install python3.11 with its venv module" \
   "(Debian, Ubuntu: apt-get install python3.11 python3.11-venv), or give" \
   "PYTHON=/path/to/python3.11."

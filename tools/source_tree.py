@@ -1,7 +1,7 @@
 """The Python files of the source tree, and what each of them imports.
 
-`update_build.py` makes BUILD.bazel of it, and tests/architecture_test.py holds
-the layers with it.
+`update_build.py` makes BUILD.bazel from this, and tests/architecture_test.py
+checks the layers with it.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import functools
 import pathlib
 
 FOLDERS = ('tff_fssl', 'programs', 'benchmarks', 'examples', 'tests', 'tools')
-# Folders whose files are imported by their bare names: pyproject.toml's
-# `pythonpath`, besides the root.
+# Folders whose files are imported by their bare names: `pythonpath` in
+# pyproject.toml, except the root.
 _PATH = ('tests/helpers', 'tools')
 
 
@@ -24,7 +24,7 @@ class Source:
 
   Attributes:
     path: Relative to the root, with slashes.
-    module: Its name as others import it.
+    module: The name by which others import it.
     text: Its text.
   """
 
@@ -76,8 +76,9 @@ class SourceTree:
       deferred: Whether imports within functions count.
 
     Returns:
-      Modules of this tree by their full names, each with the packages that it
-      is in (so with those of the file itself), and others as they are written.
+      The full names of modules of this tree, together with the packages that
+      contain them (and those that contain the file itself); other modules as
+      they are written.
     """
     result = set()
     for name in [*_imported_names(source.tree, deferred), source.module]:

@@ -1,4 +1,4 @@
-"""What benchmarks measure by."""
+"""Helpers for the measurements of benchmarks."""
 
 from collections.abc import Callable
 import time
@@ -8,17 +8,17 @@ import tensorflow as tf
 
 
 def seconds(fn: Callable[[], Any]) -> float:
-  """How long one call takes."""
+  """The time that one call takes, in seconds."""
   start = time.perf_counter()
   fn()
   return time.perf_counter() - start
 
 
 def matrix_peak() -> float:
-  """Floating-point operations a second of a large float32 product.
+  """Floating-point operations per second of a large float32 product.
 
   Returns:
-    Of TensorFlow's product of two 2048 x 2048 matrices, the best of 20.
+    The best of 20 TensorFlow products of two 2048 x 2048 matrices.
   """
   size = 2048
   a = tf.random.stateless_normal([size, size], [0, 1])

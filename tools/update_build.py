@@ -44,7 +44,7 @@ filegroup(
     ],
 )
 """
-# Where the package on the index is not named as the module.
+# Modules whose package on the index has another name.
 DISTRIBUTIONS = {
   'PIL': 'pillow',
   'absl': 'absl-py',
@@ -59,21 +59,21 @@ DISTRIBUTIONS = {
 }
 # Folders of programs: a binary for each file.
 _PROGRAMS = ('programs', 'benchmarks', 'examples')
-# What benchmarks/peers.py installs itself, into an environment of its own.
+# Modules that benchmarks/peers.py installs into an environment of its own.
 _ELSEWHERE = ('pfl',)
-# What is in requirements-dev.txt only.
+# Packages that are only in requirements-dev.txt.
 _DEVELOPMENT = ('hypothesis', 'pytest')
 
 
 def distribution(module: str) -> str | None:
-  """The package on the index that a module comes with.
+  """The package on the index that contains a module.
 
   Args:
     module: A dotted name that is not of this source tree.
 
   Returns:
-    The package's name, or None if the module is of Python's library, or not
-    of this project's environment.
+    The package's name, or None if the module is in Python's library, or not in
+    this project's environment.
   """
   if module.startswith('google.protobuf'):
     return DISTRIBUTIONS['google.protobuf']
@@ -123,7 +123,7 @@ def _label(package: str) -> str:
 def _dependencies(
   tree: source_tree.SourceTree, name: str, members: list[source_tree.Source]
 ) -> list[str]:
-  """Labels of what a target's files need: this tree's first."""
+  """Labels of what a target's files need; those of this tree come first."""
   modules = {m for s in members for m in tree.imports(s)}
   # pytest loads the conftest.py files of a test's folder and those above it.
   folders = {s.folder for s in members if s.path.startswith('tests/')}
@@ -150,7 +150,7 @@ def render(tree: source_tree.SourceTree) -> str:
     tree: The source tree.
 
   Returns:
-    The text, targets in the order of the folders.
+    The text; targets are in the order of the folders.
   """
   targets: dict[str, list[source_tree.Source]] = {}
   for source in tree.sources.values():
