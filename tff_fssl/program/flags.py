@@ -35,7 +35,7 @@ class Group:
     title: Its heading.
     hparams: The dataclass of `hparam` fields.
     fields: Names of the fields that are shown; None: all.
-    prefix: What the flags' names start with, such as 'fl2.'.
+    prefix: Prefix of the flags' names, such as 'fl2.'.
   """
 
   title: str

@@ -236,7 +236,7 @@ def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
 def _profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
 ) -> profiling.RoundProfiler:
-  """What profiles the chosen rounds; says if all of them are over."""
+  """The profiler of the chosen rounds; says if all of them are over."""
   run = config.run
   rounds = profiling.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)

@@ -61,7 +61,7 @@ class Program:
     readers: See `lowering.Lowered`.
     result: The slots of the result, depth first.
     stages: What the server does before each phase and after the last one.
-    phases: What clients do.
+    phases: The work of clients between the stages.
     reduce_loops: The client operations that loop by `Dataset.reduce`.
   """
 
