@@ -75,66 +75,62 @@ def _sum_by_aggregate(type_spec):
 
 def _intrinsics() -> Iterator[Case]:
   for (name, t), count in itertools.product(_TYPES.items(), (1, 2, 5)):
-    values = [value_of(t, i) for i in range(count)]
-    double = _map_type(lambda x: 2 * x, t)
-    floats = (
-      all(
-        np.issubdtype(leaf.dtype.type, np.floating)
-        for leaf in tff.structure.flatten(t)
-      )
-      if isinstance(t, tff.StructType)
-      else np.issubdtype(t.dtype.type, np.floating)
+    yield from _intrinsics_of(name, t, count)
+
+
+def _intrinsics_of(name: str, t: tff.Type, count: int) -> Iterator[Case]:
+  """Cases of a number of clients with values of a type."""
+  values = [value_of(t, i) for i in range(count)]
+  weights = [1.0 + i for i in range(count)]
+  double = _map_type(lambda x: 2 * x, t)
+  fns = {
+    'sum': tff.federated_sum,
+    'min': tff.federated_min,
+    'max': tff.federated_max,
+    'aggregate': _sum_by_aggregate(t),
+    'map': lambda x: tff.federated_map(double, x),
+    'map twice': lambda x: tff.federated_map(
+      double, tff.federated_map(double, x)
+    ),
+    'sum of map': lambda x: tff.federated_sum(tff.federated_map(double, x)),
+    'zip': lambda x: tff.federated_zip((x, tff.federated_map(double, x))),
+    'identity': lambda x: x,
+  }
+  leaves = tff.structure.flatten(t) if isinstance(t, tff.StructType) else [t]
+  if all(np.issubdtype(leaf.dtype.type, np.floating) for leaf in leaves):
+    minus = tff.tensorflow.computation(
+      lambda a, b: tf.nest.map_structure(tf.subtract, a, b), (t, t)
     )
-    fns = {
-      'sum': tff.federated_sum,
-      'min': tff.federated_min,
-      'max': tff.federated_max,
-      'aggregate': _sum_by_aggregate(t),
-      'map': lambda x: tff.federated_map(double, x),
-      'map twice': lambda x: tff.federated_map(
-        double, tff.federated_map(double, x)
-      ),
-      'sum of map': lambda x: tff.federated_sum(tff.federated_map(double, x)),
-      'zip': lambda x: tff.federated_zip((x, tff.federated_map(double, x))),
-      'identity': lambda x: x,
-    }
-    if floats:
-      fns['mean'] = tff.federated_mean
-      fns['difference'] = lambda x: tff.federated_map(
-        tff.tensorflow.computation(
-          lambda a, b: tf.nest.map_structure(tf.subtract, a, b), (t, t)
-        ),
-        (x, tff.federated_broadcast(tff.federated_mean(x))),
-      )
-    for fn_name, fn in fns.items():
-      yield (
-        'intrinsics',
-        f'{fn_name} of {name}, {count}',
-        lambda fn=fn, t=t, values=values: _fed(fn, _clients(t))(values),
-      )
-    if floats:
-      weights = [1.0 + i for i in range(count)]
-      yield (
-        'intrinsics',
-        f'weighted mean of {name}, {count}',
-        lambda t=t, values=values, weights=weights: _fed(
-          tff.federated_mean, _clients(t), _clients(np.float32)
-        )(values, weights),
-      )
-    value = values[0]
+    fns['mean'] = lambda x: tff.federated_mean(x)
+    fns['difference'] = lambda x: tff.federated_map(
+      minus, (x, tff.federated_broadcast(tff.federated_mean(x)))
+    )
     yield (
       'intrinsics',
-      f'broadcast and apply of {name}, {count}',
-      lambda t=t, v=value, double=double, count=count: _fed(
-        lambda x, y: (
-          tff.federated_map(double, x),
-          tff.federated_broadcast(x),
-          tff.federated_sum(y),
-        ),
-        _server(t),
-        _clients(np.int32),
-      )(v, [1] * count),
+      f'weighted mean of {name}, {count}',
+      lambda: _fed(
+        lambda x, w: tff.federated_mean(x, w), _clients(t), _clients(np.float32)
+      )(values, weights),
     )
+  for fn_name, fn in fns.items():
+    yield (
+      'intrinsics',
+      f'{fn_name} of {name}, {count}',
+      lambda fn=fn: _fed(fn, _clients(t))(values),
+    )
+  yield (
+    'intrinsics',
+    f'broadcast and apply of {name}, {count}',
+    lambda: _fed(
+      lambda x, y: (
+        tff.federated_map(double, x),
+        tff.federated_broadcast(x),
+        tff.federated_sum(y),
+      ),
+      _server(t),
+      _clients(np.int32),
+    )(values[0], [1] * count),
+  )
 
 
 def _values_and_selects() -> Iterator[Case]:
