@@ -323,7 +323,11 @@ class LocalTraining:
         watch(
           step + 1,
           {
-            **{k: tf.math.divide_no_nan(*v) for k, v in result.ratios.items()},
+            **{
+              # A sum over no example may still be NaN.
+              name: total / tf.where(count > 0.0, count, 1.0)
+              for name, (total, count) in result.ratios.items()
+            },
             **_named('gradient of', trainable, gradients),
             **_named('weights of', trainable, trainable),
           },
