@@ -169,3 +169,9 @@ sys.exit(code)
       assert done.returncode == expected, done.stderr
       output = done.stdout if expected == 0 else done.stderr
       assert ('usage:' if expected == 0 else '--zzz') in output
+
+
+def test_a_file_that_is_there_is_no_hint_at_itself(tmp_path):
+  with pytest.raises(UsageError) as error:
+    flags.read_flagfile(str(tmp_path))  # A folder.
+  assert 'did you mean' not in str(error.value)

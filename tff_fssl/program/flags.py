@@ -396,7 +396,9 @@ def _read_flagfile(
 
 
 def _similar_file(path: str) -> str:
-  """A hint at a file of a similar name, or ''."""
+  """A hint at a file of a similar name, or ''; the name itself is no hint."""
+  if os.path.lexists(path):
+    return ''
   folder = os.path.dirname(path) or '.'
   beside = os.listdir(folder) if os.path.isdir(folder) else []
   return hparams.closest(os.path.basename(path), beside) or hparams.closest(
