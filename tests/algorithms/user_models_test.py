@@ -15,6 +15,16 @@ from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import clients
 from tff_fssl.models import evaluate
 
+_EVERY_SCENARIO = pytest.mark.parametrize(
+  'name, scenario',
+  [
+    # One that covers clients and server; the others have the same loop.
+    pytest.param(*s, marks=[] if s[0] == 'fl2' else [pytest.mark.slow])
+    for s in tiny_task.scenarios()
+  ],
+)
+
+
 _LAYERS = tf.keras.layers
 _AT_SERVER = round_hparams.LABELS_AT_SERVER
 
@@ -61,7 +71,7 @@ def _assert_equal(first, second):
     np.testing.assert_array_equal(a, b)
 
 
-@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+@_EVERY_SCENARIO
 def test_random_layers_repeat_whatever_the_threads(name, scenario):
   process = tiny_task.build(name, scenario, model=_Noisy)
   cohorts = _cohorts(scenario)
@@ -71,6 +81,7 @@ def test_random_layers_repeat_whatever_the_threads(name, scenario):
   _assert_equal(state, _rounds(process, cohorts, threads=3)[0])
 
 
+@pytest.mark.slow
 def test_random_layers_repeat_when_built_anew():
   build = tiny_task.build.__wrapped__
   cohorts = _cohorts(_AT_SERVER)
@@ -134,14 +145,7 @@ def _regularized(strength):
   )
 
 
-@pytest.mark.parametrize(
-  'name, scenario',
-  [
-    # One that covers clients and server; the others have the same loop.
-    pytest.param(*s, marks=[] if s[0] == 'fl2' else [pytest.mark.slow])
-    for s in tiny_task.scenarios()
-  ],
-)
+@_EVERY_SCENARIO
 def test_l2_regularizers_are_weight_decay(name, scenario):
   """d/dw (a w^2) = 2 a w, at clients and server alike."""
   strength, kwargs = 0.05, {'max_gradient_norm': 0.0}
