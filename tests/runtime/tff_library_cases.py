@@ -142,7 +142,6 @@ def _learning() -> Iterator[Case]:
     'adagrad': lambda: opt.build_adagrad(0.1),
     'rmsprop': lambda: opt.build_rmsprop(0.01),
     'yogi': lambda: opt.build_yogi(0.01),
-    'adafactor': lambda: opt.build_adafactor(learning_rate=0.1),
   }
   processes = {}
   for name, build in optimizers.items():
