@@ -434,7 +434,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[2]
     (
       '{program} --help | head -0; exit ${{PIPESTATUS[0]}}',
       2,
-      'before all was',
+      'closed before everything was',
     ),
     ('{program} {run} 2>&-', 0, ''),
     ('env -u HOME {program} {run}', 0, ''),
