@@ -47,6 +47,9 @@ def test_the_table_has_every_network(repository):
 @pytest.mark.slow
 @pytest.mark.parametrize('name', _NAMES)
 def test_one_step(name, repository):
+  row = _rows(repository)[name]
+  if row[0] == 'not tried':
+    pytest.skip('takes minutes; docs/models.md says that it was not tried')
   side = _SIDES.get(name, 32)
   shape = (side, side, 3)
   rng = np.random.default_rng(0)
@@ -95,7 +98,7 @@ def test_one_step(name, repository):
   assert 0.0 < norm <= 0.01001
   assert 0.0 < loss[0] < 100.0 * loss[1]
   num_weights = sum(int(np.prod(v.shape)) for v in network.model.variables)
-  row = _rows(repository)[name]
+  assert row[0] == 'yes'
   assert row[1] == f'{num_weights:,}'
   assert row[2] == str(side)
   assert ('dropout' in row[3]) == network.is_random

@@ -278,10 +278,10 @@ def _late_variable(layer, x, training):
 
 _REFUSED = {
   # What model_fn gives.
-  'None': (lambda: None, 'gave None; it must build'),
-  'a class': (lambda: _Subclassed, "gave <class .*_Subclassed'>"),
-  'a layer': (lambda: _LAYERS.Dense(4), 'gave Dense'),
-  'a module': (tf.Module, 'gave Module'),
+  'None': (lambda: None, 'returned None; it must build'),
+  'a class': (lambda: _Subclassed, "returned <class .*_Subclassed'>"),
+  'a layer': (lambda: _LAYERS.Dense(4), 'returned Dense'),
+  'a module': (tf.Module, 'returned Module'),
   'an error': (_raise, 'ValueError: the file of weights is not there'),
   'an instance': (lambda: _SHARED, "'shared_logits' was there before"),
   'a part that is one': (
