@@ -1,4 +1,4 @@
-"""`tff-fssl` with one more data set, network, aggregator and metric.
+"""`tff-fssl` with a data set, a network, an aggregator and a metric more.
 
 docs/extending.md explains it. All four in one run:
 
@@ -19,8 +19,8 @@ from tff_fssl.program import cli
 
 
 def load_parity(info, data_dir):
-  """scikit-learn's digits; class 1 contains the odd digits."""
-  del data_dir  # The folder of --data_dir, or None. It is not needed here.
+  """scikit-learn's digits; class 1 are the odd ones."""
+  del data_dir  # The folder of --data_dir, or None: nothing is read from it.
   digits = sources.load('digits')
   train, test = (
     sources.Examples(x=part.x, y=part.y % 2)
@@ -50,7 +50,7 @@ data_names.DATA_SETS['parity'] = data_names.DataSetInfo(
 
 
 def build_mlp(images, num_classes, norm):
-  """A network with one hidden layer; `norm` is 'bn', 'gn' or 'none'."""
+  """A hidden layer of 64; `norm` is 'bn', 'gn' or 'none'."""
   import tensorflow as tf
 
   x = tf.keras.layers.Flatten(name='flatten')(images)
@@ -72,7 +72,7 @@ def build_clipped(hparams, **sizes):
   """The weighted mean of updates whose L2 norm is clipped to 1."""
   import tensorflow_federated as tff
 
-  del hparams, sizes  # The aggregator's flags; the cohort's size, and so on.
+  del hparams, sizes  # --aggregator's flags; the cohort's size and the like.
   return tff.aggregators.clipping_factory(1.0, tff.aggregators.MeanFactory())
 
 
@@ -83,7 +83,7 @@ aggregator_hparams.AGGREGATORS['clipped'] = aggregator_hparams.Aggregator(
 
 
 def build_fixmatch_confidence(model_fn, *, hparams, round_hparams, **parts):
-  """FixMatch, with the mean confidence in weak views as another metric."""
+  """FixMatch, with the mean confidence in weak views as a further metric."""
   import tensorflow as tf
 
   from tff_fssl.algorithms import assemble

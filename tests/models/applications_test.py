@@ -19,7 +19,12 @@ _NAMES = sorted(
   if inspect.isfunction(value)
 )
 # The least that Keras allows; 32 for the others.
-_SIDES = {'InceptionResNetV2': 75, 'InceptionV3': 75, 'Xception': 71}
+_SIDES = {
+  'EfficientNetV2S': 64,  # On less its batch norm sees two values.
+  'InceptionResNetV2': 75,
+  'InceptionV3': 75,
+  'Xception': 71,
+}
 _CLASSES = 10
 
 
@@ -48,8 +53,8 @@ def test_the_table_has_every_network(repository):
 @pytest.mark.parametrize('name', _NAMES)
 def test_one_step(name, repository):
   row = _rows(repository)[name]
-  if row[0] == 'not tried':
-    pytest.skip('takes minutes; docs/models.md says that it was not tried')
+  if row[0] == 'built':
+    pytest.skip('docs/models.md says that no step of it was tried')
   side = _SIDES.get(name, 32)
   shape = (side, side, 3)
   rng = np.random.default_rng(0)

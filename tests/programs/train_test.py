@@ -340,7 +340,7 @@ def test_evaluations_agree(finished, capsys):
     (['/nowhere'], 'is neither a run'),
     (['RUN', '--round=3'], 'there are: 0, 2, 4'),
     (['RUN', '--round=latest'], 'allowed are last, best and the number'),
-    (['RUN/model', '--round=3'], 'of one round'),
+    (['RUN/model', '--round=3'], 'has one round only'),
   ],
 )
 def test_evaluations_that_cannot_be(finished, argv, word, capsys):
@@ -351,7 +351,7 @@ def test_evaluations_that_cannot_be(finished, argv, word, capsys):
 
 def test_plots(finished, capsys):
   assert main.run(plot_main.plot_main, [finished[0]]) == 0
-  assert 'Thresholds' in capsys.readouterr().out
+  assert 'Learning status' in capsys.readouterr().out
 
 
 def test_a_warm_start(finished, tmp_path, capsys):
