@@ -41,9 +41,9 @@ def _lie(name: str) -> None:
   import numpy as np
   import tensorflow as tf
 
-  from tff_fssl.algorithms import client_work
-  from tff_fssl.algorithms import statistics_phase
   from tff_fssl.data import clients
+  from tff_fssl.rounds import client_work
+  from tff_fssl.rounds import statistics_phase
 
   honest_seed = clients.client_seed
   honest_train = client_work._train
@@ -101,9 +101,9 @@ def _run(name: str, argv: list[str]) -> str:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program import config as config_lib
-  from tff_fssl.program import experiment as experiment_lib
-  from tff_fssl.program import managers
+  from tff_fssl.program.configuration import config as config_lib
+  from tff_fssl.program.loop import experiment as experiment_lib
+  from tff_fssl.program.reporting import managers
 
   if name != 'honest':
     _lie(name)

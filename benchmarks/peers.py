@@ -128,13 +128,13 @@ def run_ours(take_turn, runtime_name: str) -> None:
 
   from tff_fssl import runtime
   from tff_fssl.algorithms import registry
-  from tff_fssl.algorithms import round_hparams
   from tff_fssl.data import augment
   from tff_fssl.data import clients
-  from tff_fssl.program import managers
-  from tff_fssl.program import sampling
-  from tff_fssl.program import training
   from tff_fssl.program import training_types
+  from tff_fssl.program.loop import training
+  from tff_fssl.program.reporting import managers
+  from tff_fssl.rounds import round_hparams
+  from tff_fssl.rounds import sampling
 
   def unchanged(x, seed):
     del seed  # pfl's comparison has no augmentation.

@@ -25,11 +25,9 @@ import tensorflow_federated as tff
 import timing
 
 from tff_fssl import runtime
-from tff_fssl.algorithms import assemble
 from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.local import algorithm as algorithm_lib
@@ -39,6 +37,8 @@ from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.models import statistics
+from tff_fssl.rounds import assemble
+from tff_fssl.rounds import round_hparams
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
 # All pseudo-labels are kept and confident: this is the most expensive round,

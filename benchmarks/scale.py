@@ -32,7 +32,7 @@ from typing import Any
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program import main as main_lib
+from tff_fssl.program.commands import main as main_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
 _SECTIONS = ('cohort', 'population', 'rounds', 'start')
@@ -72,8 +72,8 @@ def build_task(dataset: str, num_clients: int, images_each: int) -> Any:
   from tff_fssl.data import names
   from tff_fssl.data import partition
   from tff_fssl.data import sources
-  from tff_fssl.program import config as config_lib
-  from tff_fssl.program import experiment
+  from tff_fssl.program.configuration import config as config_lib
+  from tff_fssl.program.loop import experiment
 
   config = config_lib.from_command_line(
     ['--model=cnn', f'--dataset={dataset}', '--client_epochs=1']
@@ -120,7 +120,7 @@ def measure_cohort(size: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program import experiment
+  from tff_fssl.program.loop import experiment
 
   tff.framework.set_default_context(runtime.build_context('in_process'))
   task, _ = build_task('cifar10', _COHORT_POPULATION, _COHORT_IMAGES)
@@ -153,7 +153,7 @@ def measure_population(size: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.program import experiment
+  from tff_fssl.program.loop import experiment
 
   tff.framework.set_default_context(runtime.build_context('in_process'))
   before = memory('VmRSS')

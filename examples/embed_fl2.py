@@ -12,10 +12,10 @@ import tensorflow_federated as tff
 
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
-from tff_fssl.program import sampling
+from tff_fssl.rounds import round_hparams
+from tff_fssl.rounds import sampling
 
 SHAPE = (32, 32, 3)
 VIEWS = augment.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)

@@ -15,7 +15,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.data import sources
 from tff_fssl.models import names as model_names
-from tff_fssl.program import cli
+from tff_fssl.program.commands import cli
 
 
 def load_parity(info, data_dir):
@@ -86,9 +86,9 @@ def build_fixmatch_confidence(model_fn, *, hparams, round_hparams, **parts):
   """FixMatch, with the mean confidence in weak views as a further metric."""
   import tensorflow as tf
 
-  from tff_fssl.algorithms import assemble
   from tff_fssl.algorithms import fixmatch
   from tff_fssl.local import algorithm
+  from tff_fssl.rounds import assemble
 
   at_clients = round_hparams.scenario == 'labels_at_clients'
   plain = fixmatch.local_algorithm(hparams, labeled=at_clients)

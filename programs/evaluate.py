@@ -5,8 +5,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program import evaluate_main
-from tff_fssl.program import main
+from tff_fssl.program.commands import evaluate_main
+from tff_fssl.program.commands import main
 
 if __name__ == '__main__':
   sys.exit(main.run(evaluate_main.evaluate_main))

@@ -5,8 +5,8 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program import main
-from tff_fssl.program import train_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
 
 if __name__ == '__main__':
   sys.exit(main.run(train_main.train_main))

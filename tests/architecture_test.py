@@ -17,10 +17,13 @@ _LAYERS = (
   ('semisup',),
   ('local',),
   ('distributors', 'aggregators', 'finalizers'),
+  ('rounds',),
   ('algorithms',),
   ('program',),
   ('programs',),
 )
+# The rooms of `program`, likewise. What stands beside them, any may import.
+_ROOMS = ('configuration', 'storage', 'reporting', 'loop', 'commands')
 _RANK = {name: rank for rank, names in enumerate(_LAYERS) for name in names}
 _WITHOUT_FEDERATED = ('tff_fssl', 'data', 'models', 'semisup', 'local')
 _TENSORFLOW = {
@@ -111,6 +114,24 @@ def test_layers_import_from_the_left_only(tree):
         and _layer(module) != _layer(source.module)
       )
     )
+  ]
+  assert not wrong
+
+
+def _room(module):
+  parts = module.split('.')
+  return parts[2] if 'program' in parts[:2] and len(parts) > 3 else None
+
+
+def test_rooms_import_from_the_left_only(tree):
+  ranks = {room: rank for rank, room in enumerate(_ROOMS)}
+  wrong = [
+    f'{source.path} imports {module}'
+    for source in _package_sources(tree)
+    if _layer(source.module) == 'program'
+    for module in tree.imports(source)
+    if module in tree.sources
+    and ranks.get(_room(module), -1) > ranks.get(_room(source.module), -1)
   ]
   assert not wrong
 

@@ -162,7 +162,7 @@ def render(tree: source_tree.SourceTree) -> str:
     folder = members[0].folder
     deps = _dependencies(tree, name, members)
     if _is_test(members[0]):
-      whole = folder in ('tests', 'tests/program')
+      whole = folder == 'tests' or folder.startswith('tests/program')
       text += _rule(
         'py_test',
         name=name,

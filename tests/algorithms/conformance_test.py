@@ -11,7 +11,7 @@ import tiny_task
 
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import round_hparams
+from tff_fssl.rounds import round_hparams
 
 pytestmark = pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 

@@ -13,11 +13,11 @@ import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.algorithms import client_work
-from tff_fssl.algorithms import statistics_phase
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
+from tff_fssl.rounds import client_work
+from tff_fssl.rounds import statistics_phase
 
 _SERVER = 'labels_at_server'
 _LIAR = 77

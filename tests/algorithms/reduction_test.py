@@ -10,13 +10,13 @@ import tensorflow_federated as tff
 import tiny_task
 
 from tff_fssl.aggregators import guarded
-from tff_fssl.algorithms import composer
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
+from tff_fssl.rounds import composer
 
 _AT_CLIENTS = 'labels_at_clients'
 

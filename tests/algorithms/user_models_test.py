@@ -11,9 +11,9 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import clients
 from tff_fssl.models import evaluate
+from tff_fssl.rounds import round_hparams
 
 _EVERY_SCENARIO = pytest.mark.parametrize(
   'name, scenario',

@@ -16,12 +16,12 @@ import tiny_tfds
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
-from tff_fssl.program import config as config_lib
-from tff_fssl.program import experiment
-from tff_fssl.program import flags
-from tff_fssl.program import main
-from tff_fssl.program import output_tree
-from tff_fssl.program import train_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.loop import experiment
+from tff_fssl.program.storage import output_tree
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _FILES = {p.stem: p for p in sorted(_FOLDER.rglob('*.flags'))}

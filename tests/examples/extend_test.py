@@ -11,8 +11,8 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.models import names as model_names
-from tff_fssl.program import cli
 from tff_fssl.program import console
+from tff_fssl.program.commands import cli
 
 _TABLES = (
   registry.REGISTRY,

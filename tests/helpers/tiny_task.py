@@ -10,10 +10,10 @@ import tensorflow_federated as tff
 
 from tff_fssl.aggregators import factory
 from tff_fssl.algorithms import registry
-from tff_fssl.algorithms import round_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
-from tff_fssl.program import sampling
+from tff_fssl.rounds import round_hparams
+from tff_fssl.rounds import sampling
 
 IMAGE_SHAPE = (6, 6, 1)
 NUM_CLASSES = 3

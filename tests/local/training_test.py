@@ -3,12 +3,12 @@
 import numpy as np
 import tensorflow as tf
 
-from tff_fssl.algorithms import assemble
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.rounds import assemble
 
 
 def _plain(x, seed=None):

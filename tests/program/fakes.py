@@ -10,15 +10,15 @@ import numpy as np
 import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
-from tff_fssl.program import checkpoint
-from tff_fssl.program import config as config_lib
-from tff_fssl.program import managers
-from tff_fssl.program import output_tree
-from tff_fssl.program import ownership
-from tff_fssl.program import sampling
-from tff_fssl.program import summary
-from tff_fssl.program import training
 from tff_fssl.program import training_types
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import training
+from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import summary
+from tff_fssl.rounds import sampling
 
 State = tff.learning.templates.LearningAlgorithmState
 _DATA_TYPE = tff.FederatedType(

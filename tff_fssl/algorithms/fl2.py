@@ -35,12 +35,12 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.algorithms import assemble
 from tff_fssl.algorithms import fl2_hparams
-from tff_fssl.algorithms import round_hparams as round_hparams_lib
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.models import adapter
+from tff_fssl.rounds import assemble
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpness

@@ -6,8 +6,8 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
-from tff_fssl.algorithms import round_hparams
 from tff_fssl.algorithms import supervised_hparams
+from tff_fssl.rounds import round_hparams
 
 _SERVER = round_hparams.LABELS_AT_SERVER
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS

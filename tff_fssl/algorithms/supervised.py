@@ -14,10 +14,10 @@ from typing import Any
 
 import tensorflow_federated as tff
 
-from tff_fssl.algorithms import assemble
-from tff_fssl.algorithms import round_hparams as round_hparams_lib
 from tff_fssl.algorithms import supervised_hparams
 from tff_fssl.models import adapter
+from tff_fssl.rounds import assemble
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
 def build_supervised(

@@ -1,0 +1,225 @@
+"""Mistakes and mishaps, given to the program: one message, nothing lost."""
+
+import csv
+import errno
+import os
+import pathlib
+import signal
+
+import faulty_disk
+import numpy as np
+import pytest
+import tiny_tfds
+
+from tests.program import fakes
+from tff_fssl.program import console
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import output_tree
+
+_CLIENTS = '--scenario=labels_at_clients'
+# Little to trace.
+_SMALL = (
+  '--dataset=digits',
+  '--algorithm=supervised',
+  _CLIENTS,
+  '--model=cnn',
+  '--norm=none',
+  '--num_labels=10',
+  '--num_clients=20',
+  '--clients_per_round=2',
+  '--client_epochs=2',
+  '--total_rounds=4',
+  '--tensorboard=false',
+)
+
+
+def _train(folder, *flags):
+  return main.run(train_main.train_main, [*flags, f'--output_dir={folder}'])
+
+
+def _files(folder):
+  """Path -> (content, time of its last change) of all but the lock."""
+  paths = [path for path in pathlib.Path(folder).rglob('*') if path.is_file()]
+  return {
+    path: (path.read_bytes(), path.stat().st_mtime_ns)
+    for path in paths
+    if path.name != '.lock'
+  }
+
+
+def _assert_refused(code, words, capsys):
+  """Exit code 2, and one message that has the words."""
+  error = capsys.readouterr().err
+  assert code == main.USAGE
+  assert error.startswith('error: ') and error.count('error: ') == 1, error
+  assert 'Traceback' not in error
+  for word in words:
+    assert word in error, error
+
+
+@pytest.fixture
+def unfinished(tmp_path):
+  """The folder of a run of the default flags, and what is in it."""
+  folder = tmp_path / 'run'
+  fakes.run(folder, total_rounds=2)
+  files = _files(folder)
+  assert len(files) > 4
+  return folder, files
+
+
+@pytest.mark.parametrize(
+  'flags, words',
+  [
+    (['--algorithm=fl3'], ['--algorithm=fl3', "did you mean 'fl2'?"]),
+    (['--dataset=cifar11'], ['--dataset=cifar11', 'cifar10']),
+    (['--num_label=40'], ['--num_label', 'did you mean --num_labels?']),
+    (['stray'], ["'stray' is not a flag"]),
+    (['--fixmatch.unlabeled_loss_weight=2'], ['--algorithm=fl2 is selected']),
+    (['--fl2.rho=-1'], ['--fl2.rho=-1', 'at least 0']),
+    (['--num_labels=60000'], ['--num_labels=60000', '50000']),
+    (['--num_labels=45'], ['--num_labels=45', '40 or 50']),
+    (['--clients_per_round=101'], ['=101', 'at most --num_clients=100']),
+    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    (['--split=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
+    ([_CLIENTS], [_CLIENTS, '--algorithm=fl2 runs with labels_at_server only']),
+    # Another configuration than the one that is there:
+    (['--seed=1'], ['--seed=0 there, 1 now']),
+    (['--total_rounds=10'], ['--total_rounds=800 there, 10 now']),
+    (['--algorithm=fixmatch'], ['--algorithm=fl2 there, fixmatch now']),
+  ],
+)
+def test_flags(unfinished, flags, words, capsys):
+  folder, files = unfinished
+  _assert_refused(_train(folder, *flags), words, capsys)
+  assert _files(folder) == files
+  if 'there' not in words[0]:
+    new = folder.parent / 'new'
+    _assert_refused(_train(new, *flags), words, capsys)
+    assert not new.exists()
+
+
+def test_a_second_program(unfinished, capsys):
+  folder, files = unfinished
+  with output_tree.OutputTree(str(folder)) as tree:
+    tree.open(fakes.config(str(folder)))
+    words = [f'process {os.getpid()} on {os.uname().nodename}, since 20']
+    _assert_refused(_train(folder), words, capsys)
+  assert _files(folder) == files
+
+
+@pytest.mark.parametrize('number', [errno.EROFS, errno.EACCES])
+def test_a_folder_that_cannot_be_written_to(
+  unfinished, number, monkeypatch, capsys
+):
+  # Not by permissions, which do not bind root.
+  folder, files = unfinished
+  real_open, real_mkdir = os.open, os.mkdir
+
+  def refuse(path):
+    if str(path).startswith(str(folder.parent)):
+      raise OSError(number, os.strerror(number), path)
+
+  def open_(path, mode, *args, **kwargs):
+    if mode & (os.O_WRONLY | os.O_RDWR | os.O_CREAT):
+      refuse(path)
+    return real_open(path, mode, *args, **kwargs)
+
+  def mkdir(path, *args, **kwargs):
+    refuse(path)
+    return real_mkdir(path, *args, **kwargs)
+
+  monkeypatch.setattr(os, 'open', open_)
+  monkeypatch.setattr(os, 'mkdir', mkdir)
+  reason = {errno.EROFS: 'is read-only', errno.EACCES: 'no permission'}[number]
+  words = [str(folder), reason, 'choose another --output_dir']
+  _assert_refused(_train(folder), words, capsys)
+  words[0] = str(folder.parent / 'new')
+  _assert_refused(_train(folder.parent / 'new'), words, capsys)
+  monkeypatch.undo()
+  assert _files(folder) == files
+
+
+def test_a_full_disk(unfinished, capsys):
+  folder, files = unfinished
+  with faulty_disk.FaultyDisk(0, faulty_disk.FULL).installed():
+    code = _train(folder)
+  _assert_refused(code, [str(folder), 'the disk is full; free some'], capsys)
+  assert _files(folder) == files
+
+
+@pytest.mark.parametrize(
+  'what, words',
+  [
+    ('missing', ["tfds.load('cifar10'"]),
+    ('truncated', ['cannot be read']),
+    ('another', ['is not cifar10: it has 7 classes']),
+  ],
+)
+def test_data(unfinished, what, words, capsys):
+  folder, files = unfinished
+  data = folder.parent / 'data'
+  data.mkdir()
+  if what != 'missing':
+    num_classes = 7 if what == 'another' else None
+    counts = {'train': 300, 'test': 20}
+    tiny_tfds.write(data, 'cifar10', counts, num_classes)
+  if what == 'truncated':
+    file = max(data.glob('*/*/*train*tfrecord*'))
+    os.truncate(file, file.stat().st_size // 2)
+  words = [*words, str(data)]
+  _assert_refused(_train(folder, f'--data_dir={data}'), words, capsys)
+  assert _files(folder) == files
+  new = folder.parent / 'new'
+  _assert_refused(_train(new, f'--data_dir={data}'), words, capsys)
+  assert not _files(new)
+
+
+def test_a_dirichlet_split_that_cannot_reach_its_minimum(tmp_path, capsys):
+  flags = ['--dataset=digits', '--split=dirichlet', '--alpha=0.05']
+  code = _train(tmp_path / 'run', *flags, '--num_clients=100')
+  words = ['--min_client_examples=10', '--alpha', 'or less']
+  _assert_refused(code, words, capsys)
+  assert not _files(tmp_path / 'run')
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
+  round_done = console.Console.round_done
+
+  def interrupt(self, report):
+    round_done(self, report)
+    if report.round_num == 1:
+      os.kill(os.getpid(), signal.SIGINT)
+
+  monkeypatch.setattr(console.Console, 'round_done', interrupt)
+  folder = tmp_path / 'run'
+  code = _train(folder, *_SMALL, '--rounds_per_checkpoint=50')
+  assert code == main.INTERRUPTED == 130
+  tree = output_tree.OutputTree(str(folder))
+  [saved] = checkpoint.versions(tree.checkpoints)
+  output = ' '.join(capsys.readouterr().out.split())
+  assert f'Stopped and saved. To continue after round {saved}, give' in output
+  assert f'--flagfile={tree.flags_file}' in output
+  with open(tree.train_csv) as file:
+    assert list(csv.DictReader(file))[-1]['round'] == str(saved)
+
+
+def test_rounds_without_a_finite_update(tmp_path, capsys):
+  folder = tmp_path / 'run'
+  code = _train(
+    folder, *_SMALL, '--client_learning_rate=1e38', '--max_bad_rounds=2'
+  )
+  captured = capsys.readouterr()
+  assert code == main.NOT_FINITE
+  assert 'no update could be used in 2 rounds in a row' in captured.err
+  assert captured.out.count('BAD: no usable update') == 2
+  tree = output_tree.OutputTree(str(folder))
+  with open(tree.train_csv) as file:
+    rows = list(csv.DictReader(file))
+  assert [row['bad_round'] for row in rows] == ['1', '1']
+  for row in rows:
+    assert row['client_work/train/num_non_finite_clients'] == '2'
+  state = checkpoint.read(checkpoint.path_of(tree.checkpoints, 2))
+  weights = [v for k, v in state.items() if 'global_model_weights' in k]
+  assert weights and all(np.all(np.isfinite(w)) for w in weights)

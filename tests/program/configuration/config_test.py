@@ -1,0 +1,256 @@
+import dataclasses
+import glob
+import os
+import re
+
+import pytest
+
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
+from tff_fssl.program.configuration import config
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
+
+_CLIENTS = '--scenario=labels_at_clients'
+_PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
+
+
+def _config(*argv):
+  return config.from_command_line(argv)
+
+
+def test_defaults_are_a_configuration():
+  default = _config()
+  assert default.run.algorithm == 'fl2'
+  assert default.first_round == 1 - default.round.num_pretraining_rounds
+  assert default.trains_clients
+  assert default.run.output_dir == 'runs/fl2_cifar10_labels_at_server_seed0'
+
+
+def test_flags_repeat_the_configuration(tmp_path):
+  for argv in (
+    [],
+    ['--algorithm=fixmatch', _CLIENTS, '--num_labels=10', '--norm=gn'],
+    ['--algorithm=supervised', _CLIENTS, '--full_labels', '--norm=bn'],
+    ['--split=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
+    ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
+  ):
+    first = _config(*argv)
+    path = tmp_path / 'flags.txt'
+    path.write_text(flags.to_flagfile(first.flags()))
+    # Named on the command line they must be allowed as well.
+    assert _config(f'--flagfile={path}') == first
+    assert _config(*path.read_text().split()) == first
+
+
+def test_norm_decides_the_statistics():
+  assert _config('--norm=bn').round.batch_norm_statistics == 'moving_average'
+  assert _config('--norm=bn').model_norm == 'bn'
+  assert _config('--norm=sbn').model_norm == 'bn'
+  assert _config('--norm=gn').model_norm == 'gn'
+  assert 'batch_norm_statistics' not in _config('--norm=gn').flags()
+
+
+def test_labels_at_clients_have_no_pretraining():
+  assert (
+    _config('--algorithm=fixmatch', _CLIENTS, '--num_labels=10').first_round
+    == 1
+  )
+
+
+@pytest.mark.parametrize(
+  'argv, words',
+  [
+    (['--algorithm=fl3'], ['--algorithm=fl3', "did you mean 'fl2'?"]),
+    (['--dataset=cifar11'], ['--dataset=cifar11', 'cifar10']),
+    (['--fixmatch.unlabeled_loss_weight=2'], ['--algorithm=fl2 is selected']),
+    (['--fl2.rho=-1'], ['--fl2.rho=-1', 'at least 0']),
+    (['--num_labels=45'], ['--num_labels=45', 'multiple', '40 or 50']),
+    (['--num_labels=60000'], ['--num_labels=60000', '50000']),
+    (
+      ['--clients_per_round=20', '--num_clients=10'],
+      ['--clients_per_round=20', '--num_clients=10'],
+    ),
+    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    ([_CLIENTS], ['--scenario=labels_at_clients', 'fl2', 'fixmatch']),
+    (
+      ['--norm=bn', '--batch_norm_statistics=pooled'],
+      ['--batch_norm_statistics=pooled', '--norm=bn'],
+    ),
+    (['--batch_norm_statistics=moving_average'], ['moving_average']),
+    (['--alpha=0.3'], ['--alpha', 'no effect', '--split=iid']),
+    (['--full_labels'], ['--full_labels', 'labels_at_clients']),
+    (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
+    (['--profile=2,,4'], ["'' is not a round"]),
+    (['--profile=-1'], ["'-1' is not a round"]),
+    (['--profile=5-3'], ['ascending']),
+    (['--profile=0'], ['1 to']),
+    (['--profile=2,801'], ['801 is not within', '--total_rounds=800']),
+    (['--profile=999999999-999999999'], ['--total_rounds=800']),
+    (
+      ['--profile=2', '--runtime=tff_worker'],
+      ['--runtime=tff_worker', 'in_process'],
+    ),
+    (
+      ['--call_timeout_secs=5'],
+      ['--call_timeout_secs=5:', '--runtime=tff_worker'],
+    ),
+    (
+      ['--call_timeout_secs=-1', '--runtime=tff_worker'],
+      ['--call_timeout_secs=-1', 'at least 0'],
+    ),
+    (['--num_clients=60000'], ['--num_clients=60000', 'training examples']),
+    (
+      ['--algorithm=fixmatch', _CLIENTS, '--num_labels=1000'],
+      ['--num_labels=1000', '100 clients', '50000'],
+    ),
+    (['--seed=-1'], ['--seed=-1', 'at least 0']),
+    (['--client_learning_rate=nan'], ['finite']),
+    (['--cross_device'], ['--norm=sbn', 'second client phase', '--norm=gn']),
+    (['--aggregator=median'], ['--aggregator=median', 'robust, secure']),
+    (['--dp_delta=1e-6'], ['--dp_delta', 'no effect', '--aggregator=mean']),
+    (['--simulate_secure_aggregation'], ['no effect', '--aggregator=mean']),
+    (['--aggregator=secure'], ['--simulate_secure_aggregation', 'protect']),
+    (
+      ['--algorithm=supervised', '--aggregator=robust'],
+      ['--aggregator', 'no effect', 'clients do not train'],
+    ),
+    (
+      ['--aggregator=dp', '--norm=gn'],
+      ['learning status', '--fl2.learning_status_aggregation=false'],
+    ),
+    ([*_PRIVATE], ['--aggregator=dp', 'batch norm', '--norm=gn']),
+    (
+      [*_PRIVATE, '--norm=gn', '--debug_non_finite'],
+      ['--debug_non_finite', 'single clients', '--aggregator=dp'],
+    ),
+    (
+      ['--algorithm=supervised', '--debug_non_finite'],
+      ['--debug_non_finite', 'no effect', 'clients do not train'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--client_weighting=examples'],
+      ['--client_weighting=examples', 'uniform'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--dp_delta=0.01'],
+      ['--dp_delta=0.01', '1/100'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--dp_noise_multiplier=0'],
+      ['--dp_noise_multiplier=0', 'greater than 0'],
+    ),
+  ],
+)
+def test_what_makes_no_sense_is_refused(argv, words):
+  with pytest.raises(UsageError) as error:
+    _config(*argv)
+  message = str(error.value)
+  assert '\n' not in message
+  for word in words:
+    assert word in message
+
+
+def test_aggregators():
+  assert _config().aggregator.aggregator == 'mean'
+  private = _config(*_PRIVATE, '--norm=gn', '--dp_delta=1e-6')
+  assert private.aggregator.dp_delta == 1e-6
+  assert private.flags()['dp_delta'] == 1e-6
+  assert 'secure_min_weight' not in private.flags()
+  secure = ['--aggregator=secure', '--simulate_secure_aggregation']
+  assert _config(*secure, '--norm=gn').run.simulate_secure_aggregation
+  with pytest.raises(UsageError, match='static batch norm'):
+    _config(*secure)
+  with pytest.raises(UsageError, match='--debug_non_finite'):
+    _config(*secure, '--norm=gn', '--debug_non_finite')
+
+
+def test_robust_aggregation_takes_robust_statistics():
+  kind = lambda *argv: _config(*argv).round.batch_norm_statistics
+  assert kind() == 'pooled'
+  assert kind('--aggregator=robust') == 'median'
+  assert kind('--aggregator=robust', '--batch_norm_statistics=pooled') == (
+    'pooled'
+  )
+  assert kind('--aggregator=robust', '--norm=bn') == 'moving_average'
+
+
+def test_a_flagfile_may_set_flags_without_effect(tmp_path):
+  path = tmp_path / 'a.flags'
+  path.write_text('--split=dirichlet\n--alpha=0.3\n')
+  assert _config(f'--flagfile={path}').run.alpha == 0.3
+  assert 'alpha' not in _config(f'--flagfile={path}', '--split=iid').flags()
+  path.write_text('--fixmatch.confidence_threshold=0.9\n')
+  with pytest.raises(UsageError, match='a.flags'):
+    _config(f'--flagfile={path}')
+
+
+@pytest.mark.parametrize(
+  'changed, word',
+  [
+    ({'client_state': True}, 'identity'),
+    ({'per_client_broadcast': True}, 'message of its own'),
+    ({'client_phases': 2}, '2 client phases'),
+  ],
+)
+def test_cross_device_names_what_stands_against_it(monkeypatch, changed, word):
+  assert _config('--cross_device', '--norm=gn').run.cross_device
+  entry = registry.REGISTRY['fl2']
+  capabilities = dataclasses.replace(entry.capabilities, **changed)
+  monkeypatch.setitem(
+    registry.REGISTRY,
+    'fl2',
+    dataclasses.replace(entry, capabilities=capabilities),
+  )
+  with pytest.raises(UsageError, match=word):
+    _config('--cross_device', '--norm=gn')
+
+
+def test_differences():
+  old = {'seed': '0', 'total_rounds': '5', 'client_threads': '1'}
+  new = {'seed': '0', 'total_rounds': '9', 'client_threads': '2'}
+  assert config.differences(old, new) == (
+    [],
+    ['client_threads', 'total_rounds'],
+  )
+  assert config.differences(new, old)[0] == ['total_rounds']
+  assert config.differences(old, old | {'seed': '1'})[0] == ['seed']
+  # A flag that older runs did not know has its default there.
+  default = str(run_hparams.RunHparams().num_clients)
+  assert config.differences(old, old | {'num_clients': default}) == ([], [])
+  assert config.differences(old, old | {'num_clients': '7'})[0] == [
+    'num_clients'
+  ]
+
+
+def test_help_and_readme_name_the_flags_that_may_differ(repository, capsys):
+  readme = (repository / 'README.md').read_text()
+  assert main.run(train_main.train_main, ['--help']) == 0
+  shown = ' '.join(capsys.readouterr().out.split())
+  for text in (readme, shown):
+    assert f'these may differ: {run_hparams.may_differ()}.' in text
+  known = {field.name for field in dataclasses.fields(run_hparams.RunHparams)}
+  assert run_hparams.MAY_DIFFER <= known
+
+
+def test_readme_names_the_exit_codes(repository):
+  readme = (repository / 'README.md').read_text()
+  rows = [re.findall(r'\d+', line.split('|')[1])
+          for line in readme.splitlines() if line.startswith('| ')]  # fmt: skip
+  named = {int(code) for row in rows for code in row}
+  assert named == {
+    main.DONE,
+    main.FAILED,
+    main.USAGE,
+    main.NOT_FINITE,
+    main.INTERRUPTED,
+    main.TERMINATED,
+  }
+
+
+def test_every_config_file_is_valid():
+  folder = os.path.join(os.path.dirname(__file__), '..', '..', 'configs')
+  for path in glob.glob(os.path.join(folder, '**', '*.flags'), recursive=True):
+    assert _config(f'--flagfile={path}').flags(), path

@@ -1,0 +1,348 @@
+import csv
+import os
+import signal
+
+import faulty_disk
+import numpy as np
+import pytest
+
+from tests.program import fakes
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
+from tff_fssl.program import training_types
+from tff_fssl.program.loop import training
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
+
+
+def _rows(folder, name):
+  with open(os.path.join(folder, 'metrics', name)) as file:
+    return list(csv.DictReader(file))
+
+
+def test_a_run_from_start_to_end(tmp_path):
+  reporter = fakes.Reporter()
+  result = fakes.run(tmp_path / 'run', reporter=reporter)
+  assert (result.round_num, result.num_rounds) == (4, 5)
+  assert result.stopped_by is None
+  rows = _rows(tmp_path / 'run', 'train.csv')
+  assert [row['round'] for row in rows] == ['0', '1', '2', '3', '4']
+  clients = [row['client_work/train/num_clients'] for row in rows]
+  assert clients == ['0', '2', '2', '2', '2']
+  assert rows[1]['client_work/train/pseudo_label_accuracy'] == 'nan'
+  assert {row['bad_round'] for row in rows} == {'0'}
+  evaluated = _rows(tmp_path / 'run', 'eval.csv')
+  assert [row['round'] for row in evaluated] == ['0', '2', '4']
+  timing = _rows(tmp_path / 'run', 'timing.csv')
+  assert float(timing[4]['peak_memory_mb']) > 10
+  assert float(timing[4]['seconds/round']) > 0
+  assert [bool(r.evaluation) for r in reporter.reports] == [1, 0, 1, 0, 1]
+
+
+def test_the_last_round_is_evaluated_and_saved_whatever_its_number(tmp_path):
+  fakes.run(
+    tmp_path / 'run',
+    total_rounds=3,
+    rounds_per_evaluation=10,
+    rounds_per_checkpoint=10,
+  )
+  rows = _rows(tmp_path / 'run', 'eval.csv')
+  assert [row['round'] for row in rows] == ['0', '3']
+  names = sorted(os.listdir(tmp_path / 'run' / 'checkpoints'))
+  assert names == ['round_0.ckpt', 'round_3.ckpt']
+
+
+def test_a_finished_run_does_nothing_and_more_rounds_go_on(tmp_path):
+  fakes.run(tmp_path / 'a')
+  fakes.run(tmp_path / 'b', total_rounds=2)
+  process = fakes.FakeProcess()
+  assert fakes.run(tmp_path / 'a', process).num_rounds == 0
+  assert process.rounds == []
+  assert fakes.run(tmp_path / 'b').num_rounds == 2
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def _weights(value):
+  return adapter.Weights(
+    (np.full([3], value, np.float32), np.float32(value)), (), np.float32(7)
+  )
+
+
+def test_a_warm_start_is_evaluated_and_saved_before_the_first_round(tmp_path):
+  warm = {'initial_weights': _weights(0.5)}
+  reporter = fakes.Reporter()
+  fakes.run(tmp_path / 'a', reporter=reporter, options=warm, keep=9)
+  rows = _rows(tmp_path / 'a', 'eval.csv')
+  assert [row['round'] for row in rows] == ['-1', '0', '2', '4']
+  assert float(rows[0]['test/accuracy']) == 1 / 3
+  assert reporter.messages == ['At the start: test 33.3%  val 20.0%']
+  tree = output_tree.OutputTree(str(tmp_path / 'a'))
+  saved = checkpoint.read(checkpoint.path_of(tree.checkpoints, -1))
+  weights = {k: v for k, v in saved.items() if 'global_model_weights' in k}
+  np.testing.assert_array_equal(
+    np.concatenate([np.ravel(w) for w in weights.values()]), [0.5] * 4 + [7.0]
+  )
+  assert not saved['process/finalizer/momentum'].any()
+  fakes.run(tmp_path / 'b')
+  assert fakes.results(tmp_path / 'a') != fakes.results(tmp_path / 'b')
+
+
+def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
+  warm = {'initial_weights': _weights(0.5)}
+  with faulty_disk.FaultyDisk().installed() as disk:
+    fakes.run(tmp_path / 'whole', options=warm, total_rounds=1)
+  for stop_at in range(len(disk.calls)):
+    folder = tmp_path / str(stop_at)
+    with faulty_disk.FaultyDisk(stop_at).installed():
+      with pytest.raises(faulty_disk.Killed):
+        fakes.run(folder, options=warm, total_rounds=1)
+    # Others by now, which must not matter once there is a checkpoint.
+    is_saved = bool(checkpoint.versions(str(folder / 'checkpoints')))
+    options = {'initial_weights': _weights(9.0)} if is_saved else warm
+    reporter = fakes.Reporter()
+    fakes.run(folder, reporter=reporter, options=options, total_rounds=1)
+    assert not any('lacks rows' in m for m in reporter.messages)
+    assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
+
+
+@pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])
+def test_a_stop_request_saves_after_the_round(tmp_path, number):
+  stop = training_types.StopRequest()
+
+  def on_round(report):
+    if report.round_num == 1:
+      stop.set(number)
+
+  result = fakes.run(
+    tmp_path / 'a',
+    reporter=fakes.Reporter(on_round),
+    stop=stop,
+    rounds_per_checkpoint=10,
+  )
+  assert (result.round_num, result.stopped_by) == (1, number)
+  process = fakes.FakeProcess()
+  assert fakes.run(tmp_path / 'a', process).round_num == 4
+  assert process.rounds == [2, 3, 4]
+  fakes.run(tmp_path / 'b')
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def test_bad_rounds_are_marked_and_stop_the_program(tmp_path):
+  reporter = fakes.Reporter()
+  with pytest.raises(training.TrainingStoppedError, match='2 rounds in a row'):
+    fakes.run(
+      tmp_path / 'run',
+      fakes.FakeProcess(bad_rounds=[1, 2, 3]),
+      reporter,
+      max_bad_rounds=2,
+      rounds_per_checkpoint=10,
+    )
+  rows = _rows(tmp_path / 'run', 'train.csv')
+  assert [row['bad_round'] for row in rows] == ['0', '1', '1']
+  assert [report.is_bad for report in reporter.reports] == [False, True, True]
+  # The same command says so at once; a larger number lets it go on.
+  process = fakes.FakeProcess()
+  with pytest.raises(training.TrainingStoppedError):
+    fakes.run(tmp_path / 'run', process, max_bad_rounds=2)
+  assert process.rounds == []
+  assert fakes.run(tmp_path / 'run', max_bad_rounds=3).round_num == 4
+
+
+def test_one_bad_round_among_good_ones_does_not_stop(tmp_path):
+  process = fakes.FakeProcess(bad_rounds=[1, 3])
+  assert fakes.run(tmp_path / 'run', process, max_bad_rounds=2).round_num == 4
+
+
+def test_who_was_not_finite_is_said_and_kept(tmp_path):
+  asked = []
+
+  def explain(state, round_num, num_failed):
+    # Of the state before the round.
+    asked.append((int(state.client_work), round_num, num_failed))
+    return ['client 7: not finite', 'client 9: not finite']
+
+  def run(name, last, process=None):
+    reporter = fakes.Reporter()
+    fakes.run(
+      tmp_path / name,
+      process or fakes.FakeProcess(bad_rounds=[1, 3, 4]),
+      reporter,
+      options={'explain_fn': explain},
+      total_rounds=last,
+      max_bad_rounds=9,
+    )
+    return reporter.messages
+
+  said = run('run', 4)
+  assert asked == [(0, 1, 2), (2, 3, 2), (3, 4, 2)]
+  path = tmp_path / 'run' / 'metrics' / 'non_finite.txt'
+  lines = path.read_text().splitlines()
+  assert said == lines
+  assert lines[:3] == [
+    'round 1: client 7: not finite',
+    'round 1: client 9: not finite',
+    'round 3: client 7: not finite',
+  ]
+  # A round that is repeated after a kill is there once.
+  (tmp_path / 'run' / 'checkpoints' / 'round_4.ckpt').unlink()
+  assert run('run', 4)[1:] == lines[4:]
+  assert path.read_text().splitlines() == lines
+  # None otherwise.
+  assert run('good', 4, fakes.FakeProcess()) == []
+  assert not (tmp_path / 'good' / 'metrics' / 'non_finite.txt').exists()
+
+
+def test_a_damaged_checkpoint_repeats_the_rounds_after_the_last_whole_one(
+  tmp_path,
+):
+  fakes.run(tmp_path / 'a')
+  fakes.run(tmp_path / 'b')
+  path = tmp_path / 'b' / 'checkpoints' / 'round_4.ckpt'
+  path.write_bytes(path.read_bytes()[:-5])
+  reporter, process = fakes.Reporter(), fakes.FakeProcess()
+  fakes.run(tmp_path / 'b', process, reporter)
+  assert process.rounds == [4]
+  assert 'round_4.ckpt cannot be used' in reporter.messages[0]
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+@pytest.mark.parametrize(
+  'missing, where, repeated',
+  [
+    ([4], 'after round 3', [4]),
+    ([3, 4], 'at the start', [0, 1, 2, 3, 4]),
+  ],
+)
+def test_missing_checkpoints_are_said(tmp_path, missing, where, repeated):
+  fakes.run(tmp_path / 'a')
+  fakes.run(tmp_path / 'b')
+  for version in missing:
+    (tmp_path / 'b' / 'checkpoints' / f'round_{version}.ckpt').unlink()
+  reporter, process = fakes.Reporter(), fakes.FakeProcess()
+  fakes.run(tmp_path / 'b', process, reporter)
+  assert process.rounds == repeated
+  [message] = reporter.messages
+  assert message.startswith(f'Training continues {where}: there is no later')
+  assert fakes.results(tmp_path / 'a') == fakes.results(tmp_path / 'b')
+
+
+def test_lost_rows_are_said(tmp_path):
+  fakes.run(tmp_path / 'run', total_rounds=3)
+  os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
+  reporter = fakes.Reporter()
+  fakes.run(tmp_path / 'run', reporter=reporter)
+  assert 'lacks rows before round 3' in reporter.messages[0]
+  assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
+
+
+def test_a_full_disk_in_the_middle_is_one_message(tmp_path):
+  with faulty_disk.FaultyDisk(40, faulty_disk.FULL).installed():
+    with pytest.raises(UsageError, match='the disk is full'):
+      fakes.run(tmp_path / 'run')
+
+
+def test_types_must_fit(tmp_path):
+  process = fakes.FakeProcess()
+  process.next.type_signature.parameter = (
+    None,
+    process.initialize.type_signature.result,
+  )
+  with pytest.raises(ValueError, match='takes client data of type'):
+    fakes.run(tmp_path / 'run', process)
+
+
+def test_the_summary_selects_on_validation_only(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path))
+  os.mkdir(tree.metrics)
+  table = csv_table.CsvTable(tree.eval_csv)
+  for key, test, validation in ((1, 0.9, 0.1), (2, 0.5, 0.7), (3, 0.8, 0.7)):
+    table.append(
+      key, {'test/accuracy': test, 'validation/accuracy': validation}
+    )
+  table.append(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
+  csv_table.CsvTable(tree.train_csv).append(4, {'x': 1})
+  result = summary.write(tree)
+  assert result['rounds'] == 4
+  assert result['last'] == {'round': 4, 'test/accuracy': 0.6}
+  assert result['best_validation']['round'] == 2
+  assert result['best_validation']['test/accuracy'] == 0.5
+  assert summary.best_round([{'round': '1', 'test/accuracy': '1'}]) is None
+
+
+def test_clients_whose_data_cannot_be_used_are_named(tmp_path):
+  reporter = fakes.Reporter()
+  failures = {2: [(3, 'OSError: gone'), (4, 'no')]}
+  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  fakes.run(tmp_path / 'run', reporter=reporter, options=options)
+  assert reporter.messages == [
+    'round 2: client 3 is left out: OSError: gone',
+    'round 2: client 4 is left out: no',
+  ]
+  assert len(_rows(tmp_path / 'run', 'train.csv')) == 5
+
+
+def test_strict_clients_stop_before_the_round_is_released(tmp_path):
+  failures = {2: [(3, 'OSError: gone')]}
+  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  with pytest.raises(
+    UsageError, match='round 2: client 3 .*gone.*--strict_clients'
+  ):
+    fakes.run(tmp_path / 'run', options=options, strict_clients=True)
+  assert len(_rows(tmp_path / 'run', 'train.csv')) == 2  # Rounds 0 and 1.
+  failures.clear()
+  fakes.run(tmp_path / 'run', options=options, strict_clients=True)
+  fakes.run(tmp_path / 'other')
+  assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')
+
+
+_VALIDATION = {0: 0.1, 1: 0.7, 2: 0.3, 3: 0.7, 4: 0.5, 5: 0.9, 6: 0.2}
+
+
+def _validate(state):
+  return {
+    'test/accuracy': 0.5,
+    'validation/accuracy': _VALIDATION[int(state.client_work)],
+  }
+
+
+def test_the_best_validation_round_is_saved_and_kept(tmp_path, monkeypatch):
+  """Whatever is saved besides, and wherever the run is killed."""
+  monkeypatch.setattr(fakes, 'evaluate', _validate)
+  settings = {
+    'rounds_per_evaluation': 1,
+    'rounds_per_checkpoint': 3,
+    'keep': 1,
+    'total_rounds': 4,
+  }
+  with faulty_disk.FaultyDisk().installed() as disk:
+    fakes.run(tmp_path / 'whole', **settings)
+  # The first of two equal ones.
+  assert checkpoint.versions(str(tmp_path / 'whole' / 'checkpoints')) == [1, 4]
+  for stop_at in range(0, len(disk.calls), 2):
+    folder = tmp_path / str(stop_at)
+    with faulty_disk.FaultyDisk(stop_at).installed():
+      with pytest.raises(faulty_disk.Killed):
+        fakes.run(folder, **settings)
+    fakes.run(folder, **settings)
+    assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
+    # A kill between the last save and the removal of others leaves one more.
+    there = checkpoint.versions(str(folder / 'checkpoints'))
+    assert {1, 4} <= set(there) and len(there) <= 3, stop_at
+    best = summary.best_round_num(str(folder / 'metrics' / 'eval.csv'))
+    assert best == 1
+  fakes.run(tmp_path / 'whole', **{**settings, 'total_rounds': 6})
+  assert checkpoint.versions(str(tmp_path / 'whole' / 'checkpoints')) == [5, 6]
+
+
+@pytest.mark.parametrize('table', ['train', 'eval', 'timing'])
+def test_a_row_that_the_run_cannot_have_written_is_not_cut(table, tmp_path):
+  fakes.run(tmp_path / 'run')
+  path = tmp_path / 'run' / 'metrics' / f'{table}.csv'
+  lines = path.read_bytes().split(b'\n')
+  lines[-2] = lines[-2].replace(b'4', b'40', 1)
+  path.write_bytes(b'\n'.join(lines))
+  with pytest.raises(UsageError, match='cannot have written .round 40'):
+    fakes.run(tmp_path / 'run', total_rounds=5)
+  assert path.read_bytes() == b'\n'.join(lines)

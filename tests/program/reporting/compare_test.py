@@ -1,0 +1,109 @@
+"""Tables that compare runs."""
+
+from scipy import stats
+
+from tff_fssl.program.commands import compare_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import output_tree
+
+_TRAIN = 'client_work/train'
+
+
+def _run(folder, algorithm, seed, accuracies, validation=(), every=2):
+  """A run with a test accuracy every second round."""
+  tree = output_tree.OutputTree(str(folder))
+  (folder / 'metrics').mkdir(parents=True)
+  with open(tree.flags_file, 'w') as file:
+    file.write(f'--algorithm={algorithm}\n--seed={seed}\n')
+  train = csv_table.CsvTable(tree.train_csv)
+  evaluation = csv_table.CsvTable(tree.eval_csv)
+  for r in range(1, every * len(accuracies) + 1):
+    row = {
+      f'{_TRAIN}/num_clients': 5,
+      'communication/bytes_up_per_client': 2_000_000,
+    }
+    if algorithm != 'supervised':
+      row[f'{_TRAIN}/pseudo_label_ratio'] = 0.25
+    train.append(r, row)
+    if r % every == 0:
+      row = {'test/accuracy': accuracies[r // every - 1]}
+      if validation:
+        row['validation/accuracy'] = validation[r // every - 1]
+      evaluation.append(r, row)
+  return str(folder)
+
+
+def _compare(capsys, *argv):
+  code = main.run(compare_main.compare_main, list(argv))
+  captured = capsys.readouterr()
+  return code, captured.out, captured.err
+
+
+def _cells(out, label):
+  """The cells of all rows of a group."""
+  rows = [
+    [cell.strip() for cell in line.strip('|').split('|')]
+    for line in out.splitlines()
+  ]
+  return [row[1:] for row in rows if row[0].startswith(label)]
+
+
+def test_means_spread_and_tests(tmp_path, capsys):
+  ours, theirs = [0.50, 0.52, 0.57], [0.40, 0.47, 0.42]
+  paths = [
+    _run(tmp_path / f'{name}{seed}', name, seed, [0.1, values[seed]])
+    for name, values in (('fl2', ours), ('supervised', theirs))
+    for seed in range(3)
+  ]
+  code, out, _ = _compare(capsys, *paths)
+  assert code == 0
+  assert out.startswith('Rounds up to 4;')
+  (first,) = _cells(out, 'fl2')[:1]
+  assert first[:2] == ['3', '53.0 ± 3.6']
+  assert '25.0 ± 0.0' in first  # Pseudo-labels kept.
+  assert first[-1] == '10.0 ± 0.0'  # 5 clients, 2 MB each.
+  second, tested = _cells(out, 'supervised')
+  assert second[:2] == ['3', '43.0 ± 3.6']
+  welch = stats.ttest_ind(ours, theirs, equal_var=False).pvalue
+  paired = stats.ttest_rel(ours, theirs).pvalue
+  assert tested == ['+10.0', f'{welch:.3f}', f'{paired:.3f}']
+
+
+def test_budgets_are_equal(tmp_path, capsys):
+  long = _run(tmp_path / 'a', 'fl2', 0, [0.1, 0.3, 0.9])
+  short = _run(tmp_path / 'b', 'fixmatch', 0, [0.1, 0.2])
+  code, out, _ = _compare(capsys, long, short)
+  assert code == 0 and 'up to 4;' in out
+  assert _cells(out, 'fl2')[0][1] == '30.0'
+  code, out, _ = _compare(capsys, long, short, '--last_round=2')
+  assert code == 0
+  assert _cells(out, 'fl2')[0][1] == '10.0'
+  code, _, err = _compare(capsys, long, short, '--last_round=6')
+  assert code == 2 and 'have evaluated is 4' in err
+
+
+def test_the_best_validation_round_is_the_first_within_the_budget(
+  tmp_path, capsys
+):
+  run = _run(
+    tmp_path / 'a', 'fl2', 0, [0.1, 0.2, 0.3, 0.4], [0.5, 0.6, 0.6, 0.9]
+  )
+  _, out, _ = _compare(capsys, run, '--last_round=6')
+  assert _cells(out, 'fl2')[0][1:3] == ['30.0', '20.0']
+
+
+def test_what_cannot_be_compared(tmp_path, capsys):
+  assert _compare(capsys)[0] == 2
+  assert _compare(capsys, 'x', '--last_round=-1')[0] == 2
+  assert 'is not a run' in _compare(capsys, str(tmp_path))[2]
+  first = _run(tmp_path / 'a', 'fl2', 0, [0.1], every=2)
+  other = _run(tmp_path / 'b', 'fl2', 1, [0.1], every=3)
+  code, _, err = _compare(capsys, first, other)
+  assert code == 2 and 'no evaluated round in common' in err
+  none = _run(tmp_path / 'c', 'fl2', 2, [0.1])
+  csv_table.CsvTable(output_tree.OutputTree(none).eval_csv).truncate_after(0)
+  assert 'no evaluation yet' in _compare(capsys, first, none)[2]
+  same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
+  code, _, err = _compare(capsys, first, same)
+  assert code == 2 and 'one sample' in err

@@ -1,0 +1,101 @@
+import errno
+import os
+
+import faulty_disk
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.storage import output_tree
+
+
+def _open(folder, *argv, record=True):
+  config = config_lib.from_command_line([f'--output_dir={folder}', *argv])
+  tree = output_tree.OutputTree(str(folder))
+  tree.open(config)
+  if record:
+    tree.record(config)
+  return tree
+
+
+def test_a_new_and_a_continued_run(tmp_path):
+  folder = tmp_path / 'a' / 'b'
+  with _open(folder, '--total_rounds=5') as tree:
+    assert tree.is_new
+  with _open(folder, '--total_rounds=9', '--client_threads=3') as tree:
+    assert not tree.is_new
+    with open(tree.flags_file) as file:
+      assert '--total_rounds=9\n' in file.read()
+
+
+def test_flags_txt_repeats_the_run(tmp_path):
+  with _open(tmp_path / 'run', '--seed=4', '--fl2.rho=0.25') as tree:
+    again = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+  assert again.run.seed == 4 and again.algorithm.rho == 0.25
+
+
+def test_a_second_program_is_refused_and_told_who_is_first(tmp_path):
+  with _open(tmp_path / 'run'):
+    first = rf'process {os.getpid()} on \S+, since 20\d\d-\d\d-\d\d \d\d:'
+    with pytest.raises(UsageError, match=first):
+      _open(tmp_path / 'run')
+  with _open(tmp_path / 'run'):
+    pass
+
+
+def test_another_configuration_is_refused(tmp_path):
+  with _open(tmp_path / 'run', '--total_rounds=5'):
+    pass
+  with pytest.raises(UsageError) as error:
+    _open(tmp_path / 'run', '--total_rounds=5', '--seed=3', '--norm=gn')
+  message = str(error.value)
+  assert '--seed=0 there, 3 now' in message
+  assert '--norm=sbn there, gn now' in message
+  assert 'data_dir, ' in message and 'total_rounds (upwards)' in message
+  with pytest.raises(UsageError, match='--total_rounds=5 there, 4 now'):
+    _open(tmp_path / 'run', '--total_rounds=4')
+  # Refusing lets go of the lock.
+  with _open(tmp_path / 'run', '--total_rounds=5'):
+    pass
+
+
+def test_a_folder_with_other_files_is_refused(tmp_path):
+  (tmp_path / 'thesis.tex').write_text('')
+  with pytest.raises(UsageError, match='thesis.tex'):
+    _open(tmp_path)
+  assert os.listdir(tmp_path) == ['thesis.tex']
+
+
+def test_a_start_that_failed_before_it_recorded_does_not_matter(tmp_path):
+  with _open(tmp_path, '--seed=1', record=False):
+    pass
+  with _open(tmp_path, '--seed=2') as tree:
+    assert tree.is_new
+
+
+def test_a_file_in_the_way(tmp_path):
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UsageError, match='file'):
+    _open(tmp_path / 'file' / 'run')
+
+
+@pytest.mark.parametrize(
+  'number, word',
+  [(errno.EROFS, 'read-only'), (errno.EACCES, 'permission')],
+)
+def test_a_folder_that_cannot_be_written_to(
+  tmp_path, monkeypatch, number, word
+):
+  def refuse(path, *args, **kwargs):
+    raise OSError(number, os.strerror(number), path)
+
+  monkeypatch.setattr(os, 'makedirs', refuse)
+  with pytest.raises(UsageError, match=word) as error:
+    _open(tmp_path / 'run')
+  assert str(tmp_path / 'run') in str(error.value)
+
+
+def test_a_full_disk_at_the_start(tmp_path):
+  with faulty_disk.FaultyDisk(0, faulty_disk.FULL).installed():
+    with pytest.raises(UsageError, match='the disk is full'):
+      _open(tmp_path / 'run')

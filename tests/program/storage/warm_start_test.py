@@ -1,0 +1,364 @@
+import json
+import os
+import zipfile
+
+import h5py
+import hypothesis
+from hypothesis import strategies as st
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import networks
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import keras_weights
+from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import warm_start
+
+
+def _model(norm='bn', classes=10, fill=None):
+  model = networks.build_network('cnn', (8, 8, 1), classes, norm)
+  if fill is not None:
+    rng = np.random.default_rng(fill)
+    model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
+  return model
+
+
+def _run(folder, model, rounds=(1,)):
+  """The folder of a run, with checkpoints of a model."""
+  os.makedirs(folder / 'checkpoints')
+  (folder / 'flags.txt').write_text('--model=cnn\n--dataset=digits\n')
+  prefix = 'process/global_model_weights'
+  leaves = {f'{prefix}/statistics_count': np.float32(40)}
+  for kind in ('trainable', 'non_trainable'):
+    for index, variable in enumerate(getattr(model, f'{kind}_variables')):
+      leaves[f'{prefix}/{kind}/{index}'] = variable.numpy()
+  owner = ownership.with_model(
+    ownership.of_flags({'model': 'cnn', 'dataset': 'digits'}), model
+  )
+  for round_num in rounds:
+    path = checkpoint.path_of(str(folder / 'checkpoints'), round_num)
+    with open(path, 'wb') as file:
+      file.writelines(checkpoint.to_chunks(leaves, owner))
+  return str(folder)
+
+
+def _assert_equal(weights, model, count):
+  for value, variable in zip(
+    weights.trainable + weights.non_trainable,
+    model.trainable_variables + model.non_trainable_variables,
+    strict=True,
+  ):
+    np.testing.assert_array_equal(value, variable)
+  assert weights.statistics_count == count
+
+
+def test_a_run_gives_its_last_whole_checkpoint(tmp_path):
+  model = _model(fill=1)
+  folder = _run(tmp_path / 'run', model, rounds=(2, 10))
+  (tmp_path / 'run' / 'checkpoints' / 'round_11.ckpt').write_bytes(b'torn')
+  source = warm_start.find(folder)
+  assert source.about == f'{folder}, round 10 (--model=cnn --dataset=digits)'
+  _assert_equal(warm_start.load(source, _model()), model, 40)
+
+
+@pytest.mark.parametrize('norm', ['bn', 'gn'])
+@pytest.mark.parametrize(
+  'name', ['a.keras', 'a.h5', 'x', 'w.h5', 'w.weights.h5']
+)
+def test_a_keras_file(tmp_path, name, norm):
+  model = _model(norm, fill=2)
+  if name.startswith('w'):
+    model.save_weights(tmp_path / name)
+  else:
+    model.save(tmp_path / name, save_format='h5' if name == 'x' else None)
+  source = warm_start.find(str(tmp_path / name))
+  _assert_equal(warm_start.load(source, _model(norm)), model, 1)
+
+
+@pytest.mark.parametrize('name', ['resnet9', 'wrn28_2'])
+def test_networks_of_many_layers(tmp_path, name):
+  build = lambda: networks.build_network(name, (32, 32, 3), 10, 'bn')
+  model, path = build(), str(tmp_path / 'a.keras')
+  rng = np.random.default_rng(0)
+  model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
+  model.save(path)
+  _assert_equal(warm_start.load(warm_start.find(path), build()), model, 1)
+
+
+def _export(folder, model):
+  os.makedirs(folder)
+  model.save(folder / 'model.keras')
+  (folder / 'about.json').write_text('{}')
+  exported.write_manifest(str(folder), 3)
+  return str(folder)
+
+
+def test_an_exported_model(tmp_path):
+  model = _model(fill=3)
+  source = warm_start.find(_export(tmp_path / 'model', model))
+  _assert_equal(warm_start.load(source, _model()), model, 1)
+  os.truncate(tmp_path / 'model' / 'model.keras', 100)
+  with pytest.raises(UsageError, match='not a whole exported model'):
+    warm_start.find(str(tmp_path / 'model'))
+
+
+@pytest.mark.parametrize(
+  'make, words',
+  [
+    (lambda path: None, ['does not exist']),
+    (lambda path: path.write_text(''), ['it is none', 'flags.txt', '.keras']),
+    (os.mkdir, ['it is none']),
+    (os.mkfifo, ['it is not a regular file']),
+    (lambda path: path.symlink_to(path), ['a link that leads back to itself']),
+    (lambda path: path.symlink_to('/dev/zero'), ['not a regular file']),
+    (
+      lambda path: tf.saved_model.save(tf.Module(), str(path)),
+      ['it is a SavedModel, which is not loaded'],
+    ),
+    (
+      lambda path: _model().save(path, save_format='tf'),
+      ['it is a SavedModel, which is not loaded'],
+    ),
+    (
+      lambda path: _of_another_run(path),
+      ['belongs to another run (--norm=(its default) there, gn here)'],
+    ),
+    (
+      lambda path: _run(path, _model(), rounds=()),
+      ['no checkpoint', 'there is none', 'given/model'],
+    ),
+  ],
+)
+def test_what_has_no_weights_is_refused_at_once(tmp_path, make, words):
+  make(tmp_path / 'given')
+  with pytest.raises(UsageError) as error:
+    warm_start.find(str(tmp_path / 'given'))
+  for word in (f'--init_from={tmp_path}/given', *words):
+    assert word in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'name, make, words',
+  [
+    (
+      'a.keras',
+      lambda p: _model(classes=4).save(p),
+      [
+        'logits/kernel float32 [128, 4] there, logits/kernel float32 [128, 10]'
+        ' here; logits/bias',
+        '--model, --norm and --dataset',
+      ],
+    ),
+    (
+      'run',
+      lambda p: _run(p, _model(classes=4)),
+      ['round 1 (--model=cnn', 'logits/kernel float32 [128, 4] there'],
+    ),
+    (
+      'run',
+      lambda p: _run(p, _model('gn')),
+      ['0 non_trainable_variables there, 8 here'],
+    ),
+    ('a.keras', lambda p: _model('gn').save(p), ['14 weights there, 22 here']),
+    (
+      'a.h5',
+      lambda p: _model('gn').save_weights(p),
+      ['14 weights there, 22 here'],
+    ),
+    (
+      'w.weights.h5',
+      lambda p: _model(classes=4).save_weights(p),
+      ['logits/kernel float32 [128, 4] there, logits/kernel float32 [128, 10]'],
+    ),
+    (
+      'a.keras',
+      lambda p: _renamed().save(p),
+      ['first/kernel float32 [3, 3, 1, 32] there, conv1/kernel'],
+    ),
+    ('run', lambda p: _run(p, _infinite()), ['not all finite']),
+  ],
+)
+def test_weights_that_will_not_do(tmp_path, name, make, words):
+  make(tmp_path / name)
+  with pytest.raises(UsageError) as error:
+    warm_start.load(warm_start.find(str(tmp_path / name)), _model())
+  for word in ('--init_from', str(tmp_path), *words):
+    assert word in str(error.value)
+
+
+def _of_another_run(folder):
+  _run(folder, _model())
+  (folder / 'flags.txt').write_text(
+    '--model=cnn\n--dataset=digits\n--norm=gn\n'
+  )
+
+
+def _renamed():
+  """The same shapes under another name."""
+
+  def clone(layer):
+    config = layer.get_config()
+    if layer.name == 'conv1':
+      config['name'] = 'first'
+    return type(layer).from_config(config)
+
+  return tf.keras.models.clone_model(_model(), clone_function=clone)
+
+
+def _infinite():
+  model = _model()
+  model.non_trainable_variables[0].assign(np.full([32], np.inf))
+  return model
+
+
+def _command(model, folder):
+  """A layer that runs a command when Keras builds it."""
+  lambda_layer = tf.keras.layers.Lambda(
+    lambda x: (__import__('os').mkdir(folder), x)[1]
+  )
+  inputs = tf.keras.Input([8, 8, 1])
+  return tf.keras.Model(inputs, model(lambda_layer(inputs)))
+
+
+@pytest.mark.parametrize('name', ['a.keras', 'a.h5'])
+def test_no_code_of_a_file_is_run(tmp_path, name):
+  evil, mark = _command(_model(), str(tmp_path / 'ran')), tmp_path / 'ran'
+  mark.rmdir()  # Keras has built it once.
+  evil.save(tmp_path / name)
+  if mark.exists():
+    mark.rmdir()
+  with pytest.raises(UsageError, match='another model'):
+    warm_start.load(warm_start.find(str(tmp_path / name)), _model())
+  assert not mark.exists()
+
+
+def _rewritten(source, target, **members):
+  """A copy of a zip archive with other contents of some members."""
+  with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, 'w') as new:
+    for name in old.namelist():
+      new.writestr(name, members.get(name.partition('.')[0], old.read(name)))
+
+
+def test_a_crafted_description_is_data_only(tmp_path):
+  """Classes by module and name, which Keras would import and call."""
+  _model(fill=1).save(tmp_path / 'a.keras')
+  with zipfile.ZipFile(tmp_path / 'a.keras') as archive:
+    config = json.loads(archive.read('config.json'))
+  config['config']['layers'][0] |= {
+    'module': 'os', 'class_name': 'mkdir', 'registered_name': None,
+  }  # fmt: skip
+  config['module'], config['class_name'] = 'builtins', 'exec'
+  _rewritten(
+    tmp_path / 'a.keras', tmp_path / 'b.keras', config=json.dumps(config)
+  )
+  source = warm_start.find(str(tmp_path / 'b.keras'))
+  _assert_equal(warm_start.load(source, _model()), _model(fill=1), 1)
+
+
+def _bomb(path, what):
+  """Files that say that they hold more than they do."""
+  model = _model()
+  if what == 'zip':
+    model.save(path)
+    other = path.with_name('bomb')
+    with (
+      zipfile.ZipFile(path) as old,
+      zipfile.ZipFile(other, 'w', zipfile.ZIP_DEFLATED) as new,
+    ):
+      new.writestr('config.json', old.read('config.json'))
+      new.writestr('model.weights.h5', bytes(200 * 2**20))
+    os.replace(other, path)
+    return
+  model.save_weights(path)
+  with h5py.File(path, 'r+') as file:
+    del file['conv1/conv1/kernel:0']
+    group = file['conv1/conv1']
+    if what == 'shape':
+      group.create_dataset(
+        'kernel:0', (2**30, 2**10), np.float32, chunks=(1, 8)
+      )
+    if what == 'chunk':
+      group.create_dataset(
+        'kernel:0', (3, 3, 1, 32), np.float32, chunks=(64, 64, 64, 64),
+        maxshape=[None] * 4, compression='gzip',
+      )  # fmt: skip
+    if what == 'external':
+      group.create_dataset(
+        'kernel:0', (3, 3, 1, 32), np.float32,
+        external=[('/etc/hostname', 0, 3 * 3 * 32 * 4)],
+      )  # fmt: skip
+    if what == 'link':
+      group['kernel:0'] = h5py.ExternalLink('/etc/hostname', '/x')
+    if what == 'soft':
+      group['kernel:0'] = h5py.SoftLink('/conv2/conv2/kernel:0')
+    if what == 'text':
+      group.create_dataset('kernel:0', data=np.array([b'x'] * 9))
+    if what == 'names':
+      file['conv1'].attrs['weight_names'] = np.array([b'../../x', b'/'])
+
+
+@pytest.mark.parametrize(
+  'what, words',
+  [
+    ('zip', 'model.weights.h5 is larger than'),
+    ('shape', '[1073741824, 1024] there'),
+    ('chunk', 'Keras does not use'),
+    ('external', 'lies in another file'),
+    ('link', 'only a link'),
+    ('soft', 'only a link'),
+    ('text', 'does not hold numbers'),
+    ('names', 'has no'),
+  ],
+)
+def test_bombs_and_links(tmp_path, what, words):
+  path = tmp_path / ('a.keras' if what == 'zip' else 'a.h5')
+  _bomb(path, what)
+  with pytest.raises(UsageError) as error:
+    warm_start.load(warm_start.find(str(path)), _model())
+  assert words in str(error.value) and '\n' not in str(error.value)
+
+
+@pytest.fixture(scope='module')
+def keras_files(tmp_path_factory):
+  """The bytes of a model in the two formats, and a model."""
+  folder = tmp_path_factory.mktemp('keras')
+  model, contents = _model(fill=1), []
+  for name in ('a.keras', 'a.h5'):
+    model.save(folder / name)
+    contents.append((folder / name).read_bytes())
+  return contents, _model()
+
+
+@hypothesis.given(st.data())
+@hypothesis.settings(
+  max_examples=80, deadline=None, derandomize=True, database=None,
+  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)  # fmt: skip
+def test_whatever_is_in_a_file_it_is_one_line(tmp_path, keras_files, data):
+  contents, model = keras_files
+  content = data.draw(st.sampled_from(contents))
+  start = data.draw(st.integers(0, 4096))
+  if data.draw(st.booleans()):
+    start = len(content) - start
+  content = data.draw(
+    st.sampled_from(
+      [
+        content[:start],
+        content[:start] + data.draw(st.binary(min_size=1, max_size=8))
+        + content[start + 8 :],
+      ]
+    )
+  )  # fmt: skip
+  (tmp_path / 'x').write_bytes(content)
+  try:
+    values = keras_weights.read(str(tmp_path / 'x'), model)
+  except files.FileError as error:
+    assert '\n' not in str(error)
+  else:
+    assert [v.shape for v in values['trainable']] == [
+      tuple(v.shape) for v in model.trainable_variables
+    ]

@@ -1,0 +1,91 @@
+"""Compilation to a single client phase."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl import hparams
+from tff_fssl import runtime
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.rounds import deployment
+
+_SERVER = 'labels_at_server'
+
+
+def _group_norm_model() -> tf.keras.Model:
+  layers = tf.keras.layers
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input(tiny_task.IMAGE_SHAPE),
+      layers.Conv2D(4, 3, use_bias=False),
+      layers.GroupNormalization(2),
+      layers.ReLU(),
+      layers.GlobalAveragePooling2D(),
+      layers.Dense(tiny_task.NUM_CLASSES),
+    ]
+  )
+
+
+@functools.cache
+def _process():
+  return tiny_task.build('fl2', _SERVER, model=_group_norm_model)
+
+
+def test_group_norm_compiles_and_gives_the_same_round():
+  process = _process()
+  form = deployment.get_map_reduce_form(process)
+  assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
+  compiled = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)
+  state = process.next(process.initialize(), []).state
+  cohort = [tiny_task.dataset(e) for e in tiny_task.cohort(_SERVER)]
+  expected = process.next(state, cohort).state
+  previous = tff.framework.get_context_stack().current
+  # The form has secure sums, of nothing.
+  tff.framework.set_default_context(
+    runtime.build_context('in_process', simulate_secure_aggregation=True)
+  )
+  try:
+    actual, _ = compiled(state, cohort)
+  finally:
+    tff.framework.set_default_context(previous)
+  for a, b in zip(
+    actual['global_model_weights']['trainable'],
+    expected.global_model_weights.trainable,
+    strict=True,
+  ):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+
+
+def test_moving_averages_compile():
+  process = tiny_task.build(
+    'fl2', _SERVER, batch_norm_statistics='moving_average'
+  )
+  assert deployment.get_map_reduce_form(process) is not None
+
+
+@pytest.mark.parametrize('name', ['robust', 'secure', 'compression'])
+def test_aggregators_compile(name):
+  process = tiny_task.build(
+    'fl2',
+    _SERVER,
+    norm='none',
+    hparams=(
+      ('confidence_threshold', 0.34),
+      ('learning_status_aggregation', True),
+    ),
+    aggregator=aggregator_hparams.AggregatorHparams(name),
+  )
+  form = deployment.get_map_reduce_form(process)
+  assert bool(form.securely_aggregates_tensors) == (name == 'secure')
+
+
+def test_static_batch_norm_is_refused_with_what_helps():
+  process = tiny_task.build('fl2', _SERVER)
+  with pytest.raises(hparams.UsageError) as error:
+    deployment.get_map_reduce_form(process)
+  for words in ('one client phase', '--norm=sbn', '--norm=gn'):
+    assert words in str(error.value)

@@ -1,0 +1,94 @@
+"""`tff-fssl`: all programs as one command. TensorFlow-free to import."""
+
+from collections.abc import Sequence
+import importlib
+import os
+import sys
+
+import tff_fssl
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+from tff_fssl.program import console
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import configs
+from tff_fssl.program.configuration import flags
+
+# Program -> what it does; `NAME_main.NAME_main` is its function.
+_PROGRAMS = {
+  'train': 'Trains a model, or continues a run that was stopped.',
+  'evaluate': 'Measures the accuracy of a run or of an exported model.',
+  'plot': 'Draws the curves of runs.',
+  'compare': 'Compares runs over seeds, as tables.',
+}
+_CONFIGS = 'configs'
+_ABOUT_CONFIGS = 'Lists the flagfiles that come with the package.'
+
+
+def main() -> int:
+  """The console script `tff-fssl`.
+
+  A Python file that ends in `sys.exit(cli.main())` is the same command, plus
+  the algorithms, models and so on that the file has registered before.
+
+  Returns:
+    The exit code.
+  """
+  script = sys.argv[0]
+  name = f'python {script}' if script.endswith('.py') else 'tff-fssl'
+  console.name_programs(f'{name} {{}}')
+  return main_lib.run(command_main)
+
+
+def command_main(argv: Sequence[str]) -> int:
+  """Runs the program that the first argument names.
+
+  Args:
+    argv: The arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  known = (*_PROGRAMS, _CONFIGS)
+  allowed = f'{", ".join(known)} (--help explains them)'
+  if not argv:
+    raise UsageError(f'no program was named; give one of {allowed}')
+  name, arguments = argv[0], argv[1:]
+  if name in _PROGRAMS:
+    module = importlib.import_module(f'tff_fssl.program.{name}_main')
+    return getattr(module, f'{name}_main')(arguments)
+  if flags.wants_help([name]):
+    print(_help())
+  elif name == '--version':
+    print(f'tff_fssl {tff_fssl.__version__}')
+  elif name != _CONFIGS:
+    raise UsageError(
+      f'{name!r} is not a program; there are {allowed}{closest(name, known)}'
+    )
+  elif flags.wants_help(arguments):
+    print(_help())
+  elif arguments:
+    raise UsageError(f'{arguments[0]!r}: {_CONFIGS} takes no arguments')
+  else:
+    print(*configs.names(), sep=os.linesep)
+  return main_lib.DONE
+
+
+def _help() -> str:
+  about = {**_PROGRAMS, _CONFIGS: _ABOUT_CONFIGS}
+  return f"""\
+usage: {console.command('PROGRAM')} [--FLAG=VALUE ...]
+
+Federated semi-supervised learning on TensorFlow Federated.
+
+Programs:
+{console.table(about)}
+
+train reads the flagfiles that come with the package from any folder:
+  {console.command('train')} --flagfile=configs/quickstart.flags
+
+Always:
+  --help     Shows this; after a program's name, the program's flags.
+  --version  Shows the version."""

@@ -1,0 +1,86 @@
+"""`programs/plot.py`: draws curves of one or several runs as a PNG."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+
+from tff_fssl import durable
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.storage import output_tree
+
+_USAGE = (
+  'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--output=FILE]'
+)
+_ABOUT = (
+  'Draws accuracy, pseudo-labels, thresholds, weights and losses over rounds,'
+  ' as far as the runs have recorded them. RUN is the --output_dir of'
+  ' programs/train.py. Runs that differ only in their seeds become one curve:'
+  ' their mean, with a band of one standard deviation. A path that is not a'
+  ' run, or a run without a finished round, is left out with a warning.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotHparams:
+  """Flags of `programs/plot.py`."""
+
+  output: str = hparam(
+    '',
+    'The PNG file. If empty: report/curves.png in the run; for several runs,'
+    ' curves.png in the folder that holds them.',
+  )
+  x: str = hparam(
+    'rounds',
+    'The horizontal axis. rounds; bytes: bytes that all clients have sent and'
+    ' received so far; hours: time that the rounds so far have taken.',
+    choices=('rounds', 'bytes', 'hours'),
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def plot_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group('Flags', PlotHparams)]
+  if flags.wants_help(argv):
+    print(flags.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(PlotHparams)
+  if not parsed.positional:
+    raise UsageError('no run was given; give one folder or more')
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.reporting import plots
+  from tff_fssl.program.reporting import runs as runs_lib
+
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  runs = runs_lib.read_all(paths, main_lib.warn)
+  paths = [run.path for run in runs]
+  output = settings.output or _default_output(paths)
+  durable.make_folder(os.path.dirname(os.path.abspath(output)))
+  titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
+  print(f'{output}: {", ".join(titles)}')
+  return main_lib.DONE
+
+
+def _default_output(paths: list[str]) -> str:
+  if len(paths) == 1:
+    return os.path.join(output_tree.OutputTree(paths[0]).report, 'curves.png')
+  folder = os.path.commonpath([os.path.abspath(path) for path in paths])
+  return os.path.relpath(os.path.join(folder, 'curves.png'))

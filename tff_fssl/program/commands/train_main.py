@@ -1,0 +1,355 @@
+"""`programs/train.py`: trains as the flags say, or continues a run."""
+
+import asyncio
+from collections.abc import Mapping, Sequence
+import contextlib
+import dataclasses
+import os
+from typing import Any
+
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.loop import interrupts
+from tff_fssl.program.loop import profiling
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import completion
+from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import summary
+from tff_fssl.program.storage import warm_start
+
+_USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Trains a model by federated semi-supervised learning, simulated on this'
+  " machine. A run's checkpoints, metrics, plots and exported model are in one"
+  ' folder. The same command continues a run that was stopped.\n'
+  'When a run is continued, its flags must be the same, but these may differ:'
+  f' {run_hparams.may_differ()}. A larger --total_rounds continues a run that'
+  ' has finished.'
+)
+
+
+def train_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  if flags.wants_help(argv):
+    print(flags.help_text(_USAGE, _ABOUT, config_lib.groups()))
+    return main_lib.DONE
+  config = config_lib.from_command_line(argv)
+  view = console.Console(config.run.progress)
+  with output_tree.OutputTree(config.run.output_dir) as tree:
+    tree.open(config)
+    if completion.is_finished(config, tree):
+      view.say(
+        f'This run has finished its {config.run.total_rounds} rounds; to'
+        ' continue it, give a larger --total_rounds.'
+      )
+      _close(view, tree)
+      return main_lib.DONE
+    completion.check_outputs(config, tree)
+    source = None
+    if config.run.init_from and not checkpoint.versions(tree.checkpoints):
+      source = warm_start.find(config.run.init_from)
+    main_lib.quiet(config.run.verbose)
+    return _train(config, tree, view, source)
+
+
+def _train(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  source: warm_start.Source | None,
+) -> int:
+  """Trains, from `source` if given. This imports TensorFlow."""
+  view.say('Starting TensorFlow ...')
+  # pylint: disable=import-outside-toplevel
+  import tensorflow_federated as tff
+
+  from tff_fssl import runtime
+  from tff_fssl.program.loop import experiment as experiment_lib
+  from tff_fssl.program.loop import export
+  from tff_fssl.program.loop import training
+
+  experiment_lib.configure_devices(config)
+  context = runtime.build_async_context(
+    config.run.runtime,
+    client_devices=config.run.client_devices,
+    client_threads=config.run.client_threads,
+    simulate_secure_aggregation=config.run.simulate_secure_aggregation,
+    call_timeout_secs=config.run.call_timeout_secs,
+    warn=view.say,
+  )
+  federated_context = tff.program.NativeFederatedContext(context)
+  stack = tff.framework.get_context_stack()
+  with contextlib.ExitStack() as exits:
+    exits.enter_context(stack.install(federated_context))
+    exits.callback(getattr(context, 'close', lambda: None))
+    weights = source and warm_start.load(
+      source, experiment_lib.build_model_fn(config)()
+    )
+    task = experiment_lib.build_task(config)
+    view.say(_banner(task, context, source))
+    _check_partition(task, tree)
+    experiment = experiment_lib.build_experiment(task, tree.server_data)
+    for folder in (tree.model, tree.model_best):
+      exported.remove_leftovers(folder)
+    tree.record(config)
+    _record_partition(task, tree)
+    stop = training_types.StopRequest()
+    outputs = _outputs(task, tree, view)
+    logic = training.train(
+      experiment.process,
+      experiment.data_source,
+      _settings(config),
+      outputs,
+      evaluate_fn=experiment.evaluate_fn,
+      reporter=view,
+      stop=stop,
+      timing_fn=lambda: _timing(context),
+      initial_weights=weights,
+      around_round=_profiler(config, tree, view).round,
+      explain_fn=experiment.explain_fn if config.run.debug_non_finite else None,
+      failures_fn=experiment.failed_clients.take,
+    )
+    try:
+      result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+    except asyncio.CancelledError:
+      view.say(f'Stopped at once. {_how_to_resume(tree)}')
+      return interrupts.exit_code(stop.signal)
+    except training.TrainingStoppedError as error:
+      main_lib.complain(str(error))
+      return main_lib.NOT_FINITE
+    except runtime.WorkerError as error:
+      main_lib.complain(f'{error} {_how_to_resume(tree)}')
+      return main_lib.FAILED
+    if result.stopped_by is not None:
+      view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+      return interrupts.exit_code(result.stopped_by)
+    export.export_model(
+      task,
+      experiment_lib.model_weights(result.state.process),
+      tree.model,
+      result.round_num,
+    )
+    _export_best(task, outputs.best_round(), tree, view)
+  _close(view, tree)
+  return main_lib.DONE
+
+
+def _export_best(
+  task: Any,
+  best: int | None,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+) -> None:
+  """Exports the model of the round with the best validation accuracy."""
+  if best is None:
+    return
+  from tff_fssl.program.loop import export  # pylint: disable=import-outside-toplevel
+
+  path = checkpoint.path_of(tree.checkpoints, best)
+  try:
+    leaves = checkpoint.read_own(path, _owner(task))
+  except checkpoint.CheckpointError as error:
+    view.say(
+      f'{tree.model_best} is not written: the checkpoint of round {best}, which'
+      f' has the best validation accuracy, is missing ({path}: {error}).'
+    )
+    return
+  weights = warm_start.from_leaves(leaves)
+  export.export_model(task, weights, tree.model_best, best)
+
+
+def _owner(task: Any) -> ownership.Owner:
+  """The owner of a task's checkpoints."""
+  run = ownership.of_config(task.config)
+  return ownership.with_model(run, task.model_fn())
+
+
+def _settings(config: config_lib.Config) -> training_types.Settings:
+  """The settings of training in a configuration."""
+  return training_types.Settings(
+    first_round=config.first_round,
+    total_rounds=config.run.total_rounds,
+    rounds_per_evaluation=config.run.rounds_per_evaluation,
+    rounds_per_checkpoint=config.run.rounds_per_checkpoint,
+    max_bad_rounds=config.run.max_bad_rounds,
+    strict_clients=config.run.strict_clients,
+  )
+
+
+def _outputs(
+  task: Any, tree: output_tree.OutputTree, view: console.Console
+) -> Any:
+  """The managers of a run's folder."""
+  from tff_fssl.program.loop import training  # pylint: disable=C0415
+  from tff_fssl.program.reporting import managers  # pylint: disable=C0415
+
+  run = task.config.run
+  return training.Outputs(
+    managers.DurableProgramStateManager(
+      tree.checkpoints,
+      keep_total=run.keep_checkpoints,
+      warn=view.say,
+      owner=_owner(task),
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
+    ),
+    managers.CsvReleaseManager(tree.train_csv),
+    managers.CsvReleaseManager(tree.eval_csv),
+    managers.CsvReleaseManager(tree.timing_csv),
+    _tensorboard(tree, view) if run.tensorboard else None,
+    managers.LinesReleaseManager(tree.non_finite_txt),
+  )
+
+
+def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
+  """The manager that writes for TensorBoard; None if that is impossible."""
+  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
+
+  from tff_fssl.program.reporting import managers  # pylint: disable=C0415
+
+  try:
+    manager = tff.program.TensorBoardReleaseManager(tree.tensorboard)
+  except Exception as error:  # pylint: disable=broad-except
+    # As in `BestEffortReleaseManager`: training matters more.
+    view.say(f'TensorBoard gets no metrics: {files.first_line(error)}')
+    return None
+  return managers.BestEffortReleaseManager(manager, 'TensorBoard', view.say)
+
+
+def _profiler(
+  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+) -> profiling.RoundProfiler:
+  """The profiler of the chosen rounds; says if all of them are over."""
+  run = config.run
+  rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
+  done = max(checkpoint.versions(tree.checkpoints), default=0)
+  if rounds and max(rounds) <= done:
+    view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
+  return profiling.RoundProfiler(rounds, tree.tensorboard, view.say)
+
+
+def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Raises `UsageError` if the run was made with another partition."""
+  if not os.path.lexists(tree.partition_json):
+    return
+  if files.read_text(tree.partition_json) != task.partition.to_json():
+    raise UsageError(
+      f'{tree.partition_json} is not the partition that the flags give now: the'
+      ' file, the data or the code have changed since the run was made, so the'
+      ' run cannot be continued; choose another --output_dir'
+    )
+
+
+def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes the partition; one that is already there has been checked."""
+  if not os.path.lexists(tree.partition_json):
+    task.partition.save_json(tree.partition_json)
+  if not os.path.lexists(tree.partition_png):
+    task.partition.plot(tree.partition_png)
+
+
+def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
+  """Describes what is about to happen, in a few lines."""
+  config, data, partition = task.config, task.data, task.partition
+  run, round_hparams = config.run, config.round
+  sizes = [
+    len(labeled) + len(unlabeled)
+    for labeled, unlabeled in zip(
+      partition.client_labeled, partition.client_unlabeled
+    )
+  ]
+  split = f'Dirichlet({run.alpha:g})' if run.split == 'dirichlet' else 'IID'
+  shape = ' x '.join(map(str, data.image_shape))
+  if len(partition.server_labeled):
+    labels = f'{len(partition.server_labeled)} at the server'
+  else:
+    held = [len(labeled) for labeled in partition.client_labeled]
+    labels = f'{_range(held)} at each client'
+  cohort = (
+    f'{run.clients_per_round} of {run.num_clients} clients in each'
+    if config.trains_clients
+    else 'only the server trains'
+  )
+  pretraining = round_hparams.num_pretraining_rounds
+  if pretraining:
+    cohort += f', after {pretraining} of server pre-training'
+  model = task.model_fn()
+  num_weights = sum(v.shape.num_elements() for v in model.trainable_variables)
+  devices = getattr(context, 'context', None)
+  where = run.runtime
+  if devices is not None:
+    names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
+    where += f' on {", ".join(names)}, {devices.client_threads} at a time'
+  validation = f', {run.num_validation} for validation'
+  rows = {
+    'algorithm': f'{run.algorithm}: {config.entry.summary}',
+    'data': f'{data.name}: {len(data.train)} training and {len(data.test)}'
+    f' test images of {shape}, {data.num_classes} classes'
+    + (validation if run.num_validation else ''),
+    'labels': labels,
+    'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
+    'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
+    f', computing in {round_hparams.compute_dtype}',
+    **({'starts from': source.about} if source else {}),
+    'rounds': f'{run.total_rounds}, {cohort}',
+    'runs': f'{where}, seed {run.seed}',
+    'output': run.output_dir,
+  }
+  return console.table(rows)
+
+
+def _range(numbers: Sequence[int]) -> str:
+  low, high = min(numbers), max(numbers)
+  return f'{low}' if low == high else f'{low} to {high}'
+
+
+def _timing(context: Any) -> Mapping[str, float]:
+  """Where the last invocation's seconds went, if the runtime reports it."""
+  timing = getattr(context, 'timing', None)
+  return {} if timing is None else dataclasses.asdict(timing)
+
+
+def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
+  """Writes and shows the results."""
+  results = summary.write(tree)
+  has_best = os.path.isdir(tree.model_best)
+  view.say('')
+  view.say(
+    console.table(
+      {
+        **console.summary_rows(results),
+        'metrics': tree.metrics,
+        'model': tree.model,
+        **({'best model': tree.model_best} if has_best else {}),
+        'plot': f'{console.command("plot")} {tree.path}',
+        'evaluate': f'{console.command("evaluate")} {tree.path}',
+      }
+    )
+  )
+
+
+def _how_to_resume(tree: output_tree.OutputTree) -> str:
+  """Says how to resume, and from which round."""
+  versions = checkpoint.versions(tree.checkpoints)
+  after = f'after round {versions[-1]}' if versions else 'at the start'
+  return (
+    f'To continue {after}, give the same command again, or:\n'
+    f'  {console.command("train")} --flagfile={tree.flags_file}'
+  )

@@ -1,0 +1,1 @@
+"""A run as its flags describe it."""

@@ -1,0 +1,409 @@
+"""The configuration of a run: built from its flags, and checked as a whole.
+
+TensorFlow-free: everything that can be refused without data is refused here.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams as run_hparams_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+AggregatorHparams = aggregator_hparams.AggregatorHparams
+RoundHparams = round_hparams_lib.RoundHparams
+RunHparams = run_hparams_lib.RunHparams
+
+_SERVER = round_hparams_lib.LABELS_AT_SERVER
+_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+  """The configuration of a run.
+
+  Attributes:
+    run: Hyper-parameters of the run.
+    round: Hyper-parameters of a round.
+    aggregator: Hyper-parameters of the aggregation.
+    algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
+  """
+
+  run: RunHparams
+  round: RoundHparams
+  aggregator: AggregatorHparams
+  algorithm: Any
+
+  @property
+  def entry(self) -> registry.Algorithm:
+    """The algorithm's registry entry."""
+    return registry.REGISTRY[self.run.algorithm]
+
+  @property
+  def prefix(self) -> str:
+    """The prefix of the algorithm's flags."""
+    return f'{self.run.algorithm}.'
+
+  @property
+  def first_round(self) -> int:
+    """The number of the first round: 1, or less with pre-training."""
+    return 1 - self.round.num_pretraining_rounds
+
+  @property
+  def trains_clients(self) -> bool:
+    """Whether rounds have a cohort."""
+    return self.round.scenario in self.entry.capabilities.trains_clients
+
+  @property
+  def model_norm(self) -> str:
+    """The norm that the network is built with: 'bn', 'gn' or 'none'."""
+    return 'bn' if self.run.norm == 'sbn' else self.run.norm
+
+  @property
+  def partition_settings(self) -> dict[str, Any]:
+    """The arguments of `data.partition` except classes, labels and seed."""
+    run = self.run
+    return {
+      'num_clients': run.num_clients,
+      'num_labels': run.num_labels,
+      'scenario': self.round.scenario,
+      'split': run.split,
+      'alpha': run.alpha,
+      'min_client_examples': run.min_client_examples,
+      'num_validation': run.num_validation,
+      'full_labels': run.full_labels,
+    }
+
+  def flags(self) -> dict[str, Any]:
+    """Every flag that has an effect, by name: together they repeat the run."""
+    values = {
+      **dataclasses.asdict(self.run),
+      **dataclasses.asdict(self.round),
+      **dataclasses.asdict(self.aggregator),
+      **{
+        f'{self.prefix}{name}': value
+        for name, value in dataclasses.asdict(self.algorithm).items()
+      },
+    }
+    for name in _without_effect(self):
+      del values[name]
+    return values
+
+
+def groups() -> list[flags.Group]:
+  """All flags of `programs/train.py`."""
+  return [
+    *(
+      flags.Group(title, RunHparams, fields)
+      for title, fields in run_hparams_lib.GROUPS.items()
+    ),
+    flags.Group('A round', RoundHparams),
+    flags.Group('Aggregation', AggregatorHparams),
+    *(
+      flags.Group(
+        f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
+        entry.hparams,
+        prefix=f'{entry.name}.',
+      )
+      for entry in registry.REGISTRY.values()
+    ),
+  ]
+
+
+def from_command_line(argv: Sequence[str]) -> Config:
+  """A checked configuration.
+
+  Args:
+    argv: The arguments, without the program's name.
+
+  Returns:
+    The configuration.
+
+  Raises:
+    UsageError: One line: what was given, what is allowed, what to do.
+  """
+  return from_flags(flags.parse(argv, groups()))
+
+
+def from_flags(parsed: flags.ParsedFlags) -> Config:
+  """A checked configuration from parsed flags; raises `UsageError`."""
+  run = parsed.build(RunHparams)
+  for name, entry in registry.REGISTRY.items():
+    for flag, _ in flags.Group(
+      '', entry.hparams, prefix=f'{name}.'
+    ).named_fields():
+      if name != run.algorithm and parsed.is_set(flag):
+        raise UsageError(
+          f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
+          f' --algorithm={run.algorithm} is selected; leave the flag out'
+        )
+  entry = registry.REGISTRY[run.algorithm]
+  config = Config(
+    run,
+    parsed.build(RoundHparams),
+    parsed.build(AggregatorHparams),
+    parsed.build(entry.hparams, f'{run.algorithm}.'),
+  )
+  config = _follow(config, parsed)
+  for name, reason in _without_effect(config).items():
+    # A flagfile may serve several runs, but a flag that was typed is meant.
+    if name in parsed.command_line:
+      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
+  check(config)
+  if not run.output_dir:
+    folder = f'runs/{run.algorithm}_{run.dataset}_{config.round.scenario}'
+    config = dataclasses.replace(
+      config,
+      run=dataclasses.replace(run, output_dir=f'{folder}_seed{run.seed}'),
+    )
+  return config
+
+
+def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
+  """Values that follow from others, unless the user set them."""
+  run, round_hparams = config.run, config.round
+  if run.norm == 'bn' and not parsed.is_set('batch_norm_statistics'):
+    round_hparams = dataclasses.replace(
+      round_hparams, batch_norm_statistics='moving_average'
+    )
+  if (
+    run.norm == 'sbn'
+    and config.aggregator.aggregator == aggregator_hparams.ROBUST
+    and not parsed.is_set('batch_norm_statistics')
+  ):
+    round_hparams = dataclasses.replace(
+      round_hparams, batch_norm_statistics='median'
+    )
+  if round_hparams.scenario == _CLIENTS:
+    round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
+  if run.full_labels and not parsed.is_set('num_labels'):
+    run = dataclasses.replace(run, num_labels=0)
+  return dataclasses.replace(config, run=run, round=round_hparams)
+
+
+def _without_effect(config: Config) -> dict[str, str]:
+  """Flags that change nothing in this configuration -> the reason."""
+  run, round_hparams = config.run, config.round
+  result: dict[str, str] = {}
+  if run.split == 'iid':
+    result |= dict.fromkeys(('alpha', 'min_client_examples'), '--split=iid')
+  if run.norm in ('gn', 'none'):
+    result['batch_norm_statistics'] = f'--norm={run.norm}'
+  if round_hparams.scenario == _CLIENTS:
+    result |= dict.fromkeys(
+      (
+        'num_pretraining_rounds',
+        'server_keeps_momentum',
+        'server_epochs',
+        'server_batch_size',
+        'server_learning_rate',
+      ),
+      f'--scenario={_CLIENTS}',
+    )
+  else:
+    result['client_labeled_batch_size'] = f'--scenario={_SERVER}'
+  if round_hparams.learning_rate_schedule == 'constant':
+    result['schedule_rounds'] = '--learning_rate_schedule=constant'
+  if round_hparams.server_optimizer != 'sgd':
+    result['server_optimizer_momentum'] = (
+      f'--server_optimizer={round_hparams.server_optimizer}'
+    )
+  result |= config.aggregator.without_effect()
+  if not config.trains_clients:
+    result |= dict.fromkeys(
+      (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
+      f'--algorithm={run.algorithm} and --scenario={_SERVER}: clients do not'
+      ' train',
+    )
+  if config.aggregator.aggregator != aggregator_hparams.SECURE:
+    result['simulate_secure_aggregation'] = (
+      f'--aggregator={config.aggregator.aggregator}'
+    )
+  return result
+
+
+def check(config: Config) -> None:
+  """Refuses combinations of values that make no sense.
+
+  Args:
+    config: The configuration.
+
+  Raises:
+    UsageError: What was given, what is allowed, what to do.
+  """
+  run, round_hparams, entry = config.run, config.round, config.entry
+  scenario = round_hparams.scenario
+  if scenario not in entry.capabilities.scenarios:
+    others = [
+      other.name
+      for other in registry.REGISTRY.values()
+      if scenario in other.capabilities.scenarios
+    ]
+    raise UsageError(
+      f'--scenario={scenario}: --algorithm={entry.name} runs with'
+      f' {", ".join(entry.capabilities.scenarios)} only;'
+      f' {", ".join(others)} can do it'
+    )
+  if config.trains_clients and run.clients_per_round > run.num_clients:
+    raise UsageError(
+      f'--clients_per_round={run.clients_per_round}: must be at most'
+      f' --num_clients={run.num_clients}'
+    )
+  if run.full_labels and scenario != _CLIENTS:
+    raise UsageError(
+      f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
+    )
+  statistics = round_hparams.batch_norm_statistics
+  if (run.norm == 'bn') != (statistics == 'moving_average') and run.norm in (
+    'bn',
+    'sbn',
+  ):
+    raise UsageError(
+      f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
+      ' or batch_mean are allowed; with --norm=bn, moving_average'
+    )
+  run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
+  if run.profile and run.runtime == 'tff_worker':
+    raise UsageError(
+      '--profile: with --runtime=tff_worker the work is done by another'
+      ' process, which a profile cannot see; use --runtime=in_process'
+    )
+  if run.call_timeout_secs and run.runtime != 'tff_worker':
+    raise UsageError(
+      f'--call_timeout_secs={run.call_timeout_secs:g}: with'
+      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
+      ' use --runtime=tff_worker'
+    )
+  if config.trains_clients:
+    _check_aggregator(config)
+  _check_data(config)
+  if run.cross_device:
+    _check_cross_device(config)
+
+
+def _check_aggregator(config: Config) -> None:
+  """Refuses what the aggregator cannot do with these clients."""
+  run, aggregator = config.run, config.aggregator
+  if (
+    aggregator.aggregator == aggregator_hparams.SECURE
+    and not run.simulate_secure_aggregation
+  ):
+    raise UsageError(
+      '--aggregator=secure: no runtime here has secure sums; with'
+      ' --simulate_secure_aggregation they are replaced by plain ones, which'
+      ' protect nothing'
+    )
+  name = aggregator.aggregator
+  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+    for flag in ('debug_non_finite', 'strict_clients'):
+      if getattr(run, flag):
+        raise UsageError(
+          f'--{flag}: reports on single clients, but with --aggregator={name}'
+          ' nothing but the sum may leave a client; leave one of the two out'
+        )
+    own = config.entry.capabilities.own_weights
+    aggregator_hparams.check_confidential(
+      name,
+      own_weights=bool(own) and getattr(config.algorithm, own),
+      client_weighting=config.round.client_weighting,
+      batch_norm=run.norm in ('sbn', 'bn'),
+      static=run.norm == 'sbn',
+    )
+  if name == aggregator_hparams.DP:
+    aggregator_hparams.check_sizes(
+      delta=aggregator.dp_delta,
+      clients_per_round=run.clients_per_round,
+      population=run.num_clients,
+    )
+
+
+def _check_data(config: Config) -> None:
+  """Refuses what the data set's published size and classes rule out."""
+  from tff_fssl.data import partition  # Needs NumPy: not for `--help`.
+
+  run = config.run
+  info = data_names.data_set_info(run.dataset)
+  partition.check_settings(
+    num_classes=info.num_classes,
+    **config.partition_settings,
+  )
+  at_clients = config.round.scenario == _CLIENTS
+  holders = run.num_clients if at_clients else 1
+  labels, rest = run.num_labels * holders, info.num_train - run.num_validation
+  each = f' for each of {holders} clients' if at_clients else ''
+  if labels > rest:
+    beside = f' after --num_validation={run.num_validation}'
+    raise UsageError(
+      f'--num_labels={run.num_labels}{each}: {run.dataset} has'
+      f' {max(rest, 0)} training examples'
+      f'{beside if run.num_validation else ""}'
+    )
+  if rest - labels < run.num_clients and not (at_clients and run.num_labels):
+    raise UsageError(
+      f'--num_clients={run.num_clients}: only {rest - labels} of'
+      f" {run.dataset}'s training examples are left for them"
+    )
+
+
+def _check_cross_device(config: Config) -> None:
+  """Refuses what clients without identity, that take part once, cannot run."""
+  capabilities = config.entry.capabilities
+  name = f'--cross_device: --algorithm={config.run.algorithm}'
+  if capabilities.client_state:
+    raise UsageError(
+      f'{name} keeps a state for each client by its identity, which the server'
+      ' of such a deployment does not know'
+    )
+  if capabilities.per_client_broadcast:
+    raise UsageError(
+      f'{name} sends each client a message of its own; in such a deployment all'
+      ' clients receive the same message'
+    )
+  if not config.trains_clients:
+    return
+  if capabilities.client_phases > 1:
+    raise UsageError(
+      f'{name} needs {capabilities.client_phases} client phases a round; such a'
+      ' deployment has one'
+    )
+  if config.run.norm == 'sbn':
+    raise UsageError(
+      '--cross_device: --norm=sbn gathers statistics in a second client phase;'
+      ' such a deployment has one: use --norm=gn or --norm=bn'
+    )
+
+
+def differences(
+  old: dict[str, str], new: dict[str, str]
+) -> tuple[list[str], list[str]]:
+  """Compares the flags of two runs.
+
+  Args:
+    old: Flags of the existing run, as text.
+    new: Flags of the run that is to continue it, as text.
+
+  Returns:
+    The names of flags that differ but must not, and of those that differ and
+    may.
+  """
+  defaults = {
+    name: field.default for g in groups() for name, field in g.named_fields()
+  }
+  refused: list[str] = []
+  allowed: list[str] = []
+  for name in sorted(old.keys() | new.keys()):
+    # A flag that was added after the run was made counts as its default.
+    default = flags.to_text(defaults[name]) if name in defaults else None
+    before, after = old.get(name, default), new.get(name, default)
+    if before == after:
+      continue
+    may = name in run_hparams_lib.MAY_DIFFER
+    if name == 'total_rounds':
+      may = int(after or 0) >= int(before or 0)
+    (allowed if may else refused).append(name)
+  return refused, allowed

@@ -1,0 +1,406 @@
+"""Flags made from dataclasses of `hparam` fields. TensorFlow-free.
+
+Syntax and types are absl's. Beyond absl: the command line beats flagfiles
+wherever --flagfile stands, positional arguments and unknown flags are errors,
+and each error is one line that says what was given and what is allowed.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import difflib
+import os
+import re
+import textwrap
+from typing import Any
+
+from absl import flags as absl_flags
+
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
+from tff_fssl.program.configuration import configs
+
+_WIDTH = 80
+_MAX_FLAGFILE_BYTES = 2**20
+_MAX_FLAGFILES = 100
+_HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
+
+
+@dataclasses.dataclass(frozen=True)
+class Group:
+  """Flags that stand together in `--help`.
+
+  Attributes:
+    title: Its heading.
+    hparams: The dataclass of `hparam` fields.
+    fields: Names of the fields that are shown; None: all.
+    prefix: Prefix of the flags' names, such as 'fl2.'.
+  """
+
+  title: str
+  hparams: type[Any]
+  fields: tuple[str, ...] | None = None
+  prefix: str = ''
+
+  def named_fields(self) -> list[tuple[str, dataclasses.Field]]:
+    """(flag's name, field) in order."""
+    by_name = {field.name: field for field in dataclasses.fields(self.hparams)}
+    names = by_name if self.fields is None else self.fields
+    return [(f'{self.prefix}{name}', by_name[name]) for name in names]
+
+
+@dataclasses.dataclass(frozen=True)
+class ParsedFlags:
+  """What a command line says.
+
+  Attributes:
+    values: Every flag's value, by name; defaults included.
+    command_line: Names of the flags that the command line sets.
+    files: Name of each flag that a flagfile sets -> that file.
+    positional: Arguments that are not flags.
+  """
+
+  values: dict[str, Any]
+  command_line: frozenset[str] = frozenset()
+  files: dict[str, str] = dataclasses.field(default_factory=dict)
+  positional: tuple[str, ...] = ()
+
+  def is_set(self, name: str) -> bool:
+    """Whether the user gave the flag, even with its default value."""
+    return name in self.command_line or name in self.files
+
+  def source(self, name: str) -> str:
+    """Where a flag was set, for messages: '' or ' (in FILE)'."""
+    if name in self.command_line or name not in self.files:
+      return ''
+    return f' (in {self.files[name]})'
+
+  def build(self, cls: type[Any], prefix: str = '', **replaced: Any) -> Any:
+    """An instance of a dataclass from the flags that start with `prefix`."""
+    given = {
+      field.name: self.values[f'{prefix}{field.name}']
+      for field in dataclasses.fields(cls)
+    }
+    return cls(**{**given, **replaced})
+
+
+class _NumberParser(absl_flags.ArgumentParser):
+  """absl's parser, with a message that says what is allowed."""
+
+  def __init__(self, number_type: type[Any]):
+    self._number_type = number_type
+    self.syntactic_help = ''
+
+  def parse(self, argument: Any) -> Any:
+    try:
+      return self._number_type(argument)
+    except ValueError as error:
+      allowed = 'a whole number' if self._number_type is int else 'a number'
+      raise ValueError(f'must be {allowed}') from error
+
+  def flag_type(self) -> str:
+    return self._number_type.__name__
+
+
+class _BooleanParser(absl_flags.BooleanParser):
+  def parse(self, argument: Any) -> bool:
+    try:
+      return super().parse(argument)
+    except (TypeError, ValueError) as error:
+      raise ValueError('must be true or false') from error
+
+
+def parse(
+  argv: Sequence[str],
+  groups: Sequence[Group],
+  *,
+  allow_positional: bool = False,
+) -> ParsedFlags:
+  """Parses a command line.
+
+  Args:
+    argv: The arguments, without the program's name.
+    groups: All flags that exist.
+    allow_positional: Whether arguments that are not flags are allowed.
+
+  Returns:
+    The values. Types and syntax have been checked; ranges have not (the
+    dataclasses check them).
+
+  Raises:
+    UsageError: One line: what was given, what is allowed.
+  """
+  flag_values = _define(groups)
+  from_files, from_command_line = _split_flagfiles(argv)
+  in_files = {}
+  for argument, origin in from_files:
+    before = _present(flag_values)
+    if _parse_into(flag_values, [argument], f' (in {origin})'):
+      raise UsageError(f'{origin}: {argument!r} is not a flag')
+    for name, count in _present(flag_values).items():
+      if count != before[name]:
+        in_files[name] = origin
+  before = _present(flag_values)
+  positional = _parse_into(flag_values, from_command_line, '')
+  if positional and not allow_positional:
+    raise UsageError(
+      f'{positional[0]!r} is not a flag; flags are written --name=value, and'
+      ' nothing else is allowed here (--help lists the flags)'
+    )
+  after = _present(flag_values)
+  values = {name: flag_values[name].value for name in before}
+  for name, value in [*values.items(), *(('', p) for p in positional)]:
+    _check_text(f'--{name}=' if name else '', value)
+  return ParsedFlags(
+    values,
+    frozenset(name for name in before if after[name] != before[name]),
+    in_files,
+    tuple(positional),
+  )
+
+
+def _check_text(prefix: str, value: Any) -> None:
+  """Refuses names that neither a flagfile nor a message could hold."""
+  if isinstance(value, str) and not (
+    value.isprintable() and value == value.strip()
+  ):
+    raise UsageError(
+      f'{prefix}{ascii(value)}: names with line breaks, spaces at an end or'
+      ' other unprintable characters are not allowed; rename it'
+    )
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+  """Whether a command line asks for help."""
+  return any(argument in _HELP_FLAGS for argument in argv)
+
+
+def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
+  """The text of `--help`, at most 80 columns wide.
+
+  Args:
+    usage: How the program is called. `programs/X.py` is replaced by the command
+      that the user types for that program.
+    description: What the program does, with the same replacement; each line is
+      a paragraph.
+    groups: Its flags.
+
+  Returns:
+    The text.
+  """
+  usage, description = (
+    re.sub(
+      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
+    )
+    for text in (usage, description)
+  )
+  lines = [f'usage: {usage}']
+  for paragraph in description.splitlines():
+    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+  lines += ['', 'Each flag is given with its default.']
+  for group in groups:
+    named_fields = group.named_fields()
+    if named_fields:
+      lines += ['', *textwrap.wrap(f'{group.title}:', _WIDTH)]
+    for name, field in named_fields:
+      lines.append(f'  --{name}={to_text(field.default)}')
+      about = f'{field.metadata["help"]}{_allowed(field)}'
+      lines += textwrap.wrap(
+        about,
+        _WIDTH,
+        initial_indent=' ' * 6,
+        subsequent_indent=' ' * 6,
+        break_on_hyphens=False,
+      )
+  lines += ['', 'Always:', '  --flagfile=FILE']
+  lines += [
+    '      Reads flags from a file, one per line; # starts a comment. Flags on'
+    ' the',
+    '      command line take precedence. A missing configs/NAME.flags is taken'
+    ' from',
+    '      the package, if the package has that file.',
+    '  --help',
+    '      Shows this help.',
+  ]
+  return '\n'.join(lines)
+
+
+def to_flagfile(values: dict[str, Any]) -> str:
+  """The flagfile that sets `values`, sorted by name."""
+  return ''.join(
+    f'--{name}={to_text(value)}\n' for name, value in sorted(values.items())
+  )
+
+
+def read_flagfile(path: str) -> dict[str, str]:
+  """Name -> text of every flag of a flagfile that `to_flagfile` wrote."""
+  arguments, _ = _split_flagfiles([f'--flagfile={path}'])
+  pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
+  return {name: value for name, _, value in pairs}
+
+
+def to_text(value: Any) -> str:
+  """A value as it is written in a flag."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  return repr(value) if isinstance(value, float) else str(value)
+
+
+def _allowed(field: dataclasses.Field) -> str:
+  """A field's range as a sentence, or ''."""
+  choices = field.metadata.get('choices')
+  if choices:
+    return f' One of {", ".join(choices)}.'
+  low, high = field.metadata.get('minimum'), field.metadata.get('maximum')
+  if low is None and high is None:
+    return ''
+  strict = field.metadata.get('exclusive_minimum')
+  above = (
+    '' if low is None else f'{"above" if strict else "at least"} {low:.10g}'
+  )
+  below = '' if high is None else f'at most {high:.10g}'
+  return f' ({", ".join(part for part in (above, below) if part)})'
+
+
+def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
+  """All flags, in a `FlagValues` of their own."""
+  flag_values = absl_flags.FlagValues()
+  for group in groups:
+    for name, field in group.named_fields():
+      kind, text = type(field.default), field.metadata['help']
+      # The field's own type decides, not absl's: a bool is also an int.
+      if kind is bool:
+        flag = absl_flags.BooleanFlag(name, field.default, text)
+        flag.parser = _BooleanParser()
+      elif kind in (int, float):
+        flag = absl_flags.Flag(
+          _NumberParser(kind),
+          absl_flags.ArgumentSerializer(),
+          name,
+          field.default,
+          text,
+        )
+      else:
+        flag = absl_flags.Flag(
+          absl_flags.ArgumentParser(),
+          absl_flags.ArgumentSerializer(),
+          name,
+          field.default,
+          text,
+        )
+      absl_flags.DEFINE_flag(flag, flag_values)
+  return flag_values
+
+
+def _names(flag_values: absl_flags.FlagValues) -> list[str]:
+  special = ('flagfile', 'undefok')
+  return [name for name in flag_values if name not in special]
+
+
+def _present(flag_values: absl_flags.FlagValues) -> dict[str, int]:
+  """How often each flag was set."""
+  return {name: flag_values[name].present for name in _names(flag_values)}
+
+
+def _parse_into(
+  flag_values: absl_flags.FlagValues, arguments: list[str], origin: str
+) -> list[str]:
+  """Parses arguments; returns those that are not flags."""
+  names = _names(flag_values)
+  flag_values.set_gnu_getopt(True)
+  try:
+    # absl's --undefok, which ignores unknown flags, would bypass this check.
+    for argument in arguments:
+      if argument.lstrip('-').partition('=')[0] == 'undefok' and (
+        argument.startswith('-')
+      ):
+        raise absl_flags.UnrecognizedFlagError('undefok')
+    return flag_values(['', *arguments])[1:]
+  except absl_flags.UnrecognizedFlagError as error:
+    name = error.flagname
+    matches = difflib.get_close_matches(name.lower(), names, n=1)
+    hint = f'; did you mean --{matches[0]}?' if matches else ''
+    if name.startswith('-') or ' ' in name:
+      hint = '; flags are written --name=value'
+    raise UsageError(
+      f'unknown flag --{name}{origin}{hint} (--help lists all flags)'
+    ) from error
+  except (absl_flags.Error, ValueError) as error:
+    message = str(error)
+    message = message.removeprefix('flag ').replace(' = ', '=', 1)
+    message = message.replace('Missing value for flag ', 'missing value for ')
+    raise UsageError(f'{message}{origin}') from error
+
+
+def _split_flagfiles(
+  argv: Sequence[str],
+) -> tuple[list[tuple[str, str]], list[str]]:
+  """([(argument, file) of flagfiles], [the other arguments])."""
+  from_files, others = [], []
+  num_read: list[str] = []
+  arguments = iter(argv)
+  for argument in arguments:
+    name, equals, value = argument.partition('=')
+    if name not in ('--flagfile', '-flagfile'):
+      others.append(argument)
+      continue
+    if not equals:
+      value = next(arguments, '')
+    if not value:
+      raise UsageError('--flagfile: must be followed by the name of a file')
+    from_files += _read_flagfile(value, (), num_read)
+  return from_files, others
+
+
+def _read_flagfile(
+  path: str, including: tuple[str, ...], already_read: list[str]
+) -> list[tuple[str, str]]:
+  """[(argument, file)] of a flagfile and of those that it names."""
+  _check_text('--flagfile=', path)
+  path = os.path.expanduser(path)
+  if including and not os.path.isabs(path):
+    beside = os.path.join(os.path.dirname(including[-1]), path)
+    path = beside if os.path.exists(beside) else path
+  path = configs.find(path)
+  if os.path.realpath(path) in map(os.path.realpath, including):
+    raise UsageError(f'--flagfile={path}: the file includes itself')
+  already_read.append(path)
+  if len(already_read) > _MAX_FLAGFILES:
+    raise UsageError(
+      f'--flagfile={already_read[0]}: it includes too many files; at most'
+      f' {_MAX_FLAGFILES} are allowed in all'
+    )
+  try:
+    lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
+  except files.FileError as error:
+    raise UsageError(
+      f'--flagfile={path}: cannot be read: {error.reason}{_similar_file(path)}'
+    ) from error
+  result = []
+  for number, line in enumerate(lines, 1):
+    line = line.strip()
+    if not line or line.startswith(('#', '//')):
+      continue
+    if not line.startswith('-') or line.strip('-') == '':
+      raise UsageError(
+        f'{path}, line {number}: {line!r} is not a flag; flags are written'
+        ' --name=value, comments start with #'
+      )
+    name, _, value = line.partition('=')
+    if name in ('--flagfile', '-flagfile'):
+      result += _read_flagfile(value, (*including, path), already_read)
+    else:
+      result.append((line, path))
+  return result
+
+
+def _similar_file(path: str) -> str:
+  """A hint at a file of a similar name, or ''; the name itself is no hint."""
+  if os.path.lexists(path):
+    return ''
+  folder = os.path.dirname(path) or '.'
+  beside = os.listdir(folder) if os.path.isdir(folder) else []
+  return hparams.closest(os.path.basename(path), beside) or hparams.closest(
+    os.path.normpath(path), configs.names()
+  )

@@ -1,0 +1,333 @@
+"""A run's flags, apart from its algorithm's. TensorFlow-free."""
+
+import dataclasses
+import re
+
+from tff_fssl import hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.models import names as model_names
+
+# A profile takes megabytes and seconds.
+_MAX_PROFILED_ROUNDS = 1_000
+_ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
+NORMS = ('sbn', 'bn', 'gn', 'none')
+
+
+@dataclasses.dataclass(frozen=True)
+class RunHparams:
+  """Flags of `programs/train.py`, without a prefix."""
+
+  algorithm: str = hparam(
+    'fl2', 'The training algorithm.', choices=registry.REGISTRY
+  )
+  model: str = hparam(
+    'wrn28_2',
+    f'The network. {model_names.summaries()}.',
+    choices=model_names.MODELS,
+  )
+  norm: str = hparam(
+    'sbn',
+    'Normalization of the network. sbn: static batch norm, whose statistics are'
+    ' gathered after each round (see --batch_norm_statistics); bn: batch norm'
+    ' with moving averages, aggregated with the weights; gn: group norm; none.',
+    choices=NORMS,
+  )
+  init_from: str = hparam(
+    '',
+    "Initial weights: a run's folder (its last checkpoint is used), an exported"
+    " model's folder, or a Keras file (.keras, .h5). Only numbers are read,"
+    ' including batch norm statistics. Rounds and optimizers start from the'
+    ' beginning. The server still pre-trains, unless'
+    ' --num_pretraining_rounds=0. The source is needed only at the start: its'
+    ' weights are saved as the first checkpoint.',
+  )
+  seed: int = hparam(
+    0,
+    'Seed of everything random: the same command with the same seed gives the'
+    ' same results.',
+    minimum=0,
+    maximum=2**31 - 1,
+  )
+  cross_device: bool = hparam(
+    False,
+    'Refuse configurations that cross-device clients cannot run: such clients'
+    ' have no identity, and communicate once per round.',
+  )
+
+  dataset: str = hparam(
+    'cifar10', 'The data set.', choices=data_names.DATA_SETS
+  )
+  data_dir: str = hparam(
+    '',
+    'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
+    ' ~/tensorflow_datasets. `digits` needs no folder.',
+  )
+  augmentation: str = hparam(
+    'fl2',
+    'How weak and strong views of images are made: by the RandAugment of (FL)^2'
+    ' or by that of FixMatch.',
+    choices=('fl2', 'fixmatch'),
+  )
+  num_labels: int = hparam(
+    40,
+    'Number of labelled examples, equally many of each class: the total if the'
+    ' server holds the labels; the number per client if clients hold them.',
+    minimum=0,
+  )
+  full_labels: bool = hparam(
+    False,
+    'Give clients labels for all their data, to measure the upper bound. Needs'
+    ' --scenario=labels_at_clients; --num_labels is then not needed.',
+  )
+  num_clients: int = hparam(
+    100,
+    'Number of clients, among which the rest of the training data is split.',
+    minimum=1,
+    maximum=10**6,
+  )
+  split: str = hparam(
+    'iid',
+    'How training data is split among clients. iid: evenly, at random;'
+    ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
+    choices=('iid', 'dirichlet'),
+  )
+  alpha: float = hparam(
+    0.1,
+    'Concentration of the Dirichlet split: smaller values make it more uneven.',
+    minimum=0,
+    exclusive_minimum=True,
+  )
+  min_client_examples: int = hparam(
+    10,
+    'The Dirichlet split is redrawn until each client has at least this many'
+    ' examples.',
+    minimum=0,
+  )
+  num_validation: int = hparam(
+    0,
+    'Number of training examples that are set aside, with their hidden labels,'
+    ' to select the best round. A deployment would not have these labels.',
+    minimum=0,
+  )
+
+  total_rounds: int = hparam(
+    800,
+    'Number of rounds, not counting server pre-training.',
+    minimum=1,
+    maximum=10**7,
+  )
+  clients_per_round: int = hparam(
+    10,
+    'Number of clients drawn for each round, without replacement.',
+    minimum=1,
+    maximum=10**6,
+  )
+  rounds_per_evaluation: int = hparam(
+    10,
+    'Number of rounds between evaluations. The last round is always evaluated.',
+    minimum=1,
+  )
+  max_bad_rounds: int = hparam(
+    3,
+    'Stop after this many consecutive rounds without a finite update. Such'
+    ' rounds leave the model unchanged.',
+    minimum=1,
+  )
+
+  output_dir: str = hparam(
+    '',
+    "The run's folder; if empty, runs/ALGORITHM_DATASET_SCENARIO_seedSEED."
+    ' The same command continues a run that was stopped.',
+  )
+  rounds_per_checkpoint: int = hparam(
+    10,
+    'Number of rounds between checkpoints. The last round is always saved.',
+    minimum=1,
+  )
+  keep_checkpoints: int = hparam(
+    3,
+    'Number of latest checkpoints to keep. The checkpoint of the round with the'
+    ' best validation accuracy is kept as well.',
+    minimum=1,
+  )
+  tensorboard: bool = hparam(True, 'Also write metrics for TensorBoard.')
+  profile: str = hparam(
+    '',
+    'Rounds to profile, such as 3, 3-5 or 2,4. Profiles are written to'
+    ' tensorboard/round_N, for tensorboard-plugin-profile. Results do not'
+    ' change.',
+  )
+
+  runtime: str = hparam(
+    'in_process',
+    "What runs TFF's computations. in_process: TensorFlow in this process;"
+    " tff_worker: TFF's worker process (CPU only).",
+    choices=('in_process', 'tff_worker'),
+  )
+  call_timeout_secs: float = hparam(
+    0.0,
+    "Time limit in seconds for a call to TFF's worker (tff_worker). A round has"
+    ' a few quick calls, and one that computes the whole round. If a call takes'
+    ' longer, a new worker is started and the round is repeated. 0: no limit.',
+    minimum=0,
+    maximum=10**7,
+  )
+  client_devices: str = hparam(
+    'auto',
+    'Where clients train (in_process): auto (all GPUs, or the CPU if there are'
+    ' none), cpu, gpu, or a list of devices such as gpu:0,gpu:1.',
+  )
+  client_threads: int = hparam(
+    0,
+    'Number of clients that train at the same time; 0 chooses a number that'
+    ' suits the devices. Results do not depend on it.',
+    minimum=0,
+    maximum=1024,
+  )
+  simulate_secure_aggregation: bool = hparam(
+    False,
+    'Replace secure sums (--aggregator=secure) by plain sums, which protect'
+    ' nothing. For simulation only.',
+  )
+  strict_clients: bool = hparam(
+    False,
+    "Stop if a client's data cannot be used (a label that is not a class, wrong"
+    ' images, or a reader that fails). Otherwise the client is left out of the'
+    ' round, named on the console, and counted in'
+    ' client_work/train/num_rejected_clients.',
+  )
+  debug_non_finite: bool = hparam(
+    False,
+    'When updates in a round are not finite, repeat its clients one by one, and'
+    ' report which clients failed, at which local step, and what was not finite'
+    ' first. The report is also written to metrics/non_finite.txt.',
+  )
+  progress: str = hparam(
+    'auto',
+    'What shows progress: a bar, a line for each round, or nothing. auto: a bar'
+    ' on a terminal, otherwise lines.',
+    choices=('auto', 'bar', 'lines', 'none'),
+  )
+  verbose: bool = hparam(
+    False, "Show TensorFlow's own messages and tracebacks."
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+# For `--help`: every field, in groups.
+GROUPS = {
+  'Algorithm and model': (
+    'algorithm',
+    'model',
+    'norm',
+    'init_from',
+    'seed',
+    'cross_device',
+  ),
+  'Data': (
+    'dataset',
+    'data_dir',
+    'augmentation',
+    'num_labels',
+    'full_labels',
+    'num_clients',
+    'split',
+    'alpha',
+    'min_client_examples',
+    'num_validation',
+  ),
+  'Rounds': (
+    'total_rounds',
+    'clients_per_round',
+    'rounds_per_evaluation',
+    'max_bad_rounds',
+  ),
+  'Output': (
+    'output_dir',
+    'rounds_per_checkpoint',
+    'keep_checkpoints',
+    'tensorboard',
+    'profile',
+  ),
+  'Execution': (
+    'runtime',
+    'call_timeout_secs',
+    'client_devices',
+    'client_threads',
+    'simulate_secure_aggregation',
+    'strict_clients',
+    'debug_non_finite',
+    'progress',
+    'verbose',
+  ),
+}
+
+# Flags that may differ when a run is continued; `total_rounds` may only grow.
+MAY_DIFFER = frozenset(
+  {
+    'call_timeout_secs',
+    'client_devices',
+    'client_threads',
+    'cross_device',
+    'data_dir',
+    'debug_non_finite',
+    'keep_checkpoints',
+    'max_bad_rounds',
+    'output_dir',
+    'profile',
+    'progress',
+    'rounds_per_checkpoint',
+    'runtime',
+    'strict_clients',
+    'tensorboard',
+    'total_rounds',
+    'verbose',
+  }
+)
+
+
+def may_differ() -> str:
+  """The names in `MAY_DIFFER`, as text for users."""
+  names = (n + ' (upwards)' * (n == 'total_rounds') for n in sorted(MAY_DIFFER))
+  return ', '.join(names)
+
+
+def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
+  """The rounds that `--profile` names.
+
+  Args:
+    text: '3', '3-5', '2,4', '2,4-6', or '' for none.
+    total_rounds: The number of the last round.
+
+  Returns:
+    Their numbers, each in [1, total_rounds].
+
+  Raises:
+    UsageError: If the text has another form, or there are no such rounds.
+  """
+  rounds: set[int] = set()
+  for part in text.split(',') if text else ():
+    match = _ROUNDS.fullmatch(part)
+    if match is None:
+      raise UsageError(
+        f'--profile={text}: {part!r} is not a round; rounds are written 3, 3-5'
+        ' or 2,4'
+      )
+    first, last = int(match[1]), int(match[2] or match[1])
+    if not 1 <= first <= last <= total_rounds:
+      raise UsageError(
+        f'--profile={text}: {part} is not within rounds 1 to'
+        f' --total_rounds={total_rounds}, in ascending order'
+      )
+    if last - first + len(rounds) >= _MAX_PROFILED_ROUNDS:
+      raise UsageError(
+        f'--profile={text}: profiles of more than {_MAX_PROFILED_ROUNDS:,}'
+        ' rounds would fill the disk; give fewer'
+      )
+    rounds.update(range(first, last + 1))
+  return frozenset(rounds)

@@ -1,0 +1,279 @@
+"""Builds what a configuration describes: data, model and process."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import hparams
+from tff_fssl.aggregators import factory
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import augment
+from tff_fssl.data import clients
+from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import sources
+from tff_fssl.models import adapter
+from tff_fssl.models import evaluate
+from tff_fssl.models import networks
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.rounds import composer
+from tff_fssl.rounds import round_hparams
+from tff_fssl.rounds import sampling
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+  """The data and the model of a configuration, without an algorithm.
+
+  Attributes:
+    config: The configuration.
+    data: The data set.
+    partition: Which training examples the server and each client hold.
+    views: How images become the network's inputs.
+    model_fn: Builds the network.
+  """
+
+  config: config_lib.Config
+  data: sources.DataSet
+  partition: partition_lib.Partition
+  views: augment.Views
+  model_fn: Callable[[], tf.keras.Model]
+
+  def examples(self, split: str) -> sources.Examples:
+    """The examples of 'test' or 'validation'."""
+    if split == 'test':
+      return self.data.test
+    indices = self.partition.validation
+    train = self.data.train
+    return sources.Examples(train.x[indices], train.y[indices])
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What `training.train` needs.
+
+  Attributes:
+    task: Data and model.
+    process: The learning process.
+    data_source: Clients of the process.
+    evaluate_fn: Process state -> metrics by name: 'test/accuracy', ...
+    explain_fn: (process state, round, number of clients that failed in it) ->
+      lines that say which clients failed, and where.
+    failed_clients: The clients whose data could not be used.
+  """
+
+  task: Task
+  process: tff.learning.templates.LearningProcess
+  data_source: sampling.CohortDataSource
+  evaluate_fn: Callable[[Any], Mapping[str, float]]
+  explain_fn: Callable[[Any, int, int], list[str]]
+  failed_clients: sampling.FailedClients
+
+
+def configure_devices(config: config_lib.Config) -> None:
+  """Makes GPUs share memory and repeat results; call it before their use."""
+  gpus = tf.config.list_physical_devices('GPU')
+  for gpu in gpus:
+    tf.config.experimental.set_memory_growth(gpu, True)
+  # Under differential privacy the noise must not repeat.
+  if gpus and config.aggregator.aggregator != aggregator_hparams.DP:
+    # Nothing uses the global seed, but TensorFlow demands that one is set.
+    tf.random.set_seed(0)
+    tf.config.experimental.enable_op_determinism()
+
+
+def build_views(config: config_lib.Config) -> augment.Views:
+  """The views of a configuration's images."""
+  info = data_names.data_set_info(config.run.dataset)
+  mean, std = augment.normalization(info.name)
+  return augment.build_views(
+    info.image_shape,
+    policy=config.run.augmentation,
+    mean=mean,
+    std=std,
+    flip=info.flip,
+  )
+
+
+def build_model_fn(
+  config: config_lib.Config,
+) -> Callable[[], tf.keras.Model]:
+  """The function that builds a configuration's network."""
+  info = data_names.data_set_info(config.run.dataset)
+  return functools.partial(
+    networks.build_network,
+    config.run.model,
+    info.image_shape,
+    info.num_classes,
+    config.model_norm,
+  )
+
+
+def build_task(config: config_lib.Config) -> Task:
+  """Loads and splits the data, and builds what needs no algorithm.
+
+  Args:
+    config: The configuration.
+
+  Returns:
+    The task.
+
+  Raises:
+    UsageError: If the data are missing or cannot be split as requested.
+  """
+  run = config.run
+  data = sources.load(run.dataset, run.data_dir or None)
+  partition = partition_lib.build_partition(
+    data.train.y,
+    num_classes=data.num_classes,
+    **config.partition_settings,
+    seed=run.seed,
+  )
+  return Task(
+    config, data, partition, build_views(config), build_model_fn(config)
+  )
+
+
+def build_experiment(task: Task, server_data_dir: str) -> Experiment:
+  """Builds the process and its data source.
+
+  Args:
+    task: Data and model.
+    server_data_dir: Folder for the server's labelled images, if they are too
+      many to be constants of the computation.
+
+  Returns:
+    The experiment.
+
+  Raises:
+    UsageError: If algorithm, model and data do not fit together.
+  """
+  config, data, partition = task.config, task.data, task.partition
+  server_data_fn = None
+  if config.round.scenario == round_hparams.LABELS_AT_SERVER:
+    held = partition.server_labeled
+    server_data_fn = clients.build_server_data_fn(
+      data.train.x[held], data.train.y[held], server_data_dir
+    )
+  round_settings = _bound_clients(config, partition)
+  process = config.entry.build(
+    task.model_fn,
+    views=task.views,
+    element_spec=clients.element_spec(data.image_shape),
+    server_data_fn=server_data_fn,
+    round_hparams=round_settings,
+    hparams=config.algorithm,
+    seed=config.run.seed,
+    num_classes=data.num_classes,
+    model_aggregator=_build_aggregator(config),
+  )
+  failed_clients = sampling.FailedClients()
+  # Which client failed depends on its data: only the noised sum may show that.
+  is_private = config.aggregator.aggregator == aggregator_hparams.DP
+  data_source = sampling.build_data_source(
+    process,
+    lambda client_id: clients.client_examples(data, partition, client_id),
+    seed=config.run.seed,
+    on_failure=(lambda *_: None) if is_private else failed_clients.add,
+    num_clients=config.run.num_clients,
+    clients_per_round=min(config.run.clients_per_round, config.run.num_clients),
+    first_round=config.first_round,
+    trains_clients=config.trains_clients,
+  )
+  return Experiment(
+    task,
+    process,
+    data_source,
+    _build_evaluate_fn(task),
+    _build_explain_fn(process, data_source, config.run.seed),
+    failed_clients,
+  )
+
+
+def _build_aggregator(
+  config: config_lib.Config,
+) -> tff.aggregators.WeightedAggregationFactory | None:
+  if not config.trains_clients:
+    return None
+  examples = config.round.client_weighting == 'examples'
+  return factory.build_aggregator(
+    config.aggregator,
+    max_weight=2.0**20 - 1 if examples else 1.0,
+    clients_per_round=config.run.clients_per_round,
+    population=config.run.num_clients,
+  )
+
+
+def _bound_clients(
+  config: config_lib.Config, partition: partition_lib.Partition
+) -> round_hparams.RoundHparams:
+  """The round's settings, with the largest client's size as bound.
+
+  Raises:
+    UsageError: If the given bound would reject honest clients.
+  """
+  pairs = zip(partition.client_labeled, partition.client_unlabeled)
+  largest = max((len(a) + len(b) for a, b in pairs), default=0)
+  given = config.round.max_client_examples
+  if given and largest > given:
+    raise hparams.UsageError(
+      f'--max_client_examples={given}: the largest client has {largest}'
+      ' examples; give at least that number'
+    )
+  return dataclasses.replace(
+    config.round, max_client_examples=given or max(largest, 1)
+  )
+
+
+def _build_explain_fn(
+  process: composer.FsslProcess,
+  data_source: sampling.CohortDataSource,
+  seed: int,
+) -> Callable[[Any, int, int], list[str]]:
+  """The function that repeats a round's clients to find those that failed."""
+
+  def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
+    weights, lines = model_weights(state), []
+    for client_id, dataset in zip(
+      data_source.client_ids(seed, round_num),
+      data_source.cohort(seed, round_num),
+    ):
+      found = process.find_non_finite(weights, dataset, round_num)
+      if found is not None:
+        lines.append(f'client {client_id}: not finite: first {found}')
+    if len(lines) < num_failed:
+      # Rounding may differ slightly from that of TFF's computation.
+      lines.append(
+        f'{num_failed - len(lines)} of {num_failed} clients that were not'
+        ' finite are finite when repeated'
+      )
+    return lines
+
+  return explain_fn
+
+
+def model_weights(state: Any) -> adapter.Weights:
+  """The weights of a process's state that are evaluated and exported."""
+  return adapter.Weights(*state.global_model_weights)
+
+
+def _build_evaluate_fn(task: Task) -> Callable[[Any], Mapping[str, float]]:
+  splits = ['test', *(['validation'] if task.config.run.num_validation else [])]
+  examples = {split: task.examples(split) for split in splits}
+  evaluate_weights = evaluate.build_evaluate_fn(task.model_fn, task.views)
+
+  def evaluate_fn(state: Any) -> Mapping[str, float]:
+    weights, result = model_weights(state), OrderedDict()
+    for split, of_split in examples.items():
+      for name, value in evaluate_weights(
+        weights, of_split.x, of_split.y
+      ).items():
+        result[f'{split}/{name}'] = value
+    return result
+
+  return evaluate_fn

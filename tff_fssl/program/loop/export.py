@@ -1,0 +1,130 @@
+"""Exports the trained model as files that need neither this package nor TFF."""
+
+import json
+import os
+
+import numpy as np
+import tensorflow as tf
+
+import tff_fssl
+from tff_fssl import durable
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
+from tff_fssl.program.loop import experiment
+from tff_fssl.program.storage import exported
+
+_DISK_ERRORS = (
+  tf.errors.ResourceExhaustedError,
+  tf.errors.PermissionDeniedError,
+)
+
+
+class ServingModel(tf.Module):
+  """uint8 images in, probabilities out."""
+
+  def __init__(self, task: experiment.Task, weights: adapter.Weights):
+    """Puts the weights into the task's network."""
+    super().__init__(name='serving')
+    self._network = adapter.Network(task.model_fn)
+    self._network.assign(weights)
+    self._views = task.views
+    self._count = tf.constant(weights.statistics_count)
+    # TensorFlow saves the attributes of the module.
+    self.variables_to_save = [
+      *self._network.trainable_variables,
+      *self._network.non_trainable_variables,
+    ]
+    self.predict = tf.function(
+      self._predict,
+      input_signature=[
+        tf.TensorSpec([None, *task.data.image_shape], tf.uint8, 'images')
+      ],
+    )
+
+  def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
+    logits = self._network.inference_logits(
+      self._views.plain(images), self._count
+    )
+    return {'probabilities': tf.nn.softmax(logits)}
+
+
+def export_model(
+  task: experiment.Task, weights: adapter.Weights, folder: str, round_num: int
+) -> None:
+  """Writes the folder of a model, replacing an earlier export.
+
+  It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
+  [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
+  included; `model.keras`, the network alone (normalized float images to
+  logits); `about.json` (classes, mean and std, round, flags, version); and
+  `manifest.json`, from which `exported.problem` tells whether the export is
+  complete.
+
+  Args:
+    task: Data and model.
+    weights: The trained weights.
+    folder: The folder to write.
+    round_num: The round after which the model is exported.
+
+  Raises:
+    UsageError: If the disk refuses, or the folder holds files that no export
+      wrote.
+  """
+  new = exported.new_folder(folder)
+  exported.remove_leftovers(folder)
+  module = ServingModel(task, weights)
+  model = task.model_fn()
+  model.set_weights(_in_keras_order(model, weights))
+  try:
+    tf.saved_model.save(module, new, {'serving_default': module.predict})
+    model.save(os.path.join(new, exported.KERAS_FILE))
+  except _DISK_ERRORS as e:
+    raise UsageError(
+      f'{new}: the model cannot be written ({e.message}); the run is saved: put'
+      ' this right and give the command again'
+    ) from e
+  config = task.config
+  info = data_names.data_set_info(task.data.name)
+  about = {
+    'tff_fssl': tff_fssl.__version__,
+    'round': round_num,
+    'classes': list(task.data.class_names),
+    'image_shape': list(task.data.image_shape),
+    'inputs_of_model.keras': {
+      'formula': '(image / 255 - mean) / std',
+      'mean': info.mean,
+      'std': info.std,
+    },
+    'flags': config.flags(),
+  }
+  durable.write_file(
+    os.path.join(new, exported.ABOUT_FILE),
+    [json.dumps(about, indent=2).encode()],
+  )
+  _sync(new)
+  exported.write_manifest(new, round_num)
+  exported.replace(folder)
+
+
+def _in_keras_order(
+  model: tf.keras.Model, weights: adapter.Weights
+) -> list[np.ndarray]:
+  """The weights in the order of `model.weights`."""
+  values = {
+    id(variable): value
+    for variables, of_kind in (
+      (model.trainable_variables, weights.trainable),
+      (model.non_trainable_variables, weights.non_trainable),
+    )
+    for variable, value in zip(variables, of_kind, strict=True)
+  }
+  return [np.asarray(values[id(variable)]) for variable in model.weights]
+
+
+def _sync(folder: str) -> None:
+  """Flushes a folder that TensorFlow wrote, file by file."""
+  for path, _, names in os.walk(folder):
+    for name in names:
+      durable.sync_file(os.path.join(path, name))
+    durable.sync_folder(path)

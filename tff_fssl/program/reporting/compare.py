@@ -1,0 +1,214 @@
+"""Tables that compare runs over seeds, with Welch's tests. TensorFlow-free."""
+
+from collections.abc import Callable, Sequence
+import math
+import warnings
+
+import numpy as np
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import summary
+
+TEST_ACCURACY = 'test/accuracy'
+_TRAIN = 'client_work/train'
+# Pseudo-labels and seconds are means over this many last rounds.
+_WINDOW = 10
+_MEGABYTE = 1e6
+
+
+def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
+  """Refuses runs that would count twice; raises `UsageError`."""
+  for group in groups:
+    seen: dict[str, str] = {}
+    for run in group.runs:
+      seed = run.flags.get('seed', '')
+      if seed in seen:
+        raise UsageError(
+          f'{seen[seed]} and {run.path} do not differ, not even in'
+          f' --seed={seed}: they are one sample; leave one of them out'
+        )
+      seen[seed] = run.path
+
+
+def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
+  """The last round that all runs have evaluated on test data.
+
+  Args:
+    groups: The groups of runs.
+
+  Returns:
+    The number of that round.
+
+  Raises:
+    UsageError: If there is none.
+  """
+  evaluated = []
+  for group in groups:
+    for run in group.runs:
+      rounds, _ = run.curve(TEST_ACCURACY)
+      if not len(rounds):
+        raise UsageError(f'{run.path}: this run has no evaluation yet')
+      evaluated.append(set(rounds.tolist()))
+  common = set.intersection(*evaluated)
+  if not common:
+    raise UsageError(
+      'the runs have no evaluated round in common; give runs of equal'
+      ' --rounds_per_evaluation'
+    )
+  return max(common)
+
+
+def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
+  """Markdown tables of results, and tests of the first group against others.
+
+  Args:
+    groups: At least one group of runs that differ only in their seeds.
+    last_round: Later rounds are ignored, so that budgets are equal.
+
+  Returns:
+    Lines of text.
+  """
+  columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
+    (
+      'test, last round, %',
+      lambda r: 100 * _at(r, TEST_ACCURACY, last_round),
+      1,
+    ),
+    (
+      'test, best-validation round, %',
+      lambda r: 100 * _best_validation(r, last_round),
+      1,
+    ),
+  ]
+
+  def add(title: str, name: str, scale: float, digits: int) -> None:
+    columns.append(
+      (title, lambda r: scale * _late(r, name, last_round), digits)
+    )
+
+  def add_traffic(title: str, name: str) -> None:
+    clients = f'{_TRAIN}/num_clients'
+    columns.append(
+      (
+        title,
+        lambda r: (
+          _late(r, name, last_round) * _late(r, clients, last_round) / _MEGABYTE
+        ),
+        1,
+      )
+    )
+
+  add('pseudo-labels kept, %', f'{_TRAIN}/pseudo_label_ratio', 100, 1)
+  add('right among them, %', f'{_TRAIN}/pseudo_label_accuracy', 100, 1)
+  add('confident, %', f'{_TRAIN}/high_confidence_ratio', 100, 1)
+  add('right among them, %', f'{_TRAIN}/high_confidence_accuracy', 100, 1)
+  add('s a round', 'seconds/round', 1, 2)
+  add_traffic('MB down a round', 'communication/bytes_down_per_client')
+  add_traffic('MB up a round', 'communication/bytes_up_per_client')
+  cells = [
+    [
+      _mean_and_spread([fn(run) for run in group.runs], digits)
+      for _, fn, digits in columns
+    ]
+    for group in groups
+  ]
+  known = [i for i in range(len(columns)) if any(row[i] != '' for row in cells)]
+  lines = _markdown(
+    ['', 'runs', *(columns[i][0] for i in known)],
+    [
+      [group.label, str(len(group.runs)), *(row[i] for i in known)]
+      for group, row in zip(groups, cells)
+    ],
+  )
+  if len(groups) > 1:
+    lines += ['', *_tests(groups, last_round)]
+  return '\n'.join(lines)
+
+
+def _at(run: runs_lib.Run, column: str, round_num: int) -> float:
+  rounds, values = run.curve(column)
+  (at,) = np.nonzero(rounds == round_num)
+  return float(values[at[0]]) if len(at) else math.nan
+
+
+def _best_validation(run: runs_lib.Run, last_round: int) -> float:
+  """Test accuracy where validation accuracy is largest; the first of these."""
+  rounds, values = run.curve(summary.VALIDATION_ACCURACY)
+  before = rounds <= last_round
+  if not before.any():
+    return math.nan
+  return _at(run, TEST_ACCURACY, int(rounds[before][np.argmax(values[before])]))
+
+
+def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
+  """Mean over the last rounds, up to `last_round`."""
+  rounds, values = run.curve(column)
+  late = (rounds > last_round - _WINDOW) & (rounds <= last_round)
+  return float(values[late].mean()) if late.any() else math.nan
+
+
+def _mean_and_spread(values: list[float], digits: int) -> str:
+  """The mean and, for several values, the sample standard deviation."""
+  if not np.isfinite(values).all():
+    return ''
+  mean = f'{np.mean(values):.{digits}f}'
+  if len(values) == 1:
+    return mean
+  return f'{mean} ± {np.std(values, ddof=1):.{digits}f}'
+
+
+def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
+  """p-values of the differences between the first group and each other."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  def accuracies(group):
+    return {
+      run.flags.get('seed', ''): 100 * _at(run, TEST_ACCURACY, last_round)
+      for run in group.runs
+    }
+
+  rows = []
+  ours = accuracies(groups[0])
+  for group in groups[1:]:
+    theirs = accuracies(group)
+    common = sorted(ours.keys() & theirs.keys())
+    with warnings.catch_warnings():
+      # For one value, or equal values, SciPy gives NaN; the cell stays blank.
+      warnings.simplefilter('ignore')
+      welch = stats.ttest_ind(
+        list(ours.values()), list(theirs.values()), equal_var=False
+      ).pvalue
+      paired = stats.ttest_rel(
+        [ours[seed] for seed in common], [theirs[seed] for seed in common]
+      ).pvalue
+    difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
+    rows.append(
+      [
+        group.label,
+        f'{difference:+.1f}',
+        _p_value(welch),
+        _p_value(paired),
+      ]
+    )
+  return _markdown(
+    [
+      f'{groups[0].label} against, by test accuracy in the last round',
+      'points',
+      "Welch's p",
+      'p, paired by seed',
+    ],
+    rows,
+  )
+
+
+def _p_value(value: float) -> str:
+  if not math.isfinite(value):
+    return ''
+  return f'{value:.3f}' if value >= 0.001 else '< 0.001'
+
+
+def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
+  lines = [header, ['---'] * len(header), *rows]
+  return [f'| {" | ".join(cells)} |' for cells in lines]

@@ -1,0 +1,326 @@
+"""Draws curves of runs from their tables. TensorFlow-free."""
+
+from collections.abc import Sequence
+import dataclasses
+import io
+import zlib
+
+import numpy as np
+
+from tff_fssl import durable
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.reporting import runs
+
+_TRAIN = 'client_work/train'
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """A line of a panel.
+
+  Attributes:
+    label: Name of the line, if the panel has several.
+    column: The column of train.csv or eval.csv.
+  """
+
+  label: str
+  column: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """A diagram.
+
+  Attributes:
+    title: Heading of the diagram.
+    curves: Lines of the diagram, told apart by their dashes.
+    is_fraction: Whether values are from 0 to 1.
+  """
+
+  title: str
+  curves: tuple[Curve, ...]
+  is_fraction: bool = True
+
+
+PANELS = (
+  Panel('Test accuracy', (Curve('', 'test/accuracy'),)),
+  Panel('Validation accuracy', (Curve('', 'validation/accuracy'),)),
+  Panel(
+    'Pseudo-labels kept',
+    (
+      Curve('kept', f'{_TRAIN}/pseudo_label_ratio'),
+      Curve('confident', f'{_TRAIN}/high_confidence_ratio'),
+    ),
+  ),
+  Panel(
+    'Accuracy of pseudo-labels',
+    (
+      Curve('kept', f'{_TRAIN}/pseudo_label_accuracy'),
+      Curve('confident', f'{_TRAIN}/high_confidence_accuracy'),
+    ),
+  ),
+  Panel(
+    "Learning status of a round's clients",
+    (
+      Curve('mean', f'{_TRAIN}/learning_status_mean'),
+      Curve('min', f'{_TRAIN}/learning_status_min'),
+      Curve('max', f'{_TRAIN}/learning_status_max'),
+    ),
+  ),
+  Panel(
+    'Aggregation weights',
+    (
+      Curve('max', f'{_TRAIN}/aggregation_weight_max'),
+      Curve('min', f'{_TRAIN}/aggregation_weight_min'),
+    ),
+    is_fraction=False,
+  ),
+  Panel(
+    'Loss at clients',
+    (
+      Curve('pseudo-labels', f'{_TRAIN}/loss_pseudo_label'),
+      Curve('labelled', f'{_TRAIN}/loss_labeled'),
+      Curve('consistency', f'{_TRAIN}/loss_consistency'),
+      Curve('at W + eps', f'{_TRAIN}/loss_perturbed'),
+    ),
+    is_fraction=False,
+  ),
+  Panel(
+    'Loss at the server',
+    (Curve('', 'finalizer/server_loss_labeled'),),
+    is_fraction=False,
+  ),
+)
+_DASHES = ('-', '--', ':')
+
+# What the horizontal axis can be: name -> (label, unit).
+X_AXES = {
+  'rounds': ('round', 1.0),
+  'bytes': ('communicated, GB', 1e9),
+  'hours': ('hours of training', 3600.0),
+}
+
+# An algorithm with default flags has the same colour in every figure. Its
+# variants (with other flags) have the same marker, but colours of their own.
+_ALGORITHMS = list(registry.REGISTRY)
+_NUM_COLORS = 20
+_MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
+_MAX_MARKERS = 12
+
+
+@dataclasses.dataclass(frozen=True)
+class Style:
+  """How a group is drawn.
+
+  Attributes:
+    color: Colour of its lines.
+    marker: Marker of its points.
+  """
+
+  color: str
+  marker: str
+
+
+def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
+  """The style of each group: a function of its algorithm and its flags.
+
+  Args:
+    groups: The groups in one figure.
+
+  Returns:
+    Their styles. The algorithm determines the marker and, with default flags,
+    the colour. The flags of a variant choose its colour; if that is taken, the
+    next free one is used.
+  """
+  taken = {
+    _color(_place(group.algorithm)) for group in groups if not group.variant
+  }
+  result: list[Style] = []
+  for group in groups:
+    place = _place(group.algorithm)
+    color = _color(place)
+    if group.variant:
+      start = zlib.crc32(group.variant.encode())
+      order = [_color(start + i) for i in range(_NUM_COLORS)]
+      color = next((c for c in order if c not in taken), order[0])
+      taken.add(color)
+    result.append(Style(color, _MARKERS[place % len(_MARKERS)]))
+  return result
+
+
+def _place(algorithm: str) -> int:
+  """An algorithm's place in the registry; past the end if it is not there."""
+  known = algorithm in _ALGORITHMS
+  return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
+
+
+def _color(index: int) -> str:
+  """The strong colours of `tab20`, then its light ones, as a hex string."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  index %= _NUM_COLORS
+  index = 2 * index if index < 10 else 2 * (index - 10) + 1
+  return matplotlib.colors.to_hex(matplotlib.colormaps['tab20'](index))
+
+
+def plot(
+  groups: Sequence[runs.RunGroup], path: str, x_axis: str = 'rounds'
+) -> list[str]:
+  """Draws what the runs recorded: a panel per quantity, a style per group.
+
+  Lines are means over seeds; bands are the sample standard deviation.
+
+  Args:
+    groups: The groups that are drawn.
+    path: The PNG file.
+    x_axis: One of `X_AXES`: rounds; the bytes that all clients have sent and
+      received so far; or the hours that the rounds so far have taken.
+
+  Returns:
+    The titles of the panels that were drawn.
+
+  Raises:
+    UsageError: If there is nothing to draw.
+  """
+  # Without pyplot, which would choose a window system for the whole process.
+  # pylint: disable=import-outside-toplevel
+  from matplotlib import figure
+  from matplotlib import lines
+  from matplotlib import patches
+  from matplotlib.backends import backend_agg
+
+  panels = []
+  for panel in PANELS:
+    known = tuple(
+      curve
+      for curve in panel.curves
+      if any(_values(group, curve, x_axis) is not None for group in groups)
+    )
+    if known:
+      panels.append(dataclasses.replace(panel, curves=known))
+  if not panels:
+    what = '' if x_axis == 'rounds' else f' over {x_axis}'
+    raise UsageError(f'the runs have nothing to draw{what} yet')
+  num_columns = min(2, len(panels))
+  num_rows = -(-len(panels) // num_columns)
+  canvas = figure.Figure(
+    figsize=(5.5 * num_columns, 2.9 * num_rows + 0.5), layout='constrained'
+  )
+  backend_agg.FigureCanvasAgg(canvas)
+  axes = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+  group_styles = styles(groups)
+  has_band = False
+  for axis, panel in zip(axes, panels):
+    has_band |= _draw_panel(axis, panel, groups, group_styles, x_axis)
+  for axis in list(axes)[len(panels) :]:
+    axis.set_visible(False)
+  handles: list[object] = [
+    lines.Line2D(
+      [], [], color=style.color, marker=style.marker, ms=4, label=group.label
+    )
+    for style, group in zip(group_styles, groups)
+  ]
+  if has_band:
+    handles.append(
+      patches.Patch(
+        color='0.5',
+        alpha=0.3,
+        lw=0,
+        label='line and band: mean ± 1 standard deviation over seeds',
+      )
+    )
+  canvas.legend(
+    handles=handles, loc='outside lower center', ncols=1, frameon=False
+  )
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(path, [content.getvalue()])
+  return [panel.title for panel in panels]
+
+
+def _values(
+  group: runs.RunGroup, curve: Curve, x_axis: str
+) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+  """(x, mean, spread) of a curve, or None if it is not known."""
+  values = group.curve(curve.column)
+  if values is None or x_axis == 'rounds':
+    return values
+  positions = group.positions(x_axis)
+  if positions is None:
+    return None
+  rounds, mean, spread = values
+  common = np.isin(rounds, positions[0])
+  if not common.any():
+    return None
+  at = np.isin(positions[0], rounds)
+  return (
+    positions[1][at] / X_AXES[x_axis][1],
+    mean[common],
+    spread[common],
+  )
+
+
+def _draw_panel(
+  axis,
+  panel: Panel,
+  groups: Sequence[runs.RunGroup],
+  group_styles: Sequence[Style],
+  x_axis: str,
+) -> bool:
+  """Draws one diagram; returns whether it has a band."""
+  from matplotlib import lines  # pylint: disable=import-outside-toplevel
+  from matplotlib import ticker  # pylint: disable=import-outside-toplevel
+
+  has_band = False
+  for style, group in zip(group_styles, groups):
+    for curve, dashes in zip(panel.curves, _DASHES):
+      values = _values(group, curve, x_axis)
+      if values is None:
+        continue
+      x, mean, spread = values
+      axis.plot(
+        x,
+        mean,
+        dashes,
+        color=style.color,
+        lw=1.4,
+        marker=style.marker,
+        ms=3,
+        markevery=-(-len(x) // _MAX_MARKERS),
+      )
+      if spread.any():
+        has_band = True
+        axis.fill_between(
+          x, mean - spread, mean + spread, color=style.color, alpha=0.18, lw=0
+        )
+  axis.set_title(panel.title, fontsize=10)
+  axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
+  axis.grid(alpha=0.3)
+  is_whole = x_axis == 'rounds'
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=is_whole))
+  if panel.is_fraction:
+    low, high = axis.get_ylim()
+    low, high = max(low, -0.02), min(high, 1.02)
+    axis.set_ylim(low, high)
+    # Use as many decimals as the steps between the ticks have.
+    axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
+  else:
+    axis.ticklabel_format(axis='y', useOffset=False)
+  if len(panel.curves) > 1:
+    axis.legend(
+      handles=[
+        lines.Line2D([], [], color='0.3', ls=dashes, label=curve.label)
+        for curve, dashes in zip(panel.curves, _DASHES)
+      ],
+      fontsize=8,
+      frameon=False,
+    )
+  return has_band
+
+
+def _percent(value: float, position: int | None = None) -> str:
+  """A tick's label, exact: '2.5%'."""
+  del position
+  # Ticks are sums of floats: 0.30000000000000004 is 30%.
+  return f'{float(f"{100 * value:.6g}"):g}%'

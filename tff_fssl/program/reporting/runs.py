@@ -1,0 +1,221 @@
+"""Reads finished and unfinished runs from their folders. TensorFlow-free."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+
+import numpy as np
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import output_tree
+
+_TRAIN = 'client_work/train'
+# Flags in which runs of one group may differ.
+_IGNORED = run_hparams.MAY_DIFFER | {'seed'}
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+  """A run's tables.
+
+  Attributes:
+    path: Folder of the run.
+    flags: Flags of the run, as text.
+    rows: Rows of train.csv, eval.csv and timing.csv.
+  """
+
+  path: str
+  flags: dict[str, str]
+  rows: tuple[list[dict[str, str]], ...]
+
+  def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds int [N], values float64 [N]) where the column is known."""
+    for rows in self.rows:
+      try:
+        values = csv_table.column(rows, column)
+      except UsageError as error:
+        raise UsageError(f'{self.path}: {error}') from error
+      known = np.isfinite(values)
+      if known.any():
+        rounds = csv_table.column(rows, csv_table.KEY)[known]
+        return rounds.astype(np.int64), values[known]
+    return np.zeros([0], np.int64), np.zeros([0])
+
+  def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
+    """(rounds, what the run had used after each); see `positions`."""
+    if x_axis == 'hours':
+      rounds, each = self.curve('seconds/round')
+      return rounds, np.cumsum(each)
+    rounds, clients = self.curve(f'{_TRAIN}/num_clients')
+    each = np.zeros(len(rounds))
+    for direction in ('up', 'down'):
+      of, values = self.curve(f'communication/bytes_{direction}_per_client')
+      # Rounds without clients send nothing.
+      common = np.isin(rounds, of)
+      each[common] += (clients * 1.0)[common] * values[np.isin(of, rounds)]
+    return (rounds, np.cumsum(each)) if each.any() else (rounds[:0], each[:0])
+
+
+@dataclasses.dataclass(frozen=True)
+class RunGroup:
+  """Runs that differ only in their seeds.
+
+  Attributes:
+    label: Text that distinguishes the group from the others.
+    runs: Runs of the group.
+    algorithm: The training algorithm.
+    variant: The flags in the label.
+  """
+
+  label: str
+  runs: tuple[Run, ...]
+  algorithm: str = ''
+  variant: str = ''
+
+  def curve(
+    self, column: str
+  ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
+    """(rounds, mean, sample standard deviation) over runs, or None.
+
+    Rounds are those that all runs with this column have in common.
+    """
+    curves = [run.curve(column) for run in self.runs]
+    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
+    if not curves:
+      return None
+    common = curves[0][0]
+    for rounds, _ in curves[1:]:
+      common = np.intersect1d(common, rounds)
+    stacked = np.array(
+      [values[np.isin(rounds, common)] for rounds, values in curves]
+    )
+    spread = stacked.std(0, ddof=1) if len(stacked) > 1 else 0 * common
+    return common, stacked.mean(0), spread
+
+  def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
+    """(rounds, mean over runs of what they had used by then), or None.
+
+    Args:
+      x_axis: 'bytes', those sent and received by all clients; or 'hours', the
+        time that rounds took, in seconds.
+    """
+    used = [run.used(x_axis) for run in self.runs]
+    used = [(rounds, values) for rounds, values in used if len(rounds)]
+    if not used:
+      return None
+    common = used[0][0]
+    for rounds, _ in used[1:]:
+      common = np.intersect1d(common, rounds)
+    stacked = [values[np.isin(rounds, common)] for rounds, values in used]
+    return common, np.mean(stacked, axis=0)
+
+
+class NotARunError(UsageError):
+  """A path that is not a run, or a run that has nothing to show yet."""
+
+
+def read_all(
+  paths: Sequence[str], warn: Callable[[str], None], column: str = ''
+) -> list[Run]:
+  """Reads runs; warns about paths that are not runs or have no rows yet.
+
+  Args:
+    paths: Folders, as a shell's RUNS/* gives them.
+    warn: Called for each path that is left out.
+    column: A column in which each run must have values, if given.
+
+  Returns:
+    The runs, at least one.
+
+  Raises:
+    UsageError: If no run is left, or a run's files cannot be read.
+  """
+  runs, left_out = [], []
+  for path in paths:
+    try:
+      run = read_run(path)
+      if column and not len(run.curve(column)[0]):
+        raise NotARunError(f'{path}: this run has no evaluation yet')
+      runs.append(run)
+    except NotARunError as error:
+      left_out.append(str(error))
+  if not runs:
+    more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
+    raise UsageError(f'{left_out[0]}{more}')
+  for reason in left_out:
+    warn(f'left out: {reason}')
+  return runs
+
+
+def read_run(path: str) -> Run:
+  """Reads a run's folder.
+
+  Args:
+    path: The folder.
+
+  Returns:
+    The run.
+
+  Raises:
+    NotARunError: If it is not a run, or has no finished round.
+    UsageError: If the run's files cannot be read.
+  """
+  tree = output_tree.OutputTree(path)
+  if not os.path.lexists(tree.flags_file):
+    raise NotARunError(
+      f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
+      ' --output_dir of a training run'
+    )
+  paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
+  tables = tuple(csv_table.read(p)[1] for p in paths)
+  if not tables[0]:
+    raise NotARunError(f'{path}: no round of this run is finished yet')
+  return Run(path, flags.read_flagfile(tree.flags_file), tables)
+
+
+def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
+  """Groups runs that differ only in their seeds, in order of appearance.
+
+  A group's label has the algorithm and those flags in which groups differ,
+  except flags at their defaults.
+  """
+  defaults = {
+    name: flags.to_text(field.default)
+    for group in config.groups()
+    for name, field in group.named_fields()
+  }
+  groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
+  for run in runs:
+    # A flag that was added after the run was made counts as its default.
+    values = {**defaults, **run.flags}
+    kept = {k: v for k, v in values.items() if k not in _IGNORED}
+    groups.setdefault(tuple(sorted(kept.items())), []).append(run)
+  differing = {
+    name
+    for key in groups
+    for name, value in key
+    if any(dict(other).get(name) != value for other in groups)
+  } - {'algorithm'}
+  result = []
+  for key, members in groups.items():
+    values = dict(key)
+    parts = [values.get('algorithm', '?')]
+    parts += [
+      f'{name.rpartition(".")[2]}={values[name]}'
+      for name in sorted(differing & values.keys())
+      if values[name] != defaults.get(name)
+    ]
+    seeds = f' ({len(members)} seeds)' if len(members) > 1 else ''
+    result.append(
+      RunGroup(
+        ' '.join(parts) + seeds,
+        tuple(members),
+        values.get('algorithm', ''),
+        ' '.join(parts[1:]),
+      )
+    )
+  return result

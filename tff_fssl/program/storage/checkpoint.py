@@ -1,0 +1,316 @@
+"""The file format of a checkpoint: named arrays, self-checking. TF-free.
+
+    'tff_fssl checkpoint 2' and a line feed
+    length of the header, 8 bytes, little-endian
+    header, JSON: {"tff_fssl": version that wrote it,
+                   "owner": {"flags": {name: text}, "model": {kind: [weight]}},
+                   "leaves": [{"path", "kind", "dtype", "shape"}, ...]}
+    the leaves' bytes, in that order, C order, little-endian
+    SHA-256 of all of it, 32 bytes
+
+One file holds the whole state, so that a single rename makes it current.
+"""
+
+from collections.abc import Iterable, Iterator, Mapping
+import dataclasses
+import hashlib
+import json
+import math
+import os
+import re
+from typing import Any, BinaryIO
+
+import numpy as np
+
+import tff_fssl
+from tff_fssl import files
+from tff_fssl.program.storage import ownership
+
+_FORMAT = 2
+_MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
+_ANY_MAGIC = re.compile(rb'tff_fssl checkpoint (\d{1,9})\n')
+_DIGEST_SIZE = hashlib.sha256().digest_size
+_LARGEST_HEADER = 2**26
+_NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
+
+
+class CheckpointError(Exception):
+  """A file that cannot be used as the checkpoint that its name promises."""
+
+
+class DamagedError(CheckpointError):
+  """A checkpoint of which a part is missing or changed."""
+
+
+class ForeignError(CheckpointError):
+  """A file that is no checkpoint, or that of another run or model."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+  """What a checkpoint says about itself.
+
+  Attributes:
+    version: Version of the tff_fssl that wrote it.
+    owner: The run and the model that it belongs to.
+    leaves: Path, kind, dtype and shape of each leaf.
+    start: Offset at which the leaves' bytes begin.
+    size: Size of the whole file.
+  """
+
+  version: str
+  owner: ownership.Owner
+  leaves: list[dict[str, Any]]
+  start: int
+  size: int
+
+
+def path_of(folder: str, version: int) -> str:
+  """The file of a version, which is the number of the last finished round."""
+  return os.path.join(folder, f'round_{version}.ckpt')
+
+
+def is_name(name: str) -> bool:
+  """Whether a file of this name is a checkpoint."""
+  return _NAME.fullmatch(name) is not None
+
+
+def versions(folder: str) -> list[int]:
+  """The versions in a folder, ascending, complete or not."""
+  try:
+    names = os.listdir(folder)
+  except (FileNotFoundError, NotADirectoryError):
+    return []
+  except OSError as error:
+    raise files.FileError(folder, files.reason_of(error)) from error
+  matches = (_NAME.fullmatch(name) for name in names)
+  return sorted(int(match[1]) for match in matches if match)
+
+
+def to_chunks(
+  leaves: Mapping[str, Any], owner: ownership.Owner = ownership.NOBODY
+) -> Iterator[bytes | memoryview]:
+  """The content of a checkpoint, piece by piece.
+
+  Args:
+    leaves: Path -> array, scalar or bytes.
+    owner: The run and the model that it belongs to.
+
+  Yields:
+    Pieces of the file.
+
+  Raises:
+    TypeError: If a leaf is something else.
+  """
+  described, contents = [], []
+  for path, value in leaves.items():
+    kind = 'bytes' if isinstance(value, bytes) else 'array'
+    if kind == 'bytes':
+      array = np.frombuffer(value, np.uint8)
+    else:
+      # ascontiguousarray would turn scalars into vectors.
+      array = np.asarray(value, order='C')
+    if array.dtype.kind not in 'biufc' and array.dtype.name != 'bfloat16':
+      raise TypeError(f'{path}: a checkpoint cannot hold {array.dtype}')
+    if array.dtype.byteorder == '>':
+      array = array.astype(array.dtype.newbyteorder('<'))
+    described.append(
+      {
+        'path': path,
+        'kind': kind,
+        'dtype': array.dtype.name,
+        'shape': list(array.shape),
+      }
+    )
+    contents.append(array)
+  header = json.dumps(
+    {
+      'tff_fssl': tff_fssl.__version__,
+      'owner': owner.to_json(),
+      'leaves': described,
+    }
+  ).encode()
+  digest = hashlib.sha256()
+  for piece in (_MAGIC, len(header).to_bytes(8, 'little'), header):
+    digest.update(piece)
+    yield piece
+  for array in contents:
+    if array.size:
+      piece = array.reshape(-1).view(np.uint8).data
+      digest.update(piece)
+      yield piece
+  yield digest.digest()
+
+
+def read_header(path: str) -> Header:
+  """What a checkpoint says about itself; the rest is not read.
+
+  Args:
+    path: The file.
+
+  Returns:
+    Its header.
+
+  Raises:
+    DamagedError: If it is cut off or changed.
+    ForeignError: If it is no checkpoint of this format, or cannot be read.
+  """
+  with _open(path) as file:
+    return _read_header(file)
+
+
+def read(path: str) -> dict[str, Any]:
+  """The leaves of a checkpoint.
+
+  Args:
+    path: The file.
+
+  Returns:
+    Path -> NumPy array (of shape [] for scalars) or bytes.
+
+  Raises:
+    DamagedError: If it is cut off or changed.
+    ForeignError: If it is no checkpoint of this format, or cannot be read.
+  """
+  with _open(path) as file:
+    header = _read_header(file)
+    file.seek(0)
+    content = file.read(header.size)
+  body = memoryview(content)[:-_DIGEST_SIZE]
+  if hashlib.sha256(body).digest() != content[-_DIGEST_SIZE:]:
+    raise DamagedError('it is truncated or damaged (checksum)')
+  try:
+    return dict(_leaves(body, header))
+  except (ValueError, TypeError) as error:
+    raise DamagedError('it is damaged (its header)') from error
+
+
+def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
+  """(path, value) of each leaf; raises ValueError or TypeError."""
+  offset = header.start
+  for leaf in header.leaves:
+    dtype = _dtype(leaf['dtype'])
+    size = math.prod(leaf['shape']) * dtype.itemsize
+    # A copy is aligned and writable, and does not keep the file's bytes alive.
+    raw = np.frombuffer(body[offset : offset + size], np.uint8).copy()
+    value = raw.view(dtype).reshape(leaf['shape'])
+    yield (
+      leaf['path'],
+      value.tobytes() if leaf['kind'] == 'bytes' else value,
+    )
+    offset += size
+
+
+def read_own(path: str, owner: ownership.Owner) -> dict[str, Any]:
+  """The leaves of a checkpoint, if it belongs to this owner.
+
+  Args:
+    path: The file.
+    owner: The owner that it must belong to.
+
+  Returns:
+    The leaves, as `read` returns them.
+
+  Raises:
+    DamagedError: If it is cut off or changed.
+    ForeignError: If it belongs to another run or model; says how they differ.
+  """
+  check_owner(path, owner)
+  return read(path)
+
+
+def check_owner(path: str, owner: ownership.Owner) -> None:
+  """Raises `ForeignError` if a checkpoint belongs to another owner."""
+  difference = owner.difference(read_header(path).owner)
+  if difference:
+    raise ForeignError(difference)
+
+
+def read_latest(
+  folder: str,
+  owner: ownership.Owner = ownership.NOBODY,
+  among: Iterable[int] | None = None,
+) -> tuple[int, dict[str, Any]]:
+  """The latest complete checkpoint in a folder.
+
+  Args:
+    folder: The folder.
+    owner: The owner that it must belong to.
+    among: Versions to choose from; all by default.
+
+  Returns:
+    Its version and leaves.
+
+  Raises:
+    CheckpointError: If there is none (says what is wrong with the earliest), or
+      if a later one is not damaged but belongs to another owner.
+  """
+  reason = 'there is none'
+  among = versions(folder) if among is None else among
+  for version in sorted(among, reverse=True):
+    path = path_of(folder, version)
+    try:
+      return version, read_own(path, owner)
+    except DamagedError as error:
+      reason = f'{path}: {error}'
+    except ForeignError as error:
+      raise ForeignError(f'{path}: {error}') from error
+  raise CheckpointError(reason)
+
+
+def _open(path: str) -> BinaryIO:
+  try:
+    return files.open_binary(path)
+  except files.FileError as error:
+    raise ForeignError(error.reason) from error
+
+
+def _read_header(file: BinaryIO) -> Header:
+  """The header of an open checkpoint; checks the file's size against it."""
+  try:
+    size = os.fstat(file.fileno()).st_size
+    prefix = file.read(len(_MAGIC) + 8)
+    if prefix[: len(_MAGIC)] != _MAGIC[: len(prefix)]:
+      match = _ANY_MAGIC.match(prefix)
+      if match:
+        raise ForeignError(
+          f'it has format {int(match[1])}, but this version of tff_fssl'
+          f' ({tff_fssl.__version__}) reads only format {_FORMAT}'
+        )
+      raise DamagedError('it is not a checkpoint of this program')
+    length = int.from_bytes(prefix[len(_MAGIC) :], 'little')
+    start = len(prefix) + length
+    if len(prefix) < len(_MAGIC) + 8:
+      raise DamagedError('it is truncated')
+    if start + _DIGEST_SIZE > size:
+      raise DamagedError('it is truncated or damaged (checksum)')
+    if length > _LARGEST_HEADER:
+      raise DamagedError('it is damaged (length of its header)')
+    text = file.read(length)
+  except OSError as error:
+    raise ForeignError(files.reason_of(error)) from error
+  try:
+    fields = json.loads(text)
+    owner = ownership.Owner.from_json(fields['owner'])
+    leaves = fields['leaves']
+    end = start + sum(
+      math.prod(leaf['shape']) * _dtype(leaf['dtype']).itemsize
+      for leaf in leaves
+    )
+    version = str(fields['tff_fssl'])
+  except (ValueError, KeyError, TypeError, RecursionError) as error:
+    raise DamagedError('it is damaged (checksum)') from error
+  if end + _DIGEST_SIZE != size:
+    raise DamagedError(
+      'it is truncated or damaged'
+      f' (checksum; it has {size:,} bytes of {end + _DIGEST_SIZE:,})'
+    )
+  return Header(version, owner, leaves, start, size)
+
+
+def _dtype(name: str) -> np.dtype:
+  if name == 'bfloat16':
+    import ml_dtypes  # pylint: disable=import-outside-toplevel
+
+    return np.dtype(ml_dtypes.bfloat16)
+  return np.dtype(name)

@@ -1,0 +1,374 @@
+"""The folder to which a run writes. TensorFlow-free.
+
+flags.txt           the flagfile that repeats the run
+partition.json/png  who holds which examples
+checkpoints/        round_N.ckpt
+metrics/            train.csv, eval.csv: equal for equal commands;
+                    timing.csv: seconds and memory;
+                    non_finite.txt: report of --debug_non_finite
+tensorboard/
+model/              the model of the last round, for serving
+model_best/         the model with the best validation accuracy, if any
+report/
+data/               data that the server's computation reads, if large
+"""
+
+import contextlib
+import fcntl
+import os
+import re
+import stat
+import time
+import types
+from typing import Any
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.storage import checkpoint
+
+FLAGS = 'flags.txt'
+# Flags of every run, among them the first and the last in sorted order.
+_NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
+_LOCK = '.lock'
+_HOLDER = 'process '  # What a lock begins with.
+# What an early kill may have left: folders that hold nothing but files which
+# the next start makes again.
+_EARLY = {
+  'checkpoints': re.compile(r'(?!)'),
+  'metrics': re.compile(r'(?!)'),
+  'data': re.compile(r'(\.writing_)?server_images_[0-9a-f]{16}\.bin'),
+}
+_FILES = frozenset(
+  {
+    FLAGS,
+    'partition.json',
+    'partition.png',
+    'summary.json',
+    'train.csv',
+    'eval.csv',
+    'timing.csv',
+    'non_finite.txt',
+  }
+)
+
+
+class OutputTree:
+  """A run's folder, locked as long as this lives.
+
+  Attributes:
+    path: The folder.
+    is_new: Whether the folder held no run when it was opened.
+  """
+
+  def __init__(self, path: str):
+    """Only sets names; neither makes nor locks anything.
+
+    Args:
+      path: The folder.
+    """
+    self.path = path
+    self.is_new = False
+    self._lock: int | None = None
+    # Folders that `open` made, for a new run; outermost first.
+    self._made: list[str] = []
+    self._made_lock = False
+
+  def _join(self, *names: str) -> str:
+    return os.path.join(self.path, *names)
+
+  @property
+  def flags_file(self) -> str:
+    """The flagfile that repeats the run."""
+    return self._join(FLAGS)
+
+  @property
+  def checkpoints(self) -> str:
+    """Folder of the checkpoints."""
+    return self._join('checkpoints')
+
+  @property
+  def metrics(self) -> str:
+    """Folder of the CSV files."""
+    return self._join('metrics')
+
+  @property
+  def train_csv(self) -> str:
+    """The metrics of training rounds."""
+    return self._join('metrics', 'train.csv')
+
+  @property
+  def eval_csv(self) -> str:
+    """The metrics of evaluations."""
+    return self._join('metrics', 'eval.csv')
+
+  @property
+  def timing_csv(self) -> str:
+    """Seconds and memory."""
+    return self._join('metrics', 'timing.csv')
+
+  @property
+  def non_finite_txt(self) -> str:
+    """Which clients failed, and where."""
+    return self._join('metrics', 'non_finite.txt')
+
+  @property
+  def tensorboard(self) -> str:
+    """Folder of TensorBoard's events."""
+    return self._join('tensorboard')
+
+  @property
+  def model(self) -> str:
+    """Folder of the exported model of the last round."""
+    return self._join('model')
+
+  @property
+  def model_best(self) -> str:
+    """Folder of the exported model with the best validation accuracy."""
+    return self._join('model_best')
+
+  @property
+  def report(self) -> str:
+    """Folder of plots."""
+    return self._join('report')
+
+  @property
+  def summary_json(self) -> str:
+    """The run's main results."""
+    return self._join('summary.json')
+
+  @property
+  def server_data(self) -> str:
+    """Folder of data that the server's computation reads."""
+    return self._join('data')
+
+  @property
+  def partition_json(self) -> str:
+    """The partition."""
+    return self._join('partition.json')
+
+  @property
+  def partition_png(self) -> str:
+    """The partition, drawn."""
+    return self._join('partition.png')
+
+  def open(self, config: config_lib.Config) -> None:
+    """Makes the folder, locks it, and checks that it belongs to this run.
+
+    Args:
+      config: The configuration of the run that is made or continued in it.
+
+    Raises:
+      UsageError: If another program uses the folder, it belongs to another run,
+        it is not the folder of a run, or it cannot be written to.
+    """
+    _check_name(self.path)
+    self.is_new = not os.path.lexists(self.flags_file)
+    if self.is_new:
+      self._check_empty()
+    self._made = durable.make_folder(self.path) if self.is_new else []
+    try:
+      self._acquire()
+      for folder in (self.path, self.checkpoints, self.metrics):
+        made = durable.make_folder(folder)
+        self._made += made if self.is_new else []
+        durable.remove_leftovers(
+          folder, lambda n: n in _FILES or checkpoint.is_name(n)
+        )
+      self._compare(config)
+    except BaseException:
+      self.close()
+      raise
+
+  def record(self, config: config_lib.Config) -> None:
+    """Writes the flags; from now on the folder belongs to this run."""
+    text = flags.to_flagfile(config.flags())
+    durable.write_file(self.flags_file, [text.encode()])
+    self._made, self._made_lock = [], False
+
+  def read_flags(self) -> dict[str, str]:
+    """The run's flags, name -> text.
+
+    Returns:
+      The flags.
+
+    Raises:
+      UsageError: If they cannot be read, or some are missing.
+    """
+    values = flags.read_flagfile(self.flags_file)
+    missing = [name for name in _NEEDED_FLAGS if name not in values]
+    if missing:
+      raise UsageError(
+        f'{self.flags_file}: is not complete (--{missing[0]} is missing); put'
+        ' it right, or choose another --output_dir'
+      )
+    return values
+
+  def close(self) -> None:
+    """Lets another program use the folder.
+
+    A run that was not recorded leaves nothing behind: folders that `open` made
+    are removed, unless somebody has put something into them.
+    """
+    try:
+      if self._made or self._made_lock:
+        self._remove_made()
+    finally:
+      if self._lock is not None:
+        os.close(self._lock)
+        self._lock = None
+
+  def _remove_made(self) -> None:
+    """Removes the folders that `open` made, if they are empty."""
+    with contextlib.suppress(OSError):
+      for name in os.listdir(self.server_data):
+        if _EARLY['data'].fullmatch(name):
+          os.unlink(os.path.join(self.server_data, name))
+      os.rmdir(self.server_data)
+    with contextlib.suppress(OSError):
+      if self._made_lock:
+        os.unlink(self._join(_LOCK))
+    with contextlib.suppress(OSError):
+      for folder in reversed(self._made):
+        os.rmdir(folder)
+    self._made, self._made_lock = [], False
+
+  def _check_empty(self) -> None:
+    """Refuses a folder with files that no start of a run can have left.
+
+    Raises:
+      UsageError: If there is such a file in it.
+    """
+    if not os.path.lexists(self.path):
+      return
+
+    def refuse(name: str, what: str) -> UsageError:
+      return UsageError(
+        f'--output_dir={self.path}: the folder holds {what} ({name!r}) but no'
+        f' run (there is no {FLAGS}); choose another'
+      )
+
+    with durable.storage_errors():
+      for name in sorted(os.listdir(self.path)):
+        if name in _EARLY and os.path.isdir(self._join(name)):
+          for inner in sorted(os.listdir(self._join(name))):
+            if not _EARLY[name].fullmatch(inner):
+              raise refuse(os.path.join(name, inner), 'files of another run')
+        elif not name.startswith('.'):
+          raise refuse(name, 'other files')
+
+  def __enter__(self) -> 'OutputTree':
+    return self
+
+  def __exit__(
+    self,
+    exception_type: type[BaseException] | None,
+    exception: BaseException | None,
+    traceback: types.TracebackType | None,
+  ) -> None:
+    self.close()
+
+  def _acquire(self) -> None:
+    """Locks the folder; the lock is released when the process ends."""
+    is_new = self.is_new and not os.path.lexists(self._join(_LOCK))
+    with durable.storage_errors():
+      lock = os.open(
+        self._join(_LOCK),
+        os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
+        0o666,
+      )
+    try:
+      self._lock_file(lock)
+    except BaseException:
+      os.close(lock)
+      raise
+    self._lock, self._made_lock = lock, is_new
+    me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
+    text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
+    with durable.storage_errors():
+      durable.write_all(lock, text, self._join(_LOCK))
+      os.ftruncate(lock, len(text))
+
+  def _lock_file(self, lock: int) -> None:
+    """Locks an open file; raises `UsageError` if it is not ours to lock."""
+    holder = b''
+    if stat.S_ISREG(os.fstat(lock).st_mode):
+      holder = os.read(lock, 200)
+    else:
+      holder = b'not a file'
+    text = holder.decode(errors='replace').strip()
+    if text and not text.startswith(_HOLDER):
+      raise UsageError(
+        f'{self._join(_LOCK)}: is not the lock of a run; choose another'
+        ' --output_dir'
+      )
+    try:
+      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+      if not isinstance(error, BlockingIOError):
+        raise UsageError(
+          f'--output_dir={self.path}: the file system cannot lock files'
+          f' ({error.strerror}); choose a folder on another one'
+        ) from error
+      raise UsageError(
+        f'--output_dir={self.path}: another program ({text or "unknown"}) is'
+        ' writing to it; wait for it, end it, or choose another folder'
+      ) from error
+    try:
+      is_current = os.path.samestat(os.fstat(lock), os.lstat(self._join(_LOCK)))
+    except FileNotFoundError:
+      is_current = False
+    if not is_current:
+      # Another start has just failed, and removed the folder that it had made.
+      raise UsageError(
+        f'--output_dir={self.path}: another program has just released it; give'
+        ' the command again'
+      )
+
+  def _compare(self, config: config_lib.Config) -> None:
+    """Refuses if the run that is there has other flags."""
+    if self.is_new:
+      return
+    old = self.read_flags()
+    new = {name: flags.to_text(v) for name, v in config.flags().items()}
+    refused, _ = config_lib.differences(old, new)
+    if refused:
+      raise UsageError(_refusal(self.path, refused, old, new))
+
+
+def _check_name(path: str) -> None:
+  """Refuses a path that is not a folder; raises `UsageError`."""
+  try:
+    mode = os.stat(path).st_mode
+  except FileNotFoundError:
+    if not os.path.islink(path):
+      return
+    reason = 'it is a broken link'
+  except OSError as error:
+    reason = files.reason_of(error)
+  else:
+    if stat.S_ISDIR(mode):
+      return
+    reason = 'it is not a folder'
+  raise UsageError(f'--output_dir={path}: {reason}; choose another')
+
+
+def _refusal(
+  path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
+) -> str:
+  """The error that says how a run differs from the one in the folder."""
+  differing = '; '.join(
+    f'--{name}={old[name]} there, {new[name]} now'
+    if name in old and name in new
+    else f'--{name} only {"there" if name in old else "now"}'
+    for name in names
+  )
+  return (
+    f'--output_dir={path}: holds a run of another configuration ({differing}).'
+    ' Choose another folder, or give its own flags'
+    f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
+    f' may differ: {run_hparams.may_differ()}'
+  )

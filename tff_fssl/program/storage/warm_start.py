@@ -1,0 +1,181 @@
+"""Weights that a new run starts from (`--init_from`).
+
+TensorFlow is imported only when weights are read, so that a wrong path is
+refused at once. Types of TensorFlow are therefore not annotated here: models
+are `tf.keras.Model`, weights are `adapter.Weights`.
+"""
+
+from collections.abc import Mapping
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import keras_weights
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import ownership
+
+_SUFFIXES = '.keras, .h5'
+_WEIGHTS = 'process/global_model_weights'  # In a checkpoint.
+_ADVICE = (
+  'Give the --model, --norm and --dataset that they were trained with, or'
+  ' weights of this model'
+)
+_MODEL_FLAGS = ('model', 'norm', 'dataset')
+
+
+class Source(NamedTuple):
+  """Where weights come from.
+
+  Attributes:
+    about: Description of the source for users.
+    keras: The Keras file; '' for a run.
+    leaves: Leaves of the run's checkpoint.
+    model: Descriptions of the weights of the run's model; None if not known.
+  """
+
+  about: str
+  keras: str = ''
+  leaves: Mapping[str, Any] = {}
+  model: ownership.Model | None = None
+
+
+def find(init_from: str) -> Source:
+  """Finds what `--init_from` names, and reads it if it is a run.
+
+  Args:
+    init_from: A run's folder, whose last complete checkpoint is used; an
+      exported model's folder; or a Keras file.
+
+  Returns:
+    The source.
+
+  Raises:
+    UsageError: If it is none of these, or the run has no complete checkpoint.
+  """
+  tree = output_tree.OutputTree(init_from)
+  if os.path.lexists(tree.flags_file):
+    return _find_run(tree)
+  if os.path.isdir(init_from):
+    if os.path.lexists(os.path.join(init_from, exported.MANIFEST)):
+      problem = exported.problem(init_from)
+      if problem:
+        raise UsageError(
+          f'--init_from={init_from}: is not a whole exported model ({problem})'
+        )
+      inside = os.path.join(init_from, exported.KERAS_FILE)
+      return Source(inside, inside)
+    reason = 'it is none'
+    if os.path.lexists(os.path.join(init_from, 'saved_model.pb')):
+      reason = 'it is a SavedModel, which is not loaded since it could run code'
+  else:
+    try:
+      if keras_weights.is_keras_file(init_from):
+        return Source(init_from, init_from)
+      reason = 'it is none'
+    except files.FileError as error:
+      reason = error.reason
+  raise UsageError(
+    f"--init_from={init_from}: must be a run's folder (with"
+    f" {output_tree.FLAGS}), an exported model's (with {exported.KERAS_FILE}"
+    f' and {exported.MANIFEST}) or a Keras file ({_SUFFIXES}); {reason}'
+  )
+
+
+def _find_run(tree: output_tree.OutputTree) -> Source:
+  """The last complete checkpoint of a run; raises `UsageError`."""
+  given = flags.read_flagfile(tree.flags_file)
+  try:
+    round_num, leaves = checkpoint.read_latest(
+      tree.checkpoints, ownership.of_flags(given)
+    )
+    header = checkpoint.read_header(
+      checkpoint.path_of(tree.checkpoints, round_num)
+    )
+  except checkpoint.CheckpointError as error:
+    raise UsageError(
+      f'--init_from={tree.path}: no checkpoint of this run can be read'
+      f' ({error}); you may give its exported model instead, if there is one:'
+      f' --init_from={tree.model}'
+    ) from error
+  made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
+  about = f'{tree.path}, round {round_num} ({made})'
+  return Source(about, leaves=leaves, model=header.owner.model)
+
+
+def load(source: Source, model: Any) -> Any:
+  """Reads weights for `model`, batch norm statistics included.
+
+  Args:
+    source: The result of `find`.
+    model: The network that the weights are for.
+
+  Returns:
+    The weights, as NumPy arrays. Weights from a Keras model have a
+    `statistics_count` of 1: the model has statistics, but does not say over how
+    many examples.
+
+  Raises:
+    UsageError: If they belong to another network, or are not finite.
+  """
+  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
+
+  if source.keras:
+    try:
+      read = keras_weights.read(source.keras, model)
+    except files.FileError as error:
+      raise UsageError(f'--init_from={error}. {_ADVICE}') from error
+    weights = adapter.Weights(
+      tuple(read[ownership.TRAINABLE]),
+      tuple(read[ownership.NON_TRAINABLE]),
+      np.float32(1.0),
+    )
+  else:
+    weights = from_leaves(source.leaves)
+    wrong = ownership.model_differences(
+      source.model or {}, ownership.describe_model(model)
+    )
+    if wrong:
+      raise UsageError(
+        f'--init_from: the weights of {source.about} do not fit the model that'
+        f' the flags give: {wrong}. {_ADVICE}'
+      )
+  if not all(np.all(np.isfinite(w)) for kind in weights[:2] for w in kind):
+    raise UsageError(
+      f'--init_from: the weights of {source.about} are not all finite; use'
+      ' weights of an earlier round'
+    )
+  return weights
+
+
+def from_leaves(leaves: Mapping[str, Any]) -> Any:
+  """The model's weights among the leaves of a checkpoint.
+
+  Args:
+    leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
+
+  Returns:
+    The weights.
+
+  Raises:
+    UsageError: If the checkpoint holds none.
+  """
+  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
+
+  def part(name):
+    prefix = f'{_WEIGHTS}/{name}/'
+    count = sum(path.startswith(prefix) for path in leaves)
+    return tuple(leaves[f'{prefix}{index}'] for index in range(count))
+
+  if f'{_WEIGHTS}/statistics_count' not in leaves:
+    raise UsageError('the checkpoint holds no weights of a model')
+  return adapter.Weights(
+    part('trainable'),
+    part('non_trainable'),
+    leaves[f'{_WEIGHTS}/statistics_count'],
+  )

@@ -1,0 +1,1 @@
+"""What makes a round, whatever the algorithm."""

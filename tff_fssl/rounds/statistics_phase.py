@@ -1,0 +1,197 @@
+"""The client phase of static batch norm: statistics of the new weights.
+
+Types are in TFF's notation: `D*@CLIENTS` is a data set of elements of type D at
+each client, `W@SERVER` one value of type W at the server.
+"""
+
+import collections
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.aggregators import robust
+from tff_fssl.data import augment
+from tff_fssl.models import adapter
+from tff_fssl.models import statistics
+from tff_fssl.rounds import client_work
+
+
+def build_statistics_phase(
+  weights_type: tff.Type,
+  element_spec: Any,
+  make_network: Callable[[], adapter.Network],
+  views: augment.Views,
+  *,
+  kind: str,
+  batch_size: int,
+  max_client_examples: int,
+  num_classes: int,
+  server_data_fn: Callable[[], tf.data.Dataset] | None = None,
+  server_batch_size: int,
+) -> tuple[tff.Computation, int]:
+  """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
+
+  The result is W with new statistics. All examples of the cohort, labelled or
+  not, and the server's labelled ones count equally; with `statistics.MEDIAN`,
+  all clients and the server count equally. If there were no examples the old
+  statistics stay. Sums that no client can have are left out, and their senders
+  counted as `num_rejected_clients`: see `is_possible`.
+
+  Args:
+    weights_type: The type W of an `adapter.Weights`.
+    element_spec: The spec of the one element that a client's data set has.
+    make_network: Called where variables may be made.
+    views: The preprocessing; `plain` is used.
+    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
+    batch_size: Examples in a batch of the clients' pass.
+    max_client_examples: The most examples that a client can have.
+    num_classes: See `client_work.read_client`.
+    server_data_fn: The server's labelled data, if it has any.
+    server_batch_size: Examples in a batch of the server's pass.
+
+  Returns:
+    The federated computation, and the bytes that a client sends in it.
+  """
+
+  @tff.tensorflow.computation(weights_type, client_work.data_type(element_spec))
+  def of_client(weights, dataset):
+    network = make_network()
+
+    @tf.function
+    def run(weights, dataset):
+      data, _ = client_work.read_client(dataset, num_classes)
+      return client_sums(
+        network, weights, data, views=views, kind=kind, batch_size=batch_size
+      )
+
+    return run(weights, dataset)
+
+  sums_type = of_client.type_signature.result
+
+  @tff.tensorflow.computation(sums_type)
+  def screen(sums):
+    possible = is_possible(sums, kind=kind, max_examples=max_client_examples)
+    sums = tf.nest.map_structure(
+      lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
+    )
+    return sums, tf.cast(tf.logical_not(possible), tf.int32)
+
+  @tff.tensorflow.computation(sums_type)
+  def to_rows(sums):
+    return statistics.to_rows(sums)
+
+  by_median = kind == statistics.MEDIAN
+  rows_type = to_rows.type_signature.result
+  combined_type = rows_type if by_median else sums_type
+
+  @tff.tensorflow.computation(weights_type, combined_type)
+  def at_server(weights, combined):
+    network = make_network()
+
+    @tf.function
+    def run(weights, combined):
+      own = statistics.zero_sums(network)
+      if server_data_fn is not None:
+        images = client_work.read_one(server_data_fn())['x']
+        own = statistics.gather(
+          network,
+          weights,
+          images,
+          views,
+          kind=kind,
+          batch_size=server_batch_size,
+        )
+      if by_median:
+        rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
+        sums = statistics.from_rows(network, rows)
+      else:
+        sums = tf.nest.map_structure(tf.add, combined, own)
+      return statistics.put(network, weights, sums, kind=kind)
+
+    return run(weights, combined)
+
+  @tff.federated_computation(
+    tff.FederatedType(weights_type, tff.SERVER),
+    tff.FederatedType(client_work.data_type(element_spec), tff.CLIENTS),
+  )
+  def phase(weights, dataset):
+    sums = tff.federated_map(
+      of_client, (tff.federated_broadcast(weights), dataset)
+    )
+    sums, rejected = tff.federated_map(screen, sums)
+    if by_median:
+      combined = robust.collect_rows(tff.federated_map(to_rows, sums))
+    else:
+      combined = tff.federated_sum(sums)
+    result = tff.federated_map(at_server, (weights, combined))
+    return collections.OrderedDict(
+      result=result,
+      measurements=tff.federated_zip(
+        collections.OrderedDict(
+          num_rejected_clients=tff.federated_sum(rejected)
+        )
+      ),
+    )
+
+  return phase, client_work.num_bytes(sums_type)
+
+
+def client_sums(
+  network: adapter.Network, weights: adapter.Weights, data: Any, **options: Any
+) -> statistics.Sums:
+  """The sums over all its examples that a client sends.
+
+  Args:
+    network: The network; `weights` are assigned to it.
+    weights: The weights whose activations are measured.
+    data: The client's element, as `data.clients.element_spec` has it.
+    **options: `statistics.gather`'s views, kind and batch_size.
+
+  Returns:
+    The sums.
+  """
+  images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
+  return statistics.gather(network, weights, images, **options)
+
+
+def is_possible(
+  sums: statistics.Sums, *, kind: str, max_examples: int
+) -> tf.Tensor:
+  """Whether one client can have these sums.
+
+  Their count must be a whole number of at most `max_examples` examples (or
+  batches), means must be within `statistics.MAX_MEAN`, and variances must not
+  be negative. Activations have no natural bound: if sums are added, a client
+  that lies within these limits can move the statistics as far as it likes.
+  (Medians limit this; group norm has no statistics.)
+
+  Args:
+    sums: What the client sent.
+    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
+    max_examples: The most examples that a client can have.
+
+  Returns:
+    bool scalar.
+  """
+  count = sums.count
+  conditions = [
+    tf.logical_and(count >= 0.0, count <= float(max_examples)),
+    tf.equal(count, tf.floor(count)),
+  ]
+  for first, second in zip(sums.first, sums.second, strict=True):
+    most = statistics.MAX_MEAN
+    if kind == statistics.BATCH_MEAN:
+      least = tf.zeros_like(second)
+    else:
+      # The square of the mean is at most the mean of the squares.
+      least = tf.square(first) / tf.maximum(count, 1.0)
+    room = 1e-3 * least + 1e-6 * count
+    conditions += [
+      tf.reduce_all(tf.abs(first) <= most * count),
+      tf.reduce_all(second <= most * most * count),
+      tf.reduce_all(second >= least - room),
+      tf.logical_or(count > 0.0, tf.reduce_all(tf.equal(second, 0.0))),
+    ]
+  return tf.reduce_all(conditions)
