@@ -7,8 +7,8 @@ PYTHON ?=
 FLAGFILE ?= configs/quickstart.flags
 # More flags for `make train`, or options for pytest.
 ARGS ?=
-# How many worker processes pytest uses; 0: only its own process.
-WORKERS ?= 0
+# How many processes run the tests, each about 2 GB; 0: only pytest itself.
+WORKERS ?= 2
 
 VENV := .venv
 BIN := $(VENV)/bin
@@ -16,7 +16,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --quiet --no-deps
 LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make lock' --quiet
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --durations=15
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu train test test-slow lint format \

@@ -30,11 +30,11 @@ from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import names
-from tff_fssl.models import networks
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 
@@ -96,10 +96,12 @@ class Step:
     local = training.LocalTraining(
       network,
       algorithm_lib.LocalAlgorithm(
-        step=step,
+        steps=(step,),
         step_ratios=fl2.step_ratios(hparams),
         prepare=prepare,
-        views=('strong',),
+        streams={
+          objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})
+        },
       ),
       views,
       training.LoopConfig(1, batch_size, 1, sgd),
@@ -117,19 +119,21 @@ class Step:
       return result.num_examples
 
     slots = sgd.initialize(network)
-    batch = algorithm_lib.Batch(
-      None,
-      None,
-      None,
+    networks = algorithm_lib.Networks(network)
+    part = algorithm_lib.Part(
       {'strong': views.plain(images[:batch_size])},
       labels[:batch_size],
+      tf.ones([batch_size]),
       {'labels': labels[:batch_size], 'confident': confident[:batch_size]},
-      {},
+    )
+    now = algorithm_lib.Clock(*tf.constant([1, 0, num_steps]))
+    batch = algorithm_lib.Batch(
+      {objective.UNLABELED: part}, {}, now, tf.constant([0, 1])
     )
 
     @tf.function
     def bare():
-      gradients = step(network, batch).gradients
+      gradients = step(networks, batch).gradients
       sgd.apply(network, slots, gradients, tf.constant(0.03))
 
     self._complete, self._bare, self._num_steps = complete, bare, num_steps

@@ -31,13 +31,13 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.models import statistics
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
@@ -75,15 +75,15 @@ def bare_round(views, model_fn, hparams, server, cohort):
   network, train_client = local_training(
     algorithm_lib.LocalAlgorithm(
       prepare=fl2.build_prepare(_FL2, hparams.statistics_batch_size),
-      step=fl2.build_step(_FL2),
+      steps=(fl2.build_step(_FL2),),
       step_ratios=fl2.step_ratios(_FL2),
-      views=('strong',),
+      streams={objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
     ),
     hparams.client_epochs,
     hparams.client_batch_size,
   )
   _, train_server = local_training(
-    assemble.SUPERVISED, hparams.server_epochs, hparams.server_batch_size
+    objective.SUPERVISED, hparams.server_epochs, hparams.server_batch_size
   )
   weights = network.initial_weights()._replace(
     statistics_count=tf.constant(1.0)

@@ -93,15 +93,16 @@ def build_fixmatch_confidence(model_fn, *, hparams, round_hparams, **parts):
   at_clients = round_hparams.scenario == 'labels_at_clients'
   plain = fixmatch.local_algorithm(hparams, labeled=at_clients)
 
-  def step(network, batch):
-    logits = network.logits(batch.views['weak'], training=True)
+  def step(networks, batch):
+    images = batch.parts['unlabeled'].views['weak']
+    logits = networks.local.logits(images, training=True)
     confidence = tf.reduce_max(tf.nn.softmax(logits), -1)
     metric = algorithm.ratio(tf.reduce_sum(confidence), tf.size(confidence))
-    result = plain.step(network, batch)
+    result = plain.steps[0](networks, batch)
     return result._replace(ratios={**result.ratios, 'confidence': metric})
 
   local = plain._replace(
-    step=step, step_ratios=(*plain.step_ratios, 'confidence')
+    steps=(step,), step_ratios=(*plain.step_ratios, 'confidence')
   )
   return assemble.build_process(model_fn, local, hparams=round_hparams, **parts)
 

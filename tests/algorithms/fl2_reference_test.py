@@ -12,6 +12,7 @@ from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
@@ -111,10 +112,10 @@ def test_local_training(change, momentum, nesterov, norm_bound):
   local = training.LocalTraining(
     network,
     algorithm_lib.LocalAlgorithm(
-      step=fl2.build_step(hparams),
+      steps=(fl2.build_step(hparams),),
       step_ratios=fl2.step_ratios(hparams),
       prepare=prepare,
-      views=('strong',),
+      streams={objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
     ),
     views,
     training.LoopConfig(

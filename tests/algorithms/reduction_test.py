@@ -15,6 +15,7 @@ from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.rounds import composer
 
@@ -194,20 +195,19 @@ def test_every_hyper_parameter_of_fl2_does_something(change):
   )
 
 
-def _batch(**kwargs):
+def _batch(of_example=None, constants=None):
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
-  values = {
-    'labeled': None,
-    'labels': None,
-    'label_weights': None,
-    'views': {'weak': images, 'strong': images + 0.1},
-    'hidden_labels': tf.constant(y),
-    'of_example': {},
-    'constants': {'unlabeled_weight': 1.0},
-    **kwargs,
-  }
-  return algorithm_lib.Batch(**values)
+  part = algorithm_lib.Part(
+    {'weak': images, 'strong': images + 0.1},
+    tf.constant(y),
+    tf.ones([8]),
+    of_example or {},
+  )
+  now = algorithm_lib.Clock(*tf.constant([1, 0, 1]))
+  return algorithm_lib.Batch(
+    {objective.UNLABELED: part}, constants or {}, now, tf.constant([0, 0])
+  )
 
 
 def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
@@ -215,10 +215,13 @@ def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
   network = adapter.Network(tiny_task.model_fn, seed=1)
   ours = fl2.build_step(
     fl2_hparams.Fl2Hparams(pseudo_labels='per_step', confidence_threshold=1.0)
-  )(network, _batch(constants={'of_class': tf.zeros([3])}))
+  )(
+    algorithm_lib.Networks(network),
+    _batch(constants={'of_class': tf.zeros([3])}),
+  )
   theirs = fixmatch.local_algorithm(
     fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0), labeled=False
-  ).step(network, _batch())
+  ).steps[0](algorithm_lib.Networks(network), _batch())
   for a, b in zip(ours.gradients, theirs.gradients, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
 
@@ -230,12 +233,16 @@ def test_batch_without_a_confident_example_gives_just_l_a():
     of_example={'labels': labels, 'confident': tf.zeros([8], tf.bool)}
   )
   with tf.GradientTape() as tape:
-    logits = network.logits(batch.views['strong'], training=True)
+    logits = network.logits(
+      batch.parts[objective.UNLABELED].views['strong'], training=True
+    )
     loss = tf.reduce_mean(
       tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     )
   expected = tape.gradient(loss, network.trainable_variables)
-  result = fl2.build_step(fl2_hparams.Fl2Hparams())(network, batch)
+  result = fl2.build_step(fl2_hparams.Fl2Hparams())(
+    algorithm_lib.Networks(network), batch
+  )
   for a, b in zip(result.gradients, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
   assert float(result.ratios['loss_consistency'][0]) == 0.0
@@ -258,7 +265,7 @@ def test_gradient_norms_are_those_of_the_terms(consistency):
       gradient_norms=True,
     )
     hparams = dataclasses.replace(hparams, **changed)
-    result = fl2.build_step(hparams)(network, batch)
+    result = fl2.build_step(hparams)(algorithm_lib.Networks(network), batch)
     assert set(fl2.step_ratios(hparams)) == set(result.ratios)
     return result
 

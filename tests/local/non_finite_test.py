@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import non_finite
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
@@ -26,9 +27,9 @@ def _model():
   )
 
 
-def _prepare(network, weights, unlabeled, views, seed):
-  del network, weights, views, seed
-  x = unlabeled.x[:, 0]
+def _prepare(networks, data, views):
+  del networks, views
+  x = data.unlabeled.x[:, 0]
   return algorithm_lib.Prepared(
     tf.range(tf.size(x)),
     of_example={'score': tf.where(x < 0.0, np.nan, x), 'kept': x > 0.0},
@@ -37,13 +38,13 @@ def _prepare(network, weights, unlabeled, views, seed):
   )
 
 
-def _step(network, batch):
+def _step(networks, batch):
   """Fails by its example: 2 in the loss, 3 in a gradient, 4 in the weights.
 
   With 7, the kernel falls by 3e38.
   """
-  x = tf.reduce_max(batch.views['weak'])
-  kernel, bias = network.trainable_variables
+  x = tf.reduce_max(batch.parts[objective.UNLABELED].views['weak'])
+  kernel, bias = networks.local.trainable_variables
   fill = lambda v, value: tf.fill(v.shape, tf.cast(value, tf.float32))
   gradients = [
     fill(kernel, 3e38 * tf.cast(tf.equal(x, 4.0), tf.float32))
@@ -63,10 +64,10 @@ def _step(network, batch):
 def _found(values, kernel=0.0):
   """What is found in two epochs from a kernel; after a run without fault."""
   algorithm = algorithm_lib.LocalAlgorithm(
-    step=_step,
+    steps=(_step,),
     step_ratios=('loss_unlabeled', 'empty'),
     prepare=_prepare,
-    views=('weak',),
+    streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
     weighs=True,
   )
   network = adapter.Network(_model)

@@ -5,10 +5,10 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
-from tff_fssl.rounds import assemble
 
 
 def _plain(x, seed=None):
@@ -34,33 +34,44 @@ def _examples(values, labels=None):
 
 
 _NONE = _examples([])
+_UNLABELED = {objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})}
+_LABELED = {
+  objective.LABELED: algorithm_lib.Stream({'weak': 'weak'}, labeled=True)
+}
+
+
+def _weak(batch):
+  return batch.parts[objective.UNLABELED].views['weak']
 
 
 def _recorder(labeled=False, unlabeled=True, prepare=None):
   """An algorithm that adds up what it sees, and steps by gradient 1."""
 
-  def step(network, batch):
+  def step(networks, batch):
     ratios = {}
     if unlabeled:
-      x = batch.views['weak'][:, 0]
+      x = _weak(batch)[:, 0]
       ratios['sum'] = (tf.reduce_sum(x), tf.constant(1.0))
       ratios['square'] = (tf.square(tf.reduce_sum(x)), tf.constant(1.0))
     if labeled:
+      part = batch.parts[objective.LABELED]
       ratios['labeled_sum'] = (
-        tf.reduce_sum(batch.labeled[:, 0] * batch.label_weights),
+        tf.reduce_sum(part.views['weak'][:, 0] * part.weights),
         tf.constant(1.0),
       )
     return algorithm_lib.StepResult(
-      [tf.ones_like(v) for v in network.trainable_variables], ratios
+      [tf.ones_like(v) for v in networks.local.trainable_variables], ratios
     )
 
   names = ('sum', 'square') if unlabeled else ()
   return algorithm_lib.LocalAlgorithm(
-    step=step,
+    steps=(step,),
     step_ratios=names + (('labeled_sum',) if labeled else ()),
+    streams={
+      **(_UNLABELED if unlabeled else {}),
+      **(_LABELED if labeled else {}),
+    },
     prepare=prepare,
-    views=('weak',) if unlabeled else (),
-    labeled=labeled,
   )
 
 
@@ -140,40 +151,42 @@ def test_labels_alone_where_nothing_is_unlabelled():
 
 
 def test_only_selected_examples_are_trained_on():
-  def prepare(network, weights, unlabeled, views, seed):
-    del network, weights, views, seed
+  def prepare(networks, data, views):
+    del networks, views
     return algorithm_lib.Prepared(
-      tf.constant([1, 3]), of_example={'double': 2 * unlabeled.x[:, 0]}
+      tf.constant([1, 3]), of_example={'double': 2 * data.unlabeled.x[:, 0]}
     )
 
   seen = []
 
-  def step(network, batch):
-    seen.append(batch.of_example['double'].shape)
-    ratio = tf.reduce_sum(
-      batch.of_example['double'] - batch.views['weak'][:, 0]
-    )
+  def step(networks, batch):
+    double = batch.parts[objective.UNLABELED].of_example['double']
+    seen.append(double.shape)
+    ratio = tf.reduce_sum(double - _weak(batch)[:, 0])
     return algorithm_lib.StepResult(
-      [tf.zeros_like(v) for v in network.trainable_variables],
+      [tf.zeros_like(v) for v in networks.local.trainable_variables],
       {'sum': (ratio, tf.constant(1.0))},
     )
 
   algorithm = algorithm_lib.LocalAlgorithm(
-    step=step, step_ratios=('sum',), prepare=prepare, views=('weak',)
+    steps=(step,),
+    step_ratios=('sum',),
+    streams=_UNLABELED,
+    prepare=prepare,
   )
   result = _run(algorithm, unlabeled=_examples([1.0, 10.0, 100.0, 1000.0]))
   assert float(result.ratios['sum'][0]) == 2 * 1010.0
 
 
 def test_non_finite_update_is_zeroed():
-  def step(network, batch):
+  def step(networks, batch):
     del batch
     return algorithm_lib.StepResult(
-      [tf.fill(v.shape, np.nan) for v in network.trainable_variables], {}
+      [tf.fill(v.shape, np.nan) for v in networks.local.trainable_variables], {}
     )
 
   algorithm = algorithm_lib.LocalAlgorithm(
-    step=step, step_ratios=(), views=('weak',)
+    steps=(step,), step_ratios=(), streams=_UNLABELED
   )
   result = _run(algorithm, unlabeled=_examples([1.0]))
   assert not bool(result.is_finite)
@@ -217,19 +230,20 @@ def test_proximal_term_pulls_back():
 def _dropout_algorithm():
   """Adds up what dropout makes of ones; leaves the weights as they are."""
 
-  def step(network, batch):
-    logits = network.logits(tf.ones_like(batch.views['weak']), training=True)
+  def step(networks, batch):
+    ones = tf.ones_like(_weak(batch))
+    logits = networks.local.logits(ones, training=True)
     total = tf.reduce_sum(logits)
     ratios = {
       'sum': (total, tf.constant(1.0)),
       'square': (tf.square(total), tf.constant(1.0)),
     }
     return algorithm_lib.StepResult(
-      [tf.zeros_like(v) for v in network.trainable_variables], ratios
+      [tf.zeros_like(v) for v in networks.local.trainable_variables], ratios
     )
 
   return algorithm_lib.LocalAlgorithm(
-    step=step, step_ratios=('sum', 'square'), views=('weak',)
+    steps=(step,), step_ratios=('sum', 'square'), streams=_UNLABELED
   )
 
 
@@ -280,7 +294,7 @@ def _regularized_model() -> tf.keras.Model:
 def test_regularizers_are_part_of_the_loss():
   examples = _examples([0.5, -1.0, 2.0], [0, 1, 1])
   kwargs = {'labeled': examples, 'model_fn': _regularized_model}
-  result = _run(assemble.SUPERVISED, num_epochs=1, **kwargs)
+  result = _run(objective.SUPERVISED, num_epochs=1, **kwargs)
   network = adapter.Network(_regularized_model, seed=0)
   # All that Keras has for it, in one step.
   with tf.GradientTape() as tape:
@@ -301,5 +315,5 @@ def test_regularizers_are_part_of_the_loss():
   np.testing.assert_allclose(
     result.ratios['loss_labeled'][0], 3.0 * loss, rtol=1e-6
   )
-  plain = _run(assemble.SUPERVISED, labeled=examples)
+  plain = _run(objective.SUPERVISED, labeled=examples)
   assert 'loss_regularization' not in plain.ratios

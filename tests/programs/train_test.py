@@ -360,8 +360,8 @@ def test_a_warm_start(finished, tmp_path, capsys):
   flags = [f'--init_from={source}', '--num_pretraining_rounds=0', '--seed=1']
   flags += ['--total_rounds=2', '--rounds_per_evaluation=1']
   assert _train(warm, *flags) == 0
-  output = capsys.readouterr().out
-  assert f'starts from  {source}, round 4' in output
+  output = ' '.join(capsys.readouterr().out.split())  # It may be wrapped.
+  assert f'starts from {source}, round 4' in output
   tree, of_source = (output_tree.OutputTree(path) for path in (warm, source))
   # The test set does not depend on the seed.
   first, last = (_rows(t.eval_csv)[i] for t, i in ((tree, 0), (of_source, -1)))

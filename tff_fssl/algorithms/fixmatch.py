@@ -20,63 +20,28 @@ average (EMA) of the weights.
 
 from typing import Any
 
-import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
+from tff_fssl.local import terms
 from tff_fssl.models import adapter
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
-from tff_fssl.semisup import diagnostics
-from tff_fssl.semisup import losses
-from tff_fssl.semisup import thresholds
 
 
 def local_algorithm(
   hparams: fixmatch_hparams.FixMatchHparams, *, labeled: bool
 ) -> algorithm_lib.LocalAlgorithm:
   """FixMatch's client step; `labeled`: whether clients hold labels."""
-
-  def step(
-    network: adapter.Network, batch: algorithm_lib.Batch
-  ) -> algorithm_lib.StepResult:
-    probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
-    pseudo_labels = thresholds.pseudo_labels(probs)
-    mask = thresholds.fixed_mask(probs, hparams.confidence_threshold)
-    ratios: dict[str, algorithm_lib.Ratio] = {}
-    with tf.GradientTape() as tape:
-      logits = network.logits(batch.views['strong'], training=True)
-      entropies = losses.cross_entropy(pseudo_labels, logits)
-      kept = tf.cast(mask, tf.float32)
-      unlabeled_loss = tf.reduce_mean(kept * entropies)
-      weight = (
-        hparams.unlabeled_loss_weight * batch.constants['unlabeled_weight']
-      )
-      loss = weight * unlabeled_loss
-      if labeled:
-        labeled_loss, ratios = assemble.labeled_loss(
-          network.logits(batch.labeled, training=True), batch
-        )
-        loss += labeled_loss
-    ratios['loss_pseudo_label'] = algorithm_lib.ratio(
-      tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
-    )
-    ratios |= diagnostics.pseudo_label_ratios(
-      pseudo_labels, batch.hidden_labels, mask
-    )
-    return algorithm_lib.StepResult(network.gradients(tape, loss), ratios)
-
-  return algorithm_lib.LocalAlgorithm(
-    step=step,
-    step_ratios=(
-      'loss_pseudo_label',
-      *diagnostics.names(diagnostics.PSEUDO_LABEL),
-    )
-    + (assemble.LABELED_RATIOS if labeled else ()),
-    views=('weak', 'strong'),
-    labeled=labeled,
+  of_clients = terms.fixmatch(
+    confidence_threshold=hparams.confidence_threshold,
+    loss_weight=hparams.unlabeled_loss_weight,
   )
+  if not labeled:
+    return objective.minimize(of_clients)
+  return objective.minimize(of_clients, objective.supervised())
 
 
 def build_fixmatch(

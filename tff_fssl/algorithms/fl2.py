@@ -38,6 +38,7 @@ import tensorflow_federated as tff
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
+from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -55,9 +56,14 @@ _SECOND_LOSS = {'sacr': ['consistency'], 'sam': ['perturbed'], 'none': []}
 def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
   """Builds `prepare`: thresholds, pseudo-labels and weight (steps 2 and 4)."""
 
-  def prepare(network, weights, unlabeled, views, seed):
+  def prepare(networks, data, views):
     logits = inference.weak_logits(
-      network, weights, unlabeled.x, views, seed, batch_size
+      networks.local,
+      data.weights,
+      data.unlabeled.x,
+      views,
+      data.seed,
+      batch_size,
     )
     probs = tf.nn.softmax(logits)
     fixed = hparams.confidence_threshold
@@ -79,7 +85,7 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
         selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
         of_example={'labels': labels, 'confident': confident},
         ratios=diagnostics.kept_and_confident(
-          labels, unlabeled.y, kept, confident
+          labels, data.unlabeled.y, kept, confident
         ),
       )
     if hparams.learning_status_aggregation:
@@ -91,16 +97,15 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
 
 def _targets(hparams, network, batch):
   """(labels, kept, confident, metrics) of a batch."""
+  part = batch.parts[objective.UNLABELED]
   if hparams.pseudo_labels == 'per_round':
-    confident = batch.of_example['confident']
-    return batch.of_example['labels'], tf.ones_like(confident), confident, {}
-  probs = tf.nn.softmax(network.logits(batch.views['weak'], training=True))
+    confident = part.of_example['confident']
+    return part.of_example['labels'], tf.ones_like(confident), confident, {}
+  probs = tf.nn.softmax(network.logits(part.views['weak'], training=True))
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )
-  ratios = diagnostics.kept_and_confident(
-    labels, batch.hidden_labels, kept, confident
-  )
+  ratios = diagnostics.kept_and_confident(labels, part.labels, kept, confident)
   return labels, kept, confident, ratios
 
 
@@ -116,13 +121,14 @@ def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
 def build_step(hparams: Fl2Hparams) -> Any:
   """Builds `step`: the gradient of w_a L_a + w_cs L_cs (step 3)."""
 
-  def step(network, batch):
-    variables, images = network.trainable_variables, batch.views['strong']
+  def step(networks, batch):
+    network, part = networks.local, batch.parts[objective.UNLABELED]
+    variables, images = network.trainable_variables, part.views['strong']
     labels, kept, confident, ratios = _targets(hparams, network, batch)
     mask = {
       'confident': confident,
       'all': kept,
-      'correct': tf.logical_and(kept, tf.equal(labels, batch.hidden_labels)),
+      'correct': tf.logical_and(kept, tf.equal(labels, part.labels)),
     }[hparams.consistency_on]
     mask, kept = tf.cast(mask, tf.float32), tf.cast(kept, tf.float32)
 
@@ -182,11 +188,12 @@ def build_fl2(
 ) -> tff.learning.templates.LearningProcess:
   """Builds the process; `parts` are other arguments of `build_process`."""
   per_step = hparams.pseudo_labels == 'per_step'
+  views = ('weak', 'strong') if per_step else ('strong',)
   local_algorithm = algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
-    step=build_step(hparams),
+    steps=(build_step(hparams),),
     step_ratios=step_ratios(hparams),
-    views=('weak', 'strong') if per_step else ('strong',),
+    streams={objective.UNLABELED: algorithm_lib.Stream({v: v for v in views})},
     weighs=hparams.learning_status_aggregation,
   )
   return assemble.build_process(

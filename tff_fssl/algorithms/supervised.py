@@ -15,6 +15,7 @@ from typing import Any
 import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised_hparams
+from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -30,5 +31,5 @@ def build_supervised(
   """Builds the process; `parts` are other arguments of `build_process`."""
   del hparams  # It has none.
   return assemble.build_process(
-    model_fn, assemble.SUPERVISED, hparams=round_hparams, **parts
+    model_fn, objective.SUPERVISED, hparams=round_hparams, **parts
   )

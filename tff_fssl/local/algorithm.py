@@ -1,7 +1,7 @@
 """The interface between an algorithm and local training."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -36,6 +36,80 @@ class Examples(NamedTuple):
   y: tf.Tensor
 
 
+class Clock(NamedTuple):
+  """When a step is made.
+
+  Attributes:
+    round_num: int32 scalar; 1 is the first round in which clients train.
+    step: int32 scalar, the step in this round's local training, from 0.
+    num_steps: int32 scalar, the number of steps in it.
+  """
+
+  round_num: tf.Tensor
+  step: tf.Tensor
+  num_steps: tf.Tensor
+
+  def progress(self, num_rounds: int) -> tf.Tensor:
+    """The share of `num_rounds` rounds that is over: float32 in [0, 1]."""
+    of_round = tf.cast(self.step, tf.float32) / tf.cast(
+      tf.maximum(self.num_steps, 1), tf.float32
+    )
+    done = tf.cast(self.round_num - 1, tf.float32) + of_round
+    return tf.clip_by_value(done / num_rounds, 0.0, 1.0)
+
+
+class Stream(NamedTuple):
+  """Examples that each batch takes from a client's data.
+
+  Attributes:
+    views: Name -> kind of view (`plain`, `weak` or `strong`). Views of one kind
+      have their own draws.
+    labeled: Whether the examples are the labelled ones.
+    partner_of: The name of another stream. Each of its examples in a batch gets
+      a partner from this stream, drawn uniformly, with replacement, from all of
+      the client's examples. '': this stream has batches of its own, cut from
+      seeded permutations of the examples, pass after pass.
+  """
+
+  views: Mapping[str, str]
+  labeled: bool = False
+  partner_of: str = ''
+
+
+class Part(NamedTuple):
+  """A stream's part of a batch, B examples.
+
+  Attributes:
+    views: Name -> preprocessed images float32 [B, ...].
+    labels: int32 [B]; of unlabelled examples the hidden ones, for diagnostics
+      only.
+    weights: float32 [B]: 1, but 0 for the filler that stands in for examples
+      that a client does not have. Losses and metrics must leave these out.
+    of_example: `Prepared.of_example` for these examples, if unlabelled.
+  """
+
+  views: Mapping[str, tf.Tensor]
+  labels: tf.Tensor
+  weights: tf.Tensor
+  of_example: Mapping[str, tf.Tensor] = {}
+
+
+class Batch(NamedTuple):
+  """The input of a training step.
+
+  Attributes:
+    parts: Name of stream -> its part.
+    constants: `Prepared.constants`.
+    clock: When the step is made.
+    seed: int32 [2], for the step's own draws; another one in each step.
+  """
+
+  parts: Mapping[str, Part]
+  constants: Mapping[str, tf.Tensor]
+  clock: Clock
+  seed: tf.Tensor
+
+
 class Prepared(NamedTuple):
   """Values that an algorithm computes from a client's data before training.
 
@@ -59,66 +133,149 @@ class Prepared(NamedTuple):
   weight: tf.Tensor | None = None
 
 
-class Batch(NamedTuple):
-  """The input of a training step.
+class ClientData(NamedTuple):
+  """What a client has at the start of a round.
 
   Attributes:
-    labeled: Preprocessed labelled images float32 [L, ...], or None if the
-      algorithm does not train on labels here.
-    labels: int32 [L], or None.
-    label_weights: float32 [L], or None. 1, but 0 for the filler that a client
-      without labels gets.
-    views: Name of view -> preprocessed unlabelled images float32 [U, ...].
-    hidden_labels: int32 [U], for diagnostics only; or None.
-    of_example: `Prepared.of_example` for these unlabelled examples.
-    constants: `Prepared.constants`.
+    weights: The weights that the server sent.
+    labeled: Labelled examples, perhaps none.
+    unlabeled: Unlabelled examples, perhaps none.
+    received: Name -> tensor, what else the server sent.
+    round_num: int32 scalar.
+    seed: int32 [2], for draws before and after training.
   """
 
-  labeled: tf.Tensor | None
-  labels: tf.Tensor | None
-  label_weights: tf.Tensor | None
-  views: Mapping[str, tf.Tensor]
-  hidden_labels: tf.Tensor | None
-  of_example: Mapping[str, tf.Tensor]
-  constants: Mapping[str, tf.Tensor]
+  weights: adapter.Weights
+  labeled: Examples
+  unlabeled: Examples
+  received: Mapping[str, tf.Tensor]
+  round_num: tf.Tensor
+  seed: tf.Tensor
+
+
+class Networks(NamedTuple):
+  """The networks of a client.
+
+  Attributes:
+    local: The network that is trained and sent back.
+    peers: Name -> a further network (a teacher, a helper).
+  """
+
+  local: adapter.Network
+  peers: Mapping[str, adapter.Network] = {}
+
+
+class Peer(NamedTuple):
+  """A further network of a client.
+
+  Attributes:
+    starts_from: The name of the server's weight set that it starts from. If the
+      server does not send it in a round, the peer starts from the local
+      network's weights.
+    trained: Whether steps return gradients for it.
+    uploaded: Whether its change is sent to the server, as part of the update.
+  """
+
+  starts_from: str
+  trained: bool = False
+  uploaded: bool = False
+
+
+class Signal(NamedTuple):
+  """A number that a client sends besides its update, for the server's use.
+
+  The server gets the mean over the clients whose numbers are in range; the
+  others are rejected. Signals are not released as metrics.
+
+  Attributes:
+    low: The least possible value.
+    high: The greatest possible value.
+  """
+
+  low: float
+  high: float
 
 
 class StepResult(NamedTuple):
   """The result of a training step.
 
   Attributes:
-    gradients: Gradients of the minimized loss, one per trainable variable.
+    gradients: Gradients of the minimized loss, one per trainable variable of
+      the local network; None if this step does not train it.
     ratios: Name -> metric of the batch.
+    of_peers: Name of a trained peer -> gradients for it.
   """
 
-  gradients: Sequence[tf.Tensor]
+  gradients: Sequence[tf.Tensor] | None
   ratios: Mapping[str, Ratio]
+  of_peers: Mapping[str, Sequence[tf.Tensor]] = {}
+
+
+class Finished(NamedTuple):
+  """What a client sends besides its update.
+
+  Attributes:
+    signals: Name -> float32 scalar, for each of `LocalAlgorithm.signals`.
+    row: Name -> tensor, what the server's exchange keeps of this client.
+  """
+
+  signals: Mapping[str, tf.Tensor] = {}
+  row: Mapping[str, tf.Tensor] = {}
+
+
+Step = Callable[[Networks, Batch], StepResult]
+Prepare = Callable[[Networks, ClientData, augment.Views], Prepared]
+# (networks, data, views, summed ratios of the training) -> Finished.
+Finish = Callable[
+  [Networks, ClientData, augment.Views, Mapping[str, Ratio]], Finished
+]
 
 
 class LocalAlgorithm(NamedTuple):
   """The local part of an algorithm, as pure functions.
 
   Attributes:
-    prepare: (network, weights, unlabeled Examples, views, seed) -> Prepared;
-      called once a round. None: all examples are selected, nothing is computed.
-    step: (network, Batch) -> StepResult. Must leave the network's weights as
-      they were; the loop clips and applies the gradients.
-    step_ratios: The names of the metrics that a step returns.
-    views: The views of unlabelled examples in a batch, of `weak` and `strong`;
-      empty: the algorithm trains on labels only.
-    labeled: Whether a batch has labelled examples (weakly augmented).
+    steps: Made one after another on each batch. They must leave the weights of
+      all networks as they were: the loop clips and applies the gradients.
+    step_ratios: The names of the metrics that the steps return.
+    streams: Name -> stream. At most one labelled and one unlabelled stream have
+      batches of their own; the longer of the two decides the number of steps.
+    prepare: Called once a round. None: all examples are selected, nothing is
+      computed.
+    after_step: Called after the steps of each batch; may assign to peers.
+    finish: Called once after training. None: nothing else is sent.
+    peers: Name -> further network.
+    signals: Name -> number that `finish` returns.
     weighs: Whether `prepare` sets the weight of the update.
   """
 
-  step: Callable[[adapter.Network, Batch], StepResult]
+  steps: tuple[Step, ...]
   step_ratios: tuple[str, ...]
-  prepare: (
-    Callable[
-      [adapter.Network, adapter.Weights, Examples, augment.Views, Any],
-      Prepared,
-    ]
-    | None
-  ) = None
-  views: tuple[str, ...] = ()
-  labeled: bool = False
+  streams: Mapping[str, Stream]
+  prepare: Prepare | None = None
+  after_step: Callable[[Networks, Batch], None] | None = None
+  finish: Finish | None = None
+  peers: Mapping[str, Peer] = {}
+  signals: Mapping[str, Signal] = {}
   weighs: bool = False
+
+  def own_stream(self, *, labeled: bool) -> str | None:
+    """The labelled or unlabelled stream with batches of its own, if any."""
+    names = [
+      name
+      for name, stream in self.streams.items()
+      if stream.labeled == labeled and not stream.partner_of
+    ]
+    if len(names) > 1:
+      raise ValueError(f'streams {names}: only one may have its own batches')
+    return names[0] if names else None
+
+  @property
+  def trains_on_unlabeled(self) -> bool:
+    """Whether batches contain unlabelled examples."""
+    return self.own_stream(labeled=False) is not None
+
+  @property
+  def trains_on_labels(self) -> bool:
+    """Whether batches contain labelled examples."""
+    return self.own_stream(labeled=True) is not None

@@ -1,9 +1,9 @@
-"""Passes over a client's data without training."""
+"""Passes over a client's data without feed."""
 
 import tensorflow as tf
 
 from tff_fssl.data import augment
-from tff_fssl.local import training
+from tff_fssl.local import feed
 from tff_fssl.models import adapter
 
 
@@ -30,8 +30,8 @@ def weak_logits(
   """
   num_images = tf.shape(images)[0]
   # TF's convolutions fail on 0 images: use a blank one then.
-  images = training.zero_row(images, tf.equal(num_images, 0))
-  num_batches = training.num_batches(tf.shape(images)[0], batch_size)
+  images = feed.zero_row(images, tf.equal(num_images, 0))
+  num_batches = feed.num_batches(tf.shape(images)[0], batch_size)
   results = tf.TensorArray(
     tf.float32,
     num_batches,
@@ -40,7 +40,7 @@ def weak_logits(
   )
   for i in tf.range(num_batches):
     batch = images[i * batch_size : (i + 1) * batch_size]
-    batch = views.weak(batch, training.fold_in(seed, i))
+    batch = views.weak(batch, feed.fold_in(seed, i))
     results = results.write(
       i, network.inference_logits(batch, weights.statistics_count)
     )

@@ -1,6 +1,6 @@
 """The batch loop that clients and server share."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import NamedTuple
@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import feed as feed_lib
 from tff_fssl.local import non_finite
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.models import adapter
@@ -16,8 +17,7 @@ from tff_fssl.models import adapter
 # The metric for the regularizers' part of the loss, if a model has some.
 REGULARIZATION = 'loss_regularization'
 
-# The purposes for which seeds are derived: one number each, never reused.
-_ORDER_UNLABELED, _ORDER_LABELED, _VIEWS, _PREPARE, _DRAWS = range(5)
+fold_in = feed_lib.fold_in
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +51,7 @@ class LocalResult(NamedTuple):
 
   Attributes:
     update: Per trainable variable, weights before minus weights after; all 0 if
-      it is not finite.
+      it is not finite. Then the same of each peer that is uploaded, in order.
     non_trainable: The non-trainable variables after training; unchanged if the
       update is not finite.
     is_finite: bool scalar, whether the update is finite.
@@ -61,6 +61,7 @@ class LocalResult(NamedTuple):
     ranges: `Prepared.ranges`.
     momentum: The optimizer's momentum, per trainable variable; unchanged if the
       update is not finite; empty if it is not kept.
+    finished: What the algorithm's `finish` returns.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -71,52 +72,7 @@ class LocalResult(NamedTuple):
   ratios: dict[str, algorithm_lib.Ratio]
   ranges: dict[str, tf.Tensor]
   momentum: tuple[tf.Tensor, ...]
-
-
-def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
-  """Derives from a seed another one, int32 [2], for a purpose or a step."""
-  return tf.random.experimental.stateless_fold_in(seed, purpose)
-
-
-def num_batches(
-  size: int | tf.Tensor, batch_size: int | tf.Tensor
-) -> int | tf.Tensor:
-  """The number of batches for `size` examples; the last may be smaller."""
-  return -(-size // batch_size)
-
-
-def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
-  """`values`, preceded by a row of zeros if `when` is true."""
-  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
-  return tf.pad(values, pad)
-
-
-class _Stream:
-  """Seeded permutations of some examples, cut into batches, pass after pass."""
-
-  def __init__(self, indices, batch_size, num_steps, seed):
-    self._size = tf.maximum(tf.shape(indices)[0], 1)
-    self._batch_size = batch_size
-    self._steps_per_pass = num_batches(self._size, batch_size)
-    # An empty stream yields example 0, the filler that the data were given.
-    padded = tf.cond(
-      tf.shape(indices)[0] > 0, lambda: indices, lambda: tf.zeros([1], tf.int32)
-    )
-    num_passes = num_batches(num_steps, self._steps_per_pass)
-    keys = tf.random.stateless_uniform([num_passes, self._size], seed)
-    self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
-
-  def batch(self, step):
-    """Indices, int32 [<= batch_size], of a step's examples."""
-    start = (step % self._steps_per_pass) * self._batch_size
-    row = self._order[step // self._steps_per_pass]
-    return row[start : start + self._batch_size]
-
-
-def _with_filler(examples: algorithm_lib.Examples) -> algorithm_lib.Examples:
-  """`examples`, or one blank example if empty; the loop gives it weight 0."""
-  is_empty = tf.equal(tf.shape(examples.x)[0], 0)
-  return algorithm_lib.Examples(*(zero_row(t, is_empty) for t in examples))
+  finished: algorithm_lib.Finished
 
 
 def _floats(prepared: algorithm_lib.Prepared) -> dict[str, tf.Tensor]:
@@ -139,7 +95,7 @@ def _named(
 
 
 class LocalTraining:
-  """Trains one network on the data of one client (or the server).
+  """Trains networks on the data of one client (or the server).
 
   The constructor makes variables, so call it outside of `tf.function`s; call
   `run` inside one.
@@ -151,54 +107,41 @@ class LocalTraining:
     algorithm: algorithm_lib.LocalAlgorithm,
     views: augment.Views,
     config: LoopConfig,
+    peers: Mapping[str, adapter.Network] | None = None,
   ):
-    self._network = network
+    """Makes the optimizers' slots.
+
+    Args:
+      network: The network that is trained.
+      algorithm: What is done.
+      views: The preprocessing.
+      config: The configuration of the loop.
+      peers: A network for each of the algorithm's peers.
+    """
+    self._networks = algorithm_lib.Networks(network, dict(peers or {}))
     self._algorithm = algorithm
     self._views = views
     self._config = config
     self._slots = config.optimizer.initialize(network)
+    self._peer_slots = {
+      name: config.optimizer.initialize(self._networks.peers[name])
+      for name, peer in algorithm.peers.items()
+      if peer.trained
+    }
+    self._steps = [self._compiled(step) for step in algorithm.steps]
 
-    def step(batch, seed):
+  def _compiled(self, step: algorithm_lib.Step) -> Callable:
+    """A step as a `tf.function`."""
+
+    def run(batch, seed):
       # There is no seed if the network draws no random numbers.
-      draws = contextlib.nullcontext() if seed is None else network.draws(seed)
-      with draws:
-        return algorithm.step(network, batch)
+      with contextlib.ExitStack() as stack:
+        if seed is not None:
+          for network in (self._networks.local, *self._networks.peers.values()):
+            stack.enter_context(network.draws(seed))
+        return step(self._networks, batch)
 
-    self._step = tf.function(step, jit_compile=config.jit_compile or None)
-
-  def _make_batch(
-    self, prepared, labeled, unlabeled, streams, step, seed
-  ) -> algorithm_lib.Batch:
-    """Gathers the batch of a step and makes the views that the step needs."""
-    seed = fold_in(fold_in(seed, _VIEWS), step)
-    batch = algorithm_lib.Batch(None, None, None, {}, None, {}, {})
-    if self._algorithm.labeled:
-      examples, num_labeled = labeled
-      index = streams['labeled'].batch(step)
-      batch = batch._replace(
-        labeled=self._views.weak(
-          tf.gather(examples.x, index), fold_in(seed, 0)
-        ),
-        labels=tf.gather(examples.y, index),
-        label_weights=tf.fill(
-          tf.shape(index), tf.cast(num_labeled > 0, tf.float32)
-        ),
-      )
-    if self._algorithm.views:
-      index = streams['unlabeled'].batch(step)
-      images = tf.gather(unlabeled.x, index)
-      batch = batch._replace(
-        views={
-          name: getattr(self._views, name)(images, fold_in(seed, 1 + i))
-          for i, name in enumerate(self._algorithm.views)
-        },
-        hidden_labels=tf.gather(unlabeled.y, index),
-        of_example={
-          k: tf.gather(v, index) for k, v in prepared.of_example.items()
-        },
-        constants=prepared.constants,
-      )
-    return batch
+    return tf.function(run, jit_compile=self._config.jit_compile or None)
 
   def run(
     self,
@@ -208,8 +151,11 @@ class LocalTraining:
     *,
     learning_rate: tf.Tensor,
     seed: tf.Tensor,
+    round_num: tf.Tensor | int = 1,
     enabled: tf.Tensor | bool = True,
     momentum: Sequence[tf.Tensor] = (),
+    sets: Mapping[str, adapter.Weights] | None = None,
+    received: Mapping[str, tf.Tensor] | None = None,
     watch: non_finite.Watch | None = None,
   ) -> LocalResult:
     """Trains from `weights`.
@@ -220,141 +166,174 @@ class LocalTraining:
       unlabeled: Unlabelled examples, perhaps none.
       learning_rate: float32 scalar.
       seed: int32 [2].
+      round_num: int32 scalar.
       enabled: bool scalar; if false, no step is made.
       momentum: The initial momentum of the optimizer; empty: 0.
+      sets: The server's further weight sets, from which peers start.
+      received: Name -> tensor, what else the server sent.
       watch: If given, it checks all tensors computed from the client's data.
 
     Returns:
       The result.
     """
-    network, algorithm, config = self._network, self._algorithm, self._config
-    trainable = network.trainable_variables
-    network.assign(weights)
-    before = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
-    for slot, value in zip(self._slots, before, strict=True):
-      slot.assign(value)
-
-    prepared = algorithm_lib.Prepared(tf.range(tf.shape(unlabeled.x)[0]))
-    if algorithm.prepare is not None:
-      prepared = algorithm.prepare(
-        network, weights, unlabeled, self._views, fold_in(seed, _PREPARE)
-      )
-
-    if watch is not None:
-      received = _named('received', trainable, weights[0])
-      received |= _named(
-        'received', network.non_trainable_variables, weights[1]
-      )
-      watch(0, received | _floats(prepared))
-
-    num_labeled = tf.shape(labeled.x)[0]
-    steps_per_epoch = tf.constant(0)
-    if algorithm.views:
-      steps_per_epoch = num_batches(
-        tf.shape(prepared.selected)[0], config.batch_size
-      )
-    if algorithm.labeled:
-      steps_per_epoch = tf.maximum(
-        steps_per_epoch, num_batches(num_labeled, config.labeled_batch_size)
-      )
-    num_steps = tf.where(enabled, config.num_epochs * steps_per_epoch, 0)
-    streams = {}
-    if algorithm.views:
-      # If labels are trained on, too, a client without a selected unlabelled
-      # example still trains on its labels; its filler must have weight 0.
-      streams['unlabeled'] = _Stream(
-        prepared.selected,
-        config.batch_size,
-        num_steps,
-        fold_in(seed, _ORDER_UNLABELED),
-      )
-      is_filler = tf.equal(tf.shape(prepared.selected)[0], 0)
-      unlabeled = _with_filler(unlabeled)
-      prepared = prepared._replace(
-        of_example={
-          k: zero_row(v, is_filler) for k, v in prepared.of_example.items()
-        },
-        constants={
-          **prepared.constants,
-          'unlabeled_weight': tf.where(is_filler, 0.0, 1.0),
-        },
-      )
-    if algorithm.labeled:
-      streams['labeled'] = _Stream(
-        tf.range(num_labeled),
-        config.labeled_batch_size,
-        num_steps,
-        fold_in(seed, _ORDER_LABELED),
-      )
-      labeled = _with_filler(labeled)
-
-    names = algorithm.step_ratios
-    if network.has_regularizers:
+    before = self._start(weights, sets or {}, momentum)
+    data = algorithm_lib.ClientData(
+      weights,
+      labeled,
+      unlabeled,
+      received or {},
+      tf.convert_to_tensor(round_num),
+      fold_in(seed, feed_lib.PREPARE),
+    )
+    prepared = self._prepare(data, watch)
+    feed = feed_lib.Feed(
+      self._algorithm,
+      self._views,
+      data,
+      prepared,
+      num_epochs=self._config.num_epochs,
+      batch_sizes=(self._config.batch_size, self._config.labeled_batch_size),
+      seed=seed,
+      enabled=enabled,
+    )
+    names = self._algorithm.step_ratios
+    if self._networks.local.has_regularizers:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
     num_examples = tf.constant(0.0)
-    for step in tf.range(num_steps):
-      batch = self._make_batch(
-        prepared, (labeled, num_labeled), unlabeled, streams, step, seed
+    for step in tf.range(feed.num_steps):
+      batch = feed.batch(step)
+      of_step = self._make_steps(
+        batch, fold_in(seed, feed_lib.DRAWS), learning_rate, weights, watch
       )
-      draws = (
-        fold_in(fold_in(seed, _DRAWS), step) if network.is_random else None
+      ratios = {
+        name: (total + of_step[name][0], count + of_step[name][1])
+        for name, (total, count) in ratios.items()
+      }
+      num_examples += feed.num_examples(batch.parts)
+    finished = algorithm_lib.Finished()
+    if self._algorithm.finish is not None:
+      after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
+      finished = self._algorithm.finish(
+        self._networks, after, self._views, ratios
       )
-      result = self._step(batch, draws)
-      gradients = list(result.gradients)
-      if network.has_regularizers:
-        penalty, changes = network.regularization()
-        gradients = [g + c for g, c in zip(gradients, changes)]
-        result = result._replace(
-          ratios={
-            **result.ratios,
-            REGULARIZATION: (penalty, tf.constant(1.0)),
-          }
+    result = self._result(data, prepared, ratios, num_examples, before)
+    if watch is not None:
+      variables = self._networks.local.trainable_variables
+      watch(
+        feed.num_steps,
+        _named('update of', variables, _change(weights, self._networks.local)),
+      )
+    return result._replace(finished=finished)
+
+  def _start(self, weights, sets, momentum):
+    """Assigns weights and momentum; returns what later is compared with."""
+    self._networks.local.assign(weights)
+    of_local = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
+    for slot, value in zip(self._slots, of_local, strict=True):
+      slot.assign(value)
+    start = {}
+    for name, peer in self._algorithm.peers.items():
+      start[name] = sets.get(peer.starts_from, weights)
+      self._networks.peers[name].assign(start[name])
+      for slot in self._peer_slots.get(name, ()):
+        slot.assign(tf.zeros_like(slot))
+    return of_local, start
+
+  def _prepare(self, data, watch):
+    """What the algorithm computes before training."""
+    prepared = algorithm_lib.Prepared(tf.range(tf.shape(data.unlabeled.x)[0]))
+    if self._algorithm.prepare is not None:
+      prepared = self._algorithm.prepare(self._networks, data, self._views)
+    if watch is not None:
+      local = self._networks.local
+      watch(
+        0,
+        _named('received', local.trainable_variables, data.weights[0])
+        | _named('received', local.non_trainable_variables, data.weights[1])
+        | _floats(prepared),
+      )
+    return prepared
+
+  def _make_steps(self, batch, seed, learning_rate, weights, watch):
+    """Makes the steps of a batch; returns its metrics."""
+    local, ratios = self._networks.local, {}
+    for index, step in enumerate(self._steps):
+      draws = None
+      if local.is_random or any(
+        peer.is_random for peer in self._networks.peers.values()
+      ):
+        draws = fold_in(seed, batch.clock.step)
+        draws = fold_in(draws, index) if index else draws
+      result = step(
+        batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
+        draws,
+      )
+      ratios.update(result.ratios)
+      gradients = None
+      if result.gradients is not None:
+        gradients, penalty = self._with_penalties(result.gradients, weights)
+        ratios.update(penalty)
+        self._config.optimizer.apply(
+          local, self._slots, gradients, learning_rate
         )
-      if config.proximal_strength:
-        gradients = [
-          g + config.proximal_strength * (v - start)
-          for g, v, start in zip(
-            gradients, network.trainable_variables, weights.trainable
-          )
-        ]
-      config.optimizer.apply(network, self._slots, gradients, learning_rate)
+      for name, of_peer in result.of_peers.items():
+        self._config.optimizer.apply(
+          self._networks.peers[name],
+          self._peer_slots[name],
+          of_peer,
+          learning_rate,
+        )
       if watch is not None:
+        variables = local.trainable_variables
         watch(
-          step + 1,
+          batch.clock.step + 1,
           {
             **{
               # A sum over no example may still be NaN.
               name: total / tf.where(count > 0.0, count, 1.0)
-              for name, (total, count) in result.ratios.items()
+              for name, (total, count) in ratios.items()
             },
-            **_named('gradient of', trainable, gradients),
-            **_named('weights of', trainable, trainable),
+            **_named('gradient of', variables, gradients or ()),
+            **_named('weights of', variables, variables),
           },
         )
-      ratios = {
-        name: (total + result.ratios[name][0], count + result.ratios[name][1])
-        for name, (total, count) in ratios.items()
-      }
-      if algorithm.labeled:
-        num_examples += tf.reduce_sum(batch.label_weights)
-      if algorithm.views:
-        size = tf.cast(tf.size(batch.hidden_labels), tf.float32)
-        num_examples += size * prepared.constants['unlabeled_weight']
+    if self._algorithm.after_step is not None:
+      self._algorithm.after_step(self._networks, batch)
+    return ratios
 
-    update = [
-      start - v
-      for start, v in zip(weights.trainable, network.trainable_variables)
-    ]
+  def _with_penalties(self, gradients, weights):
+    """Adds regularizers and FedProx's term: (gradients, further metrics)."""
+    local, config = self._networks.local, self._config
+    gradients, ratios = list(gradients), {}
+    if local.has_regularizers:
+      penalty, changes = local.regularization()
+      gradients = [g + c for g, c in zip(gradients, changes)]
+      ratios[REGULARIZATION] = (penalty, tf.constant(1.0))
+    if config.proximal_strength:
+      gradients = [
+        g + config.proximal_strength * (v - start)
+        for g, v, start in zip(
+          gradients, local.trainable_variables, weights.trainable
+        )
+      ]
+    return gradients, ratios
+
+  def _result(self, data, prepared, ratios, num_examples, before):
+    """The change of the weights, and all that is reported."""
+    momentum, of_peers = before
+    local = self._networks.local
+    update = _change(data.weights, local)
+    for name, peer in self._algorithm.peers.items():
+      if peer.uploaded:
+        update += _change(of_peers[name], self._networks.peers[name])
     is_finite = adapter.all_finite(update)
-    if watch is not None:
-      watch(num_steps, _named('update of', trainable, update))
     return LocalResult(
       adapter.zero_unless(is_finite, tuple(update)),
       adapter.select(
         is_finite,
-        tuple(v.read_value() for v in network.non_trainable_variables),
-        lambda: tuple(weights.non_trainable),
+        tuple(v.read_value() for v in local.non_trainable_variables),
+        lambda: tuple(data.weights.non_trainable),
       ),
       is_finite,
       num_examples,
@@ -364,8 +343,19 @@ class LocalTraining:
       adapter.select(
         is_finite,
         tuple(slot.read_value() for slot in self._slots),
-        lambda: before,
+        lambda: momentum,
       )
-      if config.keeps_momentum
+      if self._config.keeps_momentum
       else (),
+      algorithm_lib.Finished(),
     )
+
+
+def _change(
+  weights: adapter.Weights, network: adapter.Network
+) -> list[tf.Tensor]:
+  """Trainable weights minus those that the network has now."""
+  return [
+    start - v
+    for start, v in zip(weights.trainable, network.trainable_variables)
+  ]

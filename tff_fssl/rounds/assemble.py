@@ -16,6 +16,7 @@ from tff_fssl.aggregators import privacy
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_step
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.local import training
 from tff_fssl.models import adapter
@@ -24,48 +25,12 @@ from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import statistics_phase
-from tff_fssl.semisup import losses
 
 RoundHparams = round_hparams_lib.RoundHparams
 ServerDataFn = Callable[[], tf.data.Dataset]
 
 # Keeps the server's seeds apart from the clients', which the data source makes.
 _SERVER = 1
-
-
-def labeled_loss(
-  logits: tf.Tensor, batch: algorithm_lib.Batch
-) -> tuple[tf.Tensor, dict[str, algorithm_lib.Ratio]]:
-  """The mean cross-entropy of labelled examples; loss and accuracy metrics."""
-  weights = batch.label_weights
-  loss = losses.masked_mean(losses.cross_entropy(batch.labels, logits), weights)
-  correct = tf.cast(
-    tf.equal(tf.argmax(logits, -1, tf.int32), batch.labels), tf.float32
-  )
-  size = tf.reduce_sum(weights)
-  return loss, {
-    'loss_labeled': algorithm_lib.mean_metric(loss, size),
-    'labeled_accuracy': (tf.reduce_sum(correct * weights), size),
-  }
-
-
-LABELED_RATIOS = ('loss_labeled', 'labeled_accuracy')
-
-
-def supervised_step(
-  network: adapter.Network, batch: algorithm_lib.Batch
-) -> algorithm_lib.StepResult:
-  """A step on labelled examples only (weak view)."""
-  with tf.GradientTape() as tape:
-    loss, ratios = labeled_loss(
-      network.logits(batch.labeled, training=True), batch
-    )
-  return algorithm_lib.StepResult(network.gradients(tape, loss), ratios)
-
-
-SUPERVISED = algorithm_lib.LocalAlgorithm(
-  step=supervised_step, step_ratios=LABELED_RATIOS, labeled=True
-)
 
 
 def build_process(
@@ -233,7 +198,7 @@ def build_process(
       hparams.client_epochs,
       hparams.client_batch_size,
       hparams.client_labeled_batch_size
-      if local_algorithm.views
+      if local_algorithm.trains_on_unlabeled
       else hparams.client_batch_size,
       sgd,
       hparams.proximal_strength,
@@ -256,7 +221,9 @@ def build_process(
       jit_compile=hparams.jit_compile,
       keeps_momentum=keeps_momentum,
     )
-    local = training.LocalTraining(make_network(), SUPERVISED, views, config)
+    local = training.LocalTraining(
+      make_network(), objective.SUPERVISED, views, config
+    )
 
     def train(weights, round_num, momentum):
       labeled = read_server_data()
@@ -266,6 +233,7 @@ def build_process(
         algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
         seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
+        round_num=round_num,
         momentum=momentum,
       )
       metrics = collections.OrderedDict(
@@ -389,12 +357,12 @@ def _bounds(
 ) -> client_work.Bounds:
   """Bounds on what an honest client with `max_client_examples` can send."""
   batch_sizes = []
-  if local_algorithm.views:
+  if local_algorithm.trains_on_unlabeled:
     batch_sizes.append(hparams.client_batch_size)
-  if local_algorithm.labeled:
+  if local_algorithm.trains_on_labels:
     batch_sizes.append(
       hparams.client_labeled_batch_size
-      if local_algorithm.views
+      if local_algorithm.trains_on_unlabeled
       else hparams.client_batch_size
     )
   # The other streams repeat until the longest stream of batches ends.

@@ -114,6 +114,7 @@ def _train(
     read_examples(data['unlabeled']),
     learning_rate=learning_rate_fn(round_num),
     seed=data['seed'],
+    round_num=round_num,
     enabled=round_num >= 1,
     watch=watch,
   )

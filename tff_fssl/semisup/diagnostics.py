@@ -17,6 +17,8 @@ def pseudo_label_ratios(
   hidden_labels: tf.Tensor,
   mask: tf.Tensor,
   prefix: str = PSEUDO_LABEL,
+  *,
+  weights: tf.Tensor | None = None,
 ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
   """The paper's figures of pseudo-label quality, each as (sum, count).
 
@@ -25,6 +27,7 @@ def pseudo_label_ratios(
     hidden_labels: int32 [N], -1 where unknown.
     mask: bool or float [N], which pseudo-labels are used.
     prefix: Prefix of the names.
+    weights: float32 [N], 0 for examples that do not count; None: all count.
 
   Returns:
     `<prefix>_ratio`: used / all; `_accuracy`: correct / used;
@@ -34,12 +37,15 @@ def pseudo_label_ratios(
   """
   used = tf.cast(mask, tf.float32)
   known = tf.cast(hidden_labels >= 0, tf.float32)
+  size = tf.cast(tf.size(used), tf.float32)
+  if weights is not None:
+    used, known, size = used * weights, known * weights, tf.reduce_sum(weights)
   right = tf.cast(tf.equal(pseudo_labels, hidden_labels), tf.float32)
   correct = tf.reduce_sum(used * known * right)
   wrong = tf.reduce_sum(used * known) - correct
   num_known = tf.reduce_sum(known)
   values = (
-    (tf.reduce_sum(used), tf.cast(tf.size(used), tf.float32)),
+    (tf.reduce_sum(used), size),
     (correct, correct + wrong),
     (correct, num_known),
     (wrong, num_known),
@@ -53,12 +59,17 @@ def kept_and_confident(
   hidden_labels: tf.Tensor,
   kept: tf.Tensor,
   confident: tf.Tensor,
+  weights: tf.Tensor | None = None,
 ) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
   """`pseudo_label_ratios` of kept pseudo-labels and of confident ones."""
   return {
-    **pseudo_label_ratios(pseudo_labels, hidden_labels, kept),
+    **pseudo_label_ratios(pseudo_labels, hidden_labels, kept, weights=weights),
     **pseudo_label_ratios(
-      pseudo_labels, hidden_labels, confident, HIGH_CONFIDENCE
+      pseudo_labels,
+      hidden_labels,
+      confident,
+      HIGH_CONFIDENCE,
+      weights=weights,
     ),
   }
 

@@ -1,0 +1,212 @@
+"""Batches of a client's data: seeded orders, partners and views."""
+
+from collections.abc import Mapping
+
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+
+# The purposes for which seeds are derived: one number each, never reused.
+(
+  _ORDER_UNLABELED,
+  _ORDER_LABELED,
+  _VIEWS,
+  PREPARE,
+  DRAWS,
+  _PARTNERS,
+  STEP,
+  FINISH,
+) = range(8)
+
+
+def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
+  """Derives from a seed another one, int32 [2], for a purpose or a step."""
+  return tf.random.experimental.stateless_fold_in(seed, purpose)
+
+
+def num_batches(
+  size: int | tf.Tensor, batch_size: int | tf.Tensor
+) -> int | tf.Tensor:
+  """The number of batches for `size` examples; the last may be smaller."""
+  return -(-size // batch_size)
+
+
+def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
+  """`values`, preceded by a row of zeros if `when` is true."""
+  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
+  return tf.pad(values, pad)
+
+
+class _Order:
+  """Seeded permutations of some examples, cut into batches, pass after pass."""
+
+  def __init__(self, indices, batch_size, num_steps, seed):
+    self.is_empty = tf.equal(tf.shape(indices)[0], 0)
+    self._size = tf.maximum(tf.shape(indices)[0], 1)
+    self._batch_size = batch_size
+    self._steps_per_pass = num_batches(self._size, batch_size)
+    # Without examples it yields example 0, which gets weight 0.
+    padded = tf.cond(
+      self.is_empty, lambda: tf.zeros([1], tf.int32), lambda: indices
+    )
+    num_passes = num_batches(num_steps, self._steps_per_pass)
+    keys = tf.random.stateless_uniform([num_passes, self._size], seed)
+    self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
+
+  def batch(self, step):
+    """Indices, int32 [<= batch_size], of a step's examples."""
+    start = (step % self._steps_per_pass) * self._batch_size
+    row = self._order[step // self._steps_per_pass]
+    return row[start : start + self._batch_size]
+
+
+class _Source:
+  """Labelled or unlabelled examples; one blank example if there are none."""
+
+  def __init__(self, examples, of_example):
+    self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
+    self.examples = algorithm_lib.Examples(
+      *(zero_row(t, self.is_empty) for t in examples)
+    )
+    self._of_example = {
+      name: zero_row(values, self.is_empty)
+      for name, values in of_example.items()
+    }
+
+  def draw(self, num, seed):
+    """`num` indices, drawn uniformly with replacement."""
+    return tf.random.stateless_uniform(
+      [num], seed, 0, tf.shape(self.examples.x)[0], tf.int32
+    )
+
+  def part(self, index, is_filler, stream, make_view):
+    """The part of a batch that holds the examples `index`."""
+    images = tf.gather(self.examples.x, index)
+    return algorithm_lib.Part(
+      views={
+        name: make_view(i, kind, images)
+        for i, (name, kind) in enumerate(stream.views.items())
+      },
+      labels=tf.gather(self.examples.y, index),
+      weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
+      of_example={k: tf.gather(v, index) for k, v in self._of_example.items()},
+    )
+
+
+class Feed:
+  """The batches of one client's training in one round."""
+
+  def __init__(
+    self,
+    algorithm: algorithm_lib.LocalAlgorithm,
+    views: augment.Views,
+    data: algorithm_lib.ClientData,
+    prepared: algorithm_lib.Prepared,
+    *,
+    num_epochs: int,
+    batch_sizes: tuple[int, int],
+    seed: tf.Tensor,
+    enabled: tf.Tensor | bool,
+  ):
+    """Draws the orders.
+
+    Args:
+      algorithm: Its streams are fed.
+      views: The preprocessing.
+      data: The client's data.
+      prepared: What the algorithm has prepared.
+      num_epochs: Passes over the longer of the streams with own batches; the
+        other one repeats.
+      batch_sizes: Unlabelled and labelled examples in a batch; the last batch
+        of a pass may be smaller.
+      seed: int32 [2].
+      enabled: bool scalar; if false, there are no steps.
+    """
+    self._streams, self._views = algorithm.streams, views
+    self._prepared, self._seed = prepared, seed
+    self._round_num = data.round_num
+    # By whether the examples are labelled.
+    self._own = {
+      labeled: algorithm.own_stream(labeled=labeled)
+      for labeled in (False, True)
+    }
+    indices = {
+      False: prepared.selected,
+      True: tf.range(tf.shape(data.labeled.x)[0]),
+    }
+    sizes = dict(zip((False, True), batch_sizes))
+    steps_per_epoch = tf.constant(0)
+    for labeled, name in self._own.items():
+      if name is not None:
+        steps_per_epoch = tf.maximum(
+          steps_per_epoch,
+          num_batches(tf.shape(indices[labeled])[0], sizes[labeled]),
+        )
+    self.num_steps = tf.where(enabled, num_epochs * steps_per_epoch, 0)
+    purposes = {False: _ORDER_UNLABELED, True: _ORDER_LABELED}
+    self._orders = {
+      name: _Order(
+        indices[labeled],
+        sizes[labeled],
+        self.num_steps,
+        fold_in(seed, purposes[labeled]),
+      )
+      for labeled, name in self._own.items()
+      if name is not None
+    }
+    used = {stream.labeled for stream in self._streams.values()}
+    self._sources = {
+      labeled: _Source(
+        data.labeled if labeled else data.unlabeled,
+        {} if labeled else prepared.of_example,
+      )
+      for labeled in used
+    }
+
+  def batch(self, step: tf.Tensor) -> algorithm_lib.Batch:
+    """The batch of a step, int32 scalar in [0, num_steps)."""
+    parts: dict[str, algorithm_lib.Part] = {}
+    # Partners are drawn for examples that are known already.
+    ordered = sorted(self._streams.items(), key=lambda s: bool(s[1].partner_of))
+    for name, stream in ordered:
+      source = self._sources[stream.labeled]
+      if stream.partner_of:
+        seed = self._of_stream(_PARTNERS, name, step)
+        num = tf.size(parts[stream.partner_of].labels)
+        index, is_filler = source.draw(num, seed), source.is_empty
+      else:
+        order = self._orders[name]
+        index, is_filler = order.batch(step), order.is_empty
+
+      def make_view(i, kind, images, name=name):
+        if kind == 'plain':
+          return self._views.plain(images)
+        seed = self._view_seed(name, i, step)
+        return getattr(self._views, kind)(images, seed)
+
+      parts[name] = source.part(index, is_filler, stream, make_view)
+    return algorithm_lib.Batch(
+      parts,
+      self._prepared.constants,
+      algorithm_lib.Clock(self._round_num, step, self.num_steps),
+      fold_in(fold_in(self._seed, STEP), step),
+    )
+
+  def num_examples(self, parts: Mapping[str, algorithm_lib.Part]) -> tf.Tensor:
+    """The examples of a batch, fillers and partners aside: float32 scalar."""
+    own = [parts[name].weights for name in self._orders]
+    return tf.add_n([tf.reduce_sum(weights) for weights in own])
+
+  def _of_stream(self, purpose, name, step):
+    """The seed of a stream in a step."""
+    rank = list(self._streams).index(name)
+    return fold_in(fold_in(fold_in(self._seed, purpose), step), 1000 + rank)
+
+  def _view_seed(self, name, index, step):
+    """The seed of a stream's view."""
+    if name not in self._orders:
+      return fold_in(self._of_stream(_VIEWS, name, step), index)
+    # 0, -1, ... for labelled examples, 1, 2, ... for unlabelled ones.
+    number = -index if self._streams[name].labeled else 1 + index
+    return fold_in(fold_in(fold_in(self._seed, _VIEWS), step), number)

@@ -1,0 +1,96 @@
+"""Objectives that are sums of terms, each minimized by one gradient step."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.models import adapter
+from tff_fssl.semisup import losses
+
+# The streams that the terms of this package use.
+LABELED, UNLABELED = 'labeled', 'unlabeled'
+
+
+class Term(NamedTuple):
+  """A term of an objective.
+
+  Attributes:
+    loss: (network, batch) -> (float32 scalar, weight included; name -> metric),
+      differentiated with respect to the network's weights.
+    ratios: The names of its metrics.
+    streams: The streams that it uses; the same name in two terms is the same
+      stream.
+  """
+
+  loss: Callable[
+    [adapter.Network, algorithm_lib.Batch],
+    tuple[tf.Tensor, Mapping[str, algorithm_lib.Ratio]],
+  ]
+  ratios: tuple[str, ...]
+  streams: Mapping[str, algorithm_lib.Stream]
+
+
+def minimize(*terms: Term) -> algorithm_lib.LocalAlgorithm:
+  """The local algorithm that makes a step on the sum of the terms."""
+
+  def step(networks, batch):
+    network = networks.local
+    ratios: dict[str, algorithm_lib.Ratio] = {}
+    with tf.GradientTape() as tape:
+      total = None
+      for term in terms:
+        loss, of_term = term.loss(network, batch)
+        total = loss if total is None else total + loss
+        ratios.update(of_term)
+    return algorithm_lib.StepResult(network.gradients(tape, total), ratios)
+
+  streams: dict[str, algorithm_lib.Stream] = {}
+  for term in terms:
+    for name, stream in term.streams.items():
+      views = {**streams.get(name, stream).views, **stream.views}
+      streams[name] = stream._replace(views=views)
+  return algorithm_lib.LocalAlgorithm(
+    steps=(step,),
+    step_ratios=tuple(name for term in terms for name in term.ratios),
+    streams=streams,
+  )
+
+
+def supervised() -> Term:
+  """The mean cross-entropy of labelled examples (weak view)."""
+
+  def loss(network, batch):
+    part = batch.parts[LABELED]
+    logits = network.logits(part.views['weak'], training=True)
+    return labeled_loss(logits, part)
+
+  return Term(
+    loss,
+    LABELED_RATIOS,
+    {LABELED: algorithm_lib.Stream({'weak': 'weak'}, labeled=True)},
+  )
+
+
+LABELED_RATIOS = ('loss_labeled', 'labeled_accuracy')
+
+
+def labeled_loss(
+  logits: tf.Tensor, part: algorithm_lib.Part
+) -> tuple[tf.Tensor, dict[str, algorithm_lib.Ratio]]:
+  """The mean cross-entropy of labelled examples; loss and accuracy metrics."""
+  loss = losses.masked_mean(
+    losses.cross_entropy(part.labels, logits), part.weights
+  )
+  correct = tf.cast(
+    tf.equal(tf.argmax(logits, -1, tf.int32), part.labels), tf.float32
+  )
+  size = tf.reduce_sum(part.weights)
+  return loss, {
+    'loss_labeled': algorithm_lib.mean_metric(loss, size),
+    'labeled_accuracy': (tf.reduce_sum(correct * part.weights), size),
+  }
+
+
+SUPERVISED = minimize(supervised())
