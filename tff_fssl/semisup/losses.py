@@ -19,9 +19,12 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   """sum(mask * values) / sum(mask), and 0 (with gradient 0) for an empty mask.
 
+  The mean over a whole batch of a loss that counts only for some examples, as
+  in FixMatch and UDA, is `masked_mean(kept * values, weights)`.
+
   Args:
-    values: float32 [B].
-    mask: float32 [B], 0 or 1 (or weights).
+    values: float32 [B], finite.
+    mask: float32 [B], 0 or 1 (or weights >= 0, 0 for fillers).
 
   Returns:
     float32 scalar.
@@ -31,16 +34,60 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   )
 
 
-def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """KL(target || softmax(logits)) per example.
+def soft_cross_entropy(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """Cross-entropy with soft targets: -sum_c p(c) log softmax(logits)(c).
+
+  MixMatch's L_x (Berthelot et al. 2019, eq. 3), per example.
 
   Args:
-    target_probs: float32 [B, C], rows sum to 1; 0 log 0 is 0.
+    target_probs: float32 [B, C], rows sum to 1; no gradient is taken through
+      them.
     logits: float32 [B, C].
 
   Returns:
     float32 [B], in nats.
   """
+  return -tf.reduce_sum(
+    tf.stop_gradient(target_probs) * tf.nn.log_softmax(logits), axis=-1
+  )
+
+
+def squared_error(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """Mean over classes of (softmax(logits) - target)^2, per example.
+
+  This is the Brier score divided by C. Its mean over examples is MixMatch's L_u
+  (Berthelot et al. 2019, eq. 4).
+
+  Args:
+    target_probs: float32 [B, C], rows sum to 1; no gradient is taken through
+      them.
+    logits: float32 [B, C].
+
+  Returns:
+    float32 [B], in [0, 2 / C].
+  """
+  return tf.reduce_mean(
+    tf.math.squared_difference(
+      tf.nn.softmax(logits), tf.stop_gradient(target_probs)
+    ),
+    axis=-1,
+  )
+
+
+def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
+  """KL(target || softmax(logits)) per example.
+
+  With a sharpened target it is UDA's consistency loss (Xie et al. 2020).
+
+  Args:
+    target_probs: float32 [B, C], rows sum to 1; 0 log 0 is 0. No gradient is
+      taken through them.
+    logits: float32 [B, C].
+
+  Returns:
+    float32 [B], in nats.
+  """
+  target_probs = tf.stop_gradient(target_probs)
   return tf.reduce_sum(
     tf.math.xlogy(target_probs, target_probs)
     - target_probs * tf.nn.log_softmax(logits),
@@ -68,9 +115,7 @@ def masked_consistency(
   Returns:
     float32 scalar; 0 for an empty batch.
   """
-  divergence = kl_divergence(
-    tf.stop_gradient(probs), perturbed_logits / temperature
-  )
+  divergence = kl_divergence(probs, perturbed_logits / temperature)
   return tf.math.divide_no_nan(
     tf.reduce_sum(mask * divergence),
     tf.cast(tf.size(mask), divergence.dtype),
