@@ -50,6 +50,15 @@ def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
   return tf.reduce_max(probs, axis=-1) >= threshold
 
 
+def strict_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
+  """Whether the largest probability exceeds `threshold`: bool [N].
+
+  UDA's mask (Xie et al. 2020, section 3.2, and the authors' code). It takes the
+  probabilities before sharpening.
+  """
+  return tf.reduce_max(probs, axis=-1) > threshold
+
+
 def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
   """Whether the largest probability reaches its class's threshold.
 

@@ -1,0 +1,74 @@
+"""Targets for consistency losses, made sharper by a temperature.
+
+All functions take a temperature T > 0, as a Python number: 1 changes nothing,
+and in the limit T -> 0 the most probable classes share all of the probability.
+Targets carry no gradient.
+"""
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from tff_fssl import hparams
+
+# Within these, neither T nor 1 / T leaves the normal numbers of float32.
+_MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
+
+
+def sharpened_softmax(logits: tf.Tensor, temperature: float) -> tf.Tensor:
+  """softmax(logits / T): UDA's targets (Xie et al. 2020, section 3.2).
+
+  Args:
+    logits: float32 [..., C]; -inf is probability 0.
+    temperature: T.
+
+  Returns:
+    float32 [..., C], rows sum to 1; without gradient.
+
+  Raises:
+    UsageError: If the temperature is out of range.
+  """
+  if not _MIN_TEMPERATURE <= temperature <= _MAX_TEMPERATURE:
+    raise hparams.UsageError(
+      f'temperature={temperature}: must be from {_MIN_TEMPERATURE:g} to'
+      f' {_MAX_TEMPERATURE:g}'
+    )
+  # The largest logit becomes 0 first, so that the division cannot overflow it.
+  logits -= tf.reduce_max(logits, axis=-1, keepdims=True)
+  return tf.stop_gradient(tf.nn.softmax(logits / temperature))
+
+
+def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:
+  """p(c)^(1/T) / sum_c' p(c')^(1/T): MixMatch (Berthelot et al. 2019, eq. 7).
+
+  Args:
+    probs: float32 [..., C], rows sum to 1.
+    temperature: T.
+
+  Returns:
+    float32 [..., C], rows sum to 1; without gradient.
+
+  Raises:
+    UsageError: If the temperature is out of range.
+  """
+  return sharpened_softmax(tf.math.log(probs), temperature)
+
+
+def guess(probs_of_views: Sequence[tf.Tensor], temperature: float) -> tf.Tensor:
+  """MixMatch's guessed labels: the mean over the A views, sharpened.
+
+  Berthelot et al. 2019, eq. 6 and 7. All views of an example get one guess.
+
+  Args:
+    probs_of_views: A >= 1 tensors, float32 [B, C], rows sum to 1: the
+      predictions for A weak views of the same examples.
+    temperature: T.
+
+  Returns:
+    float32 [B, C], rows sum to 1; without gradient.
+
+  Raises:
+    UsageError: If the temperature is out of range.
+  """
+  mean = tf.add_n(list(probs_of_views)) / float(len(probs_of_views))
+  return sharpen(mean, temperature)
