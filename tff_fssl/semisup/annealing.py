@@ -1,0 +1,93 @@
+"""What changes with the progress of training: TSA and linear ramps."""
+
+import tensorflow as tf
+
+from tff_fssl import hparams
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import names
+
+# Training signal annealing: the share a(r) of the way from 1 / C to 1.
+_SHARES = {
+  names.LINEAR: lambda r: r,
+  names.LOG: lambda r: 1.0 - tf.exp(-5.0 * r),
+  names.EXP: lambda r: tf.exp(5.0 * (r - 1.0)),
+}
+
+
+def tsa_threshold(
+  progress: float | tf.Tensor, schedule: str, num_classes: int
+) -> tf.Tensor:
+  """UDA's threshold eta of training signal annealing (TSA).
+
+  Xie et al. 2020, section 3.3: eta = a(r) (1 - 1/C) + 1/C, where a(r) is r
+  (linear), 1 - exp(-5 r) (log) or exp(5 (r - 1)) (exp). Only linear starts at
+  1/C, and log ends below 1.
+
+  Args:
+    progress: r, float32 scalar: the share of training that is done; clipped to
+      [0, 1].
+    schedule: One of `names.TSA_SCHEDULES`.
+    num_classes: C.
+
+  Returns:
+    float32 scalar in [1/C, 1].
+
+  Raises:
+    UsageError: If the schedule is unknown.
+  """
+  if schedule not in _SHARES:
+    raise hparams.UsageError(
+      f'schedule={schedule}: allowed are {", ".join(_SHARES)}'
+      f'{hparams.closest(schedule, _SHARES)}'
+    )
+  progress = tf.clip_by_value(tf.cast(progress, tf.float32), 0.0, 1.0)
+  # So written, a share of 1 gives exactly 1, which drops no example.
+  return 1.0 - (1.0 - _SHARES[schedule](progress)) * (1.0 - 1.0 / num_classes)
+
+
+def tsa_cross_entropy(
+  labels: tf.Tensor, logits: tf.Tensor, threshold: tf.Tensor, weights: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Cross-entropy of the labelled examples that are not yet learned (UDA).
+
+  An example is dropped if the probability of its label exceeds the threshold.
+  The loss is sum(kept CE) / max(number kept, 1). No gradient is taken through
+  which examples are kept.
+
+  Args:
+    labels: int32 [B], in [0, C).
+    logits: float32 [B, C].
+    threshold: eta, float32 scalar: `tsa_threshold`.
+    weights: float32 [B], each example's weight >= 0, 0 for fillers; kept
+      examples count in the sum and in the number as much as they weigh.
+
+  Returns:
+    (loss, float32 scalar, 0 with gradient 0 if no example is kept; the weights
+    of the kept examples, float32 [B], 0 for all others).
+  """
+  entropies = losses.cross_entropy(labels, logits)
+  correct = tf.gather(tf.nn.softmax(logits), labels, batch_dims=1)
+  kept = weights * tf.cast(correct <= threshold, weights.dtype)
+  kept = tf.stop_gradient(kept)
+  total = tf.reduce_sum(kept * entropies)
+  return total / tf.maximum(tf.reduce_sum(kept), 1.0), kept
+
+
+def linear_ramp(done: float | tf.Tensor, length: float) -> tf.Tensor:
+  """min(done / length, 1): MixMatch's ramp of the unlabelled loss's weight.
+
+  Args:
+    done: float32 scalar >= 0, how much of training is done: rounds, steps,
+      examples or a share of all.
+    length: Where the ramp ends, in the same unit, >= 0; at 0 there is no ramp.
+
+  Returns:
+    float32 scalar in [0, 1].
+
+  Raises:
+    UsageError: If the length is negative or not a number.
+  """
+  if not length >= 0:
+    raise hparams.UsageError(f'length={length}: must be at least 0')
+  done = tf.cast(done, tf.float32)
+  return tf.clip_by_value(done / length, 0.0, 1.0) if length else tf.ones([])

@@ -1,0 +1,5 @@
+"""The names that flags of algorithms may have as values. TensorFlow-free."""
+
+# Schedules of training signal annealing; see `annealing`.
+LINEAR, LOG, EXP = 'linear', 'log', 'exp'
+TSA_SCHEDULES = (LINEAR, LOG, EXP)
