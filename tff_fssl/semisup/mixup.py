@@ -1,0 +1,212 @@
+"""Mixup: convex combinations of examples and of their targets.
+
+Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Shares lam
+are drawn from Beta(a, a).
+"""
+
+import functools
+
+import numpy as np
+from scipy import special
+import tensorflow as tf
+
+from tff_fssl import hparams
+from tff_fssl.semisup import losses
+
+_NUM_INTERVALS = 4096
+# Below the smallest, as good as all draws are 0 or 1.
+_MIN_CONCENTRATION, _MAX_CONCENTRATION = 1e-6, 1e6
+
+
+@functools.cache
+def _quantile_table(concentration: float) -> np.ndarray:
+  """Quantiles of Beta(a, a) in [0, 0.5]: float32 [_NUM_INTERVALS + 1].
+
+  The knots are at (2 v)^(1/4) = 0, 1/n, ..., 1, where v in [0, 0.5] is the
+  probability: dense where the tail is thin, and at most 2 / n apart, which
+  bounds the distance of the distribution functions whatever the interpolation.
+  """
+  v = np.linspace(0.0, 1.0, _NUM_INTERVALS + 1) ** 4 / 2
+  if concentration < _MIN_CONCENTRATION:
+    return np.zeros_like(v, np.float32)
+  quantiles = special.betaincinv(concentration, concentration, v)
+  quantiles[-1] = 0.5
+  return np.maximum.accumulate(np.minimum(quantiles, 0.5)).astype(np.float32)
+
+
+def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
+  """The inverse of the distribution function of Beta(a, a), by a table.
+
+  Between the knots of the table it is interpolated. The distribution functions
+  differ by less than 5e-4 everywhere (measured: 2e-5 for a in [0.05, 10]).
+
+  Args:
+    probability: float32, any shape, in [0, 1].
+    concentration: a in [0, 1e6]; 0 is the limit: 0 or 1, evenly.
+
+  Returns:
+    float32 in [0, 1], of the same shape; not decreasing in the probability.
+
+  Raises:
+    UsageError: If the concentration is out of range.
+  """
+  if not 0 <= concentration <= _MAX_CONCENTRATION:
+    raise hparams.UsageError(
+      f'concentration={concentration}: must be from 0 to {_MAX_CONCENTRATION:g}'
+    )
+  table = tf.constant(_quantile_table(float(concentration)))
+  tail = tf.minimum(probability, 1.0 - probability)
+  place = tf.sqrt(tf.sqrt(2.0 * tail)) * _NUM_INTERVALS
+  index = tf.clip_by_value(tf.cast(place, tf.int32), 0, _NUM_INTERVALS - 1)
+  low, high = tf.gather(table, index), tf.gather(table, index + 1)
+  value = low + (place - tf.cast(index, tf.float32)) * (high - low)
+  value = tf.clip_by_value(value, low, high)
+  return tf.where(probability < 0.5, value, 1.0 - value)
+
+
+def draw_shares(
+  shape: tf.Tensor | list[int], concentration: float, seed: tf.Tensor
+) -> tf.Tensor:
+  """Draws lam from Beta(a, a); the same ones when XLA compiles it.
+
+  TensorFlow's own gamma draws do not compile.
+
+  Args:
+    shape: Of the result; [] draws one share, [B] one per example.
+    concentration: a in [0, 1e6]; 0 draws 0 or 1, evenly.
+    seed: int32 [2], of which the draws are a function.
+
+  Returns:
+    float32 in [0, 1].
+
+  Raises:
+    UsageError: If the concentration is out of range.
+  """
+  # 24 of the bits, which is what a float32 holds exactly.
+  bits = tf.bitwise.bitwise_and(_integers(shape, seed), 2**31 - 1) // 2**7
+  return beta_quantile(tf.cast(bits, tf.float32) * 2.0**-24, concentration)
+
+
+def at_least_half(shares: tf.Tensor) -> tf.Tensor:
+  """max(lam, 1 - lam): MixMatch's shares (Berthelot et al. 2019, eq. 9).
+
+  With them, a mixed example is closer to the first one than to its partner.
+
+  Args:
+    shares: lam, float32, any shape, in [0, 1].
+
+  Returns:
+    float32 in [0.5, 1], of the same shape.
+  """
+  return tf.maximum(shares, 1.0 - shares)
+
+
+def permutation(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+  """Draws a permutation of 0, ..., B - 1; the same when XLA compiles it.
+
+  Args:
+    size: B.
+    seed: int32 [2], of which the permutation is a function.
+
+  Returns:
+    int32 [B].
+  """
+  return tf.argsort(_integers([size], seed), stable=True)
+
+
+def mix(
+  shares: float | tf.Tensor, first: tf.Tensor, second: tf.Tensor
+) -> tf.Tensor:
+  """Lam * first + (1 - lam) * second.
+
+  Args:
+    shares: lam, float32 scalar, or [B]: one per example.
+    first: float [B, ...].
+    second: Of the same shape and dtype.
+
+  Returns:
+    Of the same shape and dtype; exactly `first` where lam is 1, and exactly
+    `second` where it is 0, if both are finite.
+  """
+  shares = _per_example(shares, first, first.dtype)
+  return shares * first + (1.0 - shares) * second
+
+
+def mix_with_partners(
+  x: tf.Tensor,
+  targets: tf.Tensor,
+  weights: tf.Tensor,
+  partners: tf.Tensor,
+  shares: float | tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Mixes each example and its target with another example of the batch.
+
+  A filler (weight 0) and an example whose partner is a filler stay as they are.
+  So, the weights of the examples hold for the mixed ones, too.
+
+  Args:
+    x: float32 [B, ...], the examples.
+    targets: float32 [B, C], rows sum to 1.
+    weights: float32 [B], 0 for fillers.
+    partners: int32 [B], indices of the partners: `permutation`.
+    shares: lam in [0, 1], float32 scalar or [B]: the share of the example
+      itself.
+
+  Returns:
+    (mixed examples, float32 [B, ...]; mixed targets, float32 [B, C]).
+  """
+  is_real = weights > 0
+  is_mixed = tf.logical_and(is_real, tf.gather(is_real, partners))
+
+  def mixed(values):
+    mixture = mix(shares, values, tf.gather(values, partners))
+    return tf.where(_per_example(is_mixed, values, tf.bool), mixture, values)
+
+  return mixed(x), mixed(targets)
+
+
+def mixed_cross_entropy(
+  logits: tf.Tensor,
+  first_labels: tf.Tensor,
+  second_labels: tf.Tensor,
+  shares: float | tf.Tensor,
+  weights: tf.Tensor,
+) -> tf.Tensor:
+  """Lam * mean CE(logits, first) + (1 - lam) * mean CE(logits, second).
+
+  SemiFL's loss of mixed examples (Diao et al. 2022; the authors' code draws one
+  lam for a batch, and does not take the larger one of lam and 1 - lam).
+
+  Args:
+    logits: float32 [B, C], of the mixed examples.
+    first_labels: int32 [B], in [0, C).
+    second_labels: int32 [B], in [0, C).
+    shares: lam in [0, 1], float32 scalar or [B]: the share of the first
+      example.
+    weights: float32 [B], 0 for fillers.
+
+  Returns:
+    float32 scalar, in nats; 0 (with gradient 0) if all weights are 0.
+  """
+  first, second = (
+    losses.cross_entropy(labels, logits)
+    for labels in (first_labels, second_labels)
+  )
+  return losses.masked_mean(mix(shares, first, second), weights)
+
+
+def _integers(shape, seed):
+  """Draws from all of int32. Draws of floats differ when XLA compiles them."""
+  return tf.random.stateless_uniform(
+    shape, seed, minval=None, maxval=None, dtype=tf.int32, alg='philox'
+  )
+
+
+def _per_example(
+  values: float | tf.Tensor, like: tf.Tensor, dtype: tf.DType
+) -> tf.Tensor:
+  """Values, a scalar or [B], so that they broadcast over `like`, [B, ...]."""
+  values = tf.cast(values, dtype)
+  if values.shape.rank == 0:
+    return values
+  return tf.reshape(values, [-1] + [1] * (len(like.shape) - 1))
