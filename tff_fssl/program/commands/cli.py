@@ -57,7 +57,7 @@ def command_main(argv: Sequence[str]) -> int:
     raise UsageError(f'no program was named; give one of {allowed}')
   name, arguments = argv[0], argv[1:]
   if name in _PROGRAMS:
-    module = importlib.import_module(f'tff_fssl.program.{name}_main')
+    module = importlib.import_module(f'tff_fssl.program.commands.{name}_main')
     return getattr(module, f'{name}_main')(arguments)
   if flags.wants_help([name]):
     print(_help())
