@@ -4,17 +4,18 @@ TensorFlow-free: `--help` and every check that needs no data run before
 TensorFlow is imported (which takes seconds).
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import difflib
 import importlib
 import math
-from typing import Any, Optional
+from typing import Any, Optional, Union
 
 # TensorFlow computes in int32 and float32: outside these limits, numbers wrap
 # around, become infinite or become 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
+UPWARDS = 'upwards'
 
 
 class UsageError(ValueError):
@@ -29,8 +30,11 @@ def hparam(
   maximum: Optional[float] = None,
   exclusive_minimum: bool = False,
   choices: Optional[Collection[str]] = None,
+  group: str = '',
+  may_change: Union[bool, str] = False,
+  needs: Optional[Mapping[str, Collection[Any]]] = None,
 ) -> Any:
-  """A dataclass field with its documentation and its range.
+  """A dataclass field with all that is known of its flag.
 
   Args:
     default: The default; its type (bool, int, float, str) is the field's.
@@ -40,6 +44,13 @@ def hparam(
     exclusive_minimum: Whether `minimum` itself is refused.
     choices: The values that a string field may have, if limited; if a table,
       entries may be added to it later.
+    group: The heading in `--help` under which this field and those after it
+      stand; '': that of the field before.
+    may_change: Whether a run may be continued with another value; `UPWARDS`:
+      only with a larger one.
+    needs: The field has an effect only where other fields have certain values:
+      name -> these values. A name is that of a field of the same dataclass, or
+      else of a flag without a prefix: `needs={'split': ('dirichlet',)}`.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -52,8 +63,75 @@ def hparam(
       'maximum': maximum,
       'exclusive_minimum': exclusive_minimum,
       'choices': choices,
+      'group': group,
+      'may_change': may_change,
+      'needs': needs or {},
     },
   )
+
+
+def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field, ...]:
+  """The fields of a hyper-parameter dataclass, in order.
+
+  Args:
+    cls: A dataclass, or an instance of one.
+
+  Returns:
+    Its fields.
+
+  Raises:
+    TypeError: If a field was not made by `hparam`, or has no help. (This is a
+      mistake of the dataclass's author, not of a user.)
+  """
+  fields = dataclasses.fields(cls)
+  for field in fields:
+    if not field.metadata.get('help'):
+      name = cls.__name__ if isinstance(cls, type) else type(cls).__name__
+      raise TypeError(
+        f'{name}.{field.name} has no documentation; make the field by'
+        " hparam(default, 'what it means')"
+      )
+  return fields
+
+
+def without_effect(
+  cls: type[Any], values: Mapping[str, Any], prefix: str = ''
+) -> dict[str, str]:
+  """The flags of a dataclass whose `needs` are not met.
+
+  Args:
+    cls: The dataclass.
+    values: The value of every flag, by name.
+    prefix: Prefix of the dataclass's flags (`'fl2.'`).
+
+  Returns:
+    Name of each flag that changes nothing -> the flag that is the reason, as it
+    is written (`'--split=iid'`).
+
+  Raises:
+    TypeError: If a `needs` names a flag that does not exist, or from
+      `documented_fields`.
+  """
+  own = {field.name for field in documented_fields(cls)}
+  result: dict[str, str] = {}
+  for field in documented_fields(cls):
+    for needed, allowed in field.metadata['needs'].items():
+      name = f'{prefix}{needed}' if needed in own else needed
+      if name not in values:
+        raise TypeError(
+          f'{cls.__name__}.{field.name} needs {needed!r}, which is no flag'
+        )
+      if values[name] not in allowed:
+        result[f'{prefix}{field.name}'] = f'--{name}={to_text(values[name])}'
+        break
+  return result
+
+
+def to_text(value: Any) -> str:
+  """A value as it is written in a flag."""
+  if isinstance(value, bool):
+    return str(value).lower()
+  return repr(value) if isinstance(value, float) else str(value)
 
 
 def closest(name: str, names: Collection[str]) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import tiny_tfds
 
+from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
@@ -51,7 +52,7 @@ _CLIENTS_DATA = {
 
 
 def _config(name, **overrides) -> config_lib.Config:
-  given = [f'--{k}={flags.to_text(v)}' for k, v in overrides.items()]
+  given = [f'--{k}={hparams.to_text(v)}' for k, v in overrides.items()]
   return config_lib.from_command_line([f'--flagfile={_FILES[name]}', *given])
 
 
@@ -130,7 +131,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     train_main.train_main,
     [
       f'--flagfile={_FILES[name]}',
-      *(f'--{k}={flags.to_text(v)}' for k, v in overrides.items()),
+      *(f'--{k}={hparams.to_text(v)}' for k, v in overrides.items()),
     ],
   )
   assert code == 0, capsys.readouterr().err

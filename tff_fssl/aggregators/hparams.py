@@ -70,6 +70,7 @@ class AggregatorHparams:
     f"How clients' updates are combined. {_SUMMARIES}. With secure and dp"
     ' nothing else about a client is released, not even metrics.',
     choices=AGGREGATORS,
+    group='Aggregation',
   )
   aggregator_clipping: bool = hparam(
     True,

@@ -25,6 +25,7 @@ class RoundHparams:
     ' or at the clients, which then train on labelled and unlabelled data'
     ' jointly.',
     choices=(LABELS_AT_SERVER, LABELS_AT_CLIENTS),
+    group='A round',
   )
   client_epochs: int = hparam(
     5,
@@ -45,6 +46,7 @@ class RoundHparams:
     ' clients.',
     minimum=1,
     maximum=2**20,
+    needs={'scenario': (LABELS_AT_CLIENTS,)},
   )
   client_learning_rate: float = hparam(
     0.03, "Learning rate of the clients' SGD.", minimum=0
@@ -54,14 +56,20 @@ class RoundHparams:
     'Epochs that the server trains on its labels in a round.',
     minimum=1,
     maximum=10_000,
+    needs={'scenario': (LABELS_AT_SERVER,)},
   )
   server_batch_size: int = hparam(
-    10, 'Labelled examples in a batch at the server.', minimum=1, maximum=2**20
+    10,
+    'Labelled examples in a batch at the server.',
+    minimum=1,
+    maximum=2**20,
+    needs={'scenario': (LABELS_AT_SERVER,)},
   )
   server_learning_rate: float = hparam(
     0.03,
     'Learning rate of the SGD with which the server trains on its labels.',
     minimum=0,
+    needs={'scenario': (LABELS_AT_SERVER,)},
   )
   momentum: float = hparam(
     0.9, 'Momentum of SGD at clients and server.', minimum=0, maximum=1
@@ -71,6 +79,7 @@ class RoundHparams:
     "Whether the server's SGD keeps its momentum from round to round, as in the"
     " authors' code. If false, it starts at 0 each round. At clients it always"
     ' starts at 0.',
+    needs={'scenario': (LABELS_AT_SERVER,)},
   )
   nesterov: bool = hparam(True, "Whether that momentum is Nesterov's.")
   weight_decay: float = hparam(
@@ -97,7 +106,10 @@ class RoundHparams:
     choices=('constant', 'cosine'),
   )
   schedule_rounds: int = hparam(
-    800, 'Rounds over which the cosine schedule falls to 0.', minimum=1
+    800,
+    'Rounds over which the cosine schedule falls to 0.',
+    minimum=1,
+    needs={'learning_rate_schedule': ('cosine',)},
   )
   num_pretraining_rounds: int = hparam(
     10,
@@ -106,6 +118,7 @@ class RoundHparams:
     ' and 16 for SVHN-250; the paper has none.',
     minimum=0,
     maximum=10**6,
+    needs={'scenario': (LABELS_AT_SERVER,)},
   )
   client_weighting: str = hparam(
     'uniform',
@@ -138,7 +151,11 @@ class RoundHparams:
     exclusive_minimum=True,
   )
   server_optimizer_momentum: float = hparam(
-    0.5, 'Momentum of the server optimizer sgd.', minimum=0, maximum=1
+    0.5,
+    'Momentum of the server optimizer sgd.',
+    minimum=0,
+    maximum=1,
+    needs={'server_optimizer': ('sgd',)},
   )
   batch_norm_statistics: str = hparam(
     'pooled',
@@ -153,6 +170,7 @@ class RoundHparams:
     ' 2,048 mix clients, labelled examples count less). moving_average: the'
     ' moving averages of the clients, aggregated with their updates.',
     choices=('pooled', 'median', 'batch_mean', 'moving_average'),
+    needs={'norm': ('sbn', 'bn')},
   )
   statistics_batch_size: int = hparam(
     256,

@@ -9,7 +9,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_hparams
 from tff_fssl.rounds import round_hparams
 
 
@@ -22,8 +21,8 @@ class _Hparams:
 
 
 _GROUPS = [
-  flags.Group('Plain', _Hparams),
-  flags.Group('Prefixed', _Hparams, prefix='x.'),
+  flags.Group(_Hparams, 'Plain'),
+  flags.Group(_Hparams, 'Prefixed', 'x.'),
 ]
 
 
@@ -123,11 +122,64 @@ def test_flagfile_round_trip(tmp_path):
   assert flags.read_flagfile(path)['rate'] == repr(1 / 3)
 
 
-def test_every_run_hparam_is_in_one_group():
-  names = [n for group in run_hparams.GROUPS.values() for n in group]
-  fields = [f.name for f in dataclasses.fields(run_hparams.RunHparams)]
-  assert sorted(names) == sorted(fields)
-  assert set(fields) >= run_hparams.MAY_DIFFER
+def test_groups_stand_in_the_order_of_their_fields():
+  @dataclasses.dataclass(frozen=True)
+  class Grouped:
+    a: int = hparam(1, 'About a.')
+    b: int = hparam(2, 'About b.', group='Second')
+    c: int = hparam(3, 'About c.')
+    d: int = hparam(4, 'About d.', group='Third')
+
+  text = flags.help_text('usage', 'about', [flags.Group(Grouped, 'First')])
+  shown = [
+    line.strip()
+    for line in text.splitlines()
+    if line.startswith(('  --', 'Se')) or line in ('First:', 'Third:')
+  ]
+  assert shown[:7] == [
+    'First:', '--a=1', 'Second:', '--b=2', '--c=3', 'Third:', '--d=4'
+  ]  # fmt: skip
+
+
+def test_every_flag_stands_under_a_heading():
+  for group in config.groups():
+    for _, field in group.named_fields()[:1]:
+      assert group.title or field.metadata['group']
+
+
+def test_a_field_without_documentation_is_an_error_of_its_author():
+  @dataclasses.dataclass(frozen=True)
+  class Bare:
+    count: int = 3
+
+  @dataclasses.dataclass(frozen=True)
+  class Silent:
+    good: int = hparam(3, 'How many.')
+    rate: float = hparam(0.5, '')
+
+  for cls, name in ((Bare, 'Bare.count'), (Silent, 'Silent.rate')):
+    group = flags.Group(cls, 'A')
+    for call in (
+      lambda: flags.parse([], [group]),  # pylint: disable=cell-var-from-loop
+      lambda: flags.help_text('', '', [group]),  # pylint: disable=cell-var-from-loop
+    ):
+      with pytest.raises(TypeError, match=f'^{name} has no documentation'):
+        call()
+
+
+def test_needs_name_flags_and_values_that_exist():
+  groups = config.groups()
+  fields = {name: field for g in groups for name, field in g.named_fields()}
+  seen = 0
+  for group in groups:
+    own = {field.name for _, field in group.named_fields()}
+    for _, field in group.named_fields():
+      for needed, allowed in field.metadata['needs'].items():
+        of = fields[f'{group.prefix if needed in own else ""}{needed}']
+        choices = of.metadata['choices'] or (True, False)
+        assert allowed and set(allowed) < set(choices), field.name
+        seen += 1
+  assert seen > 10
 
 
 def test_no_two_flags_have_one_name():

@@ -48,7 +48,7 @@ def compare_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  groups = [flags.Group('Flags', CompareHparams)]
+  groups = [flags.Group(CompareHparams, 'Flags')]
   if flags.wants_help(argv):
     print(flags.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE

@@ -69,7 +69,7 @@ def evaluate_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  groups = [flags.Group('Flags', EvaluateHparams)]
+  groups = [flags.Group(EvaluateHparams, 'Flags')]
   if flags.wants_help(argv):
     print(flags.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
@@ -160,7 +160,7 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   given, round_num = about.get('flags'), about.get('round')
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
-  values = {name: flags.to_text(v) for name, v in given.items()}
+  values = {name: hparams.to_text(v) for name, v in given.items()}
   config = _config([f'--{n}={v}' for n, v in values.items()], settings)
 
   from tff_fssl.program.loop import experiment  # pylint: disable=C0415

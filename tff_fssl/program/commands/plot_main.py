@@ -56,7 +56,7 @@ def plot_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  groups = [flags.Group('Flags', PlotHparams)]
+  groups = [flags.Group(PlotHparams, 'Flags')]
   if flags.wants_help(argv):
     print(flags.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE

@@ -13,6 +13,7 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.loop import interrupts
@@ -31,8 +32,7 @@ _ABOUT = (
   " machine. A run's checkpoints, metrics, plots and exported model are in one"
   ' folder. The same command continues a run that was stopped.\n'
   'When a run is continued, its flags must be the same, but these may differ:'
-  f' {run_hparams.may_differ()}. A larger --total_rounds continues a run that'
-  ' has finished.'
+  ' {may_differ}. A larger --total_rounds continues a run that has finished.'
 )
 
 
@@ -49,7 +49,8 @@ def train_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   if flags.wants_help(argv):
-    print(flags.help_text(_USAGE, _ABOUT, config_lib.groups()))
+    about = _ABOUT.format(may_differ=continuation.may_differ_text())
+    print(flags.help_text(_USAGE, about, config_lib.groups()))
     return main_lib.DONE
   config = config_lib.from_command_line(argv)
   view = console.Console(config.run.progress)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
@@ -81,15 +82,7 @@ class Config:
 
   def flags(self) -> dict[str, Any]:
     """Every flag that has an effect, by name: together they repeat the run."""
-    values = {
-      **dataclasses.asdict(self.run),
-      **dataclasses.asdict(self.round),
-      **dataclasses.asdict(self.aggregator),
-      **{
-        f'{self.prefix}{name}': value
-        for name, value in dataclasses.asdict(self.algorithm).items()
-      },
-    }
+    values = _all_flags(self)
     for name in _without_effect(self):
       del values[name]
     return values
@@ -98,21 +91,20 @@ class Config:
 def groups() -> list[flags.Group]:
   """All flags of `programs/train.py`."""
   return [
-    *(
-      flags.Group(title, RunHparams, fields)
-      for title, fields in run_hparams_lib.GROUPS.items()
-    ),
-    flags.Group('A round', RoundHparams),
-    flags.Group('Aggregation', AggregatorHparams),
-    *(
-      flags.Group(
-        f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
-        entry.hparams,
-        prefix=f'{entry.name}.',
-      )
-      for entry in registry.REGISTRY.values()
-    ),
+    flags.Group(RunHparams),
+    flags.Group(RoundHparams),
+    flags.Group(AggregatorHparams),
+    *map(_own_group, registry.REGISTRY.values()),
   ]
+
+
+def _own_group(entry: registry.Algorithm) -> flags.Group:
+  """The flags of an algorithm."""
+  return flags.Group(
+    entry.hparams,
+    f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
+    f'{entry.name}.',
+  )
 
 
 def from_command_line(argv: Sequence[str]) -> Config:
@@ -134,9 +126,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   """A checked configuration from parsed flags; raises `UsageError`."""
   run = parsed.build(RunHparams)
   for name, entry in registry.REGISTRY.items():
-    for flag, _ in flags.Group(
-      '', entry.hparams, prefix=f'{name}.'
-    ).named_fields():
+    for flag, _ in _own_group(entry).named_fields():
       if name != run.algorithm and parsed.is_set(flag):
         raise UsageError(
           f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
@@ -186,43 +176,37 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
+def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
+  """All hyper-parameters, each with the prefix of its flags."""
+  return (
+    (config.run, ''),
+    (config.round, ''),
+    (config.aggregator, ''),
+    (config.algorithm, config.prefix),
+  )
+
+
+def _all_flags(config: Config) -> dict[str, Any]:
+  """The value of every flag that the algorithm allows, by name."""
+  return {
+    f'{prefix}{name}': value
+    for part, prefix in _parts(config)
+    for name, value in dataclasses.asdict(part).items()
+  }
+
+
 def _without_effect(config: Config) -> dict[str, str]:
   """Flags that change nothing in this configuration -> the reason."""
-  run, round_hparams = config.run, config.round
+  values = _all_flags(config)
   result: dict[str, str] = {}
-  if run.split == 'iid':
-    result |= dict.fromkeys(('alpha', 'min_client_examples'), '--split=iid')
-  if run.norm in ('gn', 'none'):
-    result['batch_norm_statistics'] = f'--norm={run.norm}'
-  if round_hparams.scenario == _CLIENTS:
-    result |= dict.fromkeys(
-      (
-        'num_pretraining_rounds',
-        'server_keeps_momentum',
-        'server_epochs',
-        'server_batch_size',
-        'server_learning_rate',
-      ),
-      f'--scenario={_CLIENTS}',
-    )
-  else:
-    result['client_labeled_batch_size'] = f'--scenario={_SERVER}'
-  if round_hparams.learning_rate_schedule == 'constant':
-    result['schedule_rounds'] = '--learning_rate_schedule=constant'
-  if round_hparams.server_optimizer != 'sgd':
-    result['server_optimizer_momentum'] = (
-      f'--server_optimizer={round_hparams.server_optimizer}'
-    )
+  for part, prefix in _parts(config):
+    result |= hparams.without_effect(type(part), values, prefix)
   result |= config.aggregator.without_effect()
   if not config.trains_clients:
     result |= dict.fromkeys(
       (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
-      f'--algorithm={run.algorithm} and --scenario={_SERVER}: clients do not'
-      ' train',
-    )
-  if config.aggregator.aggregator != aggregator_hparams.SECURE:
-    result['simulate_secure_aggregation'] = (
-      f'--aggregator={config.aggregator.aggregator}'
+      f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
+      ' not train',
     )
   return result
 
@@ -376,34 +360,3 @@ def _check_cross_device(config: Config) -> None:
       '--cross_device: --norm=sbn gathers statistics in a second client phase;'
       ' such a deployment has one: use --norm=gn or --norm=bn'
     )
-
-
-def differences(
-  old: dict[str, str], new: dict[str, str]
-) -> tuple[list[str], list[str]]:
-  """Compares the flags of two runs.
-
-  Args:
-    old: Flags of the existing run, as text.
-    new: Flags of the run that is to continue it, as text.
-
-  Returns:
-    The names of flags that differ but must not, and of those that differ and
-    may.
-  """
-  defaults = {
-    name: field.default for g in groups() for name, field in g.named_fields()
-  }
-  refused: list[str] = []
-  allowed: list[str] = []
-  for name in sorted(old.keys() | new.keys()):
-    # A flag that was added after the run was made counts as its default.
-    default = flags.to_text(defaults[name]) if name in defaults else None
-    before, after = old.get(name, default), new.get(name, default)
-    if before == after:
-      continue
-    may = name in run_hparams_lib.MAY_DIFFER
-    if name == 'total_rounds':
-      may = int(after or 0) >= int(before or 0)
-    (allowed if may else refused).append(name)
-  return refused, allowed

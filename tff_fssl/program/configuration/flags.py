@@ -29,25 +29,24 @@ _HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
 @dataclasses.dataclass(frozen=True)
 class Group:
-  """Flags that stand together in `--help`.
+  """The flags of a dataclass of `hparam` fields.
 
   Attributes:
-    title: Its heading.
-    hparams: The dataclass of `hparam` fields.
-    fields: Names of the fields that are shown; None: all.
+    hparams: The dataclass.
+    title: The heading in `--help` of fields before the first with a `group`.
     prefix: Prefix of the flags' names, such as 'fl2.'.
   """
 
-  title: str
   hparams: type[Any]
-  fields: tuple[str, ...] | None = None
+  title: str = ''
   prefix: str = ''
 
   def named_fields(self) -> list[tuple[str, dataclasses.Field]]:
-    """(flag's name, field) in order."""
-    by_name = {field.name: field for field in dataclasses.fields(self.hparams)}
-    names = by_name if self.fields is None else self.fields
-    return [(f'{self.prefix}{name}', by_name[name]) for name in names]
+    """(flag's name, field) in order; raises TypeError if one has no help."""
+    return [
+      (f'{self.prefix}{field.name}', field)
+      for field in hparams.documented_fields(self.hparams)
+    ]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,11 +199,12 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
     lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
   lines += ['', 'Each flag is given with its default.']
   for group in groups:
-    named_fields = group.named_fields()
-    if named_fields:
-      lines += ['', *textwrap.wrap(f'{group.title}:', _WIDTH)]
-    for name, field in named_fields:
-      lines.append(f'  --{name}={to_text(field.default)}')
+    title = group.title
+    for index, (name, field) in enumerate(group.named_fields()):
+      if field.metadata['group'] or not index:
+        title = field.metadata['group'] or title
+        lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
+      lines.append(f'  --{name}={hparams.to_text(field.default)}')
       about = f'{field.metadata["help"]}{_allowed(field)}'
       lines += textwrap.wrap(
         about,
@@ -229,7 +229,8 @@ def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
 def to_flagfile(values: dict[str, Any]) -> str:
   """The flagfile that sets `values`, sorted by name."""
   return ''.join(
-    f'--{name}={to_text(value)}\n' for name, value in sorted(values.items())
+    f'--{name}={hparams.to_text(value)}\n'
+    for name, value in sorted(values.items())
   )
 
 
@@ -238,13 +239,6 @@ def read_flagfile(path: str) -> dict[str, str]:
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
   return {name: value for name, _, value in pairs}
-
-
-def to_text(value: Any) -> str:
-  """A value as it is written in a flag."""
-  if isinstance(value, bool):
-    return str(value).lower()
-  return repr(value) if isinstance(value, float) else str(value)
 
 
 def _allowed(field: dataclasses.Field) -> str:

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 from tff_fssl import hparams
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
@@ -21,7 +22,10 @@ class RunHparams:
   """Flags of `programs/train.py`, without a prefix."""
 
   algorithm: str = hparam(
-    'fl2', 'The training algorithm.', choices=registry.REGISTRY
+    'fl2',
+    'The training algorithm.',
+    choices=registry.REGISTRY,
+    group='Algorithm and model',
   )
   model: str = hparam(
     'wrn28_2',
@@ -55,15 +59,20 @@ class RunHparams:
     False,
     'Refuse configurations that cross-device clients cannot run: such clients'
     ' have no identity, and communicate once per round.',
+    may_change=True,
   )
 
   dataset: str = hparam(
-    'cifar10', 'The data set.', choices=data_names.DATA_SETS
+    'cifar10',
+    'The data set.',
+    choices=data_names.DATA_SETS,
+    group='Data',
   )
   data_dir: str = hparam(
     '',
     'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
     ' ~/tensorflow_datasets. `digits` needs no folder.',
+    may_change=True,
   )
   augmentation: str = hparam(
     'fl2',
@@ -99,12 +108,14 @@ class RunHparams:
     'Concentration of the Dirichlet split: smaller values make it more uneven.',
     minimum=0,
     exclusive_minimum=True,
+    needs={'split': ('dirichlet',)},
   )
   min_client_examples: int = hparam(
     10,
     'The Dirichlet split is redrawn until each client has at least this many'
     ' examples.',
     minimum=0,
+    needs={'split': ('dirichlet',)},
   )
   num_validation: int = hparam(
     0,
@@ -118,6 +129,8 @@ class RunHparams:
     'Number of rounds, not counting server pre-training.',
     minimum=1,
     maximum=10**7,
+    group='Rounds',
+    may_change=hparams.UPWARDS,
   )
   clients_per_round: int = hparam(
     10,
@@ -135,30 +148,40 @@ class RunHparams:
     'Stop after this many consecutive rounds without a finite update. Such'
     ' rounds leave the model unchanged.',
     minimum=1,
+    may_change=True,
   )
 
   output_dir: str = hparam(
     '',
     "The run's folder; if empty, runs/ALGORITHM_DATASET_SCENARIO_seedSEED."
     ' The same command continues a run that was stopped.',
+    group='Output',
+    may_change=True,
   )
   rounds_per_checkpoint: int = hparam(
     10,
     'Number of rounds between checkpoints. The last round is always saved.',
     minimum=1,
+    may_change=True,
   )
   keep_checkpoints: int = hparam(
     3,
     'Number of latest checkpoints to keep. The checkpoint of the round with the'
     ' best validation accuracy is kept as well.',
     minimum=1,
+    may_change=True,
   )
-  tensorboard: bool = hparam(True, 'Also write metrics for TensorBoard.')
+  tensorboard: bool = hparam(
+    True,
+    'Also write metrics for TensorBoard.',
+    may_change=True,
+  )
   profile: str = hparam(
     '',
     'Rounds to profile, such as 3, 3-5 or 2,4. Profiles are written to'
     ' tensorboard/round_N, for tensorboard-plugin-profile. Results do not'
     ' change.',
+    may_change=True,
   )
 
   runtime: str = hparam(
@@ -166,6 +189,8 @@ class RunHparams:
     "What runs TFF's computations. in_process: TensorFlow in this process;"
     " tff_worker: TFF's worker process (CPU only).",
     choices=('in_process', 'tff_worker'),
+    group='Execution',
+    may_change=True,
   )
   call_timeout_secs: float = hparam(
     0.0,
@@ -174,11 +199,13 @@ class RunHparams:
     ' longer, a new worker is started and the round is repeated. 0: no limit.',
     minimum=0,
     maximum=10**7,
+    may_change=True,
   )
   client_devices: str = hparam(
     'auto',
     'Where clients train (in_process): auto (all GPUs, or the CPU if there are'
     ' none), cpu, gpu, or a list of devices such as gpu:0,gpu:1.',
+    may_change=True,
   )
   client_threads: int = hparam(
     0,
@@ -186,11 +213,13 @@ class RunHparams:
     ' suits the devices. Results do not depend on it.',
     minimum=0,
     maximum=1024,
+    may_change=True,
   )
   simulate_secure_aggregation: bool = hparam(
     False,
     'Replace secure sums (--aggregator=secure) by plain sums, which protect'
     ' nothing. For simulation only.',
+    needs={'aggregator': (aggregator_hparams.SECURE,)},
   )
   strict_clients: bool = hparam(
     False,
@@ -198,103 +227,30 @@ class RunHparams:
     ' images, or a reader that fails). Otherwise the client is left out of the'
     ' round, named on the console, and counted in'
     ' client_work/train/num_rejected_clients.',
+    may_change=True,
   )
   debug_non_finite: bool = hparam(
     False,
     'When updates in a round are not finite, repeat its clients one by one, and'
     ' report which clients failed, at which local step, and what was not finite'
     ' first. The report is also written to metrics/non_finite.txt.',
+    may_change=True,
   )
   progress: str = hparam(
     'auto',
     'What shows progress: a bar, a line for each round, or nothing. auto: a bar'
     ' on a terminal, otherwise lines.',
     choices=('auto', 'bar', 'lines', 'none'),
+    may_change=True,
   )
   verbose: bool = hparam(
-    False, "Show TensorFlow's own messages and tracebacks."
+    False,
+    "Show TensorFlow's own messages and tracebacks.",
+    may_change=True,
   )
 
   def __post_init__(self):
     hparams.validate(self)
-
-
-# For `--help`: every field, in groups.
-GROUPS = {
-  'Algorithm and model': (
-    'algorithm',
-    'model',
-    'norm',
-    'init_from',
-    'seed',
-    'cross_device',
-  ),
-  'Data': (
-    'dataset',
-    'data_dir',
-    'augmentation',
-    'num_labels',
-    'full_labels',
-    'num_clients',
-    'split',
-    'alpha',
-    'min_client_examples',
-    'num_validation',
-  ),
-  'Rounds': (
-    'total_rounds',
-    'clients_per_round',
-    'rounds_per_evaluation',
-    'max_bad_rounds',
-  ),
-  'Output': (
-    'output_dir',
-    'rounds_per_checkpoint',
-    'keep_checkpoints',
-    'tensorboard',
-    'profile',
-  ),
-  'Execution': (
-    'runtime',
-    'call_timeout_secs',
-    'client_devices',
-    'client_threads',
-    'simulate_secure_aggregation',
-    'strict_clients',
-    'debug_non_finite',
-    'progress',
-    'verbose',
-  ),
-}
-
-# Flags that may differ when a run is continued; `total_rounds` may only grow.
-MAY_DIFFER = frozenset(
-  {
-    'call_timeout_secs',
-    'client_devices',
-    'client_threads',
-    'cross_device',
-    'data_dir',
-    'debug_non_finite',
-    'keep_checkpoints',
-    'max_bad_rounds',
-    'output_dir',
-    'profile',
-    'progress',
-    'rounds_per_checkpoint',
-    'runtime',
-    'strict_clients',
-    'tensorboard',
-    'total_rounds',
-    'verbose',
-  }
-)
-
-
-def may_differ() -> str:
-  """The names in `MAY_DIFFER`, as text for users."""
-  names = (n + ' (upwards)' * (n == 'total_rounds') for n in sorted(MAY_DIFFER))
-  return ', '.join(names)
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:

@@ -6,16 +6,15 @@ import os
 
 import numpy as np
 
+from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
+from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
 _TRAIN = 'client_work/train'
-# Flags in which runs of one group may differ.
-_IGNORED = run_hparams.MAY_DIFFER | {'seed'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,15 +183,16 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   except flags at their defaults.
   """
   defaults = {
-    name: flags.to_text(field.default)
+    name: hparams.to_text(field.default)
     for group in config.groups()
     for name, field in group.named_fields()
   }
+  ignored = {*continuation.may_differ(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
     # A flag that was added after the run was made counts as its default.
     values = {**defaults, **run.flags}
-    kept = {k: v for k, v in values.items() if k not in _IGNORED}
+    kept = {k: v for k, v in values.items() if k not in ignored}
     groups.setdefault(tuple(sorted(kept.items())), []).append(run)
   differing = {
     name

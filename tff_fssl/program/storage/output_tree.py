@@ -24,10 +24,11 @@ from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.storage import checkpoint
 
 FLAGS = 'flags.txt'
@@ -333,8 +334,8 @@ class OutputTree:
     if self.is_new:
       return
     old = self.read_flags()
-    new = {name: flags.to_text(v) for name, v in config.flags().items()}
-    refused, _ = config_lib.differences(old, new)
+    new = {name: hparams.to_text(v) for name, v in config.flags().items()}
+    refused, _ = continuation.differences(old, new)
     if refused:
       raise UsageError(_refusal(self.path, refused, old, new))
 
@@ -370,5 +371,5 @@ def _refusal(
     f'--output_dir={path}: holds a run of another configuration ({differing}).'
     ' Choose another folder, or give its own flags'
     f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
-    f' may differ: {run_hparams.may_differ()}'
+    f' may differ: {continuation.may_differ_text()}'
   )

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from tff_fssl import hparams
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.configuration import continuation
 
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
 _NUM_SHOWN = 3
@@ -40,7 +40,7 @@ class Owner:
     if self.flags is not None:
       if other.flags is None:
         return 'it does not say which run it belongs to'
-      names, _ = config_lib.differences(other.flags, self.flags)
+      names, _ = continuation.differences(other.flags, self.flags)
       if names:
         return 'it belongs to another run (' + (
           '; '.join(
@@ -80,14 +80,13 @@ NOBODY = Owner()
 
 def of_flags(given: Mapping[str, str]) -> Owner:
   """The run with these flags; those that may differ are ignored."""
-  return Owner(
-    {n: v for n, v in given.items() if n not in run_hparams.MAY_DIFFER}
-  )
+  may_differ = continuation.may_differ()
+  return Owner({n: v for n, v in given.items() if n not in may_differ})
 
 
 def of_config(config: config_lib.Config) -> Owner:
   """The run with this configuration."""
-  return of_flags({n: flags.to_text(v) for n, v in config.flags().items()})
+  return of_flags({n: hparams.to_text(v) for n, v in config.flags().items()})
 
 
 def with_model(owner: Owner, model: Any) -> Owner:

@@ -1,0 +1,34 @@
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
+from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import run_hparams
+
+
+def test_differences():
+  old = {'seed': '0', 'total_rounds': '5', 'client_threads': '1'}
+  new = {'seed': '0', 'total_rounds': '9', 'client_threads': '2'}
+  assert continuation.differences(old, new) == (
+    [],
+    ['client_threads', 'total_rounds'],
+  )
+  assert continuation.differences(new, old)[0] == ['total_rounds']
+  assert continuation.differences(old, old | {'seed': '1'})[0] == ['seed']
+  # A flag that older runs did not know has its default there.
+  default = str(run_hparams.RunHparams().num_clients)
+  assert continuation.differences(old, old | {'num_clients': default}) == (
+    [],
+    [],
+  )
+  assert continuation.differences(old, old | {'num_clients': '7'})[0] == [
+    'num_clients'
+  ]
+
+
+def test_help_and_readme_name_the_flags_that_may_differ(repository, capsys):
+  readme = (repository / 'README.md').read_text()
+  assert main.run(train_main.train_main, ['--help']) == 0
+  shown = ' '.join(capsys.readouterr().out.split())
+  for text in (readme, shown):
+    assert f'these may differ: {continuation.may_differ_text()}.' in text
+  assert 'total_rounds (upwards)' in continuation.may_differ_text()
+  assert 'seed' not in continuation.may_differ()

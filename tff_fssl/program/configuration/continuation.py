@@ -1,0 +1,52 @@
+"""Which flags may differ when a run is continued. TensorFlow-free."""
+
+from tff_fssl import hparams
+from tff_fssl.program.configuration import config
+
+
+def may_differ() -> dict[str, bool | str]:
+  """Flags that may differ when a run is continued -> their `may_change`."""
+  return {
+    name: field.metadata['may_change']
+    for group in config.groups()
+    for name, field in group.named_fields()
+    if field.metadata['may_change']
+  }
+
+
+def may_differ_text() -> str:
+  """The names in `may_differ`, for users."""
+  return ', '.join(
+    name + (f' ({hparams.UPWARDS})' if may == hparams.UPWARDS else '')
+    for name, may in sorted(may_differ().items())
+  )
+
+
+def differences(
+  old: dict[str, str], new: dict[str, str]
+) -> tuple[list[str], list[str]]:
+  """Compares the flags of two runs.
+
+  Args:
+    old: Flags of the existing run, as text.
+    new: Flags of the run that is to continue it, as text.
+
+  Returns:
+    The names of flags that differ but must not, and of those that differ and
+    may.
+  """
+  fields = {n: field for g in config.groups() for n, field in g.named_fields()}
+  refused: list[str] = []
+  allowed: list[str] = []
+  for name in sorted(old.keys() | new.keys()):
+    field = fields.get(name)
+    # A flag that was added after the run was made counts as its default.
+    default = hparams.to_text(field.default) if field else None
+    before, after = old.get(name, default), new.get(name, default)
+    if before == after:
+      continue
+    may = field.metadata['may_change'] if field else False
+    if may == hparams.UPWARDS:
+      may = float(after or 0) >= float(before or 0)
+    (allowed if may else refused).append(name)
+  return refused, allowed
