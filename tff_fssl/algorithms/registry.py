@@ -1,5 +1,6 @@
 """All algorithms by name. TensorFlow-free until one is built."""
 
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -54,6 +55,12 @@ class Algorithm:
     hparams: The dataclass of its hyper-parameters.
     builder: 'module:function'; called with the arguments of `build`.
     capabilities: What the algorithm can do.
+    round_defaults: The paper's values of fields of `RoundHparams`, by name. The
+      programs use them unless the user gives the flag; an embedder writes
+      `RoundHparams(**{**entry.round_defaults, ...})`.
+    tiny_hparams: Values for `hparams` with which the algorithm does all of its
+      work on a few examples of noise: a threshold that untrained networks
+      reach, no warm-up. For tests that run every algorithm.
   """
 
   name: str
@@ -61,6 +68,19 @@ class Algorithm:
   hparams: type[Any]
   builder: str
   capabilities: Capabilities = Capabilities()
+  round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+
+  def __post_init__(self):
+    # An unknown name or a value out of range is a mistake of the entry.
+    try:
+      round_hparams.RoundHparams(**self.round_defaults)
+      self.hparams(**self.tiny_hparams)
+    except (TypeError, hparams.UsageError) as error:
+      raise TypeError(
+        f'the registry entry {self.name!r} has a wrong value in round_defaults'
+        f' or tiny_hparams: {error}'
+      ) from error
 
   def build(self, model_fn: Any, **kwargs: Any) -> Any:
     """Builds the learning process.

@@ -1,10 +1,12 @@
 """Mistakes and mishaps, given to the program: one message, nothing lost."""
 
 import csv
+import dataclasses
 import errno
 import os
 import pathlib
 import signal
+import types
 
 import faulty_disk
 import numpy as np
@@ -12,9 +14,11 @@ import pytest
 import tiny_tfds
 
 from tests.program import fakes
+from tff_fssl.algorithms import registry
 from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
+from tff_fssl.program.configuration import config
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -37,6 +41,31 @@ _SMALL = (
 
 def _train(folder, *flags):
   return main.run(train_main.train_main, [*flags, f'--output_dir={folder}'])
+
+
+def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
+  entry = dataclasses.replace(
+    registry.REGISTRY['supervised'],
+    name='paper',
+    # The second has no effect without clients' batch norm.
+    round_defaults={'client_epochs': 3, 'batch_norm_statistics': 'batch_mean'},
+  )
+  monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
+  small = ['--algorithm=paper', *(f for f in _SMALL if 'algorithm' not in f)]
+  for given, shown in ((small, '2'), (small[:-3], '3')):
+    task = types.SimpleNamespace(
+      config=config.from_command_line(given),
+      data=types.SimpleNamespace(
+        name='digits', train=[], test=[], image_shape=(8, 8), num_classes=10
+      ),
+      partition=types.SimpleNamespace(
+        server_labeled=[], client_labeled=[[0]], client_unlabeled=[[1]]
+      ),
+      model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),
+    )
+    lines = train_main._banner(task, None, None).splitlines()
+    (line,) = [line for line in lines if line.startswith('  with ')]
+    assert line.split() == ['with', f'--client_epochs={shown}']
 
 
 def _files(folder):

@@ -6,6 +6,7 @@ import pytest
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
 
@@ -171,6 +172,53 @@ def test_robust_aggregation_takes_robust_statistics():
     'pooled'
   )
   assert kind('--aggregator=robust', '--norm=bn') == 'moving_average'
+
+
+@pytest.fixture(name='with_round_defaults')
+def _with_round_defaults(monkeypatch):
+  """Registers `paper`: supervised, with two values of a paper of its own."""
+  values = {'client_epochs': 2, 'learning_rate_schedule': 'cosine'}
+  entry = dataclasses.replace(
+    registry.REGISTRY['supervised'], name='paper', round_defaults=values
+  )
+  monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
+  return ['--algorithm=paper', _CLIENTS, '--num_labels=10']
+
+
+def test_round_defaults_hold_unless_the_flag_is_given(
+  with_round_defaults, tmp_path
+):
+  argv = with_round_defaults
+  used = _config(*argv)
+  assert used.round.client_epochs == 2
+  assert used.flags()['learning_rate_schedule'] == 'cosine'
+  assert used.flags()['schedule_rounds'] == 800
+  given = _config(*argv, '--client_epochs=5').round
+  assert (given.client_epochs, given.learning_rate_schedule) == (5, 'cosine')
+  path = tmp_path / 'a.flags'
+  path.write_text('--learning_rate_schedule=constant\n')
+  assert _config(*argv, f'--flagfile={path}').round.client_epochs == 2
+  with pytest.raises(UsageError, match='--learning_rate_schedule=constant'):
+    _config(*argv, f'--flagfile={path}', '--schedule_rounds=3')
+  path.write_text(flags.to_flagfile(used.flags()))
+  assert _config(f'--flagfile={path}') == used
+  # Other algorithms keep the general defaults.
+  assert _config('--algorithm=supervised').round.client_epochs == 5
+
+
+def test_round_defaults_are_in_the_help(with_round_defaults, capsys):
+  del with_round_defaults
+  assert main.run(train_main.train_main, ['--help']) == 0
+  title, note = (
+    capsys.readouterr()
+    .out.split('--algorithm=paper (')[1]
+    .split('\n\n')[0]
+    .split(':\n')
+  )
+  assert title.startswith('Labels only')
+  assert ' '.join(note.split()) == (
+    'Unless given: --client_epochs=2, --learning_rate_schedule=cosine.'
+  )
 
 
 def test_a_flagfile_may_set_flags_without_effect(tmp_path):

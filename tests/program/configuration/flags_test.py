@@ -9,6 +9,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 from tff_fssl.rounds import round_hparams
 
 
@@ -130,7 +131,7 @@ def test_groups_stand_in_the_order_of_their_fields():
     c: int = hparam(3, 'About c.')
     d: int = hparam(4, 'About d.', group='Third')
 
-  text = flags.help_text('usage', 'about', [flags.Group(Grouped, 'First')])
+  text = usage.help_text('usage', 'about', [flags.Group(Grouped, 'First')])
   shown = [
     line.strip()
     for line in text.splitlines()
@@ -161,7 +162,7 @@ def test_a_field_without_documentation_is_an_error_of_its_author():
     group = flags.Group(cls, 'A')
     for call in (
       lambda: flags.parse([], [group]),  # pylint: disable=cell-var-from-loop
-      lambda: flags.help_text('', '', [group]),  # pylint: disable=cell-var-from-loop
+      lambda: usage.help_text('', '', [group]),  # pylint: disable=cell-var-from-loop
     ):
       with pytest.raises(TypeError, match=f'^{name} has no documentation'):
         call()
@@ -188,7 +189,7 @@ def test_no_two_flags_have_one_name():
 
 
 def test_help_is_complete_and_80_columns_wide():
-  text = flags.help_text('usage', 'about', config.groups())
+  text = usage.help_text('usage', 'about', config.groups())
   assert max(map(len, text.splitlines())) <= 80
   for group in config.groups():
     for name, _ in group.named_fields():

@@ -11,7 +11,7 @@ from tff_fssl.hparams import closest
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import configs
-from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 
 # Program -> what it does; `NAME_main.NAME_main` is its function.
 _PROGRAMS = {
@@ -59,7 +59,7 @@ def command_main(argv: Sequence[str]) -> int:
   if name in _PROGRAMS:
     module = importlib.import_module(f'tff_fssl.program.commands.{name}_main')
     return getattr(module, f'{name}_main')(arguments)
-  if flags.wants_help([name]):
+  if usage.wants_help([name]):
     print(_help())
   elif name == '--version':
     print(f'tff_fssl {tff_fssl.__version__}')
@@ -67,7 +67,7 @@ def command_main(argv: Sequence[str]) -> int:
     raise UsageError(
       f'{name!r} is not a program; there are {allowed}{closest(name, known)}'
     )
-  elif flags.wants_help(arguments):
+  elif usage.wants_help(arguments):
     print(_help())
   elif arguments:
     raise UsageError(f'{arguments[0]!r}: {_CONFIGS} takes no arguments')

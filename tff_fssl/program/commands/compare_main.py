@@ -9,6 +9,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 
 _USAGE = 'programs/compare.py RUN RUN [RUN ...] [--last_round=N]'
 _ABOUT = (
@@ -49,8 +50,8 @@ def compare_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(CompareHparams, 'Flags')]
-  if flags.wants_help(argv):
-    print(flags.help_text(_USAGE, _ABOUT, groups))
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(CompareHparams)

@@ -13,6 +13,7 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -70,8 +71,8 @@ def evaluate_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(EvaluateHparams, 'Flags')]
-  if flags.wants_help(argv):
-    print(flags.help_text(_USAGE, _ABOUT, groups))
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(EvaluateHparams)

@@ -10,6 +10,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 from tff_fssl.program.storage import output_tree
 
 _USAGE = (
@@ -57,8 +58,8 @@ def plot_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(PlotHparams, 'Flags')]
-  if flags.wants_help(argv):
-    print(flags.help_text(_USAGE, _ABOUT, groups))
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(PlotHparams)

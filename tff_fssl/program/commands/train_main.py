@@ -16,6 +16,7 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import interrupts
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import checkpoint
@@ -48,9 +49,9 @@ def train_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  if flags.wants_help(argv):
+  if usage.wants_help(argv):
     about = _ABOUT.format(may_differ=continuation.may_differ_text())
-    print(flags.help_text(_USAGE, about, config_lib.groups()))
+    print(usage.help_text(_USAGE, about, config_lib.groups()))
     return main_lib.DONE
   config = config_lib.from_command_line(argv)
   view = console.Console(config.run.progress)
@@ -298,6 +299,12 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
   if devices is not None:
     names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
     where += f' on {", ".join(names)}, {devices.client_threads} at a time'
+  has_effect = config.flags()
+  defaults = {
+    name: has_effect[name]
+    for name in config.entry.round_defaults
+    if name in has_effect
+  }
   validation = f', {run.num_validation} for validation'
   rows = {
     'algorithm': f'{run.algorithm}: {config.entry.summary}',
@@ -310,6 +317,7 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
+    **({'with': flags.to_arguments(defaults)} if defaults else {}),
     'runs': f'{where}, seed {run.seed}',
     'output': run.output_dir,
   }

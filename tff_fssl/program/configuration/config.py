@@ -104,6 +104,9 @@ def _own_group(entry: registry.Algorithm) -> flags.Group:
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
     f'{entry.name}.',
+    f'Unless given: {flags.to_arguments(entry.round_defaults)}.'
+    if entry.round_defaults
+    else '',
   )
 
 
@@ -135,7 +138,14 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   entry = registry.REGISTRY[run.algorithm]
   config = Config(
     run,
-    parsed.build(RoundHparams),
+    parsed.build(
+      RoundHparams,
+      **{
+        name: value
+        for name, value in entry.round_defaults.items()
+        if not parsed.is_set(name)
+      },
+    ),
     parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
   )

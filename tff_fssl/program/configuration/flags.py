@@ -5,12 +5,10 @@ wherever --flagfile stands, positional arguments and unknown flags are errors,
 and each error is one line that says what was given and what is allowed.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import os
-import re
-import textwrap
 from typing import Any
 
 from absl import flags as absl_flags
@@ -18,13 +16,10 @@ from absl import flags as absl_flags
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
-from tff_fssl.program import console
 from tff_fssl.program.configuration import configs
 
-_WIDTH = 80
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
-_HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,11 +30,13 @@ class Group:
     hparams: The dataclass.
     title: The heading in `--help` of fields before the first with a `group`.
     prefix: Prefix of the flags' names, such as 'fl2.'.
+    note: A sentence below the title, if any.
   """
 
   hparams: type[Any]
   title: str = ''
   prefix: str = ''
+  note: str = ''
 
   def named_fields(self) -> list[tuple[str, dataclasses.Field]]:
     """(flag's name, field) in order; raises TypeError if one has no help."""
@@ -170,60 +167,9 @@ def _check_text(prefix: str, value: Any) -> None:
     )
 
 
-def wants_help(argv: Sequence[str]) -> bool:
-  """Whether a command line asks for help."""
-  return any(argument in _HELP_FLAGS for argument in argv)
-
-
-def help_text(usage: str, description: str, groups: Sequence[Group]) -> str:
-  """The text of `--help`, at most 80 columns wide.
-
-  Args:
-    usage: How the program is called. `programs/X.py` is replaced by the command
-      that the user types for that program.
-    description: What the program does, with the same replacement; each line is
-      a paragraph.
-    groups: Its flags.
-
-  Returns:
-    The text.
-  """
-  usage, description = (
-    re.sub(
-      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
-    )
-    for text in (usage, description)
-  )
-  lines = [f'usage: {usage}']
-  for paragraph in description.splitlines():
-    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
-  lines += ['', 'Each flag is given with its default.']
-  for group in groups:
-    title = group.title
-    for index, (name, field) in enumerate(group.named_fields()):
-      if field.metadata['group'] or not index:
-        title = field.metadata['group'] or title
-        lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
-      lines.append(f'  --{name}={hparams.to_text(field.default)}')
-      about = f'{field.metadata["help"]}{_allowed(field)}'
-      lines += textwrap.wrap(
-        about,
-        _WIDTH,
-        initial_indent=' ' * 6,
-        subsequent_indent=' ' * 6,
-        break_on_hyphens=False,
-      )
-  lines += ['', 'Always:', '  --flagfile=FILE']
-  lines += [
-    '      Reads flags from a file, one per line; # starts a comment. Flags on'
-    ' the',
-    '      command line take precedence. A missing configs/NAME.flags is taken'
-    ' from',
-    '      the package, if the package has that file.',
-    '  --help',
-    '      Shows this help.',
-  ]
-  return '\n'.join(lines)
+def to_arguments(values: Mapping[str, Any]) -> str:
+  """The arguments that set `values`, for messages: '--a=1, --b=2'."""
+  return ', '.join(f'--{n}={hparams.to_text(v)}' for n, v in values.items())
 
 
 def to_flagfile(values: dict[str, Any]) -> str:
@@ -239,22 +185,6 @@ def read_flagfile(path: str) -> dict[str, str]:
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
   return {name: value for name, _, value in pairs}
-
-
-def _allowed(field: dataclasses.Field) -> str:
-  """A field's range as a sentence, or ''."""
-  choices = field.metadata.get('choices')
-  if choices:
-    return f' One of {", ".join(choices)}.'
-  low, high = field.metadata.get('minimum'), field.metadata.get('maximum')
-  if low is None and high is None:
-    return ''
-  strict = field.metadata.get('exclusive_minimum')
-  above = (
-    '' if low is None else f'{"above" if strict else "at least"} {low:.10g}'
-  )
-  below = '' if high is None else f'at most {high:.10g}'
-  return f' ({", ".join(part for part in (above, below) if part)})'
 
 
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:

@@ -1,0 +1,100 @@
+"""What `--help` prints. TensorFlow-free."""
+
+from collections.abc import Sequence
+import dataclasses
+import re
+import textwrap
+
+from tff_fssl import hparams
+from tff_fssl.program import console
+from tff_fssl.program.configuration import flags
+
+_WIDTH = 80
+_HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
+
+
+def wants_help(argv: Sequence[str]) -> bool:
+  """Whether a command line asks for help."""
+  return any(argument in _HELP_FLAGS for argument in argv)
+
+
+def help_text(
+  usage: str, description: str, groups: Sequence[flags.Group]
+) -> str:
+  """The text of `--help`, at most 80 columns wide.
+
+  Args:
+    usage: How the program is called. `programs/X.py` is replaced by the command
+      that the user types for that program.
+    description: What the program does, with the same replacement; each line is
+      a paragraph.
+    groups: Its flags.
+
+  Returns:
+    The text.
+  """
+  usage, description = (
+    re.sub(
+      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
+    )
+    for text in (usage, description)
+  )
+  lines = [f'usage: {usage}']
+  for paragraph in description.splitlines():
+    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+  lines += ['', 'Each flag is given with its default.']
+  for group in groups:
+    lines += group_lines(group)
+  lines += ['', 'Always:', '  --flagfile=FILE']
+  lines += [
+    '      Reads flags from a file, one per line; # starts a comment. Flags on'
+    ' the',
+    '      command line take precedence. A missing configs/NAME.flags is taken'
+    ' from',
+    '      the package, if the package has that file.',
+    '  --help',
+    '      Shows this help.',
+  ]
+  return '\n'.join(lines)
+
+
+def group_lines(group: flags.Group) -> list[str]:
+  """The lines of `--help` on a group's flags; none if it says nothing."""
+  lines: list[str] = []
+  named_fields = group.named_fields()
+  titled = named_fields and not named_fields[0][1].metadata['group']
+  if titled or group.note:
+    lines += ['', *textwrap.wrap(f'{group.title}:', _WIDTH)]
+    lines += _indented(group.note, 2)
+  for name, field in named_fields:
+    if field.metadata['group']:
+      lines += ['', *textwrap.wrap(f'{field.metadata["group"]}:', _WIDTH)]
+    lines.append(f'  --{name}={hparams.to_text(field.default)}')
+    lines += _indented(f'{field.metadata["help"]}{_allowed(field)}', 6)
+  return lines
+
+
+def _indented(text: str, indent: int) -> list[str]:
+  return textwrap.wrap(
+    text,
+    _WIDTH,
+    initial_indent=' ' * indent,
+    subsequent_indent=' ' * indent,
+    break_on_hyphens=False,
+  )
+
+
+def _allowed(field: dataclasses.Field) -> str:
+  """A field's range as a sentence, or ''."""
+  choices = field.metadata.get('choices')
+  if choices:
+    return f' One of {", ".join(choices)}.'
+  low, high = field.metadata.get('minimum'), field.metadata.get('maximum')
+  if low is None and high is None:
+    return ''
+  strict = field.metadata.get('exclusive_minimum')
+  above = (
+    '' if low is None else f'{"above" if strict else "at least"} {low:.10g}'
+  )
+  below = '' if high is None else f'at most {high:.10g}'
+  return f' ({", ".join(part for part in (above, below) if part)})'
