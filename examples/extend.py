@@ -82,16 +82,14 @@ aggregator_hparams.AGGREGATORS['clipped'] = aggregator_hparams.Aggregator(
 )
 
 
-def build_fixmatch_confidence(model_fn, *, hparams, round_hparams, **parts):
+def build_fixmatch_confidence(hparams, round_hparams):
   """FixMatch, with the mean confidence in weak views as a further metric."""
   import tensorflow as tf
 
   from tff_fssl.algorithms import fixmatch
   from tff_fssl.local import algorithm
-  from tff_fssl.rounds import assemble
 
-  at_clients = round_hparams.scenario == 'labels_at_clients'
-  plain = fixmatch.local_algorithm(hparams, labeled=at_clients)
+  plain = fixmatch.build_local_algorithm(hparams, round_hparams)
 
   def step(networks, batch):
     images = batch.parts['unlabeled'].views['weak']
@@ -101,17 +99,16 @@ def build_fixmatch_confidence(model_fn, *, hparams, round_hparams, **parts):
     result = plain.steps[0](networks, batch)
     return result._replace(ratios={**result.ratios, 'confidence': metric})
 
-  local = plain._replace(
+  return plain._replace(
     steps=(step,), step_ratios=(*plain.step_ratios, 'confidence')
   )
-  return assemble.build_process(model_fn, local, hparams=round_hparams, **parts)
 
 
 registry.REGISTRY['fixmatch_confidence'] = dataclasses.replace(
   registry.REGISTRY['fixmatch'],
   name='fixmatch_confidence',
   summary='FixMatch that also reports its confidence.',
-  builder=f'{__name__}:build_fixmatch_confidence',
+  local_algorithm=f'{__name__}:build_fixmatch_confidence',
 )
 
 

@@ -193,7 +193,9 @@ def test_programs_check_flags_before_tensorflow(tree):
 
 
 def _algorithm_modules():
-  return {a.builder.partition(':')[0] for a in registry.REGISTRY.values()}
+  return {
+    a.local_algorithm.partition(':')[0] for a in registry.REGISTRY.values()
+  }
 
 
 def test_algorithms_do_not_import_each_other(tree):

@@ -18,6 +18,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.rounds import composer
+from tff_fssl.rounds import round_hparams
 
 _AT_CLIENTS = 'labels_at_clients'
 
@@ -219,8 +220,9 @@ def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
     algorithm_lib.Networks(network),
     _batch(constants={'of_class': tf.zeros([3])}),
   )
-  theirs = fixmatch.local_algorithm(
-    fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0), labeled=False
+  theirs = fixmatch.build_local_algorithm(
+    fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0),
+    round_hparams.RoundHparams(),
   ).steps[0](algorithm_lib.Networks(network), _batch())
   for a, b in zip(ours.gradients, theirs.gradients, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)

@@ -1,7 +1,6 @@
 """A tiny federated task, and processes compiled once a session."""
 
 import collections
-import dataclasses
 import functools
 
 import numpy as np
@@ -125,7 +124,7 @@ def build(
     element_spec=clients.element_spec(IMAGE_SHAPE),
     server_data_fn=_server_data_fn() if at_server else None,
     round_hparams=round_hparams.RoundHparams(scenario=scenario, **settings),
-    hparams=dataclasses.replace(algorithm.hparams(), **dict(hparams)),
+    hparams=algorithm.hparams(**{**algorithm.tiny_hparams, **dict(hparams)}),
     seed=5,
     num_classes=NUM_CLASSES,
     model_aggregator=factory.build_aggregator(

@@ -18,44 +18,22 @@ Deviations: batch norm sees weak, strong and labelled views as separate batches
 average (EMA) of the weights.
 """
 
-from typing import Any
-
-import tensorflow_federated as tff
-
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
-from tff_fssl.models import adapter
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
-def local_algorithm(
-  hparams: fixmatch_hparams.FixMatchHparams, *, labeled: bool
+def build_local_algorithm(
+  hparams: fixmatch_hparams.FixMatchHparams,
+  round_hparams: round_hparams_lib.RoundHparams,
 ) -> algorithm_lib.LocalAlgorithm:
-  """FixMatch's client step; `labeled`: whether clients hold labels."""
+  """The clients' part: step 2."""
   of_clients = terms.fixmatch(
     confidence_threshold=hparams.confidence_threshold,
     loss_weight=hparams.unlabeled_loss_weight,
   )
-  if not labeled:
+  if not round_hparams.labels_at_clients:
     return objective.minimize(of_clients)
   return objective.minimize(of_clients, objective.supervised())
-
-
-def build_fixmatch(
-  model_fn: adapter.ModelFn,
-  *,
-  hparams: fixmatch_hparams.FixMatchHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-  **parts: Any,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are other arguments of `build_process`."""
-  labeled = round_hparams.scenario == round_hparams_lib.LABELS_AT_CLIENTS
-  return assemble.build_process(
-    model_fn,
-    local_algorithm(hparams, labeled=labeled),
-    hparams=round_hparams,
-    **parts,
-  )

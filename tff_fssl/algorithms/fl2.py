@@ -33,14 +33,11 @@ the paper: server pre-training and gradient clipping, as in the authors' code.
 from typing import Any
 
 import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective
-from tff_fssl.models import adapter
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
@@ -179,23 +176,16 @@ def build_step(hparams: Fl2Hparams) -> Any:
   return step
 
 
-def build_fl2(
-  model_fn: adapter.ModelFn,
-  *,
-  hparams: Fl2Hparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-  **parts: Any,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are other arguments of `build_process`."""
+def build_local_algorithm(
+  hparams: Fl2Hparams, round_hparams: round_hparams_lib.RoundHparams
+) -> algorithm_lib.LocalAlgorithm:
+  """The clients' part: steps 2 and 3."""
   per_step = hparams.pseudo_labels == 'per_step'
   views = ('weak', 'strong') if per_step else ('strong',)
-  local_algorithm = algorithm_lib.LocalAlgorithm(
+  return algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
     steps=(build_step(hparams),),
     step_ratios=step_ratios(hparams),
     streams={objective.UNLABELED: algorithm_lib.Stream({v: v for v in views})},
     weighs=hparams.learning_status_aggregation,
-  )
-  return assemble.build_process(
-    model_fn, local_algorithm, hparams=round_hparams, **parts
   )

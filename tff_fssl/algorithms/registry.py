@@ -1,17 +1,23 @@
 """All algorithms by name. TensorFlow-free until one is built."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from tff_fssl import hparams
+from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.algorithms import mixmatch_hparams
+from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.algorithms import supervised_hparams
-from tff_fssl.rounds import round_hparams
+from tff_fssl.algorithms import uda_hparams
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
-_SERVER = round_hparams.LABELS_AT_SERVER
-_CLIENTS = round_hparams.LABELS_AT_CLIENTS
+if TYPE_CHECKING:
+  from tff_fssl.data import augment
+
+_SERVER = round_hparams_lib.LABELS_AT_SERVER
+_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +59,11 @@ class Algorithm:
     name: The value for `--algorithm`, and the prefix of the algorithm's flags.
     summary: One line.
     hparams: The dataclass of its hyper-parameters.
-    builder: 'module:function'; called with the arguments of `build`.
+    local_algorithm: 'module:function', called with the algorithm's
+      hyper-parameters and the round's; returns the clients' part, a
+      `local.algorithm.LocalAlgorithm`.
+    server_training: Likewise, what the server does with its labels; '': it
+      minimizes the cross-entropy of its labelled examples.
     capabilities: What the algorithm can do.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag; an embedder writes
@@ -66,7 +76,8 @@ class Algorithm:
   name: str
   summary: str
   hparams: type[Any]
-  builder: str
+  local_algorithm: str
+  server_training: str = ''
   capabilities: Capabilities = Capabilities()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -74,23 +85,42 @@ class Algorithm:
   def __post_init__(self):
     # An unknown name or a value out of range is a mistake of the entry.
     try:
-      round_hparams.RoundHparams(**self.round_defaults)
+      round_hparams_lib.RoundHparams(**self.round_defaults)
       self.hparams(**self.tiny_hparams)
-    except (TypeError, hparams.UsageError) as error:
+    except (TypeError, hparams_lib.UsageError) as error:
       raise TypeError(
         f'the registry entry {self.name!r} has a wrong value in round_defaults'
         f' or tiny_hparams: {error}'
       ) from error
 
-  def build(self, model_fn: Any, **kwargs: Any) -> Any:
+  def build(
+    self,
+    model_fn: Callable[[], Any],
+    *,
+    views: 'augment.Views',
+    element_spec: Any,
+    server_data_fn: Callable[[], Any] | None,
+    round_hparams: round_hparams_lib.RoundHparams,
+    seed: int,
+    hparams: Any = None,
+    model_aggregator: Any = None,
+    num_classes: int | None = None,
+  ) -> Any:
     """Builds the learning process.
 
     Args:
       model_fn: Builds a Keras model, images -> logits.
-      **kwargs: views, element_spec, server_data_fn, round_hparams, seed, and
-        optionally model_aggregator and num_classes, for which see
-        `assemble.build_process`; optionally hparams, an instance of
-        `self.hparams`, by default one with its defaults.
+      views: See `assemble.build_process`, as for all that follows.
+      element_spec: The spec of the one element that a client's data set has.
+      server_data_fn: Returns the server's labelled data; None if clients hold
+        the labels.
+      round_hparams: The round's hyper-parameters.
+      seed: Seed of the initial weights and of the server's training.
+      hparams: The algorithm's hyper-parameters, an instance of `self.hparams`;
+        None: its defaults.
+      model_aggregator: A `tff.aggregators.WeightedAggregationFactory`; None:
+        the weighted mean.
+      num_classes: Width of the model's output; None to skip the check.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
@@ -99,14 +129,35 @@ class Algorithm:
       UsageError: If the algorithm does not support the scenario, or from
         `build_process`.
     """
-    scenario = kwargs['round_hparams'].scenario
+    scenario = round_hparams.scenario
     if scenario not in self.capabilities.scenarios:
-      raise hparams.UsageError(
+      raise hparams_lib.UsageError(
         f'--scenario={scenario}: {self.name} is not defined for it, only for'
         f' {", ".join(self.capabilities.scenarios)}'
       )
-    kwargs.setdefault('hparams', self.hparams())
-    return hparams.import_function(self.builder)(model_fn, **kwargs)
+    hparams = self.hparams() if hparams is None else hparams
+    parts = {
+      name: hparams_lib.import_function(reference)(hparams, round_hparams)
+      for name, reference in (
+        ('local_algorithm', self.local_algorithm),
+        ('server_training', self.server_training),
+      )
+      if reference
+    }
+    build_process = hparams_lib.import_function(
+      'tff_fssl.rounds.assemble:build_process'
+    )
+    return build_process(
+      model_fn,
+      **parts,
+      views=views,
+      element_spec=element_spec,
+      server_data_fn=server_data_fn,
+      hparams=round_hparams,
+      seed=seed,
+      model_aggregator=model_aggregator,
+      num_classes=num_classes,
+    )
 
 
 REGISTRY = {
@@ -116,22 +167,52 @@ REGISTRY = {
       'supervised',
       'Labels only: FedAvg at clients, or training at the server only.',
       supervised_hparams.SupervisedHparams,
-      'tff_fssl.algorithms.supervised:build_supervised',
-      Capabilities(trains_clients=(_CLIENTS,)),
+      'tff_fssl.algorithms.supervised:build_local_algorithm',
+      capabilities=Capabilities(trains_clients=(_CLIENTS,)),
     ),
     Algorithm(
       'fixmatch',
       'FixMatch at clients, with FedAvg or FedProx.',
       fixmatch_hparams.FixMatchHparams,
-      'tff_fssl.algorithms.fixmatch:build_fixmatch',
+      'tff_fssl.algorithms.fixmatch:build_local_algorithm',
+    ),
+    Algorithm(
+      'uda',
+      'UDA with annealed labels at clients, with FedAvg or FedProx.',
+      uda_hparams.UdaHparams,
+      'tff_fssl.algorithms.uda:build_local_algorithm',
+      'tff_fssl.algorithms.uda:build_server_training',
+      tiny_hparams={'confidence_threshold': 0.3, 'tsa_rounds': 2},
+    ),
+    Algorithm(
+      'mixmatch',
+      'MixMatch at clients, with FedAvg or FedProx.',
+      mixmatch_hparams.MixMatchHparams,
+      'tff_fssl.algorithms.mixmatch:build_local_algorithm',
+      tiny_hparams={'ramp_rounds': 0},
+    ),
+    Algorithm(
+      'semifl',
+      'SemiFL: global pseudo-labels, mixup, alternate training.',
+      semifl_hparams.SemiFlHparams,
+      'tff_fssl.algorithms.semifl:build_local_algorithm',
+      capabilities=Capabilities(
+        scenarios=(_SERVER,), trains_clients=(_SERVER,)
+      ),
+      round_defaults={
+        'client_batch_size': 10,
+        'learning_rate_schedule': 'cosine',
+        'num_pretraining_rounds': 0,
+      },
+      tiny_hparams={'confidence_threshold': 0.3},
     ),
     Algorithm(
       'fl2',
       '(FL)^2: adaptive thresholds, sharpness-aware consistency,'
       ' learning-status-aware aggregation.',
       fl2_hparams.Fl2Hparams,
-      'tff_fssl.algorithms.fl2:build_fl2',
-      Capabilities(
+      'tff_fssl.algorithms.fl2:build_local_algorithm',
+      capabilities=Capabilities(
         scenarios=(_SERVER,),
         trains_clients=(_SERVER,),
         extra_uploads=('learning status (in the weight)',),

@@ -10,26 +10,16 @@ their labelled examples and ignore the others. With `--full_labels` all their
 examples are labelled, which is the upper bound.
 """
 
-from typing import Any
-
-import tensorflow_federated as tff
-
 from tff_fssl.algorithms import supervised_hparams
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
-from tff_fssl.models import adapter
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
-def build_supervised(
-  model_fn: adapter.ModelFn,
-  *,
+def build_local_algorithm(
   hparams: supervised_hparams.SupervisedHparams,
   round_hparams: round_hparams_lib.RoundHparams,
-  **parts: Any,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the process; `parts` are other arguments of `build_process`."""
-  del hparams  # It has none.
-  return assemble.build_process(
-    model_fn, objective.SUPERVISED, hparams=round_hparams, **parts
-  )
+) -> algorithm_lib.LocalAlgorithm:
+  """The clients' part."""
+  del hparams, round_hparams  # It has no choices.
+  return objective.SUPERVISED

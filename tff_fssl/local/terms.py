@@ -4,8 +4,11 @@ import tensorflow as tf
 
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
+from tff_fssl.semisup import annealing
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
+from tff_fssl.semisup import mixup
+from tff_fssl.semisup import sharpening
 from tff_fssl.semisup import thresholds
 
 _WEAK_AND_STRONG = {
@@ -52,3 +55,182 @@ def fixmatch(
     return loss_weight * tf.reduce_mean(kept * entropies), ratios
 
   return objective.Term(loss, _PSEUDO_LABEL_RATIOS, _WEAK_AND_STRONG)
+
+
+def uda(
+  *, confidence_threshold: float, temperature: float, loss_weight: float
+) -> objective.Term:
+  """UDA's term: consistency with sharpened predictions for weak views.
+
+  Xie et al. 2020, section 3.2, and the authors' code: (1/B) sum_b 1[max q_b >
+  beta] KL(softmax(z_b / T) || f(strong_b)), q = softmax(z), z the logits of the
+  weak view, without gradient. The mask sees probabilities before sharpening.
+
+  Args:
+    confidence_threshold: beta, in [0, 1].
+    temperature: T, > 0.
+    loss_weight: lambda, >= 0.
+
+  Returns:
+    The term.
+  """
+
+  def loss(network, batch):
+    part = batch.parts[objective.UNLABELED]
+    logits = network.logits(part.views['weak'], training=True)
+    probs = tf.nn.softmax(logits)
+    mask = thresholds.strict_mask(probs, confidence_threshold)
+    kept = tf.cast(mask, tf.float32) * part.weights
+    targets = sharpening.sharpened_softmax(logits, temperature)
+    strong = network.logits(part.views['strong'], training=True)
+    divergences = losses.kl_divergence(targets, strong)
+    ratios = diagnostics.pseudo_label_ratios(
+      thresholds.pseudo_labels(probs), part.labels, kept, weights=part.weights
+    )
+    ratios['loss_soft_pseudo_label'] = algorithm_lib.ratio(
+      tf.reduce_sum(kept * divergences), tf.reduce_sum(kept)
+    )
+    mean = losses.masked_mean(kept * divergences, part.weights)
+    return loss_weight * mean, ratios
+
+  return objective.Term(
+    loss,
+    (
+      'loss_soft_pseudo_label',
+      *diagnostics.names(diagnostics.PSEUDO_LABEL),
+    ),
+    _WEAK_AND_STRONG,
+  )
+
+
+def annealed_supervised(*, schedule: str, num_rounds: int) -> objective.Term:
+  """The supervised term with training signal annealing (TSA).
+
+  Xie et al. 2020, section 3.3: labelled examples whose label already has a
+  probability above a threshold are left out. The threshold rises from about 1/C
+  to 1 over `num_rounds` rounds. Before round 1 (server pre-training) no example
+  is left out.
+
+  Args:
+    schedule: `linear`, `log` or `exp`.
+    num_rounds: Rounds until the threshold is 1.
+
+  Returns:
+    The term.
+  """
+  plain = objective.supervised()
+
+  def loss(network, batch):
+    part = batch.parts[objective.LABELED]
+    logits = network.logits(part.views['weak'], training=True)
+    threshold = tf.where(
+      batch.clock.round_num >= 1,
+      annealing.tsa_threshold(
+        batch.clock.progress(num_rounds), schedule, logits.shape[-1]
+      ),
+      1.0,
+    )
+    value, kept = annealing.tsa_cross_entropy(
+      part.labels, logits, threshold, part.weights
+    )
+    _, ratios = objective.labeled_loss(logits, part)
+    ratios['tsa_ratio'] = algorithm_lib.ratio(
+      tf.reduce_sum(kept), tf.reduce_sum(part.weights)
+    )
+    return value, ratios
+
+  return plain._replace(loss=loss, ratios=(*plain.ratios, 'tsa_ratio'))
+
+
+def mixmatch(
+  *,
+  labeled: bool,
+  num_views: int,
+  temperature: float,
+  concentration: float,
+  loss_weight: float,
+  ramp_rounds: int,
+) -> objective.Term:
+  """MixMatch's objective: guessed labels, mixup of all examples, two losses.
+
+  Berthelot et al. 2019, algorithm 1. The labels of an unlabelled example are
+  guessed from the mean prediction for its weak views, sharpened. All views of
+  all examples of the batch are mixed with partners drawn among them, with
+  shares max(lam, 1 - lam), lam ~ Beta(a, a) for each. L = L_x + lambda_u L_u:
+  L_x is the mean cross-entropy of mixed labelled examples, L_u the mean squared
+  error, over examples and classes, of mixed unlabelled ones.
+
+  Args:
+    labeled: Whether clients hold labels; if not, L = lambda_u L_u, and
+      unlabelled examples are mixed among themselves.
+    num_views: A, the number of weak views of an unlabelled example.
+    temperature: T of sharpening, > 0.
+    concentration: a of the Beta distribution; 0: no mixing.
+    loss_weight: lambda_u, >= 0, after the ramp.
+    ramp_rounds: Rounds over which lambda_u rises from 0; 0: no ramp.
+
+  Returns:
+    The term.
+  """
+  names = tuple(f'weak_{i}' for i in range(num_views))
+
+  def loss(network, batch):
+    part = batch.parts[objective.UNLABELED]
+    views = [part.views[name] for name in names]
+    probs = [tf.nn.softmax(network.logits(v, training=True)) for v in views]
+    guess = sharpening.guess(probs, temperature)
+    x, targets, weights = views, [guess] * num_views, [part.weights] * num_views
+    num_labeled = 0
+    if labeled:
+      known = batch.parts[objective.LABELED]
+      num_labeled = tf.size(known.labels)
+      x = [known.views['weak'], *x]
+      targets = [tf.one_hot(known.labels, guess.shape[-1]), *targets]
+      weights = [known.weights, *weights]
+    x, targets, weights = (tf.concat(t, axis=0) for t in (x, targets, weights))
+    if concentration:
+      size = tf.size(weights)
+      shares = mixup.draw_shares([size], concentration, batch.seed)
+      partners = mixup.permutation(size, tf.reverse(batch.seed, [0]))
+      x, targets = mixup.mix_with_partners(
+        x, targets, weights, partners, mixup.at_least_half(shares)
+      )
+    logits = network.logits(x, training=True)
+
+    def mean(loss_fn, rows):
+      of_rows = loss_fn(targets[rows], logits[rows])
+      value = losses.masked_mean(of_rows, weights[rows])
+      return value, tf.reduce_sum(weights[rows])
+
+    of_guess, num_guessed = mean(losses.squared_error, slice(num_labeled, None))
+    ramp = tf.constant(1.0)
+    if ramp_rounds:
+      ramp = annealing.linear_ramp(batch.clock.progress(ramp_rounds), 1.0)
+    total = loss_weight * ramp * of_guess
+    ratios = diagnostics.pseudo_label_ratios(
+      thresholds.pseudo_labels(guess),
+      part.labels,
+      part.weights,
+      weights=part.weights,
+    )
+    ratios['loss_guess'] = algorithm_lib.mean_metric(of_guess, num_guessed)
+    if labeled:
+      of_labels, num = mean(losses.soft_cross_entropy, slice(None, num_labeled))
+      ratios['loss_mixed_labeled'] = algorithm_lib.mean_metric(of_labels, num)
+      total += of_labels
+    return total, ratios
+
+  streams = {
+    objective.UNLABELED: algorithm_lib.Stream(dict.fromkeys(names, 'weak'))
+  }
+  if labeled:
+    streams |= objective.supervised().streams
+  return objective.Term(
+    loss,
+    (
+      'loss_guess',
+      *(('loss_mixed_labeled',) if labeled else ()),
+      *diagnostics.names(diagnostics.PSEUDO_LABEL),
+    ),
+    streams,
+  )

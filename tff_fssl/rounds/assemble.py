@@ -37,6 +37,7 @@ def build_process(
   model_fn: adapter.ModelFn,
   local_algorithm: algorithm_lib.LocalAlgorithm,
   *,
+  server_training: algorithm_lib.LocalAlgorithm = objective.SUPERVISED,
   views: augment.Views,
   element_spec: Any,
   server_data_fn: ServerDataFn | None,
@@ -62,6 +63,7 @@ def build_process(
   Args:
     model_fn: Builds a Keras model, images -> logits.
     local_algorithm: What clients do in a round.
+    server_training: What the server does with its labels, if it has any.
     views: How stored examples become the network's inputs.
     element_spec: The spec of the one element that a client's data set has.
     server_data_fn: Returns the server's labelled data, a data set of one
@@ -222,7 +224,7 @@ def build_process(
       keeps_momentum=keeps_momentum,
     )
     local = training.LocalTraining(
-      make_network(), objective.SUPERVISED, views, config
+      make_network(), server_training, views, config
     )
 
     def train(weights, round_num, momentum):

@@ -194,3 +194,8 @@ class RoundHparams:
 
   def __post_init__(self):
     hparams.validate(self)
+
+  @property
+  def labels_at_clients(self) -> bool:
+    """Whether clients hold the labels."""
+    return self.scenario == LABELS_AT_CLIENTS

@@ -1,0 +1,149 @@
+"""SemiFL: what it reduces to, its gradients, its empty fix set."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_task
+
+from tff_fssl.algorithms import semifl
+from tff_fssl.algorithms import semifl_hparams
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.models import adapter
+from tff_fssl.rounds import round_hparams
+from tff_fssl.semisup import mixup
+
+
+def _rounds(process, num=2):
+  state = process.initialize()
+  for round_num in range(num + 1):
+    cohort = tiny_task.cohort('labels_at_server', round_num=round_num)
+    cohort = [tiny_task.dataset(element) for element in cohort]
+    output = process.next(state, cohort if round_num else [])
+    state = output.state
+  return output
+
+
+def test_without_mixup_it_is_the_fixmatch_client_of_fl2s_table_2():
+  semi = _rounds(
+    tiny_task.build(
+      'semifl', hparams=(('mixup', False), ('confidence_threshold', 0.45))
+    )
+  )
+  fixmatch = _rounds(
+    tiny_task.build(
+      'fl2',
+      hparams=(
+        ('adaptive_threshold', False),
+        ('confidence_threshold', 0.45),
+        ('consistency', 'none'),
+        ('learning_status_aggregation', False),
+      ),
+    )
+  )
+  train = semi.metrics['client_work']['train']
+  assert 0 < train['pseudo_label_ratio'] < 1
+  for a, b in zip(
+    tiny_task.flat(semi.state), tiny_task.flat(fixmatch.state), strict=True
+  ):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_mixup_and_its_concentration_matter():
+  build = lambda **kw: tiny_task.build('semifl', hparams=tuple(kw.items()))
+  with_mixup, without, other = (
+    tiny_task.flat(_rounds(process).state)
+    for process in (
+      build(),
+      build(mixup=False),
+      build(mixup_concentration=5.0),
+    )
+  )
+  assert any(np.any(a != b) for a, b in zip(with_mixup, without))
+  assert any(np.any(a != b) for a, b in zip(with_mixup, other))
+
+
+def test_a_client_with_an_empty_fix_set_sends_no_update():
+  process = tiny_task.build('semifl', hparams=(('confidence_threshold', 1.0),))
+  train = _rounds(process).metrics['client_work']['train']
+  assert train['num_examples'] == 0 and train['pseudo_label_ratio'] == 0
+  assert np.isnan(train['aggregation_weight_max'])
+
+
+_K = np.array([0.7, -0.2])
+
+
+def _model():
+  return tf.keras.Sequential(
+    [tf.keras.Input([1]), tf.keras.layers.Dense(2, use_bias=False)]
+  )
+
+
+@pytest.mark.parametrize('seed', [0, 1, 2])
+def test_step_against_finite_differences(seed):
+  """Flfl_semifl.md, 2.2, in float64."""
+  fix_x, mix_x = np.array([1.0, -2.0, 0.5]), np.array([0.3, 1.5, -1.0])
+  strong_x = np.array([1.1, -1.5, 0.9])
+  fix_y, mix_y = np.array([0, 1, 1]), np.array([1, 1, 0])
+  network = adapter.Network(_model)
+  kernel = tf.constant(_K[None], tf.float32)
+  network.assign(adapter.Weights((kernel,), (), tf.constant(1.0)))
+
+  def part(labels, **views):
+    return algorithm_lib.Part(
+      {k: tf.constant(v[:, None], tf.float32) for k, v in views.items()},
+      tf.fill([3], -1),
+      tf.ones([3]),
+      {'labels': tf.constant(labels, tf.int32)},
+    )
+
+  batch = algorithm_lib.Batch(
+    {
+      'unlabeled': part(fix_y, weak=fix_x, strong=strong_x),
+      'mix': part(mix_y, weak=mix_x),
+    },
+    {},
+    algorithm_lib.Clock(*tf.constant([1, 0, 1])),
+    tf.constant([seed, 7]),
+  )
+  algorithm = semifl.build_local_algorithm(
+    semifl_hparams.SemiFlHparams(), round_hparams.RoundHparams()
+  )
+  result = algorithm.steps[0](algorithm_lib.Networks(network), batch)
+  lam = float(mixup.draw_shares([], 0.75, batch.seed))
+  assert 0 < lam < 1
+
+  def cross_entropy(k, x, y):
+    logits = np.outer(x, k)
+    log_sum = np.log(np.sum(np.exp(logits), -1))
+    return np.mean(log_sum - logits[np.arange(3), y])
+
+  def loss(k):
+    mixed = lam * fix_x + (1 - lam) * mix_x
+    return (
+      cross_entropy(k, strong_x, fix_y)
+      + lam * cross_entropy(k, mixed, fix_y)
+      + (1 - lam) * cross_entropy(k, mixed, mix_y)
+    )
+
+  expected = [(loss(_K + d) - loss(_K - d)) / 2e-6 for d in 1e-6 * np.eye(2)]
+  np.testing.assert_allclose(
+    result.gradients[0][0], expected, rtol=1e-4, atol=1e-6
+  )
+
+
+def test_prepare_labels_all_and_selects_the_confident():
+  network = adapter.Network(_model)
+  weights = adapter.Weights((tf.constant([[3.0, -3.0]]),), (), tf.constant(1.0))
+  network.assign(weights)
+  x = tf.constant([[1.0], [-0.1], [0.0], [-2.0]])
+  examples = algorithm_lib.Examples(x, tf.constant([0, 1, 0, 0]))
+  data = algorithm_lib.ClientData(
+    weights, examples, examples, {}, tf.constant(1), tf.constant([0, 1])
+  )
+  plain = lambda images, seed=None: images
+  prepared = semifl.build_local_algorithm(
+    semifl_hparams.SemiFlHparams(), round_hparams.RoundHparams()
+  ).prepare(algorithm_lib.Networks(network), data, augment.Views(*[plain] * 3))
+  np.testing.assert_array_equal(prepared.selected, [0, 3])
+  np.testing.assert_array_equal(prepared.of_example['labels'], [0, 1, 0, 1])

@@ -1,0 +1,135 @@
+"""Batches: partners, views, fillers."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import feed as feed_lib
+
+_STREAM = algorithm_lib.Stream
+
+
+def _noisy(images, seed):
+  images = tf.cast(images, tf.float32)
+  return images + tf.random.stateless_uniform(tf.shape(images), seed)
+
+
+_VIEWS = augment.Views(lambda x: tf.cast(x, tf.float32), _noisy, _noisy)
+
+
+def _examples(num, first=0):
+  values = np.arange(first, first + num)
+  return algorithm_lib.Examples(
+    tf.constant(values[:, None], tf.float32), tf.constant(values, tf.int32)
+  )
+
+
+def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
+  algorithm = algorithm_lib.LocalAlgorithm((), (), streams)
+  data = algorithm_lib.ClientData(
+    None,
+    _examples(labeled, 100),
+    _examples(unlabeled),
+    {},
+    tf.constant(4),
+    tf.constant([0, 0]),
+  )
+  indices = tf.range(unlabeled) if selected is None else tf.constant(selected)
+  prepared = algorithm_lib.Prepared(
+    tf.cast(indices, tf.int32),
+    of_example={'tenfold': 10 * tf.range(unlabeled)},
+  )
+  feed = feed_lib.Feed(
+    algorithm,
+    _VIEWS,
+    data,
+    prepared,
+    num_epochs=epochs,
+    batch_sizes=(3, 2),
+    seed=tf.constant([5, 6]),
+    enabled=True,
+  )
+  return [feed.batch(tf.constant(i)) for i in range(int(feed.num_steps))]
+
+
+def test_partners_are_drawn_from_all_examples():
+  streams = {
+    'fix': _STREAM({'plain': 'plain'}),
+    'mix': _STREAM({'plain': 'plain', 'weak': 'weak'}, partner_of='fix'),
+  }
+  batches = _batches(streams, selected=[1, 4, 5, 6], epochs=200)
+  assert len(batches) == 400
+  counts = np.zeros(7)
+  for step, batch in enumerate(batches):
+    fix, mix = batch.parts['fix'], batch.parts['mix']
+    assert set(np.array(fix.labels)) <= {1, 4, 5, 6}
+    assert fix.labels.shape == mix.labels.shape == mix.weights.shape
+    for part in (fix, mix):
+      np.testing.assert_array_equal(part.views['plain'][:, 0], part.labels)
+      np.testing.assert_array_equal(
+        part.of_example['tenfold'], 10 * part.labels
+      )
+    noise = mix.views['weak'] - mix.views['plain']
+    assert np.all(noise >= 0) and np.all(noise < 1)
+    np.add.at(counts, np.array(mix.labels), 1)
+    assert int(batch.clock.step) == step and int(batch.clock.num_steps) == 400
+  # Uniform: 800 draws of 7 examples; 4 standard deviations.
+  np.testing.assert_allclose(counts, 800 / 7, atol=4 * np.sqrt(800 / 7))
+  seeds = {tuple(np.array(batch.seed)) for batch in batches}
+  assert len(seeds) == 400
+
+
+def test_views_of_one_kind_have_their_own_draws():
+  streams = {
+    'a': _STREAM({'one': 'weak', 'two': 'weak', 'three': 'strong'}),
+    'b': _STREAM({'one': 'weak', 'two': 'weak'}, labeled=True),
+    'c': _STREAM({'one': 'weak'}, partner_of='a'),
+    'd': _STREAM({'one': 'weak'}, labeled=True, partner_of='b'),
+  }
+  (batch,) = _batches(streams, unlabeled=2, labeled=2)
+  noise = {
+    float(np.round((part.views[view][0, 0] - np.float32(part.labels[0])), 4))
+    for part in batch.parts.values()
+    for view in part.views
+  }
+  assert len(noise) == 7
+
+
+@pytest.mark.parametrize('unlabeled, labeled', [(0, 2), (2, 0)])
+def test_what_a_client_does_not_have_is_a_filler(unlabeled, labeled):
+  streams = {
+    'u': _STREAM({'weak': 'weak'}),
+    'l': _STREAM({'weak': 'weak'}, labeled=True),
+    'p': _STREAM({'weak': 'weak'}, partner_of='l'),
+  }
+  (batch,) = _batches(streams, unlabeled=unlabeled, labeled=labeled)
+  weights = {name: list(np.array(p.weights)) for name, p in batch.parts.items()}
+  if unlabeled:
+    assert weights == {'u': [1, 1], 'l': [0], 'p': [1]}
+  else:
+    assert weights == {'u': [0], 'l': [1, 1], 'p': [0, 0]}
+
+
+def test_no_example_at_all_is_no_step():
+  assert not _batches({'u': _STREAM({'weak': 'weak'})}, unlabeled=0)
+  assert not _batches({'u': _STREAM({'weak': 'weak'})}, selected=[])
+
+
+def test_progress():
+  def progress(round_num, step, num_steps, num_rounds):
+    clock = algorithm_lib.Clock(*tf.constant([round_num, step, num_steps]))
+    return float(clock.progress(num_rounds))
+
+  assert progress(1, 0, 5, 10) == 0.0
+  np.testing.assert_allclose(progress(3, 1, 4, 10), 0.225)
+  assert progress(11, 0, 5, 10) == progress(99, 3, 5, 10) == 1.0
+  assert progress(-3, 0, 5, 10) == progress(0, 4, 5, 10) == 0.0
+  assert progress(2, 0, 0, 10) == np.float32(0.1)
+
+
+def test_two_streams_with_batches_of_their_own_are_refused():
+  streams = {name: _STREAM({'weak': 'weak'}) for name in ('a', 'b')}
+  with pytest.raises(ValueError, match="'a', 'b'.*only one"):
+    _batches(streams)

@@ -1,0 +1,35 @@
+"""Hyper-parameters of `semifl`. TensorFlow-free."""
+
+import dataclasses
+
+from tff_fssl import hparams
+from tff_fssl.hparams import hparam
+
+
+@dataclasses.dataclass(frozen=True)
+class SemiFlHparams:
+  """Hyper-parameters of SemiFL."""
+
+  confidence_threshold: float = hparam(
+    0.95,
+    'A pseudo-label joins the fix set if its probability is at least this'
+    " (value: the authors' code).",
+    minimum=0,
+    maximum=1,
+  )
+  mixup: bool = hparam(
+    True,
+    'Whether to add the loss on mixed examples; if false, the client step is'
+    " that of (FL)^2's FixMatch baseline.",
+  )
+  mixup_concentration: float = hparam(
+    0.75,
+    'a of Beta(a, a), from which the share of mixup is drawn (value: the'
+    " authors' code).",
+    minimum=0,
+    maximum=1e6,
+    needs={'mixup': (True,)},
+  )
+
+  def __post_init__(self):
+    hparams.validate(self, 'semifl.')

@@ -1,0 +1,49 @@
+"""Hyper-parameters of `uda`. TensorFlow-free."""
+
+import dataclasses
+
+from tff_fssl import hparams
+from tff_fssl.hparams import hparam
+from tff_fssl.semisup import names
+
+
+@dataclasses.dataclass(frozen=True)
+class UdaHparams:
+  """Hyper-parameters of UDA at clients."""
+
+  confidence_threshold: float = hparam(
+    0.8,
+    "An example is used if its largest probability exceeds this (value: UDA's"
+    ' CIFAR-10 scripts).',
+    minimum=0,
+    maximum=1,
+  )
+  temperature: float = hparam(
+    0.4,
+    "T, the divisor of the logits that become targets (value: UDA's CIFAR-10"
+    ' scripts).',
+    minimum=1e-6,
+    maximum=1e6,
+  )
+  unlabeled_loss_weight: float = hparam(
+    1.0,
+    'The weight of the consistency loss relative to the loss on labels (UDA).',
+    minimum=0,
+  )
+  tsa: str = hparam(
+    names.EXP,
+    'Training signal annealing: how the threshold above which a label counts as'
+    " learned, and is left out, rises to 1 (FedMatch's baseline: exp). none:"
+    ' all labels are used.',
+    choices=('none', *names.TSA_SCHEDULES),
+  )
+  tsa_rounds: int = hparam(
+    800,
+    'Rounds over which that threshold rises.',
+    minimum=1,
+    maximum=10**7,
+    needs={'tsa': names.TSA_SCHEDULES},
+  )
+
+  def __post_init__(self):
+    hparams.validate(self, 'uda.')
