@@ -1,5 +1,7 @@
 """What changes with the progress of training: TSA and linear ramps."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tff_fssl import hparams
@@ -7,7 +9,7 @@ from tff_fssl.semisup import losses
 from tff_fssl.semisup import names
 
 # Training signal annealing: the share a(r) of the way from 1 / C to 1.
-_SHARES = {
+_SHARES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
   names.LINEAR: lambda r: r,
   names.LOG: lambda r: 1.0 - tf.exp(-5.0 * r),
   names.EXP: lambda r: tf.exp(5.0 * (r - 1.0)),

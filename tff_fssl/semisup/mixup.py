@@ -5,6 +5,7 @@ are drawn from Beta(a, a).
 """
 
 import functools
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -19,7 +20,9 @@ _MIN_CONCENTRATION, _MAX_CONCENTRATION = 1e-6, 1e6
 
 
 @functools.cache
-def _quantile_table(concentration: float) -> np.ndarray:
+def _quantile_table(
+  concentration: float,
+) -> np.ndarray[Any, np.dtype[np.float32]]:
   """Quantiles of Beta(a, a) in [0, 0.5]: float32 [_NUM_INTERVALS + 1].
 
   The knots are at (2 v)^(1/4) = 0, 1/n, ..., 1, where v in [0, 0.5] is the
@@ -65,7 +68,7 @@ def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
 
 
 def draw_shares(
-  shape: tf.Tensor | list[int], concentration: float, seed: tf.Tensor
+  shape: tf.Tensor | list[Any], concentration: float, seed: tf.Tensor
 ) -> tf.Tensor:
   """Draws lam from Beta(a, a); the same ones when XLA compiles it.
 
@@ -158,7 +161,7 @@ def mix_with_partners(
   is_real = weights > 0
   is_mixed = tf.logical_and(is_real, tf.gather(is_real, partners))
 
-  def mixed(values):
+  def mixed(values: tf.Tensor) -> tf.Tensor:
     mixture = mix(shares, values, tf.gather(values, partners))
     return tf.where(_per_example(is_mixed, values, tf.bool), mixture, values)
 
@@ -195,7 +198,7 @@ def mixed_cross_entropy(
   return losses.masked_mean(mix(shares, first, second), weights)
 
 
-def _integers(shape, seed):
+def _integers(shape: tf.Tensor | list[Any], seed: tf.Tensor) -> tf.Tensor:
   """Draws from all of int32. Draws of floats differ when XLA compiles them."""
   return tf.random.stateless_uniform(
     shape, seed, minval=None, maxval=None, dtype=tf.int32, alg='philox'
