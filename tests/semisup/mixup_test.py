@@ -44,6 +44,7 @@ def test_quantiles_are_mirrored(concentration):
 
 
 @hypothesis.given(strategies.floats(0, 1e6))
+@hypothesis.settings(max_examples=25)
 def test_quantiles_rise_from_0_to_1(concentration):
   probability = np.linspace(0, 1, 5001).astype(np.float32)
   quantile = np.asarray(mixup.beta_quantile(probability, concentration))
@@ -98,7 +99,7 @@ def test_permutations(seed, size):
 
 
 def test_permutations_are_uniform():
-  orders = [tuple(np.asarray(mixup.permutation(3, [7, i]))) for i in range(600)]
+  orders = [tuple(np.asarray(mixup.permutation(3, [7, i]))) for i in range(240)]
   _, counts = np.unique(orders, axis=0, return_counts=True)
   assert len(counts) == 6
   assert stats.chisquare(counts).pvalue > 0.01

@@ -53,8 +53,7 @@ def tsa_cross_entropy(
   """Cross-entropy of the labelled examples that are not yet learned (UDA).
 
   An example is dropped if the probability of its label exceeds the threshold.
-  The loss is sum(kept CE) / max(number kept, 1). No gradient is taken through
-  which examples are kept.
+  The loss is sum(kept CE) / max(number kept, 1).
 
   Args:
     labels: int32 [B], in [0, C).
@@ -70,7 +69,6 @@ def tsa_cross_entropy(
   entropies = losses.cross_entropy(labels, logits)
   correct = tf.gather(tf.nn.softmax(logits), labels, batch_dims=1)
   kept = weights * tf.cast(correct <= threshold, weights.dtype)
-  kept = tf.stop_gradient(kept)
   total = tf.reduce_sum(kept * entropies)
   return total / tf.maximum(tf.reduce_sum(kept), 1.0), kept
 

@@ -15,7 +15,7 @@ from tff_fssl import hparams
 from tff_fssl.semisup import losses
 
 _NUM_INTERVALS = 4096
-# Below the smallest, as good as all draws are 0 or 1.
+# Below the first, nearly all draws are 0 or 1.
 _MIN_CONCENTRATION, _MAX_CONCENTRATION = 1e-6, 1e6
 
 
@@ -33,15 +33,15 @@ def _quantile_table(
   if concentration < _MIN_CONCENTRATION:
     return np.zeros_like(v, np.float32)
   quantiles = special.betaincinv(concentration, concentration, v)
-  quantiles[-1] = 0.5
   return np.maximum.accumulate(np.minimum(quantiles, 0.5)).astype(np.float32)
 
 
 def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
   """The inverse of the distribution function of Beta(a, a), by a table.
 
-  Between the knots of the table it is interpolated. The distribution functions
-  differ by less than 5e-4 everywhere (measured: 2e-5 for a in [0.05, 10]).
+  Between the knots of the table it is interpolated. Apart from the rounding to
+  float32, the distribution functions differ by less than 5e-4 everywhere
+  (measured: 2.1e-5 at most for a in [0.05, 10]).
 
   Args:
     probability: float32, any shape, in [0, 1].
@@ -63,7 +63,6 @@ def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
   index = tf.clip_by_value(tf.cast(place, tf.int32), 0, _NUM_INTERVALS - 1)
   low, high = tf.gather(table, index), tf.gather(table, index + 1)
   value = low + (place - tf.cast(index, tf.float32)) * (high - low)
-  value = tf.clip_by_value(value, low, high)
   return tf.where(probability < 0.5, value, 1.0 - value)
 
 
