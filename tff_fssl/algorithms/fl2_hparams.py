@@ -5,6 +5,9 @@ import dataclasses
 from tff_fssl import hparams
 from tff_fssl.hparams import hparam
 
+# What only concerns the second loss term has no effect without it.
+_TERM = {'consistency': ('sacr', 'sam')}
+
 
 @dataclasses.dataclass(frozen=True)
 class Fl2Hparams:
@@ -28,6 +31,7 @@ class Fl2Hparams:
     ' reach confidence_threshold; all; correct: those whose pseudo-label equals'
     ' the hidden label (figure 4; a diagnostic that no deployment can run).',
     choices=('confident', 'all', 'correct'),
+    needs=_TERM,
   )
   learning_status_aggregation: bool = hparam(
     True,
@@ -41,22 +45,30 @@ class Fl2Hparams:
     1.0, 'w_a, the weight of the loss on pseudo-labels (table 4).', minimum=0
   )
   consistency_weight: float = hparam(
-    1.0, 'w_cs, the weight of the consistency term (table 4).', minimum=0
+    1.0,
+    'w_cs, the weight of the consistency term (table 4).',
+    minimum=0,
+    needs=_TERM,
   )
   rho: float = hparam(
     0.1,
     'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
     ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
     minimum=0,
+    needs=_TERM,
   )
   ascent: str = hparam(
     'asam',
     'Whether eps scales with the weights. asam: it does (paper text and code);'
     ' sam: it does not (eq. 12).',
     choices=('asam', 'sam'),
+    needs=_TERM,
   )
   asam_eta: float = hparam(
-    0.01, "eta of ASAM, added to |w| (value: the authors' code).", minimum=0
+    0.01,
+    "eta of ASAM, added to |w| (value: the authors' code).",
+    minimum=0,
+    needs={**_TERM, 'ascent': ('asam',)},
   )
   temperature: float = hparam(
     1.0,
@@ -64,6 +76,7 @@ class Fl2Hparams:
     " authors' code).",
     minimum=0,
     exclusive_minimum=True,
+    needs={'consistency': ('sacr',)},
   )
   pseudo_labels: str = hparam(
     'per_round',
@@ -83,3 +96,9 @@ class Fl2Hparams:
 
   def __post_init__(self):
     hparams.validate(self, 'fl2.')
+
+  def without_effect(self) -> dict[str, str]:
+    """Fields that change nothing, beyond what their `needs` say."""
+    if self.rho:
+      return {}
+    return dict.fromkeys(('ascent', 'asam_eta'), f'--fl2.rho={self.rho}')

@@ -109,6 +109,45 @@ def test_labels_at_clients_have_no_pretraining():
     (['--aggregator=median'], ['--aggregator=median', 'robust, secure']),
     (['--dp_delta=1e-6'], ['--dp_delta', 'no effect', '--aggregator=mean']),
     (['--simulate_secure_aggregation'], ['no effect', '--aggregator=mean']),
+    (
+      ['--fl2.consistency=none', '--fl2.rho=0.5'],
+      ['--fl2.rho: has no effect with --fl2.consistency=none; leave it out'],
+    ),
+    (
+      ['--fl2.consistency=none', '--fl2.consistency_on=all'],
+      ['--fl2.consistency_on: has no effect'],
+    ),
+    (
+      ['--fl2.consistency=none', '--fl2.consistency_weight=2'],
+      ['--fl2.consistency_weight: has no effect'],
+    ),
+    (
+      ['--fl2.consistency=none', '--fl2.ascent=sam'],
+      ['--fl2.ascent: has no effect with --fl2.consistency=none'],
+    ),
+    (
+      ['--fl2.consistency=none', '--fl2.asam_eta=1'],
+      ['--fl2.asam_eta: has no effect with --fl2.consistency=none'],
+    ),
+    (
+      ['--fl2.ascent=sam', '--fl2.asam_eta=1'],
+      ['--fl2.asam_eta: has no effect with --fl2.ascent=sam'],
+    ),
+    (
+      ['--fl2.consistency=sam', '--fl2.temperature=2'],
+      ['--fl2.temperature: has no effect with --fl2.consistency=sam'],
+    ),
+    (
+      ['--fl2.rho=0', '--fl2.ascent=sam'],
+      ['--fl2.ascent: has no effect with --fl2.rho=0.0'],
+    ),
+    (
+      ['--client_weighting=examples'],
+      [
+        '--client_weighting: has no effect with'
+        ' --fl2.learning_status_aggregation=true'
+      ],
+    ),
     (['--aggregator=secure'], ['--simulate_secure_aggregation', 'protect']),
     (
       ['--algorithm=supervised', '--aggregator=robust'],
@@ -226,6 +265,11 @@ def test_a_flagfile_may_set_flags_without_effect(tmp_path):
   path.write_text('--split=dirichlet\n--alpha=0.3\n')
   assert _config(f'--flagfile={path}').run.alpha == 0.3
   assert 'alpha' not in _config(f'--flagfile={path}', '--split=iid').flags()
+  path.write_text('--fl2.consistency=none\n--fl2.rho=0.5\n')
+  dead = _config(f'--flagfile={path}')
+  assert dead.algorithm.rho == 0.5
+  assert not dead.flags().keys() & {'fl2.rho', 'fl2.ascent', 'fl2.temperature'}
+  assert 'fl2.rho' in _config('--fl2.rho=0.5').flags()
   path.write_text('--fixmatch.confidence_threshold=0.9\n')
   with pytest.raises(UsageError, match='a.flags'):
     _config(f'--flagfile={path}')

@@ -24,6 +24,25 @@ def test_differences():
   ]
 
 
+def test_flags_without_effect_are_not_compared():
+  # An older version wrote flags that this one knows to have no effect.
+  old = {'fl2.consistency': 'none', 'fl2.rho': '0.5'}
+  new = {'fl2.consistency': 'none'}
+  assert continuation.differences(old, new) == ([], [])
+  # The reason differs, and is named.
+  new = {'fl2.consistency': 'sacr'}
+  assert continuation.differences(new | {'fl2.rho': '0.5'}, old) == (
+    ['fl2.consistency'],
+    [],
+  )
+  iid = {'split': 'iid'}
+  dirichlet = {'split': 'dirichlet', 'alpha': '0.3'}
+  assert continuation.differences(dirichlet, iid)[0] == ['split']
+  assert continuation.differences(iid, dirichlet)[0] == ['alpha', 'split']
+  # What no version knows is compared.
+  assert continuation.differences({'zzz': '1'}, {})[0] == ['zzz']
+
+
 def test_help_and_readme_name_the_flags_that_may_differ(repository, capsys):
   readme = (repository / 'README.md').read_text()
   assert main.run(train_main.train_main, ['--help']) == 0

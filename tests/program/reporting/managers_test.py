@@ -121,10 +121,7 @@ _OWNER = ownership.Owner(
   [
     (ownership.NOBODY, 'which run it belongs to'),
     (_OWNER.__class__({'seed': '2'}, _OWNER.model), '--seed=2 there, 1 here'),
-    (
-      _OWNER.__class__({'seed': '1', 'norm': 'gn'}),
-      '--norm=gn there, .its def',
-    ),
+    (_OWNER.__class__({}), '--seed=.its default. there, 1 here'),
     (
       _OWNER.__class__(
         {'seed': '1'}, {'trainable': ['v'], 'non_trainable': []}

@@ -131,7 +131,7 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
   tree.read_flags()  # Raises if flags are missing.
-  config = _config([f'--flagfile={tree.flags_file}'], settings)
+  config = _config(folder, [f'--flagfile={tree.flags_file}'], settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
@@ -162,7 +162,7 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
   values = {name: hparams.to_text(v) for name, v in given.items()}
-  config = _config([f'--{n}={v}' for n, v in values.items()], settings)
+  config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
 
   from tff_fssl.program.loop import experiment  # pylint: disable=C0415
 
@@ -188,12 +188,23 @@ def _evaluate_weights(
 
 
 def _config(
-  arguments: list[str], settings: EvaluateHparams
+  folder: str, arguments: list[str], settings: EvaluateHparams
 ) -> config_lib.Config:
-  """The configuration of a run, with this machine's data folder."""
+  """The configuration of the run or model in a folder, by its own flags.
+
+  The data are in this machine's folder.
+  """
   if settings.data_dir:
     arguments = [*arguments, f'--data_dir={settings.data_dir}']
-  config = config_lib.from_command_line(arguments)
+  parsed = flags.parse(arguments, config_lib.groups())
+  # Nobody typed these flags: some may have no effect.
+  config = config_lib.from_flags(
+    dataclasses.replace(
+      parsed,
+      command_line=frozenset(),
+      files={**dict.fromkeys(parsed.command_line, folder), **parsed.files},
+    )
+  )
   if settings.examples == 'validation' and not config.run.num_validation:
     raise UsageError(
       '--examples=validation: the run kept no validation examples'

@@ -61,6 +61,12 @@ class Config:
     return self.round.scenario in self.entry.capabilities.trains_clients
 
   @property
+  def sets_weights(self) -> bool:
+    """Whether the algorithm sets the weights of clients."""
+    own = self.entry.capabilities.own_weights
+    return bool(own) and getattr(self.algorithm, own)
+
+  @property
   def model_norm(self) -> str:
     """The norm that the network is built with: 'bn', 'gn' or 'none'."""
     return 'bn' if self.run.norm == 'sbn' else self.run.norm
@@ -211,7 +217,11 @@ def _without_effect(config: Config) -> dict[str, str]:
   result: dict[str, str] = {}
   for part, prefix in _parts(config):
     result |= hparams.without_effect(type(part), values, prefix)
-  result |= config.aggregator.without_effect()
+    own_rules = getattr(part, 'without_effect', dict)
+    result |= {f'{prefix}{name}': why for name, why in own_rules().items()}
+  if config.sets_weights:
+    own = f'{config.prefix}{config.entry.capabilities.own_weights}'
+    result['client_weighting'] = f'--{own}=true'
   if not config.trains_clients:
     result |= dict.fromkeys(
       (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
@@ -300,10 +310,9 @@ def _check_aggregator(config: Config) -> None:
           f'--{flag}: reports on single clients, but with --aggregator={name}'
           ' nothing but the sum may leave a client; leave one of the two out'
         )
-    own = config.entry.capabilities.own_weights
     aggregator_hparams.check_confidential(
       name,
-      own_weights=bool(own) and getattr(config.algorithm, own),
+      own_weights=config.sets_weights,
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in ('sbn', 'bn'),
       static=run.norm == 'sbn',

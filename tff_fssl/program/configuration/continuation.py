@@ -29,7 +29,8 @@ def differences(
 
   Args:
     old: Flags of the existing run, as text.
-    new: Flags of the run that is to continue it, as text.
+    new: Flags of the run that is to continue it, as text: all that have an
+      effect.
 
   Returns:
     The names of flags that differ but must not, and of those that differ and
@@ -40,6 +41,9 @@ def differences(
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):
     field = fields.get(name)
+    if field and name not in new:
+      # It has no effect now. If it had, the flag that is the reason differs.
+      continue
     # A flag that was added after the run was made counts as its default.
     default = hparams.to_text(field.default) if field else None
     before, after = old.get(name, default), new.get(name, default)

@@ -200,7 +200,9 @@ def _build_aggregator(
 ) -> tff.aggregators.WeightedAggregationFactory | None:
   if not config.trains_clients:
     return None
-  examples = config.round.client_weighting == 'examples'
+  examples = (
+    config.round.client_weighting == 'examples' and not config.sets_weights
+  )
   return factory.build_aggregator(
     config.aggregator,
     max_weight=2.0**20 - 1 if examples else 1.0,
