@@ -59,6 +59,8 @@ DISTRIBUTIONS = {
 }
 # Folders of programs: a binary for each file.
 _PROGRAMS = ('programs', 'benchmarks', 'examples')
+# Programs whose own names are those of libraries.
+_RENAMED = {'programs/algorithms.py': 'list_algorithms'}
 # Modules that benchmarks/peers.py installs into an environment of its own.
 _ELSEWHERE = ('pfl',)
 # Packages that are only in requirements-dev.txt.
@@ -92,7 +94,7 @@ def target_name(source: source_tree.Source) -> str:
   stem = source.path.rpartition('/')[2].removesuffix('.py')
   folders = source.folder.split('/')
   if folders[0] in (*_PROGRAMS, 'tools'):
-    return stem
+    return _RENAMED.get(source.path, stem)
   if folders[0] == 'tests':
     return '_'.join(
       [*folders[1:], stem if _is_test(source) else 'test_support']
@@ -173,7 +175,8 @@ def render(tree: source_tree.SourceTree) -> str:
         deps=deps,
       )
     elif folder in _PROGRAMS:
-      text += _rule('py_binary', name=name, srcs=paths, deps=deps)
+      main = paths[0] if paths[0] in _RENAMED else ''
+      text += _rule('py_binary', name=name, srcs=paths, main=main, deps=deps)
     else:
       by_bare_name = any('.' not in s.module for s in members)
       text += _rule(

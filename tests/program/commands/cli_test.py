@@ -23,7 +23,9 @@ def _call(monkeypatch, capsys):
   console.name_programs(previous)
 
 
-@pytest.mark.parametrize('program', ['train', 'evaluate', 'plot', 'compare'])
+@pytest.mark.parametrize(
+  'program', ['train', 'evaluate', 'plot', 'compare', 'algorithms']
+)
 def test_help_names_programs_as_they_were_called(call, program):
   code, output, _ = call(program, '--help')
   assert code == main.DONE

@@ -100,11 +100,11 @@ def groups() -> list[flags.Group]:
     flags.Group(RunHparams),
     flags.Group(RoundHparams),
     flags.Group(AggregatorHparams),
-    *map(_own_group, registry.REGISTRY.values()),
+    *map(own_group, registry.REGISTRY.values()),
   ]
 
 
-def _own_group(entry: registry.Algorithm) -> flags.Group:
+def own_group(entry: registry.Algorithm) -> flags.Group:
   """The flags of an algorithm."""
   return flags.Group(
     entry.hparams,
@@ -135,7 +135,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   """A checked configuration from parsed flags; raises `UsageError`."""
   run = parsed.build(RunHparams)
   for name, entry in registry.REGISTRY.items():
-    for flag, _ in _own_group(entry).named_fields():
+    for flag, _ in own_group(entry).named_fields():
       if name != run.algorithm and parsed.is_set(flag):
         raise UsageError(
           f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'

@@ -28,7 +28,7 @@ def help_text(
       that the user types for that program.
     description: What the program does, with the same replacement; each line is
       a paragraph.
-    groups: Its flags.
+    groups: Its flags; empty if it has none.
 
   Returns:
     The text.
@@ -42,19 +42,21 @@ def help_text(
   lines = [f'usage: {usage}']
   for paragraph in description.splitlines():
     lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
-  lines += ['', 'Each flag is given with its default.']
+  if groups:
+    lines += ['', 'Each flag is given with its default.']
   for group in groups:
     lines += group_lines(group)
-  lines += ['', 'Always:', '  --flagfile=FILE']
-  lines += [
+  lines += ['', 'Always:']
+  from_file = [
+    '  --flagfile=FILE',
     '      Reads flags from a file, one per line; # starts a comment. Flags on'
     ' the',
     '      command line take precedence. A missing configs/NAME.flags is taken'
     ' from',
     '      the package, if the package has that file.',
-    '  --help',
-    '      Shows this help.',
   ]
+  lines += from_file if groups else []
+  lines += ['  --help', '      Shows this help.']
   return '\n'.join(lines)
 
 

@@ -1,0 +1,12 @@
+"""Lists the algorithms, or explains one; `--help` says more."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import algorithms_main
+from tff_fssl.program.commands import main
+
+if __name__ == '__main__':
+  sys.exit(main.run(algorithms_main.algorithms_main))

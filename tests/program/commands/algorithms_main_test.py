@@ -1,0 +1,149 @@
+import dataclasses
+import itertools
+import sys
+
+import pytest
+
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.commands import algorithms_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.configuration import config
+
+
+@pytest.fixture(name='shown')
+def _shown(capsys):
+  """Calls the program: its exit code and lines."""
+
+  def shown(*argv):
+    code = main.run(algorithms_main.algorithms_main, argv)
+    captured = capsys.readouterr()
+    lines = (captured.out or captured.err).splitlines()
+    return code, lines
+
+  return shown
+
+
+@pytest.fixture(name='demanding')
+def _demanding(monkeypatch):
+  """Registers an algorithm that few deployments can run."""
+  entry = dataclasses.replace(
+    registry.REGISTRY['fixmatch'],
+    name='demanding_and_its_name_is_long',
+    round_defaults={'client_epochs': 3},
+    capabilities=registry.Capabilities(
+      client_state=True,
+      per_client_broadcast=True,
+      extra_uploads=('its shoe size', 'its age'),
+      client_phases=2,
+      weight_sets_down=3,
+      weight_sets_up=2,
+    ),
+  )
+  monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
+  return entry
+
+
+def test_the_table(shown):
+  code, lines = shown()
+  assert code == main.DONE
+  assert max(map(len, lines)) <= 80
+  rows = [line.split() for line in lines[2 : 2 + len(registry.REGISTRY)]]
+  assert [row[0] for row in rows] == list(registry.REGISTRY)
+  cells = {row[0]: row[1:] for row in rows}
+  same = ['no', 'same', '1', '1', '/', '1', 'yes']
+  assert cells['fixmatch'] == ['both', *same, 'yes', 'yes']
+  assert cells['fl2'] == ['server', *same, 'no', '(1)', 'yes']
+  text = ' '.join(' '.join(lines).split())
+  assert 'fl2: clients also send: learning status (in the weight).' in text
+  assert '(1) --aggregator=dp: clients must count equally' in text
+
+
+def test_the_table_of_an_algorithm_with_demands(shown, demanding):
+  _, lines = shown()
+  assert max(map(len, lines)) <= 80
+  row = lines[lines.index(demanding.name) + 1].split()
+  assert row[:6] == ['both', 'yes', 'own', '2', '3', '/']
+  assert row[-2] == 'no'
+  text = ' '.join(' '.join(lines).split())
+  assert 'clients also send: its shoe size, its age.' in text
+  assert f'--algorithm={demanding.name} keeps a state for each client' in text
+
+
+def test_what_the_legend_says_of_norms_is_so():
+  accepted = {
+    'secure': 'gn none',
+    'dp': 'gn none',
+    'cross-device': 'gn none bn',
+  }
+  for asked, norm in itertools.product(
+    algorithms_main._ASKED, ('sbn', 'bn', 'gn', 'none')
+  ):
+    argv = [
+      '--algorithm=fixmatch',
+      f'--norm={norm}',
+      *algorithms_main._ASKED[asked],
+    ]
+    try:
+      config.from_command_line(argv)
+      is_accepted = True
+    except UsageError:
+      is_accepted = False
+    if (asked, norm) == ('secure', 'bn'):
+      continue  # Accepted, but its averages are clipped with the weights.
+    assert is_accepted == (norm in accepted[asked].split()), (asked, norm)
+
+
+@pytest.mark.parametrize('name', registry.REGISTRY)
+def test_a_page(name, shown):
+  before = set(sys.modules)
+  code, lines = shown(name)
+  assert code == main.DONE
+  assert max(map(len, lines)) <= 80
+  entry, text = registry.REGISTRY[name], '\n'.join(lines)
+  module = entry.builder.partition(':')[0]
+  assert 'tensorflow' in before or 'tensorflow' not in sys.modules
+  assert module in before or module not in sys.modules
+  for field in dataclasses.fields(entry.hparams):
+    assert f'\n  --{name}.{field.name}=' in text
+  assert f'\n  configs/fl2/cpu_cifar10_250_{name}.flags\n' in text
+  others = registry.REGISTRY.keys() - {name}
+  for other in others:
+    assert f'configs/fl2/cpu_cifar10_250_{other}.flags' not in text
+
+
+def test_pages_have_docstrings_and_what_is_refused(shown):
+  lines = shown('fl2')[1]
+  assert lines[0].startswith('(FL)^2: Overcoming Few Labels')
+  text = ' '.join(' '.join(lines).split())
+  assert (
+    '--aggregator=secure with --norm=gn --aggregator=dp no: clients' in text
+  )
+
+
+def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
+  entry = dataclasses.replace(demanding, builder=f'{__name__}:build')
+  monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
+  code, lines = shown(entry.name)
+  assert code == main.DONE
+  assert lines[0] == f'{__name__}: it has no docstring.'
+  assert '  Unless given: --client_epochs=3.' in lines
+  assert not any('configs/' in line for line in lines)
+  entry = dataclasses.replace(demanding, builder='nowhere:build')
+  monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
+  assert shown(entry.name)[1][0] == 'nowhere: its source is not there.'
+
+
+@pytest.mark.parametrize(
+  'argv, words',
+  [
+    (['f2'], "'f2' is not an algorithm; there are supervised"),
+    (['f2'], "did you mean 'fl2'?"),
+    (['fl2', 'fixmatch'], "'fixmatch': give one name only"),
+    (['--seed=1'], '--seed'),
+  ],
+)
+def test_mistakes_are_one_line(argv, words, shown):
+  code, lines = shown(*argv)
+  assert code == main.USAGE
+  assert len(lines) == 1 and words in lines[0]

@@ -1,0 +1,219 @@
+"""`programs/algorithms.py`: lists the algorithms, or explains one. TF-free."""
+
+import ast
+from collections.abc import Sequence
+import importlib.util
+import os
+import sys
+import textwrap
+
+from tff_fssl import files
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+from tff_fssl.program import console
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import configs
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.configuration import usage
+
+_USAGE = 'programs/algorithms.py [NAME]'
+_ABOUT = (
+  'Without a name, lists all algorithms: what each needs of a deployment, and'
+  ' what it can be combined with. With a name, explains that algorithm: its'
+  ' source, its rounds, its flags, its configurations.'
+)
+# What the programs accept or refuse is asked of them, with these flags. Group
+# norm, since static batch norm rules out all three.
+_COMMON = ('--norm=gn', '--num_labels=10')
+_ASKED = {
+  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
+  'dp': ('--aggregator=dp',),
+  'cross-device': ('--cross_device',),
+}
+_YES = 'yes'
+# Two lines of headings, the algorithm's name apart.
+_HEADS = (
+  ('labels', 'client', 'mes-', 'client', 'weight', 'secure', 'dp', 'cross-'),
+  ('at', 'state', 'sage', 'phases', 'sets', '', '', 'device'),
+)
+_LEGEND = """\
+labels at      Where the labels can be; both: at the server or at the clients.
+client state   Whether the server keeps one for each client, by its identity.
+message        Whether all clients receive the same one, or each one of its own.
+client phases  In a round, without static batch norm's.
+weight sets    That travel in a phase, to a client / from a client.
+secure         --aggregator=secure: only sums of updates leave the clients.
+dp             --aggregator=dp: only a sum with noise leaves the clients.
+cross-device   --cross_device: no identities, one phase a round. These three
+               need --norm=gn or --norm=none; all but dp can have --norm=bn.\
+"""
+
+
+def algorithms_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, []))
+    return main_lib.DONE
+  names = flags.parse(argv, [], allow_positional=True).positional
+  if len(names) > 1:
+    raise UsageError(f'{names[1]!r}: give one name only')
+  if not names:
+    print(_overview())
+    return main_lib.DONE
+  if names[0] not in registry.REGISTRY:
+    raise UsageError(
+      f'{names[0]!r} is not an algorithm; there are'
+      f' {", ".join(registry.REGISTRY)}{closest(names[0], registry.REGISTRY)}'
+    )
+  print(_page(registry.REGISTRY[names[0]]))
+  return main_lib.DONE
+
+
+def _refusal(entry: registry.Algorithm, asked: str) -> str:
+  """Why the programs refuse `asked` for an algorithm; '' if they do not."""
+  scenarios = entry.capabilities.trains_clients or entry.capabilities.scenarios
+  try:
+    config_lib.from_command_line(
+      [
+        f'--algorithm={entry.name}',
+        f'--scenario={scenarios[0]}',
+        *_COMMON,
+        *_ASKED[asked],
+      ]
+    )
+  except UsageError as error:
+    return str(error)
+  return ''
+
+
+def _overview() -> str:
+  """The table of all algorithms, with notes."""
+  rows = [['', *_HEADS[0]], ['', *_HEADS[1]]]
+  uploads: list[str] = []
+  refusals: list[str] = []
+  for name, entry in registry.REGISTRY.items():
+    can = entry.capabilities
+    places = [s.removeprefix('labels_at_') for s in can.scenarios]
+    row = [
+      name,
+      places[0] if len(places) == 1 else 'both',
+      _YES if can.client_state else 'no',
+      'own' if can.per_client_broadcast else 'same',
+      str(can.client_phases),
+      f'{can.weight_sets_down} / {can.weight_sets_up}',
+    ]
+    for asked in _ASKED:
+      reason = _refusal(entry, asked)
+      if reason and reason not in refusals:
+        refusals.append(reason)
+      row.append(f'no ({refusals.index(reason) + 1})' if reason else _YES)
+    rows.append(row)
+    if can.extra_uploads:
+      more = ', '.join(can.extra_uploads)
+      uploads.append(f'{name}: clients also send: {more}.')
+  lines = _columns(rows)
+  lines.append('')
+  for note in uploads:
+    lines += _wrapped(note)
+  for number, note in enumerate(refusals, 1):
+    lines += _wrapped(f'({number}) {note}')
+  more = f'{console.command("algorithms")} NAME explains one.'
+  return '\n'.join([*lines, '', _LEGEND, '', more])
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Lines of aligned cells; a first cell that is too long has its own line."""
+  widths = [max(map(len, cells)) for cells in zip(*rows)]
+  room = console.WIDTH - sum(widths[1:]) - 2 * len(widths[1:])
+  widths[0] = min(widths[0], room)
+  lines = []
+  for first, *others in rows:
+    if len(first) > room:
+      lines.append(first)
+      first = ''
+    padded = (cell.ljust(w) for cell, w in zip((first, *others), widths))
+    lines.append('  '.join(padded).rstrip())
+  return lines
+
+
+def _wrapped(text: str) -> list[str]:
+  return textwrap.wrap(
+    text, console.WIDTH, subsequent_indent='    ', break_on_hyphens=False
+  )
+
+
+def _page(entry: registry.Algorithm) -> str:
+  """All that there is to know about an algorithm."""
+  group = config_lib.own_group(entry)
+  lines = [_docstring(entry.builder.partition(':')[0])]
+  lines += usage.group_lines(group)
+  names = _configs(entry.name)
+  if names:
+    lines += ['', 'Configurations, for --flagfile:', *(f'  {n}' for n in names)]
+  lines += ['', 'A deployment:', console.table(_deployment(entry))]
+  return '\n'.join(lines)
+
+
+def _docstring(module: str) -> str:
+  """A module's docstring, read without importing the module."""
+  loaded = sys.modules.get(module)
+  path = getattr(loaded, '__file__', None)
+  if path is None:
+    spec = importlib.util.find_spec(module)
+    path = spec.origin if spec else None
+  if path is None or not os.path.isfile(path):
+    return f'{module}: its source is not there.'
+  tree = ast.parse(files.read_text(path))
+  return ast.get_docstring(tree) or f'{module}: it has no docstring.'
+
+
+def _configs(name: str) -> list[str]:
+  """The package's flagfiles for an algorithm."""
+  default = run_hparams.RunHparams.algorithm
+  return [
+    path
+    for path in configs.names()
+    if flags.read_flagfile(path).get('algorithm', default) == name
+  ]
+
+
+def _deployment(entry: registry.Algorithm) -> dict[str, str]:
+  """What a deployment must provide, and may add."""
+  can = entry.capabilities
+  rows = {
+    'labels': ' or '.join(can.scenarios).replace('_', ' '),
+    'clients train': ', '.join(can.trains_clients).replace('_', ' ') or 'never',
+    'client state': 'the server keeps one for each client, by its identity'
+    if can.client_state
+    else 'none is kept from round to round',
+    'messages': 'each client receives one of its own'
+    if can.per_client_broadcast
+    else 'all clients receive the same one',
+    'phases': f'{can.client_phases} a round; static batch norm (--norm=sbn)'
+    ' adds one',
+    'weight sets': f'{can.weight_sets_down} to a client and'
+    f' {can.weight_sets_up} from a client in a phase',
+    'also sent': ', '.join(can.extra_uploads)
+    or 'nothing beside the update, its weight and sums for metrics',
+  }
+  if can.own_weights:
+    rows['weights'] = (
+      f'of updates are set by clients if --{entry.name}.{can.own_weights}=true'
+    )
+  for asked, arguments in _ASKED.items():
+    reason = _refusal(entry, asked).removeprefix(f'{arguments[0]}: ')
+    rows[arguments[0]] = f'no: {reason}' if reason else 'with --norm=gn'
+  return rows
