@@ -73,7 +73,8 @@ class SourceTree:
 
     Args:
       source: The file.
-      deferred: Whether imports within functions count.
+      deferred: Whether imports within functions, and those for types only,
+        count.
 
     Returns:
       The full names of modules of this tree, together with the packages that
@@ -92,6 +93,13 @@ class SourceTree:
     return result - {source.module}
 
 
+def _is_deferred(node: ast.AST) -> bool:
+  """Whether a statement's body is not run when its module is imported."""
+  if isinstance(node, ast.If) and isinstance(node.test, ast.Name):
+    return node.test.id == 'TYPE_CHECKING'
+  return isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+
+
 def _imported_names(tree: ast.Module, deferred: bool) -> Iterator[str]:
   """Dotted names: of `from a import b`, `a.b`."""
   todo: list[ast.AST] = [tree]
@@ -103,7 +111,5 @@ def _imported_names(tree: ast.Module, deferred: bool) -> Iterator[str]:
       if node.level or not node.module:
         raise ValueError(f'line {node.lineno}: a relative import')
       yield from (f'{node.module}.{alias.name}' for alias in node.names)
-    elif deferred or not isinstance(
-      node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
-    ):
+    elif deferred or not _is_deferred(node):
       todo.extend(ast.iter_child_nodes(node))

@@ -101,7 +101,7 @@ def test_a_page(name, shown):
   assert code == main.DONE
   assert max(map(len, lines)) <= 80
   entry, text = registry.REGISTRY[name], '\n'.join(lines)
-  module = entry.builder.partition(':')[0]
+  module = entry.local_algorithm.partition(':')[0]
   assert 'tensorflow' in before or 'tensorflow' not in sys.modules
   assert module in before or module not in sys.modules
   for field in dataclasses.fields(entry.hparams):
@@ -121,14 +121,14 @@ def test_pages_have_docstrings_and_what_is_refused(shown):
 
 
 def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
-  entry = dataclasses.replace(demanding, builder=f'{__name__}:build')
+  entry = dataclasses.replace(demanding, local_algorithm=f'{__name__}:build')
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
   code, lines = shown(entry.name)
   assert code == main.DONE
   assert lines[0] == f'{__name__}: it has no docstring.'
   assert '  Unless given: --client_epochs=3.' in lines
   assert not any('configs/' in line for line in lines)
-  entry = dataclasses.replace(demanding, builder='nowhere:build')
+  entry = dataclasses.replace(demanding, local_algorithm='nowhere:build')
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
   assert shown(entry.name)[1][0] == 'nowhere: its source is not there.'
 

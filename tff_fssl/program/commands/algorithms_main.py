@@ -158,7 +158,7 @@ def _wrapped(text: str) -> list[str]:
 def _page(entry: registry.Algorithm) -> str:
   """All that there is to know about an algorithm."""
   group = config_lib.own_group(entry)
-  lines = [_docstring(entry.builder.partition(':')[0])]
+  lines = [_docstring(entry.local_algorithm.partition(':')[0])]
   lines += usage.group_lines(group)
   names = _configs(entry.name)
   if names:
