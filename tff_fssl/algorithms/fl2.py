@@ -1,6 +1,6 @@
 """(FL)^2: Overcoming Few Labels in Federated Semi-Supervised Learning.
 
-Lee, Le, Shin and Lee, NeurIPS 2024. Labels at the server.
+Lee, Le, Shin and Lee, NeurIPS 2024. There, the labels are at the server.
 
 In a round:
 1.  The server broadcasts weights W and batch norm statistics.
@@ -19,8 +19,12 @@ In a round:
 5.  Static batch norm gathers statistics.
 
 One forward pass at W serves L_a, L_p and Q, so that a step costs eight
-forward-equivalents, where the authors' code spends eleven. It costs three if no
-example of a batch reaches the fixed threshold, since eps and L_cs are then 0.
+forward-equivalents, where the authors' code spends eleven. It costs six if all
+kept examples of a batch reach the fixed threshold (always, without CAT), since
+L_p is then L_a, and three if none does, since eps and L_cs are then 0.
+
+With labels at the clients, which the paper does not have, the cross-entropy of
+a labelled batch is added to the loss; the rest of a round is the same.
 
 Deviations from the authors' code: the momenta of the optimizers start at 0 each
 round (theirs persist across rounds, and are stale at clients). Statistics are
@@ -102,7 +106,9 @@ def _targets(hparams, network, batch):
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )
-  ratios = diagnostics.kept_and_confident(labels, part.labels, kept, confident)
+  ratios = diagnostics.kept_and_confident(
+    labels, part.labels, kept, confident, part.weights
+  )
   return labels, kept, confident, ratios
 
 
@@ -127,15 +133,25 @@ def build_step(hparams: Fl2Hparams) -> Any:
       'all': kept,
       'correct': tf.logical_and(kept, tf.equal(labels, part.labels)),
     }[hparams.consistency_on]
-    mask, kept = tf.cast(mask, tf.float32), tf.cast(kept, tf.float32)
+    mask, kept = (
+      tf.cast(which, tf.float32) * part.weights for which in (mask, kept)
+    )
 
     with tf.GradientTape(persistent=True) as tape:
       logits = network.logits(images, training=True)
       entropies = losses.cross_entropy(labels, logits)
       loss_a = losses.masked_mean(entropies, kept)
       loss_p = losses.masked_mean(entropies, mask)
-      weighted_loss_a = hparams.pseudo_label_loss_weight * loss_a
-    gradients = network.gradients(tape, weighted_loss_a)
+    gradients_a = network.gradients(tape, loss_a)
+    gradients = [hparams.pseudo_label_loss_weight * g for g in gradients_a]
+
+    def gradients_p():
+      # Where all kept examples are confident, L_p is L_a.
+      return tf.cond(
+        tf.reduce_all(tf.equal(mask, kept)),
+        lambda: gradients_a,
+        lambda: network.gradients(tape, loss_p),
+      )
 
     def loss_at_perturbed():
       perturbed = network.logits(images, training=True)
@@ -152,7 +168,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.reduce_any(mask > 0.0),
         lambda: sharpness.loss_and_gradients_at_ascent(
           network,
-          network.gradients(tape, loss_p),
+          gradients_p(),
           loss_at_perturbed,
           rho=hparams.rho,
           eta=hparams.asam_eta,
@@ -182,10 +198,13 @@ def build_local_algorithm(
   """The clients' part: steps 2 and 3."""
   per_step = hparams.pseudo_labels == 'per_step'
   views = ('weak', 'strong') if per_step else ('strong',)
-  return algorithm_lib.LocalAlgorithm(
+  local = algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
     steps=(build_step(hparams),),
     step_ratios=step_ratios(hparams),
     streams={objective.UNLABELED: algorithm_lib.Stream({v: v for v in views})},
     weighs=hparams.learning_status_aggregation,
   )
+  if not round_hparams.labels_at_clients:
+    return local
+  return objective.plus(local, objective.supervised())

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import importlib
 from typing import TYPE_CHECKING, Any
 
 from tff_fssl import hparams as hparams_lib
@@ -62,8 +63,9 @@ class Algorithm:
     local_algorithm: 'module:function', called with the algorithm's
       hyper-parameters and the round's; returns the clients' part, a
       `local.algorithm.LocalAlgorithm`.
-    server_training: Likewise, what the server does with its labels; '': it
-      minimizes the cross-entropy of its labelled examples.
+    other_parts: Likewise, further fields of `assemble.Parts`, by name: what the
+      server does (with its labels, with updates), what else travels, how the
+      model predicts. The defaults are FedAvg's.
     capabilities: What the algorithm can do.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag; an embedder writes
@@ -77,7 +79,7 @@ class Algorithm:
   summary: str
   hparams: type[Any]
   local_algorithm: str
-  server_training: str = ''
+  other_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   capabilities: Capabilities = Capabilities()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -92,6 +94,23 @@ class Algorithm:
         f'the registry entry {self.name!r} has a wrong value in round_defaults'
         f' or tiny_hparams: {error}'
       ) from error
+
+  def build_parts(
+    self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
+  ) -> Any:
+    """The algorithm's `assemble.Parts` for hyper-parameters; see `build`."""
+    assemble = importlib.import_module('tff_fssl.rounds.assemble')
+    references = {'local': self.local_algorithm, **self.other_parts}
+    hparams = self.hparams() if hparams is None else hparams
+    return assemble.completed(
+      assemble.Parts(
+        **{
+          part: hparams_lib.import_function(reference)(hparams, round_hparams)
+          for part, reference in references.items()
+        }
+      ),
+      round_hparams,
+    )
 
   def build(
     self,
@@ -135,21 +154,10 @@ class Algorithm:
         f'--scenario={scenario}: {self.name} is not defined for it, only for'
         f' {", ".join(self.capabilities.scenarios)}'
       )
-    hparams = self.hparams() if hparams is None else hparams
-    parts = {
-      name: hparams_lib.import_function(reference)(hparams, round_hparams)
-      for name, reference in (
-        ('local_algorithm', self.local_algorithm),
-        ('server_training', self.server_training),
-      )
-      if reference
-    }
-    build_process = hparams_lib.import_function(
-      'tff_fssl.rounds.assemble:build_process'
-    )
-    return build_process(
+    assemble = importlib.import_module('tff_fssl.rounds.assemble')
+    return assemble.build_process(
       model_fn,
-      **parts,
+      self.build_parts(hparams, round_hparams),
       views=views,
       element_spec=element_spec,
       server_data_fn=server_data_fn,
@@ -181,7 +189,7 @@ REGISTRY = {
       'UDA with annealed labels at clients, with FedAvg or FedProx.',
       uda_hparams.UdaHparams,
       'tff_fssl.algorithms.uda:build_local_algorithm',
-      'tff_fssl.algorithms.uda:build_server_training',
+      {'server_training': 'tff_fssl.algorithms.uda:build_server_training'},
       tiny_hparams={'confidence_threshold': 0.3, 'tsa_rounds': 2},
     ),
     Algorithm(
@@ -213,8 +221,6 @@ REGISTRY = {
       fl2_hparams.Fl2Hparams,
       'tff_fssl.algorithms.fl2:build_local_algorithm',
       capabilities=Capabilities(
-        scenarios=(_SERVER,),
-        trains_clients=(_SERVER,),
         extra_uploads=('learning status (in the weight)',),
         own_weights='learning_status_aggregation',
       ),

@@ -147,6 +147,8 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
     element_spec,
   )
   x, y = element['unlabeled']['x'], element['unlabeled']['y']
+  if 'client_id' in element:
+    element['client_id'] = np.int32(-1)
   element['unlabeled'] = collections.OrderedDict(
     x=np.zeros([1, *x.shape[1:]], x.dtype),
     y=np.full([1], UNKNOWN_LABEL - 1, y.dtype),

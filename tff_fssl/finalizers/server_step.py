@@ -1,11 +1,12 @@
 """The server's step: apply the update, then train on the server's labels."""
 
 import collections
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
 
 # (weights, round_num, momentum) -> (weights, metrics, momentum), called inside
@@ -18,34 +19,101 @@ ServerTraining = Callable[
 ]
 
 
+class _Tools:
+  """`ServerTools` of one step, and what they change beside the weights."""
+
+  def __init__(self, state, optimizer, train, non_negative):
+    self._optimizer, self._train = optimizer, train
+    self._non_negative = non_negative
+    self._round_num = state['round_num']
+    self.optimizer_state = state['optimizer']
+    self.momentum = tuple(state['momentum'])
+    self.metrics: collections.OrderedDict[str, tf.Tensor] = (
+      collections.OrderedDict()
+    )
+
+  def tools(self):
+    """The functions, as an algorithm gets them."""
+    return server_algorithm.ServerTools(self.apply, self.train, self._round_num)
+
+  def apply(self, weights, update):
+    """Applies an update, unless it or the result is not finite."""
+    num_trainable = len(weights.trainable)
+    old = (
+      self.optimizer_state,
+      tuple(weights.trainable),
+      tuple(weights.non_trainable),
+    )
+    new = self._optimizer.next(old[0], old[1], update[:num_trainable])
+    non_trainable = old[2]
+    if len(update) > num_trainable:
+      changes = iter(update[num_trainable:])
+      non_trainable = tuple(
+        _changed(w, next(changes), index in self._non_negative)
+        if w.dtype.is_floating
+        else w
+        for index, w in enumerate(old[2])
+      )
+    new = (*new, non_trainable)
+    applied = adapter.all_finite((update, new))
+    self.optimizer_state, trainable, non_trainable = tf.nest.map_structure(
+      lambda n, o: tf.where(applied, n, o), new, old
+    )
+    norm = tf.linalg.global_norm(update[:num_trainable])
+    self.metrics.update(
+      update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
+      update_norm=tf.where(applied, norm, 0.0),
+      weights_norm=tf.linalg.global_norm(weights.trainable),
+    )
+    return adapter.Weights(
+      tuple(trainable), tuple(non_trainable), weights.statistics_count
+    )
+
+  def train(self, weights):
+    """Trains on the server's labels, if there are any."""
+    if self._train is not None:
+      weights, metrics, self.momentum = self._train(
+        weights, self._round_num, self.momentum
+      )
+      self.metrics.update(metrics)
+    return weights
+
+
 def build_server_step(
-  weights_type: tff.Type,
-  update_type: tff.Type,
+  model_type: tff.Type,
+  aggregate_type: tff.Type,
   optimizer: tff.learning.optimizers.Optimizer,
   *,
   first_round: int,
+  algorithm: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG,
+  peer_sizes: Mapping[str, int] | None = None,
   make_training: Callable[[], ServerTraining] | None = None,
   keeps_momentum: bool = False,
   non_negative: Collection[int] = (),
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
-  Its `next`, `<S@SERVER, W@SERVER, U@SERVER> -> <S, W, metrics>@SERVER`, where
-  `T@SERVER` is TFF's notation for a value of type T at the server:
+  Its `next`, `<S@SERVER, M@SERVER, A@SERVER> -> <S, M, metrics>@SERVER`, where
+  `T@SERVER` is TFF's notation for a value of type T at the server, calls the
+  algorithm's `update`. Its tools:
 
-  1.  Applies the update (trainable weights before minus after training) as a
+  *   apply the update (trainable weights before minus after training) as a
       gradient, with `optimizer`. An update that is not finite (all weights were
       0, or the aggregator returned such an update), or whose result is not
-      finite, is skipped: weights and optimizer state stay.
-  2.  Adds the mean change of tracked non-trainable weights, if there are any.
-  3.  Trains on the server's labels, if there are any.
+      finite, is skipped: weights and optimizer state stay. The mean change of
+      tracked non-trainable weights is added, if there are any.
+  *   train on the server's labels, if there are any.
 
   Args:
-    weights_type: The type W of an `adapter.Weights`.
-    update_type: The type U: one float tensor per trainable weight, then, if
-      they are tracked, one per non-trainable float weight.
+    model_type: The type M of a `server_algorithm.ServerModel`.
+    aggregate_type: The type A: OrderedDict(update, signals, num_reports).
+      `update` has one float tensor per trainable weight; if they are tracked,
+      one per non-trainable float weight; and those of the uploaded peers.
     optimizer: The server optimizer.
     first_round: The number of the first round.
+    algorithm: The server's part of the algorithm.
+    peer_sizes: Name of each uploaded peer -> the number of its tensors in the
+      update, in order.
     make_training: Returns the server's training, if it trains; called where
       variables may be made.
     keeps_momentum: Whether the momentum of that training is part of the state;
@@ -56,7 +124,7 @@ def build_server_step(
   Returns:
     The process. Its state is OrderedDict(round_num, optimizer, momentum).
   """
-  specs = tff.types.type_to_tf_tensor_specs(weights_type)
+  specs = tff.types.type_to_tf_tensor_specs(model_type)
 
   @tff.tensorflow.computation
   def initialize_state():
@@ -70,57 +138,26 @@ def build_server_step(
 
   state_type = initialize_state.type_signature.result
 
-  @tff.tensorflow.computation(state_type, weights_type, update_type)
-  def step(state, weights, update):
+  @tff.tensorflow.computation(state_type, model_type, aggregate_type)
+  def step(state, model, aggregate):
     train = None if make_training is None else make_training()
 
     @tf.function
-    def run(state, weights, update):
-      update = tuple(update)
-      num_trainable = len(weights.trainable)
-      old = (
-        state['optimizer'],
-        tuple(weights.trainable),
-        tuple(weights.non_trainable),
+    def run(state, model, aggregate):
+      used = _Tools(state, optimizer, train, non_negative)
+      model = algorithm.update(
+        server_algorithm.ServerModel(*model),
+        _aggregated(aggregate, peer_sizes or {}),
+        used.tools(),
       )
-      new = optimizer.next(old[0], old[1], update[:num_trainable])
-      non_trainable = old[2]
-      if len(update) > num_trainable:
-        changes = iter(update[num_trainable:])
-        non_trainable = tuple(
-          _changed(w, next(changes), index in non_negative)
-          if w.dtype.is_floating
-          else w
-          for index, w in enumerate(old[2])
-        )
-      new = (*new, non_trainable)
-      applied = adapter.all_finite((update, new))
-      optimizer_state, trainable, non_trainable = tf.nest.map_structure(
-        lambda n, o: tf.where(applied, n, o), new, old
-      )
-      norm = tf.linalg.global_norm(update[:num_trainable])
-      metrics = collections.OrderedDict(
-        update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
-        update_norm=tf.where(applied, norm, 0.0),
-        weights_norm=tf.linalg.global_norm(weights.trainable),
-      )
-      weights = adapter.Weights(
-        tuple(trainable), tuple(non_trainable), weights.statistics_count
-      )
-      momentum = tuple(state['momentum'])
-      if train is not None:
-        weights, training_metrics, momentum = train(
-          weights, state['round_num'], momentum
-        )
-        metrics.update(training_metrics)
       state = collections.OrderedDict(
         round_num=state['round_num'] + 1,
-        optimizer=optimizer_state,
-        momentum=momentum,
+        optimizer=used.optimizer_state,
+        momentum=used.momentum,
       )
-      return state, weights, metrics
+      return state, model, used.metrics
 
-    return run(state, weights, update)
+    return run(state, model, aggregate)
 
   @tff.federated_computation
   def init_fn():
@@ -128,15 +165,30 @@ def build_server_step(
 
   @tff.federated_computation(
     tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(weights_type, tff.SERVER),
-    tff.FederatedType(update_type, tff.SERVER),
+    tff.FederatedType(model_type, tff.SERVER),
+    tff.FederatedType(aggregate_type, tff.SERVER),
   )
-  def next_fn(state, weights, update):
+  def next_fn(state, model, aggregate):
     return tff.templates.MeasuredProcessOutput(
-      *tff.federated_map(step, (state, weights, update))
+      *tff.federated_map(step, (state, model, aggregate))
     )
 
   return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def _aggregated(
+  aggregate: Mapping[str, tf.Tensor], peer_sizes: Mapping[str, int]
+) -> server_algorithm.Aggregated:
+  """What came from the clients; the update split by network."""
+  update = tuple(aggregate['update'])
+  end = len(update) - sum(peer_sizes.values())
+  own, rest = update[:end], update[end:]
+  of_peers = {}
+  for name, size in peer_sizes.items():
+    of_peers[name], rest = rest[:size], rest[size:]
+  return server_algorithm.Aggregated(
+    own, of_peers, dict(aggregate['signals']), aggregate['num_reports']
+  )
 
 
 def _changed(

@@ -58,6 +58,29 @@ def minimize(*terms: Term) -> algorithm_lib.LocalAlgorithm:
   )
 
 
+def plus(
+  algorithm: algorithm_lib.LocalAlgorithm, term: Term
+) -> algorithm_lib.LocalAlgorithm:
+  """The algorithm, in whose first step the loss has one term more."""
+  first, *others = algorithm.steps
+  (alone,) = minimize(term).steps
+
+  def step(networks, batch):
+    result, added = first(networks, batch), alone(networks, batch)
+    gradients = [
+      a + b for a, b in zip(result.gradients, added.gradients, strict=True)
+    ]
+    return result._replace(
+      gradients=gradients, ratios={**result.ratios, **added.ratios}
+    )
+
+  return algorithm._replace(
+    steps=(step, *others),
+    step_ratios=(*algorithm.step_ratios, *term.ratios),
+    streams={**algorithm.streams, **term.streams},
+  )
+
+
 def supervised() -> Term:
   """The mean cross-entropy of labelled examples (weak view)."""
 

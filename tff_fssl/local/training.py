@@ -51,7 +51,8 @@ class LocalResult(NamedTuple):
 
   Attributes:
     update: Per trainable variable, weights before minus weights after; all 0 if
-      it is not finite. Then the same of each peer that is uploaded, in order.
+      it is not finite.
+    of_peers: The same of all peers that are uploaded, one after another.
     non_trainable: The non-trainable variables after training; unchanged if the
       update is not finite.
     is_finite: bool scalar, whether the update is finite.
@@ -65,6 +66,7 @@ class LocalResult(NamedTuple):
   """
 
   update: tuple[tf.Tensor, ...]
+  of_peers: tuple[tf.Tensor, ...]
   non_trainable: tuple[tf.Tensor, ...]
   is_finite: tf.Tensor
   num_examples: tf.Tensor
@@ -324,12 +326,16 @@ class LocalTraining:
     momentum, of_peers = before
     local = self._networks.local
     update = _change(data.weights, local)
-    for name, peer in self._algorithm.peers.items():
-      if peer.uploaded:
-        update += _change(of_peers[name], self._networks.peers[name])
-    is_finite = adapter.all_finite(update)
+    uploads = [
+      change
+      for name, peer in self._algorithm.peers.items()
+      if peer.uploaded
+      for change in _change(of_peers[name], self._networks.peers[name])
+    ]
+    is_finite = adapter.all_finite((update, uploads))
     return LocalResult(
       adapter.zero_unless(is_finite, tuple(update)),
+      adapter.zero_unless(is_finite, tuple(uploads)) if uploads else (),
       adapter.select(
         is_finite,
         tuple(v.read_value() for v in local.non_trainable_variables),

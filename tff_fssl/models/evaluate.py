@@ -9,9 +9,10 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 
 EvaluateFn = Callable[
-  [adapter.Weights, np.ndarray, np.ndarray],
+  [server_model.ServerModel, np.ndarray, np.ndarray],
   collections.OrderedDict[str, float],
 ]
 
@@ -20,6 +21,7 @@ def build_evaluate_fn(
   model_fn: adapter.ModelFn,
   views: augment.Views,
   *,
+  prediction: server_model.Prediction = server_model.Prediction(),
   batch_size: int = 256,
 ) -> EvaluateFn:
   """Builds an evaluation for any number of examples, traced at first use.
@@ -27,12 +29,14 @@ def build_evaluate_fn(
   Args:
     model_fn: Builds the Keras model, images -> logits.
     views: The preprocessing; `plain` is used.
+    prediction: How the model predicts.
     batch_size: Examples in a batch. As long as there are no batch norm
       statistics, the moments of the batch are used.
 
   Returns:
-    `(weights, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
-    y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats.
+    `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
+    y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats;
+    then `NAME/accuracy` and `NAME/loss` for each of `prediction.also`.
   """
 
   @functools.cache
@@ -42,14 +46,13 @@ def build_evaluate_fn(
       model_fn, image_shape=augment.image_shape(views, stored)
     )
 
-    @tf.function
-    def evaluate(weights, images, labels):
-      network.assign(weights)
+    def evaluate_one(way, model, images, labels):
+      network.assign(way.weights(model))
       correct, loss = tf.constant(0.0), tf.constant(0.0)
       for start in tf.range(0, tf.shape(images)[0], batch_size):
         batch = views.plain(images[start : start + batch_size])
         target = labels[start : start + batch_size]
-        logits = network.inference_logits(batch, weights.statistics_count)
+        logits = way.logits(network, model, batch)
         correct += tf.reduce_sum(
           tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
         )
@@ -59,15 +62,25 @@ def build_evaluate_fn(
       count = tf.cast(tf.shape(images)[0], tf.float32)
       return correct / count, loss / count
 
+    @tf.function
+    def evaluate(model, images, labels):
+      result = collections.OrderedDict()
+      for name, way in {'': prediction, **prediction.also}.items():
+        prefix = f'{name}/' if name else ''
+        accuracy, loss = evaluate_one(way, model, images, labels)
+        result[f'{prefix}accuracy'] = accuracy
+        result[f'{prefix}loss'] = loss
+      return result
+
     return evaluate
 
-  def fn(weights, x, y):
-    weights = adapter.Weights(
-      *(tf.nest.map_structure(tf.convert_to_tensor, part) for part in weights)
+  def fn(model, x, y):
+    model = tf.nest.map_structure(
+      tf.convert_to_tensor, server_model.ServerModel(*model)
     )
     images, labels = tf.constant(x), tf.constant(y, tf.int32)
     evaluate = build(tuple(images.shape[1:]), images.dtype)
-    accuracy, loss = evaluate(weights, images, labels)
-    return collections.OrderedDict(accuracy=float(accuracy), loss=float(loss))
+    result = evaluate(model, images, labels)
+    return collections.OrderedDict((k, float(v)) for k, v in result.items())
 
   return fn

@@ -1,7 +1,9 @@
-"""Builds a learning process from an algorithm's local work."""
+"""Builds a learning process from an algorithm's parts."""
 
 import collections
 from collections.abc import Callable
+import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -14,16 +16,22 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.data import augment
+from tff_fssl.finalizers import server_algorithm
 from tff_fssl.finalizers import server_step
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 from tff_fssl.models import statistics
+from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_work
+from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
+from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.rounds import screen
 from tff_fssl.rounds import statistics_phase
 
 RoundHparams = round_hparams_lib.RoundHparams
@@ -33,11 +41,29 @@ ServerDataFn = Callable[[], tf.data.Dataset]
 _SERVER = 1
 
 
+@dataclasses.dataclass(frozen=True)
+class Parts:
+  """The parts of an algorithm; with the defaults, a round is FedAvg's.
+
+  Attributes:
+    local: What clients do in a round.
+    server_training: What the server does with its labels, if it has any.
+    server: What the server does with what came from the clients.
+    exchange: What else travels between server and clients.
+    prediction: How the model predicts.
+  """
+
+  local: algorithm_lib.LocalAlgorithm
+  server_training: algorithm_lib.LocalAlgorithm = objective.SUPERVISED
+  server: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG
+  exchange: exchange_lib.Exchange | None = None
+  prediction: server_model.Prediction = server_model.Prediction()
+
+
 def build_process(
   model_fn: adapter.ModelFn,
-  local_algorithm: algorithm_lib.LocalAlgorithm,
+  parts: Parts,
   *,
-  server_training: algorithm_lib.LocalAlgorithm = objective.SUPERVISED,
   views: augment.Views,
   element_spec: Any,
   server_data_fn: ServerDataFn | None,
@@ -45,8 +71,8 @@ def build_process(
   seed: int,
   model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
   num_classes: int | None = None,
-) -> tff.learning.templates.LearningProcess:
-  """Builds the process of an algorithm that averages one model.
+) -> composer.FsslProcess:
+  """Builds the process of an algorithm.
 
   Its state is TFF's `LearningAlgorithmState`, whose `client_work` is the number
   of the next round; the first is `1 - num_pretraining_rounds`. In a round:
@@ -57,13 +83,14 @@ def build_process(
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
+  An algorithm's parts may add to each of these.
+
   If clients took part but none sent a usable update, only the round number in
   the state changes.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
-    local_algorithm: What clients do in a round.
-    server_training: What the server does with its labels, if it has any.
+    parts: The algorithm.
     views: How stored examples become the network's inputs.
     element_spec: The spec of the one element that a client's data set has.
     server_data_fn: Returns the server's labelled data, a data set of one
@@ -83,7 +110,7 @@ def build_process(
   Raises:
     UsageError: If arguments do not fit together, or the model is unsuitable.
   """
-  at_server = hparams.scenario == round_hparams_lib.LABELS_AT_SERVER
+  at_server = not hparams.labels_at_clients
   if at_server != (server_data_fn is not None):
     raise hparams_lib.UsageError(
       f'scenario={hparams.scenario} and server_data_fn='
@@ -97,144 +124,320 @@ def build_process(
       ' privacy use aggregators.factory.build_aggregator, with which nothing is'
       ' released without noise'
     )
-  tracked = hparams.batch_norm_statistics == 'moving_average'
-  # Only `batch_mean` statistics depend on the batch size.
-  server_statistics_batch = hparams.statistics_batch_size
-  if hparams.batch_norm_statistics == statistics.BATCH_MEAN:
-    server_statistics_batch = hparams.server_batch_size
-  pretraining = hparams.num_pretraining_rounds if at_server else 0
-  first_round = 1 - pretraining
+  parts = completed(parts, hparams)
+  assembly = _Assembly(
+    model_fn, parts, views, element_spec, server_data_fn, hparams, seed
+  )
+  assembly.check_network(num_classes)
+  return assembly.build(model_aggregator)
 
-  def read_server_data():
-    assert server_data_fn is not None  # Checked above.
-    return client_work.read_examples(client_work.read_one(server_data_fn()))
 
-  stored = element_spec['unlabeled']['x']
-  image_shape = augment.image_shape(views, stored)
+# The set that holds the moving average of the model's weights.
+_AVERAGE = 'average'
 
-  def make_network(network_seed=None):
-    return adapter.Network(
-      model_fn,
-      seed=network_seed,
-      num_classes=num_classes,
-      image_shape=image_shape,
-      track_moving_averages=tracked,
-      compute_dtype=hparams.compute_dtype,
-      trace=network_seed is not None,  # Initial weights come first.
-    )
 
-  sgd = optimizer_lib.Sgd(
-    hparams.momentum,
-    hparams.nesterov,
-    hparams.weight_decay,
-    hparams.max_gradient_norm,
+def completed(parts: Parts, hparams: RoundHparams) -> Parts:
+  """An algorithm's parts with those that any algorithm can be given."""
+  if not hparams.average_decay or _AVERAGE in parts.prediction.also:
+    return parts
+  server = server_algorithm.with_moving_average(
+    parts.server, _AVERAGE, hparams.average_decay
+  )
+  also = {**parts.prediction.also, _AVERAGE: server_model.of_set(_AVERAGE)}
+  return dataclasses.replace(
+    parts, server=server, prediction=parts.prediction._replace(also=also)
   )
 
-  def rate_fn(initial):
-    return lambda round_num: optimizer_lib.learning_rate(
-      initial,
-      hparams.learning_rate_schedule,
-      hparams.schedule_rounds,
-      round_num,
+
+class _Assembly:
+  """The parts of a process, from the arguments of `build_process`."""
+
+  def __init__(
+    self, model_fn, parts, views, element_spec, server_data_fn, hparams, seed
+  ):
+    self._model_fn, self._parts, self._views = model_fn, parts, views
+    self._element_spec = client_data.with_ids(
+      element_spec, parts.exchange is not None and parts.exchange.num_clients
+    )
+    self._server_data_fn = server_data_fn
+    self._hparams, self._seed = hparams, seed
+    self._at_server = not hparams.labels_at_clients
+    self._tracked = hparams.batch_norm_statistics == 'moving_average'
+    self._first_round = 1 - (
+      hparams.num_pretraining_rounds if self._at_server else 0
+    )
+    self._image_shape = augment.image_shape(
+      views, element_spec['unlabeled']['x']
+    )
+    self._sgd = optimizer_lib.Sgd(
+      hparams.momentum,
+      hparams.nesterov,
+      hparams.weight_decay,
+      hparams.max_gradient_norm,
+    )
+    self._keeps_momentum = bool(
+      self._at_server and hparams.server_keeps_momentum and hparams.momentum
     )
 
-  built: dict[str, Any] = {}  # Properties of the network, once it is built.
+  def _network(
+    self, seed: int | None = None, trace: bool = False
+  ) -> adapter.Network:
+    """A network in the current graph; with initial weights if it has a seed."""
+    return adapter.Network(
+      self._model_fn,
+      seed=seed,
+      num_classes=self._expected_classes,
+      image_shape=self._image_shape,
+      track_moving_averages=self._tracked,
+      compute_dtype=self._hparams.compute_dtype,
+      trace=trace,
+    )
 
-  @tff.tensorflow.computation
-  def initial_weights():
-    network = make_network(seed)
+  def check_network(self, num_classes: int | None) -> None:
+    """Builds the network once, and notes what the round depends on."""
+    self._expected_classes = num_classes
+    with tf.Graph().as_default():
+      network = self._network(self._seed, trace=True)
     if network.num_outputs < 2:
       raise hparams_lib.UsageError(
         f'model {network.model.name!r} gives one logit; it must give one for'
         ' each class, two for two classes'
       )
-    built['batch_norm'] = bool(network.batch_norm_layers)
-    built['static'] = network.is_static
-    built['variances'] = network.variances
-    built['num_classes'] = network.num_outputs
+    self._num_classes = network.num_outputs
+    self._has_batch_norm = bool(network.batch_norm_layers)
+    self._is_static = network.is_static
+    self._variances = network.variances
+    self._num_trainable = len(network.trainable_variables)
 
-    @tf.function
-    def run():
-      weights = network.initial_weights()
-      if not (network.is_static and at_server):
-        return weights
-      images = read_server_data().x
-      kind = hparams.batch_norm_statistics
-      sums = statistics.gather(
-        network,
-        weights,
-        images,
-        views,
-        kind=kind,
-        batch_size=server_statistics_batch,
+  def build(
+    self, model_aggregator: tff.aggregators.WeightedAggregationFactory | None
+  ) -> composer.FsslProcess:
+    """The process."""
+    initial_model = self._initial_model()
+    model_type = initial_model.type_signature.result
+    bounds = self._bounds()
+    aggregator, is_confidential = self._aggregator(
+      model_type, model_aggregator, bounds
+    )
+    exchange = self._parts.exchange
+    distributor = exchange_lib.build_distributor(
+      model_type, self._parts.server, exchange, self._first_round
+    )
+    part = self._client_part(release_metrics=not is_confidential)
+    work, report_bytes = client_work.build_client_work(
+      distributor.next.type_signature.result.result.member,
+      self._element_spec,
+      part,
+      first_round=self._first_round,
+      bounds=bounds,
+    )
+    finalizer = self._finalizer(model_type, aggregator, work)
+    phases, statistics_up = self._statistics_phases(model_type)
+    state_type = tff.to_type(
+      composer.LearningAlgorithmState(
+        model_type,
+        distributor.initialize.type_signature.result.member,
+        tff.TensorType(np.int32),
+        aggregator.initialize.type_signature.result.member,
+        finalizer.initialize.type_signature.result.member,
       )
-      return statistics.put(network, weights, sums, kind=kind)
+    )
+    revise_state = None
+    if not is_confidential:  # Else the server must not learn who failed.
+      revise_state = _keep_if_all_failed(
+        state_type,
+        work.next.type_signature.result.measurements.member['train'],
+      )
+    end_round = None
+    if exchange is not None:
+      end_round = exchange_lib.build_accept(
+        exchange, state_type.distributor, model_type
+      )
+    process = composer.compose_fssl_process(
+      initial_model,
+      distributor,
+      work,
+      aggregator,
+      finalizer,
+      start=self._parts.server.start,
+      last_phases=phases,
+      end_round=end_round,
+      revise_state=revise_state,
+      communication=communication_lib.build_communication(
+        model_type,
+        work.next.type_signature.result.result.member,
+        server=self._parts.server,
+        peer_sizes=self._uploaded_peers(),
+        exchange=exchange,
+        statistics_of=('', *self._parts.server.statistics_of) if phases else (),
+        statistics_up=statistics_up,
+        report_bytes=report_bytes,
+      ),
+    )
+    process.num_classes = self._num_classes
+    process.num_clients = exchange.num_clients if exchange else 0
+    process.prediction = self._parts.prediction
+    process.find_non_finite = client_work.build_find_non_finite(
+      part, self._make_message
+    )
+    return process
 
-    return run()
+  def _initial_model(self) -> tff.Computation:
+    """`( -> ServerModel)`."""
 
-  weights_type = initial_weights.type_signature.result
-  specs = tff.types.type_to_tf_tensor_specs(weights_type)
-  update_specs = tuple(specs.trainable)
-  if tracked:
-    update_specs += tuple(s for s in specs.non_trainable if s.dtype.is_floating)
-  bounds = _bounds(hparams, local_algorithm)
-  factory = model_aggregator or tff.aggregators.MeanFactory()
-  private = isinstance(factory, privacy.PrivateMeanFactory)
-  if not private:
-    factory = guarded.GuardedFactory(factory, bounds.weights)
-  aggregator = factory.create(
-    tff.types.tensorflow_to_type(update_specs), tff.TensorType(np.float32)
-  )
-  secure = guarded.sums_securely(aggregator)
-  if private or secure:
-    aggregator_hparams.check_confidential(
-      aggregator_hparams.DP if private else aggregator_hparams.SECURE,
-      own_weights=local_algorithm.weighs,
-      client_weighting=hparams.client_weighting,
-      batch_norm=built['batch_norm'],
-      static=built['static'],
+    @tff.tensorflow.computation
+    def initial_model():
+      network = self._network(self._seed, trace=False)
+
+      @tf.function
+      def run():
+        weights = network.initial_weights()
+        if network.is_static and self._at_server:
+          kind = self._hparams.batch_norm_statistics
+          sums = statistics.gather(
+            network,
+            weights,
+            self._read_server_data().x,
+            self._views,
+            kind=kind,
+            batch_size=self._server_statistics_batch(),
+          )
+          weights = statistics.put(network, weights, sums, kind=kind)
+        return self._parts.server.start(weights)
+
+      return run()
+
+    return initial_model
+
+  def _read_server_data(self) -> algorithm_lib.Examples:
+    """The server's labelled examples."""
+    assert self._server_data_fn is not None  # Checked by `build_process`.
+    return client_data.read_examples(
+      client_data.read_one(self._server_data_fn())
     )
 
-  def make_client_training():
-    config = training.LoopConfig(
-      hparams.client_epochs,
-      hparams.client_batch_size,
-      hparams.client_labeled_batch_size
-      if local_algorithm.trains_on_unlabeled
-      else hparams.client_batch_size,
-      sgd,
-      hparams.proximal_strength,
-      hparams.jit_compile,
+  def _server_statistics_batch(self) -> int:
+    # Only `batch_mean` statistics depend on the batch size.
+    if self._hparams.batch_norm_statistics == statistics.BATCH_MEAN:
+      return self._hparams.server_batch_size
+    return self._hparams.statistics_batch_size
+
+  def _rate_fn(self, initial: float) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Round number -> learning rate."""
+    return functools.partial(
+      optimizer_lib.learning_rate,
+      initial,
+      self._hparams.learning_rate_schedule,
+      self._hparams.schedule_rounds,
     )
+
+  def _uploaded_peers(self) -> dict[str, int]:
+    """Name of each peer in the update -> the number of its tensors."""
+    return {
+      name: self._num_trainable
+      for name, peer in self._parts.local.peers.items()
+      if peer.uploaded
+    }
+
+  def _aggregator(
+    self, model_type, model_aggregator, bounds
+  ) -> tuple[tff.templates.AggregationProcess, bool]:
+    """The aggregator, and whether nothing but its sum may leave clients."""
+    specs = tff.types.type_to_tf_tensor_specs(model_type)
+    update_specs = tuple(specs.trainable)
+    if self._tracked:
+      update_specs += tuple(
+        s for s in specs.non_trainable if s.dtype.is_floating
+      )
+    update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
+    factory = model_aggregator or tff.aggregators.MeanFactory()
+    private = isinstance(factory, privacy.PrivateMeanFactory)
+    if not private:
+      factory = guarded.GuardedFactory(factory, bounds.weights)
+    aggregator = factory.create(
+      tff.types.tensorflow_to_type(update_specs), tff.TensorType(np.float32)
+    )
+    secure = guarded.sums_securely(aggregator)
+    if private or secure:
+      kind = aggregator_hparams.DP if private else aggregator_hparams.SECURE
+      aggregator_hparams.check_confidential(
+        kind,
+        own_weights=self._parts.local.weighs,
+        client_weighting=self._hparams.client_weighting,
+        batch_norm=self._has_batch_norm,
+        static=self._is_static,
+      )
+      if self._parts.local.signals or self._parts.exchange is not None:
+        raise hparams_lib.UsageError(
+          f'--aggregator={kind}: clients of this algorithm also send values'
+          ' that are not part of the sum of updates, and would be unprotected;'
+          ' use another aggregator, or another algorithm'
+        )
+    return aggregator, private or secure
+
+  def _client_part(self, release_metrics: bool) -> client_work.ClientPart:
+    """What clients do."""
+    hparams = self._hparams
+    return client_work.ClientPart(
+      make_training=self._client_training,
+      learning_rate_fn=self._rate_fn(hparams.client_learning_rate),
+      num_classes=self._num_classes,
+      weigh_by_examples=hparams.client_weighting == 'examples',
+      track_non_trainable=self._tracked,
+      exchange=self._parts.exchange,
+      release_metrics=release_metrics,
+    )
+
+  def _client_batch_sizes(self) -> tuple[int, int]:
+    """Unlabelled and labelled examples in a batch at a client."""
+    hparams = self._hparams
+    if self._parts.local.trains_on_unlabeled:
+      return hparams.client_batch_size, hparams.client_labeled_batch_size
+    return hparams.client_batch_size, hparams.client_batch_size
+
+  def _client_training(self) -> training.LocalTraining:
+    """A client's training; makes variables."""
+    hparams = self._hparams
     return training.LocalTraining(
-      make_network(), local_algorithm, views, config
+      self._network(),
+      self._parts.local,
+      self._views,
+      training.LoopConfig(
+        hparams.client_epochs,
+        *self._client_batch_sizes(),
+        self._sgd,
+        hparams.proximal_strength,
+        hparams.jit_compile,
+      ),
+      {name: self._network() for name in self._parts.local.peers},
     )
 
-  keeps_momentum = (
-    at_server and hparams.server_keeps_momentum and bool(hparams.momentum)
-  )
-
-  def make_server_training():
-    config = training.LoopConfig(
-      hparams.server_epochs,
-      hparams.server_batch_size,
-      hparams.server_batch_size,
-      sgd,
-      jit_compile=hparams.jit_compile,
-      keeps_momentum=keeps_momentum,
-    )
+  def _server_training(self) -> server_step.ServerTraining:
+    """The server's training on its labels; makes variables."""
+    hparams = self._hparams
     local = training.LocalTraining(
-      make_network(), server_training, views, config
+      self._network(),
+      self._parts.server_training,
+      self._views,
+      training.LoopConfig(
+        hparams.server_epochs,
+        hparams.server_batch_size,
+        hparams.server_batch_size,
+        self._sgd,
+        jit_compile=hparams.jit_compile,
+        keeps_momentum=self._keeps_momentum,
+      ),
     )
+    rate_fn = self._rate_fn(hparams.server_learning_rate)
 
     def train(weights, round_num, momentum):
-      labeled = read_server_data()
+      labeled = self._read_server_data()
       result = local.run(
         weights,
         labeled,
         algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
-        learning_rate=rate_fn(hparams.server_learning_rate)(round_num),
-        seed=training.fold_in(tf.stack([seed, round_num]), _SERVER),
+        learning_rate=rate_fn(round_num),
+        seed=training.fold_in(tf.stack([self._seed, round_num]), _SERVER),
         round_num=round_num,
         momentum=momentum,
       )
@@ -254,128 +457,118 @@ def build_process(
 
     return train
 
-  client_rate_fn = rate_fn(hparams.client_learning_rate)
-  work, bytes_up = client_work.build_client_work(
-    weights_type,
-    element_spec,
-    make_client_training,
-    learning_rate_fn=client_rate_fn,
-    weigh_by_examples=hparams.client_weighting == 'examples',
-    track_non_trainable=tracked,
-    first_round=first_round,
-    bounds=bounds,
-    num_classes=built['num_classes'],
-    release_metrics=not (private or secure),
-  )
-  finalizer = server_step.build_server_step(
-    weights_type,
-    aggregator.next.type_signature.result.result.member,
-    _server_optimizer(hparams),
-    first_round=first_round,
-    make_training=make_server_training if at_server else None,
-    keeps_momentum=keeps_momentum,
-    non_negative=built['variances'],
-  )
-  # Each phase broadcasts the weights; the first also sends the round number.
-  weight_bytes = client_work.num_bytes(weights_type)
-  bytes_down = weight_bytes + tf.int32.size
-  last_phase = None
-  if built['static']:
-    last_phase, phase_bytes_up = statistics_phase.build_statistics_phase(
-      weights_type,
-      element_spec,
-      make_network,
-      views,
-      kind=hparams.batch_norm_statistics,
-      batch_size=hparams.statistics_batch_size,
-      max_client_examples=_max_client_examples(hparams),
-      num_classes=built['num_classes'],
-      server_data_fn=server_data_fn,
-      server_batch_size=server_statistics_batch,
+  def _finalizer(
+    self, model_type, aggregator, work
+  ) -> tff.learning.templates.FinalizerProcess:
+    """The server's step."""
+    of_clients = work.next.type_signature.result.measurements.member
+    aggregate_type = tff.to_type(
+      collections.OrderedDict(
+        update=aggregator.next.type_signature.result.result.member,
+        signals=of_clients['signals'],
+        num_reports=of_clients['num_reports'],
+      )
     )
-    bytes_down += weight_bytes
-    bytes_up += phase_bytes_up
-
-  state_type = tff.to_type(
-    composer.LearningAlgorithmState(
-      weights_type,
-      (),
-      tff.TensorType(np.int32),
-      aggregator.initialize.type_signature.result.member,
-      finalizer.initialize.type_signature.result.member,
-    )
-  )
-  revise_state = None
-  if not (private or secure):  # Otherwise the server must not learn who failed.
-    revise_state = _keep_if_all_failed(
-      state_type, work.next.type_signature.result.measurements.member
+    return server_step.build_server_step(
+      model_type,
+      aggregate_type,
+      _server_optimizer(self._hparams),
+      first_round=self._first_round,
+      algorithm=self._parts.server,
+      peer_sizes=self._uploaded_peers(),
+      make_training=self._server_training if self._at_server else None,
+      keeps_momentum=self._keeps_momentum,
+      non_negative=self._variances,
     )
 
-  return composer.compose_fssl_process(
-    initial_weights,
-    tff.learning.templates.build_broadcast_process(weights_type),
-    work,
-    aggregator,
-    finalizer,
-    last_phase=last_phase,
-    revise_state=revise_state,
-    communication={
-      'bytes_down_per_client': bytes_down,
-      'bytes_up_per_client': bytes_up,
-    },
-    find_non_finite=client_work.build_find_non_finite(
-      make_client_training, client_rate_fn, built['num_classes']
-    ),
-    num_classes=built['num_classes'],
-  )
+  def _statistics_phases(self, model_type) -> tuple[list[tff.Computation], int]:
+    """The phases of static batch norm; the bytes a client sends in them."""
+    if not self._is_static:
+      return [], 0
+    gathering = statistics_phase.Gathering(
+      self._network,
+      self._views,
+      kind=self._hparams.batch_norm_statistics,
+      batch_size=self._hparams.statistics_batch_size,
+      max_client_examples=_max_client_examples(self._hparams),
+      num_classes=self._num_classes,
+      server_data_fn=self._server_data_fn,
+      server_batch_size=self._server_statistics_batch(),
+    )
+    phases = [
+      statistics_phase.build_statistics_phase(
+        model_type, self._element_spec, gathering, name
+      )
+      for name in ('', *self._parts.server.statistics_of)
+    ]
+    return [phase for phase, _ in phases], sum(up for _, up in phases)
+
+  def _bounds(self) -> screen.Bounds:
+    """Bounds on what an honest client with `max_client_examples` can send."""
+    local, hparams = self._parts.local, self._hparams
+    sizes = self._client_batch_sizes()
+    batch_sizes = [
+      size
+      for size, used in zip(
+        sizes, (local.trains_on_unlabeled, local.trains_on_labels)
+      )
+      if used
+    ]
+    # The other streams repeat until the longest stream of batches ends.
+    most_examples = _max_client_examples(hparams)
+    steps = max(math.ceil(most_examples / b) for b in batch_sizes)
+    most = float(hparams.client_epochs * steps * sum(batch_sizes))
+    if not local.weighs and hparams.client_weighting == 'examples':
+      allowed = guarded.AllowedWeights(most)
+    else:
+      allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
+    return screen.Bounds(allowed, most, local.signals, self._parts.exchange)
+
+  def _make_message(self, state, round_num) -> exchange_lib.Message:
+    """The message of a round, outside of TFF."""
+    exchange = self._parts.exchange
+    return exchange_lib.make_message(
+      exchange,
+      self._parts.server,
+      () if exchange is None else state.distributor['table'],
+      server_model.ServerModel(*state.global_model_weights),
+      round_num,
+    )
 
 
 def _keep_if_all_failed(
-  state_type: tff.Type, metrics_type: tff.Type
+  state_type: tff.Type, train_type: tff.Type
 ) -> tff.Computation:
-  """Restores the old state, but its counters, if no update was usable."""
+  """Restores the old model, and what made it, if no update was usable."""
 
-  @tff.tensorflow.computation(state_type, state_type, metrics_type)
-  def keep_if_all_failed(old, new, metrics):
-    train = metrics['train']
+  @tff.tensorflow.computation(state_type, state_type, train_type)
+  def keep_if_all_failed(old, new, train):
     num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
     failed = tf.logical_and(
       train['num_clients'] > 0, num_failed >= train['num_clients']
     )
-    kept = tf.nest.map_structure(lambda n, o: tf.where(failed, o, n), new, old)
-    finalizer_state = kept.finalizer
+
+    def kept(old, new):
+      return tf.nest.map_structure(
+        lambda n, o: tf.where(failed, o, n), new, old
+      )
+
+    finalizer_state = kept(old.finalizer, new.finalizer)
     finalizer_state['round_num'] = new.finalizer['round_num']
-    return kept._replace(client_work=new.client_work, finalizer=finalizer_state)
+    # A round without a usable update has no rows for an exchange, either.
+    return new._replace(
+      global_model_weights=kept(
+        old.global_model_weights, new.global_model_weights
+      ),
+      aggregator=kept(old.aggregator, new.aggregator),
+      finalizer=finalizer_state,
+    )
 
   return keep_if_all_failed
 
 
 def _max_client_examples(hparams: RoundHparams) -> int:
   return hparams.max_client_examples or round_hparams_lib.MAX_CLIENT_EXAMPLES
-
-
-def _bounds(
-  hparams: RoundHparams, local_algorithm: algorithm_lib.LocalAlgorithm
-) -> client_work.Bounds:
-  """Bounds on what an honest client with `max_client_examples` can send."""
-  batch_sizes = []
-  if local_algorithm.trains_on_unlabeled:
-    batch_sizes.append(hparams.client_batch_size)
-  if local_algorithm.trains_on_labels:
-    batch_sizes.append(
-      hparams.client_labeled_batch_size
-      if local_algorithm.trains_on_unlabeled
-      else hparams.client_batch_size
-    )
-  # The other streams repeat until the longest stream of batches ends.
-  most_examples = _max_client_examples(hparams)
-  steps = max(math.ceil(most_examples / b) for b in batch_sizes)
-  most = float(hparams.client_epochs * steps * sum(batch_sizes))
-  if not local_algorithm.weighs and hparams.client_weighting == 'examples':
-    return client_work.Bounds(guarded.AllowedWeights(most), most)
-  return client_work.Bounds(
-    guarded.AllowedWeights(1.0, all_or_nothing=not local_algorithm.weighs), most
-  )
 
 
 def _server_optimizer(

@@ -1,4 +1,4 @@
-"""Chains TFF's four parts, and a further client phase, into a process.
+"""Chains TFF's four parts, and further client phases, into a process.
 
 The four parts of a TFF learning process are the distributor, which broadcasts
 the weights; the client work; the aggregator, which combines the clients'
@@ -11,66 +11,84 @@ In TFF's type notation, `T@SERVER` is one value of type T at the server,
 """
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 from tff_fssl.rounds import client_work as client_work_lib
 
 LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+ServerModel = server_model.ServerModel
 
 
 class FsslProcess(tff.learning.templates.LearningProcess):
-  """A learning process that can say, in a simulation, why a client failed.
+  """A learning process that can be asked about itself.
+
+  These attributes are not part of the process's computations.
 
   Attributes:
-    find_non_finite: See `client_work.build_find_non_finite`; not part of the
-      process's computations.
+    find_non_finite: See `client_work.build_find_non_finite`.
     num_classes: The number of classes, if known; clients' labels must be less.
+    num_clients: The number of clients that the process knows by their ids, so
+      that their data must contain `client_id`; 0 if it knows none.
+    start: Weights -> the `ServerModel` of a process that starts from them.
+    prediction: How the model predicts.
   """
 
   find_non_finite: client_work_lib.FindNonFinite
   num_classes: int | None = None
+  num_clients: int = 0
+  start: Callable[[adapter.Weights], ServerModel]
+  prediction: server_model.Prediction
+
+
+# (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER.
+EndRound = Callable[[tff.Value, tff.Value, tff.Value], tff.Value]
 
 
 def compose_fssl_process(
-  initial_weights_fn: tff.Computation,
+  initial_model_fn: tff.Computation,
   distributor: tff.learning.templates.DistributionProcess,
   client_work: tff.learning.templates.ClientWorkProcess,
   aggregator: tff.templates.AggregationProcess,
   finalizer: tff.learning.templates.FinalizerProcess,
   *,
-  last_phase: tff.Computation | None = None,
+  start: Callable[[adapter.Weights], ServerModel],
+  last_phases: Sequence[tff.Computation] = (),
+  end_round: EndRound | None = None,
   revise_state: tff.Computation | None = None,
-  communication: Mapping[str, int] | None = None,
-  find_non_finite: client_work_lib.FindNonFinite | None = None,
-  num_classes: int | None = None,
+  communication: tff.Computation | None = None,
 ) -> FsslProcess:
   """Composes a `LearningProcess`.
 
   Without the keyword arguments it is
   `tff.learning.templates.compose_learning_process`, with one difference: the
-  state holds `adapter.Weights`, and `get_model_weights` converts them to
+  state holds a `ServerModel`, and `get_model_weights` converts it to
   `tff.learning.models.ModelWeights`, which evaluation and export expect.
 
   Args:
-    initial_weights_fn: `( -> W)`, the initial weights.
-    distributor: Broadcasts the weights.
-    client_work: Trains at the clients.
+    initial_model_fn: `( -> M)`, the initial model.
+    distributor: Makes the message and broadcasts it.
+    client_work: Trains at the clients. Its measurements are OrderedDict(train,
+      signals, num_reports), of which `train` is released.
     aggregator: Combines the clients' updates; weighted.
-    finalizer: Applies the combined update at the server.
-    last_phase: `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`, a
-      further client phase after the finalizer.
-    revise_state: `<S, S, M> -> S`, from the state before the round, the state
-      after it and the client work's measurements to the final state.
-    communication: Constant figures reported among the metrics.
-    find_non_finite: Value of that attribute, if any.
-    num_classes: Value of that attribute.
+    finalizer: Takes what came from the clients to a new model.
+    start: See `FsslProcess`.
+    last_phases: `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`,
+      further client phases after the finalizer.
+    end_round: Takes clients' rows to the distributor's next state; then clients
+      send OrderedDict(update, row).
+    revise_state: `<S, S, train> -> S`, from the state before the round, the
+      state after it and the client work's metrics to the final state.
+    communication: `M -> figures`, reported among the metrics.
 
   Returns:
-    The process.
+    The process. Its attributes `find_non_finite` and `prediction` are to be
+    set.
   """
   data_type = client_work.next.type_signature.parameter[2]
 
@@ -78,7 +96,7 @@ def compose_fssl_process(
   def init_fn():
     return tff.federated_zip(
       LearningAlgorithmState(
-        tff.federated_eval(initial_weights_fn, tff.SERVER),
+        tff.federated_eval(initial_model_fn, tff.SERVER),
         distributor.initialize(),
         client_work.initialize(),
         aggregator.initialize(),
@@ -88,72 +106,77 @@ def compose_fssl_process(
 
   @tff.federated_computation(init_fn.type_signature.result, data_type)
   def next_fn(state, client_data):
-    distributed = distributor.next(
-      state.distributor, state.global_model_weights
-    )
+    old_model = state.global_model_weights
+    distributed = distributor.next(state.distributor, old_model)
     worked = client_work.next(
       state.client_work, distributed.result, client_data
     )
+    update = worked.result.update
     aggregated = aggregator.next(
-      state.aggregator, worked.result.update, worked.result.update_weight
+      state.aggregator,
+      update if end_round is None else update['update'],
+      worked.result.update_weight,
     )
+    of_clients = worked.measurements
     finalized = finalizer.next(
-      state.finalizer, state.global_model_weights, aggregated.result
+      state.finalizer,
+      old_model,
+      tff.federated_zip(
+        collections.OrderedDict(
+          update=aggregated.result,
+          signals=of_clients['signals'],
+          num_reports=of_clients['num_reports'],
+        )
+      ),
     )
-    weights, of_last_phase = finalized.result, None
-    if last_phase is not None:
-      of_last_phase = last_phase(weights, client_data)
-      weights = of_last_phase.result
+    model, of_phases = finalized.result, []
+    for phase in last_phases:
+      of_phase = phase(model, client_data)
+      model = of_phase.result
+      of_phases.append(of_phase.measurements)
+    distributor_state, of_exchange = distributed.state, None
+    if end_round is not None:
+      ended = end_round(distributed.state, update['row'], model)
+      distributor_state, of_exchange = ended[0], ended[1]
     new_state = tff.federated_zip(
       LearningAlgorithmState(
-        weights,
-        distributed.state,
+        model,
+        distributor_state,
         worked.state,
         aggregated.state,
         finalized.state,
       )
     )
+    train = collections.OrderedDict(train=of_clients['train'])
     if revise_state is not None:
       new_state = tff.federated_map(
-        revise_state, (state, new_state, worked.measurements)
+        revise_state, (state, new_state, of_clients['train'])
       )
     metrics = collections.OrderedDict(
       distributor=distributed.measurements,
-      client_work=worked.measurements,
+      client_work=tff.federated_zip(train),
       aggregator=aggregated.measurements,
       finalizer=finalized.measurements,
     )
-    if of_last_phase is not None:
-      metrics['last_phase'] = of_last_phase.measurements
+    if of_phases:
+      metrics['last_phase'] = of_phases[0]
+    if of_exchange is not None:
+      metrics['exchange'] = of_exchange
     if communication is not None:
-      metrics['communication'] = tff.federated_eval(
-        _constants(communication), tff.SERVER
-      )
+      metrics['communication'] = tff.federated_map(communication, old_model)
     return tff.learning.templates.LearningProcessOutput(
       new_state, tff.federated_zip(metrics)
     )
 
   state_type = init_fn.type_signature.result.member
-  to_model, to_state = _model_weights_fns(state_type)
+  to_model, to_state = _model_weights_fns(state_type, start)
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
-  process.num_classes = num_classes
-  if find_non_finite is not None:
-    process.find_non_finite = find_non_finite
+  process.start = start
   return process
 
 
-def _constants(values: Mapping[str, int]) -> tff.Computation:
-  @tff.tensorflow.computation
-  def constants():
-    return collections.OrderedDict(
-      (name, tf.constant(value, tf.int64)) for name, value in values.items()
-    )
-
-  return constants
-
-
 def _model_weights_fns(
-  state_type: tff.Type,
+  state_type: tff.Type, start: Callable[[adapter.Weights], Any]
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
@@ -174,6 +197,6 @@ def _model_weights_fns(
       tuple(model_weights.non_trainable),
       tf.constant(1.0),
     )
-    return LearningAlgorithmState(weights, *tuple(state)[1:])
+    return LearningAlgorithmState(start(weights), *tuple(state)[1:])
 
   return get_model_weights, set_model_weights

@@ -179,6 +179,15 @@ class RoundHparams:
     minimum=1,
     maximum=2**20,
   )
+  average_decay: float = hparam(
+    0.0,
+    'If above 0, the model that is the exponential moving average of the'
+    " rounds' models, with this decay, is evaluated as well (eval.csv:"
+    ' test/average/accuracy). It changes no other result. With static batch'
+    ' norm it costs a further pass over the data in each round.',
+    minimum=0,
+    maximum=1,
+  )
   compute_dtype: str = hparam(
     'float32',
     'The type in which the network computes. bfloat16 is faster on processors'

@@ -279,6 +279,8 @@ def build_data_source(
       num_classes=num_classes,
     )
     _check_element(element, spec)
+    if 'client_id' in spec:
+      element['client_id'] = np.int32(client_id)
     return element
 
   def make_client(round_num, client_id):

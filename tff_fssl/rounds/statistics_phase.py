@@ -6,6 +6,7 @@ each client, `W@SERVER` one value of type W at the server.
 
 import collections
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import tensorflow as tf
@@ -14,65 +15,133 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import robust
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 from tff_fssl.models import statistics
-from tff_fssl.rounds import client_work
+from tff_fssl.rounds import client_data
+
+
+@dataclasses.dataclass(frozen=True)
+class Gathering:
+  """How statistics are gathered.
+
+  Attributes:
+    make_network: Called where variables may be made.
+    views: The preprocessing; `plain` is used.
+    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
+    batch_size: Examples in a batch of the clients' pass.
+    max_client_examples: The most examples that a client can have.
+    num_classes: See `client_data.read_client`.
+    server_data_fn: The server's labelled data, if it has any.
+    server_batch_size: Examples in a batch of the server's pass.
+  """
+
+  make_network: Callable[[], adapter.Network]
+  views: augment.Views
+  kind: str
+  batch_size: int
+  max_client_examples: int
+  num_classes: int
+  server_data_fn: Callable[[], tf.data.Dataset] | None
+  server_batch_size: int
+
+  def of_client(self, weights: adapter.Weights, dataset: Any) -> Any:
+    """A client's sums over all its examples."""
+    network = self.make_network()
+
+    @tf.function
+    def run(weights, dataset):
+      data, _ = client_data.read_client(dataset, self.num_classes)
+      return client_sums(
+        network,
+        weights,
+        data,
+        views=self.views,
+        kind=self.kind,
+        batch_size=self.batch_size,
+      )
+
+    return run(weights, dataset)
+
+  def at_server(self, weights: adapter.Weights, combined: Any) -> Any:
+    """The weights with statistics from clients' combined sums and its own."""
+    network = self.make_network()
+
+    @tf.function
+    def run(weights, combined):
+      own = statistics.zero_sums(network)
+      if self.server_data_fn is not None:
+        own = statistics.gather(
+          network,
+          weights,
+          client_data.read_one(self.server_data_fn())['x'],
+          self.views,
+          kind=self.kind,
+          batch_size=self.server_batch_size,
+        )
+      if self.kind == statistics.MEDIAN:
+        rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
+        sums = statistics.from_rows(network, rows)
+      else:
+        sums = tf.nest.map_structure(tf.add, combined, own)
+      return statistics.put(network, weights, sums, kind=self.kind)
+
+    return run(weights, combined)
+
+
+def _weights_of(model: Any, set_name: str) -> adapter.Weights:
+  """The weights of the model, or of one of its sets."""
+  weights = model.sets[set_name] if set_name else model
+  return adapter.Weights(
+    tuple(weights.trainable),
+    tuple(weights.non_trainable),
+    weights.statistics_count,
+  )
 
 
 def build_statistics_phase(
-  weights_type: tff.Type,
+  model_type: tff.Type,
   element_spec: Any,
-  make_network: Callable[[], adapter.Network],
-  views: augment.Views,
-  *,
-  kind: str,
-  batch_size: int,
-  max_client_examples: int,
-  num_classes: int,
-  server_data_fn: Callable[[], tf.data.Dataset] | None = None,
-  server_batch_size: int,
+  gathering: Gathering,
+  set_name: str = '',
 ) -> tuple[tff.Computation, int]:
-  """Builds `<W@SERVER, D*@CLIENTS> -> <result=W, measurements=M>@SERVER`.
+  """Builds `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`.
 
-  The result is W with new statistics. All examples of the cohort, labelled or
+  The result is M with new statistics. All examples of the cohort, labelled or
   not, and the server's labelled ones count equally; with `statistics.MEDIAN`,
   all clients and the server count equally. If there were no examples the old
   statistics stay. Sums that no client can have are left out, and their senders
   counted as `num_rejected_clients`: see `is_possible`.
 
   Args:
-    weights_type: The type W of an `adapter.Weights`.
+    model_type: The type M of a `ServerModel`.
     element_spec: The spec of the one element that a client's data set has.
-    make_network: Called where variables may be made.
-    views: The preprocessing; `plain` is used.
-    kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
-    batch_size: Examples in a batch of the clients' pass.
-    max_client_examples: The most examples that a client can have.
-    num_classes: See `client_work.read_client`.
-    server_data_fn: The server's labelled data, if it has any.
-    server_batch_size: Examples in a batch of the server's pass.
+    gathering: How statistics are gathered.
+    set_name: The set whose statistics are gathered; '': the model's.
 
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
 
-  @tff.tensorflow.computation(weights_type, client_work.data_type(element_spec))
+  @tff.tensorflow.computation(model_type)
+  def select(model):
+    return _weights_of(model, set_name)
+
+  weights_type = select.type_signature.result
+  data_type = client_data.data_type(element_spec)
+
+  @tff.tensorflow.computation(weights_type, data_type)
   def of_client(weights, dataset):
-    network = make_network()
-
-    @tf.function
-    def run(weights, dataset):
-      data, _ = client_work.read_client(dataset, num_classes)
-      return client_sums(
-        network, weights, data, views=views, kind=kind, batch_size=batch_size
-      )
-
-    return run(weights, dataset)
+    return gathering.of_client(weights, dataset)
 
   sums_type = of_client.type_signature.result
 
   @tff.tensorflow.computation(sums_type)
   def screen(sums):
-    possible = is_possible(sums, kind=kind, max_examples=max_client_examples)
+    possible = is_possible(
+      sums,
+      kind=gathering.kind,
+      max_examples=gathering.max_client_examples,
+    )
     sums = tf.nest.map_structure(
       lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
     )
@@ -82,52 +151,31 @@ def build_statistics_phase(
   def to_rows(sums):
     return statistics.to_rows(sums)
 
-  by_median = kind == statistics.MEDIAN
-  rows_type = to_rows.type_signature.result
-  combined_type = rows_type if by_median else sums_type
+  by_median = gathering.kind == statistics.MEDIAN
+  combined_type = to_rows.type_signature.result if by_median else sums_type
 
-  @tff.tensorflow.computation(weights_type, combined_type)
-  def at_server(weights, combined):
-    network = make_network()
-
-    @tf.function
-    def run(weights, combined):
-      own = statistics.zero_sums(network)
-      if server_data_fn is not None:
-        images = client_work.read_one(server_data_fn())['x']
-        own = statistics.gather(
-          network,
-          weights,
-          images,
-          views,
-          kind=kind,
-          batch_size=server_batch_size,
-        )
-      if by_median:
-        rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
-        sums = statistics.from_rows(network, rows)
-      else:
-        sums = tf.nest.map_structure(tf.add, combined, own)
-      return statistics.put(network, weights, sums, kind=kind)
-
-    return run(weights, combined)
+  @tff.tensorflow.computation(model_type, combined_type)
+  def at_server(model, combined):
+    model = server_model.ServerModel(*model)
+    weights = gathering.at_server(_weights_of(model, set_name), combined)
+    if set_name:
+      return model.with_sets(**{set_name: weights})
+    return model.with_weights(weights)
 
   @tff.federated_computation(
-    tff.FederatedType(weights_type, tff.SERVER),
-    tff.FederatedType(client_work.data_type(element_spec), tff.CLIENTS),
+    tff.FederatedType(model_type, tff.SERVER),
+    tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def phase(weights, dataset):
-    sums = tff.federated_map(
-      of_client, (tff.federated_broadcast(weights), dataset)
-    )
+  def phase(model, dataset):
+    weights = tff.federated_broadcast(tff.federated_map(select, model))
+    sums = tff.federated_map(of_client, (weights, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
       combined = robust.collect_rows(tff.federated_map(to_rows, sums))
     else:
       combined = tff.federated_sum(sums)
-    result = tff.federated_map(at_server, (weights, combined))
     return collections.OrderedDict(
-      result=result,
+      result=tff.federated_map(at_server, (model, combined)),
       measurements=tff.federated_zip(
         collections.OrderedDict(
           num_rejected_clients=tff.federated_sum(rejected)
@@ -135,7 +183,7 @@ def build_statistics_phase(
       ),
     )
 
-  return phase, client_work.num_bytes(sums_type)
+  return phase, client_data.num_bytes(sums_type)
 
 
 def client_sums(

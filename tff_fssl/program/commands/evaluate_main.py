@@ -146,9 +146,12 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
     )
   except checkpoint.CheckpointError as error:
     raise UsageError(f'{path}: {error}') from error
-  weights = warm_start.from_leaves(leaves)
-  return _evaluate_weights(
-    f'{folder}, round {round_num}', task, weights, settings
+  return _evaluate_model_of(
+    f'{folder}, round {round_num}',
+    task,
+    warm_start.from_leaves(leaves),
+    experiment.prediction_of(config),
+    settings,
   )
 
 
@@ -164,26 +167,35 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   values = {name: hparams.to_text(v) for name, v in given.items()}
   config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
 
-  from tff_fssl.program.loop import experiment  # pylint: disable=C0415
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import server_model
+  from tff_fssl.program.loop import experiment
 
   task = experiment.build_task(config)
   source = warm_start.find(folder)
   weights = warm_start.load(source, task.model_fn())
+  model = server_model.ServerModel(*weights)
   name = f'{folder}, of round {round_num}'
-  return _evaluate_weights(name, task, weights, settings)
+  # What is exported predicts by its network alone.
+  return _evaluate_model_of(name, task, model, None, settings)
 
 
-def _evaluate_weights(
-  name: str, task: Any, weights: Any, settings: EvaluateHparams
+def _evaluate_model_of(
+  name: str, task: Any, model: Any, prediction: Any, settings: EvaluateHparams
 ) -> dict[str, str]:
-  """Evaluates weights of a task's network."""
-  from tff_fssl.models import evaluate  # pylint: disable=C0415
+  """Evaluates a `ServerModel`; by its network alone, without a prediction."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import evaluate
+  from tff_fssl.models import server_model
 
   held = task.examples(settings.examples)
   evaluate_fn = evaluate.build_evaluate_fn(
-    task.model_fn, task.views, batch_size=settings.batch_size
+    task.model_fn,
+    task.views,
+    prediction=prediction or server_model.Prediction(),
+    batch_size=settings.batch_size,
   )
-  result = evaluate_fn(weights, held.x, held.y)
+  result = evaluate_fn(model, held.x, held.y)
   return _rows(name, settings, len(held), result)
 
 

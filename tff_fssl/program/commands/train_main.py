@@ -124,7 +124,7 @@ def _train(
       reporter=view,
       stop=stop,
       timing_fn=lambda: _timing(context),
-      initial_weights=weights,
+      initial_model=weights and experiment.start(weights),
       around_round=_profiler(config, tree, view).round,
       explain_fn=experiment.explain_fn if config.run.debug_non_finite else None,
       failures_fn=experiment.failed_clients.take,
@@ -145,7 +145,7 @@ def _train(
       return interrupts.exit_code(result.stopped_by)
     export.export_model(
       task,
-      experiment_lib.model_weights(result.state.process),
+      result.state.process.global_model_weights,
       tree.model,
       result.round_num,
     )
@@ -174,8 +174,8 @@ def _export_best(
       f' has the best validation accuracy, is missing ({path}: {error}).'
     )
     return
-  weights = warm_start.from_leaves(leaves)
-  export.export_model(task, weights, tree.model_best, best)
+  model = warm_start.from_leaves(leaves)
+  export.export_model(task, model, tree.model_best, best)
 
 
 def _owner(task: Any) -> ownership.Owner:

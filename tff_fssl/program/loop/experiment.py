@@ -20,10 +20,17 @@ from tff_fssl.data import sources
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import networks
+from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
+
+
+def prediction_of(config: config_lib.Config) -> server_model.Prediction:
+  """How the model of a configuration predicts."""
+  parts = config.entry.build_parts(config.algorithm, config.round)
+  return parts.prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,11 +75,17 @@ class Experiment:
   """
 
   task: Task
-  process: tff.learning.templates.LearningProcess
+  process: composer.FsslProcess
   data_source: sampling.CohortDataSource
   evaluate_fn: Callable[[Any], Mapping[str, float]]
   explain_fn: Callable[[Any, int, int], list[str]]
   failed_clients: sampling.FailedClients
+
+  def start(self, weights: adapter.Weights) -> server_model.ServerModel:
+    """The model of a run that starts from weights; NumPy arrays."""
+    tensors = tf.nest.map_structure(tf.convert_to_tensor, weights)
+    model = self.process.start(adapter.Weights(*tensors))
+    return tf.nest.map_structure(lambda tensor: tensor.numpy(), model)
 
 
 def configure_devices(config: config_lib.Config) -> None:
@@ -189,7 +202,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     task,
     process,
     data_source,
-    _build_evaluate_fn(task),
+    _build_evaluate_fn(task, process.prediction),
     _build_explain_fn(process, data_source, config.run.seed),
     failed_clients,
   )
@@ -240,12 +253,12 @@ def _build_explain_fn(
   """The function that repeats a round's clients to find those that failed."""
 
   def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
-    weights, lines = model_weights(state), []
+    lines = []
     for client_id, dataset in zip(
       data_source.client_ids(seed, round_num),
       data_source.cohort(seed, round_num),
     ):
-      found = process.find_non_finite(weights, dataset, round_num)
+      found = process.find_non_finite(state, dataset, round_num)
       if found is not None:
         lines.append(f'client {client_id}: not finite: first {found}')
     if len(lines) < num_failed:
@@ -259,22 +272,19 @@ def _build_explain_fn(
   return explain_fn
 
 
-def model_weights(state: Any) -> adapter.Weights:
-  """The weights of a process's state that are evaluated and exported."""
-  return adapter.Weights(*state.global_model_weights)
-
-
-def _build_evaluate_fn(task: Task) -> Callable[[Any], Mapping[str, float]]:
+def _build_evaluate_fn(
+  task: Task, prediction: server_model.Prediction
+) -> Callable[[Any], Mapping[str, float]]:
   splits = ['test', *(['validation'] if task.config.run.num_validation else [])]
   examples = {split: task.examples(split) for split in splits}
-  evaluate_weights = evaluate.build_evaluate_fn(task.model_fn, task.views)
+  evaluate_model = evaluate.build_evaluate_fn(
+    task.model_fn, task.views, prediction=prediction
+  )
 
   def evaluate_fn(state: Any) -> Mapping[str, float]:
-    weights, result = model_weights(state), OrderedDict()
+    model, result = state.global_model_weights, OrderedDict()
     for split, of_split in examples.items():
-      for name, value in evaluate_weights(
-        weights, of_split.x, of_split.y
-      ).items():
+      for name, value in evaluate_model(model, of_split.x, of_split.y).items():
         result[f'{split}/{name}'] = value
     return result
 

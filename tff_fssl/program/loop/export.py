@@ -11,6 +11,7 @@ from tff_fssl import durable
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
 from tff_fssl.program.storage import exported
 
@@ -23,13 +24,18 @@ _DISK_ERRORS = (
 class ServingModel(tf.Module):
   """uint8 images in, probabilities out."""
 
-  def __init__(self, task: experiment.Task, weights: adapter.Weights):
-    """Puts the weights into the task's network."""
+  def __init__(self, task: experiment.Task, model: server_model.ServerModel):
+    """Puts the model into the task's network, and beside it."""
     super().__init__(name='serving')
+    self._prediction = experiment.prediction_of(task.config)
     self._network = adapter.Network(task.model_fn)
-    self._network.assign(weights)
+    self._network.assign(self._prediction.weights(model))
     self._views = task.views
-    self._count = tf.constant(weights.statistics_count)
+    constants = tf.nest.map_structure(tf.constant, model)
+    # A function, since TensorFlow saves what is an attribute.
+    self._logits = lambda images: self._prediction.logits(
+      self._network, constants, images
+    )
     # TensorFlow saves the attributes of the module.
     self.variables_to_save = [
       *self._network.trainable_variables,
@@ -42,15 +48,20 @@ class ServingModel(tf.Module):
       ],
     )
 
+  def weights_of(self, model: server_model.ServerModel) -> adapter.Weights:
+    """The weights with which the network predicts."""
+    return self._prediction.weights(model)
+
   def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-    logits = self._network.inference_logits(
-      self._views.plain(images), self._count
-    )
+    logits = self._logits(self._views.plain(images))
     return {'probabilities': tf.nn.softmax(logits)}
 
 
 def export_model(
-  task: experiment.Task, weights: adapter.Weights, folder: str, round_num: int
+  task: experiment.Task,
+  model: server_model.ServerModel,
+  folder: str,
+  round_num: int,
 ) -> None:
   """Writes the folder of a model, replacing an earlier export.
 
@@ -63,7 +74,7 @@ def export_model(
 
   Args:
     task: Data and model.
-    weights: The trained weights.
+    model: The trained model.
     folder: The folder to write.
     round_num: The round after which the model is exported.
 
@@ -73,12 +84,14 @@ def export_model(
   """
   new = exported.new_folder(folder)
   exported.remove_leftovers(folder)
-  module = ServingModel(task, weights)
-  model = task.model_fn()
-  model.set_weights(_in_keras_order(model, weights))
+  model = server_model.ServerModel(*model)
+  module = ServingModel(task, model)
+  network = task.model_fn()
+  weights = module.weights_of(model)
+  network.set_weights(_in_keras_order(network, weights))
   try:
     tf.saved_model.save(module, new, {'serving_default': module.predict})
-    model.save(os.path.join(new, exported.KERAS_FILE))
+    network.save(os.path.join(new, exported.KERAS_FILE))
   except _DISK_ERRORS as e:
     raise UsageError(
       f'{new}: the model cannot be written ({e.message}); the run is saved: put'

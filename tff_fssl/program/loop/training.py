@@ -112,7 +112,7 @@ async def train(
   reporter: Reporter,
   stop: StopRequest,
   timing_fn: Callable[[], Mapping[str, float]] = dict,
-  initial_weights: Any = None,
+  initial_model: Any = None,
   around_round: Callable[
     [int], contextlib.AbstractContextManager[None]
   ] = lambda round_num: contextlib.nullcontext(),
@@ -136,9 +136,9 @@ async def train(
     reporter: Told about every round.
     stop: Checked after each round.
     timing_fn: Returns where the last round's seconds went, from the runtime.
-    initial_weights: The weights that a run without a saved state starts from,
-      instead of those of `initialize`. They are evaluated and saved as the
-      round before the first.
+    initial_model: The model (the state's `global_model_weights`) that a run
+      without a saved state starts from, instead of that of `initialize`. It is
+      evaluated and saved as the round before the first.
     around_round: Round number -> a context manager around that round.
     explain_fn: (process state before a round, number of the round, number of
       clients that were not finite in it) -> lines that say why; called in
@@ -161,9 +161,9 @@ async def train(
     state, done = await _initialize(
       process, data_source, settings, outputs, reporter
     )
-    if initial_weights is not None:
+    if initial_model is not None:
       state = await _warm_start(
-        state, done, initial_weights, outputs, evaluate_fn, reporter
+        state, done, initial_model, outputs, evaluate_fn, reporter
       )
   before, saved = done, done
   watch = round_checks.UpdateWatch()
@@ -281,14 +281,14 @@ def _drop_unsaved(
 async def _warm_start(
   state: ProgramState,
   done: int,
-  weights: Any,
+  model: Any,
   outputs: Outputs,
   evaluate_fn: Callable[[Any], Mapping[str, float]],
   reporter: Reporter,
 ) -> ProgramState:
-  """Puts weights into `state`, evaluates and saves: they may vanish later."""
+  """Puts a model into `state`, evaluates and saves: it may vanish later."""
   state = state._replace(
-    process=state.process._replace(global_model_weights=weights)
+    process=state.process._replace(global_model_weights=model)
   )
   evaluation = await asyncio.to_thread(evaluate_fn, state.process)
   await outputs.evaluation.release(evaluation, done)

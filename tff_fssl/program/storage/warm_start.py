@@ -136,7 +136,7 @@ def load(source: Source, model: Any) -> Any:
       np.float32(1.0),
     )
   else:
-    weights = from_leaves(source.leaves)
+    weights = from_leaves(source.leaves).weights
     wrong = ownership.model_differences(
       source.model or {}, ownership.describe_model(model)
     )
@@ -154,28 +154,46 @@ def load(source: Source, model: Any) -> Any:
 
 
 def from_leaves(leaves: Mapping[str, Any]) -> Any:
-  """The model's weights among the leaves of a checkpoint.
+  """The model among the leaves of a checkpoint.
 
   Args:
     leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
 
   Returns:
-    The weights.
+    The `ServerModel`.
 
   Raises:
     UsageError: If the checkpoint holds none.
   """
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import server_model  # pylint: disable=import-outside-toplevel
 
-  def part(name):
-    prefix = f'{_WEIGHTS}/{name}/'
-    count = sum(path.startswith(prefix) for path in leaves)
-    return tuple(leaves[f'{prefix}{index}'] for index in range(count))
-
-  if f'{_WEIGHTS}/statistics_count' not in leaves:
+  prefix = f'{_WEIGHTS}/'
+  tree: dict[str, Any] = {}
+  for path, leaf in leaves.items():
+    if path.startswith(prefix):
+      *folders, name = path.removeprefix(prefix).split('/')
+      inner = tree
+      for folder in folders:
+        inner = inner.setdefault(folder, {})
+      inner[name] = leaf
+  if 'statistics_count' not in tree:
     raise UsageError('the checkpoint holds no weights of a model')
-  return adapter.Weights(
-    part('trainable'),
-    part('non_trainable'),
-    leaves[f'{_WEIGHTS}/statistics_count'],
+
+  def tensors(numbered):
+    return tuple(numbered[str(index)] for index in range(len(numbered)))
+
+  def weights(inner):
+    return adapter.Weights(
+      tensors(inner.get('trainable', {})),
+      tensors(inner.get('non_trainable', {})),
+      inner['statistics_count'],
+    )
+
+  return server_model.ServerModel(*weights(tree))._replace(
+    sets={
+      name: weights(inner) if 'statistics_count' in inner else inner
+      for name, inner in tree.get('sets', {}).items()
+    },
+    control=tree.get('control', {}),
   )

@@ -1,0 +1,138 @@
+"""The server's part of an algorithm, as pure functions."""
+
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.semisup import moving_average
+
+ServerModel = server_model.ServerModel
+
+
+class Aggregated(NamedTuple):
+  """What came from the clients of a round.
+
+  Attributes:
+    update: The combined update of the model: per trainable weight, then, if
+      they are tracked, per non-trainable float weight.
+    of_peers: Name of an uploaded peer -> its combined update, per trainable
+      weight.
+    signals: Name -> float32 scalar, the mean over the clients that reported; 0
+      if none did.
+    num_reports: float32 scalar, the number of these clients.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  of_peers: Mapping[str, tuple[tf.Tensor, ...]]
+  signals: Mapping[str, tf.Tensor]
+  num_reports: tf.Tensor
+
+
+class ServerTools(NamedTuple):
+  """What a server algorithm can do besides arithmetic.
+
+  Attributes:
+    apply: (weights, update) -> weights, by the server optimizer. Call it once.
+    train: weights -> weights, on the server's labels; if it has none, it
+      returns them as they are. Call it at most once.
+    round_num: int32 scalar; less than 1 in server pre-training.
+  """
+
+  apply: Callable[[adapter.Weights, tuple[tf.Tensor, ...]], adapter.Weights]
+  train: Callable[[adapter.Weights], adapter.Weights]
+  round_num: tf.Tensor
+
+
+def _apply_then_train(
+  model: ServerModel, aggregated: Aggregated, tools: ServerTools
+) -> ServerModel:
+  weights = tools.apply(model.weights, aggregated.update)
+  return model.with_weights(tools.train(weights))
+
+
+class ServerAlgorithm(NamedTuple):
+  """The server's part of an algorithm.
+
+  Attributes:
+    start: The initial weights -> the model before the first round. Also called
+      when weights are set from outside.
+    update: The model after a round.
+    sends: The model -> name of a set -> bool scalar, whether clients get it in
+      the next round. None: they get every set, always. Sets that clients never
+      need are not in the result.
+    statistics_of: Names of sets, `adapter.Weights`, whose static batch norm
+      statistics are gathered with those of the model.
+  """
+
+  start: Callable[[adapter.Weights], ServerModel] = lambda weights: ServerModel(
+    *weights
+  )
+  update: Callable[[ServerModel, Aggregated, ServerTools], ServerModel] = (
+    _apply_then_train
+  )
+  sends: Callable[[ServerModel], Mapping[str, tf.Tensor]] | None = None
+  statistics_of: tuple[str, ...] = ()
+
+  def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
+    """Name of each set that clients may get -> whether they get it now."""
+    if self.sends is not None:
+      return dict(self.sends(model))
+    return {name: tf.constant(True) for name in model.sets}
+
+
+# The server of FedAvg: applies the mean update, then trains on its labels.
+FEDAVG = ServerAlgorithm()
+
+
+def with_moving_average(
+  server: ServerAlgorithm, name: str, decay: float
+) -> ServerAlgorithm:
+  """Adds a set: the exponential moving average of the model's weights.
+
+  After each round from round 1 on, average <- decay average + (1 - decay)
+  weights; before, it is a copy of the model. It changes nothing else.
+
+  Args:
+    server: The server's part of an algorithm.
+    name: The name of the set.
+    decay: alpha, in [0, 1].
+
+  Returns:
+    The server's part with the set, which is not sent to clients.
+  """
+
+  def start(weights):
+    model = server.start(weights)
+    return model.with_sets(**{name: model.weights})
+
+  def update(model, aggregated, tools):
+    average = model.sets[name]
+    model = server.update(model, aggregated, tools)
+    trainable, non_trainable = (
+      tf.nest.map_structure(
+        lambda old, new: tf.where(tools.round_num >= 1, old, new),
+        tuple(moving_average.moving_average(old, new, decay)),
+        tuple(new),
+      )
+      for old, new in (
+        (average.trainable, model.trainable),
+        (average.non_trainable, model.non_trainable),
+      )
+    )
+    average = adapter.Weights(trainable, non_trainable, model.statistics_count)
+    return model.with_sets(**{name: average})
+
+  def sends(model):
+    sent = server.sent(model)
+    sent.pop(name, None)
+    return sent
+
+  return server._replace(
+    start=start,
+    update=update,
+    sends=sends,
+    statistics_of=(*server.statistics_of, name),
+  )

@@ -1,0 +1,78 @@
+"""What the server knows after a round: the model, and what goes with it."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from tff_fssl.models import adapter
+
+
+class ServerModel(NamedTuple):
+  """The model and what goes with it.
+
+  Its first three fields are those of `adapter.Weights`.
+
+  Attributes:
+    trainable: See `adapter.Weights`.
+    non_trainable: See `adapter.Weights`.
+    statistics_count: See `adapter.Weights`.
+    sets: Name -> a further set of tensors: `adapter.Weights` of a network (a
+      teacher), or any other structure (prototypes).
+    control: Name -> float32 scalar, which is sent to the clients (a mode).
+  """
+
+  trainable: tuple[tf.Tensor, ...]
+  non_trainable: tuple[tf.Tensor, ...]
+  statistics_count: tf.Tensor
+  sets: Mapping[str, Any] = collections.OrderedDict()
+  control: Mapping[str, tf.Tensor] = collections.OrderedDict()
+
+  @property
+  def weights(self) -> adapter.Weights:
+    """The model's weights."""
+    return adapter.Weights(
+      tuple(self.trainable), tuple(self.non_trainable), self.statistics_count
+    )
+
+  def with_weights(self, weights: adapter.Weights) -> 'ServerModel':
+    """The same with other weights of the model."""
+    return ServerModel(*weights, self.sets, self.control)
+
+  def with_sets(self, **sets: Any) -> 'ServerModel':
+    """The same with other contents of some sets, or with further ones."""
+    replaced = collections.OrderedDict(self.sets)
+    replaced.update(sets)
+    return self._replace(sets=replaced)
+
+
+class Prediction(NamedTuple):
+  """How a process predicts: evaluation and export ask it.
+
+  Attributes:
+    weights: The model -> the weights that are assigned to the network.
+    logits: (network with these weights, model, preprocessed images) -> logits
+      float32 [B, C], as for evaluation.
+    also: Name -> another way to predict, which is evaluated, too.
+  """
+
+  weights: Callable[[ServerModel], adapter.Weights] = lambda model: (
+    model.weights
+  )
+  logits: Callable[[adapter.Network, ServerModel, tf.Tensor], tf.Tensor] = (
+    lambda network, model, images: network.inference_logits(
+      images, model.statistics_count
+    )
+  )
+  also: Mapping[str, 'Prediction'] = {}
+
+
+def of_set(name: str) -> Prediction:
+  """Predicts by the network with the weights of a set."""
+  return Prediction(
+    lambda model: model.sets[name],
+    lambda network, model, images: network.inference_logits(
+      images, model.sets[name].statistics_count
+    ),
+  )

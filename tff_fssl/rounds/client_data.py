@@ -1,0 +1,79 @@
+"""A client's data in TensorFlow graphs, and checks of it."""
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.local import algorithm as algorithm_lib
+
+# By kind of examples, the least label.
+_LABELS = (('labeled', 0), ('unlabeled', -1))
+
+
+def read_examples(examples: Any) -> algorithm_lib.Examples:
+  """`OrderedDict(x, y)` as `Examples`."""
+  return algorithm_lib.Examples(examples['x'], examples['y'])
+
+
+def read_one(dataset: tf.data.Dataset) -> Any:
+  """The one element of a data set; one with 0 examples if it is empty."""
+  blank = tf.nest.map_structure(
+    lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
+    dataset.element_spec,
+  )
+  # `reduce` would instantiate its function at each call: 8 ms per client.
+  blanks = tf.data.Dataset.from_tensors(blank)
+  return dataset.concatenate(blanks).take(1).get_single_element()
+
+
+def read_client(
+  dataset: tf.data.Dataset, num_classes: int
+) -> tuple[Any, tf.Tensor]:
+  """A client's element, and whether it can be trained on.
+
+  Clients' data are not trusted: a label outside the range of classes would be
+  an error on a CPU, and give NaN on a GPU.
+
+  Args:
+    dataset: A data set of one element, as `data.clients.make_example` makes it.
+    num_classes: Labels must be in [0, num_classes); labels of unlabelled
+      examples may also be -1.
+
+  Returns:
+    (element, whether it is usable: bool scalar). If it is not, the element has
+    no examples.
+  """
+  data = read_one(dataset)
+  checks = []
+  for kind, lowest in _LABELS:
+    x, y = data[kind]['x'], data[kind]['y']
+    checks += [
+      tf.equal(tf.shape(x)[0], tf.shape(y)[0]),
+      tf.reduce_all(tf.logical_and(y >= lowest, y < num_classes)),
+    ]
+  usable = tf.reduce_all(checks)
+  keep = lambda t: t[: tf.where(usable, tf.shape(t)[0], 0)]
+  kept = {k: tf.nest.map_structure(keep, data[k]) for k, _ in _LABELS}
+  return {**data, **kept}, usable
+
+
+def with_ids(element_spec: Any, num_clients: int) -> Any:
+  """The spec of a client's element, with `client_id` if clients have ids."""
+  if not num_clients:
+    return element_spec
+  return collections.OrderedDict(
+    element_spec, client_id=tf.TensorSpec([], tf.int32)
+  )
+
+
+def data_type(element_spec: Any) -> tff.SequenceType:
+  """The type of a client's data from `data.clients.element_spec`'s result."""
+  return tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
+
+
+def num_bytes(tff_type: tff.Type) -> int:
+  """The size in bytes of a value whose tensors have fixed shapes."""
+  specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
+  return sum(s.shape.num_elements() * s.dtype.size for s in specs)

@@ -1,0 +1,114 @@
+"""How many bytes travel in a round, computed from what is sent."""
+
+import collections
+from typing import Any
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.models import server_model
+from tff_fssl.rounds import client_data
+from tff_fssl.rounds import exchange as exchange_lib
+
+
+def build_communication(
+  model_type: tff.Type,
+  upload_type: tff.Type,
+  *,
+  server: server_algorithm.ServerAlgorithm,
+  peer_sizes: dict[str, int],
+  exchange: exchange_lib.Exchange | None,
+  statistics_of: tuple[str, ...],
+  statistics_up: int,
+  report_bytes: int,
+) -> tff.Computation:
+  """Builds `ServerModel -> figures`, of one client in the round to come.
+
+  Tables of which a client uses only its own rows count as these rows: this is
+  what a deployment with a federated select sends.
+
+  Args:
+    model_type: The type of the `ServerModel`.
+    upload_type: The type of a `ClientResult`.
+    server: The server's part of the algorithm.
+    peer_sizes: Name of each uploaded peer -> the number of its tensors.
+    exchange: The exchange, if there is one.
+    statistics_of: The sets ('' is the model) for whose static batch norm
+      statistics the weights are sent once more.
+    statistics_up: Bytes that a client sends in these phases.
+    report_bytes: Bytes that a client sends for metrics.
+
+  Returns:
+    The computation. Its result is an OrderedDict of int64 scalars:
+    `bytes_down_per_client` and `bytes_up_per_client`, and, if more than the
+    model travels, how they divide: `bytes_down_PART` and `bytes_up_PART`.
+  """
+  one = _weights_bytes(model_type)
+  round_num = tf.int32.size
+  up = collections.OrderedDict(
+    model=client_data.num_bytes(upload_type), statistics=statistics_up
+  )
+  if peer_sizes:
+    trainable = client_data.num_bytes(model_type.trainable)
+    for name in peer_sizes:
+      up[name] = trainable
+      up['model'] -= trainable
+  if exchange is not None:
+    up['exchange'] = client_data.num_bytes(exchange_lib.row_type(exchange))
+    up['model'] -= up['exchange']
+  up['scalars'] = report_bytes
+
+  @tff.tensorflow.computation(model_type)
+  def communication(model):
+    model = server_model.ServerModel(*model)
+    down = collections.OrderedDict(
+      model=one, statistics=one * len(statistics_of)
+    )
+    for name, is_sent in server.sent(model).items():
+      size = client_data.num_bytes(model_type.sets[name])
+      down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
+    if exchange is not None:
+      down['exchange'] = _received_bytes(exchange, model)
+    down['scalars'] = round_num + len(model.control) * tf.float32.size
+    figures = collections.OrderedDict(
+      bytes_down_per_client=_sum(down), bytes_up_per_client=_sum(up)
+    )
+    if exchange is not None or model.sets:
+      for direction, parts in (('down', down), ('up', up)):
+        for name, size in parts.items():
+          figures[f'bytes_{direction}_{name}'] = tf.cast(size, tf.int64)
+    return figures
+
+  return communication
+
+
+def _weights_bytes(model_type: tff.Type) -> int:
+  """The size of the model's weights alone."""
+  return sum(
+    client_data.num_bytes(part)
+    for part in (
+      model_type.trainable,
+      model_type.non_trainable,
+      model_type.statistics_count,
+    )
+  )
+
+
+def _received_bytes(exchange: exchange_lib.Exchange, model: Any) -> int:
+  """The size of what a client uses of the exchange's message."""
+
+  def receive(model):
+    message = exchange.message(exchange.initialize(), model, tf.constant(1))
+    return exchange.receive(message, tf.constant(0))
+
+  specs = tf.function(receive).get_concrete_function(model).structured_outputs
+  return sum(
+    (spec.shape.num_elements() or 0) * spec.dtype.size
+    for spec in tf.nest.flatten(specs)
+  )
+
+
+def _sum(parts) -> tf.Tensor:
+  """The sum of sizes, int64."""
+  return tf.add_n([tf.cast(size, tf.int64) for size in parts.values()])

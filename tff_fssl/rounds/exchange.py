@@ -1,0 +1,303 @@
+"""What travels between server and clients besides the model's update."""
+
+import collections
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.aggregators import guarded
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.models import adapter
+
+ServerModel = server_algorithm.ServerModel
+
+
+class Rows(NamedTuple):
+  """What the clients of a round sent for the exchange, n of them.
+
+  Attributes:
+    client_id: int32 [n], in [0, num_clients), each at most once; zeros if the
+      exchange knows no clients.
+    values: Name -> [n, ...].
+  """
+
+  client_id: tf.Tensor
+  values: Mapping[str, tf.Tensor]
+
+
+class Exchange(NamedTuple):
+  """A table (of clients, or of last uploads) that the server keeps.
+
+  All functions are pure, and are called inside TFF's computations. The table is
+  part of the process's state.
+
+  Attributes:
+    initialize: () -> the table, any structure of tensors.
+    message: (table, model, round number) -> what all clients are sent.
+    receive: (message, client id) -> name -> tensor, what the client uses of it.
+      This is where a client picks its own rows.
+    row_specs: Name -> `tf.TensorSpec` of what each client sends:
+      `Finished.row`.
+    accept: (table, rows, model after the round, round number) -> the table.
+    num_clients: The number of clients that the table knows by their ids; 0 if
+      it knows none.
+  """
+
+  initialize: Callable[[], Any]
+  message: Callable[[Any, ServerModel, tf.Tensor], Any]
+  receive: Callable[[Any, tf.Tensor], Mapping[str, tf.Tensor]]
+  row_specs: Mapping[str, tf.TensorSpec]
+  accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
+  num_clients: int = 0
+
+
+class Message(NamedTuple):
+  """What a client is sent at the start of a round.
+
+  Attributes:
+    weights: The model's weights, `adapter.Weights`.
+    sets: Name -> a sequence of one element, the set, or of none.
+    control: `ServerModel.control`.
+    exchange: `Exchange.message`'s result; () without an exchange.
+  """
+
+  weights: adapter.Weights
+  sets: Mapping[str, tf.data.Dataset]
+  control: Mapping[str, tf.Tensor]
+  exchange: Any
+
+
+class Received(NamedTuple):
+  """A message, as a client uses it.
+
+  Attributes:
+    weights: The model's weights.
+    sets: Name -> weights of a network. The model's own, if it was not sent.
+    others: Name -> tensor: control values, what the exchange sent, and sets
+      that are not a network's weights (zeros, if one was not sent).
+  """
+
+  weights: adapter.Weights
+  sets: Mapping[str, adapter.Weights]
+  others: Mapping[str, Any]
+
+
+def make_message(
+  exchange: Exchange | None,
+  server: server_algorithm.ServerAlgorithm,
+  table: Any,
+  model: ServerModel,
+  round_num: tf.Tensor,
+) -> Message:
+  """The message of a round."""
+  sets: Any = collections.OrderedDict()
+  for name, is_sent in server.sent(model).items():
+    whole = tf.data.Dataset.from_tensors(model.sets[name])
+    sets[name] = whole.take(tf.cast(is_sent, tf.int64))
+  return Message(
+    model.weights,
+    sets,
+    collections.OrderedDict(model.control),
+    () if exchange is None else exchange.message(table, model, round_num),
+  )
+
+
+def read_message(
+  exchange: Exchange | None, message: Message, client_id: tf.Tensor
+) -> Received:
+  """What a client uses of a message."""
+  weights = adapter.Weights(
+    tuple(message.weights.trainable),
+    tuple(message.weights.non_trainable),
+    message.weights.statistics_count,
+  )
+  sets: dict[str, adapter.Weights] = {}
+  others: dict[str, Any] = dict(message.control)
+  for name, dataset in message.sets.items():
+    spec = dataset.element_spec
+    is_network = isinstance(spec, adapter.Weights)
+    default = (
+      weights
+      if is_network
+      else tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
+    )
+    value = (
+      dataset.concatenate(tf.data.Dataset.from_tensors(default))
+      .take(1)
+      .get_single_element()
+    )
+    (sets if is_network else others)[name] = value
+  if exchange is not None:
+    others |= exchange.receive(message.exchange, client_id)
+  return Received(weights, sets, others)
+
+
+def build_distributor(
+  model_type: tff.Type,
+  server: server_algorithm.ServerAlgorithm,
+  exchange: Exchange | None,
+  first_round: int,
+) -> tff.learning.templates.DistributionProcess:
+  """Builds the process that makes the message and broadcasts it.
+
+  Args:
+    model_type: The type of the `ServerModel`.
+    server: The server's part of the algorithm.
+    exchange: The exchange, if there is one.
+    first_round: The number of the first round.
+
+  Returns:
+    The process. Its state is (), or OrderedDict(table, round_num).
+  """
+
+  @tff.tensorflow.computation
+  def initialize():
+    if exchange is None:
+      return ()
+    return collections.OrderedDict(
+      table=exchange.initialize(), round_num=tf.constant(first_round, tf.int32)
+    )
+
+  state_type = initialize.type_signature.result
+
+  @tff.tensorflow.computation(state_type, model_type)
+  def message(state, model):
+    table, round_num = (), tf.constant(0)
+    if exchange is not None:
+      table, round_num = state['table'], state['round_num']
+    model = ServerModel(*model)
+    return make_message(exchange, server, table, model, round_num)
+
+  @tff.federated_computation
+  def init_fn():
+    return tff.federated_eval(initialize, tff.SERVER)
+
+  @tff.federated_computation(
+    init_fn.type_signature.result, tff.FederatedType(model_type, tff.SERVER)
+  )
+  def next_fn(state, model):
+    sent = tff.federated_map(message, (state, model))
+    return tff.templates.MeasuredProcessOutput(
+      state,
+      tff.federated_broadcast(sent),
+      tff.federated_value((), tff.SERVER),
+    )
+
+  return tff.learning.templates.DistributionProcess(init_fn, next_fn)
+
+
+def row_type(exchange: Exchange) -> tff.Type:
+  """The type of what a client sends: is_valid, client_id, values."""
+  return tff.types.tensorflow_to_type(
+    collections.OrderedDict(
+      is_valid=tf.TensorSpec([], tf.bool),
+      client_id=tf.TensorSpec([], tf.int32),
+      values=collections.OrderedDict(sorted(exchange.row_specs.items())),
+    )
+  )
+
+
+def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
+  """Whether a row may be kept, no matter what code the client ran.
+
+  Its numbers must be within `guarded.MAX_ENTRY`, and its client must exist.
+  (That two clients claim one id is seen when the rows are together.)
+  """
+  floats = [v for v in row['values'].values() if v.dtype.is_floating]
+  exists = tf.constant(True)
+  if exchange.num_clients:
+    exists = tf.logical_and(
+      row['client_id'] >= 0, row['client_id'] < exchange.num_clients
+    )
+  return tf.logical_and(exists, guarded.is_bounded(floats))
+
+
+def build_accept(
+  exchange: Exchange,
+  distributor_state_type: tff.Type,
+  model_type: tff.Type,
+) -> Callable[[tff.Value, tff.Value, tff.Value], tff.Value]:
+  """Builds `(state, rows@CLIENTS, model) -> (state, metrics)` of a round's end.
+
+  Rows whose id another client of the cohort claims, too, are left out, all of
+  them: the server cannot tell whose they are.
+
+  Args:
+    exchange: The exchange.
+    distributor_state_type: The type of `build_distributor`'s state.
+    model_type: The type of the `ServerModel`.
+
+  Returns:
+    A function for use in a federated computation.
+  """
+  one = row_type(exchange)
+  specs = tff.types.type_to_tf_tensor_specs(one)
+  many = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(
+      lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
+    )
+  )
+
+  @tff.tensorflow.computation
+  def no_rows():
+    # The accumulator's type must have an unknown length.
+    return tf.nest.map_structure(
+      lambda s: tf.compat.v1.placeholder_with_default(
+        tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
+      ),
+      specs,
+    )
+
+  @tff.tensorflow.computation(many, one)
+  def append(rows, row):
+    return tf.nest.map_structure(
+      lambda r, new: tf.concat([r, new[None]], axis=0), rows, row
+    )
+
+  @tff.tensorflow.computation(many, many)
+  def concatenate(first, second):
+    return tf.nest.map_structure(
+      lambda a, b: tf.concat([a, b], axis=0), first, second
+    )
+
+  @tff.tensorflow.computation(many)
+  def report(rows):
+    return rows
+
+  @tff.tensorflow.computation(distributor_state_type, many, model_type)
+  def accept(state, rows, model):
+    keep = rows['is_valid']
+    if exchange.num_clients:
+      same = tf.equal(rows['client_id'][:, None], rows['client_id'][None])
+      claims = tf.reduce_sum(
+        tf.cast(tf.logical_and(same, keep[None]), tf.int32), axis=1
+      )
+      unique = tf.logical_and(keep, claims <= 1)
+    else:
+      unique = keep
+    kept = tf.nest.map_structure(lambda t: tf.boolean_mask(t, unique), rows)
+    table = exchange.accept(
+      state['table'],
+      Rows(kept['client_id'], kept['values']),
+      ServerModel(*model),
+      state['round_num'],
+    )
+    num_disputed = tf.reduce_sum(
+      tf.cast(tf.logical_and(keep, tf.logical_not(unique)), tf.int32)
+    )
+    state = collections.OrderedDict(
+      table=table, round_num=state['round_num'] + 1
+    )
+    return state, collections.OrderedDict(
+      num_rows=tf.shape(kept['client_id'])[0], num_disputed_rows=num_disputed
+    )
+
+  def end_round(state, rows, model):
+    collected = tff.federated_aggregate(
+      rows, no_rows(), append, concatenate, report
+    )
+    return tff.federated_map(accept, (state, collected, model))
+
+  return end_round
