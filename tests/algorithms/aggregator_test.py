@@ -155,7 +155,7 @@ def test_private_metrics_do_not_depend_on_clients():
 @pytest.mark.parametrize(
   'algorithm, settings, words',
   [
-    ('fl2', {}, ['learning status', '--fl2.learning_status_aggregation=false']),
+    ('fl2', {}, ['weights that the algorithm sets', 'turn them off']),
     ('fixmatch', {'norm': 'bn'}, ['static batch norm', '--norm=gn']),
     (
       'fixmatch',

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 import numpy as np
 import pytest
 
+from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
@@ -67,9 +68,9 @@ def test_counts_of_the_papers_settings(
   counts=st.lists(st.integers(6, 60), min_size=2, max_size=6),
   num_clients=st.integers(1, 6),
   per_class=st.integers(1, 2),
-  split=st.sampled_from(partition_lib.SPLITS),
+  split=st.sampled_from(names.SPLITS),
   alpha=st.floats(0.05, 100),
-  scenario=st.sampled_from(partition_lib.SCENARIOS),
+  scenario=st.sampled_from(names.SCENARIOS),
   num_validation=st.integers(0, 5),
   full_labels=st.booleans(),
   seed=st.integers(-(2**70), 2**70),
@@ -86,7 +87,7 @@ def test_invariants(
   seed,
 ):
   labels = _labels(counts)
-  at_clients = scenario == partition_lib.LABELS_AT_CLIENTS
+  at_clients = scenario == names.LABELS_AT_CLIENTS
   kwargs = {
     'num_clients': num_clients,
     'num_labels': per_class * len(counts),
@@ -114,7 +115,7 @@ def test_invariants(
   else:
     assert len(p.server_labeled) == per_class * len(counts)
   totals = p.class_counts.sum(axis=1)
-  if split == partition_lib.DIRICHLET:
+  if split == names.DIRICHLET:
     assert totals.sum() == rest  # Nothing is left over.
   else:
     assert len(set(totals)) == 1

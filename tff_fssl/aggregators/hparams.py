@@ -152,7 +152,7 @@ def check_sizes(
 def check_confidential(
   aggregator: str,
   *,
-  own_weights: bool,
+  own_weights: bool | str,
   client_weighting: str,
   batch_norm: bool,
   static: bool,
@@ -161,7 +161,8 @@ def check_confidential(
 
   Args:
     aggregator: `SECURE` or `DP`.
-    own_weights: Whether the algorithm sets the weights of clients.
+    own_weights: Whether the algorithm sets the weights of clients; if a flag
+      turns that off, its name.
     client_weighting: `RoundHparams.client_weighting`.
     batch_norm: Whether the model has batch norm layers.
     static: Whether their statistics are gathered in a client phase.
@@ -179,10 +180,15 @@ def check_confidential(
   if aggregator == SECURE:
     return
   if own_weights:
+    remedy = (
+      f'set {own_weights}=false'
+      if isinstance(own_weights, str)
+      else 'turn them off in its hyper-parameters'
+    )
     raise hparams.UsageError(
       f'{given}: clients must count equally, so that each moves the sum by at'
-      ' most the clipping norm; weights by learning status depend on their data'
-      ' and get no noise: set --fl2.learning_status_aggregation=false'
+      ' most the clipping norm; the weights that the algorithm sets depend on'
+      f" clients' data and get no noise: {remedy}"
     )
   if client_weighting != 'uniform':
     raise hparams.UsageError(

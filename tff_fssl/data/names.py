@@ -1,4 +1,4 @@
-"""The named data sets. TensorFlow-free, so that flags can be checked."""
+"""The named data sets and partitions. TensorFlow-free, for flags."""
 
 import dataclasses
 
@@ -9,6 +9,16 @@ from tff_fssl.hparams import closest
 FL2 = 'fl2'
 FIXMATCH = 'fixmatch'
 AUGMENTATION_POLICIES = (FL2, FIXMATCH)
+
+# Where the labels are.
+LABELS_AT_SERVER = 'labels_at_server'
+LABELS_AT_CLIENTS = 'labels_at_clients'
+SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
+
+# How training data is split among clients; see `partition`.
+IID = 'iid'
+DIRICHLET = 'dirichlet'
+SPLITS = (IID, DIRICHLET)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,16 +14,11 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl.data import names
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
-LABELS_AT_SERVER = 'labels_at_server'
-LABELS_AT_CLIENTS = 'labels_at_clients'
-IID = 'iid'
-DIRICHLET = 'dirichlet'
-SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
-SPLITS = (IID, DIRICHLET)
 MAX_DRAWS = 1_000
 # With a still smaller alpha, NumPy's draws take forever.
 MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
@@ -149,8 +144,8 @@ def build_partition(
   num_classes: int,
   num_clients: int,
   num_labels: int,
-  scenario: str = LABELS_AT_SERVER,
-  split: str = IID,
+  scenario: str = names.LABELS_AT_SERVER,
+  split: str = names.IID,
   alpha: float = 0.1,
   min_client_examples: int = 10,
   num_validation: int = 0,
@@ -213,7 +208,7 @@ def build_partition(
   settings |= {'seed': int(seed), 'num_examples': len(labels)}
   shuffled = _shuffled_classes(labels, num_classes, seed)
 
-  at_server = scenario == LABELS_AT_SERVER
+  at_server = scenario == names.LABELS_AT_SERVER
   num_holders = 1 if at_server else num_clients
   per_holder = num_labels // num_classes
   labeled, hidden = _split_labels(shuffled, num_holders, per_holder)
@@ -228,7 +223,7 @@ def build_partition(
     )
 
   rng = seeds.generator(seed, seeds.Purpose.PARTITION)
-  if split == IID:
+  if split == names.IID:
     unlabeled = _split_iid(hidden, num_clients, rng)
   else:
     unlabeled = _split_dirichlet(
@@ -266,8 +261,8 @@ def check_settings(
   num_classes: int,
   num_clients: int,
   num_labels: int,
-  scenario: str = LABELS_AT_SERVER,
-  split: str = IID,
+  scenario: str = names.LABELS_AT_SERVER,
+  split: str = names.IID,
   alpha: float = 0.1,
   min_client_examples: int = 10,
   num_validation: int = 0,
@@ -290,8 +285,8 @@ def check_settings(
     UsageError: If there is one; names the flag and what is allowed.
   """
   for flag, choice, allowed in (
-    ('scenario', scenario, SCENARIOS),
-    ('split', split, SPLITS),
+    ('scenario', scenario, names.SCENARIOS),
+    ('split', split, names.SPLITS),
   ):
     if choice not in allowed:
       raise UsageError(
@@ -318,7 +313,7 @@ def check_settings(
     raise UsageError(
       f'--num_labels=0: must be at least {num_classes}, or set --full_labels'
     )
-  if split == DIRICHLET and not MIN_ALPHA <= alpha <= MAX_ALPHA:
+  if split == names.DIRICHLET and not MIN_ALPHA <= alpha <= MAX_ALPHA:
     raise UsageError(
       f'--alpha={alpha:g}: must be a number greater than 0, from {MIN_ALPHA:g}'
       f' to {MAX_ALPHA:g} (--split=dirichlet)'

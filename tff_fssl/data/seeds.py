@@ -7,6 +7,9 @@ import enum
 
 import numpy as np
 
+# Cohorts are older than `Purpose`, and their words are others: old runs repeat.
+_COHORT = 0x50C1A1
+
 
 class Purpose(enum.IntEnum):
   """Purposes of streams. Numbers are never reused, so that old runs repeat."""
@@ -42,6 +45,20 @@ def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
     A generator that depends only on these.
   """
   return np.random.Generator(np.random.Philox(_sequence(seed, purpose, *key)))
+
+
+def cohort_generator(seed: int, round_num: int) -> np.random.Generator:
+  """The generator that draws a round's cohort.
+
+  Args:
+    seed: Seed of the run, >= 0.
+    round_num: The round, >= 0.
+
+  Returns:
+    A generator that depends only on these.
+  """
+  sequence = np.random.SeedSequence([_COHORT, seed, round_num])
+  return np.random.Generator(np.random.Philox(sequence))
 
 
 def seed_pair(seed: int, purpose: Purpose, *key: int) -> np.ndarray:

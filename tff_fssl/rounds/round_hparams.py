@@ -7,10 +7,11 @@ the authors' code differs from the paper, the field says so).
 import dataclasses
 
 from tff_fssl import hparams
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import hparam
 
-LABELS_AT_SERVER = 'labels_at_server'
-LABELS_AT_CLIENTS = 'labels_at_clients'
+LABELS_AT_SERVER = data_names.LABELS_AT_SERVER
+LABELS_AT_CLIENTS = data_names.LABELS_AT_CLIENTS
 # The default where the size of the largest client is not known.
 MAX_CLIENT_EXAMPLES = 100_000
 
@@ -24,7 +25,7 @@ class RoundHparams:
     'Where the labels are: at the server, which then trains on them each round,'
     ' or at the clients, which then train on labelled and unlabelled data'
     ' jointly.',
-    choices=(LABELS_AT_SERVER, LABELS_AT_CLIENTS),
+    choices=data_names.SCENARIOS,
     group='A round',
   )
   client_epochs: int = hparam(

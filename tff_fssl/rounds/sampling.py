@@ -7,11 +7,11 @@ import threading
 from typing import Any
 
 from absl import logging
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.data import clients
+from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
 
 _FORMAT = '<qq'
@@ -88,10 +88,7 @@ def sample_cohort(
   Returns:
     Client ids, ascending.
   """
-  # The constant separates this random stream from those of the data layer.
-  generator = np.random.Generator(
-    np.random.Philox(np.random.SeedSequence([0x50C1A1, seed, round_num]))
-  )
+  generator = seeds.cohort_generator(seed, round_num)
   drawn = generator.choice(num_clients, clients_per_round, replace=False)
   return sorted(int(client_id) for client_id in drawn)
 

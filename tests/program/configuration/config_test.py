@@ -155,7 +155,7 @@ def test_labels_at_clients_have_no_pretraining():
     ),
     (
       ['--aggregator=dp', '--norm=gn'],
-      ['learning status', '--fl2.learning_status_aggregation=false'],
+      ['algorithm sets', '--fl2.learning_status_aggregation=false'],
     ),
     ([*_PRIVATE], ['--aggregator=dp', 'batch norm', '--norm=gn']),
     (

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 from tff_fssl import files
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -277,7 +278,9 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
       partition.client_labeled, partition.client_unlabeled
     )
   ]
-  split = f'Dirichlet({run.alpha:g})' if run.split == 'dirichlet' else 'IID'
+  split = (
+    f'Dirichlet({run.alpha:g})' if run.split == data_names.DIRICHLET else 'IID'
+  )
   shape = ' x '.join(map(str, data.image_shape))
   if len(partition.server_labeled):
     labels = f'{len(partition.server_labeled)} at the server'

@@ -20,8 +20,8 @@ AggregatorHparams = aggregator_hparams.AggregatorHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
 
-_SERVER = round_hparams_lib.LABELS_AT_SERVER
-_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
+_SERVER = data_names.LABELS_AT_SERVER
+_CLIENTS = data_names.LABELS_AT_CLIENTS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,6 +65,11 @@ class Config:
     """Whether the algorithm sets the weights of clients."""
     own = self.entry.capabilities.own_weights
     return bool(own) and getattr(self.algorithm, own)
+
+  @property
+  def own_weights_flag(self) -> str:
+    """The flag that makes the algorithm set weights, if `sets_weights`."""
+    return f'{self.prefix}{self.entry.capabilities.own_weights}'
 
   @property
   def model_norm(self) -> str:
@@ -220,8 +225,7 @@ def _without_effect(config: Config) -> dict[str, str]:
     own_rules = getattr(part, 'without_effect', dict)
     result |= {f'{prefix}{name}': why for name, why in own_rules().items()}
   if config.sets_weights:
-    own = f'{config.prefix}{config.entry.capabilities.own_weights}'
-    result['client_weighting'] = f'--{own}=true'
+    result['client_weighting'] = f'--{config.own_weights_flag}=true'
   if not config.trains_clients:
     result |= dict.fromkeys(
       (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
@@ -312,7 +316,7 @@ def _check_aggregator(config: Config) -> None:
         )
     aggregator_hparams.check_confidential(
       name,
-      own_weights=config.sets_weights,
+      own_weights=config.sets_weights and f'--{config.own_weights_flag}',
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in ('sbn', 'bn'),
       static=run.norm == 'sbn',

@@ -75,10 +75,10 @@ class RunHparams:
     may_change=True,
   )
   augmentation: str = hparam(
-    'fl2',
+    data_names.FL2,
     'How weak and strong views of images are made: by the RandAugment of (FL)^2'
     ' or by that of FixMatch.',
-    choices=('fl2', 'fixmatch'),
+    choices=data_names.AUGMENTATION_POLICIES,
   )
   num_labels: int = hparam(
     40,
@@ -98,24 +98,24 @@ class RunHparams:
     maximum=10**6,
   )
   split: str = hparam(
-    'iid',
+    data_names.IID,
     'How training data is split among clients. iid: evenly, at random;'
     ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
-    choices=('iid', 'dirichlet'),
+    choices=data_names.SPLITS,
   )
   alpha: float = hparam(
     0.1,
     'Concentration of the Dirichlet split: smaller values make it more uneven.',
     minimum=0,
     exclusive_minimum=True,
-    needs={'split': ('dirichlet',)},
+    needs={'split': (data_names.DIRICHLET,)},
   )
   min_client_examples: int = hparam(
     10,
     'The Dirichlet split is redrawn until each client has at least this many'
     ' examples.',
     minimum=0,
-    needs={'split': ('dirichlet',)},
+    needs={'split': (data_names.DIRICHLET,)},
   )
   num_validation: int = hparam(
     0,

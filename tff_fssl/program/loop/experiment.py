@@ -168,7 +168,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   """
   config, data, partition = task.config, task.data, task.partition
   server_data_fn = None
-  if config.round.scenario == round_hparams.LABELS_AT_SERVER:
+  if config.round.scenario == data_names.LABELS_AT_SERVER:
     held = partition.server_labeled
     server_data_fn = clients.build_server_data_fn(
       data.train.x[held], data.train.y[held], server_data_dir
