@@ -97,12 +97,7 @@ def build_task(dataset: str, num_clients: int, images_each: int) -> Any:
     image_shape=info.image_shape,
   )
   start = time.perf_counter()
-  split = partition.build_partition(
-    data.train.y,
-    num_classes=10,
-    **config.partition_settings,
-    seed=run.seed,
-  )
+  split = partition.build_partition(data.train.y, config.partition_settings)
   seconds = time.perf_counter() - start
   task = experiment.Task(
     config,

@@ -7,6 +7,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.data import clients
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 
 
@@ -14,10 +15,12 @@ from tff_fssl.hparams import UsageError
 def partition(digits):
   return partition_lib.build_partition(
     digits.train.y,
-    num_classes=10,
-    num_clients=5,
-    num_labels=10,
-    scenario='labels_at_clients',
+    partition_settings.PartitionSettings(
+      num_classes=10,
+      num_clients=5,
+      num_labels=10,
+      scenario='labels_at_clients',
+    ),
   )
 
 

@@ -9,6 +9,7 @@ import pytest
 from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
+from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 
 
@@ -20,7 +21,8 @@ def _labels(counts, seed=0):
 def _build(labels, num_classes=10, **kwargs):
   defaults = {'num_clients': 10, 'num_labels': num_classes}
   return partition_lib.build_partition(
-    labels, num_classes=num_classes, **(defaults | kwargs)
+    labels,
+    partition_settings.PartitionSettings(num_classes, **(defaults | kwargs)),
   )
 
 

@@ -15,13 +15,11 @@ import numpy as np
 
 from tff_fssl import durable
 from tff_fssl.data import names
+from tff_fssl.data import partition_settings
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
-from tff_fssl.hparams import closest
 
 MAX_DRAWS = 1_000
-# With a still smaller alpha, NumPy's draws take forever.
-MIN_ALPHA, MAX_ALPHA = 1e-6, 1e6
 
 _FORMAT = 'tff_fssl.partition'
 _VERSION = 1
@@ -38,7 +36,7 @@ class Partition:
     client_unlabeled: Unlabelled examples per client, int64, ascending.
     class_counts: int64 [clients, classes], how many examples of each true class
       a client holds.
-    settings: The arguments of `build_partition`, except the labels.
+    settings: The `PartitionSettings`, and `num_examples`.
   """
 
   server_labeled: np.ndarray
@@ -140,17 +138,7 @@ class Partition:
 
 def build_partition(
   labels: np.ndarray,
-  *,
-  num_classes: int,
-  num_clients: int,
-  num_labels: int,
-  scenario: str = names.LABELS_AT_SERVER,
-  split: str = names.IID,
-  alpha: float = 0.1,
-  min_client_examples: int = 10,
-  num_validation: int = 0,
-  full_labels: bool = False,
-  seed: int = 0,
+  settings: partition_settings.PartitionSettings,
 ) -> Partition:
   """Splits training examples into labelled, validation and clients' examples.
 
@@ -171,19 +159,7 @@ def build_partition(
 
   Args:
     labels: int [N], the true classes of the training examples.
-    num_classes: The number of classes, >= 2.
-    num_clients: The number of clients, >= 1.
-    num_labels: See step 1; a multiple of `num_classes`. 0 is allowed only with
-      `full_labels`.
-    scenario: `labels_at_server` or `labels_at_clients`.
-    split: `iid` or `dirichlet`.
-    alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
-      more uneven split.
-    min_client_examples: The least number of unlabelled examples of a client
-      (`dirichlet`), >= 0.
-    num_validation: The number of validation examples, >= 0.
-    full_labels: See step 4.
-    seed: Any integer.
+    settings: All else; the steps use its names.
 
   Returns:
     The partition.
@@ -191,30 +167,19 @@ def build_partition(
   Raises:
     UsageError: If the settings cannot be satisfied; names the flags.
   """
-  settings: dict[str, Any] = {
-    'num_classes': int(num_classes),
-    'num_clients': int(num_clients),
-    'num_labels': int(num_labels),
-    'scenario': scenario,
-    'split': split,
-    'alpha': float(alpha),
-    'min_client_examples': int(min_client_examples),
-    'num_validation': int(num_validation),
-    'full_labels': bool(full_labels),
-  }
-  check_settings(**settings)
   labels = np.asarray(labels)
+  num_classes, num_clients = settings.num_classes, settings.num_clients
+  num_labels, seed = settings.num_labels, settings.seed
   _check_labels(labels, num_classes)
-  settings |= {'seed': int(seed), 'num_examples': len(labels)}
   shuffled = _shuffled_classes(labels, num_classes, seed)
 
-  at_server = scenario == names.LABELS_AT_SERVER
+  at_server = settings.scenario == names.LABELS_AT_SERVER
   num_holders = 1 if at_server else num_clients
   per_holder = num_labels // num_classes
   labeled, hidden = _split_labels(shuffled, num_holders, per_holder)
-  hidden, validation = _split_validation(hidden, num_validation, seed)
+  hidden, validation = _split_validation(hidden, settings.num_validation, seed)
   num_hidden = sum(len(c) for c in hidden)
-  has_labels = full_labels or not at_server
+  has_labels = settings.full_labels or not at_server
   if num_hidden < num_clients and not (has_labels and num_labels):
     raise UsageError(
       f'--num_clients={num_clients}: only {num_hidden} training examples are'
@@ -223,17 +188,21 @@ def build_partition(
     )
 
   rng = seeds.generator(seed, seeds.Purpose.PARTITION)
-  if split == names.IID:
+  if settings.split == names.IID:
     unlabeled = _split_iid(hidden, num_clients, rng)
   else:
     unlabeled = _split_dirichlet(
-      hidden, num_clients, alpha, min_client_examples, rng
+      hidden,
+      num_clients,
+      settings.alpha,
+      settings.min_client_examples,
+      rng,
     )
   unlabeled = [_indices(np.sort(a)) for a in unlabeled]
   client_labeled = (
     [_indices([]) for _ in range(num_clients)] if at_server else labeled
   )
-  if full_labels:
+  if settings.full_labels:
     client_labeled = [
       np.sort(np.concatenate(held)) for held in zip(client_labeled, unlabeled)
     ]
@@ -248,76 +217,23 @@ def build_partition(
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
     class_counts=np.array(counts, np.int64),
-    settings=settings,
+    settings=_recorded(settings, len(labels)),
   )
+
+
+def _recorded(
+  settings: partition_settings.PartitionSettings, num_examples: int
+) -> dict[str, Any]:
+  """The settings as JSON shows them."""
+  result: dict[str, Any] = {}
+  for field in dataclasses.fields(settings):
+    kind: Any = field.type  # JSON knows no integers of NumPy.
+    result[field.name] = kind(getattr(settings, field.name))
+  return {**result, 'num_examples': num_examples}
 
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
   return np.asarray(values, np.int64)
-
-
-def check_settings(
-  *,
-  num_classes: int,
-  num_clients: int,
-  num_labels: int,
-  scenario: str = names.LABELS_AT_SERVER,
-  split: str = names.IID,
-  alpha: float = 0.1,
-  min_client_examples: int = 10,
-  num_validation: int = 0,
-  full_labels: bool = False,
-) -> None:
-  """Refuses settings that no labels could satisfy, before any are loaded.
-
-  Args:
-    num_classes: See `build_partition`.
-    num_clients: See `build_partition`.
-    num_labels: See `build_partition`.
-    scenario: See `build_partition`.
-    split: See `build_partition`.
-    alpha: See `build_partition`.
-    min_client_examples: See `build_partition`.
-    num_validation: See `build_partition`.
-    full_labels: See `build_partition`.
-
-  Raises:
-    UsageError: If there is one; names the flag and what is allowed.
-  """
-  for flag, choice, allowed in (
-    ('scenario', scenario, names.SCENARIOS),
-    ('split', split, names.SPLITS),
-  ):
-    if choice not in allowed:
-      raise UsageError(
-        f'--{flag}={choice}: allowed are {", ".join(allowed)}'
-        f'{closest(str(choice), allowed)}'
-      )
-  for flag, count, minimum in (
-    ('num_classes', num_classes, 2),
-    ('num_clients', num_clients, 1),
-    ('num_labels', num_labels, 0),
-    ('min_client_examples', min_client_examples, 0),
-    ('num_validation', num_validation, 0),
-  ):
-    if count < minimum:
-      raise UsageError(f'--{flag}={count}: must be at least {minimum}')
-  if num_labels % num_classes:
-    below = num_labels - num_labels % num_classes
-    raise UsageError(
-      f'--num_labels={num_labels}: must be a multiple of the number of classes'
-      f' ({num_classes}), for example {below or num_classes} or'
-      f' {below + num_classes}'
-    )
-  if num_labels == 0 and not full_labels:
-    raise UsageError(
-      f'--num_labels=0: must be at least {num_classes}, or set --full_labels'
-    )
-  if split == names.DIRICHLET and not MIN_ALPHA <= alpha <= MAX_ALPHA:
-    raise UsageError(
-      f'--alpha={alpha:g}: must be a number greater than 0, from {MIN_ALPHA:g}'
-      f' to {MAX_ALPHA:g} (--split=dirichlet)'
-    )
 
 
 def _check_labels(labels: np.ndarray, num_classes: int) -> None:

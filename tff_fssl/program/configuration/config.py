@@ -11,11 +11,13 @@ from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
+from tff_fssl.data import partition_settings as partition_settings_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
+PartitionSettings = partition_settings_lib.PartitionSettings
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
@@ -77,19 +79,21 @@ class Config:
     return 'bn' if self.run.norm == 'sbn' else self.run.norm
 
   @property
-  def partition_settings(self) -> dict[str, Any]:
-    """The arguments of `data.partition` except classes, labels and seed."""
+  def partition_settings(self) -> PartitionSettings:
+    """The settings of the data's partition; raises `UsageError`."""
     run = self.run
-    return {
-      'num_clients': run.num_clients,
-      'num_labels': run.num_labels,
-      'scenario': self.round.scenario,
-      'split': run.split,
-      'alpha': run.alpha,
-      'min_client_examples': run.min_client_examples,
-      'num_validation': run.num_validation,
-      'full_labels': run.full_labels,
-    }
+    return PartitionSettings(
+      num_classes=data_names.data_set_info(run.dataset).num_classes,
+      num_clients=run.num_clients,
+      num_labels=run.num_labels,
+      scenario=self.round.scenario,
+      split=run.split,
+      alpha=run.alpha,
+      min_client_examples=run.min_client_examples,
+      num_validation=run.num_validation,
+      full_labels=run.full_labels,
+      seed=run.seed,
+    )
 
   def flags(self) -> dict[str, Any]:
     """Every flag that has an effect, by name: together they repeat the run."""
@@ -331,14 +335,9 @@ def _check_aggregator(config: Config) -> None:
 
 def _check_data(config: Config) -> None:
   """Refuses what the data set's published size and classes rule out."""
-  from tff_fssl.data import partition  # Needs NumPy: not for `--help`.
-
   run = config.run
   info = data_names.data_set_info(run.dataset)
-  partition.check_settings(
-    num_classes=info.num_classes,
-    **config.partition_settings,
-  )
+  _ = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
   holders = run.num_clients if at_clients else 1
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation

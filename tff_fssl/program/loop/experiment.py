@@ -142,10 +142,7 @@ def build_task(config: config_lib.Config) -> Task:
   run = config.run
   data = sources.load(run.dataset, run.data_dir or None)
   partition = partition_lib.build_partition(
-    data.train.y,
-    num_classes=data.num_classes,
-    **config.partition_settings,
-    seed=run.seed,
+    data.train.y, config.partition_settings
   )
   return Task(
     config, data, partition, build_views(config), build_model_fn(config)

@@ -1,0 +1,86 @@
+"""How training examples are to be partitioned. TensorFlow-free."""
+
+import dataclasses
+
+from tff_fssl.data import names
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+
+# With a still smaller alpha, NumPy's draws take forever.
+_MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionSettings:
+  """The settings of `partition.build_partition`.
+
+  Settings that no labels could satisfy raise `UsageError`, which names the flag
+  and what is allowed.
+
+  Attributes:
+    num_classes: The number of classes, >= 2.
+    num_clients: The number of clients, >= 1.
+    num_labels: The number of labelled examples: in total, or with labels at the
+      clients for each client; a multiple of `num_classes`. 0 is allowed only
+      with `full_labels`.
+    scenario: One of `names.SCENARIOS`.
+    split: One of `names.SPLITS`.
+    alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
+      more uneven split.
+    min_client_examples: The least number of unlabelled examples of a client
+      (`dirichlet`), >= 0.
+    num_validation: The number of validation examples, >= 0.
+    full_labels: Whether all examples of a client are labelled.
+    seed: Any integer.
+  """
+
+  num_classes: int
+  num_clients: int
+  num_labels: int
+  scenario: str = names.LABELS_AT_SERVER
+  split: str = names.IID
+  alpha: float = 0.1
+  min_client_examples: int = 10
+  num_validation: int = 0
+  full_labels: bool = False
+  seed: int = 0
+
+  def __post_init__(self):
+    for flag, choice, allowed in (
+      ('scenario', self.scenario, names.SCENARIOS),
+      ('split', self.split, names.SPLITS),
+    ):
+      if choice not in allowed:
+        raise UsageError(
+          f'--{flag}={choice}: allowed are {", ".join(allowed)}'
+          f'{closest(str(choice), allowed)}'
+        )
+    for flag, count, minimum in (
+      ('num_classes', self.num_classes, 2),
+      ('num_clients', self.num_clients, 1),
+      ('num_labels', self.num_labels, 0),
+      ('min_client_examples', self.min_client_examples, 0),
+      ('num_validation', self.num_validation, 0),
+    ):
+      if count < minimum:
+        raise UsageError(f'--{flag}={count}: must be at least {minimum}')
+    if self.num_labels % self.num_classes:
+      below = self.num_labels - self.num_labels % self.num_classes
+      raise UsageError(
+        f'--num_labels={self.num_labels}: must be a multiple of the number of'
+        f' classes ({self.num_classes}), for example'
+        f' {below or self.num_classes} or {below + self.num_classes}'
+      )
+    if self.num_labels == 0 and not self.full_labels:
+      raise UsageError(
+        f'--num_labels=0: must be at least {self.num_classes}, or set'
+        ' --full_labels'
+      )
+    if (
+      self.split == names.DIRICHLET
+      and not _MIN_ALPHA <= self.alpha <= _MAX_ALPHA
+    ):
+      raise UsageError(
+        f'--alpha={self.alpha:g}: must be a number greater than 0, from'
+        f' {_MIN_ALPHA:g} to {_MAX_ALPHA:g} (--split=dirichlet)'
+      )
