@@ -108,7 +108,7 @@ def _run(name: str, argv: list[str]) -> str:
   if name != 'honest':
     _lie(name)
   config = config_lib.from_command_line(argv)
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
   task = experiment_lib.build_task(config)
   experiment = experiment_lib.build_experiment(task, '')
   state = experiment.process.initialize()

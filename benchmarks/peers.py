@@ -194,7 +194,7 @@ def run_ours(take_turn, runtime_name: str) -> None:
   def table(name):
     return managers.CsvReleaseManager(os.path.join(folder, name))
 
-  context = runtime.build_async_context(runtime_name)
+  context = runtime.build_async_context(runtime.Settings(runtime_name))
   tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
   with tempfile.TemporaryDirectory() as folder:
     asyncio.run(

@@ -163,9 +163,11 @@ def main() -> None:
   def datasets():
     return [tf.data.Dataset.from_tensors(e) for e in cohort]
 
-  contexts = {'in_process': runtime.build_context('in_process')}
+  contexts = {'in_process': runtime.build_context()}
   if args.worker:
-    contexts['tff_worker'] = runtime.build_context('tff_worker')
+    contexts['tff_worker'] = runtime.build_context(
+      runtime.Settings('tff_worker')
+    )
   tff.framework.set_default_context(contexts['in_process'])
   state = process.initialize()
 

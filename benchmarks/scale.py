@@ -117,7 +117,7 @@ def measure_cohort(size: int) -> dict[str, float]:
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment
 
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
   task, _ = build_task('cifar10', _COHORT_POPULATION, _COHORT_IMAGES)
   built = experiment.build_experiment(task, '')
   process = built.process
@@ -148,9 +148,10 @@ def measure_population(size: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
+  from tff_fssl.data import partition_plot
   from tff_fssl.program.loop import experiment
 
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
   before = memory('VmRSS')
   task, seconds = build_task('digits', size, _POPULATION_IMAGES)
   result = {'split': seconds}
@@ -165,7 +166,7 @@ def measure_population(size: int) -> dict[str, float]:
     with timed('partition.json'):
       task.partition.save_json(os.path.join(folder, 'partition.json'))
     with timed('partition.png'):
-      task.partition.plot(os.path.join(folder, 'partition.png'))
+      partition_plot.plot(task.partition, os.path.join(folder, 'partition.png'))
   with timed('process'):
     built = experiment.build_experiment(task, '')
   with timed('first cohort'):

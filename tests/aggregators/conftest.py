@@ -9,5 +9,5 @@ from tff_fssl import runtime
 @pytest.fixture(scope='session', autouse=True)
 def _context():
   tff.framework.set_default_context(
-    runtime.build_context('in_process', simulate_secure_aggregation=True)
+    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
   )

@@ -21,7 +21,7 @@ _NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')
 def _secure_context():
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(
-    runtime.build_context('in_process', simulate_secure_aggregation=True)
+    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
   )
   yield
   tff.framework.set_default_context(previous)
@@ -196,13 +196,13 @@ def test_bare_unweighted_aggregators_are_refused(monkeypatch):
 def test_secure_needs_a_runtime_that_has_it():
   process = _build('fl2', 'secure')
   state = process.initialize()
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
   try:
     with pytest.raises(NotImplementedError, match='secure'):
       _next(process, state, tiny_task.cohort(_SERVER))
   finally:
     tff.framework.set_default_context(
-      runtime.build_context('in_process', simulate_secure_aggregation=True)
+      runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
     )
 
 

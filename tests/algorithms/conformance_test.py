@@ -86,7 +86,7 @@ def test_repeats_bit_for_bit_and_for_any_number_of_threads(name, scenario):
   first, _ = _rounds(process, make)
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(
-    runtime.build_context('in_process', client_threads=3)
+    runtime.build_context(runtime.Settings(client_threads=3))
   )
   try:
     second, _ = _rounds(process, make)
@@ -268,9 +268,7 @@ def test_under_train_model_a_resumed_run_ends_like_another(
     *_, state = states.values().values()
     return tiny_task.flat(state)
 
-  context = tff.program.NativeFederatedContext(
-    runtime.build_async_context('in_process')
-  )
+  context = tff.program.NativeFederatedContext(runtime.build_async_context())
   previous = tff.framework.get_context_stack().current
   tff.framework.set_default_context(context)
   try:

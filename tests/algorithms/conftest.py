@@ -8,4 +8,4 @@ from tff_fssl import runtime
 
 @pytest.fixture(scope='session', autouse=True)
 def _context():
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())

@@ -51,7 +51,7 @@ class _Noisy(tf.keras.Model):
 def _rounds(process, cohorts, threads=1):
   """The state after cohorts of elements."""
   with tff.framework.get_context_stack().install(
-    runtime.build_context('in_process', client_threads=threads)
+    runtime.build_context(runtime.Settings(client_threads=threads))
   ):
     state = process.initialize()
     if int(state.client_work) < 1:

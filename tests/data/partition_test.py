@@ -293,7 +293,7 @@ def test_foreign_indices_are_refused():
 @pytest.mark.parametrize('num_clients', [3, 120, 1_500])
 def test_plot(tmp_path, num_clients):
   p = _build(_labels([200] * 10), num_clients=num_clients)
-  p.plot(tmp_path / 'partition.png')
+  partition_plot.plot(p, tmp_path / 'partition.png')
   assert (tmp_path / 'partition.png').read_bytes()[:4] == b'\x89PNG'
 
 

@@ -19,7 +19,7 @@ _WEIGHTS = adapter.Weights(
 
 @pytest.fixture(scope='module', autouse=True)
 def _context():
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
 
 
 @pytest.fixture(scope='module', params=['sgd', 'adam'])

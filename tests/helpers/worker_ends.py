@@ -79,7 +79,7 @@ def until(condition, secs: float = 60.0):
 
 
 def _program(end: str, folder: pathlib.Path) -> None:
-  context = runtime.build_context('tff_worker')
+  context = runtime.build_context(runtime.Settings('tff_worker'))
   tff.framework.set_default_context(context)
   assert waits_for_files(folder)([1.0, 2.0]) == 3.0
   if end == 'raise':

@@ -46,7 +46,7 @@ def test_group_norm_compiles_and_gives_the_same_round():
   previous = tff.framework.get_context_stack().current
   # The form has secure sums, of nothing.
   tff.framework.set_default_context(
-    runtime.build_context('in_process', simulate_secure_aggregation=True)
+    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
   )
   try:
     actual, _ = compiled(state, cohort)

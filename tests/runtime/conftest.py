@@ -32,12 +32,12 @@ def call():
 
 @pytest.fixture(scope='session')
 def in_process():
-  return runtime.build_context('in_process', client_threads=1)
+  return runtime.build_context(runtime.Settings(client_threads=1))
 
 
 @pytest.fixture(scope='session')
 def worker():
-  with runtime.build_context('tff_worker') as context:
+  with runtime.build_context(runtime.Settings('tff_worker')) as context:
     yield context
 
 

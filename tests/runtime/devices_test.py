@@ -39,11 +39,13 @@ def test_threads():
 
 def test_an_unknown_runtime_names_those_known():
   with pytest.raises(hparams.UsageError, match="did you mean 'in_process'"):
-    runtime.build_context('inprocess')
+    runtime.build_context(runtime.Settings('inprocess'))
   with pytest.raises(hparams.UsageError, match='in_process, tff_worker'):
-    runtime.build_async_context('remote')
+    runtime.build_async_context(runtime.Settings('remote'))
 
 
 def test_tffs_worker_takes_no_gpu():
   with pytest.raises(hparams.UsageError, match='CPU only'):
-    runtime.build_context('tff_worker', client_devices='gpu:0')
+    runtime.build_context(
+      runtime.Settings('tff_worker', client_devices='gpu:0')
+    )

@@ -23,7 +23,7 @@ _SEQUENCES = tff.FederatedType(tff.SequenceType(np.int32), tff.CLIENTS)
 
 
 def _context(threads):
-  return runtime.build_context('in_process', client_threads=threads)
+  return runtime.build_context(runtime.Settings(client_threads=threads))
 
 
 def _weights(state):
@@ -329,7 +329,7 @@ def test_an_interrupt_acts_between_clients(call, threads):
 
 
 def test_a_cancelled_invocation_stops_between_clients():
-  context = runtime.build_async_context('in_process', client_threads=2)
+  context = runtime.build_async_context(runtime.Settings(client_threads=2))
   made, begun = [], threading.Event()
 
   def make(client):
@@ -370,7 +370,9 @@ def test_secure_sums_only_on_request(uri, in_process, call):
   comp = tff.federated_computation(_SECURE[uri], _INTS)
   with pytest.raises(NotImplementedError, match=f'^{uri}:'):
     call(in_process, comp, [1, 2])
-  context = runtime.build_context(simulate_secure_aggregation=True)
+  context = runtime.build_context(
+    runtime.Settings(simulate_secure_aggregation=True)
+  )
   assert call(context, comp, [1, 2]) == 3
 
 
@@ -446,7 +448,7 @@ def test_train_model_under_the_native_federated_context(
 ):
   models, metrics = _Released(), _Released()
   context = tff.program.NativeFederatedContext(
-    runtime.build_async_context('in_process', client_threads=2)
+    runtime.build_async_context(runtime.Settings(client_threads=2))
   )
 
   async def main():
@@ -475,7 +477,7 @@ def test_train_model_under_the_native_federated_context(
 
 @pytest.mark.parametrize('name', ['in_process', 'tff_worker'])
 def test_errors_of_a_program_are_reported_once(name, caplog):
-  context = runtime.build_async_context(name)
+  context = runtime.build_async_context(runtime.Settings(name))
 
   @tff.federated_computation(_SEQUENCES)
   def comp(x):
@@ -514,7 +516,7 @@ def test_python_ends_quietly():
   code = (
     'import sys, tff_fssl, tensorflow_federated as tff\n'
     'from tff_fssl import runtime\n'
-    'try: runtime.build_context(client_devices="gpu:7")\n'
+    'try: runtime.build_context(runtime.Settings(client_devices="gpu:7"))\n'
     'except ValueError: sys.exit(2)'
   )
   done = subprocess.run(

@@ -115,7 +115,9 @@ _COMPUTATIONS = {
 
 @pytest.fixture(scope='module')
 def contexts():
-  return [runtime.build_context(client_threads=n) for n in (1, 3)]
+  return [
+    runtime.build_context(runtime.Settings(client_threads=n)) for n in (1, 3)
+  ]
 
 
 def _ints(result):

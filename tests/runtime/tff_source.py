@@ -69,10 +69,11 @@ def _use_our_contexts(counts: collections.Counter) -> None:
       stream_structs=False,
     ):
       del max_concurrent_computation_calls, stream_structs
-      context = build(
+      settings = runtime.Settings(
         simulate_secure_aggregation=simulate,
         default_num_clients=default_num_clients,
       )
+      context = build(settings)
       return _counted(context, counts)
 
     return fn

@@ -109,12 +109,14 @@ def main(argv: list[str] | None = None) -> int:
   parser.add_argument('--only', default='', help='part of a group or name')
   args = parser.parse_args(argv)
   ours = [
-    runtime.build_context(client_threads=n, simulate_secure_aggregation=True)
+    runtime.build_context(
+      runtime.Settings(client_threads=n, simulate_secure_aggregation=True)
+    )
     for n in (1, 3)
   ]
   table: dict[str, collections.Counter] = {}
   with runtime.build_context(
-    'tff_worker', simulate_secure_aggregation=True
+    runtime.Settings('tff_worker', simulate_secure_aggregation=True)
   ) as theirs:
     for case in cases():
       group, name, _ = case

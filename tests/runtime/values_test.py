@@ -215,15 +215,17 @@ def test_default_number_of_clients(call, name):
   def given(x):
     return tff.federated_sum(x), without()
 
-  context = runtime.build_context(name, default_num_clients=3)
+  context = runtime.build_context(runtime.Settings(name, default_num_clients=3))
   assert call(context, without) == 30
   assert call(context, given, [1, 2]) == (3, 20)
   assert call(context, given, []) == (0, 0)
   getattr(context, 'close', lambda: None)()
-  asynchronous = runtime.build_async_context(name, default_num_clients=3)
+  asynchronous = runtime.build_async_context(
+    runtime.Settings(name, default_num_clients=3)
+  )
   getattr(asynchronous, 'close', lambda: None)()
   with pytest.raises(ValueError, match='default_num_clients=-1'):
-    runtime.build_context(name, default_num_clients=-1)
+    runtime.build_context(runtime.Settings(name, default_num_clients=-1))
 
 
 def test_not_a_number_is_a_number(call, in_process):

@@ -109,7 +109,9 @@ def waiting(tmp_path):
 def test_the_user_is_told_once_of_the_port(call, waiting):
   waiting.go()
   before = set(_workers())
-  context = runtime.build_context('tff_worker', warn=waiting.warn)
+  context = runtime.build_context(
+    runtime.Settings('tff_worker'), warn=waiting.warn
+  )
   with context:
     assert set(_workers()) == before
     for _ in range(2):
@@ -128,7 +130,9 @@ def test_the_user_is_told_once_of_the_port(call, waiting):
 def test_the_port_is_open_on_all_interfaces(call, waiting):
   """What the message says; were it else, the message would have to go."""
   waiting.go()
-  with runtime.build_context('tff_worker', warn=waiting.warn) as context:
+  with runtime.build_context(
+    runtime.Settings('tff_worker'), warn=waiting.warn
+  ) as context:
     call(context, waiting.computation, _VALUES)
     address = f'{0:032X}:{context._worker.port:04X}'
     with open('/proc/net/tcp6') as file:
@@ -138,7 +142,9 @@ def test_the_port_is_open_on_all_interfaces(call, waiting):
 
 
 def test_a_dead_worker_is_replaced_in_the_midst_of_a_call(call, waiting):
-  with runtime.build_context('tff_worker', warn=waiting.warn) as context:
+  with runtime.build_context(
+    runtime.Settings('tff_worker'), warn=waiting.warn
+  ) as context:
 
     def kill():
       os.kill(_worker_of(context), signal.SIGKILL)
@@ -161,7 +167,7 @@ def test_a_slow_worker_is_replaced(call, waiting):
       waiting.go()
 
   context = runtime.build_context(
-    'tff_worker', warn=warn, call_timeout_secs=3.0
+    runtime.Settings('tff_worker', call_timeout_secs=3.0), warn=warn
   )
   with context:
     thread = waiting.when_running(
@@ -179,7 +185,7 @@ def test_patience_ends(waiting):
 
   async def main():
     context = runtime.build_async_context(
-      'tff_worker', warn=waiting.warn, call_timeout_secs=0.4
+      runtime.Settings('tff_worker', call_timeout_secs=0.4), warn=waiting.warn
     )
     with context:
       with pytest.raises(runtime.WorkerError, match='call_timeout_secs=0.4'):
@@ -197,7 +203,9 @@ def test_an_error_of_the_computation_is_not_repeated(call, waiting):
     with tf.control_dependencies([tf.debugging.assert_less(x, 0.0)]):
       return tf.identity(x)
 
-  with runtime.build_context('tff_worker', warn=waiting.warn) as context:
+  with runtime.build_context(
+    runtime.Settings('tff_worker'), warn=waiting.warn
+  ) as context:
     with pytest.raises(Exception, match='assertion failed'):
       call(context, fail, 1.0)
     worker = _worker_of(context)
@@ -211,7 +219,7 @@ def test_cancelling_ends_the_worker_and_not_the_context(waiting, caplog):
 
   async def main():
     with runtime.build_async_context(
-      'tff_worker', warn=waiting.warn
+      runtime.Settings('tff_worker'), warn=waiting.warn
     ) as context:
       task = asyncio.ensure_future(context.invoke(waiting.computation, _VALUES))
       # The event loop is free meanwhile.
@@ -241,4 +249,4 @@ def test_cancelling_ends_the_worker_and_not_the_context(waiting, caplog):
 )
 def test_timeouts_that_cannot_be(settings, words):
   with pytest.raises(hparams.UsageError, match=words):
-    runtime.build_context(**settings)
+    runtime.build_context(runtime.Settings(**settings))

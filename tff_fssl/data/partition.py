@@ -129,12 +129,6 @@ class Partition:
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     durable.write_file(os.fspath(path), [self.to_json().encode()])
 
-  def plot(self, path: str | os.PathLike[str]) -> None:
-    """Plots class counts as a heat map, and clients' sizes, to a PNG file."""
-    from tff_fssl.data import partition_plot  # Needs matplotlib.
-
-    partition_plot.plot(self, path)
-
 
 def build_partition(
   labels: np.ndarray,

@@ -2,14 +2,12 @@
 
 import io
 import os
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from tff_fssl import durable
-
-if TYPE_CHECKING:
-  from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import names
+from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
 # More rows would be thinner than pixels, and slow to draw.
@@ -37,7 +35,7 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def plot(
-  partition: 'partition_lib.Partition', path: str | os.PathLike[str]
+  partition: partition_lib.Partition, path: str | os.PathLike[str]
 ) -> None:
   """Plots class counts per client as a heat map, next to the clients' sizes.
 
@@ -118,7 +116,7 @@ def plot(
 
   settings = partition.settings
   split = settings['split']
-  if split == 'dirichlet':
+  if split == names.DIRICHLET:
     split += f'({settings["alpha"]:g})'
   canvas.suptitle(
     f'{split}, {num_clients} clients, each with {_range(labeled)} labelled and'

@@ -4,10 +4,10 @@ Nothing here depends on what is computed. `build_context` returns a context for
 `tff.framework.set_default_context`; `build_async_context` returns one for
 `tff.program.NativeFederatedContext`:
 
-    context = runtime.build_context('in_process', client_devices='gpu:0,gpu:1')
-    tff.framework.set_default_context(context)
+    settings = runtime.Settings(client_devices='gpu:0,gpu:1')
+    tff.framework.set_default_context(runtime.build_context(settings))
 
-    context = runtime.build_async_context('in_process')
+    context = runtime.build_async_context()
     tff.framework.set_default_context(
         tff.program.NativeFederatedContext(context)
     )
@@ -25,16 +25,17 @@ tff.learning.LoopImplementation.DATASET_ITERATOR`: TFF's default,
 """
 
 from collections.abc import Callable
-import math
 from typing import Union
 
 from absl import logging
 
-from tff_fssl import hparams
 from tff_fssl.runtime.errors import ExecutionError
 from tff_fssl.runtime.in_process import AsyncInProcessContext
 from tff_fssl.runtime.in_process import InProcessContext
 from tff_fssl.runtime.in_process import Timing
+from tff_fssl.runtime.settings import RUNTIMES
+from tff_fssl.runtime.settings import TFF_WORKER
+from tff_fssl.runtime.settings import Settings
 from tff_fssl.runtime.worker import AsyncWorkerContext
 from tff_fssl.runtime.worker import WorkerContext
 from tff_fssl.runtime.worker import WorkerError
@@ -45,6 +46,7 @@ __all__ = [
   'AsyncWorkerContext',
   'ExecutionError',
   'InProcessContext',
+  'Settings',
   'Timing',
   'WorkerContext',
   'WorkerError',
@@ -52,40 +54,16 @@ __all__ = [
   'build_context',
 ]
 
-RUNTIMES = ('in_process', 'tff_worker')
-
 
 def build_context(
-  runtime: str = 'in_process',
+  settings: Settings = Settings(),
   *,
-  client_devices: str = 'auto',
-  client_threads: int = 0,
-  simulate_secure_aggregation: bool = False,
-  call_timeout_secs: float = 0.0,
-  default_num_clients: int = 0,
   warn: Callable[[str], None] = logging.warning,
 ) -> Union[InProcessContext, WorkerContext]:
   """Builds a `tff.framework.SyncContext`.
 
   Args:
-    runtime: `'in_process'`, TensorFlow in this process, or `'tff_worker'`,
-      TFF's C++ worker (CPU only). The worker is started at the first
-      invocation, replaced if it dies, and ended by `close()`, at the end of a
-      `with` block, or when Python ends in any way.
-    client_devices: `'auto'` (all GPUs if there are any, else the CPU),
-      `'cpu'`, `'gpu'`, or device names joined by commas, such as
-      `'gpu:0,gpu:1'`. Client i runs on device (i mod n). Logical devices must
-      have been configured before.
-    client_threads: How many clients run at a time; 0 chooses a number that
-      suits the devices. Results do not depend on it.
-    simulate_secure_aggregation: Whether `federated_secure_sum` and similar
-      operators are replaced by plain sums, which protect nothing. If not, they
-      raise `NotImplementedError`.
-    call_timeout_secs: How long the worker may take for a call, in seconds,
-      before it is ended and another worker repeats the invocation; 0: no limit.
-      `'tff_worker'` only.
-    default_num_clients: The number of clients of computations whose argument
-      does not determine it.
+    settings: Which runtime, and how it runs.
     warn: Called to warn the user of the worker's open port, and of dead
       workers.
 
@@ -93,102 +71,42 @@ def build_context(
     The context.
 
   Raises:
-    tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
-      names them.
+    tff_fssl.hparams.UsageError: If a device does not exist.
   """
-  if default_num_clients < 0:
-    raise hparams.UsageError(
-      f'default_num_clients={default_num_clients}: must be at least 0'
-    )
-  if _is_worker(runtime, client_devices, client_threads, call_timeout_secs):
+  if settings.runtime == TFF_WORKER:
     return WorkerContext(
-      client_threads=client_threads,
-      simulate_secure_aggregation=simulate_secure_aggregation,
-      call_timeout_secs=call_timeout_secs,
-      default_num_clients=default_num_clients,
+      client_threads=settings.client_threads,
+      simulate_secure_aggregation=settings.simulate_secure_aggregation,
+      call_timeout_secs=settings.call_timeout_secs,
+      default_num_clients=settings.default_num_clients,
       warn=warn,
     )
   return InProcessContext(
-    client_devices=client_devices,
-    client_threads=client_threads,
-    simulate_secure_aggregation=simulate_secure_aggregation,
-    default_num_clients=default_num_clients,
+    client_devices=settings.client_devices,
+    client_threads=settings.client_threads,
+    simulate_secure_aggregation=settings.simulate_secure_aggregation,
+    default_num_clients=settings.default_num_clients,
   )
 
 
 def build_async_context(
-  runtime: str = 'in_process',
+  settings: Settings = Settings(),
   *,
-  client_devices: str = 'auto',
-  client_threads: int = 0,
-  simulate_secure_aggregation: bool = False,
-  call_timeout_secs: float = 0.0,
-  default_num_clients: int = 0,
   warn: Callable[[str], None] = logging.warning,
 ) -> Union[AsyncInProcessContext, AsyncWorkerContext]:
   """Builds a `tff.framework.AsyncContext`.
 
   Args:
-    runtime: See `build_context`.
-    client_devices: See `build_context`.
-    client_threads: See `build_context`.
-    simulate_secure_aggregation: See `build_context`.
-    call_timeout_secs: See `build_context`.
-    default_num_clients: See `build_context`.
+    settings: See `build_context`.
     warn: See `build_context`.
 
   Returns:
     The context, for `tff.program.NativeFederatedContext`.
 
   Raises:
-    tff_fssl.hparams.UsageError: If an argument is not one of those allowed;
-      names them.
+    tff_fssl.hparams.UsageError: See `build_context`.
   """
-  context = build_context(
-    runtime,
-    client_devices=client_devices,
-    client_threads=client_threads,
-    simulate_secure_aggregation=simulate_secure_aggregation,
-    call_timeout_secs=call_timeout_secs,
-    default_num_clients=default_num_clients,
-    warn=warn,
-  )
+  context = build_context(settings, warn=warn)
   if isinstance(context, WorkerContext):
     return AsyncWorkerContext(context)
   return AsyncInProcessContext(context)
-
-
-def _is_worker(
-  runtime: str,
-  client_devices: str,
-  client_threads: int,
-  call_timeout_secs: float,
-) -> bool:
-  """Checks the choice of a runtime."""
-  if runtime not in RUNTIMES:
-    raise hparams.UsageError(
-      f'--runtime={runtime}: allowed are {", ".join(RUNTIMES)}'
-      f'{hparams.closest(runtime, RUNTIMES)}'
-    )
-  if not 0 <= call_timeout_secs < math.inf:
-    raise hparams.UsageError(
-      f'--call_timeout_secs={call_timeout_secs:g}: must be at least 0 (without'
-      ' limit), and finite'
-    )
-  if runtime != 'tff_worker':
-    if call_timeout_secs:
-      raise hparams.UsageError(
-        f'--call_timeout_secs={call_timeout_secs:g}: there are no calls without'
-        ' --runtime=tff_worker; leave it out'
-      )
-    return False
-  if client_devices not in ('auto', 'cpu'):
-    raise hparams.UsageError(
-      f'--client_devices={client_devices}: the tff_worker runtime runs on the'
-      ' CPU only; allowed are auto and cpu, or use --runtime=in_process'
-    )
-  if client_threads < 0:
-    raise hparams.UsageError(
-      f'--client_threads={client_threads}: must be at least 0'
-    )
-  return True

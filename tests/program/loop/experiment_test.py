@@ -29,7 +29,7 @@ def _fragile_model():
 @pytest.fixture(name='context')
 def _context():
   previous = tff.framework.get_context_stack().current
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
   yield
   tff.framework.set_default_context(previous)
 

@@ -91,11 +91,13 @@ def _train(
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
-    config.run.runtime,
-    client_devices=config.run.client_devices,
-    client_threads=config.run.client_threads,
-    simulate_secure_aggregation=config.run.simulate_secure_aggregation,
-    call_timeout_secs=config.run.call_timeout_secs,
+    runtime.Settings(
+      config.run.runtime,
+      client_devices=config.run.client_devices,
+      client_threads=config.run.client_threads,
+      simulate_secure_aggregation=config.run.simulate_secure_aggregation,
+      call_timeout_secs=config.run.call_timeout_secs,
+    ),
     warn=view.say,
   )
   federated_context = tff.program.NativeFederatedContext(context)
@@ -262,10 +264,12 @@ def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
 
 def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
   """Writes the partition; one that is already there has been checked."""
+  from tff_fssl.data import partition_plot  # pylint: disable=C0415
+
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
-    task.partition.plot(tree.partition_png)
+    partition_plot.plot(task.partition, tree.partition_png)
 
 
 def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
