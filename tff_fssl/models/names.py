@@ -43,9 +43,25 @@ MODELS = {
   ),
 }
 
-# The normalization layers that networks may have. (`--norm=sbn` is 'bn' with
-# static statistics: see `statistics.py`.)
-NORM_NAMES = ('bn', 'gn', 'none')
+# The normalization layers that networks may have.
+BATCH_NORM = 'bn'
+GROUP_NORM = 'gn'
+NO_NORM = 'none'
+NORM_NAMES = (BATCH_NORM, GROUP_NORM, NO_NORM)
+# `--norm`: with static batch norm, networks have the layers of batch norm.
+STATIC_BATCH_NORM = 'sbn'
+NORMS = (STATIC_BATCH_NORM, *NORM_NAMES)
+BATCH_NORMS = (STATIC_BATCH_NORM, BATCH_NORM)
+
+# Where the statistics of batch norm layers come from. Static batch norm gathers
+# them after training: see `statistics.py`.
+POOLED = 'pooled'
+MEDIAN = 'median'
+BATCH_MEAN = 'batch_mean'
+STATIC_STATISTICS = (POOLED, MEDIAN, BATCH_MEAN)
+# Keras's moving averages of the batches that clients train on.
+MOVING_AVERAGE = 'moving_average'
+STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
 
 
 def summaries() -> str:

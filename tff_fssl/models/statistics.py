@@ -18,10 +18,11 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
+from tff_fssl.models import names
 
-POOLED = 'pooled'
-BATCH_MEAN = 'batch_mean'
-MEDIAN = 'median'
+POOLED = names.POOLED
+BATCH_MEAN = names.BATCH_MEAN
+MEDIAN = names.MEDIAN
 # Larger means are absurd; the squares of smaller ones fit into float32.
 MAX_MEAN = 1e9
 

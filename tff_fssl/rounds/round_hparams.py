@@ -9,6 +9,7 @@ import dataclasses
 from tff_fssl import hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import hparam
+from tff_fssl.models import names as model_names
 
 LABELS_AT_SERVER = data_names.LABELS_AT_SERVER
 LABELS_AT_CLIENTS = data_names.LABELS_AT_CLIENTS
@@ -159,7 +160,7 @@ class RoundHparams:
     needs={'server_optimizer': ('sgd',)},
   )
   batch_norm_statistics: str = hparam(
-    'pooled',
+    model_names.POOLED,
     'The batch norm statistics that evaluation and pseudo-labels use. pooled:'
     ' static batch norm, the moments of all examples of cohort and server,'
     ' gathered after each round; median: the same, but the median over clients'
@@ -170,8 +171,8 @@ class RoundHparams:
     " statistics_batch_size at a client (in the authors' code, whose batches of"
     ' 2,048 mix clients, labelled examples count less). moving_average: the'
     ' moving averages of the clients, aggregated with their updates.',
-    choices=('pooled', 'median', 'batch_mean', 'moving_average'),
-    needs={'norm': ('sbn', 'bn')},
+    choices=model_names.STATISTICS,
+    needs={'norm': model_names.BATCH_NORMS},
   )
   statistics_batch_size: int = hparam(
     256,

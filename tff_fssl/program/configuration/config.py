@@ -13,6 +13,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition_settings as partition_settings_lib
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -76,7 +77,8 @@ class Config:
   @property
   def model_norm(self) -> str:
     """The norm that the network is built with: 'bn', 'gn' or 'none'."""
-    return 'bn' if self.run.norm == 'sbn' else self.run.norm
+    is_static = self.run.norm == model_names.STATIC_BATCH_NORM
+    return model_names.BATCH_NORM if is_static else self.run.norm
 
   @property
   def partition_settings(self) -> PartitionSettings:
@@ -182,17 +184,15 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   """Values that follow from others, unless the user set them."""
   run, round_hparams = config.run, config.round
-  if run.norm == 'bn' and not parsed.is_set('batch_norm_statistics'):
+  is_robust = config.aggregator.aggregator == aggregator_hparams.ROBUST
+  kind = None
+  if run.norm == model_names.BATCH_NORM:
+    kind = model_names.MOVING_AVERAGE
+  elif run.norm == model_names.STATIC_BATCH_NORM and is_robust:
+    kind = model_names.MEDIAN
+  if kind and not parsed.is_set('batch_norm_statistics'):
     round_hparams = dataclasses.replace(
-      round_hparams, batch_norm_statistics='moving_average'
-    )
-  if (
-    run.norm == 'sbn'
-    and config.aggregator.aggregator == aggregator_hparams.ROBUST
-    and not parsed.is_set('batch_norm_statistics')
-  ):
-    round_hparams = dataclasses.replace(
-      round_hparams, batch_norm_statistics='median'
+      round_hparams, batch_norm_statistics=kind
     )
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
@@ -271,10 +271,11 @@ def check(config: Config) -> None:
       f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
     )
   statistics = round_hparams.batch_norm_statistics
-  if (run.norm == 'bn') != (statistics == 'moving_average') and run.norm in (
-    'bn',
-    'sbn',
-  ):
+  allowed = {
+    model_names.STATIC_BATCH_NORM: model_names.STATIC_STATISTICS,
+    model_names.BATCH_NORM: (model_names.MOVING_AVERAGE,),
+  }.get(run.norm, model_names.STATISTICS)
+  if statistics not in allowed:
     raise UsageError(
       f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
       ' or batch_mean are allowed; with --norm=bn, moving_average'
@@ -322,8 +323,8 @@ def _check_aggregator(config: Config) -> None:
       name,
       own_weights=config.sets_weights and f'--{config.own_weights_flag}',
       client_weighting=config.round.client_weighting,
-      batch_norm=run.norm in ('sbn', 'bn'),
-      static=run.norm == 'sbn',
+      batch_norm=run.norm in model_names.BATCH_NORMS,
+      static=run.norm == model_names.STATIC_BATCH_NORM,
     )
   if name == aggregator_hparams.DP:
     aggregator_hparams.check_sizes(
@@ -377,7 +378,7 @@ def _check_cross_device(config: Config) -> None:
       f'{name} needs {capabilities.client_phases} client phases a round; such a'
       ' deployment has one'
     )
-  if config.run.norm == 'sbn':
+  if config.run.norm == model_names.STATIC_BATCH_NORM:
     raise UsageError(
       '--cross_device: --norm=sbn gathers statistics in a second client phase;'
       ' such a deployment has one: use --norm=gn or --norm=bn'

@@ -14,7 +14,6 @@ from tff_fssl.models import names as model_names
 # A profile takes megabytes and seconds.
 _MAX_PROFILED_ROUNDS = 1_000
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
-NORMS = ('sbn', 'bn', 'gn', 'none')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,11 +32,11 @@ class RunHparams:
     choices=model_names.MODELS,
   )
   norm: str = hparam(
-    'sbn',
+    model_names.STATIC_BATCH_NORM,
     'Normalization of the network. sbn: static batch norm, whose statistics are'
     ' gathered after each round (see --batch_norm_statistics); bn: batch norm'
     ' with moving averages, aggregated with the weights; gn: group norm; none.',
-    choices=NORMS,
+    choices=model_names.NORMS,
   )
   init_from: str = hparam(
     '',
