@@ -1,6 +1,7 @@
 """The skeleton carries algorithms with sets, signals, a table, two steps."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -22,6 +23,16 @@ from tff_fssl.rounds import round_hparams
 @pytest.fixture(scope='module', autouse=True)
 def _context():
   tff.framework.set_default_context(runtime.build_context('in_process'))
+
+
+@functools.cache
+def _switching(**kwargs):
+  return _build(two_sets.switching(**kwargs))
+
+
+@functools.cache
+def _helping():
+  return _build(two_sets.helping(), scenario='labels_at_clients')
 
 
 def _build(parts, norm='none', scenario='labels_at_server', **kwargs):
@@ -98,7 +109,7 @@ class TestSwitching:
     assert len(divergences) == 3
 
   def test_the_teacher_is_the_average_of_the_students(self):
-    process = _build(two_sets.switching(mode='teacher', decay=0.9))
+    process = _switching(mode='teacher')
     teacher = [t.copy() for t in process.initialize().global_model_weights[0]]
     for output in _run(process):
       model = output.state.global_model_weights
@@ -107,7 +118,7 @@ class TestSwitching:
         np.testing.assert_allclose(a, b, atol=1e-6)
 
   def test_mode_and_bytes_follow_from_round_to_round(self):
-    process = _build(two_sets.switching())
+    process = _switching()
     one = 4 * sum(
       int(np.size(w))
       for w in tf.nest.flatten(
@@ -151,7 +162,7 @@ class TestSwitching:
     assert train['num_rejected_clients'] == 1
 
   def test_the_teacher_is_evaluated_as_well(self):
-    process = _build(two_sets.switching(mode='teacher'))
+    process = _switching(mode='teacher')
     model = _run(process)[-1].state.global_model_weights
     x, y = tiny_task.examples(40, 3)
     evaluate_fn = evaluate.build_evaluate_fn(
@@ -200,11 +211,8 @@ def tiny_task_model():
 class TestHelping:
   """A table of rows by client; two steps on a batch; an own prediction."""
 
-  def _process(self):
-    return _build(two_sets.helping(), scenario='labels_at_clients')
-
   def test_both_sets_learn_and_rows_arrive(self):
-    process = self._process()
+    process = _helping()
     start = process.initialize()
     outputs = _run(process, labeled=4)
     model = outputs[-1].state.global_model_weights
@@ -235,7 +243,7 @@ class TestHelping:
     ],
   )
   def test_false_ids(self, ids, rows, disputed, rejected):
-    output = _run(self._process(), 1, ids=ids, labeled=4)[0]
+    output = _run(_helping(), 1, ids=ids, labeled=4)[0]
     assert output.metrics['exchange']['num_rows'] == rows
     assert output.metrics['exchange']['num_disputed_rows'] == disputed
     train = output.metrics['client_work']['train']
@@ -243,7 +251,7 @@ class TestHelping:
     assert np.all(np.isfinite(output.state.distributor['table']))
 
   def test_prediction_of_its_own(self):
-    process = self._process()
+    process = _helping()
     model = _run(process, 1, labeled=4)[-1].state.global_model_weights
     x, y = tiny_task.examples(40, 3)
     own = evaluate.build_evaluate_fn(

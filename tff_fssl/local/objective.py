@@ -67,6 +67,7 @@ def plus(
 
   def step(networks, batch):
     result, added = first(networks, batch), alone(networks, batch)
+    assert result.gradients is not None and added.gradients is not None
     gradients = [
       a + b for a, b in zip(result.gradients, added.gradients, strict=True)
     ]

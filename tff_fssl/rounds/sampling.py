@@ -7,6 +7,7 @@ import threading
 from typing import Any
 
 from absl import logging
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
