@@ -60,6 +60,7 @@ _CHANGES = {
 }
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {
+  'average_decay',  # See skeleton_test.py.
   'scenario',  # The conformance tests run all.
   'jit_compile',  # Below.
 }
