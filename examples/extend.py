@@ -1,6 +1,6 @@
-"""`tff-fssl` with a data set, a network, an aggregator and a metric more.
+"""`tff-fssl` with a data set, a network, an aggregator and more.
 
-docs/extending.md explains it. All four in one run:
+docs/extending.md explains it. The first four in one run:
 
   python examples/extend.py train --dataset=parity --model=mlp --norm=gn \
     --aggregator=clipped --algorithm=fixmatch_confidence --num_labels=40 \
@@ -14,6 +14,8 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.data import sources
+from tff_fssl.hparams import hparam
+from tff_fssl.hparams import validate
 from tff_fssl.models import names as model_names
 from tff_fssl.program.commands import cli
 
@@ -109,6 +111,106 @@ registry.REGISTRY['fixmatch_confidence'] = dataclasses.replace(
   name='fixmatch_confidence',
   summary='FixMatch that also reports its confidence.',
   local_algorithm=f'{__name__}:build_fixmatch_confidence',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TeacherHparams:
+  """Hyper-parameters of `momentum_teacher`."""
+
+  decay: float = hparam(
+    0.9, 'Decay of the moving average, a round.', minimum=0, maximum=1
+  )
+  confidence_threshold: float = hparam(
+    0.95, 'A pseudo-label is used if it is as probable.', minimum=0, maximum=1
+  )
+
+  def __post_init__(self):
+    validate(self, 'momentum_teacher.')
+
+
+def build_teacher_clients(hparams, round_hparams):
+  """FixMatch, with pseudo-labels by the teacher that the server sent."""
+  import tensorflow as tf
+
+  from tff_fssl.local import algorithm
+  from tff_fssl.local import objective
+  from tff_fssl.semisup import diagnostics
+  from tff_fssl.semisup import losses
+  from tff_fssl.semisup import thresholds
+
+  def step(networks, batch):
+    network, teacher = networks.local, networks.peers['teacher']
+    part = batch.parts['unlabeled']
+    probs = tf.nn.softmax(teacher.logits(part.views['weak'], training=True))
+    labels = thresholds.pseudo_labels(probs)
+    mask = thresholds.fixed_mask(probs, hparams.confidence_threshold)
+    kept = tf.cast(mask, tf.float32) * part.weights
+    with tf.GradientTape() as tape:
+      logits = network.logits(part.views['strong'], training=True)
+      entropies = losses.cross_entropy(labels, logits)
+      loss = losses.masked_mean(kept * entropies, part.weights)
+    ratios = diagnostics.pseudo_label_ratios(labels, part.labels, kept)
+    return algorithm.StepResult(network.gradients(tape, loss), ratios)
+
+  views = {'weak': 'weak', 'strong': 'strong'}
+  local = algorithm.LocalAlgorithm(
+    steps=(step,),
+    step_ratios=diagnostics.names(diagnostics.PSEUDO_LABEL),
+    streams={'unlabeled': algorithm.Stream(views)},
+    peers={'teacher': algorithm.Peer(starts_from='teacher')},
+  )
+  if not round_hparams.labels_at_clients:
+    return local
+  return objective.plus(local, objective.supervised())
+
+
+def build_teacher_server(hparams, round_hparams):
+  """FedAvg's server, which keeps a moving average of its models."""
+  from tff_fssl.finalizers import server_algorithm
+  from tff_fssl.models import server_model
+  from tff_fssl.semisup import moving_average
+
+  del round_hparams
+
+  def start(weights):
+    return server_model.ServerModel(*weights).with_sets(teacher=weights)
+
+  def update(model, aggregated, tools):
+    weights = tools.train(tools.apply(model.weights, aggregated.update))
+    teacher = model.sets['teacher']
+    average = moving_average.moving_average(
+      teacher.trainable, weights.trainable, hparams.decay
+    )
+    teacher = teacher._replace(trainable=tuple(average))
+    return model.with_weights(weights).with_sets(teacher=teacher)
+
+  return server_algorithm.ServerAlgorithm(
+    start, update, statistics_of=('teacher',)
+  )
+
+
+def build_teacher_prediction(hparams, round_hparams):
+  """The model predicts, and the teacher is evaluated as well."""
+  from tff_fssl.models import server_model
+
+  del hparams, round_hparams
+  return server_model.Prediction(
+    also={'teacher': server_model.of_set('teacher')}
+  )
+
+
+registry.REGISTRY['momentum_teacher'] = registry.Algorithm(
+  'momentum_teacher',
+  'FixMatch with pseudo-labels by a moving average of the models.',
+  TeacherHparams,
+  local_algorithm=f'{__name__}:build_teacher_clients',
+  other_parts={
+    'server': f'{__name__}:build_teacher_server',
+    'prediction': f'{__name__}:build_teacher_prediction',
+  },
+  capabilities=registry.Capabilities(weight_sets_down=2),
+  tiny_hparams={'confidence_threshold': 0.35},
 )
 
 

@@ -66,6 +66,7 @@ def test_its_entries_are_in_the_help(call, capsys):
     'wrn28_8, mlp.',
     'dp, clipped.',
     '--fixmatch_confidence.confidence_threshold=0.95',
+    '--momentum_teacher.decay=0.9',
   ):
     assert words in text
 
@@ -101,3 +102,46 @@ def test_its_entries_are_used_in_a_run(call, tmp_path, monkeypatch, capsys):
     assert 0.5 <= float(row['client_work/train/confidence']) <= 1
     assert float(row['aggregator/inner/clipping_norm']) == 1
   assert call('evaluate', folder) == 0
+
+
+def test_its_algorithm(call, tmp_path, capsys):
+  folder = str(tmp_path / 'teacher')
+  code = call(
+    'train',
+    '--dataset=digits',
+    '--model=mlp',
+    '--norm=gn',
+    '--algorithm=momentum_teacher',
+    '--momentum_teacher.decay=0.5',
+    '--momentum_teacher.confidence_threshold=0.3',
+    '--num_labels=40',
+    '--num_clients=20',
+    '--clients_per_round=2',
+    '--client_epochs=1',
+    '--server_epochs=2',
+    '--num_pretraining_rounds=3',
+    '--total_rounds=2',
+    '--rounds_per_evaluation=1',
+    '--tensorboard=false',
+    '--progress=none',
+    f'--output_dir={folder}',
+  )
+  assert code == 0
+
+  def rows(name):
+    with open(os.path.join(folder, 'metrics', name)) as file:
+      return list(csv.DictReader(file))
+
+  train = rows('train.csv')[-1]
+  assert 0 < float(train['client_work/train/pseudo_label_ratio']) <= 1
+  sizes = [
+    train[f'communication/bytes_down_{name}'] for name in ('model', 'teacher')
+  ]
+  assert sizes[0] == sizes[1]
+  evaluation = rows('eval.csv')[-1]
+  assert evaluation['test/teacher/loss'] != evaluation['test/loss']
+  capsys.readouterr()
+  assert call('evaluate', folder) == 0
+  output = capsys.readouterr().out
+  figure = float(evaluation['test/teacher/accuracy'])
+  assert f'teacher accuracy  {figure:.4f}' in output

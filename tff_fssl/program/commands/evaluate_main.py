@@ -271,6 +271,8 @@ def _rows(
   return {
     'model': name,
     'examples': f'{count} {settings.examples}',
-    'accuracy': f'{result["accuracy"]:.4f}',
-    'loss': f'{result["loss"]:.4f}',
+    # `teacher/accuracy` is that of a further way to predict.
+    **{
+      name.replace('/', ' '): f'{value:.4f}' for name, value in result.items()
+    },
   }
