@@ -46,7 +46,7 @@ def _lie(name: str) -> None:
   from tff_fssl.rounds import statistics_phase
 
   honest_seed = clients.client_seed
-  honest_train = client_work._train
+  honest_train = client_work.ClientPart.train
   honest_sums = statistics_phase.client_sums
 
   def client_seed(seed, round_num, client_id):
@@ -58,8 +58,8 @@ def _lie(name: str) -> None:
   def lies_if(data, lie, truth):
     return tf.where(tf.equal(data['seed'][0], _MARK), lie, truth)
 
-  def train(local, weights, data, *args, **kwargs):
-    result, finite = honest_train(local, weights, data, *args, **kwargs)
+  def train(part, local, received, data, *args, **kwargs):
+    result, finite = honest_train(part, local, received, data, *args, **kwargs)
     factor = {'flip': -1.0, 'weight': -1.0, 'minus10': -10.0, 'all': -10.0}
     update = result.update
     if name in factor:
@@ -92,7 +92,7 @@ def _lie(name: str) -> None:
     )
 
   clients.client_seed = client_seed
-  client_work._train = train
+  client_work.ClientPart.train = train
   statistics_phase.client_sums = client_sums
 
 

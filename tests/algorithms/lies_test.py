@@ -13,10 +13,11 @@ import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
-from tff_fssl.rounds import client_work
+from tff_fssl.rounds import screen as screen_lib
 from tff_fssl.rounds import statistics_phase
 
 _SERVER = 'labels_at_server'
@@ -30,9 +31,11 @@ def _report(**changed):
     num_examples=10.0,
     ratios=collections.OrderedDict(loss=np.array([20.0, 10.0], np.float32)),
     ranges=collections.OrderedDict(threshold=0.5),
+    signals=collections.OrderedDict(divergence=1.5),
   )
   for name, value in changed.items():
-    group = next((g for g in ('ratios', 'ranges') if name in report[g]), None)
+    groups = ('ratios', 'ranges', 'signals')
+    group = next((g for g in groups if name in report[g]), None)
     (report[group] if group else report)[name] = value
   return report
 
@@ -52,6 +55,7 @@ _TYPES = tff.to_type(
       num_examples=np.float32,
       ratios=collections.OrderedDict(loss=(np.float32, [2])),
       ranges=collections.OrderedDict(threshold=np.float32),
+      signals=collections.OrderedDict(divergence=np.float32),
     ),
   )
 )
@@ -60,8 +64,12 @@ _TYPES = tff.to_type(
 @pytest.fixture(scope='module')
 def screen():
   """The check, and what the guard makes of its result, over a cohort."""
-  bounds = client_work.Bounds(guarded.AllowedWeights(1.0), 100.0)
-  of_client = client_work.build_screen(*_TYPES, bounds)
+  bounds = screen_lib.Bounds(
+    guarded.AllowedWeights(1.0),
+    100.0,
+    {'divergence': algorithm_lib.Signal(1.0, 2.0)},
+  )
+  of_client = screen_lib.build_screen(_TYPES[0], _TYPES[1], bounds)
   aggregator = guarded.GuardedFactory(
     tff.aggregators.MeanFactory(), bounds.weights
   ).create(_TYPES[0].update, _TYPES[0].update_weight)
@@ -101,6 +109,9 @@ def screen():
     (_result(9.0), _report(threshold=-99.0)),
     (_result(9.0), _report(threshold=1.5)),
     (_result(9.0), _report(threshold=np.nan)),
+    (_result(9.0), _report(divergence=0.5)),
+    (_result(9.0), _report(divergence=1e30)),
+    (_result(9.0), _report(divergence=np.nan)),
   ],
 )
 def test_lies_are_rejected_with_all_that_came_with_them(screen, lie):

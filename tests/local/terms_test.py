@@ -374,3 +374,18 @@ def test_compiles_with_xla():
     np.testing.assert_allclose(
       compiled.gradients[0], plain.gradients[0], atol=1e-5
     )
+
+
+@pytest.mark.parametrize(
+  'name', ['fixmatch', 'uda', 'mixmatch', 'mixmatch with labels']
+)
+def test_no_metric_counts_more_than_the_examples(name):
+  """Else honest clients would be rejected, however many views are made."""
+  term = _weighted(name, 1.0)
+  parts = {
+    stream: _part(labels=_LABELS, **{v: _X[v][:, None] * _K for v in of.views})
+    for stream, of in term.streams.items()
+  }
+  _, ratios = term.loss(_Identity(), _batch(**parts))
+  counts = {name: float(count) for name, (_, count) in ratios.items()}
+  assert max(counts.values()) <= 4.0, counts

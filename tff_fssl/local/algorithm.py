@@ -8,7 +8,9 @@ import tensorflow as tf
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
 
-# A metric that is a mean: (sum, count), both float32 scalars.
+# A metric that is a mean: (sum, count), both float32 scalars. A step's count is
+# at most the number of examples in its batch: clients whose counts are larger
+# than what their data allow are rejected.
 Ratio = tuple[tf.Tensor, tf.Tensor]
 
 

@@ -199,10 +199,9 @@ def mixmatch(
 
     def mean(loss_fn, rows):
       of_rows = loss_fn(targets[rows], logits[rows])
-      value = losses.masked_mean(of_rows, weights[rows])
-      return value, tf.reduce_sum(weights[rows])
+      return losses.masked_mean(of_rows, weights[rows])
 
-    of_guess, num_guessed = mean(losses.squared_error, slice(num_labeled, None))
+    of_guess = mean(losses.squared_error, slice(num_labeled, None))
     ramp = tf.constant(1.0)
     if ramp_rounds:
       ramp = annealing.linear_ramp(batch.clock.progress(ramp_rounds), 1.0)
@@ -213,10 +212,14 @@ def mixmatch(
       part.weights,
       weights=part.weights,
     )
-    ratios['loss_guess'] = algorithm_lib.mean_metric(of_guess, num_guessed)
+    ratios['loss_guess'] = algorithm_lib.mean_metric(
+      of_guess, tf.reduce_sum(part.weights)
+    )
     if labeled:
-      of_labels, num = mean(losses.soft_cross_entropy, slice(None, num_labeled))
-      ratios['loss_mixed_labeled'] = algorithm_lib.mean_metric(of_labels, num)
+      of_labels = mean(losses.soft_cross_entropy, slice(None, num_labeled))
+      ratios['loss_mixed_labeled'] = algorithm_lib.mean_metric(
+        of_labels, tf.reduce_sum(known.weights)
+      )
       total += of_labels
     return total, ratios
 
