@@ -55,6 +55,9 @@ def build_local_algorithm(
     probs = tf.nn.softmax(logits)
     labels = thresholds.pseudo_labels(probs)
     kept = thresholds.fixed_mask(probs, hparams.confidence_threshold)
+    # Trained on, predictions that are NaN make the update NaN, which is
+    # counted; left out, they would only make the fix set smaller.
+    kept |= tf.reduce_any(tf.math.is_nan(probs), axis=-1)
     return algorithm_lib.Prepared(
       tf.cast(tf.where(kept)[:, 0], tf.int32),
       of_example={'labels': labels},
