@@ -165,9 +165,7 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   assert metrics['client_work']['train']['num_non_finite_clients'] == 1
   # Repeated outside TFF, it is the only one of the cohort that fails.
   found = [
-    process.find_non_finite(
-      without, tiny_task.dataset(element), 2
-    )
+    process.find_non_finite(without, tiny_task.dataset(element), 2)
     for element in (*good(2), bad(2, 2), *good(2))
   ]
   assert [f is None for f in found] == [True, True, False, True, True]

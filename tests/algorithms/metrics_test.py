@@ -10,7 +10,13 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tiny_task
 
+from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+from tff_fssl.program.reporting import plots
+from tff_fssl.rounds import round_hparams
 from tff_fssl.runtime import in_process
 
 _PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'metrics.md'
@@ -111,3 +117,26 @@ def test_every_column_is_explained_and_exists(table):
         for c in _columns(process)
       }
   assert documented == actual
+
+
+@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+def test_every_loss_of_clients_is_shown(name, scenario):
+  entry = registry.REGISTRY[name]
+  algorithm = hparams.import_function(entry.local_algorithm)(
+    entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
+  )
+  columns = [
+    f'client_work/train/{ratio}'
+    for ratio in algorithm.step_ratios
+    if ratio.startswith('loss_')
+  ]
+  dashes = {c.column: c.dashes for p in plots.PANELS for c in p.curves}
+  # Curves of one run in one panel can be told apart.
+  assert len({dashes[column] for column in columns}) == len(columns)
+  report = training_types.RoundReport(
+    1, dict.fromkeys(columns, 0.5), {}, {}, False
+  )
+  shown = console.figures(report)
+  assert ('loss 0.500' in shown) == (name != 'supervised')
+  has_labels = scenario == _CLIENTS or name == 'supervised'
+  assert ('label loss 0.500' in shown) == has_labels

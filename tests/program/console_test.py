@@ -42,6 +42,17 @@ def test_unknown_figures_are_left_out():
   assert '2 not finite' in some
 
 
+def test_the_losses_of_other_algorithms():
+  for name in ('loss_soft_pseudo_label', 'loss_guess'):
+    line = console.round_line(_report(**{name: 0.0312}), 800)
+    assert '  loss 0.031  ' in line
+  line = console.round_line(_report(loss_mixed_labeled=1.5), 800)
+  assert '  label loss 1.500  ' in line
+  # The mean of squared errors over 100 classes.
+  line = console.round_line(_report(loss_guess=0.00123), 800)
+  assert '  loss 0.0012  ' in line
+
+
 def test_lines_in_a_file():
   stream = io.StringIO()
   view = console.Console('auto', stream)

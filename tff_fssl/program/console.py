@@ -19,12 +19,25 @@ WIDTH = 80
 # Figures in the line of a round: (label, format, columns of train.csv). The
 # first of these columns that has a value is shown.
 _PERCENT, _LOSS = 'percent', 'loss'
+_TRAIN = 'client_work/train'
 _FIGURES = (
-  ('loss', _LOSS, ('client_work/train/loss_pseudo_label',)),
-  ('label loss', _LOSS, ('client_work/train/loss_labeled',)),
+  (
+    'loss',
+    _LOSS,
+    (
+      f'{_TRAIN}/loss_pseudo_label',
+      f'{_TRAIN}/loss_soft_pseudo_label',
+      f'{_TRAIN}/loss_guess',
+    ),
+  ),
+  (
+    'label loss',
+    _LOSS,
+    (f'{_TRAIN}/loss_labeled', f'{_TRAIN}/loss_mixed_labeled'),
+  ),
   ('server', _LOSS, ('finalizer/server_loss_labeled',)),
-  ('kept', _PERCENT, ('client_work/train/pseudo_label_ratio',)),
-  ('right', _PERCENT, ('client_work/train/pseudo_label_accuracy',)),
+  ('kept', _PERCENT, (f'{_TRAIN}/pseudo_label_ratio',)),
+  ('right', _PERCENT, (f'{_TRAIN}/pseudo_label_accuracy',)),
 )
 
 # Clients whose updates did not count.
@@ -67,6 +80,11 @@ def format_percent(value: float | str | None) -> str:
   return '-' if math.isnan(number) else f'{100 * number:.1f}%'
 
 
+def _format_loss(value: float) -> str:
+  """'1.234', '0.012', '0.0012': MixMatch's squared errors are small."""
+  return f'{value:.3f}' if value >= 0.01 or not value else f'{value:.2g}'
+
+
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
   """Labels and their texts in two columns, wrapped."""
   width = max(map(len, rows), default=0) + indent + 2
@@ -91,13 +109,13 @@ def figures(report: training_types.RoundReport) -> list[str]:
     values = (float(report.metrics.get(c, math.nan)) for c in columns)
     value = next((v for v in values if math.isfinite(v)), None)
     if value is not None:
-      text = format_percent(value) if kind == _PERCENT else f'{value:.3f}'
+      text = format_percent(value) if kind == _PERCENT else _format_loss(value)
       parts.append(f'{label} {text}')
   if report.is_bad:
     parts.append('BAD: no usable update')
   else:
     for label, name in _TROUBLES.items():
-      count = int(report.metrics.get(f'client_work/train/{name}', 0))
+      count = int(report.metrics.get(f'{_TRAIN}/{name}', 0))
       if count:
         parts.append(f'{count} {label}')
   return parts

@@ -22,10 +22,12 @@ class Curve:
   Attributes:
     label: Name of the line, if the panel has several.
     column: The column of train.csv or eval.csv.
+    dashes: Its line style. Losses that no algorithm has both may share one.
   """
 
   label: str
   column: str
+  dashes: str = '-'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +36,7 @@ class Panel:
 
   Attributes:
     title: Heading of the diagram.
-    curves: Lines of the diagram, told apart by their dashes.
+    curves: Lines of the diagram.
     is_fraction: Whether values are from 0 to 1.
   """
 
@@ -50,29 +52,29 @@ PANELS = (
     'Pseudo-labels kept',
     (
       Curve('kept', f'{_TRAIN}/pseudo_label_ratio'),
-      Curve('confident', f'{_TRAIN}/high_confidence_ratio'),
+      Curve('confident', f'{_TRAIN}/high_confidence_ratio', '--'),
     ),
   ),
   Panel(
     'Accuracy of pseudo-labels',
     (
       Curve('kept', f'{_TRAIN}/pseudo_label_accuracy'),
-      Curve('confident', f'{_TRAIN}/high_confidence_accuracy'),
+      Curve('confident', f'{_TRAIN}/high_confidence_accuracy', '--'),
     ),
   ),
   Panel(
     "Learning status of a round's clients",
     (
       Curve('mean', f'{_TRAIN}/learning_status_mean'),
-      Curve('min', f'{_TRAIN}/learning_status_min'),
-      Curve('max', f'{_TRAIN}/learning_status_max'),
+      Curve('min', f'{_TRAIN}/learning_status_min', '--'),
+      Curve('max', f'{_TRAIN}/learning_status_max', ':'),
     ),
   ),
   Panel(
     'Aggregation weights',
     (
       Curve('max', f'{_TRAIN}/aggregation_weight_max'),
-      Curve('min', f'{_TRAIN}/aggregation_weight_min'),
+      Curve('min', f'{_TRAIN}/aggregation_weight_min', '--'),
     ),
     is_fraction=False,
   ),
@@ -80,9 +82,13 @@ PANELS = (
     'Loss at clients',
     (
       Curve('pseudo-labels', f'{_TRAIN}/loss_pseudo_label'),
-      Curve('labelled', f'{_TRAIN}/loss_labeled'),
-      Curve('consistency', f'{_TRAIN}/loss_consistency'),
-      Curve('at W + eps', f'{_TRAIN}/loss_perturbed'),
+      Curve('soft ones', f'{_TRAIN}/loss_soft_pseudo_label'),
+      Curve('guesses', f'{_TRAIN}/loss_guess'),
+      Curve('labelled', f'{_TRAIN}/loss_labeled', '--'),
+      Curve('mixed labelled', f'{_TRAIN}/loss_mixed_labeled', '--'),
+      Curve('consistency', f'{_TRAIN}/loss_consistency', ':'),
+      Curve('at W + eps', f'{_TRAIN}/loss_perturbed', ':'),
+      Curve('mixed', f'{_TRAIN}/loss_mixed', ':'),
     ),
     is_fraction=False,
   ),
@@ -92,7 +98,6 @@ PANELS = (
     is_fraction=False,
   ),
 )
-_DASHES = ('-', '--', ':')
 
 # What the horizontal axis can be: name -> (label, unit).
 X_AXES = {
@@ -274,7 +279,7 @@ def _draw_panel(
 
   has_band = False
   for style, group in zip(group_styles, groups):
-    for curve, dashes in zip(panel.curves, _DASHES):
+    for curve in panel.curves:
       values = _values(group, curve, x_axis)
       if values is None:
         continue
@@ -282,7 +287,7 @@ def _draw_panel(
       axis.plot(
         x,
         mean,
-        dashes,
+        curve.dashes,
         color=style.color,
         lw=1.4,
         marker=style.marker,
@@ -308,10 +313,13 @@ def _draw_panel(
   else:
     axis.ticklabel_format(axis='y', useOffset=False)
   if len(panel.curves) > 1:
+    labels: dict[str, list[str]] = {}
+    for curve in panel.curves:
+      labels.setdefault(curve.dashes, []).append(curve.label)
     axis.legend(
       handles=[
-        lines.Line2D([], [], color='0.3', ls=dashes, label=curve.label)
-        for curve, dashes in zip(panel.curves, _DASHES)
+        lines.Line2D([], [], color='0.3', ls=dashes, label=', '.join(names))
+        for dashes, names in labels.items()
       ],
       fontsize=8,
       frameon=False,
