@@ -1,6 +1,7 @@
 """docs/metrics.md says what every column means, and no other."""
 
 import dataclasses
+import functools
 import itertools
 import pathlib
 import re
@@ -13,6 +14,10 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.reporting import plots
@@ -140,3 +145,38 @@ def test_every_loss_of_clients_is_shown(name, scenario):
   assert ('loss 0.500' in shown) == (name != 'supervised')
   has_labels = scenario == _CLIENTS or name == 'supervised'
   assert ('label loss 0.500' in shown) == has_labels
+
+
+@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+def test_no_metric_counts_more_than_the_server_allows(name, scenario, request):
+  """It rejects clients that report more than they can have processed."""
+  if (name, scenario) == ('mixmatch', 'labels_at_server'):
+    # Counts every view of an example: its clients are rejected.
+    request.applymarker(pytest.mark.xfail(raises=AssertionError))
+  entry = registry.REGISTRY[name]
+  algorithm = hparams.import_function(entry.local_algorithm)(
+    entry.hparams(**entry.tiny_hparams),
+    round_hparams.RoundHparams(scenario=scenario),
+  )
+  network = adapter.Network(functools.partial(tiny_task.model_fn, 'none'))
+  config = training.LoopConfig(2, 5, 5, optimizer.Sgd(0.0, False, 0.0, 0.0))
+  element = tiny_task.client(0, labeled=4 if scenario == _CLIENTS else 0)
+  labeled, unlabeled = (
+    algorithm_lib.Examples(*map(tf.constant, element[part].values()))
+    for part in ('labeled', 'unlabeled')
+  )
+  result = training.LocalTraining(
+    network, algorithm, tiny_task.VIEWS, config
+  ).run(
+    network.initial_weights(),
+    labeled,
+    unlabeled,
+    learning_rate=tf.constant(0.01),
+    seed=tf.constant([0, 1]),
+  )
+  # Two epochs of three batches: five unlabelled examples, five labelled ones.
+  streams = algorithm.trains_on_unlabeled + algorithm.trains_on_labels
+  most = 2 * 3 * 5 * streams
+  assert result.num_examples <= most
+  for _, count in result.ratios.values():
+    assert count <= most
