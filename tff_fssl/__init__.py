@@ -4,7 +4,7 @@ import atexit
 import gc
 import sys
 
-__version__ = '0.2.0'
+__version__ = '0.3.0'
 
 
 @atexit.register
