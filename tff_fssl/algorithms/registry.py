@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import fixmatch_hparams
@@ -52,6 +52,51 @@ class Capabilities:
   own_weights: str = ''
 
 
+class Passes(NamedTuple):
+  """Passes over the network for one example.
+
+  Attributes:
+    forward: Forward passes.
+    backward: Backward passes, two forward-equivalents each.
+  """
+
+  forward: int = 0
+  backward: int = 0
+
+  @property
+  def equivalents(self) -> int:
+    """Their cost in forward-equivalents."""
+    return self.forward + 2 * self.backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """What a client has to compute for an example; a test measures the same.
+
+  Attributes:
+    unlabeled: In each step, for an unlabelled example, with the default
+      hyper-parameters and in the most expensive case.
+    labeled: The same for a labelled example, if clients hold labels.
+    once: In each round, for an unlabelled example.
+    authors: What the authors' code spends instead of `unlabeled`; None if there
+      is no such code.
+    note: Why it is more, or which case is the most expensive one.
+  """
+
+  unlabeled: Passes = Passes()
+  labeled: Passes = Passes(1, 1)
+  once: Passes = Passes()
+  authors: Passes | None = None
+  note: str = ''
+
+
+# Sohn et al. and Xie et al. pass all views through the network as one batch.
+_WHOLE_BATCH = (
+  "The authors' code (google-research) differentiates one pass over all views,"
+  ' the weak ones included, whose gradients are 0.'
+)
+
+
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
   """A registry entry.
@@ -67,6 +112,7 @@ class Algorithm:
       server does (with its labels, with updates), what else travels, how the
       model predicts. The defaults are FedAvg's.
     capabilities: What the algorithm can do.
+    compute: What clients compute for an example.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag; an embedder writes
       `RoundHparams(**{**entry.round_defaults, ...})`.
@@ -81,6 +127,7 @@ class Algorithm:
   local_algorithm: str
   other_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   capabilities: Capabilities = Capabilities()
+  compute: Compute = Compute()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
@@ -183,6 +230,7 @@ REGISTRY = {
       'FixMatch at clients, with FedAvg or FedProx.',
       fixmatch_hparams.FixMatchHparams,
       'tff_fssl.algorithms.fixmatch:build_local_algorithm',
+      compute=Compute(Passes(2, 1), authors=Passes(2, 2), note=_WHOLE_BATCH),
     ),
     Algorithm(
       'uda',
@@ -190,6 +238,7 @@ REGISTRY = {
       uda_hparams.UdaHparams,
       'tff_fssl.algorithms.uda:build_local_algorithm',
       {'server_training': 'tff_fssl.algorithms.uda:build_server_training'},
+      compute=Compute(Passes(2, 1), authors=Passes(2, 2), note=_WHOLE_BATCH),
       tiny_hparams={'confidence_threshold': 0.3, 'tsa_rounds': 2},
     ),
     Algorithm(
@@ -197,6 +246,11 @@ REGISTRY = {
       'MixMatch at clients, with FedAvg or FedProx.',
       mixmatch_hparams.MixMatchHparams,
       'tff_fssl.algorithms.mixmatch:build_local_algorithm',
+      compute=Compute(
+        Passes(4, 2),
+        authors=Passes(4, 2),
+        note='Two views: each is predicted once, and learnt once when mixed.',
+      ),
       tiny_hparams={'ramp_rounds': 0},
     ),
     Algorithm(
@@ -206,6 +260,12 @@ REGISTRY = {
       'tff_fssl.algorithms.semifl:build_local_algorithm',
       capabilities=Capabilities(
         scenarios=(_SERVER,), trains_clients=(_SERVER,)
+      ),
+      compute=Compute(
+        Passes(2, 2),
+        once=Passes(1, 0),
+        authors=Passes(3, 2),
+        note="The authors' code also predicts the weak view, for its log.",
       ),
       round_defaults={
         'client_batch_size': 10,
@@ -223,6 +283,14 @@ REGISTRY = {
       capabilities=Capabilities(
         extra_uploads=('learning status (in the weight)',),
         own_weights='learning_status_aggregation',
+      ),
+      compute=Compute(
+        Passes(2, 3),
+        once=Passes(1, 0),
+        authors=Passes(5, 3),
+        note='6 if the kept examples of a batch are the confident ones; 3 if no'
+        " example is confident. The authors' code predicts the weak view for"
+        ' nothing, and repeats the pass at W for Q, L_p and L_a.',
       ),
     ),
   )

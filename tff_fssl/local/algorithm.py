@@ -1,6 +1,7 @@
 """The interface between an algorithm and local training."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -165,6 +166,14 @@ class Networks(NamedTuple):
 
   local: adapter.Network
   peers: Mapping[str, adapter.Network] = {}
+
+  @contextlib.contextmanager
+  def draws(self, seed: tf.Tensor) -> Iterator[None]:
+    """A context in which all networks draw from `seed`, int32 [2]."""
+    with contextlib.ExitStack() as stack:
+      for network in (self.local, *self.peers.values()):
+        stack.enter_context(network.draws(seed))
+      yield
 
 
 class Peer(NamedTuple):

@@ -137,10 +137,11 @@ class LocalTraining:
 
     def run(batch, seed):
       # There is no seed if the network draws no random numbers.
-      with contextlib.ExitStack() as stack:
-        if seed is not None:
-          for network in (self._networks.local, *self._networks.peers.values()):
-            stack.enter_context(network.draws(seed))
+      drawing: contextlib.AbstractContextManager[None]
+      drawing = contextlib.nullcontext()
+      if seed is not None:
+        drawing = self._networks.draws(seed)
+      with drawing:
         return step(self._networks, batch)
 
     return tf.function(run, jit_compile=self._config.jit_compile or None)

@@ -390,10 +390,8 @@ class _Assembly:
 
   def _client_batch_sizes(self) -> tuple[int, int]:
     """Unlabelled and labelled examples in a batch at a client."""
-    hparams = self._hparams
-    if self._parts.local.trains_on_unlabeled:
-      return hparams.client_batch_size, hparams.client_labeled_batch_size
-    return hparams.client_batch_size, hparams.client_batch_size
+    local = self._parts.local
+    return self._hparams.client_batch_sizes(local.trains_on_unlabeled)
 
   def _client_training(self) -> training.LocalTraining:
     """A client's training; makes variables."""

@@ -210,3 +210,9 @@ class RoundHparams:
   def labels_at_clients(self) -> bool:
     """Whether clients hold the labels."""
     return self.scenario == LABELS_AT_CLIENTS
+
+  def client_batch_sizes(self, trains_on_unlabeled: bool) -> tuple[int, int]:
+    """Unlabelled and labelled examples in a batch at a client."""
+    if trains_on_unlabeled:
+      return self.client_batch_size, self.client_labeled_batch_size
+    return self.client_batch_size, self.client_batch_size

@@ -1,0 +1,125 @@
+"""What a round computes; what the registry says about it is what is spent."""
+
+import dataclasses
+import functools
+
+import pytest
+import tensorflow as tf
+
+from tests.helpers import tiny_task
+from tests.helpers import two_sets
+from tff_fssl.algorithms import registry
+from tff_fssl.models import flops
+from tff_fssl.rounds import compute
+from tff_fssl.rounds import round_hparams
+
+Flops = flops.Flops
+_STORED = tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8)
+_CLIENTS = round_hparams.LABELS_AT_CLIENTS
+_SERVER = round_hparams.LABELS_AT_SERVER
+
+
+def _measure(parts, hparams, norm='bn'):
+  return compute.measure(
+    functools.partial(tiny_task.model_fn, norm),
+    parts,
+    views=tiny_task.VIEWS,
+    stored=_STORED,
+    hparams=hparams,
+  )
+
+
+def _of_algorithm(name, scenario=_SERVER, norm='bn', own=None, **settings):
+  hparams = round_hparams.RoundHparams(scenario=scenario, **settings)
+  entry = registry.REGISTRY[name]
+  own = entry.hparams(**(own or {}))
+  return _measure(entry.build_parts(own, hparams), hparams, norm)
+
+
+def _exactly(number):
+  return Flops(number, number)
+
+
+@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+def test_what_the_registry_says_is_spent(name, scenario):
+  declared = registry.REGISTRY[name].compute
+  cost = _of_algorithm(name, scenario).clients
+  assert cost.unlabeled.most == cost.passes(*declared.unlabeled)
+  assert cost.once.most == cost.passes(*declared.once)
+  if scenario == _CLIENTS or not declared.unlabeled.forward:
+    assert cost.labeled.most == cost.passes(*declared.labeled)
+  else:
+    assert cost.labeled == _exactly(0)
+
+
+def test_passes_in_forward_equivalents():
+  assert registry.Passes(2, 3).equivalents == 8
+  compute_of = {n: e.compute for n, e in registry.REGISTRY.items()}
+  assert compute_of['fl2'].authors.equivalents == 11
+  assert compute_of['semifl'].authors.equivalents == 7
+
+
+def test_fl2_spends_less_where_no_example_is_confident():
+  cost = _of_algorithm('fl2').clients
+  assert cost.unlabeled.least == cost.passes(1, 1)
+  without = _of_algorithm('fl2', own={'consistency': 'none'}).clients
+  assert without.unlabeled == _exactly(cost.passes(1, 1))
+  every_step = _of_algorithm('fl2', own={'pseudo_labels': 'per_step'}).clients
+  assert every_step.unlabeled.most == cost.passes(3, 3)
+
+
+def test_a_round_of_a_client():
+  # Two epochs of 12 examples in 3 batches. Labelled ones, in batches of 4,
+  # repeat: 6 of 3 examples each.
+  sizes = {'client_batch_size': 5, 'client_labeled_batch_size': 4}
+  settings = {'client_epochs': 2, **sizes}
+  for norm, passes in (('none', 0), ('bn', 1)):
+    found = _of_algorithm('fixmatch', _CLIENTS, norm, **settings)
+    cost = found.clients
+    steps = cost.unlabeled.most * 24 + cost.labeled.most * 18
+    total = steps + passes * 15 * found.forward
+    assert found.of_client(3, 12) == _exactly(total)
+    assert found.of_server(9) == _exactly(0)
+  # The labelled stream is the longer one.
+  cost = found.clients
+  total = cost.labeled.most * 2 * 24 + cost.unlabeled.most * 2 * 6 * 2
+  total += 26 * found.forward
+  assert found.of_client(24, 2) == _exactly(total)
+  # With its own batch size, if there is no other stream.
+  alone = _of_algorithm('supervised', _CLIENTS, 'none', **settings)
+  labeled = alone.clients.labeled
+  assert alone.of_client(12, 7) == labeled * 24
+
+
+def test_pseudo_labels_and_the_server():
+  found = _of_algorithm('semifl', server_epochs=3)
+  cost = found.clients
+  once = 12 * 2 * found.forward  # Pseudo-labels, and statistics.
+  assert found.of_client(0, 12) == _exactly(5 * 12 * cost.passes(2, 2) + once)
+  other = _exactly(cost.passes(3, 2))
+  assert found.of_client(0, 12, other) == other * 60 + _exactly(once)
+  server = _exactly(27 * cost.passes(1, 1) + 9 * found.forward)
+  assert found.of_server(9) == server
+
+
+def test_further_sets_have_statistics_of_their_own():
+  plain = _of_algorithm('fixmatch')
+  averaged = _of_algorithm('fixmatch', average_decay=0.9)
+  more = averaged.of_client(0, 12) - plain.of_client(0, 12)
+  assert more == _exactly(12 * plain.forward)
+
+
+@pytest.mark.parametrize('shape', ['switching', 'helping'])
+def test_peers_and_what_else_travels(shape):
+  hparams = round_hparams.RoundHparams(scenario=_CLIENTS)
+  parts = getattr(two_sets, shape)()
+  if shape == 'switching':
+    hparams = dataclasses.replace(hparams, scenario=_SERVER)
+  cost = _measure(parts, hparams, 'none').clients
+  if shape == 'switching':
+    # The student's prediction is made in each round, the teacher's in some.
+    least = cost.passes(2, 1)
+    assert cost.unlabeled == Flops(least, least + cost.forward)
+  else:
+    assert cost.labeled == cost.unlabeled == _exactly(cost.passes(1, 1))
+    assert cost.once == _exactly(cost.forward)

@@ -1,0 +1,218 @@
+"""What a local algorithm computes for each example, measured from its graph."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.models import adapter
+from tff_fssl.models import flops as flops_lib
+
+Flops = flops_lib.Flops
+# Examples in a traced batch. The cost is linear in it.
+_SIZE = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """FLOPs for one example.
+
+  Attributes:
+    forward: Of a forward pass: one forward-equivalent.
+    backward: Of a backward pass. Less than two forward-equivalents, since the
+      first layer needs no gradient of its input.
+    unlabeled: Of the steps on a batch, for each unlabelled example in it.
+    labeled: The same for each labelled example.
+    once: Of `prepare` and `finish` in a round, for each of the client's
+      unlabelled examples.
+  """
+
+  forward: float
+  backward: float
+  unlabeled: Flops = Flops()
+  labeled: Flops = Flops()
+  once: Flops = Flops()
+
+  def passes(self, forward: float, backward: float) -> float:
+    """FLOPs of a number of forward and backward passes."""
+    return forward * self.forward + backward * self.backward
+
+
+def of_network(
+  network: adapter.Network, image_shape: tuple[int | None, ...]
+) -> Cost:
+  """The cost of passes over a network, without an algorithm.
+
+  Args:
+    network: The network.
+    image_shape: The shape of one of its inputs.
+
+  Returns:
+    The cost; all but `forward` and `backward` is 0.
+
+  Raises:
+    flops.UnknownFlopsError: If the network has loops with products in them
+      (recurrent layers), or shapes that depend on the data.
+  """
+
+  @tf.function
+  def run(images, seed):
+    with network.draws(seed), tf.GradientTape() as tape:
+      logits = network.logits(images, training=True)
+      loss = tf.reduce_sum(logits)
+    return logits, network.gradients(tape, loss)
+
+  graph = run.get_concrete_function(_images(_SIZE, image_shape), _SEED).graph
+  forward = flops_lib.of_graph(graph, graph.outputs[:1]).most
+  both = flops_lib.of_graph(graph, graph.outputs).most
+  return Cost(forward / _SIZE, (both - forward) / _SIZE)
+
+
+def of_algorithm(
+  network: adapter.Network,
+  algorithm: algorithm_lib.LocalAlgorithm,
+  views: augment.Views,
+  *,
+  passes: Cost,
+  stored: tf.TensorSpec,
+  received: Mapping[str, Any] | None = None,
+) -> Cost:
+  """The cost of all that an algorithm does; it is traced, nothing runs.
+
+  Args:
+    network: The network; it also stands for all peers.
+    algorithm: The algorithm.
+    views: The preprocessing of examples. Steps get their views ready-made.
+    passes: The cost of the network's passes.
+    stored: The spec of examples as they are stored, [None, ...].
+    received: Name -> `tf.TensorSpec`, `ClientData.received`.
+
+  Returns:
+    The cost.
+
+  Raises:
+    flops.UnknownFlopsError: If steps have loops with products in them, or
+      shapes that depend on the data.
+  """
+  shape = augment.image_shape(views, stored)
+  tracing = _Tracing(network, algorithm, views, shape)
+  data = tracing.client_data(stored, received or {})
+  prepared, once = tracing.prepare(data)
+  once += tracing.finish(data)
+  total = tracing.steps({False: _SIZE, True: _SIZE}, prepared)
+  if not algorithm.trains_on_labels:
+    unlabeled = total * (1 / _SIZE)
+  elif not algorithm.trains_on_unlabeled:
+    unlabeled = Flops()
+  else:
+    more = tracing.steps({False: 2 * _SIZE, True: _SIZE}, prepared)
+    unlabeled = (more - total) * (1 / _SIZE)
+  labeled = total * (1 / _SIZE) - unlabeled
+  return dataclasses.replace(
+    passes, unlabeled=unlabeled, labeled=labeled, once=once
+  )
+
+
+class _Tracing:
+  """Traces the functions of an algorithm, on specs of their arguments."""
+
+  def __init__(self, network, algorithm, views, image_shape):
+    self._networks = algorithm_lib.Networks(
+      network, dict.fromkeys(algorithm.peers, network)
+    )
+    self._algorithm, self._views = algorithm, views
+    self._image_shape = image_shape
+
+  def client_data(self, stored, received) -> algorithm_lib.ClientData:
+    """The spec of a client's data."""
+    network = self._networks.local
+    examples = algorithm_lib.Examples(stored, _labels(None))
+    weights = adapter.Weights(
+      _specs(network.trainable_variables),
+      _specs(network.non_trainable_variables),
+      _FLOAT,
+    )
+    return algorithm_lib.ClientData(
+      weights, examples, examples, dict(received), _INT, _SEED
+    )
+
+  def prepare(self, data) -> tuple[algorithm_lib.Prepared, Flops]:
+    """The spec of what `prepare` returns, and its FLOPs for an example."""
+    prepare = self._algorithm.prepare
+    if prepare is None:
+      return algorithm_lib.Prepared(_labels(None)), Flops()
+    return _trace(lambda d: prepare(self._networks, d, self._views), data)
+
+  def finish(self, data) -> Flops:
+    """The FLOPs of `finish` for an example."""
+    finish = self._algorithm.finish
+    if finish is None:
+      return Flops()
+    ratios = dict.fromkeys(self._algorithm.step_ratios, (_FLOAT, _FLOAT))
+    _, flops = _trace(
+      lambda d, r: finish(self._networks, d, self._views, r), data, ratios
+    )
+    return flops
+
+  def steps(self, sizes, prepared) -> Flops:
+    """The FLOPs of the steps on a batch; `sizes` are by `Stream.labeled`."""
+
+    def run(batch):
+      with self._networks.draws(batch.seed):
+        return [step(self._networks, batch) for step in self._algorithm.steps]
+
+    batch = self._batch(sizes, prepared)
+    return flops_lib.of_graph(
+      tf.function(run).get_concrete_function(batch).graph
+    )
+
+  def _batch(self, sizes, prepared) -> algorithm_lib.Batch:
+    """The spec of a batch."""
+    streams, parts = self._algorithm.streams, {}
+    for name, stream in streams.items():
+      # A partner for each example of another stream.
+      own = streams[stream.partner_of] if stream.partner_of else stream
+      size = sizes[own.labeled]
+      parts[name] = algorithm_lib.Part(
+        {view: _images(size, self._image_shape) for view in stream.views},
+        _labels(size),
+        tf.TensorSpec([size]),
+        {}
+        if stream.labeled
+        else {
+          key: tf.TensorSpec([size, *value.shape[1:]], value.dtype)
+          for key, value in prepared.of_example.items()
+        },
+      )
+    constants = {
+      key: tf.TensorSpec(value.shape, value.dtype)
+      for key, value in prepared.constants.items()
+    }
+    clock = algorithm_lib.Clock(_INT, _INT, _INT)
+    return algorithm_lib.Batch(parts, constants, clock, _SEED)
+
+
+def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
+  """The structure that a function returns, and its FLOPs for an example."""
+  concrete = tf.function(function).get_concrete_function(*specs)
+  flops = flops_lib.of_graph(concrete.graph, per_example=True)
+  return concrete.structured_outputs, flops
+
+
+_INT, _FLOAT = tf.TensorSpec([], tf.int32), tf.TensorSpec([])
+_SEED = tf.TensorSpec([2], tf.int32)
+
+
+def _labels(num: int | None) -> tf.TensorSpec:
+  return tf.TensorSpec([num], tf.int32)
+
+
+def _images(num: int, shape: tuple[int | None, ...]) -> tf.TensorSpec:
+  return tf.TensorSpec([num, *shape])
+
+
+def _specs(variables: tuple[tf.Variable, ...]) -> tuple[tf.TensorSpec, ...]:
+  return tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)

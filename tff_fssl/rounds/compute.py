@@ -1,0 +1,169 @@
+"""What a client and the server compute in a round, measured from the graph."""
+
+import dataclasses
+import math
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.local import compute
+from tff_fssl.models import adapter
+from tff_fssl.models import flops as flops_lib
+from tff_fssl.rounds import assemble
+from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import round_hparams
+
+Flops = flops_lib.Flops
+
+
+@dataclasses.dataclass(frozen=True)
+class RoundCompute:
+  """FLOPs of a round, by numbers of examples.
+
+  Attributes:
+    clients: What clients compute for each example.
+    server: What the server computes for each of its labelled examples; None if
+      it has none.
+  """
+
+  clients: compute.Cost
+  server: compute.Cost | None
+  _parts: assemble.Parts
+  _hparams: round_hparams.RoundHparams
+  _is_static: bool
+
+  @property
+  def forward(self) -> float:
+    """FLOPs of a forward pass over one example: one forward-equivalent."""
+    return self.clients.forward
+
+  def of_client(
+    self,
+    num_labeled: float,
+    num_unlabeled: float,
+    unlabeled: Flops | None = None,
+  ) -> Flops:
+    """The FLOPs of a client's round, if it trains on all its examples.
+
+    Args:
+      num_labeled: Its labelled examples; the mean over clients, for instance.
+      num_unlabeled: Its unlabelled examples.
+      unlabeled: FLOPs of the steps for each unlabelled example; None: those
+        that were measured.
+
+    Returns:
+      The FLOPs of steps, of what is computed once, and of static batch norm.
+    """
+    hparams, local = self._hparams, self._parts.local
+    sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
+    in_steps = _examples_in_steps(
+      hparams.client_epochs,
+      (num_unlabeled, sizes[0], local.trains_on_unlabeled),
+      (num_labeled, sizes[1], local.trains_on_labels),
+    )
+    total = (unlabeled or self.clients.unlabeled) * in_steps[0]
+    total += self.clients.labeled * in_steps[1]
+    total += self.clients.once * num_unlabeled
+    return total + self._statistics(num_labeled + num_unlabeled)
+
+  def of_server(self, num_labeled: float) -> Flops:
+    """The FLOPs of the server's round, with so many labelled examples."""
+    if self.server is None:
+      return Flops()
+    processed = self._hparams.server_epochs * num_labeled
+    return self.server.labeled * processed + self._statistics(num_labeled)
+
+  def _statistics(self, num_examples: float) -> Flops:
+    """The FLOPs of passes that gather static batch norm statistics."""
+    if not self._is_static:
+      return Flops()
+    passes = 1 + len(self._parts.server.statistics_of)
+    return Flops(self.forward, self.forward) * (passes * num_examples)
+
+
+def measure(
+  model_fn: adapter.ModelFn,
+  parts: assemble.Parts,
+  *,
+  views: augment.Views,
+  stored: tf.TensorSpec,
+  hparams: round_hparams.RoundHparams,
+) -> RoundCompute:
+  """Traces an algorithm's steps; runs nothing.
+
+  Args:
+    model_fn: Builds a Keras model, images -> logits.
+    parts: The algorithm.
+    views: How stored examples become the network's inputs.
+    stored: The spec of examples as they are stored, [None, ...].
+    hparams: The round's hyper-parameters.
+
+  Returns:
+    What a round computes.
+
+  Raises:
+    flops.UnknownFlopsError: If that depends on the data: see
+      `local.compute`.
+    UsageError: If the model cannot be trained.
+  """
+  shape = augment.image_shape(views, stored)
+  with tf.Graph().as_default():
+    network = adapter.Network(
+      model_fn,
+      image_shape=shape,
+      compute_dtype=hparams.compute_dtype,
+      track_moving_averages=hparams.batch_norm_statistics == 'moving_average',
+      trace=False,
+    )
+    passes = compute.of_network(network, shape)
+    options = {'views': views, 'passes': passes, 'stored': stored}
+    clients = compute.of_algorithm(
+      network, parts.local, received=_received(network, parts), **options
+    )
+    server = None
+    if not hparams.labels_at_clients:
+      server = compute.of_algorithm(network, parts.server_training, **options)
+    return RoundCompute(clients, server, parts, hparams, network.is_static)
+
+
+def _received(network: adapter.Network, parts: assemble.Parts) -> Any:
+  """The specs of `ClientData.received`."""
+
+  def receive():
+    exchange, table = parts.exchange, ()
+    if exchange is not None:
+      table = exchange.initialize()
+    model = parts.server.start(network.initial_weights())
+    message = exchange_lib.make_message(
+      exchange, parts.server, table, model, tf.constant(1)
+    )
+    return exchange_lib.read_message(exchange, message, tf.constant(0)).others
+
+  traced = tf.function(receive).get_concrete_function()
+  return tf.nest.map_structure(
+    lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
+    traced.structured_outputs,
+  )
+
+
+def _examples_in_steps(
+  num_epochs: int, *streams: tuple[float, int, bool]
+) -> list[float]:
+  """The examples of each stream in all batches of a client's round.
+
+  Args:
+    num_epochs: Passes over the longer of the streams; the other one repeats.
+    *streams: For each (examples, examples in a batch, whether it is used).
+
+  Returns:
+    Their numbers; 0 for a stream that is not used. A stream without examples
+    has a blank one in each batch.
+  """
+  batches = [math.ceil(max(num, 1) / size) for num, size, _ in streams]
+  used = [n for n, (_, _, is_used) in zip(batches, streams) if is_used]
+  num_steps = num_epochs * max(used, default=0)
+  return [
+    num_steps * max(num, 1) / of_pass if is_used else 0.0
+    for of_pass, (num, _, is_used) in zip(batches, streams)
+  ]
