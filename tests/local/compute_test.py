@@ -2,8 +2,8 @@
 
 import pytest
 import tensorflow as tf
+import tiny_task
 
-from tests.helpers import tiny_task
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import compute
 from tff_fssl.local import inference

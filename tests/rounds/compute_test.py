@@ -5,9 +5,9 @@ import functools
 
 import pytest
 import tensorflow as tf
+import tiny_task
+import two_sets
 
-from tests.helpers import tiny_task
-from tests.helpers import two_sets
 from tff_fssl.algorithms import registry
 from tff_fssl.models import flops
 from tff_fssl.rounds import compute

@@ -63,7 +63,7 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
       ),
       model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),
     )
-    lines = train_main._banner(task, None, None).splitlines()
+    lines = train_main._banner(task, None, None, None).splitlines()
     (line,) = [line for line in lines if line.startswith('  with ')]
     assert line.split() == ['with', f'--client_epochs={shown}']
 

@@ -74,3 +74,47 @@ def test_the_one_client_that_is_not_finite_is_named(tmp_path, context):
   ]
   without = next(r for r, ids in cohorts.items() if _BAD_CLIENT not in ids)
   assert experiment.explain_fn(state, without, 0) == []
+
+
+def _compute(*flags, model_fn=_fragile_model):
+  config = config_lib.from_command_line(
+    ['--dataset=digits', '--norm=none', '--num_clients=20', *flags]
+  )
+  task = experiment_lib.build_task(config)
+  task = dataclasses.replace(task, model_fn=model_fn)
+  return task, experiment_lib.measure_compute(task)
+
+
+def test_compute_of_a_client_of_mean_size():
+  # A forward pass is one product, and so is a backward pass: the images need
+  # no gradient.
+  task, found = _compute('--algorithm=fl2', '--client_epochs=3')
+  mean = np.mean([len(held) for held in task.partition.client_unlabeled])
+  assert found.forward_flops == 2 * 64 * 10
+  # Five passes in each epoch, or two; pseudo-labels. The authors: eight.
+  np.testing.assert_allclose(found.client, 16 * mean)
+  np.testing.assert_allclose(found.client_least, 7 * mean)
+  np.testing.assert_allclose(found.client_authors, 25 * mean)
+  num_labeled = len(task.partition.server_labeled)
+  np.testing.assert_allclose(found.server, 2 * 5 * num_labeled)
+
+
+def test_compute_of_other_passes_than_the_authors():
+  _, found = _compute('--algorithm=mixmatch', '--mixmatch.num_views=3')
+  assert found.client and found.client_authors is None
+  _, found = _compute('--algorithm=supervised')
+  assert found.client == 0 and found.server
+
+
+def test_compute_that_depends_on_the_data():
+  def recurrent():
+    return tf.keras.Sequential(
+      [
+        tf.keras.Input([8, 8, 1]),
+        tf.keras.layers.Reshape([8, 8]),
+        tf.keras.layers.SimpleRNN(4),
+        tf.keras.layers.Dense(10),
+      ]
+    )
+
+  assert _compute(model_fn=recurrent)[1] is None

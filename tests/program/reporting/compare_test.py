@@ -4,6 +4,7 @@ from scipy import stats
 
 from tff_fssl.program.commands import compare_main
 from tff_fssl.program.commands import main
+from tff_fssl.program.storage import compute
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
@@ -107,3 +108,31 @@ def test_what_cannot_be_compared(tmp_path, capsys):
   same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
   code, _, err = _compare(capsys, first, same)
   assert code == 2 and 'one sample' in err
+
+
+def _record(path, client, authors=None):
+  figures = compute.Compute(2e6, client, client, authors, 500.0)
+  compute.write(output_tree.OutputTree(path).compute_json, figures)
+
+
+def test_compute_is_shown_if_all_runs_say_it(tmp_path, capsys):
+  ours = _run(tmp_path / 'a', 'fl2', 0, [0.1])
+  theirs = _run(tmp_path / 'b', 'fixmatch', 0, [0.2])
+  _record(ours, 8_000, 11_000)
+  _, out, _ = _compare(capsys, ours, theirs)
+  assert 'forward-equivalents' not in out
+  _record(theirs, 4_000)
+  _, out, _ = _compare(capsys, ours, theirs)
+  titles = [cell.strip() for cell in out.splitlines()[2].split('|')[3:-1]]
+  assert titles[-4:] == [
+    'GFLOP a client and round',
+    'forward-equivalents',
+    "by the authors' code",
+    'GFLOP of the server, a round',
+  ]
+  assert _cells(out, 'fl2')[0][-4:] == ['16.0', '8000', '11000', '1.0']
+  assert _cells(out, 'fixmatch')[0][-4:] == ['8.0', '4000', '', '1.0']
+  with open(output_tree.OutputTree(ours).compute_json, 'w') as file:
+    file.write('{"format": "tff_fssl.compute", "client": ')
+  code, _, err = _compare(capsys, ours, theirs)
+  assert code == 2 and 'compute.json: it is not JSON' in err

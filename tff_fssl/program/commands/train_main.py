@@ -22,6 +22,7 @@ from tff_fssl.program.loop import interrupts
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import completion
+from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
@@ -109,13 +110,16 @@ def _train(
       source, experiment_lib.build_model_fn(config)()
     )
     task = experiment_lib.build_task(config)
-    view.say(_banner(task, context, source))
+    compute = experiment_lib.measure_compute(task)
+    view.say(_banner(task, context, source, compute))
     _check_partition(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
     tree.record(config)
     _record_partition(task, tree)
+    if compute is not None:
+      compute_lib.write(tree.compute_json, compute)
     stop = training_types.StopRequest()
     outputs = _outputs(task, tree, view)
     logic = training.train(
@@ -272,7 +276,12 @@ def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
     partition_plot.plot(task.partition, tree.partition_png)
 
 
-def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
+def _banner(
+  task: Any,
+  context: Any,
+  source: warm_start.Source | None,
+  compute: compute_lib.Compute | None,
+) -> str:
   """Describes what is about to happen, in a few lines."""
   config, data, partition = task.config, task.data, task.partition
   run, round_hparams = config.run, config.round
@@ -324,6 +333,7 @@ def _banner(task: Any, context: Any, source: warm_start.Source | None) -> str:
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
+    **({'compute': compute.describe()} if compute else {}),
     **({'with': flags.to_arguments(defaults)} if defaults else {}),
     'runs': f'{where}, seed {run.seed}',
     'output': run.output_dir,

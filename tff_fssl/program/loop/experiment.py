@@ -19,10 +19,13 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
+from tff_fssl.models import flops
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.rounds import composer
+from tff_fssl.rounds import compute as round_compute
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
 
@@ -146,6 +149,54 @@ def build_task(config: config_lib.Config) -> Task:
   )
   return Task(
     config, data, partition, build_views(config), build_model_fn(config)
+  )
+
+
+def measure_compute(task: Task) -> compute_lib.Compute | None:
+  """What a client of mean size and the server compute in a round.
+
+  Args:
+    task: Data and model.
+
+  Returns:
+    The figures; None if they depend on the data.
+
+  Raises:
+    UsageError: If algorithm and model do not fit together.
+  """
+  config, partition = task.config, task.partition
+  stored = clients.element_spec(task.data.image_shape)['unlabeled']['x']
+  try:
+    measured = round_compute.measure(
+      task.model_fn,
+      config.entry.build_parts(config.algorithm, config.round),
+      views=task.views,
+      stored=stored,
+      hparams=config.round,
+    )
+  except flops.UnknownFlopsError:
+    return None
+  sizes = [
+    sum(map(len, held)) / partition.num_clients
+    for held in (partition.client_labeled, partition.client_unlabeled)
+  ]
+  cost, declared = measured.clients, config.entry.compute
+  client, authors = flops.Flops(), None
+  if config.trains_clients:
+    client = measured.of_client(*sizes)
+    # What is known of the authors' code holds for the same passes only.
+    same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
+    if declared.authors is not None and same:
+      theirs = cost.passes(*declared.authors)
+      of_theirs = measured.of_client(*sizes, flops.Flops(theirs, theirs))
+      authors = of_theirs.most / measured.forward
+  server = measured.of_server(len(partition.server_labeled))
+  return compute_lib.Compute(
+    measured.forward,
+    client.most / measured.forward,
+    client.least / measured.forward,
+    authors,
+    server.most / measured.forward,
   )
 
 

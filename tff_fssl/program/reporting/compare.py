@@ -8,6 +8,7 @@ import numpy as np
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 TEST_ACCURACY = 'test/accuracy'
@@ -15,6 +16,36 @@ _TRAIN = 'client_work/train'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
 _MEGABYTE = 1e6
+_GIGA = 1e9
+
+
+def _of_compute(
+  value: Callable[[compute_lib.Compute], float | None],
+) -> Callable[[runs_lib.Run], float]:
+  """A column of figures of `compute.json`."""
+
+  def cell(run: runs_lib.Run) -> float:
+    found = run.compute and value(run.compute)
+    return math.nan if found is None else found
+
+  return cell
+
+
+# What a round computes, at most: (title, value of a run, digits).
+_COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
+  (
+    'GFLOP a client and round',
+    _of_compute(lambda c: c.flops(c.client) / _GIGA),
+    1,
+  ),
+  ('forward-equivalents', _of_compute(lambda c: c.client), 0),
+  ("by the authors' code", _of_compute(lambda c: c.client_authors), 0),
+  (
+    'GFLOP of the server, a round',
+    _of_compute(lambda c: c.flops(c.server) / _GIGA),
+    1,
+  ),
+]
 
 
 def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
@@ -106,6 +137,8 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
   add('s a round', 'seconds/round', 1, 2)
   add_traffic('MB down a round', 'communication/bytes_down_per_client')
   add_traffic('MB up a round', 'communication/bytes_up_per_client')
+  if all(run.compute is not None for group in groups for run in group.runs):
+    columns += _COMPUTE
   cells = [
     [
       _mean_and_spread([fn(run) for run in group.runs], digits)

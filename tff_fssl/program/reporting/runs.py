@@ -11,6 +11,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
@@ -25,11 +26,13 @@ class Run:
     path: Folder of the run.
     flags: Flags of the run, as text.
     rows: Rows of train.csv, eval.csv and timing.csv.
+    compute: What a round computes; None if the run does not say.
   """
 
   path: str
   flags: dict[str, str]
   rows: tuple[list[dict[str, str]], ...]
+  compute: compute_lib.Compute | None = None
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """(rounds int [N], values float64 [N]) where the column is known."""
@@ -173,7 +176,12 @@ def read_run(path: str) -> Run:
   tables = tuple(csv_table.read(p)[1] for p in paths)
   if not tables[0]:
     raise NotARunError(f'{path}: no round of this run is finished yet')
-  return Run(path, flags.read_flagfile(tree.flags_file), tables)
+  return Run(
+    path,
+    flags.read_flagfile(tree.flags_file),
+    tables,
+    compute_lib.read(tree.compute_json),
+  )
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:

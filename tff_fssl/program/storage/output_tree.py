@@ -2,6 +2,7 @@
 
 flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
+compute.json        what clients and server compute in a round
 checkpoints/        round_N.ckpt
 metrics/            train.csv, eval.csv: equal for equal commands;
                     timing.csv: seconds and memory;
@@ -48,6 +49,7 @@ _FILES = frozenset(
     FLAGS,
     'partition.json',
     'partition.png',
+    'compute.json',
     'summary.json',
     'train.csv',
     'eval.csv',
@@ -155,6 +157,11 @@ class OutputTree:
   def partition_png(self) -> str:
     """The partition, drawn."""
     return self._join('partition.png')
+
+  @property
+  def compute_json(self) -> str:
+    """What clients and server compute in a round."""
+    return self._join('compute.json')
 
   def open(self, config: config_lib.Config) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
