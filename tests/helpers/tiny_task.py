@@ -16,6 +16,7 @@ from tff_fssl.rounds import sampling
 
 IMAGE_SHAPE = (6, 6, 1)
 NUM_CLASSES = 3
+NUM_CLIENTS = 10
 _LAYERS = tf.keras.layers
 
 
@@ -81,8 +82,13 @@ def client(
   )
 
 
-def dataset(element: collections.OrderedDict) -> tf.data.Dataset:
-  """That element as the data set a client hands over."""
+def dataset(
+  element: collections.OrderedDict, process=None
+) -> tf.data.Dataset:
+  """That element as the data set a client hands over to a process."""
+  if getattr(process, 'num_clients', 0):
+    index, _ = element['seed']
+    element = collections.OrderedDict(element, client_id=np.int32(index))
   return tf.data.Dataset.from_tensors(element)
 
 
@@ -124,6 +130,7 @@ def build(
     hparams=algorithm.hparams(**{**algorithm.tiny_hparams, **dict(hparams)}),
     seed=5,
     num_classes=NUM_CLASSES,
+    num_clients=NUM_CLIENTS,
     model_aggregator=factory.build_aggregator(
       aggregator, clients_per_round=3, population=8
     )
@@ -148,8 +155,10 @@ def cohort(scenario: str, size: int = 3, round_num: int = 1) -> list:
 
 
 def flat(state) -> list[np.ndarray]:
-  """All weights of a state."""
-  return [np.array(t) for t in tf.nest.flatten(state.global_model_weights)]
+  """All weights of a state, and the table of an exchange if there is one."""
+  table = state.distributor['table'] if len(state.distributor) else ()
+  values = (state.global_model_weights, table)
+  return [np.array(t) for t in tf.nest.flatten(values)]
 
 
 def data_source(process, scenario: str) -> sampling.CohortDataSource:

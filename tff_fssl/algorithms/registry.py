@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import mixmatch_hparams
 from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.algorithms import supervised_hparams
@@ -36,7 +37,8 @@ class Capabilities:
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
     weight_sets_down: Weight sets sent to a client in a phase.
-    weight_sets_up: Weight sets received from a client in a phase.
+    weight_sets_up: Weight sets received from a client in a phase; 0: clients
+      train alone, so that nothing is aggregated and there is no common model.
     own_weights: The hyper-parameter that, if true, makes the algorithm set the
       weights of updates, instead of `client_weighting`; '' if there is none.
   """
@@ -171,6 +173,7 @@ class Algorithm:
     hparams: Any = None,
     model_aggregator: Any = None,
     num_classes: int | None = None,
+    num_clients: int | None = None,
   ) -> Any:
     """Builds the learning process.
 
@@ -187,6 +190,8 @@ class Algorithm:
       model_aggregator: A `tff.aggregators.WeightedAggregationFactory`; None:
         the weighted mean.
       num_classes: Width of the model's output; None to skip the check.
+      num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
+        Needed only by algorithms with `client_state`.
 
     Returns:
       A `tff.learning.templates.LearningProcess`.
@@ -212,7 +217,35 @@ class Algorithm:
       seed=seed,
       model_aggregator=model_aggregator,
       num_classes=num_classes,
+      num_clients=num_clients,
     )
+
+
+
+def _alone(
+  kind: str, what: str, hparams: type[Any], **tiny_hparams: Any
+) -> Algorithm:
+  """The entry of clients that train alone."""
+  module = 'tff_fssl.algorithms.local_training'
+  return Algorithm(
+    f'local_{kind}',
+    f'{what} by each client alone, without federation.',
+    hparams,
+    f'{module}:build_{kind}',
+    {
+      part: f'{module}:build_{part}'
+      for part in ('server', 'exchange', 'prediction', 'alone')
+    },
+    capabilities=Capabilities(
+      scenarios=(_CLIENTS,),
+      trains_clients=(_CLIENTS,),
+      client_state=True,
+      per_client_broadcast=True,
+      weight_sets_down=0,
+      weight_sets_up=0,
+    ),
+    tiny_hparams=tiny_hparams,
+  )
 
 
 REGISTRY = {
@@ -292,6 +325,20 @@ REGISTRY = {
         " example is confident. The authors' code predicts the weak view for"
         ' nothing, and repeats the pass at W for Q, L_p and L_a.',
       ),
+    ),
+    _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
+    _alone(
+      'uda',
+      'UDA',
+      local_training_hparams.LocalUdaHparams,
+      confidence_threshold=0.3,
+      tsa_rounds=2,
+    ),
+    _alone(
+      'fixmatch',
+      'FixMatch',
+      local_training_hparams.LocalFixMatchHparams,
+      confidence_threshold=0.3,
     ),
   )
 }

@@ -56,8 +56,6 @@ def build_server_training(
 
 def _labeled(hparams: uda_hparams.UdaHparams) -> objective.Term:
   """The term on labels, with TSA."""
-  if hparams.tsa == 'none':
-    return objective.supervised()
   return terms.annealed_supervised(
     schedule=hparams.tsa, num_rounds=hparams.tsa_rounds
   )

@@ -140,7 +140,7 @@ class ClientData(NamedTuple):
   """What a client has at the start of a round.
 
   Attributes:
-    weights: The weights that the server sent.
+    weights: The weights that training starts from.
     labeled: Labelled examples, perhaps none.
     unlabeled: Unlabelled examples, perhaps none.
     received: Name -> tensor, what else the server sent.
@@ -235,6 +235,8 @@ class Finished(NamedTuple):
 
 
 Step = Callable[[Networks, Batch], StepResult]
+# (the model's weights, what else the server sent) -> weights.
+Start = Callable[[adapter.Weights, Mapping[str, tf.Tensor]], adapter.Weights]
 Prepare = Callable[[Networks, ClientData, augment.Views], Prepared]
 # (networks, data, views, summed ratios of the training) -> Finished.
 Finish = Callable[
@@ -258,6 +260,8 @@ class LocalAlgorithm(NamedTuple):
     peers: Name -> further network.
     signals: Name -> number that `finish` returns.
     weighs: Whether `prepare` sets the weight of the update.
+    start: The weights that training starts from, to which the update and
+      FedProx's term refer. None: the model's.
   """
 
   steps: tuple[Step, ...]
@@ -269,6 +273,7 @@ class LocalAlgorithm(NamedTuple):
   peers: Mapping[str, Peer] = {}
   signals: Mapping[str, Signal] = {}
   weighs: bool = False
+  start: Start | None = None
 
   def own_stream(self, *, labeled: bool) -> str | None:
     """The labelled or unlabelled stream with batches of its own, if any."""

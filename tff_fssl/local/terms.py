@@ -112,13 +112,15 @@ def annealed_supervised(*, schedule: str, num_rounds: int) -> objective.Term:
   is left out.
 
   Args:
-    schedule: `linear`, `log` or `exp`.
+    schedule: `linear`, `log` or `exp`; `none`: no example is ever left out.
     num_rounds: Rounds until the threshold is 1.
 
   Returns:
     The term.
   """
   plain = objective.supervised()
+  if schedule == 'none':
+    return plain
 
   def loss(network, batch):
     part = batch.parts[objective.LABELED]

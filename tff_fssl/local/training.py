@@ -164,7 +164,8 @@ class LocalTraining:
     """Trains from `weights`.
 
     Args:
-      weights: The initial weights.
+      weights: The model's weights, from which training starts unless the
+        algorithm has a `start` of its own.
       labeled: Labelled examples, perhaps none.
       unlabeled: Unlabelled examples, perhaps none.
       learning_rate: float32 scalar.
@@ -179,6 +180,8 @@ class LocalTraining:
     Returns:
       The result.
     """
+    if self._algorithm.start is not None:
+      weights = self._algorithm.start(weights, received or {})
     before = self._start(weights, sets or {}, momentum)
     data = algorithm_lib.ClientData(
       weights,

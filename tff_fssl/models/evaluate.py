@@ -11,10 +11,8 @@ from tff_fssl.data import augment
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 
-EvaluateFn = Callable[
-  [server_model.ServerModel, np.ndarray, np.ndarray],
-  collections.OrderedDict[str, float],
-]
+# (model, x, y), and the exchange's table if each client has its own model.
+EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 
 
 def build_evaluate_fn(
@@ -36,7 +34,9 @@ def build_evaluate_fn(
   Returns:
     `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
     y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats;
-    then `NAME/accuracy` and `NAME/loss` for each of `prediction.also`.
+    then `NAME/accuracy` and `NAME/loss` for each of `prediction.also`. If each
+    client has its own model (`prediction.member`), the function takes a fourth
+    argument, the exchange's table, and the result is that of `over_clients`.
   """
 
   @functools.cache
@@ -46,13 +46,13 @@ def build_evaluate_fn(
       model_fn, image_shape=augment.image_shape(views, stored)
     )
 
-    def evaluate_one(way, model, images, labels):
-      network.assign(way.weights(model))
+    def measure(weights, logits_fn, images, labels):
+      network.assign(weights)
       correct, loss = tf.constant(0.0), tf.constant(0.0)
       for start in tf.range(0, tf.shape(images)[0], batch_size):
         batch = views.plain(images[start : start + batch_size])
         target = labels[start : start + batch_size]
-        logits = way.logits(network, model, batch)
+        logits = logits_fn(batch)
         correct += tf.reduce_sum(
           tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
         )
@@ -62,25 +62,70 @@ def build_evaluate_fn(
       count = tf.cast(tf.shape(images)[0], tf.float32)
       return correct / count, loss / count
 
+    def of_members(model, table, images, labels):
+      num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
+      results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
+      for client_id in tf.range(num_clients):
+        weights = prediction.member(model, table, client_id)
+        logits_fn = lambda batch, count=weights.statistics_count: (
+          network.inference_logits(batch, count)
+        )
+        of_client = measure(weights, logits_fn, images, labels)
+        results = results.write(client_id, tf.stack(of_client))
+      return over_clients(*tf.unstack(results.stack(), axis=1))
+
     @tf.function
-    def evaluate(model, images, labels):
+    def evaluate(model, table, images, labels):
       result = collections.OrderedDict()
-      for name, way in {'': prediction, **prediction.also}.items():
+      ways = {'': prediction, **prediction.also}
+      if prediction.member is not None:
+        result.update(of_members(model, table, images, labels))
+        del ways['']
+      for name, way in ways.items():
         prefix = f'{name}/' if name else ''
-        accuracy, loss = evaluate_one(way, model, images, labels)
+        accuracy, loss = measure(
+          way.weights(model),
+          functools.partial(way.logits, network, model),
+          images,
+          labels,
+        )
         result[f'{prefix}accuracy'] = accuracy
         result[f'{prefix}loss'] = loss
       return result
 
     return evaluate
 
-  def fn(model, x, y):
-    model = tf.nest.map_structure(
-      tf.convert_to_tensor, server_model.ServerModel(*model)
+  def fn(model, x, y, table=()):
+    model, table = tf.nest.map_structure(
+      tf.convert_to_tensor, (server_model.ServerModel(*model), table)
     )
     images, labels = tf.constant(x), tf.constant(y, tf.int32)
     evaluate = build(tuple(images.shape[1:]), images.dtype)
-    result = evaluate(model, images, labels)
+    result = evaluate(model, table, images, labels)
     return collections.OrderedDict((k, float(v)) for k, v in result.items())
 
   return fn
+
+
+def over_clients(
+  accuracies: tf.Tensor, losses: tf.Tensor
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """What is reported where each client has its own model.
+
+  Args:
+    accuracies: float32 [clients], in [0, 1].
+    losses: float32 [clients].
+
+  Returns:
+    float32 scalars: `accuracy` and `loss`, the means over clients;
+    `accuracy_deviation`, the standard deviation over clients (of all of them,
+    so divided by their number); `accuracy_worst_decile`, the mean of the least
+    tenth of the accuracies, rounded up to whole clients.
+  """
+  num_worst = (tf.shape(accuracies)[0] + 9) // 10
+  return collections.OrderedDict(
+    accuracy=tf.reduce_mean(accuracies),
+    loss=tf.reduce_mean(losses),
+    accuracy_deviation=tf.math.reduce_std(accuracies),
+    accuracy_worst_decile=tf.reduce_mean(tf.sort(accuracies)[:num_worst]),
+  )

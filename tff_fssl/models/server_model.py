@@ -55,6 +55,10 @@ class Prediction(NamedTuple):
     logits: (network with these weights, model, preprocessed images) -> logits
       float32 [B, C], as for evaluation.
     also: Name -> another way to predict, which is evaluated, too.
+    member: If each client has a model of its own, (model, the exchange's table,
+      client id int32 scalar) -> that client's weights; the first tensor of the
+      table has a row for each client. All clients' models are then evaluated
+      instead of one, by the networks alone, and there is no model to export.
   """
 
   weights: Callable[[ServerModel], adapter.Weights] = lambda model: (
@@ -66,6 +70,9 @@ class Prediction(NamedTuple):
     )
   )
   also: Mapping[str, 'Prediction'] = {}
+  member: (
+    Callable[[ServerModel, Any, tf.Tensor], adapter.Weights] | None
+  ) = None
 
 
 def of_set(name: str) -> Prediction:

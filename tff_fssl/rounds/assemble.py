@@ -49,15 +49,20 @@ class Parts:
     local: What clients do in a round.
     server_training: What the server does with its labels, if it has any.
     server: What the server does with what came from the clients.
-    exchange: What else travels between server and clients.
+    exchange: What else travels between server and clients; or a function of
+      the population that makes it.
     prediction: How the model predicts.
+    alone: Whether each client trains alone. The exchange's table then stands
+      for the clients' own disks: in reality nothing travels, so that no bytes
+      are counted, and no statistics are gathered over clients.
   """
 
   local: algorithm_lib.LocalAlgorithm
   server_training: algorithm_lib.LocalAlgorithm = objective.SUPERVISED
   server: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG
-  exchange: exchange_lib.Exchange | None = None
+  exchange: exchange_lib.Exchange | exchange_lib.BuildExchange | None = None
   prediction: server_model.Prediction = server_model.Prediction()
+  alone: bool = False
 
 
 def build_process(
@@ -71,6 +76,7 @@ def build_process(
   seed: int,
   model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
   num_classes: int | None = None,
+  num_clients: int | None = None,
 ) -> composer.FsslProcess:
   """Builds the process of an algorithm.
 
@@ -103,6 +109,8 @@ def build_process(
       else about a client is released: no statistics, and no metrics except the
       number of clients.
     num_classes: Width of the model's output; None to skip the check.
+    num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
+      Needed only by algorithms whose server tells clients apart.
 
   Returns:
     The process.
@@ -129,6 +137,7 @@ def build_process(
     model_fn, parts, views, element_spec, server_data_fn, hparams, seed
   )
   assembly.check_network(num_classes)
+  assembly.make_exchange(num_clients)
   return assembly.build(model_aggregator)
 
 
@@ -156,9 +165,7 @@ class _Assembly:
     self, model_fn, parts, views, element_spec, server_data_fn, hparams, seed
   ):
     self._model_fn, self._parts, self._views = model_fn, parts, views
-    self._element_spec = client_data.with_ids(
-      element_spec, parts.exchange is not None and parts.exchange.num_clients
-    )
+    self._element_spec = element_spec
     self._server_data_fn = server_data_fn
     self._hparams, self._seed = hparams, seed
     self._at_server = not hparams.labels_at_clients
@@ -208,6 +215,34 @@ class _Assembly:
     self._is_static = network.is_static
     self._variances = network.variances
     self._num_trainable = len(network.trainable_variables)
+    specs = lambda variables: tuple(
+      tf.TensorSpec(v.shape, v.dtype) for v in variables
+    )
+    self._weight_specs = adapter.Weights(
+      specs(network.trainable_variables),
+      specs(network.non_trainable_variables),
+      tf.TensorSpec([], tf.float32),
+    )
+
+  def make_exchange(self, num_clients: int | None) -> None:
+    """Makes the exchange, if there is one; call `check_network` before."""
+    self._exchange: exchange_lib.Exchange | None = None
+    exchange = self._parts.exchange
+    if exchange is None:
+      return
+    if not isinstance(exchange, exchange_lib.Exchange):
+      if not num_clients:
+        raise hparams_lib.UsageError(
+          f'num_clients={num_clients}: the server of this algorithm keeps'
+          ' values for each client; give the number of clients, whose ids are'
+          ' 0 to num_clients - 1'
+        )
+      population = exchange_lib.Population(num_clients, self._weight_specs)
+      exchange = exchange(population)
+    self._exchange = exchange
+    self._element_spec = client_data.with_ids(
+      self._element_spec, exchange.num_clients
+    )
 
   def build(
     self, model_aggregator: tff.aggregators.WeightedAggregationFactory | None
@@ -219,7 +254,7 @@ class _Assembly:
     aggregator, is_confidential = self._aggregator(
       model_type, model_aggregator, bounds
     )
-    exchange = self._parts.exchange
+    exchange = self._exchange
     distributor = exchange_lib.build_distributor(
       model_type, self._parts.server, exchange, self._first_round
     )
@@ -263,13 +298,10 @@ class _Assembly:
       last_phases=phases,
       end_round=end_round,
       revise_state=revise_state,
-      communication=communication_lib.build_communication(
+      communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,
-        server=self._parts.server,
-        peer_sizes=self._uploaded_peers(),
-        exchange=exchange,
-        statistics_of=('', *self._parts.server.statistics_of) if phases else (),
+        has_statistics_phases=bool(phases),
         statistics_up=statistics_up,
         report_bytes=report_bytes,
       ),
@@ -367,7 +399,7 @@ class _Assembly:
         batch_norm=self._has_batch_norm,
         static=self._is_static,
       )
-      if self._parts.local.signals or self._parts.exchange is not None:
+      if self._parts.local.signals or self._exchange is not None:
         raise hparams_lib.UsageError(
           f'--aggregator={kind}: clients of this algorithm also send values'
           ' that are not part of the sum of updates, and would be unprotected;'
@@ -384,7 +416,7 @@ class _Assembly:
       num_classes=self._num_classes,
       weigh_by_examples=hparams.client_weighting == 'examples',
       track_non_trainable=self._tracked,
-      exchange=self._parts.exchange,
+      exchange=self._exchange,
       release_metrics=release_metrics,
     )
 
@@ -481,7 +513,7 @@ class _Assembly:
 
   def _statistics_phases(self, model_type) -> tuple[list[tff.Computation], int]:
     """The phases of static batch norm; the bytes a client sends in them."""
-    if not self._is_static:
+    if not self._is_static or self._parts.alone:
       return [], 0
     gathering = statistics_phase.Gathering(
       self._network,
@@ -500,6 +532,25 @@ class _Assembly:
       for name in ('', *self._parts.server.statistics_of)
     ]
     return [phase for phase, _ in phases], sum(up for _, up in phases)
+
+  def _communication(
+    self, model_type, upload_type, *, has_statistics_phases, **sizes
+  ) -> tff.Computation:
+    """How many bytes travel."""
+    server = self._parts.server
+    if self._parts.alone:
+      return communication_lib.build_no_communication(model_type)
+    return communication_lib.build_communication(
+      model_type,
+      upload_type,
+      server=server,
+      peer_sizes=self._uploaded_peers(),
+      exchange=self._exchange,
+      statistics_of=('', *server.statistics_of)
+      if has_statistics_phases
+      else (),
+      **sizes,
+    )
 
   def _bounds(self) -> screen.Bounds:
     """Bounds on what an honest client with `max_client_examples` can send."""
@@ -520,11 +571,11 @@ class _Assembly:
       allowed = guarded.AllowedWeights(most)
     else:
       allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
-    return screen.Bounds(allowed, most, local.signals, self._parts.exchange)
+    return screen.Bounds(allowed, most, local.signals, self._exchange)
 
   def _make_message(self, state, round_num) -> exchange_lib.Message:
     """The message of a round, outside of TFF."""
-    exchange = self._parts.exchange
+    exchange = self._exchange
     return exchange_lib.make_message(
       exchange,
       self._parts.server,

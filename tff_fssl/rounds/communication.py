@@ -83,6 +83,24 @@ def build_communication(
   return communication
 
 
+def build_no_communication(model_type: tff.Type) -> tff.Computation:
+  """Builds `ServerModel -> figures` of clients that train alone: all are 0.
+
+  What a simulation moves between its server and its clients stays, in reality,
+  on the clients' own disks.
+  """
+
+  @tff.tensorflow.computation(model_type)
+  def communication(model):
+    del model
+    return collections.OrderedDict(
+      bytes_down_per_client=tf.constant(0, tf.int64),
+      bytes_up_per_client=tf.constant(0, tf.int64),
+    )
+
+  return communication
+
+
 def _weights_bytes(model_type: tff.Type) -> int:
   """The size of the model's weights alone."""
   return sum(

@@ -53,6 +53,22 @@ class Exchange(NamedTuple):
   num_clients: int = 0
 
 
+class Population(NamedTuple):
+  """What an exchange may depend on besides hyper-parameters.
+
+  Attributes:
+    num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
+    weights: `tf.TensorSpec`s of the model's weights.
+  """
+
+  num_clients: int
+  weights: adapter.Weights
+
+
+# An algorithm gives an exchange, or a function that makes it.
+BuildExchange = Callable[[Population], Exchange]
+
+
 class Message(NamedTuple):
   """What a client is sent at the start of a round.
 

@@ -231,6 +231,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     hparams=config.algorithm,
     seed=config.run.seed,
     num_classes=data.num_classes,
+    num_clients=config.run.num_clients,
     model_aggregator=_build_aggregator(config),
   )
   failed_clients = sampling.FailedClients()
@@ -331,8 +332,11 @@ def _build_evaluate_fn(
 
   def evaluate_fn(state: Any) -> Mapping[str, float]:
     model, result = state.global_model_weights, OrderedDict()
-    for split, of_split in examples.items():
-      for name, value in evaluate_model(model, of_split.x, of_split.y).items():
+    # Each client may have a model of its own.
+    table = state.distributor['table'] if prediction.member else ()
+    for split, held in examples.items():
+      measured = evaluate_model(model, held.x, held.y, table)
+      for name, value in measured.items():
         result[f'{split}/{name}'] = value
     return result
 
