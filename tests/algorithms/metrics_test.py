@@ -26,12 +26,19 @@ from tff_fssl.runtime import in_process
 
 _PAGE = pathlib.Path(__file__).parents[2] / 'docs' / 'metrics.md'
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
+# The last two only where each client has its own model.
+_EVALUATED = (
+  'accuracy',
+  'loss',
+  'accuracy_deviation',
+  'accuracy_worst_decile',
+)
 # What `programs/train.py` adds to the metrics of a process, by table.
 _ADDED = {
   'train.csv': {'round', 'bad_round'},
   'eval.csv': {
     'round',
-    *(f'{s}/{m}' for s in ('test', 'validation') for m in ('accuracy', 'loss')),
+    *(f'{s}/{m}' for s in ('test', 'validation') for m in _EVALUATED),
   },
   'timing.csv': {
     'round',

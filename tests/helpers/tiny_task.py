@@ -82,9 +82,7 @@ def client(
   )
 
 
-def dataset(
-  element: collections.OrderedDict, process=None
-) -> tf.data.Dataset:
+def dataset(element: collections.OrderedDict, process=None) -> tf.data.Dataset:
   """That element as the data set a client hands over to a process."""
   if getattr(process, 'num_clients', 0):
     index, _ = element['seed']

@@ -221,7 +221,6 @@ class Algorithm:
     )
 
 
-
 def _alone(
   kind: str, what: str, hparams: type[Any], **tiny_hparams: Any
 ) -> Algorithm:

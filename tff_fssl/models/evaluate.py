@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable
 import functools
 
-import numpy as np
 import tensorflow as tf
 
 from tff_fssl.data import augment

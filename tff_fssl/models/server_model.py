@@ -70,9 +70,7 @@ class Prediction(NamedTuple):
     )
   )
   also: Mapping[str, 'Prediction'] = {}
-  member: (
-    Callable[[ServerModel, Any, tf.Tensor], adapter.Weights] | None
-  ) = None
+  member: Callable[[ServerModel, Any, tf.Tensor], adapter.Weights] | None = None
 
 
 def of_set(name: str) -> Prediction:

@@ -152,6 +152,7 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
     warm_start.from_leaves(leaves),
     experiment.prediction_of(config),
     settings,
+    warm_start.table_from_leaves(leaves),
   )
 
 
@@ -181,7 +182,12 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
 
 
 def _evaluate_model_of(
-  name: str, task: Any, model: Any, prediction: Any, settings: EvaluateHparams
+  name: str,
+  task: Any,
+  model: Any,
+  prediction: Any,
+  settings: EvaluateHparams,
+  table: Any = (),
 ) -> dict[str, str]:
   """Evaluates a `ServerModel`; by its network alone, without a prediction."""
   # pylint: disable=import-outside-toplevel
@@ -195,7 +201,9 @@ def _evaluate_model_of(
     prediction=prediction or server_model.Prediction(),
     batch_size=settings.batch_size,
   )
-  result = evaluate_fn(model, held.x, held.y)
+  if prediction is None or prediction.member is None:
+    table = ()
+  result = evaluate_fn(model, held.x, held.y, table)
   return _rows(name, settings, len(held), result)
 
 
@@ -268,7 +276,7 @@ def _rows(
   count: int,
   result: Mapping[str, float],
 ) -> dict[str, str]:
-  return {
+  rows = {
     'model': name,
     'examples': f'{count} {settings.examples}',
     # `teacher/accuracy` is that of a further way to predict.
@@ -276,3 +284,9 @@ def _rows(
       name.replace('/', ' '): f'{value:.4f}' for name, value in result.items()
     },
   }
+  if 'accuracy_deviation' in result:
+    rows['accuracy'] += (
+      f' over clients, deviation {result["accuracy_deviation"]:.4f}, worst'
+      f' decile {result["accuracy_worst_decile"]:.4f}'
+    )
+  return rows

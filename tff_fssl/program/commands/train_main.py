@@ -150,13 +150,14 @@ def _train(
     if result.stopped_by is not None:
       view.say(f'Stopped and saved. {_how_to_resume(tree)}')
       return interrupts.exit_code(result.stopped_by)
-    export.export_model(
-      task,
-      result.state.process.global_model_weights,
-      tree.model,
-      result.round_num,
-    )
-    _export_best(task, outputs.best_round(), tree, view)
+    if not config.trains_alone:  # Else there is no common model.
+      export.export_model(
+        task,
+        result.state.process.global_model_weights,
+        tree.model,
+        result.round_num,
+      )
+      _export_best(task, outputs.best_round(), tree, view)
   _close(view, tree)
   return main_lib.DONE
 
@@ -356,13 +357,18 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
   """Writes and shows the results."""
   results = summary.write(tree)
   has_best = os.path.isdir(tree.model_best)
+  has_model = os.path.isdir(tree.model)
+  no_model = (
+    f'none, since each client has its own, in {tree.checkpoints}; the figures'
+    ' above are means over clients'
+  )
   view.say('')
   view.say(
     console.table(
       {
         **console.summary_rows(results),
         'metrics': tree.metrics,
-        'model': tree.model,
+        'model': tree.model if has_model else no_model,
         **({'best model': tree.model_best} if has_best else {}),
         'plot': f'{console.command("plot")} {tree.path}',
         'evaluate': f'{console.command("evaluate")} {tree.path}',

@@ -25,6 +25,14 @@ RunHparams = run_hparams_lib.RunHparams
 
 _SERVER = data_names.LABELS_AT_SERVER
 _CLIENTS = data_names.LABELS_AT_CLIENTS
+# Flags that say what becomes of updates, besides those of aggregation.
+_OF_COMMON_MODEL = (
+  'client_weighting',
+  'server_optimizer',
+  'server_optimizer_learning_rate',
+  'server_optimizer_momentum',
+  'average_decay',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,6 +70,16 @@ class Config:
   def trains_clients(self) -> bool:
     """Whether rounds have a cohort."""
     return self.round.scenario in self.entry.capabilities.trains_clients
+
+  @property
+  def trains_alone(self) -> bool:
+    """Whether each client trains alone, so that there is no common model."""
+    return not self.entry.capabilities.weight_sets_up
+
+  @property
+  def aggregates(self) -> bool:
+    """Whether rounds combine updates of clients."""
+    return self.trains_clients and not self.trains_alone
 
   @property
   def sets_weights(self) -> bool:
@@ -236,6 +254,11 @@ def _without_effect(config: Config) -> dict[str, str]:
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
       ' not train',
     )
+  if config.trains_alone:
+    result |= dict.fromkeys(
+      (*dataclasses.asdict(config.aggregator), *_OF_COMMON_MODEL),
+      f'--algorithm={config.run.algorithm}: each client trains alone',
+    )
   return result
 
 
@@ -292,7 +315,7 @@ def check(config: Config) -> None:
       f' --runtime={run.runtime} there is no worker to call; leave it out, or'
       ' use --runtime=tff_worker'
     )
-  if config.trains_clients:
+  if config.aggregates:
     _check_aggregator(config)
   _check_data(config)
   if run.cross_device:

@@ -260,7 +260,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
 def _build_aggregator(
   config: config_lib.Config,
 ) -> tff.aggregators.WeightedAggregationFactory | None:
-  if not config.trains_clients:
+  if not config.aggregates:
     return None
   examples = (
     config.round.client_weighting == 'examples' and not config.sets_weights

@@ -111,6 +111,17 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
       lambda r: 100 * _best_validation(r, last_round),
       1,
     ),
+    # Where each client has its own model.
+    (
+      'deviation over clients, %',
+      lambda r: 100 * _at(r, f'{TEST_ACCURACY}_deviation', last_round),
+      1,
+    ),
+    (
+      'worst decile of clients, %',
+      lambda r: 100 * _at(r, f'{TEST_ACCURACY}_worst_decile', last_round),
+      1,
+    ),
   ]
 
   def add(title: str, name: str, scale: float, digits: int) -> None:

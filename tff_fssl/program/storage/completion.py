@@ -15,7 +15,10 @@ from tff_fssl.program.storage import summary
 def is_finished(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> bool:
-  """Whether all rounds are saved and their models completely exported."""
+  """Whether all rounds are saved and their models completely exported.
+
+  Where each client trains alone, there is no model to export.
+  """
   last = config.run.total_rounds
   if checkpoint.versions(tree.checkpoints)[-1:] != [last]:
     return False
@@ -24,9 +27,9 @@ def is_finished(
     checkpoint.read_own(path, ownership.of_config(config))
   except checkpoint.CheckpointError:
     return False
-  models = {tree.model: last}
+  models = {} if config.trains_alone else {tree.model: last}
   best = summary.best_round_num(tree.eval_csv)
-  if best is not None:
+  if best is not None and models:
     models[tree.model_best] = best
   return summary.summarize(tree).get('rounds') == last and not any(
     exported.problem(folder, of_round) for folder, of_round in models.items()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_fssl import files
+from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
@@ -21,7 +22,9 @@ from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
 
 _SUFFIXES = '.keras, .h5'
-_WEIGHTS = 'process/global_model_weights'  # In a checkpoint.
+# In a checkpoint.
+_WEIGHTS = 'process/global_model_weights'
+_TABLE = 'process/distributor/table'
 _ADVICE = (
   'Give the --model, --norm and --dataset that they were trained with, or'
   ' weights of this model'
@@ -90,6 +93,13 @@ def find(init_from: str) -> Source:
 def _find_run(tree: output_tree.OutputTree) -> Source:
   """The last complete checkpoint of a run; raises `UsageError`."""
   given = flags.read_flagfile(tree.flags_file)
+  entry = registry.REGISTRY.get(given.get('algorithm', ''))
+  if entry is not None and not entry.capabilities.weight_sets_up:
+    raise UsageError(
+      f'--init_from={tree.path}: in this run of --algorithm={entry.name} each'
+      ' client has a model of its own, so there is none to start from; give'
+      ' another run or model'
+    )
   try:
     round_num, leaves = checkpoint.read_latest(
       tree.checkpoints, ownership.of_flags(given)
@@ -168,15 +178,7 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
   from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
   from tff_fssl.models import server_model  # pylint: disable=import-outside-toplevel
 
-  prefix = f'{_WEIGHTS}/'
-  tree: dict[str, Any] = {}
-  for path, leaf in leaves.items():
-    if path.startswith(prefix):
-      *folders, name = path.removeprefix(prefix).split('/')
-      inner = tree
-      for folder in folders:
-        inner = inner.setdefault(folder, {})
-      inner[name] = leaf
+  tree = _below(leaves, _WEIGHTS)
   if 'statistics_count' not in tree:
     raise UsageError('the checkpoint holds no weights of a model')
 
@@ -197,3 +199,29 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
     },
     control=tree.get('control', {}),
   )
+
+
+def table_from_leaves(leaves: Mapping[str, Any]) -> Any:
+  """The exchange's table among the leaves of a checkpoint, as nested dicts.
+
+  Args:
+    leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
+
+  Returns:
+    The table; empty if the algorithm has no exchange.
+  """
+  return _below(leaves, _TABLE)
+
+
+def _below(leaves: Mapping[str, Any], root: str) -> dict[str, Any]:
+  """The leaves whose paths start with `root`, nested."""
+  prefix = f'{root}/'
+  tree: dict[str, Any] = {}
+  for path, leaf in leaves.items():
+    if path.startswith(prefix):
+      *folders, name = path.removeprefix(prefix).split('/')
+      inner = tree
+      for folder in folders:
+        inner = inner.setdefault(folder, {})
+      inner[name] = leaf
+  return tree
