@@ -277,11 +277,11 @@ def test_what_it_cannot_do_is_refused():
 @pytest.mark.parametrize(
   'flag, why',
   [
-    ('--aggregator=robust', 'has no effect with --algorithm=local_uda: each'),
-    ('--aggregator=dp', 'has no effect with --algorithm=local_uda: each'),
-    ('--client_weighting=examples', 'each client trains alone; leave it out'),
-    ('--server_optimizer=adam', 'each client trains alone; leave it out'),
-    ('--average_decay=0.9', 'each client trains alone; leave it out'),
+    ('--aggregator=robust', 'has no effect with an --algorithm whose clients'),
+    ('--aggregator=dp', 'has no effect with an --algorithm whose clients'),
+    ('--client_weighting=examples', 'whose clients train alone; leave it out'),
+    ('--server_optimizer=adam', 'whose clients train alone; leave it out'),
+    ('--average_decay=0.9', 'whose clients train alone; leave it out'),
     ('--cross_device', 'keeps a state for each client by its identity'),
     ('--scenario=labels_at_server', 'runs with labels_at_clients only'),
     ('--local_uda.temperature=0', '--local_uda.temperature=0.0: must be'),

@@ -61,11 +61,11 @@ def build_evaluate_fn(
       count = tf.cast(tf.shape(images)[0], tf.float32)
       return correct / count, loss / count
 
-    def of_members(model, table, images, labels):
+    def of_members(member, model, table, images, labels):
       num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
       results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
       for client_id in tf.range(num_clients):
-        weights = prediction.member(model, table, client_id)
+        weights = member(model, table, client_id)
         logits_fn = lambda batch, count=weights.statistics_count: (
           network.inference_logits(batch, count)
         )
@@ -78,7 +78,9 @@ def build_evaluate_fn(
       result = collections.OrderedDict()
       ways = {'': prediction, **prediction.also}
       if prediction.member is not None:
-        result.update(of_members(model, table, images, labels))
+        result.update(
+          of_members(prediction.member, model, table, images, labels)
+        )
         del ways['']
       for name, way in ways.items():
         prefix = f'{name}/' if name else ''

@@ -209,6 +209,13 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     'also sent': ', '.join(can.extra_uploads)
     or 'nothing beside the update, its weight and sums for metrics',
   }
+  if not can.weight_sets_up:
+    rows['client state'] = (
+      'each client keeps its own model; in a simulation, the server keeps all'
+    )
+    rows['messages'] = 'none: each client trains alone'
+    for name in ('phases', 'weight sets', 'also sent'):
+      del rows[name]
   if can.own_weights:
     rows['weights'] = (
       f'of updates are set by clients if --{entry.name}.{can.own_weights}=true'

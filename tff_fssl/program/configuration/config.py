@@ -257,7 +257,7 @@ def _without_effect(config: Config) -> dict[str, str]:
   if config.trains_alone:
     result |= dict.fromkeys(
       (*dataclasses.asdict(config.aggregator), *_OF_COMMON_MODEL),
-      f'--algorithm={config.run.algorithm}: each client trains alone',
+      'an --algorithm whose clients train alone',
     )
   return result
 
