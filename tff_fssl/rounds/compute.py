@@ -129,11 +129,21 @@ def measure(
 
 def _received(network: adapter.Network, parts: assemble.Parts) -> Any:
   """The specs of `ClientData.received`."""
+  exchange = parts.exchange
+  if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
+    # The size of the population has no influence on what one client gets.
+    specs = (
+      tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
+      for variables in (
+        network.trainable_variables,
+        network.non_trainable_variables,
+      )
+    )
+    weights = adapter.Weights(*specs, tf.TensorSpec([], tf.float32))
+    exchange = exchange(exchange_lib.Population(1, weights))
 
   def receive():
-    exchange, table = parts.exchange, ()
-    if exchange is not None:
-      table = exchange.initialize()
+    table = () if exchange is None else exchange.initialize()
     model = parts.server.start(network.initial_weights())
     message = exchange_lib.make_message(
       exchange, parts.server, table, model, tf.constant(1)

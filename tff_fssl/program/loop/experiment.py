@@ -176,19 +176,21 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     )
   except flops.UnknownFlopsError:
     return None
-  sizes = [
+  num_labeled, num_unlabeled = (
     sum(map(len, held)) / partition.num_clients
     for held in (partition.client_labeled, partition.client_unlabeled)
-  ]
+  )
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
-    client = measured.of_client(*sizes)
+    client = measured.of_client(num_labeled, num_unlabeled)
     # What is known of the authors' code holds for the same passes only.
     same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
     if declared.authors is not None and same:
       theirs = cost.passes(*declared.authors)
-      of_theirs = measured.of_client(*sizes, flops.Flops(theirs, theirs))
+      of_theirs = measured.of_client(
+        num_labeled, num_unlabeled, flops.Flops(theirs, theirs)
+      )
       authors = of_theirs.most / measured.forward
   server = measured.of_server(len(partition.server_labeled))
   return compute_lib.Compute(
