@@ -132,14 +132,15 @@ def _received(network: adapter.Network, parts: assemble.Parts) -> Any:
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
-    specs = (
+    trainable, non_trainable = (
       tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
       for variables in (
         network.trainable_variables,
         network.non_trainable_variables,
       )
     )
-    weights = adapter.Weights(*specs, tf.TensorSpec([], tf.float32))
+    count = tf.TensorSpec([], tf.float32)
+    weights = adapter.Weights(trainable, non_trainable, count)
     exchange = exchange(exchange_lib.Population(1, weights))
 
   def receive():
