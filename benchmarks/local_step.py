@@ -1,15 +1,17 @@
-"""Compares (FL)^2's local step with the machine's peak and with bare maths.
+"""Compares an algorithm's local step with the machine's peak and bare maths.
 
-    python benchmarks/local_step.py [--model=wrn28_2] [--batch_size=32]
-        [--bfloat16]
+    python benchmarks/local_step.py [--algorithm=fl2] [--scenario=...]
+        [--model=wrn28_2] [--batch_size=N] [--bfloat16]
 
-Prints, for the complete step (views, gathering, loop, optimizer; every example
-confident, the most expensive case), medians of interleaved repetitions in one
-run: its time; its rate, counting 8 forward-equivalents of 2 x MACs x batch, as
-a share of the float32 matrix peak (TF's 2048 x 2048 product, best of 20, same
-threads); its ratio to a bare tf.function of the same mathematics (fixed images,
-loss, gradients, update); the share of the strong view; and, with --bfloat16,
-how much faster the complete step is if the network computes in bfloat16.
+Prints forward-equivalents for an example: what the mathematics needs, what the
+traced step spends, what the authors' code spends. Then, for the complete step
+(views, gathering, loop, optimizer; in the most expensive case, all examples
+kept), medians of interleaved repetitions in one run: its time; its rate,
+counting the FLOPs that are needed, as a share of the float32 matrix peak (TF's
+2048 x 2048 product, best of 20, same threads); its ratio to a bare tf.function
+of the same mathematics (fixed views, losses, gradients, update); the share of
+views and gathering; and, with --bfloat16, how much faster the complete step is
+if the network computes in bfloat16.
 """
 
 import argparse
@@ -26,117 +28,178 @@ import numpy as np
 import tensorflow as tf
 import timing
 
-from tff_fssl.algorithms import fl2
-from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
+from tff_fssl.local import compute
+from tff_fssl.local import feed as feed_lib
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import names
+from tff_fssl.models import networks
+from tff_fssl.rounds import compute as round_compute
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 
 
-def num_macs(model: tf.keras.Model) -> int:
-  """Multiply-accumulates of one image's forward pass."""
-  macs = 0
-  for layer in model.layers:
-    if isinstance(layer, tf.keras.layers.Conv2D):
-      macs += int(
-        np.prod(layer.kernel.shape) * np.prod(layer.output_shape[1:3])
-      )
-    elif isinstance(layer, tf.keras.layers.Dense):
-      macs += int(np.prod(layer.kernel.shape))
-  return macs
+class Task:
+  """An algorithm, a network and the number of steps.
+
+  Attributes:
+    entry: The algorithm's registry entry.
+    hparams: The round's hyper-parameters.
+    parts: The algorithm.
+    views: The preprocessing: CIFAR-10's.
+    batch_sizes: Unlabelled and labelled examples in a batch; 0 if not used.
+    num_steps: Steps in a call.
+  """
+
+  def __init__(self, args: argparse.Namespace):
+    """Builds what the flags say."""
+    self.entry = registry.REGISTRY[args.algorithm]
+    # Where clients train; with labels at the server, if they can.
+    scenario = args.scenario or self.entry.capabilities.trains_clients[0]
+    own = (
+      {} if args.batch_size is None else {'client_batch_size': args.batch_size}
+    )
+    self.hparams = round_hparams_lib.RoundHparams(
+      **{
+        **self.entry.round_defaults,
+        'scenario': scenario,
+        'client_epochs': 1,
+        **own,
+      }
+    )
+    self.parts = self.entry.build_parts(None, self.hparams)
+    mean, std = augment.normalization('cifar10')
+    self.views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+    local = self.parts.local
+    sizes = self.hparams.client_batch_sizes(local.trains_on_unlabeled)
+    used = (local.trains_on_unlabeled, local.trains_on_labels)
+    self.batch_sizes = tuple(
+      n if is_used else 0 for n, is_used in zip(sizes, used)
+    )
+    self.num_steps = args.steps
+    self._model = args.model
+
+  def model_fn(self) -> tf.keras.Model:
+    """The network."""
+    return networks.build_network(self._model, _SHAPE, _NUM_CLASSES, 'bn')
+
+  def examples(self, kind: int) -> algorithm_lib.Examples:
+    """Noise for all steps; `kind` is 0 for unlabelled examples, else 1."""
+    num = self.batch_sizes[kind] * self.num_steps
+    images = np.random.default_rng(kind).integers(0, 256, [num, *_SHAPE], 'u1')
+    labels = np.arange(num) % _NUM_CLASSES
+    return algorithm_lib.Examples(
+      tf.constant(images), tf.constant(labels, tf.int32)
+    )
+
+  def cost(self) -> compute.Cost:
+    """FLOPs of clients for an example."""
+    stored = tf.TensorSpec([None, *_SHAPE], tf.uint8)
+    return round_compute.measure(
+      self.model_fn,
+      self.parts,
+      views=self.views,
+      stored=stored,
+      hparams=self.hparams,
+    ).clients
 
 
 class Step:
-  """The complete and the bare step of one network.
+  """The complete and the bare step of one network."""
 
-  Attributes:
-    complete: Runs `num_steps` steps through the loop of local training.
-    bare: Runs the same number of bare steps on fixed images.
-    macs: `num_macs` of the network.
-  """
-
-  def __init__(
-    self, model: str, batch_size: int, num_steps: int, compute_dtype: str
-  ):
+  def __init__(self, task: Task, compute_dtype: str):
     """Builds both steps.
 
     Args:
-      model: The name of the network.
-      batch_size: Images in a batch.
-      num_steps: Steps in a call.
+      task: What is done.
       compute_dtype: The dtype that the network computes in.
     """
-    self._network = network = adapter.Network(
-      lambda: networks.build_network(model, _SHAPE, _NUM_CLASSES, 'bn'),
-      seed=0,
-      compute_dtype=compute_dtype,
+    make = lambda: adapter.Network(
+      task.model_fn, seed=0, compute_dtype=compute_dtype
     )
-    self._weights = weights = network.initial_weights()
-    self.macs = num_macs(network.model)
-    num_images = batch_size * num_steps
-    images = tf.constant(random_images(num_images))
-    labels = tf.constant(np.arange(num_images) % _NUM_CLASSES, tf.int32)
-    confident = tf.ones([num_images], tf.bool)
-    hparams = fl2_hparams.Fl2Hparams()
-    step = fl2.build_step(hparams)
+    local = task.parts.local
+    self._networks = algorithm_lib.Networks(
+      make(), {name: make() for name in local.peers}
+    )
+    self._weights = self._networks.local.initial_weights()
+    self._num_steps = task.num_steps
+    unlabeled, labeled = task.examples(0), task.examples(1)
+    seed = tf.constant([0, 1])
+    data = algorithm_lib.ClientData(
+      self._weights, labeled, unlabeled, {}, tf.constant(1), seed
+    )
+    prepared = self._prepared(task, data)
+    self._views = views = tf.function(
+      lambda: feed_lib.Feed(
+        local,
+        task.views,
+        data,
+        prepared,
+        num_epochs=1,
+        batch_sizes=task.batch_sizes,
+        seed=seed,
+        enabled=True,
+      ).batch(tf.constant(0))
+    )
     sgd = optimizer.Sgd(0.9, True, 5e-4, 1.0)
-    views = build_views()
-
-    def prepare(*_):
-      return algorithm_lib.Prepared(
-        tf.range(num_images), {'labels': labels, 'confident': confident}
+    trained = training.LocalTraining(
+      self._networks.local,
+      local._replace(prepare=lambda *_: prepared, finish=None, signals={}),
+      task.views,
+      training.LoopConfig(1, *(max(n, 1) for n in task.batch_sizes), sgd),
+      self._networks.peers,
+    )
+    rate = tf.constant(0.03)
+    self._complete = tf.function(
+      lambda: (
+        trained.run(
+          self._weights, labeled, unlabeled, learning_rate=rate, seed=seed
+        ).num_examples
       )
+    )
+    self._bare = self._build_bare(local, views(), sgd, rate)
 
-    local = training.LocalTraining(
-      network,
-      algorithm_lib.LocalAlgorithm(
-        steps=(step,),
-        step_ratios=fl2.step_ratios(hparams),
-        prepare=prepare,
-        streams={
-          objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})
-        },
-      ),
-      views,
-      training.LoopConfig(1, batch_size, 1, sgd),
+  def _prepared(self, task, data):
+    """What the algorithm prepares, but all examples are selected."""
+    num = tf.shape(data.unlabeled.x)[0]
+    prepare = task.parts.local.prepare
+    if prepare is None:
+      return algorithm_lib.Prepared(tf.range(num))
+    self._networks.local.assign(data.weights)
+    prepared = tf.function(lambda: prepare(self._networks, data, task.views))()
+    # Every other example passes a further test: no branch can be left out.
+    passes = {
+      name: tf.equal(tf.range(num) % 2, 0)
+      for name, value in prepared.of_example.items()
+      if value.dtype == tf.bool
+    }
+    return algorithm_lib.Prepared(
+      tf.range(num), {**prepared.of_example, **passes}, prepared.constants
     )
 
-    @tf.function
-    def complete():
-      result = local.run(
-        weights,
-        algorithm_lib.Examples(images[:0], labels[:0]),
-        algorithm_lib.Examples(images, labels),
-        learning_rate=tf.constant(0.03),
-        seed=tf.constant([0, 1]),
-      )
-      return result.num_examples
-
-    slots = sgd.initialize(network)
-    networks = algorithm_lib.Networks(network)
-    part = algorithm_lib.Part(
-      {'strong': views.plain(images[:batch_size])},
-      labels[:batch_size],
-      tf.ones([batch_size]),
-      {'labels': labels[:batch_size], 'confident': confident[:batch_size]},
-    )
-    now = algorithm_lib.Clock(*tf.constant([1, 0, num_steps]))
-    batch = algorithm_lib.Batch(
-      {objective.UNLABELED: part}, {}, now, tf.constant([0, 1])
-    )
+  def _build_bare(self, local, batch, sgd, rate):
+    """The steps on one batch, and their updates."""
+    slots = {
+      name: sgd.initialize(network)
+      for name, network in self._networks.peers.items()
+    }
+    of_local = sgd.initialize(self._networks.local)
 
     @tf.function
     def bare():
-      gradients = step(networks, batch).gradients
-      sgd.apply(network, slots, gradients, tf.constant(0.03))
+      for step in local.steps:
+        result = step(self._networks, batch)
+        if result.gradients is not None:
+          sgd.apply(self._networks.local, of_local, result.gradients, rate)
+        for name, gradients in result.of_peers.items():
+          sgd.apply(self._networks.peers[name], slots[name], gradients, rate)
 
-    self._complete, self._bare, self._num_steps = complete, bare, num_steps
+    return bare
 
   def complete(self) -> None:
     """Runs the steps in the loop."""
@@ -147,27 +210,56 @@ class Step:
     for _ in range(self._num_steps):
       self._bare()
 
+  def views(self) -> None:
+    """Gathers one batch and makes its views."""
+    self._views()
+
   def reset(self) -> None:
     """Restores untrained weights, so that nothing overflows."""
-    self._network.assign(self._weights)
+    self._networks.local.assign(self._weights)
 
 
-def random_images(num: int) -> np.ndarray:
-  """uint8 [num, 32, 32, 3]."""
-  return np.random.default_rng(0).integers(0, 256, [num, *_SHAPE], np.uint8)
+def print_forward_equivalents(task: Task, cost: compute.Cost) -> float:
+  """Prints them for each kind of example.
 
+  Args:
+    task: What is done.
+    cost: What is spent.
 
-def build_views() -> augment.Views:
-  """CIFAR-10's."""
-  mean, std = augment.normalization('cifar10')
-  return augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+  Returns:
+    The FLOPs that a step needs.
+  """
+  declared, needed = task.entry.compute, 0.0
+  kinds = (
+    ('unlabelled', declared.unlabeled, cost.unlabeled, declared.authors),
+    ('labelled', declared.labeled, cost.labeled, None),
+  )
+  print('forward-equivalents')
+  for size, (kind, need, spent, authors) in zip(task.batch_sizes, kinds):
+    if not size:
+      continue
+    needed += size * cost.passes(*need)
+    theirs = f', authors {authors.equivalents}' if authors else ''
+    print(
+      f'  {f"{kind} example":<23}{need.equivalents} needed,'
+      f' {spent.most / cost.forward:.2f} spent{theirs}'
+    )
+  return needed
 
 
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
+  parser.add_argument('--algorithm', default='fl2', choices=registry.REGISTRY)
+  parser.add_argument(
+    '--scenario',
+    choices=(
+      round_hparams_lib.LABELS_AT_SERVER,
+      round_hparams_lib.LABELS_AT_CLIENTS,
+    ),
+  )
   parser.add_argument('--model', default='wrn28_2', choices=names.MODELS)
-  parser.add_argument('--batch_size', type=int, default=32)
+  parser.add_argument('--batch_size', type=int, help="default: the paper's")
   parser.add_argument(
     '--bfloat16', action='store_true', help='compare with --compute_dtype'
   )
@@ -176,19 +268,20 @@ def main() -> None:
   )
   parser.add_argument('--repetitions', type=int, default=5)
   args = parser.parse_args()
-  size = args.batch_size
+  task = Task(args)
+  if task.hparams.scenario not in task.entry.capabilities.trains_clients:
+    parser.error(f'clients of {args.algorithm} do not train in this scenario')
+  print(
+    f'{args.algorithm}, {task.hparams.scenario}; {args.model}, batch of'
+    f' {" + ".join(str(n) for n in task.batch_sizes if n)}'
+  )
+  flops = print_forward_equivalents(task, task.cost())
 
-  step = Step(args.model, size, args.steps, 'float32')
-  images, views = tf.constant(random_images(size)), build_views()
-  strong = tf.function(lambda: views.strong(images, tf.constant([0, 1])))
-  runs = {
-    'complete': step.complete,
-    'bare': step.bare,
-    'strong': lambda: strong().numpy(),
-  }
+  step = Step(task, 'float32')
   steps = [step]
+  runs = {'complete': step.complete, 'bare': step.bare, 'views': step.views}
   if args.bfloat16:
-    steps.append(Step(args.model, size, args.steps, 'bfloat16'))
+    steps.append(Step(task, 'bfloat16'))
     runs['bfloat16'] = steps[-1].complete
   times = {name: [] for name in runs}
   for fn in runs.values():
@@ -202,16 +295,14 @@ def main() -> None:
   median = {name: statistics.median(values) for name, values in times.items()}
   complete_step = median['complete'] / args.steps
   bare_step = median['bare'] / args.steps
-  flops = 8 * 2 * step.macs * size
-  print(f'model                    {args.model}, batch {size}')
   print(f'matrix peak              {peak / 1e9:.0f} GFLOP/s')
   print(f'complete step            {complete_step * 1e3:.1f} ms')
   print(f'  of the matrix peak     {flops / complete_step / peak:.2f}')
   print(f'bare step                {bare_step * 1e3:.1f} ms')
   print(f'  bare / complete        {bare_step / complete_step:.2f}')
   print(
-    f'strong view              {median["strong"] * 1e3:.2f} ms,'
-    f' {median["strong"] / complete_step:.1%} of the complete step'
+    f'views and gathering      {median["views"] * 1e3:.2f} ms,'
+    f' {median["views"] / complete_step:.1%} of the complete step'
   )
   if args.bfloat16:
     bfloat16_step = median['bfloat16'] / args.steps

@@ -25,13 +25,16 @@ class RoundCompute:
     clients: What clients compute for each example.
     server: What the server computes for each of its labelled examples; None if
       it has none.
+    parts: The algorithm.
+    hparams: The round's hyper-parameters.
+    is_static: Whether a round gathers static batch norm statistics.
   """
 
   clients: compute.Cost
   server: compute.Cost | None
-  _parts: assemble.Parts
-  _hparams: round_hparams.RoundHparams
-  _is_static: bool
+  parts: assemble.Parts
+  hparams: round_hparams.RoundHparams
+  is_static: bool
 
   @property
   def forward(self) -> float:
@@ -55,7 +58,7 @@ class RoundCompute:
     Returns:
       The FLOPs of steps, of what is computed once, and of static batch norm.
     """
-    hparams, local = self._hparams, self._parts.local
+    hparams, local = self.hparams, self.parts.local
     sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
     in_steps = _examples_in_steps(
       hparams.client_epochs,
@@ -71,14 +74,14 @@ class RoundCompute:
     """The FLOPs of the server's round, with so many labelled examples."""
     if self.server is None:
       return Flops()
-    processed = self._hparams.server_epochs * num_labeled
+    processed = self.hparams.server_epochs * num_labeled
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:
     """The FLOPs of passes that gather static batch norm statistics."""
-    if not self._is_static:
+    if not self.is_static:
       return Flops()
-    passes = 1 + len(self._parts.server.statistics_of)
+    passes = 1 + len(self.parts.server.statistics_of)
     return Flops(self.forward, self.forward) * (passes * num_examples)
 
 

@@ -111,6 +111,22 @@ def test_a_page(name, shown):
     assert (f'  {path}' in lines) == (of_file == name), path
 
 
+@pytest.mark.parametrize(
+  'name, words',
+  [
+    ('supervised', 'compute 3 for a labelled one in a step, in'),
+    (
+      'fl2',
+      "8 for an unlabelled example (the authors' code: 11) and 3 for a labelled"
+      ' one in a step, and 1 a round for each unlabelled one, in',
+    ),
+  ],
+)
+def test_a_page_says_what_clients_compute(name, words, shown):
+  _, lines = shown(name)
+  assert words in ' '.join(' '.join(lines).split())
+
+
 def test_pages_have_docstrings_and_what_is_refused(shown):
   lines = shown('fl2')[1]
   assert lines[0].startswith('(FL)^2: Overcoming Few Labels')

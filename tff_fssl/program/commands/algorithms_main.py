@@ -18,6 +18,7 @@ from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
+from tff_fssl.rounds import round_hparams
 
 _USAGE = 'programs/algorithms.py [NAME]'
 _ABOUT = (
@@ -216,6 +217,7 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     rows['messages'] = 'none: each client trains alone'
     for name in ('phases', 'weight sets', 'also sent'):
       del rows[name]
+  rows['compute'] = _compute(entry)
   if can.own_weights:
     rows['weights'] = (
       f'of updates are set by clients if --{entry.name}.{can.own_weights}=true'
@@ -224,3 +226,23 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     reason = _refusal(entry, asked).removeprefix(f'{arguments[0]}: ')
     rows[arguments[0]] = f'no: {reason}' if reason else 'with --norm=gn'
   return rows
+
+
+def _compute(entry: registry.Algorithm) -> str:
+  """What clients compute for an example, in forward-equivalents."""
+  compute, kinds = entry.compute, []
+  if compute.unlabeled.forward:
+    authors = compute.authors
+    theirs = f" (the authors' code: {authors.equivalents})" if authors else ''
+    kinds.append(
+      f'{compute.unlabeled.equivalents} for an unlabelled example{theirs}'
+    )
+  if round_hparams.LABELS_AT_CLIENTS in entry.capabilities.scenarios:
+    kinds.append(f'{compute.labeled.equivalents} for a labelled one')
+  once = compute.once.equivalents
+  return (
+    f'{" and ".join(kinds)} in a step'
+    + (f', and {once} a round for each unlabelled one' if once else '')
+    + ', in forward-equivalents (a backward pass counts 2).'
+    + (f' {compute.note}' if compute.note else '')
+  )

@@ -25,7 +25,7 @@ def _of_compute(
   """A column of figures of `compute.json`."""
 
   def cell(run: runs_lib.Run) -> float:
-    found = value(run.compute) if run.compute else None
+    found = None if run.compute is None else value(run.compute)
     return math.nan if found is None else found
 
   return cell
