@@ -1,3 +1,4 @@
+from matplotlib import figure
 import numpy as np
 import pytest
 
@@ -47,6 +48,35 @@ def test_runs_that_differ_by_seed_are_one_group(tmp_path):
   rounds, _, _ = groups[0].curve(f'{_TRAIN}/pseudo_label_ratio')
   np.testing.assert_array_equal(rounds, [2, 3, 4])
   assert groups[0].curve('unknown') is None
+
+
+def test_an_algorithm_at_its_own_defaults_is_no_variant(tmp_path):
+  own = {'client_batch_size': 10, 'learning_rate_schedule': 'cosine'}
+  paths = [
+    _run(tmp_path / 'a', 0, 'semifl', **own),
+    _run(tmp_path / 'b', 0, 'semifl', **{**own, 'client_batch_size': 32}),
+    _run(tmp_path / 'c', 0, 'fixmatch', client_batch_size=32),
+  ]
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
+  assert [group.label for group in groups] == [
+    'semifl',
+    'semifl client_batch_size=32',
+    'fixmatch',
+  ]
+
+
+def test_no_diagram_is_empty(tmp_path, monkeypatch):
+  """Three panels are in two rows: the fourth place stays blank."""
+  drawn = []
+  monkeypatch.setattr(
+    figure.Figure, 'savefig', lambda self, *_, **__: drawn.append(self)
+  )
+  path = _run(tmp_path / 'a', 0)
+  table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
+  table.append(5, {f'{_TRAIN}/loss_guess': 0.1})
+  (group,) = runs.group_runs([runs.read_run(path)])
+  assert len(plots.plot([group], str(tmp_path / 'x.png'))) == 3
+  assert [a.get_visible() for a in drawn[0].axes] == [True] * 3 + [False]
 
 
 def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):

@@ -213,12 +213,12 @@ def plot(
     figsize=(5.5 * num_columns, 2.9 * num_rows + 0.5), layout='constrained'
   )
   backend_agg.FigureCanvasAgg(canvas)
-  axes = canvas.subplots(num_rows, num_columns, squeeze=False).flat
+  axes = list(canvas.subplots(num_rows, num_columns, squeeze=False).flat)
   group_styles = styles(groups)
   has_band = False
   for axis, panel in zip(axes, panels):
     has_band |= _draw_panel(axis, panel, groups, group_styles, x_axis)
-  for axis in list(axes)[len(panels) :]:
+  for axis in axes[len(panels) :]:
     axis.set_visible(False)
   handles: list[object] = [
     lines.Line2D(

@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from tff_fssl import hparams
+from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import continuation
@@ -188,7 +189,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   """Groups runs that differ only in their seeds, in order of appearance.
 
   A group's label has the algorithm and those flags in which groups differ,
-  except flags at their defaults.
+  except flags at their defaults, which may be the algorithm's own.
   """
   defaults = {
     name: hparams.to_text(field.default)
@@ -211,11 +212,15 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   result = []
   for key, members in groups.items():
     values = dict(key)
-    parts = [values.get('algorithm', '?')]
+    algorithm = values.get('algorithm', '?')
+    parts, usual = [algorithm], dict(defaults)
+    if algorithm in registry.REGISTRY:
+      own = registry.REGISTRY[algorithm].round_defaults
+      usual |= {name: hparams.to_text(value) for name, value in own.items()}
     parts += [
       f'{name.rpartition(".")[2]}={values[name]}'
       for name in sorted(differing & values.keys())
-      if values[name] != defaults.get(name)
+      if values[name] != usual.get(name)
     ]
     seeds = f' ({len(members)} seeds)' if len(members) > 1 else ''
     result.append(
