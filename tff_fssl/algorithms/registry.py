@@ -243,6 +243,7 @@ def _alone(
       weight_sets_down=0,
       weight_sets_up=0,
     ),
+    compute=Compute() if kind == 'supervised' else Compute(Passes(2, 1)),
     tiny_hparams=tiny_hparams,
   )
 
