@@ -58,15 +58,7 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
   """Builds `prepare`: thresholds, pseudo-labels and weight (steps 2 and 4)."""
 
   def prepare(networks, data, views):
-    logits = inference.weak_logits(
-      networks.local,
-      data.weights,
-      data.unlabeled.x,
-      views,
-      data.seed,
-      batch_size,
-    )
-    probs = tf.nn.softmax(logits)
+    probs = inference.weak_probs(networks.local, data, views, batch_size)
     fixed = hparams.confidence_threshold
     status, of_class = thresholds.adaptive_thresholds(probs)
     if not hparams.adaptive_threshold:
@@ -106,10 +98,14 @@ def _targets(hparams, network, batch):
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )
-  ratios = diagnostics.kept_and_confident(
-    labels, part.labels, kept, confident, part.weights
+  return (
+    labels,
+    kept,
+    confident,
+    diagnostics.kept_and_confident(
+      labels, part.labels, kept, confident, part.weights
+    ),
   )
-  return labels, kept, confident, ratios
 
 
 def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
@@ -133,9 +129,8 @@ def build_step(hparams: Fl2Hparams) -> Any:
       'all': kept,
       'correct': tf.logical_and(kept, tf.equal(labels, part.labels)),
     }[hparams.consistency_on]
-    mask, kept = (
-      tf.cast(which, tf.float32) * part.weights for which in (mask, kept)
-    )
+    mask = tf.cast(mask, tf.float32) * part.weights
+    kept = tf.cast(kept, tf.float32) * part.weights
 
     with tf.GradientTape(persistent=True) as tape:
       logits = network.logits(images, training=True)
@@ -144,14 +139,8 @@ def build_step(hparams: Fl2Hparams) -> Any:
       loss_p = losses.masked_mean(entropies, mask)
     gradients_a = network.gradients(tape, loss_a)
     gradients = [hparams.pseudo_label_loss_weight * g for g in gradients_a]
-
-    def gradients_p():
-      # Where all kept examples are confident, L_p is L_a.
-      return tf.cond(
-        tf.reduce_all(tf.equal(mask, kept)),
-        lambda: gradients_a,
-        lambda: network.gradients(tape, loss_p),
-      )
+    # Where all kept examples are in the mask, L_p is L_a.
+    same = tf.reduce_all(tf.equal(mask, kept))
 
     def loss_at_perturbed():
       perturbed = network.logits(images, training=True)
@@ -168,7 +157,9 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.reduce_any(mask > 0.0),
         lambda: sharpness.loss_and_gradients_at_ascent(
           network,
-          gradients_p(),
+          tf.cond(
+            same, lambda: gradients_a, lambda: network.gradients(tape, loss_p)
+          ),
           loss_at_perturbed,
           rho=hparams.rho,
           eta=hparams.asam_eta,

@@ -44,15 +44,9 @@ def build_local_algorithm(
   """The clients' part: steps 2 and 3."""
 
   def prepare(networks, data, views):
-    logits = inference.weak_logits(
-      networks.local,
-      data.weights,
-      data.unlabeled.x,
-      views,
-      data.seed,
-      round_hparams.statistics_batch_size,
+    probs = inference.weak_probs(
+      networks.local, data, views, round_hparams.statistics_batch_size
     )
-    probs = tf.nn.softmax(logits)
     labels = thresholds.pseudo_labels(probs)
     kept = thresholds.fixed_mask(probs, hparams.confidence_threshold)
     # Trained on, predictions that are NaN make the update NaN, which is

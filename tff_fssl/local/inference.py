@@ -3,6 +3,7 @@
 import tensorflow as tf
 
 from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed
 from tff_fssl.models import adapter
 
@@ -45,3 +46,26 @@ def weak_logits(
       i, network.inference_logits(batch, weights.statistics_count)
     )
   return results.concat()[:num_images]
+
+
+def weak_probs(
+  network: adapter.Network,
+  data: algorithm_lib.ClientData,
+  views: augment.Views,
+  batch_size: int,
+) -> tf.Tensor:
+  """A client's predictions for weak views of all its unlabelled examples.
+
+  Args:
+    network: The network, with the weights that the client received.
+    data: The client's data, as `prepare` gets them.
+    views: The preprocessing.
+    batch_size: Images in a batch.
+
+  Returns:
+    float32 [N, C], rows sum to 1.
+  """
+  logits = weak_logits(
+    network, data.weights, data.unlabeled.x, views, data.seed, batch_size
+  )
+  return tf.nn.softmax(logits)

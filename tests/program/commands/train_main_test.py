@@ -112,7 +112,10 @@ def unfinished(tmp_path):
     (['--clients_per_round=101'], ['=101', 'at most --num_clients=100']),
     (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
     (['--split=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
-    ([_CLIENTS], [_CLIENTS, '--algorithm=fl2 runs with labels_at_server only']),
+    (
+      [_CLIENTS, '--algorithm=semifl'],
+      [_CLIENTS, '--algorithm=semifl runs with labels_at_server only'],
+    ),
     # Another configuration than the one that is there:
     (['--seed=1'], ['--seed=0 there, 1 now']),
     (['--total_rounds=10'], ['--total_rounds=800 there, 10 now']),

@@ -71,7 +71,10 @@ def test_labels_at_clients_have_no_pretraining():
       ['--clients_per_round=20', '--num_clients=10'],
     ),
     (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
-    ([_CLIENTS], ['--scenario=labels_at_clients', 'fl2', 'fixmatch']),
+    (
+      [_CLIENTS, '--algorithm=semifl'],
+      ['--scenario=labels_at_clients', 'semifl', 'fixmatch'],
+    ),
     (
       ['--norm=bn', '--batch_norm_statistics=pooled'],
       ['--batch_norm_statistics=pooled', '--norm=bn'],
