@@ -108,13 +108,15 @@ def test_what_it_prints(finished):
     '40 at the server',
     '20, IID, 64 examples each',
     'cnn, norm sbn',
-    'forward-equivalents; the authors',
     'after 2 of server pre-training',
     'last round',
     'best validation',
     'programs/plot.py',
   ):
     assert words in output
+  text = ' '.join(output.split())
+  assert ' compute at most ' in text
+  assert " forward-equivalents; the authors' code " in text
 
 
 def test_what_it_writes(finished):
