@@ -206,6 +206,102 @@ def test_full_labels_keep_the_clients_examples():
   assert len(none.client_labeled[0]) == 100
 
 
+_CLIENTS = {'scenario': names.LABELS_AT_CLIENTS}
+
+
+def _holders(partition):
+  return [c for c, held in enumerate(partition.client_labeled) if len(held)]
+
+
+@pytest.mark.parametrize(
+  'text, num', [('all', 10), ('1', 1), ('3', 3), ('10', 10), ('0.25', 2)]
+)
+def test_some_clients_hold_labels(text, num):
+  labels = _labels([100] * 5)
+  p = _build(labels, 5, **_CLIENTS, labeled_clients=text, num_labels=15)
+  assert len(_holders(p)) == num
+  assert [len(held) for held in p.client_labeled if len(held)] == [15] * num
+  for client in _holders(p):
+    each = np.bincount(labels[p.client_labeled[client]])
+    assert each.tolist() == [3] * 5
+  # What they do not hold is shared out, without labels.
+  assert _sizes(p) == [(500 - 15 * num) // 10] * 10
+  p.check_indices(500)
+  assert json.loads(p.to_json())['settings']['labeled_clients'] == text
+
+
+def test_more_labeled_clients_include_those_of_fewer():
+  labels = _labels([100] * 5)
+  held = [
+    set(_holders(_build(labels, 5, **_CLIENTS, labeled_clients=str(n))))
+    for n in range(1, 11)
+  ]
+  assert all(a < b for a, b in zip(held, held[1:]))
+  # Neither always the first ones, nor always the same.
+  drawn = [
+    _holders(_build(labels, 5, **_CLIENTS, labeled_clients='3', seed=s))
+    for s in range(4)
+  ]
+  assert len(set(map(tuple, drawn))) > 1
+  shares = [
+    len(_holders(_build(labels, 5, **_CLIENTS, labeled_clients=share)))
+    for share in ('0.01', '.1', '0.5', '0.99')
+  ]
+  assert shares == [1, 1, 5, 10]
+
+
+@pytest.mark.parametrize('split', names.SPLITS)
+def test_clients_label_some_of_their_own_examples(split):
+  labels = _labels([100] * 5)
+  settings = {**_CLIENTS, 'split': split, 'alpha': 0.3, 'seed': 4}
+  p = _build(
+    labels,
+    5,
+    **settings,
+    labeled_clients='4',
+    client_labels='own',
+    num_labels=7,  # No multiple of the classes.
+  )
+  hidden = _build(
+    labels, 5, **settings, num_labels=0, full_labels=True, labeled_clients='1'
+  )
+  assert len(_holders(p)) == 4
+  for client, shares in enumerate(zip(p.client_labeled, p.client_unlabeled)):
+    labeled, unlabeled = shares
+    assert len(labeled) == (7 if client in _holders(p) else 0)
+    assert np.all(np.diff(labeled) > 0) and np.all(np.diff(unlabeled) > 0)
+    # Its share of the split is the one that it has without labels.
+    share = np.concatenate(
+      [hidden.client_labeled[client], hidden.client_unlabeled[client]]
+    )
+    np.testing.assert_array_equal(np.sort(np.concatenate(shares)), share)
+  assert partition_lib.Partition.from_json(p.to_json()).settings == p.settings
+  other = _build(
+    labels,
+    5,
+    **settings | {'seed': 5},
+    labeled_clients='4',
+    client_labels='own',
+    num_labels=7,
+  )
+  assert other.to_json() != p.to_json()
+
+
+def test_some_clients_have_all_labels_and_the_others_none():
+  p = _build(
+    _labels([100] * 5),
+    5,
+    **_CLIENTS,
+    labeled_clients='3',
+    full_labels=True,
+    num_labels=0,
+  )
+  assert len(_holders(p)) == 3
+  assert [
+    (len(a), len(b)) for a, b in zip(p.client_labeled, p.client_unlabeled)
+  ] == [(50, 0) if c in _holders(p) else (0, 50) for c in range(10)]
+
+
 def test_all_labels_at_clients_leaves_nothing_unlabelled():
   labels = _labels([10] * 2)
   p = _build(
@@ -232,6 +328,39 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     ({'split': 'dirichlet', 'alpha': 0.0}, '--alpha=0: .* greater than 0'),
     ({'split': 'dirichlet', 'alpha': -1.0}, '--alpha=-1'),
     ({'split': 'dirichlet', 'alpha': float('nan')}, '--alpha=nan'),
+    *(
+      ({**_CLIENTS, 'labeled_clients': text}, f'--labeled_clients={text}: must')
+      for text in (
+        *('', '0', '11', '1.0', '0.0', '-1', 'some', 'nan', '1e-1', '٣'),
+        '9' * 5000,
+      )
+    ),
+    (
+      {**_CLIENTS, 'client_labels': 'owned'},
+      "--client_labels=owned: .*did you mean 'own'",
+    ),
+    (
+      {**_CLIENTS, 'client_labels': 'own', 'num_labels': 51},
+      '--num_labels=51 --client_labels=own: client .* has 50 examples; set it'
+      ' to at most 50, or lower --num_clients$',
+    ),
+    (
+      {
+        **_CLIENTS,
+        'client_labels': 'own',
+        'num_labels': 200,
+        'split': 'dirichlet',
+      },
+      'own: client .* or raise --min_client_examples',
+    ),
+    (
+      {**_CLIENTS, 'client_labels': 'own', 'num_labels': 0},
+      '--num_labels=0: must be at least 1, or',
+    ),
+    (
+      {**_CLIENTS, 'labeled_clients': '2', 'num_labels': 250},
+      '--num_clients=10: only 0',
+    ),
     ({'num_clients': 0}, '--num_clients=0: must be at least 1'),
     ({'num_clients': 491}, '--num_clients=491: only 490'),
     ({'num_validation': 491}, '--num_validation=491: only 490'),

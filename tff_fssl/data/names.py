@@ -15,6 +15,12 @@ LABELS_AT_SERVER = 'labels_at_server'
 LABELS_AT_CLIENTS = 'labels_at_clients'
 SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
 
+# Which clients hold labels, and of which examples; see `partition`.
+ALL_CLIENTS = 'all'
+BALANCED = 'balanced'
+OWN = 'own'
+CLIENT_LABELS = (BALANCED, OWN)
+
 # How training data is split among clients; see `partition`.
 IID = 'iid'
 DIRICHLET = 'dirichlet'

@@ -138,7 +138,8 @@ def build_partition(
 
   1.  Each class is shuffled, and its first examples are labelled, equally many
       in every class. With labels at the server, `num_labels` are labelled in
-      total; with labels at clients, `num_labels` for each client.
+      total; with labels at clients, `num_labels` for each client that holds
+      labels. If not all do, they are drawn; a larger number includes them.
   2.  The validation examples are the last ones of each shuffled class, equally
       many if classes have enough. (They are taken from the end, so that their
       number does not change which examples are labelled.)
@@ -149,7 +150,10 @@ def build_partition(
       or more; the class is cut at floor(cumsum(p) * size). The draw of all
       classes is repeated until every client holds `min_client_examples`, at
       most `MAX_DRAWS` times.
-  4.  `full_labels`: all examples of a client are labelled (the upper bound).
+  4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
+      labels draws `num_labels` of its examples.
+  5.  `full_labels`: all examples of a client that holds labels are labelled
+      (the upper bound, if all clients do).
 
   Args:
     labels: int [N], the true classes of the training examples.
@@ -168,13 +172,16 @@ def build_partition(
   shuffled = _shuffled_classes(labels, num_classes, seed)
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
-  num_holders = 1 if at_server else num_clients
-  per_holder = num_labels // num_classes
-  labeled, hidden = _split_labels(shuffled, num_holders, per_holder)
+  holders = _labeled_clients(settings)
+  labeled, hidden = _split_labels(
+    shuffled,
+    1 if at_server else len(holders),
+    0 if settings.labels_own else num_labels // num_classes,
+  )
   hidden, validation = _split_validation(hidden, settings.num_validation, seed)
   num_hidden = sum(len(c) for c in hidden)
-  has_labels = settings.full_labels or not at_server
-  if num_hidden < num_clients and not (has_labels and num_labels):
+  all_have_labels = len(holders) == num_clients and not settings.labels_own
+  if num_hidden < num_clients and not (all_have_labels and num_labels):
     raise UsageError(
       f'--num_clients={num_clients}: only {num_hidden} training examples are'
       ' left for the clients; set it to at most that, or lower --num_labels'
@@ -193,14 +200,17 @@ def build_partition(
       rng,
     )
   unlabeled = [_indices(np.sort(a)) for a in unlabeled]
-  client_labeled = (
-    [_indices([]) for _ in range(num_clients)] if at_server else labeled
-  )
+  client_labeled = [_indices([]) for _ in range(num_clients)]
+  if not at_server:
+    for client, held in zip(holders, labeled, strict=True):
+      client_labeled[client] = held
+  if settings.labels_own:
+    _label_own(settings, holders, client_labeled, unlabeled)
   if settings.full_labels:
-    client_labeled = [
-      np.sort(np.concatenate(held)) for held in zip(client_labeled, unlabeled)
-    ]
-    unlabeled = [_indices([]) for _ in range(num_clients)]
+    for client in holders:
+      held = np.concatenate([client_labeled[client], unlabeled[client]])
+      client_labeled[client] = np.sort(held)
+      unlabeled[client] = _indices([])
   counts = [
     np.bincount(labels[np.concatenate(held)], minlength=num_classes)
     for held in zip(client_labeled, unlabeled)
@@ -213,6 +223,48 @@ def build_partition(
     class_counts=np.array(counts, np.int64),
     settings=_recorded(settings, len(labels)),
   )
+
+
+def _labeled_clients(
+  settings: partition_settings.PartitionSettings,
+) -> list[int]:
+  """The clients that hold labels, or that get them by `full_labels`."""
+  every, num = settings.num_clients, settings.num_labeled_clients
+  if settings.scenario == names.LABELS_AT_SERVER:
+    return list(range(every)) if settings.full_labels else []
+  if num == every:
+    return list(range(every))
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABELED_CLIENTS)
+  return sorted(rng.permutation(every)[:num].tolist())
+
+
+def _label_own(
+  settings: partition_settings.PartitionSettings,
+  holders: list[int],
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+) -> None:
+  """Labels examples of each client that holds labels, in place."""
+  num = settings.num_labels
+  fewest = min(holders, key=lambda client: len(unlabeled[client]))
+  most = len(unlabeled[fewest])
+  if most < num:
+    raise UsageError(
+      f'--num_labels={num} --client_labels={names.OWN}: client {fewest} has'
+      f' {most} examples; set it to at most {most}, or lower --num_clients'
+      + (
+        ', or raise --min_client_examples'
+        if settings.split == names.DIRICHLET
+        else ''
+      )
+    )
+  for client in holders:
+    purpose = seeds.Purpose.CLIENT_LABELS
+    rng = seeds.generator(settings.seed, purpose, client)
+    chosen = np.zeros(len(unlabeled[client]), bool)
+    chosen[rng.permutation(len(chosen))[:num]] = True
+    labeled[client] = unlabeled[client][chosen]
+    unlabeled[client] = unlabeled[client][~chosen]
 
 
 def _recorded(

@@ -1,6 +1,7 @@
 """How training examples are to be partitioned. TensorFlow-free."""
 
 import dataclasses
+import re
 
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
@@ -21,8 +22,8 @@ class PartitionSettings:
     num_classes: The number of classes, >= 2.
     num_clients: The number of clients, >= 1.
     num_labels: The number of labelled examples: in total, or with labels at the
-      clients for each client; a multiple of `num_classes`. 0 is allowed only
-      with `full_labels`.
+      clients for each client that holds labels; a multiple of `num_classes`,
+      unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
     split: One of `names.SPLITS`.
     alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
@@ -30,7 +31,13 @@ class PartitionSettings:
     min_client_examples: The least number of unlabelled examples of a client
       (`dirichlet`), >= 0.
     num_validation: The number of validation examples, >= 0.
-    full_labels: Whether all examples of a client are labelled.
+    full_labels: Whether all examples of a client that holds labels are
+      labelled.
+    labeled_clients: With labels at the clients, how many hold labels: `all`, a
+      number ('3'), or a share of the clients ('0.1': a tenth, at least one).
+    client_labels: With labels at the clients, which examples are labelled.
+      `balanced`: equally many of each class, whatever else the client holds;
+      `own`: some of the client's examples, as their classes come.
     seed: Any integer.
   """
 
@@ -43,12 +50,15 @@ class PartitionSettings:
   min_client_examples: int = 10
   num_validation: int = 0
   full_labels: bool = False
+  labeled_clients: str = names.ALL_CLIENTS
+  client_labels: str = names.BALANCED
   seed: int = 0
 
   def __post_init__(self):
     for flag, choice, allowed in (
       ('scenario', self.scenario, names.SCENARIOS),
       ('split', self.split, names.SPLITS),
+      ('client_labels', self.client_labels, names.CLIENT_LABELS),
     ):
       if choice not in allowed:
         raise UsageError(
@@ -64,7 +74,10 @@ class PartitionSettings:
     ):
       if count < minimum:
         raise UsageError(f'--{flag}={count}: must be at least {minimum}')
-    if self.num_labels % self.num_classes:
+    _ = (
+      self.num_labeled_clients
+    )  # Refuses what is neither a number nor a share.
+    if self.num_labels % self.num_classes and not self.labels_own:
       below = self.num_labels - self.num_labels % self.num_classes
       raise UsageError(
         f'--num_labels={self.num_labels}: must be a multiple of the number of'
@@ -73,8 +86,8 @@ class PartitionSettings:
       )
     if self.num_labels == 0 and not self.full_labels:
       raise UsageError(
-        f'--num_labels=0: must be at least {self.num_classes}, or set'
-        ' --full_labels'
+        '--num_labels=0: must be at least'
+        f' {1 if self.labels_own else self.num_classes}, or set --full_labels'
       )
     if (
       self.split == names.DIRICHLET
@@ -84,3 +97,31 @@ class PartitionSettings:
         f'--alpha={self.alpha:g}: must be a number greater than 0, from'
         f' {_MIN_ALPHA:g} to {_MAX_ALPHA:g} (--split=dirichlet)'
       )
+
+  @property
+  def labels_own(self) -> bool:
+    """Whether clients hold labels of their own examples, as these come."""
+    return (
+      self.scenario == names.LABELS_AT_CLIENTS
+      and self.client_labels == names.OWN
+      and not self.full_labels
+    )
+
+  @property
+  def num_labeled_clients(self) -> int:
+    """The number of clients that hold labels; 0 if the server holds them."""
+    if self.scenario == names.LABELS_AT_SERVER:
+      return 0
+    text = self.labeled_clients
+    if text == names.ALL_CLIENTS:
+      return self.num_clients
+    if re.fullmatch(r'[0-9]{1,9}', text):
+      if 1 <= int(text) <= self.num_clients:
+        return int(text)
+    elif re.fullmatch(r'0?\.[0-9]{1,9}', text) and float(text):
+      return max(1, round(float(text) * self.num_clients))
+    raise UsageError(
+      f'--labeled_clients={text}: must be {names.ALL_CLIENTS}, a number from 1'
+      f' to --num_clients={self.num_clients}, or a share of the clients such as'
+      ' 0.1'
+    )

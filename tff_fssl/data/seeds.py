@@ -18,6 +18,8 @@ class Purpose(enum.IntEnum):
   VALIDATION = 2
   PARTITION = 3
   CLIENT_ROUND = 4
+  LABELED_CLIENTS = 5
+  CLIENT_LABELS = 6
 
 
 def _words(value: int) -> tuple[int, int]:

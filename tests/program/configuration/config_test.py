@@ -31,6 +31,8 @@ def test_flags_repeat_the_configuration(tmp_path):
     [],
     ['--algorithm=fixmatch', _CLIENTS, '--num_labels=10', '--norm=gn'],
     ['--algorithm=supervised', _CLIENTS, '--full_labels', '--norm=bn'],
+    ['--algorithm=uda', _CLIENTS, '--labeled_clients=0.1', '--num_labels=50'],
+    ['--algorithm=uda', _CLIENTS, '--client_labels=own', '--num_labels=7'],
     ['--split=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
   ):
@@ -105,6 +107,27 @@ def test_labels_at_clients_have_no_pretraining():
     (
       ['--algorithm=fixmatch', _CLIENTS, '--num_labels=1000'],
       ['--num_labels=1000', '100 clients', '50000'],
+    ),
+    (['--labeled_clients=3'], ['--labeled_clients', 'no effect', 'scenario']),
+    (['--client_labels=own'], ['--client_labels', 'no effect', 'scenario']),
+    (
+      ['--algorithm=uda', _CLIENTS, '--full_labels', '--client_labels=own'],
+      ['--client_labels', 'no effect', '--full_labels'],
+    ),
+    (
+      ['--algorithm=uda', _CLIENTS, '--labeled_clients=101'],
+      ['--labeled_clients=101', 'all', 'from 1 to --num_clients=100', '0.1'],
+    ),
+    (
+      ['--algorithm=uda', _CLIENTS, '--client_labels=own', '--num_labels=501'],
+      ['--num_labels=501', 'own', '100 clients has 500 examples of cifar10'],
+    ),
+    (
+      [
+        *('--algorithm=uda', _CLIENTS, '--labeled_clients=2'),
+        '--num_labels=25000',
+      ],
+      ['--num_clients=100: only 0'],
     ),
     (['--seed=-1'], ['--seed=-1', 'at least 0']),
     (['--client_learning_rate=nan'], ['finite']),

@@ -299,8 +299,10 @@ def _banner(
   if len(partition.server_labeled):
     labels = f'{len(partition.server_labeled)} at the server'
   else:
-    held = [len(labeled) for labeled in partition.client_labeled]
-    labels = f'{_range(held)} at each client'
+    held = [len(held) for held in partition.client_labeled if len(held)]
+    labels = f'{_range(held or [0])} at each client'
+    if len(held) < run.num_clients:
+      labels = f'{_range(held or [0])} at each of {len(held)} clients'
   cohort = (
     f'{run.clients_per_round} of {run.num_clients} clients in each'
     if config.trains_clients

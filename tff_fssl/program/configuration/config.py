@@ -112,6 +112,8 @@ class Config:
       min_client_examples=run.min_client_examples,
       num_validation=run.num_validation,
       full_labels=run.full_labels,
+      labeled_clients=run.labeled_clients,
+      client_labels=run.client_labels,
       seed=run.seed,
     )
 
@@ -361,10 +363,18 @@ def _check_data(config: Config) -> None:
   """Refuses what the data set's published size and classes rule out."""
   run = config.run
   info = data_names.data_set_info(run.dataset)
-  _ = config.partition_settings  # Refuses what no labels could satisfy.
+  settings = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
-  holders = run.num_clients if at_clients else 1
+  holders = settings.num_labeled_clients if at_clients else 1
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
+  if settings.labels_own:
+    size = max(rest, 0) // run.num_clients
+    if run.split == data_names.IID and run.num_labels > size:
+      raise UsageError(
+        f'--num_labels={run.num_labels} --client_labels={data_names.OWN}: each'
+        f' of {run.num_clients} clients has {size} examples of {run.dataset}'
+      )
+    labels = 0
   each = f' for each of {holders} clients' if at_clients else ''
   if labels > rest:
     beside = f' after --num_validation={run.num_validation}'
@@ -373,7 +383,8 @@ def _check_data(config: Config) -> None:
       f' {max(rest, 0)} training examples'
       f'{beside if run.num_validation else ""}'
     )
-  if rest - labels < run.num_clients and not (at_clients and run.num_labels):
+  all_have_labels = labels and holders == run.num_clients and at_clients
+  if rest - labels < run.num_clients and not all_have_labels:
     raise UsageError(
       f'--num_clients={run.num_clients}: only {rest - labels} of'
       f" {run.dataset}'s training examples are left for them"

@@ -82,13 +82,32 @@ class RunHparams:
   num_labels: int = hparam(
     40,
     'Number of labelled examples, equally many of each class: the total if the'
-    ' server holds the labels; the number per client if clients hold them.',
+    ' server holds the labels; the number per client if clients hold them.'
+    ' With --client_labels=own, of whatever classes.',
     minimum=0,
   )
   full_labels: bool = hparam(
     False,
     'Give clients labels for all their data, to measure the upper bound. Needs'
     ' --scenario=labels_at_clients; --num_labels is then not needed.',
+  )
+  labeled_clients: str = hparam(
+    data_names.ALL_CLIENTS,
+    'Which clients hold labels: all; a number of clients, such as 3; or a share'
+    ' of them, such as 0.1 (at least one). They are drawn by --seed; a larger'
+    ' number includes them.',
+    needs={'scenario': (data_names.LABELS_AT_CLIENTS,)},
+  )
+  client_labels: str = hparam(
+    data_names.BALANCED,
+    'Which examples of a client are labelled. balanced: equally many of each'
+    ' class, in addition to its share of the split; own: --num_labels of its'
+    ' share, drawn at random, so of the classes that it has.',
+    choices=data_names.CLIENT_LABELS,
+    needs={
+      'scenario': (data_names.LABELS_AT_CLIENTS,),
+      'full_labels': (False,),
+    },
   )
   num_clients: int = hparam(
     100,

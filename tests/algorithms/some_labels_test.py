@@ -1,0 +1,101 @@
+"""Clients without labels where others have some."""
+
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_task
+
+from tff_fssl import hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.rounds import round_hparams
+
+_SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
+_OF_BOTH = [
+  name
+  for name, entry in registry.REGISTRY.items()
+  if {_SERVER, _CLIENTS} <= set(entry.capabilities.trains_clients)
+]
+# So that all of an algorithm's terms have a value.
+_OWN = {name: {'confidence_threshold': 0.34} for name in ('fixmatch', 'fl2')}
+_LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
+
+
+def _train(name, scenario, **own):
+  """Trains a client that has unlabelled examples only."""
+  entry = registry.REGISTRY[name]
+  algorithm = hparams.import_function(entry.local_algorithm)(
+    entry.hparams(**{**entry.tiny_hparams, **_OWN.get(name, {}), **own}),
+    round_hparams.RoundHparams(scenario=scenario),
+  )
+  network = adapter.Network(
+    functools.partial(tiny_task.model_fn, 'none'), seed=5
+  )
+  config = training.LoopConfig(2, 5, 4, optimizer.Sgd(max_gradient_norm=1.0))
+  element = tiny_task.client(0)
+  labeled, unlabeled = (
+    algorithm_lib.Examples(*map(tf.constant, element[part].values()))
+    for part in ('labeled', 'unlabeled')
+  )
+  return training.LocalTraining(
+    network, algorithm, tiny_task.VIEWS, config
+  ).run(
+    network.initial_weights(),
+    labeled,
+    unlabeled,
+    learning_rate=tf.constant(0.1),
+    seed=tf.constant([3, 1]),
+  )
+
+
+@pytest.mark.parametrize('name', _OF_BOTH)
+def test_the_objective_is_the_sum_that_its_data_allow(name):
+  """A client without labels does what it does with labels at the server."""
+  # Mixed, its examples would meet the filler, and other partners.
+  own = {'mixup_concentration': 0.0} if name == 'mixmatch' else {}
+  some, none = (_train(name, s, **own) for s in (_CLIENTS, _SERVER))
+  assert some.is_finite and some.num_examples == none.num_examples > 0
+  assert any(np.any(u) for u in some.update)
+  for a, b in zip(some.update, none.update, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
+  for metric, (total, count) in some.ratios.items():
+    if metric in none.ratios:
+      np.testing.assert_allclose(total, none.ratios[metric][0], atol=1e-5)
+      assert count == none.ratios[metric][1]
+    else:
+      assert metric in {*_LABELS, 'tsa_ratio'}
+      assert total == count == 0
+
+
+def test_mixmatch_gives_the_filler_no_share():
+  """Whatever stands in for labelled examples, nothing is learnt of it."""
+  result = _train('mixmatch', _CLIENTS)
+  assert result.is_finite
+  assert result.ratios['loss_mixed_labeled'][1] == 0
+  assert any(np.any(u) for u in result.update)
+
+
+@pytest.mark.parametrize('name', _OF_BOTH)
+def test_a_round_in_which_one_client_has_labels(name):
+  process = tiny_task.build(name, _CLIENTS)
+  with_labels, *others = tiny_task.cohort(_CLIENTS)
+  for element in others:
+    element['labeled'] = tiny_task.client(0)['labeled']
+  state = process.initialize()
+  for elements in ([with_labels, *others], others):
+    cohort = [tiny_task.dataset(element) for element in elements]
+    state, metrics = process.next(state, cohort)
+    train = metrics['client_work']['train']
+    assert train['num_clients'] == len(elements)
+    assert train['num_rejected_clients'] == 0
+    assert train['num_non_finite_clients'] == 0
+    assert metrics['finalizer']['update_skipped'] == 0
+    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+    losses = [train[m] for m in _LABELS & set(train)]
+    assert losses
+    assert np.all(np.isfinite(losses)) == (len(elements) == 3)
