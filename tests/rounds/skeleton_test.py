@@ -22,7 +22,7 @@ from tff_fssl.rounds import round_hparams
 
 @pytest.fixture(scope='module', autouse=True)
 def _context():
-  tff.framework.set_default_context(runtime.build_context('in_process'))
+  tff.framework.set_default_context(runtime.build_context())
 
 
 @functools.cache
