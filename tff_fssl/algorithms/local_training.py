@@ -34,8 +34,6 @@ many passes over the test set as there are clients; see
 `--rounds_per_evaluation`.
 """
 
-import collections
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
@@ -43,7 +41,6 @@ import tensorflow as tf
 from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import supervised_hparams
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.hparams import UsageError
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
@@ -51,14 +48,10 @@ from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import own_models
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 RoundHparams = round_hparams_lib.RoundHparams
-
-# TensorFlow's messages, and so values between computations, end at 2 GB.
-_MAX_BYTES = 1.5e9
-# Names of what a client is sent and sends.
-_WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
 
 
 def build_supervised(
@@ -125,9 +118,11 @@ def _keeping(
         batch_size=round_hparams.statistics_batch_size,
       )
       weights = statistics.put(network, weights, sums, kind=kind)
-    return algorithm_lib.Finished(row={_WEIGHTS: _values(weights)})
+    return algorithm_lib.Finished(row=own_models.to_row(weights))
 
-  return objective.minimize(*summed)._replace(start=_own, finish=finish)
+  return objective.minimize(*summed)._replace(
+    start=own_models.of_client, finish=finish
+  )
 
 
 def build_server(
@@ -146,47 +141,7 @@ def build_exchange(
   """The table of the clients' models; zeros for those without one yet."""
   del hparams, round_hparams
 
-  def build(population):
-    num = population.num_clients
-    size = sum(
-      spec.shape.num_elements() for spec in _stored(population.weights)
-    )
-    if num * size * 4 > _MAX_BYTES:
-      raise UsageError(
-        f'--num_clients={num}: their own models of {size:,} weights are'
-        f' {num * size * 4 / 1e9:.1f} GB; at most {_MAX_BYTES / 1e9} GB are'
-        f' possible, {int(_MAX_BYTES / 4 / size)} clients; take fewer clients'
-        ' or a smaller --model'
-      )
-
-    def accept(table, rows, model, round_num):
-      del model, round_num
-      index = rows.client_id[:, None]
-      return collections.OrderedDict(
-        own_weights=tf.tensor_scatter_nd_update(
-          table[_WEIGHTS], index, rows.values[_WEIGHTS]
-        ),
-        own_num_rounds=tf.tensor_scatter_nd_add(
-          table[_NUM_ROUNDS], index, tf.ones_like(rows.client_id)
-        ),
-      )
-
-    return exchange_lib.Exchange(
-      initialize=lambda: collections.OrderedDict(
-        own_weights=tf.zeros([num, size]),
-        own_num_rounds=tf.zeros([num], tf.int32),
-      ),
-      message=lambda table, model, round_num: table,
-      # A false id gets some row; what its client sends is rejected.
-      receive=lambda table, client_id: _row(
-        table, tf.clip_by_value(client_id, 0, num - 1)
-      ),
-      row_specs={_WEIGHTS: tf.TensorSpec([size], tf.float32)},
-      accept=accept,
-      num_clients=num,
-    )
-
-  return build
+  return own_models.build_exchange
 
 
 def build_prediction(
@@ -195,8 +150,8 @@ def build_prediction(
   """Each client predicts by its own model."""
   del hparams, round_hparams
   return server_model.Prediction(
-    member=lambda model, table, client_id: _own(
-      model.weights, _row(table, client_id)
+    member=lambda model, table, client_id: own_models.of_client(
+      model.weights, own_models.row_of(table, client_id)
     )
   )
 
@@ -205,36 +160,3 @@ def build_alone(hparams: Any, round_hparams: RoundHparams) -> bool:
   """`assemble.Parts.alone`."""
   del hparams, round_hparams
   return True
-
-
-def _stored(weights: adapter.Weights) -> list[Any]:
-  """What a row holds: all of float32. Training changes nothing else."""
-  return [t for t in tf.nest.flatten(weights) if t.dtype == tf.float32]
-
-
-def _values(weights: adapter.Weights) -> tf.Tensor:
-  """What a row holds of weights, one after another: float32 [D]."""
-  return tf.concat([tf.reshape(t, [-1]) for t in _stored(weights)], axis=0)
-
-
-def _row(
-  table: Mapping[str, tf.Tensor], client_id: tf.Tensor
-) -> dict[str, tf.Tensor]:
-  """What the table holds of a client."""
-  return {name: values[client_id] for name, values in table.items()}
-
-
-def _own(
-  weights: adapter.Weights, row: Mapping[str, tf.Tensor]
-) -> adapter.Weights:
-  """A client's own weights; `weights`, the common ones, if it has none yet."""
-  is_new = tf.equal(row[_NUM_ROUNDS], 0)
-  sizes = [tensor.shape.num_elements() for tensor in _stored(weights)]
-  pieces = iter(tf.split(row[_WEIGHTS], sizes))
-
-  def own(common):
-    if common.dtype != tf.float32:
-      return common
-    return tf.where(is_new, common, tf.reshape(next(pieces), common.shape))
-
-  return tf.nest.map_structure(own, weights)

@@ -121,8 +121,11 @@ def measure(
     )
     passes = compute.of_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
+    local = parts.local
+    if parts.alone:  # Its end is static batch norm's pass: see `_statistics`.
+      local = local._replace(finish=None)
     clients = compute.of_algorithm(
-      network, parts.local, received=_received(network, parts), **options
+      network, local, received=_received(network, parts), **options
     )
     server = None
     if not hparams.labels_at_clients:

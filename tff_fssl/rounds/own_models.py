@@ -1,0 +1,106 @@
+"""A table of the clients' own models, kept by the server, by client id."""
+
+import collections
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
+from tff_fssl.rounds import exchange as exchange_lib
+
+# Values between computations end at 2 GB, as TensorFlow's messages do.
+_MAX_BYTES = 1.5e9
+# Names of what a client is sent (both) and sends (the first).
+_WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
+
+
+def build_exchange(
+  population: exchange_lib.Population,
+) -> exchange_lib.Exchange:
+  """The exchange that keeps a model for each client.
+
+  Its table is OrderedDict(own_weights float32 [clients, D], own_num_rounds
+  int32 [clients]): zeros until a client has taken part. A client receives its
+  row, and sends what `to_row` returns.
+
+  Args:
+    population: The clients and the model.
+
+  Returns:
+    The exchange.
+
+  Raises:
+    UsageError: If the table is larger than 1.5 GB.
+  """
+  num = population.num_clients
+  size = sum(spec.shape.num_elements() for spec in _stored(population.weights))
+  if num * size * 4 > _MAX_BYTES:
+    raise UsageError(
+      f'--num_clients={num}: their own models of {size:,} weights are'
+      f' {num * size * 4 / 1e9:.1f} GB; at most {_MAX_BYTES / 1e9} GB are'
+      f' possible, {int(_MAX_BYTES / 4 / size)} clients; take fewer clients'
+      ' or a smaller --model'
+    )
+
+  def accept(table, rows, model, round_num):
+    del model, round_num
+    index = rows.client_id[:, None]
+    return collections.OrderedDict(
+      own_weights=tf.tensor_scatter_nd_update(
+        table[_WEIGHTS], index, rows.values[_WEIGHTS]
+      ),
+      own_num_rounds=tf.tensor_scatter_nd_add(
+        table[_NUM_ROUNDS], index, tf.ones_like(rows.client_id)
+      ),
+    )
+
+  return exchange_lib.Exchange(
+    initialize=lambda: collections.OrderedDict(
+      own_weights=tf.zeros([num, size]),
+      own_num_rounds=tf.zeros([num], tf.int32),
+    ),
+    message=lambda table, model, round_num: table,
+    # A false id gets some row; what its client sends is rejected.
+    receive=lambda table, client_id: row_of(
+      table, tf.clip_by_value(client_id, 0, num - 1)
+    ),
+    row_specs={_WEIGHTS: tf.TensorSpec([size], tf.float32)},
+    accept=accept,
+    num_clients=num,
+  )
+
+
+def to_row(weights: adapter.Weights) -> dict[str, tf.Tensor]:
+  """What a client sends to have its weights kept: `Finished.row`."""
+  values = [tf.reshape(tensor, [-1]) for tensor in _stored(weights)]
+  return {_WEIGHTS: tf.concat(values, axis=0)}
+
+
+def row_of(
+  table: Mapping[str, tf.Tensor], client_id: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """What the table holds of a client, int32 scalar in [0, clients)."""
+  return {name: values[client_id] for name, values in table.items()}
+
+
+def of_client(
+  weights: adapter.Weights, row: Mapping[str, tf.Tensor]
+) -> adapter.Weights:
+  """A client's own weights; `weights`, the common ones, if it has none yet."""
+  is_new = tf.equal(row[_NUM_ROUNDS], 0)
+  sizes = [tensor.shape.num_elements() for tensor in _stored(weights)]
+  pieces = iter(tf.split(row[_WEIGHTS], sizes))
+
+  def own(common):
+    if common.dtype != tf.float32:
+      return common
+    return tf.where(is_new, common, tf.reshape(next(pieces), common.shape))
+
+  return tf.nest.map_structure(own, weights)
+
+
+def _stored(weights: adapter.Weights) -> list[Any]:
+  """What a row holds: all of float32. Training changes nothing else."""
+  return [t for t in tf.nest.flatten(weights) if t.dtype == tf.float32]
