@@ -332,13 +332,8 @@ def test_the_program_continues_evaluates_and_exports_nothing(tmp_path, capsys):
   assert not os.path.exists(tree.model)
   assert main.run(evaluate_main.evaluate_main, [tree.path]) == main.DONE
   shown = ' '.join(capsys.readouterr().out.split())
-  mean, deviation, worst = (
-    f'{float(last[f"test/accuracy{suffix}"]):.4f}'
-    for suffix in ('', '_deviation', '_worst_decile')
-  )
-  assert (
-    f'accuracy {mean} over clients, deviation {deviation}, worst decile {worst}'
-    in shown
-  )
+  for name in ('accuracy', 'accuracy_deviation', 'accuracy_worst_decile'):
+    value = float(last[f'test/{name}'])
+    assert f'{name.replace("_", " ")} {value:.4f}' in shown
   assert train('new', 1, f'--init_from={tree.path}') == main.USAGE
   assert 'has a model of its own, so there is none' in capsys.readouterr().err

@@ -276,17 +276,12 @@ def _rows(
   count: int,
   result: Mapping[str, float],
 ) -> dict[str, str]:
-  rows = {
+  return {
     'model': name,
     'examples': f'{count} {settings.examples}',
     # `teacher/accuracy` is that of a further way to predict.
     **{
-      name.replace('/', ' '): f'{value:.4f}' for name, value in result.items()
+      re.sub('[/_]', ' ', name): f'{value:.4f}'
+      for name, value in result.items()
     },
   }
-  if 'accuracy_deviation' in result:
-    rows['accuracy'] += (
-      f' over clients, deviation {result["accuracy_deviation"]:.4f}, worst'
-      f' decile {result["accuracy_worst_decile"]:.4f}'
-    )
-  return rows
