@@ -26,7 +26,7 @@ _OWN = {name: {'confidence_threshold': 0.34} for name in ('fixmatch', 'fl2')}
 _LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
 
 
-def _train(name, scenario, **own):
+def _train(name, scenario, norm='none', **own):
   """Trains a client that has unlabelled examples only."""
   entry = registry.REGISTRY[name]
   algorithm = hparams.import_function(entry.local_algorithm)(
@@ -34,7 +34,9 @@ def _train(name, scenario, **own):
     round_hparams.RoundHparams(scenario=scenario),
   )
   network = adapter.Network(
-    functools.partial(tiny_task.model_fn, 'none'), seed=5
+    functools.partial(tiny_task.model_fn, norm),
+    seed=5,
+    track_moving_averages=norm == 'bn',
   )
   config = training.LoopConfig(2, 5, 4, optimizer.Sgd(max_gradient_norm=1.0))
   element = tiny_task.client(0)
@@ -78,6 +80,16 @@ def test_mixmatch_gives_the_filler_no_share():
   assert result.is_finite
   assert result.ratios['loss_mixed_labeled'][1] == 0
   assert any(np.any(u) for u in result.update)
+
+
+@pytest.mark.xfail(
+  raises=AssertionError, reason='The filler goes through batch norm.'
+)
+def test_moving_averages_do_not_see_the_filler():
+  """`--norm=bn`: they are sent to the server with the update."""
+  some, none = (_train('fixmatch', s, 'bn') for s in (_CLIENTS, _SERVER))
+  for a, b in zip(some.non_trainable, none.non_trainable, strict=True):
+    np.testing.assert_allclose(a, b, atol=1e-6)
 
 
 @pytest.mark.parametrize('name', _OF_BOTH)

@@ -67,11 +67,7 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
       constants={'of_class': of_class},
-      ranges={
-        'learning_status': status,
-        'lowest_class_threshold': tf.reduce_min(of_class),
-        'mean_class_threshold': tf.reduce_mean(of_class),
-      },
+      ranges=diagnostics.threshold_ranges(status, of_class),
     )
     if hparams.pseudo_labels == 'per_round':
       prepared = prepared._replace(

@@ -81,3 +81,22 @@ def names(*prefixes: str) -> tuple[str, ...]:
 
 # The names of the metrics of `kept_and_confident`.
 KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)
+
+
+def threshold_ranges(
+  learning_status: tf.Tensor, of_class: tf.Tensor
+) -> dict[str, tf.Tensor]:
+  """What a client reports of its thresholds, each in [0, 1].
+
+  Args:
+    learning_status: tau, float32 scalar.
+    of_class: The threshold of each class, float32 [C].
+
+  Returns:
+    Name -> float32 scalar.
+  """
+  return {
+    'learning_status': learning_status,
+    'lowest_class_threshold': tf.reduce_min(of_class),
+    'mean_class_threshold': tf.reduce_mean(of_class),
+  }
