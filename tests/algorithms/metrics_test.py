@@ -158,8 +158,6 @@ def test_every_loss_of_clients_is_shown(name, scenario):
 def test_no_metric_counts_more_than_the_server_allows(name, scenario):
   """It rejects clients that report more than they can have processed."""
   entry = registry.REGISTRY[name]
-  if entry.capabilities.client_state:
-    pytest.skip('Its clients start from what the server keeps of them.')
   algorithm = hparams.import_function(entry.local_algorithm)(
     entry.hparams(**entry.tiny_hparams),
     round_hparams.RoundHparams(scenario=scenario),
