@@ -2,9 +2,15 @@
 
 import os
 import pathlib
+import signal
 
 # Before anything imports TensorFlow.
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '2')
+
+# Processes that a shell starts in the background ignore Ctrl-C, and so would
+# TFF's worker, which TFF ends by that signal, and then waits for.
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+  signal.signal(signal.SIGINT, signal.default_int_handler)
 
 import hypothesis
 import pytest
