@@ -1,5 +1,7 @@
 """The server's step alone, by hand-made updates."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,10 +9,10 @@ import tensorflow_federated as tff
 
 from tff_fssl import runtime
 from tff_fssl.finalizers import server_step
-from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 
 _VECTOR = tff.TensorType(np.float32, [2])
-_WEIGHTS = adapter.Weights(
+_WEIGHTS = server_model.ServerModel(
   (np.array([3.0, 4.0], np.float32),),
   (np.array([0.5, 1.0], np.float32), np.array([0.5, 1.0], np.float32)),
   np.float32(1.0),
@@ -22,6 +24,18 @@ def _context():
   tff.framework.set_default_context(runtime.build_context())
 
 
+def _aggregate(*update, signals=(), num_reports=np.float32(1.0)):
+  return collections.OrderedDict(
+    update=update,
+    signals=collections.OrderedDict(signals),
+    num_reports=num_reports,
+  )
+
+
+def _aggregate_type(*update):
+  return tff.to_type(_aggregate(*update, num_reports=np.float32))
+
+
 @pytest.fixture(scope='module', params=['sgd', 'adam'])
 def step(request):
   """The step, whose second non-trainable weight is a variance."""
@@ -30,11 +44,13 @@ def step(request):
     'adam': tff.learning.optimizers.build_adam(0.1),
   }[request.param]
   weights_type = tff.to_type(
-    adapter.Weights((_VECTOR,), (_VECTOR, _VECTOR), tff.TensorType(np.float32))
+    server_model.ServerModel(
+      (_VECTOR,), (_VECTOR, _VECTOR), tff.TensorType(np.float32)
+    )
   )
   return server_step.build_server_step(
     weights_type,
-    tff.to_type((_VECTOR, _VECTOR, _VECTOR)),
+    _aggregate_type(_VECTOR, _VECTOR, _VECTOR),
     optimizer,
     first_round=1,
     non_negative=[1],
@@ -43,7 +59,7 @@ def step(request):
 
 def _next(step, *update):
   update = tuple(np.full([2], u, np.float32) for u in update)
-  return step.next(step.initialize(), _WEIGHTS, update)
+  return step.next(step.initialize(), _WEIGHTS, _aggregate(*update))
 
 
 def test_variances_stay_what_variances_can_be(step):
@@ -69,16 +85,16 @@ def test_updates_that_are_not_finite_are_skipped(step, update):
 
 def test_a_finite_update_whose_result_is_not_is_skipped():
   weights_type = tff.to_type(
-    adapter.Weights((_VECTOR,), (), tff.TensorType(np.float32))
+    server_model.ServerModel((_VECTOR,), (), tff.TensorType(np.float32))
   )
   step = server_step.build_server_step(
     weights_type,
-    tff.to_type((_VECTOR,)),
+    _aggregate_type(_VECTOR),
     tff.learning.optimizers.build_sgdm(10.0),
     first_round=1,
   )
   weights = _WEIGHTS._replace(non_trainable=())
   huge = (np.full([2], 3e38, np.float32),)
-  output = step.next(step.initialize(), weights, huge)
+  output = step.next(step.initialize(), weights, _aggregate(*huge))
   assert output.measurements['update_skipped'] == 1
   np.testing.assert_array_equal(output.result.trainable[0], [3.0, 4.0])
