@@ -71,7 +71,7 @@ def _weights(value):
 
 
 def test_a_warm_start_is_evaluated_and_saved_before_the_first_round(tmp_path):
-  warm = {'initial_weights': _weights(0.5)}
+  warm = {'initial_model': _weights(0.5)}
   reporter = fakes.Reporter()
   fakes.run(tmp_path / 'a', reporter=reporter, options=warm, keep=9)
   rows = _rows(tmp_path / 'a', 'eval.csv')
@@ -90,7 +90,7 @@ def test_a_warm_start_is_evaluated_and_saved_before_the_first_round(tmp_path):
 
 
 def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
-  warm = {'initial_weights': _weights(0.5)}
+  warm = {'initial_model': _weights(0.5)}
   with faulty_disk.FaultyDisk().installed() as disk:
     fakes.run(tmp_path / 'whole', options=warm, total_rounds=1)
   for stop_at in range(len(disk.calls)):
@@ -100,7 +100,7 @@ def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
         fakes.run(folder, options=warm, total_rounds=1)
     # Others by now, which must not matter once there is a checkpoint.
     is_saved = bool(checkpoint.versions(str(folder / 'checkpoints')))
-    options = {'initial_weights': _weights(9.0)} if is_saved else warm
+    options = {'initial_model': _weights(9.0)} if is_saved else warm
     reporter = fakes.Reporter()
     fakes.run(folder, reporter=reporter, options=options, total_rounds=1)
     assert not any('lacks rows' in m for m in reporter.messages)
