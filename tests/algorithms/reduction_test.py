@@ -338,49 +338,70 @@ def test_one_phase_is_tffs_composition():
   def no_state():
     return tff.federated_value((), tff.SERVER)
 
-  @tff.federated_computation(
-    no_state.type_signature.result,
-    tff.FederatedType(weights_type, tff.CLIENTS),
-    tff.FederatedType(data_type, tff.CLIENTS),
-  )
-  def work_next(state, weights, data):
-    return tff.templates.MeasuredProcessOutput(
-      state,
-      tff.federated_map(work, (weights, data)),
-      tff.federated_value(collections.OrderedDict(train=()), tff.SERVER),
-    )
-
-  client_work = tff.learning.templates.ClientWorkProcess(no_state, work_next)
-  update_type = client_work.next.type_signature.result.result.member.update
-  aggregator = tff.aggregators.MeanFactory().create(
-    update_type, tff.TensorType(np.float32)
-  )
-
-  @tff.tensorflow.computation(weights_type, update_type)
+  @tff.tensorflow.computation(weights_type, np.float32)
   def subtract(weights, update):
-    return weights._replace(trainable=(weights.trainable[0] - update[0],))
+    return weights._replace(trainable=(weights.trainable[0] - update,))
 
-  @tff.federated_computation(
-    no_state.type_signature.result,
-    tff.FederatedType(weights_type, tff.SERVER),
-    tff.FederatedType(update_type, tff.SERVER),
-  )
-  def finalize(state, weights, update):
-    return tff.templates.MeasuredProcessOutput(
-      state,
-      tff.federated_map(subtract, (weights, update)),
-      tff.federated_value((), tff.SERVER),
+  def build_parts(is_ours):
+    """What our composer takes has signals of the clients beside the update."""
+
+    @tff.federated_computation(
+      no_state.type_signature.result,
+      tff.FederatedType(weights_type, tff.CLIENTS),
+      tff.FederatedType(data_type, tff.CLIENTS),
+    )
+    def work_next(state, weights, data):
+      measurements = collections.OrderedDict(train=())
+      if is_ours:
+        measurements.update(signals=(), num_reports=0)
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_map(work, (weights, data)),
+        tff.federated_value(measurements, tff.SERVER),
+      )
+
+    client_work = tff.learning.templates.ClientWorkProcess(no_state, work_next)
+    worked = client_work.next.type_signature.result
+    update_type = worked.result.member.update
+    aggregator = tff.aggregators.MeanFactory().create(
+      update_type, tff.TensorType(np.float32)
+    )
+    from_clients = update_type
+    if is_ours:
+      measured = worked.measurements.member
+      from_clients = tff.to_type(
+        collections.OrderedDict(
+          update=update_type,
+          signals=measured.signals,
+          num_reports=measured.num_reports,
+        )
+      )
+
+    @tff.federated_computation(
+      no_state.type_signature.result,
+      tff.FederatedType(weights_type, tff.SERVER),
+      tff.FederatedType(from_clients, tff.SERVER),
+    )
+    def finalize(state, weights, received):
+      update = received.update if is_ours else received
+      return tff.templates.MeasuredProcessOutput(
+        state,
+        tff.federated_map(subtract, (weights, update[0])),
+        tff.federated_value((), tff.SERVER),
+      )
+
+    return (
+      initial,
+      tff.learning.templates.build_broadcast_process(weights_type),
+      client_work,
+      aggregator,
+      tff.learning.templates.FinalizerProcess(no_state, finalize),
     )
 
-  parts = (
-    initial,
-    tff.learning.templates.build_broadcast_process(weights_type),
-    client_work,
-    aggregator,
-    tff.learning.templates.FinalizerProcess(no_state, finalize),
+  ours = composer.compose_fssl_process(
+    *build_parts(True), start=lambda weights: weights
   )
-  ours = composer.compose_fssl_process(*parts)
-  theirs = tff.learning.templates.compose_learning_process(*parts)
+  theirs = tff.learning.templates.compose_learning_process(*build_parts(False))
   assert ours.next.type_signature == theirs.next.type_signature
   data = [[1.0, 2.0], [5.0]]
   mine, other = ours.initialize(), theirs.initialize()

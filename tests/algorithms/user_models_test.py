@@ -195,12 +195,7 @@ def test_counters_and_moving_averages():
   assert kinds == [True, True, True, False, False]
   # A client that fails is found in spite of a counter.
   element = tiny_task.client(0)
-  assert (
-    process.find_non_finite(
-      state.global_model_weights, tiny_task.dataset(element), 2
-    )
-    is None
-  )
+  assert process.find_non_finite(state, tiny_task.dataset(element), 2) is None
 
 
 def test_weights_go_in_and_out_of_a_subclassed_model():

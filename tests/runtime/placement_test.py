@@ -51,7 +51,7 @@ def make(i):
 
 def run(client_devices):
   context = runtime.build_context(
-      'in_process', client_devices=client_devices, client_threads=2)
+      runtime.Settings(client_devices=client_devices, client_threads=2))
   tff.framework.set_default_context(context)
   cohort = [lambda i=i: make(i) for i in range(4)]
   print(f'BEGIN {client_devices}', flush=True)
