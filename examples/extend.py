@@ -10,6 +10,7 @@ docs/extending.md explains it. The first four in one run:
 import dataclasses
 import sys
 
+from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
@@ -111,6 +112,15 @@ registry.REGISTRY['fixmatch_confidence'] = dataclasses.replace(
   name='fixmatch_confidence',
   summary='FixMatch that also reports its confidence.',
   local_algorithm=f'{__name__}:build_fixmatch_confidence',
+  metrics=(
+    metrics.of_clients(
+      'confidence',
+      'Largest probability of a weak view, mean over examples.',
+      metrics.SHARE,
+      curve=metrics.Curve('Confidence'),
+      figure='sure',
+    ),
+  ),
 )
 
 

@@ -132,6 +132,13 @@ class TestSwitching:
       down.append(int(figures['bytes_down_teacher']))
       assert figures['bytes_down_model'] == one
       assert figures['bytes_down_per_client'] == one + down[-1] + 8
+      assert figures['bytes_down'] == (
+        figures['bytes_down_per_client']
+        * output.metrics['client_work']['train']['num_clients']
+      )
+      assert figures['percent_of_model_down'] == pytest.approx(
+        100 * figures['bytes_down_per_client'] / one
+      )
     assert modes == [0.0, 1.0, 0.0, 1.0]
     assert down == [one, 0, one, 0]
     train = output.metrics['client_work']['train']

@@ -3,10 +3,101 @@
 import dataclasses
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.hparams import hparam
 
 # What only concerns the second loss term has no effect without it.
 _TERM = {'consistency': ('sacr', 'sam')}
+
+
+_CONFIDENT = 'confident'
+METRICS = (
+  metrics.of_clients(
+    'loss_consistency',
+    "(FL)^2's L_cs, eq. 13: the Kullback-Leibler divergence between predictions"
+    ' at W and at W + eps, mean over the examples that are trained on; those'
+    ' that do not reach the fixed threshold count as 0.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'consistency', metrics.DOTTED),
+  ),
+  metrics.of_clients(
+    'loss_perturbed',
+    'With `--fl2.consistency=sam`: cross-entropy at W + eps, mean over the'
+    ' examples that it is taken over.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'at W + eps', metrics.DOTTED),
+  ),
+  metrics.of_clients(
+    'gradient_norm_pseudo_label',
+    'With `--fl2.gradient_norms`: the gradient of the weighted loss on'
+    ' pseudo-labels, before clipping, mean over steps.',
+    'norm',
+  ),
+  metrics.of_clients(
+    'gradient_norm_consistency',
+    'The same of the weighted consistency loss.',
+    'norm',
+  ),
+  metrics.of_clients(
+    'gradient_norm_perturbed',
+    'The same of the weighted loss at W + eps.',
+    'norm',
+  ),
+  metrics.of_clients(
+    'high_confidence_ratio',
+    'Kept pseudo-labels that reach `--fl2.confidence_threshold`, among all'
+    ' pseudo-labels.',
+    metrics.SHARE,
+    curve=metrics.Curve(metrics.PSEUDO_LABELS, _CONFIDENT, metrics.DASHED),
+    compared=_CONFIDENT,
+  ),
+  metrics.of_clients(
+    'high_confidence_accuracy',
+    'Those that are right, among those that reach it.',
+    metrics.SHARE,
+    metrics.HIGHER,
+    curve=metrics.Curve(
+      metrics.PSEUDO_LABEL_ACCURACY, _CONFIDENT, metrics.DASHED
+    ),
+    compared='right among them',
+  ),
+  metrics.of_clients(
+    'high_confidence_correct_ratio',
+    'Those that are right, among all pseudo-labels.',
+    metrics.SHARE,
+    metrics.HIGHER,
+  ),
+  metrics.of_clients(
+    'high_confidence_wrong_ratio',
+    'Those that are wrong, among all pseudo-labels.',
+    metrics.SHARE,
+    metrics.LOWER,
+  ),
+  metrics.of_clients(
+    'high_confidence_correct_to_wrong',
+    'Right ones to wrong ones, among those that reach it.',
+    'ratio',
+    metrics.HIGHER,
+  ),
+  metrics.range_of_clients(
+    'learning_status',
+    "tau, (FL)^2, eq. 7: a client's mean confidence in its pseudo-labels; over"
+    " the round's clients.",
+    curve=metrics.Curve('Learning status'),
+  ),
+  metrics.range_of_clients(
+    'lowest_class_threshold',
+    "A client's lowest threshold of a class, tau(c), eq. 9, over clients. The"
+    ' highest is tau. With `--fl2.adaptive_threshold=false` all are'
+    ' `--fl2.confidence_threshold`.',
+  ),
+  metrics.range_of_clients(
+    'mean_class_threshold',
+    "A client's mean threshold over classes, over clients.",
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)

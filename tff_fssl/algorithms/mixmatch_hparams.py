@@ -3,7 +3,32 @@
 import dataclasses
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.hparams import hparam
+
+METRICS = (
+  metrics.of_clients(
+    'loss_guess',
+    'Squared error between mixed guesses and predictions for mixed views, mean'
+    " over the unlabelled examples' views and over classes, before its weight"
+    ' and ramp.',
+    '',
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'guesses'),
+    figure='loss',
+  ),
+  metrics.of_clients(
+    'loss_mixed_labeled',
+    'With labels at the clients: cross-entropy of mixed labels with predictions'
+    ' for mixed images, mean over the labelled examples.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(
+      metrics.LOSS_AT_CLIENTS, 'mixed labelled', metrics.DASHED
+    ),
+    figure='label loss',
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -6,6 +6,7 @@ import importlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import local_training_hparams
@@ -121,6 +122,7 @@ class Algorithm:
     tiny_hparams: Values for `hparams` with which the algorithm does all of its
       work on a few examples of noise: a threshold that untrained networks
       reach, no warm-up. For tests that run every algorithm.
+    metrics: Declarations of the metrics that only such algorithms have.
   """
 
   name: str
@@ -132,6 +134,7 @@ class Algorithm:
   compute: Compute = Compute()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  metrics: tuple[metrics_lib.Metric, ...] = ()
 
   def __post_init__(self):
     # An unknown name or a value out of range is a mistake of the entry.
@@ -222,7 +225,11 @@ class Algorithm:
 
 
 def _alone(
-  kind: str, what: str, hparams: type[Any], **tiny_hparams: Any
+  kind: str,
+  what: str,
+  hparams: type[Any],
+  metrics: tuple[metrics_lib.Metric, ...] = (),
+  **tiny_hparams: Any,
 ) -> Algorithm:
   """The entry of clients that train alone."""
   module = 'tff_fssl.algorithms.local_training'
@@ -245,6 +252,7 @@ def _alone(
     ),
     compute=Compute() if kind == 'supervised' else Compute(Passes(2, 1)),
     tiny_hparams=tiny_hparams,
+    metrics=metrics,
   )
 
 
@@ -273,6 +281,7 @@ REGISTRY = {
       {'server_training': 'tff_fssl.algorithms.uda:build_server_training'},
       compute=Compute(Passes(2, 1), authors=Passes(2, 2), note=_WHOLE_BATCH),
       tiny_hparams={'confidence_threshold': 0.3, 'tsa_rounds': 2},
+      metrics=uda_hparams.METRICS,
     ),
     Algorithm(
       'mixmatch',
@@ -285,6 +294,7 @@ REGISTRY = {
         note='Two views: each is predicted once, and learnt once when mixed.',
       ),
       tiny_hparams={'ramp_rounds': 0},
+      metrics=mixmatch_hparams.METRICS,
     ),
     Algorithm(
       'semifl',
@@ -306,6 +316,7 @@ REGISTRY = {
         'num_pretraining_rounds': 0,
       },
       tiny_hparams={'confidence_threshold': 0.3},
+      metrics=semifl_hparams.METRICS,
     ),
     Algorithm(
       'fl2',
@@ -325,12 +336,14 @@ REGISTRY = {
         " example is confident. The authors' code predicts the weak view for"
         ' nothing, and repeats the pass at W for Q, L_p and L_a.',
       ),
+      metrics=fl2_hparams.METRICS,
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(
       'uda',
       'UDA',
       local_training_hparams.LocalUdaHparams,
+      uda_hparams.METRICS,
       confidence_threshold=0.3,
       tsa_rounds=2,
     ),

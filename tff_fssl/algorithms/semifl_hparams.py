@@ -3,7 +3,20 @@
 import dataclasses
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.hparams import hparam
+
+METRICS = (
+  metrics.of_clients(
+    'loss_mixed',
+    "Cross-entropy of mixed images (each a share of a kept example's weak view,"
+    " the rest its partner's) with both pseudo-labels, in the same shares, mean"
+    ' over kept examples.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'mixed', metrics.DOTTED),
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,8 +3,33 @@
 import dataclasses
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.hparams import hparam
 from tff_fssl.semisup import names
+
+METRICS = (
+  metrics.of_clients(
+    'loss_soft_pseudo_label',
+    'The Kullback-Leibler divergence from sharpened predictions for weak views'
+    ' to predictions for strong views, mean over the examples that are kept.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'soft ones'),
+    figure='loss',
+  ),
+  metrics.of_clients(
+    'tsa_ratio',
+    'With labels at the clients: labelled examples that training signal'
+    ' annealing leaves in, among all.',
+    metrics.SHARE,
+  ),
+  metrics.Metric(
+    'finalizer/server_tsa_ratio',
+    'With labels at the server: the same there. `server_loss_labeled` and'
+    ' `server_labeled_accuracy` are over all.',
+    metrics.SHARE,
+  ),
+)
 
 
 @dataclasses.dataclass(frozen=True)

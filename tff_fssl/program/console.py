@@ -12,33 +12,13 @@ from typing import Any, TextIO
 
 import tqdm
 
+from tff_fssl import metrics
+from tff_fssl.program import catalogue
 from tff_fssl.program import training_types
 
 WIDTH = 80
 
-# Figures in the line of a round: (label, format, columns of train.csv). The
-# first of these columns that has a value is shown.
-_PERCENT, _LOSS = 'percent', 'loss'
-_TRAIN = 'client_work/train'
-_FIGURES = (
-  (
-    'loss',
-    _LOSS,
-    (
-      f'{_TRAIN}/loss_pseudo_label',
-      f'{_TRAIN}/loss_soft_pseudo_label',
-      f'{_TRAIN}/loss_guess',
-    ),
-  ),
-  (
-    'label loss',
-    _LOSS,
-    (f'{_TRAIN}/loss_labeled', f'{_TRAIN}/loss_mixed_labeled'),
-  ),
-  ('server', _LOSS, ('finalizer/server_loss_labeled',)),
-  ('kept', _PERCENT, (f'{_TRAIN}/pseudo_label_ratio',)),
-  ('right', _PERCENT, (f'{_TRAIN}/pseudo_label_accuracy',)),
-)
+_TRAIN = metrics.CLIENTS
 
 # Clients whose updates did not count.
 _TROUBLES = {
@@ -105,12 +85,14 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
 def figures(report: training_types.RoundReport) -> list[str]:
   """A round's figures, most important first."""
   parts = []
-  for label, kind, columns in _FIGURES:
-    values = (float(report.metrics.get(c, math.nan)) for c in columns)
-    value = next((v for v in values if math.isfinite(v)), None)
-    if value is not None:
-      text = format_percent(value) if kind == _PERCENT else _format_loss(value)
-      parts.append(f'{label} {text}')
+  for label, members in metrics.figures(catalogue.all_metrics()).items():
+    for metric in members:
+      value = float(report.metrics.get(metric.column, math.nan))
+      if math.isfinite(value):
+        is_share = metric.unit == metrics.SHARE
+        text = format_percent(value) if is_share else _format_loss(value)
+        parts.append(f'{label} {text}')
+        break
   if report.is_bad:
     parts.append('BAD: no usable update')
   else:

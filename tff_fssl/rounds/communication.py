@@ -1,8 +1,10 @@
 """How many bytes travel in a round, computed from what is sent."""
 
 import collections
+from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -23,7 +25,7 @@ def build_communication(
   statistics_up: int,
   report_bytes: int,
 ) -> tff.Computation:
-  """Builds `ServerModel -> figures`, of one client in the round to come.
+  """Builds `<ServerModel, number of clients> -> figures` of a round.
 
   Tables of which a client uses only its own rows count as these rows: this is
   what a deployment with a federated select sends.
@@ -40,9 +42,10 @@ def build_communication(
     report_bytes: Bytes that a client sends for metrics.
 
   Returns:
-    The computation. Its result is an OrderedDict of int64 scalars:
-    `bytes_down_per_client` and `bytes_up_per_client`, and, if more than the
-    model travels, how they divide: `bytes_down_PART` and `bytes_up_PART`.
+    The computation. Its result is an OrderedDict: for `down` and for `up`,
+    int64 scalars `bytes_down` (all clients together), `bytes_down_per_client`
+    and how that divides, `bytes_down_PART`; and the float32 scalar
+    `percent_of_model_down`, 100 for one dense model to a client.
   """
   one = _weights_bytes(model_type)
   round_num = tf.int32.size
@@ -59,8 +62,8 @@ def build_communication(
     up['model'] -= up['exchange']
   up['scalars'] = report_bytes
 
-  @tff.tensorflow.computation(model_type)
-  def communication(model):
+  @tff.tensorflow.computation(model_type, np.int32)
+  def communication(model, num_clients):
     model = server_model.ServerModel(*model)
     down = collections.OrderedDict(
       model=one, statistics=one * len(statistics_of)
@@ -71,34 +74,46 @@ def build_communication(
     if exchange is not None:
       down['exchange'] = _received_bytes(exchange, model)
     down['scalars'] = round_num + len(model.control) * tf.float32.size
-    figures = collections.OrderedDict(
-      bytes_down_per_client=_sum(down), bytes_up_per_client=_sum(up)
-    )
-    if exchange is not None or model.sets:
-      for direction, parts in (('down', down), ('up', up)):
-        for name, size in parts.items():
-          figures[f'bytes_{direction}_{name}'] = tf.cast(size, tf.int64)
-    return figures
+    return _figures(collections.OrderedDict(down=down, up=up), num_clients, one)
 
   return communication
 
 
 def build_no_communication(model_type: tff.Type) -> tff.Computation:
-  """Builds `ServerModel -> figures` of clients that train alone: all are 0.
+  """Builds the same for clients that train alone: all figures are 0.
 
   What a simulation moves between its server and its clients stays, in reality,
   on the clients' own disks.
   """
 
-  @tff.tensorflow.computation(model_type)
-  def communication(model):
+  @tff.tensorflow.computation(model_type, np.int32)
+  def communication(model, num_clients):
     del model
-    return collections.OrderedDict(
-      bytes_down_per_client=tf.constant(0, tf.int64),
-      bytes_up_per_client=tf.constant(0, tf.int64),
+    nothing = collections.OrderedDict(model=0)
+    return _figures(
+      collections.OrderedDict(down=nothing, up=nothing), num_clients, 1
     )
 
   return communication
+
+
+def _figures(
+  parts: Mapping[str, Mapping[str, int | tf.Tensor]],
+  num_clients: tf.Tensor,
+  dense_bytes: int,
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """Direction -> name of part -> bytes of a client, as metrics."""
+  figures = collections.OrderedDict()
+  for direction, sizes in parts.items():
+    total = tf.add_n([tf.cast(size, tf.int64) for size in sizes.values()])
+    figures[f'bytes_{direction}'] = total * tf.cast(num_clients, tf.int64)
+    figures[f'bytes_{direction}_per_client'] = total
+    figures[f'percent_of_model_{direction}'] = tf.cast(
+      100.0 * tf.cast(total, tf.float64) / dense_bytes, tf.float32
+    )
+    for name, size in sizes.items():
+      figures[f'bytes_{direction}_{name}'] = tf.cast(size, tf.int64)
+  return figures
 
 
 def _weights_bytes(model_type: tff.Type) -> int:
@@ -125,8 +140,3 @@ def _received_bytes(exchange: exchange_lib.Exchange, model: Any) -> int:
     (spec.shape.num_elements() or 0) * spec.dtype.size
     for spec in tf.nest.flatten(specs)
   )
-
-
-def _sum(parts) -> tf.Tensor:
-  """The sum of sizes, int64."""
-  return tf.add_n([tf.cast(size, tf.int64) for size in parts.values()])

@@ -84,7 +84,7 @@ def compose_fssl_process(
       send OrderedDict(update, row).
     revise_state: `<S, S, train> -> S`, from the state before the round, the
       state after it and the client work's metrics to the final state.
-    communication: `M -> figures`, reported among the metrics.
+    communication: `<M, number of clients> -> figures`, among the metrics.
 
   Returns:
     The process. Its attributes `find_non_finite` and `prediction` are to be
@@ -163,7 +163,9 @@ def compose_fssl_process(
     if of_exchange is not None:
       metrics['exchange'] = of_exchange
     if communication is not None:
-      metrics['communication'] = tff.federated_map(communication, old_model)
+      metrics['communication'] = tff.federated_map(
+        communication, (old_model, of_clients['train']['num_clients'])
+      )
     return tff.learning.templates.LearningProcessOutput(
       new_state, tff.federated_zip(metrics)
     )

@@ -2,6 +2,7 @@ from matplotlib import figure
 import numpy as np
 import pytest
 
+from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import plot_main
@@ -171,7 +172,9 @@ def test_bytes_and_hours(tmp_path, capsys):
   np.testing.assert_array_equal(rounds, range(5))
   np.testing.assert_array_equal(used, [0, 200, 400, 600, 800])
   np.testing.assert_array_equal(group.positions('hours')[1], [0, 2, 6, 12, 20])
-  x, mean, _ = plots._values(group, plots.PANELS[0].curves[0], 'hours')
+  x, mean, _ = plots._values(
+    group, metrics.Line('test/accuracy', '', '-'), 'hours'
+  )
   np.testing.assert_allclose(x, np.array([6, 20]) / 3600)
   np.testing.assert_allclose(mean, [0.2, 0.4])
   for axis in ('bytes', 'hours'):

@@ -6,17 +6,24 @@ import warnings
 
 import numpy as np
 
+from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import catalogue
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 TEST_ACCURACY = 'test/accuracy'
-_TRAIN = 'client_work/train'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
-_MEGABYTE = 1e6
 _GIGA = 1e9
+# Unit of a metric -> (factor, how the title ends, digits).
+_SCALES = {
+  metrics.SHARE: (100.0, ', %', 1),
+  metrics.BYTES: (1e-6, ', MB', 1),
+  metrics.SECONDS: (1.0, ', s', 2),
+  metrics.PERCENT: (1.0, '', 1),
+}
 
 
 def _of_compute(
@@ -124,30 +131,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
     ),
   ]
 
-  def add(title: str, name: str, scale: float, digits: int) -> None:
-    columns.append(
-      (title, lambda r: scale * _late(r, name, last_round), digits)
-    )
-
-  def add_traffic(title: str, name: str) -> None:
-    clients = f'{_TRAIN}/num_clients'
-    columns.append(
-      (
-        title,
-        lambda r: (
-          _late(r, name, last_round) * _late(r, clients, last_round) / _MEGABYTE
-        ),
-        1,
-      )
-    )
-
-  add('pseudo-labels kept, %', f'{_TRAIN}/pseudo_label_ratio', 100, 1)
-  add('right among them, %', f'{_TRAIN}/pseudo_label_accuracy', 100, 1)
-  add('confident, %', f'{_TRAIN}/high_confidence_ratio', 100, 1)
-  add('right among them, %', f'{_TRAIN}/high_confidence_accuracy', 100, 1)
-  add('s a round', 'seconds/round', 1, 2)
-  add_traffic('MB down a round', 'communication/bytes_down_per_client')
-  add_traffic('MB up a round', 'communication/bytes_up_per_client')
+  columns += _declared(last_round)
   if all(run.compute is not None for group in groups for run in group.runs):
     columns += _COMPUTE
   cells = [
@@ -168,6 +152,25 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
   if len(groups) > 1:
     lines += ['', *_tests(groups, last_round)]
   return '\n'.join(lines)
+
+
+def _declared(
+  last_round: int,
+) -> list[tuple[str, Callable[[runs_lib.Run], float], int]]:
+  """The columns that the declarations of metrics ask for."""
+
+  def mean(column: str, scale: float) -> Callable[[runs_lib.Run], float]:
+    return lambda run: scale * _late(run, column, last_round)
+
+  result = []
+  for metric in catalogue.all_metrics():
+    if metric.compared:
+      scale, unit, digits = _SCALES[metric.unit]
+      result += [
+        (metric.compared.format(choice) + unit, mean(column, scale), digits)
+        for column, choice in metric.columns().items()
+      ]
+  return result
 
 
 def _at(run: runs_lib.Run, column: str, round_num: int) -> float:

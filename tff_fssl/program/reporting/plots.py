@@ -8,96 +8,11 @@ import zlib
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import metrics
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import catalogue
 from tff_fssl.program.reporting import runs
-
-_TRAIN = 'client_work/train'
-
-
-@dataclasses.dataclass(frozen=True)
-class Curve:
-  """A line of a panel.
-
-  Attributes:
-    label: Name of the line, if the panel has several.
-    column: The column of train.csv or eval.csv.
-    dashes: Its line style. Losses that no algorithm has both may share one.
-  """
-
-  label: str
-  column: str
-  dashes: str = '-'
-
-
-@dataclasses.dataclass(frozen=True)
-class Panel:
-  """A diagram.
-
-  Attributes:
-    title: Heading of the diagram.
-    curves: Lines of the diagram.
-    is_fraction: Whether values are from 0 to 1.
-  """
-
-  title: str
-  curves: tuple[Curve, ...]
-  is_fraction: bool = True
-
-
-PANELS = (
-  Panel('Test accuracy', (Curve('', 'test/accuracy'),)),
-  Panel('Validation accuracy', (Curve('', 'validation/accuracy'),)),
-  Panel(
-    'Pseudo-labels kept',
-    (
-      Curve('kept', f'{_TRAIN}/pseudo_label_ratio'),
-      Curve('confident', f'{_TRAIN}/high_confidence_ratio', '--'),
-    ),
-  ),
-  Panel(
-    'Accuracy of pseudo-labels',
-    (
-      Curve('kept', f'{_TRAIN}/pseudo_label_accuracy'),
-      Curve('confident', f'{_TRAIN}/high_confidence_accuracy', '--'),
-    ),
-  ),
-  Panel(
-    "Learning status of a round's clients",
-    (
-      Curve('mean', f'{_TRAIN}/learning_status_mean'),
-      Curve('min', f'{_TRAIN}/learning_status_min', '--'),
-      Curve('max', f'{_TRAIN}/learning_status_max', ':'),
-    ),
-  ),
-  Panel(
-    'Aggregation weights',
-    (
-      Curve('max', f'{_TRAIN}/aggregation_weight_max'),
-      Curve('min', f'{_TRAIN}/aggregation_weight_min', '--'),
-    ),
-    is_fraction=False,
-  ),
-  Panel(
-    'Loss at clients',
-    (
-      Curve('pseudo-labels', f'{_TRAIN}/loss_pseudo_label'),
-      Curve('soft ones', f'{_TRAIN}/loss_soft_pseudo_label'),
-      Curve('guesses', f'{_TRAIN}/loss_guess'),
-      Curve('labelled', f'{_TRAIN}/loss_labeled', '--'),
-      Curve('mixed labelled', f'{_TRAIN}/loss_mixed_labeled', '--'),
-      Curve('consistency', f'{_TRAIN}/loss_consistency', ':'),
-      Curve('at W + eps', f'{_TRAIN}/loss_perturbed', ':'),
-      Curve('mixed', f'{_TRAIN}/loss_mixed', ':'),
-    ),
-    is_fraction=False,
-  ),
-  Panel(
-    'Loss at the server',
-    (Curve('', 'finalizer/server_loss_labeled'),),
-    is_fraction=False,
-  ),
-)
 
 # What the horizontal axis can be: name -> (label, unit).
 X_AXES = {
@@ -196,14 +111,14 @@ def plot(
   from matplotlib.backends import backend_agg
 
   panels = []
-  for panel in PANELS:
+  for panel in metrics.panels(catalogue.all_metrics()):
     known = tuple(
-      curve
-      for curve in panel.curves
-      if any(_values(group, curve, x_axis) is not None for group in groups)
+      line
+      for line in panel.lines
+      if any(_values(group, line, x_axis) is not None for group in groups)
     )
     if known:
-      panels.append(dataclasses.replace(panel, curves=known))
+      panels.append(dataclasses.replace(panel, lines=known))
   if not panels:
     what = '' if x_axis == 'rounds' else f' over {x_axis}'
     raise UsageError(f'the runs have nothing to draw{what} yet')
@@ -245,10 +160,10 @@ def plot(
 
 
 def _values(
-  group: runs.RunGroup, curve: Curve, x_axis: str
+  group: runs.RunGroup, line: metrics.Line, x_axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-  """(x, mean, spread) of a curve, or None if it is not known."""
-  values = group.curve(curve.column)
+  """(x, mean, spread) of a line, or None if it is not known."""
+  values = group.curve(line.column)
   if values is None or x_axis == 'rounds':
     return values
   positions = group.positions(x_axis)
@@ -268,7 +183,7 @@ def _values(
 
 def _draw_panel(
   axis,
-  panel: Panel,
+  panel: metrics.Panel,
   groups: Sequence[runs.RunGroup],
   group_styles: Sequence[Style],
   x_axis: str,
@@ -279,15 +194,15 @@ def _draw_panel(
 
   has_band = False
   for style, group in zip(group_styles, groups):
-    for curve in panel.curves:
-      values = _values(group, curve, x_axis)
+    for line in panel.lines:
+      values = _values(group, line, x_axis)
       if values is None:
         continue
       x, mean, spread = values
       axis.plot(
         x,
         mean,
-        curve.dashes,
+        line.dashes,
         color=style.color,
         lw=1.4,
         marker=style.marker,
@@ -304,7 +219,7 @@ def _draw_panel(
   axis.grid(alpha=0.3)
   is_whole = x_axis == 'rounds'
   axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=is_whole))
-  if panel.is_fraction:
+  if panel.is_share:
     low, high = axis.get_ylim()
     low, high = max(low, -0.02), min(high, 1.02)
     axis.set_ylim(low, high)
@@ -312,10 +227,10 @@ def _draw_panel(
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
   else:
     axis.ticklabel_format(axis='y', useOffset=False)
-  if len(panel.curves) > 1:
+  if len(panel.lines) > 1:
     labels: dict[str, list[str]] = {}
-    for curve in panel.curves:
-      labels.setdefault(curve.dashes, []).append(curve.label)
+    for line in panel.lines:
+      labels.setdefault(line.dashes, []).append(line.label)
     axis.legend(
       handles=[
         lines.Line2D([], [], color='0.3', ls=dashes, label=', '.join(names))

@@ -1,0 +1,206 @@
+"""Declarations of metrics: what a column means, and where it is shown.
+
+docs/metrics.md, the console, the plots and the tables of `compare.py` are made
+from them. TensorFlow-free.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+import re
+from typing import Any
+
+# How values are given: unit -> what it means.
+SHARE, NATS, BYTES, SECONDS, PERCENT = 'share', 'nats', 'bytes', 's', '%'
+UNITS = {
+  SHARE: 'from 0 to 1',
+  'yes or no': '1 or 0',
+  NATS: 'of a loss: logarithms are natural',
+  'count': 'a whole number',
+  'ratio': '1 is as much as the other',
+  'norm': 'L2 norm',
+  PERCENT: '100 is the whole',
+  BYTES: 'of 8 bits',
+  SECONDS: 'seconds of wall time',
+  'MiB': '2**20 bytes',
+}
+HIGHER, LOWER = 'higher', 'lower'
+
+CLIENTS = 'client_work/train'
+
+# Diagrams in the order in which they are drawn; those that only an algorithm's
+# own metrics name come last.
+PSEUDO_LABELS = 'Pseudo-labels kept'
+PSEUDO_LABEL_ACCURACY = 'Accuracy of pseudo-labels'
+LOSS_AT_CLIENTS = 'Loss at clients'
+_PANELS = (
+  'Test accuracy',
+  'Validation accuracy',
+  PSEUDO_LABELS,
+  PSEUDO_LABEL_ACCURACY,
+  'Learning status',
+  'Aggregation weights',
+  LOSS_AT_CLIENTS,
+  'Loss at the server',
+)
+# Figures in the console's line of a round, in this order.
+_FIGURES = ('loss', 'label loss', 'server', 'kept', 'right')
+
+SOLID, DASHED, DOTTED = '-', '--', ':'
+
+
+@dataclasses.dataclass(frozen=True)
+class Curve:
+  """How a metric is drawn.
+
+  Attributes:
+    panel: Heading of the diagram.
+    label: Name of the line, if the diagram has several. Of a metric with
+      `{mean,min,max}`, these are the names.
+    dashes: Line style. Metrics that no algorithm has both may share one.
+  """
+
+  panel: str
+  label: str = ''
+  dashes: str = SOLID
+
+
+@dataclasses.dataclass(frozen=True)
+class Metric:
+  """A column of a run's table, or several of one kind.
+
+  Attributes:
+    column: Its name; `{a,b}` stands for one column with `a` and one with `b`.
+      What an algorithm's step or preparation reports as `x` is
+      `client_work/train/x`.
+    meaning: What it is, and over what it is taken; Markdown.
+    unit: One of `UNITS`; '' for what has none of them.
+    better: HIGHER, LOWER, or '' where neither is better.
+    curve: How plots show it; None: they do not.
+    figure: Its name in the console's line of a round; '': not shown. Of metrics
+      of one name, the first that has a value is shown.
+    compared: Its title in the table of `compare.py`, which shows the mean over
+      the last rounds of a share, bytes, seconds or %; '': not there. In it,
+      `{}` stands for the choice of `{a,b}`.
+  """
+
+  column: str
+  meaning: str
+  unit: str = ''
+  better: str = ''
+  curve: Curve | None = None
+  figure: str = ''
+  compared: str = ''
+
+  def __post_init__(self) -> None:
+    if self.unit and self.unit not in UNITS:
+      raise ValueError(
+        f'metric {self.column!r}: unit {self.unit!r}; one of {list(UNITS)}, or'
+        " ''"
+      )
+    if self.better not in ('', HIGHER, LOWER):
+      raise ValueError(
+        f'metric {self.column!r}: better={self.better!r}; {HIGHER!r}, {LOWER!r}'
+        " or ''"
+      )
+    if not self.meaning:
+      raise ValueError(f'metric {self.column!r}: say what it means')
+
+  def columns(self) -> Mapping[str, str]:
+    """Each column -> the choice of `{a,b}` that it is ('' without)."""
+    pieces = re.split(r'\{(.*?)\}', self.column)
+    choices = [
+      piece.split(',') if i % 2 else [piece] for i, piece in enumerate(pieces)
+    ]
+    return {
+      ''.join(parts): parts[-2] if len(parts) > 1 else ''
+      for parts in itertools.product(*choices)
+    }
+
+
+def of_clients(
+  name: str, meaning: str, unit: str = '', better: str = '', **shown: Any
+) -> Metric:
+  """What clients report as `name`; see `Metric`."""
+  return Metric(f'{CLIENTS}/{name}', meaning, unit, better, **shown)
+
+
+def range_of_clients(name: str, meaning: str, **shown: Any) -> Metric:
+  """What an algorithm's preparation reports among its `ranges`."""
+  return of_clients(f'{name}_{{mean,min,max}}', meaning, SHARE, **shown)
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """A line of a diagram.
+
+  Attributes:
+    column: The column that it shows.
+    label: Its name.
+    dashes: Its style.
+  """
+
+  column: str
+  label: str
+  dashes: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Panel:
+  """A diagram.
+
+  Attributes:
+    title: Its heading.
+    lines: Its lines.
+    is_share: Whether values are from 0 to 1.
+    better: See `Metric`.
+  """
+
+  title: str
+  lines: tuple[Line, ...]
+  is_share: bool
+  better: str
+
+
+_DASHES = {'mean': SOLID, 'min': DASHED, 'max': DOTTED}
+
+
+def panels(metrics: Sequence[Metric]) -> list[Panel]:
+  """The diagrams of metrics, in the order in which they are drawn."""
+  drawn: dict[str, list[Metric]] = {title: [] for title in _PANELS}
+  for metric in metrics:
+    if metric.curve is not None:
+      drawn.setdefault(metric.curve.panel, []).append(metric)
+  return [
+    Panel(
+      title,
+      tuple(
+        Line(
+          column,
+          choice or metric.curve.label,
+          _DASHES.get(choice, metric.curve.dashes),
+        )
+        for metric in members
+        if metric.curve is not None
+        for column, choice in metric.columns().items()
+      ),
+      all(metric.unit == SHARE for metric in members),
+      members[0].better,
+    )
+    for title, members in drawn.items()
+    if members
+  ]
+
+
+def figures(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
+  """The names of the console's figures, in order -> their metrics."""
+  shown: dict[str, list[Metric]] = {name: [] for name in _FIGURES}
+  for metric in metrics:
+    if metric.figure:
+      shown.setdefault(metric.figure, []).append(metric)
+  return {name: members for name, members in shown.items() if members}
+
+
+def by_column(metrics: Sequence[Metric]) -> dict[str, Metric]:
+  """Each column -> its metric."""
+  return {column: metric for metric in metrics for column in metric.columns()}
