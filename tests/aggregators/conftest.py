@@ -1,4 +1,4 @@
-"""Runs these tests in process."""
+"""Runs these tests in process, with secure sums that protect nothing."""
 
 import pytest
 import tensorflow_federated as tff
@@ -6,8 +6,14 @@ import tensorflow_federated as tff
 from tff_fssl import runtime
 
 
-@pytest.fixture(scope='session', autouse=True)
-def _context():
-  tff.framework.set_default_context(
-    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
+@pytest.fixture(scope='session')
+def _built():
+  return runtime.build_context(
+    runtime.Settings(simulate_secure_aggregation=True)
   )
+
+
+# For each module: those of another room may have run between them.
+@pytest.fixture(scope='module', autouse=True)
+def _context(_built):
+  tff.framework.set_default_context(_built)

@@ -6,11 +6,9 @@ import functools
 import numpy as np
 import pytest
 import tensorflow as tf
-import tensorflow_federated as tff
 import tiny_task
 import two_sets
 
-from tff_fssl import runtime
 from tff_fssl.data import clients
 from tff_fssl.local import objective
 from tff_fssl.local import terms
@@ -18,11 +16,6 @@ from tff_fssl.models import evaluate
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import round_hparams
-
-
-@pytest.fixture(scope='module', autouse=True)
-def _context():
-  tff.framework.set_default_context(runtime.build_context())
 
 
 @functools.cache
