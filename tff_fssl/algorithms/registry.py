@@ -123,6 +123,7 @@ class Algorithm:
       work on a few examples of noise: a threshold that untrained networks
       reach, no warm-up. For tests that run every algorithm.
     metrics: Declarations of the metrics that only such algorithms have.
+    paper: Its source: authors, venue, year.
   """
 
   name: str
@@ -135,6 +136,7 @@ class Algorithm:
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: tuple[metrics_lib.Metric, ...] = ()
+  paper: str = ''
 
   def __post_init__(self):
     # An unknown name or a value out of range is a mistake of the entry.
@@ -253,6 +255,7 @@ def _alone(
     compute=Compute() if kind == 'supervised' else Compute(Passes(2, 1)),
     tiny_hparams=tiny_hparams,
     metrics=metrics,
+    paper='Jeong et al., ICLR 2021 (a baseline of FedMatch)',
   )
 
 
@@ -265,6 +268,7 @@ REGISTRY = {
       supervised_hparams.SupervisedHparams,
       'tff_fssl.algorithms.supervised:build_local_algorithm',
       capabilities=Capabilities(trains_clients=(_CLIENTS,)),
+      paper='McMahan et al., AISTATS 2017; Li et al., MLSys 2020',
     ),
     Algorithm(
       'fixmatch',
@@ -272,6 +276,7 @@ REGISTRY = {
       fixmatch_hparams.FixMatchHparams,
       'tff_fssl.algorithms.fixmatch:build_local_algorithm',
       compute=Compute(Passes(2, 1), authors=Passes(2, 2), note=_WHOLE_BATCH),
+      paper='Sohn et al., NeurIPS 2020',
     ),
     Algorithm(
       'uda',
@@ -282,6 +287,7 @@ REGISTRY = {
       compute=Compute(Passes(2, 1), authors=Passes(2, 2), note=_WHOLE_BATCH),
       tiny_hparams={'confidence_threshold': 0.3, 'tsa_rounds': 2},
       metrics=uda_hparams.METRICS,
+      paper='Xie et al., NeurIPS 2020',
     ),
     Algorithm(
       'mixmatch',
@@ -295,6 +301,7 @@ REGISTRY = {
       ),
       tiny_hparams={'ramp_rounds': 0},
       metrics=mixmatch_hparams.METRICS,
+      paper='Berthelot et al., NeurIPS 2019',
     ),
     Algorithm(
       'semifl',
@@ -317,6 +324,7 @@ REGISTRY = {
       },
       tiny_hparams={'confidence_threshold': 0.3},
       metrics=semifl_hparams.METRICS,
+      paper='Diao et al., NeurIPS 2022',
     ),
     Algorithm(
       'fl2',
@@ -337,6 +345,7 @@ REGISTRY = {
         ' nothing, and repeats the pass at W for Q, L_p and L_a.',
       ),
       metrics=fl2_hparams.METRICS,
+      paper='Lee et al., NeurIPS 2024',
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

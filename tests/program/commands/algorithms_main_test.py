@@ -1,5 +1,6 @@
 import dataclasses
 import itertools
+import re
 import sys
 
 import pytest
@@ -69,7 +70,19 @@ def test_the_table_of_an_algorithm_with_demands(shown, demanding):
   assert row[-2] == 'no'
   text = ' '.join(' '.join(lines).split())
   assert 'clients also send: its shoe size, its age.' in text
-  assert f'--algorithm={demanding.name} keeps a state for each client' in text
+  assert 'the algorithm keeps a state for each client' in text
+
+
+@pytest.mark.parametrize('name', registry.REGISTRY)
+def test_papers_are_those_of_the_docstrings(name, shown):
+  _, lines = shown(name)
+  page = ' '.join(lines)
+  for source in registry.REGISTRY[name].paper.split('; '):
+    author, venue, year = re.match(
+      r'(\w+) et al\., ([A-Za-z]+) (\d+)', source
+    ).groups()
+    assert re.search(rf'{author}.*{venue}\s+{year}', page), source
+  assert f'{name} ' in '\n'.join(shown()[1])
 
 
 def test_what_the_legend_says_of_norms_is_so():

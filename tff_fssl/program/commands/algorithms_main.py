@@ -48,8 +48,9 @@ client phases  In a round, without static batch norm's.
 weight sets    That travel in a phase, to a client / from a client.
 secure         --aggregator=secure: only sums of updates leave the clients.
 dp             --aggregator=dp: only a sum with noise leaves the clients.
-cross-device   --cross_device: no identities, one phase a round. These three
-               need --norm=gn or --norm=none; all but dp can have --norm=bn.\
+cross-device   --cross_device: no identities, one phase a round; TFF's
+               MapReduceForm holds such a process. These three need --norm=gn
+               or --norm=none; all but dp can have --norm=bn.\
 """
 
 
@@ -117,7 +118,10 @@ def _overview() -> str:
       f'{can.weight_sets_down} / {can.weight_sets_up}',
     ]
     for asked in _ASKED:
-      reason = _refusal(entry, asked)
+      # The same for all algorithms that are refused for the same reason.
+      reason = _refusal(entry, asked).replace(
+        f'--algorithm={name}', 'the algorithm'
+      )
       if reason and reason not in refusals:
         refusals.append(reason)
       row.append(f'no ({refusals.index(reason) + 1})' if reason else _YES)
@@ -125,8 +129,9 @@ def _overview() -> str:
     if can.extra_uploads:
       more = ', '.join(can.extra_uploads)
       uploads.append(f'{name}: clients also send: {more}.')
-  lines = _columns(rows)
-  lines.append('')
+  lines = [*_columns(rows), '']
+  papers = {e.name: e.paper for e in registry.REGISTRY.values() if e.paper}
+  lines += [*console.table(papers, indent=0).splitlines(), '']
   for note in uploads:
     lines += _wrapped(note)
   for number, note in enumerate(refusals, 1):
