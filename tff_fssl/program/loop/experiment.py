@@ -341,7 +341,7 @@ def _build_aggregator(
   )
   return factory.build_aggregator(
     config.aggregator,
-    max_weight=2.0**20 - 1 if examples else 1.0,
+    max_weight=factory.MAX_EXAMPLES_WEIGHT if examples else 1.0,
     clients_per_round=config.run.clients_per_round,
     population=config.run.num_clients,
   )
