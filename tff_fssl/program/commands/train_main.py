@@ -367,10 +367,7 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
   results = summary.write(tree)
   has_best = os.path.isdir(tree.model_best)
   has_model = os.path.isdir(tree.model)
-  no_model = (
-    f'none, since each client has its own, in {tree.checkpoints}; the figures'
-    ' above are means over clients'
-  )
+  no_model = f'none, since each client has its own, in {tree.checkpoints}'
   view.say('')
   view.say(
     console.table(
