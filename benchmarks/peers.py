@@ -39,6 +39,8 @@ import numpy as np
 import tensorflow as tf
 import timing
 
+from tff_fssl.program import training_types
+
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _POPULATION, _USER_SIZE, _COHORT, _BATCH = 1_000, 50, 50, 10
@@ -121,27 +123,18 @@ def run_bare(take_turn) -> None:
     weights[0].numpy()
 
 
-def run_ours(take_turn, runtime_name: str) -> None:
-  """The round as the training program runs it."""
+def build_ours():
+  """Our process of the round, and its clients."""
   # pylint: disable=import-outside-toplevel
-  import tensorflow_federated as tff
-
-  from tff_fssl import runtime
   from tff_fssl.algorithms import registry
   from tff_fssl.data import augment
   from tff_fssl.data import clients
-  from tff_fssl.program import training_types
-  from tff_fssl.program.loop import training
-  from tff_fssl.program.reporting import managers
   from tff_fssl.rounds import round_hparams
   from tff_fssl.rounds import sampling
 
-  def unchanged(x, seed):
-    del seed  # pfl's comparison has no augmentation.
-    return normalize(x)
-
-  supervised = registry.REGISTRY['supervised']
-  process = supervised.build(
+  # pfl's comparison has no augmentation.
+  unchanged = lambda x, seed: normalize(x)
+  process = registry.REGISTRY['supervised'].build(
     build_model,
     views=augment.Views(normalize, unchanged, unchanged),
     element_spec=clients.element_spec(_SHAPE),
@@ -160,7 +153,6 @@ def run_ours(take_turn, runtime_name: str) -> None:
     seed=0,
     num_classes=_NUM_CLASSES,
   )
-
   source = sampling.build_data_source(
     process,
     lambda client_id: (user_data(client_id), None),
@@ -168,31 +160,38 @@ def run_ours(take_turn, runtime_name: str) -> None:
     num_clients=_POPULATION,
     clients_per_round=_COHORT,
   )
+  return process, source
+
+
+class TakeTurns(training_types.Hooks):
+  """Waits after each round for its next turn."""
+
+  def __init__(self, take_turn, stop):
+    """Initializes the hooks, which set `stop` after the last turn."""
+    self._take_turn, self._stop = take_turn, stop
+
+  def begin(self, *_):
+    """Waits for the first turn."""
+    if not self._take_turn():
+      self._stop.set(1)
+
+  def round_done(self, *_):
+    """Waits for the next one."""
+    self.begin()
+
+
+def run_ours(take_turn, runtime_name: str) -> None:
+  """The round as the training program runs it."""
+  # pylint: disable=import-outside-toplevel
+  import tensorflow_federated as tff
+
+  from tff_fssl import runtime
+  from tff_fssl.program import console
+  from tff_fssl.program.loop import training
+  from tff_fssl.program.reporting import managers
+
+  process, source = build_ours()
   stop = training_types.StopRequest()
-
-  class TakeTurns(training_types.Reporter):
-    """Waits after each round for its next turn."""
-
-    def begin(self, done, settings):
-      del done, settings
-      self._wait()
-
-    def round_done(self, report):
-      del report
-      self._wait()
-
-    def say(self, message):
-      print(message, file=sys.stderr)
-
-    def end(self):
-      pass
-
-    def _wait(self):
-      if not take_turn():
-        stop.set(1)
-
-  def table(name):
-    return managers.CsvReleaseManager(os.path.join(folder, name))
 
   context = runtime.build_async_context(runtime.Settings(runtime_name))
   tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
@@ -206,13 +205,15 @@ def run_ours(take_turn, runtime_name: str) -> None:
         ),
         training.Outputs(
           managers.DurableProgramStateManager(os.path.join(folder, 'states')),
-          table('train.csv'),
-          table('eval.csv'),
-          table('timing.csv'),
+          *(
+            managers.CsvReleaseManager(os.path.join(folder, name))
+            for name in ('train.csv', 'eval.csv', 'timing.csv')
+          ),
         ),
         evaluate_fn=lambda state: {},
-        reporter=TakeTurns(),
+        reporter=console.Console('none', sys.stderr),
         stop=stop,
+        hooks=TakeTurns(take_turn, stop),
       )
     )
   getattr(context, 'close', lambda: None)()

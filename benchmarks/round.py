@@ -10,6 +10,7 @@ account.
 """
 
 import argparse
+import functools
 import os
 import pathlib
 import statistics as statistics_lib
@@ -117,6 +118,51 @@ def bare_round(views, model_fn, hparams, server, cohort):
   return run
 
 
+def make_data(num_clients, num_images):
+  """Random pixels: (the server's x and y, an example of each client)."""
+  rng = np.random.default_rng(0)
+
+  def make(num):
+    x = rng.integers(0, 256, [num, *_SHAPE], np.uint8)
+    return x, rng.integers(0, _NUM_CLASSES, num).astype(np.int32)
+
+  server = make(_NUM_LABELS)
+  cohort = [
+    clients.make_example(
+      seed=clients.client_seed(0, 1, i),
+      labeled=None,
+      unlabeled=make(num_images),
+    )
+    for i in range(num_clients)
+  ]
+  return server, cohort
+
+
+def federated_rounds(process, cohort, contexts):
+  """Name of a context -> a function that runs the round in it."""
+  tff.framework.set_default_context(contexts['in_process'])
+  state = process.initialize()
+
+  def run(context):
+    tff.framework.set_default_context(context)
+    process.next(state, [tf.data.Dataset.from_tensors(e) for e in cohort])
+
+  return {
+    name: functools.partial(run, context) for name, context in contexts.items()
+  }
+
+
+def median_seconds(runs, repetitions):
+  """The median seconds of each function; they take turns."""
+  times = {name: [] for name in runs}
+  for fn in runs.values():
+    fn()
+  for _ in range(repetitions):
+    for name, fn in runs.items():
+      times[name].append(timing.seconds(fn))
+  return {name: statistics_lib.median(t) for name, t in times.items()}
+
+
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
@@ -129,24 +175,11 @@ def main() -> None:
 
   mean, std = augment.normalization('cifar10')
   views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
-  rng = np.random.default_rng(0)
-
-  def make(num):
-    x = rng.integers(0, 256, [num, *_SHAPE], np.uint8)
-    return x, rng.integers(0, _NUM_CLASSES, num).astype(np.int32)
+  server, cohort = make_data(args.num_clients, args.num_images)
 
   def model_fn():
     return networks.build_network(args.model, _SHAPE, _NUM_CLASSES, 'bn')
 
-  server = make(_NUM_LABELS)
-  cohort = [
-    clients.make_example(
-      seed=clients.client_seed(0, 1, i),
-      labeled=None,
-      unlabeled=make(args.num_images),
-    )
-    for i in range(args.num_clients)
-  ]
   hparams = round_hparams.RoundHparams(
     client_epochs=1, num_pretraining_rounds=0
   )
@@ -159,34 +192,14 @@ def main() -> None:
     hparams=_FL2,
     seed=0,
   )
-
-  def datasets():
-    return [tf.data.Dataset.from_tensors(e) for e in cohort]
-
   contexts = {'in_process': runtime.build_context()}
   if args.worker:
     contexts['tff_worker'] = runtime.build_context(
       runtime.Settings('tff_worker')
     )
-  tff.framework.set_default_context(contexts['in_process'])
-  state = process.initialize()
-
-  def federated(context):
-    tff.framework.set_default_context(context)
-    process.next(state, datasets())
-
-  runs = {
-    name: (lambda context=context: federated(context))
-    for name, context in contexts.items()
-  }
+  runs = federated_rounds(process, cohort, contexts)
   runs['bare parts'] = bare_round(views, model_fn, hparams, server, cohort)
-  times = {name: [] for name in runs}
-  for fn in runs.values():
-    fn()
-  for _ in range(args.repetitions):
-    for name, fn in runs.items():
-      times[name].append(timing.seconds(fn))
-  median = {name: statistics_lib.median(t) for name, t in times.items()}
+  median = median_seconds(runs, args.repetitions)
   print(
     f'{args.model}, {args.num_clients} clients of {args.num_images} images,'
     f' 1 epoch, {_NUM_LABELS} labels at the server'

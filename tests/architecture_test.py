@@ -41,6 +41,18 @@ _TENSORFLOW_FREE = (
 )
 _MAX_ALGORITHM_LINES = 120
 _MAX_PROGRAM_LINES = 8
+_MAX_FUNCTION_LINES = 80
+# Functions that are still longer: (file, function).
+_LONG_FUNCTIONS: set[tuple[str, str]] = {
+  ('tff_fssl/finalizers/server_step.py', 'build_server_step'),
+  ('tff_fssl/local/terms.py', 'mixmatch'),
+  ('tff_fssl/local/training.py', 'run'),
+  ('tff_fssl/models/evaluate.py', 'build_evaluate_fn'),
+  ('tff_fssl/rounds/composer.py', 'compose_fssl_process'),
+  ('tff_fssl/rounds/exchange.py', 'build_accept'),
+  ('tff_fssl/rounds/screen.py', 'build_screen'),
+  ('tff_fssl/rounds/statistics_phase.py', 'build_statistics_phase'),
+}
 
 
 @pytest.fixture(scope='module')
@@ -219,6 +231,38 @@ def test_programs_are_wiring_only(tree):
   for source in programs:
     assert _code_lines(source.text) <= _MAX_PROGRAM_LINES, source.path
     assert not [n for n in ast.walk(source.tree) if isinstance(n, logic)]
+
+
+def _long_functions(text, most):
+  """Names of functions whose signature, docstring and body exceed `most`."""
+  return [
+    node.name
+    for node in ast.walk(ast.parse(text))
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    and node.end_lineno - node.lineno + 1 > most
+  ]
+
+
+def test_lines_of_functions_include_signature_and_docstring():
+  text = (
+    '@a\ndef f(\n  x,\n):\n  """D.\n  """\n\n  return x\n\n'
+    'class C:\n  async def g(self):\n    def h():\n      pass\n    h()\n'
+  )
+  assert _long_functions(text, 6) == ['f']
+  assert _long_functions(text, 7) == []
+  assert sorted(_long_functions(text, 3)) == ['f', 'g']
+
+
+def test_functions_fit_on_a_page(tree):
+  places = ('tff_fssl/', 'programs/', 'benchmarks/', 'tools/')
+  found = {
+    (source.path, name)
+    for source in tree.sources.values()
+    if source.path.startswith(places)
+    for name in _long_functions(source.text, _MAX_FUNCTION_LINES)
+  }
+  # Equal, so that an exception goes as soon as it is not needed.
+  assert found == _LONG_FUNCTIONS
 
 
 def _public_functions(body):

@@ -119,6 +119,25 @@ def test_private_mean_is_noisy_and_ignores_weights(norm):
   assert list(first.measurements) == ['inner', 'epsilon', 'delta']
 
 
+def test_secure_mean_lowers_weights_to_what_its_sum_can_hold():
+  most = factory.MAX_EXAMPLES_WEIGHT
+  process = factory.build_aggregator(
+    aggregator_hparams.AggregatorHparams(aggregator='secure'), max_weight=most
+  ).create(_VALUE_TYPE, tff.TensorType(np.float32))
+  # Times its weight, an entry stays below the first bound on sums of updates.
+  updates = _UPDATES * np.float32(1e-5)
+  output = process.next(
+    process.initialize(),
+    [[row] for row in updates],
+    [np.float32(w * most) for w in (3, 0.5, 0)],
+  )
+  np.testing.assert_allclose(
+    output.result[0],
+    np.average(updates, axis=0, weights=[1, 0.5, 0]),
+    atol=1e-9,
+  )
+
+
 def test_private_mean_clips_and_has_the_noise_it_says():
   """Against the mean of clipped updates, over many entries."""
   size, norm, multiplier = 50_000, 0.5, 2.0

@@ -101,3 +101,23 @@ def test_formats():
   table = console.table({'a': 'x ' * 60, 'bcd': 'y', 'e': '/p' * 60})
   assert table.splitlines()[0].startswith('  a    x x')
   assert '/p' * 60 in table
+
+
+def test_the_summary_says_how_clients_with_own_models_differ():
+  row = {
+    'round': 9,
+    'test/accuracy': 0.5,
+    'test/loss': 1.0,
+    'validation/accuracy': 0.61,
+  }
+  assert console.summary_rows({'last': row}) == {
+    'last round': '9: test accuracy 50.0%, validation accuracy 61.0%'
+  }
+  row['test/accuracy_deviation'] = 0.123
+  row['test/accuracy_worst_decile'] = 0.2
+  rows = console.summary_rows({'last': row, 'best_validation': row})
+  assert rows == dict.fromkeys(
+    ('last round', 'best validation'),
+    '9: test accuracy 50.0% (mean over clients; deviation 12.3%, worst decile'
+    ' 20.0%), validation accuracy 61.0%',
+  )

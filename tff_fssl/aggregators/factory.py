@@ -13,6 +13,9 @@ from tff_fssl.aggregators import robust
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 _aggregators = tff.aggregators
 _Factory: TypeAlias = tff.aggregators.WeightedAggregationFactory
+# The largest weight of a client with `client_weighting=examples`, if a secure
+# sum of weights needs a bound: an honest client may process more examples.
+MAX_EXAMPLES_WEIGHT = 2.0**20 - 1
 _no_noise = _aggregators.PrivateQuantileEstimationProcess.no_noise
 
 
@@ -32,9 +35,9 @@ def build_aggregator(
 
   Args:
     hparams: The name of the aggregator and its hyper-parameters.
-    max_weight: The largest weight of a client: 1, or with
-      `client_weighting=examples` the most examples that it can process
-      (`secure`).
+    max_weight: The largest weight of a client, to which larger ones are lowered
+      (`secure`): 1, or with `client_weighting=examples` the most examples that
+      it can process, or `MAX_EXAMPLES_WEIGHT`.
     clients_per_round: The cohort's size (`dp`).
     population: The number of clients that cohorts are drawn from (`dp`).
 
@@ -128,20 +131,25 @@ def build_secure(
       factory,
       zeroed_count_sum_factory=_aggregators.SecureSumFactory(1, 0),
     )
-  return MinWeightFactory(factory, hparams.secure_min_weight)
+  return WeightRangeFactory(factory, hparams.secure_min_weight, max_weight)
 
 
-class MinWeightFactory(tff.aggregators.WeightedAggregationFactory):
-  """Raises weights above 0 to a minimum; a weight of 0 stays 0."""
+class WeightRangeFactory(tff.aggregators.WeightedAggregationFactory):
+  """Brings weights above 0 into a range; a weight of 0 stays 0.
+
+  A secure sum of weights would clip larger ones by itself, but the sum of
+  updates would still hold those updates times their larger weights.
+  """
 
   def __init__(
     self,
     inner: tff.aggregators.WeightedAggregationFactory,
     min_weight: float,
+    max_weight: float,
   ):
     """Initializes the factory, which aggregates with `inner`."""
     self._inner = inner
-    self._min_weight = min_weight
+    self._min_weight, self._max_weight = min_weight, max_weight
 
   def create(
     self, value_type: tff.Type, weight_type: tff.Type
@@ -150,9 +158,11 @@ class MinWeightFactory(tff.aggregators.WeightedAggregationFactory):
     inner = self._inner.create(value_type, weight_type)
 
     @tff.tensorflow.computation(weight_type)
-    def raise_weight(weight):
+    def limit(weight):
       least = tf.cast(self._min_weight, weight.dtype)
-      return tf.where(weight > 0, tf.maximum(weight, least), weight)
+      most = tf.cast(self._max_weight, weight.dtype)
+      limited = tf.minimum(tf.maximum(weight, least), most)
+      return tf.where(weight > 0, limited, weight)
 
     @tff.federated_computation(
       inner.initialize.type_signature.result,
@@ -160,6 +170,6 @@ class MinWeightFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
-      return inner.next(state, value, tff.federated_map(raise_weight, weight))
+      return inner.next(state, value, tff.federated_map(limit, weight))
 
     return tff.templates.AggregationProcess(inner.initialize, next_fn)

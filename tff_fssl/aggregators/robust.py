@@ -60,29 +60,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     @tff.tensorflow.computation(state_type, value_type, weight_type)
     def bound(state, value, weight):
-      weighs = weight > 0
-      norm = tf.linalg.global_norm(tf.nest.flatten(value))
-      seen = tf.stack([norm, tf.cast(weight, tf.float32)])[tf.newaxis]
-      seen = seen[: tf.cast(weighs, tf.int32)]  # One row, or none.
-      limit, most = state['median_norm'], state['median_weight']
-      weight = tf.minimum(weight, tf.cast(most, weight.dtype))
-      counts = collections.OrderedDict(
-        num_clipped=tf.constant(0), num_left_out=tf.constant(0)
-      )
-      if self._zeroing_multiple:
-        known = tf.math.is_finite(most)
-        out = tf.logical_and(known, norm > self._zeroing_multiple * limit)
-        weight = tf.where(out, tf.zeros_like(weight), weight)
-        counts['num_left_out'] = tf.cast(tf.logical_and(out, weighs), tf.int32)
-      if self._clipping:
-        scale = tf.where(norm > limit, limit / norm, 1.0)
-        value = tf.nest.map_structure(
-          lambda t: t * tf.cast(scale, t.dtype), value
-        )
-        counts['num_clipped'] = tf.cast(
-          tf.logical_and(norm > limit, weighs), tf.int32
-        )
-      return value, weight, seen, counts
+      return self._bound(state, value, weight)
 
     @tff.tensorflow.computation(
       state_type, tff.TensorType(np.float32, [None, 2])
@@ -120,6 +98,42 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
       )
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
+
+  def _bound(self, state, value, weight):
+    """Bounds a client's update and weight.
+
+    Args:
+      state: The limits: `median_norm`, `median_weight`.
+      value: The update.
+      weight: Its weight.
+
+    Returns:
+      (update, weight, norm and weight as float32 [1, 2], or [0, 2] for a client
+      that weighs nothing; how many updates were clipped or left out: 0 or 1).
+    """
+    weighs = weight > 0
+    norm = tf.linalg.global_norm(tf.nest.flatten(value))
+    seen = tf.stack([norm, tf.cast(weight, tf.float32)])[tf.newaxis]
+    seen = seen[: tf.cast(weighs, tf.int32)]  # One row, or none.
+    limit, most = state['median_norm'], state['median_weight']
+    weight = tf.minimum(weight, tf.cast(most, weight.dtype))
+    counts = collections.OrderedDict(
+      num_clipped=tf.constant(0), num_left_out=tf.constant(0)
+    )
+    if self._zeroing_multiple:
+      known = tf.math.is_finite(most)
+      out = tf.logical_and(known, norm > self._zeroing_multiple * limit)
+      weight = tf.where(out, tf.zeros_like(weight), weight)
+      counts['num_left_out'] = tf.cast(tf.logical_and(out, weighs), tf.int32)
+    if self._clipping:
+      scale = tf.where(norm > limit, limit / norm, 1.0)
+      value = tf.nest.map_structure(
+        lambda t: t * tf.cast(scale, t.dtype), value
+      )
+      counts['num_clipped'] = tf.cast(
+        tf.logical_and(norm > limit, weighs), tf.int32
+      )
+    return value, weight, seen, counts
 
 
 def lower_median(rows: tf.Tensor) -> tf.Tensor:

@@ -16,10 +16,9 @@ import numpy as np
 from tff_fssl import durable
 from tff_fssl.data import names
 from tff_fssl.data import partition_settings
+from tff_fssl.data import partition_splits
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
-
-MAX_DRAWS = 1_000
 
 _FORMAT = 'tff_fssl.partition'
 _VERSION = 1
@@ -149,7 +148,7 @@ def build_partition(
       over clients is drawn; p = 0 for clients that already hold rest / clients
       or more; the class is cut at floor(cumsum(p) * size). The draw of all
       classes is repeated until every client holds `min_client_examples`, at
-      most `MAX_DRAWS` times.
+      most `partition_splits.MAX_DRAWS` times.
   4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
       labels draws `num_labels` of its examples.
   5.  `full_labels`: all examples of a client that holds labels are labelled
@@ -179,27 +178,10 @@ def build_partition(
     0 if settings.labels_own else num_labels // num_classes,
   )
   hidden, validation = _split_validation(hidden, settings.num_validation, seed)
-  num_hidden = sum(len(c) for c in hidden)
   all_have_labels = len(holders) == num_clients and not settings.labels_own
-  if num_hidden < num_clients and not (all_have_labels and num_labels):
-    raise UsageError(
-      f'--num_clients={num_clients}: only {num_hidden} training examples are'
-      ' left for the clients; set it to at most that, or lower --num_labels'
-      ' or --num_validation'
-    )
-
-  rng = seeds.generator(seed, seeds.Purpose.PARTITION)
-  if settings.split == names.IID:
-    unlabeled = _split_iid(hidden, num_clients, rng)
-  else:
-    unlabeled = _split_dirichlet(
-      hidden,
-      num_clients,
-      settings.alpha,
-      settings.min_client_examples,
-      rng,
-    )
-  unlabeled = [_indices(np.sort(a)) for a in unlabeled]
+  unlabeled = _split_rest(
+    hidden, settings, may_be_empty=bool(all_have_labels and num_labels)
+  )
   client_labeled = [_indices([]) for _ in range(num_clients)]
   if not at_server:
     for client, held in zip(holders, labeled, strict=True):
@@ -211,18 +193,59 @@ def build_partition(
       held = np.concatenate([client_labeled[client], unlabeled[client]])
       client_labeled[client] = np.sort(held)
       unlabeled[client] = _indices([])
-  counts = [
-    np.bincount(labels[np.concatenate(held)], minlength=num_classes)
-    for held in zip(client_labeled, unlabeled)
-  ]
   return Partition(
     server_labeled=labeled[0] if at_server else _indices([]),
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
-    class_counts=np.array(counts, np.int64),
+    class_counts=_class_counts(labels, client_labeled, unlabeled, num_classes),
     settings=_recorded(settings, len(labels)),
   )
+
+
+def _split_rest(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  *,
+  may_be_empty: bool,
+) -> list[np.ndarray]:
+  """Splits what is not labelled, per class, over the clients.
+
+  Args:
+    hidden: The examples of each class.
+    settings: How to split.
+    may_be_empty: Whether clients may get nothing, since all have labels.
+
+  Returns:
+    The examples of each client, ascending.
+
+  Raises:
+    UsageError: If there are too few; names the flags.
+  """
+  num_clients = settings.num_clients
+  num_hidden = sum(len(c) for c in hidden)
+  if num_hidden < num_clients and not may_be_empty:
+    raise UsageError(
+      f'--num_clients={num_clients}: only {num_hidden} training examples are'
+      ' left for the clients; set it to at most that, or lower --num_labels'
+      ' or --num_validation'
+    )
+  split = partition_splits.split(hidden, settings)
+  return [_indices(np.sort(a)) for a in split]
+
+
+def _class_counts(
+  labels: np.ndarray,
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+  num_classes: int,
+) -> np.ndarray:
+  """int64 [clients, classes]: how many examples of a class a client holds."""
+  counts = [
+    np.bincount(labels[np.concatenate(held)], minlength=num_classes)
+    for held in zip(labeled, unlabeled)
+  ]
+  return np.array(counts, np.int64)
 
 
 def _labeled_clients(
@@ -353,93 +376,3 @@ def _split_validation(
   kept = [m[: len(m) - q] for m, q in zip(hidden, quotas)]
   taken = [m[len(m) - q :] for m, q in zip(hidden, quotas)]
   return kept, _indices(np.sort(np.concatenate(taken)))
-
-
-def _split_iid(
-  hidden: list[np.ndarray], num_clients: int, rng: np.random.Generator
-) -> list[np.ndarray]:
-  pool = rng.permutation(np.concatenate(hidden))
-  size = len(pool) // num_clients
-  return list(pool[: size * num_clients].reshape(num_clients, size))
-
-
-def _split_dirichlet(
-  hidden: list[np.ndarray],
-  num_clients: int,
-  alpha: float,
-  min_client_examples: int,
-  rng: np.random.Generator,
-) -> list[np.ndarray]:
-  """Draws until every client has enough examples, at most `MAX_DRAWS` times."""
-  total = sum(len(members) for members in hidden)
-  if num_clients * min_client_examples > total:
-    raise UsageError(
-      f'--min_client_examples={min_client_examples}: {num_clients} clients'
-      f' would need {num_clients * min_client_examples} examples, but {total}'
-      f' are left for them; set it to at most {total // num_clients}, or lower'
-      ' --num_clients'
-    )
-  best = 0
-  for _ in range(MAX_DRAWS):
-    cuts = _draw_dirichlet(hidden, num_clients, alpha, total, rng)
-    if cuts is None:
-      continue
-    sizes = sum(
-      np.diff(of_class, prepend=0, append=len(members))
-      for members, of_class in zip(hidden, cuts)
-    )
-    smallest = int(np.min(sizes))
-    if smallest >= min_client_examples:
-      return _cut(hidden, cuts)
-    best = max(best, smallest)
-  raise UsageError(
-    f'--split=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
-    f' {MAX_DRAWS} draws gave no split in which every client has'
-    f' --min_client_examples={min_client_examples} of the {total} examples; the'
-    f' best had {best}. Set --min_client_examples={best} or less, raise'
-    ' --alpha, or lower --num_clients'
-  )
-
-
-def _draw_dirichlet(
-  hidden: list[np.ndarray],
-  num_clients: int,
-  alpha: float,
-  total: int,
-  rng: np.random.Generator,
-) -> list[np.ndarray] | None:
-  """Draws once where to cut each class.
-
-  Args:
-    hidden: The examples of each class.
-    num_clients: The number of clients.
-    alpha: Parameter of the Dirichlet distribution.
-    total: The number of all examples.
-    rng: The random generator.
-
-  Returns:
-    Per class, int64 [num_clients - 1]; None if a draw gave all examples of a
-    class to clients that are full.
-  """
-  all_cuts = []
-  sizes = np.zeros(num_clients, np.int64)
-  for members in hidden:
-    proportions = rng.dirichlet(np.full(num_clients, alpha))
-    proportions[sizes >= total / num_clients] = 0
-    mass = proportions.sum()
-    # A very small alpha gives everything to one client (or underflows).
-    if not mass > 0:
-      return None
-    ends = np.cumsum(proportions / mass) * len(members)
-    cuts = np.minimum(ends[:-1].astype(np.int64), len(members))
-    all_cuts.append(cuts)
-    sizes += np.diff(cuts, prepend=0, append=len(members))
-  return all_cuts
-
-
-def _cut(
-  hidden: list[np.ndarray], all_cuts: list[np.ndarray]
-) -> list[np.ndarray]:
-  """The examples of each client, class by class."""
-  pieces = [np.split(members, cuts) for members, cuts in zip(hidden, all_cuts)]
-  return [np.concatenate(of_client) for of_client in zip(*pieces)]

@@ -2,6 +2,7 @@
 
 import io
 import os
+from typing import Any
 
 import numpy as np
 
@@ -48,14 +49,11 @@ def plot(
   """
   # pyplot is not used, since it would choose a GUI for the whole process.
   # pylint: disable=import-outside-toplevel
-  from matplotlib import colors
   from matplotlib import figure
   from matplotlib.backends import backend_agg
 
-  counts = partition.class_counts
-  num_clients, num_classes = counts.shape
+  num_clients, num_classes = partition.class_counts.shape
   in_row = -(-num_clients // _MAX_ROWS)
-  rows = counts if in_row == 1 else _means(counts, in_row)
   height = float(np.clip(2.2 + 0.13 * num_clients, 3.6, 16))
   width = float(np.clip(4.5 + 0.25 * num_classes, 7, 13))
   canvas = figure.Figure(figsize=(width, height), layout='constrained')
@@ -63,9 +61,24 @@ def plot(
   heat, sizes = canvas.subplots(
     1, 2, sharey=True, gridspec_kw={'width_ratios': [3, 1]}
   )
+  image = _draw_counts(heat, partition.class_counts, in_row)
+  canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
+  _draw_sizes(sizes, partition, in_row)
+  canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
+  canvas.suptitle(_title(partition), fontsize=10)
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(os.fspath(path), [content.getvalue()])
 
+
+def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:
+  """Draws the heat map, each row the mean of `in_row` clients; returns it."""
+  from matplotlib import colors  # pylint: disable=import-outside-toplevel
+
+  num_clients, num_classes = counts.shape
+  rows = counts if in_row == 1 else _means(counts, in_row)
   # Counts of a Dirichlet split span orders of magnitude: color by their root.
-  image = heat.imshow(
+  image = axes.imshow(
     rows,
     extent=(-0.5, num_classes - 0.5, len(rows) * in_row - 0.5, -0.5),
     aspect='auto',
@@ -74,33 +87,45 @@ def plot(
     norm=colors.PowerNorm(0.5, vmin=0, vmax=max(1, rows.max())),
   )
   means = f' (each row the mean of {in_row})' if in_row > 1 else ''
-  heat.set(xlabel='class', ylabel=f'client{means}')
-  heat.set_xticks(_ticks(num_classes))
-  heat.set_yticks(_ticks(num_clients))
-  canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
+  axes.set(xlabel='class', ylabel=f'client{means}')
+  axes.set_xticks(_ticks(num_classes))
+  axes.set_yticks(_ticks(num_clients))
   if num_clients <= 20 and num_classes <= 20:
     dark = counts.max() / 3
     for (client, class_), count in np.ndenumerate(counts):
-      text_color = 'black' if count > dark else 'white'
-      heat.text(
+      axes.text(
         class_,
         client,
         count,
         ha='center',
         va='center',
         size=7,
-        color=text_color,
+        color='black' if count > dark else 'white',
       )
+  return image
 
+
+def _held(partition: partition_lib.Partition) -> tuple[np.ndarray, np.ndarray]:
+  """How many labelled and unlabelled examples each client holds."""
+  return (
+    np.array([len(a) for a in partition.client_labeled]),
+    np.array([len(a) for a in partition.client_unlabeled]),
+  )
+
+
+def _draw_sizes(
+  axes: Any, partition: partition_lib.Partition, in_row: int
+) -> None:
+  """Draws how many examples clients hold."""
+  labeled, unlabeled = _held(partition)
   # `stairs` makes one object for all clients, where bars would be one each.
-  edges = np.arange(len(rows) + 1) * in_row - 0.5
-  labeled = np.array([len(a) for a in partition.client_labeled])
-  unlabeled = np.array([len(a) for a in partition.client_unlabeled])
+  num_rows = -(-len(labeled) // in_row)
+  edges = np.arange(num_rows + 1) * in_row - 0.5
   for start, stop, bar_color, kind in (
     (0 * labeled, labeled, 'tab:orange', 'labelled'),
     (labeled, labeled + unlabeled, 'tab:blue', 'unlabelled'),
   ):
-    sizes.stairs(
+    axes.stairs(
       _means(stop, in_row),
       edges,
       baseline=_means(start, in_row),
@@ -109,22 +134,21 @@ def plot(
       color=bar_color,
       label=kind,
     )
-  sizes.set(xlabel='examples')
-  sizes.set_xlim(0)
-  sizes.set_ylim(num_clients - 0.5, -0.5)
-  canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
+  axes.set(xlabel='examples')
+  axes.set_xlim(0)
+  axes.set_ylim(len(labeled) - 0.5, -0.5)
 
+
+def _title(partition: partition_lib.Partition) -> str:
+  """The split in two lines."""
   settings = partition.settings
   split = settings['split']
   if split == names.DIRICHLET:
     split += f'({settings["alpha"]:g})'
-  canvas.suptitle(
-    f'{split}, {num_clients} clients, each with {_range(labeled)} labelled and'
-    f' {_range(unlabeled)} unlabelled examples\n'
+  labeled, unlabeled = _held(partition)
+  return (
+    f'{split}, {partition.num_clients} clients, each with {_range(labeled)}'
+    f' labelled and {_range(unlabeled)} unlabelled examples\n'
     f'{len(partition.server_labeled)} labelled at the server,'
-    f' {len(partition.validation)} for validation, seed {settings["seed"]}',
-    fontsize=10,
+    f' {len(partition.validation)} for validation, seed {settings["seed"]}'
   )
-  content = io.BytesIO()
-  canvas.savefig(content, dpi=110, format='png')
-  durable.write_file(os.fspath(path), [content.getvalue()])

@@ -232,6 +232,20 @@ def summary_rows(
 def _accuracies(row: Mapping[str, Any]) -> list[str]:
   return [
     f'{name.removesuffix("/accuracy")} accuracy {format_percent(value)}'
+    + _spread(row, name)
     for name, value in row.items()
     if name.endswith('/accuracy')
   ]
+
+
+def _spread(row: Mapping[str, Any], name: str) -> str:
+  """How an accuracy varies over clients, if each has its own model."""
+  deviation, worst = (
+    row.get(f'{name}_{figure}') for figure in ('deviation', 'worst_decile')
+  )
+  if deviation is None or worst is None:
+    return ''
+  return (
+    f' (mean over clients; deviation {format_percent(deviation)}, worst decile'
+    f' {format_percent(worst)})'
+  )

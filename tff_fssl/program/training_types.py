@@ -1,6 +1,7 @@
 """What training and its observers exchange. TensorFlow-free."""
 
 from collections.abc import Mapping, Sequence
+import contextlib
 import dataclasses
 from typing import Any, Protocol
 
@@ -64,6 +65,79 @@ class Reporter(Protocol):
 
   def end(self) -> None:
     """Training has ended, successfully or not."""
+
+
+class Hooks:
+  """What takes part in training from outside. By default, nothing does.
+
+  To take part, override methods of a subclass and give an instance of it to
+  `training.train(..., hooks=)`. In a run the methods are called in this order:
+
+      begin
+      for each round:
+        around_round, entered
+          left_out_clients, seconds
+        around_round, left
+        explain_non_finite, if clients were not finite
+        round_done
+      end
+
+  When `around_round` is left, the round has been computed, evaluated if that
+  was due, and its metrics released. When `round_done` is called, its state has
+  been saved, if that was due.
+
+  An exception in a hook ends training: `around_round` is left, `end` is called,
+  and `train` raises the exception. The last saved state stays valid, and the
+  same command continues from it. Rounds after it are repeated: their rows are
+  replaced, and their hooks are called again. Hooks see the values that training
+  works with, and must not change them.
+  """
+
+  def begin(self, done: int, settings: Settings) -> None:
+    """Training begins, or continues, after round `done`."""
+
+  def around_round(
+    self, round_num: int
+  ) -> contextlib.AbstractContextManager[Any]:
+    """A context manager around a round, its evaluation and its metrics."""
+    del round_num
+    return contextlib.nullcontext()
+
+  def left_out_clients(self, round_num: int) -> Sequence[tuple[int, str]]:
+    """(client, reason) of each client whose data could not be used."""
+    del round_num
+    return ()
+
+  def seconds(self) -> Mapping[str, float]:
+    """Where the last round's seconds went: columns `seconds/...`, by name."""
+    return {}
+
+  def explain_non_finite(
+    self, state: Any, round_num: int, num_clients: int
+  ) -> Sequence[str]:
+    """Says why clients were not finite; called in another thread.
+
+    Args:
+      state: The process's state before the round.
+      round_num: The number of the round.
+      num_clients: How many clients were not finite in it.
+
+    Returns:
+      Lines of text.
+    """
+    del state, round_num, num_clients
+    return ()
+
+  def round_done(self, state: Any, report: RoundReport) -> None:
+    """A round is finished.
+
+    Args:
+      state: The process's state after the round.
+      report: The round's figures.
+    """
+
+  def end(self) -> None:
+    """Training has ended, successfully or not, after `begin` was called."""
 
 
 class StopRequest:

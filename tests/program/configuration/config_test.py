@@ -301,6 +301,29 @@ def test_a_flagfile_may_set_flags_without_effect(tmp_path):
     _config(f'--flagfile={path}')
 
 
+@pytest.mark.parametrize('name', ['robust', 'dp', 'mean'])
+def test_an_aggregator_in_a_flagfile_is_refused_if_nothing_is_aggregated(
+  tmp_path, name
+):
+  path = tmp_path / 'a.flags'
+  path.write_text(f'--aggregator={name}\n')
+  alone = ['--algorithm=local_fixmatch', _CLIENTS, '--num_labels=10']
+  with pytest.raises(UsageError) as error:
+    _config(f'--flagfile={path}', *alone)
+  assert str(error.value) == (
+    f'--aggregator (in {path}): has no effect with --algorithm=local_fixmatch,'
+    ' whose clients train alone; leave it out'
+  )
+  with pytest.raises(UsageError, match='--aggregator: has no effect'):
+    _config(f'--aggregator={name}', *alone)
+  # Other flags of a common model are left alone, as are other algorithms.
+  path.write_text('--server_optimizer=adam\n--aggregator_clipping=false\n')
+  assert 'aggregator' not in _config(f'--flagfile={path}', *alone).flags()
+  path.write_text(f'--aggregator={name}\n')
+  kept = _config(f'--flagfile={path}', '--algorithm=fixmatch', '--norm=gn')
+  assert kept.aggregator.aggregator == name
+
+
 @pytest.mark.parametrize(
   'changed, word',
   [

@@ -65,15 +65,15 @@ def test_the_one_client_that_is_not_finite_is_named(tmp_path, context):
   train = output.metrics['client_work']['train']
   assert train['num_clients'] == 3
   assert train['num_non_finite_clients'] == 1
-  assert experiment.explain_fn(state, with_it, 1) == [
+  assert experiment.explain_non_finite(state, with_it, 1) == [
     f'client {_BAD_CLIENT}: not finite: first at local step 1, loss_labeled'
   ]
   # One more was counted than is found again.
-  assert experiment.explain_fn(state, with_it, 2)[1:] == [
+  assert experiment.explain_non_finite(state, with_it, 2)[1:] == [
     '1 of 2 clients that were not finite are finite when repeated'
   ]
   without = next(r for r, ids in cohorts.items() if _BAD_CLIENT not in ids)
-  assert experiment.explain_fn(state, without, 0) == []
+  assert experiment.explain_non_finite(state, without, 0) == []
 
 
 def _compute(*flags, model_fn=_fragile_model):

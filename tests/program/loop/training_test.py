@@ -1,3 +1,4 @@
+import contextlib
 import csv
 import os
 import signal
@@ -158,10 +159,11 @@ def test_one_bad_round_among_good_ones_does_not_stop(tmp_path):
 def test_who_was_not_finite_is_said_and_kept(tmp_path):
   asked = []
 
-  def explain(state, round_num, num_failed):
-    # Of the state before the round.
-    asked.append((int(state.client_work), round_num, num_failed))
-    return ['client 7: not finite', 'client 9: not finite']
+  class Explain(training.Hooks):
+    def explain_non_finite(self, state, round_num, num_clients):
+      # Of the state before the round.
+      asked.append((int(state.client_work), round_num, num_clients))
+      return ['client 7: not finite', 'client 9: not finite']
 
   def run(name, last, process=None):
     reporter = fakes.Reporter()
@@ -169,7 +171,7 @@ def test_who_was_not_finite_is_said_and_kept(tmp_path):
       tmp_path / name,
       process or fakes.FakeProcess(bad_rounds=[1, 3, 4]),
       reporter,
-      options={'explain_fn': explain},
+      options={'hooks': Explain()},
       total_rounds=last,
       max_bad_rounds=9,
     )
@@ -271,10 +273,20 @@ def test_the_summary_selects_on_validation_only(tmp_path):
   assert summary.best_round([{'round': '1', 'test/accuracy': '1'}]) is None
 
 
+class _LeftOut(training.Hooks):
+  """Hooks that name clients as left out, by round."""
+
+  def __init__(self, failures):
+    self._failures = failures
+
+  def left_out_clients(self, round_num):
+    return self._failures.get(round_num, [])
+
+
 def test_clients_whose_data_cannot_be_used_are_named(tmp_path):
   reporter = fakes.Reporter()
   failures = {2: [(3, 'OSError: gone'), (4, 'no')]}
-  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  options = {'hooks': _LeftOut(failures)}
   fakes.run(tmp_path / 'run', reporter=reporter, options=options)
   assert reporter.messages == [
     'round 2: client 3 is left out: OSError: gone',
@@ -285,7 +297,7 @@ def test_clients_whose_data_cannot_be_used_are_named(tmp_path):
 
 def test_strict_clients_stop_before_the_round_is_released(tmp_path):
   failures = {2: [(3, 'OSError: gone')]}
-  options = {'failures_fn': lambda round_num: failures.get(round_num, [])}
+  options = {'hooks': _LeftOut(failures)}
   with pytest.raises(
     UsageError, match='round 2: client 3 .*gone.*--strict_clients'
   ):
@@ -346,3 +358,158 @@ def test_a_row_that_the_run_cannot_have_written_is_not_cut(table, tmp_path):
   with pytest.raises(UsageError, match='cannot have written .round 40'):
     fakes.run(tmp_path / 'run', total_rounds=5)
   assert path.read_bytes() == b'\n'.join(lines)
+
+
+class _Recorder(training.Hooks):
+  """Remembers what it is told, with the states; may fail at one call."""
+
+  def __init__(self, fails_at=None):
+    self.calls, self.states = [], {}
+    self._fails_at = fails_at
+
+  def _note(self, *call):
+    self.calls.append(call)
+    if call == self._fails_at:
+      raise LookupError(*call)
+
+  def begin(self, done, settings):
+    self._note('begin', done, settings.total_rounds)
+
+  @contextlib.contextmanager
+  def around_round(self, round_num):
+    self._note('enter', round_num)
+    try:
+      yield
+    finally:
+      self._note('leave', round_num)
+
+  def left_out_clients(self, round_num):
+    self._note('left_out_clients', round_num)
+    return []
+
+  def seconds(self):
+    self._note('seconds')
+    return {'device': 1.5}
+
+  def explain_non_finite(self, state, round_num, num_clients):
+    del state
+    self._note('explain_non_finite', round_num, num_clients)
+    return ['the reason']
+
+  def round_done(self, state, report):
+    self.states[report.round_num] = int(state.client_work)
+    self._note('round_done', report.round_num, bool(report.evaluation))
+
+  def end(self):
+    self._note('end')
+
+
+def _calls_of_round(round_num, *, bad=False, evaluated=False):
+  return [
+    ('enter', round_num),
+    ('left_out_clients', round_num),
+    ('seconds',),
+    ('leave', round_num),
+    *([('explain_non_finite', round_num, 2)] if bad else []),
+    ('round_done', round_num, evaluated),
+  ]
+
+
+def test_hooks_are_called_in_order(tmp_path):
+  hooks = _Recorder()
+  process = fakes.FakeProcess(bad_rounds=[1])
+  fakes.run(tmp_path / 'run', process, options={'hooks': hooks}, total_rounds=2)
+  assert hooks.calls == [
+    ('begin', -1, 2),
+    *_calls_of_round(0, evaluated=True),
+    *_calls_of_round(1, bad=True),
+    *_calls_of_round(2, evaluated=True),
+    ('end',),
+  ]
+  assert hooks.states == {0: 0, 1: 1, 2: 2}  # After the round.
+  timing = _rows(tmp_path / 'run', 'timing.csv')
+  assert [row['seconds/device'] for row in timing] == ['1.5'] * 3
+  # They change no result.
+  fakes.run(
+    tmp_path / 'other', fakes.FakeProcess(bad_rounds=[1]), total_rounds=2
+  )
+  assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')
+
+
+def test_a_resumed_run_begins_after_its_saved_round(tmp_path):
+  fakes.run(tmp_path / 'run', total_rounds=2)
+  hooks = _Recorder()
+  fakes.run(tmp_path / 'run', options={'hooks': hooks}, total_rounds=3)
+  assert hooks.calls == [
+    ('begin', 2, 3),
+    *_calls_of_round(3, evaluated=True),
+    ('end',),
+  ]
+
+
+def test_hooks_find_what_is_written(tmp_path):
+  """The rows when `around_round` is left, the state at `round_done`."""
+  found = []
+
+  class Look(training.Hooks):
+    @contextlib.contextmanager
+    def around_round(self, round_num):
+      yield
+      rows = _rows(tmp_path / 'run', 'train.csv')
+      found.append(('rows', round_num, len(rows)))
+
+    def round_done(self, state, report):
+      del state
+      versions = checkpoint.versions(str(tmp_path / 'run' / 'checkpoints'))
+      found.append(('saved', report.round_num, versions[-1]))
+
+  fakes.run(tmp_path / 'run', options={'hooks': Look()}, total_rounds=1)
+  assert found == [
+    ('rows', 0, 1),
+    ('saved', 0, 0),
+    ('rows', 1, 2),
+    ('saved', 1, 1),
+  ]
+
+
+@pytest.mark.parametrize(
+  'call, saved',
+  [
+    (('begin', -1, 3), []),
+    (('enter', 1), [0]),
+    (('left_out_clients', 1), [0]),
+    (('leave', 1), [0]),
+    (('explain_non_finite', 1, 2), [0]),
+    (('round_done', 1, False), [0, 1]),
+    (('end',), [2, 3]),
+  ],
+)
+def test_an_exception_in_a_hook_ends_the_run_which_can_be_continued(
+  tmp_path, call, saved
+):
+  process = lambda: fakes.FakeProcess(bad_rounds=[1])
+  hooks, ended = _Recorder(fails_at=call), []
+  reporter = fakes.Reporter()
+  reporter.end = lambda: ended.append(True)
+  with pytest.raises(LookupError) as error:
+    fakes.run(
+      tmp_path / 'run',
+      process(),
+      reporter,
+      options={'hooks': hooks},
+      total_rounds=3,
+    )
+  assert error.value.args == call
+  assert hooks.calls[-1] == ('end',) and ended == [True]
+  entered = [c for c in hooks.calls if c[0] == 'enter' and c != call]
+  assert len([c for c in hooks.calls if c[0] == 'leave']) == len(entered)
+  checkpoints = str(tmp_path / 'run' / 'checkpoints')
+  # Nothing else is there: no half-written state.
+  assert sorted(os.listdir(checkpoints)) == [
+    f'round_{version}.ckpt' for version in saved
+  ]
+  for version in saved:
+    checkpoint.read(checkpoint.path_of(checkpoints, version))
+  fakes.run(tmp_path / 'run', process(), total_rounds=3)
+  fakes.run(tmp_path / 'other', process(), total_rounds=3)
+  assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')

@@ -11,8 +11,20 @@ from tff_fssl.program.storage import output_tree
 _TRAIN = 'client_work/train'
 
 
-def _run(folder, algorithm, seed, accuracies, validation=(), every=2):
-  """A run with a test accuracy every second round."""
+def _run(
+  folder, algorithm, seed, accuracies, validation=(), every=2, **of_clients
+):
+  """A run with a test accuracy every second round.
+
+  Args:
+    folder: The run's.
+    algorithm: Its algorithm.
+    seed: Its seed.
+    accuracies: Of the evaluated rounds.
+    validation: The validation accuracies, if any.
+    every: How often it is evaluated.
+    **of_clients: Further columns about the test accuracies of clients.
+  """
   tree = output_tree.OutputTree(str(folder))
   (folder / 'metrics').mkdir(parents=True)
   with open(tree.flags_file, 'w') as file:
@@ -29,6 +41,7 @@ def _run(folder, algorithm, seed, accuracies, validation=(), every=2):
     train.append(r, row)
     if r % every == 0:
       row = {'test/accuracy': accuracies[r // every - 1]}
+      row |= {f'test/accuracy_{k}': v for k, v in of_clients.items()}
       if validation:
         row['validation/accuracy'] = validation[r // every - 1]
       evaluation.append(r, row)
@@ -92,6 +105,35 @@ def test_the_best_validation_round_is_the_first_within_the_budget(
   )
   _, out, _ = _compare(capsys, run, '--last_round=6')
   assert _cells(out, 'fl2')[0][1:3] == ['30.0', '20.0']
+
+
+def test_clients_with_own_models_have_a_spread(tmp_path, capsys):
+  alone = [
+    _run(
+      tmp_path / f'a{seed}',
+      'local_uda',
+      seed,
+      [0.5],
+      deviation=0.1 + 0.02 * seed,
+      worst_decile=0.25,
+    )
+    for seed in range(2)
+  ]
+  common = _run(tmp_path / 'b', 'uda', 0, [0.7])
+  _, out, _ = _compare(capsys, *alone, common)
+  header = [cell.strip() for cell in out.splitlines()[2].split('|')]
+  assert header[3:6] == [
+    'test, last round, %',
+    'deviation over clients, %',
+    'worst decile of clients, %',
+  ]
+  assert _cells(out, 'local_uda')[0][1:4] == [
+    '50.0 ± 0.0',
+    '11.0 ± 1.4',
+    '25.0 ± 0.0',
+  ]
+  assert _cells(out, 'uda')[0][1:4] == ['70.0', '', '']
+  assert 'clients, %' not in _compare(capsys, common)[1]
 
 
 def test_what_cannot_be_compared(tmp_path, capsys):

@@ -1,9 +1,8 @@
 """`programs/train.py`: trains as the flags say, or continues a run."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 import contextlib
-import dataclasses
 import os
 from typing import Any
 
@@ -87,8 +86,6 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.loop import export
-  from tff_fssl.program.loop import training
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
@@ -120,59 +117,75 @@ def _train(
     _record_partition(task, tree)
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
-    stop = training_types.StopRequest()
-    outputs = _outputs(task, tree, view)
-    logic = training.train(
-      experiment.process,
-      experiment.data_source,
-      _settings(config),
-      outputs,
-      evaluate_fn=experiment.evaluate_fn,
-      reporter=view,
-      stop=stop,
-      timing_fn=lambda: _timing(context),
-      initial_model=weights and experiment.start(weights),
-      around_round=_profiler(config, tree, view).round,
-      explain_fn=experiment.explain_fn if config.run.debug_non_finite else None,
-      failures_fn=experiment.failed_clients.take,
-    )
-    try:
-      result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
-    except asyncio.CancelledError:
-      view.say(f'Stopped at once. {_how_to_resume(tree)}')
-      return interrupts.exit_code(stop.signal)
-    except training.TrainingStoppedError as error:
-      main_lib.complain(str(error))
-      return main_lib.NOT_FINITE
-    except runtime.WorkerError as error:
-      main_lib.complain(f'{error} {_how_to_resume(tree)}')
-      return main_lib.FAILED
-    if result.stopped_by is not None:
-      view.say(f'Stopped and saved. {_how_to_resume(tree)}')
-      return interrupts.exit_code(result.stopped_by)
-    if not config.trains_alone:  # Else there is no common model.
-      export.export_model(
-        task,
-        result.state.process.global_model_weights,
-        tree.model,
-        result.round_num,
-      )
-      _export_best(task, outputs.best_round(), tree, view)
-  _close(view, tree)
+    initial_model = weights and experiment.start(weights)
+    code = _run_rounds(experiment, context, tree, view, initial_model)
+  if code == main_lib.DONE:
+    _close(view, tree)
+  return code
+
+
+def _run_rounds(
+  experiment: Any,
+  context: Any,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  initial_model: Any,
+) -> int:
+  """Runs the rounds that are left and exports the model; the exit code."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl import runtime
+  from tff_fssl.program.loop import experiment as experiment_lib
+  from tff_fssl.program.loop import training
+
+  task, config = experiment.task, experiment.task.config
+  stop = training_types.StopRequest()
+  outputs = _outputs(task, tree, view)
+  profiler = _profiler(config, tree, view)
+  logic = training.train(
+    experiment.process,
+    experiment.data_source,
+    _settings(config),
+    outputs,
+    evaluate_fn=experiment.evaluate_fn,
+    reporter=view,
+    stop=stop,
+    initial_model=initial_model,
+    hooks=experiment_lib.ExperimentHooks(experiment, context, profiler),
+  )
+  try:
+    result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+  except asyncio.CancelledError:
+    view.say(f'Stopped at once. {_how_to_resume(tree)}')
+    return interrupts.exit_code(stop.signal)
+  except training.TrainingStoppedError as error:
+    main_lib.complain(str(error))
+    return main_lib.NOT_FINITE
+  except runtime.WorkerError as error:
+    main_lib.complain(f'{error} {_how_to_resume(tree)}')
+    return main_lib.FAILED
+  if result.stopped_by is not None:
+    view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+    return interrupts.exit_code(result.stopped_by)
+  if not config.trains_alone:  # Else there is no common model.
+    model = result.state.process.global_model_weights
+    _export(task, model, result.round_num, outputs.best_round(), tree, view)
   return main_lib.DONE
 
 
-def _export_best(
+def _export(
   task: Any,
+  model: Any,
+  round_num: int,
   best: int | None,
   tree: output_tree.OutputTree,
   view: console.Console,
 ) -> None:
-  """Exports the model of the round with the best validation accuracy."""
-  if best is None:
-    return
+  """Exports the model of the last round, and that of the round `best`."""
   from tff_fssl.program.loop import export  # pylint: disable=import-outside-toplevel
 
+  export.export_model(task, model, tree.model, round_num)
+  if best is None:
+    return
   path = checkpoint.path_of(tree.checkpoints, best)
   try:
     leaves = checkpoint.read_own(path, _owner(task))
@@ -349,21 +362,12 @@ def _range(numbers: Sequence[int]) -> str:
   return f'{low}' if low == high else f'{low} to {high}'
 
 
-def _timing(context: Any) -> Mapping[str, float]:
-  """Where the last invocation's seconds went, if the runtime reports it."""
-  timing = getattr(context, 'timing', None)
-  return {} if timing is None else dataclasses.asdict(timing)
-
-
 def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
   """Writes and shows the results."""
   results = summary.write(tree)
   has_best = os.path.isdir(tree.model_best)
   has_model = os.path.isdir(tree.model)
-  no_model = (
-    f'none, since each client has its own, in {tree.checkpoints}; the figures'
-    ' above are means over clients'
-  )
+  no_model = f'none, since each client has its own, in {tree.checkpoints}'
   view.say('')
   view.say(
     console.table(

@@ -2,6 +2,7 @@
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
+import contextlib
 import dataclasses
 import functools
 from typing import Any
@@ -22,7 +23,9 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import flops
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
+from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
@@ -72,8 +75,6 @@ class Experiment:
     process: The learning process.
     data_source: Clients of the process.
     evaluate_fn: Process state -> metrics by name: 'test/accuracy', ...
-    explain_fn: (process state, round, number of clients that failed in it) ->
-      lines that say which clients failed, and where.
     failed_clients: The clients whose data could not be used.
   """
 
@@ -81,7 +82,6 @@ class Experiment:
   process: composer.FsslProcess
   data_source: sampling.CohortDataSource
   evaluate_fn: Callable[[Any], Mapping[str, float]]
-  explain_fn: Callable[[Any, int, int], list[str]]
   failed_clients: sampling.FailedClients
 
   def start(self, weights: adapter.Weights) -> server_model.ServerModel:
@@ -89,6 +89,79 @@ class Experiment:
     tensors = tf.nest.map_structure(tf.convert_to_tensor, weights)
     model = self.process.start(adapter.Weights(*tensors))
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), model)
+
+  def explain_non_finite(
+    self, state: Any, round_num: int, num_clients: int
+  ) -> list[str]:
+    """Repeats a round's clients to find those that were not finite.
+
+    Args:
+      state: The process's state before the round.
+      round_num: The number of the round.
+      num_clients: How many clients were not finite in it.
+
+    Returns:
+      Lines that say which clients these were, and where they failed.
+    """
+    seed, source, lines = self.task.config.run.seed, self.data_source, []
+    for client_id, dataset in zip(
+      source.client_ids(seed, round_num), source.cohort(seed, round_num)
+    ):
+      found = self.process.find_non_finite(state, dataset, round_num)
+      if found is not None:
+        lines.append(f'client {client_id}: not finite: first {found}')
+    if len(lines) < num_clients:
+      # Rounding may differ slightly from that of TFF's computation.
+      lines.append(
+        f'{num_clients - len(lines)} of {num_clients} clients that were not'
+        ' finite are finite when repeated'
+      )
+    return lines
+
+
+class ExperimentHooks(training_types.Hooks):
+  """What the training program adds to training."""
+
+  def __init__(
+    self,
+    experiment: Experiment,
+    context: Any,
+    profiler: profiling.RoundProfiler,
+  ):
+    """Initializes the hooks.
+
+    Args:
+      experiment: The experiment.
+      context: The execution context, which may have a `timing`.
+      profiler: Profiles the chosen rounds.
+    """
+    self._experiment = experiment
+    self._context = context
+    self._profiler = profiler
+
+  def around_round(
+    self, round_num: int
+  ) -> contextlib.AbstractContextManager[None]:
+    """Profiles the round, if it was chosen."""
+    return self._profiler.round(round_num)
+
+  def left_out_clients(self, round_num: int) -> list[tuple[int, str]]:
+    """Those that the data source could not load."""
+    return self._experiment.failed_clients.take(round_num)
+
+  def seconds(self) -> Mapping[str, float]:
+    """What the runtime reports, if it does."""
+    timing = getattr(self._context, 'timing', None)
+    return {} if timing is None else dataclasses.asdict(timing)
+
+  def explain_non_finite(
+    self, state: Any, round_num: int, num_clients: int
+  ) -> list[str]:
+    """Finds the clients, with `--debug_non_finite`."""
+    experiment = self._experiment
+    if not experiment.task.config.run.debug_non_finite:
+      return []
+    return experiment.explain_non_finite(state, round_num, num_clients)
 
 
 def configure_devices(config: config_lib.Config) -> None:
@@ -254,7 +327,6 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     process,
     data_source,
     _build_evaluate_fn(task, process.prediction),
-    _build_explain_fn(process, data_source, config.run.seed),
     failed_clients,
   )
 
@@ -269,7 +341,7 @@ def _build_aggregator(
   )
   return factory.build_aggregator(
     config.aggregator,
-    max_weight=2.0**20 - 1 if examples else 1.0,
+    max_weight=factory.MAX_EXAMPLES_WEIGHT if examples else 1.0,
     clients_per_round=config.run.clients_per_round,
     population=config.run.num_clients,
   )
@@ -294,33 +366,6 @@ def _bound_clients(
   return dataclasses.replace(
     config.round, max_client_examples=given or max(largest, 1)
   )
-
-
-def _build_explain_fn(
-  process: composer.FsslProcess,
-  data_source: sampling.CohortDataSource,
-  seed: int,
-) -> Callable[[Any, int, int], list[str]]:
-  """The function that repeats a round's clients to find those that failed."""
-
-  def explain_fn(state: Any, round_num: int, num_failed: int) -> list[str]:
-    lines = []
-    for client_id, dataset in zip(
-      data_source.client_ids(seed, round_num),
-      data_source.cohort(seed, round_num),
-    ):
-      found = process.find_non_finite(state, dataset, round_num)
-      if found is not None:
-        lines.append(f'client {client_id}: not finite: first {found}')
-    if len(lines) < num_failed:
-      # Rounding may differ slightly from that of TFF's computation.
-      lines.append(
-        f'{num_failed - len(lines)} of {num_failed} clients that were not'
-        ' finite are finite when repeated'
-      )
-    return lines
-
-  return explain_fn
 
 
 def _build_evaluate_fn(

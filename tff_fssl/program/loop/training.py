@@ -6,7 +6,7 @@ and started again gives the same tables and weights as one that never stopped.
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import dataclasses
 import resource
@@ -23,6 +23,7 @@ from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
 
+Hooks = training_types.Hooks
 Reporter = training_types.Reporter
 RoundReport = training_types.RoundReport
 Settings = training_types.Settings
@@ -53,7 +54,7 @@ class Outputs:
     evaluation: Receives a row per evaluation.
     timing: Receives a row per round. These rows differ between equal runs.
     also: Receives all three (TensorBoard), if given.
-    non_finite: Receives what `explain_fn` says, if given.
+    non_finite: Receives what `Hooks.explain_non_finite` says, if given.
   """
 
   states: tff.program.ProgramStateManager
@@ -111,13 +112,8 @@ async def train(
   evaluate_fn: Callable[[Any], Mapping[str, float]],
   reporter: Reporter,
   stop: StopRequest,
-  timing_fn: Callable[[], Mapping[str, float]] = dict,
   initial_model: Any = None,
-  around_round: Callable[
-    [int], contextlib.AbstractContextManager[None]
-  ] = lambda round_num: contextlib.nullcontext(),
-  explain_fn: Callable[[Any, int, int], Sequence[str]] | None = None,
-  failures_fn: Callable[[int], Sequence[tuple[int, str]]] = lambda _: (),
+  hooks: Hooks = Hooks(),
 ) -> Result:
   """Trains from the last saved state, or from the start, to the end.
 
@@ -135,16 +131,10 @@ async def train(
     evaluate_fn: Process state -> metrics by name; called in another thread.
     reporter: Told about every round.
     stop: Checked after each round.
-    timing_fn: Returns where the last round's seconds went, from the runtime.
     initial_model: The model (the state's `global_model_weights`) that a run
       without a saved state starts from, instead of that of `initialize`. It is
       evaluated and saved as the round before the first.
-    around_round: Round number -> a context manager around that round.
-    explain_fn: (process state before a round, number of the round, number of
-      clients that were not finite in it) -> lines that say why; called in
-      another thread.
-    failures_fn: Round number -> pairs (client, why its data could not be used)
-      of the clients that were left out of the round.
+    hooks: Called at the begin, around and after each round, and at the end.
 
   Returns:
     How training ended: after the last round, or stopped by request and saved.
@@ -154,21 +144,15 @@ async def train(
     UsageError: If checkpoints cannot be used, a disk refuses, or the data of a
       client cannot be used while `strict_clients` is set.
     ValueError: If the process and the data source have different types.
+    Exception: Whatever a hook raises.
   """
   _check_types(process, data_source)
-  state, done = await _load(process, data_source, settings, outputs, reporter)
-  if state is None:
-    state, done = await _initialize(
-      process, data_source, settings, outputs, reporter
-    )
-    if initial_model is not None:
-      state = await _warm_start(
-        state, done, initial_model, outputs, evaluate_fn, reporter
-      )
+  run = _Run(
+    process, data_source, settings, outputs, evaluate_fn, reporter, hooks
+  )
+  state, done = await run.start(initial_model)
   before, saved = done, done
-  watch = round_checks.UpdateWatch()
-  reporter.begin(done, settings)
-  try:
+  with run.announced(done):
     while done < settings.total_rounds:
       _check_bad_rounds(int(state.num_bad_rounds), done, settings)
       if stop.signal is not None:
@@ -177,43 +161,15 @@ async def train(
         return Result(state, done, stop.signal, done - before)
       done += 1
       before_round = state.process
-      with around_round(done):
-        state, report = await _run_round(
-          process,
-          state,
-          done,
-          settings,
-          outputs,
-          evaluate_fn,
-          timing_fn,
-          failures_fn,
-        )
-      for line in report.failures:
-        reporter.say(line)
-      warning = watch.warning(report.metrics)
-      if warning is not None:
-        reporter.say(f'round {done}: {warning}.')
-      num_failed = int(report.metrics.get(round_checks.NON_FINITE, 0))
-      if explain_fn is not None and num_failed:
-        lines = await asyncio.to_thread(
-          explain_fn, before_round, done, num_failed
-        )
-        if outputs.non_finite is not None:
-          await outputs.non_finite.release(lines, done)
-        for line in lines:
-          reporter.say(f'round {done}: {line}')
-      if (
-        _is_due(done, settings.rounds_per_checkpoint, settings)
-        or int(state.num_bad_rounds) >= settings.max_bad_rounds
-        # The model of the best round is exported at the end.
-        or (report.evaluation and outputs.best_round() == done)
-      ):
+      with hooks.around_round(done):
+        state, report = await run.run_round(state, done)
+      await run.report_troubles(before_round, report)
+      if run.saves(state, report):
         await outputs.states.save(state, done)
         saved = done
       reporter.round_done(report)
+      hooks.round_done(state.process, report)
     _check_bad_rounds(int(state.num_bad_rounds), done, settings)
-  finally:
-    reporter.end()
   return Result(state, done, None, done - before)
 
 
@@ -230,124 +186,166 @@ def state_structure(
   )
 
 
-async def _load(
-  process: tff.learning.templates.LearningProcess,
-  data_source: sampling.CohortDataSource,
-  settings: Settings,
-  outputs: Outputs,
-  reporter: Reporter,
-) -> tuple[ProgramState | None, int]:
-  """(saved state, last finished round), or (None, 0)."""
-  structure = state_structure(process, data_source)
-  state, done = await outputs.states.load_latest(structure)
-  if state is None:
-    return None, 0
-  last_row = outputs.train.table.last_key
-  if done >= settings.first_round and (last_row is None or last_row < done):
-    reporter.say(
-      f'{outputs.train.table.path} lacks rows before round {done}: they were'
-      ' removed; training continues without them.'
+class _Run:
+  """The steps of `train`, whose arguments it holds."""
+
+  def __init__(
+    self, process, data_source, settings, outputs, evaluate_fn, reporter, hooks
+  ):
+    self._process: tff.learning.templates.LearningProcess = process
+    self._data_source: sampling.CohortDataSource = data_source
+    self._settings: Settings = settings
+    self._outputs: Outputs = outputs
+    self._evaluate_fn: Callable[[Any], Mapping[str, float]] = evaluate_fn
+    self._reporter: Reporter = reporter
+    self._hooks: Hooks = hooks
+    self._watch = round_checks.UpdateWatch()
+
+  async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
+    """(state to start from, last finished round)."""
+    structure = state_structure(self._process, self._data_source)
+    state, done = await self._outputs.states.load_latest(structure)
+    if state is None:
+      return await self._initialize(initial_model)
+    table = self._outputs.train.table
+    last_row = table.last_key
+    if done >= self._settings.first_round and (
+      last_row is None or last_row < done
+    ):
+      self._reporter.say(
+        f'{table.path} lacks rows before round {done}: they were removed;'
+        ' training continues without them.'
+      )
+    self._drop_unsaved(done, f'after round {done}')
+    return state, done
+
+  async def _initialize(self, initial_model: Any) -> tuple[ProgramState, int]:
+    """(initial state, the round before the first)."""
+    done = self._settings.first_round - 1
+    self._drop_unsaved(done, 'at the start')
+    initial = await tff.program.materialize_value(self._process.initialize())
+    state = ProgramState(initial, self._data_source.iterator(), 0)
+    if initial_model is not None:
+      state = await self._warm_start(state, done, initial_model)
+    return state, done
+
+  def _drop_unsaved(self, done: int, where: str) -> None:
+    """Removes rows of rounds whose state was not saved, or is missing."""
+    removed = self._outputs.truncate_after(done)
+    if removed:
+      rounds = 'a round is' if removed == 1 else f'{removed} rounds are'
+      self._reporter.say(
+        f'Training continues {where}: there is no later checkpoint, so'
+        f' {rounds} repeated.'
+      )
+
+  async def _warm_start(
+    self, state: ProgramState, done: int, model: Any
+  ) -> ProgramState:
+    """Puts a model into `state`, evaluates and saves: it may vanish later."""
+    state = state._replace(
+      process=state.process._replace(global_model_weights=model)
     )
-  _drop_unsaved(outputs, done, f'after round {done}', reporter)
-  return state, done
+    evaluation = await asyncio.to_thread(self._evaluate_fn, state.process)
+    await self._outputs.evaluation.release(evaluation, done)
+    if self._outputs.also is not None:
+      await self._outputs.also.release(evaluation, done)
+    await self._outputs.states.save(state, done)
+    figures = '  '.join(console.evaluation_figures(evaluation))
+    self._reporter.say(f'At the start: {figures}')
+    return state
 
+  @contextlib.contextmanager
+  def announced(self, done: int) -> Iterator[None]:
+    """Says that training begins, and in any case that it has ended."""
+    with contextlib.ExitStack() as exits:
+      exits.callback(self._reporter.end)
+      self._reporter.begin(done, self._settings)
+      exits.callback(self._hooks.end)
+      self._hooks.begin(done, self._settings)
+      yield
 
-async def _initialize(
-  process: tff.learning.templates.LearningProcess,
-  data_source: sampling.CohortDataSource,
-  settings: Settings,
-  outputs: Outputs,
-  reporter: Reporter,
-) -> tuple[ProgramState, int]:
-  """(initial state, the round before the first)."""
-  done = settings.first_round - 1
-  _drop_unsaved(outputs, done, 'at the start', reporter)
-  initial = await tff.program.materialize_value(process.initialize())
-  return ProgramState(initial, data_source.iterator(), 0), done
-
-
-def _drop_unsaved(
-  outputs: Outputs, done: int, where: str, reporter: Reporter
-) -> None:
-  """Removes rows of rounds whose state was not saved, or is missing."""
-  removed = outputs.truncate_after(done)
-  if removed:
-    reporter.say(
-      f'Training continues {where}: there is no later checkpoint, so'
-      f' {"a round is" if removed == 1 else f"{removed} rounds are"} repeated.'
+  async def run_round(
+    self, state: ProgramState, round_num: int
+  ) -> tuple[ProgramState, RoundReport]:
+    """Runs a round, evaluates if that is due, and releases the results."""
+    start = time.monotonic()
+    cohort = state.iterator.select()
+    output = await tff.program.materialize_value(
+      self._process.next(state.process, cohort)
     )
-
-
-async def _warm_start(
-  state: ProgramState,
-  done: int,
-  model: Any,
-  outputs: Outputs,
-  evaluate_fn: Callable[[Any], Mapping[str, float]],
-  reporter: Reporter,
-) -> ProgramState:
-  """Puts a model into `state`, evaluates and saves: it may vanish later."""
-  state = state._replace(
-    process=state.process._replace(global_model_weights=model)
-  )
-  evaluation = await asyncio.to_thread(evaluate_fn, state.process)
-  await outputs.evaluation.release(evaluation, done)
-  if outputs.also is not None:
-    await outputs.also.release(evaluation, done)
-  await outputs.states.save(state, done)
-  figures = '  '.join(console.evaluation_figures(evaluation))
-  reporter.say(f'At the start: {figures}')
-  return state
-
-
-async def _run_round(
-  process: tff.learning.templates.LearningProcess,
-  state: ProgramState,
-  round_num: int,
-  settings: Settings,
-  outputs: Outputs,
-  evaluate_fn: Callable[[Any], Mapping[str, float]],
-  timing_fn: Callable[[], Mapping[str, float]],
-  failures_fn: Callable[[int], Sequence[tuple[int, str]]],
-) -> tuple[ProgramState, RoundReport]:
-  """Runs a round, evaluates if that is due, and releases the results."""
-  start = time.monotonic()
-  cohort = state.iterator.select()
-  output = await tff.program.materialize_value(
-    process.next(state.process, cohort)
-  )
-  failures = [
-    f'round {round_num}: client {client_id} is left out: {reason}'
-    for client_id, reason in failures_fn(round_num)
-  ]
-  if failures and settings.strict_clients:
-    raise UsageError(
-      f'{failures[0]}; because of --strict_clients, this stops the run'
+    failures = self._left_out(round_num)
+    in_round = self._hooks.seconds()
+    timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
+    timing['seconds/round'] = time.monotonic() - start
+    metrics = managers.flatten(output.metrics)
+    is_bad = round_checks.is_bad_round(metrics)
+    metrics['bad_round'] = int(is_bad)
+    evaluation: Mapping[str, float] = {}
+    start = time.monotonic()
+    if _is_due(round_num, self._settings.rounds_per_evaluation, self._settings):
+      evaluation = await asyncio.to_thread(self._evaluate_fn, output.state)
+    timing['seconds/evaluation'] = time.monotonic() - start
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
+    report = RoundReport(
+      round_num, metrics, timing, evaluation, is_bad, failures
     )
-  timing = {f'seconds/{k}': float(v) for k, v in timing_fn().items()}
-  timing['seconds/round'] = time.monotonic() - start
-  metrics = managers.flatten(output.metrics)
-  is_bad = round_checks.is_bad_round(metrics)
-  metrics['bad_round'] = int(is_bad)
-  evaluation: Mapping[str, float] = {}
-  start = time.monotonic()
-  if _is_due(round_num, settings.rounds_per_evaluation, settings):
-    evaluation = await asyncio.to_thread(evaluate_fn, output.state)
-  timing['seconds/evaluation'] = time.monotonic() - start
-  peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-  timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
+    await self._release(report)
+    num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
+    return ProgramState(output.state, state.iterator, num_bad), report
 
-  await outputs.train.release(metrics, round_num)
-  if evaluation:
-    await outputs.evaluation.release(evaluation, round_num)
-  await outputs.timing.release(timing, round_num)
-  if outputs.also is not None:
-    await outputs.also.release({**metrics, **evaluation, **timing}, round_num)
-  num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
-  state = ProgramState(output.state, state.iterator, num_bad)
-  return state, RoundReport(
-    round_num, metrics, timing, evaluation, is_bad, failures
-  )
+  def _left_out(self, round_num: int) -> list[str]:
+    """A line for each client whose data could not be used."""
+    lines = [
+      f'round {round_num}: client {client_id} is left out: {reason}'
+      for client_id, reason in self._hooks.left_out_clients(round_num)
+    ]
+    if lines and self._settings.strict_clients:
+      raise UsageError(
+        f'{lines[0]}; because of --strict_clients, this stops the run'
+      )
+    return lines
+
+  async def _release(self, report: RoundReport) -> None:
+    """Releases the figures of a round."""
+    outputs, round_num = self._outputs, report.round_num
+    await outputs.train.release(report.metrics, round_num)
+    if report.evaluation:
+      await outputs.evaluation.release(report.evaluation, round_num)
+    await outputs.timing.release(report.timing, round_num)
+    if outputs.also is not None:
+      together = {**report.metrics, **report.evaluation, **report.timing}
+      await outputs.also.release(together, round_num)
+
+  async def report_troubles(self, before: Any, report: RoundReport) -> None:
+    """Says what went wrong in a round that began with the state `before`."""
+    round_num = report.round_num
+    for line in report.failures:
+      self._reporter.say(line)
+    warning = self._watch.warning(report.metrics)
+    if warning is not None:
+      self._reporter.say(f'round {round_num}: {warning}.')
+    num_clients = int(report.metrics.get(round_checks.NON_FINITE, 0))
+    if not num_clients:
+      return
+    lines = await asyncio.to_thread(
+      self._hooks.explain_non_finite, before, round_num, num_clients
+    )
+    if lines and self._outputs.non_finite is not None:
+      await self._outputs.non_finite.release(lines, round_num)
+    for line in lines:
+      self._reporter.say(f'round {round_num}: {line}')
+
+  def saves(self, state: ProgramState, report: RoundReport) -> bool:
+    """Whether the state is saved after a round."""
+    settings, done = self._settings, report.round_num
+    return bool(
+      _is_due(done, settings.rounds_per_checkpoint, settings)
+      or int(state.num_bad_rounds) >= settings.max_bad_rounds
+      # The model of the best round is exported at the end.
+      or (report.evaluation and self._outputs.best_round() == done)
+    )
 
 
 def _check_bad_rounds(num_bad: int, done: int, settings: Settings) -> None:

@@ -1,0 +1,170 @@
+"""Refuses configurations that make no sense. TensorFlow-free."""
+
+from typing import TYPE_CHECKING
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import names as model_names
+from tff_fssl.program.configuration import run_hparams as run_hparams_lib
+
+if TYPE_CHECKING:
+  from tff_fssl.program.configuration import config as config_lib
+
+_CLIENTS = data_names.LABELS_AT_CLIENTS
+
+
+def check(config: 'config_lib.Config') -> None:
+  """Refuses combinations of values that make no sense.
+
+  Args:
+    config: The configuration.
+
+  Raises:
+    UsageError: What was given, what is allowed, what to do.
+  """
+  run, round_hparams, entry = config.run, config.round, config.entry
+  scenario = round_hparams.scenario
+  if scenario not in entry.capabilities.scenarios:
+    others = [
+      other.name
+      for other in registry.REGISTRY.values()
+      if scenario in other.capabilities.scenarios
+    ]
+    raise UsageError(
+      f'--scenario={scenario}: --algorithm={entry.name} runs with'
+      f' {", ".join(entry.capabilities.scenarios)} only;'
+      f' {", ".join(others)} can do it'
+    )
+  if config.trains_clients and run.clients_per_round > run.num_clients:
+    raise UsageError(
+      f'--clients_per_round={run.clients_per_round}: must be at most'
+      f' --num_clients={run.num_clients}'
+    )
+  if run.full_labels and scenario != _CLIENTS:
+    raise UsageError(
+      f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
+    )
+  statistics = round_hparams.batch_norm_statistics
+  allowed = {
+    model_names.STATIC_BATCH_NORM: model_names.STATIC_STATISTICS,
+    model_names.BATCH_NORM: (model_names.MOVING_AVERAGE,),
+  }.get(run.norm, model_names.STATISTICS)
+  if statistics not in allowed:
+    raise UsageError(
+      f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
+      ' or batch_mean are allowed; with --norm=bn, moving_average'
+    )
+  run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
+  if run.profile and run.runtime == 'tff_worker':
+    raise UsageError(
+      '--profile: with --runtime=tff_worker the work is done by another'
+      ' process, which a profile cannot see; use --runtime=in_process'
+    )
+  if run.call_timeout_secs and run.runtime != 'tff_worker':
+    raise UsageError(
+      f'--call_timeout_secs={run.call_timeout_secs:g}: with'
+      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
+      ' use --runtime=tff_worker'
+    )
+  if config.aggregates:
+    _check_aggregator(config)
+  _check_data(config)
+  if run.cross_device:
+    _check_cross_device(config)
+
+
+def _check_aggregator(config: 'config_lib.Config') -> None:
+  """Refuses what the aggregator cannot do with these clients."""
+  run, aggregator = config.run, config.aggregator
+  if (
+    aggregator.aggregator == aggregator_hparams.SECURE
+    and not run.simulate_secure_aggregation
+  ):
+    raise UsageError(
+      '--aggregator=secure: no runtime here has secure sums; with'
+      ' --simulate_secure_aggregation they are replaced by plain ones, which'
+      ' protect nothing'
+    )
+  name = aggregator.aggregator
+  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+    for flag in ('debug_non_finite', 'strict_clients'):
+      if getattr(run, flag):
+        raise UsageError(
+          f'--{flag}: reports on single clients, but with --aggregator={name}'
+          ' nothing but the sum may leave a client; leave one of the two out'
+        )
+    aggregator_hparams.check_confidential(
+      name,
+      own_weights=config.sets_weights and f'--{config.own_weights_flag}',
+      client_weighting=config.round.client_weighting,
+      batch_norm=run.norm in model_names.BATCH_NORMS,
+      static=run.norm == model_names.STATIC_BATCH_NORM,
+    )
+  if name == aggregator_hparams.DP:
+    aggregator_hparams.check_sizes(
+      delta=aggregator.dp_delta,
+      clients_per_round=run.clients_per_round,
+      population=run.num_clients,
+    )
+
+
+def _check_data(config: 'config_lib.Config') -> None:
+  """Refuses what the data set's published size and classes rule out."""
+  run = config.run
+  info = data_names.data_set_info(run.dataset)
+  settings = config.partition_settings  # Refuses what no labels could satisfy.
+  at_clients = config.round.scenario == _CLIENTS
+  holders = settings.num_labeled_clients if at_clients else 1
+  labels, rest = run.num_labels * holders, info.num_train - run.num_validation
+  if settings.labels_own:
+    size = max(rest, 0) // run.num_clients
+    if run.split == data_names.IID and run.num_labels > size:
+      raise UsageError(
+        f'--num_labels={run.num_labels} --client_labels={data_names.OWN}: each'
+        f' of {run.num_clients} clients has {size} examples of {run.dataset}'
+      )
+    labels = 0
+  each = f' for each of {holders} clients' if at_clients else ''
+  if labels > rest:
+    beside = f' after --num_validation={run.num_validation}'
+    raise UsageError(
+      f'--num_labels={run.num_labels}{each}: {run.dataset} has'
+      f' {max(rest, 0)} training examples'
+      f'{beside if run.num_validation else ""}'
+    )
+  all_have_labels = labels and holders == run.num_clients and at_clients
+  if rest - labels < run.num_clients and not all_have_labels:
+    raise UsageError(
+      f'--num_clients={run.num_clients}: only {rest - labels} of'
+      f" {run.dataset}'s training examples are left for them"
+    )
+
+
+def _check_cross_device(config: 'config_lib.Config') -> None:
+  """Refuses what clients without identity, that take part once, cannot run."""
+  capabilities = config.entry.capabilities
+  name = f'--cross_device: --algorithm={config.run.algorithm}'
+  if capabilities.client_state:
+    raise UsageError(
+      f'{name} keeps a state for each client by its identity, which the server'
+      ' of such a deployment does not know'
+    )
+  if capabilities.per_client_broadcast:
+    raise UsageError(
+      f'{name} sends each client a message of its own; in such a deployment all'
+      ' clients receive the same message'
+    )
+  if not config.trains_clients:
+    return
+  if capabilities.client_phases > 1:
+    raise UsageError(
+      f'{name} needs {capabilities.client_phases} client phases a round; such a'
+      ' deployment has one'
+    )
+  if config.run.norm == model_names.STATIC_BATCH_NORM:
+    raise UsageError(
+      '--cross_device: --norm=sbn gathers statistics in a second client phase;'
+      ' such a deployment has one: use --norm=gn or --norm=bn'
+    )
