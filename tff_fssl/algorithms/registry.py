@@ -133,7 +133,7 @@ class Algorithm:
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     # An unknown name or a value out of range is a mistake of the entry.
     try:
       round_hparams_lib.RoundHparams(**self.round_defaults)
