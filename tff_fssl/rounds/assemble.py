@@ -1,7 +1,7 @@
 """Builds a learning process from an algorithm's parts."""
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
@@ -162,7 +162,14 @@ class _Assembly:
   """The parts of a process, from the arguments of `build_process`."""
 
   def __init__(
-    self, model_fn, parts, views, element_spec, server_data_fn, hparams, seed
+    self,
+    model_fn: adapter.ModelFn,
+    parts: Parts,
+    views: augment.Views,
+    element_spec: Any,
+    server_data_fn: ServerDataFn | None,
+    hparams: RoundHparams,
+    seed: int,
   ):
     self._model_fn, self._parts, self._views = model_fn, parts, views
     self._element_spec = element_spec
@@ -215,14 +222,7 @@ class _Assembly:
     self._is_static = network.is_static
     self._variances = network.variances
     self._num_trainable = len(network.trainable_variables)
-    specs = lambda variables: tuple(
-      tf.TensorSpec(v.shape, v.dtype) for v in variables
-    )
-    self._weight_specs = adapter.Weights(
-      specs(network.trainable_variables),
-      specs(network.non_trainable_variables),
-      tf.TensorSpec([], tf.float32),
-    )
+    self._weight_specs = network.weight_specs
 
   def make_exchange(self, num_clients: int | None) -> None:
     """Makes the exchange, if there is one; call `check_network` before."""
@@ -318,11 +318,11 @@ class _Assembly:
     """`( -> ServerModel)`."""
 
     @tff.tensorflow.computation
-    def initial_model():
+    def initial_model() -> server_model.ServerModel:
       network = self._network(self._seed, trace=False)
 
       @tf.function
-      def run():
+      def run() -> server_model.ServerModel:
         weights = network.initial_weights()
         if network.is_static and self._at_server:
           kind = self._hparams.batch_norm_statistics
@@ -337,7 +337,8 @@ class _Assembly:
           weights = statistics.put(network, weights, sums, kind=kind)
         return self._parts.server.start(weights)
 
-      return run()
+      initial: server_model.ServerModel = run()
+      return initial
 
     return initial_model
 
@@ -372,7 +373,10 @@ class _Assembly:
     }
 
   def _aggregator(
-    self, model_type, model_aggregator, bounds
+    self,
+    model_type: tff.Type,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
+    bounds: screen.Bounds,
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
@@ -460,7 +464,15 @@ class _Assembly:
     )
     rate_fn = self._rate_fn(hparams.server_learning_rate)
 
-    def train(weights, round_num, momentum):
+    def train(
+      weights: adapter.Weights,
+      round_num: tf.Tensor,
+      momentum: server_step.Momentum,
+    ) -> tuple[
+      adapter.Weights,
+      collections.OrderedDict[str, tf.Tensor],
+      server_step.Momentum,
+    ]:
       labeled = self._read_server_data()
       result = local.run(
         weights,
@@ -488,7 +500,10 @@ class _Assembly:
     return train
 
   def _finalizer(
-    self, model_type, aggregator, work
+    self,
+    model_type: tff.Type,
+    aggregator: tff.templates.AggregationProcess,
+    work: tff.learning.templates.ClientWorkProcess,
   ) -> tff.learning.templates.FinalizerProcess:
     """The server's step."""
     of_clients = work.next.type_signature.result.measurements.member
@@ -511,7 +526,9 @@ class _Assembly:
       non_negative=self._variances,
     )
 
-  def _statistics_phases(self, model_type) -> tuple[list[tff.Computation], int]:
+  def _statistics_phases(
+    self, model_type: tff.Type
+  ) -> tuple[list[tff.Computation], int]:
     """The phases of static batch norm; the bytes a client sends in them."""
     if not self._is_static or self._parts.alone:
       return [], 0
@@ -534,7 +551,12 @@ class _Assembly:
     return [phase for phase, _ in phases], sum(up for _, up in phases)
 
   def _communication(
-    self, model_type, upload_type, *, has_statistics_phases, **sizes
+    self,
+    model_type: tff.Type,
+    upload_type: tff.Type,
+    *,
+    has_statistics_phases: bool,
+    **sizes: int,
   ) -> tff.Computation:
     """How many bytes travel."""
     server = self._parts.server
@@ -573,7 +595,9 @@ class _Assembly:
       allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
     return screen.Bounds(allowed, most, local.signals, self._exchange)
 
-  def _make_message(self, state, round_num) -> exchange_lib.Message:
+  def _make_message(
+    self, state: composer.LearningAlgorithmState, round_num: tf.Tensor
+  ) -> exchange_lib.Message:
     """The message of a round, outside of TFF."""
     exchange = self._exchange
     return exchange_lib.make_message(
@@ -591,13 +615,17 @@ def _keep_if_all_failed(
   """Restores the old model, and what made it, if no update was usable."""
 
   @tff.tensorflow.computation(state_type, state_type, train_type)
-  def keep_if_all_failed(old, new, train):
+  def keep_if_all_failed(
+    old: composer.LearningAlgorithmState,
+    new: composer.LearningAlgorithmState,
+    train: Mapping[str, tf.Tensor],
+  ) -> composer.LearningAlgorithmState:
     num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
     failed = tf.logical_and(
       train['num_clients'] > 0, num_failed >= train['num_clients']
     )
 
-    def kept(old, new):
+    def kept(old: Any, new: Any) -> Any:
       return tf.nest.map_structure(
         lambda n, o: tf.where(failed, o, n), new, old
       )

@@ -1,7 +1,7 @@
 """How many bytes travel in a round, computed from what is sent."""
 
 import collections
-from typing import Any
+from collections.abc import Mapping
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -60,7 +60,9 @@ def build_communication(
   up['scalars'] = report_bytes
 
   @tff.tensorflow.computation(model_type)
-  def communication(model):
+  def communication(
+    model: server_model.ServerModel,
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     model = server_model.ServerModel(*model)
     down = collections.OrderedDict(
       model=one, statistics=one * len(statistics_of)
@@ -91,7 +93,9 @@ def build_no_communication(model_type: tff.Type) -> tff.Computation:
   """
 
   @tff.tensorflow.computation(model_type)
-  def communication(model):
+  def communication(
+    model: server_model.ServerModel,
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     del model
     return collections.OrderedDict(
       bytes_down_per_client=tf.constant(0, tf.int64),
@@ -113,10 +117,12 @@ def _weights_bytes(model_type: tff.Type) -> int:
   )
 
 
-def _received_bytes(exchange: exchange_lib.Exchange, model: Any) -> int:
+def _received_bytes(
+  exchange: exchange_lib.Exchange, model: server_model.ServerModel
+) -> int:
   """The size of what a client uses of the exchange's message."""
 
-  def receive(model):
+  def receive(model: server_model.ServerModel) -> Mapping[str, tf.Tensor]:
     message = exchange.message(exchange.initialize(), model, tf.constant(1))
     return exchange.receive(message, tf.constant(0))
 
@@ -127,6 +133,6 @@ def _received_bytes(exchange: exchange_lib.Exchange, model: Any) -> int:
   )
 
 
-def _sum(parts) -> tf.Tensor:
+def _sum(parts: Mapping[str, int | tf.Tensor]) -> tf.Tensor:
   """The sum of sizes, int64."""
   return tf.add_n([tf.cast(size, tf.int64) for size in parts.values()])

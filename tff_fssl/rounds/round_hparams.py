@@ -203,7 +203,7 @@ class RoundHparams:
     ' CPUs).',
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self)
 
   @property
