@@ -11,8 +11,8 @@ In TFF's type notation, `T@SERVER` is one value of type T at the server,
 """
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import NamedTuple, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -123,6 +123,52 @@ def compose_fssl_process(
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
   process.start = start
   return process
+
+
+def build_keep_if_all_failed(
+  state_type: tff.Type, train_type: tff.Type
+) -> tff.Computation:
+  """Builds `<S, S, train> -> S`, a `revise_state` of `compose_fssl_process`.
+
+  If clients took part but none sent a usable update, it restores the old model,
+  and what made it.
+
+  Args:
+    state_type: The type S of the process's state.
+    train_type: The type of the client work's metrics.
+
+  Returns:
+    The computation.
+  """
+
+  @tff.tensorflow.computation(state_type, state_type, train_type)
+  def keep_if_all_failed(
+    old: LearningAlgorithmState,
+    new: LearningAlgorithmState,
+    train: Mapping[str, tf.Tensor],
+  ) -> LearningAlgorithmState:
+    num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
+    failed = tf.logical_and(
+      train['num_clients'] > 0, num_failed >= train['num_clients']
+    )
+
+    def kept(old: Any, new: Any) -> Any:
+      return tf.nest.map_structure(
+        lambda n, o: tf.where(failed, o, n), new, old
+      )
+
+    finalizer_state = kept(old.finalizer, new.finalizer)
+    finalizer_state['round_num'] = new.finalizer['round_num']
+    # A round without a usable update has no rows for an exchange, either.
+    return new._replace(
+      global_model_weights=kept(
+        old.global_model_weights, new.global_model_weights
+      ),
+      aggregator=kept(old.aggregator, new.aggregator),
+      finalizer=finalizer_state,
+    )
+
+  return keep_if_all_failed
 
 
 class _Round(NamedTuple):

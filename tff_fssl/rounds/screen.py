@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 # A metric's sum above this, per example, is absurd.
 _MAX_METRIC = 1e6
@@ -34,6 +36,30 @@ class Bounds(NamedTuple):
   num_examples: float
   signals: Mapping[str, algorithm_lib.Signal] = {}
   exchange: exchange_lib.Exchange | None = None
+
+
+def build_bounds(
+  local: algorithm_lib.LocalAlgorithm,
+  hparams: round_hparams_lib.RoundHparams,
+  exchange: exchange_lib.Exchange | None,
+) -> Bounds:
+  """Bounds on what an honest client with `max_client_examples` can send."""
+  sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
+  batch_sizes = [
+    size
+    for size, used in zip(
+      sizes, (local.trains_on_unlabeled, local.trains_on_labels)
+    )
+    if used
+  ]
+  # The other streams repeat until the longest stream of batches ends.
+  steps = max(math.ceil(hparams.most_client_examples / b) for b in batch_sizes)
+  most = float(hparams.client_epochs * steps * sum(batch_sizes))
+  if not local.weighs and hparams.client_weighting == 'examples':
+    allowed = guarded.AllowedWeights(most)
+  else:
+    allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
+  return Bounds(allowed, most, local.signals, exchange)
 
 
 def build_screen(
