@@ -70,7 +70,7 @@ def hparam(
   )
 
 
-def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field, ...]:
+def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
   """The fields of a hyper-parameter dataclass, in order.
 
   Args:
@@ -143,7 +143,10 @@ def closest(name: str, names: Collection[str]) -> str:
 def import_function(reference: str) -> Callable[..., Any]:
   """The function 'module:function'; tables name what is slow to import so."""
   module, _, function = reference.partition(':')
-  return getattr(importlib.import_module(module), function)
+  imported: Callable[..., Any] = getattr(
+    importlib.import_module(module), function
+  )
+  return imported
 
 
 def validate(instance: Any, prefix: str = '') -> None:

@@ -110,7 +110,7 @@ class AggregatorHparams:
     exclusive_minimum=True,
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self)
 
   def without_effect(self) -> dict[str, str]:

@@ -24,5 +24,5 @@ class FixMatchHparams:
     minimum=0,
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'fixmatch.')

@@ -34,14 +34,16 @@ the paper: server pre-training and gradient clipping, as in the authors' code.
 `RoundHparams` and `Fl2Hparams` document which of these choices are flags.
 """
 
-from typing import Any
+from typing import TypeAlias
 
 import tensorflow as tf
 
 from tff_fssl.algorithms import fl2_hparams
+from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective
+from tff_fssl.models import adapter
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
@@ -49,15 +51,21 @@ from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
 Fl2Hparams = fl2_hparams.Fl2Hparams
+Networks: TypeAlias = algorithm_lib.Networks
+Batch: TypeAlias = algorithm_lib.Batch
 # The second loss for each `consistency`. Cross-entropy at W + eps is not a
 # consistency loss, hence the other name.
 _SECOND_LOSS = {'sacr': ['consistency'], 'sam': ['perturbed'], 'none': []}
 
 
-def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
+def build_prepare(
+  hparams: Fl2Hparams, batch_size: int
+) -> algorithm_lib.Prepare:
   """Builds `prepare`: thresholds, pseudo-labels and weight (steps 2 and 4)."""
 
-  def prepare(networks, data, views):
+  def prepare(
+    networks: Networks, data: algorithm_lib.ClientData, views: augment.Views
+  ) -> algorithm_lib.Prepared:
     probs = inference.weak_probs(networks.local, data, views, batch_size)
     fixed = hparams.confidence_threshold
     status, of_class = thresholds.adaptive_thresholds(probs)
@@ -69,7 +77,7 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
       constants={'of_class': of_class},
       ranges=diagnostics.threshold_ranges(status, of_class),
     )
-    if hparams.pseudo_labels == 'per_round':
+    if not hparams.per_step:
       prepared = prepared._replace(
         selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
         of_example={'labels': labels, 'confident': confident},
@@ -84,24 +92,22 @@ def build_prepare(hparams: Fl2Hparams, batch_size: int) -> Any:
   return prepare
 
 
-def _targets(hparams, network, batch):
+def _targets(
+  hparams: Fl2Hparams, network: adapter.Network, batch: Batch
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, algorithm_lib.Ratio]]:
   """(labels, kept, confident, metrics) of a batch."""
   part = batch.parts[objective.UNLABELED]
-  if hparams.pseudo_labels == 'per_round':
+  if not hparams.per_step:
     confident = part.of_example['confident']
     return part.of_example['labels'], tf.ones_like(confident), confident, {}
   probs = tf.nn.softmax(network.logits(part.views['weak'], training=True))
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )
-  return (
-    labels,
-    kept,
-    confident,
-    diagnostics.kept_and_confident(
-      labels, part.labels, kept, confident, part.weights
-    ),
+  ratios = diagnostics.kept_and_confident(
+    labels, part.labels, kept, confident, part.weights
   )
+  return labels, kept, confident, ratios
 
 
 def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
@@ -109,14 +115,13 @@ def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
   kinds = ('loss', 'gradient_norm') if hparams.gradient_norms else ('loss',)
   terms = ['pseudo_label', *_SECOND_LOSS[hparams.consistency]]
   names = tuple(f'{kind}_{term}' for kind in kinds for term in terms)
-  per_step = hparams.pseudo_labels == 'per_step'
-  return names + (diagnostics.KEPT_AND_CONFIDENT if per_step else ())
+  return names + (diagnostics.KEPT_AND_CONFIDENT if hparams.per_step else ())
 
 
-def build_step(hparams: Fl2Hparams) -> Any:
+def build_step(hparams: Fl2Hparams) -> algorithm_lib.Step:
   """Builds `step`: the gradient of w_a L_a + w_cs L_cs (step 3)."""
 
-  def step(networks, batch):
+  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
     network, part = networks.local, batch.parts[objective.UNLABELED]
     variables, images = network.trainable_variables, part.views['strong']
     labels, kept, confident, ratios = _targets(hparams, network, batch)
@@ -125,8 +130,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
       'all': kept,
       'correct': tf.logical_and(kept, tf.equal(labels, part.labels)),
     }[hparams.consistency_on]
-    mask = tf.cast(mask, tf.float32) * part.weights
-    kept = tf.cast(kept, tf.float32) * part.weights
+    mask, kept = (tf.cast(m, tf.float32) * part.weights for m in (mask, kept))
 
     with tf.GradientTape(persistent=True) as tape:
       logits = network.logits(images, training=True)
@@ -135,10 +139,11 @@ def build_step(hparams: Fl2Hparams) -> Any:
       loss_p = losses.masked_mean(entropies, mask)
     gradients_a = network.gradients(tape, loss_a)
     gradients = [hparams.pseudo_label_loss_weight * g for g in gradients_a]
+    gradients_p = lambda: network.gradients(tape, loss_p)
     # Where all kept examples are in the mask, L_p is L_a.
     same = tf.reduce_all(tf.equal(mask, kept))
 
-    def loss_at_perturbed():
+    def loss_at_perturbed() -> tf.Tensor:
       perturbed = network.logits(images, training=True)
       if hparams.consistency == 'sam':
         return losses.masked_mean(losses.cross_entropy(labels, perturbed), mask)
@@ -153,9 +158,7 @@ def build_step(hparams: Fl2Hparams) -> Any:
         tf.reduce_any(mask > 0.0),
         lambda: sharpness.loss_and_gradients_at_ascent(
           network,
-          tf.cond(
-            same, lambda: gradients_a, lambda: network.gradients(tape, loss_p)
-          ),
+          tf.cond(same, lambda: gradients_a, gradients_p),
           loss_at_perturbed,
           rho=hparams.rho,
           eta=hparams.asam_eta,
@@ -183,8 +186,7 @@ def build_local_algorithm(
   hparams: Fl2Hparams, round_hparams: round_hparams_lib.RoundHparams
 ) -> algorithm_lib.LocalAlgorithm:
   """The clients' part: steps 2 and 3."""
-  per_step = hparams.pseudo_labels == 'per_step'
-  views = ('weak', 'strong') if per_step else ('strong',)
+  views = ('weak', 'strong') if hparams.per_step else ('strong',)
   local = algorithm_lib.LocalAlgorithm(
     prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
     steps=(build_step(hparams),),

@@ -185,7 +185,7 @@ class Fl2Hparams:
     ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'fl2.')
 
   def without_effect(self) -> dict[str, str]:
@@ -193,3 +193,8 @@ class Fl2Hparams:
     if self.rho:
       return {}
     return dict.fromkeys(('ascent', 'asam_eta'), f'--fl2.rho={self.rho}')
+
+  @property
+  def per_step(self) -> bool:
+    """Whether each step makes its pseudo-labels; else they hold for a round."""
+    return self.pseudo_labels == 'per_step'

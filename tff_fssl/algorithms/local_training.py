@@ -34,12 +34,14 @@ many passes over the test set as there are clients; see
 `--rounds_per_evaluation`.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import supervised_hparams
+from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
@@ -100,7 +102,12 @@ def _keeping(
   """Steps on the sum of terms, from the client's own model: steps 1 to 4."""
   kind = round_hparams.batch_norm_statistics
 
-  def finish(networks, data, views, ratios):
+  def finish(
+    networks: algorithm_lib.Networks,
+    data: algorithm_lib.ClientData,
+    views: augment.Views,
+    ratios: Mapping[str, algorithm_lib.Ratio],
+  ) -> algorithm_lib.Finished:
     del ratios
     network = networks.local
     weights = adapter.Weights(

@@ -11,7 +11,7 @@ from tff_fssl.algorithms import uda_hparams
 class LocalUdaHparams(uda_hparams.UdaHparams):
   """Hyper-parameters of UDA by each client alone: those of `uda`."""
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'local_uda.')
 
 
@@ -19,5 +19,5 @@ class LocalUdaHparams(uda_hparams.UdaHparams):
 class LocalFixMatchHparams(fixmatch_hparams.FixMatchHparams):
   """Hyper-parameters of FixMatch by each client alone: those of `fixmatch`."""
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'local_fixmatch.')

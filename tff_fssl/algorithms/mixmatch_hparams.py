@@ -69,5 +69,5 @@ class MixMatchHparams:
     maximum=10**7,
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'mixmatch.')

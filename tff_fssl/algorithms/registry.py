@@ -138,7 +138,7 @@ class Algorithm:
   metrics: tuple[metrics_lib.Metric, ...] = ()
   paper: str = ''
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     # An unknown name or a value out of range is a mistake of the entry.
     try:
       round_hparams_lib.RoundHparams(**self.round_defaults)

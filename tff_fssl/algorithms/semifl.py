@@ -25,9 +25,11 @@ cohort and server (theirs: before and after, over all clients).
 import tensorflow as tf
 
 from tff_fssl.algorithms import semifl_hparams
+from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective
+from tff_fssl.models import adapter
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
@@ -43,7 +45,11 @@ def build_local_algorithm(
 ) -> algorithm_lib.LocalAlgorithm:
   """The clients' part: steps 2 and 3."""
 
-  def prepare(networks, data, views):
+  def prepare(
+    networks: algorithm_lib.Networks,
+    data: algorithm_lib.ClientData,
+    views: augment.Views,
+  ) -> algorithm_lib.Prepared:
     probs = inference.weak_probs(
       networks.local, data, views, round_hparams.statistics_batch_size
     )
@@ -58,7 +64,9 @@ def build_local_algorithm(
       ratios=diagnostics.pseudo_label_ratios(labels, data.unlabeled.y, kept),
     )
 
-  def fix_loss(network, batch):
+  def fix_loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     fix = batch.parts[_FIX]
     logits = network.logits(fix.views['strong'], training=True)
     entropies = losses.cross_entropy(fix.of_example['labels'], logits)
@@ -66,7 +74,9 @@ def build_local_algorithm(
     size = tf.reduce_sum(fix.weights)
     return loss, {'loss_pseudo_label': algorithm_lib.mean_metric(loss, size)}
 
-  def mix_loss(network, batch):
+  def mix_loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     fix, mix = batch.parts[_FIX], batch.parts[_MIX]
     share = mixup.draw_shares([], hparams.mixup_concentration, batch.seed)
     images = mixup.mix(share, fix.views['weak'], mix.views['weak'])

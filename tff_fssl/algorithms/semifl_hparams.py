@@ -44,5 +44,5 @@ class SemiFlHparams:
     needs={'mixup': (True,)},
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'semifl.')

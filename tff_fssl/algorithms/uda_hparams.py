@@ -70,5 +70,5 @@ class UdaHparams:
     needs={'tsa': names.TSA_SCHEDULES},
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self, 'uda.')

@@ -104,11 +104,13 @@ def with_moving_average(
     The server's part with the set, which is not sent to clients.
   """
 
-  def start(weights):
+  def start(weights: adapter.Weights) -> ServerModel:
     model = server.start(weights)
     return model.with_sets(**{name: model.weights})
 
-  def update(model, aggregated, tools):
+  def update(
+    model: ServerModel, aggregated: Aggregated, tools: ServerTools
+  ) -> ServerModel:
     average = model.sets[name]
     model = server.update(model, aggregated, tools)
     trainable, non_trainable = (
@@ -125,7 +127,7 @@ def with_moving_average(
     average = adapter.Weights(trainable, non_trainable, model.statistics_count)
     return model.with_sets(**{name: average})
 
-  def sends(model):
+  def sends(model: ServerModel) -> dict[str, tf.Tensor]:
     sent = server.sent(model)
     sent.pop(name, None)
     return sent

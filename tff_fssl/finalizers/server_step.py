@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Collection, Mapping
+from typing import Any
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -19,28 +20,47 @@ ServerTraining = Callable[
 ]
 
 
+_Metrics = collections.OrderedDict[str, tf.Tensor]
+# round_num, optimizer, momentum.
+_State = collections.OrderedDict[str, Any]
+
+
 class _Tools:
   """`ServerTools` of one step, and what they change beside the weights."""
 
-  def __init__(self, state, optimizer, train, non_negative):
+  def __init__(
+    self,
+    state: Mapping[str, Any],
+    optimizer: tff.learning.optimizers.Optimizer,
+    train: ServerTraining | None,
+    non_negative: Collection[int],
+  ):
     self._optimizer, self._train = optimizer, train
     self._non_negative = non_negative
     self._round_num = state['round_num']
-    self.optimizer_state = state['optimizer']
-    self.momentum = tuple(state['momentum'])
-    self.metrics: collections.OrderedDict[str, tf.Tensor] = (
-      collections.OrderedDict()
+    self._optimizer_state = state['optimizer']
+    self._momentum = tuple(state['momentum'])
+    self.metrics: _Metrics = collections.OrderedDict()
+
+  def next_state(self) -> _State:
+    """The state after the step."""
+    return collections.OrderedDict(
+      round_num=self._round_num + 1,
+      optimizer=self._optimizer_state,
+      momentum=self._momentum,
     )
 
-  def tools(self):
+  def tools(self) -> server_algorithm.ServerTools:
     """The functions, as an algorithm gets them."""
     return server_algorithm.ServerTools(self.apply, self.train, self._round_num)
 
-  def apply(self, weights, update):
+  def apply(
+    self, weights: adapter.Weights, update: tuple[tf.Tensor, ...]
+  ) -> adapter.Weights:
     """Applies an update, unless it or the result is not finite."""
     num_trainable = len(weights.trainable)
     old = (
-      self.optimizer_state,
+      self._optimizer_state,
       tuple(weights.trainable),
       tuple(weights.non_trainable),
     )
@@ -56,7 +76,7 @@ class _Tools:
       )
     new = (*new, non_trainable)
     applied = adapter.all_finite((update, new))
-    self.optimizer_state, trainable, non_trainable = tf.nest.map_structure(
+    self._optimizer_state, trainable, non_trainable = tf.nest.map_structure(
       lambda n, o: tf.where(applied, n, o), new, old
     )
     norm = tf.linalg.global_norm(update[:num_trainable])
@@ -69,11 +89,11 @@ class _Tools:
       tuple(trainable), tuple(non_trainable), weights.statistics_count
     )
 
-  def train(self, weights):
+  def train(self, weights: adapter.Weights) -> adapter.Weights:
     """Trains on the server's labels, if there are any."""
     if self._train is not None:
-      weights, metrics, self.momentum = self._train(
-        weights, self._round_num, self.momentum
+      weights, metrics, self._momentum = self._train(
+        weights, self._round_num, self._momentum
       )
       self.metrics.update(metrics)
     return weights
@@ -124,10 +144,49 @@ def build_server_step(
   Returns:
     The process. Its state is OrderedDict(round_num, optimizer, momentum).
   """
+  initialize = _build_initialize(
+    model_type, optimizer, first_round, keeps_momentum
+  )
+  state_type = initialize.type_signature.result
+  step = _build_step(
+    (state_type, model_type, aggregate_type),
+    optimizer,
+    algorithm,
+    peer_sizes or {},
+    make_training,
+    non_negative,
+  )
+
+  @tff.federated_computation
+  def init_fn() -> tff.Value:
+    return tff.federated_eval(initialize, tff.SERVER)
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(model_type, tff.SERVER),
+    tff.FederatedType(aggregate_type, tff.SERVER),
+  )
+  def next_fn(
+    state: tff.Value, model: tff.Value, aggregate: tff.Value
+  ) -> tff.templates.MeasuredProcessOutput:
+    return tff.templates.MeasuredProcessOutput(
+      *tff.federated_map(step, (state, model, aggregate))
+    )
+
+  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+
+
+def _build_initialize(
+  model_type: tff.Type,
+  optimizer: tff.learning.optimizers.Optimizer,
+  first_round: int,
+  keeps_momentum: bool,
+) -> tff.Computation:
+  """Builds `( -> OrderedDict(round_num, optimizer, momentum))`."""
   specs = tff.types.type_to_tf_tensor_specs(model_type)
 
   @tff.tensorflow.computation
-  def initialize_state():
+  def initialize() -> _State:
     return collections.OrderedDict(
       round_num=tf.constant(first_round, tf.int32),
       optimizer=optimizer.initialize(tuple(specs.trainable)),
@@ -136,48 +195,48 @@ def build_server_step(
       else (),
     )
 
-  state_type = initialize_state.type_signature.result
+  return initialize
 
-  @tff.tensorflow.computation(state_type, model_type, aggregate_type)
-  def step(state, model, aggregate):
+
+def _build_step(
+  types: tuple[tff.Type, tff.Type, tff.Type],
+  optimizer: tff.learning.optimizers.Optimizer,
+  algorithm: server_algorithm.ServerAlgorithm,
+  peer_sizes: Mapping[str, int],
+  make_training: Callable[[], ServerTraining] | None,
+  non_negative: Collection[int],
+) -> tff.Computation:
+  """Builds `<S, M, A> -> <S, M, metrics>` of `types` (S, M, A)."""
+
+  @tff.tensorflow.computation(*types)
+  def step(
+    state: Mapping[str, Any],
+    model: server_algorithm.ServerModel,
+    aggregate: Mapping[str, Any],
+  ) -> Any:
     train = None if make_training is None else make_training()
 
     @tf.function
-    def run(state, model, aggregate):
+    def run(
+      state: Mapping[str, Any],
+      model: server_algorithm.ServerModel,
+      aggregate: Mapping[str, Any],
+    ) -> tuple[_State, server_algorithm.ServerModel, _Metrics]:
       used = _Tools(state, optimizer, train, non_negative)
       model = algorithm.update(
         server_algorithm.ServerModel(*model),
-        _aggregated(aggregate, peer_sizes or {}),
+        _aggregated(aggregate, peer_sizes),
         used.tools(),
       )
-      state = collections.OrderedDict(
-        round_num=state['round_num'] + 1,
-        optimizer=used.optimizer_state,
-        momentum=used.momentum,
-      )
-      return state, model, used.metrics
+      return used.next_state(), model, used.metrics
 
     return run(state, model, aggregate)
 
-  @tff.federated_computation
-  def init_fn():
-    return tff.federated_eval(initialize_state, tff.SERVER)
-
-  @tff.federated_computation(
-    tff.FederatedType(state_type, tff.SERVER),
-    tff.FederatedType(model_type, tff.SERVER),
-    tff.FederatedType(aggregate_type, tff.SERVER),
-  )
-  def next_fn(state, model, aggregate):
-    return tff.templates.MeasuredProcessOutput(
-      *tff.federated_map(step, (state, model, aggregate))
-    )
-
-  return tff.learning.templates.FinalizerProcess(init_fn, next_fn)
+  return step
 
 
 def _aggregated(
-  aggregate: Mapping[str, tf.Tensor], peer_sizes: Mapping[str, int]
+  aggregate: Mapping[str, Any], peer_sizes: Mapping[str, int]
 ) -> server_algorithm.Aggregated:
   """What came from the clients; the update split by network."""
   update = tuple(aggregate['update'])

@@ -59,7 +59,9 @@ def of_network(
   """
 
   @tf.function
-  def run(images, seed):
+  def run(
+    images: tf.Tensor, seed: tf.Tensor
+  ) -> tuple[tf.Tensor, list[tf.Tensor]]:
     with network.draws(seed), tf.GradientTape() as tape:
       logits = network.logits(images, training=True)
       loss = tf.reduce_sum(logits)
@@ -78,7 +80,7 @@ def of_algorithm(
   *,
   passes: Cost,
   stored: tf.TensorSpec,
-  received: Mapping[str, Any] | None = None,
+  received: Mapping[str, tf.TensorSpec] | None = None,
 ) -> Cost:
   """The cost of all that an algorithm does; it is traced, nothing runs.
 
@@ -119,34 +121,43 @@ def of_algorithm(
 class _Tracing:
   """Traces the functions of an algorithm, on specs of their arguments."""
 
-  def __init__(self, network, algorithm, views, image_shape):
+  def __init__(
+    self,
+    network: adapter.Network,
+    algorithm: algorithm_lib.LocalAlgorithm,
+    views: augment.Views,
+    image_shape: tuple[int | None, ...],
+  ):
     self._networks = algorithm_lib.Networks(
       network, dict.fromkeys(algorithm.peers, network)
     )
     self._algorithm, self._views = algorithm, views
     self._image_shape = image_shape
 
-  def client_data(self, stored, received) -> algorithm_lib.ClientData:
+  def client_data(
+    self, stored: tf.TensorSpec, received: Mapping[str, tf.TensorSpec]
+  ) -> algorithm_lib.ClientData:
     """The spec of a client's data."""
-    network = self._networks.local
     examples = algorithm_lib.Examples(stored, _labels(None))
-    weights = adapter.Weights(
-      _specs(network.trainable_variables),
-      _specs(network.non_trainable_variables),
-      _FLOAT,
-    )
     return algorithm_lib.ClientData(
-      weights, examples, examples, dict(received), _INT, _SEED
+      self._networks.local.weight_specs,
+      examples,
+      examples,
+      dict(received),
+      _INT,
+      _SEED,
     )
 
-  def prepare(self, data) -> tuple[algorithm_lib.Prepared, Flops]:
+  def prepare(
+    self, data: algorithm_lib.ClientData
+  ) -> tuple[algorithm_lib.Prepared, Flops]:
     """The spec of what `prepare` returns, and its FLOPs for an example."""
     prepare = self._algorithm.prepare
     if prepare is None:
       return algorithm_lib.Prepared(_labels(None)), Flops()
     return _trace(lambda d: prepare(self._networks, d, self._views), data)
 
-  def finish(self, data) -> Flops:
+  def finish(self, data: algorithm_lib.ClientData) -> Flops:
     """The FLOPs of `finish` for an example."""
     finish = self._algorithm.finish
     if finish is None:
@@ -157,10 +168,12 @@ class _Tracing:
     )
     return flops
 
-  def steps(self, sizes, prepared) -> Flops:
+  def steps(
+    self, sizes: Mapping[bool, int], prepared: algorithm_lib.Prepared
+  ) -> Flops:
     """The FLOPs of the steps on a batch; `sizes` are by `Stream.labeled`."""
 
-    def run(batch):
+    def run(batch: algorithm_lib.Batch) -> list[algorithm_lib.StepResult]:
       with self._networks.draws(batch.seed):
         return [step(self._networks, batch) for step in self._algorithm.steps]
 
@@ -169,7 +182,9 @@ class _Tracing:
       tf.function(run).get_concrete_function(batch).graph
     )
 
-  def _batch(self, sizes, prepared) -> algorithm_lib.Batch:
+  def _batch(
+    self, sizes: Mapping[bool, int], prepared: algorithm_lib.Prepared
+  ) -> algorithm_lib.Batch:
     """The spec of a batch."""
     streams, parts = self._algorithm.streams, {}
     for name, stream in streams.items():
@@ -212,7 +227,3 @@ def _labels(num: int | None) -> tf.TensorSpec:
 
 def _images(num: int, shape: tuple[int | None, ...]) -> tf.TensorSpec:
   return tf.TensorSpec([num, *shape])
-
-
-def _specs(variables: tuple[tf.Variable, ...]) -> tuple[tf.TensorSpec, ...]:
-  return tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)

@@ -1,6 +1,6 @@
 """Batches of a client's data: seeded orders, partners and views."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import tensorflow as tf
 
@@ -38,10 +38,20 @@ def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
   return tf.pad(values, pad)
 
 
+# (number of the view in its stream, kind, stored images) -> the view.
+_MakeView = Callable[[int, str, tf.Tensor], tf.Tensor]
+
+
 class _Order:
   """Seeded permutations of some examples, cut into batches, pass after pass."""
 
-  def __init__(self, indices, batch_size, num_steps, seed):
+  def __init__(
+    self,
+    indices: tf.Tensor,
+    batch_size: int,
+    num_steps: tf.Tensor,
+    seed: tf.Tensor,
+  ):
     self.is_empty = tf.equal(tf.shape(indices)[0], 0)
     self._size = tf.maximum(tf.shape(indices)[0], 1)
     self._batch_size = batch_size
@@ -54,7 +64,7 @@ class _Order:
     keys = tf.random.stateless_uniform([num_passes, self._size], seed)
     self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
 
-  def batch(self, step):
+  def batch(self, step: tf.Tensor) -> tf.Tensor:
     """Indices, int32 [<= batch_size], of a step's examples."""
     start = (step % self._steps_per_pass) * self._batch_size
     row = self._order[step // self._steps_per_pass]
@@ -64,7 +74,11 @@ class _Order:
 class _Source:
   """Labelled or unlabelled examples; one blank example if there are none."""
 
-  def __init__(self, examples, of_example):
+  def __init__(
+    self,
+    examples: algorithm_lib.Examples,
+    of_example: Mapping[str, tf.Tensor],
+  ):
     self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
     self.examples = algorithm_lib.Examples(
       *(zero_row(t, self.is_empty) for t in examples)
@@ -74,13 +88,19 @@ class _Source:
       for name, values in of_example.items()
     }
 
-  def draw(self, num, seed):
+  def draw(self, num: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
     """`num` indices, drawn uniformly with replacement."""
     return tf.random.stateless_uniform(
       [num], seed, 0, tf.shape(self.examples.x)[0], tf.int32
     )
 
-  def part(self, index, is_filler, stream, make_view):
+  def part(
+    self,
+    index: tf.Tensor,
+    is_filler: tf.Tensor,
+    stream: algorithm_lib.Stream,
+    make_view: _MakeView,
+  ) -> algorithm_lib.Part:
     """The part of a batch that holds the examples `index`."""
     images = tf.gather(self.examples.x, index)
     return algorithm_lib.Part(
@@ -179,7 +199,9 @@ class Feed:
         order = self._orders[name]
         index, is_filler = order.batch(step), order.is_empty
 
-      def make_view(i, kind, images, name=name):
+      def make_view(
+        i: int, kind: str, images: tf.Tensor, name: str = name
+      ) -> tf.Tensor:
         if kind == 'plain':
           return self._views.plain(images)
         seed = self._view_seed(name, i, step)
@@ -198,12 +220,12 @@ class Feed:
     own = [parts[name].weights for name in self._orders]
     return tf.add_n([tf.reduce_sum(weights) for weights in own])
 
-  def _of_stream(self, purpose, name, step):
+  def _of_stream(self, purpose: int, name: str, step: tf.Tensor) -> tf.Tensor:
     """The seed of a stream in a step."""
     rank = list(self._streams).index(name)
     return fold_in(fold_in(fold_in(self._seed, purpose), step), 1000 + rank)
 
-  def _view_seed(self, name, index, step):
+  def _view_seed(self, name: str, index: int, step: tf.Tensor) -> tf.Tensor:
     """The seed of a stream's view."""
     if name not in self._orders:
       return fold_in(self._of_stream(_VIEWS, name, step), index)

@@ -33,7 +33,7 @@ class Watch:
   inside a `tf.function`.
   """
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._names: list[str] = []
     self._index = tf.Variable(-1)
     self._step = tf.Variable(0)

@@ -12,22 +12,22 @@ from tff_fssl.semisup import losses
 # The streams that the terms of this package use.
 LABELED, UNLABELED = 'labeled', 'unlabeled'
 
+# (float32 scalar, weight included; name -> metric).
+Loss = tuple[tf.Tensor, Mapping[str, algorithm_lib.Ratio]]
+
 
 class Term(NamedTuple):
   """A term of an objective.
 
   Attributes:
-    loss: (network, batch) -> (float32 scalar, weight included; name -> metric),
-      differentiated with respect to the network's weights.
+    loss: (network, batch) -> `Loss`, differentiated with respect to the
+      network's weights.
     ratios: The names of its metrics.
     streams: The streams that it uses; the same name in two terms is the same
       stream.
   """
 
-  loss: Callable[
-    [adapter.Network, algorithm_lib.Batch],
-    tuple[tf.Tensor, Mapping[str, algorithm_lib.Ratio]],
-  ]
+  loss: Callable[[adapter.Network, algorithm_lib.Batch], Loss]
   ratios: tuple[str, ...]
   streams: Mapping[str, algorithm_lib.Stream]
 
@@ -35,7 +35,9 @@ class Term(NamedTuple):
 def minimize(*terms: Term) -> algorithm_lib.LocalAlgorithm:
   """The local algorithm that makes a step on the sum of the terms."""
 
-  def step(networks, batch):
+  def step(
+    networks: algorithm_lib.Networks, batch: algorithm_lib.Batch
+  ) -> algorithm_lib.StepResult:
     network = networks.local
     ratios: dict[str, algorithm_lib.Ratio] = {}
     with tf.GradientTape() as tape:
@@ -65,7 +67,9 @@ def plus(
   first, *others = algorithm.steps
   (alone,) = minimize(term).steps
 
-  def step(networks, batch):
+  def step(
+    networks: algorithm_lib.Networks, batch: algorithm_lib.Batch
+  ) -> algorithm_lib.StepResult:
     result, added = first(networks, batch), alone(networks, batch)
     assert result.gradients is not None and added.gradients is not None
     gradients = [
@@ -85,7 +89,7 @@ def plus(
 def supervised() -> Term:
   """The mean cross-entropy of labelled examples (weak view)."""
 
-  def loss(network, batch):
+  def loss(network: adapter.Network, batch: algorithm_lib.Batch) -> Loss:
     part = batch.parts[LABELED]
     logits = network.logits(part.views['weak'], training=True)
     return labeled_loss(logits, part)

@@ -1,9 +1,13 @@
 """Terms of semi-supervised objectives on unlabelled examples."""
 
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
 import tensorflow as tf
 
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
+from tff_fssl.models import adapter
 from tff_fssl.semisup import annealing
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
@@ -38,7 +42,9 @@ def fixmatch(
     The term.
   """
 
-  def loss(network, batch):
+  def loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
     probs = tf.nn.softmax(network.logits(part.views['weak'], training=True))
     pseudo_labels = thresholds.pseudo_labels(probs)
@@ -75,7 +81,9 @@ def uda(
     The term.
   """
 
-  def loss(network, batch):
+  def loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
     logits = network.logits(part.views['weak'], training=True)
     probs = tf.nn.softmax(logits)
@@ -122,7 +130,9 @@ def annealed_supervised(*, schedule: str, num_rounds: int) -> objective.Term:
   if schedule == 'none':
     return plain
 
-  def loss(network, batch):
+  def loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     part = batch.parts[objective.LABELED]
     logits = network.logits(part.views['weak'], training=True)
     threshold = tf.where(
@@ -176,38 +186,23 @@ def mixmatch(
   """
   names = tuple(f'weak_{i}' for i in range(num_views))
 
-  def loss(network, batch):
+  def loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
-    views = [part.views[name] for name in names]
-    probs = [tf.nn.softmax(network.logits(v, training=True)) for v in views]
+    probs = [
+      tf.nn.softmax(network.logits(part.views[name], training=True))
+      for name in names
+    ]
     guess = sharpening.guess(probs, temperature)
-    x, targets, weights = views, [guess] * num_views, [part.weights] * num_views
-    num_labeled = 0
-    if labeled:
-      known = batch.parts[objective.LABELED]
-      num_labeled = tf.size(known.labels)
-      x = [known.views['weak'], *x]
-      targets = [tf.one_hot(known.labels, guess.shape[-1]), *targets]
-      weights = [known.weights, *weights]
-    x, targets, weights = (tf.concat(t, axis=0) for t in (x, targets, weights))
+    rows = _rows(batch, names, guess, labeled=labeled)
     if concentration:
-      size = tf.size(weights)
-      shares = mixup.draw_shares([size], concentration, batch.seed)
-      partners = mixup.permutation(size, tf.reverse(batch.seed, [0]))
-      x, targets = mixup.mix_with_partners(
-        x, targets, weights, partners, mixup.at_least_half(shares)
-      )
-    logits = network.logits(x, training=True)
-
-    def mean(loss_fn, rows):
-      of_rows = loss_fn(targets[rows], logits[rows])
-      return losses.masked_mean(of_rows, weights[rows])
-
-    of_guess = mean(losses.squared_error, slice(num_labeled, None))
-    ramp = tf.constant(1.0)
-    if ramp_rounds:
-      ramp = annealing.linear_ramp(batch.clock.progress(ramp_rounds), 1.0)
-    total = loss_weight * ramp * of_guess
+      rows = _mixed(rows, concentration, batch.seed)
+    logits = network.logits(rows.images, training=True)
+    of_guess = _mean_loss(
+      losses.squared_error, rows, logits, slice(rows.num_labeled, None)
+    )
+    total = loss_weight * _ramp(batch.clock, ramp_rounds) * of_guess
     ratios = diagnostics.pseudo_label_ratios(
       thresholds.pseudo_labels(guess),
       part.labels,
@@ -218,9 +213,12 @@ def mixmatch(
       of_guess, tf.reduce_sum(part.weights)
     )
     if labeled:
-      of_labels = mean(losses.soft_cross_entropy, slice(None, num_labeled))
+      of_labels = _mean_loss(
+        losses.soft_cross_entropy, rows, logits, slice(None, rows.num_labeled)
+      )
+      weights = batch.parts[objective.LABELED].weights
       ratios['loss_mixed_labeled'] = algorithm_lib.mean_metric(
-        of_labels, tf.reduce_sum(known.weights)
+        of_labels, tf.reduce_sum(weights)
       )
       total += of_labels
     return total, ratios
@@ -230,12 +228,84 @@ def mixmatch(
   }
   if labeled:
     streams |= objective.supervised().streams
-  return objective.Term(
-    loss,
-    (
-      'loss_guess',
-      *(('loss_mixed_labeled',) if labeled else ()),
-      *diagnostics.names(diagnostics.PSEUDO_LABEL),
-    ),
-    streams,
+  names_of_ratios = (
+    'loss_guess',
+    *(('loss_mixed_labeled',) if labeled else ()),
+    *diagnostics.names(diagnostics.PSEUDO_LABEL),
   )
+  return objective.Term(loss, names_of_ratios, streams)
+
+
+class _Rows(NamedTuple):
+  """All views of a batch's examples, N in all, the labelled ones first.
+
+  Attributes:
+    images: float32 [N, ...].
+    targets: float32 [N, C], probabilities.
+    weights: float32 [N]; see `Part.weights`.
+    num_labeled: int32 scalar, or 0 if the batch has no labelled part.
+  """
+
+  images: tf.Tensor
+  targets: tf.Tensor
+  weights: tf.Tensor
+  num_labeled: tf.Tensor | int
+
+
+def _rows(
+  batch: algorithm_lib.Batch,
+  names: Sequence[str],
+  guess: tf.Tensor,
+  *,
+  labeled: bool,
+) -> _Rows:
+  """The rows of a batch: labels are known, or guessed for all of `names`."""
+  part = batch.parts[objective.UNLABELED]
+  images = [part.views[name] for name in names]
+  targets, weights = [guess] * len(names), [part.weights] * len(names)
+  num_labeled: tf.Tensor | int = 0
+  if labeled:
+    known = batch.parts[objective.LABELED]
+    num_labeled = tf.size(known.labels)
+    images = [known.views['weak'], *images]
+    targets = [tf.one_hot(known.labels, guess.shape[-1]), *targets]
+    weights = [known.weights, *weights]
+  return _Rows(
+    tf.concat(images, axis=0),
+    tf.concat(targets, axis=0),
+    tf.concat(weights, axis=0),
+    num_labeled,
+  )
+
+
+def _mixed(rows: _Rows, concentration: float, seed: tf.Tensor) -> _Rows:
+  """Mixes each row with a partner among all rows; it keeps the larger share."""
+  size = tf.size(rows.weights)
+  shares = mixup.draw_shares([size], concentration, seed)
+  partners = mixup.permutation(size, tf.reverse(seed, [0]))
+  images, targets = mixup.mix_with_partners(
+    rows.images,
+    rows.targets,
+    rows.weights,
+    partners,
+    mixup.at_least_half(shares),
+  )
+  return rows._replace(images=images, targets=targets)
+
+
+def _ramp(clock: algorithm_lib.Clock, num_rounds: int) -> tf.Tensor:
+  """Rises from 0 to 1 over `num_rounds` rounds; 1 if there are none."""
+  if not num_rounds:
+    return tf.constant(1.0)
+  return annealing.linear_ramp(clock.progress(num_rounds), 1.0)
+
+
+def _mean_loss(
+  loss_fn: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+  rows: _Rows,
+  logits: tf.Tensor,
+  which: slice,
+) -> tf.Tensor:
+  """The mean of `loss_fn(targets, logits)` over some rows."""
+  of_rows = loss_fn(rows.targets[which], logits[which])
+  return losses.masked_mean(of_rows, rows.weights[which])

@@ -19,6 +19,11 @@ REGULARIZATION = 'loss_regularization'
 
 fold_in = feed_lib.fold_in
 
+# (batch, seed of the networks' draws, if they make any) -> result.
+_CompiledStep = Callable[
+  [algorithm_lib.Batch, tf.Tensor | None], algorithm_lib.StepResult
+]
+
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
@@ -96,6 +101,18 @@ def _named(
   }
 
 
+class _Initial(NamedTuple):
+  """What training starts from.
+
+  Attributes:
+    momentum: Of the local network.
+    of_peers: Name -> the weights of a peer.
+  """
+
+  momentum: tuple[tf.Tensor, ...]
+  of_peers: Mapping[str, adapter.Weights]
+
+
 class LocalTraining:
   """Trains networks on the data of one client (or the server).
 
@@ -132,10 +149,12 @@ class LocalTraining:
     }
     self._steps = [self._compiled(step) for step in algorithm.steps]
 
-  def _compiled(self, step: algorithm_lib.Step) -> Callable:
+  def _compiled(self, step: algorithm_lib.Step) -> _CompiledStep:
     """A step as a `tf.function`."""
 
-    def run(batch, seed):
+    def run(
+      batch: algorithm_lib.Batch, seed: tf.Tensor | None
+    ) -> algorithm_lib.StepResult:
       # There is no seed if the network draws no random numbers.
       drawing: contextlib.AbstractContextManager[None]
       drawing = contextlib.nullcontext()
@@ -144,7 +163,10 @@ class LocalTraining:
       with drawing:
         return step(self._networks, batch)
 
-    return tf.function(run, jit_compile=self._config.jit_compile or None)
+    compiled: _CompiledStep = tf.function(
+      run, jit_compile=self._config.jit_compile or None
+    )
+    return compiled
 
   def run(
     self,
@@ -182,7 +204,7 @@ class LocalTraining:
     """
     if self._algorithm.start is not None:
       weights = self._algorithm.start(weights, received or {})
-    before = self._start(weights, sets or {}, momentum)
+    initial = self._start(weights, sets or {}, momentum)
     data = algorithm_lib.ClientData(
       weights,
       labeled,
@@ -202,6 +224,69 @@ class LocalTraining:
       seed=seed,
       enabled=enabled,
     )
+    ratios, num_examples = self._train(
+      feed, seed, learning_rate, weights, watch
+    )
+    finished = algorithm_lib.Finished()
+    if self._algorithm.finish is not None:
+      after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
+      finished = self._algorithm.finish(
+        self._networks, after, self._views, ratios
+      )
+    result = self._result(data, prepared, ratios, num_examples, initial)
+    if watch is not None:
+      variables = self._networks.local.trainable_variables
+      watch(
+        feed.num_steps,
+        _named('update of', variables, _change(weights, self._networks.local)),
+      )
+    return result._replace(finished=finished)
+
+  def _start(
+    self,
+    weights: adapter.Weights,
+    sets: Mapping[str, adapter.Weights],
+    momentum: Sequence[tf.Tensor],
+  ) -> _Initial:
+    """Assigns weights and momentum; returns what later is compared with."""
+    self._networks.local.assign(weights)
+    of_local = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
+    for slot, value in zip(self._slots, of_local, strict=True):
+      slot.assign(value)
+    start = {}
+    for name, peer in self._algorithm.peers.items():
+      start[name] = sets.get(peer.starts_from, weights)
+      self._networks.peers[name].assign(start[name])
+      for slot in self._peer_slots.get(name, ()):
+        slot.assign(tf.zeros_like(slot))
+    return _Initial(of_local, start)
+
+  def _prepare(
+    self, data: algorithm_lib.ClientData, watch: non_finite.Watch | None
+  ) -> algorithm_lib.Prepared:
+    """What the algorithm computes before training."""
+    prepared = algorithm_lib.Prepared(tf.range(tf.shape(data.unlabeled.x)[0]))
+    if self._algorithm.prepare is not None:
+      prepared = self._algorithm.prepare(self._networks, data, self._views)
+    if watch is not None:
+      local = self._networks.local
+      watch(
+        0,
+        _named('received', local.trainable_variables, data.weights[0])
+        | _named('received', local.non_trainable_variables, data.weights[1])
+        | _floats(prepared),
+      )
+    return prepared
+
+  def _train(
+    self,
+    feed: feed_lib.Feed,
+    seed: tf.Tensor,
+    learning_rate: tf.Tensor,
+    weights: adapter.Weights,
+    watch: non_finite.Watch | None,
+  ) -> tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]:
+    """Makes all steps: (summed metrics, number of examples processed)."""
     names = self._algorithm.step_ratios
     if self._networks.local.has_regularizers:
       names += (REGULARIZATION,)
@@ -217,53 +302,19 @@ class LocalTraining:
         for name, (total, count) in ratios.items()
       }
       num_examples += feed.num_examples(batch.parts)
-    finished = algorithm_lib.Finished()
-    if self._algorithm.finish is not None:
-      after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
-      finished = self._algorithm.finish(
-        self._networks, after, self._views, ratios
-      )
-    result = self._result(data, prepared, ratios, num_examples, before)
-    if watch is not None:
-      variables = self._networks.local.trainable_variables
-      watch(
-        feed.num_steps,
-        _named('update of', variables, _change(weights, self._networks.local)),
-      )
-    return result._replace(finished=finished)
+    return ratios, num_examples
 
-  def _start(self, weights, sets, momentum):
-    """Assigns weights and momentum; returns what later is compared with."""
-    self._networks.local.assign(weights)
-    of_local = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
-    for slot, value in zip(self._slots, of_local, strict=True):
-      slot.assign(value)
-    start = {}
-    for name, peer in self._algorithm.peers.items():
-      start[name] = sets.get(peer.starts_from, weights)
-      self._networks.peers[name].assign(start[name])
-      for slot in self._peer_slots.get(name, ()):
-        slot.assign(tf.zeros_like(slot))
-    return of_local, start
-
-  def _prepare(self, data, watch):
-    """What the algorithm computes before training."""
-    prepared = algorithm_lib.Prepared(tf.range(tf.shape(data.unlabeled.x)[0]))
-    if self._algorithm.prepare is not None:
-      prepared = self._algorithm.prepare(self._networks, data, self._views)
-    if watch is not None:
-      local = self._networks.local
-      watch(
-        0,
-        _named('received', local.trainable_variables, data.weights[0])
-        | _named('received', local.non_trainable_variables, data.weights[1])
-        | _floats(prepared),
-      )
-    return prepared
-
-  def _make_steps(self, batch, seed, learning_rate, weights, watch):
+  def _make_steps(
+    self,
+    batch: algorithm_lib.Batch,
+    seed: tf.Tensor,
+    learning_rate: tf.Tensor,
+    weights: adapter.Weights,
+    watch: non_finite.Watch | None,
+  ) -> dict[str, algorithm_lib.Ratio]:
     """Makes the steps of a batch; returns its metrics."""
-    local, ratios = self._networks.local, {}
+    local = self._networks.local
+    ratios: dict[str, algorithm_lib.Ratio] = {}
     for index, step in enumerate(self._steps):
       draws = None
       if local.is_random or any(
@@ -308,7 +359,9 @@ class LocalTraining:
       self._algorithm.after_step(self._networks, batch)
     return ratios
 
-  def _with_penalties(self, gradients, weights):
+  def _with_penalties(
+    self, gradients: Sequence[tf.Tensor], weights: adapter.Weights
+  ) -> tuple[list[tf.Tensor], dict[str, algorithm_lib.Ratio]]:
     """Adds regularizers and FedProx's term: (gradients, further metrics)."""
     local, config = self._networks.local, self._config
     gradients, ratios = list(gradients), {}
@@ -325,9 +378,16 @@ class LocalTraining:
       ]
     return gradients, ratios
 
-  def _result(self, data, prepared, ratios, num_examples, before):
+  def _result(
+    self,
+    data: algorithm_lib.ClientData,
+    prepared: algorithm_lib.Prepared,
+    ratios: Mapping[str, algorithm_lib.Ratio],
+    num_examples: tf.Tensor,
+    initial: _Initial,
+  ) -> LocalResult:
     """The change of the weights, and all that is reported."""
-    momentum, of_peers = before
+    momentum, of_peers = initial
     local = self._networks.local
     update = _change(data.weights, local)
     uploads = [

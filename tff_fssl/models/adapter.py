@@ -177,11 +177,18 @@ class Network:
       return self.logits(images, training=training)
 
   def _batch_norm_call(
-    self, index: int, layer: tf.keras.layers.Layer, keras_call: Callable
-  ) -> Callable:
+    self,
+    index: int,
+    layer: tf.keras.layers.Layer,
+    keras_call: Callable[..., tf.Tensor],
+  ) -> Callable[..., tf.Tensor]:
     """A `call` for a batch norm layer with the moments that this class sets."""
 
-    def call(inputs, training=None, mask=None):
+    def call(
+      inputs: tf.Tensor,
+      training: bool | None = None,
+      mask: tf.Tensor | None = None,
+    ) -> tf.Tensor:
       if mask is not None:
         raise hparams.UsageError(
           f'layer {layer.name!r} (batch normalization) gets a mask, which'
@@ -224,6 +231,15 @@ class Network:
       # Moving averages are used from the start.
       tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
+
+  @property
+  def weight_specs(self) -> Weights:
+    """`tf.TensorSpec`s of the weights."""
+    trainable, non_trainable = (
+      tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
+      for variables in (self.trainable_variables, self.non_trainable_variables)
+    )
+    return Weights(trainable, non_trainable, tf.TensorSpec([], tf.float32))
 
   @property
   def variances(self) -> tuple[int, ...]:
@@ -320,7 +336,7 @@ class Network:
     if not self.is_static:
       return self.logits(images, training=False)
 
-    def from_batch():
+    def from_batch() -> tf.Tensor:
       with self._batch_moments():
         return self.logits(images, training=False)
 

@@ -54,7 +54,10 @@ def by_batch(
     shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]
     floats = tf.cast(inputs, tf.float32)
     mean, variance = tf.nn.moments(floats, others)
-    expand = lambda v: None if v is None else tf.reshape(v, shape)
+
+    def expand(values: tf.Tensor | None) -> tf.Tensor | None:
+      return None if values is None else tf.reshape(values, shape)
+
     outputs = tf.cast(
       tf.nn.batch_normalization(
         floats,

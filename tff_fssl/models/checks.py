@@ -121,7 +121,7 @@ def _dims(shape: Any) -> str:
 
 def _inputs(layer: tf.keras.layers.Layer) -> list[Any]:
   """The symbolic inputs of a layer that is a model; else an empty list."""
-  return tf.nest.flatten(getattr(layer, 'inputs', None) or [])
+  return list(tf.nest.flatten(getattr(layer, 'inputs', None) or []))
 
 
 class Symbolic(NamedTuple):
@@ -228,7 +228,7 @@ def check_output(
       f'model {model.name!r} has output shape {tuple(shape)}; a data set of'
       f' {num_classes} classes needs (None, {num_classes})'
     )
-  return shape[1]
+  return int(shape[1])
 
 
 def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
@@ -312,7 +312,7 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
     )
 
 
-def _check_initial_value(model, variable):
+def _check_initial_value(model: tf.keras.Model, variable: tf.Variable) -> None:
   """Refuses an initial value from global random state."""
   waiting, seen = [variable.initializer], set()
   while waiting:

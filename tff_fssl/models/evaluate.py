@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -10,6 +11,8 @@ from tff_fssl.data import augment
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 
+# Name -> float32 scalar.
+Metrics = collections.OrderedDict[str, tf.Tensor]
 # (model, x, y), and the exchange's table if each client has its own model.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 
@@ -39,52 +42,30 @@ def build_evaluate_fn(
   """
 
   @functools.cache
-  def build(stored_shape, dtype):
+  def build(stored_shape: tuple[int, ...], dtype: tf.DType) -> Any:
     stored = tf.TensorSpec([None, *stored_shape], dtype)
     network = adapter.Network(
       model_fn, image_shape=augment.image_shape(views, stored)
     )
-
-    def measure(weights, logits_fn, images, labels):
-      network.assign(weights)
-      correct, loss = tf.constant(0.0), tf.constant(0.0)
-      for start in tf.range(0, tf.shape(images)[0], batch_size):
-        batch = views.plain(images[start : start + batch_size])
-        target = labels[start : start + batch_size]
-        logits = logits_fn(batch)
-        correct += tf.reduce_sum(
-          tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
-        )
-        loss += tf.reduce_sum(
-          tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
-        )
-      count = tf.cast(tf.shape(images)[0], tf.float32)
-      return correct / count, loss / count
-
-    def of_members(member, model, table, images, labels):
-      num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
-      results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
-      for client_id in tf.range(num_clients):
-        weights = member(model, table, client_id)
-        logits_fn = lambda batch, count=weights.statistics_count: (
-          network.inference_logits(batch, count)
-        )
-        of_client = measure(weights, logits_fn, images, labels)
-        results = results.write(client_id, tf.stack(of_client))
-      return over_clients(*tf.unstack(results.stack(), axis=1))
+    passes = _Passes(network, views, batch_size)
 
     @tf.function
-    def evaluate(model, table, images, labels):
-      result = collections.OrderedDict()
+    def evaluate(
+      model: server_model.ServerModel,
+      table: Any,
+      images: tf.Tensor,
+      labels: tf.Tensor,
+    ) -> Metrics:
+      result: Metrics = collections.OrderedDict()
       ways = {'': prediction, **prediction.also}
       if prediction.member is not None:
-        result.update(
-          of_members(prediction.member, model, table, images, labels)
-        )
+        member = functools.partial(prediction.member, model, table)
+        num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
+        result.update(passes.of_members(member, num_clients, images, labels))
         del ways['']
       for name, way in ways.items():
         prefix = f'{name}/' if name else ''
-        accuracy, loss = measure(
+        accuracy, loss = passes.measure(
           way.weights(model),
           functools.partial(way.logits, network, model),
           images,
@@ -96,7 +77,9 @@ def build_evaluate_fn(
 
     return evaluate
 
-  def fn(model, x, y, table=()):
+  def fn(
+    model: server_model.ServerModel, x: Any, y: Any, table: Any = ()
+  ) -> collections.OrderedDict[str, float]:
     model, table = tf.nest.map_structure(
       tf.convert_to_tensor, (server_model.ServerModel(*model), table)
     )
@@ -108,9 +91,58 @@ def build_evaluate_fn(
   return fn
 
 
-def over_clients(
-  accuracies: tf.Tensor, losses: tf.Tensor
-) -> collections.OrderedDict[str, tf.Tensor]:
+class _Passes:
+  """Passes of a network over examples; called in a `tf.function`."""
+
+  def __init__(
+    self, network: adapter.Network, views: augment.Views, batch_size: int
+  ):
+    self._network, self._views = network, views
+    self._batch_size = batch_size
+
+  def measure(
+    self,
+    weights: adapter.Weights,
+    logits_fn: Callable[[tf.Tensor], tf.Tensor],
+    images: tf.Tensor,
+    labels: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """(accuracy, mean cross-entropy) of the network with these weights."""
+    self._network.assign(weights)
+    correct, loss = tf.constant(0.0), tf.constant(0.0)
+    for start in tf.range(0, tf.shape(images)[0], self._batch_size):
+      batch = self._views.plain(images[start : start + self._batch_size])
+      target = labels[start : start + self._batch_size]
+      logits = logits_fn(batch)
+      correct += tf.reduce_sum(
+        tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
+      )
+      loss += tf.reduce_sum(
+        tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
+      )
+    count = tf.cast(tf.shape(images)[0], tf.float32)
+    return correct / count, loss / count
+
+  def of_members(
+    self,
+    member: Callable[[tf.Tensor], adapter.Weights],
+    num_clients: tf.Tensor,
+    images: tf.Tensor,
+    labels: tf.Tensor,
+  ) -> Metrics:
+    """`over_clients`, where `member` gives each client's own weights."""
+    results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
+    for client_id in tf.range(num_clients):
+      weights = member(client_id)
+      logits_fn = lambda batch, count=weights.statistics_count: (
+        self._network.inference_logits(batch, count)
+      )
+      of_client = self.measure(weights, logits_fn, images, labels)
+      results = results.write(client_id, tf.stack(of_client))
+    return over_clients(*tf.unstack(results.stack(), axis=1))
+
+
+def over_clients(accuracies: tf.Tensor, losses: tf.Tensor) -> Metrics:
   """What is reported where each client has its own model.
 
   Args:

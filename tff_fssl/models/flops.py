@@ -86,7 +86,7 @@ def _needed(roots: Sequence[tf.Operation]) -> Iterable[tf.Operation]:
 def _of_operation(op: tf.Operation, per_example: bool) -> Flops:
   """The FLOPs of one operation, and of the functions that it calls."""
 
-  def of_function(attribute):
+  def of_function(attribute: str) -> Flops:
     return _of_function(op.graph, op.get_attr(attribute).name, per_example)
 
   if op.type in ('PartitionedCall', 'StatefulPartitionedCall'):
@@ -146,16 +146,20 @@ class _Sizes:
 def _product(transposed: str) -> Callable[[tf.Operation, _Sizes], int]:
   """Multiplications of a (batched) matrix product."""
 
-  def count(op, sizes):
+  def count(op: tf.Operation, sizes: _Sizes) -> int:
     inner = sizes.of(op.inputs[0])[-2 if op.get_attr(transposed) else -1]
     return math.prod(sizes.of(op.outputs[0])) * inner
 
   return count
 
 
+# An operation -> one of its tensors.
+_TensorOf = Callable[[tf.Operation], tf.Tensor]
+
+
 def _convolution(
-  images: Callable[[tf.Operation], tf.Tensor],
-  kernel: Callable[[tf.Operation], tf.Tensor],
+  images: _TensorOf,
+  kernel: _TensorOf,
   spatial_only: bool = False,
 ) -> Callable[[tf.Operation, _Sizes], int]:
   """Multiplications of a convolution or of one of its gradients.
@@ -169,7 +173,7 @@ def _convolution(
     The function that counts.
   """
 
-  def count(op, sizes):
+  def count(op: tf.Operation, sizes: _Sizes) -> int:
     of_kernel = sizes.of(kernel(op))[: -2 if spatial_only else -1]
     return math.prod(sizes.of(images(op))) * math.prod(of_kernel)
 
@@ -195,9 +199,9 @@ def _einsum(op: tf.Operation, sizes: _Sizes) -> int:
   return math.prod(ranges.values())
 
 
-_OUTPUT: Callable = lambda op: op.outputs[0]
-_SECOND: Callable = lambda op: op.inputs[1]
-_THIRD: Callable = lambda op: op.inputs[2]
+_OUTPUT: _TensorOf = lambda op: op.outputs[0]
+_SECOND: _TensorOf = lambda op: op.inputs[1]
+_THIRD: _TensorOf = lambda op: op.inputs[2]
 _MULTIPLICATIONS = {
   'MatMul': _product('transpose_a'),
   'BatchMatMul': _product('adj_x'),

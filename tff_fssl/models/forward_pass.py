@@ -3,7 +3,7 @@
 They judge layers by the operations in the graph, not by their names.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import re
 from typing import Any
 
@@ -64,7 +64,7 @@ class _Graph:
     """Whether a node, or a function that it calls, assigns to variables."""
     return self._assigns(self._nodes[name])
 
-  def _assigns(self, node):
+  def _assigns(self, node: Any) -> bool:
     called = [
       function.name
       for attr in node.attr.values()
@@ -81,7 +81,7 @@ class _Graph:
     """The node that made a tensor's values, past nodes that pass them on."""
     return self._origin(name, self._nodes)
 
-  def _origin(self, name, nodes):
+  def _origin(self, name: str, nodes: Mapping[str, Any]) -> Any:
     node = nodes.get(name.split(':')[0])
     if node is None:  # A function's argument.
       return None
@@ -168,7 +168,12 @@ def _reads_variables(tensor: tf.Tensor) -> bool:
   return False
 
 
-def _check_variables(model, concrete, graph, may_change):
+def _check_variables(
+  model: tf.keras.Model,
+  concrete: Any,
+  graph: _Graph,
+  may_change: Sequence[tf.Variable],
+) -> None:
   """Refuses variables that are not the model's, and changes to variables."""
   allowed = {id(v.handle) for v in may_change}
   own = {id(v.handle): v.name.removesuffix(':0') for v in model.variables}

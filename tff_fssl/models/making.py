@@ -22,7 +22,9 @@ def seeded_creator(
   """
   num_seeded = 0
 
-  def create(next_creator: Callable[..., tf.Variable], **kwargs) -> tf.Variable:
+  def create(
+    next_creator: Callable[..., tf.Variable], **kwargs: Any
+  ) -> tf.Variable:
     nonlocal num_seeded
     initial_value = kwargs['initial_value']
     if isinstance(initial_value, functools.partial):

@@ -117,9 +117,10 @@ def gather(
       second[moments.layer] += share * square
     sums = Sums(tuple(first), tuple(second), sums.count + weight)
   finite = adapter.all_finite(sums)
-  return tf.nest.map_structure(
+  usable: Sums = tf.nest.map_structure(
     lambda t: tf.where(finite, t, tf.zeros_like(t)), sums
   )
+  return usable
 
 
 def to_rows(sums: Sums) -> tf.Tensor:
@@ -150,7 +151,7 @@ def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
   """
   sizes = [layer.moving_mean.shape[0] for layer in network.batch_norm_layers]
 
-  def medians():
+  def medians() -> Sums:
     half = sum(sizes)
     means, squares, counts = tf.split(rows, [half, half, 1], axis=1)
     mean = _median(means)
@@ -163,7 +164,10 @@ def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
       count,
     )
 
-  return tf.cond(tf.shape(rows)[0] > 0, medians, lambda: zero_sums(network))
+  sums: Sums = tf.cond(
+    tf.shape(rows)[0] > 0, medians, lambda: zero_sums(network)
+  )
+  return sums
 
 
 def _median(values: tf.Tensor) -> tf.Tensor:

@@ -3,8 +3,6 @@
 import collections
 from collections.abc import Callable
 import dataclasses
-import functools
-import math
 from typing import Any
 
 import numpy as np
@@ -17,28 +15,25 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.finalizers import server_step
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
-from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
-from tff_fssl.models import statistics
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import screen
+from tff_fssl.rounds import server_side
 from tff_fssl.rounds import statistics_phase
 
 RoundHparams = round_hparams_lib.RoundHparams
 ServerDataFn = Callable[[], tf.data.Dataset]
-
-# Keeps the server's seeds apart from the clients', which the data source makes.
-_SERVER = 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -134,10 +129,16 @@ def build_process(
     )
   parts = completed(parts, hparams)
   assembly = _Assembly(
-    model_fn, parts, views, element_spec, server_data_fn, hparams, seed
+    model_fn,
+    parts,
+    views,
+    element_spec,
+    server_data_fn,
+    hparams,
+    seed,
+    num_classes,
+    num_clients,
   )
-  assembly.check_network(num_classes)
-  assembly.make_exchange(num_clients)
   return assembly.build(model_aggregator)
 
 
@@ -162,108 +163,81 @@ class _Assembly:
   """The parts of a process, from the arguments of `build_process`."""
 
   def __init__(
-    self, model_fn, parts, views, element_spec, server_data_fn, hparams, seed
+    self,
+    model_fn: adapter.ModelFn,
+    parts: Parts,
+    views: augment.Views,
+    element_spec: Any,
+    server_data_fn: ServerDataFn | None,
+    hparams: RoundHparams,
+    seed: int,
+    num_classes: int | None,
+    num_clients: int | None,
   ):
-    self._model_fn, self._parts, self._views = model_fn, parts, views
+    self._parts, self._views = parts, views
     self._element_spec = element_spec
-    self._server_data_fn = server_data_fn
-    self._hparams, self._seed = hparams, seed
-    self._at_server = not hparams.labels_at_clients
-    self._tracked = hparams.batch_norm_statistics == 'moving_average'
-    self._first_round = 1 - (
-      hparams.num_pretraining_rounds if self._at_server else 0
-    )
-    self._image_shape = augment.image_shape(
-      views, element_spec['unlabeled']['x']
-    )
-    self._sgd = optimizer_lib.Sgd(
-      hparams.momentum,
-      hparams.nesterov,
-      hparams.weight_decay,
-      hparams.max_gradient_norm,
-    )
-    self._keeps_momentum = bool(
-      self._at_server and hparams.server_keeps_momentum and hparams.momentum
-    )
-
-  def _network(
-    self, seed: int | None = None, trace: bool = False
-  ) -> adapter.Network:
-    """A network in the current graph; with initial weights if it has a seed."""
-    return adapter.Network(
-      self._model_fn,
+    self._hparams = hparams
+    self._networks = network_factory.NetworkFactory(
+      model_fn,
+      hparams,
+      image_shape=augment.image_shape(views, element_spec['unlabeled']['x']),
+      num_classes=num_classes,
       seed=seed,
-      num_classes=self._expected_classes,
-      image_shape=self._image_shape,
-      track_moving_averages=self._tracked,
-      compute_dtype=self._hparams.compute_dtype,
-      trace=trace,
     )
-
-  def check_network(self, num_classes: int | None) -> None:
-    """Builds the network once, and notes what the round depends on."""
-    self._expected_classes = num_classes
-    with tf.Graph().as_default():
-      network = self._network(self._seed, trace=True)
-    if network.num_outputs < 2:
-      raise hparams_lib.UsageError(
-        f'model {network.model.name!r} gives one logit; it must give one for'
-        ' each class, two for two classes'
+    self._server = server_side.ServerSide(
+      self._networks,
+      parts.server,
+      parts.server_training,
+      views,
+      server_data_fn,
+      hparams,
+      seed,
+    )
+    self._exchange = self._make_exchange(num_clients)
+    if self._exchange is not None:
+      self._element_spec = client_data.with_ids(
+        element_spec, self._exchange.num_clients
       )
-    self._num_classes = network.num_outputs
-    self._has_batch_norm = bool(network.batch_norm_layers)
-    self._is_static = network.is_static
-    self._variances = network.variances
-    self._num_trainable = len(network.trainable_variables)
-    specs = lambda variables: tuple(
-      tf.TensorSpec(v.shape, v.dtype) for v in variables
-    )
-    self._weight_specs = adapter.Weights(
-      specs(network.trainable_variables),
-      specs(network.non_trainable_variables),
-      tf.TensorSpec([], tf.float32),
-    )
 
-  def make_exchange(self, num_clients: int | None) -> None:
-    """Makes the exchange, if there is one; call `check_network` before."""
-    self._exchange: exchange_lib.Exchange | None = None
+  def _make_exchange(
+    self, num_clients: int | None
+  ) -> exchange_lib.Exchange | None:
+    """The exchange, if there is one."""
     exchange = self._parts.exchange
-    if exchange is None:
-      return
-    if not isinstance(exchange, exchange_lib.Exchange):
-      if not num_clients:
-        raise hparams_lib.UsageError(
-          f'num_clients={num_clients}: the server of this algorithm keeps'
-          ' values for each client; give the number of clients, whose ids are'
-          ' 0 to num_clients - 1'
-        )
-      population = exchange_lib.Population(num_clients, self._weight_specs)
-      exchange = exchange(population)
-    self._exchange = exchange
-    self._element_spec = client_data.with_ids(
-      self._element_spec, exchange.num_clients
+    if exchange is None or isinstance(exchange, exchange_lib.Exchange):
+      return exchange
+    if not num_clients:
+      raise hparams_lib.UsageError(
+        f'num_clients={num_clients}: the server of this algorithm keeps'
+        ' values for each client; give the number of clients, whose ids are'
+        ' 0 to num_clients - 1'
+      )
+    return exchange(
+      exchange_lib.Population(num_clients, self._networks.weight_specs)
     )
 
   def build(
     self, model_aggregator: tff.aggregators.WeightedAggregationFactory | None
   ) -> composer.FsslProcess:
     """The process."""
-    initial_model = self._initial_model()
+    initial_model = self._server.build_initial_model()
     model_type = initial_model.type_signature.result
-    bounds = self._bounds()
+    bounds = screen.build_bounds(
+      self._parts.local, self._hparams, self._exchange
+    )
     aggregator, is_confidential = self._aggregator(
       model_type, model_aggregator, bounds
     )
     exchange = self._exchange
     distributor = exchange_lib.build_distributor(
-      model_type, self._parts.server, exchange, self._first_round
+      model_type, self._parts.server, exchange, self._hparams.first_round
     )
     part = self._client_part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
       distributor.next.type_signature.result.result.member,
       self._element_spec,
       part,
-      first_round=self._first_round,
+      first_round=self._hparams.first_round,
       bounds=bounds,
     )
     finalizer = self._finalizer(model_type, aggregator, work)
@@ -279,7 +253,7 @@ class _Assembly:
     )
     revise_state = None
     if not is_confidential:  # Else the server must not learn who failed.
-      revise_state = _keep_if_all_failed(
+      revise_state = composer.build_keep_if_all_failed(
         state_type,
         work.next.type_signature.result.measurements.member['train'],
       )
@@ -306,7 +280,7 @@ class _Assembly:
         report_bytes=report_bytes,
       ),
     )
-    process.num_classes = self._num_classes
+    process.num_classes = self._networks.num_classes
     process.num_clients = exchange.num_clients if exchange else 0
     process.prediction = self._parts.prediction
     process.find_non_finite = client_work.build_find_non_finite(
@@ -314,70 +288,24 @@ class _Assembly:
     )
     return process
 
-  def _initial_model(self) -> tff.Computation:
-    """`( -> ServerModel)`."""
-
-    @tff.tensorflow.computation
-    def initial_model():
-      network = self._network(self._seed, trace=False)
-
-      @tf.function
-      def run():
-        weights = network.initial_weights()
-        if network.is_static and self._at_server:
-          kind = self._hparams.batch_norm_statistics
-          sums = statistics.gather(
-            network,
-            weights,
-            self._read_server_data().x,
-            self._views,
-            kind=kind,
-            batch_size=self._server_statistics_batch(),
-          )
-          weights = statistics.put(network, weights, sums, kind=kind)
-        return self._parts.server.start(weights)
-
-      return run()
-
-    return initial_model
-
-  def _read_server_data(self) -> algorithm_lib.Examples:
-    """The server's labelled examples."""
-    assert self._server_data_fn is not None  # Checked by `build_process`.
-    return client_data.read_examples(
-      client_data.read_one(self._server_data_fn())
-    )
-
-  def _server_statistics_batch(self) -> int:
-    # Only `batch_mean` statistics depend on the batch size.
-    if self._hparams.batch_norm_statistics == statistics.BATCH_MEAN:
-      return self._hparams.server_batch_size
-    return self._hparams.statistics_batch_size
-
-  def _rate_fn(self, initial: float) -> Callable[[tf.Tensor], tf.Tensor]:
-    """Round number -> learning rate."""
-    return functools.partial(
-      optimizer_lib.learning_rate,
-      initial,
-      self._hparams.learning_rate_schedule,
-      self._hparams.schedule_rounds,
-    )
-
   def _uploaded_peers(self) -> dict[str, int]:
     """Name of each peer in the update -> the number of its tensors."""
     return {
-      name: self._num_trainable
+      name: self._networks.num_trainable
       for name, peer in self._parts.local.peers.items()
       if peer.uploaded
     }
 
   def _aggregator(
-    self, model_type, model_aggregator, bounds
+    self,
+    model_type: tff.Type,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
+    bounds: screen.Bounds,
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
     update_specs = tuple(specs.trainable)
-    if self._tracked:
+    if self._networks.tracks_moving_averages:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
@@ -396,8 +324,8 @@ class _Assembly:
         kind,
         own_weights=self._parts.local.weighs,
         client_weighting=self._hparams.client_weighting,
-        batch_norm=self._has_batch_norm,
-        static=self._is_static,
+        batch_norm=self._networks.has_batch_norm,
+        static=self._networks.is_static,
       )
       if self._parts.local.signals or self._exchange is not None:
         raise hparams_lib.UsageError(
@@ -412,10 +340,12 @@ class _Assembly:
     hparams = self._hparams
     return client_work.ClientPart(
       make_training=self._client_training,
-      learning_rate_fn=self._rate_fn(hparams.client_learning_rate),
-      num_classes=self._num_classes,
+      learning_rate_fn=optimizers.learning_rate_fn(
+        hparams, hparams.client_learning_rate
+      ),
+      num_classes=self._networks.num_classes,
       weigh_by_examples=hparams.client_weighting == 'examples',
-      track_non_trainable=self._tracked,
+      track_non_trainable=self._networks.tracks_moving_averages,
       exchange=self._exchange,
       release_metrics=release_metrics,
     )
@@ -429,66 +359,24 @@ class _Assembly:
     """A client's training; makes variables."""
     hparams = self._hparams
     return training.LocalTraining(
-      self._network(),
+      self._networks.make(),
       self._parts.local,
       self._views,
       training.LoopConfig(
         hparams.client_epochs,
         *self._client_batch_sizes(),
-        self._sgd,
+        optimizers.sgd(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
       ),
-      {name: self._network() for name in self._parts.local.peers},
+      {name: self._networks.make() for name in self._parts.local.peers},
     )
-
-  def _server_training(self) -> server_step.ServerTraining:
-    """The server's training on its labels; makes variables."""
-    hparams = self._hparams
-    local = training.LocalTraining(
-      self._network(),
-      self._parts.server_training,
-      self._views,
-      training.LoopConfig(
-        hparams.server_epochs,
-        hparams.server_batch_size,
-        hparams.server_batch_size,
-        self._sgd,
-        jit_compile=hparams.jit_compile,
-        keeps_momentum=self._keeps_momentum,
-      ),
-    )
-    rate_fn = self._rate_fn(hparams.server_learning_rate)
-
-    def train(weights, round_num, momentum):
-      labeled = self._read_server_data()
-      result = local.run(
-        weights,
-        labeled,
-        algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
-        learning_rate=rate_fn(round_num),
-        seed=training.fold_in(tf.stack([self._seed, round_num]), _SERVER),
-        round_num=round_num,
-        momentum=momentum,
-      )
-      metrics = collections.OrderedDict(
-        (f'server_{name}', total / count)
-        for name, (total, count) in sorted(result.ratios.items())
-      )
-      metrics['server_num_examples'] = result.num_examples
-      metrics['server_non_finite'] = tf.cast(
-        tf.logical_not(result.is_finite), tf.int32
-      )
-      trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
-      weights = weights._replace(
-        trainable=trained, non_trainable=result.non_trainable
-      )
-      return weights, metrics, result.momentum
-
-    return train
 
   def _finalizer(
-    self, model_type, aggregator, work
+    self,
+    model_type: tff.Type,
+    aggregator: tff.templates.AggregationProcess,
+    work: tff.learning.templates.ClientWorkProcess,
   ) -> tff.learning.templates.FinalizerProcess:
     """The server's step."""
     of_clients = work.next.type_signature.result.measurements.member
@@ -499,31 +387,25 @@ class _Assembly:
         num_reports=of_clients['num_reports'],
       )
     )
-    return server_step.build_server_step(
-      model_type,
-      aggregate_type,
-      _server_optimizer(self._hparams),
-      first_round=self._first_round,
-      algorithm=self._parts.server,
-      peer_sizes=self._uploaded_peers(),
-      make_training=self._server_training if self._at_server else None,
-      keeps_momentum=self._keeps_momentum,
-      non_negative=self._variances,
+    return self._server.build_step(
+      model_type, aggregate_type, self._uploaded_peers()
     )
 
-  def _statistics_phases(self, model_type) -> tuple[list[tff.Computation], int]:
+  def _statistics_phases(
+    self, model_type: tff.Type
+  ) -> tuple[list[tff.Computation], int]:
     """The phases of static batch norm; the bytes a client sends in them."""
-    if not self._is_static or self._parts.alone:
+    if not self._networks.is_static or self._parts.alone:
       return [], 0
     gathering = statistics_phase.Gathering(
-      self._network,
+      self._networks.make,
       self._views,
       kind=self._hparams.batch_norm_statistics,
       batch_size=self._hparams.statistics_batch_size,
-      max_client_examples=_max_client_examples(self._hparams),
-      num_classes=self._num_classes,
-      server_data_fn=self._server_data_fn,
-      server_batch_size=self._server_statistics_batch(),
+      max_client_examples=self._hparams.most_client_examples,
+      num_classes=self._networks.num_classes,
+      server_data_fn=self._server.data_fn,
+      server_batch_size=self._server.statistics_batch_size,
     )
     phases = [
       statistics_phase.build_statistics_phase(
@@ -534,7 +416,12 @@ class _Assembly:
     return [phase for phase, _ in phases], sum(up for _, up in phases)
 
   def _communication(
-    self, model_type, upload_type, *, has_statistics_phases, **sizes
+    self,
+    model_type: tff.Type,
+    upload_type: tff.Type,
+    *,
+    has_statistics_phases: bool,
+    **sizes: int,
   ) -> tff.Computation:
     """How many bytes travel."""
     server = self._parts.server
@@ -552,28 +439,9 @@ class _Assembly:
       **sizes,
     )
 
-  def _bounds(self) -> screen.Bounds:
-    """Bounds on what an honest client with `max_client_examples` can send."""
-    local, hparams = self._parts.local, self._hparams
-    sizes = self._client_batch_sizes()
-    batch_sizes = [
-      size
-      for size, used in zip(
-        sizes, (local.trains_on_unlabeled, local.trains_on_labels)
-      )
-      if used
-    ]
-    # The other streams repeat until the longest stream of batches ends.
-    most_examples = _max_client_examples(hparams)
-    steps = max(math.ceil(most_examples / b) for b in batch_sizes)
-    most = float(hparams.client_epochs * steps * sum(batch_sizes))
-    if not local.weighs and hparams.client_weighting == 'examples':
-      allowed = guarded.AllowedWeights(most)
-    else:
-      allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
-    return screen.Bounds(allowed, most, local.signals, self._exchange)
-
-  def _make_message(self, state, round_num) -> exchange_lib.Message:
+  def _make_message(
+    self, state: composer.LearningAlgorithmState, round_num: tf.Tensor
+  ) -> exchange_lib.Message:
     """The message of a round, outside of TFF."""
     exchange = self._exchange
     return exchange_lib.make_message(
@@ -583,52 +451,3 @@ class _Assembly:
       server_model.ServerModel(*state.global_model_weights),
       round_num,
     )
-
-
-def _keep_if_all_failed(
-  state_type: tff.Type, train_type: tff.Type
-) -> tff.Computation:
-  """Restores the old model, and what made it, if no update was usable."""
-
-  @tff.tensorflow.computation(state_type, state_type, train_type)
-  def keep_if_all_failed(old, new, train):
-    num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
-    failed = tf.logical_and(
-      train['num_clients'] > 0, num_failed >= train['num_clients']
-    )
-
-    def kept(old, new):
-      return tf.nest.map_structure(
-        lambda n, o: tf.where(failed, o, n), new, old
-      )
-
-    finalizer_state = kept(old.finalizer, new.finalizer)
-    finalizer_state['round_num'] = new.finalizer['round_num']
-    # A round without a usable update has no rows for an exchange, either.
-    return new._replace(
-      global_model_weights=kept(
-        old.global_model_weights, new.global_model_weights
-      ),
-      aggregator=kept(old.aggregator, new.aggregator),
-      finalizer=finalizer_state,
-    )
-
-  return keep_if_all_failed
-
-
-def _max_client_examples(hparams: RoundHparams) -> int:
-  return hparams.max_client_examples or round_hparams_lib.MAX_CLIENT_EXAMPLES
-
-
-def _server_optimizer(
-  hparams: RoundHparams,
-) -> tff.learning.optimizers.Optimizer:
-  rate = hparams.server_optimizer_learning_rate
-  if hparams.server_optimizer == 'adam':
-    return tff.learning.optimizers.build_adam(rate)
-  if hparams.server_optimizer == 'yogi':
-    return tff.learning.optimizers.build_yogi(rate)
-  # TFF does not accept a momentum of 0.
-  return tff.learning.optimizers.build_sgdm(
-    rate, momentum=hparams.server_optimizer_momentum or None
-  )

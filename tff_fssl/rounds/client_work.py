@@ -23,6 +23,10 @@ from tff_fssl.rounds import screen as screen_lib
 FindNonFinite = Callable[
   [Any, tf.data.Dataset, int], non_finite.NonFinite | None
 ]
+# What a client sends, and its report.
+_Upload = tuple[
+  tff.learning.templates.ClientResult, collections.OrderedDict[str, Any]
+]
 # Which fields of a report count only if the client reports.
 _COUNTED = ('num_examples', 'ratios', 'ranges', 'signals')
 
@@ -104,11 +108,15 @@ def build_find_non_finite(
   """
 
   @functools.cache
-  def build():
+  def build() -> tuple[
+    Callable[[Any, Mapping[str, Any], tf.Tensor], tf.Tensor], non_finite.Watch
+  ]:
     local, watch = part.make_training(), non_finite.Watch()
 
     @tf.function(reduce_retracing=True)
-    def run(state, data, round_num):
+    def run(
+      state: Any, data: Mapping[str, Any], round_num: tf.Tensor
+    ) -> tf.Tensor:
       watch.reset()
       received = part.read_message(make_message(state, round_num), data)
       _, finite = part.train(local, received, data, round_num, watch)
@@ -116,7 +124,9 @@ def build_find_non_finite(
 
     return run, watch
 
-  def find(state, dataset, round_num):
+  def find(
+    state: Any, dataset: tf.data.Dataset, round_num: int
+  ) -> non_finite.NonFinite | None:
     run, watch = build()
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     data, _ = client_data.read_client(dataset, part.num_classes)
@@ -170,11 +180,11 @@ def build_client_work(
     screen = screen_lib.build_screen(result_type, report_type, bounds)
 
   @tff.tensorflow.computation(tf.int32)
-  def count_up(round_num):
+  def count_up(round_num: tf.Tensor) -> tf.Tensor:
     return round_num + 1
 
   @tff.federated_computation
-  def init_fn():
+  def init_fn() -> tff.Value:
     return tff.federated_value(first_round, tff.SERVER)
 
   @tff.federated_computation(
@@ -182,7 +192,9 @@ def build_client_work(
     tff.FederatedType(message_type, tff.CLIENTS),
     tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def next_fn(round_num, message, dataset):
+  def next_fn(
+    round_num: tff.Value, message: tff.Value, dataset: tff.Value
+  ) -> tff.templates.MeasuredProcessOutput:
     round_at_clients = tff.federated_broadcast(round_num)
     result, report = tff.federated_map(
       work, (message, dataset, round_at_clients)
@@ -207,23 +219,40 @@ def _build_work(
   """`<M, D*, round number> -> <ClientResult, report>`, of one client."""
 
   @tff.tensorflow.computation(message_type, data_type, tf.int32)
-  def work(message, dataset, round_num):
+  def work(
+    message: exchange_lib.Message,
+    dataset: tf.data.Dataset,
+    round_num: tf.Tensor,
+  ) -> _Upload:
     local = part.make_training()
 
     @tf.function
-    def run(message, dataset, round_num):
+    def run(
+      message: exchange_lib.Message,
+      dataset: tf.data.Dataset,
+      round_num: tf.Tensor,
+    ) -> _Upload:
       data, usable = client_data.read_client(dataset, part.num_classes)
       received = part.read_message(message, data)
       result, finite = part.train(local, received, data, round_num)
       return _upload(part, received, data, result, finite, usable, round_num)
 
-    return run(message, dataset, round_num)
+    upload: _Upload = run(message, dataset, round_num)
+    return upload
 
   return work
 
 
-def _upload(part, received, data, result, finite, usable, round_num):
-  """What a client sends: (`ClientResult`, report)."""
+def _upload(
+  part: ClientPart,
+  received: exchange_lib.Received,
+  data: Mapping[str, Any],
+  result: training.LocalResult,
+  finite: tf.Tensor,
+  usable: tf.Tensor,
+  round_num: tf.Tensor,
+) -> _Upload:
+  """What a client sends."""
   weight = result.weight
   if weight is None:
     weight = result.num_examples if part.weigh_by_examples else tf.constant(1.0)
@@ -260,14 +289,15 @@ def _upload(part, received, data, result, finite, usable, round_num):
   )
   for name in _COUNTED:
     report[name] = screen_lib.masked(report[name], reports, 0.0)
+  sent: Any = update
   if part.exchange is not None:
     row = collections.OrderedDict(
       is_valid=reports,
       client_id=data.get('client_id', tf.constant(0)),
       values=collections.OrderedDict(sorted(result.finished.row.items())),
     )
-    update = collections.OrderedDict(update=update, row=row)
-  return tff.learning.templates.ClientResult(update, weight), report
+    sent = collections.OrderedDict(update=update, row=row)
+  return tff.learning.templates.ClientResult(sent, weight), report
 
 
 def _measured(
@@ -300,11 +330,17 @@ def _number_of_clients() -> tff.Value:
   )
 
 
-def _build_finalize(sums_type: tff.Type, range_type: tff.Type):
+def _build_finalize(
+  sums_type: tff.Type, range_type: tff.Type
+) -> tff.Computation:
   """From what was summed over clients to metrics."""
 
   @tff.tensorflow.computation(sums_type, range_type, range_type)
-  def finalize(sums, minima, maxima):
+  def finalize(
+    sums: Mapping[str, Any],
+    minima: Mapping[str, tf.Tensor],
+    maxima: Mapping[str, tf.Tensor],
+  ) -> collections.OrderedDict[str, Any]:
     some = sums['num_reports'] > 0.0
     nan = tf.constant(float('nan'))
     train = collections.OrderedDict(

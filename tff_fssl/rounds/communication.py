@@ -2,7 +2,6 @@
 
 import collections
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -63,7 +62,9 @@ def build_communication(
   up['scalars'] = report_bytes
 
   @tff.tensorflow.computation(model_type, np.int32)
-  def communication(model, num_clients):
+  def communication(
+    model: server_model.ServerModel, num_clients: tf.Tensor
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     model = server_model.ServerModel(*model)
     down = collections.OrderedDict(
       model=one, statistics=one * len(statistics_of)
@@ -87,7 +88,9 @@ def build_no_communication(model_type: tff.Type) -> tff.Computation:
   """
 
   @tff.tensorflow.computation(model_type, np.int32)
-  def communication(model, num_clients):
+  def communication(
+    model: server_model.ServerModel, num_clients: tf.Tensor
+  ) -> collections.OrderedDict[str, tf.Tensor]:
     del model
     nothing = collections.OrderedDict(model=0)
     return _figures(
@@ -128,10 +131,12 @@ def _weights_bytes(model_type: tff.Type) -> int:
   )
 
 
-def _received_bytes(exchange: exchange_lib.Exchange, model: Any) -> int:
+def _received_bytes(
+  exchange: exchange_lib.Exchange, model: server_model.ServerModel
+) -> int:
   """The size of what a client uses of the exchange's message."""
 
-  def receive(model):
+  def receive(model: server_model.ServerModel) -> Mapping[str, tf.Tensor]:
     message = exchange.message(exchange.initialize(), model, tf.constant(1))
     return exchange.receive(message, tf.constant(0))
 

@@ -11,8 +11,8 @@ In TFF's type notation, `T@SERVER` is one value of type T at the server,
 """
 
 import collections
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -21,7 +21,9 @@ from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_work as client_work_lib
 
-LearningAlgorithmState = tff.learning.templates.LearningAlgorithmState
+LearningAlgorithmState: TypeAlias = (
+  tff.learning.templates.LearningAlgorithmState
+)
 ServerModel = server_model.ServerModel
 
 
@@ -90,10 +92,9 @@ def compose_fssl_process(
     The process. Its attributes `find_non_finite` and `prediction` are to be
     set.
   """
-  data_type = client_work.next.type_signature.parameter[2]
 
   @tff.federated_computation
-  def init_fn():
+  def init_fn() -> tff.Value:
     return tff.federated_zip(
       LearningAlgorithmState(
         tff.federated_eval(initial_model_fn, tff.SERVER),
@@ -104,72 +105,19 @@ def compose_fssl_process(
       )
     )
 
-  @tff.federated_computation(init_fn.type_signature.result, data_type)
-  def next_fn(state, client_data):
-    old_model = state.global_model_weights
-    distributed = distributor.next(state.distributor, old_model)
-    worked = client_work.next(
-      state.client_work, distributed.result, client_data
-    )
-    update = worked.result.update
-    aggregated = aggregator.next(
-      state.aggregator,
-      update if end_round is None else update['update'],
-      worked.result.update_weight,
-    )
-    of_clients = worked.measurements
-    finalized = finalizer.next(
-      state.finalizer,
-      old_model,
-      tff.federated_zip(
-        collections.OrderedDict(
-          update=aggregated.result,
-          signals=of_clients['signals'],
-          num_reports=of_clients['num_reports'],
-        )
-      ),
-    )
-    model, of_phases = finalized.result, []
-    for phase in last_phases:
-      of_phase = phase(model, client_data)
-      model = of_phase.result
-      of_phases.append(of_phase.measurements)
-    distributor_state, of_exchange = distributed.state, None
-    if end_round is not None:
-      ended = end_round(distributed.state, update['row'], model)
-      distributor_state, of_exchange = ended[0], ended[1]
-    new_state = tff.federated_zip(
-      LearningAlgorithmState(
-        model,
-        distributor_state,
-        worked.state,
-        aggregated.state,
-        finalized.state,
-      )
-    )
-    train = collections.OrderedDict(train=of_clients['train'])
-    if revise_state is not None:
-      new_state = tff.federated_map(
-        revise_state, (state, new_state, of_clients['train'])
-      )
-    metrics = collections.OrderedDict(
-      distributor=distributed.measurements,
-      client_work=tff.federated_zip(train),
-      aggregator=aggregated.measurements,
-      finalizer=finalized.measurements,
-    )
-    if of_phases:
-      metrics['last_phase'] = of_phases[0]
-    if of_exchange is not None:
-      metrics['exchange'] = of_exchange
-    if communication is not None:
-      metrics['communication'] = tff.federated_map(
-        communication, (old_model, of_clients['train']['num_clients'])
-      )
-    return tff.learning.templates.LearningProcessOutput(
-      new_state, tff.federated_zip(metrics)
-    )
-
+  next_fn = _build_next(
+    _Round(
+      distributor,
+      client_work,
+      aggregator,
+      finalizer,
+      last_phases,
+      end_round,
+      revise_state,
+      communication,
+    ),
+    init_fn.type_signature.result,
+  )
   state_type = init_fn.type_signature.result.member
   to_model, to_state = _model_weights_fns(state_type, start)
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
@@ -177,13 +125,183 @@ def compose_fssl_process(
   return process
 
 
+def build_keep_if_all_failed(
+  state_type: tff.Type, train_type: tff.Type
+) -> tff.Computation:
+  """Builds `<S, S, train> -> S`, a `revise_state` of `compose_fssl_process`.
+
+  If clients took part but none sent a usable update, it restores the old model,
+  and what made it.
+
+  Args:
+    state_type: The type S of the process's state.
+    train_type: The type of the client work's metrics.
+
+  Returns:
+    The computation.
+  """
+
+  @tff.tensorflow.computation(state_type, state_type, train_type)
+  def keep_if_all_failed(
+    old: LearningAlgorithmState,
+    new: LearningAlgorithmState,
+    train: Mapping[str, tf.Tensor],
+  ) -> LearningAlgorithmState:
+    num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
+    failed = tf.logical_and(
+      train['num_clients'] > 0, num_failed >= train['num_clients']
+    )
+
+    def kept(old: Any, new: Any) -> Any:
+      return tf.nest.map_structure(
+        lambda n, o: tf.where(failed, o, n), new, old
+      )
+
+    finalizer_state = kept(old.finalizer, new.finalizer)
+    finalizer_state['round_num'] = new.finalizer['round_num']
+    # A round without a usable update has no rows for an exchange, either.
+    return new._replace(
+      global_model_weights=kept(
+        old.global_model_weights, new.global_model_weights
+      ),
+      aggregator=kept(old.aggregator, new.aggregator),
+      finalizer=finalizer_state,
+    )
+
+  return keep_if_all_failed
+
+
+class _Round(NamedTuple):
+  """What makes up a round: arguments of `compose_fssl_process`."""
+
+  distributor: tff.learning.templates.DistributionProcess
+  client_work: tff.learning.templates.ClientWorkProcess
+  aggregator: tff.templates.AggregationProcess
+  finalizer: tff.learning.templates.FinalizerProcess
+  last_phases: Sequence[tff.Computation]
+  end_round: EndRound | None
+  revise_state: tff.Computation | None
+  communication: tff.Computation | None
+
+
+class _Results(NamedTuple):
+  """Results of a round's four parts.
+
+  Attributes:
+    distributed: Of the distributor.
+    worked: Of the client work.
+    aggregated: Of the aggregator.
+    finalized: Of the finalizer.
+  """
+
+  distributed: tff.Value
+  worked: tff.Value
+  aggregated: tff.Value
+  finalized: tff.Value
+
+
+def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
+  """Builds `<S@SERVER, D*@CLIENTS> -> <state=S, metrics>@SERVER`."""
+  data_type = parts.client_work.next.type_signature.parameter[2]
+
+  @tff.federated_computation(state_type, data_type)
+  def next_fn(
+    state: tff.Value, client_data: tff.Value
+  ) -> tff.learning.templates.LearningProcessOutput:
+    old_model = state.global_model_weights
+    results = _run_parts(parts, state, client_data)
+    model, of_phases = results.finalized.result, []
+    for phase in parts.last_phases:
+      of_phase = phase(model, client_data)
+      model = of_phase.result
+      of_phases.append(of_phase.measurements)
+    distributor_state, of_exchange = results.distributed.state, None
+    if parts.end_round is not None:
+      row = results.worked.result.update['row']
+      ended = parts.end_round(distributor_state, row, model)
+      distributor_state, of_exchange = ended[0], ended[1]
+    new_state = tff.federated_zip(
+      LearningAlgorithmState(
+        model,
+        distributor_state,
+        results.worked.state,
+        results.aggregated.state,
+        results.finalized.state,
+      )
+    )
+    train = results.worked.measurements['train']
+    if parts.revise_state is not None:
+      new_state = tff.federated_map(
+        parts.revise_state, (state, new_state, train)
+      )
+    metrics = _metrics_of_parts(results)
+    if of_phases:
+      metrics['last_phase'] = of_phases[0]
+    if of_exchange is not None:
+      metrics['exchange'] = of_exchange
+    if parts.communication is not None:
+      metrics['communication'] = tff.federated_map(
+        parts.communication, (old_model, train['num_clients'])
+      )
+    return tff.learning.templates.LearningProcessOutput(
+      new_state, tff.federated_zip(metrics)
+    )
+
+  return next_fn
+
+
+def _run_parts(
+  parts: _Round, state: tff.Value, client_data: tff.Value
+) -> _Results:
+  """TFF's four parts, one after another, in a federated computation."""
+  old_model = state.global_model_weights
+  distributed = parts.distributor.next(state.distributor, old_model)
+  worked = parts.client_work.next(
+    state.client_work, distributed.result, client_data
+  )
+  update = worked.result.update
+  aggregated = parts.aggregator.next(
+    state.aggregator,
+    update if parts.end_round is None else update['update'],
+    worked.result.update_weight,
+  )
+  of_clients = worked.measurements
+  finalized = parts.finalizer.next(
+    state.finalizer,
+    old_model,
+    tff.federated_zip(
+      collections.OrderedDict(
+        update=aggregated.result,
+        signals=of_clients['signals'],
+        num_reports=of_clients['num_reports'],
+      )
+    ),
+  )
+  return _Results(distributed, worked, aggregated, finalized)
+
+
+def _metrics_of_parts(
+  results: _Results,
+) -> collections.OrderedDict[str, tff.Value]:
+  """What is released of the four parts' measurements, at the server."""
+  train = collections.OrderedDict(train=results.worked.measurements['train'])
+  return collections.OrderedDict(
+    distributor=results.distributed.measurements,
+    client_work=tff.federated_zip(train),
+    aggregator=results.aggregated.measurements,
+    finalizer=results.finalized.measurements,
+  )
+
+
 def _model_weights_fns(
-  state_type: tff.Type, start: Callable[[adapter.Weights], Any]
+  state_type: tff.Type, start: Callable[[adapter.Weights], ServerModel]
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
   @tff.tensorflow.computation(state_type)
-  def get_model_weights(state):
+  def get_model_weights(
+    state: LearningAlgorithmState,
+  ) -> tff.learning.models.ModelWeights:
     weights = state.global_model_weights
     return tff.learning.models.ModelWeights(
       tuple(weights.trainable), tuple(weights.non_trainable)
@@ -192,7 +310,10 @@ def _model_weights_fns(
   @tff.tensorflow.computation(
     state_type, get_model_weights.type_signature.result
   )
-  def set_model_weights(state, model_weights):
+  def set_model_weights(
+    state: LearningAlgorithmState,
+    model_weights: tff.learning.models.ModelWeights,
+  ) -> LearningAlgorithmState:
     # Weights from outside already contain batch norm statistics.
     weights = adapter.Weights(
       tuple(model_weights.trainable),

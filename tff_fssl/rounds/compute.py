@@ -1,8 +1,8 @@
 """What a client and the server compute in a round, measured from the graph."""
 
+from collections.abc import Mapping
 import dataclasses
 import math
-from typing import Any
 
 import tensorflow as tf
 
@@ -133,23 +133,17 @@ def measure(
     return RoundCompute(clients, server, parts, hparams, network.is_static)
 
 
-def _received(network: adapter.Network, parts: assemble.Parts) -> Any:
+def _received(
+  network: adapter.Network, parts: assemble.Parts
+) -> Mapping[str, tf.TensorSpec]:
   """The specs of `ClientData.received`."""
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
-    trainable, non_trainable = (
-      tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
-      for variables in (
-        network.trainable_variables,
-        network.non_trainable_variables,
-      )
-    )
-    count = tf.TensorSpec([], tf.float32)
-    weights = adapter.Weights(trainable, non_trainable, count)
-    exchange = exchange(exchange_lib.Population(1, weights))
+    population = exchange_lib.Population(1, network.weight_specs)
+    exchange = exchange(population)
 
-  def receive():
+  def receive() -> Mapping[str, tf.Tensor]:
     table = () if exchange is None else exchange.initialize()
     model = parts.server.start(network.initial_weights())
     message = exchange_lib.make_message(
@@ -158,10 +152,11 @@ def _received(network: adapter.Network, parts: assemble.Parts) -> Any:
     return exchange_lib.read_message(exchange, message, tf.constant(0)).others
 
   traced = tf.function(receive).get_concrete_function()
-  return tf.nest.map_structure(
+  specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
     traced.structured_outputs,
   )
+  return specs
 
 
 def _examples_in_steps(

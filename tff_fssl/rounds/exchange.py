@@ -169,7 +169,7 @@ def build_distributor(
   """
 
   @tff.tensorflow.computation
-  def initialize():
+  def initialize() -> Any:
     if exchange is None:
       return ()
     return collections.OrderedDict(
@@ -179,7 +179,7 @@ def build_distributor(
   state_type = initialize.type_signature.result
 
   @tff.tensorflow.computation(state_type, model_type)
-  def message(state, model):
+  def message(state: Any, model: ServerModel) -> Message:
     table, round_num = (), tf.constant(0)
     if exchange is not None:
       table, round_num = state['table'], state['round_num']
@@ -187,13 +187,15 @@ def build_distributor(
     return make_message(exchange, server, table, model, round_num)
 
   @tff.federated_computation
-  def init_fn():
+  def init_fn() -> tff.Value:
     return tff.federated_eval(initialize, tff.SERVER)
 
   @tff.federated_computation(
     init_fn.type_signature.result, tff.FederatedType(model_type, tff.SERVER)
   )
-  def next_fn(state, model):
+  def next_fn(
+    state: tff.Value, model: tff.Value
+  ) -> tff.templates.MeasuredProcessOutput:
     sent = tff.federated_map(message, (state, model))
     return tff.templates.MeasuredProcessOutput(
       state,
@@ -248,7 +250,49 @@ def build_accept(
   Returns:
     A function for use in a federated computation.
   """
-  one = row_type(exchange)
+  collect, rows_type = _build_collect(row_type(exchange))
+
+  @tff.tensorflow.computation(distributor_state_type, rows_type, model_type)
+  def accept(
+    state: Mapping[str, Any], rows: Mapping[str, Any], model: ServerModel
+  ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
+    undisputed = _is_undisputed(exchange, rows)
+    kept = tf.nest.map_structure(lambda t: tf.boolean_mask(t, undisputed), rows)
+    table = exchange.accept(
+      state['table'],
+      Rows(kept['client_id'], kept['values']),
+      ServerModel(*model),
+      state['round_num'],
+    )
+    disputed = tf.logical_and(rows['is_valid'], tf.logical_not(undisputed))
+    state = collections.OrderedDict(
+      table=table, round_num=state['round_num'] + 1
+    )
+    return state, collections.OrderedDict(
+      num_rows=tf.shape(kept['client_id'])[0],
+      num_disputed_rows=tf.reduce_sum(tf.cast(disputed, tf.int32)),
+    )
+
+  def end_round(
+    state: tff.Value, rows: tff.Value, model: tff.Value
+  ) -> tff.Value:
+    return tff.federated_map(accept, (state, collect(rows), model))
+
+  return end_round
+
+
+def _build_collect(
+  one: tff.Type,
+) -> tuple[Callable[[tff.Value], tff.Value], tff.Type]:
+  """Builds `one@CLIENTS -> rows@SERVER`; returns it, and the type of `rows`.
+
+  Args:
+    one: The type of what a client sends, a structure of tensors.
+
+  Returns:
+    A function for use in a federated computation; the type of the same
+    structure of tensors with one dimension more, the first: the clients.
+  """
   specs = tff.types.type_to_tf_tensor_specs(one)
   many = tff.types.tensorflow_to_type(
     tf.nest.map_structure(
@@ -257,7 +301,7 @@ def build_accept(
   )
 
   @tff.tensorflow.computation
-  def no_rows():
+  def no_rows() -> Any:
     # The accumulator's type must have an unknown length.
     return tf.nest.map_structure(
       lambda s: tf.compat.v1.placeholder_with_default(
@@ -267,53 +311,34 @@ def build_accept(
     )
 
   @tff.tensorflow.computation(many, one)
-  def append(rows, row):
+  def append(rows: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
     return tf.nest.map_structure(
       lambda r, new: tf.concat([r, new[None]], axis=0), rows, row
     )
 
   @tff.tensorflow.computation(many, many)
-  def concatenate(first, second):
+  def concatenate(first: Mapping[str, Any], second: Mapping[str, Any]) -> Any:
     return tf.nest.map_structure(
       lambda a, b: tf.concat([a, b], axis=0), first, second
     )
 
   @tff.tensorflow.computation(many)
-  def report(rows):
+  def report(rows: Mapping[str, Any]) -> Mapping[str, Any]:
     return rows
 
-  @tff.tensorflow.computation(distributor_state_type, many, model_type)
-  def accept(state, rows, model):
-    keep = rows['is_valid']
-    if exchange.num_clients:
-      same = tf.equal(rows['client_id'][:, None], rows['client_id'][None])
-      claims = tf.reduce_sum(
-        tf.cast(tf.logical_and(same, keep[None]), tf.int32), axis=1
-      )
-      unique = tf.logical_and(keep, claims <= 1)
-    else:
-      unique = keep
-    kept = tf.nest.map_structure(lambda t: tf.boolean_mask(t, unique), rows)
-    table = exchange.accept(
-      state['table'],
-      Rows(kept['client_id'], kept['values']),
-      ServerModel(*model),
-      state['round_num'],
-    )
-    num_disputed = tf.reduce_sum(
-      tf.cast(tf.logical_and(keep, tf.logical_not(unique)), tf.int32)
-    )
-    state = collections.OrderedDict(
-      table=table, round_num=state['round_num'] + 1
-    )
-    return state, collections.OrderedDict(
-      num_rows=tf.shape(kept['client_id'])[0], num_disputed_rows=num_disputed
-    )
+  def collect(rows: tff.Value) -> tff.Value:
+    return tff.federated_aggregate(rows, no_rows(), append, concatenate, report)
 
-  def end_round(state, rows, model):
-    collected = tff.federated_aggregate(
-      rows, no_rows(), append, concatenate, report
-    )
-    return tff.federated_map(accept, (state, collected, model))
+  return collect, many
 
-  return end_round
+
+def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:
+  """Whether each row is valid and no other one claims its id: bool [n]."""
+  valid = rows['is_valid']
+  if not exchange.num_clients:
+    return valid
+  same = tf.equal(rows['client_id'][:, None], rows['client_id'][None])
+  claims = tf.reduce_sum(
+    tf.cast(tf.logical_and(same, valid[None]), tf.int32), axis=1
+  )
+  return tf.logical_and(valid, claims <= 1)

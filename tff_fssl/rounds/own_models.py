@@ -44,7 +44,12 @@ def build_exchange(
       ' or a smaller --model'
     )
 
-  def accept(table, rows, model, round_num):
+  def accept(
+    table: Mapping[str, tf.Tensor],
+    rows: exchange_lib.Rows,
+    model: exchange_lib.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, tf.Tensor]:
     del model, round_num
     index = rows.client_id[:, None]
     return collections.OrderedDict(
@@ -93,12 +98,13 @@ def of_client(
   sizes = [tensor.shape.num_elements() for tensor in _stored(weights)]
   pieces = iter(tf.split(row[_WEIGHTS], sizes))
 
-  def own(common):
+  def own(common: tf.Tensor) -> tf.Tensor:
     if common.dtype != tf.float32:
       return common
     return tf.where(is_new, common, tf.reshape(next(pieces), common.shape))
 
-  return tf.nest.map_structure(own, weights)
+  own_weights: adapter.Weights = tf.nest.map_structure(own, weights)
+  return own_weights
 
 
 def _stored(weights: adapter.Weights) -> list[Any]:

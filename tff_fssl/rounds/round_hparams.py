@@ -203,13 +203,23 @@ class RoundHparams:
     ' CPUs).',
   )
 
-  def __post_init__(self):
+  def __post_init__(self) -> None:
     hparams.validate(self)
 
   @property
   def labels_at_clients(self) -> bool:
     """Whether clients hold the labels."""
     return self.scenario == LABELS_AT_CLIENTS
+
+  @property
+  def first_round(self) -> int:
+    """The number of the first round; less than 1 with server pre-training."""
+    return 1 if self.labels_at_clients else 1 - self.num_pretraining_rounds
+
+  @property
+  def most_client_examples(self) -> int:
+    """The most examples that a client can have."""
+    return self.max_client_examples or MAX_CLIENT_EXAMPLES
 
   def client_batch_sizes(self, trains_on_unlabeled: bool) -> tuple[int, int]:
     """Unlabelled and labelled examples in a batch at a client."""

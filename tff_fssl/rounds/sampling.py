@@ -1,5 +1,6 @@
 """Which clients take part in a round: a function of (seed, round)."""
 
+import collections
 from collections.abc import Callable, Iterator
 import functools
 import struct
@@ -30,7 +31,7 @@ LoadClient = Callable[[int], tuple[Any, Any]]
 OnFailure = Callable[[int, int, str], None]
 
 
-class Cohort(list):
+class Cohort(list[Any]):
   """A list of clients' data, each made when it is accessed.
 
   It holds functions without arguments; access gives what they return. The
@@ -52,7 +53,7 @@ class Cohort(list):
 class FailedClients:
   """Remembers the clients that were left out of a round, for its report."""
 
-  def __init__(self):
+  def __init__(self) -> None:
     self._lock = threading.Lock()
     self._reasons: dict[tuple[int, int], str] = {}
 
@@ -212,7 +213,10 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
   def iterator(self) -> CohortIterator:
     """An iterator at the first round."""
-    return self._iterator_class(self.seed, self._first_round)
+    iterator: CohortIterator = self._iterator_class(
+      self.seed, self._first_round
+    )
+    return iterator
 
   def client_ids(
     self, seed: int, round_num: int, k: int | None = None
@@ -268,7 +272,7 @@ def build_data_source(
   lock = threading.Lock()
   told: set[tuple[int, int]] = set()
 
-  def load(round_num, client_id):
+  def load(round_num: int, client_id: int) -> collections.OrderedDict[str, Any]:
     labeled, unlabeled = load_client(client_id)
     element = clients.make_example(
       seed=clients.client_seed(seed, round_num, client_id),
@@ -281,7 +285,7 @@ def build_data_source(
       element['client_id'] = np.int32(client_id)
     return element
 
-  def make_client(round_num, client_id):
+  def make_client(round_num: int, client_id: int) -> tf.data.Dataset:
     try:
       element = load(round_num, client_id)
     except Exception as error:  # pylint: disable=broad-except

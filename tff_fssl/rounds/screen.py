@@ -1,7 +1,8 @@
 """Checks of what a client sent, before anything is summed."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+import math
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -10,11 +11,15 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 # A metric's sum above this, per example, is absurd.
 _MAX_METRIC = 1e6
 # Rounding may take shares and thresholds this far outside [0, 1].
 _TOLERANCE = 1e-3
+
+# Name -> value, or a further level of names.
+_ByName = collections.OrderedDict[str, Any]
 
 
 class Bounds(NamedTuple):
@@ -31,6 +36,30 @@ class Bounds(NamedTuple):
   num_examples: float
   signals: Mapping[str, algorithm_lib.Signal] = {}
   exchange: exchange_lib.Exchange | None = None
+
+
+def build_bounds(
+  local: algorithm_lib.LocalAlgorithm,
+  hparams: round_hparams_lib.RoundHparams,
+  exchange: exchange_lib.Exchange | None,
+) -> Bounds:
+  """Bounds on what an honest client with `max_client_examples` can send."""
+  sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
+  batch_sizes = [
+    size
+    for size, used in zip(
+      sizes, (local.trains_on_unlabeled, local.trains_on_labels)
+    )
+    if used
+  ]
+  # The other streams repeat until the longest stream of batches ends.
+  steps = max(math.ceil(hparams.most_client_examples / b) for b in batch_sizes)
+  most = float(hparams.client_epochs * steps * sum(batch_sizes))
+  if not local.weighs and hparams.client_weighting == 'examples':
+    allowed = guarded.AllowedWeights(most)
+  else:
+    allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
+  return Bounds(allowed, most, local.signals, exchange)
 
 
 def build_screen(
@@ -58,56 +87,38 @@ def build_screen(
   """
 
   @tff.tensorflow.computation(result_type, report_type)
-  def screen(result, report):
-    most = bounds.num_examples
-    ratios, ranges = report['ratios'], report['ranges']
+  def screen(
+    result: tff.learning.templates.ClientResult, report: Mapping[str, Any]
+  ) -> tuple[tff.learning.templates.ClientResult, tuple[_ByName, ...]]:
     update, row = _split(result.update, bounds.exchange)
-    accepted = tf.reduce_all(
-      [
-        guarded.is_acceptable(update, result.update_weight, bounds.weights),
-        _within(report['num_examples'], 0.0, most),
-        *(_within(p[1], 0.0, most) for p in ratios.values()),
-        *(
-          _within(tf.abs(p[0]), 0.0, _MAX_METRIC * most)
-          for p in ratios.values()
-        ),
-        *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
-        *(
-          tf.logical_or(
-            _within(report['signals'][name], signal.low, signal.high),
-            # A client that does not report sends 0.
-            tf.logical_not(report['reports']),
-          )
-          for name, signal in bounds.signals.items()
-        ),
-        *([] if row is None else [_row_fits(bounds.exchange, row)]),
-      ]
-    )
+    accepted = _is_possible(update, result.update_weight, row, report, bounds)
     reports = tf.logical_and(accepted, report['reports'])
     weight = tf.where(accepted, result.update_weight, 0.0)
-    as_count = lambda condition: tf.cast(condition, tf.int32)
     sums = collections.OrderedDict(
       num_clients=tf.constant(1),
-      num_non_finite_clients=as_count(
-        tf.logical_and(accepted, tf.logical_not(report['is_finite']))
+      num_non_finite_clients=tf.cast(
+        tf.logical_and(accepted, tf.logical_not(report['is_finite'])), tf.int32
       ),
-      num_rejected_clients=as_count(tf.logical_not(accepted)),
+      num_rejected_clients=tf.cast(tf.logical_not(accepted), tf.int32),
       num_reports=tf.cast(reports, tf.float32),
       num_examples=masked(report['num_examples'], reports, 0.0),
       weight=weight,
       weight_log_weight=tf.math.xlogy(weight, weight),
-      ratios=masked(ratios, reports, 0.0),
-      ranges=masked(ranges, reports, 0.0),
+      ratios=masked(report['ratios'], reports, 0.0),
+      ranges=masked(report['ranges'], reports, 0.0),
       signals=masked(report['signals'], reports, 0.0),
     )
-    ranged = collections.OrderedDict(ranges, aggregation_weight=weight)
+    ranged = collections.OrderedDict(
+      report['ranges'], aggregation_weight=weight
+    )
     nan = tf.constant(float('nan'))
+    sent: Any = update
     if row is not None:
       valid = tf.logical_and(row['is_valid'], accepted)
       row = collections.OrderedDict(row, is_valid=valid)
-      update = collections.OrderedDict(update=update, row=row)
+      sent = collections.OrderedDict(update=update, row=row)
     result = tff.learning.templates.ClientResult(
-      update, tf.where(accepted, result.update_weight, nan)
+      sent, tf.where(accepted, result.update_weight, nan)
     )
     return result, (
       sums,
@@ -118,21 +129,52 @@ def build_screen(
   return screen
 
 
-def _split(update, exchange):
+def _is_possible(
+  update: Sequence[tf.Tensor],
+  weight: tf.Tensor,
+  row: Mapping[str, Any] | None,
+  report: Mapping[str, Any],
+  bounds: Bounds,
+) -> tf.Tensor:
+  """Whether an honest client can have sent all this: bool scalar."""
+  most = bounds.num_examples
+  ratios, ranges = report['ratios'], report['ranges']
+  conditions = [
+    guarded.is_acceptable(update, weight, bounds.weights),
+    _within(report['num_examples'], 0.0, most),
+    *(_within(p[1], 0.0, most) for p in ratios.values()),
+    *(_within(tf.abs(p[0]), 0.0, _MAX_METRIC * most) for p in ratios.values()),
+    *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
+    *(
+      tf.logical_or(
+        _within(report['signals'][name], signal.low, signal.high),
+        # A client that does not report sends 0.
+        tf.logical_not(report['reports']),
+      )
+      for name, signal in bounds.signals.items()
+    ),
+  ]
+  if bounds.exchange is not None and row is not None:
+    conditions.append(
+      tf.logical_or(
+        exchange_lib.is_possible_row(bounds.exchange, row),
+        # A row that is not valid is not kept.
+        tf.logical_not(row['is_valid']),
+      )
+    )
+  return tf.reduce_all(conditions)
+
+
+def _split(
+  update: Any, exchange: exchange_lib.Exchange | None
+) -> tuple[Sequence[tf.Tensor], Mapping[str, Any] | None]:
   """(the update alone, the row for the exchange or None)."""
   if exchange is None:
     return update, None
   return update['update'], update['row']
 
 
-def _row_fits(exchange, row):
-  """Whether a row may be kept, or is none."""
-  return tf.logical_or(
-    exchange_lib.is_possible_row(exchange, row), tf.logical_not(row['is_valid'])
-  )
-
-
-def _within(value, low, high):
+def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:
   """Whether a float scalar is in [low, high]; NaN is not."""
   return tf.logical_and(value >= low, value <= high)
 

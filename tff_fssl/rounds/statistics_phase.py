@@ -44,12 +44,16 @@ class Gathering:
   server_data_fn: Callable[[], tf.data.Dataset] | None
   server_batch_size: int
 
-  def of_client(self, weights: adapter.Weights, dataset: Any) -> Any:
+  def of_client(
+    self, weights: adapter.Weights, dataset: tf.data.Dataset
+  ) -> statistics.Sums:
     """A client's sums over all its examples."""
     network = self.make_network()
 
     @tf.function
-    def run(weights, dataset):
+    def run(
+      weights: adapter.Weights, dataset: tf.data.Dataset
+    ) -> statistics.Sums:
       data, _ = client_data.read_client(dataset, self.num_classes)
       return client_sums(
         network,
@@ -60,14 +64,28 @@ class Gathering:
         batch_size=self.batch_size,
       )
 
-    return run(weights, dataset)
+    sums: statistics.Sums = run(weights, dataset)
+    return sums
 
-  def at_server(self, weights: adapter.Weights, combined: Any) -> Any:
-    """The weights with statistics from clients' combined sums and its own."""
+  def at_server(
+    self, weights: adapter.Weights, combined: statistics.Sums | tf.Tensor
+  ) -> adapter.Weights:
+    """The weights with statistics from clients' combined sums and its own.
+
+    Args:
+      weights: The weights.
+      combined: The sums over clients; with `statistics.MEDIAN`, all clients'
+        rows, float32 [rows, columns] (`statistics.to_rows`).
+
+    Returns:
+      The weights.
+    """
     network = self.make_network()
 
     @tf.function
-    def run(weights, combined):
+    def run(
+      weights: adapter.Weights, combined: statistics.Sums | tf.Tensor
+    ) -> adapter.Weights:
       own = statistics.zero_sums(network)
       if self.server_data_fn is not None:
         own = statistics.gather(
@@ -85,7 +103,8 @@ class Gathering:
         sums = tf.nest.map_structure(tf.add, combined, own)
       return statistics.put(network, weights, sums, kind=self.kind)
 
-    return run(weights, combined)
+    with_statistics: adapter.Weights = run(weights, combined)
+    return with_statistics
 
 
 def _weights_of(model: Any, set_name: str) -> adapter.Weights:
@@ -123,39 +142,29 @@ def build_statistics_phase(
   """
 
   @tff.tensorflow.computation(model_type)
-  def select(model):
+  def select(model: server_model.ServerModel) -> adapter.Weights:
     return _weights_of(model, set_name)
 
   weights_type = select.type_signature.result
   data_type = client_data.data_type(element_spec)
 
   @tff.tensorflow.computation(weights_type, data_type)
-  def of_client(weights, dataset):
+  def of_client(
+    weights: adapter.Weights, dataset: tf.data.Dataset
+  ) -> statistics.Sums:
     return gathering.of_client(weights, dataset)
 
   sums_type = of_client.type_signature.result
 
-  @tff.tensorflow.computation(sums_type)
-  def screen(sums):
-    possible = is_possible(
-      sums,
-      kind=gathering.kind,
-      max_examples=gathering.max_client_examples,
-    )
-    sums = tf.nest.map_structure(
-      lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
-    )
-    return sums, tf.cast(tf.logical_not(possible), tf.int32)
-
-  @tff.tensorflow.computation(sums_type)
-  def to_rows(sums):
-    return statistics.to_rows(sums)
-
+  screen = _build_screen(sums_type, gathering)
+  to_rows = tff.tensorflow.computation(statistics.to_rows, sums_type)
   by_median = gathering.kind == statistics.MEDIAN
   combined_type = to_rows.type_signature.result if by_median else sums_type
 
   @tff.tensorflow.computation(model_type, combined_type)
-  def at_server(model, combined):
+  def at_server(
+    model: server_model.ServerModel, combined: statistics.Sums | tf.Tensor
+  ) -> server_model.ServerModel:
     model = server_model.ServerModel(*model)
     weights = gathering.at_server(_weights_of(model, set_name), combined)
     if set_name:
@@ -166,7 +175,9 @@ def build_statistics_phase(
     tff.FederatedType(model_type, tff.SERVER),
     tff.FederatedType(data_type, tff.CLIENTS),
   )
-  def phase(model, dataset):
+  def phase(
+    model: tff.Value, dataset: tff.Value
+  ) -> collections.OrderedDict[str, tff.Value]:
     weights = tff.federated_broadcast(tff.federated_map(select, model))
     sums = tff.federated_map(of_client, (weights, dataset))
     sums, rejected = tff.federated_map(screen, sums)
@@ -184,6 +195,24 @@ def build_statistics_phase(
     )
 
   return phase, client_data.num_bytes(sums_type)
+
+
+def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
+  """Builds `sums -> <sums, 1 if they were rejected and set to 0>`."""
+
+  @tff.tensorflow.computation(sums_type)
+  def screen(sums: statistics.Sums) -> tuple[statistics.Sums, tf.Tensor]:
+    possible = is_possible(
+      sums,
+      kind=gathering.kind,
+      max_examples=gathering.max_client_examples,
+    )
+    sums = tf.nest.map_structure(
+      lambda t: tf.where(possible, t, tf.zeros_like(t)), sums
+    )
+    return sums, tf.cast(tf.logical_not(possible), tf.int32)
+
+  return screen
 
 
 def client_sums(

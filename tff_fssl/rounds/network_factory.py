@@ -1,0 +1,79 @@
+"""Makes the networks of a process."""
+
+from collections.abc import Sequence
+import functools
+
+import tensorflow as tf
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.models import adapter
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+
+class NetworkFactory:
+  """Makes the networks of a process, and knows what a round asks about them.
+
+  Attributes:
+    tracks_moving_averages: Whether training updates Keras's moving averages.
+    num_classes: The width of the output.
+    num_trainable: The number of trainable variables.
+    has_batch_norm: Whether there are trained batch norm layers.
+    is_static: Whether batch norm statistics have to be gathered after training.
+    variances: `adapter.Network.variances`.
+    weight_specs: `adapter.Network.weight_specs`.
+  """
+
+  def __init__(
+    self,
+    model_fn: adapter.ModelFn,
+    hparams: round_hparams_lib.RoundHparams,
+    *,
+    image_shape: Sequence[int | None],
+    num_classes: int | None,
+    seed: int,
+  ):
+    """Builds a network, in a graph of its own, and checks it.
+
+    Args:
+      model_fn: Builds a Keras model, images -> logits.
+      hparams: The round's hyper-parameters.
+      image_shape: The shape of a network's input.
+      num_classes: Expected width of the output; None to skip the check.
+      seed: Seed of the initial weights.
+
+    Raises:
+      UsageError: If the model cannot be trained.
+    """
+    self.tracks_moving_averages = (
+      hparams.batch_norm_statistics == 'moving_average'
+    )
+    self._seed = seed
+    self._build = functools.partial(
+      adapter.Network,
+      model_fn,
+      num_classes=num_classes,
+      image_shape=image_shape,
+      track_moving_averages=self.tracks_moving_averages,
+      compute_dtype=hparams.compute_dtype,
+    )
+    with tf.Graph().as_default():
+      network = self._build(seed=seed, trace=True)
+    if network.num_outputs < 2:
+      raise hparams_lib.UsageError(
+        f'model {network.model.name!r} gives one logit; it must give one for'
+        ' each class, two for two classes'
+      )
+    self.num_classes = network.num_outputs
+    self.num_trainable = len(network.trainable_variables)
+    self.has_batch_norm = bool(network.batch_norm_layers)
+    self.is_static = network.is_static
+    self.variances = network.variances
+    self.weight_specs = network.weight_specs
+
+  def make(self) -> adapter.Network:
+    """A network in the current graph, to which weights will be assigned."""
+    return self._build(trace=False)
+
+  def make_initial(self) -> adapter.Network:
+    """A network in the current graph, with initial weights."""
+    return self._build(seed=self._seed, trace=False)

@@ -1,0 +1,49 @@
+"""The optimizers of a round, from its hyper-parameters."""
+
+from collections.abc import Callable
+import functools
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.local import optimizer as optimizer_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+RoundHparams = round_hparams_lib.RoundHparams
+
+
+def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
+  """The SGD with which clients and server train."""
+  return optimizer_lib.Sgd(
+    hparams.momentum,
+    hparams.nesterov,
+    hparams.weight_decay,
+    hparams.max_gradient_norm,
+  )
+
+
+def learning_rate_fn(
+  hparams: RoundHparams, initial: float
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """Round number -> learning rate of that SGD, which starts from `initial`."""
+  return functools.partial(
+    optimizer_lib.learning_rate,
+    initial,
+    hparams.learning_rate_schedule,
+    hparams.schedule_rounds,
+  )
+
+
+def server_optimizer(
+  hparams: RoundHparams,
+) -> tff.learning.optimizers.Optimizer:
+  """The optimizer that applies what the aggregator returns."""
+  rate = hparams.server_optimizer_learning_rate
+  if hparams.server_optimizer == 'adam':
+    return tff.learning.optimizers.build_adam(rate)
+  if hparams.server_optimizer == 'yogi':
+    return tff.learning.optimizers.build_yogi(rate)
+  # TFF does not accept a momentum of 0.
+  return tff.learning.optimizers.build_sgdm(
+    rate, momentum=hparams.server_optimizer_momentum or None
+  )

@@ -1,0 +1,177 @@
+"""The server's side of a round: initial model, training on labels, step."""
+
+import collections
+from collections.abc import Callable, Mapping
+import dataclasses
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.data import augment
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.finalizers import server_step
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.models import statistics
+from tff_fssl.rounds import client_data
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import optimizers
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+# Keeps the server's seeds apart from the clients', which the data source makes.
+_SERVER = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerSide:
+  """What the server does, and with what.
+
+  Attributes:
+    networks: Makes its networks.
+    algorithm: What it does with what came from the clients.
+    training: What it does with its labels, if it has any.
+    views: How stored examples become the network's inputs.
+    data_fn: Returns its labelled data, a data set of one element
+      OrderedDict(x, y); called inside a TFF computation. None: it has none.
+    hparams: The round's hyper-parameters.
+    seed: Seed of its training.
+  """
+
+  networks: network_factory.NetworkFactory
+  algorithm: server_algorithm.ServerAlgorithm
+  training: algorithm_lib.LocalAlgorithm
+  views: augment.Views
+  data_fn: Callable[[], tf.data.Dataset] | None
+  hparams: round_hparams_lib.RoundHparams
+  seed: int
+
+  @property
+  def statistics_batch_size(self) -> int:
+    """Examples in a batch of the pass that gathers statistics."""
+    # Only `batch_mean` statistics depend on the batch size.
+    if self.hparams.batch_norm_statistics == statistics.BATCH_MEAN:
+      return self.hparams.server_batch_size
+    return self.hparams.statistics_batch_size
+
+  def build_initial_model(self) -> tff.Computation:
+    """Builds `( -> ServerModel)`."""
+
+    @tff.tensorflow.computation
+    def initial_model() -> server_model.ServerModel:
+      network = self.networks.make_initial()
+
+      @tf.function
+      def run() -> server_model.ServerModel:
+        weights = network.initial_weights()
+        if network.is_static and self.data_fn is not None:
+          kind = self.hparams.batch_norm_statistics
+          sums = statistics.gather(
+            network,
+            weights,
+            self._read_data().x,
+            self.views,
+            kind=kind,
+            batch_size=self.statistics_batch_size,
+          )
+          weights = statistics.put(network, weights, sums, kind=kind)
+        return self.algorithm.start(weights)
+
+      initial: server_model.ServerModel = run()
+      return initial
+
+    return initial_model
+
+  def build_step(
+    self,
+    model_type: tff.Type,
+    aggregate_type: tff.Type,
+    peer_sizes: Mapping[str, int],
+  ) -> tff.learning.templates.FinalizerProcess:
+    """Builds the finalizer; see `server_step.build_server_step`."""
+    return server_step.build_server_step(
+      model_type,
+      aggregate_type,
+      optimizers.server_optimizer(self.hparams),
+      first_round=self.hparams.first_round,
+      algorithm=self.algorithm,
+      peer_sizes=peer_sizes,
+      make_training=None if self.data_fn is None else self._make_training,
+      keeps_momentum=self._keeps_momentum,
+      non_negative=self.networks.variances,
+    )
+
+  @property
+  def _keeps_momentum(self) -> bool:
+    """Whether training goes on with the previous round's momentum."""
+    return bool(
+      self.data_fn is not None
+      and self.hparams.server_keeps_momentum
+      and self.hparams.momentum
+    )
+
+  def _read_data(self) -> algorithm_lib.Examples:
+    """The labelled examples."""
+    assert self.data_fn is not None  # Called only then.
+    return client_data.read_examples(client_data.read_one(self.data_fn()))
+
+  def _make_training(self) -> server_step.ServerTraining:
+    """The training on labels; makes variables."""
+    hparams = self.hparams
+    local = training.LocalTraining(
+      self.networks.make(),
+      self.training,
+      self.views,
+      training.LoopConfig(
+        hparams.server_epochs,
+        hparams.server_batch_size,
+        hparams.server_batch_size,
+        optimizers.sgd(hparams),
+        jit_compile=hparams.jit_compile,
+        keeps_momentum=self._keeps_momentum,
+      ),
+    )
+    rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
+
+    def train(
+      weights: adapter.Weights,
+      round_num: tf.Tensor,
+      momentum: server_step.Momentum,
+    ) -> tuple[
+      adapter.Weights,
+      collections.OrderedDict[str, tf.Tensor],
+      server_step.Momentum,
+    ]:
+      labeled = self._read_data()
+      result = local.run(
+        weights,
+        labeled,
+        algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
+        learning_rate=rate_fn(round_num),
+        seed=training.fold_in(tf.stack([self.seed, round_num]), _SERVER),
+        round_num=round_num,
+        momentum=momentum,
+      )
+      trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
+      weights = weights._replace(
+        trainable=trained, non_trainable=result.non_trainable
+      )
+      return weights, _metrics(result), result.momentum
+
+    return train
+
+
+def _metrics(
+  result: training.LocalResult,
+) -> collections.OrderedDict[str, tf.Tensor]:
+  """What is reported of the training on labels."""
+  metrics = collections.OrderedDict(
+    (f'server_{name}', total / count)
+    for name, (total, count) in sorted(result.ratios.items())
+  )
+  metrics['server_num_examples'] = result.num_examples
+  metrics['server_non_finite'] = tf.cast(
+    tf.logical_not(result.is_finite), tf.int32
+  )
+  return metrics
