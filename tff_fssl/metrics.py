@@ -25,6 +25,7 @@ UNITS = {
   'MiB': '2**20 bytes',
 }
 HIGHER, LOWER = 'higher', 'lower'
+ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 
 CLIENTS = 'client_work/train'
 

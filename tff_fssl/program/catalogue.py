@@ -382,7 +382,6 @@ _TABLES = (
     _TIMING,
   ),
 )
-_ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 
 
 def tables() -> dict[str, tuple[Metric, ...]]:
@@ -432,7 +431,7 @@ def _markdown(members: Sequence[Metric]) -> str:
   """A table; arrows say where higher or lower values are better."""
   lines = ['| column | unit | better | meaning |', '|---|---|---|---|']
   lines += [
-    f'| `{m.column}` | {m.unit} | {_ARROWS[m.better]} | {m.meaning} |'
+    f'| `{m.column}` | {m.unit} | {metrics.ARROWS[m.better]} | {m.meaning} |'
     for m in members
   ]
   return '\n'.join(lines) + '\n'

@@ -214,7 +214,9 @@ def _draw_panel(
         axis.fill_between(
           x, mean - spread, mean + spread, color=style.color, alpha=0.18, lw=0
         )
-  axis.set_title(panel.title, fontsize=10)
+  # The arrow says where better values are.
+  title = f'{panel.title} {metrics.ARROWS[panel.better]}'.rstrip()
+  axis.set_title(title, fontsize=10)
   axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
   axis.grid(alpha=0.3)
   is_whole = x_axis == 'rounds'
