@@ -8,10 +8,10 @@ import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
-from tff_fssl.rounds import assemble
 
 _NAMES = sorted(
   name
@@ -76,7 +76,7 @@ def test_one_step(name, repository):
     )
     local = training.LocalTraining(
       network,
-      assemble.SUPERVISED,
+      objective.SUPERVISED,
       augment.Views(_pixels, _pixels, _pixels),
       training.LoopConfig(1, size, size, optimizer.Sgd(max_gradient_norm=1.0)),
     )
