@@ -277,8 +277,14 @@ def test_what_it_cannot_do_is_refused():
 @pytest.mark.parametrize(
   'flag, why',
   [
-    ('--aggregator=robust', 'has no effect with an --algorithm whose clients'),
-    ('--aggregator=dp', 'has no effect with an --algorithm whose clients'),
+    (
+      '--aggregator=robust',
+      'has no effect with --algorithm=local_uda, whose clients',
+    ),
+    (
+      '--aggregator=dp',
+      'has no effect with --algorithm=local_uda, whose clients',
+    ),
     ('--client_weighting=examples', 'whose clients train alone; leave it out'),
     ('--server_optimizer=adam', 'whose clients train alone; leave it out'),
     ('--average_decay=0.9', 'whose clients train alone; leave it out'),
