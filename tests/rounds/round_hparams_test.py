@@ -117,9 +117,11 @@ def test_yogi():
   assert _largest_difference(adam, yogi) > 1e-5
 
 
-def test_jit_compile_changes_nothing_but_rounding():
-  base = _final('fl2', _AT_SERVER, {})
-  compiled = _final('fl2', _AT_SERVER, {'jit_compile': True})
+@pytest.mark.parametrize('name', ['fl2', 'semifl'])
+def test_jit_compile_changes_nothing_but_rounding(name):
+  """The terms of the others: tests/local/terms_test.py."""
+  base = _final(name, _AT_SERVER, {})
+  compiled = _final(name, _AT_SERVER, {'jit_compile': True})
   assert _largest_difference(base, compiled) < 1e-5
 
 
