@@ -78,11 +78,11 @@ class Metric:
     unit: One of `UNITS`; '' for what has none of them.
     better: HIGHER, LOWER, or '' where neither is better.
     curve: How plots show it; None: they do not.
-    figure: Its name in the console's line of a round; '': not shown. Of metrics
+    figure: Its name in the console's line of a round; '': not shown. Of columns
       of one name, the first that has a value is shown.
     compared: Its title in the table of `compare.py`, which shows the mean over
-      the last rounds of a share, bytes, seconds or %; '': not there. In it,
-      `{}` stands for the choice of `{a,b}`.
+      the last rounds; '': not there. In it, `{}` stands for the choice of
+      `{a,b}`.
   """
 
   column: str
@@ -193,12 +193,12 @@ def panels(metrics: Sequence[Metric]) -> list[Panel]:
   ]
 
 
-def figures(metrics: Sequence[Metric]) -> dict[str, list[Metric]]:
-  """The names of the console's figures, in order -> their metrics."""
-  shown: dict[str, list[Metric]] = {name: [] for name in _FIGURES}
-  for metric in metrics:
+def figures(metrics: Sequence[Metric]) -> dict[str, dict[str, Metric]]:
+  """The names of the console's figures, in order -> column -> its metric."""
+  shown: dict[str, dict[str, Metric]] = {name: {} for name in _FIGURES}
+  for column, metric in by_column(metrics).items():
     if metric.figure:
-      shown.setdefault(metric.figure, []).append(metric)
+      shown.setdefault(metric.figure, {})[column] = metric
   return {name: members for name, members in shown.items() if members}
 
 

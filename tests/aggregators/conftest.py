@@ -1,19 +1,5 @@
 """Runs these tests in process, with secure sums that protect nothing."""
 
-import pytest
-import tensorflow_federated as tff
+import contexts
 
-from tff_fssl import runtime
-
-
-@pytest.fixture(scope='session')
-def _built():
-  return runtime.build_context(
-    runtime.Settings(simulate_secure_aggregation=True)
-  )
-
-
-# For each module: those of another room may have run between them.
-@pytest.fixture(scope='module', autouse=True)
-def _context(_built):
-  tff.framework.set_default_context(_built)
+_context = contexts.of_each_module(simulate_secure_aggregation=True)

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import contexts
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -17,14 +18,7 @@ _SERVER = 'labels_at_server'
 _NAMES = ('mean', 'robust', 'secure', 'compression', 'dp')
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _secure_context():
-  previous = tff.framework.get_context_stack().current
-  tff.framework.set_default_context(
-    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
-  )
-  yield
-  tff.framework.set_default_context(previous)
+_secure_context = contexts.of_each_module(simulate_secure_aggregation=True)
 
 
 def _build(algorithm, aggregator, norm='none', **settings):

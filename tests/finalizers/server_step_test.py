@@ -2,12 +2,12 @@
 
 import collections
 
+import contexts
 import numpy as np
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl import runtime
 from tff_fssl.finalizers import server_step
 from tff_fssl.models import server_model
 
@@ -19,9 +19,7 @@ _WEIGHTS = server_model.ServerModel(
 )
 
 
-@pytest.fixture(scope='module', autouse=True)
-def _context():
-  tff.framework.set_default_context(runtime.build_context())
+_context = contexts.of_each_module()
 
 
 def _aggregate(*update, signals=(), num_reports=np.float32(1.0)):

@@ -1,10 +1,12 @@
 import io
 import math
 
+from tff_fssl import metrics
+from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 
-_TRAIN = 'client_work/train'
+_TRAIN = metrics.CLIENTS
 
 
 def _report(round_num=700, is_bad=False, evaluation=None, **metrics):
@@ -51,6 +53,13 @@ def test_the_losses_of_other_algorithms():
   # The mean of squared errors over 100 classes.
   line = console.round_line(_report(loss_guess=0.00123), 800)
   assert '  loss 0.0012  ' in line
+
+
+def test_a_figure_of_several_columns_is_the_first_that_has_a_value(monkeypatch):
+  both = metrics.of_clients('{a,b}', 'A loss.', metrics.NATS, figure='both')
+  monkeypatch.setattr(catalogue, 'all_metrics', lambda: [both])
+  assert console.figures(_report(b=0.5)) == ['both 0.500']
+  assert console.figures(_report(a=0.25, b=0.5)) == ['both 0.250']
 
 
 def test_lines_in_a_file():

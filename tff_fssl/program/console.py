@@ -86,8 +86,8 @@ def figures(report: training_types.RoundReport) -> list[str]:
   """A round's figures, most important first."""
   parts = []
   for label, members in metrics.figures(catalogue.all_metrics()).items():
-    for metric in members:
-      value = float(report.metrics.get(metric.column, math.nan))
+    for column, metric in members.items():
+      value = float(report.metrics.get(column, math.nan))
       if math.isfinite(value):
         is_share = metric.unit == metrics.SHARE
         text = format_percent(value) if is_share else _format_loss(value)

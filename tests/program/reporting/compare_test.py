@@ -1,14 +1,18 @@
 """Tables that compare runs."""
 
+import dataclasses
+
 from scipy import stats
 
+from tff_fssl import metrics
+from tff_fssl.program import catalogue
 from tff_fssl.program.commands import compare_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.storage import compute
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
-_TRAIN = 'client_work/train'
+_TRAIN = metrics.CLIENTS
 
 
 def _run(
@@ -134,6 +138,20 @@ def test_clients_with_own_models_have_a_spread(tmp_path, capsys):
   ]
   assert _cells(out, 'uda')[0][1:4] == ['70.0', '', '']
   assert 'clients, %' not in _compare(capsys, common)[1]
+
+
+def test_metrics_of_any_unit(tmp_path, capsys, monkeypatch):
+  column = f'{_TRAIN}/pseudo_label_ratio'
+  units = {unit: metrics.Metric(column, 'x', unit) for unit in metrics.UNITS}
+  shown = [
+    dataclasses.replace(metric, compared=f'in {unit}')
+    for unit, metric in units.items()
+  ]
+  monkeypatch.setattr(catalogue, 'all_metrics', lambda: shown)
+  code, out, _ = _compare(capsys, _run(tmp_path / 'a', 'fl2', 0, [0.5]))
+  assert code == 0
+  assert all(f'| in {unit}' in out for unit in metrics.UNITS)
+  assert _cells(out, 'fl2')[0].count('0.250') == len(metrics.UNITS) - 4
 
 
 def test_what_cannot_be_compared(tmp_path, capsys):

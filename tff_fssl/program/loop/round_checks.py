@@ -4,8 +4,9 @@ import collections
 from collections.abc import Mapping
 from typing import Any
 
-_TRAIN = 'client_work/train'
-NON_FINITE = f'{_TRAIN}/num_non_finite_clients'
+from tff_fssl import metrics as metrics_lib
+
+NON_FINITE = f'{metrics_lib.CLIENTS}/num_non_finite_clients'
 SERVER_NON_FINITE = 'finalizer/server_non_finite'
 # An update is suspicious if it is this many times larger than others, or than
 # the model's weights.
@@ -24,13 +25,13 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
     the server's own training was not finite. A round in which every client has
     weight 0, since it is empty or sure of all its pseudo-labels, is not bad.
   """
-  num_clients = int(metrics.get(f'{_TRAIN}/num_clients', 0))
+  num_clients = int(metrics.get(f'{metrics_lib.CLIENTS}/num_clients', 0))
   if not num_clients:
     return bool(metrics.get(SERVER_NON_FINITE, 0))
   rejected = int(metrics.get('aggregator/num_rejected_clients', 0))
   num_failed = max(
     int(metrics.get(NON_FINITE, 0))
-    + int(metrics.get(f'{_TRAIN}/num_rejected_clients', 0)),
+    + int(metrics.get(f'{metrics_lib.CLIENTS}/num_rejected_clients', 0)),
     rejected,
   )
   if num_failed >= num_clients:

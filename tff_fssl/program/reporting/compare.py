@@ -17,7 +17,8 @@ TEST_ACCURACY = 'test/accuracy'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
 _GIGA = 1e9
-# Unit of a metric -> (factor, how the title ends, digits).
+# Unit of a metric -> (factor, how the title ends, digits). Others are shown as
+# they are.
 _SCALES = {
   metrics.SHARE: (100.0, ', %', 1),
   metrics.BYTES: (1e-6, ', MB', 1),
@@ -165,7 +166,7 @@ def _declared(
   result = []
   for metric in catalogue.all_metrics():
     if metric.compared:
-      scale, unit, digits = _SCALES[metric.unit]
+      scale, unit, digits = _SCALES.get(metric.unit, (1.0, '', 3))
       result += [
         (metric.compared.format(choice) + unit, mean(column, scale), digits)
         for column, choice in metric.columns().items()

@@ -7,6 +7,7 @@ import os
 import numpy as np
 
 from tff_fssl import hparams
+from tff_fssl import metrics
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
@@ -15,8 +16,6 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
-
-_TRAIN = 'client_work/train'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,7 @@ class Run:
     if x_axis == 'hours':
       rounds, each = self.curve('seconds/round')
       return rounds, np.cumsum(each)
-    rounds, clients = self.curve(f'{_TRAIN}/num_clients')
+    rounds, clients = self.curve(f'{metrics.CLIENTS}/num_clients')
     each = np.zeros(len(rounds))
     for direction in ('up', 'down'):
       of, values = self.curve(f'communication/bytes_{direction}_per_client')
