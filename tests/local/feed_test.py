@@ -110,6 +110,10 @@ def test_what_a_client_does_not_have_is_a_filler(unlabeled, labeled):
     assert weights == {'u': [1, 1], 'l': [0], 'p': [1]}
   else:
     assert weights == {'u': [0], 'l': [1, 1], 'p': [0, 0]}
+  # Batch norm sees an example of the client's, not a blank one.
+  filler = batch.parts['l' if unlabeled else 'u'].views['weak'][:, 0]
+  first = 0.0 if unlabeled else 100.0
+  assert filler.shape == [1] and first <= float(filler[0]) < first + 1.0
 
 
 def test_no_example_at_all_is_no_step():

@@ -17,7 +17,7 @@ _CLOCK = algorithm_lib.Clock(*tf.constant([3, 2, 4]))
 class _Identity:
   """A network whose inputs are its logits."""
 
-  def logits(self, images, *, training):
+  def logits(self, images, *, training, weights=None):
     assert training
     return images
 
@@ -128,7 +128,7 @@ def test_mixmatch_i7_ramp(round_num, share):
     def __init__(self):
       self._passes = 0
 
-    def logits(self, images, *, training):
+    def logits(self, images, *, training, weights=None):
       self._passes += 1
       return images * self._passes
 

@@ -100,7 +100,9 @@ def _targets(
   if not hparams.per_step:
     confident = part.of_example['confident']
     return part.of_example['labels'], tf.ones_like(confident), confident, {}
-  probs = tf.nn.softmax(network.logits(part.views['weak'], training=True))
+  probs = tf.nn.softmax(
+    network.logits(part.views['weak'], training=True, weights=part.weights)
+  )
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )
@@ -133,7 +135,7 @@ def build_step(hparams: Fl2Hparams) -> algorithm_lib.Step:
     mask, kept = (tf.cast(m, tf.float32) * part.weights for m in (mask, kept))
 
     with tf.GradientTape(persistent=True) as tape:
-      logits = network.logits(images, training=True)
+      logits = network.logits(images, training=True, weights=part.weights)
       entropies = losses.cross_entropy(labels, logits)
       loss_a = losses.masked_mean(entropies, kept)
       loss_p = losses.masked_mean(entropies, mask)
@@ -144,7 +146,7 @@ def build_step(hparams: Fl2Hparams) -> algorithm_lib.Step:
     same = tf.reduce_all(tf.equal(mask, kept))
 
     def loss_at_perturbed() -> tf.Tensor:
-      perturbed = network.logits(images, training=True)
+      perturbed = network.logits(images, training=True, weights=part.weights)
       if hparams.consistency == 'sam':
         return losses.masked_mean(losses.cross_entropy(labels, perturbed), mask)
       return losses.masked_consistency(

@@ -72,16 +72,27 @@ class _Order:
 
 
 class _Source:
-  """Labelled or unlabelled examples; one blank example if there are none."""
+  """Labelled or unlabelled examples; a stand-in if there are none.
+
+  This is one of the client's others, since batch norm sees it where a batch has
+  examples of both kinds.
+  """
 
   def __init__(
     self,
     examples: algorithm_lib.Examples,
+    others: algorithm_lib.Examples,
     of_example: Mapping[str, tf.Tensor],
   ):
     self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
+    no_others = tf.equal(tf.shape(others.x)[0], 0)
     self.examples = algorithm_lib.Examples(
-      *(zero_row(t, self.is_empty) for t in examples)
+      tf.cond(
+        self.is_empty,
+        lambda: zero_row(others.x, no_others)[:1],
+        lambda: examples.x,
+      ),
+      zero_row(examples.y, self.is_empty),
     )
     self._of_example = {
       name: zero_row(values, self.is_empty)
@@ -178,7 +189,7 @@ class Feed:
     used = {stream.labeled for stream in self._streams.values()}
     self._sources = {
       labeled: _Source(
-        data.labeled if labeled else data.unlabeled,
+        *(data.labeled, data.unlabeled)[:: 1 if labeled else -1],
         {} if labeled else prepared.of_example,
       )
       for labeled in used

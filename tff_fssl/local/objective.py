@@ -91,7 +91,9 @@ def supervised() -> Term:
 
   def loss(network: adapter.Network, batch: algorithm_lib.Batch) -> Loss:
     part = batch.parts[LABELED]
-    logits = network.logits(part.views['weak'], training=True)
+    logits = network.logits(
+      part.views['weak'], training=True, weights=part.weights
+    )
     return labeled_loss(logits, part)
 
   return Term(

@@ -46,11 +46,15 @@ def fixmatch(
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
-    probs = tf.nn.softmax(network.logits(part.views['weak'], training=True))
+    probs = tf.nn.softmax(
+      network.logits(part.views['weak'], training=True, weights=part.weights)
+    )
     pseudo_labels = thresholds.pseudo_labels(probs)
     mask = thresholds.fixed_mask(probs, confidence_threshold)
     kept = tf.cast(mask, tf.float32) * part.weights
-    logits = network.logits(part.views['strong'], training=True)
+    logits = network.logits(
+      part.views['strong'], training=True, weights=part.weights
+    )
     entropies = losses.cross_entropy(pseudo_labels, logits)
     ratios = diagnostics.pseudo_label_ratios(
       pseudo_labels, part.labels, kept, weights=part.weights
@@ -85,12 +89,16 @@ def uda(
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
-    logits = network.logits(part.views['weak'], training=True)
+    logits = network.logits(
+      part.views['weak'], training=True, weights=part.weights
+    )
     probs = tf.nn.softmax(logits)
     mask = thresholds.strict_mask(probs, confidence_threshold)
     kept = tf.cast(mask, tf.float32) * part.weights
     targets = sharpening.sharpened_softmax(logits, temperature)
-    strong = network.logits(part.views['strong'], training=True)
+    strong = network.logits(
+      part.views['strong'], training=True, weights=part.weights
+    )
     divergences = losses.kl_divergence(targets, strong)
     ratios = diagnostics.pseudo_label_ratios(
       thresholds.pseudo_labels(probs), part.labels, kept, weights=part.weights
@@ -134,7 +142,9 @@ def annealed_supervised(*, schedule: str, num_rounds: int) -> objective.Term:
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.LABELED]
-    logits = network.logits(part.views['weak'], training=True)
+    logits = network.logits(
+      part.views['weak'], training=True, weights=part.weights
+    )
     threshold = tf.where(
       batch.clock.round_num >= 1,
       annealing.tsa_threshold(

@@ -260,20 +260,43 @@ class Network:
     """Whether batch norm statistics have to be gathered after training."""
     return bool(self.batch_norm_layers) and not self._track_moving_averages
 
-  def logits(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """The model's logits, float32 [B, C], for images float32 [B, H, W, C].
+  def logits(
+    self,
+    images: tf.Tensor,
+    *,
+    training: bool,
+    weights: tf.Tensor | None = None,
+  ) -> tf.Tensor:
+    """The model's logits.
 
     If the network is random, call it within `draws` in training. A second pass
     of the same tensor repeats the draws of the first; other tensors have their
     own draws.
+
+    Args:
+      images: float32 [B, H, W, C].
+      training: Whether layers do what they do in training.
+      weights: float32 [B], those of the examples. If all are 0 (of a client
+        that has none), moving averages stay as they are. None: 1.
+
+    Returns:
+      Logits, float32 [B, C].
     """
     for layer in self._finalized_layers:
       layer.finalize_state()
     around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if self._random_layers:
       around = self._random_layers.forward_pass(images, training)
+    averages: Sequence[tf.Variable] = ()
+    if training and weights is not None and not self.is_static:
+      averages = self.non_trainable_variables
+    before = [tf.identity(v) for v in averages]
     with around:
-      return tf.cast(self.model(images, training=training), tf.float32)
+      logits = self.model(images, training=training)
+    for variable, old in zip(averages, before, strict=True):
+      has_examples = tf.reduce_any(weights > 0.0)
+      variable.assign(tf.where(has_examples, variable, old))
+    return tf.cast(logits, tf.float32)
 
   @property
   def is_random(self) -> bool:
