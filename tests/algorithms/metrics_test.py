@@ -170,7 +170,9 @@ def test_an_algorithm_adds_its_own_diagram_and_figure():
     False,
     metrics.LOWER,
   )
-  assert metrics.figures([*known, added])['divergence'] == [added]
+  assert metrics.figures([*known, added])['divergence'] == {
+    'client_work/train/divergence': added
+  }
 
 
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())

@@ -101,6 +101,12 @@ def test_silence():
   assert stream.getvalue() == ''
 
 
+def test_the_line_says_how_the_worst_clients_are():
+  evaluation = {'test/accuracy': 0.8, 'test/accuracy_worst_decile': 0.61}
+  line = console.round_line(_report(evaluation=evaluation), 800)
+  assert '  test 80.0% (worst 61.0%)  ' in line
+
+
 def test_formats():
   seconds = [0.4234, 12.34, 184, 7500]
   texts = [console.format_seconds(s) for s in seconds]

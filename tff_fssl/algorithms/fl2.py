@@ -100,9 +100,7 @@ def _targets(
   if not hparams.per_step:
     confident = part.of_example['confident']
     return part.of_example['labels'], tf.ones_like(confident), confident, {}
-  probs = tf.nn.softmax(
-    network.logits(part.views['weak'], training=True, weights=part.weights)
-  )
+  probs = tf.nn.softmax(objective.training_logits(network, part, 'weak'))
   labels, kept, confident = thresholds.select(
     probs, batch.constants['of_class'], hparams.confidence_threshold
   )

@@ -189,7 +189,8 @@ class Feed:
     used = {stream.labeled for stream in self._streams.values()}
     self._sources = {
       labeled: _Source(
-        *(data.labeled, data.unlabeled)[:: 1 if labeled else -1],
+        data.labeled if labeled else data.unlabeled,
+        data.unlabeled if labeled else data.labeled,
         {} if labeled else prepared.of_example,
       )
       for labeled in used

@@ -86,14 +86,19 @@ def plus(
   )
 
 
+def training_logits(
+  network: adapter.Network, part: algorithm_lib.Part, view: str
+) -> tf.Tensor:
+  """Logits, float32 [B, C], of a view in training; fillers leave no trace."""
+  return network.logits(part.views[view], training=True, weights=part.weights)
+
+
 def supervised() -> Term:
   """The mean cross-entropy of labelled examples (weak view)."""
 
   def loss(network: adapter.Network, batch: algorithm_lib.Batch) -> Loss:
     part = batch.parts[LABELED]
-    logits = network.logits(
-      part.views['weak'], training=True, weights=part.weights
-    )
+    logits = training_logits(network, part, 'weak')
     return labeled_loss(logits, part)
 
   return Term(

@@ -46,15 +46,11 @@ def fixmatch(
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
-    probs = tf.nn.softmax(
-      network.logits(part.views['weak'], training=True, weights=part.weights)
-    )
+    probs = tf.nn.softmax(objective.training_logits(network, part, 'weak'))
     pseudo_labels = thresholds.pseudo_labels(probs)
     mask = thresholds.fixed_mask(probs, confidence_threshold)
     kept = tf.cast(mask, tf.float32) * part.weights
-    logits = network.logits(
-      part.views['strong'], training=True, weights=part.weights
-    )
+    logits = objective.training_logits(network, part, 'strong')
     entropies = losses.cross_entropy(pseudo_labels, logits)
     ratios = diagnostics.pseudo_label_ratios(
       pseudo_labels, part.labels, kept, weights=part.weights
@@ -89,16 +85,12 @@ def uda(
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
-    logits = network.logits(
-      part.views['weak'], training=True, weights=part.weights
-    )
+    logits = objective.training_logits(network, part, 'weak')
     probs = tf.nn.softmax(logits)
     mask = thresholds.strict_mask(probs, confidence_threshold)
     kept = tf.cast(mask, tf.float32) * part.weights
     targets = sharpening.sharpened_softmax(logits, temperature)
-    strong = network.logits(
-      part.views['strong'], training=True, weights=part.weights
-    )
+    strong = objective.training_logits(network, part, 'strong')
     divergences = losses.kl_divergence(targets, strong)
     ratios = diagnostics.pseudo_label_ratios(
       thresholds.pseudo_labels(probs), part.labels, kept, weights=part.weights
@@ -142,9 +134,7 @@ def annealed_supervised(*, schedule: str, num_rounds: int) -> objective.Term:
     network: adapter.Network, batch: algorithm_lib.Batch
   ) -> objective.Loss:
     part = batch.parts[objective.LABELED]
-    logits = network.logits(
-      part.views['weak'], training=True, weights=part.weights
-    )
+    logits = objective.training_logits(network, part, 'weak')
     threshold = tf.where(
       batch.clock.round_num >= 1,
       annealing.tsa_threshold(

@@ -288,13 +288,14 @@ class Network:
     if self._random_layers:
       around = self._random_layers.forward_pass(images, training)
     averages: Sequence[tf.Variable] = ()
+    has_examples = tf.constant(True)
     if training and weights is not None and not self.is_static:
       averages = self.non_trainable_variables
+      has_examples = tf.reduce_any(weights > 0.0)
     before = [tf.identity(v) for v in averages]
     with around:
       logits = self.model(images, training=training)
     for variable, old in zip(averages, before, strict=True):
-      has_examples = tf.reduce_any(weights > 0.0)
       variable.assign(tf.where(has_examples, variable, old))
     return tf.cast(logits, tf.float32)
 

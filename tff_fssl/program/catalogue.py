@@ -275,6 +275,21 @@ _COMMON = (
   ),
 )
 
+_TEST, _VALIDATION = 'Test accuracy', 'Validation accuracy'
+
+
+def _of_each_split(
+  name: str, meaning: str, label: str, dashes: str
+) -> list[Metric]:
+  """An accuracy on test and on validation images, drawn with the model's."""
+  return [
+    Metric(
+      f'{split}/{name}', meaning, SHARE, HIGHER, Curve(panel, label, dashes)
+    )
+    for split, panel in (('test', _TEST), ('validation', _VALIDATION))
+  ]
+
+
 _EVALUATION = (
   Metric('round', 'The round after which the model was evaluated.', 'count'),
   Metric(
@@ -285,7 +300,7 @@ _EVALUATION = (
     ' weights.',
     SHARE,
     HIGHER,
-    curve=Curve('Test accuracy'),
+    curve=Curve(_TEST, 'accuracy'),
   ),
   Metric(
     'test/loss',
@@ -299,7 +314,7 @@ _EVALUATION = (
     ' training images.',
     SHARE,
     HIGHER,
-    curve=Curve('Validation accuracy'),
+    curve=Curve(_VALIDATION, 'accuracy'),
   ),
   Metric('validation/loss', 'Mean cross-entropy on them.', NATS, LOWER),
   Metric(
@@ -308,17 +323,22 @@ _EVALUATION = (
     ' accuracies.',
     SHARE,
   ),
-  Metric(
-    '{test,validation}/accuracy_worst_decile',
+  *_of_each_split(
+    'accuracy_worst_decile',
     'Where each client trains alone: mean of the lowest tenth of their'
     ' accuracies, rounded up to whole clients.',
-    SHARE,
-    HIGHER,
+    'worst decile of clients',
+    metrics.DASHED,
+  ),
+  *_of_each_split(
+    'average/accuracy',
+    'With `--average_decay`: accuracy of the moving average of the global'
+    ' models.',
+    'moving average',
+    metrics.DOTTED,
   ),
   Metric(
-    '{test,validation}/average/{accuracy,loss}',
-    'With `--average_decay`: the same of the moving average of the global'
-    ' models.',
+    '{test,validation}/average/loss', 'Its mean cross-entropy.', NATS, LOWER
   ),
 )
 
