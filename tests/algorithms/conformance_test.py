@@ -190,7 +190,11 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   process = tiny_task.build(name, scenario)
   capabilities = algorithm.capabilities
   state = process.initialize()
-  model_bytes = sum(w.nbytes for w in tiny_task.flat(state))
+  model = state.global_model_weights
+  model_bytes = sum(
+    np.asarray(w).nbytes
+    for w in (*model.trainable, *model.non_trainable, model.statistics_count)
+  )
   _, metrics = _rounds(
     process, lambda r: tiny_task.cohort(scenario, round_num=r), 1
   )
@@ -199,11 +203,17 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   if not capabilities.weight_sets_up:
     assert set(communication.values()) == {0}
     return
-  # Static batch norm is a phase more; 4 bytes are the number of the round.
-  phases = capabilities.client_phases + 1
-  assert communication['bytes_down_per_client'] == (
-    4 + phases * capabilities.weight_sets_down * model_bytes
-  )
+  # Beside the number of the round.
+  control = len(state.global_model_weights.control)
+  assert communication['bytes_down_scalars'] == 4 + 4 * control
+  statistics = communication['bytes_down_statistics']
+  sent = communication['bytes_down_per_client'] - statistics - 4 - 4 * control
+  # The first round sends all.
+  phases, most = capabilities.client_phases, capabilities.weight_sets_down
+  assert sent == phases * most * model_bytes
+  # Static batch norm is a phase more, of the sets that the next round sends.
+  assert statistics % model_bytes == 0
+  assert 1 <= statistics / model_bytes <= most
   trainable = sum(
     np.asarray(w).nbytes for w in state.global_model_weights.trainable
   )

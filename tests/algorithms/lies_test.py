@@ -13,7 +13,6 @@ import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
@@ -67,7 +66,7 @@ def screen():
   bounds = screen_lib.Bounds(
     guarded.AllowedWeights(1.0),
     100.0,
-    {'divergence': algorithm_lib.Signal(1.0, 2.0)},
+    {'divergence': (1.0, 2.0)},
   )
   of_client = screen_lib.build_screen(_TYPES[0], _TYPES[1], bounds)
   aggregator = guarded.GuardedFactory(

@@ -32,20 +32,25 @@ _EVALUATED = (
   'accuracy_deviation',
   'accuracy_worst_decile',
 )
+# Declared as `communication/bytes_..._...`.
+_OF_SETS = {f'communication/bytes_{way}_teacher' for way in ('down', 'up')}
 # What `programs/train.py` adds to the metrics of a process, by table.
 _ADDED = {
   'train.csv': {
     'round',
     'bad_round',
-    # No algorithm has further parts yet; see skeleton_test.py.
+    # Sets and rows, by their names.
     *(f'communication/bytes_{way}_...' for way in ('down', 'up')),
   },
   'eval.csv': {
     'round',
     *(f'{s}/{m}' for s in ('test', 'validation') for m in _EVALUATED),
-    # With --average_decay; see skeleton_test.py.
+    # With --average_decay, or a teacher; see skeleton_test.py.
     *(
-      f'{s}/average/{m}' for s in ('test', 'validation') for m in _EVALUATED[:2]
+      f'{s}/{also}/{m}'
+      for s in ('test', 'validation')
+      for also in ('average', 'teacher')
+      for m in _EVALUATED[:2]
     ),
   },
   'timing.csv': {
@@ -120,6 +125,7 @@ def test_every_column_is_declared_and_exists(table):
       actual |= {
         'aggregator/inner/...' if c.startswith('aggregator/inner/') else c
         for c in _columns(process)
+        if c not in _OF_SETS
       }
   assert set(declared) == actual
 
@@ -219,14 +225,25 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     algorithm_lib.Examples(*map(tf.constant, element[part].values()))
     for part in ('labeled', 'unlabeled')
   )
+  peers = {
+    peer: adapter.Network(functools.partial(tiny_task.model_fn, 'none'), seed=5)
+    for peer in algorithm.peers
+  }
+  received = {}
+  if algorithm.peers:
+    server = hparams.import_function(entry.other_parts['server'])(
+      entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
+    )
+    received = server.start(network.initial_weights()).control
   result = training.LocalTraining(
-    network, algorithm, tiny_task.VIEWS, config
+    network, algorithm, tiny_task.VIEWS, config, peers
   ).run(
     network.initial_weights(),
     labeled,
     unlabeled,
     learning_rate=tf.constant(0.01),
     seed=tf.constant([0, 1]),
+    received=received,
   )
   # Two epochs of three batches: five unlabelled examples, five labelled ones.
   streams = algorithm.trains_on_unlabeled + algorithm.trains_on_labels

@@ -31,12 +31,14 @@ def _group_norm_model() -> tf.keras.Model:
 
 
 @functools.cache
-def _process():
-  return tiny_task.build('fl2', _SERVER, model=_group_norm_model)
+def _process(name='fl2'):
+  return tiny_task.build(name, _SERVER, model=_group_norm_model)
 
 
-def test_group_norm_compiles_and_gives_the_same_round():
-  process = _process()
+# FedSwitch sends a sequence of a teacher or of none, and numbers.
+@pytest.mark.parametrize('name', ['fl2', 'fedswitch'])
+def test_group_norm_compiles_and_gives_the_same_round(name):
+  process = _process(name)
   form = deployment.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
   compiled = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)

@@ -34,7 +34,7 @@ def test_most_examples_are_those_of_the_longest_stream(local, most):
     max_client_examples=20,
     client_weighting='examples',
   )
-  bounds = screen.build_bounds(local, hparams, None)
+  bounds = screen.build_bounds(local, hparams, None, 3)
   assert bounds.num_examples == most
   assert bounds.weights == guarded.AllowedWeights(most)
 
@@ -43,5 +43,5 @@ def test_most_examples_are_those_of_the_longest_stream(local, most):
 def test_uniform_weights_are_0_or_1_unless_the_algorithm_sets_them(weighs):
   local = objective.SUPERVISED._replace(weighs=weighs)
   hparams = round_hparams.RoundHparams(client_weighting='uniform')
-  weights = screen.build_bounds(local, hparams, None).weights
+  weights = screen.build_bounds(local, hparams, None, 3).weights
   assert weights == guarded.AllowedWeights(1.0, all_or_nothing=not weighs)

@@ -156,6 +156,7 @@ def check_confidential(
   client_weighting: str,
   batch_norm: bool,
   static: bool,
+  also_sends: bool | str = False,
 ) -> None:
   """Refuses settings that would release more than the protected sum.
 
@@ -166,6 +167,8 @@ def check_confidential(
     client_weighting: `RoundHparams.client_weighting`.
     batch_norm: Whether the model has batch norm layers.
     static: Whether their statistics are gathered in a client phase.
+    also_sends: Whether clients also send values that are not part of the sum of
+      updates; if a flag turns that off, the flag.
 
   Raises:
     UsageError: If there is one; says what was given, why it is refused and what
@@ -176,6 +179,13 @@ def check_confidential(
     raise hparams.UsageError(
       f"{given}: clients' static batch norm statistics are not part of the sum"
       ' of updates and would be sent unprotected; set --norm=gn or --norm=none'
+    )
+  if also_sends:
+    remedy = f'set {also_sends}, ' if isinstance(also_sends, str) else ''
+    raise hparams.UsageError(
+      f'{given}: clients of this algorithm also send values that are not part'
+      f' of the sum of updates, and would be unprotected; {remedy}use another'
+      ' aggregator, or another algorithm'
     )
   if aggregator == SECURE:
     return

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import local_training_hparams
@@ -37,11 +38,17 @@ class Capabilities:
     extra_uploads: Other values that a client sends with its update and its
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
-    weight_sets_down: Weight sets sent to a client in a phase.
+    weight_sets_down: Weight sets sent to a client in a phase, at most.
     weight_sets_up: Weight sets received from a client in a phase; 0: clients
       train alone, so that nothing is aggregated and there is no common model.
     own_weights: The hyper-parameter that, if true, makes the algorithm set the
       weights of updates, instead of `client_weighting`; '' if there is none.
+    signals: The hyper-parameter, or property of them, that, if true, makes
+      clients send numbers that are not part of the sum of updates, so that
+      aggregators that protect the sum refuse the algorithm; '' if there is
+      none.
+    without_signals: 'name=value', the hyper-parameter that turns these off; ''
+      if there is none.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -53,6 +60,8 @@ class Capabilities:
   weight_sets_down: int = 1
   weight_sets_up: int = 1
   own_weights: str = ''
+  signals: str = ''
+  without_signals: str = ''
 
 
 class Passes(NamedTuple):
@@ -259,6 +268,44 @@ def _alone(
   )
 
 
+# What FedSwitch and its baselines with a teacher have in common. The paper's
+# optimizers are plain SGD and FedAvg, with FedProx's term.
+_FEDSWITCH: dict[str, Any] = {
+  'compute': Compute(Passes(2, 1)),
+  'round_defaults': {
+    'client_epochs': 1,
+    'server_epochs': 1,
+    'max_gradient_norm': 0.0,
+    'num_pretraining_rounds': 0,
+    'proximal_strength': 0.01,
+    'server_optimizer_momentum': 0.0,
+  },
+  'tiny_hparams': {'confidence_threshold': 0.3},
+  'paper': 'Zhao et al., arXiv 2023',
+}
+
+
+def _teacher_student(
+  name: str, summary: str, hparams: type[Any], weight_sets_up: int
+) -> Algorithm:
+  """The entry of an algorithm of `teacher_student.py`."""
+  module = 'tff_fssl.algorithms.teacher_student'
+  return Algorithm(
+    name,
+    summary,
+    hparams,
+    f'{module}:build_{name}',
+    {
+      'server': f'{module}:build_{name}_server',
+      'prediction': 'tff_fssl.local.teaching:build_prediction',
+    },
+    capabilities=Capabilities(
+      weight_sets_down=2, weight_sets_up=weight_sets_up
+    ),
+    **_FEDSWITCH,
+  )
+
+
 REGISTRY = {
   algorithm.name: algorithm
   for algorithm in (
@@ -346,6 +393,36 @@ REGISTRY = {
       ),
       metrics=fl2_hparams.METRICS,
       paper='Lee et al., NeurIPS 2024',
+    ),
+    Algorithm(
+      'fedswitch',
+      'FedSwitch: teacher or student makes the pseudo-labels of a round.',
+      fedswitch_hparams.FedSwitchHparams,
+      'tff_fssl.algorithms.fedswitch:build_local_algorithm',
+      {
+        'server': 'tff_fssl.algorithms.fedswitch:build_server',
+        'prediction': 'tff_fssl.local.teaching:build_prediction',
+      },
+      capabilities=Capabilities(
+        extra_uploads=('divergences of predictions from uniform',),
+        weight_sets_down=2,
+        signals='switches',
+        without_signals='labeler=teacher',
+      ),
+      metrics=fedswitch_hparams.METRICS,
+      **_FEDSWITCH,
+    ),
+    _teacher_student(
+      'ts_server_ema',
+      'TS-Server EMA: the server keeps a teacher, which labels.',
+      fedswitch_hparams.TsServerHparams,
+      weight_sets_up=1,
+    ),
+    _teacher_student(
+      'ts_client_ema',
+      'TS-Client EMA: clients train a teacher, too, and send it back.',
+      fedswitch_hparams.TsClientHparams,
+      weight_sets_up=2,
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

@@ -65,6 +65,8 @@ class ServerAlgorithm(NamedTuple):
       need are not in the result.
     statistics_of: Names of sets, `adapter.Weights`, whose static batch norm
       statistics are gathered with those of the model.
+    statistics_if_sent: Names of further such sets, whose statistics are
+      gathered only at the end of rounds after which clients get the set.
   """
 
   start: Callable[[adapter.Weights], ServerModel] = lambda weights: ServerModel(
@@ -75,12 +77,17 @@ class ServerAlgorithm(NamedTuple):
   )
   sends: Callable[[ServerModel], Mapping[str, tf.Tensor]] | None = None
   statistics_of: tuple[str, ...] = ()
+  statistics_if_sent: tuple[str, ...] = ()
 
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
     """Name of each set that clients may get -> whether they get it now."""
     if self.sends is not None:
       return dict(self.sends(model))
     return {name: tf.constant(True) for name in model.sets}
+
+  def is_sent(self, name: str, model: ServerModel) -> tf.Tensor:
+    """Whether clients get a set in the next round: bool scalar."""
+    return self.sent(model)[name]
 
 
 # The server of FedAvg: applies the mean update, then trains on its labels.
@@ -113,15 +120,18 @@ def with_moving_average(
   ) -> ServerModel:
     average = model.sets[name]
     model = server.update(model, aggregated, tools)
+    started = tools.round_num >= 1
+    # Without statistics of its own yet, it takes the model's.
+    has_statistics = tf.logical_and(started, average.statistics_count > 0.0)
     trainable, non_trainable = (
       tf.nest.map_structure(
-        lambda old, new: tf.where(tools.round_num >= 1, old, new),
+        lambda old, new: tf.where(averages, old, new),
         tuple(moving_average.moving_average(old, new, decay)),
         tuple(new),
       )
-      for old, new in (
-        (average.trainable, model.trainable),
-        (average.non_trainable, model.non_trainable),
+      for averages, old, new in (
+        (started, average.trainable, model.trainable),
+        (has_statistics, average.non_trainable, model.non_trainable),
       )
     )
     average = adapter.Weights(trainable, non_trainable, model.statistics_count)

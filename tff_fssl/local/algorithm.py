@@ -146,6 +146,8 @@ class ClientData(NamedTuple):
     received: Name -> tensor, what else the server sent.
     round_num: int32 scalar.
     seed: int32 [2], for draws before and after training.
+    sets: Name -> the weights of a set that the server sent, from which peers
+      start.
   """
 
   weights: adapter.Weights
@@ -154,6 +156,7 @@ class ClientData(NamedTuple):
   received: Mapping[str, tf.Tensor]
   round_num: tf.Tensor
   seed: tf.Tensor
+  sets: Mapping[str, adapter.Weights] = {}
 
 
 class Networks(NamedTuple):
@@ -200,11 +203,17 @@ class Signal(NamedTuple):
 
   Attributes:
     low: The least possible value.
-    high: The greatest possible value.
+    high: The greatest possible value, or a function of the number of classes
+      that gives it.
   """
 
   low: float
-  high: float
+  high: float | Callable[[int], float]
+
+  def limits(self, num_classes: int) -> tuple[float, float]:
+    """The least and the greatest possible value."""
+    high = self.high(num_classes) if callable(self.high) else self.high
+    return self.low, high
 
 
 class StepResult(NamedTuple):

@@ -15,15 +15,49 @@ from tff_fssl.semisup import mixup
 from tff_fssl.semisup import sharpening
 from tff_fssl.semisup import thresholds
 
-_WEAK_AND_STRONG = {
+WEAK_AND_STRONG = {
   objective.UNLABELED: algorithm_lib.Stream(
     {'weak': 'weak', 'strong': 'strong'}
   )
 }
-_PSEUDO_LABEL_RATIOS = (
+PSEUDO_LABEL_RATIOS = (
   'loss_pseudo_label',
   *diagnostics.names(diagnostics.PSEUDO_LABEL),
 )
+
+
+def pseudo_label_loss(
+  probs: tf.Tensor,
+  logits: tf.Tensor,
+  part: algorithm_lib.Part,
+  *,
+  confidence_threshold: float,
+  loss_weight: float,
+) -> objective.Loss:
+  """The loss of FixMatch's term, whoever predicts the weak views.
+
+  Args:
+    probs: float32 [B, C], predictions for weak views; no gradient is taken
+      through them.
+    logits: float32 [B, C], for strong views.
+    part: The unlabelled part of the batch.
+    confidence_threshold: See `fixmatch`.
+    loss_weight: See `fixmatch`.
+
+  Returns:
+    The loss and its metrics, `PSEUDO_LABEL_RATIOS`.
+  """
+  pseudo_labels = thresholds.pseudo_labels(probs)
+  mask = thresholds.fixed_mask(probs, confidence_threshold)
+  kept = tf.cast(mask, tf.float32) * part.weights
+  entropies = losses.cross_entropy(pseudo_labels, logits)
+  ratios = diagnostics.pseudo_label_ratios(
+    pseudo_labels, part.labels, kept, weights=part.weights
+  )
+  ratios['loss_pseudo_label'] = algorithm_lib.ratio(
+    tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
+  )
+  return loss_weight * tf.reduce_mean(kept * entropies), ratios
 
 
 def fixmatch(
@@ -47,20 +81,15 @@ def fixmatch(
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
     probs = tf.nn.softmax(objective.training_logits(network, part, 'weak'))
-    pseudo_labels = thresholds.pseudo_labels(probs)
-    mask = thresholds.fixed_mask(probs, confidence_threshold)
-    kept = tf.cast(mask, tf.float32) * part.weights
-    logits = objective.training_logits(network, part, 'strong')
-    entropies = losses.cross_entropy(pseudo_labels, logits)
-    ratios = diagnostics.pseudo_label_ratios(
-      pseudo_labels, part.labels, kept, weights=part.weights
+    return pseudo_label_loss(
+      probs,
+      objective.training_logits(network, part, 'strong'),
+      part,
+      confidence_threshold=confidence_threshold,
+      loss_weight=loss_weight,
     )
-    ratios['loss_pseudo_label'] = algorithm_lib.ratio(
-      tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
-    )
-    return loss_weight * tf.reduce_mean(kept * entropies), ratios
 
-  return objective.Term(loss, _PSEUDO_LABEL_RATIOS, _WEAK_AND_STRONG)
+  return objective.Term(loss, PSEUDO_LABEL_RATIOS, WEAK_AND_STRONG)
 
 
 def uda(
@@ -107,7 +136,7 @@ def uda(
       'loss_soft_pseudo_label',
       *diagnostics.names(diagnostics.PSEUDO_LABEL),
     ),
-    _WEAK_AND_STRONG,
+    WEAK_AND_STRONG,
   )
 
 

@@ -212,6 +212,7 @@ class LocalTraining:
       received or {},
       tf.convert_to_tensor(round_num),
       fold_in(seed, feed_lib.PREPARE),
+      dict(sets or {}),
     )
     prepared = self._prepare(data, watch)
     feed = feed_lib.Feed(

@@ -64,8 +64,9 @@ _COMMON = (
   ),
   of_clients(
     'loss_pseudo_label',
-    '`fixmatch`, `semifl`, `fl2`: cross-entropy of strong views with their'
-    ' pseudo-labels, mean over the examples whose pseudo-label is kept.',
+    '`fixmatch`, `semifl`, `fl2`, `fedswitch`, `ts_...`: cross-entropy of'
+    ' strong views with their pseudo-labels, mean over the examples whose'
+    ' pseudo-label is kept.',
     NATS,
     LOWER,
     curve=Curve(metrics.LOSS_AT_CLIENTS, 'pseudo-labels'),
@@ -339,6 +340,16 @@ _EVALUATION = (
   ),
   Metric(
     '{test,validation}/average/loss', 'Its mean cross-entropy.', NATS, LOWER
+  ),
+  *_of_each_split(
+    'teacher/accuracy',
+    '`fedswitch`, `ts_...`: accuracy of the teacher. (The model is the'
+    ' student.)',
+    'teacher',
+    metrics.DASHED,
+  ),
+  Metric(
+    '{test,validation}/teacher/loss', 'Its mean cross-entropy.', NATS, LOWER
   ),
 )
 

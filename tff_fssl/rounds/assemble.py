@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import numpy as np
@@ -223,7 +224,10 @@ class _Assembly:
     initial_model = self._server.build_initial_model()
     model_type = initial_model.type_signature.result
     bounds = screen.build_bounds(
-      self._parts.local, self._hparams, self._exchange
+      self._parts.local,
+      self._hparams,
+      self._exchange,
+      self._networks.num_classes,
     )
     aggregator, is_confidential = self._aggregator(
       model_type, model_aggregator, bounds
@@ -326,13 +330,8 @@ class _Assembly:
         client_weighting=self._hparams.client_weighting,
         batch_norm=self._networks.has_batch_norm,
         static=self._networks.is_static,
+        also_sends=bool(self._parts.local.signals or self._exchange),
       )
-      if self._parts.local.signals or self._exchange is not None:
-        raise hparams_lib.UsageError(
-          f'--aggregator={kind}: clients of this algorithm also send values'
-          ' that are not part of the sum of updates, and would be unprotected;'
-          ' use another aggregator, or another algorithm'
-        )
     return aggregator, private or secure
 
   def _client_part(self, release_metrics: bool) -> client_work.ClientPart:
@@ -407,11 +406,20 @@ class _Assembly:
       server_data_fn=self._server.data_fn,
       server_batch_size=self._server.statistics_batch_size,
     )
+    server = self._parts.server
+    # Which statistics are gathered in which rounds.
+    when = {
+      **dict.fromkeys(('', *server.statistics_of)),
+      **{
+        name: functools.partial(server.is_sent, name)
+        for name in server.statistics_if_sent
+      },
+    }
     phases = [
       statistics_phase.build_statistics_phase(
-        model_type, self._element_spec, gathering, name
+        model_type, self._element_spec, gathering, name, is_needed
       )
-      for name in ('', *self._parts.server.statistics_of)
+      for name, is_needed in when.items()
     ]
     return [phase for phase, _ in phases], sum(up for _, up in phases)
 
@@ -433,9 +441,7 @@ class _Assembly:
       server=server,
       peer_sizes=self._uploaded_peers(),
       exchange=self._exchange,
-      statistics_of=('', *server.statistics_of)
-      if has_statistics_phases
-      else (),
+      has_statistics_phases=has_statistics_phases,
       **sizes,
     )
 

@@ -20,11 +20,14 @@ def build_communication(
   server: server_algorithm.ServerAlgorithm,
   peer_sizes: dict[str, int],
   exchange: exchange_lib.Exchange | None,
-  statistics_of: tuple[str, ...],
+  has_statistics_phases: bool,
   statistics_up: int,
   report_bytes: int,
 ) -> tff.Computation:
-  """Builds `<ServerModel, number of clients> -> figures` of a round.
+  """Builds `<ServerModel, ServerModel, number of clients> -> figures`.
+
+  The models are those that the round's message is made of, and that of which
+  static batch norm statistics are gathered at its end.
 
   Tables of which a client uses only its own rows count as these rows: this is
   what a deployment with a federated select sends.
@@ -35,8 +38,8 @@ def build_communication(
     server: The server's part of the algorithm.
     peer_sizes: Name of each uploaded peer -> the number of its tensors.
     exchange: The exchange, if there is one.
-    statistics_of: The sets ('' is the model) for whose static batch norm
-      statistics the weights are sent once more.
+    has_statistics_phases: Whether, for static batch norm statistics, the
+      weights of the model and of some sets are sent once more.
     statistics_up: Bytes that a client sends in these phases.
     report_bytes: Bytes that a client sends for metrics.
 
@@ -61,14 +64,20 @@ def build_communication(
     up['model'] -= up['exchange']
   up['scalars'] = report_bytes
 
-  @tff.tensorflow.computation(model_type, np.int32)
+  @tff.tensorflow.computation(model_type, model_type, np.int32)
   def communication(
-    model: server_model.ServerModel, num_clients: tf.Tensor
+    model: server_model.ServerModel,
+    after: server_model.ServerModel,
+    num_clients: tf.Tensor,
   ) -> collections.OrderedDict[str, tf.Tensor]:
     model = server_model.ServerModel(*model)
-    down = collections.OrderedDict(
-      model=one, statistics=one * len(statistics_of)
-    )
+    after = server_model.ServerModel(*after)
+    num_phases = tf.constant(0, tf.int64)
+    if has_statistics_phases:
+      num_phases += 1 + len(server.statistics_of)
+      for name in server.statistics_if_sent:
+        num_phases += tf.cast(server.is_sent(name, after), tf.int64)
+    down = collections.OrderedDict(model=one, statistics=one * num_phases)
     for name, is_sent in server.sent(model).items():
       size = client_data.num_bytes(model_type.sets[name])
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
@@ -87,11 +96,13 @@ def build_no_communication(model_type: tff.Type) -> tff.Computation:
   on the clients' own disks.
   """
 
-  @tff.tensorflow.computation(model_type, np.int32)
+  @tff.tensorflow.computation(model_type, model_type, np.int32)
   def communication(
-    model: server_model.ServerModel, num_clients: tf.Tensor
+    model: server_model.ServerModel,
+    after: server_model.ServerModel,
+    num_clients: tf.Tensor,
   ) -> collections.OrderedDict[str, tf.Tensor]:
-    del model
+    del model, after
     nothing = collections.OrderedDict(model=0)
     return _figures(
       collections.OrderedDict(down=nothing, up=nothing), num_clients, 1

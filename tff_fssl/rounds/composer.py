@@ -86,7 +86,8 @@ def compose_fssl_process(
       send OrderedDict(update, row).
     revise_state: `<S, S, train> -> S`, from the state before the round, the
       state after it and the client work's metrics to the final state.
-    communication: `<M, number of clients> -> figures`, among the metrics.
+    communication: `<M, M, number of clients> -> figures`, among the metrics;
+      the models are those before and after the finalizer.
 
   Returns:
     The process. Its attributes `find_non_finite` and `prediction` are to be
@@ -241,7 +242,8 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
       metrics['exchange'] = of_exchange
     if parts.communication is not None:
       metrics['communication'] = tff.federated_map(
-        parts.communication, (old_model, train['num_clients'])
+        parts.communication,
+        (old_model, results.finalized.result, train['num_clients']),
       )
     return tff.learning.templates.LearningProcessOutput(
       new_state, tff.federated_zip(metrics)

@@ -81,8 +81,10 @@ class RoundCompute:
     """The FLOPs of passes that gather static batch norm statistics."""
     if not self.is_static:
       return Flops()
-    passes = 1 + len(self.parts.server.statistics_of)
-    return Flops(self.forward, self.forward) * (passes * num_examples)
+    server = self.parts.server
+    always = 1 + len(server.statistics_of)
+    most = always + len(server.statistics_if_sent)
+    return Flops(self.forward * always, self.forward * most) * num_examples
 
 
 def measure(

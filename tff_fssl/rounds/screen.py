@@ -28,13 +28,13 @@ class Bounds(NamedTuple):
   Attributes:
     weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
-    signals: Name -> the range of a signal.
+    signals: Name -> the least and the greatest value of a signal.
     exchange: The exchange, whose rows are checked.
   """
 
   weights: guarded.AllowedWeights
   num_examples: float
-  signals: Mapping[str, algorithm_lib.Signal] = {}
+  signals: Mapping[str, tuple[float, float]] = {}
   exchange: exchange_lib.Exchange | None = None
 
 
@@ -42,6 +42,7 @@ def build_bounds(
   local: algorithm_lib.LocalAlgorithm,
   hparams: round_hparams_lib.RoundHparams,
   exchange: exchange_lib.Exchange | None,
+  num_classes: int,
 ) -> Bounds:
   """Bounds on what an honest client with `max_client_examples` can send."""
   sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
@@ -59,7 +60,10 @@ def build_bounds(
     allowed = guarded.AllowedWeights(most)
   else:
     allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
-  return Bounds(allowed, most, local.signals, exchange)
+  signals = {
+    name: signal.limits(num_classes) for name, signal in local.signals.items()
+  }
+  return Bounds(allowed, most, signals, exchange)
 
 
 def build_screen(
@@ -147,11 +151,11 @@ def _is_possible(
     *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
     *(
       tf.logical_or(
-        _within(report['signals'][name], signal.low, signal.high),
+        _within(report['signals'][name], *limits),
         # A client that does not report sends 0.
         tf.logical_not(report['reports']),
       )
-      for name, signal in bounds.signals.items()
+      for name, limits in bounds.signals.items()
     ),
   ]
   if bounds.exchange is not None and row is not None:

@@ -47,7 +47,16 @@ class Gathering:
   def of_client(
     self, weights: adapter.Weights, dataset: tf.data.Dataset
   ) -> statistics.Sums:
-    """A client's sums over all its examples."""
+    """A client's sums over all its examples.
+
+    Args:
+      weights: The weights; or a sequence of one such element, or of none: then
+        the sums are over no example.
+      dataset: The client's data.
+
+    Returns:
+      The sums.
+    """
     network = self.make_network()
 
     @tf.function
@@ -55,6 +64,12 @@ class Gathering:
       weights: adapter.Weights, dataset: tf.data.Dataset
     ) -> statistics.Sums:
       data, _ = client_data.read_client(dataset, self.num_classes)
+      if isinstance(weights, tf.data.Dataset):
+        weights, num_sent = _read_weights(weights)
+        for part in ('labeled', 'unlabeled'):
+          data[part] = tf.nest.map_structure(
+            lambda t: t[: num_sent * tf.shape(t)[0]], data[part]
+          )
       return client_sums(
         network,
         weights,
@@ -68,7 +83,10 @@ class Gathering:
     return sums
 
   def at_server(
-    self, weights: adapter.Weights, combined: statistics.Sums | tf.Tensor
+    self,
+    weights: adapter.Weights,
+    combined: statistics.Sums | tf.Tensor,
+    is_needed: tf.Tensor | None = None,
   ) -> adapter.Weights:
     """The weights with statistics from clients' combined sums and its own.
 
@@ -76,6 +94,8 @@ class Gathering:
       weights: The weights.
       combined: The sums over clients; with `statistics.MEDIAN`, all clients'
         rows, float32 [rows, columns] (`statistics.to_rows`).
+      is_needed: If false, the old statistics stay, whatever clients sent. None:
+        true.
 
     Returns:
       The weights.
@@ -84,14 +104,19 @@ class Gathering:
 
     @tf.function
     def run(
-      weights: adapter.Weights, combined: statistics.Sums | tf.Tensor
+      weights: adapter.Weights,
+      combined: statistics.Sums | tf.Tensor,
+      is_needed: tf.Tensor | None,
     ) -> adapter.Weights:
       own = statistics.zero_sums(network)
       if self.server_data_fn is not None:
+        images = client_data.read_one(self.server_data_fn())['x']
+        if is_needed is not None:
+          images = images[: tf.where(is_needed, tf.shape(images)[0], 0)]
         own = statistics.gather(
           network,
           weights,
-          client_data.read_one(self.server_data_fn())['x'],
+          images,
           self.views,
           kind=self.kind,
           batch_size=self.server_batch_size,
@@ -101,10 +126,28 @@ class Gathering:
         sums = statistics.from_rows(network, rows)
       else:
         sums = tf.nest.map_structure(tf.add, combined, own)
-      return statistics.put(network, weights, sums, kind=self.kind)
+      result = statistics.put(network, weights, sums, kind=self.kind)
+      if is_needed is not None:
+        result = adapter.select(is_needed, result, lambda: weights)
+      return result
 
-    with_statistics: adapter.Weights = run(weights, combined)
+    with_statistics: adapter.Weights = run(weights, combined, is_needed)
     return with_statistics
+
+
+def _read_weights(
+  sent: tf.data.Dataset,
+) -> tuple[adapter.Weights, tf.Tensor]:
+  """(the weights in a sequence, or zeros if it is empty; its length)."""
+  zeros = tf.nest.map_structure(
+    lambda s: tf.zeros(s.shape, s.dtype), sent.element_spec
+  )
+  weights: adapter.Weights = (
+    sent.concatenate(tf.data.Dataset.from_tensors(zeros))
+    .take(1)
+    .get_single_element()
+  )
+  return weights, sent.reduce(0, lambda num, _: num + 1)
 
 
 def _weights_of(model: Any, set_name: str) -> adapter.Weights:
@@ -122,6 +165,7 @@ def build_statistics_phase(
   element_spec: Any,
   gathering: Gathering,
   set_name: str = '',
+  is_needed: Callable[[server_model.ServerModel], tf.Tensor] | None = None,
 ) -> tuple[tff.Computation, int]:
   """Builds `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`.
 
@@ -136,14 +180,21 @@ def build_statistics_phase(
     element_spec: The spec of the one element that a client's data set has.
     gathering: How statistics are gathered.
     set_name: The set whose statistics are gathered; '': the model's.
+    is_needed: M -> bool scalar. If false, the weights are not sent, clients
+      return sums over no example, and the old statistics stay. None: true.
 
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
 
   @tff.tensorflow.computation(model_type)
-  def select(model: server_model.ServerModel) -> adapter.Weights:
-    return _weights_of(model, set_name)
+  def select(model: server_model.ServerModel) -> Any:
+    weights = _weights_of(model, set_name)
+    if is_needed is None:
+      return weights
+    sent = is_needed(server_model.ServerModel(*model))
+    whole = tf.data.Dataset.from_tensors(weights)
+    return whole.take(tf.cast(sent, tf.int64))
 
   weights_type = select.type_signature.result
   data_type = client_data.data_type(element_spec)
@@ -166,7 +217,10 @@ def build_statistics_phase(
     model: server_model.ServerModel, combined: statistics.Sums | tf.Tensor
   ) -> server_model.ServerModel:
     model = server_model.ServerModel(*model)
-    weights = gathering.at_server(_weights_of(model, set_name), combined)
+    needed = None if is_needed is None else is_needed(model)
+    weights = gathering.at_server(
+      _weights_of(model, set_name), combined, needed
+    )
     if set_name:
       return model.with_sets(**{set_name: weights})
     return model.with_weights(weights)

@@ -3,3 +3,6 @@
 # Schedules of training signal annealing; see `annealing`.
 LINEAR, LOG, EXP = 'linear', 'log', 'exp'
 TSA_SCHEDULES = (LINEAR, LOG, EXP)
+
+# What the divergence of a batch is taken of; see `divergence`.
+PROBABILITIES, LABELS = 'probabilities', 'labels'

@@ -101,6 +101,7 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in model_names.BATCH_NORMS,
       static=run.norm == model_names.STATIC_BATCH_NORM,
+      also_sends=config.sends_signals and (config.without_signals or True),
     )
   if name == aggregator_hparams.DP:
     aggregator_hparams.check_sizes(

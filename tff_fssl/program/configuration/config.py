@@ -94,6 +94,18 @@ class Config:
     return f'{self.prefix}{self.entry.capabilities.own_weights}'
 
   @property
+  def sends_signals(self) -> bool:
+    """Whether clients send numbers that are not part of the sum of updates."""
+    name = self.entry.capabilities.signals
+    return bool(name) and getattr(self.algorithm, name)
+
+  @property
+  def without_signals(self) -> str:
+    """The flag that turns these off, if there is one."""
+    flag = self.entry.capabilities.without_signals
+    return f'--{self.prefix}{flag}' if flag else ''
+
+  @property
   def model_norm(self) -> str:
     """The norm that the network is built with: 'bn', 'gn' or 'none'."""
     is_static = self.run.norm == model_names.STATIC_BATCH_NORM

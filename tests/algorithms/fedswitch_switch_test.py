@@ -1,0 +1,321 @@
+"""FedSwitch's switch: who labels, what clients send for it, what is refused.
+
+Ids (I2, C6, ...) and sections are those of the FedSwitch specification.
+"""
+
+import math
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_rounds
+import tiny_task
+
+from tff_fssl.algorithms import fedswitch
+from tff_fssl.algorithms import fedswitch_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.hparams import UsageError
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.program.configuration import config
+from tff_fssl.rounds import round_hparams
+
+_SERVER = tiny_rounds.SERVER
+_HPARAMS = fedswitch_hparams.FedSwitchHparams
+_LOG_3 = math.log(3)
+
+
+def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
+  """What clients send, of whom `share` have unlabelled examples."""
+  signals = {
+    'teacher_divergence': share * of_teacher,
+    'student_divergence': share * of_student,
+    'is_measured': share,
+  }
+  return server_algorithm.Aggregated(
+    (tf.zeros([2]),),
+    {},
+    {name: tf.constant(value) for name, value in signals.items()},
+    tf.constant(num_reports),
+  )
+
+
+class _Switch:
+  """The server's part of FedSwitch, round after round, without clients."""
+
+  def __init__(self, **hparams):
+    self._server = fedswitch.build_server(
+      _HPARAMS(**hparams), round_hparams.RoundHparams()
+    )
+    weights = adapter.Weights((tf.zeros([2]),), (), tf.constant(1.0))
+    self.model = self._server.start(weights)
+    self.round_num = 1
+
+  def labels(self, of_teacher, of_student, **more):
+    """Who labels after a round with these divergences: 'T' or 'S'."""
+    tools = server_algorithm.ServerTools(
+      lambda weights, update: weights,
+      lambda weights: weights,
+      tf.constant(self.round_num),
+    )
+    self.model = self._server.update(
+      self.model, _aggregated(of_teacher, of_student, **more), tools
+    )
+    self.round_num += 1
+    return 'T' if self.model.control['by_teacher'] == 1.0 else 'S'
+
+  def sends(self):
+    """Whether the teacher is sent next."""
+    return bool(self._server.sends(self.model)['teacher'])
+
+
+class TestSwitch:
+  """Eq. 3; sections 1.1, 1.2 and 7."""
+
+  @pytest.mark.parametrize(
+    'of_teacher, of_student, beta, expected',
+    [
+      (0.70, 0.30, 0.0, 'ST'),
+      (0.70, 0.30, 0.60, 'TS'),
+      (0.75, 1.20, 1.60, 'ST'),
+      (0.25, 0.75, 0.50, 'ST'),  # A tie.
+      (0.0, 0.0, 0.60, 'ST'),
+    ],
+  )
+  def test_i3_equation_3_and_algorithm_1(
+    self, of_teacher, of_student, beta, expected
+  ):
+    for labeler, who in zip(('closest', 'farthest'), expected, strict=True):
+      switch = _Switch(prior_divergence=beta, labeler=labeler)
+      assert switch.labels(of_teacher, of_student) == who
+
+  def test_c7_the_first_round_is_the_teachers_and_nothing_is_measured(self):
+    switch = _Switch()
+    assert switch.model.control['by_teacher'] == 1.0
+    assert switch.sends()
+    assert np.all(np.isnan(list(switch.model.sets['divergences'].values())))
+    assert not _Switch(labeler='student').sends()
+
+  def test_i3_trace_with_hold(self):
+    """What clients report of a teacher that they did not get is not read."""
+    switch = _Switch(prior_divergence=0.6)
+    rounds = [(0.30, 0.45), (0.0, 0.50), (0.0, 0.95), (0.70, 0.80)]
+    assert [switch.labels(*pair) for pair in rounds[:2]] == ['S', 'S']
+    held = switch.model.sets['divergences']['teacher_divergence']
+    assert float(held) == pytest.approx(0.30)
+    assert not switch.sends()
+    assert switch.labels(*rounds[2]) == 'T' and switch.sends()
+    assert switch.labels(*rounds[3]) == 'T'
+
+  def test_c6_probes_measure_while_the_student_labels(self):
+    switch = _Switch(
+      prior_divergence=0.6, teacher_probe='probe', probe_period=3
+    )
+    trace = [
+      (switch.labels(*pair), switch.sends())
+      for pair in [(0.1, 0.6), (0.0, 0.6), (0.55, 0.6), (0.0, 0.6), (0.0, 0.8)]
+    ]
+    # Rounds 2 to 6; 3 and 6 are probes. The last decision knows the 0.55.
+    assert trace == [
+      ('S', False),
+      ('S', True),
+      ('S', False),
+      ('S', False),
+      ('T', True),
+    ]
+
+  def test_always_send(self):
+    switch = _Switch(prior_divergence=0.6, teacher_probe='always_send')
+    assert switch.labels(0.1, 0.6) == 'S' and switch.sends()
+    assert switch.labels(0.6, 0.5) == 'T' and switch.sends()
+
+  def test_a_round_without_a_report_changes_nothing(self):
+    switch = _Switch(prior_divergence=0.6)
+    nothing = {'share': 0.0, 'num_reports': 0.0}
+    assert switch.labels(0.0, 0.0, **nothing) == 'T'
+    assert switch.labels(0.1, 0.6) == 'S'
+    assert switch.labels(0.0, 0.0, **nothing) == 'S'
+
+  def test_clients_without_unlabelled_examples_do_not_count(self):
+    """Theirs would be zeros in the mean."""
+    switch = _Switch(prior_divergence=0.6)
+    assert switch.labels(0.9, 0.5, share=0.5) == 'S'
+    last = switch.model.sets['divergences']
+    assert float(last['teacher_divergence']) == pytest.approx(0.9)
+    assert float(last['student_divergence']) == pytest.approx(0.5)
+
+  def test_i2_clients_count_equally_whatever_their_number_of_batches(self):
+    finish = fedswitch.build_local_algorithm(
+      _HPARAMS(), round_hparams.RoundHparams()
+    ).finish
+    constant = lambda *pair: tuple(map(tf.constant, pair))
+    of_clients = [
+      finish(
+        None,
+        None,
+        None,
+        {
+          'student_divergence': constant(total, count),
+          'teacher_divergence': constant(0.0, 0.0),
+        },
+      ).signals
+      for total, count in ((0.2 + 0.4 + 0.6, 3.0), (1.0, 1.0), (0.0, 0.0))
+    ]
+    sent = [float(s['student_divergence']) for s in of_clients]
+    measured = [float(s['is_measured']) for s in of_clients]
+    assert measured == [1.0, 1.0, 0.0]
+    assert np.sum(sent) / np.sum(measured) == pytest.approx(0.7)
+    assert [float(s['teacher_divergence']) for s in of_clients] == [0.0] * 3
+
+  @pytest.mark.parametrize('beta', [0.0, 1.0986])
+  def test_the_mode_is_what_the_divergences_say(self, beta):
+    """All clients have as many batches, so that train.csv has their means."""
+    process = tiny_rounds.build('fedswitch', own={'prior_divergence': beta})
+    held, modes = None, [1.0]
+    for output in tiny_rounds.run(process, num_rounds=4):
+      train = output.metrics['client_work']['train']
+      assert train['labeled_by_teacher'] == modes[-1]
+      if modes[-1]:
+        held = train['teacher_divergence']
+        assert 0.0 <= held <= _LOG_3
+      else:
+        assert np.isnan(train['teacher_divergence'])
+      teacher_fits = abs(held - beta) < abs(train['student_divergence'] - beta)
+      modes.append(float(tiny_rounds.model(output).control['by_teacher']))
+      assert modes[-1] == teacher_fits
+
+  def test_beta_decides(self):
+    """With two of the extremes, one of them stays with the teacher."""
+    first = [
+      float(
+        tiny_rounds.model(
+          tiny_rounds.run(
+            tiny_rounds.build('fedswitch', own={'prior_divergence': beta}),
+            _SERVER,
+            1,
+          )[0]
+        ).control['by_teacher']
+      )
+      for beta in (0.0, 1.0986)
+    ]
+    assert sorted(first) == [0.0, 1.0]
+
+
+_LIAR = 77
+_SIGNALS = ('student_divergence', 'teacher_divergence', 'is_measured')
+_LIES = [
+  (name, lie)
+  for name in _SIGNALS
+  for lie in (np.nan, np.inf, -np.inf, 1e30, -1.0, _LOG_3 + 0.1)
+]
+
+
+@pytest.fixture(scope='module', name='lying')
+def _lying():
+  """A process whose client of seed 77 + i tells the lie `_LIES[i]`."""
+  honest = training.LocalTraining.run
+
+  def run(self, *args, seed, **kwargs):
+    result = honest(self, *args, seed=seed, **kwargs)
+    if not result.finished.signals:  # The server's own training.
+      return result
+    signals = dict(result.finished.signals)
+    for i, (name, lie) in enumerate(_LIES):
+      lies = tf.equal(seed[0], _LIAR + i)
+      signals[name] = tf.where(
+        lies, tf.constant(lie, tf.float32), signals[name]
+      )
+    finished = result.finished._replace(signals=signals)
+    return result._replace(finished=finished)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training.LocalTraining, 'run', run)
+    process = tiny_task.build.__wrapped__('fedswitch', _SERVER, norm='none')
+    state = process.next(process.initialize(), []).state
+    return process, state
+
+
+@pytest.mark.parametrize(
+  'index', range(len(_LIES)), ids=lambda i: str(_LIES[i])
+)
+def test_a_client_that_lies_about_its_divergence_is_rejected(lying, index):
+  process, state = lying
+  cohort = tiny_task.cohort(_SERVER)
+  liar = tiny_task.client(5)
+  liar['seed'] = np.array([_LIAR + index, 1], np.int32)
+  run = lambda elements: process.next(
+    state, [tiny_task.dataset(e) for e in elements]
+  )
+  honest, with_liar = run(cohort), run([*cohort, liar])
+  assert with_liar.metrics['client_work']['train']['num_rejected_clients'] == 1
+  assert honest.metrics['client_work']['train']['num_rejected_clients'] == 0
+  tiny_rounds.assert_same(
+    tiny_rounds.model(honest), tiny_rounds.model(with_liar), atol=1e-6
+  )
+
+
+_DEPLOYED = ('--norm=gn', '--num_labels=10')
+_PROTECTED = {
+  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
+  'dp': ('--aggregator=dp',),
+}
+
+
+@pytest.mark.parametrize('kind', _PROTECTED)
+def test_c16_protected_sums_refuse_divergences(kind):
+  given = (*_DEPLOYED, *_PROTECTED[kind])
+  with pytest.raises(UsageError) as refused:
+    config.from_command_line(['--algorithm=fedswitch', *given])
+  message = str(refused.value)
+  assert message.startswith(f'--aggregator={kind}: ')
+  assert 'not part of the sum' in message
+  assert '--fedswitch.labeler=teacher' in message
+  assert '\n' not in message
+  for accepted in (
+    ('--algorithm=fedswitch', '--fedswitch.labeler=teacher'),
+    ('--algorithm=ts_server_ema',),
+    ('--algorithm=ts_client_ema',),
+  ):
+    config.from_command_line([*accepted, *given])
+
+
+@pytest.mark.parametrize(
+  'given',
+  [
+    ('labeler=teacher', 'prior_divergence=0.5'),
+    ('labeler=student', 'local_ema_decay=0.5'),
+    ('labeler=teacher', 'teacher_probe=probe'),
+    ('teacher_probe=hold', 'probe_period=5'),
+    ('teacher_probe=always_send', 'probe_period=5'),
+  ],
+)
+def test_flags_without_effect_are_refused(given):
+  flags = [f'--fedswitch.{flag}' for flag in given]
+  with pytest.raises(UsageError, match='has no effect'):
+    config.from_command_line(['--algorithm=fedswitch', *_DEPLOYED, *flags])
+
+
+@pytest.mark.parametrize(
+  'flag, message',
+  [
+    ('ema_decay=1.5', 'at most 1'),
+    ('local_ema_decay=-0.1', 'at least 0'),
+    ('prior_divergence=-1', 'at least 0'),
+    ('labeler=both', 'allowed are closest'),
+    ('teacher_probe=prob', "did you mean 'probe'"),
+    ('probe_period=0', 'at least 1'),
+  ],
+)
+def test_values_out_of_range_are_refused(flag, message):
+  name, value = flag.split('=')
+  kind = type(getattr(_HPARAMS(), name))
+  with pytest.raises(UsageError, match=message) as refused:
+    _HPARAMS(**{name: kind(value)})
+  assert str(refused.value).startswith('--fedswitch.')
+
+
+def test_the_baselines_have_their_own_prefix():
+  for name in ('ts_server_ema', 'ts_client_ema'):
+    with pytest.raises(UsageError, match=f'--{name}.ema_decay'):
+      registry.REGISTRY[name].hparams(ema_decay=2.0)
