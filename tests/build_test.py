@@ -162,6 +162,8 @@ def test_versions_agree(repository):
     text = (repository / file).read_text()
     assert re.search(rf'^ *{pattern}$', text, re.MULTILINE), file
   changes = (repository / 'CHANGELOG.md').read_text()
+  unreleased = r'## \[Unreleased\]\n((?!\n## ).)*\n'
+  released = rf'## \[{version}\] - \d{{4}}-\d\d-\d\d\n'
   assert re.match(
-    rf'# Changelog\n\n[^#]*## \[{version}\] - \d{{4}}-\d\d-\d\d\n', changes
+    rf'# Changelog\n\n[^#]*({unreleased})?{released}', changes, re.DOTALL
   )

@@ -160,12 +160,16 @@ def _weights_of(model: Any, set_name: str) -> adapter.Weights:
   )
 
 
+# ServerModel -> bool scalar.
+_IsNeeded = Callable[[server_model.ServerModel], tf.Tensor] | None
+
+
 def build_statistics_phase(
   model_type: tff.Type,
   element_spec: Any,
   gathering: Gathering,
   set_name: str = '',
-  is_needed: Callable[[server_model.ServerModel], tf.Tensor] | None = None,
+  is_needed: _IsNeeded = None,
 ) -> tuple[tff.Computation, int]:
   """Builds `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`.
 
@@ -186,16 +190,7 @@ def build_statistics_phase(
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
-
-  @tff.tensorflow.computation(model_type)
-  def select(model: server_model.ServerModel) -> Any:
-    weights = _weights_of(model, set_name)
-    if is_needed is None:
-      return weights
-    sent = is_needed(server_model.ServerModel(*model))
-    whole = tf.data.Dataset.from_tensors(weights)
-    return whole.take(tf.cast(sent, tf.int64))
-
+  select = _build_select(model_type, set_name, is_needed)
   weights_type = select.type_signature.result
   data_type = client_data.data_type(element_spec)
 
@@ -249,6 +244,23 @@ def build_statistics_phase(
     )
 
   return phase, client_data.num_bytes(sums_type)
+
+
+def _build_select(
+  model_type: tff.Type, set_name: str, is_needed: _IsNeeded
+) -> tff.Computation:
+  """Builds `M -> what clients are sent`: weights, or a sequence of them."""
+
+  @tff.tensorflow.computation(model_type)
+  def select(model: server_model.ServerModel) -> Any:
+    weights = _weights_of(model, set_name)
+    if is_needed is None:
+      return weights
+    sent = is_needed(server_model.ServerModel(*model))
+    whole = tf.data.Dataset.from_tensors(weights)
+    return whole.take(tf.cast(sent, tf.int64))
+
+  return select
 
 
 def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:

@@ -28,7 +28,8 @@ def from_uniform(
   if of == names.LABELS:
     probs = tf.one_hot(tf.argmax(probs, axis=-1), num_classes)
   mean = tf.math.divide_no_nan(
-    tf.linalg.matvec(probs, weights, transpose_a=True), tf.reduce_sum(weights)
+    tf.reduce_sum(probs * weights[:, tf.newaxis], axis=0),
+    tf.reduce_sum(weights),
   )
   uniform_entropy = tf.math.log(tf.constant(num_classes, probs.dtype))
   return uniform_entropy + tf.reduce_sum(tf.math.xlogy(mean, mean))
