@@ -98,7 +98,7 @@ def test_a_round_in_which_one_client_has_labels(name):
     element['labeled'] = tiny_task.client(0)['labeled']
   state = process.initialize()
   for elements in ([with_labels, *others], others):
-    cohort = [tiny_task.dataset(element) for element in elements]
+    cohort = [tiny_task.dataset(element, process) for element in elements]
     state, metrics = process.next(state, cohort)
     train = metrics['client_work']['train']
     assert train['num_clients'] == len(elements)

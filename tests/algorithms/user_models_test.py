@@ -57,7 +57,9 @@ def _rounds(process, cohorts, threads=1):
     if int(state.client_work) < 1:
       state = process.next(state, []).state
     for cohort in cohorts:
-      output = process.next(state, [tiny_task.dataset(e) for e in cohort])
+      output = process.next(
+        state, [tiny_task.dataset(e, process) for e in cohort]
+      )
       state = output.state
   return state, output.metrics
 
