@@ -26,7 +26,7 @@ def run(process, scenario=SERVER, num_rounds=2):
     state = process.next(state, []).state
   for round_num in range(1, num_rounds + 1):
     cohort = [
-      tiny_task.dataset(element)
+      tiny_task.dataset(element, process)
       for element in tiny_task.cohort(scenario, round_num=round_num)
     ]
     outputs.append(process.next(state, cohort))

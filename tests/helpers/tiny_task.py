@@ -84,9 +84,11 @@ def client(
 
 def dataset(element: collections.OrderedDict, process=None) -> tf.data.Dataset:
   """That element as the data set a client hands over to a process."""
+  index, _ = element['seed']
   if getattr(process, 'num_clients', 0):
-    index, _ = element['seed']
     element = collections.OrderedDict(element, client_id=np.int32(index))
+  if getattr(process, 'needs_slots', False):
+    element = collections.OrderedDict(element, slot=np.int32(index))
   return tf.data.Dataset.from_tensors(element)
 
 

@@ -112,7 +112,8 @@ def evaluate(state):
 
 
 def data_source(num_clients=5, clients_per_round=2, first_round=0):
-  def make_client(round_num, client_id):
+  def make_client(round_num, client_id, slot):
+    del slot
     rng = np.random.default_rng([round_num, client_id])
     return rng.normal(size=3).astype(np.float32)
 

@@ -12,6 +12,22 @@ from tff_fssl.semisup import moving_average
 ServerModel = server_model.ServerModel
 
 
+class ByGroup(NamedTuple):
+  """The combined updates of each of several groups of clients.
+
+  Attributes:
+    update: Like `Aggregated.update`, with one dimension more, the first: the
+      groups. 0 for a group without a usable update.
+    sizes: float32 [groups], the numbers of usable updates.
+    starts: float32 [groups, rows], the share of a group's weight that started
+      from each row of `Groups.starts`; 0 for a group without a usable update.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  sizes: tf.Tensor
+  starts: tf.Tensor
+
+
 class Aggregated(NamedTuple):
   """What came from the clients of a round.
 
@@ -22,13 +38,17 @@ class Aggregated(NamedTuple):
       weight.
     signals: Name -> float32 scalar, the mean over the clients that reported; 0
       if none did.
-    num_reports: float32 scalar, the number of these clients.
+    num_reports: float32 scalar, the number of these clients; where nothing but
+      a protected sum may leave clients, the size of the cohort.
+    by_group: What replaces `update`, which then is (), with several groups, or
+      with one and the plain mean.
   """
 
   update: tuple[tf.Tensor, ...]
   of_peers: Mapping[str, tuple[tf.Tensor, ...]]
   signals: Mapping[str, tf.Tensor]
   num_reports: tf.Tensor
+  by_group: ByGroup | None = None
 
 
 class ServerTools(NamedTuple):
@@ -36,13 +56,15 @@ class ServerTools(NamedTuple):
 
   Attributes:
     apply: (weights, update) -> weights, by the server optimizer. Call it once.
-    train: weights -> weights, on the server's labels; if it has none, it
-      returns them as they are. Call it at most once.
+    train: (weights, copy) -> weights, on the server's labels; if it has none,
+      it returns them as they are. Call it at most once for each copy, a number
+      from 0, 0 unless given: copies draw other batches and views. Metrics are
+      means over copies, and a momentum that is kept is that of copy 0.
     round_num: int32 scalar; less than 1 in server pre-training.
   """
 
   apply: Callable[[adapter.Weights, tuple[tf.Tensor, ...]], adapter.Weights]
-  train: Callable[[adapter.Weights], adapter.Weights]
+  train: Callable[..., adapter.Weights]
   round_num: tf.Tensor
 
 
@@ -67,6 +89,7 @@ class ServerAlgorithm(NamedTuple):
       statistics are gathered with those of the model.
     statistics_if_sent: Names of further such sets, whose statistics are
       gathered only at the end of rounds after which clients get the set.
+    num_trainings: How often `update` trains on the server's labels.
   """
 
   start: Callable[[adapter.Weights], ServerModel] = lambda weights: ServerModel(
@@ -78,6 +101,7 @@ class ServerAlgorithm(NamedTuple):
   sends: Callable[[ServerModel], Mapping[str, tf.Tensor]] | None = None
   statistics_of: tuple[str, ...] = ()
   statistics_if_sent: tuple[str, ...] = ()
+  num_trainings: int = 1
 
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
     """Name of each set that clients may get -> whether they get it now."""

@@ -1,7 +1,7 @@
 """The server's step: apply the update, then train on the server's labels."""
 
 import collections
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,12 +10,12 @@ import tensorflow_federated as tff
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
 
-# (weights, round_num, momentum) -> (weights, metrics, momentum), called inside
-# a computation. It gets the momentum that it returned in the previous round;
-# zeros in the first.
+# (weights, round_num, momentum, copy) -> (weights, metrics, momentum), called
+# inside a computation. It gets the momentum that copy 0 returned in the
+# previous round; zeros in the first.
 Momentum = tuple[tf.Tensor, ...]
 ServerTraining = Callable[
-  [adapter.Weights, tf.Tensor, Momentum],
+  [adapter.Weights, tf.Tensor, Momentum, int],
   tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor], Momentum],
 ]
 
@@ -39,7 +39,8 @@ class _Tools:
     self._non_negative = non_negative
     self._round_num = state['round_num']
     self._optimizer_state = state['optimizer']
-    self._momentum = tuple(state['momentum'])
+    self._old_momentum = self._momentum = tuple(state['momentum'])
+    self._of_copies: list[_Metrics] = []
     self.metrics: _Metrics = collections.OrderedDict()
 
   def next_state(self) -> _State:
@@ -89,14 +90,29 @@ class _Tools:
       tuple(trainable), tuple(non_trainable), weights.statistics_count
     )
 
-  def train(self, weights: adapter.Weights) -> adapter.Weights:
+  def train(self, weights: adapter.Weights, copy: int = 0) -> adapter.Weights:
     """Trains on the server's labels, if there are any."""
     if self._train is not None:
-      weights, metrics, self._momentum = self._train(
-        weights, self._round_num, self._momentum
+      weights, metrics, momentum = self._train(
+        weights, self._round_num, self._old_momentum, copy
       )
-      self.metrics.update(metrics)
+      if not copy:
+        self._momentum = momentum
+      self._of_copies.append(metrics)
+      self.metrics.update(_mean(self._of_copies))
     return weights
+
+
+def _mean(of_copies: Sequence[_Metrics]) -> _Metrics:
+  """The mean of the metrics of several trainings; counts are summed."""
+  if len(of_copies) == 1:
+    return of_copies[0]
+  mean: _Metrics = collections.OrderedDict()
+  for name, first in of_copies[0].items():
+    total = tf.add_n([metrics[name] for metrics in of_copies])
+    is_mean = first.dtype.is_floating and name != 'server_num_examples'
+    mean[name] = total / len(of_copies) if is_mean else total
+  return mean
 
 
 def build_server_step(
@@ -128,7 +144,8 @@ def build_server_step(
     model_type: The type M of a `server_algorithm.ServerModel`.
     aggregate_type: The type A: OrderedDict(update, signals, num_reports).
       `update` has one float tensor per trainable weight; if they are tracked,
-      one per non-trainable float weight; and those of the uploaded peers.
+      one per non-trainable float weight; and those of the uploaded peers. Or
+      it is what `grouped.GroupedMeanFactory` returns.
     optimizer: The server optimizer.
     first_round: The number of the first round.
     algorithm: The server's part of the algorithm.
@@ -239,6 +256,14 @@ def _aggregated(
   aggregate: Mapping[str, Any], peer_sizes: Mapping[str, int]
 ) -> server_algorithm.Aggregated:
   """What came from the clients; the update split by network."""
+  if isinstance(aggregate['update'], Mapping):
+    return server_algorithm.Aggregated(
+      (),
+      {},
+      dict(aggregate['signals']),
+      aggregate['num_reports'],
+      _by_group(aggregate['update']),
+    )
   update = tuple(aggregate['update'])
   end = len(update) - sum(peer_sizes.values())
   own, rest = update[:end], update[end:]
@@ -248,6 +273,16 @@ def _aggregated(
   return server_algorithm.Aggregated(
     own, of_peers, dict(aggregate['signals']), aggregate['num_reports']
   )
+
+
+def _by_group(aggregate: Mapping[str, Any]) -> server_algorithm.ByGroup:
+  """The groups' updates; all zeros if no client's weight was above 0."""
+  some = tf.math.is_finite(aggregate['sizes'][0])  # Else all are NaN.
+  update, sizes, starts = tf.nest.map_structure(
+    lambda t: tf.where(some, t, tf.zeros_like(t)),
+    (tuple(aggregate['update']), aggregate['sizes'], aggregate['starts']),
+  )
+  return server_algorithm.ByGroup(update, sizes, starts)
 
 
 def _changed(

@@ -17,7 +17,8 @@ from tff_fssl.local import algorithm as algorithm_lib
   _PARTNERS,
   STEP,
   FINISH,
-) = range(8)
+  GROUP,
+) = range(9)
 
 
 def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:

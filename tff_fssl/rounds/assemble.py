@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.aggregators import grouped
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
@@ -26,6 +27,7 @@ from tff_fssl.rounds import client_work
 from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -48,6 +50,8 @@ class Parts:
     exchange: What else travels between server and clients; or a function of
       the population that makes it.
     prediction: How the model predicts.
+    groups: The groups of a round's clients, if they are combined apart. With
+      one group, an aggregator may be given, which then combines the updates.
     alone: Whether each client trains alone. The exchange's table then stands
       for the clients' own disks: in reality nothing travels, so that no bytes
       are counted, and no statistics are gathered over clients.
@@ -58,6 +62,7 @@ class Parts:
   server: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG
   exchange: exchange_lib.Exchange | exchange_lib.BuildExchange | None = None
   prediction: server_model.Prediction = server_model.Prediction()
+  groups: groups_lib.Groups | None = None
   alone: bool = False
 
 
@@ -85,7 +90,9 @@ def build_process(
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
-  An algorithm's parts may add to each of these.
+  An algorithm's parts may add to each of these. With groups of clients (see
+  `groups`), the clients' elements have a `slot`, too: int32, the position in
+  the cohort.
 
   If clients took part but none sent a usable update, only the round number in
   the state changes.
@@ -129,6 +136,14 @@ def build_process(
       ' released without noise'
     )
   parts = completed(parts, hparams)
+  if parts.groups is not None and model_aggregator is not None:
+    if parts.groups.num_groups > 1:
+      raise hparams_lib.UsageError(
+        f'model_aggregator={type(model_aggregator).__name__}: this algorithm'
+        f' forms {parts.groups.num_groups} groups of clients, and the plain'
+        ' mean of each; leave model_aggregator out, or take one group'
+      )
+    parts = dataclasses.replace(parts, groups=None)
   assembly = _Assembly(
     model_fn,
     parts,
@@ -199,6 +214,11 @@ class _Assembly:
       self._element_spec = client_data.with_ids(
         element_spec, self._exchange.num_clients
       )
+    self._groups = parts.groups
+    if self._groups is not None:
+      self._element_spec = client_data.with_slots(
+        self._element_spec, self._groups.needs_slots
+      )
 
   def _make_exchange(
     self, num_clients: int | None
@@ -228,13 +248,18 @@ class _Assembly:
       self._hparams,
       self._exchange,
       self._networks.num_classes,
+      self._groups,
     )
     aggregator, is_confidential = self._aggregator(
       model_type, model_aggregator, bounds
     )
     exchange = self._exchange
     distributor = exchange_lib.build_distributor(
-      model_type, self._parts.server, exchange, self._hparams.first_round
+      model_type,
+      self._parts.server,
+      exchange,
+      self._hparams.first_round,
+      self._groups,
     )
     part = self._client_part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
@@ -286,6 +311,7 @@ class _Assembly:
     )
     process.num_classes = self._networks.num_classes
     process.num_clients = exchange.num_clients if exchange else 0
+    process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
@@ -315,6 +341,12 @@ class _Assembly:
       )
     update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
     factory = model_aggregator or tff.aggregators.MeanFactory()
+    groups = self._groups
+    if groups is not None:
+      factory = grouped.GroupedMeanFactory(
+        groups.num_groups, groups.num_starts, self._networks.num_trainable
+      )
+      update_specs += (tf.TensorSpec([2], tf.float32),)  # The client's place.
     private = isinstance(factory, privacy.PrivateMeanFactory)
     if not private:
       factory = guarded.GuardedFactory(factory, bounds.weights)
@@ -346,6 +378,7 @@ class _Assembly:
       weigh_by_examples=hparams.client_weighting == 'examples',
       track_non_trainable=self._networks.tracks_moving_averages,
       exchange=self._exchange,
+      groups=self._groups,
       release_metrics=release_metrics,
     )
 
@@ -456,4 +489,5 @@ class _Assembly:
       () if exchange is None else state.distributor['table'],
       server_model.ServerModel(*state.global_model_weights),
       round_num,
+      self._groups,
     )

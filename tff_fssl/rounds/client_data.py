@@ -61,10 +61,19 @@ def read_client(
 
 def with_ids(element_spec: Any, num_clients: int) -> Any:
   """The spec of a client's element, with `client_id` if clients have ids."""
-  if not num_clients:
-    return element_spec
+  return (
+    _with_number(element_spec, 'client_id') if num_clients else element_spec
+  )
+
+
+def with_slots(element_spec: Any, needs_slots: bool) -> Any:
+  """The spec of a client's element, with `slot` if clients have slots."""
+  return _with_number(element_spec, 'slot') if needs_slots else element_spec
+
+
+def _with_number(element_spec: Any, name: str) -> Any:
   return collections.OrderedDict(
-    element_spec, client_id=tf.TensorSpec([], tf.int32)
+    element_spec, **{name: tf.TensorSpec([], tf.int32)}
   )
 
 

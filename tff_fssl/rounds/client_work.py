@@ -17,6 +17,7 @@ from tff_fssl.local import non_finite
 from tff_fssl.local import training
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import screen as screen_lib
 
 # (state of the process, a client's data, round number) -> what was not finite.
@@ -44,6 +45,7 @@ class ClientPart:
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     exchange: What else travels, if anything.
+    groups: The groups of clients, if there are any.
     release_metrics: If false, clients send nothing but update and weight, to
       the aggregator, and the only metric is the number of clients.
   """
@@ -54,6 +56,7 @@ class ClientPart:
   weigh_by_examples: bool = False
   track_non_trainable: bool = False
   exchange: exchange_lib.Exchange | None = None
+  groups: groups_lib.Groups | None = None
   release_metrics: bool = True
 
   def train(
@@ -87,7 +90,8 @@ class ClientPart:
   ) -> exchange_lib.Received:
     """What the client uses of the server's message."""
     client_id = data.get('client_id', tf.constant(-1))
-    return exchange_lib.read_message(self.exchange, message, client_id)
+    start = None if self.groups is None else self.groups.place_of(data).start
+    return exchange_lib.read_message(self.exchange, message, client_id, start)
 
 
 def build_find_non_finite(
@@ -150,8 +154,8 @@ def build_client_work(
   <int32@SERVER, ClientResult(update, weight)@CLIENTS, metrics@SERVER>`; its
   state is the round number. Before round 1 clients do nothing. The metrics are
   OrderedDict(train, signals, num_reports); `next` of the composed process
-  releases `train` alone. With an exchange, the update is OrderedDict(update,
-  row).
+  releases `train` alone. With groups, the update ends with the client's place,
+  float32 [2]. With an exchange, it is OrderedDict(update, row).
 
   The algorithm sets a client's weight; if it sets none, the weight is 1 or the
   number of examples that the client processed. A client that trained on nothing
@@ -277,6 +281,9 @@ def _upload(
       if before.dtype.is_floating  # Training never changes counters.
     )
   update += result.of_peers
+  if part.groups is not None:
+    place = tf.stack(part.groups.place_of(data))
+    update += (tf.cast(place, tf.float32),)
   report = collections.OrderedDict(
     is_finite=finite,
     reports=reports,
@@ -321,11 +328,13 @@ def _measured(
 def _number_of_clients() -> tff.Value:
   """The metrics, if nothing else about clients may be released."""
   one = tff.federated_value(1, tff.CLIENTS)
+  # Who failed must not be known: all count as reports.
+  report = tff.federated_value(1.0, tff.CLIENTS)
   return tff.federated_zip(
     collections.OrderedDict(
       train=collections.OrderedDict(num_clients=tff.federated_sum(one)),
       signals=tff.federated_value(collections.OrderedDict(), tff.SERVER),
-      num_reports=tff.federated_value(0.0, tff.SERVER),
+      num_reports=tff.federated_sum(report),
     )
   )
 

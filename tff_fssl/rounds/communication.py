@@ -29,8 +29,9 @@ def build_communication(
   The models are those that the round's message is made of, and that of which
   static batch norm statistics are gathered at its end.
 
-  Tables of which a client uses only its own rows count as these rows: this is
-  what a deployment with a federated select sends.
+  Tables of which a client uses only its own rows count as these rows, and so do
+  the rows that groups start from: this is what a deployment with a federated
+  select sends.
 
   Args:
     model_type: The type of the `ServerModel`.

@@ -37,6 +37,8 @@ class FsslProcess(tff.learning.templates.LearningProcess):
     num_classes: The number of classes, if known; clients' labels must be less.
     num_clients: The number of clients that the process knows by their ids, so
       that their data must contain `client_id`; 0 if it knows none.
+    needs_slots: Whether clients' data must contain `slot`, their position in
+      the cohort.
     start: Weights -> the `ServerModel` of a process that starts from them.
     prediction: How the model predicts.
   """
@@ -44,6 +46,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   find_non_finite: client_work_lib.FindNonFinite
   num_classes: int | None = None
   num_clients: int = 0
+  needs_slots: bool = False
   start: Callable[[adapter.Weights], ServerModel]
   prediction: server_model.Prediction
 

@@ -75,6 +75,7 @@ class RoundCompute:
     if self.server is None:
       return Flops()
     processed = self.hparams.server_epochs * num_labeled
+    processed *= self.parts.server.num_trainings
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:

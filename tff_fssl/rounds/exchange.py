@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
+from tff_fssl.rounds import groups as groups_lib
 
 ServerModel = server_algorithm.ServerModel
 
@@ -73,7 +74,8 @@ class Message(NamedTuple):
   """What a client is sent at the start of a round.
 
   Attributes:
-    weights: The model's weights, `adapter.Weights`.
+    weights: The model's weights, `adapter.Weights`; with groups, the rows that
+      clients start from (`Groups.starts`).
     sets: Name -> a sequence of one element, the set, or of none.
     control: `ServerModel.control`.
     exchange: `Exchange.message`'s result; () without an exchange.
@@ -89,7 +91,7 @@ class Received(NamedTuple):
   """A message, as a client uses it.
 
   Attributes:
-    weights: The model's weights.
+    weights: The weights to start from.
     sets: Name -> weights of a network. The model's own, if it was not sent.
     others: Name -> tensor: control values, what the exchange sent, and sets
       that are not a network's weights (zeros, if one was not sent).
@@ -106,6 +108,7 @@ def make_message(
   table: Any,
   model: ServerModel,
   round_num: tf.Tensor,
+  groups: groups_lib.Groups | None = None,
 ) -> Message:
   """The message of a round."""
   sets: Any = collections.OrderedDict()
@@ -113,7 +116,7 @@ def make_message(
     whole = tf.data.Dataset.from_tensors(model.sets[name])
     sets[name] = whole.take(tf.cast(is_sent, tf.int64))
   return Message(
-    model.weights,
+    model.weights if groups is None else groups.starts(model),
     sets,
     collections.OrderedDict(model.control),
     () if exchange is None else exchange.message(table, model, round_num),
@@ -121,14 +124,19 @@ def make_message(
 
 
 def read_message(
-  exchange: Exchange | None, message: Message, client_id: tf.Tensor
+  exchange: Exchange | None,
+  message: Message,
+  client_id: tf.Tensor,
+  start: tf.Tensor | None = None,
 ) -> Received:
-  """What a client uses of a message."""
+  """What a client uses of a message; with groups, `start` is its row."""
   weights = adapter.Weights(
     tuple(message.weights.trainable),
     tuple(message.weights.non_trainable),
     message.weights.statistics_count,
   )
+  if start is not None:
+    weights = tf.nest.map_structure(lambda rows: rows[start], weights)
   sets: dict[str, adapter.Weights] = {}
   others: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
@@ -155,6 +163,7 @@ def build_distributor(
   server: server_algorithm.ServerAlgorithm,
   exchange: Exchange | None,
   first_round: int,
+  groups: groups_lib.Groups | None = None,
 ) -> tff.learning.templates.DistributionProcess:
   """Builds the process that makes the message and broadcasts it.
 
@@ -163,6 +172,7 @@ def build_distributor(
     server: The server's part of the algorithm.
     exchange: The exchange, if there is one.
     first_round: The number of the first round.
+    groups: The groups of clients, if there are any.
 
   Returns:
     The process. Its state is (), or OrderedDict(table, round_num).
@@ -184,7 +194,7 @@ def build_distributor(
     if exchange is not None:
       table, round_num = state['table'], state['round_num']
     model = ServerModel(*model)
-    return make_message(exchange, server, table, model, round_num)
+    return make_message(exchange, server, table, model, round_num, groups)
 
   @tff.federated_computation
   def init_fn() -> tff.Value:

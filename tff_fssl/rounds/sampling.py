@@ -20,8 +20,9 @@ _FORMAT = '<qq'
 # The most characters that are shown of why a client's data cannot be used.
 _MAX_REASON = 200
 
-# (round_num, client_id) -> the client's data, in a form the runtime accepts.
-MakeClient = Callable[[int, int], Any]
+# (round_num, client_id, slot) -> the client's data, in a form the runtime
+# accepts.
+MakeClient = Callable[[int, int, int], Any]
 
 # client_id -> (labelled, unlabelled) examples, as `clients.make_example` takes.
 LoadClient = Callable[[int], tuple[Any, Any]]
@@ -90,9 +91,26 @@ def sample_cohort(
   Returns:
     Client ids, ascending.
   """
+  return sorted(draw_slots(seed, round_num, num_clients, clients_per_round))
+
+
+def draw_slots(
+  seed: int, round_num: int, num_clients: int, clients_per_round: int
+) -> dict[int, int]:
+  """Client id -> slot, its position in the order in which clients are drawn.
+
+  Args:
+    seed: Seed of the run.
+    round_num: The round, >= 1.
+    num_clients: Clients are 0 .. num_clients - 1.
+    clients_per_round: How many are drawn, at most `num_clients`.
+
+  Returns:
+    The slots, 0 .. clients_per_round - 1, of the clients of the round.
+  """
   generator = seeds.cohort_generator(seed, round_num)
   drawn = generator.choice(num_clients, clients_per_round, replace=False)
-  return sorted(int(client_id) for client_id in drawn)
+  return {int(client_id): slot for slot, client_id in enumerate(drawn)}
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
@@ -180,9 +198,9 @@ class CohortDataSource(tff.program.FederatedDataSource):
     Args:
       federated_type: `{D*}@CLIENTS` in TFF's notation: each client holds a
         dataset whose elements are of type D.
-      make_client: (round_num, client_id) -> a client's data, a dataset; called
-        when the client's turn comes, perhaps in another thread, perhaps twice a
-        round.
+      make_client: (round_num, client_id, slot) -> a client's data, a dataset;
+        called when the client's turn comes, perhaps in another thread, perhaps
+        twice a round. Slots are `draw_slots`'s.
       seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
       clients_per_round: How many are drawn in each round.
@@ -222,19 +240,25 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self, seed: int, round_num: int, k: int | None = None
   ) -> list[int]:
     """The clients of a round; none before round 1."""
+    return sorted(self._slots(seed, round_num, k))
+
+  def _slots(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> dict[int, int]:
+    """The clients of a round, with their slots."""
     if round_num < 1 or not self._trains_clients:
-      return []
+      return {}
     if k is None:
       k = self._clients_per_round
     if not 1 <= k <= self._num_clients:
       raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
-    return sample_cohort(seed, round_num, self._num_clients, k)
+    return draw_slots(seed, round_num, self._num_clients, k)
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
     """The data of a round's clients."""
     return Cohort(
-      functools.partial(self._make_client, round_num, client_id)
-      for client_id in self.client_ids(seed, round_num, k)
+      functools.partial(self._make_client, round_num, client_id, slot)
+      for client_id, slot in sorted(self._slots(seed, round_num, k).items())
     )
 
 
@@ -272,7 +296,9 @@ def build_data_source(
   lock = threading.Lock()
   told: set[tuple[int, int]] = set()
 
-  def load(round_num: int, client_id: int) -> collections.OrderedDict[str, Any]:
+  def load(
+    round_num: int, client_id: int, slot: int
+  ) -> collections.OrderedDict[str, Any]:
     labeled, unlabeled = load_client(client_id)
     element = clients.make_example(
       seed=clients.client_seed(seed, round_num, client_id),
@@ -283,11 +309,13 @@ def build_data_source(
     _check_element(element, spec)
     if 'client_id' in spec:
       element['client_id'] = np.int32(client_id)
+    if 'slot' in spec:
+      element['slot'] = np.int32(slot)
     return element
 
-  def make_client(round_num: int, client_id: int) -> tf.data.Dataset:
+  def make_client(round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
     try:
-      element = load(round_num, client_id)
+      element = load(round_num, client_id, slot)
     except Exception as error:  # pylint: disable=broad-except
       reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
       with lock:

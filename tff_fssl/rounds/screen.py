@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 # A metric's sum above this, per example, is absurd.
@@ -30,12 +31,14 @@ class Bounds(NamedTuple):
     num_examples: The most examples that it can process in a round.
     signals: Name -> the least and the greatest value of a signal.
     exchange: The exchange, whose rows are checked.
+    groups: The groups, to which places are checked.
   """
 
   weights: guarded.AllowedWeights
   num_examples: float
   signals: Mapping[str, tuple[float, float]] = {}
   exchange: exchange_lib.Exchange | None = None
+  groups: groups_lib.Groups | None = None
 
 
 def build_bounds(
@@ -43,6 +46,7 @@ def build_bounds(
   hparams: round_hparams_lib.RoundHparams,
   exchange: exchange_lib.Exchange | None,
   num_classes: int,
+  groups: groups_lib.Groups | None = None,
 ) -> Bounds:
   """Bounds on what an honest client with `max_client_examples` can send."""
   sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
@@ -63,7 +67,7 @@ def build_bounds(
   signals = {
     name: signal.limits(num_classes) for name, signal in local.signals.items()
   }
-  return Bounds(allowed, most, signals, exchange)
+  return Bounds(allowed, most, signals, exchange, groups)
 
 
 def build_screen(
@@ -73,7 +77,8 @@ def build_screen(
 
   A client is rejected as a whole if its update is not finite, its weight is not
   allowed, or its report is impossible: counts outside [0, the most it can have
-  processed], thresholds outside [0, 1], metrics that are absurd or not finite.
+  processed], thresholds outside [0, 1], metrics that are absurd or not finite,
+  a group that does not exist.
   A rejected client is left out of all metrics except `num_rejected_clients`,
   and its weight becomes NaN, so that `guarded.GuardedFactory` rejects its
   update. The docstring of that class says what such a check protects against,
@@ -158,6 +163,8 @@ def _is_possible(
       for name, limits in bounds.signals.items()
     ),
   ]
+  if bounds.groups is not None:
+    conditions.append(groups_lib.is_possible(bounds.groups, update[-1]))
   if bounds.exchange is not None and row is not None:
     conditions.append(
       tf.logical_or(

@@ -138,18 +138,20 @@ class ServerSide:
       weights: adapter.Weights,
       round_num: tf.Tensor,
       momentum: server_step.Momentum,
+      copy: int,
     ) -> tuple[
       adapter.Weights,
       collections.OrderedDict[str, tf.Tensor],
       server_step.Momentum,
     ]:
       labeled = self._read_data()
+      seed = training.fold_in(tf.stack([self.seed, round_num]), _SERVER)
       result = local.run(
         weights,
         labeled,
         algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(round_num),
-        seed=training.fold_in(tf.stack([self.seed, round_num]), _SERVER),
+        seed=training.fold_in(seed, copy) if copy else seed,
         round_num=round_num,
         momentum=momentum,
       )

@@ -334,7 +334,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
 def _build_aggregator(
   config: config_lib.Config,
 ) -> tff.aggregators.WeightedAggregationFactory | None:
-  if not config.aggregates:
+  is_mean = config.aggregator.aggregator == aggregator_hparams.MEAN
+  if is_mean or not config.aggregates:
     return None
   examples = (
     config.round.client_weighting == 'examples' and not config.sets_weights
