@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import fedrgd_hparams
 from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
@@ -49,6 +50,11 @@ class Capabilities:
       none.
     without_signals: 'name=value', the hyper-parameter that turns these off; ''
       if there is none.
+    groups: The property of hyper-parameters that, if true, makes the server
+      combine the updates of several groups apart, so that it sees sums over
+      less than all clients, and other aggregators than the mean refuse the
+      algorithm; '' if there is none.
+    without_groups: 'name=value', the hyper-parameter that turns these off.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -62,6 +68,8 @@ class Capabilities:
   own_weights: str = ''
   signals: str = ''
   without_signals: str = ''
+  groups: str = ''
+  without_groups: str = ''
 
 
 class Passes(NamedTuple):
@@ -128,6 +136,7 @@ class Algorithm:
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
       programs use them unless the user gives the flag; an embedder writes
       `RoundHparams(**{**entry.round_defaults, ...})`.
+    norm: The paper's normalization, the default of `--norm`; '': the programs'.
     tiny_hparams: Values for `hparams` with which the algorithm does all of its
       work on a few examples of noise: a threshold that untrained networks
       reach, no warm-up. For tests that run every algorithm.
@@ -143,9 +152,15 @@ class Algorithm:
   capabilities: Capabilities = Capabilities()
   compute: Compute = Compute()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  norm: str = ''
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: tuple[metrics_lib.Metric, ...] = ()
   paper: str = ''
+
+  @property
+  def run_defaults(self) -> Mapping[str, Any]:
+    """All flags without a prefix that have defaults of the algorithm's."""
+    return {**self.round_defaults, **({'norm': self.norm} if self.norm else {})}
 
   def __post_init__(self) -> None:
     # An unknown name or a value out of range is a mistake of the entry.
@@ -423,6 +438,39 @@ REGISTRY = {
       'TS-Client EMA: clients train a teacher, too, and send it back.',
       fedswitch_hparams.TsClientHparams,
       weight_sets_up=2,
+    ),
+    Algorithm(
+      'fedrgd',
+      'FedRGD: groups of clients that go on from their own means.',
+      fedrgd_hparams.FedRgdHparams,
+      'tff_fssl.algorithms.fedrgd:build_local_algorithm',
+      {
+        'server': 'tff_fssl.algorithms.fedrgd:build_server',
+        'groups': 'tff_fssl.algorithms.fedrgd:build_groups',
+      },
+      capabilities=Capabilities(
+        extra_uploads=('group (two numbers)',),
+        groups='has_groups',
+        without_groups='num_groups=1',
+      ),
+      compute=Compute(Passes(2, 1)),
+      # Of the optimizers the paper's, but for the rate, which depends on the
+      # network: 0.165 for ResNet-18, 0.0075 for ResNet-9.
+      round_defaults={
+        'client_batch_size': 64,
+        'client_epochs': 1,
+        'client_labeled_batch_size': 64,
+        'max_gradient_norm': 0.0,
+        'num_pretraining_rounds': 0,
+        'server_batch_size': 64,
+        'server_epochs': 1,
+        'server_optimizer_momentum': 0.0,
+        'weight_decay': 1e-4,
+      },
+      norm='gn',
+      tiny_hparams={'confidence_threshold': 0.3},
+      metrics=fedrgd_hparams.METRICS,
+      paper='Zhang et al., IEEE BigData 2021',
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

@@ -92,6 +92,50 @@ def fixmatch(
   return objective.Term(loss, PSEUDO_LABEL_RATIOS, WEAK_AND_STRONG)
 
 
+def self_training(
+  *, confidence_threshold: float, loss_weight: float
+) -> objective.Term:
+  """The pseudo-labels of weak and of strong views, learnt on the same views.
+
+  FedRGD's code with labels at the clients: the mean over all 2 B views v of
+  1[max q_v >= tau] H(argmax q_v, f(v)), q_v = softmax(f(v)) without gradient.
+  Metrics of pseudo-labels are means over both views, too.
+
+  Args:
+    confidence_threshold: tau, in [0, 1].
+    loss_weight: The weight of the term, >= 0.
+
+  Returns:
+    The term.
+  """
+
+  def loss(
+    network: adapter.Network, batch: algorithm_lib.Batch
+  ) -> objective.Loss:
+    part = batch.parts[objective.UNLABELED]
+    of_views = []
+    for images in part.views.values():
+      logits = network.logits(images, training=True)
+      of_views.append(
+        pseudo_label_loss(
+          tf.nn.softmax(logits),
+          logits,
+          part,
+          confidence_threshold=confidence_threshold,
+          loss_weight=0.5 * loss_weight,
+        )
+      )
+    (first, ratios), (second, more) = of_views
+    # A count is at most the number of examples.
+    halves = {
+      name: (0.5 * (total + more[name][0]), 0.5 * (count + more[name][1]))
+      for name, (total, count) in ratios.items()
+    }
+    return first + second, halves
+
+  return objective.Term(loss, PSEUDO_LABEL_RATIOS, WEAK_AND_STRONG)
+
+
 def uda(
   *, confidence_threshold: float, temperature: float, loss_weight: float
 ) -> objective.Term:

@@ -334,7 +334,7 @@ def _banner(
   has_effect = config.flags()
   defaults = {
     name: has_effect[name]
-    for name in config.entry.round_defaults
+    for name in config.entry.run_defaults
     if name in has_effect
   }
   validation = f', {run.num_validation} for validation'

@@ -88,6 +88,13 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       ' protect nothing'
     )
   name = aggregator.aggregator
+  if config.has_groups and name != aggregator_hparams.MEAN:
+    remedy = f'--{config.prefix}{config.entry.capabilities.without_groups}'
+    raise UsageError(
+      f'--aggregator={name}: the server of --algorithm={run.algorithm} needs'
+      ' the plain mean of each group of clients, so that sums over less than'
+      f' all clients leave them; set {remedy}, or --aggregator=mean'
+    )
   if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
     for flag in ('debug_non_finite', 'strict_clients'):
       if getattr(run, flag):

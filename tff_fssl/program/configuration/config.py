@@ -106,6 +106,12 @@ class Config:
     return f'--{self.prefix}{flag}' if flag else ''
 
   @property
+  def has_groups(self) -> bool:
+    """Whether the updates of several groups of clients are combined apart."""
+    name = self.entry.capabilities.groups
+    return bool(name) and getattr(self.algorithm, name)
+
+  @property
   def model_norm(self) -> str:
     """The norm that the network is built with: 'bn', 'gn' or 'none'."""
     is_static = self.run.norm == model_names.STATIC_BATCH_NORM
@@ -154,8 +160,8 @@ def own_group(entry: registry.Algorithm) -> flags.Group:
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
     f'{entry.name}.',
-    f'Unless given: {flags.to_arguments(entry.round_defaults)}.'
-    if entry.round_defaults
+    f'Unless given: {flags.to_arguments(entry.run_defaults)}.'
+    if entry.run_defaults
     else '',
   )
 
@@ -186,6 +192,8 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
           f' --algorithm={run.algorithm} is selected; leave the flag out'
         )
   entry = registry.REGISTRY[run.algorithm]
+  if entry.norm and not parsed.is_set('norm'):
+    run = dataclasses.replace(run, norm=entry.norm)
   config = Config(
     run,
     parsed.build(

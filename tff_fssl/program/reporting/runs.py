@@ -214,7 +214,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     algorithm = values.get('algorithm', '?')
     parts, usual = [algorithm], dict(defaults)
     if algorithm in registry.REGISTRY:
-      own = registry.REGISTRY[algorithm].round_defaults
+      own = registry.REGISTRY[algorithm].run_defaults
       usual |= {name: hparams.to_text(value) for name, value in own.items()}
     parts += [
       f'{name.rpartition(".")[2]}={values[name]}'
