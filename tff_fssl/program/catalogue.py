@@ -64,9 +64,9 @@ _COMMON = (
   ),
   of_clients(
     'loss_pseudo_label',
-    '`fixmatch`, `semifl`, `fl2`, `fedswitch`, `ts_...`: cross-entropy of'
-    ' strong views with their pseudo-labels, mean over the examples whose'
-    ' pseudo-label is kept.',
+    '`fixmatch`, `semifl`, `fl2`, `fedrgd`, `fedswitch`, `ts_...`:'
+    ' cross-entropy of strong views with their pseudo-labels, mean over the'
+    ' examples whose pseudo-label is kept.',
     NATS,
     LOWER,
     curve=Curve(metrics.LOSS_AT_CLIENTS, 'pseudo-labels'),
