@@ -42,6 +42,8 @@ def _exactly(number):
 
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 def test_what_the_registry_says_is_spent(name, scenario):
+  if name == 'fedcon':
+    pytest.skip('Its passes leave out the head; see fedcon_test.py.')
   declared = registry.REGISTRY[name].compute
   cost = _of_algorithm(name, scenario).clients
   assert cost.unlabeled.most == cost.passes(*declared.unlabeled)

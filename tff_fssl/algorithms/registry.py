@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import fedcon_hparams
 from tff_fssl.algorithms import fedrgd_hparams
 from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.algorithms import fixmatch_hparams
@@ -35,10 +36,13 @@ class Capabilities:
       needs no cohort.
     client_state: Whether the server keeps state for each client, by its
       identity (which rules out cross-device deployments).
+    client_state_if: The property of hyper-parameters that, if true, makes the
+      algorithm keep such state; '' if there is none.
     per_client_broadcast: Whether clients receive different messages.
     extra_uploads: Other values that a client sends with its update and its
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
+    head_stays: Whether the model's last layer stays at the server.
     weight_sets_down: Weight sets sent to a client in a phase, at most.
     weight_sets_up: Weight sets received from a client in a phase; 0: clients
       train alone, so that nothing is aggregated and there is no common model.
@@ -60,9 +64,11 @@ class Capabilities:
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
   trains_clients: tuple[str, ...] = (_SERVER, _CLIENTS)
   client_state: bool = False
+  client_state_if: str = ''
   per_client_broadcast: bool = False
   extra_uploads: tuple[str, ...] = ()
   client_phases: int = 1
+  head_stays: bool = False
   weight_sets_down: int = 1
   weight_sets_up: int = 1
   own_weights: str = ''
@@ -438,6 +444,45 @@ REGISTRY = {
       'TS-Client EMA: clients train a teacher, too, and send it back.',
       fedswitch_hparams.TsClientHparams,
       weight_sets_up=2,
+    ),
+    Algorithm(
+      'fedcon',
+      'FedCon: consistency of two networks, at server and clients.',
+      fedcon_hparams.FedConHparams,
+      'tff_fssl.algorithms.fedcon:build_local_algorithm',
+      {
+        part: f'tff_fssl.algorithms.fedcon:build_{part}'
+        for part in ('server', 'server_training', 'exchange', 'head_stays')
+      },
+      capabilities=Capabilities(
+        scenarios=(_SERVER,),
+        trains_clients=(_SERVER,),
+        client_state_if='keeps_state',
+        head_stays=True,
+        signals='keeps_state',
+        without_signals='client_state=none',
+      ),
+      compute=Compute(
+        Passes(4, 2),
+        note='Two views through both networks, without the head, and through'
+        ' the projector, which is not counted.',
+      ),
+      round_defaults={
+        'client_batch_size': 50,
+        'client_epochs': 1,
+        'max_gradient_norm': 0.0,
+        'momentum': 0.5,
+        'nesterov': False,
+        'num_pretraining_rounds': 1,
+        'server_batch_size': 10,
+        'server_epochs': 1,
+        'server_learning_rate': 0.01,
+        'server_optimizer_momentum': 0.0,
+        'weight_decay': 0.0,
+      },
+      tiny_hparams={'hidden_size': 8, 'ramp_rounds': 1},
+      metrics=fedcon_hparams.METRICS,
+      paper='Long et al., arXiv 2021',
     ),
     Algorithm(
       'fedrgd',

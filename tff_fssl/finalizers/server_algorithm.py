@@ -61,11 +61,16 @@ class ServerTools(NamedTuple):
       from 0, 0 unless given: copies draw other batches and views. Metrics are
       means over copies, and a momentum that is kept is that of copy 0.
     round_num: int32 scalar; less than 1 in server pre-training.
+    train_with: (weights, sets) -> (weights, name of each peer of the server's
+      training -> its weights): `train`, in which peers start from the sets.
   """
 
   apply: Callable[[adapter.Weights, tuple[tf.Tensor, ...]], adapter.Weights]
   train: Callable[..., adapter.Weights]
   round_num: tf.Tensor
+  train_with: (
+    Callable[..., tuple[adapter.Weights, Mapping[str, adapter.Weights]]] | None
+  ) = None
 
 
 def _apply_then_train(

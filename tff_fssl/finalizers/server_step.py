@@ -10,14 +10,19 @@ import tensorflow_federated as tff
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
 
-# (weights, round_num, momentum, copy) -> (weights, metrics, momentum), called
-# inside a computation. It gets the momentum that copy 0 returned in the
-# previous round; zeros in the first.
+# (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
+# peers' weights), called inside a computation. It gets the momentum that copy 0
+# returned in the previous round, zeros in the first; and sets from which peers
+# start.
 Momentum = tuple[tf.Tensor, ...]
+Sets = Mapping[str, adapter.Weights]
 ServerTraining = Callable[
-  [adapter.Weights, tf.Tensor, Momentum, int],
-  tuple[adapter.Weights, collections.OrderedDict[str, tf.Tensor], Momentum],
+  [adapter.Weights, tf.Tensor, Momentum, int, Sets],
+  tuple[
+    adapter.Weights, collections.OrderedDict[str, tf.Tensor], Momentum, Sets
+  ],
 ]
+Restore = Callable[[Sequence[tf.Tensor]], tuple[tf.Tensor, ...]]
 
 
 _Metrics = collections.OrderedDict[str, tf.Tensor]
@@ -53,7 +58,9 @@ class _Tools:
 
   def tools(self) -> server_algorithm.ServerTools:
     """The functions, as an algorithm gets them."""
-    return server_algorithm.ServerTools(self.apply, self.train, self._round_num)
+    return server_algorithm.ServerTools(
+      self.apply, self.train, self._round_num, self.train_with
+    )
 
   def apply(
     self, weights: adapter.Weights, update: tuple[tf.Tensor, ...]
@@ -92,15 +99,22 @@ class _Tools:
 
   def train(self, weights: adapter.Weights, copy: int = 0) -> adapter.Weights:
     """Trains on the server's labels, if there are any."""
+    return self.train_with(weights, {}, copy)[0]
+
+  def train_with(
+    self, weights: adapter.Weights, sets: Sets, copy: int = 0
+  ) -> tuple[adapter.Weights, Sets]:
+    """The same, with peers that start from `sets`; returns their weights."""
+    peers = sets
     if self._train is not None:
-      weights, metrics, momentum = self._train(
-        weights, self._round_num, self._old_momentum, copy
+      weights, metrics, momentum, peers = self._train(
+        weights, self._round_num, self._old_momentum, copy, sets
       )
       if not copy:
         self._momentum = momentum
       self._of_copies.append(metrics)
       self.metrics.update(_mean(self._of_copies))
-    return weights
+    return weights, peers
 
 
 def _mean(of_copies: Sequence[_Metrics]) -> _Metrics:
@@ -123,6 +137,7 @@ def build_server_step(
   first_round: int,
   algorithm: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG,
   peer_sizes: Mapping[str, int] | None = None,
+  restore: Restore = tuple,
   make_training: Callable[[], ServerTraining] | None = None,
   keeps_momentum: bool = False,
   non_negative: Collection[int] = (),
@@ -151,6 +166,7 @@ def build_server_step(
     algorithm: The server's part of the algorithm.
     peer_sizes: Name of each uploaded peer -> the number of its tensors in the
       update, in order.
+    restore: What is sent of the model's update -> the update.
     make_training: Returns the server's training, if it trains; called where
       variables may be made.
     keeps_momentum: Whether the momentum of that training is part of the state;
@@ -170,6 +186,7 @@ def build_server_step(
     optimizer,
     algorithm,
     peer_sizes or {},
+    restore,
     make_training,
     non_negative,
   )
@@ -220,6 +237,7 @@ def _build_step(
   optimizer: tff.learning.optimizers.Optimizer,
   algorithm: server_algorithm.ServerAlgorithm,
   peer_sizes: Mapping[str, int],
+  restore: Restore,
   make_training: Callable[[], ServerTraining] | None,
   non_negative: Collection[int],
 ) -> tff.Computation:
@@ -242,7 +260,7 @@ def _build_step(
       used = _Tools(state, optimizer, train, non_negative)
       model = algorithm.update(
         server_algorithm.ServerModel(*model),
-        _aggregated(aggregate, peer_sizes),
+        _aggregated(aggregate, peer_sizes, restore),
         used.tools(),
       )
       return used.next_state(), model, used.metrics
@@ -253,7 +271,9 @@ def _build_step(
 
 
 def _aggregated(
-  aggregate: Mapping[str, Any], peer_sizes: Mapping[str, int]
+  aggregate: Mapping[str, Any],
+  peer_sizes: Mapping[str, int],
+  restore: Restore,
 ) -> server_algorithm.Aggregated:
   """What came from the clients; the update split by network."""
   if isinstance(aggregate['update'], Mapping):
@@ -271,7 +291,10 @@ def _aggregated(
   for name, size in peer_sizes.items():
     of_peers[name], rest = rest[:size], rest[size:]
   return server_algorithm.Aggregated(
-    own, of_peers, dict(aggregate['signals']), aggregate['num_reports']
+    restore(own),
+    of_peers,
+    dict(aggregate['signals']),
+    aggregate['num_reports'],
   )
 
 

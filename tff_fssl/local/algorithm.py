@@ -188,11 +188,18 @@ class Peer(NamedTuple):
       network's weights.
     trained: Whether steps return gradients for it.
     uploaded: Whether its change is sent to the server, as part of the update.
+    model_fn: The local network -> a Keras model of another kind. Such a peer
+      starts from initial weights that are the same for all clients in all
+      rounds, a function of the run's seed; it cannot be uploaded.
+    start: (the weights from which it would start, what else the server sent) ->
+      those from which it starts instead.
   """
 
   starts_from: str
   trained: bool = False
   uploaded: bool = False
+  model_fn: Callable[[adapter.Network], tf.keras.Model] | None = None
+  start: 'Start | None' = None
 
 
 class Signal(NamedTuple):

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -85,7 +86,7 @@ def of_algorithm(
   """The cost of all that an algorithm does; it is traced, nothing runs.
 
   Args:
-    network: The network; it also stands for all peers.
+    network: The network; it also stands for all peers without a `model_fn`.
     algorithm: The algorithm.
     views: The preprocessing of examples. Steps get their views ready-made.
     passes: The cost of the network's passes.
@@ -128,9 +129,13 @@ class _Tracing:
     views: augment.Views,
     image_shape: tuple[int | None, ...],
   ):
-    self._networks = algorithm_lib.Networks(
-      network, dict.fromkeys(algorithm.peers, network)
-    )
+    peers = dict.fromkeys(algorithm.peers, network)
+    for name, peer in algorithm.peers.items():
+      if peer.model_fn is not None:
+        peers[name] = adapter.Network(
+          functools.partial(peer.model_fn, network), trace=False
+        )
+    self._networks = algorithm_lib.Networks(network, peers)
     self._algorithm, self._views = algorithm, views
     self._image_shape = image_shape
 

@@ -76,12 +76,13 @@ def learn(
 
 
 def follow(
-  decay: float,
+  decay: float, name: str = TEACHER
 ) -> Callable[[algorithm_lib.Networks, algorithm_lib.Batch], None] | None:
   """Builds `after_step`: teacher <- decay teacher + (1 - decay) student.
 
   Args:
     decay: In [0, 1]; at 1 the teacher stays as it is.
+    name: The peer that is the teacher.
 
   Returns:
     The function; None if nothing is to be done.
@@ -93,7 +94,7 @@ def follow(
     networks: algorithm_lib.Networks, batch: algorithm_lib.Batch
   ) -> None:
     del batch
-    teacher, student = networks.peers[TEACHER], networks.local
+    teacher, student = networks.peers[name], networks.local
     old, new = teacher.trainable_variables, student.trainable_variables
     # Static batch norm statistics are gathered: each network has its own.
     if not student.is_static:

@@ -127,6 +127,7 @@ class LocalTraining:
     views: augment.Views,
     config: LoopConfig,
     peers: Mapping[str, adapter.Network] | None = None,
+    initial: Mapping[str, Callable[[], adapter.Weights]] | None = None,
   ):
     """Makes the optimizers' slots.
 
@@ -136,9 +137,11 @@ class LocalTraining:
       views: The preprocessing.
       config: The configuration of the loop.
       peers: A network for each of the algorithm's peers.
+      initial: For each peer with a `model_fn`, what gives its initial weights.
     """
     self._networks = algorithm_lib.Networks(network, dict(peers or {}))
     self._algorithm = algorithm
+    self._initial = dict(initial or {})
     self._views = views
     self._config = config
     self._slots = config.optimizer.initialize(network)
@@ -204,7 +207,7 @@ class LocalTraining:
     """
     if self._algorithm.start is not None:
       weights = self._algorithm.start(weights, received or {})
-    initial = self._start(weights, sets or {}, momentum)
+    initial = self._start(weights, sets or {}, momentum, received or {})
     data = algorithm_lib.ClientData(
       weights,
       labeled,
@@ -248,6 +251,7 @@ class LocalTraining:
     weights: adapter.Weights,
     sets: Mapping[str, adapter.Weights],
     momentum: Sequence[tf.Tensor],
+    received: Mapping[str, tf.Tensor],
   ) -> _Initial:
     """Assigns weights and momentum; returns what later is compared with."""
     self._networks.local.assign(weights)
@@ -257,10 +261,24 @@ class LocalTraining:
     start = {}
     for name, peer in self._algorithm.peers.items():
       start[name] = sets.get(peer.starts_from, weights)
+      if name in self._initial:
+        start[name] = self._initial[name]()
+      if peer.start is not None:
+        start[name] = peer.start(start[name], received)
       self._networks.peers[name].assign(start[name])
       for slot in self._peer_slots.get(name, ()):
         slot.assign(tf.zeros_like(slot))
     return _Initial(of_local, start)
+
+  def weights_of_peers(
+    self, started_from: Mapping[str, adapter.Weights]
+  ) -> dict[str, adapter.Weights]:
+    """What peers have learnt; their statistics are those of the start."""
+    return {
+      name: network.weights_now(started_from[name].statistics_count)
+      for name, network in self._networks.peers.items()
+      if name in started_from
+    }
 
   def _prepare(
     self, data: algorithm_lib.ClientData, watch: non_finite.Watch | None

@@ -98,6 +98,27 @@ def zero_unless(condition: tf.Tensor, values: Any) -> Any:
   )
 
 
+def gradients(
+  tape: tf.GradientTape, loss: tf.Tensor, *networks: 'Network'
+) -> list[list[tf.Tensor]]:
+  """The gradients of a loss for several networks, in one backward pass.
+
+  Args:
+    tape: The tape that recorded the loss.
+    loss: float32 scalar.
+    *networks: The networks.
+
+  Returns:
+    For each network, what `Network.gradients` returns.
+  """
+  of_networks = tape.gradient(
+    loss,
+    [network.trainable_variables for network in networks],
+    unconnected_gradients=tf.UnconnectedGradients.ZERO,
+  )
+  return [[tf.convert_to_tensor(g) for g in of_one] for of_one in of_networks]
+
+
 class Network:
   """One Keras model in the current graph, used with explicit weights."""
 
@@ -232,6 +253,14 @@ class Network:
       tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
 
+  def weights_now(self, statistics_count: tf.Tensor) -> Weights:
+    """The weights that are assigned now, whose statistics have this count."""
+    return Weights(
+      tuple(v.read_value() for v in self.trainable_variables),
+      tuple(v.read_value() for v in self.non_trainable_variables),
+      statistics_count,
+    )
+
   @property
   def weight_specs(self) -> Weights:
     """`tf.TensorSpec`s of the weights."""
@@ -299,6 +328,48 @@ class Network:
       variable.assign(tf.where(has_examples, variable, old))
     return tf.cast(logits, tf.float32)
 
+  @functools.cached_property
+  def _head(self) -> tf.keras.layers.Layer:
+    """The last layer, which makes logits of features; raises `UsageError`."""
+    model = self.model
+    last = model.layers[-1] if model.layers else None
+    is_chain = model._is_graph_network and last is not None  # pylint: disable=protected-access
+    if not is_chain or not last.weights or last.input.shape.rank != 2:
+      raise hparams.UsageError(
+        f'model {model.name!r}: this algorithm takes features and logits apart;'
+        ' it needs a functional or sequential model whose last layer, with'
+        ' weights, makes logits of features [B, D], such as'
+        ' Dense(num_classes)'
+      )
+    return last
+
+  @functools.cached_property
+  def _feature_model(self) -> tf.keras.Model:
+    return tf.keras.Model(self.model.inputs, self._head.input)
+
+  @property
+  def feature_size(self) -> int:
+    """The number of features, the inputs of the last layer."""
+    return int(self._head.input.shape[-1])
+
+  @property
+  def head(self) -> tuple[int, ...]:
+    """The indices of the last layer's weights among the trainable ones."""
+    own = {v.ref() for v in self._head.trainable_weights}
+    return tuple(
+      i for i, v in enumerate(self.trainable_variables) if v.ref() in own
+    )
+
+  def features(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
+    """The inputs of the last layer, float32 [B, D]; otherwise as `logits`."""
+    for layer in self._finalized_layers:
+      layer.finalize_state()
+    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if self._random_layers:
+      around = self._random_layers.forward_pass(images, training)
+    with around:
+      return tf.cast(self._feature_model(images, training=training), tf.float32)
+
   @property
   def is_random(self) -> bool:
     """Whether training draws random numbers (dropout)."""
@@ -321,12 +392,7 @@ class Network:
       Dense tensors of the variables' shapes, 0 where the loss does not depend
       on a variable.
     """
-    gradients = tape.gradient(
-      loss,
-      self.trainable_variables,
-      unconnected_gradients=tf.UnconnectedGradients.ZERO,
-    )
-    return [tf.convert_to_tensor(g) for g in gradients]
+    return gradients(tape, loss, self)[0]
 
   @property
   def has_regularizers(self) -> bool:

@@ -26,6 +26,7 @@ from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
+from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import network_factory
@@ -52,6 +53,8 @@ class Parts:
     prediction: How the model predicts.
     groups: The groups of a round's clients, if they are combined apart. With
       one group, an aggregator may be given, which then combines the updates.
+    head_stays: Whether the model's last layer stays at the server: clients get
+      zeros for it, and send no update of it.
     alone: Whether each client trains alone. The exchange's table then stands
       for the clients' own disks: in reality nothing travels, so that no bytes
       are counted, and no statistics are gathered over clients.
@@ -63,6 +66,7 @@ class Parts:
   exchange: exchange_lib.Exchange | exchange_lib.BuildExchange | None = None
   prediction: server_model.Prediction = server_model.Prediction()
   groups: groups_lib.Groups | None = None
+  head_stays: bool = False
   alone: bool = False
 
 
@@ -214,10 +218,12 @@ class _Assembly:
       self._element_spec = client_data.with_ids(
         element_spec, self._exchange.num_clients
       )
-    self._groups = parts.groups
-    if self._groups is not None:
+    self._delivery = delivery_lib.Delivery(
+      parts.groups, self._networks.head if parts.head_stays else {}
+    )
+    if parts.groups is not None:
       self._element_spec = client_data.with_slots(
-        self._element_spec, self._groups.needs_slots
+        self._element_spec, parts.groups.needs_slots
       )
 
   def _make_exchange(
@@ -233,8 +239,15 @@ class _Assembly:
         ' values for each client; give the number of clients, whose ids are'
         ' 0 to num_clients - 1'
       )
+    of_peers = {
+      name: self._networks.specs_of(peer.model_fn)
+      for name, peer in self._parts.local.peers.items()
+      if peer.model_fn is not None
+    }
     return exchange(
-      exchange_lib.Population(num_clients, self._networks.weight_specs)
+      exchange_lib.Population(
+        num_clients, self._networks.weight_specs, of_peers
+      )
     )
 
   def build(
@@ -248,7 +261,7 @@ class _Assembly:
       self._hparams,
       self._exchange,
       self._networks.num_classes,
-      self._groups,
+      self._delivery.groups,
     )
     aggregator, is_confidential = self._aggregator(
       model_type, model_aggregator, bounds
@@ -259,7 +272,7 @@ class _Assembly:
       self._parts.server,
       exchange,
       self._hparams.first_round,
-      self._groups,
+      self._delivery,
     )
     part = self._client_part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
@@ -334,14 +347,14 @@ class _Assembly:
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
-    update_specs = tuple(specs.trainable)
+    update_specs = self._delivery.of_update(specs.trainable)
     if self._networks.tracks_moving_averages:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
     update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
     factory = model_aggregator or tff.aggregators.MeanFactory()
-    groups = self._groups
+    groups = self._delivery.groups
     if groups is not None:
       factory = grouped.GroupedMeanFactory(
         groups.num_groups, groups.num_starts, self._networks.num_trainable
@@ -378,7 +391,7 @@ class _Assembly:
       weigh_by_examples=hparams.client_weighting == 'examples',
       track_non_trainable=self._networks.tracks_moving_averages,
       exchange=self._exchange,
-      groups=self._groups,
+      delivery=self._delivery,
       release_metrics=release_metrics,
     )
 
@@ -389,9 +402,17 @@ class _Assembly:
 
   def _client_training(self) -> training.LocalTraining:
     """A client's training; makes variables."""
-    hparams = self._hparams
+    hparams, local = self._hparams, self._networks.make()
+    peers, initial = {}, {}
+    for name, peer in self._parts.local.peers.items():
+      if peer.model_fn is None:
+        peers[name] = self._networks.make()
+      else:
+        peers[name], initial[name] = self._networks.make_other(
+          peer.model_fn, local
+        )
     return training.LocalTraining(
-      self._networks.make(),
+      local,
       self._parts.local,
       self._views,
       training.LoopConfig(
@@ -401,7 +422,8 @@ class _Assembly:
         hparams.proximal_strength,
         hparams.jit_compile,
       ),
-      {name: self._networks.make() for name in self._parts.local.peers},
+      peers,
+      initial,
     )
 
   def _finalizer(
@@ -420,7 +442,10 @@ class _Assembly:
       )
     )
     return self._server.build_step(
-      model_type, aggregate_type, self._uploaded_peers()
+      model_type,
+      aggregate_type,
+      self._uploaded_peers(),
+      self._delivery.restored,
     )
 
   def _statistics_phases(
@@ -438,6 +463,7 @@ class _Assembly:
       num_classes=self._networks.num_classes,
       server_data_fn=self._server.data_fn,
       server_batch_size=self._server.statistics_batch_size,
+      delivery=delivery_lib.Delivery(kept=self._delivery.kept),
     )
     server = self._parts.server
     # Which statistics are gathered in which rounds.
@@ -474,6 +500,7 @@ class _Assembly:
       server=server,
       peer_sizes=self._uploaded_peers(),
       exchange=self._exchange,
+      kept_bytes=self._delivery.kept_bytes,
       has_statistics_phases=has_statistics_phases,
       **sizes,
     )
@@ -489,5 +516,5 @@ class _Assembly:
       () if exchange is None else state.distributor['table'],
       server_model.ServerModel(*state.global_model_weights),
       round_num,
-      self._groups,
+      self._delivery,
     )

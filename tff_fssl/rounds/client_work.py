@@ -16,8 +16,8 @@ import tensorflow_federated as tff
 from tff_fssl.local import non_finite
 from tff_fssl.local import training
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import screen as screen_lib
 
 # (state of the process, a client's data, round number) -> what was not finite.
@@ -45,7 +45,7 @@ class ClientPart:
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     exchange: What else travels, if anything.
-    groups: The groups of clients, if there are any.
+    delivery: Which weights travel.
     release_metrics: If false, clients send nothing but update and weight, to
       the aggregator, and the only metric is the number of clients.
   """
@@ -56,7 +56,7 @@ class ClientPart:
   weigh_by_examples: bool = False
   track_non_trainable: bool = False
   exchange: exchange_lib.Exchange | None = None
-  groups: groups_lib.Groups | None = None
+  delivery: delivery_lib.Delivery = delivery_lib.Delivery()
   release_metrics: bool = True
 
   def train(
@@ -90,8 +90,11 @@ class ClientPart:
   ) -> exchange_lib.Received:
     """What the client uses of the server's message."""
     client_id = data.get('client_id', tf.constant(-1))
-    start = None if self.groups is None else self.groups.place_of(data).start
-    return exchange_lib.read_message(self.exchange, message, client_id, start)
+    groups = self.delivery.groups
+    start = None if groups is None else groups.place_of(data).start
+    return exchange_lib.read_message(
+      self.exchange, message, client_id, start, self.delivery
+    )
 
 
 def build_find_non_finite(
@@ -280,9 +283,9 @@ def _upload(
       )
       if before.dtype.is_floating  # Training never changes counters.
     )
-  update += result.of_peers
-  if part.groups is not None:
-    place = tf.stack(part.groups.place_of(data))
+  update = part.delivery.of_update(update) + result.of_peers
+  if part.delivery.groups is not None:
+    place = tf.stack(part.delivery.groups.place_of(data))
     update += (tf.cast(place, tf.float32),)
   report = collections.OrderedDict(
     is_finite=finite,

@@ -20,6 +20,7 @@ def build_communication(
   server: server_algorithm.ServerAlgorithm,
   peer_sizes: dict[str, int],
   exchange: exchange_lib.Exchange | None,
+  kept_bytes: int,
   has_statistics_phases: bool,
   statistics_up: int,
   report_bytes: int,
@@ -39,6 +40,7 @@ def build_communication(
     server: The server's part of the algorithm.
     peer_sizes: Name of each uploaded peer -> the number of its tensors.
     exchange: The exchange, if there is one.
+    kept_bytes: The size of the model's weights that stay at the server.
     has_statistics_phases: Whether, for static batch norm statistics, the
       weights of the model and of some sets are sent once more.
     statistics_up: Bytes that a client sends in these phases.
@@ -50,7 +52,8 @@ def build_communication(
     and how that divides, `bytes_down_PART`; and the float32 scalar
     `percent_of_model_down`, 100 for one dense model to a client.
   """
-  one = _weights_bytes(model_type)
+  dense = _weights_bytes(model_type)
+  one = dense - kept_bytes
   round_num = tf.int32.size
   up = collections.OrderedDict(
     model=client_data.num_bytes(upload_type), statistics=statistics_up
@@ -63,6 +66,8 @@ def build_communication(
   if exchange is not None:
     up['exchange'] = client_data.num_bytes(exchange_lib.row_type(exchange))
     up['model'] -= up['exchange']
+    if exchange.is_clients_own:
+      up['exchange'] = 0
   up['scalars'] = report_bytes
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
@@ -83,9 +88,13 @@ def build_communication(
       size = client_data.num_bytes(model_type.sets[name])
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
     if exchange is not None:
-      down['exchange'] = _received_bytes(exchange, model)
+      down['exchange'] = 0
+      if not exchange.is_clients_own:
+        down['exchange'] = _received_bytes(exchange, model)
     down['scalars'] = round_num + len(model.control) * tf.float32.size
-    return _figures(collections.OrderedDict(down=down, up=up), num_clients, one)
+    return _figures(
+      collections.OrderedDict(down=down, up=up), num_clients, dense
+    )
 
   return communication
 

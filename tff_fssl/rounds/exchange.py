@@ -10,7 +10,7 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
-from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import delivery as delivery_lib
 
 ServerModel = server_algorithm.ServerModel
 
@@ -44,6 +44,8 @@ class Exchange(NamedTuple):
     accept: (table, rows, model after the round, round number) -> the table.
     num_clients: The number of clients that the table knows by their ids; 0 if
       it knows none.
+    is_clients_own: Whether the table stands for what clients keep on their own
+      disks: in reality nothing of it travels, and no bytes are counted.
   """
 
   initialize: Callable[[], Any]
@@ -52,6 +54,7 @@ class Exchange(NamedTuple):
   row_specs: Mapping[str, tf.TensorSpec]
   accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
   num_clients: int = 0
+  is_clients_own: bool = False
 
 
 class Population(NamedTuple):
@@ -60,10 +63,12 @@ class Population(NamedTuple):
   Attributes:
     num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
     weights: `tf.TensorSpec`s of the model's weights.
+    of_peers: Name of each peer with a `model_fn` -> those of its weights.
   """
 
   num_clients: int
   weights: adapter.Weights
+  of_peers: Mapping[str, adapter.Weights] = {}
 
 
 # An algorithm gives an exchange, or a function that makes it.
@@ -74,8 +79,8 @@ class Message(NamedTuple):
   """What a client is sent at the start of a round.
 
   Attributes:
-    weights: The model's weights, `adapter.Weights`; with groups, the rows that
-      clients start from (`Groups.starts`).
+    weights: The model's weights that travel, `adapter.Weights`; with groups,
+      the rows that clients start from (`Groups.starts`).
     sets: Name -> a sequence of one element, the set, or of none.
     control: `ServerModel.control`.
     exchange: `Exchange.message`'s result; () without an exchange.
@@ -108,7 +113,7 @@ def make_message(
   table: Any,
   model: ServerModel,
   round_num: tf.Tensor,
-  groups: groups_lib.Groups | None = None,
+  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> Message:
   """The message of a round."""
   sets: Any = collections.OrderedDict()
@@ -116,7 +121,7 @@ def make_message(
     whole = tf.data.Dataset.from_tensors(model.sets[name])
     sets[name] = whole.take(tf.cast(is_sent, tf.int64))
   return Message(
-    model.weights if groups is None else groups.starts(model),
+    delivery.of_model(model),
     sets,
     collections.OrderedDict(model.control),
     () if exchange is None else exchange.message(table, model, round_num),
@@ -128,15 +133,10 @@ def read_message(
   message: Message,
   client_id: tf.Tensor,
   start: tf.Tensor | None = None,
+  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> Received:
   """What a client uses of a message; with groups, `start` is its row."""
-  weights = adapter.Weights(
-    tuple(message.weights.trainable),
-    tuple(message.weights.non_trainable),
-    message.weights.statistics_count,
-  )
-  if start is not None:
-    weights = tf.nest.map_structure(lambda rows: rows[start], weights)
+  weights = delivery.received(message.weights, start)
   sets: dict[str, adapter.Weights] = {}
   others: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
@@ -163,7 +163,7 @@ def build_distributor(
   server: server_algorithm.ServerAlgorithm,
   exchange: Exchange | None,
   first_round: int,
-  groups: groups_lib.Groups | None = None,
+  delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> tff.learning.templates.DistributionProcess:
   """Builds the process that makes the message and broadcasts it.
 
@@ -172,7 +172,7 @@ def build_distributor(
     server: The server's part of the algorithm.
     exchange: The exchange, if there is one.
     first_round: The number of the first round.
-    groups: The groups of clients, if there are any.
+    delivery: Which weights travel.
 
   Returns:
     The process. Its state is (), or OrderedDict(table, round_num).
@@ -194,7 +194,7 @@ def build_distributor(
     if exchange is not None:
       table, round_num = state['table'], state['round_num']
     model = ServerModel(*model)
-    return make_message(exchange, server, table, model, round_num, groups)
+    return make_message(exchange, server, table, model, round_num, delivery)
 
   @tff.federated_computation
   def init_fn() -> tff.Value:

@@ -1,7 +1,8 @@
 """Makes the networks of a process."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import functools
+from typing import Any
 
 import tensorflow as tf
 
@@ -69,6 +70,61 @@ class NetworkFactory:
     self.is_static = network.is_static
     self.variances = network.variances
     self.weight_specs = network.weight_specs
+    self._checked = network
+
+  @property
+  def head(self) -> dict[int, tf.TensorSpec]:
+    """Index of each trainable weight of the last layer -> its spec."""
+    specs = self.weight_specs.trainable
+    return {index: specs[index] for index in self._checked.head}
+
+  def specs_of(
+    self, model_fn: Callable[[adapter.Network], tf.keras.Model]
+  ) -> adapter.Weights:
+    """The specs of the weights of a peer with this `model_fn`."""
+    with tf.Graph().as_default():
+      return self.make_other(model_fn, self.make())[0].weight_specs
+
+  def make_other(
+    self,
+    model_fn: Callable[[adapter.Network], tf.keras.Model],
+    local: adapter.Network,
+  ) -> tuple[adapter.Network, Callable[[], adapter.Weights]]:
+    """A network of another kind, and what gives its initial weights.
+
+    Args:
+      model_fn: `Peer.model_fn`.
+      local: The local network.
+
+    Returns:
+      The network, in the current graph; a function without arguments, for any
+      number of calls.
+    """
+    initializers: dict[Any, Callable[[], tf.Tensor]] = {}
+
+    def remember(
+      next_creator: Callable[..., tf.Variable], **kwargs: Any
+    ) -> tf.Variable:
+      variable = next_creator(**kwargs)
+      initializers[variable.ref()] = kwargs['initial_value']
+      return variable
+
+    with tf.variable_creator_scope(remember):
+      network = adapter.Network(
+        lambda: model_fn(local), seed=self._seed, trace=False
+      )
+
+    def initial() -> adapter.Weights:
+      trainable, non_trainable = (
+        tuple(initializers[v.ref()]() for v in variables)
+        for variables in (
+          network.trainable_variables,
+          network.non_trainable_variables,
+        )
+      )
+      return adapter.Weights(trainable, non_trainable, tf.constant(0.0))
+
+    return network, initial
 
   def make(self) -> adapter.Network:
     """A network in the current graph, to which weights will be assigned."""

@@ -7,7 +7,6 @@ from typing import Any
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import adapter
 from tff_fssl.rounds import exchange as exchange_lib
 
 # Values between computations end at 2 GB, as TensorFlow's messages do.
@@ -17,7 +16,7 @@ _WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
 
 
 def build_exchange(
-  population: exchange_lib.Population,
+  population: exchange_lib.Population, specs: Any = None
 ) -> exchange_lib.Exchange:
   """The exchange that keeps a model for each client.
 
@@ -27,6 +26,8 @@ def build_exchange(
 
   Args:
     population: The clients and the model.
+    specs: `tf.TensorSpec`s of what a client keeps, in any structure; None: the
+      model's weights.
 
   Returns:
     The exchange.
@@ -35,7 +36,8 @@ def build_exchange(
     UsageError: If the table is larger than 1.5 GB.
   """
   num = population.num_clients
-  size = sum(spec.shape.num_elements() for spec in _stored(population.weights))
+  specs = population.weights if specs is None else specs
+  size = sum(spec.shape.num_elements() for spec in _stored(specs))
   if num * size * 4 > _MAX_BYTES:
     raise UsageError(
       f'--num_clients={num}: their own models of {size:,} weights are'
@@ -77,7 +79,7 @@ def build_exchange(
   )
 
 
-def to_row(weights: adapter.Weights) -> dict[str, tf.Tensor]:
+def to_row(weights: Any) -> dict[str, tf.Tensor]:
   """What a client sends to have its weights kept: `Finished.row`."""
   values = [tf.reshape(tensor, [-1]) for tensor in _stored(weights)]
   return {_WEIGHTS: tf.concat(values, axis=0)}
@@ -91,22 +93,32 @@ def row_of(
 
 
 def of_client(
-  weights: adapter.Weights, row: Mapping[str, tf.Tensor]
-) -> adapter.Weights:
-  """A client's own weights; `weights`, the common ones, if it has none yet."""
+  weights: Any, row: Mapping[str, tf.Tensor], *, is_last: bool = False
+) -> Any:
+  """A client's own weights; `weights`, the common ones, if it has none yet.
+
+  Args:
+    weights: What the row begins with, or, if `is_last`, ends with.
+    row: What the client received.
+    is_last: See `weights`.
+
+  Returns:
+    The same structure as `weights`.
+  """
   is_new = tf.equal(row[_NUM_ROUNDS], 0)
   sizes = [tensor.shape.num_elements() for tensor in _stored(weights)]
-  pieces = iter(tf.split(row[_WEIGHTS], sizes))
+  values = row[_WEIGHTS]
+  values = values[-sum(sizes) :] if is_last else values[: sum(sizes)]
+  pieces = iter(tf.split(values, sizes))
 
   def own(common: tf.Tensor) -> tf.Tensor:
     if common.dtype != tf.float32:
       return common
     return tf.where(is_new, common, tf.reshape(next(pieces), common.shape))
 
-  own_weights: adapter.Weights = tf.nest.map_structure(own, weights)
-  return own_weights
+  return tf.nest.map_structure(own, weights)
 
 
-def _stored(weights: adapter.Weights) -> list[Any]:
+def _stored(weights: Any) -> list[Any]:
   """What a row holds: all of float32. Training changes nothing else."""
   return [t for t in tf.nest.flatten(weights) if t.dtype == tf.float32]

@@ -88,6 +88,7 @@ class ServerSide:
     model_type: tff.Type,
     aggregate_type: tff.Type,
     peer_sizes: Mapping[str, int],
+    restore: server_step.Restore = tuple,
   ) -> tff.learning.templates.FinalizerProcess:
     """Builds the finalizer; see `server_step.build_server_step`."""
     return server_step.build_server_step(
@@ -97,6 +98,7 @@ class ServerSide:
       first_round=self.hparams.first_round,
       algorithm=self.algorithm,
       peer_sizes=peer_sizes,
+      restore=restore,
       make_training=None if self.data_fn is None else self._make_training,
       keeps_momentum=self._keeps_momentum,
       non_negative=self.networks.variances,
@@ -131,6 +133,7 @@ class ServerSide:
         jit_compile=hparams.jit_compile,
         keeps_momentum=self._keeps_momentum,
       ),
+      {name: self.networks.make() for name in self.training.peers},
     )
     rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
 
@@ -139,10 +142,12 @@ class ServerSide:
       round_num: tf.Tensor,
       momentum: server_step.Momentum,
       copy: int,
+      sets: server_step.Sets,
     ) -> tuple[
       adapter.Weights,
       collections.OrderedDict[str, tf.Tensor],
       server_step.Momentum,
+      server_step.Sets,
     ]:
       labeled = self._read_data()
       seed = training.fold_in(tf.stack([self.seed, round_num]), _SERVER)
@@ -154,12 +159,16 @@ class ServerSide:
         seed=training.fold_in(seed, copy) if copy else seed,
         round_num=round_num,
         momentum=momentum,
+        sets=sets,
+      )
+      peers = adapter.select(
+        result.is_finite, local.weights_of_peers(sets), lambda: dict(sets)
       )
       trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
       weights = weights._replace(
         trainable=trained, non_trainable=result.non_trainable
       )
-      return weights, _metrics(result), result.momentum
+      return weights, _metrics(result), result.momentum, peers
 
     return train
 

@@ -18,6 +18,7 @@ from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import delivery as delivery_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,6 +34,7 @@ class Gathering:
     num_classes: See `client_data.read_client`.
     server_data_fn: The server's labelled data, if it has any.
     server_batch_size: Examples in a batch of the server's pass.
+    delivery: Which weights travel.
   """
 
   make_network: Callable[[], adapter.Network]
@@ -43,6 +45,7 @@ class Gathering:
   num_classes: int
   server_data_fn: Callable[[], tf.data.Dataset] | None
   server_batch_size: int
+  delivery: delivery_lib.Delivery = delivery_lib.Delivery()
 
   def of_client(
     self, weights: adapter.Weights, dataset: tf.data.Dataset
@@ -72,7 +75,7 @@ class Gathering:
           )
       return client_sums(
         network,
-        weights,
+        self.delivery.received(weights),
         data,
         views=self.views,
         kind=self.kind,
@@ -190,7 +193,7 @@ def build_statistics_phase(
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
-  select = _build_select(model_type, set_name, is_needed)
+  select = _build_select(model_type, set_name, is_needed, gathering.delivery)
   weights_type = select.type_signature.result
   data_type = client_data.data_type(element_spec)
 
@@ -247,13 +250,16 @@ def build_statistics_phase(
 
 
 def _build_select(
-  model_type: tff.Type, set_name: str, is_needed: _IsNeeded
+  model_type: tff.Type,
+  set_name: str,
+  is_needed: _IsNeeded,
+  delivery: delivery_lib.Delivery,
 ) -> tff.Computation:
   """Builds `M -> what clients are sent`: weights, or a sequence of them."""
 
   @tff.tensorflow.computation(model_type)
   def select(model: server_model.ServerModel) -> Any:
-    weights = _weights_of(model, set_name)
+    weights = delivery.of_weights(_weights_of(model, set_name))
     if is_needed is None:
       return weights
     sent = is_needed(server_model.ServerModel(*model))

@@ -91,3 +91,18 @@ def linear_ramp(done: float | tf.Tensor, length: float) -> tf.Tensor:
     raise hparams.UsageError(f'length={length}: must be at least 0')
   done = tf.cast(done, tf.float32)
   return tf.clip_by_value(done / length, 0.0, 1.0) if length else tf.ones([])
+
+
+def sigmoid_ramp(progress: tf.Tensor) -> tf.Tensor:
+  """exp(-5 (1 - progress)^2), 1 from progress 1 on.
+
+  Laine and Aila, "Temporal Ensembling for Semi-Supervised Learning", ICLR 2017;
+  FedCon's weight of consistency at the server.
+
+  Args:
+    progress: float32 scalar, >= 0.
+
+  Returns:
+    float32 scalar, in [exp(-5), 1].
+  """
+  return tf.exp(-5.0 * tf.square(1.0 - tf.minimum(progress, 1.0)))

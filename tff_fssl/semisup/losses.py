@@ -120,3 +120,40 @@ def masked_consistency(
     tf.reduce_sum(mask * divergence),
     tf.cast(tf.size(mask), divergence.dtype),
   )
+
+
+def negative_cosine(prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+  """D of FedCon (BYOL, SimSiam), per example: minus the cosine.
+
+  Args:
+    prediction: float32 [B, D].
+    target: float32 [B, D]; no gradient is taken through it.
+
+  Returns:
+    float32 [B], in [-1, 1]; 0, with gradient 0, where the target is 0.
+  """
+  target = tf.stop_gradient(target)
+  return -tf.reduce_sum(
+    tf.math.l2_normalize(prediction, axis=-1)
+    * tf.math.l2_normalize(target, axis=-1),
+    axis=-1,
+  )
+
+
+def feature_deviation(features: tf.Tensor) -> tf.Tensor:
+  """The spread of features in a batch; near 0 if they have collapsed.
+
+  The standard deviation over examples of features of length 1, mean over
+  features, times sqrt(D) (Chen and He, "Exploring Simple Siamese Representation
+  Learning", 2021, figure 2).
+
+  Args:
+    features: float32 [B, D].
+
+  Returns:
+    float32 scalar, in [0, 1].
+  """
+  directions = tf.math.l2_normalize(features, axis=-1)
+  deviation = tf.math.reduce_std(directions, axis=0)
+  width = tf.cast(tf.shape(features)[-1], tf.float32)
+  return tf.reduce_mean(deviation) * tf.sqrt(width)

@@ -211,7 +211,8 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     'phases': f'{can.client_phases} a round; static batch norm (--norm=sbn)'
     ' adds one',
     'weight sets': f'{can.weight_sets_down} to a client and'
-    f' {can.weight_sets_up} from a client in a phase',
+    f' {can.weight_sets_up} from a client in a phase'
+    + (', without the last layer' if can.head_stays else ''),
     'also sent': ', '.join(can.extra_uploads)
     or 'nothing beside the update, its weight and sums for metrics',
   }

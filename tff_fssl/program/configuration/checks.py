@@ -154,7 +154,7 @@ def _check_cross_device(config: 'config_lib.Config') -> None:
   """Refuses what clients without identity, that take part once, cannot run."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
-  if capabilities.client_state:
+  if config.keeps_client_state:
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
       ' of such a deployment does not know'

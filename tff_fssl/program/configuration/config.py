@@ -94,6 +94,13 @@ class Config:
     return f'{self.prefix}{self.entry.capabilities.own_weights}'
 
   @property
+  def keeps_client_state(self) -> bool:
+    """Whether there is a state for each client, by its identity."""
+    can = self.entry.capabilities
+    name = can.client_state_if
+    return can.client_state or (bool(name) and getattr(self.algorithm, name))
+
+  @property
   def sends_signals(self) -> bool:
     """Whether clients send numbers that are not part of the sum of updates."""
     name = self.entry.capabilities.signals

@@ -1,0 +1,259 @@
+"""FedCon: consistency of two networks, at server and clients.
+
+Long, Che, Wang, Ye, Luo, Wu, Xiao and Ma, "FedCon: A Contrastive Framework for
+Federated Semi-Supervised Learning", arXiv 2021 (2109.04533). Details are from
+the authors' code (github.com/zewei-long/fedcon-pytorch); of the paper, we had
+the abstract. Labels at the server.
+
+The network is a backbone f and a head, the last layer. In a round:
+1.  The server sends f. The head never leaves it.
+2.  A client has a target network f' and a projector h, an MLP with one hidden
+    layer and batch norm. By default (`client_state=none`) f' starts as f, and h
+    from initial weights that all share; with `table`, both are as the client
+    left them, if it took part before.
+3.  For each batch, with two weak views x1, x2 of each example, f and h make a
+    step of SGD on D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2, where D is
+    minus the mean cosine. Then f' <- a f' + (1 - a) f. There are no negative
+    examples: this is BYOL.
+4.  The server averages the changes of f.
+5.  It trains f and head, the online network, on its labels: the cross-entropy
+    of both views, plus w(round) times the mean KL divergence from the target
+    network's prediction for the other view. After each step, the target
+    network, which it keeps, follows the online one.
+
+The first round of pre-training is the authors' first training at the server.
+
+Deviations from the authors' code: z' is of the target network, which their code
+never uses (`server_target=online`). A client's state is its own; theirs is that
+of the client which trained before it on a batch of that number. Clients train
+with SGD; LARS with their schedule (its warm-up starts at 0 in each round) moves
+weights by less than 2e-5 of their norm a round.
+"""
+
+from collections.abc import Mapping
+import math
+
+import tensorflow as tf
+
+from tff_fssl.algorithms import fedcon_hparams
+from tff_fssl.data import augment
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
+from tff_fssl.local import teaching
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import own_models
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.semisup import annealing
+from tff_fssl.semisup import losses
+
+FedConHparams = fedcon_hparams.FedConHparams
+RoundHparams = round_hparams_lib.RoundHparams
+Networks = algorithm_lib.Networks
+Batch = algorithm_lib.Batch
+_TARGET, _PROJECTOR = 'target', 'projector'
+_VIEWS = {'first': 'weak', 'second': 'weak'}
+# The server's moving average: 1 - decay falls from 4e-4 to 0 over 20,000 steps,
+# and rises again; rounds begin at multiples of 1,000 steps.
+_SHARE, _PERIOD, _STEPS_PER_ROUND = 4e-4, 20_000.0, 1_000.0
+
+
+def ramp(round_num: tf.Tensor, num_rounds: int) -> tf.Tensor:
+  """w: exp(-5 (1 - t)^2), t = round / num_rounds in [0, 1]; from 0 if less."""
+  if not num_rounds:
+    return tf.constant(1.0)
+  progress = tf.cast(tf.maximum(round_num, 0), tf.float32) / num_rounds
+  return annealing.sigmoid_ramp(progress)
+
+
+def server_share(clock: algorithm_lib.Clock) -> tf.Tensor:
+  """1 - tau: the share of the online network in the server's moving average."""
+  rounds = tf.cast(tf.maximum(clock.round_num, 0), tf.float32)
+  step = _STEPS_PER_ROUND * rounds + tf.cast(clock.step, tf.float32)
+  return _SHARE * (tf.cos(math.pi * step / _PERIOD) + 1.0) / 2.0
+
+
+def _build_projector(
+  hidden_size: int, local: adapter.Network
+) -> tf.keras.Model:
+  """h, from features to as many predictions."""
+  layers, size = tf.keras.layers, local.feature_size
+  return tf.keras.Sequential(
+    [
+      tf.keras.Input([size]),
+      layers.Dense(hidden_size, name='hidden'),
+      layers.BatchNormalization(name='norm'),
+      layers.ReLU(name='relu'),
+      layers.Dense(size, name='prediction'),
+    ],
+    name=_PROJECTOR,
+  )
+
+
+def build_local_algorithm(
+  hparams: FedConHparams, round_hparams: RoundHparams
+) -> algorithm_lib.LocalAlgorithm:
+  """The clients' part: steps 2 and 3."""
+  del round_hparams
+
+  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
+    part = batch.parts[objective.UNLABELED]
+    local, target = networks.local, networks.peers[_TARGET]
+    projector = networks.peers[_PROJECTOR]
+    images = [part.views[name] for name in _VIEWS]
+    targets = [target.features(x, training=True) for x in images]
+    with tf.GradientTape() as tape:
+      features = [local.features(x, training=True) for x in images]
+      loss = 0.0
+      for made, other in zip(features, reversed(targets), strict=True):
+        prediction = projector.logits(made, training=True)
+        distances = losses.negative_cosine(prediction, other)
+        loss += 0.5 * losses.masked_mean(distances, part.weights)
+    own, of_projector = adapter.gradients(tape, loss, local, projector)
+    size = tf.reduce_sum(part.weights)
+    spread = losses.feature_deviation(features[0])
+    return algorithm_lib.StepResult(
+      own,
+      {
+        'loss_consistency': algorithm_lib.mean_metric(loss, size),
+        'feature_deviation': algorithm_lib.mean_metric(spread, size),
+      },
+      of_peers={_PROJECTOR: of_projector},
+    )
+
+  def finish(
+    networks: Networks,
+    data: algorithm_lib.ClientData,
+    views: augment.Views,
+    ratios: Mapping[str, algorithm_lib.Ratio],
+  ) -> algorithm_lib.Finished:
+    del views, ratios
+    count = data.weights.statistics_count
+    kept = (networks.peers[n].weights_now(count) for n in (_TARGET, _PROJECTOR))
+    return algorithm_lib.Finished(row=own_models.to_row(tuple(kept)))
+
+  def as_left(is_last: bool) -> algorithm_lib.Start | None:
+    if not hparams.keeps_state:
+      return None
+    return lambda weights, received: own_models.of_client(
+      weights, received, is_last=is_last
+    )
+
+  return algorithm_lib.LocalAlgorithm(
+    steps=(step,),
+    step_ratios=('loss_consistency', 'feature_deviation'),
+    streams={objective.UNLABELED: algorithm_lib.Stream(_VIEWS)},
+    after_step=teaching.follow(hparams.target_decay, _TARGET),
+    finish=finish if hparams.keeps_state else None,
+    peers={
+      _TARGET: algorithm_lib.Peer('', start=as_left(False)),
+      _PROJECTOR: algorithm_lib.Peer(
+        '',
+        trained=True,
+        model_fn=lambda local: _build_projector(hparams.hidden_size, local),
+        start=as_left(True),
+      ),
+    },
+  )
+
+
+def build_server_training(
+  hparams: FedConHparams, round_hparams: RoundHparams
+) -> algorithm_lib.LocalAlgorithm:
+  """The server's training: step 5."""
+  del round_hparams
+  is_online = hparams.server_target == fedcon_hparams.ONLINE
+
+  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
+    part = batch.parts[objective.LABELED]
+    local = networks.local
+    labeler = local if is_online else networks.peers[_TARGET]
+    images = [part.views[name] for name in _VIEWS]
+    targets = [tf.nn.softmax(labeler.logits(x, training=True)) for x in images]
+    with tf.GradientTape() as tape:
+      logits = [local.logits(x, training=True) for x in images]
+      (first, ratios), (second, _) = (
+        objective.labeled_loss(z, part) for z in logits
+      )
+      divergences = 0.5 * sum(
+        losses.kl_divergence(p, z)
+        for p, z in zip(reversed(targets), logits, strict=True)
+      )
+      consistency = losses.masked_mean(divergences, part.weights)
+      weight = hparams.server_consistency_weight * ramp(
+        batch.clock.round_num, hparams.ramp_rounds
+      )
+      loss = 0.5 * (first + second) + weight * consistency
+    size = tf.reduce_sum(part.weights)
+    ratios['loss_labeled'] = algorithm_lib.mean_metric(
+      0.5 * (first + second), size
+    )
+    ratios['loss_consistency'] = algorithm_lib.mean_metric(consistency, size)
+    return algorithm_lib.StepResult(local.gradients(tape, loss), ratios)
+
+  def after_step(networks: Networks, batch: Batch) -> None:
+    share = server_share(batch.clock)
+    local, target = networks.local, networks.peers[_TARGET]
+    for new, old in zip(
+      local.trainable_variables, target.trainable_variables, strict=True
+    ):
+      old.assign_add(tf.cast(share, old.dtype) * (new - old))
+
+  return algorithm_lib.LocalAlgorithm(
+    steps=(step,),
+    step_ratios=(*objective.LABELED_RATIOS, 'loss_consistency'),
+    streams={objective.LABELED: algorithm_lib.Stream(_VIEWS, labeled=True)},
+    after_step=after_step,
+    peers={_TARGET: algorithm_lib.Peer(_TARGET)},
+  )
+
+
+def build_server(
+  hparams: FedConHparams, round_hparams: RoundHparams
+) -> server_algorithm.ServerAlgorithm:
+  """The server's part: steps 4 and 5, and the target network that it keeps."""
+  del hparams, round_hparams
+
+  def update(
+    model: server_model.ServerModel,
+    aggregated: server_algorithm.Aggregated,
+    tools: server_algorithm.ServerTools,
+  ) -> server_model.ServerModel:
+    weights = tools.apply(model.weights, aggregated.update)
+    assert tools.train_with is not None
+    weights, peers = tools.train_with(weights, model.sets)
+    return model.with_weights(weights).with_sets(**peers)
+
+  return server_algorithm.ServerAlgorithm(
+    lambda weights: server_model.ServerModel(*weights).with_sets(
+      **{_TARGET: weights}
+    ),
+    update,
+    sends=lambda model: {},
+  )
+
+
+def build_exchange(
+  hparams: FedConHparams, round_hparams: RoundHparams
+) -> exchange_lib.BuildExchange | None:
+  """What clients keep, which a simulation keeps at the server."""
+  del round_hparams
+  if not hparams.keeps_state:
+    return None
+
+  def build(population: exchange_lib.Population) -> exchange_lib.Exchange:
+    kept = (population.weights, population.of_peers[_PROJECTOR])
+    table = own_models.build_exchange(population, kept)
+    return table._replace(is_clients_own=True)
+
+  return build
+
+
+def build_head_stays(
+  hparams: FedConHparams, round_hparams: RoundHparams
+) -> bool:
+  """`assemble.Parts.head_stays`."""
+  del hparams, round_hparams
+  return True

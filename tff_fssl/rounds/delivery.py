@@ -1,0 +1,66 @@
+"""Which weights travel between server and clients."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.rounds import groups as groups_lib
+
+
+class Delivery(NamedTuple):
+  """Which weights travel; with the defaults, the model's.
+
+  Attributes:
+    groups: The groups of clients, if there are any: each receives a row.
+    kept: Index among the trainable weights -> `tf.TensorSpec` of each that
+      stays at the server. Clients have zeros instead.
+  """
+
+  groups: groups_lib.Groups | None = None
+  kept: Mapping[int, tf.TensorSpec] = {}
+
+  @property
+  def kept_bytes(self) -> int:
+    """The size of the weights that stay at the server."""
+    return sum(
+      s.shape.num_elements() * s.dtype.size for s in self.kept.values()
+    )
+
+  def of_model(self, model: server_model.ServerModel) -> adapter.Weights:
+    """What is sent of a model."""
+    weights = model.weights
+    if self.groups is not None:
+      weights = self.groups.starts(model)
+    return self.of_weights(weights)
+
+  def of_weights(self, weights: adapter.Weights) -> adapter.Weights:
+    """What is sent of any weights of the network."""
+    return weights._replace(trainable=self.of_update(weights.trainable))
+
+  def of_update(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    """What is sent of an update, which begins with the trainable weights."""
+    return tuple(t for i, t in enumerate(update) if i not in self.kept)
+
+  def restored(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    """The update with zeros for what was not sent."""
+    full = list(update)
+    for index, spec in sorted(self.kept.items()):
+      full.insert(index, tf.zeros(spec.shape, spec.dtype))
+    return tuple(full)
+
+  def received(
+    self, sent: adapter.Weights, start: tf.Tensor | None = None
+  ) -> adapter.Weights:
+    """What a client makes of what was sent; with groups, `start` is its row."""
+    weights = adapter.Weights(
+      self.restored(sent.trainable),
+      tuple(sent.non_trainable),
+      sent.statistics_count,
+    )
+    if start is None:
+      return weights
+    row: adapter.Weights = tf.nest.map_structure(lambda t: t[start], weights)
+    return row
