@@ -16,6 +16,7 @@ from tff_fssl.algorithms import fedcon_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
+from tff_fssl.local import two_views
 from tff_fssl.models import adapter
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import compute
@@ -91,10 +92,8 @@ def _network(seed):
 
 
 def _projector(local, hidden_size=8):
-  def build():
-    return fedcon._build_projector(hidden_size, local)  # pylint: disable=protected-access
-
-  return adapter.Network(build, seed=7)
+  model_fn = two_views.build_projector(hidden_size)
+  return adapter.Network(functools.partial(model_fn, local), seed=7)
 
 
 def _batch(name, round_num=50):

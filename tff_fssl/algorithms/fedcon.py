@@ -31,7 +31,9 @@ weights by less than 2e-5 of their norm a round.
 """
 
 from collections.abc import Mapping
+import functools
 import math
+from typing import Any
 
 import tensorflow as tf
 
@@ -41,20 +43,18 @@ from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import teaching
-from tff_fssl.models import adapter
+from tff_fssl.local import two_views
 from tff_fssl.models import server_model
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import own_models
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import annealing
-from tff_fssl.semisup import losses
 
 FedConHparams = fedcon_hparams.FedConHparams
 RoundHparams = round_hparams_lib.RoundHparams
 Networks = algorithm_lib.Networks
 Batch = algorithm_lib.Batch
-_TARGET, _PROJECTOR = 'target', 'projector'
-_VIEWS = {'first': 'weak', 'second': 'weak'}
+_TARGET, _PROJECTOR = two_views.TARGET, two_views.PROJECTOR
 # The server's moving average: 1 - decay falls from 4e-4 to 0 over 20,000 steps,
 # and rises again; rounds begin at multiples of 1,000 steps.
 _SHARE, _PERIOD, _STEPS_PER_ROUND = 4e-4, 20_000.0, 1_000.0
@@ -75,53 +75,11 @@ def server_share(clock: algorithm_lib.Clock) -> tf.Tensor:
   return _SHARE * (tf.cos(math.pi * step / _PERIOD) + 1.0) / 2.0
 
 
-def _build_projector(
-  hidden_size: int, local: adapter.Network
-) -> tf.keras.Model:
-  """h, from features to as many predictions."""
-  layers, size = tf.keras.layers, local.feature_size
-  return tf.keras.Sequential(
-    [
-      tf.keras.Input([size]),
-      layers.Dense(hidden_size, name='hidden'),
-      layers.BatchNormalization(name='norm'),
-      layers.ReLU(name='relu'),
-      layers.Dense(size, name='prediction'),
-    ],
-    name=_PROJECTOR,
-  )
-
-
 def build_local_algorithm(
   hparams: FedConHparams, round_hparams: RoundHparams
 ) -> algorithm_lib.LocalAlgorithm:
   """The clients' part: steps 2 and 3."""
   del round_hparams
-
-  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
-    part = batch.parts[objective.UNLABELED]
-    local, target = networks.local, networks.peers[_TARGET]
-    projector = networks.peers[_PROJECTOR]
-    images = [part.views[name] for name in _VIEWS]
-    targets = [target.features(x, training=True) for x in images]
-    with tf.GradientTape() as tape:
-      features = [local.features(x, training=True) for x in images]
-      loss = 0.0
-      for made, other in zip(features, reversed(targets), strict=True):
-        prediction = projector.logits(made, training=True)
-        distances = losses.negative_cosine(prediction, other)
-        loss += 0.5 * losses.masked_mean(distances, part.weights)
-    own, of_projector = adapter.gradients(tape, loss, local, projector)
-    size = tf.reduce_sum(part.weights)
-    spread = losses.feature_deviation(features[0])
-    return algorithm_lib.StepResult(
-      own,
-      {
-        'loss_consistency': algorithm_lib.mean_metric(loss, size),
-        'feature_deviation': algorithm_lib.mean_metric(spread, size),
-      },
-      of_peers={_PROJECTOR: of_projector},
-    )
 
   def finish(
     networks: Networks,
@@ -134,27 +92,27 @@ def build_local_algorithm(
     kept = (networks.peers[n].weights_now(count) for n in (_TARGET, _PROJECTOR))
     return algorithm_lib.Finished(row=own_models.to_row(tuple(kept)))
 
-  def as_left(is_last: bool) -> algorithm_lib.Start | None:
-    if not hparams.keeps_state:
-      return None
-    return lambda weights, received: own_models.of_client(
-      weights, received, is_last=is_last
-    )
-
+  starts: dict[str, Any] = {}
+  if hparams.keeps_state:  # As the client left them.
+    starts = {
+      _TARGET: own_models.of_client,
+      _PROJECTOR: functools.partial(own_models.of_client, is_last=True),
+    }
+  projector = algorithm_lib.Peer(
+    '',
+    trained=True,
+    model_fn=two_views.build_projector(hparams.hidden_size),
+    start=starts.get(_PROJECTOR),
+  )
   return algorithm_lib.LocalAlgorithm(
-    steps=(step,),
-    step_ratios=('loss_consistency', 'feature_deviation'),
-    streams={objective.UNLABELED: algorithm_lib.Stream(_VIEWS)},
+    steps=(two_views.similarity_step,),
+    step_ratios=two_views.SIMILARITY_RATIOS,
+    streams={objective.UNLABELED: algorithm_lib.Stream(two_views.VIEWS)},
     after_step=teaching.follow(hparams.target_decay, _TARGET),
     finish=finish if hparams.keeps_state else None,
     peers={
-      _TARGET: algorithm_lib.Peer('', start=as_left(False)),
-      _PROJECTOR: algorithm_lib.Peer(
-        '',
-        trained=True,
-        model_fn=lambda local: _build_projector(hparams.hidden_size, local),
-        start=as_left(True),
-      ),
+      _TARGET: algorithm_lib.Peer('', start=starts.get(_TARGET)),
+      _PROJECTOR: projector,
     },
   )
 
@@ -164,34 +122,15 @@ def build_server_training(
 ) -> algorithm_lib.LocalAlgorithm:
   """The server's training: step 5."""
   del round_hparams
-  is_online = hparams.server_target == fedcon_hparams.ONLINE
 
   def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
-    part = batch.parts[objective.LABELED]
-    local = networks.local
-    labeler = local if is_online else networks.peers[_TARGET]
-    images = [part.views[name] for name in _VIEWS]
-    targets = [tf.nn.softmax(labeler.logits(x, training=True)) for x in images]
-    with tf.GradientTape() as tape:
-      logits = [local.logits(x, training=True) for x in images]
-      (first, ratios), (second, _) = (
-        objective.labeled_loss(z, part) for z in logits
-      )
-      divergences = 0.5 * sum(
-        losses.kl_divergence(p, z)
-        for p, z in zip(reversed(targets), logits, strict=True)
-      )
-      consistency = losses.masked_mean(divergences, part.weights)
-      weight = hparams.server_consistency_weight * ramp(
-        batch.clock.round_num, hparams.ramp_rounds
-      )
-      loss = 0.5 * (first + second) + weight * consistency
-    size = tf.reduce_sum(part.weights)
-    ratios['loss_labeled'] = algorithm_lib.mean_metric(
-      0.5 * (first + second), size
+    rising = ramp(batch.clock.round_num, hparams.ramp_rounds)
+    return two_views.consistency_step(
+      networks,
+      batch,
+      weight=hparams.server_consistency_weight * rising,
+      is_online=hparams.server_target == fedcon_hparams.ONLINE,
     )
-    ratios['loss_consistency'] = algorithm_lib.mean_metric(consistency, size)
-    return algorithm_lib.StepResult(local.gradients(tape, loss), ratios)
 
   def after_step(networks: Networks, batch: Batch) -> None:
     share = server_share(batch.clock)
@@ -203,8 +142,10 @@ def build_server_training(
 
   return algorithm_lib.LocalAlgorithm(
     steps=(step,),
-    step_ratios=(*objective.LABELED_RATIOS, 'loss_consistency'),
-    streams={objective.LABELED: algorithm_lib.Stream(_VIEWS, labeled=True)},
+    step_ratios=two_views.CONSISTENCY_RATIOS,
+    streams={
+      objective.LABELED: algorithm_lib.Stream(two_views.VIEWS, labeled=True)
+    },
     after_step=after_step,
     peers={_TARGET: algorithm_lib.Peer(_TARGET)},
   )

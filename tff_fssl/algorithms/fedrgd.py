@@ -119,20 +119,6 @@ def build_groups(
   )
 
 
-def _by_group(
-  aggregated: server_algorithm.Aggregated,
-) -> server_algorithm.ByGroup:
-  """The groups' updates; of one group that an aggregator has combined, its."""
-  if aggregated.by_group is not None:
-    return aggregated.by_group
-  update = tuple(t[None] for t in aggregated.update)
-  some = adapter.all_finite(update)  # Else no client's weight was above 0.
-  sizes = tf.where(some, aggregated.num_reports, 0.0)[None]
-  return server_algorithm.ByGroup(
-    adapter.zero_unless(some, update), sizes, tf.sign(sizes)[:, None]
-  )
-
-
 def build_server(
   hparams: FedRgdHparams, round_hparams: RoundHparams
 ) -> server_algorithm.ServerAlgorithm:
@@ -154,7 +140,7 @@ def build_server(
     aggregated: server_algorithm.Aggregated,
     tools: server_algorithm.ServerTools,
   ) -> ServerModel:
-    by_group = _by_group(aggregated)
+    by_group = aggregated.of_groups()
     # Weights are differences from theta: of one group, this is FedAvg's update.
     theta = averaged(model.weights)
     copies: list[tuple[tf.Tensor, ...]] = []

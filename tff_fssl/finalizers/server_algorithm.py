@@ -50,6 +50,20 @@ class Aggregated(NamedTuple):
   num_reports: tf.Tensor
   by_group: ByGroup | None = None
 
+  def of_groups(self) -> ByGroup:
+    """`by_group`; of one group that another aggregator has combined, `update`.
+
+    All of that group started from row 0, and its size is `num_reports`.
+    """
+    if self.by_group is not None:
+      return self.by_group
+    update = tuple(t[None] for t in self.update)
+    some = adapter.all_finite(update)  # Else no client's weight was above 0.
+    sizes = tf.where(some, self.num_reports, 0.0)[None]
+    return ByGroup(
+      adapter.zero_unless(some, update), sizes, tf.sign(sizes)[:, None]
+    )
+
 
 class ServerTools(NamedTuple):
   """What a server algorithm can do besides arithmetic.

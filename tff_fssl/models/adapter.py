@@ -331,17 +331,7 @@ class Network:
   @functools.cached_property
   def _head(self) -> tf.keras.layers.Layer:
     """The last layer, which makes logits of features; raises `UsageError`."""
-    model = self.model
-    last = model.layers[-1] if model.layers else None
-    is_chain = model._is_graph_network and last is not None  # pylint: disable=protected-access
-    if not is_chain or not last.weights or last.input.shape.rank != 2:
-      raise hparams.UsageError(
-        f'model {model.name!r}: this algorithm takes features and logits apart;'
-        ' it needs a functional or sequential model whose last layer, with'
-        ' weights, makes logits of features [B, D], such as'
-        ' Dense(num_classes)'
-      )
-    return last
+    return checks.head(self.model)
 
   @functools.cached_property
   def _feature_model(self) -> tf.keras.Model:

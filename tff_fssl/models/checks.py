@@ -328,3 +328,25 @@ def _check_initial_value(model: tf.keras.Model, variable: tf.Variable) -> None:
         ' variable with add_weight and an initializer of Keras'
       )
     waiting += [t.op for t in operation.inputs]
+
+
+def head(model: tf.keras.Model) -> tf.keras.layers.Layer:
+  """The last layer of a model, which makes logits of features [B, D].
+
+  Args:
+    model: The model.
+
+  Returns:
+    The layer.
+
+  Raises:
+    UsageError: If there is no such layer.
+  """
+  last = model.layers[-1] if model._is_graph_network else None  # pylint: disable=protected-access
+  if last is None or not last.weights or last.input.shape.rank != 2:
+    raise UsageError(
+      f'model {model.name!r}: this algorithm takes features and logits apart;'
+      ' it needs a functional or sequential model whose last layer, with'
+      ' weights, makes logits of features [B, D], such as Dense(num_classes)'
+    )
+  return last

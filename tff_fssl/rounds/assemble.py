@@ -94,9 +94,8 @@ def build_process(
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
-  An algorithm's parts may add to each of these. With groups of clients (see
-  `groups`), the clients' elements have a `slot`, too: int32, the position in
-  the cohort.
+  An algorithm's parts may add to each of these. With groups of clients, their
+  elements may need a `slot`, too: see `groups`.
 
   If clients took part but none sent a usable update, only the round number in
   the state changes.
@@ -139,16 +138,8 @@ def build_process(
       ' privacy use aggregators.factory.build_aggregator, with which nothing is'
       ' released without noise'
     )
-  parts = completed(parts, hparams)
-  if parts.groups is not None and model_aggregator is not None:
-    if parts.groups.num_groups > 1:
-      raise hparams_lib.UsageError(
-        f'model_aggregator={type(model_aggregator).__name__}: this algorithm'
-        f' forms {parts.groups.num_groups} groups of clients, and the plain'
-        ' mean of each; leave model_aggregator out, or take one group'
-      )
-    parts = dataclasses.replace(parts, groups=None)
-  assembly = _Assembly(
+  parts = _with_aggregator(completed(parts, hparams), model_aggregator)
+  return _Assembly(
     model_fn,
     parts,
     views,
@@ -158,8 +149,23 @@ def build_process(
     seed,
     num_classes,
     num_clients,
-  )
-  return assembly.build(model_aggregator)
+  ).build(model_aggregator)
+
+
+def _with_aggregator(
+  parts: Parts,
+  model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
+) -> Parts:
+  """The parts; without groups, if an aggregator combines their only one."""
+  if parts.groups is None or model_aggregator is None:
+    return parts
+  if parts.groups.num_groups > 1:
+    raise hparams_lib.UsageError(
+      f'model_aggregator={type(model_aggregator).__name__}: this algorithm'
+      f' forms {parts.groups.num_groups} groups of clients, and the plain mean'
+      ' of each; leave model_aggregator out, or take one group'
+    )
+  return dataclasses.replace(parts, groups=None)
 
 
 # The set that holds the moving average of the model's weights.

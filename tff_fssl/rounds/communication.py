@@ -55,20 +55,9 @@ def build_communication(
   dense = _weights_bytes(model_type)
   one = dense - kept_bytes
   round_num = tf.int32.size
-  up = collections.OrderedDict(
-    model=client_data.num_bytes(upload_type), statistics=statistics_up
-  )
-  if peer_sizes:
-    trainable = client_data.num_bytes(model_type.trainable)
-    for name in peer_sizes:
-      up[name] = trainable
-      up['model'] -= trainable
-  if exchange is not None:
-    up['exchange'] = client_data.num_bytes(exchange_lib.row_type(exchange))
-    up['model'] -= up['exchange']
-    if exchange.is_clients_own:
-      up['exchange'] = 0
-  up['scalars'] = report_bytes
+  trainable = client_data.num_bytes(model_type.trainable)
+  up = _up(upload_type, dict.fromkeys(peer_sizes, trainable), exchange)
+  up |= collections.OrderedDict(statistics=statistics_up, scalars=report_bytes)
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
   def communication(
@@ -97,6 +86,23 @@ def build_communication(
     )
 
   return communication
+
+
+def _up(
+  upload_type: tff.Type,
+  peers: Mapping[str, int],
+  exchange: exchange_lib.Exchange | None,
+) -> collections.OrderedDict[str, int]:
+  """The bytes of a client's upload, by part; `peers` are those of peers."""
+  up = collections.OrderedDict(
+    model=client_data.num_bytes(upload_type), statistics=0, **peers
+  )
+  up['model'] -= sum(peers.values())
+  if exchange is not None:
+    row = client_data.num_bytes(exchange_lib.row_type(exchange))
+    up['model'] -= row
+    up['exchange'] = 0 if exchange.is_clients_own else row
+  return up
 
 
 def build_no_communication(model_type: tff.Type) -> tff.Computation:
