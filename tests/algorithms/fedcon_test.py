@@ -329,11 +329,14 @@ class TestRounds:
   def test_it_compiles_to_map_reduce_form(self):
     assert deployment.get_map_reduce_form(_build()) is not None
 
-  def test_what_is_computed(self):
+  @pytest.mark.parametrize('state', ['none', 'table'])
+  def test_what_is_computed(self, state):
     """Four forward passes and two backward ones, and the projector's."""
     cost = compute.measure(
       functools.partial(tiny_task.model_fn, 'none'),
-      registry.REGISTRY['fedcon'].build_parts(_HPARAMS(hidden_size=8), _ROUND),
+      registry.REGISTRY['fedcon'].build_parts(
+        _HPARAMS(hidden_size=8, client_state=state), _ROUND
+      ),
       views=tiny_task.VIEWS,
       stored=tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8),
       hparams=_ROUND,

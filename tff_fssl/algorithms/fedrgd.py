@@ -27,6 +27,8 @@ start at 0 in each round (theirs stay with the place in the cohort, whoever
 takes it); the learning rate has no warm-up.
 """
 
+import functools
+
 import tensorflow as tf
 
 from tff_fssl.algorithms import fedrgd_hparams
@@ -74,6 +76,16 @@ def _averaged(
   return (*weights.trainable, *floats)
 
 
+def _stacked(tensor: tf.Tensor, num: int) -> tf.Tensor:
+  """The tensor `num` times, in a first dimension."""
+  return tf.repeat(tensor[None], num, axis=0)
+
+
+def _beside(values: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+  """`values` with further dimensions, to be multiplied by stacked tensors."""
+  return tf.reshape(values, [*values.shape, *[1] * tensor.shape.rank])
+
+
 def build_groups(
   hparams: FedRgdHparams, round_hparams: RoundHparams
 ) -> groups_lib.Groups:
@@ -81,25 +93,22 @@ def build_groups(
   num, at_clients = hparams.num_groups, round_hparams.labels_at_clients
 
   def starts(model: ServerModel) -> adapter.Weights:
-    theta = model.weights
-    if not hparams.keeps_groups:
-      return tf.nest.map_structure(lambda t: t[None], theta)
-    num_trainable = len(theta.trainable)
-    trainable = model.sets[_GROUPS][:num_trainable]
-    floats = iter(model.sets[_GROUPS][num_trainable:])
-    same = lambda t: tf.repeat(t[None], num, axis=0)
-    non_trainable = (
-      next(floats, same(t)) if t.dtype.is_floating else same(t)
-      for t in theta.non_trainable
-    )
-    of_groups = adapter.Weights(
-      tuple(trainable), tuple(non_trainable), same(theta.statistics_count)
-    )
-    if not at_clients:
-      return of_groups
-    return tf.nest.map_structure(
-      lambda rows, t: tf.concat([rows, t[None]], axis=0), of_groups, theta
-    )
+    theta = rows = tf.nest.map_structure(lambda t: t[None], model.weights)
+    if hparams.keeps_groups:
+      same = tf.nest.map_structure(lambda t: _stacked(t, num), model.weights)
+      stacks = iter(model.sets[_GROUPS])
+      trainable = tuple(next(stacks) for _ in theta.trainable)
+      floats = (
+        next(stacks, t) if t.dtype.is_floating else t
+        for t in same.non_trainable
+      )
+      rows = same._replace(trainable=trainable, non_trainable=tuple(floats))
+      if at_clients:
+        rows = tf.nest.map_structure(
+          lambda *pair: tf.concat(pair, axis=0), rows, theta
+        )
+    weights: adapter.Weights = rows
+    return weights
 
   def place(slot: tf.Tensor, seed: tf.Tensor) -> groups_lib.Place:
     group, is_first = slot % num, tf.equal(slot // num, 0)
@@ -126,13 +135,13 @@ def build_server(
   groups = build_groups(hparams, round_hparams)
   num, at_clients = hparams.num_groups, round_hparams.labels_at_clients
   num_copies = num if hparams.keeps_groups else 1
-  averaged = lambda weights: _averaged(weights, round_hparams)
+  averaged = functools.partial(_averaged, round_hparams=round_hparams)
 
   def start(weights: adapter.Weights) -> ServerModel:
     model = ServerModel(*weights)
     if not hparams.keeps_groups:
       return model
-    stacks = (tf.repeat(t[None], num, axis=0) for t in averaged(weights))
+    stacks = (_stacked(t, num) for t in averaged(weights))
     return model.with_sets(**{_GROUPS: tuple(stacks)})
 
   def update(
@@ -154,13 +163,10 @@ def build_server(
     rows = averaged(groups.starts(model))
     of_groups = []
     for i, of_theta in enumerate(theta):
-      column = lambda t, rank=of_theta.shape.rank: tf.reshape(
-        t, [*t.shape, *[1] * rank]
-      )
-      far = column(shares) * (of_theta - rows[i])[None]
+      far = _beside(shares, of_theta) * (of_theta - rows[i])[None]
       change = tf.reduce_sum(far, axis=1) + by_group.update[i]
       if copies:
-        size = column(by_group.sizes)
+        size = _beside(by_group.sizes, of_theta)
         of_copies = tf.stack([of_theta - copy[i] for copy in copies])
         change = (size * change + of_copies) / (size + 1.0)
       of_groups.append(change)

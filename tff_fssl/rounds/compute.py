@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import functools
 import math
 
 import tensorflow as tf
@@ -143,7 +144,14 @@ def _received(
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
-    population = exchange_lib.Population(1, network.weight_specs)
+    of_peers = {
+      name: adapter.Network(
+        functools.partial(peer.model_fn, network), trace=False
+      ).weight_specs
+      for name, peer in parts.local.peers.items()
+      if peer.model_fn is not None
+    }
+    population = exchange_lib.Population(1, network.weight_specs, of_peers)
     exchange = exchange(population)
 
   def receive() -> Mapping[str, tf.Tensor]:
