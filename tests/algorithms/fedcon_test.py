@@ -75,7 +75,9 @@ class TestI11:
     ],
   )
   def test_decay(self, round_num, step, tau):
-    share = float(fedcon.server_share(_clock(round_num, step)))
+    share = float(fedcon.server_share(_clock(round_num, step), 0.9996))
+    half = float(fedcon.server_share(_clock(round_num, step), 0.9998))
+    assert half == pytest.approx(share / 2, abs=1e-9)
     assert 1 - share == pytest.approx(tau, abs=1e-6)
 
   def test_spread_of_features(self):

@@ -55,9 +55,9 @@ RoundHparams = round_hparams_lib.RoundHparams
 Networks = algorithm_lib.Networks
 Batch = algorithm_lib.Batch
 _TARGET, _PROJECTOR = two_views.TARGET, two_views.PROJECTOR
-# The server's moving average: 1 - decay falls from 4e-4 to 0 over 20,000 steps,
-# and rises again; rounds begin at multiples of 1,000 steps.
-_SHARE, _PERIOD, _STEPS_PER_ROUND = 4e-4, 20_000.0, 1_000.0
+# The share of what is new in the server's moving average falls to 0 over 20,000
+# steps, and rises again; rounds begin at multiples of 1,000 steps.
+_PERIOD, _STEPS_PER_ROUND = 20_000.0, 1_000.0
 
 
 def ramp(round_num: tf.Tensor, num_rounds: int) -> tf.Tensor:
@@ -68,11 +68,21 @@ def ramp(round_num: tf.Tensor, num_rounds: int) -> tf.Tensor:
   return annealing.sigmoid_ramp(progress)
 
 
-def server_share(clock: algorithm_lib.Clock) -> tf.Tensor:
-  """1 - tau: the share of the online network in the server's moving average."""
+def server_share(clock: algorithm_lib.Clock, decay: float) -> tf.Tensor:
+  """The share of the online network in the server's moving average.
+
+  (1 - decay) (cos(pi k / 20,000) + 1) / 2, k = 1,000 round + step.
+
+  Args:
+    clock: The step.
+    decay: The least share of the old average, in [0, 1].
+
+  Returns:
+    float32 scalar.
+  """
   rounds = tf.cast(tf.maximum(clock.round_num, 0), tf.float32)
   step = _STEPS_PER_ROUND * rounds + tf.cast(clock.step, tf.float32)
-  return _SHARE * (tf.cos(math.pi * step / _PERIOD) + 1.0) / 2.0
+  return (1.0 - decay) * (tf.cos(math.pi * step / _PERIOD) + 1.0) / 2.0
 
 
 def build_local_algorithm(
@@ -133,7 +143,7 @@ def build_server_training(
     )
 
   def after_step(networks: Networks, batch: Batch) -> None:
-    share = server_share(batch.clock)
+    share = server_share(batch.clock, hparams.server_target_decay)
     local, target = networks.local, networks.peers[_TARGET]
     for new, old in zip(
       local.trainable_variables, target.trainable_variables, strict=True

@@ -86,6 +86,16 @@ class FedConHparams:
     choices=(EMA, ONLINE),
   )
 
+  server_target_decay: float = hparam(
+    0.9996,
+    "tau, the least share of the old target in the server's moving average, a"
+    ' batch. It rises to 1 by round 20, falls to this again by round 40, and'
+    " so on (the authors' code, where the average has no effect). With few"
+    ' batches a round, the default leaves the target near the initial weights.',
+    minimum=0,
+    maximum=1,
+  )
+
   def __post_init__(self) -> None:
     hparams.validate(self, 'fedcon.')
 
