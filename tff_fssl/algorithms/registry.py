@@ -12,6 +12,7 @@ from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import mixmatch_hparams
+from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.algorithms import supervised_hparams
 from tff_fssl.algorithms import uda_hparams
@@ -49,6 +50,7 @@ class Capabilities:
       none.
     without_signals: 'name=value', the hyper-parameter that turns these off; ''
       if there is none.
+    ignores: Fields of `RoundHparams` that change nothing.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -62,6 +64,7 @@ class Capabilities:
   own_weights: str = ''
   signals: str = ''
   without_signals: str = ''
+  ignores: tuple[str, ...] = ()
 
 
 class Passes(NamedTuple):
@@ -423,6 +426,42 @@ REGISTRY = {
       'TS-Client EMA: clients train a teacher, too, and send it back.',
       fedswitch_hparams.TsClientHparams,
       weight_sets_up=2,
+    ),
+    Algorithm(
+      'protofssl',
+      "ProtoFSSL: pseudo-labels by other clients' prototypes, in episodes.",
+      protofssl_hparams.ProtoFsslHparams,
+      'tff_fssl.algorithms.protofssl:build_local_algorithm',
+      {
+        part: f'tff_fssl.algorithms.protofssl:build_{part}'
+        for part in ('exchange', 'prediction', 'embeds')
+      },
+      capabilities=Capabilities(
+        scenarios=(_CLIENTS,),
+        trains_clients=(_CLIENTS,),
+        extra_uploads=('prototypes of the classes that a client has',),
+        signals='sends_rows',
+        without_signals='prototypes=global',
+        ignores=('client_labeled_batch_size',),
+      ),
+      compute=Compute(
+        Passes(1, 1),
+        once=Passes(1, 0),
+        authors=Passes(1, 1),
+        note='Once: for each labelled example, whose prototypes are sent.',
+      ),
+      round_defaults={
+        'client_epochs': 10,
+        'client_batch_size': 100,
+        'client_optimizer': 'rmsprop',
+        'client_learning_rate': 0.001,
+        'weight_decay': 0.0001,
+        'max_gradient_norm': 0.0,
+        'server_optimizer_momentum': 0.0,
+      },
+      tiny_hparams={'num_query': 1},
+      metrics=protofssl_hparams.METRICS,
+      paper='Kim et al., arXiv 2022',
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

@@ -20,6 +20,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.models import embedding
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_work
@@ -48,6 +49,8 @@ class Parts:
     exchange: What else travels between server and clients; or a function of
       the population that makes it.
     prediction: How the model predicts.
+    embeds: Whether networks are used without their classifier: a Dense layer,
+      their last one. Their outputs, where others' are logits, are embeddings.
     alone: Whether each client trains alone. The exchange's table then stands
       for the clients' own disks: in reality nothing travels, so that no bytes
       are counted, and no statistics are gathered over clients.
@@ -58,7 +61,14 @@ class Parts:
   server: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG
   exchange: exchange_lib.Exchange | exchange_lib.BuildExchange | None = None
   prediction: server_model.Prediction = server_model.Prediction()
+  embeds: bool = False
   alone: bool = False
+
+  def network_fn(self, model_fn: adapter.ModelFn) -> adapter.ModelFn:
+    """The function that builds the network, from one that builds it whole."""
+    if not self.embeds:
+      return model_fn
+    return embedding.without_classifier(model_fn)
 
 
 def build_process(
@@ -154,7 +164,8 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   server = server_algorithm.with_moving_average(
     parts.server, _AVERAGE, hparams.average_decay
   )
-  also = {**parts.prediction.also, _AVERAGE: server_model.of_set(_AVERAGE)}
+  average = server_model.of_set(_AVERAGE, parts.prediction)
+  also = {**parts.prediction.also, _AVERAGE: average}
   return dataclasses.replace(
     parts, server=server, prediction=parts.prediction._replace(also=also)
   )
@@ -179,7 +190,7 @@ class _Assembly:
     self._element_spec = element_spec
     self._hparams = hparams
     self._networks = network_factory.NetworkFactory(
-      model_fn,
+      parts.network_fn(model_fn),
       hparams,
       image_shape=augment.image_shape(views, element_spec['unlabeled']['x']),
       num_classes=num_classes,
@@ -207,14 +218,14 @@ class _Assembly:
     exchange = self._parts.exchange
     if exchange is None or isinstance(exchange, exchange_lib.Exchange):
       return exchange
-    if not num_clients:
-      raise hparams_lib.UsageError(
-        f'num_clients={num_clients}: the server of this algorithm keeps'
-        ' values for each client; give the number of clients, whose ids are'
-        ' 0 to num_clients - 1'
-      )
+    networks = self._networks
     return exchange(
-      exchange_lib.Population(num_clients, self._networks.weight_specs)
+      exchange_lib.Population(
+        num_clients or 0,
+        networks.weight_specs,
+        networks.num_classes,
+        networks.num_outputs,
+      )
     )
 
   def build(
@@ -244,7 +255,12 @@ class _Assembly:
       first_round=self._hparams.first_round,
       bounds=bounds,
     )
-    finalizer = self._finalizer(model_type, aggregator, work)
+    aggregate_type = aggregator.next.type_signature.result.result.member
+    split = None
+    if exchange is not None and exchange.in_sum:
+      split = exchange_lib.build_split(exchange, aggregate_type)
+      aggregate_type = split.type_signature.result[0]
+    finalizer = self._finalizer(model_type, aggregate_type, work)
     phases, statistics_up = self._statistics_phases(model_type)
     state_type = tff.to_type(
       composer.LearningAlgorithmState(
@@ -275,6 +291,7 @@ class _Assembly:
       start=self._parts.server.start,
       last_phases=phases,
       end_round=end_round,
+      split=split,
       revise_state=revise_state,
       communication=self._communication(
         model_type,
@@ -314,6 +331,11 @@ class _Assembly:
         s for s in specs.non_trainable if s.dtype.is_floating
       )
     update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
+    exchange, beside = self._exchange, False
+    if exchange is not None and exchange.in_sum:
+      update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
+    elif exchange is not None:
+      beside = True
     factory = model_aggregator or tff.aggregators.MeanFactory()
     private = isinstance(factory, privacy.PrivateMeanFactory)
     if not private:
@@ -330,7 +352,7 @@ class _Assembly:
         client_weighting=self._hparams.client_weighting,
         batch_norm=self._networks.has_batch_norm,
         static=self._networks.is_static,
-        also_sends=bool(self._parts.local.signals or self._exchange),
+        also_sends=bool(self._parts.local.signals) or beside,
       )
     return aggregator, private or secure
 
@@ -344,6 +366,7 @@ class _Assembly:
       ),
       num_classes=self._networks.num_classes,
       weigh_by_examples=hparams.client_weighting == 'examples',
+      draws_episodes=self._parts.local.draws_episodes,
       track_non_trainable=self._networks.tracks_moving_averages,
       exchange=self._exchange,
       release_metrics=release_metrics,
@@ -364,7 +387,7 @@ class _Assembly:
       training.LoopConfig(
         hparams.client_epochs,
         *self._client_batch_sizes(),
-        optimizers.sgd(hparams),
+        optimizers.of_clients(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
       ),
@@ -374,14 +397,14 @@ class _Assembly:
   def _finalizer(
     self,
     model_type: tff.Type,
-    aggregator: tff.templates.AggregationProcess,
+    combined_type: tff.Type,
     work: tff.learning.templates.ClientWorkProcess,
   ) -> tff.learning.templates.FinalizerProcess:
     """The server's step."""
     of_clients = work.next.type_signature.result.measurements.member
     aggregate_type = tff.to_type(
       collections.OrderedDict(
-        update=aggregator.next.type_signature.result.result.member,
+        update=combined_type,
         signals=of_clients['signals'],
         num_reports=of_clients['num_reports'],
       )

@@ -60,7 +60,9 @@ def build_communication(
       up[name] = trainable
       up['model'] -= trainable
   if exchange is not None:
-    up['exchange'] = client_data.num_bytes(exchange_lib.row_type(exchange))
+    row_type = exchange_lib.row_type(exchange)
+    sent = row_type['values'] if exchange.in_sum else row_type
+    up['exchange'] = client_data.num_bytes(sent)
     up['model'] -= up['exchange']
   up['scalars'] = report_bytes
 

@@ -32,9 +32,15 @@ def build_exchange(
     The exchange.
 
   Raises:
-    UsageError: If the table is larger than 1.5 GB.
+    UsageError: If the number of clients is not known, or the table is larger
+      than 1.5 GB.
   """
   num = population.num_clients
+  if not num:
+    raise UsageError(
+      'num_clients=None: the server of this algorithm keeps values for each'
+      ' client; give the number of clients, whose ids are 0 to num_clients - 1'
+    )
   size = sum(spec.shape.num_elements() for spec in _stored(population.weights))
   if num * size * 4 > _MAX_BYTES:
     raise UsageError(
