@@ -1,7 +1,7 @@
 """ProtoFSSL: pseudo-labels by other clients' prototypes. Labels at clients.
 
-Kim, Park, Kim, Kim, Ko and Lee, "ProtoFSSL: Federated Semi-Supervised Learning
-with Prototype-based Consistency Regularization", 2022. The authors' code:
+Kim, Park, Sohn, Shu and Kim, "Federated Semi-Supervised Learning with
+Prototypical Networks", arXiv 2022 (2205.13921). The authors' code:
 github.com/kimwj94/ProtoFSSL.
 
 The network has no classifier: it gives embeddings. A prototype is the mean

@@ -115,6 +115,11 @@ class ProtoFsslHparams:
     return self.prototypes == HELPERS
 
   @property
+  def least_labels(self) -> int:
+    """The fewest labels of a class from which a client can learn it."""
+    return self.num_support + 1
+
+  @property
   def num_sets(self) -> int:
     """The number of sets of prototypes that the server keeps, at most."""
     return self.num_helpers if self.sends_rows else 1

@@ -51,6 +51,8 @@ class Capabilities:
     without_signals: 'name=value', the hyper-parameter that turns these off; ''
       if there is none.
     ignores: Fields of `RoundHparams` that change nothing.
+    labels_of_class: The hyper-parameter, or property of them, that says how
+      many labels of a class a client needs; '' if it needs none.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -65,6 +67,7 @@ class Capabilities:
   signals: str = ''
   without_signals: str = ''
   ignores: tuple[str, ...] = ()
+  labels_of_class: str = ''
 
 
 class Passes(NamedTuple):
@@ -443,6 +446,7 @@ REGISTRY = {
         signals='sends_rows',
         without_signals='prototypes=global',
         ignores=('client_labeled_batch_size',),
+        labels_of_class='least_labels',
       ),
       compute=Compute(
         Passes(1, 1),
