@@ -13,6 +13,8 @@ import tensorflow_federated as tff
 import tiny_rounds
 import tiny_task
 
+from tff_fssl import runtime
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.algorithms import registry
@@ -158,6 +160,38 @@ class TestRounds:
 def test_it_compiles_to_map_reduce_form(kind):
   form = deployment.get_map_reduce_form(_build(kind))
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
+
+
+@pytest.fixture(name='secure_context')
+def _secure_context():
+  previous = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(
+    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
+  )
+  yield
+  tff.framework.set_default_context(previous)
+
+
+@pytest.mark.parametrize('name', ['secure', 'dp'])
+def test_global_prototypes_in_a_protected_sum(name, secure_context):
+  """One clip scales sums and numbers alike, so that their ratio stays."""
+  del secure_context
+  own = (('prototypes', 'global'),)
+  process, plain = (
+    tiny_task.build(
+      'protofssl', _CLIENTS, norm='none', hparams=own, aggregator=aggregator
+    )
+    for aggregator in (aggregator_hparams.AggregatorHparams(name), None)
+  )
+  output, expected = (
+    _next(p, p.initialize(), _cohort()) for p in (process, plain)
+  )
+  assert list(output.metrics['client_work']['train']) == ['num_clients']
+  assert output.metrics['exchange']['num_rows'] == 1
+  table = _table(output)
+  assert np.all(np.isfinite(table['prototypes']))
+  if name == 'secure':  # It has no noise, but rounds.
+    tiny_rounds.assert_same(table, _table(expected), 0.02)
 
 
 class TestBytes:

@@ -133,8 +133,8 @@ def build_list(
       new = tf.pad(tf.gather(values, kept), empty)
       return tf.where(tf.size(kept) > 0, tf.ensure_shape(new, old.shape), old)
 
-    return tf.nest.map_structure(
-      of_kept, sent, collections.OrderedDict(sorted(table.items()))
+    return collections.OrderedDict(
+      (name, of_kept(values, table[name])) for name, values in sent.items()
     )
 
   return exchange_lib.Exchange(
