@@ -20,6 +20,7 @@ from tff_fssl.models import adapter
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types
+from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.runtime import in_process
 
@@ -216,9 +217,7 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     entry.hparams(**entry.tiny_hparams),
     round_hparams.RoundHparams(scenario=scenario),
   )._replace(start=None)  # Nothing is sent here that it could start from.
-  network = adapter.Network(
-    functools.partial(tiny_task.model_fn, 'none'), seed=5
-  )
+  network = adapter.Network(tiny_task.network_fn(name, 'none'), seed=5)
   config = training.LoopConfig(2, 5, 5, optimizer.Sgd(0.0, False, 0.0, 0.0))
   element = tiny_task.client(0, labeled=4 if scenario == _CLIENTS else 0)
   labeled, unlabeled = (
@@ -235,6 +234,11 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
       entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
     )
     received = server.start(network.initial_weights()).control
+  if algorithm.draws_episodes:
+    exchange = hparams.import_function(entry.other_parts['exchange'])(
+      entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
+    )(exchange_lib.Population(0, (), tiny_task.NUM_CLASSES, 4))
+    received = exchange.receive(exchange.initialize(), tf.constant(0))
   result = training.LocalTraining(
     network, algorithm, tiny_task.VIEWS, config, peers
   ).run(

@@ -62,7 +62,8 @@ def _overrides(name, **more):
   known = config.flags()
   result = {
     **{flag: value for flag, value in _TINY.items() if flag in known},
-    'num_labels': data_names.data_set_info(config.run.dataset).num_classes,
+    'num_labels': data_names.data_set_info(config.run.dataset).num_classes
+    * getattr(config.algorithm, 'least_labels', 1),
     'num_validation': min(config.run.num_validation, 20),
     **more,
   }
@@ -164,6 +165,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
   losses = {
     'uda': 'loss_soft_pseudo_label',
     'mixmatch': 'loss_guess',
+    'protofssl': 'loss_prototype_label',
   }
   loss = losses.get(config.run.algorithm, 'loss_pseudo_label')
   for row in rows:
@@ -171,7 +173,9 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     if not at_clients:
       assert np.isfinite(float(row['finalizer/server_loss_labeled']))
   if config.trains_clients:
-    for row in rows[-2:]:
+    # In the first round of ProtoFSSL there are no prototypes to label with.
+    num_labeling = 1 if config.run.algorithm == 'protofssl' else 2
+    for row in rows[-num_labeling:]:
       assert row['client_work/train/num_clients'] == '2'
       assert 0 < float(row['client_work/train/pseudo_label_ratio']) <= 1
       assert np.isfinite(float(row[f'client_work/train/{loss}']))

@@ -35,6 +35,14 @@ def model_fn(norm: str = 'bn') -> tf.keras.Model:
   )
 
 
+def network_fn(name: str, norm: str = 'bn'):
+  """The function that builds the network of an algorithm."""
+  entry = registry.REGISTRY[name]
+  scenario = entry.capabilities.scenarios[0]
+  parts = entry.build_parts(None, round_hparams.RoundHparams(scenario=scenario))
+  return parts.network_fn(functools.partial(model_fn, norm))
+
+
 # An image of this level only stands for one that makes a client fail.
 SPOILT = 254
 

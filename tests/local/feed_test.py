@@ -137,3 +137,83 @@ def test_two_streams_with_batches_of_their_own_are_refused():
   streams = {name: _STREAM({'weak': 'weak'}) for name in ('a', 'b')}
   with pytest.raises(ValueError, match="'a', 'b'.*only one"):
     _batches(streams)
+
+
+_EPISODE = {
+  'labeled': _STREAM({'plain': 'plain'}, labeled=True, episode=(1, 2)),
+  'unlabeled': _STREAM({'plain': 'plain'}, episode=()),
+}
+
+
+def _episodes(labels, unlabeled=7, epochs=40, seed=5):
+  """Batches of clients whose labelled example i is [i], with these labels."""
+  algorithm = algorithm_lib.LocalAlgorithm((), (), _EPISODE)
+  values = np.arange(len(labels), dtype=np.float32)[:, None]
+  labeled = algorithm_lib.Examples(
+    tf.constant(values), tf.constant(labels, tf.int32, [len(labels)])
+  )
+  data = algorithm_lib.ClientData(
+    None, labeled, _examples(unlabeled), {}, tf.constant(4), tf.zeros([2])
+  )
+  feed = feed_lib.Feed(
+    algorithm,
+    _VIEWS,
+    data,
+    algorithm_lib.Prepared(tf.range(unlabeled)),
+    num_epochs=epochs,
+    batch_sizes=(3, 2),
+    seed=tf.constant([seed, 6]),
+    enabled=True,
+  )
+  return [feed.batch(tf.constant(i)).parts for i in range(int(feed.num_steps))]
+
+
+def test_an_episode_has_so_many_examples_of_each_class_in_each_group():
+  # Class 1 has five examples, class 3 two, class 4 one, 0 and 2 none.
+  labels = [1, 3, 1, 4, 1, 3, 1, 1]
+  batches = _episodes(labels)
+  assert len(batches) == 40  # One a pass.
+  seen = {0: set(), 1: set()}
+  for batch in batches:
+    part = batch['labeled']
+    index = part.views['plain'][:, 0].numpy().astype(int)
+    assert len(set(index)) == len(index)  # Support and query are disjoint.
+    np.testing.assert_array_equal(part.labels, np.array(labels)[index])
+    np.testing.assert_array_equal(part.weights, 1.0)
+    drawn = sorted(zip(part.labels.numpy(), part.group.numpy()))
+    assert drawn == [(1, 0), (1, 1), (1, 1), (3, 0), (3, 1), (4, 0)]
+    for i, group in zip(index, part.group.numpy()):
+      seen[group].add(i)
+    unlabeled = batch['unlabeled']
+    assert unlabeled.group is None
+    assert len(set(unlabeled.labels.numpy())) == 3
+  assert seen[0] == set(range(8))  # Each example is support at some time.
+  assert seen[1] == set(range(8)) - {3}
+  assert {
+    int(label) for batch in batches for label in batch['unlabeled'].labels
+  } == set(range(7))
+
+
+def test_episodes_are_a_function_of_the_seed_and_the_step():
+  def flat(batches):
+    return [
+      [int(v) for v in batch[name].views['plain'][:, 0]]
+      for batch in batches
+      for name in ('labeled', 'unlabeled')
+    ]
+
+  labels = [0] * 5 + [1] * 5
+  first = flat(_episodes(labels, epochs=4))
+  assert first == flat(_episodes(labels, epochs=4))
+  assert first == flat(_episodes(labels, epochs=6))[:8]
+  assert first != flat(_episodes(labels, epochs=4, seed=7))
+  assert len(set(map(tuple, first))) > 6
+
+
+def test_episodes_of_clients_that_lack_examples():
+  assert not _episodes([])  # No labels: no episode.
+  (batch,) = _episodes([2], unlabeled=0, epochs=1)
+  assert batch['labeled'].group.numpy().tolist() == [0]
+  np.testing.assert_array_equal(batch['unlabeled'].weights, [0.0])
+  (batch,) = _episodes([2, 2], unlabeled=2, epochs=1)  # Fewer than a batch.
+  np.testing.assert_array_equal(batch['unlabeled'].weights, [1.0, 1.0])

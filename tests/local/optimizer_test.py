@@ -67,3 +67,58 @@ def test_is_pytorchs_sgd(nesterov, momentum):
       weights[i] = w - 0.03 * change
   for variable, expected in zip(network.trainable_variables, weights):
     np.testing.assert_allclose(variable, expected, rtol=1e-5)
+
+
+def test_rmsprop():
+  """Against its recurrence in float64 NumPy, three steps."""
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([3]), tf.keras.layers.Dense(2)]
+    ),
+    seed=4,
+  )
+  rmsprop = optimizer.RmsProp(weight_decay=0.1, max_gradient_norm=1.0)
+  slots = rmsprop.initialize(network)
+  weights = [np.array(v, np.float64) for v in network.trainable_variables]
+  squares = [np.zeros_like(w) for w in weights]
+  for step in range(3):
+    gradients = [
+      np.full(w.shape, 1.0 + step - i) for i, w in enumerate(weights)
+    ]
+    rmsprop.apply(
+      network,
+      slots,
+      [tf.constant(g, tf.float32) for g in gradients],
+      tf.constant(0.03),
+    )
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    for i, w in enumerate(weights):
+      gradient = gradients[i] / max(norm, 1.0) + 0.1 * w
+      squares[i] = 0.9 * squares[i] + 0.1 * gradient**2
+      weights[i] = w - 0.03 * gradient / (np.sqrt(squares[i]) + 1e-7)
+  for variable, expected in zip(network.trainable_variables, weights):
+    np.testing.assert_allclose(variable, expected, rtol=1e-5)
+
+
+def test_rmsprop_is_kerass():
+  """But for the place of epsilon: Keras 2.14 adds it under the root."""
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([3]), tf.keras.layers.Dense(2)]
+    ),
+    seed=4,
+  )
+  variables = network.trainable_variables
+  theirs = [tf.Variable(v) for v in variables]
+  keras = tf.keras.optimizers.RMSprop(0.01)
+  ours = optimizer.RmsProp()
+  slots = ours.initialize(network)
+  for step in range(4):
+    gradients = [
+      tf.random.stateless_normal(v.shape, [step, i])
+      for i, v in enumerate(variables)
+    ]
+    ours.apply(network, slots, gradients, tf.constant(0.01))
+    keras.apply_gradients(zip(gradients, theirs))
+  for a, b in zip(variables, theirs):
+    np.testing.assert_allclose(a, b, atol=1e-5)

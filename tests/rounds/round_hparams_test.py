@@ -16,6 +16,7 @@ _CHANGES = {
   'client_epochs': ('fixmatch', _AT_CLIENTS, {}, 2),
   'client_batch_size': ('fixmatch', _AT_CLIENTS, {}, 3),
   'client_labeled_batch_size': ('fixmatch', _AT_CLIENTS, {}, 2),
+  'client_optimizer': ('fixmatch', _AT_CLIENTS, {}, 'rmsprop'),
   'client_learning_rate': ('fixmatch', _AT_CLIENTS, {}, 0.1),
   'server_epochs': ('fixmatch', _AT_SERVER, {}, 2),
   'server_batch_size': ('fixmatch', _AT_SERVER, {}, 4),

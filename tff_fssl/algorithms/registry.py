@@ -14,6 +14,7 @@ from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import mixmatch_hparams
+from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.algorithms import supervised_hparams
 from tff_fssl.algorithms import uda_hparams
@@ -59,6 +60,9 @@ class Capabilities:
       less than all clients, and other aggregators than the mean refuse the
       algorithm; '' if there is none.
     without_groups: 'name=value', the hyper-parameter that turns these off.
+    ignores: Fields of `RoundHparams` that change nothing.
+    labels_of_class: The hyper-parameter, or property of them, that says how
+      many labels of a class a client needs; '' if it needs none.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -76,6 +80,8 @@ class Capabilities:
   without_signals: str = ''
   groups: str = ''
   without_groups: str = ''
+  ignores: tuple[str, ...] = ()
+  labels_of_class: str = ''
 
 
 class Passes(NamedTuple):
@@ -516,6 +522,43 @@ REGISTRY = {
       tiny_hparams={'confidence_threshold': 0.3},
       metrics=fedrgd_hparams.METRICS,
       paper='Zhang et al., IEEE BigData 2021',
+    ),
+    Algorithm(
+      'protofssl',
+      "ProtoFSSL: pseudo-labels by other clients' prototypes, in episodes.",
+      protofssl_hparams.ProtoFsslHparams,
+      'tff_fssl.algorithms.protofssl:build_local_algorithm',
+      {
+        part: f'tff_fssl.algorithms.protofssl:build_{part}'
+        for part in ('exchange', 'prediction', 'embeds')
+      },
+      capabilities=Capabilities(
+        scenarios=(_CLIENTS,),
+        trains_clients=(_CLIENTS,),
+        extra_uploads=('prototypes of the classes that a client has',),
+        signals='sends_rows',
+        without_signals='prototypes=global',
+        ignores=('client_labeled_batch_size',),
+        labels_of_class='least_labels',
+      ),
+      compute=Compute(
+        Passes(1, 1),
+        once=Passes(1, 0),
+        authors=Passes(1, 1),
+        note='Once: for each labelled example, whose prototypes are sent.',
+      ),
+      round_defaults={
+        'client_epochs': 10,
+        'client_batch_size': 100,
+        'client_optimizer': 'rmsprop',
+        'client_learning_rate': 0.001,
+        'weight_decay': 0.0001,
+        'max_gradient_norm': 0.0,
+        'server_optimizer_momentum': 0.0,
+      },
+      tiny_hparams={'num_query': 1},
+      metrics=protofssl_hparams.METRICS,
+      paper='Kim et al., arXiv 2022',
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

@@ -72,11 +72,18 @@ class Stream(NamedTuple):
       a partner from this stream, drawn uniformly, with replacement, from all of
       the client's examples. '': this stream has batches of its own, cut from
       seeded permutations of the examples, pass after pass.
+    episode: If not None, each batch is instead drawn afresh from all examples,
+      without replacement, and a pass is one batch. Of a labelled stream: of
+      each class as many examples for each group as the numbers say, (1, 2) for
+      one support and two query examples (`Part.group`); the first groups get
+      theirs first where a class has fewer. A client without labelled examples
+      makes no step. Of an unlabelled stream, (): as many as a batch has.
   """
 
   views: Mapping[str, str]
   labeled: bool = False
   partner_of: str = ''
+  episode: tuple[int, ...] | None = None
 
 
 class Part(NamedTuple):
@@ -89,12 +96,15 @@ class Part(NamedTuple):
     weights: float32 [B]: 1, but 0 for the filler that stands in for examples
       that a client does not have. Losses and metrics must leave these out.
     of_example: `Prepared.of_example` for these examples, if unlabelled.
+    group: Of labelled examples in an episode, int32 [B]: the index of the group
+      that each was drawn for. Else None.
   """
 
   views: Mapping[str, tf.Tensor]
   labels: tf.Tensor
   weights: tf.Tensor
   of_example: Mapping[str, tf.Tensor] = {}
+  group: tf.Tensor | None = None
 
 
 class Batch(NamedTuple):
@@ -301,6 +311,12 @@ class LocalAlgorithm(NamedTuple):
     if len(names) > 1:
       raise ValueError(f'streams {names}: only one may have its own batches')
     return names[0] if names else None
+
+  @property
+  def draws_episodes(self) -> bool:
+    """Whether labelled batches are episodes: see `Stream.episode`."""
+    name = self.own_stream(labeled=True)
+    return name is not None and self.streams[name].episode is not None
 
   @property
   def trains_on_unlabeled(self) -> bool:

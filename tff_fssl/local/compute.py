@@ -28,7 +28,7 @@ class Cost:
     unlabeled: Of the steps on a batch, for each unlabelled example in it.
     labeled: The same for each labelled example.
     once: Of `prepare` and `finish` in a round, for each of the client's
-      unlabelled examples.
+      unlabelled examples (of an algorithm that draws episodes: labelled ones).
   """
 
   forward: float
@@ -206,6 +206,7 @@ class _Tracing:
           key: tf.TensorSpec([size, *value.shape[1:]], value.dtype)
           for key, value in prepared.of_example.items()
         },
+        _labels(size) if stream.labeled and stream.episode else None,
       )
     constants = {
       key: tf.TensorSpec(value.shape, value.dtype)

@@ -72,6 +72,50 @@ class _Order:
     return row[start : start + self._batch_size]
 
 
+class _Draws:
+  """Batches of an unlabelled stream, each drawn afresh without replacement."""
+
+  def __init__(self, indices: tf.Tensor, batch_size: int, seed: tf.Tensor):
+    self.is_empty = tf.equal(tf.shape(indices)[0], 0)
+    self._indices = zero_row(indices, self.is_empty)
+    self._batch_size, self._seed = batch_size, seed
+
+  def batch(self, step: tf.Tensor) -> tf.Tensor:
+    """Indices, int32 [<= batch_size], of a step's examples."""
+    seed = fold_in(self._seed, step)
+    keys = tf.random.stateless_uniform(tf.shape(self._indices), seed)
+    order = tf.argsort(keys, stable=True)
+    return tf.gather(self._indices, order[: self._batch_size])
+
+
+class _Episodes:
+  """Batches of a labelled stream: of each class some examples a group."""
+
+  def __init__(
+    self, labels: tf.Tensor, sizes: tuple[int, ...], seed: tf.Tensor
+  ):
+    self.is_empty = tf.equal(tf.size(labels), 0)
+    self._labels = zero_row(labels, self.is_empty)
+    self._sizes, self._seed = sizes, seed
+
+  def draw(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """(indices, group of each), int32 [B], of a step; in order of classes."""
+    seed = fold_in(self._seed, step)
+    keys = tf.random.stateless_uniform(tf.shape(self._labels), seed)
+    order = tf.argsort(keys, stable=True)
+    order = tf.gather(
+      order, tf.argsort(tf.gather(self._labels, order), stable=True)
+    )
+    # The place of each example among those of its class.
+    of_class = tf.gather(self._labels, order)
+    first = tf.searchsorted(of_class, of_class)
+    place = tf.range(tf.size(of_class)) - first
+    ends = tf.cumsum(tf.constant(self._sizes, tf.int32))
+    group = tf.searchsorted(ends, place, side='right')
+    drawn = group < len(self._sizes)
+    return tf.boolean_mask(order, drawn), tf.boolean_mask(group, drawn)
+
+
 class _Source:
   """Labelled or unlabelled examples; a stand-in if there are none.
 
@@ -112,6 +156,7 @@ class _Source:
     is_filler: tf.Tensor,
     stream: algorithm_lib.Stream,
     make_view: _MakeView,
+    group: tf.Tensor | None = None,
   ) -> algorithm_lib.Part:
     """The part of a batch that holds the examples `index`."""
     images = tf.gather(self.examples.x, index)
@@ -123,6 +168,7 @@ class _Source:
       labels=tf.gather(self.examples.y, index),
       weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
       of_example={k: tf.gather(v, index) for k, v in self._of_example.items()},
+      group=group,
     )
 
 
@@ -168,25 +214,24 @@ class Feed:
       True: tf.range(tf.shape(data.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
-    steps_per_epoch = tf.constant(0)
-    for labeled, name in self._own.items():
-      if name is not None:
-        steps_per_epoch = tf.maximum(
-          steps_per_epoch,
-          num_batches(tf.shape(indices[labeled])[0], sizes[labeled]),
-        )
-    self.num_steps = tf.where(enabled, num_epochs * steps_per_epoch, 0)
+    self.num_steps = tf.where(
+      enabled, num_epochs * self._steps_per_epoch(indices, sizes), 0
+    )
     purposes = {False: _ORDER_UNLABELED, True: _ORDER_LABELED}
-    self._orders = {
-      name: _Order(
-        indices[labeled],
-        sizes[labeled],
-        self.num_steps,
-        fold_in(seed, purposes[labeled]),
-      )
-      for labeled, name in self._own.items()
-      if name is not None
-    }
+    self._orders: dict[str, _Order | _Draws | _Episodes] = {}
+    for labeled, name in self._own.items():
+      if name is None:
+        continue
+      of_order = fold_in(seed, purposes[labeled])
+      groups = self._streams[name].episode
+      if groups is None:
+        self._orders[name] = _Order(
+          indices[labeled], sizes[labeled], self.num_steps, of_order
+        )
+      elif labeled:
+        self._orders[name] = _Episodes(data.labeled.y, groups, of_order)
+      else:
+        self._orders[name] = _Draws(indices[labeled], sizes[labeled], of_order)
     used = {stream.labeled for stream in self._streams.values()}
     self._sources = {
       labeled: _Source(
@@ -197,20 +242,41 @@ class Feed:
       for labeled in used
     }
 
+  def _steps_per_epoch(
+    self, indices: Mapping[bool, tf.Tensor], sizes: Mapping[bool, int]
+  ) -> tf.Tensor:
+    """The steps of a pass over the longer stream; both are by `labeled`."""
+    steps, num_episodes = tf.constant(0), None
+    for labeled, name in self._own.items():
+      if name is None:
+        continue
+      num = tf.shape(indices[labeled])[0]
+      of_stream = num_batches(num, sizes[labeled])
+      if self._streams[name].episode is not None:
+        of_stream = tf.minimum(num, 1)
+        num_episodes = of_stream if labeled else num_episodes
+      steps = tf.maximum(steps, of_stream)
+    # Without labelled examples there is no episode.
+    return steps if num_episodes is None else steps * num_episodes
+
   def batch(self, step: tf.Tensor) -> algorithm_lib.Batch:
     """The batch of a step, int32 scalar in [0, num_steps)."""
     parts: dict[str, algorithm_lib.Part] = {}
     # Partners are drawn for examples that are known already.
     ordered = sorted(self._streams.items(), key=lambda s: bool(s[1].partner_of))
     for name, stream in ordered:
-      source = self._sources[stream.labeled]
+      source, group = self._sources[stream.labeled], None
       if stream.partner_of:
         seed = self._of_stream(_PARTNERS, name, step)
         num = tf.size(parts[stream.partner_of].labels)
         index, is_filler = source.draw(num, seed), source.is_empty
       else:
         order = self._orders[name]
-        index, is_filler = order.batch(step), order.is_empty
+        is_filler = order.is_empty
+        if isinstance(order, _Episodes):
+          index, group = order.draw(step)
+        else:
+          index = order.batch(step)
 
       def make_view(
         i: int, kind: str, images: tf.Tensor, name: str = name
@@ -220,7 +286,7 @@ class Feed:
         seed = self._view_seed(name, i, step)
         return getattr(self._views, kind)(images, seed)
 
-      parts[name] = source.part(index, is_filler, stream, make_view)
+      parts[name] = source.part(index, is_filler, stream, make_view, group)
     return algorithm_lib.Batch(
       parts,
       self._prepared.constants,

@@ -1,5 +1,7 @@
 """Passes over a client's data without feed."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tff_fssl.data import augment
@@ -29,6 +31,34 @@ def weak_logits(
   Returns:
     float32 [N, C].
   """
+  return outputs(
+    network,
+    images,
+    lambda batch, i: views.weak(batch, feed.fold_in(seed, i)),
+    weights.statistics_count,
+    batch_size,
+  )
+
+
+def outputs(
+  network: adapter.Network,
+  images: tf.Tensor,
+  make_view: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+  statistics_count: tf.Tensor,
+  batch_size: int,
+) -> tf.Tensor:
+  """What the network gives for every image, in inference mode.
+
+  Args:
+    network: The network, with its weights.
+    images: [N, ...] as stored; N may be 0.
+    make_view: (stored images, number of the batch) -> the network's inputs.
+    statistics_count: See `Network.inference_logits`.
+    batch_size: Images in a batch.
+
+  Returns:
+    float32 [N, C].
+  """
   num_images = tf.shape(images)[0]
   # TF's convolutions fail on 0 images: use a blank one then.
   images = feed.zero_row(images, tf.equal(num_images, 0))
@@ -41,9 +71,9 @@ def weak_logits(
   )
   for i in tf.range(num_batches):
     batch = images[i * batch_size : (i + 1) * batch_size]
-    batch = views.weak(batch, feed.fold_in(seed, i))
+    batch = make_view(batch, i)
     results = results.write(
-      i, network.inference_logits(batch, weights.statistics_count)
+      i, network.inference_logits(batch, statistics_count)
     )
   return results.concat()[:num_images]
 

@@ -1,4 +1,4 @@
-"""The SGD of clients and server, and its learning rate schedule."""
+"""The optimizers of clients and server, and their learning rates."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -7,6 +7,9 @@ import math
 import tensorflow as tf
 
 from tff_fssl.models import adapter
+
+# RMSprop's, Keras's defaults.
+_RHO, _EPSILON = 0.9, 1e-7
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,6 +67,52 @@ class Sgd:
         tf.raw_ops.ResourceApplyGradientDescent(
           var=variable.handle, alpha=learning_rate, delta=gradient
         )
+
+
+@dataclasses.dataclass(frozen=True)
+class RmsProp:
+  """RMSprop (Tieleman and Hinton 2012), as in Keras.
+
+  v <- 0.9 v + 0.1 g^2, w <- w - rate g / (sqrt(v) + 1e-7), v = 0 at first. g is
+  as in `Sgd`.
+
+  Attributes:
+    weight_decay: L2 penalty, added after clipping.
+    max_gradient_norm: Bound on the global norm; 0: no bound.
+  """
+
+  weight_decay: float = 0.0
+  max_gradient_norm: float = 0.0
+
+  def initialize(self, network: adapter.Network) -> list[tf.Variable]:
+    """Makes the variables v; call where these may be made."""
+    return [
+      tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+      for v in network.trainable_variables
+    ]
+
+  def apply(
+    self,
+    network: adapter.Network,
+    slots: Sequence[tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    learning_rate: tf.Tensor,
+  ) -> None:
+    """Makes one step, in place."""
+    if self.max_gradient_norm:
+      gradients, _ = tf.clip_by_global_norm(gradients, self.max_gradient_norm)
+    for variable, slot, gradient in zip(
+      network.trainable_variables, slots, gradients, strict=True
+    ):
+      if self.weight_decay:
+        gradient += self.weight_decay * variable
+      square = _RHO * slot + (1.0 - _RHO) * tf.square(gradient)
+      slot.assign(square)
+      scaled = gradient / (tf.sqrt(square) + _EPSILON)
+      variable.assign_sub(learning_rate * scaled)
+
+
+Optimizer = Sgd | RmsProp
 
 
 def learning_rate(

@@ -1,6 +1,6 @@
 """Terms of semi-supervised objectives on unlabelled examples."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -12,6 +12,7 @@ from tff_fssl.semisup import annealing
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import mixup
+from tff_fssl.semisup import prototypes as prototypes_lib
 from tff_fssl.semisup import sharpening
 from tff_fssl.semisup import thresholds
 
@@ -58,6 +59,55 @@ def pseudo_label_loss(
     tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
   )
   return loss_weight * tf.reduce_mean(kept * entropies), ratios
+
+
+PROTOTYPE_LABEL_RATIOS = (
+  'loss_prototype_label',
+  *diagnostics.names(diagnostics.PSEUDO_LABEL),
+)
+
+
+def prototype_label_loss(
+  embeddings: tf.Tensor,
+  log_probs: tf.Tensor,
+  part: algorithm_lib.Part,
+  helpers: Mapping[str, tf.Tensor],
+  *,
+  distance: str,
+  temperature: float,
+  stop_gradient: bool,
+) -> objective.Loss:
+  """The loss of ProtoFSSL's term, on labels by others' prototypes.
+
+  mean_b CE(p_b, own prediction), p the helpers' mean prediction, sharpened.
+
+  Args:
+    embeddings: float32 [B, D], of unlabelled examples.
+    log_probs: float32 [B, K], own predictions for them.
+    part: The unlabelled part of the batch.
+    helpers: Arguments of `prototypes.mean_probs`, by name.
+    distance: See `prototypes.distances`.
+    temperature: T of sharpening, > 0.
+    stop_gradient: Whether no gradient flows through p.
+
+  Returns:
+    The loss and its metrics, `PROTOTYPE_LABEL_RATIOS`.
+  """
+  probs = prototypes_lib.mean_probs(embeddings, **helpers, distance=distance)
+  targets = sharpening.sharpen_with_gradient(probs, temperature)
+  if stop_gradient:
+    targets = tf.stop_gradient(targets)
+  entropies = prototypes_lib.cross_entropy(targets, log_probs)
+  loss = losses.masked_mean(entropies, part.weights)
+  ratios = diagnostics.pseudo_label_ratios(
+    thresholds.pseudo_labels(probs),
+    part.labels,
+    part.weights,
+    weights=part.weights,
+  )
+  size = tf.reduce_sum(part.weights)
+  ratios['loss_prototype_label'] = algorithm_lib.mean_metric(loss, size)
+  return loss, ratios
 
 
 def fixmatch(

@@ -45,7 +45,7 @@ class LoopConfig:
   num_epochs: int
   batch_size: int
   labeled_batch_size: int
-  optimizer: optimizer_lib.Sgd
+  optimizer: optimizer_lib.Optimizer
   proximal_strength: float = 0.0
   jit_compile: bool = False
   keeps_momentum: bool = False

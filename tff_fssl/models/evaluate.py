@@ -39,6 +39,7 @@ def build_evaluate_fn(
     then `NAME/accuracy` and `NAME/loss` for each of `prediction.also`. If each
     client has its own model (`prediction.member`), the function takes a fourth
     argument, the exchange's table, and the result is that of `over_clients`.
+    `prediction.with_table` needs that argument, too.
   """
 
   @functools.cache
@@ -56,6 +57,7 @@ def build_evaluate_fn(
       images: tf.Tensor,
       labels: tf.Tensor,
     ) -> Metrics:
+      model = prediction.completed(model, table)
       result: Metrics = collections.OrderedDict()
       ways = {'': prediction, **prediction.also}
       if prediction.member is not None:

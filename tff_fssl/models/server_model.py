@@ -1,7 +1,7 @@
 """What the server knows after a round: the model, and what goes with it."""
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -47,6 +47,20 @@ class ServerModel(NamedTuple):
     return self._replace(sets=replaced)
 
 
+class Head(NamedTuple):
+  """What predicts from a network's outputs, as layers that Keras can save.
+
+  Attributes:
+    build: (the network, number of classes) -> a Keras model, images -> logits:
+      the network, followed by layers of Keras's own.
+    values: The model -> name of each of these layers that has weights -> its
+      weights.
+  """
+
+  build: Callable[[tf.keras.Model, int], tf.keras.Model]
+  values: Callable[[ServerModel], Mapping[str, Sequence[tf.Tensor]]]
+
+
 class Prediction(NamedTuple):
   """How a process predicts: evaluation and export ask it.
 
@@ -59,6 +73,11 @@ class Prediction(NamedTuple):
       client id int32 scalar) -> that client's weights; the first tensor of the
       table has a row for each client. All clients' models are then evaluated
       instead of one, by the networks alone, and there is no model to export.
+    with_table: If the process predicts by what its exchange keeps, (model, the
+      exchange's table) -> the model with that as a set, for `logits`. Whoever
+      evaluates or exports a model calls it first, by `completed`.
+    head: If the network's outputs are not the logits, the rest of an exported
+      Keras model.
   """
 
   weights: Callable[[ServerModel], adapter.Weights] = lambda model: (
@@ -71,13 +90,26 @@ class Prediction(NamedTuple):
   )
   also: Mapping[str, 'Prediction'] = {}
   member: Callable[[ServerModel, Any, tf.Tensor], adapter.Weights] | None = None
+  with_table: Callable[[ServerModel, Any], ServerModel] | None = None
+  head: Head | None = None
+
+  @property
+  def needs_table(self) -> bool:
+    """Whether the exchange's table is needed to predict."""
+    return self.member is not None or self.with_table is not None
+
+  def completed(self, model: ServerModel, table: Any) -> ServerModel:
+    """The model with all by which it predicts."""
+    if self.with_table is None:
+      return model
+    return self.with_table(model, table)
 
 
-def of_set(name: str) -> Prediction:
-  """Predicts by the network with the weights of a set."""
+def of_set(name: str, like: Prediction = Prediction()) -> Prediction:
+  """Predicts as `like` does, by the network with the weights of a set."""
   return Prediction(
     lambda model: model.sets[name],
-    lambda network, model, images: network.inference_logits(
-      images, model.sets[name].statistics_count
+    lambda network, model, images: like.logits(
+      network, model.with_weights(model.sets[name]), images
     ),
   )

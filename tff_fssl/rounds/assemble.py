@@ -21,6 +21,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.models import embedding
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_work
@@ -55,6 +56,8 @@ class Parts:
       one group, an aggregator may be given, which then combines the updates.
     head_stays: Whether the model's last layer stays at the server: clients get
       zeros for it, and send no update of it.
+    embeds: Whether networks are used without their classifier: a Dense layer,
+      their last one. Their outputs, where others' are logits, are embeddings.
     alone: Whether each client trains alone. The exchange's table then stands
       for the clients' own disks: in reality nothing travels, so that no bytes
       are counted, and no statistics are gathered over clients.
@@ -67,7 +70,14 @@ class Parts:
   prediction: server_model.Prediction = server_model.Prediction()
   groups: groups_lib.Groups | None = None
   head_stays: bool = False
+  embeds: bool = False
   alone: bool = False
+
+  def network_fn(self, model_fn: adapter.ModelFn) -> adapter.ModelFn:
+    """The function that builds the network, from one that builds it whole."""
+    if not self.embeds:
+      return model_fn
+    return embedding.without_classifier(model_fn)
 
 
 def build_process(
@@ -179,7 +189,8 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   server = server_algorithm.with_moving_average(
     parts.server, _AVERAGE, hparams.average_decay
   )
-  also = {**parts.prediction.also, _AVERAGE: server_model.of_set(_AVERAGE)}
+  average = server_model.of_set(_AVERAGE, parts.prediction)
+  also = {**parts.prediction.also, _AVERAGE: average}
   return dataclasses.replace(
     parts, server=server, prediction=parts.prediction._replace(also=also)
   )
@@ -204,7 +215,7 @@ class _Assembly:
     self._element_spec = element_spec
     self._hparams = hparams
     self._networks = network_factory.NetworkFactory(
-      model_fn,
+      parts.network_fn(model_fn),
       hparams,
       image_shape=augment.image_shape(views, element_spec['unlabeled']['x']),
       num_classes=num_classes,
@@ -239,20 +250,19 @@ class _Assembly:
     exchange = self._parts.exchange
     if exchange is None or isinstance(exchange, exchange_lib.Exchange):
       return exchange
-    if not num_clients:
-      raise hparams_lib.UsageError(
-        f'num_clients={num_clients}: the server of this algorithm keeps'
-        ' values for each client; give the number of clients, whose ids are'
-        ' 0 to num_clients - 1'
-      )
+    networks = self._networks
     of_peers = {
-      name: self._networks.specs_of(peer.model_fn)
+      name: networks.specs_of(peer.model_fn)
       for name, peer in self._parts.local.peers.items()
       if peer.model_fn is not None
     }
     return exchange(
       exchange_lib.Population(
-        num_clients, self._networks.weight_specs, of_peers
+        num_clients or 0,
+        networks.weight_specs,
+        of_peers,
+        networks.num_classes,
+        networks.num_outputs,
       )
     )
 
@@ -288,7 +298,12 @@ class _Assembly:
       first_round=self._hparams.first_round,
       bounds=bounds,
     )
-    finalizer = self._finalizer(model_type, aggregator, work)
+    aggregate_type = aggregator.next.type_signature.result.result.member
+    split = None
+    if exchange is not None and exchange.in_sum:
+      split = exchange_lib.build_split(exchange, aggregate_type)
+      aggregate_type = split.type_signature.result[0]
+    finalizer = self._finalizer(model_type, aggregate_type, work)
     phases, statistics_up = self._statistics_phases(model_type)
     state_type = tff.to_type(
       composer.LearningAlgorithmState(
@@ -319,6 +334,7 @@ class _Assembly:
       start=self._parts.server.start,
       last_phases=phases,
       end_round=end_round,
+      split=split,
       revise_state=revise_state,
       communication=self._communication(
         model_type,
@@ -359,6 +375,11 @@ class _Assembly:
         s for s in specs.non_trainable if s.dtype.is_floating
       )
     update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
+    exchange, beside = self._exchange, False
+    if exchange is not None and exchange.in_sum:
+      update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
+    elif exchange is not None:
+      beside = True
     factory = model_aggregator or tff.aggregators.MeanFactory()
     groups = self._delivery.groups
     if groups is not None:
@@ -381,7 +402,7 @@ class _Assembly:
         client_weighting=self._hparams.client_weighting,
         batch_norm=self._networks.has_batch_norm,
         static=self._networks.is_static,
-        also_sends=bool(self._parts.local.signals or self._exchange),
+        also_sends=bool(self._parts.local.signals) or beside,
       )
     return aggregator, private or secure
 
@@ -395,6 +416,7 @@ class _Assembly:
       ),
       num_classes=self._networks.num_classes,
       weigh_by_examples=hparams.client_weighting == 'examples',
+      draws_episodes=self._parts.local.draws_episodes,
       track_non_trainable=self._networks.tracks_moving_averages,
       exchange=self._exchange,
       delivery=self._delivery,
@@ -424,7 +446,7 @@ class _Assembly:
       training.LoopConfig(
         hparams.client_epochs,
         *self._client_batch_sizes(),
-        optimizers.sgd(hparams),
+        optimizers.of_clients(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
       ),
@@ -435,14 +457,14 @@ class _Assembly:
   def _finalizer(
     self,
     model_type: tff.Type,
-    aggregator: tff.templates.AggregationProcess,
+    combined_type: tff.Type,
     work: tff.learning.templates.ClientWorkProcess,
   ) -> tff.learning.templates.FinalizerProcess:
     """The server's step."""
     of_clients = work.next.type_signature.result.measurements.member
     aggregate_type = tff.to_type(
       collections.OrderedDict(
-        update=aggregator.next.type_signature.result.result.member,
+        update=combined_type,
         signals=of_clients['signals'],
         num_reports=of_clients['num_reports'],
       )

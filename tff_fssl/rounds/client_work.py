@@ -41,7 +41,9 @@ class ClientPart:
     learning_rate_fn: Round number -> learning rate.
     num_classes: The width of the model's output; see `client_data.read_client`.
     weigh_by_examples: Whether weights are numbers of examples, if the algorithm
-      sets none.
+      sets none: of those that were processed, or, with `draws_episodes`, of
+      those that the client has.
+    draws_episodes: Whether the algorithm draws episodes.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
     exchange: What else travels, if anything.
@@ -54,6 +56,7 @@ class ClientPart:
   learning_rate_fn: Callable[[tf.Tensor], tf.Tensor]
   num_classes: int
   weigh_by_examples: bool = False
+  draws_episodes: bool = False
   track_non_trainable: bool = False
   exchange: exchange_lib.Exchange | None = None
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
@@ -158,7 +161,8 @@ def build_client_work(
   state is the round number. Before round 1 clients do nothing. The metrics are
   OrderedDict(train, signals, num_reports); `next` of the composed process
   releases `train` alone. With groups, the update ends with the client's place,
-  float32 [2]. With an exchange, it is OrderedDict(update, row).
+  float32 [2]. With an exchange, it is OrderedDict(update, row); with one that
+  is `in_sum`, the row's values follow the update's tensors.
 
   The algorithm sets a client's weight; if it sets none, the weight is 1 or the
   number of examples that the client processed. A client that trained on nothing
@@ -260,12 +264,16 @@ def _upload(
   round_num: tf.Tensor,
 ) -> _Upload:
   """What a client sends."""
+  num_held = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
   weight = result.weight
   if weight is None:
-    weight = result.num_examples if part.weigh_by_examples else tf.constant(1.0)
-  has_data = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
+    weight = tf.constant(1.0)
+    if part.weigh_by_examples:
+      weight = result.num_examples
+      if part.draws_episodes:  # Of which all are of about the same size.
+        weight = tf.cast(num_held, tf.float32)
   # Clients that kept no pseudo-labels still report.
-  reports = tf.logical_and(tf.logical_and(round_num >= 1, has_data > 0), finite)
+  reports = tf.logical_and(tf.logical_and(round_num >= 1, num_held > 0), finite)
   counts = reports
   if result.weight is None:
     counts = tf.logical_and(counts, result.num_examples > 0.0)
@@ -299,12 +307,15 @@ def _upload(
   )
   for name in _COUNTED:
     report[name] = screen_lib.masked(report[name], reports, 0.0)
+  values = collections.OrderedDict(sorted(result.finished.row.items()))
   sent: Any = update
-  if part.exchange is not None:
+  if part.exchange is not None and part.exchange.in_sum:
+    sent += tuple(screen_lib.masked(values, reports, 0.0).values())
+  elif part.exchange is not None:
     row = collections.OrderedDict(
       is_valid=reports,
       client_id=data.get('client_id', tf.constant(0)),
-      values=collections.OrderedDict(sorted(result.finished.row.items())),
+      values=values,
     )
     sent = collections.OrderedDict(update=update, row=row)
   return tff.learning.templates.ClientResult(sent, weight), report

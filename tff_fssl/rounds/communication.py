@@ -99,7 +99,10 @@ def _up(
   )
   up['model'] -= sum(peers.values())
   if exchange is not None:
-    row = client_data.num_bytes(exchange_lib.row_type(exchange))
+    row_type = exchange_lib.row_type(exchange)
+    row = client_data.num_bytes(
+      row_type['values'] if exchange.in_sum else row_type
+    )
     up['model'] -= row
     up['exchange'] = 0 if exchange.is_clients_own else row
   return up

@@ -51,7 +51,8 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   prediction: server_model.Prediction
 
 
-# (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER.
+# (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER. With
+# `split`, the rows are what the aggregator made of them.
 EndRound = Callable[[tff.Value, tff.Value, tff.Value], tff.Value]
 
 
@@ -65,6 +66,7 @@ def compose_fssl_process(
   start: Callable[[adapter.Weights], ServerModel],
   last_phases: Sequence[tff.Computation] = (),
   end_round: EndRound | None = None,
+  split: tff.Computation | None = None,
   revise_state: tff.Computation | None = None,
   communication: tff.Computation | None = None,
 ) -> FsslProcess:
@@ -87,6 +89,8 @@ def compose_fssl_process(
       further client phases after the finalizer.
     end_round: Takes clients' rows to the distributor's next state; then clients
       send OrderedDict(update, row).
+    split: If rows are part of the update instead, takes what the aggregator
+      made of both to (update, row).
     revise_state: `<S, S, train> -> S`, from the state before the round, the
       state after it and the client work's metrics to the final state.
     communication: `<M, M, number of clients> -> figures`, among the metrics;
@@ -117,6 +121,7 @@ def compose_fssl_process(
       finalizer,
       last_phases,
       end_round,
+      split,
       revise_state,
       communication,
     ),
@@ -184,6 +189,7 @@ class _Round(NamedTuple):
   finalizer: tff.learning.templates.FinalizerProcess
   last_phases: Sequence[tff.Computation]
   end_round: EndRound | None
+  split: tff.Computation | None
   revise_state: tff.Computation | None
   communication: tff.Computation | None
 
@@ -195,12 +201,14 @@ class _Results(NamedTuple):
     distributed: Of the distributor.
     worked: Of the client work.
     aggregated: Of the aggregator.
+    rows: For the exchange, if there is one.
     finalized: Of the finalizer.
   """
 
   distributed: tff.Value
   worked: tff.Value
   aggregated: tff.Value
+  rows: tff.Value | None
   finalized: tff.Value
 
 
@@ -221,8 +229,7 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
       of_phases.append(of_phase.measurements)
     distributor_state, of_exchange = results.distributed.state, None
     if parts.end_round is not None:
-      row = results.worked.result.update['row']
-      ended = parts.end_round(distributor_state, row, model)
+      ended = parts.end_round(distributor_state, results.rows, model)
       distributor_state, of_exchange = ended[0], ended[1]
     new_state = tff.federated_zip(
       LearningAlgorithmState(
@@ -264,25 +271,29 @@ def _run_parts(
   worked = parts.client_work.next(
     state.client_work, distributed.result, client_data
   )
-  update = worked.result.update
+  update, rows = worked.result.update, None
+  if parts.end_round is not None and parts.split is None:
+    update, rows = update['update'], update['row']
   aggregated = parts.aggregator.next(
-    state.aggregator,
-    update if parts.end_round is None else update['update'],
-    worked.result.update_weight,
+    state.aggregator, update, worked.result.update_weight
   )
+  combined = aggregated.result
+  if parts.split is not None:
+    both = tff.federated_map(parts.split, combined)
+    combined, rows = both[0], both[1]
   of_clients = worked.measurements
   finalized = parts.finalizer.next(
     state.finalizer,
     old_model,
     tff.federated_zip(
       collections.OrderedDict(
-        update=aggregated.result,
+        update=combined,
         signals=of_clients['signals'],
         num_reports=of_clients['num_reports'],
       )
     ),
   )
-  return _Results(distributed, worked, aggregated, finalized)
+  return _Results(distributed, worked, aggregated, rows, finalized)
 
 
 def _metrics_of_parts(

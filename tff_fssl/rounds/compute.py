@@ -10,6 +10,7 @@ import tensorflow as tf
 from tff_fssl.data import augment
 from tff_fssl.local import compute
 from tff_fssl.models import adapter
+from tff_fssl.models import embedding
 from tff_fssl.models import flops as flops_lib
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import exchange as exchange_lib
@@ -29,6 +30,7 @@ class RoundCompute:
     parts: The algorithm.
     hparams: The round's hyper-parameters.
     is_static: Whether a round gathers static batch norm statistics.
+    num_classes: The number of classes.
   """
 
   clients: compute.Cost
@@ -36,6 +38,7 @@ class RoundCompute:
   parts: assemble.Parts
   hparams: round_hparams.RoundHparams
   is_static: bool
+  num_classes: int
 
   @property
   def forward(self) -> float:
@@ -61,15 +64,32 @@ class RoundCompute:
     """
     hparams, local = self.hparams, self.parts.local
     sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
-    in_steps = _examples_in_steps(
-      hparams.client_epochs,
-      (num_unlabeled, sizes[0], local.trains_on_unlabeled),
-      (num_labeled, sizes[1], local.trains_on_labels),
-    )
+    once_for = num_unlabeled
+    if local.draws_episodes:
+      in_steps = self._examples_in_episodes(num_labeled, num_unlabeled)
+      once_for = num_labeled
+    else:
+      in_steps = _examples_in_steps(
+        hparams.client_epochs,
+        (num_unlabeled, sizes[0], local.trains_on_unlabeled),
+        (num_labeled, sizes[1], local.trains_on_labels),
+      )
     total = (unlabeled or self.clients.unlabeled) * in_steps[0]
     total += self.clients.labeled * in_steps[1]
-    total += self.clients.once * num_unlabeled
+    total += self.clients.once * once_for
     return total + self._statistics(num_labeled + num_unlabeled)
+
+  def _examples_in_episodes(
+    self, num_labeled: float, num_unlabeled: float
+  ) -> list[float]:
+    """The unlabelled and the labelled examples in all episodes of a round."""
+    local, hparams = self.parts.local, self.hparams
+    groups = local.streams[local.own_stream(labeled=True) or ''].episode or ()
+    sizes = (hparams.client_batch_size, self.num_classes * sum(groups))
+    return [
+      hparams.client_epochs * min(num, size)
+      for num, size in zip((num_unlabeled, num_labeled), sizes)
+    ]
 
   def of_server(self, num_labeled: float) -> Flops:
     """The FLOPs of the server's round, with so many labelled examples."""
@@ -115,6 +135,9 @@ def measure(
     UsageError: If the model cannot be trained.
   """
   shape = augment.image_shape(views, stored)
+  model_fn, num_classes = parts.network_fn(model_fn), None
+  if isinstance(model_fn, embedding.EmbeddingFn):
+    num_classes = model_fn.num_classes()
   with tf.Graph().as_default():
     network = adapter.Network(
       model_fn,
@@ -129,16 +152,26 @@ def measure(
     if parts.alone:  # Its end is static batch norm's pass: see `_statistics`.
       local = local._replace(finish=None)
     clients = compute.of_algorithm(
-      network, local, received=_received(network, parts), **options
+      network,
+      local,
+      received=_received(network, parts, num_classes or network.num_outputs),
+      **options,
     )
     server = None
     if not hparams.labels_at_clients:
       server = compute.of_algorithm(network, parts.server_training, **options)
-    return RoundCompute(clients, server, parts, hparams, network.is_static)
+    return RoundCompute(
+      clients,
+      server,
+      parts,
+      hparams,
+      network.is_static,
+      num_classes or network.num_outputs,
+    )
 
 
 def _received(
-  network: adapter.Network, parts: assemble.Parts
+  network: adapter.Network, parts: assemble.Parts, num_classes: int
 ) -> Mapping[str, tf.TensorSpec]:
   """The specs of `ClientData.received`."""
   exchange = parts.exchange
@@ -151,7 +184,9 @@ def _received(
       for name, peer in parts.local.peers.items()
       if peer.model_fn is not None
     }
-    population = exchange_lib.Population(1, network.weight_specs, of_peers)
+    population = exchange_lib.Population(
+      1, network.weight_specs, of_peers, num_classes, network.num_outputs
+    )
     exchange = exchange(population)
 
   def receive() -> Mapping[str, tf.Tensor]:

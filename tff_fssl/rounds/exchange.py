@@ -1,7 +1,7 @@
 """What travels between server and clients besides the model's update."""
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -9,6 +9,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.rounds import delivery as delivery_lib
 
@@ -46,6 +47,13 @@ class Exchange(NamedTuple):
       it knows none.
     is_clients_own: Whether the table stands for what clients keep on their own
       disks: in reality nothing of it travels, and no bytes are counted.
+    is_possible: Name -> tensor, what a client sent -> bool scalar, whether an
+      honest client can have sent it; if not, the client is rejected as a whole.
+      That numbers are bounded is checked in any case. None: nothing more is.
+    in_sum: Whether what clients send is combined by the aggregator, together
+      with the update, so that nothing leaves a client beside the sum. Then
+      `accept` gets what the aggregator made of it as the only row, or no row if
+      nothing could be used. All of `row_specs` must be float32.
   """
 
   initialize: Callable[[], Any]
@@ -55,20 +63,37 @@ class Exchange(NamedTuple):
   accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
   num_clients: int = 0
   is_clients_own: bool = False
+  is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
+  in_sum: bool = False
 
 
 class Population(NamedTuple):
   """What an exchange may depend on besides hyper-parameters.
 
   Attributes:
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
+    num_clients: The number of clients, whose ids are 0 .. num_clients - 1; 0 if
+      it is not known.
     weights: `tf.TensorSpec`s of the model's weights.
     of_peers: Name of each peer with a `model_fn` -> those of its weights.
+    num_classes: The number of classes.
+    num_outputs: The width of the network's outputs, logits or embeddings.
   """
 
   num_clients: int
   weights: adapter.Weights
   of_peers: Mapping[str, adapter.Weights] = {}
+  num_classes: int = 0
+  num_outputs: int = 0
+
+  def known_clients(self) -> int:
+    """The number of clients; raises `UsageError` if it is not known."""
+    if not self.num_clients:
+      raise UsageError(
+        'num_clients=None: the server of this algorithm keeps values for each'
+        ' client; give the number of clients, whose ids are 0 to num_clients'
+        ' - 1'
+      )
+    return self.num_clients
 
 
 # An algorithm gives an exchange, or a function that makes it.
@@ -234,12 +259,27 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
   (That two clients claim one id is seen when the rows are together.)
   """
   floats = [v for v in row['values'].values() if v.dtype.is_floating]
-  exists = tf.constant(True)
+  conditions = [guarded.is_bounded(floats)]
   if exchange.num_clients:
-    exists = tf.logical_and(
-      row['client_id'] >= 0, row['client_id'] < exchange.num_clients
-    )
-  return tf.logical_and(exists, guarded.is_bounded(floats))
+    conditions += [
+      row['client_id'] >= 0,
+      row['client_id'] < exchange.num_clients,
+    ]
+  if exchange.is_possible is not None:
+    conditions.append(exchange.is_possible(row['values']))
+  return tf.reduce_all(conditions)
+
+
+def in_update(
+  exchange: Exchange | None, update: Sequence[tf.Tensor]
+) -> tuple[tuple[tf.Tensor, ...], Mapping[str, tf.Tensor] | None]:
+  """(the update alone, what an exchange `in_sum` added to it or None)."""
+  update = tuple(update)
+  if exchange is None or not exchange.in_sum:
+    return update, None
+  end = len(update) - len(exchange.row_specs)
+  names = sorted(exchange.row_specs)
+  return update[:end], collections.OrderedDict(zip(names, update[end:]))
 
 
 def build_accept(
@@ -250,7 +290,8 @@ def build_accept(
   """Builds `(state, rows@CLIENTS, model) -> (state, metrics)` of a round's end.
 
   Rows whose id another client of the cohort claims, too, are left out, all of
-  them: the server cannot tell whose they are.
+  them: the server cannot tell whose they are. With an exchange `in_sum`, the
+  function takes what the aggregator made of the rows instead, at the server.
 
   Args:
     exchange: The exchange.
@@ -260,6 +301,8 @@ def build_accept(
   Returns:
     A function for use in a federated computation.
   """
+  if exchange.in_sum:
+    return _build_accept_sum(exchange, distributor_state_type, model_type)
   collect, rows_type = _build_collect(row_type(exchange))
 
   @tff.tensorflow.computation(distributor_state_type, rows_type, model_type)
@@ -289,6 +332,54 @@ def build_accept(
     return tff.federated_map(accept, (state, collect(rows), model))
 
   return end_round
+
+
+def _build_accept_sum(
+  exchange: Exchange,
+  distributor_state_type: tff.Type,
+  model_type: tff.Type,
+) -> Callable[[tff.Value, tff.Value, tff.Value], tff.Value]:
+  """`build_accept` where the aggregator has combined the rows already."""
+  values_type = row_type(exchange)['values']
+
+  @tff.tensorflow.computation(distributor_state_type, values_type, model_type)
+  def accept(
+    state: Mapping[str, Any], values: Mapping[str, Any], model: ServerModel
+  ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
+    # Where no client had any weight, the result is NaN.
+    usable = tf.cast(adapter.all_finite(list(values.values())), tf.int32)
+    rows = Rows(
+      tf.zeros([usable], tf.int32),
+      {name: value[None][:usable] for name, value in values.items()},
+    )
+    table = exchange.accept(
+      state['table'], rows, ServerModel(*model), state['round_num']
+    )
+    state = collections.OrderedDict(
+      table=table, round_num=state['round_num'] + 1
+    )
+    return state, collections.OrderedDict(
+      num_rows=usable, num_disputed_rows=tf.constant(0)
+    )
+
+  def end_round(
+    state: tff.Value, values: tff.Value, model: tff.Value
+  ) -> tff.Value:
+    return tff.federated_map(accept, (state, values, model))
+
+  return end_round
+
+
+def build_split(
+  exchange: Exchange, aggregate_type: tff.Type
+) -> tff.Computation:
+  """Builds `<combined update and rows> -> <update, values>` for `in_sum`."""
+
+  @tff.tensorflow.computation(aggregate_type)
+  def split(aggregate: Sequence[tf.Tensor]) -> Any:
+    return in_update(exchange, aggregate)
+
+  return split
 
 
 def _build_collect(

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.models import adapter
+from tff_fssl.models import embedding
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
@@ -16,7 +17,9 @@ class NetworkFactory:
 
   Attributes:
     tracks_moving_averages: Whether training updates Keras's moving averages.
-    num_classes: The width of the output.
+    num_classes: The number of classes.
+    num_outputs: The width of the output: the number of classes, or that of
+      embeddings.
     num_trainable: The number of trainable variables.
     has_batch_norm: Whether there are trained batch norm layers.
     is_static: Whether batch norm statistics have to be gathered after training.
@@ -36,10 +39,11 @@ class NetworkFactory:
     """Builds a network, in a graph of its own, and checks it.
 
     Args:
-      model_fn: Builds a Keras model, images -> logits.
+      model_fn: Builds a Keras model, images -> logits; or an
+        `embedding.EmbeddingFn`.
       hparams: The round's hyper-parameters.
       image_shape: The shape of a network's input.
-      num_classes: Expected width of the output; None to skip the check.
+      num_classes: Expected width of the classifier; None to skip the check.
       seed: Seed of the initial weights.
 
     Raises:
@@ -49,6 +53,10 @@ class NetworkFactory:
       hparams.batch_norm_statistics == 'moving_average'
     )
     self._seed = seed
+    of_classifier = None
+    if isinstance(model_fn, embedding.EmbeddingFn):
+      of_classifier = model_fn.num_classes(num_classes)
+      num_classes = None
     self._build = functools.partial(
       adapter.Network,
       model_fn,
@@ -64,7 +72,8 @@ class NetworkFactory:
         f'model {network.model.name!r} gives one logit; it must give one for'
         ' each class, two for two classes'
       )
-    self.num_classes = network.num_outputs
+    self.num_outputs = network.num_outputs
+    self.num_classes = of_classifier or network.num_outputs
     self.num_trainable = len(network.trainable_variables)
     self.has_batch_norm = bool(network.batch_norm_layers)
     self.is_static = network.is_static

@@ -13,7 +13,7 @@ RoundHparams = round_hparams_lib.RoundHparams
 
 
 def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
-  """The SGD with which clients and server train."""
+  """The SGD of the server and, by default, of clients."""
   return optimizer_lib.Sgd(
     hparams.momentum,
     hparams.nesterov,
@@ -22,10 +22,19 @@ def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
   )
 
 
+def of_clients(hparams: RoundHparams) -> optimizer_lib.Optimizer:
+  """The optimizer with which clients train."""
+  if hparams.client_optimizer == 'rmsprop':
+    return optimizer_lib.RmsProp(
+      hparams.weight_decay, hparams.max_gradient_norm
+    )
+  return sgd(hparams)
+
+
 def learning_rate_fn(
   hparams: RoundHparams, initial: float
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Round number -> learning rate of that SGD, which starts from `initial`."""
+  """Round number -> learning rate, which starts from `initial`."""
   return functools.partial(
     optimizer_lib.learning_rate,
     initial,

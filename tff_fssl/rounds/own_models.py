@@ -33,9 +33,10 @@ def build_exchange(
     The exchange.
 
   Raises:
-    UsageError: If the table is larger than 1.5 GB.
+    UsageError: If the number of clients is not known, or the table is larger
+      than 1.5 GB.
   """
-  num = population.num_clients
+  num = population.known_clients()
   specs = population.weights if specs is None else specs
   size = sum(spec.shape.num_elements() for spec in _stored(specs))
   if num * size * 4 > _MAX_BYTES:

@@ -50,8 +50,14 @@ class RoundHparams:
     maximum=2**20,
     needs={'scenario': (LABELS_AT_CLIENTS,)},
   )
+  client_optimizer: str = hparam(
+    'sgd',
+    'The optimizer with which clients train: sgd, or rmsprop (decay 0.9,'
+    ' epsilon 1e-7, no momentum). What it remembers starts at 0 each round.',
+    choices=('sgd', 'rmsprop'),
+  )
   client_learning_rate: float = hparam(
-    0.03, "Learning rate of the clients' SGD.", minimum=0
+    0.03, "Learning rate of the clients' optimizer.", minimum=0
   )
   server_epochs: int = hparam(
     5,
@@ -205,6 +211,13 @@ class RoundHparams:
 
   def __post_init__(self) -> None:
     hparams.validate(self)
+
+  def without_effect(self) -> dict[str, str]:
+    """Fields of SGD, where nobody uses it -> the flag that is the reason."""
+    if self.client_optimizer == 'sgd' or not self.labels_at_clients:
+      return {}
+    reason = f'--client_optimizer={self.client_optimizer}'
+    return dict.fromkeys(('momentum', 'nesterov'), reason)
 
   @property
   def labels_at_clients(self) -> bool:

@@ -99,7 +99,7 @@ def build_screen(
   def screen(
     result: tff.learning.templates.ClientResult, report: Mapping[str, Any]
   ) -> tuple[tff.learning.templates.ClientResult, tuple[_ByName, ...]]:
-    update, row = _split(result.update, bounds.exchange)
+    update, row = _split(result, bounds.exchange)
     accepted = _is_possible(update, result.update_weight, row, report, bounds)
     reports = tf.logical_and(accepted, report['reports'])
     weight = tf.where(accepted, result.update_weight, 0.0)
@@ -122,7 +122,9 @@ def build_screen(
     )
     nan = tf.constant(float('nan'))
     sent: Any = update
-    if row is not None:
+    if bounds.exchange is not None and bounds.exchange.in_sum:
+      sent = result.update
+    elif row is not None:
       valid = tf.logical_and(row['is_valid'], accepted)
       row = collections.OrderedDict(row, is_valid=valid)
       sent = collections.OrderedDict(update=update, row=row)
@@ -177,12 +179,16 @@ def _is_possible(
 
 
 def _split(
-  update: Any, exchange: exchange_lib.Exchange | None
+  result: tff.learning.templates.ClientResult,
+  exchange: exchange_lib.Exchange | None,
 ) -> tuple[Sequence[tf.Tensor], Mapping[str, Any] | None]:
   """(the update alone, the row for the exchange or None)."""
   if exchange is None:
-    return update, None
-  return update['update'], update['row']
+    return result.update, None
+  update, values = exchange_lib.in_update(exchange, result.update)
+  if values is not None:
+    return update, {'is_valid': result.update_weight > 0.0, 'values': values}
+  return result.update['update'], result.update['row']
 
 
 def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:

@@ -6,3 +6,7 @@ TSA_SCHEDULES = (LINEAR, LOG, EXP)
 
 # What the divergence of a batch is taken of; see `divergence`.
 PROBABILITIES, LABELS = 'probabilities', 'labels'
+
+# The distance of an embedding from a prototype; see `prototypes`.
+MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
+DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)

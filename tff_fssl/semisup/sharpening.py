@@ -2,7 +2,7 @@
 
 All functions take a temperature T > 0, as a Python number: 1 changes nothing,
 and in the limit T -> 0 the most probable classes share all of the probability.
-Targets carry no gradient.
+Targets carry no gradient, unless a function says so.
 """
 
 from collections.abc import Sequence
@@ -36,6 +36,28 @@ def sharpened_softmax(logits: tf.Tensor, temperature: float) -> tf.Tensor:
   # The largest logit becomes 0 first, so that the division cannot overflow it.
   logits -= tf.reduce_max(logits, axis=-1, keepdims=True)
   return tf.stop_gradient(tf.nn.softmax(logits / temperature))
+
+
+def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
+  """`sharpen`, but gradients flow through its result, and rows may be 0.
+
+  Args:
+    probs: float32 [..., C], rows sum to 1, or are 0.
+    temperature: T.
+
+  Returns:
+    float32 [..., C], rows sum to 1, or are 0.
+  """
+  largest = tf.stop_gradient(tf.reduce_max(probs, axis=-1, keepdims=True))
+  # The gradient of a power may be infinite at 0.
+  is_possible = probs > 0.0
+  relative = tf.where(
+    is_possible, probs / tf.where(largest > 0.0, largest, 1.0), 1.0
+  )
+  powers = tf.where(is_possible, relative ** (1.0 / temperature), 0.0)
+  return tf.math.divide_no_nan(
+    powers, tf.reduce_sum(powers, axis=-1, keepdims=True)
+  )
 
 
 def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:

@@ -173,8 +173,9 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   from tff_fssl.program.loop import experiment
 
   task = experiment.build_task(config)
-  source = warm_start.find(folder)
-  weights = warm_start.load(source, task.model_fn())
+  model_fn = experiment.build_exported_fn(config)
+  task = dataclasses.replace(task, model_fn=model_fn)
+  weights = warm_start.load(warm_start.find(folder), model_fn())
   model = server_model.ServerModel(*weights)
   name = f'{folder}, of round {round_num}'
   # What is exported predicts by its network alone.
@@ -201,7 +202,7 @@ def _evaluate_model_of(
     prediction=prediction or server_model.Prediction(),
     batch_size=settings.batch_size,
   )
-  if prediction is None or prediction.member is None:
+  if prediction is None or not prediction.needs_table:
     table = ()
   result = evaluate_fn(model, held.x, held.y, table)
   return _rows(name, settings, len(held), result)

@@ -104,7 +104,9 @@ def _train(
     exits.enter_context(stack.install(federated_context))
     exits.callback(getattr(context, 'close', lambda: None))
     weights = source and warm_start.load(
-      source, experiment_lib.build_model_fn(config)()
+      source,
+      experiment_lib.build_model_fn(config)(),
+      experiment_lib.build_exported_fn(config)(),
     )
     task = experiment_lib.build_task(config)
     compute = experiment_lib.measure_compute(task)
@@ -167,7 +169,11 @@ def _run_rounds(
     view.say(f'Stopped and saved. {_how_to_resume(tree)}')
     return interrupts.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
-    model = result.state.process.global_model_weights
+    process = result.state.process
+    held = process.distributor['table'] if len(process.distributor) else ()
+    model = experiment_lib.complete_model(
+      config, process.global_model_weights, held
+    )
     _export(task, model, result.round_num, outputs.best_round(), tree, view)
   return main_lib.DONE
 
@@ -181,7 +187,9 @@ def _export(
   view: console.Console,
 ) -> None:
   """Exports the model of the last round, and that of the round `best`."""
-  from tff_fssl.program.loop import export  # pylint: disable=import-outside-toplevel
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.loop import experiment
+  from tff_fssl.program.loop import export
 
   export.export_model(task, model, tree.model, round_num)
   if best is None:
@@ -195,7 +203,11 @@ def _export(
       f' has the best validation accuracy, is missing ({path}: {error}).'
     )
     return
-  model = warm_start.from_leaves(leaves)
+  model = experiment.complete_model(
+    task.config,
+    warm_start.from_leaves(leaves),
+    warm_start.table_from_leaves(leaves),
+  )
   export.export_model(task, model, tree.model_best, best)
 
 

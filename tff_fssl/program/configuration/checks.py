@@ -125,6 +125,7 @@ def _check_data(config: 'config_lib.Config') -> None:
   settings = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
   holders = settings.num_labeled_clients if at_clients else 1
+  _check_labels_of_class(config)
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   if settings.labels_own:
     size = max(rest, 0) // run.num_clients
@@ -147,6 +148,22 @@ def _check_data(config: 'config_lib.Config') -> None:
     raise UsageError(
       f'--num_clients={run.num_clients}: only {rest - labels} of'
       f" {run.dataset}'s training examples are left for them"
+    )
+
+
+def _check_labels_of_class(config: 'config_lib.Config') -> None:
+  """Refuses fewer labels than the algorithm can learn from."""
+  run, name = config.run, config.entry.capabilities.labels_of_class
+  if not name or run.full_labels or run.client_labels == data_names.OWN:
+    return
+  needed = getattr(config.algorithm, name)
+  num_classes = data_names.data_set_info(run.dataset).num_classes
+  if run.num_labels < needed * num_classes:
+    raise UsageError(
+      f'--num_labels={run.num_labels}: --algorithm={run.algorithm} needs'
+      f' {needed} labels of each of {num_classes} classes at a client, some for'
+      f' its prototypes and others to classify; give at least'
+      f' {needed * num_classes}'
     )
 
 

@@ -281,6 +281,9 @@ def _without_effect(config: Config) -> dict[str, str]:
     result |= hparams.without_effect(type(part), values, prefix)
     own_rules = getattr(part, 'without_effect', dict)
     result |= {f'{prefix}{name}': why for name, why in own_rules().items()}
+  result |= dict.fromkeys(
+    config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
+  )
   if config.sets_weights:
     result['client_weighting'] = f'--{config.own_weights_flag}=true'
   if not config.trains_clients:

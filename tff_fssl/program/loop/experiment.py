@@ -194,13 +194,50 @@ def build_model_fn(
 ) -> Callable[[], tf.keras.Model]:
   """The function that builds a configuration's network."""
   info = data_names.data_set_info(config.run.dataset)
-  return functools.partial(
-    networks.build_network,
-    config.run.model,
-    info.image_shape,
-    info.num_classes,
-    config.model_norm,
+  parts = config.entry.build_parts(config.algorithm, config.round)
+  return parts.network_fn(
+    functools.partial(
+      networks.build_network,
+      config.run.model,
+      info.image_shape,
+      info.num_classes,
+      config.model_norm,
+    )
   )
+
+
+def build_exported_fn(
+  config: config_lib.Config,
+) -> Callable[[], tf.keras.Model]:
+  """The function that builds what is exported: a model that gives logits."""
+  model_fn, head = build_model_fn(config), prediction_of(config).head
+  if head is None:
+    return model_fn
+  num_classes = data_names.data_set_info(config.run.dataset).num_classes
+  return lambda: head.build(model_fn(), num_classes)
+
+
+def complete_model(
+  config: config_lib.Config, model: server_model.ServerModel, table: Any
+) -> server_model.ServerModel:
+  """A model with all by which it predicts; NumPy arrays.
+
+  Args:
+    config: The configuration of its run.
+    model: The model.
+    table: What the exchange keeps, if there is one.
+
+  Returns:
+    The model, as `Prediction.completed` gives it.
+  """
+  prediction = prediction_of(config)
+  if prediction.with_table is None:
+    return server_model.ServerModel(*model)
+  model, table = tf.nest.map_structure(
+    tf.convert_to_tensor, (server_model.ServerModel(*model), table)
+  )
+  completed = prediction.completed(model, table)
+  return tf.nest.map_structure(lambda tensor: tensor.numpy(), completed)
 
 
 def build_task(config: config_lib.Config) -> Task:
@@ -381,7 +418,7 @@ def _build_evaluate_fn(
   def evaluate_fn(state: Any) -> Mapping[str, float]:
     model, result = state.global_model_weights, OrderedDict()
     # Each client may have a model of its own.
-    table = state.distributor['table'] if prediction.member else ()
+    table = state.distributor['table'] if prediction.needs_table else ()
     for split, held in examples.items():
       measured = evaluate_model(model, held.x, held.y, table)
       for name, value in measured.items():

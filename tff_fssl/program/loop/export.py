@@ -48,9 +48,10 @@ class ServingModel(tf.Module):
       ],
     )
 
-  def weights_of(self, model: server_model.ServerModel) -> adapter.Weights:
-    """The weights with which the network predicts."""
-    return self._prediction.weights(model)
+  @property
+  def prediction(self) -> server_model.Prediction:
+    """How it predicts."""
+    return self._prediction
 
   def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
     logits = self._logits(self._views.plain(images))
@@ -68,13 +69,13 @@ def export_model(
   It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
   [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
   included; `model.keras`, the network alone (normalized float images to
-  logits); `about.json` (classes, mean and std, round, flags, version); and
-  `manifest.json`, from which `exported.problem` tells whether the export is
-  complete.
+  logits; with `Prediction.head`, if there is one); `about.json` (classes, mean
+  and std, round, flags, version); and `manifest.json`, from which
+  `exported.problem` tells whether the export is complete.
 
   Args:
     task: Data and model.
-    model: The trained model.
+    model: The trained model, as `Prediction.completed` gives it.
     folder: The folder to write.
     round_num: The round after which the model is exported.
 
@@ -86,9 +87,7 @@ def export_model(
   exported.remove_leftovers(folder)
   model = server_model.ServerModel(*model)
   module = ServingModel(task, model)
-  network = task.model_fn()
-  weights = module.weights_of(model)
-  network.set_weights(_in_keras_order(network, weights))
+  network = _exported_network(task, module.prediction, model)
   try:
     tf.saved_model.save(module, new, {'serving_default': module.predict})
     network.save(os.path.join(new, exported.KERAS_FILE))
@@ -118,6 +117,24 @@ def export_model(
   _sync(new)
   exported.write_manifest(new, round_num)
   exported.replace(folder)
+
+
+def _exported_network(
+  task: experiment.Task,
+  prediction: server_model.Prediction,
+  model: server_model.ServerModel,
+) -> tf.keras.Model:
+  """The Keras model that predicts as `prediction` does."""
+  network = task.model_fn()
+  weights = prediction.weights(model)
+  network.set_weights(_in_keras_order(network, weights))
+  head = prediction.head
+  if head is None:
+    return network
+  whole = head.build(network, task.data.num_classes)
+  for name, values in head.values(model).items():
+    whole.get_layer(name).set_weights([np.asarray(value) for value in values])
+  return whole
 
 
 def _in_keras_order(

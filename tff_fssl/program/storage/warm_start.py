@@ -118,12 +118,14 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   return Source(about, leaves=leaves, model=header.owner.model)
 
 
-def load(source: Source, model: Any) -> Any:
+def load(source: Source, model: Any, whole: Any = None) -> Any:
   """Reads weights for `model`, batch norm statistics included.
 
   Args:
     source: The result of `find`.
     model: The network that the weights are for.
+    whole: What a run of the algorithm exports, if that is not the network
+      alone: a network with further layers after its own. They are left out.
 
   Returns:
     The weights, as NumPy arrays. Weights from a Keras model have a
@@ -137,14 +139,14 @@ def load(source: Source, model: Any) -> Any:
 
   if source.keras:
     try:
-      read = keras_weights.read(source.keras, model)
+      read = keras_weights.read(source.keras, whole or model)
     except files.FileError as error:
       raise UsageError(f'--init_from={error}. {_ADVICE}') from error
-    weights = adapter.Weights(
-      tuple(read[ownership.TRAINABLE]),
-      tuple(read[ownership.NON_TRAINABLE]),
-      np.float32(1.0),
+    trainable, non_trainable = (
+      tuple(read[kind][: len(getattr(model, f'{kind}_variables'))])
+      for kind in (ownership.TRAINABLE, ownership.NON_TRAINABLE)
     )
+    weights = adapter.Weights(trainable, non_trainable, np.float32(1.0))
   else:
     weights = from_leaves(source.leaves).weights
     wrong = ownership.model_differences(

@@ -1,0 +1,366 @@
+"""A step of ProtoFSSL against its formulas in float64 NumPy.
+
+The network is linear, 4 pixels to 3 embeddings, so that the whole loss is a few
+lines; gradients are compared with central differences.
+"""
+
+import numpy as np
+import pytest
+import reference
+import tensorflow as tf
+
+from tff_fssl.algorithms import protofssl
+from tff_fssl.algorithms import protofssl_hparams
+from tff_fssl.data import augment
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.local import objective
+from tff_fssl.local import optimizer
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.rounds import prototype_sets
+from tff_fssl.rounds import round_hparams
+
+_HPARAMS = protofssl_hparams.ProtoFsslHparams
+_AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
+_RNG = np.random.default_rng(3)
+_WEIGHTS = _RNG.normal(size=(4, 3))
+# The client lacks class 1. Classes 0 and 2 have a support example and two
+# queries; class 3 two support examples and no query.
+_LABELS = np.array([0, 0, 0, 2, 2, 2, 3, 3])
+_GROUPS = np.array([0, 1, 1, 0, 1, 1, 0, 0])
+_X = _RNG.normal(size=(8, 4)) + 0.5 * _LABELS[:, None]
+_U = _RNG.normal(size=(5, 4)) + 1.0
+# The second of two helpers lacks class 2; nobody uses a third one.
+_SETS = _RNG.normal(size=(3, 4, 3))
+_EXISTS = np.array([[True] * 4, [True, True, False, True], [False] * 4])
+_DISTANCES = {
+  'mse': lambda squares: squares.mean(-1),
+  'sqeuclid': lambda squares: squares.sum(-1),
+  'euclid': lambda squares: np.sqrt(squares.sum(-1)),
+}
+
+
+def _distances(z, prototypes, distance):
+  return _DISTANCES[distance]((z[:, None] - prototypes[None]) ** 2)
+
+
+def _targets(weights, hparams):
+  """The helpers' mean prediction for `_U`, sharpened."""
+  whole = _SETS[:2].copy()
+  whole[1, 2] = whole[0, 2]
+  z = _U @ weights
+  probs = np.mean(
+    [
+      reference.softmax(-_distances(z, prototypes, hparams.distance))
+      for prototypes in whole
+    ],
+    axis=0,
+  )
+  powers = probs ** (1 / hparams.temperature)
+  return powers / powers.sum(-1, keepdims=True)
+
+
+def _losses(weights, hparams, targets=None):
+  """(loss on queries, loss on unlabelled examples); targets may be given."""
+  z = _X @ weights
+  support = _GROUPS == 0
+  own = np.zeros((4, 3))
+  for label in (0, 2, 3):
+    own[label] = z[support & (_LABELS == label)].mean(0)
+  held = [0, 2, 3]
+
+  def log_probs(z):
+    logs = np.full((len(z), 4), np.log(1e-7))
+    scores = -_distances(z, own[held], hparams.distance)
+    logs[:, held] = reference.log_softmax(scores)
+    return logs
+
+  queries = np.flatnonzero(~support)
+  of_labels = -log_probs(z[queries])[range(len(queries)), _LABELS[queries]]
+  if targets is None:
+    targets = _targets(weights, hparams)
+  of_unlabeled = -np.sum(targets * log_probs(_U @ weights), -1)
+  return of_labels.mean(), of_unlabeled.mean()
+
+
+def _network():
+  layers = tf.keras.layers
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [
+        tf.keras.Input([2, 2, 1]),
+        layers.Flatten(),
+        layers.Dense(3, use_bias=False),
+      ]
+    ),
+    seed=1,
+  )
+  network.trainable_variables[0].assign(_WEIGHTS)
+  return network
+
+
+def _images(x):
+  return tf.constant(x.reshape(-1, 2, 2, 1), tf.float32)
+
+
+def _received(exists=_EXISTS):
+  return {
+    'prototypes': tf.constant(_SETS * exists[..., None], tf.float32),
+    'exists': tf.constant(exists),
+  }
+
+
+def _step(hparams, exists=_EXISTS, weights=(1.0,) * 5):
+  labeled = algorithm_lib.Part(
+    {'plain': _images(_X)},
+    tf.constant(_LABELS, tf.int32),
+    tf.ones([8]),
+    group=tf.constant(_GROUPS, tf.int32),
+  )
+  unlabeled = algorithm_lib.Part(
+    {'plain': _images(_U)},
+    tf.constant([0, 1, -1, 3, 2], tf.int32),
+    tf.constant(weights),
+  )
+  batch = algorithm_lib.Batch(
+    {objective.LABELED: labeled, objective.UNLABELED: unlabeled},
+    prototype_sets.completed(_received(exists)),
+    None,
+    tf.constant([0, 0]),
+  )
+  networks = algorithm_lib.Networks(_network())
+  (step,) = protofssl.build_local_algorithm(hparams, _AT_CLIENTS).steps
+  result = tf.function(lambda: step(networks, batch))()
+  ratios = {n: (float(a), float(b)) for n, (a, b) in result.ratios.items()}
+  return result.gradients[0].numpy(), ratios
+
+
+@pytest.mark.parametrize('stop_gradient', [True, False])
+@pytest.mark.parametrize('distance', list(_DISTANCES))
+def test_loss_and_gradient(distance, stop_gradient):
+  hparams = _HPARAMS(
+    distance=distance, stop_gradient=stop_gradient, unlabeled_loss_weight=0.7
+  )
+  gradient, ratios = _step(hparams)
+  of_labels, of_unlabeled = _losses(_WEIGHTS, hparams)
+  assert ratios['loss_labeled'] == pytest.approx((4 * of_labels, 4), rel=1e-5)
+  assert ratios['loss_prototype_label'] == pytest.approx(
+    (5 * of_unlabeled, 5), rel=1e-5
+  )
+  labels = _targets(_WEIGHTS, hparams)
+
+  def total(weights):
+    terms = _losses(weights, hparams, labels if stop_gradient else None)
+    return terms[0] + 0.7 * terms[1]
+
+  expected = reference.gradient(total, _WEIGHTS)
+  np.testing.assert_allclose(
+    gradient, expected, atol=2e-5 + 1e-4 * stop_gradient
+  )
+  # It is not the other choice's gradient.
+  other = reference.gradient(
+    lambda w: (
+      _losses(w, hparams)[0]
+      + 0.7 * _losses(w, hparams, None if stop_gradient else labels)[1]
+    ),
+    _WEIGHTS,
+  )
+  assert np.max(np.abs(gradient - other)) > 1e-2
+
+
+def test_pseudo_labels_are_measured():
+  _, ratios = _step(_HPARAMS())
+  predicted = _targets(_WEIGHTS, _HPARAMS()).argmax(-1)
+  right = np.sum(predicted[[0, 1, 3, 4]] == [0, 1, 3, 2])
+  assert ratios['pseudo_label_ratio'] == (5.0, 5.0)
+  assert ratios['pseudo_label_correct_ratio'] == (right, 4.0)
+
+
+@pytest.mark.parametrize(
+  'without', [{'exists': np.zeros_like(_EXISTS)}, {'weights': (0.0,) * 5}]
+)
+def test_only_the_supervised_term_without_helpers_or_examples(without):
+  hparams = _HPARAMS()
+  gradient, ratios = _step(hparams, **without)
+  expected = reference.gradient(lambda w: _losses(w, hparams)[0], _WEIGHTS)
+  np.testing.assert_allclose(gradient, expected, atol=1e-4)
+  assert ratios['loss_prototype_label'] == (0.0, 0.0)
+  assert ratios['pseudo_label_ratio'] == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'unlabeled_loss_weight': 0.6},
+    {'temperature': 1.0},
+    {'distance': 'sqeuclid'},
+    {'stop_gradient': False},
+  ],
+  ids=str,
+)
+def test_every_hyper_parameter_of_the_loss_changes_the_gradient(change):
+  base, _ = _step(_HPARAMS())
+  changed, _ = _step(_HPARAMS(**change))
+  assert np.max(np.abs(base - changed)) > 1e-3
+  if 'unlabeled_loss_weight' in change:  # And of its own term only.
+    alone, _ = _step(_HPARAMS(unlabeled_loss_weight=0.0))
+    np.testing.assert_allclose(changed - alone, 2 * (base - alone), atol=1e-5)
+
+
+def test_episodes_are_those_of_the_hyper_parameters():
+  local = protofssl.build_local_algorithm(
+    _HPARAMS(num_support=3, num_query=4), _AT_CLIENTS
+  )
+  assert local.streams[objective.LABELED].episode == (3, 4)
+  assert local.streams[objective.UNLABELED].episode == ()
+  assert local.draws_episodes
+
+
+_VIEWS = augment.Views(
+  plain=lambda x: tf.cast(x, tf.float32),
+  weak=lambda x, seed: tf.cast(x, tf.float32),
+  strong=lambda x, seed: tf.cast(x, tf.float32),
+)
+
+
+def _train(hparams=_HPARAMS(), exists=_EXISTS, unlabeled=_U, **config):
+  """A client's round, of three episodes unless `config` says otherwise."""
+  local = protofssl.build_local_algorithm(hparams, _AT_CLIENTS)
+  network = _network()
+  settings = {'num_epochs': 3, 'optimizer': optimizer.Sgd(), **config}
+  loop = training.LocalTraining(
+    network,
+    local,
+    _VIEWS,
+    training.LoopConfig(batch_size=4, labeled_batch_size=4, **settings),
+  )
+  return tf.function(
+    lambda: loop.run(
+      network.initial_weights()._replace(
+        trainable=(tf.constant(_WEIGHTS, tf.float32),)
+      ),
+      algorithm_lib.Examples(_images(_X), tf.constant(_LABELS, tf.int32)),
+      algorithm_lib.Examples(
+        _images(unlabeled), tf.zeros([len(unlabeled)], tf.int32)
+      ),
+      learning_rate=tf.constant(0.1),
+      seed=tf.constant([1, 2]),
+      received=_received(exists),
+    )
+  )()
+
+
+def test_what_a_client_sends():
+  result = _train()
+  after = _WEIGHTS - result.update[0].numpy()
+  row = result.finished.row
+  np.testing.assert_array_equal(row['exists'], [True, False, True, True])
+  for label in (0, 2, 3):
+    expected = (_X[_LABELS == label] @ after).mean(0)
+    np.testing.assert_allclose(row['prototypes'][label], expected, atol=1e-4)
+  np.testing.assert_array_equal(row['prototypes'][1], 0.0)
+  # Noise is on what is sent alone.
+  noised = _train(_HPARAMS(prototype_noise=0.3))
+  np.testing.assert_array_equal(noised.update[0], result.update[0])
+  noise = (noised.finished.row['prototypes'] - row['prototypes']).numpy()
+  np.testing.assert_array_equal(noise[1], 0.0)
+  assert 0.1 < noise[[0, 2, 3]].std() < 0.6
+  # As sums and numbers.
+  for norm in (0.0, 1.0):
+    sums = _train(_HPARAMS(prototypes='global', sum_norm=norm)).finished.row
+    length = np.sqrt(sum(np.sum(np.square(v)) for v in sums.values()))
+    assert length == pytest.approx(1.0) if norm else length > 2.0
+    ratio = sums['counts'].numpy() / sums['counts'].numpy().sum()
+    np.testing.assert_allclose(ratio, [3 / 8, 0, 3 / 8, 2 / 8], rtol=1e-5)
+    np.testing.assert_allclose(
+      sums['sums'][2] / sums['counts'][2], row['prototypes'][2], rtol=1e-5
+    )
+
+
+def test_unlabelled_examples_wait_for_prototypes():
+  none = np.zeros_like(_EXISTS)
+  first = _train(exists=none).update[0].numpy()
+  other = _train(exists=none, unlabeled=_U + 1.0).update[0].numpy()
+  np.testing.assert_array_equal(first, other)
+  assert np.any(_train().update[0].numpy() != first)
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    {'proximal_strength': 1.0},
+    {'optimizer': optimizer.Sgd(weight_decay=1.0)},
+  ],
+  ids=['fedprox', 'l2'],
+)
+def test_terms_that_are_dead_in_the_authors_code_are_alive(config):
+  plain, changed = _train(), _train(**config)
+  assert np.max(np.abs(plain.update[0] - changed.update[0])) > 1e-2
+
+
+def test_i14_the_proximal_term_pulls_by_mu_times_the_change():
+  """Two steps of one gradient each; the second one has the term."""
+  mu, rate = 0.5, 0.1
+  first, plain, pulled = (
+    _train(num_epochs=epochs, proximal_strength=strength).update[0].numpy()
+    for epochs, strength in ((1, 0.0), (2, 0.0), (2, mu))
+  )
+  np.testing.assert_allclose(plain - pulled, rate * mu * first, atol=1e-6)
+
+
+def test_a_helper_that_is_the_client_itself():
+  """Its labels, not sharpened, are the client's own predictions.
+
+  Cross-entropy with one's own prediction as a label has no gradient: nothing is
+  learnt from unlabelled examples. Through labels, the gradient is that of a
+  cross-entropy whose two sides move.
+  """
+  exists = np.array([[True, False, True, True]])
+  z = _X @ _WEIGHTS
+  own = np.zeros((1, 4, 3))
+  for label in (0, 2, 3):
+    own[0, label] = z[_LABELS == label].mean(0)
+  received = {
+    'prototypes': tf.constant(own, tf.float32),
+    'exists': tf.constant(exists),
+  }
+  labeled = algorithm_lib.Part(
+    {'plain': _images(_X)},
+    tf.constant(_LABELS, tf.int32),
+    tf.ones([8]),
+    group=tf.zeros([8], tf.int32),
+  )
+  unlabeled = algorithm_lib.Part(
+    {'plain': _images(_U)}, tf.zeros([5], tf.int32), tf.ones([5])
+  )
+  batch = algorithm_lib.Batch(
+    {objective.LABELED: labeled, objective.UNLABELED: unlabeled},
+    prototype_sets.completed(received),
+    None,
+    tf.constant([0, 0]),
+  )
+  networks = algorithm_lib.Networks(_network())
+
+  def gradient(**changes):
+    hparams = _HPARAMS(
+      num_support=8, num_query=1, **{'temperature': 1.0, **changes}
+    )
+    (step,) = protofssl.build_local_algorithm(hparams, _AT_CLIENTS).steps
+    return step(networks, batch).gradients[0].numpy()
+
+  def entropy(weights, targets=None):
+    z = _X @ weights
+    prototypes = np.array([z[_LABELS == label].mean(0) for label in (0, 2, 3)])
+    logs = reference.log_softmax(-_distances(_U @ weights, prototypes, 'mse'))
+    if targets is None:
+      fixed = -_distances(_U @ weights, own[0][[0, 2, 3]], 'mse')
+      targets = reference.softmax(fixed)
+    return -0.3 * np.mean(np.sum(targets * logs, -1))
+
+  np.testing.assert_allclose(gradient(), 0.0, atol=1e-6)
+  assert np.max(np.abs(gradient(temperature=0.5))) > 1e-3
+  np.testing.assert_allclose(
+    gradient(stop_gradient=False),
+    reference.gradient(entropy, _WEIGHTS),
+    atol=1e-4,
+  )

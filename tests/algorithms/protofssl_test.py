@@ -1,0 +1,407 @@
+"""ProtoFSSL's rounds: bytes, hostile clients, what is refused.
+
+Ids (I13) are those of the specification of FedMatch and ProtoFSSL.
+"""
+
+import collections
+import functools
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+import tiny_rounds
+import tiny_task
+
+from tff_fssl import runtime
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import protofssl
+from tff_fssl.algorithms import protofssl_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.hparams import UsageError
+from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.models import embedding
+from tff_fssl.models import evaluate
+from tff_fssl.models import networks
+from tff_fssl.models import server_model
+from tff_fssl.program.configuration import config
+from tff_fssl.rounds import communication
+from tff_fssl.rounds import deployment
+from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import round_hparams
+
+_CLIENTS = tiny_rounds.CLIENTS
+_HPARAMS = protofssl_hparams.ProtoFsslHparams
+_AT_CLIENTS = round_hparams.RoundHparams(scenario=_CLIENTS)
+_KINDS = ('helpers', 'global')
+_WIDTH = 4  # Of the tiny network's embeddings.
+
+
+def _build(kind='helpers', norm='none', **settings):
+  own = {} if kind == 'helpers' else {'prototypes': kind}
+  return tiny_rounds.build('protofssl', _CLIENTS, norm, own, **settings)
+
+
+def _cohort(num=3):
+  return tiny_task.cohort(_CLIENTS, num)
+
+
+def _next(process, state, elements):
+  return process.next(state, [tiny_task.dataset(e) for e in elements])
+
+
+def _table(output):
+  return output.state.distributor['table']
+
+
+class TestRounds:
+  @pytest.mark.parametrize('kind', _KINDS)
+  def test_prototypes_are_kept_sent_and_predict(self, kind):
+    process = _build(kind)
+    assert not np.any(process.initialize().distributor['table']['exists'])
+    outputs = tiny_rounds.run(process, _CLIENTS, 3)
+    losses = [
+      o.metrics['client_work']['train']['loss_prototype_label'] for o in outputs
+    ]
+    # Before the second round there are none.
+    assert np.isnan(losses[0]) and np.all(np.isfinite(losses[1:]))
+    table = _table(outputs[-1])
+    assert table['prototypes'].shape[0] == (5 if kind == 'helpers' else 1)
+    assert table['exists'].any(1).sum() == (3 if kind == 'helpers' else 1)
+    x, y = tiny_task.examples(60, 3)
+    evaluate_fn = evaluate.build_evaluate_fn(
+      tiny_task.network_fn('protofssl', 'none'),
+      tiny_task.VIEWS,
+      prediction=process.prediction,
+    )
+    model = tiny_rounds.model(outputs[-1])
+    accuracy = evaluate_fn(model, x, y, table)['accuracy']
+    assert accuracy > 0.8
+    # Without them, all classes are equally probable.
+    start = process.initialize().distributor['table']
+    result = evaluate_fn(model, x, y, start)
+    assert result['accuracy'] == pytest.approx(np.mean(y == 0))
+    assert result['loss'] == pytest.approx(np.log(3), abs=1e-4)
+
+  def test_global_prototypes_are_the_mean_of_the_clients_own(self):
+    """In the first round both kinds train alike."""
+    own = (('prototypes', 'global'), ('sum_norm', 0.0))
+    process = tiny_rounds.build('protofssl', _CLIENTS, own=own)
+    (theirs,) = tiny_rounds.run(process, _CLIENTS, 1)
+    (ours,) = tiny_rounds.run(_build(), _CLIENTS, 1)
+    tiny_rounds.assert_same(
+      tiny_rounds.model(ours).weights, tiny_rounds.model(theirs).weights, 1e-6
+    )
+    # Weighed by examples: which client keeps which place is drawn, but how many
+    # examples of a class each has can be told from its prototypes.
+    kept = _table(ours)
+    mean = _table(theirs)['prototypes'][0]
+    for label in range(3):
+      of_class = kept['prototypes'][:, label][kept['exists'][:, label]]
+      assert np.all(mean[label] >= of_class.min(0) - 1e-5)
+      assert np.all(mean[label] <= of_class.max(0) + 1e-5)
+
+  def test_the_average_model_predicts_by_prototypes_too(self):
+    process = _build(average_decay=0.0001)
+    (output,) = tiny_rounds.run(process, _CLIENTS, 1)
+    x, y = tiny_task.examples(40, 3)
+    result = evaluate.build_evaluate_fn(
+      tiny_task.network_fn('protofssl', 'none'),
+      tiny_task.VIEWS,
+      prediction=process.prediction,
+    )(tiny_rounds.model(output), x, y, _table(output))
+    assert result['average/loss'] == pytest.approx(result['loss'], abs=1e-2)
+
+  @pytest.mark.parametrize('kind', _KINDS)
+  def test_clients_without_labels_or_classes(self, kind):
+    process = _build(kind)
+    state = process.initialize()
+    cohort = _cohort()
+    without = tiny_task.client(5)  # No labels.
+    expected = _next(process, state, cohort)
+    actual = _next(process, state, [*cohort, without])
+    tiny_rounds.assert_same(
+      tiny_task.flat(expected.state), tiny_task.flat(actual.state), 1e-6
+    )
+    train = actual.metrics['client_work']['train']
+    assert train['num_rejected_clients'] == train['num_non_finite_clients'] == 0
+    assert train['aggregation_weight_max'] == pytest.approx(1 / 3)
+    # Alone, it changes nothing.
+    tiny_rounds.assert_same(
+      tiny_task.flat(_next(process, expected.state, [without]).state),
+      tiny_task.flat(expected.state),
+    )
+    for element in cohort:  # Nobody has class 0.
+      keep = element['labeled']['y'] != 0
+      element['labeled'] = collections.OrderedDict(
+        (k, v[keep]) for k, v in element['labeled'].items()
+      )
+    output = _next(process, state, cohort)
+    output = _next(process, output.state, cohort)
+    assert not np.any(_table(output)['exists'][:, 0])
+    assert np.all(np.isfinite(tiny_rounds.model(output).trainable[0]))
+    loss = output.metrics['client_work']['train']['loss_prototype_label']
+    assert np.isfinite(loss)
+
+  def test_weights_by_examples_are_those_that_clients_have(self):
+    process = _build(client_weighting='examples', max_client_examples=40)
+    cohort = [
+      tiny_task.client(i, labeled=4 + i, unlabeled=6 + 8 * i) for i in range(2)
+    ]
+    output = _next(process, process.initialize(), cohort)
+    train = output.metrics['client_work']['train']
+    assert train['aggregation_weight_min'] == pytest.approx(10 / 29)
+    assert train['aggregation_weight_max'] == pytest.approx(19 / 29)
+
+
+@pytest.mark.parametrize('kind', _KINDS)
+def test_it_compiles_to_map_reduce_form(kind):
+  form = deployment.get_map_reduce_form(_build(kind))
+  assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
+
+
+@pytest.fixture(name='secure_context')
+def _secure_context():
+  previous = tff.framework.get_context_stack().current
+  tff.framework.set_default_context(
+    runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
+  )
+  yield
+  tff.framework.set_default_context(previous)
+
+
+@pytest.mark.parametrize('name', ['secure', 'dp'])
+def test_global_prototypes_in_a_protected_sum(name, secure_context):
+  """One clip scales sums and numbers alike, so that their ratio stays."""
+  del secure_context
+  own = (('prototypes', 'global'),)
+  process, plain = (
+    tiny_task.build(
+      'protofssl', _CLIENTS, norm='none', hparams=own, aggregator=aggregator
+    )
+    for aggregator in (aggregator_hparams.AggregatorHparams(name), None)
+  )
+  output, expected = (
+    _next(p, p.initialize(), _cohort()) for p in (process, plain)
+  )
+  assert list(output.metrics['client_work']['train']) == ['num_clients']
+  assert output.metrics['exchange']['num_rows'] == 1
+  table = _table(output)
+  assert np.all(np.isfinite(table['prototypes']))
+  if name == 'secure':  # It has no noise, but rounds.
+    tiny_rounds.assert_same(table, _table(expected), 0.02)
+
+
+class TestBytes:
+  """I13; table 1: 2 models and C (1 + h) k."""
+
+  @pytest.mark.parametrize(
+    'num_helpers, expected', [(2, 52_569_600), (5, 52_631_040)]
+  )
+  def test_resnet_8_on_cifar10(self, num_helpers, expected):
+    model_fn = embedding.without_classifier(
+      functools.partial(
+        networks.build_network, 'resnet9', (32, 32, 3), 10, 'none'
+      )
+    )
+    with tf.Graph().as_default():
+      model = model_fn()
+      assert model.count_params() == 6_563_520
+      specs = [tf.TensorSpec(v.shape) for v in model.trainable_variables]
+    weights = adapter.Weights(tuple(specs), (), tf.TensorSpec([]))
+    exchange = protofssl.build_exchange(
+      _HPARAMS(num_helpers=num_helpers), _AT_CLIENTS
+    )(exchange_lib.Population(0, weights, 10, 512))
+    figures = _figures(weights, exchange)
+    # Also sent: a byte for each prototype, which says whether it exists; a
+    # weight, a count and a round number; whether a row is valid, and an id.
+    assert figures['bytes_down_exchange'] == num_helpers * 10 * (4 * 512 + 1)
+    assert figures['bytes_up_exchange'] == 10 * (4 * 512 + 1) + 5
+    beside = 10 * (num_helpers + 1) + 5 + 4 + 4 + 4
+    total = figures['bytes_down_per_client'] + figures['bytes_up_per_client']
+    assert total - beside == expected
+
+  @pytest.mark.parametrize('kind', _KINDS)
+  def test_of_a_round(self, kind):
+    (output,) = tiny_rounds.run(_build(kind), _CLIENTS, 1)
+    figures = output.metrics['communication']
+    model = tiny_rounds.model(output)
+    theta = sum(np.asarray(w).nbytes for w in model.trainable)
+    assert figures['bytes_down_model'] == figures['bytes_up_model'] == theta + 4
+    of_set = 3 * (4 * _WIDTH + 1)
+    num_sets = 5 if kind == 'helpers' else 1
+    assert figures['bytes_down_exchange'] == num_sets * of_set
+    # A row also says whether it is valid, and whose; counts are float32.
+    expected = of_set + 5 if kind == 'helpers' else 3 * (4 * _WIDTH + 4)
+    assert figures['bytes_up_exchange'] == expected
+    for way in ('down', 'up'):
+      parts = ('model', 'statistics', 'exchange', 'scalars')
+      assert figures[f'bytes_{way}_per_client'] == sum(
+        figures[f'bytes_{way}_{part}'] for part in parts
+      )
+
+
+def _figures(weights, exchange):
+  """What travels of a model and an exchange, without metrics."""
+  model_type = tff.types.tensorflow_to_type(server_model.ServerModel(*weights))
+  update_type = tff.types.tensorflow_to_type(tuple(weights.trainable))
+  upload_type = tff.to_type(
+    tff.learning.templates.ClientResult(
+      collections.OrderedDict(
+        update=update_type, row=exchange_lib.row_type(exchange)
+      ),
+      np.float32,
+    )
+  )
+  computed = communication.build_communication(
+    model_type,
+    upload_type,
+    server=server_algorithm.FEDAVG,
+    peer_sizes={},
+    exchange=exchange,
+    has_statistics_phases=False,
+    statistics_up=0,
+    report_bytes=0,
+  )
+  model = server_model.ServerModel(
+    *tf.nest.map_structure(lambda s: np.zeros(s.shape, np.float32), weights)
+  )
+  return computed(model, model, 1)
+
+
+_LIAR = 77
+_LIES = {
+  'helpers': [
+    {'prototypes': np.nan},
+    {'prototypes': np.inf},
+    {'prototypes': 1e30},
+    {'prototypes': 1.0, 'exists': False},
+  ],
+  'global': [
+    {'sums': np.nan},
+    {'sums': 1e30},
+    {'counts': -0.1},
+    {'counts': np.nan},
+    {'sums': 0.1, 'counts': 0.0},
+    {'counts': 50.0},
+  ],
+}
+
+
+@pytest.fixture(scope='module', name='lying')
+def _lying():
+  """Kind -> a process whose client of seed 77 + i tells the lie i."""
+  honest = training.LocalTraining.run
+
+  def run(self, *args, seed, **kwargs):
+    result = honest(self, *args, seed=seed, **kwargs)
+    row = dict(result.finished.row)
+    for i, lie in enumerate(_LIES['global' if 'sums' in row else 'helpers']):
+      for name, value in lie.items():
+        false = tf.fill(row[name].shape, tf.cast(value, row[name].dtype))
+        row[name] = tf.where(tf.equal(seed[0], _LIAR + i), false, row[name])
+    return result._replace(finished=result.finished._replace(row=row))
+
+  build = tiny_task.build.__wrapped__
+  processes = {}
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training.LocalTraining, 'run', run)
+    for kind in _KINDS:
+      own = (('prototypes', kind),)
+      process = build('protofssl', _CLIENTS, norm='none', hparams=own)
+      state = process.initialize()
+      processes[kind] = process, state, _next(process, state, _cohort())
+  return processes
+
+
+@pytest.mark.parametrize(
+  'kind, index',
+  [(kind, i) for kind in _KINDS for i in range(len(_LIES[kind]))],
+  ids=lambda v: str(v),
+)
+def test_a_client_that_lies_about_prototypes_is_rejected(lying, kind, index):
+  process, state, honest = lying[kind]
+  liar = tiny_task.client(5, labeled=4)
+  liar['seed'] = np.array([_LIAR + index, 1], np.int32)
+  output = _next(process, state, [*_cohort(), liar])
+  assert output.metrics['client_work']['train']['num_rejected_clients'] == 1
+  assert output.metrics['aggregator']['num_rejected_clients'] == 1
+  tiny_rounds.assert_same(
+    tiny_task.flat(honest.state), tiny_task.flat(output.state), 1e-6
+  )
+  # A round of liars alone changes nothing.
+  alone = _next(process, honest.state, [liar])
+  tiny_rounds.assert_same(
+    tiny_task.flat(alone.state), tiny_task.flat(honest.state)
+  )
+
+
+_DEPLOYED = (
+  '--algorithm=protofssl',
+  '--scenario=labels_at_clients',
+  '--norm=gn',
+  '--num_labels=30',
+)
+_PROTECTED = {
+  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
+  'dp': ('--aggregator=dp',),
+}
+
+
+@pytest.mark.parametrize('kind', _PROTECTED)
+def test_protected_sums_refuse_single_clients_prototypes(kind):
+  with pytest.raises(UsageError) as refused:
+    config.from_command_line([*_DEPLOYED, *_PROTECTED[kind]])
+  message = str(refused.value)
+  assert message.startswith(f'--aggregator={kind}: ')
+  assert 'not part of the sum' in message
+  assert '--protofssl.prototypes=global' in message
+  assert '\n' not in message
+  config.from_command_line(
+    [*_DEPLOYED, *_PROTECTED[kind], '--protofssl.prototypes=global']
+  )
+
+
+@pytest.mark.parametrize(
+  'given, message',
+  [
+    (('--scenario=labels_at_server',), 'labels_at_clients only'),
+    (('--protofssl.sum_norm=2',), 'has no effect'),
+    (('--protofssl.prototypes=global', '--protofssl.num_helpers=3'), 'effect'),
+    (
+      ('--protofssl.prototypes=global', '--protofssl.prototype_noise=1'),
+      'effect',
+    ),
+    (('--client_labeled_batch_size=5',), 'has no effect'),
+    (('--momentum=0.5',), 'has no effect with --client_optimizer=rmsprop'),
+    (('--num_labels=10',), 'at least 20'),
+    (('--protofssl.num_support=5',), 'at least 60'),
+    (('--protofssl.distance=cosine',), 'allowed are mse'),
+    (('--protofssl.temperature=0',), 'at least'),
+    (('--protofssl.num_query=0',), 'at least 1'),
+  ],
+  ids=str,
+)
+def test_what_is_refused(given, message):
+  with pytest.raises(UsageError, match=message):
+    config.from_command_line([*_DEPLOYED, *given])
+
+
+def test_the_papers_settings_are_the_defaults():
+  made = config.from_command_line(_DEPLOYED)
+  assert made.round.client_epochs == 10
+  assert made.round.client_batch_size == 100
+  assert made.round.client_optimizer == 'rmsprop'
+  assert made.round.client_learning_rate == 0.001
+  assert 'momentum' not in made.flags()
+  own = made.algorithm
+  assert (own.num_support, own.num_query, own.num_helpers) == (1, 2, 5)
+  assert (own.unlabeled_loss_weight, own.temperature) == (0.3, 0.5)
+  # SGD stays possible, and the default of others.
+  sgd = config.from_command_line(
+    [*_DEPLOYED, '--client_optimizer=sgd', '--momentum=0.5']
+  )
+  assert sgd.round.momentum == 0.5
+  assert registry.REGISTRY['fixmatch'].round_defaults == {}

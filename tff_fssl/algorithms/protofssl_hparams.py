@@ -1,0 +1,125 @@
+"""Hyper-parameters of `protofssl`. TensorFlow-free."""
+
+import dataclasses
+
+from tff_fssl import hparams
+from tff_fssl import metrics
+from tff_fssl.hparams import hparam
+from tff_fssl.semisup import names
+
+METRICS = (
+  metrics.of_clients(
+    'loss_prototype_label',
+    "Cross-entropy of predictions by a client's own prototypes with sharpened"
+    " predictions by other clients' prototypes, mean over unlabelled examples;"
+    ' `nan` in rounds before there are such prototypes.',
+    metrics.NATS,
+    metrics.LOWER,
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'by prototypes'),
+    figure='loss',
+  ),
+)
+
+# Values of `prototypes`.
+HELPERS, GLOBAL = 'helpers', 'global'
+
+
+@dataclasses.dataclass(frozen=True)
+class ProtoFsslHparams:
+  """Hyper-parameters of ProtoFSSL.
+
+  Episodes in a round are `--client_epochs`, unlabelled examples in an episode
+  `--client_batch_size`.
+  """
+
+  num_support: int = hparam(
+    1,
+    'n_S, the labelled examples of each class of whose embeddings an episode'
+    ' makes its prototypes (table 5).',
+    minimum=1,
+    maximum=10**6,
+  )
+  num_query: int = hparam(
+    2,
+    'n_Q, the other labelled examples of each class that an episode classifies'
+    ' by them (table 5). A class with fewer examples has fewer of them.',
+    minimum=1,
+    maximum=10**6,
+  )
+  prototypes: str = hparam(
+    HELPERS,
+    'What clients are sent. helpers: prototypes of single clients of the round'
+    ' before, which the server keeps; global: the mean of all of them, class by'
+    ' class, of sums and numbers of examples that are part of the same sum as'
+    ' the update, so that secure sums and differential privacy are possible.',
+    choices=(HELPERS, GLOBAL),
+  )
+  num_helpers: int = hparam(
+    5,
+    '|H|, the most clients whose prototypes are sent and used, and by which the'
+    ' global model predicts (section 5). Of a larger cohort, some are drawn.',
+    minimum=1,
+    maximum=1000,
+    needs={'prototypes': (HELPERS,)},
+  )
+  sum_norm: float = hparam(
+    1.0,
+    "The norm that a client's sums and numbers of examples, taken together, are"
+    ' scaled down to, so that aggregators that clip them together with the'
+    " update clip the update little; clients' shares in the mean are then no"
+    ' longer proportional to their examples. 0: they are not scaled.',
+    minimum=0,
+    needs={'prototypes': (GLOBAL,)},
+  )
+  unlabeled_loss_weight: float = hparam(
+    0.3,
+    'lambda_U, the weight of the loss on unlabelled examples (table 5).',
+    minimum=0,
+  )
+  temperature: float = hparam(
+    0.5,
+    'T, by which the mean prediction of helpers is sharpened; 1: it is not'
+    ' (table 5).',
+    minimum=1e-3,
+    maximum=1e3,
+  )
+  distance: str = hparam(
+    names.MEAN_SQUARED,
+    'The distance of an embedding from a prototype; its negative is the logit.'
+    ' mse: the mean over dimensions of squared differences; sqeuclid: their'
+    " sum; euclid: the root of the sum. The authors' code has mse, the paper"
+    ' says "Euclidean distance".',
+    choices=names.DISTANCES,
+  )
+  stop_gradient: bool = hparam(
+    True,
+    "Whether helpers' predictions are labels, through which no gradient flows,"
+    " as in the paper. The authors' code differentiates them, too, which also"
+    ' rewards embeddings for which these labels are easy to predict.',
+  )
+  prototype_noise: float = hparam(
+    0.0,
+    'Standard deviation of Gaussian noise that a client adds to each entry of'
+    ' the prototypes that it sends (table 9).',
+    minimum=0,
+    maximum=1e6,
+    needs={'prototypes': (HELPERS,)},
+  )
+
+  def __post_init__(self) -> None:
+    hparams.validate(self, 'protofssl.')
+
+  @property
+  def sends_rows(self) -> bool:
+    """Whether prototypes leave clients beside the sum of updates."""
+    return self.prototypes == HELPERS
+
+  @property
+  def least_labels(self) -> int:
+    """The fewest labels of a class from which a client can learn it."""
+    return self.num_support + 1
+
+  @property
+  def num_sets(self) -> int:
+    """The number of sets of prototypes that the server keeps, at most."""
+    return self.num_helpers if self.sends_rows else 1
