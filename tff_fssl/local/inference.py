@@ -1,11 +1,39 @@
 """Passes over a client's data without feed."""
 
+from collections.abc import Callable
+
 import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed
 from tff_fssl.models import adapter
+
+
+def _logits(
+  network: adapter.Network,
+  weights: adapter.Weights,
+  images: tf.Tensor,
+  view: Callable[[tf.Tensor, tf.Tensor], tf.Tensor],
+  batch_size: int,
+) -> tf.Tensor:
+  """Logits of `view(images, number of the batch)`; see `weak_logits`."""
+  num_images = tf.shape(images)[0]
+  # TF's convolutions fail on 0 images: use a blank one then.
+  images = feed.zero_row(images, tf.equal(num_images, 0))
+  num_batches = feed.num_batches(tf.shape(images)[0], batch_size)
+  results = tf.TensorArray(
+    tf.float32,
+    num_batches,
+    infer_shape=False,
+    element_shape=[None, network.num_outputs],
+  )
+  for i in tf.range(num_batches):
+    batch = view(images[i * batch_size : (i + 1) * batch_size], i)
+    results = results.write(
+      i, network.inference_logits(batch, weights.statistics_count)
+    )
+  return results.concat()[:num_images]
 
 
 def weak_logits(
@@ -29,23 +57,8 @@ def weak_logits(
   Returns:
     float32 [N, C].
   """
-  num_images = tf.shape(images)[0]
-  # TF's convolutions fail on 0 images: use a blank one then.
-  images = feed.zero_row(images, tf.equal(num_images, 0))
-  num_batches = feed.num_batches(tf.shape(images)[0], batch_size)
-  results = tf.TensorArray(
-    tf.float32,
-    num_batches,
-    infer_shape=False,
-    element_shape=[None, network.num_outputs],
-  )
-  for i in tf.range(num_batches):
-    batch = images[i * batch_size : (i + 1) * batch_size]
-    batch = views.weak(batch, feed.fold_in(seed, i))
-    results = results.write(
-      i, network.inference_logits(batch, weights.statistics_count)
-    )
-  return results.concat()[:num_images]
+  view = lambda batch, i: views.weak(batch, feed.fold_in(seed, i))
+  return _logits(network, weights, images, view, batch_size)
 
 
 def weak_probs(
@@ -68,4 +81,16 @@ def weak_probs(
   logits = weak_logits(
     network, data.weights, data.unlabeled.x, views, data.seed, batch_size
   )
+  return tf.nn.softmax(logits)
+
+
+def plain_probs(
+  network: adapter.Network,
+  data: algorithm_lib.ClientData,
+  views: augment.Views,
+  batch_size: int,
+) -> tf.Tensor:
+  """The same for the examples as they are, without augmentation."""
+  view = lambda batch, i: views.plain(batch)
+  logits = _logits(network, data.weights, data.unlabeled.x, view, batch_size)
   return tf.nn.softmax(logits)

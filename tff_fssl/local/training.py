@@ -204,7 +204,7 @@ class LocalTraining:
     """
     if self._algorithm.start is not None:
       weights = self._algorithm.start(weights, received or {})
-    initial = self._start(weights, sets or {}, momentum)
+    initial = self._start(weights, sets or {}, received or {}, momentum)
     data = algorithm_lib.ClientData(
       weights,
       labeled,
@@ -215,6 +215,8 @@ class LocalTraining:
       dict(sets or {}),
     )
     prepared = self._prepare(data, watch)
+    if prepared.rate is not None:
+      learning_rate *= prepared.rate
     feed = feed_lib.Feed(
       self._algorithm,
       self._views,
@@ -241,12 +243,15 @@ class LocalTraining:
         feed.num_steps,
         _named('update of', variables, _change(weights, self._networks.local)),
       )
-    return result._replace(finished=finished)
+    return result._replace(
+      ratios={**result.ratios, **finished.ratios}, finished=finished
+    )
 
   def _start(
     self,
     weights: adapter.Weights,
     sets: Mapping[str, adapter.Weights],
+    received: Mapping[str, tf.Tensor],
     momentum: Sequence[tf.Tensor],
   ) -> _Initial:
     """Assigns weights and momentum; returns what later is compared with."""
@@ -257,6 +262,8 @@ class LocalTraining:
     start = {}
     for name, peer in self._algorithm.peers.items():
       start[name] = sets.get(peer.starts_from, weights)
+      if peer.start is not None:
+        start[name] = peer.start(start[name], received)
       self._networks.peers[name].assign(start[name])
       for slot in self._peer_slots.get(name, ()):
         slot.assign(tf.zeros_like(slot))

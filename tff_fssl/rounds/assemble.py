@@ -152,7 +152,7 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   if not hparams.average_decay or _AVERAGE in parts.prediction.also:
     return parts
   server = server_algorithm.with_moving_average(
-    parts.server, _AVERAGE, hparams.average_decay
+    parts.server, _AVERAGE, hparams.average_decay, parts.prediction.weights
   )
   also = {**parts.prediction.also, _AVERAGE: server_model.of_set(_AVERAGE)}
   return dataclasses.replace(
@@ -214,7 +214,9 @@ class _Assembly:
         ' 0 to num_clients - 1'
       )
     return exchange(
-      exchange_lib.Population(num_clients, self._networks.weight_specs)
+      exchange_lib.Population(
+        num_clients, self._networks.weight_specs, self._networks.num_classes
+      )
     )
 
   def build(
@@ -273,6 +275,7 @@ class _Assembly:
       aggregator,
       finalizer,
       start=self._parts.server.start,
+      weights_of=self._parts.prediction.weights,
       last_phases=phases,
       end_round=end_round,
       revise_state=revise_state,
@@ -405,6 +408,7 @@ class _Assembly:
       num_classes=self._networks.num_classes,
       server_data_fn=self._server.data_fn,
       server_batch_size=self._server.statistics_batch_size,
+      predicting=self._parts.prediction.weights,
     )
     server = self._parts.server
     # Which statistics are gathered in which rounds.

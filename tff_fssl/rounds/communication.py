@@ -30,7 +30,8 @@ def build_communication(
   static batch norm statistics are gathered at its end.
 
   Tables of which a client uses only its own rows count as these rows: this is
-  what a deployment with a federated select sends.
+  what a deployment with a federated select sends. `Exchange.not_counted` says
+  what does not travel there at all.
 
   Args:
     model_type: The type of the `ServerModel`.
@@ -60,8 +61,13 @@ def build_communication(
       up[name] = trainable
       up['model'] -= trainable
   if exchange is not None:
-    up['exchange'] = client_data.num_bytes(exchange_lib.row_type(exchange))
-    up['model'] -= up['exchange']
+    row = exchange_lib.row_type(exchange)
+    up['model'] -= client_data.num_bytes(row)
+    up['exchange'] = client_data.num_bytes(row) - sum(
+      client_data.num_bytes(row['values'][name])
+      for name in exchange.not_counted
+      if name in exchange.row_specs
+    )
   up['scalars'] = report_bytes
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
@@ -154,5 +160,7 @@ def _received_bytes(
   specs = tf.function(receive).get_concrete_function(model).structured_outputs
   return sum(
     (spec.shape.num_elements() or 0) * spec.dtype.size
-    for spec in tf.nest.flatten(specs)
+    for name, value in specs.items()
+    for spec in tf.nest.flatten(value)
+    if name not in exchange.not_counted
   )

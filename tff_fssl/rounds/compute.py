@@ -142,7 +142,9 @@ def _received(
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
-    population = exchange_lib.Population(1, network.weight_specs)
+    population = exchange_lib.Population(
+      1, network.weight_specs, network.num_outputs
+    )
     exchange = exchange(population)
 
   def receive() -> Mapping[str, tf.Tensor]:

@@ -12,6 +12,8 @@ from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
 
 ServerModel = server_algorithm.ServerModel
+# n rows are copied n / 10 + 10 times, instead of n, while they are collected.
+_LATEST_ROWS = 10
 
 
 class Rows(NamedTuple):
@@ -43,6 +45,13 @@ class Exchange(NamedTuple):
     accept: (table, rows, model after the round, round number) -> the table.
     num_clients: The number of clients that the table knows by their ids; 0 if
       it knows none.
+    is_possible: Name -> tensor of a row -> bool scalar, whether an honest
+      client can have sent it; the others are rejected, with their updates.
+      Anyway, numbers must be within `guarded.MAX_ENTRY`. None: all can.
+    not_counted: Names of values in `receive`'s results and in rows that stand
+      for what their receiver knows without them (what a client keeps on its own
+      disk, what the server computes from the update), or that the algorithm
+      counts itself: they are not in the figures of bytes.
   """
 
   initialize: Callable[[], Any]
@@ -51,6 +60,8 @@ class Exchange(NamedTuple):
   row_specs: Mapping[str, tf.TensorSpec]
   accept: Callable[[Any, Rows, ServerModel, tf.Tensor], Any]
   num_clients: int = 0
+  is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
+  not_counted: tuple[str, ...] = ()
 
 
 class Population(NamedTuple):
@@ -59,10 +70,12 @@ class Population(NamedTuple):
   Attributes:
     num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
     weights: `tf.TensorSpec`s of the model's weights.
+    num_classes: The width of the model's output.
   """
 
   num_clients: int
   weights: adapter.Weights
+  num_classes: int
 
 
 # An algorithm gives an exchange, or a function that makes it.
@@ -229,7 +242,10 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
     exists = tf.logical_and(
       row['client_id'] >= 0, row['client_id'] < exchange.num_clients
     )
-  return tf.logical_and(exists, guarded.is_bounded(floats))
+  possible = tf.logical_and(exists, guarded.is_bounded(floats))
+  if exchange.is_possible is not None:
+    possible = tf.logical_and(possible, exchange.is_possible(row['values']))
+  return possible
 
 
 def build_accept(
@@ -299,37 +315,48 @@ def _build_collect(
       lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
     )
   )
+  # (rows, the latest of them): most rows are copied rarely.
+  both = tff.to_type((many, many))
 
   @tff.tensorflow.computation
   def no_rows() -> Any:
     # The accumulator's type must have an unknown length.
-    return tf.nest.map_structure(
-      lambda s: tf.compat.v1.placeholder_with_default(
-        tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
+    empty = lambda s: tf.compat.v1.placeholder_with_default(
+      tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
+    )
+    return tuple(tf.nest.map_structure(empty, specs) for _ in range(2))
+
+  @tff.tensorflow.computation(both, one)
+  def append(rows: Any, row: Any) -> Any:
+    row = tf.nest.map_structure(lambda t: t[None], row)
+    latest = _concatenated(rows[1], row)
+    is_full = tf.shape(tf.nest.flatten(latest)[0])[0] >= _LATEST_ROWS
+    return tf.cond(
+      is_full,
+      lambda: (
+        _concatenated(rows[0], latest),
+        tf.nest.map_structure(lambda t: t[:0], latest),
       ),
-      specs,
+      lambda: tf.nest.map_structure(tf.identity, (rows[0], latest)),
     )
 
-  @tff.tensorflow.computation(many, one)
-  def append(rows: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-    return tf.nest.map_structure(
-      lambda r, new: tf.concat([r, new[None]], axis=0), rows, row
-    )
+  @tff.tensorflow.computation(both, both)
+  def merge(first: Any, second: Any) -> Any:
+    return _concatenated(*first, second[0]), second[1]
 
-  @tff.tensorflow.computation(many, many)
-  def concatenate(first: Mapping[str, Any], second: Mapping[str, Any]) -> Any:
-    return tf.nest.map_structure(
-      lambda a, b: tf.concat([a, b], axis=0), first, second
-    )
-
-  @tff.tensorflow.computation(many)
-  def report(rows: Mapping[str, Any]) -> Mapping[str, Any]:
-    return rows
+  @tff.tensorflow.computation(both)
+  def report(rows: Any) -> Any:
+    return _concatenated(*rows)
 
   def collect(rows: tff.Value) -> tff.Value:
-    return tff.federated_aggregate(rows, no_rows(), append, concatenate, report)
+    return tff.federated_aggregate(rows, no_rows(), append, merge, report)
 
   return collect, many
+
+
+def _concatenated(*rows: Any) -> Any:
+  """Structures of tensors, each [n, ...], one after another."""
+  return tf.nest.map_structure(lambda *t: tf.concat(t, axis=0), *rows)
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:
