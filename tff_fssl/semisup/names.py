@@ -6,3 +6,6 @@ TSA_SCHEDULES = (LINEAR, LOG, EXP)
 
 # What the divergence of a batch is taken of; see `divergence`.
 PROBABILITIES, LABELS = 'probabilities', 'labels'
+
+# Which of several classes with equally many votes; see `agreement`.
+LOCAL, LOWEST = 'local', 'lowest'
