@@ -56,5 +56,6 @@ def divergence_from_helpers(
   """
   each = losses.kl_divergence(helper_probs, logits[:, tf.newaxis])
   return tf.math.divide_no_nan(
-    tf.linalg.matvec(each, helper_weights), tf.reduce_sum(helper_weights)
+    tf.reduce_sum(each * helper_weights, axis=-1),
+    tf.reduce_sum(helper_weights),
   )

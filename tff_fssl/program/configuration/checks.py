@@ -147,12 +147,15 @@ def _check_cross_device(config: 'config_lib.Config') -> None:
   """Refuses what clients without identity, that take part once, cannot run."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
-  if capabilities.client_state:
+  # What it needs of single clients, it needs for what it keeps of them.
+  is_stateless = bool(capabilities.signals) and not config.sends_signals
+  if capabilities.client_state and not is_stateless:
+    remedy = f'; set {config.without_signals}' if config.without_signals else ''
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
-      ' of such a deployment does not know'
+      f' of such a deployment does not know{remedy}'
     )
-  if capabilities.per_client_broadcast:
+  if capabilities.per_client_broadcast and not is_stateless:
     raise UsageError(
       f'{name} sends each client a message of its own; in such a deployment all'
       ' clients receive the same message'
