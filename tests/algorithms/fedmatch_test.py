@@ -16,7 +16,7 @@ from tff_fssl.rounds import deployment
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 _HPARAMS = fedmatch_hparams.FedMatchHparams
-_DELTA, _ZERO = np.float32(2e-3), np.float32(1e-3)
+_DELTA, _ZERO = np.float32(2e-3), np.float32(1e-2)
 # Thresholds that some changes reach.
 _OWN = {'delta_threshold': float(_DELTA), 'psi_threshold': float(_ZERO)}
 _PLAIN_SGD = {

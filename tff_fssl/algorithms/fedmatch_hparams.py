@@ -52,8 +52,8 @@ METRICS = (
   ),
   metrics.of_clients(
     'psi_distance',
-    "|sigma - psi| / |sigma| (L2 norms) of clients' uploads, mean over clients:"
-    ' 1 - psi_factor at the start; 0 where psi is a copy of sigma.',
+    "L2 norm of sigma - psi over that of sigma, of clients' uploads; mean over"
+    ' clients. 1 - psi_factor at the start; 0 where psi is a copy of sigma.',
     'ratio',
     curve=metrics.Curve('Distance of psi from sigma'),
   ),

@@ -81,7 +81,12 @@ def _run_of_fedmatch(folder, model):
     below = name.removeprefix(f'{prefix}/')
     if below != name:
       leaves[f'{prefix}/sets/psi/{below}'] = np.float32(0.25) * value
-  given = {'model': 'cnn', 'dataset': 'digits', 'algorithm': 'fedmatch'}
+  given = {
+    'model': 'cnn',
+    'dataset': 'digits',
+    'algorithm': 'fedmatch',
+    'num_labels': '10',
+  }
   owner = ownership.with_model(ownership.of_flags(given), model)
   with open(file, 'wb') as opened:
     opened.writelines(checkpoint.to_chunks(leaves, owner))
