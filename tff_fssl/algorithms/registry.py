@@ -447,7 +447,8 @@ REGISTRY = {
         once=Passes(3, 0),
         note='Without helpers, that is in nine of ten rounds, 4, and 1 once. Of'
         ' the passes once, one is over a single image of noise, though it'
-        " counts for each example. The authors' code asks helpers in each step.",
+        " counts for each example. The authors' code asks helpers in each"
+        ' step.',
       ),
       round_defaults={
         'client_epochs': 1,

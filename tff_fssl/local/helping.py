@@ -1,6 +1,7 @@
 """Networks of others that help a client: predictions, agreement, embedding."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -130,7 +131,7 @@ def loss(
   return label_weight * of_labels + consistency_weight * divergence, ratios
 
 
-def noise(num_values: int) -> np.ndarray:
+def noise(num_values: int) -> np.ndarray[Any, Any]:
   """Truncated Gaussian noise, the same at each call: float64 [num_values].
 
   FedMatch's code: mean and deviation 125, cut to [0, 255] by drawing again.

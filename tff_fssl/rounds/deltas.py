@@ -101,8 +101,8 @@ class Deltas:
       share = tf.constant(1.0)
       if self.threshold is not None:
         new = self.sparse(name, given)
-        old = self.sparse(name, _own(name, like, received))
-        old = [tf.where(tf.equal(n, 0.0), 0.0, o) for n, o in zip(new, old)]
+        own = self.sparse(name, _own(name, like, received))
+        old = [tf.where(tf.equal(n, 0.0), 0.0, o) for n, o in zip(new, own)]
         share = sparsity.share_sent(new, old, self.threshold)
         if self.applied:
           given = sparsity.overwrite(old, new, self.threshold)

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -129,7 +130,7 @@ class _Helping:
 
   def _chosen(self, uploads: last_uploads.Table) -> Mapping[str, tf.Tensor]:
     """What helpers are chosen by, if there are any."""
-    chosen: Any = collections.OrderedDict()
+    chosen: collections.OrderedDict[str, tf.Tensor] = collections.OrderedDict()
     if self.settings.helper_set:
       chosen['embedding'] = uploads['values'][EMBEDDING]
       chosen['owner'] = uploads['owner']
@@ -153,7 +154,7 @@ class _Helping:
   ) -> dict[str, tf.Tensor]:
     uploads = sent['uploads']
     slot, is_known = last_uploads.find(uploads, client_id)
-    own = lambda name: last_uploads.read(uploads, name, slot)
+    own = functools.partial(last_uploads.read, uploads, slots=slot)
     received = {IS_KNOWN: tf.cast(is_known, tf.float32)}
     for name in self.settings.sets:
       received[f'own_{name}'] = own(name) * received[IS_KNOWN]

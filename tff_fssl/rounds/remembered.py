@@ -16,7 +16,8 @@ from tff_fssl.rounds import helpers as helpers_lib
 from tff_fssl.rounds import last_uploads
 from tff_fssl.semisup import patience as patience_lib
 
-Networks, ClientData = algorithm_lib.Networks, algorithm_lib.ClientData
+Networks = algorithm_lib.Networks
+ClientData = algorithm_lib.ClientData
 Patience = patience_lib.Patience
 
 
