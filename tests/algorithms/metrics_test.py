@@ -34,7 +34,11 @@ _EVALUATED = (
   'accuracy_worst_decile',
 )
 # Declared as `communication/bytes_..._...`.
-_OF_SETS = {f'communication/bytes_{way}_teacher' for way in ('down', 'up')}
+_OF_SETS = {
+  f'communication/bytes_{way}_{name}'
+  for way in ('down', 'up')
+  for name in ('psi', 'teacher')
+}
 # What `programs/train.py` adds to the metrics of a process, by table.
 _ADDED = {
   'train.csv': {

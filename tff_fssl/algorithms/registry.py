@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import fedcon_hparams
+from tff_fssl.algorithms import fedmatch_hparams
 from tff_fssl.algorithms import fedrgd_hparams
 from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.algorithms import fixmatch_hparams
@@ -559,6 +560,48 @@ REGISTRY = {
       tiny_hparams={'num_query': 1},
       metrics=protofssl_hparams.METRICS,
       paper='Kim et al., arXiv 2022',
+    ),
+    Algorithm(
+      'fedmatch',
+      'FedMatch: labels move sigma, unlabelled examples psi; clients help.',
+      fedmatch_hparams.FedMatchHparams,
+      'tff_fssl.algorithms.fedmatch:build_local_algorithm',
+      {
+        part: f'tff_fssl.algorithms.fedmatch:build_{part}'
+        for part in ('server_training', 'server', 'exchange', 'prediction')
+      },
+      capabilities=Capabilities(
+        client_state_if='remembers',
+        per_client_broadcast=True,
+        weight_sets_down=2,
+        weight_sets_up=2,
+        signals='remembers',
+        without_signals='remembered_clients=0',
+      ),
+      compute=Compute(
+        Passes(2, 2),
+        once=Passes(3, 0),
+        note='Without helpers, that is in nine of ten rounds, 4, and 1 once. Of'
+        ' the passes once, one is over a single image of noise, though it'
+        " counts for each example. The authors' code asks helpers in each"
+        ' step.',
+      ),
+      round_defaults={
+        'client_epochs': 1,
+        'client_batch_size': 100,
+        'client_learning_rate': 1e-3,
+        'max_gradient_norm': 0.0,
+        'momentum': 0.0,
+        'num_pretraining_rounds': 1,
+        'server_batch_size': 100,
+        'server_epochs': 1,
+        'server_learning_rate': 1e-3,
+        'server_optimizer_momentum': 0.0,
+        'weight_decay': 0.0,
+      },
+      tiny_hparams={'confidence_threshold': 0.3, 'helper_interval': 1},
+      metrics=fedmatch_hparams.METRICS,
+      paper='Jeong et al., ICLR 2021',
     ),
     _alone('supervised', 'Labels only', supervised_hparams.SupervisedHparams),
     _alone(

@@ -138,7 +138,12 @@ FEDAVG = ServerAlgorithm()
 
 
 def with_moving_average(
-  server: ServerAlgorithm, name: str, decay: float
+  server: ServerAlgorithm,
+  name: str,
+  decay: float,
+  weights_of: Callable[[ServerModel], adapter.Weights] = lambda model: (
+    model.weights
+  ),
 ) -> ServerAlgorithm:
   """Adds a set: the exponential moving average of the model's weights.
 
@@ -149,6 +154,7 @@ def with_moving_average(
     server: The server's part of an algorithm.
     name: The name of the set.
     decay: alpha, in [0, 1].
+    weights_of: The model -> the weights that are averaged.
 
   Returns:
     The server's part with the set, which is not sent to clients.
@@ -156,13 +162,14 @@ def with_moving_average(
 
   def start(weights: adapter.Weights) -> ServerModel:
     model = server.start(weights)
-    return model.with_sets(**{name: model.weights})
+    return model.with_sets(**{name: weights_of(model)})
 
   def update(
     model: ServerModel, aggregated: Aggregated, tools: ServerTools
   ) -> ServerModel:
     average = model.sets[name]
     model = server.update(model, aggregated, tools)
+    weights = weights_of(model)
     started = tools.round_num >= 1
     # Without statistics of its own yet, it takes the model's.
     has_statistics = tf.logical_and(started, average.statistics_count > 0.0)
@@ -173,11 +180,13 @@ def with_moving_average(
         tuple(new),
       )
       for averages, old, new in (
-        (started, average.trainable, model.trainable),
-        (has_statistics, average.non_trainable, model.non_trainable),
+        (started, average.trainable, weights.trainable),
+        (has_statistics, average.non_trainable, weights.non_trainable),
       )
     )
-    average = adapter.Weights(trainable, non_trainable, model.statistics_count)
+    average = adapter.Weights(
+      trainable, non_trainable, weights.statistics_count
+    )
     return model.with_sets(**{name: average})
 
   def sends(model: ServerModel) -> dict[str, tf.Tensor]:

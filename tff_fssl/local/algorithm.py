@@ -136,6 +136,7 @@ class Prepared(NamedTuple):
       min, mean and max over clients; other values get the client rejected.
     weight: float32 scalar in [0, 1], the weight of the update in the
       aggregation, if the algorithm `weighs`; None: `client_weighting` decides.
+    rate: float32 scalar, a factor of the round's learning rate; None: 1.
   """
 
   selected: tf.Tensor
@@ -144,6 +145,7 @@ class Prepared(NamedTuple):
   ratios: Mapping[str, Ratio] = {}
   ranges: Mapping[str, tf.Tensor] = {}
   weight: tf.Tensor | None = None
+  rate: tf.Tensor | None = None
 
 
 class ClientData(NamedTuple):
@@ -254,10 +256,12 @@ class Finished(NamedTuple):
   Attributes:
     signals: Name -> float32 scalar, for each of `LocalAlgorithm.signals`.
     row: Name -> tensor, what the server's exchange keeps of this client.
+    ratios: Name -> metric of the round.
   """
 
   signals: Mapping[str, tf.Tensor] = {}
   row: Mapping[str, tf.Tensor] = {}
+  ratios: Mapping[str, Ratio] = {}
 
 
 Step = Callable[[Networks, Batch], StepResult]
@@ -282,7 +286,8 @@ class LocalAlgorithm(NamedTuple):
     prepare: Called once a round. None: all examples are selected, nothing is
       computed.
     after_step: Called after the steps of each batch; may assign to peers.
-    finish: Called once after training. None: nothing else is sent.
+    finish: Called once after training. What it assigns to the networks is what
+      is sent. None: they are sent as they are, and nothing else.
     peers: Name -> further network.
     signals: Name -> number that `finish` returns.
     weighs: Whether `prepare` sets the weight of the update.

@@ -99,3 +99,20 @@ def weak_probs(
     network, data.weights, data.unlabeled.x, views, data.seed, batch_size
   )
   return tf.nn.softmax(logits)
+
+
+def plain_probs(
+  network: adapter.Network,
+  data: algorithm_lib.ClientData,
+  views: augment.Views,
+  batch_size: int,
+) -> tf.Tensor:
+  """The same for the examples as they are, without augmentation."""
+  logits = outputs(
+    network,
+    data.unlabeled.x,
+    lambda batch, i: views.plain(batch),
+    data.weights.statistics_count,
+    batch_size,
+  )
+  return tf.nn.softmax(logits)

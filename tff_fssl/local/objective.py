@@ -93,6 +93,23 @@ def training_logits(
   return network.logits(part.views[view], training=True, weights=part.weights)
 
 
+def in_turn(
+  *algorithms: algorithm_lib.LocalAlgorithm,
+) -> algorithm_lib.LocalAlgorithm:
+  """Makes the steps of several algorithms one after another on each batch."""
+  streams: dict[str, algorithm_lib.Stream] = {}
+  peers: dict[str, algorithm_lib.Peer] = {}
+  for algorithm in algorithms:
+    streams |= algorithm.streams
+    peers |= algorithm.peers
+  return algorithm_lib.LocalAlgorithm(
+    steps=tuple(step for a in algorithms for step in a.steps),
+    step_ratios=tuple(name for a in algorithms for name in a.step_ratios),
+    streams=streams,
+    peers=peers,
+  )
+
+
 def supervised() -> Term:
   """The mean cross-entropy of labelled examples (weak view)."""
 

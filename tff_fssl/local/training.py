@@ -207,7 +207,7 @@ class LocalTraining:
     """
     if self._algorithm.start is not None:
       weights = self._algorithm.start(weights, received or {})
-    initial = self._start(weights, sets or {}, momentum, received or {})
+    initial = self._start(weights, sets or {}, received or {}, momentum)
     data = algorithm_lib.ClientData(
       weights,
       labeled,
@@ -218,6 +218,8 @@ class LocalTraining:
       dict(sets or {}),
     )
     prepared = self._prepare(data, watch)
+    if prepared.rate is not None:
+      learning_rate *= prepared.rate
     feed = feed_lib.Feed(
       self._algorithm,
       self._views,
@@ -244,14 +246,16 @@ class LocalTraining:
         feed.num_steps,
         _named('update of', variables, _change(weights, self._networks.local)),
       )
-    return result._replace(finished=finished)
+    return result._replace(
+      ratios={**result.ratios, **finished.ratios}, finished=finished
+    )
 
   def _start(
     self,
     weights: adapter.Weights,
     sets: Mapping[str, adapter.Weights],
-    momentum: Sequence[tf.Tensor],
     received: Mapping[str, tf.Tensor],
+    momentum: Sequence[tf.Tensor],
   ) -> _Initial:
     """Assigns weights and momentum; returns what later is compared with."""
     self._networks.local.assign(weights)

@@ -65,7 +65,9 @@ class Prediction(NamedTuple):
   """How a process predicts: evaluation and export ask it.
 
   Attributes:
-    weights: The model -> the weights that are assigned to the network.
+    weights: The model -> the weights that are assigned to the network. Its
+      batch norm statistics, `--average_decay` and `get_model_weights` refer to
+      them, too.
     logits: (network with these weights, model, preprocessed images) -> logits
       float32 [B, C], as for evaluation.
     also: Name -> another way to predict, which is evaluated, too.

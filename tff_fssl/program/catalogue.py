@@ -64,7 +64,7 @@ _COMMON = (
   ),
   of_clients(
     'loss_pseudo_label',
-    '`fixmatch`, `semifl`, `fl2`, `fedrgd`, `fedswitch`, `ts_...`:'
+    '`fixmatch`, `semifl`, `fl2`, `fedmatch`, `fedrgd`, `fedswitch`, `ts_...`:'
     ' cross-entropy of strong views with their pseudo-labels, mean over the'
     ' examples whose pseudo-label is kept.',
     NATS,

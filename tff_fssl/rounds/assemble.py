@@ -187,7 +187,7 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   if not hparams.average_decay or _AVERAGE in parts.prediction.also:
     return parts
   server = server_algorithm.with_moving_average(
-    parts.server, _AVERAGE, hparams.average_decay
+    parts.server, _AVERAGE, hparams.average_decay, parts.prediction.weights
   )
   average = server_model.of_set(_AVERAGE, parts.prediction)
   also = {**parts.prediction.also, _AVERAGE: average}
@@ -332,6 +332,7 @@ class _Assembly:
       aggregator,
       finalizer,
       start=self._parts.server.start,
+      weights_of=self._parts.prediction.weights,
       last_phases=phases,
       end_round=end_round,
       split=split,
@@ -491,6 +492,7 @@ class _Assembly:
       num_classes=self._networks.num_classes,
       server_data_fn=self._server.data_fn,
       server_batch_size=self._server.statistics_batch_size,
+      predicting=self._parts.prediction.weights,
       delivery=delivery_lib.Delivery(kept=self._delivery.kept),
     )
     server = self._parts.server

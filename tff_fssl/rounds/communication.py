@@ -32,7 +32,7 @@ def build_communication(
 
   Tables of which a client uses only its own rows count as these rows, and so do
   the rows that groups start from: this is what a deployment with a federated
-  select sends.
+  select sends. `Exchange.not_counted` says what does not travel there at all.
 
   Args:
     model_type: The type of the `ServerModel`.
@@ -100,11 +100,16 @@ def _up(
   up['model'] -= sum(peers.values())
   if exchange is not None:
     row_type = exchange_lib.row_type(exchange)
-    row = client_data.num_bytes(
-      row_type['values'] if exchange.in_sum else row_type
-    )
+    sent = row_type['values'] if exchange.in_sum else row_type
+    row = client_data.num_bytes(sent)
     up['model'] -= row
-    up['exchange'] = 0 if exchange.is_clients_own else row
+    up['exchange'] = row - sum(
+      client_data.num_bytes(row_type['values'][name])
+      for name in exchange.not_counted
+      if name in exchange.row_specs
+    )
+    if exchange.is_clients_own:
+      up['exchange'] = 0
   return up
 
 
@@ -173,5 +178,7 @@ def _received_bytes(
   specs = tf.function(receive).get_concrete_function(model).structured_outputs
   return sum(
     (spec.shape.num_elements() or 0) * spec.dtype.size
-    for spec in tf.nest.flatten(specs)
+    for name, value in specs.items()
+    for spec in tf.nest.flatten(value)
+    if name not in exchange.not_counted
   )

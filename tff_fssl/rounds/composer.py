@@ -64,6 +64,9 @@ def compose_fssl_process(
   finalizer: tff.learning.templates.FinalizerProcess,
   *,
   start: Callable[[adapter.Weights], ServerModel],
+  weights_of: Callable[[ServerModel], adapter.Weights] = lambda model: (
+    model.weights
+  ),
   last_phases: Sequence[tff.Computation] = (),
   end_round: EndRound | None = None,
   split: tff.Computation | None = None,
@@ -85,6 +88,8 @@ def compose_fssl_process(
     aggregator: Combines the clients' updates; weighted.
     finalizer: Takes what came from the clients to a new model.
     start: See `FsslProcess`.
+    weights_of: The model -> what `get_model_weights` returns: the weights that
+      predict.
     last_phases: `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`,
       further client phases after the finalizer.
     end_round: Takes clients' rows to the distributor's next state; then clients
@@ -128,7 +133,7 @@ def compose_fssl_process(
     init_fn.type_signature.result,
   )
   state_type = init_fn.type_signature.result.member
-  to_model, to_state = _model_weights_fns(state_type, start)
+  to_model, to_state = _model_weights_fns(state_type, start, weights_of)
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
   process.start = start
   return process
@@ -310,7 +315,9 @@ def _metrics_of_parts(
 
 
 def _model_weights_fns(
-  state_type: tff.Type, start: Callable[[adapter.Weights], ServerModel]
+  state_type: tff.Type,
+  start: Callable[[adapter.Weights], ServerModel],
+  weights_of: Callable[[ServerModel], adapter.Weights],
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
@@ -318,7 +325,7 @@ def _model_weights_fns(
   def get_model_weights(
     state: LearningAlgorithmState,
   ) -> tff.learning.models.ModelWeights:
-    weights = state.global_model_weights
+    weights = weights_of(ServerModel(*state.global_model_weights))
     return tff.learning.models.ModelWeights(
       tuple(weights.trainable), tuple(weights.non_trainable)
     )

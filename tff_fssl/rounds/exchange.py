@@ -14,6 +14,8 @@ from tff_fssl.models import adapter
 from tff_fssl.rounds import delivery as delivery_lib
 
 ServerModel = server_algorithm.ServerModel
+# n rows are copied n / 10 + 10 times, instead of n, while they are collected.
+_LATEST_ROWS = 10
 
 
 class Rows(NamedTuple):
@@ -54,6 +56,10 @@ class Exchange(NamedTuple):
       with the update, so that nothing leaves a client beside the sum. Then
       `accept` gets what the aggregator made of it as the only row, or no row if
       nothing could be used. All of `row_specs` must be float32.
+    not_counted: Names of values in `receive`'s results and in rows that stand
+      for what their receiver knows without them (what a client keeps on its own
+      disk, what the server computes from the update), or that the algorithm
+      counts itself: they are not in the figures of bytes.
   """
 
   initialize: Callable[[], Any]
@@ -65,6 +71,7 @@ class Exchange(NamedTuple):
   is_clients_own: bool = False
   is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
   in_sum: bool = False
+  not_counted: tuple[str, ...] = ()
 
 
 class Population(NamedTuple):
@@ -400,37 +407,48 @@ def _build_collect(
       lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
     )
   )
+  # (rows, the latest of them): most rows are copied rarely.
+  both = tff.to_type((many, many))
 
   @tff.tensorflow.computation
   def no_rows() -> Any:
     # The accumulator's type must have an unknown length.
-    return tf.nest.map_structure(
-      lambda s: tf.compat.v1.placeholder_with_default(
-        tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
+    empty = lambda s: tf.compat.v1.placeholder_with_default(
+      tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
+    )
+    return tuple(tf.nest.map_structure(empty, specs) for _ in range(2))
+
+  @tff.tensorflow.computation(both, one)
+  def append(rows: Any, row: Any) -> Any:
+    row = tf.nest.map_structure(lambda t: t[None], row)
+    latest = _concatenated(rows[1], row)
+    is_full = tf.shape(tf.nest.flatten(latest)[0])[0] >= _LATEST_ROWS
+    return tf.cond(
+      is_full,
+      lambda: (
+        _concatenated(rows[0], latest),
+        tf.nest.map_structure(lambda t: t[:0], latest),
       ),
-      specs,
+      lambda: tf.nest.map_structure(tf.identity, (rows[0], latest)),
     )
 
-  @tff.tensorflow.computation(many, one)
-  def append(rows: Mapping[str, Any], row: Mapping[str, Any]) -> Any:
-    return tf.nest.map_structure(
-      lambda r, new: tf.concat([r, new[None]], axis=0), rows, row
-    )
+  @tff.tensorflow.computation(both, both)
+  def merge(first: Any, second: Any) -> Any:
+    return _concatenated(*first, second[0]), second[1]
 
-  @tff.tensorflow.computation(many, many)
-  def concatenate(first: Mapping[str, Any], second: Mapping[str, Any]) -> Any:
-    return tf.nest.map_structure(
-      lambda a, b: tf.concat([a, b], axis=0), first, second
-    )
-
-  @tff.tensorflow.computation(many)
-  def report(rows: Mapping[str, Any]) -> Mapping[str, Any]:
-    return rows
+  @tff.tensorflow.computation(both)
+  def report(rows: Any) -> Any:
+    return _concatenated(*rows)
 
   def collect(rows: tff.Value) -> tff.Value:
-    return tff.federated_aggregate(rows, no_rows(), append, concatenate, report)
+    return tff.federated_aggregate(rows, no_rows(), append, merge, report)
 
   return collect, many
+
+
+def _concatenated(*rows: Any) -> Any:
+  """Structures of tensors, each [n, ...], one after another."""
+  return tf.nest.map_structure(lambda *t: tf.concat(t, axis=0), *rows)
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:

@@ -7,6 +7,7 @@ each client, `W@SERVER` one value of type W at the server.
 import collections
 from collections.abc import Callable
 import dataclasses
+import functools
 from typing import Any
 
 import tensorflow as tf
@@ -34,6 +35,8 @@ class Gathering:
     num_classes: See `client_data.read_client`.
     server_data_fn: The server's labelled data, if it has any.
     server_batch_size: Examples in a batch of the server's pass.
+    predicting: The model -> the weights with which its own statistics are
+      gathered: those that predict.
     delivery: Which weights travel.
   """
 
@@ -45,7 +48,18 @@ class Gathering:
   num_classes: int
   server_data_fn: Callable[[], tf.data.Dataset] | None
   server_batch_size: int
+  predicting: Callable[[server_model.ServerModel], adapter.Weights]
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
+
+  def weights_of(self, model: Any, set_name: str) -> adapter.Weights:
+    """The weights of a set, or those that predict, ''."""
+    model = server_model.ServerModel(*model)
+    weights = model.sets[set_name] if set_name else self.predicting(model)
+    return adapter.Weights(
+      tuple(weights.trainable),
+      tuple(weights.non_trainable),
+      weights.statistics_count,
+    )
 
   def of_client(
     self, weights: adapter.Weights, dataset: tf.data.Dataset
@@ -153,16 +167,6 @@ def _read_weights(
   return weights, sent.reduce(0, lambda num, _: num + 1)
 
 
-def _weights_of(model: Any, set_name: str) -> adapter.Weights:
-  """The weights of the model, or of one of its sets."""
-  weights = model.sets[set_name] if set_name else model
-  return adapter.Weights(
-    tuple(weights.trainable),
-    tuple(weights.non_trainable),
-    weights.statistics_count,
-  )
-
-
 # ServerModel -> bool scalar.
 _IsNeeded = Callable[[server_model.ServerModel], tf.Tensor] | None
 
@@ -193,7 +197,8 @@ def build_statistics_phase(
   Returns:
     The federated computation, and the bytes that a client sends in it.
   """
-  select = _build_select(model_type, set_name, is_needed, gathering.delivery)
+  weights_of = functools.partial(gathering.weights_of, set_name=set_name)
+  select = _build_select(model_type, weights_of, is_needed, gathering.delivery)
   weights_type = select.type_signature.result
   data_type = client_data.data_type(element_spec)
 
@@ -216,12 +221,11 @@ def build_statistics_phase(
   ) -> server_model.ServerModel:
     model = server_model.ServerModel(*model)
     needed = None if is_needed is None else is_needed(model)
-    weights = gathering.at_server(
-      _weights_of(model, set_name), combined, needed
-    )
+    weights = gathering.at_server(weights_of(model), combined, needed)
     if set_name:
       return model.with_sets(**{set_name: weights})
-    return model.with_weights(weights)
+    own = tuple(model.trainable)
+    return model.with_weights(weights._replace(trainable=own))
 
   @tff.federated_computation(
     tff.FederatedType(model_type, tff.SERVER),
@@ -251,7 +255,7 @@ def build_statistics_phase(
 
 def _build_select(
   model_type: tff.Type,
-  set_name: str,
+  weights_of: Callable[[server_model.ServerModel], adapter.Weights],
   is_needed: _IsNeeded,
   delivery: delivery_lib.Delivery,
 ) -> tff.Computation:
@@ -259,7 +263,7 @@ def _build_select(
 
   @tff.tensorflow.computation(model_type)
   def select(model: server_model.ServerModel) -> Any:
-    weights = delivery.of_weights(_weights_of(model, set_name))
+    weights = delivery.of_weights(weights_of(model))
     if is_needed is None:
       return weights
     sent = is_needed(server_model.ServerModel(*model))

@@ -10,3 +10,5 @@ PROBABILITIES, LABELS = 'probabilities', 'labels'
 # The distance of an embedding from a prototype; see `prototypes`.
 MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
 DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)
+# Which of several classes with equally many votes; see `agreement`.
+LOCAL, LOWEST = 'local', 'lowest'

@@ -69,6 +69,41 @@ def test_a_run_gives_its_last_whole_checkpoint(tmp_path):
 @pytest.mark.parametrize(
   'name', ['a.keras', 'a.h5', 'x', 'w.h5', 'w.weights.h5']
 )
+def _run_of_fedmatch(folder, model):
+  """A run whose weights are sigma + psi, psi a fourth of sigma."""
+  path = _run(folder, model)
+  flags = '--algorithm=fedmatch\n--model=cnn\n--dataset=digits\n'
+  (folder / 'flags.txt').write_text(f'{flags}--num_labels=10\n')
+  file = checkpoint.path_of(str(folder / 'checkpoints'), 1)
+  leaves = checkpoint.read(file)
+  prefix = 'process/global_model_weights'
+  for name, value in list(leaves.items()):
+    below = name.removeprefix(f'{prefix}/')
+    if below != name:
+      leaves[f'{prefix}/sets/psi/{below}'] = np.float32(0.25) * value
+  given = {
+    'model': 'cnn',
+    'dataset': 'digits',
+    'algorithm': 'fedmatch',
+    'num_labels': '10',
+  }
+  owner = ownership.with_model(ownership.of_flags(given), model)
+  with open(file, 'wb') as opened:
+    opened.writelines(checkpoint.to_chunks(leaves, owner))
+  return path
+
+
+def test_a_run_gives_the_weights_that_predict(tmp_path):
+  model = _model('none', fill=1)
+  source = warm_start.find(_run_of_fedmatch(tmp_path / 'run', model))
+  weights = warm_start.load(source, model)
+  for value, variable in zip(
+    weights.trainable, model.trainable_variables, strict=True
+  ):
+    np.testing.assert_allclose(value, 1.25 * variable, atol=1e-5)
+  assert isinstance(weights.trainable[0], np.ndarray)
+
+
 def test_a_keras_file(tmp_path, name, norm):
   model = _model(norm, fill=2)
   if name.startswith('w'):

@@ -172,11 +172,13 @@ def _check_cross_device(config: 'config_lib.Config') -> None:
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
   if config.keeps_client_state:
+    remedy = f'; set {config.without_signals}' if config.without_signals else ''
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
-      ' of such a deployment does not know'
+      f' of such a deployment does not know{remedy}'
     )
-  if capabilities.per_client_broadcast:
+  # Without a state of single clients, there is nothing of their own to send.
+  if capabilities.per_client_broadcast and not capabilities.client_state_if:
     raise UsageError(
       f'{name} sends each client a message of its own; in such a deployment all'
       ' clients receive the same message'

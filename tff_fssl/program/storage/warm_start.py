@@ -14,6 +14,7 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -40,12 +41,14 @@ class Source(NamedTuple):
     keras: The Keras file; '' for a run.
     leaves: Leaves of the run's checkpoint.
     model: Descriptions of the weights of the run's model; None if not known.
+    config: The configuration of a run whose model predicts in a way of its own.
   """
 
   about: str
   keras: str = ''
   leaves: Mapping[str, Any] = {}
   model: ownership.Model | None = None
+  config: config_lib.Config | None = None
 
 
 def find(init_from: str) -> Source:
@@ -115,7 +118,10 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
     ) from error
   made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
   about = f'{tree.path}, round {round_num} ({made})'
-  return Source(about, leaves=leaves, model=header.owner.model)
+  config = None
+  if entry is not None and 'prediction' in entry.other_parts:
+    config = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+  return Source(about, leaves=leaves, model=header.owner.model, config=config)
 
 
 def load(source: Source, model: Any, whole: Any = None) -> Any:
@@ -148,7 +154,7 @@ def load(source: Source, model: Any, whole: Any = None) -> Any:
     )
     weights = adapter.Weights(trainable, non_trainable, np.float32(1.0))
   else:
-    weights = from_leaves(source.leaves).weights
+    weights = _predicting(source)
     wrong = ownership.model_differences(
       source.model or {}, ownership.describe_model(model)
     )
@@ -163,6 +169,21 @@ def load(source: Source, model: Any, whole: Any = None) -> Any:
       ' weights of an earlier round'
     )
   return weights
+
+
+def _predicting(source: Source) -> Any:
+  """The weights with which the model of a run predicts."""
+  model = from_leaves(source.leaves)
+  if source.config is None:
+    return model.weights
+  config = source.config
+  parts = config.entry.build_parts(config.algorithm, config.round)
+  trainable, non_trainable, count = parts.prediction.weights(model)
+  return model.weights._replace(
+    trainable=tuple(map(np.asarray, trainable)),
+    non_trainable=tuple(map(np.asarray, non_trainable)),
+    statistics_count=np.float32(count),
+  )
 
 
 def from_leaves(leaves: Mapping[str, Any]) -> Any:

@@ -1,0 +1,477 @@
+"""FedMatch's rounds, server and flags: what its specification says of them."""
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_rounds
+import tiny_task
+
+from tff_fssl.algorithms import fedmatch_hparams
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.local import training
+from tff_fssl.models import evaluate
+from tff_fssl.program.configuration import config
+from tff_fssl.rounds import deployment
+
+_SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
+_HPARAMS = fedmatch_hparams.FedMatchHparams
+_DELTA, _ZERO = np.float32(2e-3), np.float32(1e-2)
+# Thresholds that some changes reach.
+_OWN = {'delta_threshold': float(_DELTA), 'psi_threshold': float(_ZERO)}
+_PLAIN_SGD = {
+  'client_learning_rate': 0.01,
+  'max_gradient_norm': 0.0,
+  'momentum': 0.0,
+  'proximal_strength': 0.0,
+  'server_optimizer_momentum': 0.0,
+  'weight_decay': 0.0,
+}
+
+
+def _next(process, state, elements):
+  return process.next(state, [tiny_task.dataset(e, process) for e in elements])
+
+
+def _run(process, scenario, num_rounds=3):
+  """(state before, output) of rounds with clients."""
+  state, outputs = process.initialize(), []
+  if int(state.client_work) < 1:
+    state = process.next(state, []).state
+  for round_num in range(1, num_rounds + 1):
+    # Client 3 comes later.
+    size = 3 if round_num == 1 else 4
+    cohort = tiny_task.cohort(scenario, size, round_num)
+    output = _next(process, state, cohort)
+    outputs.append((state, output))
+    state = output.state
+  return outputs
+
+
+_LIAR = 77
+_NAN = float('nan')
+_LIES = [
+  ('psi', _NAN),
+  ('sigma', 1e30),
+  ('embedding', 0.9),
+  ('embedding', _NAN),
+  ('rate', 2.0),
+  ('remaining', -1.0),
+  ('lowest', _NAN),
+]
+
+
+@pytest.fixture(scope='module', name='at_clients')
+def _at_clients():
+  """A process and its rounds; clients of seed 77 + i tell lie i."""
+  honest = training.LocalTraining.run
+
+  def run(self, *args, seed, **kwargs):
+    result = honest(self, *args, seed=seed, **kwargs)
+    row = dict(result.finished.row)
+    for i, (name, lie) in enumerate(_LIES):
+      lies = tf.equal(seed[0], _LIAR + i)
+      row[name] = tf.where(lies, tf.constant(lie, tf.float32), row[name])
+    return result._replace(finished=result.finished._replace(row=row))
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(training.LocalTraining, 'run', run)
+    process = tiny_task.build.__wrapped__(
+      'fedmatch',
+      _CLIENTS,
+      norm='none',
+      hparams=tuple(_OWN.items()),
+      **_PLAIN_SGD,
+    )
+    return process, _run(process, _CLIENTS)
+
+
+@pytest.fixture(scope='module', name='at_server')
+def _at_server():
+  process = tiny_task.build(
+    'fedmatch',
+    _SERVER,
+    norm='none',
+    hparams=tuple(_OWN.items()),
+    average_decay=0.5,
+    server_epochs=3,
+    **_PLAIN_SGD,
+  )
+  return process, _run(process, _SERVER)
+
+
+def _flat(tensors):
+  return np.concatenate([np.ravel(t) for t in tensors])
+
+
+def _sp(psi):
+  return np.where(np.abs(psi) > _ZERO, psi, np.float32(0))
+
+
+def _sets(state):
+  model = state.global_model_weights
+  return {
+    'sigma': _flat(model.trainable),
+    'psi': _flat(model.sets['psi'].trainable),
+  }
+
+
+def _uploads(state):
+  """Client id -> what the server keeps of it."""
+  table = state.distributor['table']['uploads']
+  return {
+    int(owner): {n: v[slot] for n, v in table['values'].items()}
+    for slot, owner in enumerate(table['owner'])
+    if owner >= 0
+  }
+
+
+def _expected(before, after, helper_ids):
+  """(changes of the sets, % down, % up) of a client, by A3 in NumPy."""
+  changes, down, up = {}, 0, 0
+  for name, has in before['server'].items():
+    sp = _sp if name == 'psi' else lambda w: w
+    new, received = sp(has), sp(has)
+    if before['own'] is None:
+      down += has.size
+    else:
+      old = before['own'][name]
+      is_sent = np.abs(new - old) > _DELTA
+      down += is_sent.sum()
+      received = np.where(is_sent, new, old)
+      if name == 'psi':
+        for helper in helper_ids:
+          theirs = _sp(before['uploads'][helper]['psi'])
+          masked = np.where(theirs != 0, _sp(old), np.float32(0))
+          down += np.count_nonzero(np.abs(theirs - masked) > _DELTA)
+    changes[name] = received - after[name]
+    # What was sent is what differs; the rest is what was received.
+    up += np.count_nonzero(np.abs(changes[name]) > _DELTA)
+    small = np.abs(changes[name]) <= _DELTA
+    np.testing.assert_array_equal(after[name][small], received[small])
+  size = before['server']['sigma'].size
+  return changes, 100 * down / size, 100 * up / size
+
+
+def _helper_ids(uploads, client_id):
+  """The two others with the closest embeddings."""
+  if client_id not in uploads:
+    return []
+  own = uploads[client_id]['embedding']
+  distances = {
+    i: np.sum((row['embedding'] - own) ** 2)
+    for i, row in uploads.items()
+    if i != client_id
+  }
+  return sorted(distances, key=distances.get)[:2]
+
+
+@pytest.mark.parametrize('scenario', [_CLIENTS, _SERVER])
+def test_a_round_from_the_uploads(at_clients, at_server, scenario):
+  """Sigma and psi change by the mean change of clients (I14), and what travels
+  is counted (A3), to the element."""
+  _, outputs = at_clients if scenario == _CLIENTS else at_server
+  shares = []
+  for state, output in outputs:
+    uploads, after = _uploads(state), _uploads(output.state)
+    server, new = _sets(state), _sets(output.state)
+    all_changes, downs, ups = [], [], []
+    cohort = range(3 if not uploads else 4)
+    for client_id in cohort:
+      before = {
+        'server': server,
+        'own': uploads.get(client_id),
+        'uploads': uploads,
+      }
+      changes, down, up = _expected(
+        before, after[client_id], _helper_ids(uploads, client_id)
+      )
+      all_changes.append(changes)
+      downs.append(down)
+      ups.append(up)
+    train = output.metrics['client_work']['train']
+    np.testing.assert_allclose(train['percent_down'], np.mean(downs), rtol=1e-5)
+    np.testing.assert_allclose(train['percent_up'], np.mean(ups), rtol=1e-5)
+    helped = np.mean([i in uploads for i in cohort])
+    np.testing.assert_allclose(train['helped_clients'], helped, rtol=1e-6)
+    shares.append((np.mean(downs), np.mean(ups)))
+    psi = np.mean([c['psi'] for c in all_changes], 0)
+    np.testing.assert_allclose(new['psi'], server['psi'] - psi, atol=1e-6)
+    sigma = np.mean([c['sigma'] for c in all_changes], 0)
+    if scenario == _CLIENTS:
+      np.testing.assert_allclose(
+        new['sigma'], server['sigma'] - sigma, atol=1e-6
+      )
+    else:  # Clients do not move it, the server does.
+      assert not np.any(sigma)
+      assert np.any(new['sigma'] != server['sigma'])
+  assert shares[0][0] == 200.0
+  # Some elements travel, others do not.
+  whole = 100.0 if scenario == _SERVER else 200.0
+  assert any(0 < up < whole for _, up in shares)
+  assert any(0 < down % 100 for down, _ in shares[1:])
+
+
+def test_bytes_of_dense_sets(at_clients, at_server):
+  """Both sets travel in a simulation; a row costs its id and its mark."""
+  for process, outputs in (at_clients, at_server):
+    sets = _sets(outputs[0][0])
+    size = 4 * sets['sigma'].size
+    figures = outputs[-1][1].metrics['communication']
+    assert figures['bytes_down_model'] == figures['bytes_down_psi'] == size + 4
+    assert figures['bytes_down_exchange'] == 0
+    assert figures['bytes_down_per_client'] == 2 * (size + 4) + 4
+    assert figures['bytes_up_psi'] == size
+    assert figures['bytes_up_model'] == size + 4  # And a weight.
+    assert figures['bytes_up_exchange'] == 4 + 1
+    assert process.num_clients == tiny_task.NUM_CLIENTS
+
+
+def test_i13_dense_costs():
+  """Helpers cost one set, not two as in ProtoFSSL's table 1."""
+  elements, num_helpers, interval = 6_568_640, 2, 10
+  theta = 4 * elements
+  of_others = (4 * interval + 2 * num_helpers) * theta // interval
+  assert of_others == 115_608_064
+  down = 200 + 100 * num_helpers / interval  # percent_down, deltas=none.
+  assert round((down + 200) / 100 * theta) == 110_353_152
+
+
+@pytest.mark.parametrize(
+  'index', range(len(_LIES)), ids=lambda i: str(_LIES[i])
+)
+def test_a_client_that_lies_is_rejected_as_a_whole(at_clients, index):
+  process, outputs = at_clients
+  state = outputs[-1][0]
+  cohort = tiny_task.cohort(_CLIENTS, 4, 3)
+  liar = tiny_task.client(5, 3, labeled=4)
+  honest = _next(process, state, cohort)
+  # It is client 5, and says so.
+  dataset = tf.data.Dataset.from_tensors(
+    {
+      **liar,
+      'seed': np.array([_LIAR + index, 3], np.int32),
+      'client_id': np.int32(5),
+    }
+  )
+  with_liar = process.next(
+    state, [*(tiny_task.dataset(e, process) for e in cohort), dataset]
+  )
+  train = with_liar.metrics['client_work']['train']
+  assert train['num_rejected_clients'] == 1
+  tiny_rounds.assert_same(
+    tiny_task.flat(honest.state), tiny_task.flat(with_liar.state), atol=1e-6
+  )
+
+
+@pytest.mark.parametrize(
+  'ids, rows, disputed, rejected',
+  [((0, 1, 2), 3, 0, 0), ((0, 0, 2), 1, 2, 0), ((-1, 10, 2), 1, 0, 2)],
+)
+def test_false_ids(at_clients, ids, rows, disputed, rejected):
+  process, outputs = at_clients
+  state = outputs[-1][0]
+  cohort = [
+    tf.data.Dataset.from_tensors({**e, 'client_id': np.int32(i)})
+    for e, i in zip(tiny_task.cohort(_CLIENTS, 3, 3), ids, strict=True)
+  ]
+  output = process.next(state, cohort)
+  assert output.metrics['exchange']['num_rows'] == rows
+  assert output.metrics['exchange']['num_disputed_rows'] == disputed
+  train = output.metrics['client_work']['train']
+  assert train['num_rejected_clients'] == rejected
+  before, after = _uploads(state), _uploads(output.state)
+  for client_id, row in before.items():
+    changes = ids.count(client_id) == 1
+    assert np.any(row['psi'] != after[client_id]['psi']) == changes
+
+
+class TestPrediction:
+  """Sigma and psi predict, and psi only where it is large: A2."""
+
+  def test_weights(self, at_server):
+    process, outputs = at_server
+    for state in (process.initialize(), outputs[-1][1].state):
+      sets = _sets(state)
+      expected = sets['sigma'] + _sp(sets['psi'])
+      weights = process.get_model_weights(state)
+      np.testing.assert_allclose(_flat(weights.trainable), expected, atol=1e-7)
+    assert np.any(_sp(sets['psi']) != sets['psi'])
+
+  def test_evaluation(self, at_server):
+    process, outputs = at_server
+    x, y = tiny_task.examples(40, 3)
+    make = lambda: tiny_task.model_fn('none')
+    state = outputs[-1][1].state
+    own = evaluate.build_evaluate_fn(
+      make, tiny_task.VIEWS, prediction=process.prediction
+    )(state.global_model_weights, x, y)
+    weights = process.get_model_weights(state)
+    model = make()
+    weights.assign_weights_to(model)
+    logits = model(tiny_task.VIEWS.plain(tf.constant(x)))
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    np.testing.assert_allclose(own['loss'], np.mean(losses), rtol=1e-5)
+    assert 'average/loss' in own
+
+  def test_the_average_is_of_what_predicts(self, at_server):
+    process, outputs = at_server
+    average = None
+    for state, output in outputs:
+      if average is None:
+        average = _flat(process.get_model_weights(state).trainable)
+      now = _flat(process.get_model_weights(output.state).trainable)
+      average = 0.5 * average + 0.5 * now
+      actual = output.state.global_model_weights.sets['average']
+      np.testing.assert_allclose(_flat(actual.trainable), average, atol=1e-6)
+
+  def test_a_warm_start_predicts_as_before(self, at_server):
+    process, outputs = at_server
+    weights = process.get_model_weights(outputs[-1][1].state)
+    state = process.set_model_weights(process.initialize(), weights)
+    sets = _sets(state)
+    np.testing.assert_array_equal(
+      sets['sigma'] + sets['psi'], _flat(weights.trainable)
+    )
+    np.testing.assert_allclose(sets['psi'], 0.2 * sets['sigma'], atol=1e-6)
+
+  def test_static_batch_norm_is_of_what_predicts(self):
+    process = tiny_task.build('fedmatch', _SERVER)
+    state = process.next(process.initialize(), []).state
+    cohort = tiny_task.cohort(_SERVER)
+    state = _next(process, state, cohort).state
+    x = np.concatenate(
+      [tiny_task.examples(9, 7)[0], *(e['unlabeled']['x'] for e in cohort)]
+    )
+    kernel = process.get_model_weights(state).trainable[0]
+    outputs = tf.nn.conv2d(tiny_task.VIEWS.plain(x), kernel, 1, 'VALID')
+    mean, variance = tf.nn.moments(outputs, [0, 1, 2])
+    model = state.global_model_weights
+    np.testing.assert_allclose(model.non_trainable[0], mean, atol=1e-5)
+    np.testing.assert_allclose(model.non_trainable[1], variance, rtol=1e-4)
+
+
+def test_one_set_without_helpers_is_fixmatch():
+  """Table 5's "without decomposition", with FixMatch's weights and views."""
+  settings = {'norm': 'none', 'plain': True, 'client_labeled_batch_size': 4}
+  own = (
+    ('confidence_threshold', 0.0),
+    ('decomposition', False),
+    ('labeled_loss_weight', 1.0),
+    ('pseudo_label_weight', 1.0),
+    ('remembered_clients', 0),
+  )
+  ours = tiny_task.build('fedmatch', _SERVER, hparams=own, **settings)
+  theirs = tiny_task.build(
+    'fixmatch',
+    _SERVER,
+    hparams=(('confidence_threshold', 0.0),),
+    **settings,
+  )
+  for (_, a), (_, b) in zip(_run(ours, _SERVER, 2), _run(theirs, _SERVER, 2)):
+    tiny_rounds.assert_same(
+      tiny_rounds.model(a).trainable, tiny_rounds.model(b).trainable, atol=1e-6
+    )
+
+
+def test_sigma_frozen_and_no_state_of_clients():
+  """A server of rate 0: only psi learns. Nobody is remembered."""
+  process = tiny_task.build(
+    'fedmatch',
+    _SERVER,
+    norm='none',
+    hparams=(('remembered_clients', 0),),
+    server_learning_rate=0.0,
+  )
+  assert not process.num_clients
+  start = _sets(process.initialize())
+  (_, output) = _run(process, _SERVER, 1)[0]
+  after = _sets(output.state)
+  np.testing.assert_array_equal(after['sigma'], start['sigma'])
+  assert np.any(after['psi'] != start['psi'])
+  train = output.metrics['client_work']['train']
+  assert (train['percent_down'], train['percent_up']) == (200.0, 100.0)
+  assert train['helped_clients'] == 0.0
+  assert deployment.get_map_reduce_form(process) is not None
+
+
+_DEPLOYED = ('--algorithm=fedmatch', '--norm=gn', '--num_labels=10')
+_PROTECTED = {
+  'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
+  'dp': ('--aggregator=dp',),
+  'cross_device': ('--cross_device',),
+}
+
+
+@pytest.mark.parametrize('kind', _PROTECTED)
+def test_what_needs_single_clients_is_refused_with_what_helps(kind):
+  given = (*_DEPLOYED, *_PROTECTED[kind])
+  with pytest.raises(UsageError) as refused:
+    config.from_command_line(given)
+  message = str(refused.value)
+  assert message.startswith(
+    f'--aggregator={kind}: ' if kind != 'cross_device' else '--cross_device: '
+  )
+  assert '--fedmatch.remembered_clients=0' in message
+  assert '\n' not in message
+  config.from_command_line([*given, '--fedmatch.remembered_clients=0'])
+
+
+def test_a_table_that_is_too_large_is_refused():
+  with pytest.raises(UsageError, match='--fedmatch.remembered_clients to at'):
+    registry.REGISTRY['fedmatch'].build_parts(
+      None, config.from_command_line(_DEPLOYED).round
+    ).exchange(_population(6_568_640, 100))
+
+
+def _population(size, num_clients):
+  from tff_fssl.models import adapter
+  from tff_fssl.rounds import exchange
+
+  weights = adapter.Weights((tf.TensorSpec([size]),), (), tf.TensorSpec([]))
+  return exchange.Population(num_clients, weights, 10)
+
+
+@pytest.mark.parametrize(
+  'given',
+  [
+    ('num_helpers=0', 'helper_interval=5'),
+    ('num_helpers=0', 'agreement=false'),
+    ('num_helpers=0', 'consistency_weight=0.5'),
+    ('agreement=false', 'tie=lowest'),
+    ('agreement=false', 'consistency_weight=0', 'num_helpers=3'),
+    ('deltas=none', 'delta_threshold=0.001'),
+    ('patience=0', 'patience_factor=2'),
+    ('decomposition=false', 'l1_weight=0.1'),
+    ('decomposition=false', 'psi_factor=0.5'),
+    ('remembered_clients=0', 'deltas=counted'),
+    ('remembered_clients=0', 'patience=3'),
+    ('remembered_clients=0', 'helper_cache=interval'),
+  ],
+)
+def test_flags_without_effect_are_refused(given):
+  flags = [f'--fedmatch.{flag}' for flag in given]
+  with pytest.raises(UsageError, match='has no effect'):
+    config.from_command_line([*_DEPLOYED, *flags])
+
+
+@pytest.mark.parametrize(
+  'flag, message',
+  [
+    ('confidence_threshold=1.5', 'at most 1'),
+    ('l2_weight=-1.0', 'at least 0'),
+    ('psi_factor=1.5', 'at most 1'),
+    ('tie=highest', 'did you mean|allowed are'),
+    ('helper_cache=always', 'allowed are one_round, interval'),
+    ('deltas=sent', 'allowed are applied, counted, none'),
+    ('helper_interval=0', 'at least 1'),
+    ('remembered_clients=-1', 'at least 0'),
+    ('patience_factor=0.5', 'at least 1'),
+  ],
+)
+def test_values_out_of_range_are_refused(flag, message):
+  name, value = flag.split('=')
+  kind = type(getattr(_HPARAMS(), name))
+  with pytest.raises(UsageError, match=message) as refused:
+    _HPARAMS(**{name: kind(value)})
+  assert str(refused.value).startswith('--fedmatch.')

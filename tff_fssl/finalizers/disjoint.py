@@ -1,0 +1,64 @@
+"""The server of disjoint learning: sigma is the model, psi a further set."""
+
+from tff_fssl.finalizers import server_algorithm
+from tff_fssl.local import disjoint
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+
+ServerModel = server_model.ServerModel
+
+
+def weights_of(model: ServerModel, threshold: float) -> adapter.Weights:
+  """The weights that predict; see `disjoint.summed`."""
+  psi = model.sets[disjoint.PSI].trainable
+  return disjoint.summed(model.weights, psi, threshold)
+
+
+def build_server(
+  psi_factor: float, psi_threshold: float, *, trains: bool
+) -> server_algorithm.ServerAlgorithm:
+  """The server of FedMatch (Jeong et al. 2021, algorithms 1 and 2).
+
+  Sigma and psi change by the mean changes of clients, sigma by the server's
+  optimizer. With labels at the server, sigma then learns from them in the sum
+  that predicts, with psi fixed.
+
+  Args:
+    psi_factor: psi at the start, as a multiple of sigma.
+    psi_threshold: Where it predicts, |psi| must be above this.
+    trains: Whether the labels are at the server.
+
+  Returns:
+    The server's part.
+  """
+
+  def start(weights: adapter.Weights) -> ServerModel:
+    sigma, psi = disjoint.split(weights, psi_factor)
+    return ServerModel(*sigma).with_sets(**{disjoint.PSI: psi})
+
+  def update(
+    model: ServerModel,
+    aggregated: server_algorithm.Aggregated,
+    tools: server_algorithm.ServerTools,
+  ) -> ServerModel:
+    old = model.sets[disjoint.PSI]
+    changes = aggregated.of_peers[disjoint.PSI]
+    psi = tuple(p - c for p, c in zip(old.trainable, changes, strict=True))
+    psi = adapter.select(
+      adapter.all_finite(psi), psi, lambda: tuple(old.trainable)
+    )
+    model = model.with_sets(**{disjoint.PSI: old._replace(trainable=psi)})
+    model = model.with_weights(tools.apply(model.weights, aggregated.update))
+    if not trains:
+      return model
+    before = weights_of(model, psi_threshold)
+    after = tools.train(before)
+    sigma = tuple(
+      s + (a - b)
+      for s, a, b in zip(
+        model.trainable, after.trainable, before.trainable, strict=True
+      )
+    )
+    return model.with_weights(after._replace(trainable=sigma))
+
+  return server_algorithm.ServerAlgorithm(start, update)

@@ -1,0 +1,143 @@
+"""Sets of weights that travel as sparse differences from what is known."""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+
+import tensorflow as tf
+
+from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl.models import adapter
+from tff_fssl.rounds import helpers
+from tff_fssl.rounds import last_uploads
+from tff_fssl.semisup import sparsity
+
+Tensors = Sequence[tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Deltas:
+  """How sets travel between the server and a client, by name.
+
+  A client and the server both know what the client uploaded last, which a
+  `helpers` exchange stands for. Elements that differ from it by more than
+  `threshold` are sent. Shares are among the elements of one set; indices do not
+  count.
+
+  Attributes:
+    threshold: Differences of at most this size are not sent; None: whole sets
+      are.
+    zero_below: Name -> elements of at most this size are sent as 0.
+    applied: Whether a client keeps its own values where nothing is sent. If
+      not, it gets the whole set, what is sent is only counted, and elements
+      that it sends are not set to 0 (FedMatch's code).
+  """
+
+  threshold: float | None
+  zero_below: Mapping[str, float]
+  applied: bool
+
+  def sparse(self, name: str, weights: Tensors) -> tuple[tf.Tensor, ...]:
+    """A set with small elements set to 0."""
+    return sparsity.sparsify(weights, self.zero_below.get(name, 0.0))
+
+  def start(self, name: str) -> algorithm_lib.Start | None:
+    """Makes (the server's set, received) -> what the client then has."""
+    if self.threshold is None or not self.applied:
+      return None
+    threshold = self.threshold
+
+    def start(
+      weights: adapter.Weights, received: Mapping[str, tf.Tensor]
+    ) -> adapter.Weights:
+      new = self.sparse(name, weights.trainable)
+      old = _own(name, new, received)
+      kept = sparsity.overwrite(old, new, threshold)
+      is_known = received[helpers.IS_KNOWN] > 0.0
+      return weights._replace(
+        trainable=tuple(tf.where(is_known, k, n) for k, n in zip(kept, new))
+      )
+
+    return start
+
+  def share_down(
+    self, name: str, weights: Tensors, received: Mapping[str, tf.Tensor]
+  ) -> tf.Tensor:
+    """The share of a set that was sent to a client that now has `weights`.
+
+    A client that the server does not remember is sent all.
+
+    Args:
+      name: The name of the set.
+      weights: What the client has after `start`.
+      received: What it received.
+
+    Returns:
+      float32 scalar.
+    """
+    if self.threshold is None:
+      return tf.constant(1.0)
+    old = self.sparse(name, _own(name, weights, received))
+    share = sparsity.share_sent(self.sparse(name, weights), old, self.threshold)
+    return tf.where(received[helpers.IS_KNOWN] > 0.0, share, 1.0)
+
+  def of_helpers(
+    self, name: str, like: Tensors, received: Mapping[str, tf.Tensor]
+  ) -> tuple[list[tuple[tf.Tensor, ...]], tf.Tensor]:
+    """The sets of helpers, and how much was sent for them.
+
+    Args:
+      name: The name of the set.
+      like: Tensors of its shapes.
+      received: What the client received.
+
+    Returns:
+      For each helper, its set as the client has it, relative to its own where
+      this is not 0; float32 scalar, the sum of the shares.
+    """
+    weights = received[helpers.HELPER_WEIGHTS]
+    sets, total = [], tf.constant(0.0)
+    for index in range(weights.shape[0]):
+      given = last_uploads.unflatten(received[helpers.HELPERS][index], like)
+      share = tf.constant(1.0)
+      if self.threshold is not None:
+        new = self.sparse(name, given)
+        own = self.sparse(name, _own(name, like, received))
+        old = [tf.where(tf.equal(n, 0.0), 0.0, o) for n, o in zip(new, own)]
+        share = sparsity.share_sent(new, old, self.threshold)
+        if self.applied:
+          given = sparsity.overwrite(old, new, self.threshold)
+      sets.append(given)
+      total += weights[index] * share
+    return sets, total
+
+  def cut(
+    self, name: str, before: Tensors, after: Tensors
+  ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
+    """What the server knows of a set after a client's upload.
+
+    Args:
+      name: The name of the set.
+      before: What the client had received.
+      after: What it has.
+
+    Returns:
+      The set; the share of it that was sent, float32 scalar.
+    """
+    if self.threshold is None:
+      return tuple(tf.convert_to_tensor(a) for a in after), tf.constant(1.0)
+    seen = self.sparse(name, after)
+    sent = sparsity.overwrite(before, seen, self.threshold)
+    share = sparsity.share_sent(before, seen, self.threshold)
+    if not self.applied:
+      changed = [tf.abs(s - b) > self.threshold for s, b in zip(seen, before)]
+      sent = tuple(
+        tf.where(c, a, s) for c, a, s in zip(changed, after, sent, strict=True)
+      )
+    return sent, share
+
+
+def _own(
+  name: str, like: Tensors, received: Mapping[str, tf.Tensor]
+) -> tuple[tf.Tensor, ...]:
+  """The client's last upload of a set."""
+  return last_uploads.unflatten(received[f'own_{name}'], like)

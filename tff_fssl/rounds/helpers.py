@@ -1,0 +1,212 @@
+"""An exchange by which clients get what others that predict alike uploaded."""
+
+import collections
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow as tf
+
+from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import last_uploads
+from tff_fssl.semisup import neighbors
+
+EMBEDDING, IS_KNOWN, HELPERS, HELPER_WEIGHTS = (
+  'embedding',
+  'is_known',
+  'helpers',
+  'helper_weights',
+)
+# How far rounding may take an embedding from a distribution.
+_TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is kept, and who helps whom.
+
+  Attributes:
+    sets: Names of sets of weights that are kept of each client, each flat,
+      float32 [elements of the trainable weights].
+    scalars: Name -> (initial value, least, greatest) of float32 scalars that
+      are kept of each client.
+    helper_set: The set that helpers are sent of; '': there are no helpers.
+    num_helpers: The most helpers that a client gets.
+    interval: Helpers are chosen anew in rounds whose number is a multiple.
+    in_every_round: Whether clients also get helpers in the rounds between.
+    num_slots: The most clients that are remembered.
+    flag: The flag that sets `num_slots`.
+  """
+
+  sets: tuple[str, ...]
+  scalars: Mapping[str, tuple[float, float, float]]
+  helper_set: str
+  num_helpers: int
+  interval: int
+  in_every_round: bool
+  num_slots: int
+  flag: str
+
+
+def build_exchange(
+  settings: Settings, population: exchange_lib.Population
+) -> exchange_lib.Exchange:
+  """The exchange.
+
+  A client sends a row: its sets, its scalars and, if there are helpers, an
+  embedding of its network, a distribution float32 [C]. It receives
+
+  *   `is_known`: float32 scalar, 1 if the server remembers it;
+  *   `own_NAME`: each of its sets; zeros if it is not known;
+  *   its scalars; their initial values if it is not known;
+  *   `helpers`: float32 [H, D], the last uploads of the others whose embeddings
+      were closest to its own when helpers were last chosen, and
+      `helper_weights`, float32 [H], 0 where there is none.
+
+  Args:
+    settings: What is kept.
+    population: The clients and the model.
+
+  Returns:
+    The exchange. None of this counts as bytes: its own sets and scalars are on
+    a client's disk in reality, and the algorithm counts what it gets of others.
+
+  Raises:
+    UsageError: If the number of clients is not known, or the table too large.
+  """
+  specs = _row_specs(settings, population)
+  num_slots = min(settings.num_slots, population.known_clients())
+  last_uploads.check_size(specs, num_slots, settings.flag)
+  helping = _Helping(settings, specs, num_slots)
+  return exchange_lib.Exchange(
+    helping.initialize,
+    helping.message,
+    helping.receive,
+    specs,
+    helping.accept,
+    population.known_clients(),
+    is_possible=helping.is_possible,
+    not_counted=(
+      *specs,
+      *(f'own_{name}' for name in settings.sets),
+      IS_KNOWN,
+      HELPERS,
+      HELPER_WEIGHTS,
+    ),
+  )
+
+
+def _row_specs(
+  settings: Settings, population: exchange_lib.Population
+) -> dict[str, tf.TensorSpec]:
+  """What a client sends."""
+  weights = population.weights.trainable
+  size = sum(spec.shape.num_elements() for spec in weights)
+  specs = {name: tf.TensorSpec([size], tf.float32) for name in settings.sets}
+  specs |= {name: tf.TensorSpec([], tf.float32) for name in settings.scalars}
+  if settings.helper_set:
+    specs[EMBEDDING] = tf.TensorSpec([population.num_classes], tf.float32)
+  return specs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Helping:
+  """The functions of the exchange; see `exchange.Exchange`.
+
+  The table is OrderedDict(chosen, uploads): what helpers are chosen by until
+  that is renewed, and a table of `last_uploads`.
+  """
+
+  settings: Settings
+  specs: Mapping[str, tf.TensorSpec]
+  num_slots: int
+
+  def initialize(self) -> Mapping[str, Any]:
+    uploads = last_uploads.initialize(self.specs, self.num_slots)
+    return collections.OrderedDict(
+      chosen=self._chosen(uploads), uploads=uploads
+    )
+
+  def _chosen(self, uploads: last_uploads.Table) -> Mapping[str, tf.Tensor]:
+    """What helpers are chosen by, if there are any."""
+    chosen: collections.OrderedDict[str, tf.Tensor] = collections.OrderedDict()
+    if self.settings.helper_set:
+      chosen['embedding'] = uploads['values'][EMBEDDING]
+      chosen['owner'] = uploads['owner']
+    return chosen
+
+  def message(
+    self,
+    table: Mapping[str, Any],
+    model: exchange_lib.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    del model
+    is_due = tf.equal(round_num % self.settings.interval, 0)
+    helps = tf.logical_or(is_due, self.settings.in_every_round)
+    return collections.OrderedDict(
+      chosen=table['chosen'], helps=helps, uploads=table['uploads']
+    )
+
+  def receive(
+    self, sent: Mapping[str, Any], client_id: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    uploads = sent['uploads']
+    slot, is_known = last_uploads.find(uploads, client_id)
+    own = functools.partial(last_uploads.read, uploads, slots=slot)
+    received = {IS_KNOWN: tf.cast(is_known, tf.float32)}
+    for name in self.settings.sets:
+      received[f'own_{name}'] = own(name) * received[IS_KNOWN]
+    for name, (first, *_) in self.settings.scalars.items():
+      received[name] = tf.where(is_known, own(name), first)
+    if self.settings.helper_set:
+      received |= self._helpers_of(sent, slot, is_known)
+    return received
+
+  def _helpers_of(
+    self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """What a client gets of its helpers."""
+    uploads, chosen = sent['uploads'], sent['chosen']
+    # Who came later, perhaps into the slot of another, was not to choose from.
+    is_old = tf.logical_and(
+      chosen['owner'] >= 0, tf.equal(chosen['owner'], uploads['owner'])
+    )
+    slots, weights = neighbors.nearest(
+      chosen['embedding'], is_old, slot, self.settings.num_helpers
+    )
+    helps = tf.reduce_all([sent['helps'], is_known, is_old[slot]])
+    weights *= tf.cast(helps, tf.float32)
+    rows = last_uploads.read(uploads, self.settings.helper_set, slots)
+    return {HELPERS: rows * weights[:, tf.newaxis], HELPER_WEIGHTS: weights}
+
+  def accept(
+    self,
+    table: Mapping[str, Any],
+    rows: exchange_lib.Rows,
+    model: exchange_lib.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    del model
+    uploads = last_uploads.write(table['uploads'], rows, round_num)
+    is_due = tf.equal((round_num + 1) % self.settings.interval, 0)
+    chosen = tf.nest.map_structure(
+      lambda new, old: tf.where(is_due, new, old),
+      self._chosen(uploads),
+      table['chosen'],
+    )
+    return collections.OrderedDict(chosen=chosen, uploads=uploads)
+
+  def is_possible(self, row: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Whether an honest client can have sent a row's small values."""
+    conditions = [tf.constant(True)]
+    for name, (_, least, most) in self.settings.scalars.items():
+      conditions += [row[name] >= least, row[name] <= most]
+    if self.settings.helper_set:
+      embedding = row[EMBEDDING]
+      conditions += [
+        tf.reduce_all(embedding >= -_TOLERANCE),
+        tf.abs(tf.reduce_sum(embedding) - 1.0) <= _TOLERANCE,
+      ]
+    return tf.reduce_all(conditions)

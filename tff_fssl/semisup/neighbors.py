@@ -1,0 +1,33 @@
+"""Nearest neighbours in a space of embeddings, by exact search."""
+
+import tensorflow as tf
+
+
+def nearest(
+  embeddings: tf.Tensor, is_known: tf.Tensor, own: tf.Tensor, num: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The rows closest to a row, by Euclidean distance.
+
+  Comparing with all rows takes N C operations, fewer than a k-d tree, which is
+  built anew in each round, needs for the cohort's few queries.
+
+  Args:
+    embeddings: float32 [N, C].
+    is_known: bool [N]; the others are never found.
+    own: int32 scalar, the row that asks; it does not find itself.
+    num: How many are wanted, >= 1.
+
+  Returns:
+    (rows int32 [num], of equally close ones the first; float32 [num], 1, or 0
+    where there are fewer: at the end).
+  """
+  size = tf.shape(embeddings)[0]
+  squares = tf.math.squared_difference(embeddings, embeddings[own])
+  distances = tf.reduce_sum(squares, axis=-1)
+  is_other = tf.logical_and(is_known, tf.not_equal(tf.range(size), own))
+  distances = tf.where(is_other, distances, float('inf'))
+  # Room for `num` rows, however few there are.
+  distances = tf.pad(distances, [[0, num]], constant_values=float('inf'))
+  found, rows = tf.math.top_k(-distances, num)
+  exists = tf.math.is_finite(found)
+  return tf.where(exists, rows, 0), tf.cast(exists, tf.float32)
