@@ -84,7 +84,9 @@ def _process_key(config):
 
 def _kind(config):
   """Files of one kind differ in values only."""
-  return config.run.algorithm, config.round.scenario, config.run.norm
+  # Group norm makes the same round as none.
+  norm = config.run.norm.replace('gn', 'none')
+  return config.run.algorithm, config.round.scenario, norm
 
 
 def _first_of_each(key, names):

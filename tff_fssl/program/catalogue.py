@@ -264,8 +264,9 @@ _COMMON = (
   ),
   Metric(
     'exchange/num_rows',
-    "Clients whose row in the server's table of clients was written"
-    " (`local_...`: the client's own model).",
+    'Clients of the round whose row for the server was usable (`local_...`: the'
+    " client's own model; `protofssl`: its prototypes; with global ones, 1 if"
+    ' their sum was).',
     'count',
   ),
   Metric(
