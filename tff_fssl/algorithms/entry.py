@@ -1,0 +1,244 @@
+"""What the registry says of an algorithm. TensorFlow-free."""
+
+from collections.abc import Callable, Mapping
+import dataclasses
+import importlib
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+if TYPE_CHECKING:
+  from tff_fssl.data import augment
+
+_SERVER = round_hparams_lib.LABELS_AT_SERVER
+_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
+
+
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+  """What an algorithm can do and what it requires of a deployment.
+
+  Attributes:
+    scenarios: The supported scenarios, which say where the labels are.
+    trains_clients: The scenarios in which clients train; in the others a round
+      needs no cohort.
+    client_state: Whether the server keeps state for each client, by its
+      identity (which rules out cross-device deployments).
+    client_state_if: The property of hyper-parameters that, if true, makes the
+      algorithm keep such state; '' if there is none.
+    per_client_broadcast: Whether clients receive different messages.
+    extra_uploads: Other values that a client sends with its update and its
+      statistics.
+    client_phases: Client phases in a round, without static batch norm's.
+    head_stays: Whether the model's last layer stays at the server.
+    weight_sets_down: Weight sets sent to a client in a phase, at most.
+    weight_sets_up: Weight sets received from a client in a phase; 0: clients
+      train alone, so that nothing is aggregated and there is no common model.
+    own_weights: The hyper-parameter that, if true, makes the algorithm set the
+      weights of updates, instead of `client_weighting`; '' if there is none.
+    signals: The hyper-parameter, or property of them, that, if true, makes
+      clients send numbers that are not part of the sum of updates, so that
+      aggregators that protect the sum refuse the algorithm; '' if there is
+      none.
+    without_signals: 'name=value', the hyper-parameter that turns these off; ''
+      if there is none.
+    groups: The property of hyper-parameters that, if true, makes the server
+      combine the updates of several groups apart, so that it sees sums over
+      less than all clients, and other aggregators than the mean refuse the
+      algorithm; '' if there is none.
+    without_groups: 'name=value', the hyper-parameter that turns these off.
+    ignores: Fields of `RoundHparams` that change nothing.
+    labels_of_class: The hyper-parameter, or property of them, that says how
+      many labels of a class a client needs; '' if it needs none.
+  """
+
+  scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
+  trains_clients: tuple[str, ...] = (_SERVER, _CLIENTS)
+  client_state: bool = False
+  client_state_if: str = ''
+  per_client_broadcast: bool = False
+  extra_uploads: tuple[str, ...] = ()
+  client_phases: int = 1
+  head_stays: bool = False
+  weight_sets_down: int = 1
+  weight_sets_up: int = 1
+  own_weights: str = ''
+  signals: str = ''
+  without_signals: str = ''
+  groups: str = ''
+  without_groups: str = ''
+  ignores: tuple[str, ...] = ()
+  labels_of_class: str = ''
+
+
+class Passes(NamedTuple):
+  """Passes over the network for one example.
+
+  Attributes:
+    forward: Forward passes.
+    backward: Backward passes, two forward-equivalents each.
+  """
+
+  forward: int = 0
+  backward: int = 0
+
+  @property
+  def equivalents(self) -> int:
+    """Their cost in forward-equivalents."""
+    return self.forward + 2 * self.backward
+
+
+@dataclasses.dataclass(frozen=True)
+class Compute:
+  """What a client has to compute for an example; a test measures the same.
+
+  Attributes:
+    unlabeled: In each step, for an unlabelled example, with the default
+      hyper-parameters and in the most expensive case.
+    labeled: The same for a labelled example, if clients hold labels.
+    once: In each round, for an unlabelled example.
+    authors: What the authors' code spends instead of `unlabeled`; None if there
+      is no such code.
+    note: Why it is more, or which case is the most expensive one.
+  """
+
+  unlabeled: Passes = Passes()
+  labeled: Passes = Passes(1, 1)
+  once: Passes = Passes()
+  authors: Passes | None = None
+  note: str = ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """A registry entry.
+
+  Attributes:
+    name: The value for `--algorithm`, and the prefix of the algorithm's flags.
+    summary: One line.
+    hparams: The dataclass of its hyper-parameters.
+    local_algorithm: 'module:function', called with the algorithm's
+      hyper-parameters and the round's; returns the clients' part, a
+      `local.algorithm.LocalAlgorithm`.
+    other_parts: Likewise, further fields of `assemble.Parts`, by name: what the
+      server does (with its labels, with updates), what else travels, how the
+      model predicts. The defaults are FedAvg's.
+    capabilities: What the algorithm can do.
+    compute: What clients compute for an example.
+    round_defaults: The paper's values of fields of `RoundHparams`, by name. The
+      programs use them unless the user gives the flag; an embedder writes
+      `RoundHparams(**{**entry.round_defaults, ...})`.
+    norm: The paper's normalization, the default of `--norm`; '': the programs'.
+    tiny_hparams: Values for `hparams` with which the algorithm does all of its
+      work on a few examples of noise: a threshold that untrained networks
+      reach, no warm-up. For tests that run every algorithm.
+    metrics: Declarations of the metrics that only such algorithms have.
+    paper: Its source: authors, venue, year.
+  """
+
+  name: str
+  summary: str
+  hparams: type[Any]
+  local_algorithm: str
+  other_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  capabilities: Capabilities = Capabilities()
+  compute: Compute = Compute()
+  round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  norm: str = ''
+  tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  metrics: tuple[metrics_lib.Metric, ...] = ()
+  paper: str = ''
+
+  @property
+  def run_defaults(self) -> Mapping[str, Any]:
+    """All flags without a prefix that have defaults of the algorithm's."""
+    return {**self.round_defaults, **({'norm': self.norm} if self.norm else {})}
+
+  def __post_init__(self) -> None:
+    # An unknown name or a value out of range is a mistake of the entry.
+    try:
+      round_hparams_lib.RoundHparams(**self.round_defaults)
+      self.hparams(**self.tiny_hparams)
+    except (TypeError, hparams_lib.UsageError) as error:
+      raise TypeError(
+        f'the registry entry {self.name!r} has a wrong value in round_defaults'
+        f' or tiny_hparams: {error}'
+      ) from error
+
+  def build_parts(
+    self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
+  ) -> Any:
+    """The algorithm's `assemble.Parts` for hyper-parameters; see `build`."""
+    assemble = importlib.import_module('tff_fssl.rounds.assemble')
+    references = {'local': self.local_algorithm, **self.other_parts}
+    hparams = self.hparams() if hparams is None else hparams
+    return assemble.completed(
+      assemble.Parts(
+        **{
+          part: hparams_lib.import_function(reference)(hparams, round_hparams)
+          for part, reference in references.items()
+        }
+      ),
+      round_hparams,
+    )
+
+  def build(
+    self,
+    model_fn: Callable[[], Any],
+    *,
+    views: 'augment.Views',
+    element_spec: Any,
+    server_data_fn: Callable[[], Any] | None,
+    round_hparams: round_hparams_lib.RoundHparams,
+    seed: int,
+    hparams: Any = None,
+    model_aggregator: Any = None,
+    num_classes: int | None = None,
+    num_clients: int | None = None,
+  ) -> Any:
+    """Builds the learning process.
+
+    Args:
+      model_fn: Builds a Keras model, images -> logits.
+      views: See `assemble.build_process`, as for all that follows.
+      element_spec: The spec of the one element that a client's data set has.
+      server_data_fn: Returns the server's labelled data; None if clients hold
+        the labels.
+      round_hparams: The round's hyper-parameters.
+      seed: Seed of the initial weights and of the server's training.
+      hparams: The algorithm's hyper-parameters, an instance of `self.hparams`;
+        None: its defaults.
+      model_aggregator: A `tff.aggregators.WeightedAggregationFactory`; None:
+        the weighted mean.
+      num_classes: Width of the model's output; None to skip the check.
+      num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
+        Needed only by algorithms with `client_state`.
+
+    Returns:
+      A `tff.learning.templates.LearningProcess`.
+
+    Raises:
+      UsageError: If the algorithm does not support the scenario, or from
+        `build_process`.
+    """
+    scenario = round_hparams.scenario
+    if scenario not in self.capabilities.scenarios:
+      raise hparams_lib.UsageError(
+        f'--scenario={scenario}: {self.name} is not defined for it, only for'
+        f' {", ".join(self.capabilities.scenarios)}'
+      )
+    assemble = importlib.import_module('tff_fssl.rounds.assemble')
+    return assemble.build_process(
+      model_fn,
+      self.build_parts(hparams, round_hparams),
+      views=views,
+      element_spec=element_spec,
+      server_data_fn=server_data_fn,
+      hparams=round_hparams,
+      seed=seed,
+      model_aggregator=model_aggregator,
+      num_classes=num_classes,
+      num_clients=num_clients,
+    )
