@@ -72,6 +72,11 @@ class Capabilities:
   ignores: tuple[str, ...] = ()
   labels_of_class: str = ''
 
+  def keeps_client_state(self, hparams: Any) -> bool:
+    """Whether there is a state for each client, by its identity."""
+    name = self.client_state_if
+    return self.client_state or (bool(name) and bool(getattr(hparams, name)))
+
 
 class Passes(NamedTuple):
   """Passes over the network for one example.

@@ -341,6 +341,11 @@ REGISTRY = {
       },
       capabilities=Capabilities(
         client_state_if='remembers',
+        extra_uploads=(
+          'its upload apart from those of others',
+          'predictions for an image of noise',
+          'its learning rate',
+        ),
         per_client_broadcast=True,
         weight_sets_down=2,
         weight_sets_up=2,

@@ -112,7 +112,7 @@ def _overview() -> str:
     row = [
       name,
       places[0] if len(places) == 1 else 'both',
-      _YES if can.client_state else 'no',
+      _YES if can.keeps_client_state(entry.hparams()) else 'no',
       'own' if can.per_client_broadcast else 'same',
       str(can.client_phases),
       f'{can.weight_sets_down} / {can.weight_sets_up}',
@@ -196,15 +196,24 @@ def _configs(name: str) -> list[str]:
   ]
 
 
+def _client_state(entry: registry.Algorithm) -> str:
+  """Whether the server keeps something of each client."""
+  can = entry.capabilities
+  if not can.keeps_client_state(entry.hparams()):
+    return 'none is kept from round to round'
+  kept = 'the server keeps one for each client, by its identity'
+  if can.client_state_if and can.without_signals:
+    kept += f'; none with --{entry.name}.{can.without_signals}'
+  return kept
+
+
 def _deployment(entry: registry.Algorithm) -> dict[str, str]:
   """What a deployment must provide, and may add."""
   can = entry.capabilities
   rows = {
     'labels': ' or '.join(can.scenarios).replace('_', ' '),
     'clients train': ', '.join(can.trains_clients).replace('_', ' ') or 'never',
-    'client state': 'the server keeps one for each client, by its identity'
-    if can.client_state
-    else 'none is kept from round to round',
+    'client state': _client_state(entry),
     'messages': 'each client receives one of its own'
     if can.per_client_broadcast
     else 'all clients receive the same one',

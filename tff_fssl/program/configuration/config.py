@@ -96,9 +96,7 @@ class Config:
   @property
   def keeps_client_state(self) -> bool:
     """Whether there is a state for each client, by its identity."""
-    can = self.entry.capabilities
-    name = can.client_state_if
-    return can.client_state or (bool(name) and getattr(self.algorithm, name))
+    return self.entry.capabilities.keeps_client_state(self.algorithm)
 
   @property
   def sends_signals(self) -> bool:
