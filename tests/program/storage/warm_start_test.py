@@ -66,9 +66,6 @@ def test_a_run_gives_its_last_whole_checkpoint(tmp_path):
 
 
 @pytest.mark.parametrize('norm', ['bn', 'gn'])
-@pytest.mark.parametrize(
-  'name', ['a.keras', 'a.h5', 'x', 'w.h5', 'w.weights.h5']
-)
 def _run_of_fedmatch(folder, model):
   """A run whose weights are sigma + psi, psi a fourth of sigma."""
   path = _run(folder, model)
@@ -104,6 +101,9 @@ def test_a_run_gives_the_weights_that_predict(tmp_path):
   assert isinstance(weights.trainable[0], np.ndarray)
 
 
+@pytest.mark.parametrize(
+  'name', ['a.keras', 'a.h5', 'x', 'w.h5', 'w.weights.h5']
+)
 def test_a_keras_file(tmp_path, name, norm):
   model = _model(norm, fill=2)
   if name.startswith('w'):
