@@ -65,7 +65,6 @@ def test_a_run_gives_its_last_whole_checkpoint(tmp_path):
   _assert_equal(warm_start.load(source, _model()), model, 40)
 
 
-@pytest.mark.parametrize('norm', ['bn', 'gn'])
 def _run_of_fedmatch(folder, model):
   """A run whose weights are sigma + psi, psi a fourth of sigma."""
   path = _run(folder, model)
@@ -101,6 +100,7 @@ def test_a_run_gives_the_weights_that_predict(tmp_path):
   assert isinstance(weights.trainable[0], np.ndarray)
 
 
+@pytest.mark.parametrize('norm', ['bn', 'gn'])
 @pytest.mark.parametrize(
   'name', ['a.keras', 'a.h5', 'x', 'w.h5', 'w.weights.h5']
 )
