@@ -314,12 +314,10 @@ class _Assembly:
         finalizer.initialize.type_signature.result.member,
       )
     )
+    train_type = work.next.type_signature.result.measurements.member['train']
     revise_state = None
     if not is_confidential:  # Else the server must not learn who failed.
-      revise_state = composer.build_keep_if_all_failed(
-        state_type,
-        work.next.type_signature.result.measurements.member['train'],
-      )
+      revise_state = composer.build_keep_if_all_failed(state_type, train_type)
     end_round = None
     if exchange is not None:
       end_round = exchange_lib.build_accept(
@@ -345,14 +343,20 @@ class _Assembly:
         report_bytes=report_bytes,
       ),
     )
+    self._describe(process, part)
+    return process
+
+  def _describe(
+    self, process: composer.FsslProcess, part: client_work.ClientPart
+  ) -> None:
+    """Sets the attributes by which programs ask a process."""
     process.num_classes = self._networks.num_classes
-    process.num_clients = exchange.num_clients if exchange else 0
+    process.num_clients = self._exchange.num_clients if self._exchange else 0
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
-    return process
 
   def _uploaded_peers(self) -> dict[str, int]:
     """Name of each peer in the update -> the number of its tensors."""

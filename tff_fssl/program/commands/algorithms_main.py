@@ -28,7 +28,7 @@ _ABOUT = (
 )
 # What the programs accept or refuse is asked of them, with these flags. Group
 # norm, since static batch norm rules out all three.
-_COMMON = ('--norm=gn', '--num_labels=10')
+_COMMON = ('--norm=gn', '--num_labels=50')
 _ASKED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
   'dp': ('--aggregator=dp',),
@@ -105,7 +105,8 @@ def _overview() -> str:
   """The table of all algorithms, with notes."""
   rows = [['', *_HEADS[0]], ['', *_HEADS[1]]]
   uploads: list[str] = []
-  refusals: list[str] = []
+  # Reason -> the aggregators that it is about, if any.
+  refusals: dict[str, list[str]] = {}
   for name, entry in registry.REGISTRY.items():
     can = entry.capabilities
     places = [s.removeprefix('labels_at_') for s in can.scenarios]
@@ -122,9 +123,14 @@ def _overview() -> str:
       reason = _refusal(entry, asked).replace(
         f'--algorithm={name}', 'the algorithm'
       )
-      if reason and reason not in refusals:
-        refusals.append(reason)
-      row.append(f'no ({refusals.index(reason) + 1})' if reason else _YES)
+      general = reason.removeprefix(f'--aggregator={asked}: ')
+      if reason:
+        of_aggregators = refusals.setdefault(general, [])
+        if general != reason and asked not in of_aggregators:
+          of_aggregators.append(asked)
+        row.append(f'no ({list(refusals).index(general) + 1})')
+      else:
+        row.append(_YES)
     rows.append(row)
     if can.extra_uploads:
       more = ', '.join(can.extra_uploads)
@@ -134,8 +140,9 @@ def _overview() -> str:
   lines += [*console.table(papers, indent=0).splitlines(), '']
   for note in uploads:
     lines += _wrapped(note)
-  for number, note in enumerate(refusals, 1):
-    lines += _wrapped(f'({number}) {note}')
+  for number, (note, aggregators) in enumerate(refusals.items(), 1):
+    about = f'--aggregator={" or ".join(aggregators)}: ' if aggregators else ''
+    lines += _wrapped(f'({number}) {about}{note}')
   more = f'{console.command("algorithms")} NAME explains one.'
   return '\n'.join([*lines, '', _LEGEND, '', more])
 
