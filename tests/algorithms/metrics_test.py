@@ -37,7 +37,7 @@ _EVALUATED = (
 _OF_SETS = {
   f'communication/bytes_{way}_{name}'
   for way in ('down', 'up')
-  for name in ('psi', 'teacher')
+  for name in ('exchange', 'psi', 'teacher')
 }
 # What `programs/train.py` adds to the metrics of a process, by table.
 _ADDED = {
@@ -237,12 +237,24 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     server = hparams.import_function(entry.other_parts['server'])(
       entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
     )
-    received = server.start(network.initial_weights()).control
-  if algorithm.draws_episodes:
-    exchange = hparams.import_function(entry.other_parts['exchange'])(
-      entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
-    )(exchange_lib.Population(0, (), tiny_task.NUM_CLASSES, 4))
-    received = exchange.receive(exchange.initialize(), tf.constant(0))
+    received = dict(server.start(network.initial_weights()).control)
+  build = None
+  if 'exchange' in entry.other_parts:
+    build = hparams.import_function(entry.other_parts['exchange'])(
+      entry.hparams(**entry.tiny_hparams),
+      round_hparams.RoundHparams(scenario=scenario),
+    )
+  if build is not None:
+    exchange = build(
+      exchange_lib.Population(
+        1,
+        network.weight_specs,
+        num_classes=tiny_task.NUM_CLASSES,
+        num_outputs=network.num_outputs,
+      )
+    )
+    sent = exchange.message(exchange.initialize(), None, tf.constant(1))
+    received |= exchange.receive(sent, tf.constant(0))
   result = training.LocalTraining(
     network, algorithm, tiny_task.VIEWS, config, peers
   ).run(

@@ -110,7 +110,7 @@ def test_the_divisor_is_the_number_of_confident_examples():
     ratios['loss_pseudo_label'][0], of_labels.sum(), rtol=1e-5
   )
   assert ratios['loss_pseudo_label'][1] == ratios['loss_consistency'][1] == 3.0
-  assert ratios['loss_all_examples'][1] == 4.0
+  assert ratios['unmasked_cross_entropy'][1] == 4.0
 
 
 def test_nothing_without_confident_examples_or_helpers():
@@ -118,7 +118,9 @@ def test_nothing_without_confident_examples_or_helpers():
   assert loss == 0.0
   # What drives the learning rate is there anyway: own labels, all examples.
   own = -np.log([0.3, 0.2, 0.4, 0.25, 0.5]).sum()
-  np.testing.assert_allclose(ratios['loss_all_examples'][0], own, rtol=1e-6)
+  np.testing.assert_allclose(
+    ratios['unmasked_cross_entropy'][0], own, rtol=1e-6
+  )
   loss, ratios = _loss(_batch(weights=(0.0, 0.0)))
   np.testing.assert_allclose(loss, 1.105712, atol=2e-6)
   assert ratios['loss_consistency'] == (0.0, 0.0)

@@ -19,7 +19,7 @@ METRICS = (
     curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'consistency', metrics.DOTTED),
   ),
   metrics.of_clients(
-    'loss_all_examples',
+    'unmasked_cross_entropy',
     'Cross-entropy of strong views with the most probable classes of the'
     ' examples as they are, confident or not, mean over examples. With labels'
     " at the server, it drives the clients' learning rates.",

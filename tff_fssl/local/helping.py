@@ -20,7 +20,7 @@ from tff_fssl.semisup import thresholds
 # Names in `Part.of_example` and `Batch.constants`: what helpers predict, and
 # which of them count.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'
-LOSS_OF_ALL = 'loss_all_examples'
+LOSS_OF_ALL = 'unmasked_cross_entropy'
 RATIOS = (*terms.PSEUDO_LABEL_RATIOS, 'loss_consistency', LOSS_OF_ALL)
 # Mean and deviation of the image of noise, before it is cut to [0, 255].
 _NOISE, _NOISE_SEED = 125.0, 0
