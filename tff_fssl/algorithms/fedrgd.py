@@ -2,8 +2,9 @@
 
 Zhang, Yang, Yao, Yan, Gonzalez, Ramchandran and Mahoney, "Improving
 Semi-supervised Federated Learning by Reducing the Gradient Diversity of
-Models", IEEE BigData 2021 (arXiv 2008.11364). Details are from the authors'
-code (github.com/jhcknzzm/SSFL-Benchmarking); of the paper, we had the abstract.
+Models", arXiv 2020 (2008.11364), IEEE BigData 2021. Details are from the
+authors' code (github.com/jhcknzzm/SSFL-Benchmarking); of the paper, we had the
+abstract.
 
 In a round, with S groups:
 1.  The clients of the cohort are put into groups by their position in it, an

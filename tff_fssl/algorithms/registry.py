@@ -291,7 +291,7 @@ REGISTRY = {
       norm='gn',
       tiny_hparams={'confidence_threshold': 0.3},
       metrics=fedrgd_hparams.METRICS,
-      paper='Zhang et al., IEEE BigData 2021',
+      paper='Zhang et al., arXiv 2020',
     ),
     Algorithm(
       'protofssl',
