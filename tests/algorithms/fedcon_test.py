@@ -160,7 +160,7 @@ class TestClientStep:
         total -= 0.5 * np.mean((np.sum(p * t, -1) / norms)[:7])
       return total
 
-    value, count = result.ratios['loss_consistency']
+    value, count = result.ratios['loss_similarity']
     assert count == 7
     assert float(value) / 7 == pytest.approx(loss(), abs=1e-5)
     _check_gradients(local.trainable_variables, result.gradients, loss)

@@ -128,7 +128,9 @@ def test_every_column_is_declared_and_exists(table):
   if table == 'train.csv':
     for process in _processes():
       actual |= {
-        'aggregator/inner/...' if c.startswith('aggregator/inner/') else c
+        'aggregator/inner/...'
+        if c.startswith('aggregator/inner/') and c not in declared
+        else c
         for c in _columns(process)
         if c not in _OF_SETS
       }
@@ -137,11 +139,15 @@ def test_every_column_is_declared_and_exists(table):
 
 def test_an_algorithm_declares_only_its_own_metrics():
   """Those that clients report are those of its steps and its preparation."""
+  declarations = {}
   for entry in registry.REGISTRY.values():
     own = metrics.by_column(entry.metrics)
+    for column, metric in own.items():
+      # One name, one meaning.
+      assert declarations.setdefault(column, metric) == metric, column
     assert set(own) <= set(metrics.by_column(catalogue.tables()['train.csv']))
     for column in own:
-      assert column.startswith((metrics.CLIENTS, 'finalizer/'))
+      assert column.startswith((metrics.CLIENTS, 'finalizer/', 'aggregator/'))
 
 
 def test_columns_of_a_metric():
@@ -228,9 +234,16 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     algorithm_lib.Examples(*map(tf.constant, element[part].values()))
     for part in ('labeled', 'unlabeled')
   )
+  of_network = functools.partial(tiny_task.model_fn, 'none')
   peers = {
-    peer: adapter.Network(functools.partial(tiny_task.model_fn, 'none'), seed=5)
-    for peer in algorithm.peers
+    name: adapter.Network(
+      functools.partial(peer.model_fn, network)
+      if peer.model_fn
+      else of_network,
+      seed=5,
+      trace=not peer.model_fn,
+    )
+    for name, peer in algorithm.peers.items()
   }
   received = {}
   if algorithm.peers:
@@ -256,7 +269,16 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     sent = exchange.message(exchange.initialize(), None, tf.constant(1))
     received |= exchange.receive(sent, tf.constant(0))
   result = training.LocalTraining(
-    network, algorithm, tiny_task.VIEWS, config, peers
+    network,
+    algorithm,
+    tiny_task.VIEWS,
+    config,
+    peers,
+    initial={
+      name: peers[name].initial_weights
+      for name, peer in algorithm.peers.items()
+      if peer.model_fn
+    },
   ).run(
     network.initial_weights(),
     labeled,

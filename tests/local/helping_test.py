@@ -109,7 +109,7 @@ def test_the_divisor_is_the_number_of_confident_examples():
   np.testing.assert_allclose(
     ratios['loss_pseudo_label'][0], of_labels.sum(), rtol=1e-5
   )
-  assert ratios['loss_pseudo_label'][1] == ratios['loss_consistency'][1] == 3.0
+  assert ratios['loss_pseudo_label'][1] == ratios['loss_helpers'][1] == 3.0
   assert ratios['unmasked_cross_entropy'][1] == 4.0
 
 
@@ -123,7 +123,7 @@ def test_nothing_without_confident_examples_or_helpers():
   )
   loss, ratios = _loss(_batch(weights=(0.0, 0.0)))
   np.testing.assert_allclose(loss, 1.105712, atol=2e-6)
-  assert ratios['loss_consistency'] == (0.0, 0.0)
+  assert ratios['loss_helpers'] == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(

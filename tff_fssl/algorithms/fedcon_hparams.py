@@ -8,11 +8,11 @@ from tff_fssl.hparams import hparam
 
 METRICS = (
   metrics.of_clients(
-    'loss_consistency',
+    'loss_similarity',
     'D, minus the cosine between the prediction from one view and the target of'
     ' the other one, mean over both directions: from 1 to -1.',
     better=metrics.LOWER,
-    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'consistency'),
+    curve=metrics.Curve(metrics.LOSS_AT_CLIENTS, 'similarity'),
     figure='loss',
   ),
   metrics.of_clients(

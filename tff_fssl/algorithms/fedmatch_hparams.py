@@ -11,7 +11,7 @@ from tff_fssl.semisup import names
 _TRAVELS = 'What travels (% of one dense model)'
 METRICS = (
   metrics.of_clients(
-    'loss_consistency',
+    'loss_helpers',
     'Kullback-Leibler divergence of predictions from those of helpers, mean'
     ' over confident examples and helpers; `nan` without helpers.',
     metrics.NATS,

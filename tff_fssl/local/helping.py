@@ -21,7 +21,7 @@ from tff_fssl.semisup import thresholds
 # which of them count.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'
 LOSS_OF_ALL = 'unmasked_cross_entropy'
-RATIOS = (*terms.PSEUDO_LABEL_RATIOS, 'loss_consistency', LOSS_OF_ALL)
+RATIOS = (*terms.PSEUDO_LABEL_RATIOS, 'loss_helpers', LOSS_OF_ALL)
 # Mean and deviation of the image of noise, before it is cut to [0, 255].
 _NOISE, _NOISE_SEED = 125.0, 0
 
@@ -121,7 +121,7 @@ def loss(
     labels, part.labels, confident, weights=part.weights
   )
   ratios['loss_pseudo_label'] = algorithm_lib.mean_metric(of_labels, size)
-  ratios['loss_consistency'] = algorithm_lib.mean_metric(
+  ratios['loss_helpers'] = algorithm_lib.mean_metric(
     divergence, size * has_helpers
   )
   ratios[LOSS_OF_ALL] = (

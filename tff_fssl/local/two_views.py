@@ -16,7 +16,7 @@ from tff_fssl.semisup import losses
 VIEWS = {'first': 'weak', 'second': 'weak'}
 # Names of the peers.
 TARGET, PROJECTOR = 'target', 'projector'
-SIMILARITY_RATIOS = ('loss_consistency', 'feature_deviation')
+SIMILARITY_RATIOS = ('loss_similarity', 'feature_deviation')
 CONSISTENCY_RATIOS = (*objective.LABELED_RATIOS, 'loss_consistency')
 
 
@@ -82,7 +82,7 @@ def similarity_step(
   return algorithm_lib.StepResult(
     of_local,
     {
-      'loss_consistency': algorithm_lib.mean_metric(loss, size),
+      'loss_similarity': algorithm_lib.mean_metric(loss, size),
       'feature_deviation': algorithm_lib.mean_metric(spread, size),
     },
     of_peers={PROJECTOR: of_projector},
