@@ -147,7 +147,9 @@ def test_an_algorithm_declares_only_its_own_metrics():
       assert declarations.setdefault(column, metric) == metric, column
     assert set(own) <= set(metrics.by_column(catalogue.tables()['train.csv']))
     for column in own:
-      assert column.startswith((metrics.CLIENTS, 'finalizer/', 'aggregator/'))
+      assert column.startswith(
+        (metrics.CLIENTS, 'finalizer/', 'aggregator/inner/')
+      )
 
 
 def test_columns_of_a_metric():
@@ -234,17 +236,13 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     algorithm_lib.Examples(*map(tf.constant, element[part].values()))
     for part in ('labeled', 'unlabeled')
   )
-  of_network = functools.partial(tiny_task.model_fn, 'none')
-  peers = {
-    name: adapter.Network(
-      functools.partial(peer.model_fn, network)
-      if peer.model_fn
-      else of_network,
-      seed=5,
-      trace=not peer.model_fn,
-    )
-    for name, peer in algorithm.peers.items()
-  }
+  model_fn = functools.partial(tiny_task.model_fn, 'none')
+  peers, initial = {}, {}
+  for peer, how in algorithm.peers.items():
+    other = how.model_fn and functools.partial(how.model_fn, network)
+    peers[peer] = adapter.Network(other or model_fn, seed=5)
+    if other:
+      initial[peer] = peers[peer].initial_weights
   received = {}
   if algorithm.peers:
     server = hparams.import_function(entry.other_parts['server'])(
@@ -269,16 +267,7 @@ def test_no_metric_counts_more_than_the_server_allows(name, scenario):
     sent = exchange.message(exchange.initialize(), None, tf.constant(1))
     received |= exchange.receive(sent, tf.constant(0))
   result = training.LocalTraining(
-    network,
-    algorithm,
-    tiny_task.VIEWS,
-    config,
-    peers,
-    initial={
-      name: peers[name].initial_weights
-      for name, peer in algorithm.peers.items()
-      if peer.model_fn
-    },
+    network, algorithm, tiny_task.VIEWS, config, peers, initial
   ).run(
     network.initial_weights(),
     labeled,

@@ -39,9 +39,10 @@ class _Tools:
     optimizer: tff.learning.optimizers.Optimizer,
     train: ServerTraining | None,
     non_negative: Collection[int],
+    of_peers: Sequence[tf.Tensor],
   ):
     self._optimizer, self._train = optimizer, train
-    self._non_negative = non_negative
+    self._non_negative, self._of_peers = non_negative, of_peers
     self._round_num = state['round_num']
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
@@ -87,7 +88,7 @@ class _Tools:
     self._optimizer_state, trainable, non_trainable = tf.nest.map_structure(
       lambda n, o: tf.where(applied, n, o), new, old
     )
-    norm = tf.linalg.global_norm(update[:num_trainable])
+    norm = tf.linalg.global_norm([*update[:num_trainable], *self._of_peers])
     self.metrics.update(
       update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
       update_norm=tf.where(applied, norm, 0.0),
@@ -257,11 +258,11 @@ def _build_step(
       model: server_algorithm.ServerModel,
       aggregate: Mapping[str, Any],
     ) -> tuple[_State, server_algorithm.ServerModel, _Metrics]:
-      used = _Tools(state, optimizer, train, non_negative)
+      aggregated = _aggregated(aggregate, peer_sizes, restore)
+      of_peers = tf.nest.flatten(dict(aggregated.of_peers))
+      used = _Tools(state, optimizer, train, non_negative, of_peers)
       model = algorithm.update(
-        server_algorithm.ServerModel(*model),
-        _aggregated(aggregate, peer_sizes, restore),
-        used.tools(),
+        server_algorithm.ServerModel(*model), aggregated, used.tools()
       )
       return used.next_state(), model, used.metrics
 

@@ -166,7 +166,8 @@ _COMMON = (
   ),
   Metric(
     'finalizer/update_norm',
-    'The combined update of the trainable weights; 0 if skipped.',
+    'The combined update of the trainable weights, and of further networks that'
+    ' clients send back; 0 if skipped.',
     'norm',
   ),
   Metric(
