@@ -1,26 +1,23 @@
 """Every column is declared, and the declarations are what is shown."""
 
 import dataclasses
-import functools
 import pathlib
 
 import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
+import tiny_local
 import tiny_task
 
 from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types
-from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.runtime import in_process
 
@@ -224,57 +221,10 @@ def test_every_loss_of_clients_is_shown(name, scenario):
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 def test_no_metric_counts_more_than_the_server_allows(name, scenario):
   """It rejects clients that report more than they can have processed."""
-  entry = registry.REGISTRY[name]
-  algorithm = hparams.import_function(entry.local_algorithm)(
-    entry.hparams(**entry.tiny_hparams),
-    round_hparams.RoundHparams(scenario=scenario),
-  )._replace(start=None)  # Nothing is sent here that it could start from.
-  network = adapter.Network(tiny_task.network_fn(name, 'none'), seed=5)
   config = training.LoopConfig(2, 5, 5, optimizer.Sgd(0.0, False, 0.0, 0.0))
   element = tiny_task.client(0, labeled=4 if scenario == _CLIENTS else 0)
-  labeled, unlabeled = (
-    algorithm_lib.Examples(*map(tf.constant, element[part].values()))
-    for part in ('labeled', 'unlabeled')
-  )
-  model_fn = functools.partial(tiny_task.model_fn, 'none')
-  peers, initial = {}, {}
-  for peer, how in algorithm.peers.items():
-    other = how.model_fn and functools.partial(how.model_fn, network)
-    peers[peer] = adapter.Network(other or model_fn, seed=5)
-    if other:
-      initial[peer] = peers[peer].initial_weights
-  received = {}
-  if algorithm.peers:
-    server = hparams.import_function(entry.other_parts['server'])(
-      entry.hparams(), round_hparams.RoundHparams(scenario=scenario)
-    )
-    received = dict(server.start(network.initial_weights()).control)
-  build = None
-  if 'exchange' in entry.other_parts:
-    build = hparams.import_function(entry.other_parts['exchange'])(
-      entry.hparams(**entry.tiny_hparams),
-      round_hparams.RoundHparams(scenario=scenario),
-    )
-  if build is not None:
-    exchange = build(
-      exchange_lib.Population(
-        1,
-        network.weight_specs,
-        num_classes=tiny_task.NUM_CLASSES,
-        num_outputs=network.num_outputs,
-      )
-    )
-    sent = exchange.message(exchange.initialize(), None, tf.constant(1))
-    received |= exchange.receive(sent, tf.constant(0))
-  result = training.LocalTraining(
-    network, algorithm, tiny_task.VIEWS, config, peers, initial
-  ).run(
-    network.initial_weights(),
-    labeled,
-    unlabeled,
-    learning_rate=tf.constant(0.01),
-    seed=tf.constant([0, 1]),
-    received=received,
+  algorithm, result = tiny_local.train(
+    name, scenario, element, config, learning_rate=0.01
   )
   # Two epochs of three batches: five unlabelled examples, five labelled ones.
   streams = algorithm.trains_on_unlabeled + algorithm.trains_on_labels

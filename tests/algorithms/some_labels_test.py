@@ -1,19 +1,13 @@
 """Clients without labels where others have some."""
 
-import functools
-
 import numpy as np
 import pytest
-import tensorflow as tf
+import tiny_local
 import tiny_task
 
-from tff_fssl import hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
-from tff_fssl.models import adapter
-from tff_fssl.rounds import round_hparams
 
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _OF_BOTH = [
@@ -28,31 +22,11 @@ _LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
 
 def _train(name, scenario, norm='none', **own):
   """Trains a client that has unlabelled examples only."""
-  entry = registry.REGISTRY[name]
-  algorithm = hparams.import_function(entry.local_algorithm)(
-    entry.hparams(**{**entry.tiny_hparams, **_OWN.get(name, {}), **own}),
-    round_hparams.RoundHparams(scenario=scenario),
-  )
-  network = adapter.Network(
-    functools.partial(tiny_task.model_fn, norm),
-    seed=5,
-    track_moving_averages=norm == 'bn',
-  )
   config = training.LoopConfig(2, 5, 4, optimizer.Sgd(max_gradient_norm=1.0))
-  element = tiny_task.client(0)
-  labeled, unlabeled = (
-    algorithm_lib.Examples(*map(tf.constant, element[part].values()))
-    for part in ('labeled', 'unlabeled')
-  )
-  return training.LocalTraining(
-    network, algorithm, tiny_task.VIEWS, config
-  ).run(
-    network.initial_weights(),
-    labeled,
-    unlabeled,
-    learning_rate=tf.constant(0.1),
-    seed=tf.constant([3, 1]),
-  )
+  own = {**_OWN.get(name, {}), **own}
+  return tiny_local.train(
+    name, scenario, tiny_task.client(0), config, norm=norm, **own
+  )[1]
 
 
 @pytest.mark.parametrize('name', _OF_BOTH)
@@ -62,8 +36,9 @@ def test_the_objective_is_the_sum_that_its_data_allow(name):
   own = {'mixup_concentration': 0.0} if name == 'mixmatch' else {}
   some, none = (_train(name, s, **own) for s in (_CLIENTS, _SERVER))
   assert some.is_finite and some.num_examples == none.num_examples > 0
-  assert any(np.any(u) for u in some.update)
-  for a, b in zip(some.update, none.update, strict=True):
+  changes, alone = ((*r.update, *r.of_peers) for r in (some, none))
+  assert any(np.any(u) for u in changes)
+  for a, b in zip(changes, alone, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
   for metric, (total, count) in some.ratios.items():
     if metric in none.ratios:

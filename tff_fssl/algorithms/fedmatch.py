@@ -68,15 +68,15 @@ def unsupervised_step(hparams: Hparams) -> algorithm_lib.Step:
     networks: algorithm_lib.Networks, batch: algorithm_lib.Batch
   ) -> algorithm_lib.StepResult:
     local, psi = networks.local, disjoint.psi_of(networks)
-    views = batch.parts[objective.UNLABELED].views
+    part = batch.parts[objective.UNLABELED]
 
     def learn(has_helpers: bool) -> Any:
       with local.perturbed(psi), tf.GradientTape() as tape:
         # Without helpers, no gradient flows through this pass.
         none = contextlib.nullcontext if has_helpers else tape.stop_recording
         with none():
-          plain = local.logits(views['plain'], training=True)
-        strong = local.logits(views['strong'], training=True)
+          plain = objective.training_logits(local, part, 'plain')
+        strong = objective.training_logits(local, part, 'strong')
         loss, ratios = helping.loss(
           batch,
           plain,

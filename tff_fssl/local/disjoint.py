@@ -66,7 +66,7 @@ def supervised(loss_weight: float) -> algorithm_lib.LocalAlgorithm:
   ) -> algorithm_lib.StepResult:
     local, part = networks.local, batch.parts[objective.LABELED]
     with local.perturbed(psi_of(networks)), tf.GradientTape() as tape:
-      logits = local.logits(part.views['plain'], training=True)
+      logits = objective.training_logits(local, part, 'plain')
       loss, ratios = objective.labeled_loss(logits, part)
       loss *= loss_weight
     return algorithm_lib.StepResult(local.gradients(tape, loss), ratios)

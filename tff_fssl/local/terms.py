@@ -164,8 +164,8 @@ def self_training(
   ) -> objective.Loss:
     part = batch.parts[objective.UNLABELED]
     of_views = []
-    for images in part.views.values():
-      logits = network.logits(images, training=True)
+    for view in part.views:
+      logits = objective.training_logits(network, part, view)
       of_views.append(
         pseudo_label_loss(
           tf.nn.softmax(logits),
