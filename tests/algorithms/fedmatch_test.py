@@ -429,7 +429,7 @@ def _population(size, num_clients):
   from tff_fssl.rounds import exchange
 
   weights = adapter.Weights((tf.TensorSpec([size]),), (), tf.TensorSpec([]))
-  return exchange.Population(num_clients, weights, 10)
+  return exchange.Population(num_clients, weights, num_classes=10)
 
 
 @pytest.mark.parametrize(

@@ -213,7 +213,7 @@ class TestBytes:
     weights = adapter.Weights(tuple(specs), (), tf.TensorSpec([]))
     exchange = protofssl.build_exchange(
       _HPARAMS(num_helpers=num_helpers), _AT_CLIENTS
-    )(exchange_lib.Population(0, weights, 10, 512))
+    )(exchange_lib.Population(0, weights, num_classes=10, num_outputs=512))
     figures = _figures(weights, exchange)
     # Also sent: a byte for each prototype, which says whether it exists; a
     # weight, a count and a round number; whether a row is valid, and an id.
@@ -264,6 +264,7 @@ def _figures(weights, exchange):
     has_statistics_phases=False,
     statistics_up=0,
     report_bytes=0,
+    kept_bytes=0,
   )
   model = server_model.ServerModel(
     *tf.nest.map_structure(lambda s: np.zeros(s.shape, np.float32), weights)

@@ -27,7 +27,8 @@ def _build(**changed):
     **changed,
   }
   return helpers.build_exchange(
-    helpers.Settings(**settings), exchange_lib.Population(6, _WEIGHTS, 2)
+    helpers.Settings(**settings),
+    exchange_lib.Population(6, _WEIGHTS, num_classes=2),
   )
 
 
