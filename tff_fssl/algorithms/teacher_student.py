@@ -29,7 +29,6 @@ from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import teaching
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
@@ -98,18 +97,14 @@ def build_ts_client_ema_server(
     aggregated: server_algorithm.Aggregated,
     tools: server_algorithm.ServerTools,
   ) -> server_model.ServerModel:
-    old = model.sets[teaching.TEACHER]
-    changes = aggregated.of_peers[teaching.TEACHER]
-    mean = tuple(t - u for t, u in zip(old.trainable, changes, strict=True))
-    mean = adapter.select(
-      adapter.all_finite(mean), mean, lambda: tuple(old.trainable)
-    )
-    taught = old._replace(trainable=mean)
+    taught = aggregated.moved(teaching.TEACHER, model.sets[teaching.TEACHER])
     model = server.update(model.with_sets(teacher=taught), aggregated, tools)
     if not round_hparams.labels_at_clients:
       return model
     # Of the moving average, only the batch norm statistics are of use.
     averaged = model.sets[teaching.TEACHER]
-    return model.with_sets(teacher=averaged._replace(trainable=mean))
+    return model.with_sets(
+      teacher=averaged._replace(trainable=taught.trainable)
+    )
 
   return server._replace(update=update)

@@ -41,13 +41,8 @@ def build_server(
     aggregated: server_algorithm.Aggregated,
     tools: server_algorithm.ServerTools,
   ) -> ServerModel:
-    old = model.sets[disjoint.PSI]
-    changes = aggregated.of_peers[disjoint.PSI]
-    psi = tuple(p - c for p, c in zip(old.trainable, changes, strict=True))
-    psi = adapter.select(
-      adapter.all_finite(psi), psi, lambda: tuple(old.trainable)
-    )
-    model = model.with_sets(**{disjoint.PSI: old._replace(trainable=psi)})
+    psi = aggregated.moved(disjoint.PSI, model.sets[disjoint.PSI])
+    model = model.with_sets(**{disjoint.PSI: psi})
     model = model.with_weights(tools.apply(model.weights, aggregated.update))
     if not trains:
       return model

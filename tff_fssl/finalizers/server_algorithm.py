@@ -50,6 +50,15 @@ class Aggregated(NamedTuple):
   num_reports: tf.Tensor
   by_group: ByGroup | None = None
 
+  def moved(self, name: str, old: adapter.Weights) -> adapter.Weights:
+    """A set after the mean change of its peer; as it was if there is none."""
+    changes = self.of_peers[name]
+    new = tuple(w - c for w, c in zip(old.trainable, changes, strict=True))
+    new = adapter.select(
+      adapter.all_finite(new), new, lambda: tuple(old.trainable)
+    )
+    return old._replace(trainable=new)
+
   def of_groups(self) -> ByGroup:
     """`by_group`; of one group that another aggregator has combined, `update`.
 
@@ -141,9 +150,7 @@ def with_moving_average(
   server: ServerAlgorithm,
   name: str,
   decay: float,
-  weights_of: Callable[[ServerModel], adapter.Weights] = lambda model: (
-    model.weights
-  ),
+  weights_of: server_model.WeightsOf = server_model.own_weights,
 ) -> ServerAlgorithm:
   """Adds a set: the exponential moving average of the model's weights.
 

@@ -1,6 +1,6 @@
 """The optimizers of clients and server, and their learning rates."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 import dataclasses
 import math
 
@@ -33,12 +33,7 @@ class Sgd:
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
     """Makes the momentum variables, if any; call where these may be made."""
-    if not self.momentum:
-      return []
-    return [
-      tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-      for v in network.trainable_variables
-    ]
+    return _slots(network) if self.momentum else []
 
   def apply(
     self,
@@ -48,12 +43,8 @@ class Sgd:
     learning_rate: tf.Tensor,
   ) -> None:
     """Makes one step, in place."""
-    if self.max_gradient_norm:
-      gradients, _ = tf.clip_by_global_norm(gradients, self.max_gradient_norm)
-    for i, variable in enumerate(network.trainable_variables):
-      gradient = gradients[i]
-      if self.weight_decay:
-        gradient += self.weight_decay * variable
+    penalized = _penalized(self, network, gradients)
+    for i, (variable, gradient) in enumerate(penalized):
       if slots:
         tf.raw_ops.ResourceApplyMomentum(
           var=variable.handle,
@@ -86,10 +77,7 @@ class RmsProp:
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
     """Makes the variables v; call where these may be made."""
-    return [
-      tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
-      for v in network.trainable_variables
-    ]
+    return _slots(network)
 
   def apply(
     self,
@@ -99,13 +87,8 @@ class RmsProp:
     learning_rate: tf.Tensor,
   ) -> None:
     """Makes one step, in place."""
-    if self.max_gradient_norm:
-      gradients, _ = tf.clip_by_global_norm(gradients, self.max_gradient_norm)
-    for variable, slot, gradient in zip(
-      network.trainable_variables, slots, gradients, strict=True
-    ):
-      if self.weight_decay:
-        gradient += self.weight_decay * variable
+    penalized = _penalized(self, network, gradients)
+    for slot, (variable, gradient) in zip(slots, penalized, strict=True):
       square = _RHO * slot + (1.0 - _RHO) * tf.square(gradient)
       slot.assign(square)
       scaled = gradient / (tf.sqrt(square) + _EPSILON)
@@ -113,6 +96,32 @@ class RmsProp:
 
 
 Optimizer = Sgd | RmsProp
+
+
+def _slots(network: adapter.Network) -> list[tf.Variable]:
+  """A variable of zeros for each trainable one."""
+  return [
+    tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
+    for v in network.trainable_variables
+  ]
+
+
+def _penalized(
+  optimizer: Optimizer,
+  network: adapter.Network,
+  gradients: Sequence[tf.Tensor],
+) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
+  """Each variable and its gradient, clipped with all, then with L2 penalty."""
+  if optimizer.max_gradient_norm:
+    gradients, _ = tf.clip_by_global_norm(
+      gradients, optimizer.max_gradient_norm
+    )
+  for variable, gradient in zip(
+    network.trainable_variables, gradients, strict=True
+  ):
+    if optimizer.weight_decay:
+      gradient += optimizer.weight_decay * variable
+    yield variable, gradient
 
 
 def learning_rate(

@@ -311,22 +311,28 @@ class Network:
     Returns:
       Logits, float32 [B, C].
     """
-    for layer in self._finalized_layers:
-      layer.finalize_state()
-    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if self._random_layers:
-      around = self._random_layers.forward_pass(images, training)
     averages: Sequence[tf.Variable] = ()
     has_examples = tf.constant(True)
     if training and weights is not None and not self.is_static:
       averages = self.non_trainable_variables
       has_examples = tf.reduce_any(weights > 0.0)
     before = [tf.identity(v) for v in averages]
-    with around:
-      logits = self.model(images, training=training)
+    logits = self._pass(self.model, images, training)
     for variable, old in zip(averages, before, strict=True):
       variable.assign(tf.where(has_examples, variable, old))
-    return tf.cast(logits, tf.float32)
+    return logits
+
+  def _pass(
+    self, model: tf.keras.Model, images: tf.Tensor, training: bool
+  ) -> tf.Tensor:
+    """The float32 outputs of the model, or of one that shares its layers."""
+    for layer in self._finalized_layers:
+      layer.finalize_state()
+    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    if self._random_layers:
+      around = self._random_layers.forward_pass(images, training)
+    with around:
+      return tf.cast(model(images, training=training), tf.float32)
 
   @functools.cached_property
   def _head(self) -> tf.keras.layers.Layer:
@@ -352,13 +358,7 @@ class Network:
 
   def features(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
     """The inputs of the last layer, float32 [B, D]; otherwise as `logits`."""
-    for layer in self._finalized_layers:
-      layer.finalize_state()
-    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
-    if self._random_layers:
-      around = self._random_layers.forward_pass(images, training)
-    with around:
-      return tf.cast(self._feature_model(images, training=training), tf.float32)
+    return self._pass(self._feature_model, images, training)
 
   @property
   def is_random(self) -> bool:

@@ -61,6 +61,14 @@ class Head(NamedTuple):
   values: Callable[[ServerModel], Mapping[str, Sequence[tf.Tensor]]]
 
 
+WeightsOf = Callable[[ServerModel], adapter.Weights]
+
+
+def own_weights(model: ServerModel) -> adapter.Weights:
+  """The weights of the model itself."""
+  return model.weights
+
+
 class Prediction(NamedTuple):
   """How a process predicts: evaluation and export ask it.
 
@@ -82,9 +90,7 @@ class Prediction(NamedTuple):
       Keras model.
   """
 
-  weights: Callable[[ServerModel], adapter.Weights] = lambda model: (
-    model.weights
-  )
+  weights: WeightsOf = own_weights
   logits: Callable[[adapter.Network, ServerModel, tf.Tensor], tf.Tensor] = (
     lambda network, model, images: network.inference_logits(
       images, model.statistics_count

@@ -17,15 +17,25 @@ def read_examples(examples: Any) -> algorithm_lib.Examples:
   return algorithm_lib.Examples(examples['x'], examples['y'])
 
 
-def read_one(dataset: tf.data.Dataset) -> Any:
-  """The one element of a data set; one with 0 examples if it is empty."""
-  blank = tf.nest.map_structure(
-    lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
-    dataset.element_spec,
-  )
+def read_one(dataset: tf.data.Dataset, default: Any = None) -> Any:
+  """The one element of a data set; if it is empty, `default`.
+
+  None: zeros, and no example where their number is not known.
+  """
+  if default is None:
+    default = tf.nest.map_structure(
+      lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
+      dataset.element_spec,
+    )
   # `reduce` would instantiate its function at each call: 8 ms per client.
-  blanks = tf.data.Dataset.from_tensors(blank)
-  return dataset.concatenate(blanks).take(1).get_single_element()
+  defaults = tf.data.Dataset.from_tensors(default)
+  return dataset.concatenate(defaults).take(1).get_single_element()
+
+
+def one_if(condition: tf.Tensor, value: Any) -> tf.data.Dataset:
+  """A sequence of one element, the value, or of none: types stay static."""
+  whole = tf.data.Dataset.from_tensors(value)
+  return whole.take(tf.cast(condition, tf.int64))
 
 
 def read_client(

@@ -12,7 +12,6 @@ In TFF's type notation, `T@SERVER` is one value of type T at the server,
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-import operator
 from typing import Any, NamedTuple, TypeAlias
 
 import tensorflow as tf
@@ -26,7 +25,6 @@ LearningAlgorithmState: TypeAlias = (
   tff.learning.templates.LearningAlgorithmState
 )
 ServerModel = server_model.ServerModel
-_OWN_WEIGHTS = operator.attrgetter('weights')
 
 
 class FsslProcess(tff.learning.templates.LearningProcess):
@@ -66,7 +64,7 @@ def compose_fssl_process(
   finalizer: tff.learning.templates.FinalizerProcess,
   *,
   start: Callable[[adapter.Weights], ServerModel],
-  weights_of: Callable[[ServerModel], adapter.Weights] = _OWN_WEIGHTS,
+  weights_of: server_model.WeightsOf = server_model.own_weights,
   last_phases: Sequence[tff.Computation] = (),
   end_round: EndRound | None = None,
   split: tff.Computation | None = None,

@@ -11,9 +11,13 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
+from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 
 ServerModel = server_algorithm.ServerModel
+# Values between computations end at 2 GB, as TensorFlow's messages do: a table
+# must be smaller.
+MAX_TABLE_BYTES = 1.5e9
 # n rows are copied n / 10 + 10 times, instead of n, while they are collected.
 _LATEST_ROWS = 10
 
@@ -150,8 +154,7 @@ def make_message(
   """The message of a round."""
   sets: Any = collections.OrderedDict()
   for name, is_sent in server.sent(model).items():
-    whole = tf.data.Dataset.from_tensors(model.sets[name])
-    sets[name] = whole.take(tf.cast(is_sent, tf.int64))
+    sets[name] = client_data.one_if(is_sent, model.sets[name])
   return Message(
     delivery.of_model(model),
     sets,
@@ -172,18 +175,8 @@ def read_message(
   sets: dict[str, adapter.Weights] = {}
   others: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
-    spec = dataset.element_spec
-    is_network = isinstance(spec, adapter.Weights)
-    default = (
-      weights
-      if is_network
-      else tf.nest.map_structure(lambda s: tf.zeros(s.shape, s.dtype), spec)
-    )
-    value = (
-      dataset.concatenate(tf.data.Dataset.from_tensors(default))
-      .take(1)
-      .get_single_element()
-    )
+    is_network = isinstance(dataset.element_spec, adapter.Weights)
+    value = client_data.read_one(dataset, weights if is_network else None)
     (sets if is_network else others)[name] = value
   if exchange is not None:
     others |= exchange.receive(message.exchange, client_id)

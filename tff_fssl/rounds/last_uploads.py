@@ -15,8 +15,7 @@ import tensorflow as tf
 from tff_fssl.hparams import UsageError
 from tff_fssl.rounds import exchange as exchange_lib
 
-# Values between computations end at 2 GB, as TensorFlow's messages do.
-_MAX_BYTES = 1.5e9
+_MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 _LARGE_BYTES = 2e8
 _NOBODY = -1
 # OrderedDict(last_round int32 [slots], owner int32 [slots], values).

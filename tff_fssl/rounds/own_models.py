@@ -9,8 +9,7 @@ import tensorflow as tf
 from tff_fssl.hparams import UsageError
 from tff_fssl.rounds import exchange as exchange_lib
 
-# Values between computations end at 2 GB, as TensorFlow's messages do.
-_MAX_BYTES = 1.5e9
+_MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 # Names of what a client is sent (both) and sends (the first).
 _WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
 

@@ -82,7 +82,8 @@ class Gathering:
     ) -> statistics.Sums:
       data, _ = client_data.read_client(dataset, self.num_classes)
       if isinstance(weights, tf.data.Dataset):
-        weights, num_sent = _read_weights(weights)
+        num_sent = weights.reduce(0, lambda num, _: num + 1)
+        weights = client_data.read_one(weights)
         for part in ('labeled', 'unlabeled'):
           data[part] = tf.nest.map_structure(
             lambda t: t[: num_sent * tf.shape(t)[0]], data[part]
@@ -150,21 +151,6 @@ class Gathering:
 
     with_statistics: adapter.Weights = run(weights, combined, is_needed)
     return with_statistics
-
-
-def _read_weights(
-  sent: tf.data.Dataset,
-) -> tuple[adapter.Weights, tf.Tensor]:
-  """(the weights in a sequence, or zeros if it is empty; its length)."""
-  zeros = tf.nest.map_structure(
-    lambda s: tf.zeros(s.shape, s.dtype), sent.element_spec
-  )
-  weights: adapter.Weights = (
-    sent.concatenate(tf.data.Dataset.from_tensors(zeros))
-    .take(1)
-    .get_single_element()
-  )
-  return weights, sent.reduce(0, lambda num, _: num + 1)
 
 
 # ServerModel -> bool scalar.
@@ -266,9 +252,9 @@ def _build_select(
     weights = delivery.of_weights(weights_of(model))
     if is_needed is None:
       return weights
-    sent = is_needed(server_model.ServerModel(*model))
-    whole = tf.data.Dataset.from_tensors(weights)
-    return whole.take(tf.cast(sent, tf.int64))
+    return client_data.one_if(
+      is_needed(server_model.ServerModel(*model)), weights
+    )
 
   return select
 
