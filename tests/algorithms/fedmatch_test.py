@@ -12,6 +12,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
 from tff_fssl.models import evaluate
 from tff_fssl.program.configuration import config
+from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import deployment
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
@@ -417,11 +418,53 @@ def test_what_needs_single_clients_is_refused_with_what_helps(kind):
   config.from_command_line([*given, '--fedmatch.remembered_clients=0'])
 
 
-def test_a_table_that_is_too_large_is_refused():
-  with pytest.raises(UsageError, match='--fedmatch.remembered_clients to at'):
-    registry.REGISTRY['fedmatch'].build_parts(
-      None, config.from_command_line(_DEPLOYED).round
-    ).exchange(_population(6_568_640, 100))
+def test_uploads_in_files_change_nothing(at_server, tmp_path):
+  _, expected = at_server
+  process = tiny_task.build(
+    'fedmatch',
+    _SERVER,
+    norm='none',
+    hparams=(*_OWN.items(), ('uploads', 'files')),
+    average_decay=0.5,
+    server_epochs=3,
+    **_PLAIN_SGD,
+  )
+  files = row_files.RowFiles(str(tmp_path))
+  rows = row_files.OutsideRows(process.outside, files)
+  state = process.next(process.initialize(), []).state
+  for round_num, (_, output) in enumerate(expected, 1):
+    cohort = tiny_task.cohort(_SERVER, 3 if round_num == 1 else 4, round_num)
+    ids = range(len(cohort))
+    if round_num > 1:
+      with pytest.raises(Exception, match='have not been brought'):
+        _next(process, state, cohort)
+    result = _next(process, rows.bring(state, ids), cohort)
+    state = rows.take(result.state)
+    tiny_rounds.assert_same(
+      (result.metrics, *state[::4]),
+      (output.metrics, *output.state[::4]),
+    )
+    for client_id, upload in _uploads(output.state).items():
+      row = files.read(client_id, round_num)
+      assert sorted(row) == ['psi', 'sigma']
+      for name, value in row.items():
+        np.testing.assert_array_equal(value, upload[name])
+    held = state.distributor['table']['uploads']['window']
+    assert all(not len(a) for a in tf.nest.flatten(held))
+
+
+def test_large_uploads_are_in_files_unless_they_shall_not_be():
+  build = lambda *flags: registry.REGISTRY['fedmatch'].build_parts(
+    *(
+      getattr(config.from_command_line([*_DEPLOYED, *flags]), part)
+      for part in ('algorithm', 'round')
+    )
+  )
+  large = _population(6_568_640, 100)
+  assert build().exchange(large).outside is not None
+  assert build().exchange(_population(1000, 100)).outside is None
+  with pytest.raises(UsageError, match='give --fedmatch.uploads=files, or'):
+    build('--fedmatch.uploads=state').exchange(large)
 
 
 def _population(size, num_clients):
@@ -445,6 +488,8 @@ def _population(size, num_clients):
     ('decomposition=false', 'l1_weight=0.1'),
     ('decomposition=false', 'psi_factor=0.5'),
     ('remembered_clients=0', 'deltas=counted'),
+    ('remembered_clients=0', 'uploads=files'),
+    ('deltas=none', 'num_helpers=0', 'uploads=files'),
     ('remembered_clients=0', 'patience=3'),
     ('remembered_clients=0', 'helper_cache=interval'),
   ],

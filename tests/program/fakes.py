@@ -7,7 +7,9 @@ import os
 import types
 
 import numpy as np
+import tensorflow as tf
 import tensorflow_federated as tff
+import tree as tree_lib
 
 from tff_fssl.models import adapter
 from tff_fssl.program import training_types
@@ -17,10 +19,14 @@ from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
+from tff_fssl.rounds import exchange
+from tff_fssl.rounds import last_uploads
 from tff_fssl.rounds import sampling
 
 State = tff.learning.templates.LearningAlgorithmState
+NUM_CLIENTS = 5
 _DATA_TYPE = tff.FederatedType(
   tff.SequenceType(tff.TensorType(np.float32, [3])), tff.CLIENTS
 )
@@ -28,6 +34,8 @@ _DATA_TYPE = tff.FederatedType(
 
 class FakeProcess:
   """Adds up what clients hand over, and counts its rounds."""
+
+  distributor, outside = (), None
 
   def __init__(self, bad_rounds=()):
     self.rounds = []
@@ -39,7 +47,7 @@ class FakeProcess:
           (),
           tff.TensorType(np.float32),
         ),
-        (),
+        self.distributor_type(),
         tff.TensorType(np.int32),
         (),
         collections.OrderedDict(momentum=tff.TensorType(np.float32, [3])),
@@ -50,7 +58,7 @@ class FakeProcess:
         adapter.Weights(
           (np.zeros([3], np.float32), np.float32(0.1)), (), np.float32(1)
         ),
-        (),
+        self.distributor,
         np.int32(-1),
         (),
         collections.OrderedDict(momentum=np.zeros([3], np.float32)),
@@ -62,6 +70,7 @@ class FakeProcess:
 
   def _next(self, state, cohort):
     values = list(cohort)
+    held, values = self._remember(state.distributor, values)
     round_num = int(state.client_work) + 1
     self.rounds.append(round_num)
     total = np.sum(values, axis=0, dtype=np.float32) * np.float32(1 / 3)
@@ -71,7 +80,7 @@ class FakeProcess:
     (vector, scalar), _, count = state.global_model_weights
     state = State(
       adapter.Weights((vector + momentum, np.float32(scalar * 1.1)), (), count),
-      (),
+      held,
       np.int32(round_num),
       (),
       collections.OrderedDict(momentum=momentum),
@@ -89,6 +98,73 @@ class FakeProcess:
       finalizer=collections.OrderedDict(server_loss_labeled=scalar),
     )
     return tff.learning.templates.LearningProcessOutput(state, metrics)
+
+  def distributor_type(self):
+    return ()
+
+  def _remember(self, held, values):
+    return held, values
+
+
+class RememberingProcess(FakeProcess):
+  """Also adds what clients handed over before, which is kept outside."""
+
+  def __init__(self):
+    table = collections.OrderedDict(
+      owner=np.arange(NUM_CLIENTS, dtype=np.int32),
+      last_round=np.zeros([NUM_CLIENTS], np.int32),
+      window=collections.OrderedDict(
+        slot=np.zeros([0], np.int32),
+        values=collections.OrderedDict(sum=np.zeros([0, 3], np.float32)),
+      ),
+    )
+    self.distributor = collections.OrderedDict(
+      table=table, round_num=np.int32(0)
+    )
+    self.outside = exchange.Outside(self._bring, self._take)
+    super().__init__()
+
+  def distributor_type(self):
+    held = tree_lib.map_structure(
+      lambda a: tf.TensorSpec(a.shape, a.dtype), self.distributor
+    )
+    window = held['table']['window']
+    window['slot'] = tf.TensorSpec([None], tf.int32)
+    window['values']['sum'] = tf.TensorSpec([None, 3])
+    return tff.types.tensorflow_to_type(held)
+
+  def _bring(self, table, client_ids, round_num, read):
+    self._cohort = client_ids
+    assert not table['window']['slot'].size
+    known = [i for i in client_ids if table['last_round'][i]]
+    entries = last_uploads.entries(table, known)
+    assert all(entry.round_num < round_num for entry in entries)
+    rows = [read(*entry) for entry in entries]
+    return last_uploads.with_rows(table, known, rows)
+
+  def _take(self, table, write):
+    table, taken = last_uploads.without_rows(table)
+    for entry, row in taken:
+      write(*entry, row)
+    return table
+
+  def _remember(self, held, values):
+    table, round_num = held['table'], held['round_num']
+    window = table['window']
+    before = dict(zip(window['slot'], window['values']['sum'], strict=True))
+    last_round, sums = table['last_round'].copy(), []
+    for client_id, value in zip(self._cohort, values, strict=True):
+      assert (client_id in before) == (last_round[client_id] > 0)
+      sums.append(value + before.get(client_id, np.zeros_like(value)))
+      last_round[client_id] = round_num
+    table = collections.OrderedDict(table, last_round=last_round)
+    table = last_uploads.with_rows(
+      table, self._cohort, [{'sum': total} for total in sums]
+    )
+    held = collections.OrderedDict(
+      table=table, round_num=np.int32(round_num + 1)
+    )
+    return held, sums
 
 
 class _Computation:
@@ -111,7 +187,7 @@ def evaluate(state):
   }
 
 
-def data_source(num_clients=5, clients_per_round=2, first_round=0):
+def data_source(num_clients=NUM_CLIENTS, clients_per_round=2, first_round=0):
   def make_client(round_num, client_id, slot):
     del slot
     rng = np.random.default_rng([round_num, client_id])
@@ -173,6 +249,9 @@ def outputs(tree, warn=lambda message: None, keep=2):
     managers.CsvReleaseManager(tree.eval_csv),
     managers.CsvReleaseManager(tree.timing_csv),
     non_finite=managers.LinesReleaseManager(tree.non_finite_txt),
+    rows=row_files.RowFiles(
+      tree.client_rows, ownership.of_config(config(tree.path))
+    ),
   )
 
 
@@ -220,12 +299,15 @@ def run(
 
 
 def results(folder):
-  """What must be equal: the tables and the last checkpoint, as bytes."""
+  """What must be equal, as bytes: tables, last checkpoint, rows of clients."""
   tree = output_tree.OutputTree(str(folder))
   content = {}
   paths = [tree.train_csv, tree.eval_csv]
   last = checkpoint.versions(tree.checkpoints)[-1]
   paths.append(checkpoint.path_of(tree.checkpoints, last))
+  if os.path.isdir(tree.client_rows):
+    names = os.listdir(tree.client_rows)
+    paths += [os.path.join(tree.client_rows, name) for name in names]
   for path in paths:
     with open(path, 'rb') as file:
       content[os.path.basename(path)] = file.read()

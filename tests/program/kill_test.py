@@ -1,5 +1,6 @@
 """A run that is stopped anywhere goes on as if it had not been."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -22,6 +23,26 @@ def reference(tmp_path_factory):
     fakes.run(folder, **_SHORT)
   assert {call.name for call in disk.calls} == set(faulty_disk.CALLS)
   return fakes.results(folder), disk.calls
+
+
+# Rounds in which clients come again.
+_REMEMBERING = {**_SHORT, 'total_rounds': 4}
+
+
+@pytest.fixture(scope='module')
+def remembering(tmp_path_factory):
+  """The same of a process whose clients' rows are in files."""
+  folder = tmp_path_factory.mktemp('reference') / 'run'
+  with faulty_disk.FaultyDisk().installed() as disk:
+    fakes.run(folder, fakes.RememberingProcess(), **_REMEMBERING)
+  results = fakes.results(folder)
+  rows = [name for name in results if name.endswith('.row')]
+  # The last rows of all clients that took part; older ones were removed.
+  assert 2 < len(rows) <= fakes.NUM_CLIENTS
+  assert len({call.path for call in disk.calls if '.row' in call.path}) > len(
+    rows
+  )
+  return results, disk.calls
 
 
 @pytest.mark.parametrize(
@@ -52,6 +73,32 @@ def test_stopped_at_every_disk_call(how, reference, tmp_path):
     assert len(first.rounds) + len(second.rounds) <= 4, stop_at
     for path, _, names in os.walk(folder):
       assert not [n for n in names if n.startswith('.writing')], (stop_at, path)
+
+
+@pytest.mark.parametrize(
+  'how, rounds_per_checkpoint, every',
+  [
+    (faulty_disk.KILL, 1, 2),
+    (faulty_disk.KILL, 3, 7),
+    (faulty_disk.FULL, 1, 7),
+    (faulty_disk.POWER_NAMES, 1, 7),
+  ],
+)
+def test_rows_in_files_survive(
+  how, rounds_per_checkpoint, every, remembering, tmp_path
+):
+  expected, calls = remembering
+  settings = {**_REMEMBERING, 'rounds_per_checkpoint': rounds_per_checkpoint}
+  error = UsageError if how == faulty_disk.FULL else faulty_disk.Killed
+  for stop_at in range(0, len(calls), every):
+    folder = tmp_path / str(stop_at)
+    disk = faulty_disk.FaultyDisk(stop_at, how, root=str(folder))
+    with disk.installed(), contextlib.suppress(error):
+      fakes.run(folder, fakes.RememberingProcess(), **settings)
+    fakes.run(folder, fakes.RememberingProcess(), **settings)
+    results = fakes.results(folder)
+    # A checkpoint that was to be removed keeps its rows.
+    assert {n: results.get(n) for n in expected} == expected, stop_at
 
 
 def test_killed_again_and_again(reference, tmp_path):

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_fssl.models import adapter
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import helpers
+from tff_fssl.semisup import names
 
 _WEIGHTS = adapter.Weights(
   (tf.TensorSpec([1, 2]), tf.TensorSpec([1])), (), tf.TensorSpec([])
@@ -23,7 +24,8 @@ def _build(**changed):
     'interval': 3,
     'in_every_round': False,
     'num_slots': 6,
-    'flag': '--slots',
+    'where': names.STATE,
+    'flags': ('--slots', '--where'),
     **changed,
   }
   return helpers.build_exchange(
@@ -51,10 +53,16 @@ class _Server:
 
   def __init__(self, **settings):
     self._exchange = _build(**settings)
-    self._table, self._round = self._exchange.initialize(), 1
+    self._table, self._round = _numpy(self._exchange.initialize()), 1
+    self._rows = {}
 
   def receive(self, client_id):
-    sent = self._exchange.message(self._table, None, tf.constant(self._round))
+    table, outside = self._table, self._exchange.outside
+    if outside is not None:
+      self.read = []
+      table = outside.bring(table, [client_id], self._round, self._read)
+      assert len(set(self.read)) == len(self.read)
+    sent = self._exchange.message(table, None, tf.constant(self._round))
     received = self._exchange.receive(sent, tf.constant(client_id))
     return {name: value.numpy() for name, value in received.items()}
 
@@ -68,14 +76,34 @@ class _Server:
 
   def end_round(self, **shares):
     rows = _rows({int(name[1:]): share for name, share in shares.items()})
-    self._table = self._exchange.accept(
+    table = self._exchange.accept(
       self._table, rows, None, tf.constant(self._round)
     )
+    self._table = _numpy(table)
+    if self._exchange.outside is not None:
+      self._table = self._exchange.outside.take(self._table, self._write)
     self._round += 1
 
+  def _read(self, client_id, round_num):
+    self.read.append(client_id)
+    return self._rows[client_id, round_num]
 
-def test_the_closest_others_in_every_third_round():
-  server = _Server()
+  def _write(self, client_id, round_num, row):
+    assert round_num == self._round
+    self._rows[client_id, round_num] = row
+
+
+def _numpy(table):
+  return tf.nest.map_structure(lambda tensor: tensor.numpy(), table)
+
+
+@pytest.fixture(params=[names.STATE, names.FILES])
+def where(request):
+  return request.param
+
+
+def test_the_closest_others_in_every_third_round(where):
+  server = _Server(where=where)
   server.end_round(c0=0.1, c1=0.2, c2=0.9)
   assert server.helpers(0) == []  # Round 2.
   server.end_round(c3=0.85, c4=0.6)
@@ -90,8 +118,8 @@ def test_the_closest_others_in_every_third_round():
   assert server.helpers(0) == [2, 3]  # Round 6.
 
 
-def test_in_all_rounds_until_others_are_chosen():
-  server = _Server(in_every_round=True)
+def test_in_all_rounds_until_others_are_chosen(where):
+  server = _Server(where=where, in_every_round=True)
   server.end_round(c0=0.1, c1=0.2, c2=0.9)
   assert server.helpers(0) == []
   server.end_round(c3=0.85, c4=0.6)
@@ -105,8 +133,8 @@ def test_in_all_rounds_until_others_are_chosen():
   assert server.helpers(5) == [1, 4]
 
 
-def test_fewer_than_wanted():
-  server = _Server(interval=1)
+def test_fewer_than_wanted(where):
+  server = _Server(where=where, interval=1)
   server.end_round(c0=0.1)
   assert server.helpers(0) == []
   server.end_round(c1=0.5)
@@ -114,8 +142,8 @@ def test_fewer_than_wanted():
   assert server.helpers(1) == [0]
 
 
-def test_a_forgotten_client_neither_helps_nor_is_helped():
-  server = _Server(num_slots=2, in_every_round=True, interval=2)
+def test_a_forgotten_client_neither_helps_nor_is_helped(where):
+  server = _Server(where=where, num_slots=2, in_every_round=True, interval=2)
   server.end_round(c0=0.1, c1=0.2)
   assert server.helpers(0) == [1]
   # Client 2 takes the slot of client 0, whose embedding had been chosen from.
@@ -126,8 +154,20 @@ def test_a_forgotten_client_neither_helps_nor_is_helped():
   assert server.helpers(1) == [2]
 
 
-def test_what_a_client_gets_of_its_own():
-  server = _Server()
+def test_only_what_a_round_needs_is_read():
+  server = _Server(where=names.FILES)
+  server.end_round(c0=0.1, c1=0.2, c2=0.9)
+  server.receive(0)
+  assert server.read == [0]  # Round 2: nobody helps.
+  server.end_round(c3=0.85, c4=0.6)
+  server.receive(0)
+  assert server.read == [0, 1, 4]
+  server.receive(5)
+  assert server.read == []
+
+
+def test_what_a_client_gets_of_its_own(where):
+  server = _Server(where=where)
   new = server.receive(4)
   assert (new['is_known'], new['rate']) == (0.0, 1.0)
   np.testing.assert_array_equal(new['own_psi'], np.zeros(3))

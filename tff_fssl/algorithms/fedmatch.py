@@ -152,7 +152,8 @@ def _settings(hparams: Hparams) -> helpers_lib.Settings:
     hparams.helper_interval,
     hparams.helper_cache == fedmatch_hparams.INTERVAL,
     hparams.remembered_clients,
-    '--fedmatch.remembered_clients',
+    hparams.uploads,
+    ('--fedmatch.remembered_clients', '--fedmatch.uploads'),
   )
 
 

@@ -199,6 +199,16 @@ class FedMatchHparams:
     maximum=10**6,
   )
 
+  uploads: str = hparam(
+    names.AUTO,
+    'Where the server keeps the sets that clients last sent. state: in its'
+    ' state, of at most 1.5 GB, and so in each checkpoint; files: beside the'
+    " checkpoints, a file for each client's last round, of which a round reads"
+    " only its cohort's and their helpers'; auto: files above 200 MB. Results"
+    ' are the same. A program of your own must bring what is in files.',
+    choices=(names.AUTO, names.STATE, names.FILES),
+  )
+
   def __post_init__(self) -> None:
     hparams.validate(self, self._PREFIX)
 
@@ -241,6 +251,8 @@ class FedMatchHparams:
     elif not self.agreement and not self.consistency_weight:
       why = '--fedmatch.agreement=false --fedmatch.consistency_weight=0'
       result |= dict.fromkeys((*of_helpers, 'num_helpers'), why)
+    if not self.sends_deltas and not self.uses_helpers:
+      result['uploads'] = '--fedmatch.deltas=none, without helpers'
     if not self.remembered_clients:
       result |= dict.fromkeys(
         (
@@ -252,6 +264,7 @@ class FedMatchHparams:
           'delta_threshold',
           'patience',
           'patience_factor',
+          'uploads',
         ),
         _REMEMBERED,
       )

@@ -351,7 +351,9 @@ class _Assembly:
   ) -> None:
     """Sets the attributes by which programs ask a process."""
     process.num_classes = self._networks.num_classes
-    process.num_clients = self._exchange.num_clients if self._exchange else 0
+    if self._exchange is not None:
+      process.num_clients = self._exchange.num_clients
+      process.outside = self._exchange.outside
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
     process.find_non_finite = client_work.build_find_non_finite(

@@ -20,6 +20,7 @@ import tensorflow_federated as tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_work as client_work_lib
+from tff_fssl.rounds import exchange as exchange_lib
 
 LearningAlgorithmState: TypeAlias = (
   tff.learning.templates.LearningAlgorithmState
@@ -41,6 +42,9 @@ class FsslProcess(tff.learning.templates.LearningProcess):
       the cohort.
     start: Weights -> the `ServerModel` of a process that starts from them.
     prediction: How the model predicts.
+    outside: How rows of clients that are kept outside of the state are brought
+      before each round, and taken after it; None if there are none. The table
+      is `state.distributor['table']`.
   """
 
   find_non_finite: client_work_lib.FindNonFinite
@@ -49,6 +53,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   needs_slots: bool = False
   start: Callable[[adapter.Weights], ServerModel]
   prediction: server_model.Prediction
+  outside: exchange_lib.Outside | None = None
 
 
 # (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER. With

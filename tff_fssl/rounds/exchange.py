@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -35,6 +36,27 @@ class Rows(NamedTuple):
   values: Mapping[str, tf.Tensor]
 
 
+# (client id, round) -> what the client sent in it, name -> array.
+ReadRow = Callable[[int, int], Mapping[str, np.ndarray[Any, Any]]]
+WriteRow = Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]
+
+
+class Outside(NamedTuple):
+  """How large rows get into the table before a round, and out of it after it.
+
+  Outside of TFF's computations; tables hold NumPy arrays.
+
+  Attributes:
+    bring: (table, ids of the round's clients, round number, read) -> the table
+      with the rows that the round needs, each read once.
+    take: (table after the round, write) -> the table without rows; those of
+      the round's clients are written.
+  """
+
+  bring: Callable[[Any, Sequence[int], int, ReadRow], Any]
+  take: Callable[[Any, WriteRow], Any]
+
+
 class Exchange(NamedTuple):
   """A table (of clients, or of last uploads) that the server keeps.
 
@@ -64,6 +86,7 @@ class Exchange(NamedTuple):
       for what their receiver knows without them (what a client keeps on its own
       disk, what the server computes from the update), or that the algorithm
       counts itself: they are not in the figures of bytes.
+    outside: How rows that are kept outside of the table are brought, if so.
   """
 
   initialize: Callable[[], Any]
@@ -76,6 +99,7 @@ class Exchange(NamedTuple):
   is_possible: Callable[[Mapping[str, tf.Tensor]], tf.Tensor] | None = None
   in_sum: bool = False
   not_counted: tuple[str, ...] = ()
+  outside: Outside | None = None
 
 
 class Population(NamedTuple):

@@ -1,7 +1,7 @@
 """An exchange by which clients get what others that predict alike uploaded."""
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
@@ -36,7 +36,8 @@ class Settings:
     interval: Helpers are chosen anew in rounds whose number is a multiple.
     in_every_round: Whether clients also get helpers in the rounds between.
     num_slots: The most clients that are remembered.
-    flag: The flag that sets `num_slots`.
+    where: Where sets are kept: see `last_uploads.is_outside`.
+    flags: The flags that set `num_slots` and `where`.
   """
 
   sets: tuple[str, ...]
@@ -46,7 +47,8 @@ class Settings:
   interval: int
   in_every_round: bool
   num_slots: int
-  flag: str
+  where: str
+  flags: tuple[str, str]
 
 
 def build_exchange(
@@ -77,8 +79,11 @@ def build_exchange(
   """
   specs = _row_specs(settings, population)
   num_slots = min(settings.num_slots, population.known_clients())
-  last_uploads.check_size(specs, num_slots, settings.flag)
-  helping = _Helping(settings, specs, num_slots)
+  sets = {name: specs[name] for name in settings.sets}
+  is_outside = last_uploads.is_outside(
+    sets, num_slots, settings.where, settings.flags
+  )
+  helping = _Helping(settings, specs, num_slots, sets if is_outside else {})
   return exchange_lib.Exchange(
     helping.initialize,
     helping.message,
@@ -93,6 +98,9 @@ def build_exchange(
       IS_KNOWN,
       HELPERS,
       HELPER_WEIGHTS,
+    ),
+    outside=(
+      exchange_lib.Outside(helping.bring, helping.take) if is_outside else None
     ),
   )
 
@@ -121,9 +129,10 @@ class _Helping:
   settings: Settings
   specs: Mapping[str, tf.TensorSpec]
   num_slots: int
+  outside: Collection[str]
 
   def initialize(self) -> Mapping[str, Any]:
-    uploads = last_uploads.initialize(self.specs, self.num_slots)
+    uploads = last_uploads.initialize(self.specs, self.num_slots, self.outside)
     return collections.OrderedDict(
       chosen=self._chosen(uploads), uploads=uploads
     )
@@ -143,6 +152,12 @@ class _Helping:
     round_num: tf.Tensor,
   ) -> Mapping[str, Any]:
     del model
+    return self._sent(table, round_num)
+
+  def _sent(
+    self, table: Mapping[str, Any], round_num: tf.Tensor
+  ) -> Mapping[str, Any]:
+    """The message."""
     is_due = tf.equal(round_num % self.settings.interval, 0)
     helps = tf.logical_or(is_due, self.settings.in_every_round)
     return collections.OrderedDict(
@@ -154,10 +169,12 @@ class _Helping:
   ) -> dict[str, tf.Tensor]:
     uploads = sent['uploads']
     slot, is_known = last_uploads.find(uploads, client_id)
-    own = functools.partial(last_uploads.read, uploads, slots=slot)
+    own = functools.partial(
+      last_uploads.read, uploads, slots=slot, is_wanted=is_known
+    )
     received = {IS_KNOWN: tf.cast(is_known, tf.float32)}
     for name in self.settings.sets:
-      received[f'own_{name}'] = own(name) * received[IS_KNOWN]
+      received[f'own_{name}'] = own(name)
     for name, (first, *_) in self.settings.scalars.items():
       received[name] = tf.where(is_known, own(name), first)
     if self.settings.helper_set:
@@ -168,6 +185,16 @@ class _Helping:
     self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
   ) -> dict[str, tf.Tensor]:
     """What a client gets of its helpers."""
+    slots, helps = self._helping_slots(sent, slot, is_known)
+    rows = last_uploads.read(
+      sent['uploads'], self.settings.helper_set, slots, helps
+    )
+    return {HELPERS: rows, HELPER_WEIGHTS: tf.cast(helps, tf.float32)}
+
+  def _helping_slots(
+    self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """(slots of the helpers of a client, int32 [H]; whether they help)."""
     uploads, chosen = sent['uploads'], sent['chosen']
     # Who came later, perhaps into the slot of another, was not to choose from.
     is_old = tf.logical_and(
@@ -177,9 +204,41 @@ class _Helping:
       chosen['embedding'], is_old, slot, self.settings.num_helpers
     )
     helps = tf.reduce_all([sent['helps'], is_known, is_old[slot]])
-    weights *= tf.cast(helps, tf.float32)
-    rows = last_uploads.read(uploads, self.settings.helper_set, slots)
-    return {HELPERS: rows * weights[:, tf.newaxis], HELPER_WEIGHTS: weights}
+    return slots, tf.logical_and(weights > 0.0, helps)
+
+  def bring(
+    self,
+    table: Mapping[str, Any],
+    client_ids: Sequence[int],
+    round_num: int,
+    read: exchange_lib.ReadRow,
+  ) -> Mapping[str, Any]:
+    """See `exchange.Outside`."""
+    uploads, sent = table['uploads'], self._sent(table, tf.constant(round_num))
+    slots: set[int] = set()
+    for client_id in client_ids:
+      slot, is_known = last_uploads.find(
+        uploads, tf.constant(client_id, tf.int32)
+      )
+      if not is_known:
+        continue
+      slots.add(int(slot))
+      if self.settings.helper_set:
+        of_helpers, helps = self._helping_slots(sent, slot, is_known)
+        slots.update(int(s) for s, h in zip(of_helpers, helps) if h)
+    ordered = sorted(slots)
+    rows = [read(*e) for e in last_uploads.entries(uploads, ordered)]
+    uploads = last_uploads.with_rows(uploads, ordered, rows)
+    return collections.OrderedDict(table, uploads=uploads)
+
+  def take(
+    self, table: Mapping[str, Any], write: exchange_lib.WriteRow
+  ) -> Mapping[str, Any]:
+    """See `exchange.Outside`."""
+    uploads, taken = last_uploads.without_rows(table['uploads'])
+    for entry, row in taken:
+      write(*entry, row)
+    return collections.OrderedDict(table, uploads=uploads)
 
   def accept(
     self,

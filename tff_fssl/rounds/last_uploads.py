@@ -2,65 +2,116 @@
 
 The table has one slot for each client that is remembered. If there are fewer
 slots than clients, the client that has not taken part for longest is forgotten.
-Only `initialize`, `find`, `read` and `write` know how it is stored.
+Only the functions of this file know how it is stored.
+
+Large values may be kept outside of the table: then it holds only those of some
+slots, a window, which `with_rows` fills before each round, and `without_rows`
+empties after it. The rest is on disk, in the hands of the program.
 """
 
 import collections
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 import warnings
 
+import numpy as np
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.semisup import names
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 _LARGE_BYTES = 2e8
 _NOBODY = -1
-# OrderedDict(last_round int32 [slots], owner int32 [slots], values).
+# OrderedDict(last_round int32 [slots], owner int32 [slots], values, window):
+# the window, if there is one, is OrderedDict(slot int32 [n], values).
 Table = Mapping[str, Any]
 
 
-def check_size(
-  specs: Mapping[str, tf.TensorSpec], num_slots: int, flag: str
-) -> None:
-  """Warns of tables that slow down rounds; refuses those that cannot be kept.
+class Entry(NamedTuple):
+  """A client's last upload: who sent it, and in which round."""
+
+  client_id: int
+  round_num: int
+
+
+def is_outside(
+  specs: Mapping[str, tf.TensorSpec],
+  num_slots: int,
+  where: str,
+  flags: tuple[str, str],
+) -> bool:
+  """Whether values are kept outside of the table.
+
+  Warns of tables that slow down rounds; refuses those that cannot be kept.
 
   Args:
-    specs: Name -> spec of what a client sends.
+    specs: Name -> spec of the large values that a client sends.
     num_slots: The number of clients that are remembered.
-    flag: The flag that sets it.
+    where: `names.AUTO`, `STATE` or `FILES`.
+    flags: The flags that set `num_slots` and `where`.
 
   Raises:
     UsageError: If the table is larger than 1.5 GB.
   """
-  sizes = [s.shape.num_elements() * s.dtype.size for s in specs.values()]
-  total = num_slots * sum(sizes)
+  size = sum(s.shape.num_elements() * s.dtype.size for s in specs.values())
+  total = num_slots * size
+  if where != names.STATE:
+    return bool(size) and (where == names.FILES or total > _LARGE_BYTES)
   what = f'the last uploads of {num_slots} clients are {total / 1e9:.2g} GB'
   if total > _MAX_BYTES:
     raise UsageError(
-      f'{what}; at most {_MAX_BYTES / 1e9} GB can be kept: set {flag} to at'
-      f' most {int(_MAX_BYTES / sum(sizes))}, or take a smaller --model'
+      f'{what}; a state holds at most {_MAX_BYTES / 1e9} GB: give'
+      f' {flags[1]}={names.FILES}, or {flags[0]} of at most'
+      f' {int(_MAX_BYTES / size)}'
     )
-  if num_slots * max(sizes) > _LARGE_BYTES:
+  if total > _LARGE_BYTES:
     warnings.warn(
-      f'{what}, which each round moves, and each checkpoint holds; a lower'
-      f' {flag} makes them smaller',
+      f'{what}, which each round moves, and each checkpoint holds; with'
+      f' {flags[1]}={names.FILES} they are kept beside the checkpoints',
       stacklevel=2,
     )
+  return False
 
 
-def initialize(specs: Mapping[str, tf.TensorSpec], num_slots: int) -> Table:
-  """A table without any client."""
-  return collections.OrderedDict(
+def initialize(
+  specs: Mapping[str, tf.TensorSpec],
+  num_slots: int,
+  outside: Collection[str] = (),
+) -> Table:
+  """A table without any client.
+
+  Args:
+    specs: Name -> spec of what a client sends.
+    num_slots: The number of clients that are remembered.
+    outside: The names of values that are kept outside of the table.
+
+  Returns:
+    The table.
+  """
+
+  def empty(of: Iterable[str], num_rows: int) -> Mapping[str, tf.Tensor]:
+    return collections.OrderedDict(
+      (name, tf.zeros([num_rows, *specs[name].shape], specs[name].dtype))
+      for name in sorted(of)
+    )
+
+  table = collections.OrderedDict(
     last_round=tf.zeros([num_slots], tf.int32),
     owner=tf.fill([num_slots], _NOBODY),
-    values=collections.OrderedDict(
-      (name, tf.zeros([num_slots, *spec.shape], spec.dtype))
-      for name, spec in sorted(specs.items())
-    ),
+    values=empty(set(specs) - set(outside), num_slots),
   )
+  if outside:
+    window = collections.OrderedDict(
+      slot=tf.zeros([0], tf.int32), values=empty(outside, 0)
+    )
+    # The length of a window is part of no type.
+    table['window'] = tf.nest.map_structure(
+      lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]),
+      window,
+    )
+  return table
 
 
 def find(table: Table, client_id: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -70,18 +121,53 @@ def find(table: Table, client_id: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   return tf.argmax(is_own, output_type=tf.int32), is_known
 
 
-def read(table: Table, name: str, slots: tf.Tensor) -> tf.Tensor:
+def read(
+  table: Table, name: str, slots: tf.Tensor, is_wanted: tf.Tensor
+) -> tf.Tensor:
   """What was sent as `name` from some slots; copies no other rows.
 
   Args:
     table: The table.
     name: The name.
     slots: int32, of any shape.
+    is_wanted: bool, of the same shape.
 
   Returns:
-    [*slots.shape, ...]; of slots without a client, zeros.
+    [*slots.shape, ...]; where it is not wanted, zeros.
+
+  Raises:
+    InvalidArgumentError: If values that are kept outside of the table have not
+      been brought.
   """
-  return tf.gather(table['values'][name], slots)
+  if name in table['values']:
+    return _only(tf.gather(table['values'][name], slots), is_wanted)
+  window = table['window']
+  is_there = tf.equal(window['slot'], slots[..., tf.newaxis])
+  brought = tf.debugging.Assert(
+    tf.reduce_all(tf.reduce_any(is_there, -1) | ~is_wanted),
+    [
+      'the last uploads of clients are kept outside of the state, and have not'
+      ' been brought before the round: see `last_uploads.with_rows`'
+    ],
+  )
+  values = window['values'][name]
+  shape = slots.shape + values.shape[1:]
+
+  def found() -> tf.Tensor:
+    index = tf.argmax(is_there, -1, output_type=tf.int32)
+    return _only(tf.gather(values, index), is_wanted)
+
+  with tf.control_dependencies([brought] if brought is not None else []):
+    return tf.ensure_shape(
+      tf.cond(tf.size(window['slot']) > 0, found, lambda: tf.zeros(shape)),
+      shape,
+    )
+
+
+def _only(rows: tf.Tensor, is_wanted: tf.Tensor) -> tf.Tensor:
+  """Rows, or zeros."""
+  missing = [1] * (rows.shape.rank - is_wanted.shape.rank)
+  return tf.where(tf.reshape(is_wanted, [*is_wanted.shape, *missing]), rows, 0)
 
 
 def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
@@ -118,14 +204,66 @@ def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
   def put(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(old, slots[:, tf.newaxis], new)
 
-  return collections.OrderedDict(
+  values = {name: tf.gather(rows.values[name], order) for name in rows.values}
+  written = collections.OrderedDict(
     last_round=put(table['last_round'], tf.fill(tf.shape(ids), round_num)),
     owner=put(table['owner'], ids),
     values=collections.OrderedDict(
-      (name, put(old, tf.gather(rows.values[name], order)))
-      for name, old in table['values'].items()
+      (name, put(old, values[name])) for name, old in table['values'].items()
     ),
   )
+  if 'window' in table:
+    written['window'] = collections.OrderedDict(
+      slot=slots,
+      values=collections.OrderedDict(
+        (name, values[name]) for name in table['window']['values']
+      ),
+    )
+  return written
+
+
+def entries(table: Table, slots: Iterable[int]) -> list[Entry]:
+  """Who owns slots, and since when; a table of NumPy arrays."""
+  return [
+    Entry(int(table['owner'][slot]), int(table['last_round'][slot]))
+    for slot in slots
+  ]
+
+
+def with_rows(
+  table: Table,
+  slots: Sequence[int],
+  rows: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+) -> Table:
+  """A table of NumPy arrays whose window holds rows, one for each slot."""
+  window = table['window']
+  values = collections.OrderedDict(
+    (name, np.stack([row[name] for row in rows]) if rows else old[:0])
+    for name, old in window['values'].items()
+  )
+  filled = collections.OrderedDict(
+    slot=np.array(slots, np.int32), values=values
+  )
+  return collections.OrderedDict(table, window=filled)
+
+
+def without_rows(
+  table: Table,
+) -> tuple[Table, list[tuple[Entry, dict[str, np.ndarray[Any, Any]]]]]:
+  """Takes the rows of a round out of a table of NumPy arrays.
+
+  Args:
+    table: The table after a round.
+
+  Returns:
+    (the table without them, entry and row of each client of the round).
+  """
+  window = table['window']
+  taken = [
+    (entry, {name: rows[i] for name, rows in window['values'].items()})
+    for i, entry in enumerate(entries(table, window['slot']))
+  ]
+  return with_rows(table, [], []), taken
 
 
 def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:

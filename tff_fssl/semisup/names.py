@@ -12,3 +12,6 @@ MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
 DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)
 # Which of several classes with equally many votes; see `agreement`.
 LOCAL, LOWEST = 'local', 'lowest'
+
+# Where a server keeps the last uploads of clients; see `rounds.last_uploads`.
+AUTO, STATE, FILES = 'auto', 'state', 'files'

@@ -25,6 +25,7 @@ from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -236,13 +237,13 @@ def _outputs(
   from tff_fssl.program.loop import training  # pylint: disable=C0415
   from tff_fssl.program.reporting import managers  # pylint: disable=C0415
 
-  run = task.config.run
+  run, owner = task.config.run, _owner(task)
   return training.Outputs(
     managers.DurableProgramStateManager(
       tree.checkpoints,
       keep_total=run.keep_checkpoints,
       warn=view.say,
-      owner=_owner(task),
+      owner=owner,
       keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
     managers.CsvReleaseManager(tree.train_csv),
@@ -250,6 +251,7 @@ def _outputs(
     managers.CsvReleaseManager(tree.timing_csv),
     _tensorboard(tree, view) if run.tensorboard else None,
     managers.LinesReleaseManager(tree.non_finite_txt),
+    row_files.RowFiles(tree.client_rows, owner),
   )
 
 

@@ -20,6 +20,7 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.loop import round_checks
 from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
 
@@ -55,6 +56,7 @@ class Outputs:
     timing: Receives a row per round. These rows differ between equal runs.
     also: Receives all three (TensorBoard), if given.
     non_finite: Receives what `Hooks.explain_non_finite` says, if given.
+    rows: Keeps what `FsslProcess.outside` keeps outside of the state.
   """
 
   states: tff.program.ProgramStateManager
@@ -63,6 +65,7 @@ class Outputs:
   timing: managers.CsvReleaseManager
   also: tff.program.ReleaseManager | None = None
   non_finite: managers.LinesReleaseManager | None = None
+  rows: row_files.RowFiles | None = None
 
   def truncate_after(self, round_num: int) -> int:
     """Removes the rows of later rounds; returns how many rounds had one."""
@@ -75,6 +78,8 @@ class Outputs:
     removed = self.train.table.truncate_after(round_num)
     self.evaluation.table.truncate_after(round_num)
     self.timing.table.truncate_after(round_num)
+    if self.rows is not None:
+      self.rows.drop_after(round_num)
     return removed
 
   def best_round(self) -> int | None:
@@ -157,15 +162,16 @@ async def train(
       _check_bad_rounds(int(state.num_bad_rounds), done, settings)
       if stop.signal is not None:
         if saved < done:
-          await outputs.states.save(state, done)
+          await run.save(state, done)
         return Result(state, done, stop.signal, done - before)
       done += 1
+      state = await run.prepared(state)
       before_round = state.process
       with hooks.around_round(done):
         state, report = await run.run_round(state, done)
       await run.report_troubles(before_round, report)
       if run.saves(state, report):
-        await outputs.states.save(state, done)
+        await run.save(state, done)
         saved = done
       reporter.round_done(report)
       hooks.round_done(state.process, report)
@@ -200,6 +206,9 @@ class _Run:
     self._reporter: Reporter = reporter
     self._hooks: Hooks = hooks
     self._watch = round_checks.UpdateWatch()
+    self._rows = row_files.OutsideRows(
+      getattr(process, 'outside', None), outputs.rows
+    )
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
     """(state to start from, last finished round)."""
@@ -217,6 +226,7 @@ class _Run:
         ' training continues without them.'
       )
     self._drop_unsaved(done, f'after round {done}')
+    await self._drop_unneeded()
     return state, done
 
   async def _initialize(self, initial_model: Any) -> tuple[ProgramState, int]:
@@ -265,6 +275,23 @@ class _Run:
       self._hooks.begin(done, self._settings)
       yield
 
+  async def prepared(self, state: ProgramState) -> ProgramState:
+    """The state before a round, with all that the round needs."""
+    at = state.iterator
+    cohort = self._data_source.client_ids(at.seed, at.round_num)
+    process = await asyncio.to_thread(self._rows.bring, state.process, cohort)
+    return state._replace(process=process)
+
+  async def save(self, state: ProgramState, round_num: int) -> None:
+    """Saves the state after a round."""
+    await self._outputs.states.save(state, round_num)
+    await self._drop_unneeded()
+
+  async def _drop_unneeded(self) -> None:
+    """Removes clients' rows that no saved state needs."""
+    versions = await self._outputs.states.get_versions()
+    await asyncio.to_thread(self._rows.keep_for, versions or ())
+
   async def run_round(
     self, state: ProgramState, round_num: int
   ) -> tuple[ProgramState, RoundReport]:
@@ -274,6 +301,7 @@ class _Run:
     output = await tff.program.materialize_value(
       self._process.next(state.process, cohort)
     )
+    process = await asyncio.to_thread(self._rows.take, output.state)
     failures = self._left_out(round_num)
     in_round = self._hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
@@ -284,7 +312,7 @@ class _Run:
     evaluation: Mapping[str, float] = {}
     start = time.monotonic()
     if _is_due(round_num, self._settings.rounds_per_evaluation, self._settings):
-      evaluation = await asyncio.to_thread(self._evaluate_fn, output.state)
+      evaluation = await asyncio.to_thread(self._evaluate_fn, process)
     timing['seconds/evaluation'] = time.monotonic() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
@@ -293,7 +321,7 @@ class _Run:
     )
     await self._release(report)
     num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
-    return ProgramState(output.state, state.iterator, num_bad), report
+    return ProgramState(process, state.iterator, num_bad), report
 
   def _left_out(self, round_num: int) -> list[str]:
     """A line for each client whose data could not be used."""

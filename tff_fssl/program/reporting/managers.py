@@ -13,6 +13,7 @@ import struct
 from typing import Any
 
 from absl import logging
+import tensorflow as tf
 import tensorflow_federated as tff
 import tree
 
@@ -327,7 +328,8 @@ def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
       continue
     shape, dtype = getattr(like, 'shape', None), getattr(like, 'dtype', None)
     dtype = getattr(dtype, 'as_numpy_dtype', dtype)
-    if (shape is not None and tuple(shape) != value.shape) or (
+    # Lengths may be unknown.
+    if not tf.TensorShape(shape).is_compatible_with(value.shape) or (
       dtype is not None and dtype != value.dtype
     ):
       raise checkpoint.ForeignError(

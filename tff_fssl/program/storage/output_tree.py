@@ -4,6 +4,7 @@ flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
 compute.json        what clients and server compute in a round
 checkpoints/        round_N.ckpt
+client_rows/        what clients last sent, if it is kept beside the checkpoints
 metrics/            train.csv, eval.csv: equal for equal commands;
                     timing.csv: seconds and memory;
                     non_finite.txt: report of --debug_non_finite
@@ -92,6 +93,11 @@ class OutputTree:
   def checkpoints(self) -> str:
     """Folder of the checkpoints."""
     return self._join('checkpoints')
+
+  @property
+  def client_rows(self) -> str:
+    """Folder of what clients last sent."""
+    return self._join('client_rows')
 
   @property
   def metrics(self) -> str:
