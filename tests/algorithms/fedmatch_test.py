@@ -396,6 +396,72 @@ def test_sigma_frozen_and_no_state_of_clients():
   assert deployment.get_map_reduce_form(process) is not None
 
 
+@pytest.mark.parametrize('decomposition', [True, False])
+def test_past_models_help_and_nobody_is_remembered(decomposition):
+  own = (
+    ('decomposition', decomposition),
+    ('helpers', 'past'),
+    ('num_helpers', 2),
+    ('remembered_clients', 0),
+  )
+  process = tiny_task.build('fedmatch', _CLIENTS, norm='none', hparams=own)
+  alone = tiny_task.build(
+    'fedmatch',
+    _CLIENTS,
+    norm='none',
+    hparams=(('decomposition', decomposition), ('remembered_clients', 0)),
+  )
+  assert not process.num_clients
+  assert deployment.get_map_reduce_form(process) is not None
+  outputs, others = (_run(p, _CLIENTS) for p in (process, alone))
+  weights = [
+    _flat(process.get_model_weights(before).trainable) for before, _ in outputs
+  ]
+  size = weights[0].size * 4
+  for i, ((before, output), (_, other)) in enumerate(zip(outputs, others)):
+    helped = min(i, 2)
+    past = before.global_model_weights.sets['past_models']
+    expected = [*weights[:i][::-1], *np.zeros([2, weights[0].size])][:2]
+    np.testing.assert_array_equal(past, np.stack(expected))
+    train = output.metrics['client_work']['train']
+    assert train['helped_clients'] == float(helped > 0)
+    assert np.isfinite(train['loss_helpers']) == (helped > 0)
+    sets = 2 if decomposition else 1
+    assert train['percent_down'] == 100.0 * (sets + helped)
+    down = output.metrics['communication']['bytes_down_past_models']
+    assert down == 2 * size * (helped > 0)
+    same = not tiny_rounds.differ(
+      tiny_rounds.model(output).trainable, tiny_rounds.model(other).trainable
+    )
+    assert same == (helped == 0)
+
+
+def test_past_models_are_whole_networks():
+  """The model that a client starts from agrees with it in the first batch."""
+  own = (('helpers', 'past'), ('num_helpers', 1), ('remembered_clients', 0))
+  process = tiny_task.build(
+    'fedmatch',
+    _SERVER,
+    norm='none',
+    hparams=own,
+    client_batch_size=12,
+    plain=True,
+  )
+  state = process.next(process.initialize(), []).state
+  model = state.global_model_weights
+  now = _flat(process.get_model_weights(state).trainable)
+  sets = type(model.sets)(model.sets, past_models=now[None])
+  control = type(model.control)(num_past_models=np.float32(1))
+  state = state._replace(
+    global_model_weights=model._replace(sets=sets, control=control)
+  )
+  output = _next(process, state, tiny_task.cohort(_SERVER))
+  train = output.metrics['client_work']['train']
+  assert train['helped_clients'] == 1.0
+  assert abs(train['loss_helpers']) < 1e-6
+  assert np.any(now)
+
+
 _DEPLOYED = ('--algorithm=fedmatch', '--norm=gn', '--num_labels=10')
 _PROTECTED = {
   'secure': ('--aggregator=secure', '--simulate_secure_aggregation'),
@@ -415,7 +481,9 @@ def test_what_needs_single_clients_is_refused_with_what_helps(kind):
   )
   assert '--fedmatch.remembered_clients=0' in message
   assert '\n' not in message
-  config.from_command_line([*given, '--fedmatch.remembered_clients=0'])
+  nobody = [*given, '--fedmatch.remembered_clients=0']
+  config.from_command_line(nobody)
+  config.from_command_line([*nobody, '--fedmatch.helpers=past'])
 
 
 def test_uploads_in_files_change_nothing(at_server, tmp_path):
@@ -492,6 +560,8 @@ def _population(size, num_clients):
     ('deltas=none', 'num_helpers=0', 'uploads=files'),
     ('remembered_clients=0', 'patience=3'),
     ('remembered_clients=0', 'helper_cache=interval'),
+    ('num_helpers=0', 'helpers=past'),
+    ('helpers=past', 'deltas=none', 'uploads=files'),
   ],
 )
 def test_flags_without_effect_are_refused(given):

@@ -22,7 +22,8 @@ Every trainable weight is theta = sigma + psi. In a round:
 4.  The server keeps the upload, with the prediction for the image of noise. Its
     sigma and psi change by the mean of the clients' changes. With labels at the
     server, sigma moves on lambda_s CE of labels.
-Where it predicts, psi counts only where |psi| > psi_threshold.
+Where it predicts, psi counts only where |psi| > psi_threshold. With
+`helpers=past` (ours) the global models of earlier rounds help.
 
 docs/algorithms/fedmatch.md lists where paper, code and we differ; decided here:
 the server's model changes by what travels, so that what S2C leaves out is not
@@ -41,6 +42,7 @@ import tensorflow as tf
 
 from tff_fssl.algorithms import fedmatch_hparams
 from tff_fssl.finalizers import disjoint as disjoint_server
+from tff_fssl.finalizers import past_models
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import disjoint
@@ -122,28 +124,26 @@ def build_local_algorithm(
   return remembered.ClientRound(
     _settings(hparams),
     deltas_lib.Deltas(
-      hparams.delta_threshold if hparams.sends_deltas else None,
-      {PSI: hparams.psi_threshold},
-      hparams.deltas == fedmatch_hparams.APPLIED,
+      hparams.sent_above, {PSI: hparams.psi_threshold}, hparams.keeps_own
     ),
     _rates(hparams),
     'loss_labeled' if round_hparams.labels_at_clients else helping.LOSS_OF_ALL,
     moves,
+    hparams.uses_past,
     round_hparams.statistics_batch_size,
   ).around(local)
 
 
 def _rates(hparams: Hparams) -> patience_lib.Rule | None:
   """When a client's learning rate falls."""
-  if not hparams.adapts_rates:
-    return None
-  return patience_lib.Rule(hparams.patience, hparams.patience_factor)
+  rule = patience_lib.Rule(hparams.patience, hparams.patience_factor)
+  return rule if hparams.adapts_rates else None
 
 
 def _settings(hparams: Hparams) -> helpers_lib.Settings:
   """What the server keeps of clients."""
   names = (SIGMA, PSI) if hparams.decomposition else (SIGMA,)
-  helper, rates = names[-1:] if hparams.uses_helpers else (), _rates(hparams)
+  helper, rates = names[-1:] if hparams.uses_clients else (), _rates(hparams)
   return helpers_lib.Settings(
     names if hparams.sends_deltas else helper,
     rates.ranges() if rates else {},
@@ -179,12 +179,19 @@ def build_server(
   hparams: Hparams, round_hparams: RoundHparams
 ) -> server_algorithm.ServerAlgorithm:
   """The server's part: step 4."""
-  if not hparams.decomposition:
-    return server_algorithm.FEDAVG
-  return disjoint_server.build_server(
-    hparams.psi_factor,
-    hparams.psi_threshold,
-    trains=not round_hparams.labels_at_clients,
+  server = server_algorithm.FEDAVG
+  if hparams.decomposition:
+    server = disjoint_server.build_server(
+      hparams.psi_factor,
+      hparams.psi_threshold,
+      trains=not round_hparams.labels_at_clients,
+    )
+  return past_models.with_past_models(
+    server,
+    hparams.num_helpers if hparams.uses_past else 0,
+    hparams.helper_interval,
+    in_every_round=hparams.helper_cache == fedmatch_hparams.INTERVAL,
+    weights_of=build_prediction(hparams, round_hparams).weights,
   )
 
 

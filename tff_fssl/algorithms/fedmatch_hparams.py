@@ -64,6 +64,7 @@ METRICS = (
   ),
 )
 
+CLIENTS, PAST = 'clients', 'past'
 ONE_ROUND, INTERVAL = 'one_round', 'interval'
 APPLIED, COUNTED, NONE = 'applied', 'counted', 'none'
 _REMEMBERED = '--fedmatch.remembered_clients=0'
@@ -150,6 +151,14 @@ class FedMatchHparams:
     minimum=0,
     maximum=100,
   )
+  helpers: str = hparam(
+    CLIENTS,
+    'Who helps. clients: other clients, by what they last uploaded; past: the'
+    ' global models before the last H rounds in which helpers were due, which'
+    ' all clients get (ours). With --fedmatch.remembered_clients=0 the server'
+    ' then needs to know no client.',
+    choices=(CLIENTS, PAST),
+  )
   helper_interval: int = hparam(
     10,
     'R_H: helpers are chosen in rounds whose number is a multiple of this.',
@@ -216,19 +225,45 @@ class FedMatchHparams:
   def remembers(self) -> bool:
     """Whether the server keeps anything of single clients."""
     return bool(self.remembered_clients) and bool(
-      self.uses_helpers or self.sends_deltas or self.patience
+      self.uses_clients or self.sends_deltas or self.patience
     )
 
   @property
   def uses_helpers(self) -> bool:
     """Whether clients get helpers."""
+    return self.uses_clients or self.uses_past
+
+  @property
+  def uses_clients(self) -> bool:
+    """Whether these are other clients."""
     asked = self.agreement or self.consistency_weight
-    return bool(self.remembered_clients and self.num_helpers and asked)
+    return bool(
+      self.helpers == CLIENTS
+      and self.remembered_clients
+      and self.num_helpers
+      and asked
+    )
+
+  @property
+  def uses_past(self) -> bool:
+    """Whether these are earlier models."""
+    asked = self.agreement or self.consistency_weight
+    return bool(self.helpers == PAST and self.num_helpers and asked)
 
   @property
   def sends_deltas(self) -> bool:
     """Whether small differences do not travel."""
     return bool(self.remembered_clients) and self.deltas != NONE
+
+  @property
+  def sent_above(self) -> float | None:
+    """The size above which differences are sent; None: whole sets are."""
+    return self.delta_threshold if self.sends_deltas else None
+
+  @property
+  def keeps_own(self) -> bool:
+    """Whether clients keep their own values where nothing is sent."""
+    return self.deltas == APPLIED
 
   @property
   def adapts_rates(self) -> bool:
@@ -238,34 +273,25 @@ class FedMatchHparams:
   def without_effect(self) -> dict[str, str]:
     """Fields that change nothing -> the flag that is the reason."""
     result: dict[str, str] = {}
-    of_helpers = ('helper_interval', 'helper_cache', 'tie')
+    of_helpers: tuple[str, ...] = ('helper_interval', 'helper_cache', 'tie')
     if not self.patience:
       result['patience_factor'] = '--fedmatch.patience=0'
     if not self.agreement:
       result['tie'] = '--fedmatch.agreement=false'
     if not self.num_helpers:
       why = '--fedmatch.num_helpers=0'
-      result |= dict.fromkeys(
-        (*of_helpers, 'agreement', 'consistency_weight'), why
-      )
+      of_helpers += ('helpers', 'agreement', 'consistency_weight')
+      result |= dict.fromkeys(of_helpers, why)
     elif not self.agreement and not self.consistency_weight:
       why = '--fedmatch.agreement=false --fedmatch.consistency_weight=0'
-      result |= dict.fromkeys((*of_helpers, 'num_helpers'), why)
-    if not self.sends_deltas and not self.uses_helpers:
+      of_helpers += ('helpers', 'num_helpers')
+      result |= dict.fromkeys(of_helpers, why)
+    elif not self.uses_helpers:
+      of_helpers += ('agreement', 'consistency_weight', 'num_helpers')
+      result |= dict.fromkeys(of_helpers, _REMEMBERED)
+    if not self.sends_deltas and not self.uses_clients:
       result['uploads'] = '--fedmatch.deltas=none, without helpers'
     if not self.remembered_clients:
-      result |= dict.fromkeys(
-        (
-          *of_helpers,
-          'agreement',
-          'consistency_weight',
-          'num_helpers',
-          'deltas',
-          'delta_threshold',
-          'patience',
-          'patience_factor',
-          'uploads',
-        ),
-        _REMEMBERED,
-      )
+      of_clients = ('deltas', 'delta_threshold', 'patience', 'patience_factor')
+      result |= dict.fromkeys((*of_clients, 'uploads'), _REMEMBERED)
     return result

@@ -1,12 +1,13 @@
 """Clients that the server remembers: their round with deltas and helpers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
 import tensorflow as tf
 
 from tff_fssl.data import augment
+from tff_fssl.finalizers import past_models
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import disjoint
 from tff_fssl.local import helping
@@ -32,6 +33,7 @@ class ClientRound:
     loss: The metric of the steps that decides it: a mean over batches, each of
       which is measured before the client learns from it.
     moves: The names of the sets that steps move.
+    past: Whether models of earlier rounds help, instead of other clients.
     batch_size: Examples in a batch of passes that do not train.
   """
 
@@ -40,6 +42,7 @@ class ClientRound:
   rates: patience_lib.Rule | None
   loss: str
   moves: tuple[str, ...]
+  past: bool
   batch_size: int
 
   def around(
@@ -68,13 +71,17 @@ class ClientRound:
     )
     helpers: list[Any] = []
     weights = tf.zeros([1])
-    if self.settings.helper_set:
+    if self.past:
+      helpers, weights = _past_helpers(sets[disjoint.SIGMA], received)
+      share += tf.reduce_sum(weights)
+    elif self.settings.helper_set:
       weights = received[helpers_lib.HELPER_WEIGHTS]
       helpers, of_helpers = self.deltas.of_helpers(
         self.settings.helper_set, local.trainable_variables, received
       )
       share += of_helpers
-    if self.settings.helper_set == disjoint.SIGMA:  # They are whole networks.
+    if self.past or self.settings.helper_set == disjoint.SIGMA:
+      # They are whole networks.
       helpers = [
         [h - s for h, s in zip(helper, sets[disjoint.SIGMA], strict=True)]
         for helper in helpers
@@ -136,3 +143,16 @@ class ClientRound:
     weights = data.sets.get(name, data.weights)
     start = self.deltas.start(name)
     return weights if start is None else start(weights, data.received)
+
+
+def _past_helpers(
+  like: Sequence[tf.Tensor], received: Mapping[str, tf.Tensor]
+) -> tuple[list[tuple[tf.Tensor, ...]], tf.Tensor]:
+  """The weights of models of earlier rounds; 1 for those that exist, else 0."""
+  models = received[past_models.MODELS]
+  num = models.shape[0]
+  # A round that failed as a whole left no model.
+  exists = tf.reduce_any(tf.not_equal(models, 0.0), axis=1)
+  is_sent = tf.range(num, dtype=tf.float32) < received[past_models.NUM_SENT]
+  helpers = [last_uploads.unflatten(models[i], like) for i in range(num)]
+  return helpers, tf.cast(tf.logical_and(exists, is_sent), tf.float32)
