@@ -11,6 +11,9 @@ import tiny_task
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
 
+_SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
+_LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
+
 pytestmark = pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 
 
@@ -125,6 +128,29 @@ def test_empty_client_and_client_without_a_class(name, scenario):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_a_round_in_which_one_client_has_labels(name, scenario):
+  """And one in which none has; some_labels_test.py looks at a client."""
+  if scenario != _CLIENTS or not _trains_clients(name, _SERVER):
+    pytest.skip('Clients without labels have nothing to learn from.')
+  process = tiny_task.build(name, scenario)
+  with_labels, *others = tiny_task.cohort(scenario)
+  for element in others:
+    element['labeled'] = tiny_task.client(0)['labeled']
+  state = process.initialize()
+  for elements in ([with_labels, *others], others):
+    cohort = [tiny_task.dataset(element, process) for element in elements]
+    state, metrics = process.next(state, cohort)
+    train = metrics['client_work']['train']
+    assert train['num_clients'] == len(elements)
+    assert train['num_rejected_clients'] == 0
+    assert train['num_non_finite_clients'] == 0
+    assert metrics['finalizer']['update_skipped'] == 0
+    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+    losses = [train[metric] for metric in _LABELS & set(train)]
+    assert losses
+    assert np.all(np.isfinite(losses)) == (len(elements) == 3)
+
+
 def test_constant_and_saturated_images_and_less_than_a_batch(name, scenario):
   process = tiny_task.build(name, scenario)
 
@@ -151,7 +177,9 @@ def test_constant_and_saturated_images_and_less_than_a_batch(name, scenario):
 def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   if not _trains_clients(name, scenario):
     pytest.skip('Its clients do not train.')
-  process = tiny_task.build(name, scenario, norm='none')
+  # With batch norm, (FL)^2 may keep no pseudo-label, and so not train.
+  norm = 'none' if name == 'fl2' else 'bn'
+  process = tiny_task.build(name, scenario, norm=norm)
 
   def bad(index, round_num):
     element = tiny_task.cohort(scenario, index + 1, round_num)[index]
@@ -161,11 +189,13 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
 
   good = lambda r: tiny_task.cohort(scenario, 2, r)
   without, _ = _rounds(process, good)
-  state, metrics = _rounds(process, lambda r: [*good(r), bad(2, r)])
+  both = lambda r: [*good(r), bad(2, r)]
+  state, metrics = _rounds(process, both)
   assert metrics['client_work']['train']['num_non_finite_clients'] == 1
   # Repeated outside TFF, it is the only one of the cohort that fails.
+  before, _ = _rounds(process, both, 1)
   found = [
-    process.find_non_finite(without, tiny_task.dataset(element, process), 2)
+    process.find_non_finite(before, tiny_task.dataset(element, process), 2)
     for element in (*good(2), bad(2, 2), *good(2))
   ]
   assert [f is None for f in found] == [True, True, False, True, True]

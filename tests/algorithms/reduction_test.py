@@ -54,7 +54,9 @@ def _fl2_cohorts():
 def _fl2(**hparams):
   # Low, so that the tiny task has confident examples.
   hparams.setdefault('confidence_threshold', 0.34)
-  return tiny_task.build('fl2', hparams=tuple(sorted(hparams.items())))
+  return tiny_task.build(
+    'fl2', norm='none', hparams=tuple(sorted(hparams.items()))
+  )
 
 
 def test_supervised_is_tffs_fedavg():

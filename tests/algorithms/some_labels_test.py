@@ -63,24 +63,3 @@ def test_moving_averages_do_not_see_the_filler(name):
   some, none = (_train(name, s, 'bn') for s in (_CLIENTS, _SERVER))
   for a, b in zip(some.non_trainable, none.non_trainable, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
-
-
-@pytest.mark.parametrize('name', _OF_BOTH)
-def test_a_round_in_which_one_client_has_labels(name):
-  process = tiny_task.build(name, _CLIENTS)
-  with_labels, *others = tiny_task.cohort(_CLIENTS)
-  for element in others:
-    element['labeled'] = tiny_task.client(0)['labeled']
-  state = process.initialize()
-  for elements in ([with_labels, *others], others):
-    cohort = [tiny_task.dataset(element, process) for element in elements]
-    state, metrics = process.next(state, cohort)
-    train = metrics['client_work']['train']
-    assert train['num_clients'] == len(elements)
-    assert train['num_rejected_clients'] == 0
-    assert train['num_non_finite_clients'] == 0
-    assert metrics['finalizer']['update_skipped'] == 0
-    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
-    losses = [train[m] for m in _LABELS & set(train)]
-    assert losses
-    assert np.all(np.isfinite(losses)) == (len(elements) == 3)

@@ -193,6 +193,7 @@ def test_a_full_disk_leaves_the_old_file_and_frees_the_new(tmp_path):
       assert os.listdir(tmp_path) == ['a']
 
 
+@pytest.mark.slow
 def test_a_real_program_is_killed_and_resumed(repository, tmp_path):
   program = str(repository / 'benchmarks' / 'kill_resume.py')
   # TensorFlow's complaints are the log's.

@@ -57,6 +57,7 @@ _CHANGES = {
     {'batch_norm_statistics': 'batch_mean'},
     3,
   ),
+  'statistics_phase': ('supervised', _AT_CLIENTS, {}, 'training'),
   'compute_dtype': ('supervised', _AT_CLIENTS, {}, 'bfloat16'),
 }
 # What has no influence on the result, or is checked elsewhere.
@@ -74,8 +75,8 @@ def _uneven(round_num):
   ]
 
 
-def _final(name, scenario, settings):
-  process = tiny_task.build(name, scenario, **settings)
+def _final(name, scenario, settings, norm='none'):
+  process = tiny_task.build(name, scenario, norm=norm, **settings)
   state = process.initialize()
   while int(state.client_work) < 1:
     state = process.next(state, []).state
@@ -99,8 +100,9 @@ def _largest_difference(first, second):
 @pytest.mark.parametrize('field', _CHANGES)
 def test_does_something(field):
   name, scenario, settings, value = _CHANGES[field]
-  base = _final(name, scenario, settings)
-  changed = _final(name, scenario, {**settings, field: value})
+  norm = 'bn' if 'statistics' in field else 'none'
+  base = _final(name, scenario, settings, norm)
+  changed = _final(name, scenario, {**settings, field: value}, norm)
   assert _largest_difference(base, changed) > 1e-5
 
 
@@ -118,7 +120,9 @@ def test_yogi():
   assert _largest_difference(adam, yogi) > 1e-5
 
 
-@pytest.mark.parametrize('name', ['fl2', 'semifl'])
+@pytest.mark.parametrize(
+  'name', ['semifl', pytest.param('fl2', marks=pytest.mark.slow)]
+)
 def test_jit_compile_changes_nothing_but_rounding(name):
   """The terms of the others: tests/local/terms_test.py."""
   base = _final(name, _AT_SERVER, {})

@@ -45,8 +45,9 @@ def with_past_models(
     control[NUM_SENT] = tf.cast(num_sent, tf.float32)
     return model._replace(control=control)
 
-  # `==` compares identities in TFF's graphs.
-  is_multiple = lambda round_num: tf.equal(round_num % interval, 0)
+  def is_multiple(round_num: tf.Tensor) -> tf.Tensor:
+    # `==` compares identities in TFF's graphs.
+    return tf.equal(round_num % interval, 0)
 
   def flat(model: ServerModel) -> tf.Tensor:
     tensors = weights_of(model).trainable

@@ -290,9 +290,10 @@ class _Assembly:
       self._hparams.first_round,
       self._delivery,
     )
+    message_type = distributor.next.type_signature.result.result.member
     part = self._client_part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
-      distributor.next.type_signature.result.result.member,
+      message_type,
       self._element_spec,
       part,
       first_round=self._hparams.first_round,
@@ -304,7 +305,7 @@ class _Assembly:
       split = exchange_lib.build_split(exchange, aggregate_type)
       aggregate_type = split.type_signature.result[0]
     finalizer = self._finalizer(model_type, aggregate_type, work)
-    phases, statistics_up = self._statistics_phases(model_type)
+    phases, statistics_up = self._statistics_phases(model_type, message_type)
     state_type = tff.to_type(
       composer.LearningAlgorithmState(
         model_type,
@@ -338,7 +339,7 @@ class _Assembly:
       communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,
-        has_statistics_phases=bool(phases),
+        has_statistics_phases=self._has_second_phase,
         statistics_up=statistics_up,
         report_bytes=report_bytes,
       ),
@@ -356,6 +357,7 @@ class _Assembly:
       process.outside = self._exchange.outside
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
+    process.num_phases = 1 + self._has_second_phase
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
@@ -483,12 +485,29 @@ class _Assembly:
       self._delivery.restored,
     )
 
+  @property
+  def _gathers_statistics(self) -> bool:
+    """Whether clients gather statistics for static batch norm."""
+    return self._networks.is_static and not self._parts.alone
+
+  @property
+  def _has_second_phase(self) -> bool:
+    """Whether they do so after the round's update."""
+    in_training = self._hparams.statistics_phase == round_hparams_lib.TRAINING
+    return self._gathers_statistics and not in_training
+
   def _statistics_phases(
-    self, model_type: tff.Type
-  ) -> tuple[list[tff.Computation], int]:
-    """The phases of static batch norm; the bytes a client sends in them."""
-    if not self._networks.is_static or self._parts.alone:
+    self, model_type: tff.Type, message_type: tff.Type
+  ) -> tuple[list[statistics_phase.Phase], int]:
+    """What gathers statistics; the bytes a client sends for it."""
+    if not self._gathers_statistics:
       return [], 0
+    if self._delivery.groups is not None and not self._has_second_phase:
+      raise hparams_lib.UsageError(
+        f'--statistics_phase={round_hparams_lib.TRAINING}: clients of this'
+        ' algorithm start from the models of their groups; set'
+        f' --statistics_phase={round_hparams_lib.OWN}, or another --norm'
+      )
     gathering = statistics_phase.Gathering(
       self._networks.make,
       self._views,
@@ -512,7 +531,12 @@ class _Assembly:
     }
     phases = [
       statistics_phase.build_statistics_phase(
-        model_type, self._element_spec, gathering, name, is_needed
+        model_type,
+        self._element_spec,
+        gathering,
+        name,
+        is_needed,
+        None if self._has_second_phase else message_type,
       )
       for name, is_needed in when.items()
     ]

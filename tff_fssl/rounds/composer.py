@@ -42,6 +42,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
       the cohort.
     start: Weights -> the `ServerModel` of a process that starts from them.
     prediction: How the model predicts.
+    num_phases: Client phases in a round.
     outside: How rows of clients that are kept outside of the state are brought
       before each round, and taken after it; None if there are none. The table
       is `state.distributor['table']`.
@@ -53,9 +54,15 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   needs_slots: bool = False
   start: Callable[[adapter.Weights], ServerModel]
   prediction: server_model.Prediction
+  num_phases: int = 1
   outside: exchange_lib.Outside | None = None
 
 
+# (model before the round, message@CLIENTS, model, D*@CLIENTS) ->
+# OrderedDict(result=model, measurements)@SERVER.
+LastPhase = Callable[
+  [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
+]
 # (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER. With
 # `split`, the rows are what the aggregator made of them.
 EndRound = Callable[[tff.Value, tff.Value, tff.Value], tff.Value]
@@ -70,7 +77,7 @@ def compose_fssl_process(
   *,
   start: Callable[[adapter.Weights], ServerModel],
   weights_of: server_model.WeightsOf = server_model.own_weights,
-  last_phases: Sequence[tff.Computation] = (),
+  last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
   split: tff.Computation | None = None,
   revise_state: tff.Computation | None = None,
@@ -93,8 +100,8 @@ def compose_fssl_process(
     start: See `FsslProcess`.
     weights_of: The model -> what `get_model_weights` returns: the weights that
       predict.
-    last_phases: `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`,
-      further client phases after the finalizer.
+    last_phases: What else clients do, after the finalizer where it needs the
+      new model.
     end_round: Takes clients' rows to the distributor's next state; then clients
       send OrderedDict(update, row).
     split: If rows are part of the update instead, takes what the aggregator
@@ -195,7 +202,7 @@ class _Round(NamedTuple):
   client_work: tff.learning.templates.ClientWorkProcess
   aggregator: tff.templates.AggregationProcess
   finalizer: tff.learning.templates.FinalizerProcess
-  last_phases: Sequence[tff.Computation]
+  last_phases: Sequence[LastPhase]
   end_round: EndRound | None
   split: tff.Computation | None
   revise_state: tff.Computation | None
@@ -232,9 +239,11 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
     results = _run_parts(parts, state, client_data)
     model, of_phases = results.finalized.result, []
     for phase in parts.last_phases:
-      of_phase = phase(model, client_data)
-      model = of_phase.result
-      of_phases.append(of_phase.measurements)
+      of_phase = phase(
+        old_model, results.distributed.result, model, client_data
+      )
+      model = of_phase['result']
+      of_phases.append(of_phase['measurements'])
     distributor_state, of_exchange = results.distributed.state, None
     if parts.end_round is not None:
       ended = parts.end_round(distributor_state, results.rows, model)

@@ -25,13 +25,13 @@ def get_map_reduce_form(
   Raises:
     UsageError: If a round has two client phases; says what to use instead.
   """
-  metrics_type = process.next.type_signature.result.metrics.member
-  if getattr(metrics_type, 'last_phase', None) is not None:
+  if getattr(process, 'num_phases', 1) > 1:
     raise hparams.UsageError(
       'MapReduceForm has one client phase a round: a broadcast, work, a sum.'
       ' Static batch norm (--norm=sbn) has a second one, since statistics of'
       " the round's new weights can only be gathered once these are known and"
-      ' broadcast: build the process with group norm (--norm=gn), or with'
+      ' broadcast: build the process with --statistics_phase=training, which'
+      ' takes those of the weights before, with group norm (--norm=gn), or with'
       ' moving averages (--norm=bn)'
     )
   return tff.backends.mapreduce.get_map_reduce_form_for_computation(

@@ -13,6 +13,8 @@ from tff_fssl.models import names as model_names
 
 LABELS_AT_SERVER = data_names.LABELS_AT_SERVER
 LABELS_AT_CLIENTS = data_names.LABELS_AT_CLIENTS
+# When the statistics of static batch norm are gathered.
+OWN, TRAINING = 'own', 'training'
 # The default where the size of the largest client is not known.
 MAX_CLIENT_EXAMPLES = 100_000
 
@@ -179,6 +181,15 @@ class RoundHparams:
     ' moving averages of the clients, aggregated with their updates.',
     choices=model_names.STATISTICS,
     needs={'norm': model_names.BATCH_NORMS},
+  )
+  statistics_phase: str = hparam(
+    OWN,
+    'When the statistics of static batch norm are gathered. own: in a second'
+    " client phase, of the round's new weights; training: while clients train,"
+    ' of the weights that they were sent, so that clients are needed once, but'
+    ' statistics are one update old.',
+    choices=(OWN, TRAINING),
+    needs={'norm': (model_names.STATIC_BATCH_NORM,)},
   )
   statistics_batch_size: int = hparam(
     256,

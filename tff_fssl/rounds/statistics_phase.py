@@ -20,6 +20,7 @@ from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
+from tff_fssl.rounds import exchange as exchange_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +61,25 @@ class Gathering:
       tuple(weights.non_trainable),
       weights.statistics_count,
     )
+
+  def of_message(
+    self, message: exchange_lib.Message, set_name: str
+  ) -> adapter.Weights | tf.data.Dataset:
+    """The same weights, from what clients were sent for training.
+
+    Args:
+      message: What they were sent.
+      set_name: The set; '': the weights that predict.
+
+    Returns:
+      The weights; of a set, a sequence of one element, or of none.
+    """
+    message = exchange_lib.Message(*message)
+    if set_name:
+      return message.sets[set_name].map(self.delivery.of_weights)
+    sets = {n: client_data.read_one(s) for n, s in message.sets.items()}
+    model = server_model.ServerModel(*message.weights, sets, message.control)
+    return self.weights_of(model, '')
 
   def of_client(
     self, weights: adapter.Weights, dataset: tf.data.Dataset
@@ -157,14 +177,20 @@ class Gathering:
 _IsNeeded = Callable[[server_model.ServerModel], tf.Tensor] | None
 
 
+# (model before the round, what clients were sent, model, data) -> (model,
+# measurements): a client phase, in a federated computation.
+Phase = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], Any]
+
+
 def build_statistics_phase(
   model_type: tff.Type,
   element_spec: Any,
   gathering: Gathering,
   set_name: str = '',
   is_needed: _IsNeeded = None,
-) -> tuple[tff.Computation, int]:
-  """Builds `<M@SERVER, D*@CLIENTS> -> <result=M, measurements>@SERVER`.
+  message_type: tff.Type | None = None,
+) -> tuple[Phase, int]:
+  """Builds what gathers statistics of a model M, or of one of its sets.
 
   The result is M with new statistics. All examples of the cohort, labelled or
   not, and the server's labelled ones count equally; with `statistics.MEDIAN`,
@@ -179,19 +205,23 @@ def build_statistics_phase(
     set_name: The set whose statistics are gathered; '': the model's.
     is_needed: M -> bool scalar. If false, the weights are not sent, clients
       return sums over no example, and the old statistics stay. None: true.
+    message_type: The type of what clients are sent for training. If given,
+      statistics are those of the weights in it, and no further phase is needed;
+      else those of M, which is sent for this.
 
   Returns:
-    The federated computation, and the bytes that a client sends in it.
+    (before, message, M, data) -> OrderedDict(result, measurements), for use in
+    a federated computation; the bytes that a client sends.
   """
   weights_of = functools.partial(gathering.weights_of, set_name=set_name)
   select = _build_select(model_type, weights_of, is_needed, gathering.delivery)
-  weights_type = select.type_signature.result
+  in_training = message_type is not None
+  sent_type = message_type if in_training else select.type_signature.result
   data_type = client_data.data_type(element_spec)
 
-  @tff.tensorflow.computation(weights_type, data_type)
-  def of_client(
-    weights: adapter.Weights, dataset: tf.data.Dataset
-  ) -> statistics.Sums:
+  @tff.tensorflow.computation(sent_type, data_type)
+  def of_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:
+    weights = gathering.of_message(sent, set_name) if in_training else sent
     return gathering.of_client(weights, dataset)
 
   sums_type = of_client.type_signature.result
@@ -201,34 +231,25 @@ def build_statistics_phase(
   by_median = gathering.kind == statistics.MEDIAN
   combined_type = to_rows.type_signature.result if by_median else sums_type
 
-  @tff.tensorflow.computation(model_type, combined_type)
-  def at_server(
-    model: server_model.ServerModel, combined: statistics.Sums | tf.Tensor
-  ) -> server_model.ServerModel:
-    model = server_model.ServerModel(*model)
-    needed = None if is_needed is None else is_needed(model)
-    weights = gathering.at_server(weights_of(model), combined, needed)
-    if set_name:
-      return model.with_sets(**{set_name: weights})
-    own = tuple(model.trainable)
-    return model.with_weights(weights._replace(trainable=own))
-
-  @tff.federated_computation(
-    tff.FederatedType(model_type, tff.SERVER),
-    tff.FederatedType(data_type, tff.CLIENTS),
+  at_server = _build_at_server(
+    model_type, combined_type, gathering, set_name, is_needed
   )
+
   def phase(
-    model: tff.Value, dataset: tff.Value
+    before: tff.Value, message: tff.Value, model: tff.Value, dataset: tff.Value
   ) -> collections.OrderedDict[str, tff.Value]:
-    weights = tff.federated_broadcast(tff.federated_map(select, model))
-    sums = tff.federated_map(of_client, (weights, dataset))
+    measured, sent = before, message
+    if not in_training:
+      measured = model
+      sent = tff.federated_broadcast(tff.federated_map(select, model))
+    sums = tff.federated_map(of_client, (sent, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
       combined = robust.collect_rows(tff.federated_map(to_rows, sums))
     else:
       combined = tff.federated_sum(sums)
     return collections.OrderedDict(
-      result=tff.federated_map(at_server, (model, combined)),
+      result=tff.federated_map(at_server, (model, measured, combined)),
       measurements=tff.federated_zip(
         collections.OrderedDict(
           num_rejected_clients=tff.federated_sum(rejected)
@@ -237,6 +258,35 @@ def build_statistics_phase(
     )
 
   return phase, client_data.num_bytes(sums_type)
+
+
+def _build_at_server(
+  model_type: tff.Type,
+  combined_type: tff.Type,
+  gathering: Gathering,
+  set_name: str,
+  is_needed: _IsNeeded,
+) -> tff.Computation:
+  """Builds `<M, the model that was measured, clients' sums> -> M`."""
+
+  @tff.tensorflow.computation(model_type, model_type, combined_type)
+  def at_server(
+    model: server_model.ServerModel,
+    measured: server_model.ServerModel,
+    combined: statistics.Sums | tf.Tensor,
+  ) -> server_model.ServerModel:
+    model = server_model.ServerModel(*model)
+    measured = server_model.ServerModel(*measured)
+    needed = None if is_needed is None else is_needed(measured)
+    weights = gathering.weights_of(measured, set_name)
+    new = gathering.at_server(weights, combined, needed)
+    old = model.sets[set_name] if set_name else model.weights
+    weights = new._replace(trainable=tuple(old.trainable))
+    if set_name:
+      return model.with_sets(**{set_name: weights})
+    return model.with_weights(weights)
+
+  return at_server
 
 
 def _build_select(

@@ -225,7 +225,7 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     if can.per_client_broadcast
     else 'all clients receive the same one',
     'phases': f'{can.client_phases} a round; static batch norm (--norm=sbn)'
-    ' adds one',
+    ' adds one, unless --statistics_phase=training',
     'weight sets': f'{can.weight_sets_down} to a client and'
     f' {can.weight_sets_up} from a client in a phase'
     + (', without the last layer' if can.head_stays else ''),

@@ -8,6 +8,7 @@ from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 if TYPE_CHECKING:
   from tff_fssl.program.configuration import config as config_lib
@@ -190,8 +191,12 @@ def _check_cross_device(config: 'config_lib.Config') -> None:
       f'{name} needs {capabilities.client_phases} client phases a round; such a'
       ' deployment has one'
     )
-  if config.run.norm == model_names.STATIC_BATCH_NORM:
+  if (
+    config.run.norm == model_names.STATIC_BATCH_NORM
+    and config.round.statistics_phase == round_hparams_lib.OWN
+  ):
     raise UsageError(
       '--cross_device: --norm=sbn gathers statistics in a second client phase;'
-      ' such a deployment has one: use --norm=gn or --norm=bn'
+      ' such a deployment has one: use --statistics_phase=training, --norm=gn'
+      ' or --norm=bn'
     )

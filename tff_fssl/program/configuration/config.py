@@ -33,6 +33,7 @@ _OF_COMMON_MODEL = (
   'server_optimizer_learning_rate',
   'server_optimizer_momentum',
   'average_decay',
+  'statistics_phase',
 )
 
 
@@ -286,7 +287,11 @@ def _without_effect(config: Config) -> dict[str, str]:
     result['client_weighting'] = f'--{config.own_weights_flag}=true'
   if not config.trains_clients:
     result |= dict.fromkeys(
-      (*dataclasses.asdict(config.aggregator), 'debug_non_finite'),
+      (
+        *dataclasses.asdict(config.aggregator),
+        'debug_non_finite',
+        'statistics_phase',
+      ),
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
       ' not train',
     )
