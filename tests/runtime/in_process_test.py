@@ -46,6 +46,25 @@ def _at_most_two(x):
     return tf.identity(x)
 
 
+@tff.tensorflow.computation(np.float32)
+def _sum_of_large(x):
+  # Beyond 80% of 256 MB, TensorFlow would use a temporary variable.
+  large = tf.fill([15_000_000], x)
+  tensors = [large, tf.sqrt(large), tf.exp(-large), tf.tanh(large)]
+  return tf.reduce_max(tf.add_n(tensors))
+
+
+def test_large_sums_in_several_threads():
+  @tff.federated_computation(tff.FederatedType(np.float32, tff.CLIENTS))
+  def total(x):
+    return tff.federated_sum(tff.federated_map(_sum_of_large, x))
+
+  cohort = [np.float32(i) for i in range(6)]
+  expected = sum(i + i**0.5 + np.exp(-i) + np.tanh(i) for i in range(6))
+  with tff.framework.get_context_stack().install(_context(3)):
+    assert total(cohort) == pytest.approx(expected, rel=1e-5)
+
+
 def test_agrees_with_tffs_worker(fed_avg, make_dataset, worker, train):
   cohort = [make_dataset(i) for i in range(5)]
   ours, our_metrics = train(_context(2), fed_avg, cohort, 3)

@@ -4,15 +4,49 @@ A call costs some hundred microseconds of Python, whatever the function does.
 All operations that can run together are therefore put into one function.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import functools
 import threading
 from typing import Any, Optional
 
 import tensorflow as tf
+
+# No public name sets a function's RewriterConfig.
+from tensorflow.python.eager import context as eager_context
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
+
+
+@contextlib.contextmanager
+def _without_temporary_variables() -> Iterator[None]:
+  """Calls of functions that may run in several threads at a time.
+
+  Where a function needs much memory, TensorFlow's memory optimizer replaces
+  sums of three and more tensors by temporary variables. Their names are the
+  same in all calls of a process, so that two at a time fail with
+  `AlreadyExistsError` (TensorFlow issue 37740).
+  """
+  context = eager_context.context()
+  old = context.function_call_options
+  context.function_call_options = _call_options(
+    old.executor_type, old.config_proto_serialized
+  )
+  try:
+    yield
+  finally:
+    context.function_call_options = old
+
+
+@functools.cache
+def _call_options(executor_type: Any, serialized: bytes) -> Any:
+  config = tf.compat.v1.ConfigProto.FromString(serialized)
+  rewriting = config.graph_options.rewrite_options
+  # All that it does otherwise: from a GPU's memory to the host's.
+  rewriting.memory_optimization = rewriting.SWAPPING_HEURISTICS
+  return eager_context.FunctionCallOptions(executor_type, config)
 
 
 class Function:
@@ -42,7 +76,10 @@ class Function:
     self.outputs = tuple(
       dict.fromkeys(slot for slot in results if slot in written)
     )
-    self._function = self._build(steps) if steps else None
+    self._function = None
+    if steps:
+      with _without_temporary_variables():
+        self._function = self._build(steps)
     self._first = threading.Lock()
     self._was_called = False
 
@@ -114,7 +151,7 @@ class Function:
     client_index: Optional[int],
   ) -> Sequence[tf.Tensor]:
     try:
-      with tf.device(device):
+      with tf.device(device), _without_temporary_variables():
         return self._function(*arguments)  # type: ignore[misc]
     except Exception as error:
       operation = errors.find_operation(
