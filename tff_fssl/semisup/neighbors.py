@@ -22,12 +22,15 @@ def nearest(
     where there are fewer: at the end).
   """
   size = tf.shape(embeddings)[0]
+  # In double precision, so that whatever runs this finds the same rows.
+  embeddings = tf.cast(embeddings, tf.float64)
   squares = tf.math.squared_difference(embeddings, embeddings[own])
   distances = tf.reduce_sum(squares, axis=-1)
   is_other = tf.logical_and(is_known, tf.not_equal(tf.range(size), own))
-  distances = tf.where(is_other, distances, float('inf'))
+  far = tf.constant(float('inf'), tf.float64)
+  distances = tf.where(is_other, distances, far)
   # Room for `num` rows, however few there are.
-  distances = tf.pad(distances, [[0, num]], constant_values=float('inf'))
+  distances = tf.pad(distances, [[0, num]], constant_values=far)
   found, rows = tf.math.top_k(-distances, num)
   exists = tf.math.is_finite(found)
   return tf.where(exists, rows, 0), tf.cast(exists, tf.float32)
