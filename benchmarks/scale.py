@@ -208,13 +208,20 @@ def measure_uploads(remembered: int) -> dict[str, float]:
     state = process.next(state, []).state
   times = []
   with tempfile.TemporaryDirectory() as folder:
-    rows = row_files.OutsideRows(process.outside, row_files.RowFiles(folder))
+    rows = None
+    if process.outside is not None:
+      files = row_files.RowFiles(folder)
+      rows = row_files.OutsideRows(process.outside, files)
     for _ in range(5):
       start = time.perf_counter()
-      before = rows.bring(state, source.client_ids(0, 1))
-      state = rows.take(process.next(before, source.cohort(0, 1)).state)
+      if rows is not None:
+        state = rows.bring(state, source.client_ids(0, 1))
+      state = process.next(state, source.cohort(0, 1)).state
+      if rows is not None:
+        state = rows.take(state)
       times.append(time.perf_counter() - start)
-      rows.keep_for([int(state.client_work) - 1])
+      if rows is not None:
+        rows.keep_for([int(state.client_work) - 1])
     kept = sum(file.stat().st_size for file in pathlib.Path(folder).iterdir())
   return {
     'seconds': statistics.median(times[2:]),

@@ -206,9 +206,14 @@ class _Run:
     self._reporter: Reporter = reporter
     self._hooks: Hooks = hooks
     self._watch = round_checks.UpdateWatch()
-    self._rows = row_files.OutsideRows(
-      getattr(process, 'outside', None), outputs.rows
-    )
+    self._rows: row_files.OutsideRows | None = None
+    outside = getattr(process, 'outside', None)
+    if outside is not None:
+      if outputs.rows is None:
+        raise ValueError(
+          'The process keeps rows outside of its state: give `Outputs.rows`.'
+        )
+      self._rows = row_files.OutsideRows(outside, outputs.rows)
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
     """(state to start from, last finished round)."""
@@ -277,6 +282,8 @@ class _Run:
 
   async def prepared(self, state: ProgramState) -> ProgramState:
     """The state before a round, with all that the round needs."""
+    if self._rows is None:
+      return state
     at = state.iterator
     cohort = self._data_source.client_ids(at.seed, at.round_num)
     process = await asyncio.to_thread(self._rows.bring, state.process, cohort)
@@ -289,6 +296,8 @@ class _Run:
 
   async def _drop_unneeded(self) -> None:
     """Removes clients' rows that no saved state needs."""
+    if self._rows is None:
+      return
     versions = await self._outputs.states.get_versions()
     await asyncio.to_thread(self._rows.keep_for, versions or ())
 
@@ -301,7 +310,9 @@ class _Run:
     output = await tff.program.materialize_value(
       self._process.next(state.process, cohort)
     )
-    process = await asyncio.to_thread(self._rows.take, output.state)
+    process = output.state
+    if self._rows is not None:
+      process = await asyncio.to_thread(self._rows.take, process)
     failures = self._left_out(round_num)
     in_round = self._hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}

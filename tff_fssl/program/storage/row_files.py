@@ -125,17 +125,15 @@ class RowFiles:
 
 
 class OutsideRows:
-  """Rows that a process keeps outside of its state; for others, nothing."""
+  """Rows that a process keeps outside of its state."""
 
-  def __init__(self, outside: Any, rows: RowFiles | None):
+  def __init__(self, outside: Any, rows: RowFiles):
     """Puts a process and its files together.
 
     Args:
-      outside: `FsslProcess.outside`.
-      rows: The files; needed unless `outside` is None.
+      outside: `FsslProcess.outside`, not None.
+      rows: The files.
     """
-    if outside is not None and rows is None:
-      raise ValueError('the process keeps rows outside of its state: give rows')
     self._outside, self._rows = outside, rows
 
   def bring(self, state: Any, client_ids: Sequence[int]) -> Any:
@@ -151,8 +149,6 @@ class OutsideRows:
     Raises:
       UsageError: If a row cannot be read.
     """
-    if self._outside is None or self._rows is None:
-      return state
     held = state.distributor
     table = self._outside.bring(
       held['table'], client_ids, int(held['round_num']), self._rows.read
@@ -161,15 +157,12 @@ class OutsideRows:
 
   def take(self, state: Any) -> Any:
     """The state after a round, without the rows, which are then in files."""
-    if self._outside is None or self._rows is None:
-      return state
     table = state.distributor['table']
     return _with_table(state, self._outside.take(table, self._rows.write))
 
   def keep_for(self, versions: Iterable[int]) -> None:
     """See `RowFiles`."""
-    if self._outside is not None and self._rows is not None:
-      self._rows.keep_for(versions)
+    self._rows.keep_for(versions)
 
 
 def _with_table(state: Any, table: Any) -> Any:
