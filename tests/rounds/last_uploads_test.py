@@ -159,12 +159,3 @@ def test_values_that_were_not_brought_are_no_zeros(brought):
       tf.errors.InvalidArgumentError, match='have not been brought'
     ):
       read(table, 'psi', slots, tf.constant([True, True]))
-
-
-def test_flatten_and_back():
-  tensors = [tf.constant([[1.0, 2.0]]), tf.constant(3.0), tf.constant([4.0])]
-  flat = last_uploads.flatten(tensors)
-  np.testing.assert_array_equal(flat, [1.0, 2.0, 3.0, 4.0])
-  for a, b in zip(last_uploads.unflatten(flat, tensors), tensors, strict=True):
-    np.testing.assert_array_equal(a, b)
-    assert a.shape == b.shape

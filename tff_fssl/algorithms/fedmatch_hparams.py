@@ -207,7 +207,6 @@ class FedMatchHparams:
     minimum=0,
     maximum=10**6,
   )
-
   uploads: str = hparam(
     names.AUTO,
     'Where the server keeps the sets that clients last sent. state: in its'
@@ -236,19 +235,22 @@ class FedMatchHparams:
   @property
   def uses_clients(self) -> bool:
     """Whether these are other clients."""
-    asked = self.agreement or self.consistency_weight
-    return bool(
-      self.helpers == CLIENTS
-      and self.remembered_clients
-      and self.num_helpers
-      and asked
+    return (
+      self._asks_for_helpers
+      and self.helpers == CLIENTS
+      and bool(self.remembered_clients)
     )
 
   @property
   def uses_past(self) -> bool:
     """Whether these are earlier models."""
-    asked = self.agreement or self.consistency_weight
-    return bool(self.helpers == PAST and self.num_helpers and asked)
+    return self._asks_for_helpers and self.helpers == PAST
+
+  @property
+  def _asks_for_helpers(self) -> bool:
+    """Whether helpers, if there are any, have something to do."""
+    used = self.agreement or self.consistency_weight
+    return bool(self.num_helpers and used)
 
   @property
   def sends_deltas(self) -> bool:

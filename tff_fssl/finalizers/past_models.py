@@ -50,12 +50,11 @@ def with_past_models(
     return tf.equal(round_num % interval, 0)
 
   def flat(model: ServerModel) -> tf.Tensor:
-    tensors = weights_of(model).trainable
-    return tf.concat([tf.reshape(t, [1, -1]) for t in tensors], axis=1)
+    return adapter.flatten(weights_of(model).trainable)
 
   def start(weights: adapter.Weights) -> ServerModel:
     model = server.start(weights)
-    nothing = tf.zeros_like(tf.repeat(flat(model), num, axis=0))
+    nothing = tf.zeros([num, *flat(model).shape])
     model = model.with_sets(**{MODELS: nothing})
     return with_control(model, tf.constant(0))
 
@@ -65,7 +64,7 @@ def with_past_models(
     tools: server_algorithm.ServerTools,
   ) -> ServerModel:
     past, round_num = model.sets[MODELS], tools.round_num
-    later = tf.concat([flat(model), past[:-1]], axis=0)
+    later = tf.concat([flat(model)[tf.newaxis], past[:-1]], axis=0)
     is_one = tf.logical_and(round_num >= 1, is_multiple(round_num))
     model = server.update(model, aggregated, tools).with_sets(
       **{MODELS: tf.where(is_one, later, past)}

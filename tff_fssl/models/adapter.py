@@ -77,6 +77,22 @@ def all_finite(values: Any) -> tf.Tensor:
   )
 
 
+def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+  """All elements of float32 tensors, float32 [elements]."""
+  return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
+
+
+def unflatten(
+  flat: tf.Tensor, like: Sequence[tf.Tensor]
+) -> tuple[tf.Tensor, ...]:
+  """The inverse of `flatten`, for tensors of the shapes of `like`."""
+  sizes = [t.shape.num_elements() for t in like]
+  return tuple(
+    tf.reshape(piece, t.shape)
+    for piece, t in zip(tf.split(flat, sizes), like, strict=True)
+  )
+
+
 def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
   """`yes` if `condition`, else `no()`, as a whole and without a copy.
 

@@ -8,7 +8,6 @@ import tensorflow as tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.rounds import helpers
-from tff_fssl.rounds import last_uploads
 from tff_fssl.semisup import sparsity
 
 Tensors = Sequence[tf.Tensor]
@@ -97,7 +96,7 @@ class Deltas:
     weights = received[helpers.HELPER_WEIGHTS]
     sets, total = [], tf.constant(0.0)
     for index in range(weights.shape[0]):
-      given = last_uploads.unflatten(received[helpers.HELPERS][index], like)
+      given = adapter.unflatten(received[helpers.HELPERS][index], like)
       share = tf.constant(1.0)
       if self.threshold is not None:
         new = self.sparse(name, given)
@@ -140,4 +139,4 @@ def _own(
   name: str, like: Tensors, received: Mapping[str, tf.Tensor]
 ) -> tuple[tf.Tensor, ...]:
   """The client's last upload of a set."""
-  return last_uploads.unflatten(received[f'own_{name}'], like)
+  return adapter.unflatten(received[f'own_{name}'], like)

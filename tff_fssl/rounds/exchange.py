@@ -429,11 +429,7 @@ def _build_collect(
 
   @tff.tensorflow.computation
   def no_rows() -> Any:
-    # The accumulator's type must have an unknown length.
-    empty = lambda s: tf.compat.v1.placeholder_with_default(
-      tf.zeros([0, *s.shape], s.dtype), [None, *s.shape]
-    )
-    return tuple(tf.nest.map_structure(empty, specs) for _ in range(2))
+    return tuple(tf.nest.map_structure(no_values, specs) for _ in range(2))
 
   @tff.tensorflow.computation(both, one)
   def append(rows: Any, row: Any) -> Any:
@@ -461,6 +457,12 @@ def _build_collect(
     return tff.federated_aggregate(rows, no_rows(), append, merge, report)
 
   return collect, many
+
+
+def no_values(spec: tf.TensorSpec) -> tf.Tensor:
+  """A tensor [0, ...] whose type is [None, ...]: it may grow."""
+  nothing = tf.zeros([0, *spec.shape], spec.dtype)
+  return tf.compat.v1.placeholder_with_default(nothing, [None, *spec.shape])
 
 
 def _concatenated(*rows: Any) -> Any:

@@ -90,26 +90,21 @@ def initialize(
   Returns:
     The table.
   """
-
-  def empty(of: Iterable[str], num_rows: int) -> Mapping[str, tf.Tensor]:
-    return collections.OrderedDict(
-      (name, tf.zeros([num_rows, *specs[name].shape], specs[name].dtype))
-      for name in sorted(of)
-    )
-
   table = collections.OrderedDict(
     last_round=tf.zeros([num_slots], tf.int32),
     owner=tf.fill([num_slots], _NOBODY),
-    values=empty(set(specs) - set(outside), num_slots),
+    values=collections.OrderedDict(
+      (name, tf.zeros([num_slots, *spec.shape], spec.dtype))
+      for name, spec in sorted(specs.items())
+      if name not in outside
+    ),
   )
   if outside:
-    window = collections.OrderedDict(
-      slot=tf.zeros([0], tf.int32), values=empty(outside, 0)
-    )
-    # The length of a window is part of no type.
-    table['window'] = tf.nest.map_structure(
-      lambda t: tf.compat.v1.placeholder_with_default(t, [None, *t.shape[1:]]),
-      window,
+    table['window'] = collections.OrderedDict(
+      slot=exchange_lib.no_values(tf.TensorSpec([], tf.int32)),
+      values=collections.OrderedDict(
+        (name, exchange_lib.no_values(specs[name])) for name in sorted(outside)
+      ),
     )
   return table
 
@@ -264,19 +259,3 @@ def without_rows(
     for i, entry in enumerate(entries(table, window['slot']))
   ]
   return with_rows(table, [], []), taken
-
-
-def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-  """All elements of float32 tensors, float32 [elements]."""
-  return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
-
-
-def unflatten(
-  flat: tf.Tensor, like: Sequence[tf.Tensor]
-) -> tuple[tf.Tensor, ...]:
-  """The inverse of `flatten`, for tensors of the shapes of `like`."""
-  sizes = [t.shape.num_elements() for t in like]
-  return tuple(
-    tf.reshape(piece, t.shape)
-    for piece, t in zip(tf.split(flat, sizes), like, strict=True)
-  )

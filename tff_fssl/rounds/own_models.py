@@ -7,6 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
 from tff_fssl.rounds import exchange as exchange_lib
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
@@ -81,8 +82,7 @@ def build_exchange(
 
 def to_row(weights: Any) -> dict[str, tf.Tensor]:
   """What a client sends to have its weights kept: `Finished.row`."""
-  values = [tf.reshape(tensor, [-1]) for tensor in _stored(weights)]
-  return {_WEIGHTS: tf.concat(values, axis=0)}
+  return {_WEIGHTS: adapter.flatten(_stored(weights))}
 
 
 def row_of(

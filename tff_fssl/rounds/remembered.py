@@ -14,7 +14,6 @@ from tff_fssl.local import helping
 from tff_fssl.models import adapter
 from tff_fssl.rounds import deltas as deltas_lib
 from tff_fssl.rounds import helpers as helpers_lib
-from tff_fssl.rounds import last_uploads
 from tff_fssl.semisup import patience as patience_lib
 
 Networks = algorithm_lib.Networks
@@ -117,7 +116,7 @@ class ClientRound:
       share += sent
       for variable, value in zip(sets[name], cut, strict=True):
         variable.assign(value)
-    flat = {name: last_uploads.flatten(v) for name, v in sets.items()}
+    flat = {name: adapter.flatten(v) for name, v in sets.items()}
     further = {'percent_up': algorithm_lib.ratio(100.0 * share, 1.0)}
     if disjoint.PSI in flat:
       sigma, psi = flat[disjoint.SIGMA], flat[disjoint.PSI]
@@ -154,5 +153,5 @@ def _past_helpers(
   # A round that failed as a whole left no model.
   exists = tf.reduce_any(tf.not_equal(models, 0.0), axis=1)
   is_sent = tf.range(num, dtype=tf.float32) < received[past_models.NUM_SENT]
-  helpers = [last_uploads.unflatten(models[i], like) for i in range(num)]
+  helpers = [adapter.unflatten(models[i], like) for i in range(num)]
   return helpers, tf.cast(tf.logical_and(exists, is_sent), tf.float32)
