@@ -167,6 +167,27 @@ def test_memory_does_not_grow_with_the_number_of_clients(call):
   assert max(resident) - max(resident[:8]) < 6 * 4 * size
 
 
+def test_values_are_dropped_when_an_invocation_ends(fed_avg, make_dataset):
+  """Not at the next garbage collection, which may be many rounds later."""
+  process, context = fed_avg, _context(2)
+  state = context.invoke(process.initialize, None)
+  cohort = [make_dataset(client) for client in range(3)]
+  argument = tff.structure.from_container((state, cohort))
+  context.invoke(process.next, argument)
+  gc.collect()
+  gc.disable()
+  try:
+    context.invoke(process.next, argument)
+    alive = {
+      f'{type(o).__module__}.{type(o).__name__}' for o in gc.get_objects()
+    }
+  finally:
+    gc.enable()
+  names = {n for n in alive if n.startswith('tff_fssl.runtime')}
+  assert 'tff_fssl.runtime.in_process.InProcessContext' in names
+  assert not {n for n in names if n.endswith(('._Run', '.Argument'))}
+
+
 def test_aggregations_share_one_pass_over_the_clients(call):
   made = []
 

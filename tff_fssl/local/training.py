@@ -150,6 +150,8 @@ class LocalTraining:
       for name, peer in algorithm.peers.items()
       if peer.trained
     }
+    trained = [network, *(self._networks.peers[n] for n in self._peer_slots)]
+    self._is_regularized = any(n.has_regularizers for n in trained)
     self._steps = [self._compiled(step) for step in algorithm.steps]
 
   def _compiled(self, step: algorithm_lib.Step) -> _CompiledStep:
@@ -311,7 +313,7 @@ class LocalTraining:
   ) -> tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]:
     """Makes all steps: (summed metrics, number of examples processed)."""
     names = self._algorithm.step_ratios
-    if self._networks.local.has_regularizers:
+    if self._is_regularized:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
     num_examples = tf.constant(0.0)
@@ -338,6 +340,8 @@ class LocalTraining:
     """Makes the steps of a batch; returns its metrics."""
     local = self._networks.local
     ratios: dict[str, algorithm_lib.Ratio] = {}
+    if self._is_regularized:
+      ratios[REGULARIZATION] = (tf.constant(0.0), tf.constant(0.0))
     for index, step in enumerate(self._steps):
       draws = None
       if local.is_random or any(
@@ -350,20 +354,25 @@ class LocalTraining:
         draws,
       )
       ratios.update(result.ratios)
+      penalties: list[tf.Tensor] = []
       gradients = None
       if result.gradients is not None:
-        gradients, penalty = self._with_penalties(result.gradients, weights)
-        ratios.update(penalty)
+        gradients = _regularized(local, result.gradients, penalties)
+        gradients = self._with_proximal_term(gradients, weights)
         self._config.optimizer.apply(
           local, self._slots, gradients, learning_rate
         )
       for name, of_peer in result.of_peers.items():
+        peer = self._networks.peers[name]
         self._config.optimizer.apply(
-          self._networks.peers[name],
+          peer,
           self._peer_slots[name],
-          of_peer,
+          _regularized(peer, of_peer, penalties),
           learning_rate,
         )
+      if penalties:
+        total, count = ratios[REGULARIZATION]
+        ratios[REGULARIZATION] = (total + tf.add_n(penalties), count + 1.0)
       if watch is not None:
         variables = local.trainable_variables
         watch(
@@ -382,24 +391,19 @@ class LocalTraining:
       self._algorithm.after_step(self._networks, batch)
     return ratios
 
-  def _with_penalties(
+  def _with_proximal_term(
     self, gradients: Sequence[tf.Tensor], weights: adapter.Weights
-  ) -> tuple[list[tf.Tensor], dict[str, algorithm_lib.Ratio]]:
-    """Adds regularizers and FedProx's term: (gradients, further metrics)."""
-    local, config = self._networks.local, self._config
-    gradients, ratios = list(gradients), {}
-    if local.has_regularizers:
-      penalty, changes = local.regularization()
-      gradients = [g + c for g, c in zip(gradients, changes)]
-      ratios[REGULARIZATION] = (penalty, tf.constant(1.0))
-    if config.proximal_strength:
-      gradients = [
-        g + config.proximal_strength * (v - start)
-        for g, v, start in zip(
-          gradients, local.trainable_variables, weights.trainable
-        )
-      ]
-    return gradients, ratios
+  ) -> list[tf.Tensor]:
+    """Adds the gradient of FedProx's term."""
+    strength = self._config.proximal_strength
+    if not strength:
+      return list(gradients)
+    return [
+      g + strength * (v - start)
+      for g, v, start in zip(
+        gradients, self._networks.local.trainable_variables, weights.trainable
+      )
+    ]
 
   def _result(
     self,
@@ -442,6 +446,19 @@ class LocalTraining:
       else (),
       algorithm_lib.Finished(),
     )
+
+
+def _regularized(
+  network: adapter.Network,
+  gradients: Sequence[tf.Tensor],
+  penalties: list[tf.Tensor],
+) -> list[tf.Tensor]:
+  """Adds what a network's own regularizers ask for; notes what they are."""
+  if not network.has_regularizers:
+    return list(gradients)
+  penalty, changes = network.regularization()
+  penalties.append(penalty)
+  return [g + c for g, c in zip(gradients, changes, strict=True)]
 
 
 def _change(

@@ -334,7 +334,13 @@ def build_accept(
     state: Mapping[str, Any], rows: Mapping[str, Any], model: ServerModel
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
     undisputed = _is_undisputed(exchange, rows)
-    kept = tf.nest.map_structure(lambda t: tf.boolean_mask(t, undisputed), rows)
+    kept = tf.cond(
+      tf.reduce_all(undisputed),
+      lambda: tf.nest.map_structure(tf.identity, rows),  # No copy.
+      lambda: tf.nest.map_structure(
+        lambda t: tf.boolean_mask(t, undisputed), rows
+      ),
+    )
     table = exchange.accept(
       state['table'],
       Rows(kept['client_id'], kept['values']),
@@ -451,7 +457,12 @@ def _build_collect(
 
   @tff.tensorflow.computation(both)
   def report(rows: Any) -> Any:
-    return _concatenated(*rows)
+    first = tf.nest.flatten(rows[0])[0]
+    return tf.cond(
+      tf.shape(first)[0] > 0,
+      lambda: _concatenated(*rows),
+      lambda: tf.nest.map_structure(tf.identity, rows[1]),  # No copy.
+    )
 
   def collect(rows: tff.Value) -> tff.Value:
     return tff.federated_aggregate(rows, no_rows(), append, merge, report)

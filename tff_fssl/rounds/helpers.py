@@ -227,7 +227,7 @@ class _Helping:
         of_helpers, helps = self._helping_slots(sent, slot, is_known)
         slots.update(int(s) for s, h in zip(of_helpers, helps) if h)
     ordered = sorted(slots)
-    rows = [read(*e) for e in last_uploads.entries(uploads, ordered)]
+    rows = (read(*e) for e in last_uploads.entries(uploads, ordered))
     uploads = last_uploads.with_rows(uploads, ordered, rows)
     return collections.OrderedDict(table, uploads=uploads)
 

@@ -25,7 +25,8 @@ _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 _LARGE_BYTES = 2e8
 _NOBODY = -1
 # OrderedDict(last_round int32 [slots], owner int32 [slots], values, window):
-# the window, if there is one, is OrderedDict(slot int32 [n], values).
+# the window, if there is one, is OrderedDict(slot int32 [n], values), whose
+# slots are _NOBODY for rows of clients that are not remembered.
 Table = Mapping[str, Any]
 
 
@@ -199,19 +200,21 @@ def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
   def put(old: tf.Tensor, new: tf.Tensor) -> tf.Tensor:
     return tf.tensor_scatter_nd_update(old, slots[:, tf.newaxis], new)
 
-  values = {name: tf.gather(rows.values[name], order) for name in rows.values}
   written = collections.OrderedDict(
     last_round=put(table['last_round'], tf.fill(tf.shape(ids), round_num)),
     owner=put(table['owner'], ids),
     values=collections.OrderedDict(
-      (name, put(old, values[name])) for name, old in table['values'].items()
+      (name, put(old, tf.gather(rows.values[name], order)))
+      for name, old in table['values'].items()
     ),
   )
   if 'window' in table:
+    # Large rows are not copied: they stay in the order in which they came.
+    nobody = tf.fill(tf.shape(rows.client_id), _NOBODY)
     written['window'] = collections.OrderedDict(
-      slot=slots,
+      slot=tf.tensor_scatter_nd_update(nobody, order[:, tf.newaxis], slots),
       values=collections.OrderedDict(
-        (name, values[name]) for name in table['window']['values']
+        (name, rows.values[name]) for name in table['window']['values']
       ),
     )
   return written
@@ -228,14 +231,16 @@ def entries(table: Table, slots: Iterable[int]) -> list[Entry]:
 def with_rows(
   table: Table,
   slots: Sequence[int],
-  rows: Sequence[Mapping[str, np.ndarray[Any, Any]]],
+  rows: Iterable[Mapping[str, np.ndarray[Any, Any]]],
 ) -> Table:
   """A table of NumPy arrays whose window holds rows, one for each slot."""
-  window = table['window']
   values = collections.OrderedDict(
-    (name, np.stack([row[name] for row in rows]) if rows else old[:0])
-    for name, old in window['values'].items()
+    (name, np.empty([len(slots), *old.shape[1:]], old.dtype))
+    for name, old in table['window']['values'].items()
   )
+  for index, row in enumerate(rows):
+    for name, value in values.items():
+      value[index] = row[name]
   filled = collections.OrderedDict(
     slot=np.array(slots, np.int32), values=values
   )
@@ -254,8 +259,9 @@ def without_rows(
     (the table without them, entry and row of each client of the round).
   """
   window = table['window']
+  indices = np.flatnonzero(window['slot'] != _NOBODY)
   taken = [
     (entry, {name: rows[i] for name, rows in window['values'].items()})
-    for i, entry in enumerate(entries(table, window['slot']))
+    for i, entry in zip(indices, entries(table, window['slot'][indices]))
   ]
   return with_rows(table, [], []), taken

@@ -139,15 +139,19 @@ def flatten(tree: Any) -> tuple[Slot, ...]:
 
 def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
   """A value of a type, in Python containers, from its leaves, depth first."""
+  return tff.types.type_to_py_container(_packed(type_spec, leaves), type_spec)
 
-  def build(element: tff.Type) -> Any:
-    if isinstance(element, tff.StructType):
-      return tff.structure.Struct(
-        [(name, build(t)) for name, t in tff.structure.iter_elements(element)]
-      )
+
+def _packed(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
+  """`pack` without containers."""
+  if not isinstance(type_spec, tff.StructType):
     return next(leaves)
-
-  return tff.types.type_to_py_container(build(type_spec), type_spec)
+  return tff.structure.Struct(
+    [
+      (name, _packed(element, leaves))
+      for name, element in tff.structure.iter_elements(type_spec)
+    ]
+  )
 
 
 def element_spec(type_spec: tff.Type) -> Any:

@@ -373,26 +373,35 @@ def to_result(
     The result: NumPy arrays and scalars, `tf.data.Dataset`s for sequences,
     lists for values placed at clients.
   """
+  value = _result(type_spec, leaves, num_clients)
+  return tff.types.type_to_py_container(value, type_spec)
 
-  def build(element: tff.Type) -> Any:
-    if isinstance(element, tff.StructType):
-      return tff.structure.Struct(
-        [(key, build(t)) for key, t in tff.structure.iter_elements(element)]
-      )
-    if isinstance(element, tff.FederatedType) and not (
-      element.placement is tff.SERVER or element.all_equal
-    ):
-      count = len(tuple(operations.leaf_types(element)))
-      columns = [_per_client(next(leaves), num_clients) for _ in range(count)]
-      return [
-        to_result(element.member, iter([c[index] for c in columns]), 0)
-        for index in range(num_clients)
+
+# Not a recursive function inside of `to_result`: that would be a reference
+# cycle, which keeps all values of an invocation until the next collection.
+def _result(
+  type_spec: tff.Type, leaves: Iterator[Any], num_clients: int
+) -> Any:
+  """`to_result` without containers."""
+  if isinstance(type_spec, tff.StructType):
+    return tff.structure.Struct(
+      [
+        (key, _result(element, leaves, num_clients))
+        for key, element in tff.structure.iter_elements(type_spec)
       ]
-    if isinstance(element, tff.FederatedType):
-      return build(element.member)
-    return _export(next(leaves), element)
-
-  return tff.types.type_to_py_container(build(type_spec), type_spec)
+    )
+  if isinstance(type_spec, tff.FederatedType) and not (
+    type_spec.placement is tff.SERVER or type_spec.all_equal
+  ):
+    count = len(tuple(operations.leaf_types(type_spec)))
+    columns = [_per_client(next(leaves), num_clients) for _ in range(count)]
+    return [
+      to_result(type_spec.member, iter([c[index] for c in columns]), 0)
+      for index in range(num_clients)
+    ]
+  if isinstance(type_spec, tff.FederatedType):
+    return _result(type_spec.member, leaves, num_clients)
+  return _export(next(leaves), type_spec)
 
 
 def _per_client(leaf: Any, num_clients: int) -> Sequence[Any]:
