@@ -430,22 +430,24 @@ def _build_collect(
       lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
     )
   )
-  # (rows, the latest of them): most rows are copied rarely.
-  both = tff.to_type((many, many))
+  # (rows, then the latest of them, one by one): most rows are copied rarely.
+  both = tff.to_type((many, (many,) * _LATEST_ROWS))
 
   @tff.tensorflow.computation
   def no_rows() -> Any:
-    return tuple(tf.nest.map_structure(no_values, specs) for _ in range(2))
+    first, *latest = (
+      tf.nest.map_structure(no_values, specs) for _ in range(1 + _LATEST_ROWS)
+    )
+    return first, tuple(latest)
 
   @tff.tensorflow.computation(both, one)
   def append(rows: Any, row: Any) -> Any:
     row = tf.nest.map_structure(lambda t: t[None], row)
-    latest = _concatenated(rows[1], row)
-    is_full = tf.shape(tf.nest.flatten(latest)[0])[0] >= _LATEST_ROWS
+    latest = (*rows[1][1:], row)
     return tf.cond(
-      is_full,
+      _count(latest[0]) > 0,
       lambda: (
-        _concatenated(rows[0], latest),
+        _concatenated(rows[0], *latest),
         tf.nest.map_structure(lambda t: t[:0], latest),
       ),
       lambda: tf.nest.map_structure(tf.identity, (rows[0], latest)),
@@ -453,16 +455,11 @@ def _build_collect(
 
   @tff.tensorflow.computation(both, both)
   def merge(first: Any, second: Any) -> Any:
-    return _concatenated(*first, second[0]), second[1]
+    return _concatenated(first[0], *first[1], second[0]), second[1]
 
   @tff.tensorflow.computation(both)
   def report(rows: Any) -> Any:
-    first = tf.nest.flatten(rows[0])[0]
-    return tf.cond(
-      tf.shape(first)[0] > 0,
-      lambda: _concatenated(*rows),
-      lambda: tf.nest.map_structure(tf.identity, rows[1]),  # No copy.
-    )
+    return _concatenated(rows[0], *rows[1])
 
   def collect(rows: tff.Value) -> tff.Value:
     return tff.federated_aggregate(rows, no_rows(), append, merge, report)
@@ -474,6 +471,11 @@ def no_values(spec: tf.TensorSpec) -> tf.Tensor:
   """A tensor [0, ...] whose type is [None, ...]: it may grow."""
   nothing = tf.zeros([0, *spec.shape], spec.dtype)
   return tf.compat.v1.placeholder_with_default(nothing, [None, *spec.shape])
+
+
+def _count(rows: Any) -> tf.Tensor:
+  """The number of rows, int32 scalar."""
+  return tf.shape(tf.nest.flatten(rows)[0])[0]
 
 
 def _concatenated(*rows: Any) -> Any:

@@ -229,6 +229,8 @@ class _Helping:
     ordered = sorted(slots)
     rows = (read(*e) for e in last_uploads.entries(uploads, ordered))
     uploads = last_uploads.with_rows(uploads, ordered, rows)
+    # Tensors, which the round takes as they are; of arrays it makes copies.
+    uploads = tf.nest.map_structure(tf.constant, uploads)
     return collections.OrderedDict(table, uploads=uploads)
 
   def take(
