@@ -100,6 +100,11 @@ _DISTINCT = _first_of_each(
   _process_key, [n for n in _FILES if _config(n).run.model != 'cnn']
 )
 _OF_EACH_KIND = _first_of_each(_kind, _FILES)
+# Those with the same learning process, with a `cnn`, stand together.
+_BY_PROCESS = sorted(
+  _FILES,
+  key=lambda n: str(_process_key(_config(n, **_overrides(n, model='cnn')))),
+)
 
 
 @pytest.fixture(scope='module')
@@ -112,7 +117,10 @@ def data_dir(tmp_path_factory):
 
 @pytest.fixture(scope='module')
 def shared_processes():
-  """Learning processes and what they compile to, built once a module."""
+  """A learning process, and what it compiles to, for tests one after another.
+
+  Only the last one is kept: all of them would take tens of gigabytes.
+  """
   processes, context = {}, runtime.build_async_context()
   build_experiment = experiment.build_experiment
   build = registry.Algorithm.build
@@ -123,6 +131,7 @@ def shared_processes():
 
     def cached(algorithm, model_fn, **kwargs):
       if key not in processes:
+        processes.clear()
         processes[key] = build(algorithm, model_fn, **kwargs)
       return processes[key]
 
@@ -202,7 +211,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
   'name',
   [
     pytest.param(n, marks=[] if n in _OF_EACH_KIND else pytest.mark.slow)
-    for n in _FILES
+    for n in _BY_PROCESS
   ],
 )
 def test_every_file_runs(name, data_dir, shared_processes, tmp_path, capsys):

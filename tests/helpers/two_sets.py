@@ -11,8 +11,8 @@ from tff_fssl.local import objective
 from tff_fssl.local import terms
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import thresholds
@@ -30,7 +30,7 @@ def _divergence(probs):
 
 def switching(
   *, mode: str = 'switch', decay: float = 0.9, local_decay: float = 0.9
-) -> assemble.Parts:
+) -> parts_lib.Parts:
   """FedSwitch's shape: a teacher set, sent by mode, and two signals.
 
   `mode` is 'switch', or forces 'student' or 'teacher'.
@@ -136,7 +136,7 @@ def switching(
     )
     return model._replace(control=collections.OrderedDict(mode=switched))
 
-  return assemble.Parts(
+  return parts_lib.Parts(
     local,
     server=server_algorithm.ServerAlgorithm(
       start,
@@ -149,7 +149,7 @@ def switching(
   )
 
 
-def helping(num_clients: int = 8) -> assemble.Parts:
+def helping(num_clients: int = 8) -> parts_lib.Parts:
   """FedMatch's shape: W = sigma + psi, a table of psi's, two steps a batch."""
 
   def supervised_step(networks, batch):
@@ -240,7 +240,7 @@ def helping(num_clients: int = 8) -> assemble.Parts:
     )
     return model.weights._replace(trainable=summed)
 
-  return assemble.Parts(
+  return parts_lib.Parts(
     local,
     server=server_algorithm.ServerAlgorithm(start, update),
     exchange=exchange,

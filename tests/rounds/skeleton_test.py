@@ -15,6 +15,7 @@ from tff_fssl.local import terms
 from tff_fssl.models import evaluate
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.rounds import round_hparams
 
 
@@ -71,7 +72,7 @@ def _weights(output):
 
 
 def _fixmatch():
-  return assemble.Parts(
+  return parts_lib.Parts(
     objective.minimize(
       terms.fixmatch(confidence_threshold=0.35, loss_weight=1.0)
     )
@@ -155,7 +156,7 @@ class TestSwitching:
       signals['student'] = tf.where(bright, 99.0, signals['student'])
       return finished._replace(signals=signals)
 
-    liar = assemble.Parts(
+    liar = parts_lib.Parts(
       parts.local._replace(finish=lying), server=parts.server
     )
     train = _run(_build(liar), 1, change=lie)[0].metrics['client_work']['train']

@@ -127,7 +127,7 @@ class Algorithm:
     local_algorithm: 'module:function', called with the algorithm's
       hyper-parameters and the round's; returns the clients' part, a
       `local.algorithm.LocalAlgorithm`.
-    other_parts: Likewise, further fields of `assemble.Parts`, by name: what the
+    other_parts: Likewise, further fields of `parts.Parts`, by name: what the
       server does (with its labels, with updates), what else travels, how the
       model predicts. The defaults are FedAvg's.
     capabilities: What the algorithm can do.
@@ -175,12 +175,12 @@ class Algorithm:
   def build_parts(
     self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
   ) -> Any:
-    """The algorithm's `assemble.Parts` for hyper-parameters; see `build`."""
-    assemble = importlib.import_module('tff_fssl.rounds.assemble')
+    """The algorithm's `parts.Parts` for hyper-parameters; see `build`."""
+    parts_lib = importlib.import_module('tff_fssl.rounds.parts')
     references = {'local': self.local_algorithm, **self.other_parts}
     hparams = self.hparams() if hparams is None else hparams
-    return assemble.completed(
-      assemble.Parts(
+    return parts_lib.completed(
+      parts_lib.Parts(
         **{
           part: hparams_lib.import_function(reference)(hparams, round_hparams)
           for part, reference in references.items()

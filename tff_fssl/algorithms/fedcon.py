@@ -205,6 +205,6 @@ def build_exchange(
 def build_head_stays(
   hparams: FedConHparams, round_hparams: RoundHparams
 ) -> bool:
-  """`assemble.Parts.head_stays`."""
+  """`parts.Parts.head_stays`."""
   del hparams, round_hparams
   return True

@@ -164,6 +164,6 @@ def build_prediction(
 
 
 def build_alone(hparams: Any, round_hparams: RoundHparams) -> bool:
-  """`assemble.Parts.alone`."""
+  """`parts.Parts.alone`."""
   del hparams, round_hparams
   return True

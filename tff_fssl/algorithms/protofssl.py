@@ -193,6 +193,6 @@ def build_prediction(
 
 
 def build_embeds(hparams: Any, round_hparams: Any) -> bool:
-  """`assemble.Parts.embeds`: networks have no classifier."""
+  """`parts.Parts.embeds`: networks have no classifier."""
   del hparams, round_hparams
   return True

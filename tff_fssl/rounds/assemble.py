@@ -2,8 +2,6 @@
 
 import collections
 from collections.abc import Callable
-import dataclasses
-import functools
 from typing import Any
 
 import numpy as np
@@ -16,73 +14,28 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.data import augment
-from tff_fssl.finalizers import server_algorithm
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import training
 from tff_fssl.models import adapter
-from tff_fssl.models import embedding
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import client_side
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import optimizers
+from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import screen
 from tff_fssl.rounds import server_side
-from tff_fssl.rounds import statistics_phase
 
 RoundHparams = round_hparams_lib.RoundHparams
 ServerDataFn = Callable[[], tf.data.Dataset]
 
 
-@dataclasses.dataclass(frozen=True)
-class Parts:
-  """The parts of an algorithm; with the defaults, a round is FedAvg's.
-
-  Attributes:
-    local: What clients do in a round.
-    server_training: What the server does with its labels, if it has any.
-    server: What the server does with what came from the clients.
-    exchange: What else travels between server and clients; or a function of
-      the population that makes it.
-    prediction: How the model predicts.
-    groups: The groups of a round's clients, if they are combined apart. With
-      one group, an aggregator may be given, which then combines the updates.
-    head_stays: Whether the model's last layer stays at the server: clients get
-      zeros for it, and send no update of it.
-    embeds: Whether networks are used without their classifier: a Dense layer,
-      their last one. Their outputs, where others' are logits, are embeddings.
-    alone: Whether each client trains alone. The exchange's table then stands
-      for the clients' own disks: in reality nothing travels, so that no bytes
-      are counted, and no statistics are gathered over clients.
-  """
-
-  local: algorithm_lib.LocalAlgorithm
-  server_training: algorithm_lib.LocalAlgorithm = objective.SUPERVISED
-  server: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG
-  exchange: exchange_lib.Exchange | exchange_lib.BuildExchange | None = None
-  prediction: server_model.Prediction = server_model.Prediction()
-  groups: groups_lib.Groups | None = None
-  head_stays: bool = False
-  embeds: bool = False
-  alone: bool = False
-
-  def network_fn(self, model_fn: adapter.ModelFn) -> adapter.ModelFn:
-    """The function that builds the network, from one that builds it whole."""
-    if not self.embeds:
-      return model_fn
-    return embedding.without_classifier(model_fn)
-
-
 def build_process(
   model_fn: adapter.ModelFn,
-  parts: Parts,
+  parts: parts_lib.Parts,
   *,
   views: augment.Views,
   element_spec: Any,
@@ -134,8 +87,7 @@ def build_process(
   Raises:
     UsageError: If arguments do not fit together, or the model is unsuitable.
   """
-  at_server = not hparams.labels_at_clients
-  if at_server != (server_data_fn is not None):
+  if hparams.labels_at_clients != (server_data_fn is None):
     raise hparams_lib.UsageError(
       f'scenario={hparams.scenario} and server_data_fn='
       f'{"None" if server_data_fn is None else "(given)"}: the server needs'
@@ -148,7 +100,8 @@ def build_process(
       ' privacy use aggregators.factory.build_aggregator, with which nothing is'
       ' released without noise'
     )
-  parts = _with_aggregator(completed(parts, hparams), model_aggregator)
+  parts = parts_lib.completed(parts, hparams)
+  parts = parts_lib.with_aggregator(parts, model_aggregator)
   return _Assembly(
     model_fn,
     parts,
@@ -162,47 +115,13 @@ def build_process(
   ).build(model_aggregator)
 
 
-def _with_aggregator(
-  parts: Parts,
-  model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
-) -> Parts:
-  """The parts; without groups, if an aggregator combines their only one."""
-  if parts.groups is None or model_aggregator is None:
-    return parts
-  if parts.groups.num_groups > 1:
-    raise hparams_lib.UsageError(
-      f'model_aggregator={type(model_aggregator).__name__}: this algorithm'
-      f' forms {parts.groups.num_groups} groups of clients, and the plain mean'
-      ' of each; leave model_aggregator out, or take one group'
-    )
-  return dataclasses.replace(parts, groups=None)
-
-
-# The set that holds the moving average of the model's weights.
-_AVERAGE = 'average'
-
-
-def completed(parts: Parts, hparams: RoundHparams) -> Parts:
-  """An algorithm's parts with those that any algorithm can be given."""
-  if not hparams.average_decay or _AVERAGE in parts.prediction.also:
-    return parts
-  server = server_algorithm.with_moving_average(
-    parts.server, _AVERAGE, hparams.average_decay, parts.prediction.weights
-  )
-  average = server_model.of_set(_AVERAGE, parts.prediction)
-  also = {**parts.prediction.also, _AVERAGE: average}
-  return dataclasses.replace(
-    parts, server=server, prediction=parts.prediction._replace(also=also)
-  )
-
-
 class _Assembly:
   """The parts of a process, from the arguments of `build_process`."""
 
   def __init__(
     self,
     model_fn: adapter.ModelFn,
-    parts: Parts,
+    parts: parts_lib.Parts,
     views: augment.Views,
     element_spec: Any,
     server_data_fn: ServerDataFn | None,
@@ -242,6 +161,22 @@ class _Assembly:
       self._element_spec = client_data.with_slots(
         self._element_spec, parts.groups.needs_slots
       )
+    self._bounds = screen.build_bounds(
+      parts.local,
+      hparams,
+      self._exchange,
+      self._networks.num_classes,
+      parts.groups,
+    )
+    self._clients = client_side.ClientSide(
+      self._networks,
+      parts,
+      views,
+      self._element_spec,
+      hparams,
+      self._exchange,
+      self._delivery,
+    )
 
   def _make_exchange(
     self, num_clients: int | None
@@ -272,16 +207,7 @@ class _Assembly:
     """The process."""
     initial_model = self._server.build_initial_model()
     model_type = initial_model.type_signature.result
-    bounds = screen.build_bounds(
-      self._parts.local,
-      self._hparams,
-      self._exchange,
-      self._networks.num_classes,
-      self._delivery.groups,
-    )
-    aggregator, is_confidential = self._aggregator(
-      model_type, model_aggregator, bounds
-    )
+    aggregator, is_confidential = self._aggregator(model_type, model_aggregator)
     exchange = self._exchange
     distributor = exchange_lib.build_distributor(
       model_type,
@@ -291,13 +217,13 @@ class _Assembly:
       self._delivery,
     )
     message_type = distributor.next.type_signature.result.result.member
-    part = self._client_part(release_metrics=not is_confidential)
+    part = self._clients.part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
       message_type,
       self._element_spec,
       part,
       first_round=self._hparams.first_round,
-      bounds=bounds,
+      bounds=self._bounds,
     )
     aggregate_type = aggregator.next.type_signature.result.result.member
     split = None
@@ -305,7 +231,9 @@ class _Assembly:
       split = exchange_lib.build_split(exchange, aggregate_type)
       aggregate_type = split.type_signature.result[0]
     finalizer = self._finalizer(model_type, aggregate_type, work)
-    phases, statistics_up = self._statistics_phases(model_type, message_type)
+    phases, statistics_up = self._clients.statistics_phases(
+      model_type, message_type, self._server
+    )
     state_type = tff.to_type(
       composer.LearningAlgorithmState(
         model_type,
@@ -339,7 +267,6 @@ class _Assembly:
       communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,
-        has_statistics_phases=self._has_second_phase,
         statistics_up=statistics_up,
         report_bytes=report_bytes,
       ),
@@ -357,24 +284,15 @@ class _Assembly:
       process.outside = self._exchange.outside
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
-    process.num_phases = 1 + self._has_second_phase
+    process.num_phases = 1 + self._clients.has_second_phase
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
-
-  def _uploaded_peers(self) -> dict[str, int]:
-    """Name of each peer in the update -> the number of its tensors."""
-    return {
-      name: self._networks.num_trainable
-      for name, peer in self._parts.local.peers.items()
-      if peer.uploaded
-    }
 
   def _aggregator(
     self,
     model_type: tff.Type,
     model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
-    bounds: screen.Bounds,
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
@@ -383,7 +301,7 @@ class _Assembly:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
-    update_specs += tuple(specs.trainable) * len(self._uploaded_peers())
+    update_specs += tuple(specs.trainable) * len(self._clients.uploaded_peers)
     exchange, beside = self._exchange, False
     if exchange is not None and exchange.in_sum:
       update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
@@ -398,7 +316,7 @@ class _Assembly:
       update_specs += (tf.TensorSpec([2], tf.float32),)  # The client's place.
     private = isinstance(factory, privacy.PrivateMeanFactory)
     if not private:
-      factory = guarded.GuardedFactory(factory, bounds.weights)
+      factory = guarded.GuardedFactory(factory, self._bounds.weights)
     aggregator = factory.create(
       tff.types.tensorflow_to_type(update_specs), tff.TensorType(np.float32)
     )
@@ -414,54 +332,6 @@ class _Assembly:
         also_sends=bool(self._parts.local.signals) or beside,
       )
     return aggregator, private or secure
-
-  def _client_part(self, release_metrics: bool) -> client_work.ClientPart:
-    """What clients do."""
-    hparams = self._hparams
-    return client_work.ClientPart(
-      make_training=self._client_training,
-      learning_rate_fn=optimizers.learning_rate_fn(
-        hparams, hparams.client_learning_rate
-      ),
-      num_classes=self._networks.num_classes,
-      weigh_by_examples=hparams.client_weighting == 'examples',
-      draws_episodes=self._parts.local.draws_episodes,
-      track_non_trainable=self._networks.tracks_moving_averages,
-      exchange=self._exchange,
-      delivery=self._delivery,
-      release_metrics=release_metrics,
-    )
-
-  def _client_batch_sizes(self) -> tuple[int, int]:
-    """Unlabelled and labelled examples in a batch at a client."""
-    local = self._parts.local
-    return self._hparams.client_batch_sizes(local.trains_on_unlabeled)
-
-  def _client_training(self) -> training.LocalTraining:
-    """A client's training; makes variables."""
-    hparams, local = self._hparams, self._networks.make()
-    peers, initial = {}, {}
-    for name, peer in self._parts.local.peers.items():
-      if peer.model_fn is None:
-        peers[name] = self._networks.make()
-      else:
-        peers[name], initial[name] = self._networks.make_other(
-          peer.model_fn, local
-        )
-    return training.LocalTraining(
-      local,
-      self._parts.local,
-      self._views,
-      training.LoopConfig(
-        hparams.client_epochs,
-        *self._client_batch_sizes(),
-        optimizers.of_clients(hparams),
-        hparams.proximal_strength,
-        hparams.jit_compile,
-      ),
-      peers,
-      initial,
-    )
 
   def _finalizer(
     self,
@@ -481,73 +351,14 @@ class _Assembly:
     return self._server.build_step(
       model_type,
       aggregate_type,
-      self._uploaded_peers(),
+      self._clients.uploaded_peers,
       self._delivery.restored,
     )
-
-  @property
-  def _gathers_statistics(self) -> bool:
-    """Whether clients gather statistics for static batch norm."""
-    return self._networks.is_static and not self._parts.alone
-
-  @property
-  def _has_second_phase(self) -> bool:
-    """Whether they do so after the round's update."""
-    in_training = self._hparams.statistics_phase == round_hparams_lib.TRAINING
-    return self._gathers_statistics and not in_training
-
-  def _statistics_phases(
-    self, model_type: tff.Type, message_type: tff.Type
-  ) -> tuple[list[statistics_phase.Phase], int]:
-    """What gathers statistics; the bytes a client sends for it."""
-    if not self._gathers_statistics:
-      return [], 0
-    if self._delivery.groups is not None and not self._has_second_phase:
-      raise hparams_lib.UsageError(
-        f'--statistics_phase={round_hparams_lib.TRAINING}: clients of this'
-        ' algorithm start from the models of their groups; set'
-        f' --statistics_phase={round_hparams_lib.OWN}, or another --norm'
-      )
-    gathering = statistics_phase.Gathering(
-      self._networks.make,
-      self._views,
-      kind=self._hparams.batch_norm_statistics,
-      batch_size=self._hparams.statistics_batch_size,
-      max_client_examples=self._hparams.most_client_examples,
-      num_classes=self._networks.num_classes,
-      server_data_fn=self._server.data_fn,
-      server_batch_size=self._server.statistics_batch_size,
-      predicting=self._parts.prediction.weights,
-      delivery=delivery_lib.Delivery(kept=self._delivery.kept),
-    )
-    server = self._parts.server
-    # Which statistics are gathered in which rounds.
-    when = {
-      **dict.fromkeys(('', *server.statistics_of)),
-      **{
-        name: functools.partial(server.is_sent, name)
-        for name in server.statistics_if_sent
-      },
-    }
-    phases = [
-      statistics_phase.build_statistics_phase(
-        model_type,
-        self._element_spec,
-        gathering,
-        name,
-        is_needed,
-        None if self._has_second_phase else message_type,
-      )
-      for name, is_needed in when.items()
-    ]
-    return [phase for phase, _ in phases], sum(up for _, up in phases)
 
   def _communication(
     self,
     model_type: tff.Type,
     upload_type: tff.Type,
-    *,
-    has_statistics_phases: bool,
     **sizes: int,
   ) -> tff.Computation:
     """How many bytes travel."""
@@ -558,10 +369,10 @@ class _Assembly:
       model_type,
       upload_type,
       server=server,
-      peer_sizes=self._uploaded_peers(),
+      peer_sizes=self._clients.uploaded_peers,
       exchange=self._exchange,
       kept_bytes=self._delivery.kept_bytes,
-      has_statistics_phases=has_statistics_phases,
+      has_statistics_phases=self._clients.has_second_phase,
       **sizes,
     )
 

@@ -12,8 +12,8 @@ from tff_fssl.local import compute
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models import flops as flops_lib
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.rounds import round_hparams
 
 Flops = flops_lib.Flops
@@ -35,7 +35,7 @@ class RoundCompute:
 
   clients: compute.Cost
   server: compute.Cost | None
-  parts: assemble.Parts
+  parts: parts_lib.Parts
   hparams: round_hparams.RoundHparams
   is_static: bool
   num_classes: int
@@ -111,7 +111,7 @@ class RoundCompute:
 
 def measure(
   model_fn: adapter.ModelFn,
-  parts: assemble.Parts,
+  parts: parts_lib.Parts,
   *,
   views: augment.Views,
   stored: tf.TensorSpec,
@@ -171,7 +171,7 @@ def measure(
 
 
 def _received(
-  network: adapter.Network, parts: assemble.Parts, num_classes: int
+  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
 ) -> Mapping[str, tf.TensorSpec]:
   """The specs of `ClientData.received`."""
   exchange = parts.exchange

@@ -1,0 +1,155 @@
+"""The clients' side of a round: training, and batch norm statistics."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import tensorflow_federated as tff
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.data import augment
+from tff_fssl.local import training
+from tff_fssl.rounds import client_work
+from tff_fssl.rounds import delivery as delivery_lib
+from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import optimizers
+from tff_fssl.rounds import parts as parts_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.rounds import server_side
+from tff_fssl.rounds import statistics_phase
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientSide:
+  """What clients do, and with what.
+
+  Attributes:
+    networks: Makes their networks.
+    parts: The algorithm.
+    views: How stored examples become the network's inputs.
+    element_spec: The spec of the one element that a client's data set has.
+    hparams: The round's hyper-parameters.
+    exchange: What else travels, if anything does.
+    delivery: Which weights travel.
+  """
+
+  networks: network_factory.NetworkFactory
+  parts: parts_lib.Parts
+  views: augment.Views
+  element_spec: Any
+  hparams: round_hparams_lib.RoundHparams
+  exchange: exchange_lib.Exchange | None
+  delivery: delivery_lib.Delivery
+
+  @property
+  def uploaded_peers(self) -> dict[str, int]:
+    """Name of each peer in the update -> the number of its tensors."""
+    return {
+      name: self.networks.num_trainable
+      for name, peer in self.parts.local.peers.items()
+      if peer.uploaded
+    }
+
+  def part(self, release_metrics: bool) -> client_work.ClientPart:
+    """What clients do."""
+    hparams = self.hparams
+    return client_work.ClientPart(
+      make_training=self._training,
+      learning_rate_fn=optimizers.learning_rate_fn(
+        hparams, hparams.client_learning_rate
+      ),
+      num_classes=self.networks.num_classes,
+      weigh_by_examples=hparams.client_weighting == 'examples',
+      draws_episodes=self.parts.local.draws_episodes,
+      track_non_trainable=self.networks.tracks_moving_averages,
+      exchange=self.exchange,
+      delivery=self.delivery,
+      release_metrics=release_metrics,
+    )
+
+  def _training(self) -> training.LocalTraining:
+    """A client's training; makes variables."""
+    hparams, local = self.hparams, self.networks.make()
+    peers, initial = {}, {}
+    for name, peer in self.parts.local.peers.items():
+      if peer.model_fn is None:
+        peers[name] = self.networks.make()
+      else:
+        peers[name], initial[name] = self.networks.make_other(
+          peer.model_fn, local
+        )
+    return training.LocalTraining(
+      local,
+      self.parts.local,
+      self.views,
+      training.LoopConfig(
+        hparams.client_epochs,
+        *hparams.client_batch_sizes(self.parts.local.trains_on_unlabeled),
+        optimizers.of_clients(hparams),
+        hparams.proximal_strength,
+        hparams.jit_compile,
+      ),
+      peers,
+      initial,
+    )
+
+  @property
+  def has_second_phase(self) -> bool:
+    """Whether clients gather statistics after the round's update."""
+    in_training = self.hparams.statistics_phase == round_hparams_lib.TRAINING
+    return self._gathers_statistics and not in_training
+
+  @property
+  def _gathers_statistics(self) -> bool:
+    """Whether they gather statistics for static batch norm at all."""
+    return self.networks.is_static and not self.parts.alone
+
+  def statistics_phases(
+    self,
+    model_type: tff.Type,
+    message_type: tff.Type,
+    server: server_side.ServerSide,
+  ) -> tuple[list[statistics_phase.Phase], int]:
+    """What gathers statistics; the bytes a client sends for it."""
+    if not self._gathers_statistics:
+      return [], 0
+    if self.delivery.groups is not None and not self.has_second_phase:
+      raise hparams_lib.UsageError(
+        f'--statistics_phase={round_hparams_lib.TRAINING}: clients of this'
+        ' algorithm start from the models of their groups; set'
+        f' --statistics_phase={round_hparams_lib.OWN}, or another --norm'
+      )
+    gathering = statistics_phase.Gathering(
+      self.networks.make,
+      self.views,
+      kind=self.hparams.batch_norm_statistics,
+      batch_size=self.hparams.statistics_batch_size,
+      max_client_examples=self.hparams.most_client_examples,
+      num_classes=self.networks.num_classes,
+      server_data_fn=server.data_fn,
+      server_batch_size=server.statistics_batch_size,
+      predicting=self.parts.prediction.weights,
+      delivery=delivery_lib.Delivery(kept=self.delivery.kept),
+    )
+    algorithm = self.parts.server
+    # Which statistics are gathered in which rounds.
+    when = {
+      **dict.fromkeys(('', *algorithm.statistics_of)),
+      **{
+        name: functools.partial(algorithm.is_sent, name)
+        for name in algorithm.statistics_if_sent
+      },
+    }
+    phases = [
+      statistics_phase.build_statistics_phase(
+        model_type,
+        self.element_spec,
+        gathering,
+        name,
+        is_needed,
+        None if self.has_second_phase else message_type,
+      )
+      for name, is_needed in when.items()
+    ]
+    return [phase for phase, _ in phases], sum(up for _, up in phases)
