@@ -64,13 +64,29 @@ def test_clients_that_weigh_nothing_move_no_limit(process):
 
 
 def test_updates_of_0(process):
-  state = _next(process, [[0, 0, 0]] * 3, [1.0] * 3).state
-  assert state['median_norm'] == 0.0
-  output = _next(process, [[0, 0, 0]] * 3, [1.0] * 3, state)
-  np.testing.assert_array_equal(output.result[0], [0, 0, 0])
+  state = None
+  for limit in (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-6):
+    output = _next(process, [[0, 0, 0]] * 3, [1.0] * 3, state)
+    np.testing.assert_array_equal(output.result[0], [0, 0, 0])
+    state = output.state
+    assert state['median_norm'] == pytest.approx(limit)
   # Nothing stays locked at 0.
-  state = _next(process, [[0, 3, 4]] * 3, [1.0] * 3, output.state).state
+  for _ in range(7):
+    state = _next(process, [[0, 3, 4]] * 3, [1.0] * 3, state).state
   assert state['median_norm'] == 5.0
+
+
+def test_a_round_of_liars_does_not_open_the_next(process):
+  honest, lie = [0.0, 3.0, 4.0], [1e11, 1e11, 1e11]
+  state = _next(process, [honest] * 5, [1.0] * 5).state
+  assert state['median_norm'] == 5.0
+  state = _next(
+    process, [honest, honest, lie, lie, lie], [1.0] * 5, state
+  ).state
+  assert state['median_norm'] == 50.0
+  output = _next(process, [honest] * 4 + [lie], [1.0] * 5, state)
+  np.testing.assert_allclose(output.result[0], honest, rtol=1e-6)
+  assert output.state['median_norm'] == 5.0
 
 
 def test_options():

@@ -130,6 +130,36 @@ def test_private_rounds_release_nothing_else_of_clients():
   assert 0 == epsilons[0] < epsilons[1] < epsilons[2]
 
 
+@pytest.mark.parametrize('name', ['secure', 'dp'])
+def test_past_models_help_where_single_clients_are_not_seen(name):
+  own = {'helpers': 'past', 'num_helpers': 1, 'remembered_clients': 0}
+  algorithms = {'helped': own, 'alone': {'remembered_clients': 0}}
+  finals = {}
+  for kind, hparams_of_kind in algorithms.items():
+    process = tiny_task.build(
+      'fedmatch',
+      _SERVER,
+      norm='none',
+      aggregator=aggregator_hparams.AggregatorHparams(name),
+      hparams=tuple(sorted(hparams_of_kind.items())),
+    )
+    state = process.initialize()
+    for round_num in range(3):
+      elements = tiny_task.cohort(_SERVER, 3, round_num) if round_num else []
+      state, metrics = _next(process, state, elements)
+      assert list(metrics['client_work']['train']) == ['num_clients']
+    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+    finals[kind] = state.global_model_weights, metrics['communication']
+  helped, alone = finals['helped'], finals['alone']
+  assert np.any(helped[0].sets['past_models'])
+  assert helped[1]['bytes_down'] > alone[1]['bytes_down']
+  if name == 'secure':  # Noise would hide what helpers change.
+    assert np.any(
+      np.abs(helped[0].sets['psi'].trainable[0] - alone[0].sets['psi'][0][0])
+      > 1e-6
+    )
+
+
 def test_private_metrics_do_not_depend_on_clients():
   """But for what the noise went into."""
   process = _build('fl2', 'dp')

@@ -8,6 +8,9 @@ import tensorflow_federated as tff
 
 # Clipping norm of the first round, as in TFF's robust aggregator.
 _FIRST_NORM = 1.0
+# By which factor the clipping norm changes at most from one round to the next.
+_MOST_CHANGE = 10.0
+_LEAST_NORM = 1e-6
 
 
 class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
@@ -21,10 +24,15 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
   As long as liars are a minority of each cohort, the medians lie within the
   range of honest values, so that a liar counts about as much as an honest
-  client, whatever it sends. (TFF's robust aggregator follows the 0.8 quantile
-  of norms instead: if one of five clients lies, the clipping norm drifts up to
-  that client's norm; and it trusts weights.) The server collects one norm and
-  one weight per client, which takes no second message from a client.
+  client, whatever it sends. Where few clients of a population lie, a cohort
+  drawn at random still has a majority of liars now and then. Therefore the
+  clipping norm rises and falls at most tenfold a round (and not below 1e-6):
+  otherwise one such round would let a liar of the next send what it likes.
+
+  TFF's robust aggregator follows the 0.8 quantile of norms instead: if one of
+  five clients lies, the clipping norm drifts up to that client's norm; and it
+  trusts weights. The server collects one norm and one weight per client, which
+  takes no second message from a client.
 
   The values must pass `guarded.is_acceptable`, which keeps norms finite.
   """
@@ -68,8 +76,13 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     def medians(state, seen):
       def next_state():
         median_norm, median_weight = tf.unstack(lower_median(seen))
+        limit = state['median_norm']
+        median_norm = tf.clip_by_value(
+          median_norm, limit / _MOST_CHANGE, limit * _MOST_CHANGE
+        )
         return collections.OrderedDict(
-          median_norm=median_norm, median_weight=median_weight
+          median_norm=tf.maximum(median_norm, _LEAST_NORM),
+          median_weight=median_weight,
         )
 
       return tf.cond(tf.shape(seen)[0] > 0, next_state, lambda: state)
