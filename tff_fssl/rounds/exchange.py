@@ -19,7 +19,7 @@ ServerModel = server_algorithm.ServerModel
 # Values between computations end at 2 GB, as TensorFlow's messages do: a table
 # must be smaller.
 MAX_TABLE_BYTES = 1.5e9
-# n rows are copied n / 10 + 10 times, instead of n, while they are collected.
+# n rows are copied n / 10 + 1 times, instead of n, while they are collected.
 _LATEST_ROWS = 10
 
 
