@@ -44,7 +44,8 @@ WriteRow = Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]
 class Outside(NamedTuple):
   """How large rows get into the table before a round, and out of it after it.
 
-  Outside of TFF's computations; tables hold NumPy arrays.
+  Outside of TFF's computations; tables hold NumPy arrays, but for what `bring`
+  returns: tensors.
 
   Attributes:
     bring: (table, ids of the round's clients, round number, read) -> the table
