@@ -1,0 +1,107 @@
+"""Rows of clients on their way to the server."""
+
+import collections
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.models import server_model
+from tff_fssl.rounds import exchange
+
+_NUM_CLIENTS = 40
+
+
+def _accept(table, rows, model, round_num):
+  """Keeps what each client sent, and where its row stood."""
+  del model, round_num
+  where = rows.client_id[:, tf.newaxis]
+  count = tf.shape(rows.client_id)[0]
+  return collections.OrderedDict(
+    value=tf.tensor_scatter_nd_update(table['value'], where, rows.values['v']),
+    position=tf.tensor_scatter_nd_update(
+      table['position'], where, tf.range(count)
+    ),
+  )
+
+
+_KEEPING = exchange.Exchange(
+  initialize=lambda: collections.OrderedDict(
+    value=tf.zeros([_NUM_CLIENTS, 2]),
+    position=tf.fill([_NUM_CLIENTS], -1),
+  ),
+  message=lambda table, model, round_num: (),
+  receive=lambda message, client_id: {},
+  row_specs={'v': tf.TensorSpec([2], tf.float32)},
+  accept=_accept,
+  num_clients=_NUM_CLIENTS,
+)
+
+
+@pytest.fixture(scope='module')
+def end_round():
+  """(rows of a cohort) -> (the table after a first round, metrics)."""
+  model = server_model.ServerModel((), (), tf.constant(0.0))
+  model_type = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(tf.type_spec_from_value, model)
+  )
+
+  @tff.tensorflow.computation
+  def initialize():
+    return collections.OrderedDict(
+      table=_KEEPING.initialize(), round_num=tf.constant(1)
+    )
+
+  state_type = initialize.type_signature.result
+  accept = exchange.build_accept(_KEEPING, state_type, model_type)
+
+  @tff.federated_computation(
+    tff.FederatedType(state_type, tff.SERVER),
+    tff.FederatedType(exchange.row_type(_KEEPING), tff.CLIENTS),
+    tff.FederatedType(model_type, tff.SERVER),
+  )
+  def comp(state, rows, model):
+    return accept(state, rows, model)
+
+  def call(rows):
+    state, metrics = comp(initialize(), rows, model)
+    assert state['round_num'] == 2
+    return state['table'], metrics
+
+  return call
+
+
+def _row(client_id, is_valid=True):
+  value = np.array([client_id, -client_id], np.float32)
+  return collections.OrderedDict(
+    is_valid=is_valid,
+    client_id=np.int32(client_id),
+    values=collections.OrderedDict(v=value),
+  )
+
+
+# Around multiples of the number of rows that are copied at once.
+@pytest.mark.parametrize('count', [0, 1, 9, 10, 11, 20, 23])
+def test_all_rows_arrive_in_the_cohorts_order(end_round, count):
+  ids = [(7 * i + 3) % _NUM_CLIENTS for i in range(count)]
+  table, metrics = end_round([_row(i) for i in ids])
+  expected = np.full(_NUM_CLIENTS, -1)
+  expected[ids] = range(count)
+  np.testing.assert_array_equal(table['position'], expected)
+  for client_id in ids:
+    np.testing.assert_array_equal(
+      table['value'][client_id], [client_id, -client_id]
+    )
+  assert metrics['num_rows'] == count
+  assert metrics['num_disputed_rows'] == 0
+
+
+def test_invalid_rows_and_disputed_ids_are_left_out(end_round):
+  rows = [_row(1), _row(2), _row(3, is_valid=False), _row(2), _row(4)]
+  # An invalid row disputes nothing.
+  rows.append(_row(4, is_valid=False))
+  table, metrics = end_round(rows)
+  assert np.flatnonzero(table['position'] >= 0).tolist() == [1, 4]
+  assert table['position'][[1, 4]].tolist() == [0, 1]
+  assert (metrics['num_rows'], metrics['num_disputed_rows']) == (2, 2)
