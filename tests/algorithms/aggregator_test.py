@@ -155,7 +155,9 @@ def test_past_models_help_where_single_clients_are_not_seen(name):
   assert helped[1]['bytes_down'] > alone[1]['bytes_down']
   if name == 'secure':  # Noise would hide what helpers change.
     assert np.any(
-      np.abs(helped[0].sets['psi'].trainable[0] - alone[0].sets['psi'][0][0])
+      np.abs(
+        helped[0].sets['psi'].trainable[0] - alone[0].sets['psi'].trainable[0]
+      )
       > 1e-6
     )
 

@@ -6,6 +6,8 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.models import adapter
+
 # Clipping norm of the first round, as in TFF's robust aggregator.
 _FIRST_NORM = 1.0
 # By which factor the clipping norm changes at most from one round to the next.
@@ -172,10 +174,7 @@ def collect_rows(rows: tff.Value) -> tff.Value:
 
   @tff.tensorflow.computation
   def no_rows():
-    # The accumulator's type must have an unknown length.
-    return tf.compat.v1.placeholder_with_default(
-      tf.zeros([0, num_columns]), [None, num_columns]
-    )
+    return adapter.no_values(tf.TensorSpec([num_columns]))
 
   @tff.tensorflow.computation(rows_type, rows_type)
   def concatenate(first, second):

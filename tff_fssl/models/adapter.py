@@ -77,6 +77,12 @@ def all_finite(values: Any) -> tf.Tensor:
   )
 
 
+def no_values(spec: tf.TensorSpec) -> tf.Tensor:
+  """A tensor [0, ...] whose type is [None, ...]: it may grow."""
+  nothing = tf.zeros([0, *spec.shape], spec.dtype)
+  return tf.compat.v1.placeholder_with_default(nothing, [None, *spec.shape])
+
+
 def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
   """All elements of float32 tensors, float32 [elements]."""
   return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)

@@ -130,7 +130,7 @@ class _Assembly:
     num_classes: int | None,
     num_clients: int | None,
   ):
-    self._parts, self._views = parts, views
+    self._parts = parts
     self._element_spec = element_spec
     self._hparams = hparams
     self._networks = network_factory.NetworkFactory(

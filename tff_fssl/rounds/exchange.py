@@ -437,7 +437,8 @@ def _build_collect(
   @tff.tensorflow.computation
   def no_rows() -> Any:
     first, *latest = (
-      tf.nest.map_structure(no_values, specs) for _ in range(1 + _LATEST_ROWS)
+      tf.nest.map_structure(adapter.no_values, specs)
+      for _ in range(1 + _LATEST_ROWS)
     )
     return first, tuple(latest)
 
@@ -466,12 +467,6 @@ def _build_collect(
     return tff.federated_aggregate(rows, no_rows(), append, merge, report)
 
   return collect, many
-
-
-def no_values(spec: tf.TensorSpec) -> tf.Tensor:
-  """A tensor [0, ...] whose type is [None, ...]: it may grow."""
-  nothing = tf.zeros([0, *spec.shape], spec.dtype)
-  return tf.compat.v1.placeholder_with_default(nothing, [None, *spec.shape])
 
 
 def _count(rows: Any) -> tf.Tensor:

@@ -18,6 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import adapter
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.semisup import names
 
@@ -102,9 +103,9 @@ def initialize(
   )
   if outside:
     table['window'] = collections.OrderedDict(
-      slot=exchange_lib.no_values(tf.TensorSpec([], tf.int32)),
+      slot=adapter.no_values(tf.TensorSpec([], tf.int32)),
       values=collections.OrderedDict(
-        (name, exchange_lib.no_values(specs[name])) for name in sorted(outside)
+        (name, adapter.no_values(specs[name])) for name in sorted(outside)
       ),
     )
   return table

@@ -139,16 +139,19 @@ def flatten(tree: Any) -> tuple[Slot, ...]:
 
 def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
   """A value of a type, in Python containers, from its leaves, depth first."""
-  return tff.types.type_to_py_container(_packed(type_spec, leaves), type_spec)
+  value = pack_structs(type_spec, lambda _: next(leaves))
+  return tff.types.type_to_py_container(value, type_spec)
 
 
-def _packed(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """`pack` without containers."""
+# Not a recursive function inside of its callers: that would be a reference
+# cycle, which keeps all values of an invocation until the next collection.
+def pack_structs(type_spec: tff.Type, make: Callable[[tff.Type], Any]) -> Any:
+  """`tff.structure.Struct`s of what `make` gives for types of no struct."""
   if not isinstance(type_spec, tff.StructType):
-    return next(leaves)
+    return make(type_spec)
   return tff.structure.Struct(
     [
-      (name, _packed(element, leaves))
+      (name, pack_structs(element, make))
       for name, element in tff.structure.iter_elements(type_spec)
     ]
   )

@@ -373,35 +373,28 @@ def to_result(
     The result: NumPy arrays and scalars, `tf.data.Dataset`s for sequences,
     lists for values placed at clients.
   """
-  value = _result(type_spec, leaves, num_clients)
+  value = operations.pack_structs(
+    type_spec, lambda part: _result(part, leaves, num_clients)
+  )
   return tff.types.type_to_py_container(value, type_spec)
 
 
-# Not a recursive function inside of `to_result`: that would be a reference
-# cycle, which keeps all values of an invocation until the next collection.
 def _result(
   type_spec: tff.Type, leaves: Iterator[Any], num_clients: int
 ) -> Any:
-  """`to_result` without containers."""
-  if isinstance(type_spec, tff.StructType):
-    return tff.structure.Struct(
-      [
-        (key, _result(element, leaves, num_clients))
-        for key, element in tff.structure.iter_elements(type_spec)
-      ]
+  """`to_result` of a type that is no struct, without containers."""
+  if not isinstance(type_spec, tff.FederatedType):
+    return _export(next(leaves), type_spec)
+  if type_spec.placement is tff.SERVER or type_spec.all_equal:
+    return operations.pack_structs(
+      type_spec.member, lambda part: _export(next(leaves), part)
     )
-  if isinstance(type_spec, tff.FederatedType) and not (
-    type_spec.placement is tff.SERVER or type_spec.all_equal
-  ):
-    count = len(tuple(operations.leaf_types(type_spec)))
-    columns = [_per_client(next(leaves), num_clients) for _ in range(count)]
-    return [
-      to_result(type_spec.member, iter([c[index] for c in columns]), 0)
-      for index in range(num_clients)
-    ]
-  if isinstance(type_spec, tff.FederatedType):
-    return _result(type_spec.member, leaves, num_clients)
-  return _export(next(leaves), type_spec)
+  count = len(tuple(operations.leaf_types(type_spec)))
+  columns = [_per_client(next(leaves), num_clients) for _ in range(count)]
+  return [
+    to_result(type_spec.member, iter([c[index] for c in columns]), 0)
+    for index in range(num_clients)
+  ]
 
 
 def _per_client(leaf: Any, num_clients: int) -> Sequence[Any]:
