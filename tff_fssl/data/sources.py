@@ -86,6 +86,9 @@ class DataSet:
     class_names: One name per class.
     image_shape: (height, width, channels).
     notes: A remark to give with all results on these data; '' if none.
+    owners: int32 [number of training examples], whose each one is: an index
+      into `client_names`, or -1 if nobody's. None: the data say nothing.
+    client_names: The name of each natural client.
   """
 
   name: str
@@ -95,6 +98,8 @@ class DataSet:
   class_names: tuple[str, ...]
   image_shape: tuple[int, int, int]
   notes: str = ''
+  owners: np.ndarray | None = None
+  client_names: tuple[str, ...] = ()
 
   def __post_init__(self):
     for split, examples in (('train', self.train), ('test', self.test)):
