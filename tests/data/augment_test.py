@@ -119,9 +119,7 @@ def test_strong_view_equals_pillow_with_the_same_draws(pillow, name, policy):
   rules = _POLICIES[policy](height, width)
   result = _pixels(_views(name, policy).strong(tf.constant(images), seed), name)
 
-  draws = augment._draws(
-    tf.constant(images), seed, augment._STRONG_SALT, 6 + 3 * rules.num_ops
-  )
+  draws = _views(name, policy).strong.draw(len(images), seed)
   pad = augment._padding(height)
   offsets = tf.cast(draws[:, 1:3] * (2 * pad + 1), tf.int32)
   weak = image_ops.flip_and_crop(
@@ -174,10 +172,7 @@ _LEVELS = {
 def chosen(request):
   """(policy, operations' names [B, N], their arguments [B, N])."""
   rules = _POLICIES[request.param](32, 32)
-  images = tf.zeros([50_000, 1, 1, 1], tf.uint8)
-  draws = augment._draws(
-    images, [1, 2], augment._STRONG_SALT, 6 + 3 * rules.num_ops
-  )
+  draws = _views('cifar10', request.param).strong.draw(50_000, [1, 2])
   ops, args = augment._choose_ops(rules, draws[:, 6:])
   return request.param, np.array(image_ops.OPS)[ops], args.numpy()
 

@@ -169,6 +169,21 @@ def flat(state) -> list[np.ndarray]:
   return [np.array(t) for t in tf.nest.flatten(values)]
 
 
+def metric_columns(process) -> list[str]:
+  """The columns of a process's metrics."""
+
+  def walk(tff_type, path):
+    if not isinstance(tff_type, tff.StructType):
+      return ['/'.join(path)]
+    return [
+      column
+      for name, inner in tff.structure.iter_elements(tff_type)
+      for column in walk(inner, [*path, name])
+    ]
+
+  return walk(process.next.type_signature.result[1].member, [])
+
+
 def data_source(process, scenario: str) -> sampling.CohortDataSource:
   """8 clients of the tiny task, 2 a round, for a process that `build` built."""
 

@@ -26,6 +26,16 @@ def _examples(num, first=0):
   )
 
 
+def _all_batches(feed):
+  return [
+    feed.batch(feed.ahead(first), tf.constant(step))
+    for first in range(0, int(feed.num_steps), feed.steps_at_once)
+    for step in range(
+      first, min(first + feed.steps_at_once, int(feed.num_steps))
+    )
+  ]
+
+
 def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
   algorithm = algorithm_lib.LocalAlgorithm((), (), streams)
   data = algorithm_lib.ClientData(
@@ -51,7 +61,7 @@ def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
     seed=tf.constant([5, 6]),
     enabled=True,
   )
-  return [feed.batch(tf.constant(i)) for i in range(int(feed.num_steps))]
+  return _all_batches(feed)
 
 
 def test_partners_are_drawn_from_all_examples():
@@ -165,7 +175,7 @@ def _episodes(labels, unlabeled=7, epochs=40, seed=5):
     seed=tf.constant([seed, 6]),
     enabled=True,
   )
-  return [feed.batch(tf.constant(i)).parts for i in range(int(feed.num_steps))]
+  return [batch.parts for batch in _all_batches(feed)]
 
 
 def test_an_episode_has_so_many_examples_of_each_class_in_each_group():
@@ -217,3 +227,70 @@ def test_episodes_of_clients_that_lack_examples():
   np.testing.assert_array_equal(batch['unlabeled'].weights, [0.0])
   (batch,) = _episodes([2, 2], unlabeled=2, epochs=1)  # Fewer than a batch.
   np.testing.assert_array_equal(batch['unlabeled'].weights, [1.0, 1.0])
+
+
+@pytest.mark.parametrize('episodes', [False, True])
+def test_views_made_for_many_steps_at_once_are_those_of_each(
+  monkeypatch, episodes
+):
+  def render(images, draws):
+    return tf.cast(images, tf.float32) + tf.reduce_sum(draws, 1, keepdims=True)
+
+  labeled = _examples(9, 100)
+  labeled = labeled._replace(y=labeled.y % 3)
+  views = augment.Views(
+    _VIEWS.plain,
+    augment.RandomView(1, render, 1),
+    augment.RandomView(3, render, 2),
+  )
+  kinds = {'weak': 'weak', 'strong': 'strong', 'plain': 'plain'}
+  streams = (
+    {
+      'l': _STREAM(kinds, labeled=True, episode=(1, 2)),
+      'u': _STREAM(kinds, episode=()),
+    }
+    if episodes
+    else {
+      'u': _STREAM(kinds),
+      'l': _STREAM(kinds, labeled=True),
+      'p': _STREAM(kinds, labeled=True, partner_of='u'),
+    }
+  )
+  data = algorithm_lib.ClientData(
+    None, labeled, _examples(7), {}, tf.constant(4), tf.zeros([2])
+  )
+
+  @tf.function(reduce_retracing=True)
+  def batch(first, step):
+    feed = feed_lib.Feed(
+      algorithm_lib.LocalAlgorithm((), (), streams),
+      views,
+      data,
+      algorithm_lib.Prepared(
+        tf.range(7), of_example={'tenfold': 10 * tf.range(7)}
+      ),
+      num_epochs=7,
+      batch_sizes=(3, 2),
+      seed=tf.constant([5, 6]),
+      enabled=True,
+    )
+    assert feed.steps_at_once == feed_lib._MOST_STEPS
+    ahead = feed.ahead(first)
+    return feed.batch(ahead, step), ahead.end
+
+  num_steps = int(batch(tf.constant(0), tf.constant(0))[0].clock.num_steps)
+  assert num_steps == (7 if episodes else 35)  # Batches of 2, 2, 2, 2 and 1.
+  together = {}
+  for first in range(0, num_steps, 16):
+    for step in range(first, min(first + 16, num_steps)):
+      together[step], end = batch(tf.constant(first), tf.constant(step))
+      assert int(end) == min(first + 16, num_steps)
+  monkeypatch.setattr(feed_lib, '_MOST_STEPS', 1)
+  batch = tf.function(batch.python_function)
+  for step, expected in together.items():
+    one, end = batch(tf.constant(step), tf.constant(step))
+    assert int(end) == step + 1
+    tf.nest.map_structure(np.testing.assert_array_equal, one, expected)
+  assert not np.array_equal(
+    together[0].parts['u'].views['weak'], together[1].parts['u'].views['weak']
+  )

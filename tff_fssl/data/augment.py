@@ -57,13 +57,41 @@ class Views(NamedTuple):
 
   Attributes:
     plain: x -> normalized.
-    weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2].
-    strong: (x, seed) -> strongly augmented, normalized.
+    weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2]. A
+      `RandomView` is faster in training than another function.
+    strong: (x, seed) -> strongly augmented, normalized; likewise.
   """
 
   plain: Callable[[tf.Tensor], tf.Tensor]
   weak: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class RandomView:
+  """A random view in two parts, so that images of several seeds can share one.
+
+  Attributes:
+    num_draws: How many random numbers an image needs, K.
+    render: (images [N, ...], draws float32 [N, K] in [0, 1)) -> their views;
+      each is a function of its own image and draws only.
+    salt: int32; views with the same seed but other salts are independent.
+  """
+
+  num_draws: int
+  render: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  salt: int
+
+  def draw(self, num: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
+    """The draws of `num` images, float32 [num, K]; `seed` is int32 [2]."""
+    seed = tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, self.salt])
+    return tf.random.stateless_uniform(
+      [num, self.num_draws], seed, alg='philox'
+    )
+
+  def __call__(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """The view of images with one seed."""
+    return self.render(images, self.draw(tf.shape(images)[0], seed))
 
 
 def image_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
@@ -182,35 +210,28 @@ def build_views(
     )
     return image_ops.flip_and_crop(images, flips, offset_y, offset_x, padding)
 
-  def weak(images, seed):
+  def weak(images, draws):
     images = tf.ensure_shape(images, [None, *image_shape])
-    return plain(weaken(images, _draws(images, seed, _WEAK_SALT, 3)))
+    return plain(weaken(images, draws))
 
-  def strong(images, seed):
+  def strong(images, draws):
     images = tf.ensure_shape(images, [None, *image_shape])
-    num_ops = strong_policy.num_ops
-    draws = _draws(images, seed, _STRONG_SALT, 6 + 3 * num_ops)
-    images = weaken(images, draws[:, :3])
     boxes = strong_policy.boxes(draws[:, 3:6])
     ops, args = _choose_ops(strong_policy, draws[:, 6:])
-    for i in range(num_ops):
+    images = weaken(images, draws[:, :3])
+    for i in range(strong_policy.num_ops):
       images = image_ops.apply(images, ops[:, i], args[:, i])
     return plain(image_ops.fill_boxes(images, boxes, fill))
 
-  return Views(plain, weak, strong)
+  return Views(
+    plain,
+    RandomView(3, weak, _WEAK_SALT),
+    RandomView(6 + 3 * strong_policy.num_ops, strong, _STRONG_SALT),
+  )
 
 
 def _padding(side: int) -> int:
   return max(side // 8, 1) if side >= 8 else 0
-
-
-def _draws(images, seed, salt, count) -> tf.Tensor:
-  """Uniform numbers in [0, 1), float32 [B, count]."""
-  return tf.random.stateless_uniform(
-    [tf.shape(images)[0], count],
-    tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, salt]),
-    alg='philox',
-  )
 
 
 def _choose_ops(

@@ -1,6 +1,7 @@
 """Batches of a client's data: seeded orders, partners and views."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -39,8 +40,30 @@ def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
   return tf.pad(values, pad)
 
 
-# (number of the view in its stream, kind, stored images) -> the view.
-_MakeView = Callable[[int, str, tf.Tensor], tf.Tensor]
+# The views of steps to come that are kept; fewer steps for larger images.
+_MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
+
+# What is drawn for a stream's part of a batch: _INDEX, _GROUP -> int32 [B];
+# _SIZE -> int32 [1], B; name of a random view -> float32 [B, K], its draws.
+_Drawn = dict[str, tf.Tensor]
+_INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.
+
+
+class Ahead(NamedTuple):
+  """The batches of some steps in a row, whose views were made at once.
+
+  Attributes:
+    first: int32 scalar, the first step.
+    end: int32 scalar, the step after the last one.
+    parts: Name of stream -> all their examples, one step's after another's.
+    starts: Name of stream -> int32 [steps + 1], where each step's begin and the
+      last one's end.
+  """
+
+  first: tf.Tensor
+  end: tf.Tensor
+  parts: Mapping[str, algorithm_lib.Part]
+  starts: Mapping[str, tf.Tensor]
 
 
 class _Order:
@@ -152,24 +175,50 @@ class _Source:
 
   def part(
     self,
-    index: tf.Tensor,
+    drawn: _Drawn,
     is_filler: tf.Tensor,
     stream: algorithm_lib.Stream,
-    make_view: _MakeView,
-    group: tf.Tensor | None = None,
+    views: augment.Views,
   ) -> algorithm_lib.Part:
-    """The part of a batch that holds the examples `index`."""
+    """The part of a batch for which this was drawn."""
+    index = drawn[_INDEX]
     images = tf.gather(self.examples.x, index)
+
+    def make_view(name: str, kind: str) -> tf.Tensor:
+      if kind == 'plain':
+        return views.plain(images)
+      view = getattr(views, kind)
+      render = view.render if _shares(view) else view
+      return render(images, drawn[name])
+
     return algorithm_lib.Part(
       views={
-        name: make_view(i, kind, images)
-        for i, (name, kind) in enumerate(stream.views.items())
+        name: make_view(name, kind) for name, kind in stream.views.items()
       },
       labels=tf.gather(self.examples.y, index),
       weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
       of_example={k: tf.gather(v, index) for k, v in self._of_example.items()},
-      group=group,
+      group=drawn.get(_GROUP),
     )
+
+
+def _shares(view: object) -> bool:
+  """Whether images of several seeds can share the view."""
+  return isinstance(view, augment.RandomView)
+
+
+def _slice(
+  part: algorithm_lib.Part, start: tf.Tensor, end: tf.Tensor
+) -> algorithm_lib.Part:
+  """Some examples of a part."""
+  group = part.group
+  return algorithm_lib.Part(
+    views={name: view[start:end] for name, view in part.views.items()},
+    labels=part.labels[start:end],
+    weights=part.weights[start:end],
+    of_example={k: v[start:end] for k, v in part.of_example.items()},
+    group=None if group is None else group[start:end],
+  )
 
 
 class Feed:
@@ -241,6 +290,27 @@ class Feed:
       )
       for labeled in used
     }
+    # Partners are drawn for examples that are known already.
+    self._ordered = sorted(
+      self._streams.items(), key=lambda s: bool(s[1].partner_of)
+    )
+    self.steps_at_once = self._steps_at_once(sizes)
+
+  def _steps_at_once(self, sizes: Mapping[bool, int]) -> int:
+    """For how many steps views are made at once; `sizes` is by `labeled`.
+
+    A view is many small operations, whose cost hardly grows with the images.
+    """
+    num_bytes = 0
+    for stream in self._streams.values():
+      pixels = self._sources[stream.labeled].examples.x.shape[1:].num_elements()
+      for kind in stream.views.values():
+        if pixels is None or not (
+          kind == 'plain' or _shares(getattr(self._views, kind))
+        ):
+          return 1
+        num_bytes += 4 * pixels * sizes[stream.labeled]
+    return max(1, min(_MOST_STEPS, _MOST_BYTES // max(num_bytes, 1)))
 
   def _steps_per_epoch(
     self, indices: Mapping[bool, tf.Tensor], sizes: Mapping[bool, int]
@@ -259,40 +329,117 @@ class Feed:
     # Without labelled examples there is no episode.
     return steps if num_episodes is None else steps * num_episodes
 
-  def batch(self, step: tf.Tensor) -> algorithm_lib.Batch:
-    """The batch of a step, int32 scalar in [0, num_steps)."""
-    parts: dict[str, algorithm_lib.Part] = {}
-    # Partners are drawn for examples that are known already.
-    ordered = sorted(self._streams.items(), key=lambda s: bool(s[1].partner_of))
-    for name, stream in ordered:
-      source, group = self._sources[stream.labeled], None
-      if stream.partner_of:
-        seed = self._of_stream(_PARTNERS, name, step)
-        num = tf.size(parts[stream.partner_of].labels)
-        index, is_filler = source.draw(num, seed), source.is_empty
-      else:
-        order = self._orders[name]
-        is_filler = order.is_empty
-        if isinstance(order, _Episodes):
-          index, group = order.draw(step)
-        else:
-          index = order.batch(step)
+  def ahead(self, first: tf.Tensor) -> Ahead:
+    """The batches of `steps_at_once` steps, or fewer at the end.
 
-      def make_view(
-        i: int, kind: str, images: tf.Tensor, name: str = name
-      ) -> tf.Tensor:
-        if kind == 'plain':
-          return self._views.plain(images)
-        seed = self._view_seed(name, i, step)
-        return getattr(self._views, kind)(images, seed)
+    Args:
+      first: int32 scalar in [0, num_steps), the first of them.
 
-      parts[name] = source.part(index, is_filler, stream, make_view, group)
+    Returns:
+      What `batch` takes.
+    """
+    end = tf.minimum(first + self.steps_at_once, self.num_steps)
+    if self.steps_at_once == 1:
+      drawn = self._draw(first)
+    else:
+      drawn = self._draw_all(first, end)
+    parts = {
+      name: self._sources[stream.labeled].part(
+        drawn[name], self._is_filler(name), stream, self._views
+      )
+      for name, stream in self._ordered
+    }
+    starts = {
+      name: tf.pad(tf.cumsum(of_stream[_SIZE]), [[1, 0]])
+      for name, of_stream in drawn.items()
+    }
+    return Ahead(first, end, parts, starts)
+
+  def batch(self, ahead: Ahead, step: tf.Tensor) -> algorithm_lib.Batch:
+    """The batch of a step, int32 scalar, one of those of `ahead`."""
+    i = step - ahead.first
+    parts = {
+      name: _slice(part, ahead.starts[name][i], ahead.starts[name][i + 1])
+      for name, part in ahead.parts.items()
+    }
     return algorithm_lib.Batch(
       parts,
       self._prepared.constants,
       algorithm_lib.Clock(self._round_num, step, self.num_steps),
       fold_in(fold_in(self._seed, STEP), step),
     )
+
+  def _is_filler(self, name: str) -> tf.Tensor:
+    """Whether a stream's examples stand in for ones that there are not."""
+    if name in self._orders:
+      return self._orders[name].is_empty
+    return self._sources[self._streams[name].labeled].is_empty
+
+  def _draw(self, step: tf.Tensor) -> dict[str, _Drawn]:
+    """What is drawn for each stream's part of a step's batch."""
+    drawn: dict[str, _Drawn] = {}
+    for name, stream in self._ordered:
+      of_stream: _Drawn = {}
+      order = self._orders.get(name)
+      if order is None:
+        of_stream[_INDEX] = self._sources[stream.labeled].draw(
+          tf.size(drawn[stream.partner_of][_INDEX]),
+          self._of_stream(_PARTNERS, name, step),
+        )
+      elif isinstance(order, _Episodes):
+        of_stream[_INDEX], of_stream[_GROUP] = order.draw(step)
+      else:
+        of_stream[_INDEX] = order.batch(step)
+      of_stream[_SIZE] = tf.shape(of_stream[_INDEX])
+      for i, (of_view, kind) in enumerate(stream.views.items()):
+        if kind == 'plain':
+          continue
+        view = getattr(self._views, kind)
+        seed = self._view_seed(name, i, step)
+        of_stream[of_view] = (
+          view.draw(tf.size(of_stream[_INDEX]), seed) if _shares(view) else seed
+        )
+      drawn[name] = of_stream
+    return drawn
+
+  def _draw_all(self, first: tf.Tensor, end: tf.Tensor) -> dict[str, _Drawn]:
+    """`_draw` for the steps [first, end), one after another."""
+    kept = {
+      name: {
+        key: tf.TensorArray(
+          tf.int32 if size is None else tf.float32,
+          size=end - first,
+          infer_shape=False,
+          element_shape=[None, *([] if size is None else [size])],
+        )
+        for key, size in self._drawn_sizes(name).items()
+      }
+      for name in self._streams
+    }
+    for step in tf.range(first, end):
+      drawn = self._draw(step)
+      kept = {
+        name: {
+          key: array.write(step - first, drawn[name][key])
+          for key, array in arrays.items()
+        }
+        for name, arrays in kept.items()
+      }
+    return {
+      name: {key: array.concat() for key, array in arrays.items()}
+      for name, arrays in kept.items()
+    }
+
+  def _drawn_sizes(self, name: str) -> dict[str, int | None]:
+    """What is drawn for a stream: how many numbers for each image, if any."""
+    stream = self._streams[name]
+    sizes: dict[str, int | None] = {_INDEX: None, _SIZE: None}
+    if stream.labeled and stream.episode is not None:
+      sizes[_GROUP] = None
+    for view, kind in stream.views.items():
+      if kind != 'plain':
+        sizes[view] = getattr(self._views, kind).num_draws
+    return sizes
 
   def num_examples(self, parts: Mapping[str, algorithm_lib.Part]) -> tf.Tensor:
     """The examples of a batch, fillers and partners aside: float32 scalar."""

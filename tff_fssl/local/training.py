@@ -317,16 +317,18 @@ class LocalTraining:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
     num_examples = tf.constant(0.0)
-    for step in tf.range(feed.num_steps):
-      batch = feed.batch(step)
-      of_step = self._make_steps(
-        batch, fold_in(seed, feed_lib.DRAWS), learning_rate, weights, watch
-      )
-      ratios = {
-        name: (total + of_step[name][0], count + of_step[name][1])
-        for name, (total, count) in ratios.items()
-      }
-      num_examples += feed.num_examples(batch.parts)
+    for first in tf.range(0, feed.num_steps, feed.steps_at_once):
+      ahead = feed.ahead(first)
+      for step in tf.range(first, ahead.end):
+        batch = feed.batch(ahead, step)
+        of_step = self._make_steps(
+          batch, fold_in(seed, feed_lib.DRAWS), learning_rate, weights, watch
+        )
+        ratios = {
+          name: (total + of_step[name][0], count + of_step[name][1])
+          for name, (total, count) in ratios.items()
+        }
+        num_examples += feed.num_examples(batch.parts)
     return ratios, num_examples
 
   def _make_steps(
