@@ -61,7 +61,7 @@ def _alone(
     compute=Compute() if kind == 'supervised' else Compute(Passes(2, 1)),
     tiny_hparams=tiny_hparams,
     # Its server does nothing.
-    metrics=tuple(m for m in metrics if not m.name.startswith('finalizer/')),
+    metrics=tuple(m for m in metrics if not m.column.startswith('finalizer/')),
     paper='Jeong et al., ICLR 2021 (a baseline of FedMatch)',
   )
 
