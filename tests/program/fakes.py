@@ -114,8 +114,9 @@ class RememberingProcess(FakeProcess):
       owner=np.arange(NUM_CLIENTS, dtype=np.int32),
       last_round=np.zeros([NUM_CLIENTS], np.int32),
       window=collections.OrderedDict(
-        slot=np.zeros([0], np.int32),
-        values=collections.OrderedDict(sum=np.zeros([0, 3], np.float32)),
+        sum=collections.OrderedDict(
+          slot=np.zeros([0], np.int32), values=np.zeros([0, 3], np.float32)
+        )
       ),
     )
     self.distributor = collections.OrderedDict(
@@ -128,19 +129,23 @@ class RememberingProcess(FakeProcess):
     held = tree_lib.map_structure(
       lambda a: tf.TensorSpec(a.shape, a.dtype), self.distributor
     )
-    window = held['table']['window']
-    window['slot'] = tf.TensorSpec([None], tf.int32)
-    window['values']['sum'] = tf.TensorSpec([None, 3])
+    held['table']['window']['sum'] = collections.OrderedDict(
+      slot=tf.TensorSpec([None], tf.int32), values=tf.TensorSpec([None, 3])
+    )
     return tff.types.tensorflow_to_type(held)
 
   def _bring(self, table, client_ids, round_num, read):
     self._cohort = client_ids
-    assert not table['window']['slot'].size
+    assert not table['window']['sum']['slot'].size
     known = [i for i in client_ids if table['last_round'][i]]
     entries = last_uploads.entries(table, known)
     assert all(entry.round_num < round_num for entry in entries)
     rows = [read(*entry) for entry in entries]
-    return last_uploads.with_rows(table, known, rows)
+    return self._with_rows(table, known, rows)
+
+  def _with_rows(self, table, slots, rows):
+    table = last_uploads.with_rows(table, {'sum': slots}, zip(slots, rows))
+    return tf.nest.map_structure(np.asarray, table)
 
   def _take(self, table, write):
     table, taken = last_uploads.without_rows(table)
@@ -150,15 +155,15 @@ class RememberingProcess(FakeProcess):
 
   def _remember(self, held, values):
     table, round_num = held['table'], held['round_num']
-    window = table['window']
-    before = dict(zip(window['slot'], window['values']['sum'], strict=True))
+    window = table['window']['sum']
+    before = dict(zip(window['slot'], window['values'], strict=True))
     last_round, sums = table['last_round'].copy(), []
     for client_id, value in zip(self._cohort, values, strict=True):
       assert (client_id in before) == (last_round[client_id] > 0)
       sums.append(value + before.get(client_id, np.zeros_like(value)))
       last_round[client_id] = round_num
     table = collections.OrderedDict(table, last_round=last_round)
-    table = last_uploads.with_rows(
+    table = self._with_rows(
       table, self._cohort, [{'sum': total} for total in sums]
     )
     held = collections.OrderedDict(

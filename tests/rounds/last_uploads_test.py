@@ -120,7 +120,7 @@ class _Disk:
   def bring(self, ids):
     slots = [int(last_uploads.find(self.table, i)[0]) for i in ids]
     rows = [self._rows[e] for e in last_uploads.entries(self.table, slots)]
-    return last_uploads.with_rows(self.table, slots, rows)
+    return last_uploads.with_rows(self.table, {'psi': slots}, zip(slots, rows))
 
   def write(self, ids, round_num, offset=0.0):
     written = last_uploads.write(
@@ -137,7 +137,7 @@ def test_values_outside_of_the_table():
   disk.write([5, 7], 2, 0.5)
   disk.write([9], 3, 1.0)  # Client 2 is forgotten.
   assert _remembered(disk.table) == [5, 7, 9]
-  assert disk.table['window']['values']['psi'].shape == (0, 2)
+  assert disk.table['window']['psi']['values'].shape == (0, 2)
   _check(disk.bring([9, 5, 7]), {5: 0.5, 7: 0.5, 9: 1.0})
   _check(disk.bring([7]), {7: 0.5})
   # Who is not known needs nothing.

@@ -215,22 +215,26 @@ class _Helping:
   ) -> Mapping[str, Any]:
     """See `exchange.Outside`."""
     uploads, sent = table['uploads'], self._sent(table, tf.constant(round_num))
-    slots: set[int] = set()
+    own: set[int] = set()
+    of_helpers: set[int] = set()
     for client_id in client_ids:
       slot, is_known = last_uploads.find(
         uploads, tf.constant(client_id, tf.int32)
       )
       if not is_known:
         continue
-      slots.add(int(slot))
+      own.add(int(slot))
       if self.settings.helper_set:
-        of_helpers, helps = self._helping_slots(sent, slot, is_known)
-        slots.update(int(s) for s, h in zip(of_helpers, helps) if h)
-    ordered = sorted(slots)
-    rows = (read(*e) for e in last_uploads.entries(uploads, ordered))
-    uploads = last_uploads.with_rows(uploads, ordered, rows)
-    # Tensors, which the round takes as they are; of arrays it makes copies.
-    uploads = tf.nest.map_structure(tf.constant, uploads)
+        slots, helps = self._helping_slots(sent, slot, is_known)
+        of_helpers.update(int(s) for s, h in zip(slots, helps) if h)
+    # Only one set is needed of those that merely help.
+    wanted = {
+      name: own | of_helpers if name == self.settings.helper_set else own
+      for name in self.settings.sets
+    }
+    every = sorted(own | of_helpers)
+    rows = (read(*entry) for entry in last_uploads.entries(uploads, every))
+    uploads = last_uploads.with_rows(uploads, wanted, zip(every, rows))
     return collections.OrderedDict(table, uploads=uploads)
 
   def take(

@@ -10,7 +10,7 @@ empties after it. The rest is on disk, in the hands of the program.
 """
 
 import collections
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 import warnings
 
@@ -26,8 +26,8 @@ _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
 _LARGE_BYTES = 2e8
 _NOBODY = -1
 # OrderedDict(last_round int32 [slots], owner int32 [slots], values, window):
-# the window, if there is one, is OrderedDict(slot int32 [n], values), whose
-# slots are _NOBODY for rows of clients that are not remembered.
+# the window, if there is one, is name -> OrderedDict(slot int32 [n], values [n,
+# ...]), whose slots are _NOBODY for rows of clients that are not remembered.
 Table = Mapping[str, Any]
 
 
@@ -103,10 +103,14 @@ def initialize(
   )
   if outside:
     table['window'] = collections.OrderedDict(
-      slot=adapter.no_values(tf.TensorSpec([], tf.int32)),
-      values=collections.OrderedDict(
-        (name, adapter.no_values(specs[name])) for name in sorted(outside)
-      ),
+      (
+        name,
+        collections.OrderedDict(
+          slot=adapter.no_values(tf.TensorSpec([], tf.int32)),
+          values=adapter.no_values(specs[name]),
+        ),
+      )
+      for name in sorted(outside)
     )
   return table
 
@@ -138,7 +142,7 @@ def read(
   """
   if name in table['values']:
     return _only(tf.gather(table['values'][name], slots), is_wanted)
-  window = table['window']
+  window = table['window'][name]
   is_there = tf.equal(window['slot'], slots[..., tf.newaxis])
   brought = tf.debugging.Assert(
     tf.reduce_all(tf.reduce_any(is_there, -1) | ~is_wanted),
@@ -147,7 +151,7 @@ def read(
       ' been brought before the round: see `last_uploads.with_rows`'
     ],
   )
-  values = window['values'][name]
+  values = window['values']
   shape = slots.shape + values.shape[1:]
 
   def found() -> tf.Tensor:
@@ -212,11 +216,10 @@ def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
   if 'window' in table:
     # Large rows are not copied: they stay in the order in which they came.
     nobody = tf.fill(tf.shape(rows.client_id), _NOBODY)
+    slot = tf.tensor_scatter_nd_update(nobody, order[:, tf.newaxis], slots)
     written['window'] = collections.OrderedDict(
-      slot=tf.tensor_scatter_nd_update(nobody, order[:, tf.newaxis], slots),
-      values=collections.OrderedDict(
-        (name, rows.values[name]) for name in table['window']['values']
-      ),
+      (name, collections.OrderedDict(slot=slot, values=rows.values[name]))
+      for name in table['window']
     )
   return written
 
@@ -231,21 +234,38 @@ def entries(table: Table, slots: Iterable[int]) -> list[Entry]:
 
 def with_rows(
   table: Table,
-  slots: Sequence[int],
-  rows: Iterable[Mapping[str, np.ndarray[Any, Any]]],
+  slots: Mapping[str, Collection[int]],
+  rows: Iterable[tuple[int, Mapping[str, Any]]],
 ) -> Table:
-  """A table of NumPy arrays whose window holds rows, one for each slot."""
-  values = collections.OrderedDict(
-    (name, np.empty([len(slots), *old.shape[1:]], old.dtype))
-    for name, old in table['window']['values'].items()
+  """A table whose window holds rows.
+
+  Args:
+    table: The table.
+    slots: Name -> the slots whose values of this name are wanted.
+    rows: Each of these slots with its row, once, in any order.
+
+  Returns:
+    The table. Its window holds tensors, which a round takes as they are; of
+    NumPy arrays it would make copies.
+  """
+  found: dict[str, dict[int, tf.Tensor]] = {n: {} for n in table['window']}
+  for slot, row in rows:
+    for name, of_name in found.items():
+      if slot in slots[name]:
+        of_name[slot] = tf.constant(row[name])
+  window = collections.OrderedDict(
+    (
+      name,
+      collections.OrderedDict(
+        slot=tf.constant(list(of_name), tf.int32, [len(of_name)]),
+        values=tf.stack(list(of_name.values()))
+        if of_name
+        else tf.convert_to_tensor(table['window'][name]['values'][:0]),
+      ),
+    )
+    for name, of_name in found.items()
   )
-  for index, row in enumerate(rows):
-    for name, value in values.items():
-      value[index] = row[name]
-  filled = collections.OrderedDict(
-    slot=np.array(slots, np.int32), values=values
-  )
-  return collections.OrderedDict(table, window=filled)
+  return collections.OrderedDict(table, window=window)
 
 
 def without_rows(
@@ -260,9 +280,11 @@ def without_rows(
     (the table without them, entry and row of each client of the round).
   """
   window = table['window']
-  indices = np.flatnonzero(window['slot'] != _NOBODY)
+  slot = next(iter(window.values()))['slot']  # `write` gives all the same.
+  indices = np.flatnonzero(slot != _NOBODY)
   taken = [
-    (entry, {name: rows[i] for name, rows in window['values'].items()})
-    for i, entry in zip(indices, entries(table, window['slot'][indices]))
+    (entry, {name: rows['values'][i] for name, rows in window.items()})
+    for i, entry in zip(indices, entries(table, slot[indices]))
   ]
-  return with_rows(table, [], []), taken
+  empty = tf.nest.map_structure(lambda array: array[:0].copy(), window)
+  return collections.OrderedDict(table, window=empty), taken
