@@ -2,7 +2,7 @@
 
 docs/extending.md explains it. The first four in one run:
 
-  python examples/extend.py train --dataset=parity --model=mlp --norm=gn \
+  python examples/extend.py train --dataset=parity --model=one_layer --norm=gn \
     --aggregator=clipped --algorithm=fixmatch_confidence --num_labels=40 \
     --num_clients=20 --clients_per_round=5 --total_rounds=20
 """
@@ -52,7 +52,7 @@ data_names.DATA_SETS['parity'] = data_names.DataSetInfo(
 )
 
 
-def build_mlp(images, num_classes, norm):
+def build_one_layer(images, num_classes, norm):
   """A hidden layer of 64; `norm` is 'bn', 'gn' or 'none'."""
   import tensorflow as tf
 
@@ -66,8 +66,8 @@ def build_mlp(images, num_classes, norm):
   return tf.keras.layers.Dense(num_classes, name='logits')(x)
 
 
-model_names.MODELS['mlp'] = model_names.ModelInfo(
-  summary='a hidden layer of 64', builder=f'{__name__}:build_mlp'
+model_names.MODELS['one_layer'] = model_names.ModelInfo(
+  summary='a hidden layer of 64', builder=f'{__name__}:build_one_layer'
 )
 
 

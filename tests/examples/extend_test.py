@@ -63,7 +63,7 @@ def test_its_entries_are_in_the_help(call, capsys):
   assert text.startswith('usage: python examples/extend.py train ')
   for words in (
     'fashion_mnist, digits, parity.',
-    'wrn28_8, mlp.',
+    'wrn28_8, one_layer.',
     'dp, clipped.',
     '--fixmatch_confidence.confidence_threshold=0.95',
     '--momentum_teacher.decay=0.9',
@@ -76,7 +76,7 @@ def test_its_entries_are_used_in_a_run(call, tmp_path, monkeypatch, capsys):
   code = call(
     'train',
     '--dataset=parity',
-    '--model=mlp',
+    '--model=one_layer',
     '--norm=gn',
     '--aggregator=clipped',
     '--algorithm=fixmatch_confidence',
@@ -93,7 +93,7 @@ def test_its_entries_are_used_in_a_run(call, tmp_path, monkeypatch, capsys):
   output = ' '.join(capsys.readouterr().out.split())
   assert code == 0
   folder = 'runs/fixmatch_confidence_parity_labels_at_server_seed0'
-  assert '2 classes' in output and 'mlp, norm gn, 4,418 weights' in output
+  assert '2 classes' in output and 'one_layer, norm gn, 4,418 weights' in output
   assert f'python examples/extend.py evaluate {folder}' in output
   with open(os.path.join(folder, 'metrics', 'train.csv')) as file:
     rows = list(csv.DictReader(file))
@@ -109,7 +109,7 @@ def test_its_algorithm(call, tmp_path, capsys):
   code = call(
     'train',
     '--dataset=digits',
-    '--model=mlp',
+    '--model=one_layer',
     '--norm=gn',
     '--algorithm=momentum_teacher',
     '--momentum_teacher.decay=0.5',

@@ -30,6 +30,12 @@ def _num_trainable(model):
     # + 2 * 2359296 + 5120. Norms add 2 * (64 + 3 * 128 + 256 + 3 * 512).
     ('resnet9', _CIFAR, 10, 'none', 6_568_640),
     ('resnet9', _CIFAR, 10, 'bn', 6_573_120),
+    # specs/fedmatch_protofssl.md: HAT's 6,524,362; ResNet-18 with biases.
+    ('alexnet', _CIFAR, 10, 'none', 6_524_362),
+    ('resnet18', _CIFAR, 10, 'none', 10_996_234),
+    # Two layers of 256 with biases, and 2,570 for the classifier.
+    ('mlp', _CIFAR, 10, 'none', 3_072 * 256 + 256 * 256 + 2 * 256 + 2_570),
+    ('mlp', _CIFAR, 10, 'bn', 3_072 * 256 + 256 * 256 + 4 * 256 + 2_570),
     # 27 * 32 + 288 * 64 + 576 * 96 + 864 * 128, norms 2 * 320, 129 * 10.
     ('cnn', _CIFAR, 10, 'bn', 187_114),
     ('cnn', _CIFAR, 10, 'none', 186_794),
@@ -68,9 +74,15 @@ def test_wide_resnet_depth_follows_the_image():
 
 
 @pytest.mark.parametrize('norm', names.NORM_NAMES)
-@pytest.mark.parametrize('name', ['wrn28_2', 'resnet9', 'cnn'])
+@pytest.mark.parametrize(
+  'name', ['wrn28_2', 'resnet9', 'resnet18', 'alexnet', 'mlp', 'cnn']
+)
 @pytest.mark.parametrize('image_shape', [_DIGITS, (9, 12, 2)])
 def test_maps_images_to_logits(name, norm, image_shape):
+  # Neither side is a power of two, or there is one channel.
+  more = max(names.MODELS[name].least_side - 8, 0)
+  height, width, channels = image_shape
+  image_shape = (height + more, width + more, channels)
   model = networks.build_network(name, image_shape, 7, norm)
   assert model.input_shape == (None, *image_shape)
   assert model.output_shape == (None, 7)
@@ -82,7 +94,7 @@ def test_maps_images_to_logits(name, norm, image_shape):
   assert np.all(np.isfinite(logits))
 
 
-@pytest.mark.parametrize('name', ['wrn28_2', 'resnet9', 'cnn'])
+@pytest.mark.parametrize('name', ['wrn28_2', 'resnet9', 'resnet18', 'cnn'])
 def test_names_do_not_depend_on_what_was_built_before(name):
   def all_names():
     model = networks.build_network(name, _GRAY, 10)
@@ -158,8 +170,12 @@ def test_groups_divide_channels(channels, groups):
 
 
 def test_every_named_network_can_be_built():
-  for name in names.MODELS:
-    assert networks.build_network(name, _DIGITS, 2).name == name
+  for name, info in names.MODELS.items():
+    side = info.least_side
+    assert networks.build_network(name, (side, side, 1), 2).name == name
+    if side > 1:
+      with pytest.raises(hparams.UsageError, match=f'at least {side} x {side}'):
+        networks.build_network(name, (side, side - 1, 1), 2)
 
 
 @pytest.mark.parametrize(

@@ -21,10 +21,24 @@ class ModelInfo:
 
 
 MODELS = {
+  'alexnet': ModelInfo(
+    "FedMatch's AlexNet-like network, 6.5 M parameters",
+    'tff_fssl.models.networks:build_alexnet',
+    19,
+  ),
   'cnn': ModelInfo(
     'a small network of 0.2 M parameters, for CPUs and small images',
     'tff_fssl.models.networks:build_cnn',
     4,
+  ),
+  'mlp': ModelInfo(
+    'two hidden layers of 256',
+    'tff_fssl.models.networks:build_mlp',
+  ),
+  'resnet18': ModelInfo(
+    "ProtoFSSL's ResNet-18, 11.0 M parameters",
+    'tff_fssl.models.networks:build_resnet18',
+    8,
   ),
   'resnet9': ModelInfo(
     "FedMatch's ResNet-9, 6.6 M parameters",

@@ -230,6 +230,96 @@ def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   )(x)
 
 
+def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """ResNet-18 of ProtoFSSL's code: 17 convolutions of 3 x 3, and a classifier.
+
+  Without the classifier it is ProtoFSSL's ResNet-17. As in ResNet-9, pooling
+  follows the ReLU, no ReLU follows the additions, and the last pooling covers
+  the whole map. Pooling before the first addition of a stage is a convolution's
+  and its shortcut's alike, since the shortcut starts from the pooled map.
+  """
+
+  def conv(x: tf.Tensor, filters: int, index: int) -> tf.Tensor:
+    x = _conv(
+      x,
+      filters,
+      bias=norm == 'none',
+      initializer=_lecun_normal(),
+      name=f'conv{index}',
+    )
+    return _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
+
+  def add(x: tf.Tensor, y: tf.Tensor, index: int) -> tf.Tensor:
+    return _layers.Add(name=f'add{index}')([x, y])
+
+  x = conv(x, 64, 1)
+  index = 2
+  for filters in (64, 128, 256, 512):
+    if filters > 64:
+      x = _layers.MaxPooling2D(2, name=f'pool{index}')(conv(x, filters, index))
+      x = add(x, conv(x, filters, index + 1), index + 1)
+    else:
+      x = add(x, conv(conv(x, filters, 2), filters, 3), 3)
+    x = add(
+      x,
+      conv(conv(x, filters, index + 2), filters, index + 3),
+      index + 3,
+    )
+    index += 4
+  x = _layers.GlobalMaxPooling2D(name='features')(x)
+  return _layers.Dense(
+    num_classes,
+    kernel_initializer=_lecun_normal(),
+    dtype=_EXACT,
+    name='logits',
+  )(x)
+
+
+def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """The AlexNet-like network of FedMatch's appendix, after HAT.
+
+  Unpadded convolutions of 64 (4 x 4), 128 (3 x 3) and 256 (2 x 2) channels,
+  each followed by ReLU and pooling, and two hidden layers of 2,048. HAT's
+  dropout is left out (FedMatch does not say that it has it).
+  """
+  for index, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
+    x = _layers.Conv2D(
+      filters,
+      size,
+      use_bias=norm == 'none',
+      kernel_initializer=_kaiming_fan_out(),
+      name=f'conv{index}',
+    )(x)
+    x = _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
+    x = _layers.MaxPooling2D(2, name=f'pool{index}')(x)
+  x = _layers.Flatten(name='flatten')(x)
+  return _dense(_hidden(x, (2048, 2048), 'none'), num_classes)
+
+
+def build_mlp(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Two hidden layers of 256, for vectors and small images."""
+  x = _layers.Flatten(name='flatten')(x)
+  return _dense(_hidden(x, (256, 256), norm), num_classes)
+
+
+def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
+  """Dense layers with ReLU; the last one's output is 'features'."""
+  for index, width in enumerate(widths, 1):
+    x = _layers.Dense(
+      width,
+      use_bias=norm == 'none',
+      kernel_initializer='he_normal',
+      name=f'hidden{index}',
+    )(x)
+    x = _norm(x, norm, f'hidden_norm{index}')
+    last = index == len(widths)
+    x = _layers.ReLU(
+      name='features' if last else f'hidden_relu{index}',
+      dtype=_EXACT if last else None,
+    )(x)
+  return x
+
+
 def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Four convolutions for CPUs: 32, 64, 96 and 128 channels.
 
