@@ -12,6 +12,7 @@ from tff_fssl.models import networks
 _CIFAR = (32, 32, 3)
 _GRAY = (28, 28, 1)
 _DIGITS = (8, 8, 1)
+_layers = tf.keras.layers
 
 
 def _num_trainable(model):
@@ -181,7 +182,7 @@ def test_every_named_network_can_be_built():
 @pytest.mark.parametrize(
   'name,image_shape,norm,message',
   [
-    ('cn', _CIFAR, 'bn', "unknown model 'cn'.*did you mean 'cnn'"),
+    ('cn', _CIFAR, 'bn', "--model=cn: allowed are.*did you mean 'cnn'"),
     ('cnn', _CIFAR, 'sbm', "unknown norm 'sbm'; known are bn, gn, none"),
     ('wrn28_2', (7, 8, 1), 'bn', 'at least 8 x 8.*these are 7 x 8'),
     ('cnn', (3, 3, 1), 'bn', 'at least 4 x 4'),
@@ -190,3 +191,75 @@ def test_every_named_network_can_be_built():
 def test_user_errors(name, image_shape, norm, message):
   with pytest.raises(hparams.UsageError, match=message):
     networks.build_network(name, image_shape, 10, norm)
+
+
+def _write(tmp_path, text):
+  path = tmp_path / 'own.py'
+  path.write_text(text)
+  return str(path)
+
+
+def test_a_network_of_keras():
+  model = networks.build_network('keras:MobileNetV3Small', _CIFAR, 7, 'bn')
+  assert model.name == 'MobileNetV3Small' and model.output_shape == (None, 7)
+  # Images are normalized already.
+  assert not [x for x in model.layers if isinstance(x, _layers.Rescaling)]
+  assert all(x.activation.__name__ == 'linear' for x in model.layers[-1:])
+
+
+@pytest.mark.parametrize(
+  'name, image_shape, norm, message',
+  [
+    ('keras:MobileNetV9', _CIFAR, 'bn', "did you mean 'MobileNetV2'"),
+    ('keras:MobileNetV2', _DIGITS, 'bn', 'at least 32'),
+    ('keras:MobileNetV2', _CIFAR, 'gn', '--norm=gn.*allowed are sbn and bn'),
+    ('keras:MobileNetV2', _CIFAR, 'none', 'allowed are sbn and bn'),
+    ('keras:EfficientNetB0', _CIFAR, 'bn', 'normalizes pixels by itself'),
+    ('keras:', _CIFAR, 'bn', '--model=keras:: allowed are'),
+    ('keras:a.b', _CIFAR, 'bn', 'allowed are'),
+  ],
+)
+def test_networks_of_keras_that_cannot_be(name, image_shape, norm, message):
+  with pytest.raises(hparams.UsageError, match=message) as error:
+    networks.build_network(name, image_shape, 10, norm)
+  assert '\n' not in str(error.value)
+
+
+def test_a_network_of_ones_own(tmp_path):
+  path = _write(
+    tmp_path,
+    'import tensorflow as tf\n'
+    'def build(images, num_classes, norm):\n'
+    '  x = tf.keras.layers.Flatten(name=norm)(images)\n'
+    '  return tf.keras.layers.Dense(num_classes)(x)\n',
+  )
+  model = networks.build_network(f'{path}:build', _DIGITS, 5, 'gn')
+  assert model.name == 'build' and model.output_shape == (None, 5)
+  assert model.layers[1].name == 'gn'
+  # Of layers without a name, too, all builds have the same names.
+  again = networks.build_network(f'{path}:build', _DIGITS, 5, 'gn')
+  with tf.Graph().as_default():
+    other = networks.build_network(f'{path}:build', _DIGITS, 5, 'gn')
+  for built in (again, other):
+    assert [v.name for v in built.weights] == [v.name for v in model.weights]
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    ('def bild(): pass', "no function 'build'; it has: bild; did you mean"),
+    ('build = 3', "no function 'build'; it has: none"),
+    ('def build(:', 'own.py is not Python'),
+    ('\0', 'own.py is not Python'),
+    ('1 / 0\ndef build(x, c, n): pass', r'ZeroDivisionError.*line 1\)'),
+    ('def build(x, c): pass', 'TypeError'),
+    ('def build(x, c, n): return 3', 'must return the logits.*returned int'),
+  ],
+)
+def test_files_that_build_no_network(tmp_path, text, message):
+  path = _write(tmp_path, text)
+  with pytest.raises(hparams.UsageError, match=message) as error:
+    networks.build_network(f'{path}:build', _DIGITS, 5, 'bn')
+  assert '\n' not in str(error.value)
+  with pytest.raises(hparams.UsageError, match='it does not exist'):
+    networks.build_network(f'{path}x.py:build', _DIGITS, 5, 'bn')

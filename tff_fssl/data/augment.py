@@ -146,6 +146,32 @@ def normalization(
   return info.mean, info.std
 
 
+def _check(
+  image_shape: tuple[int, int, int],
+  policy: str,
+  mean: tuple[float, ...],
+  std: tuple[float, ...],
+) -> None:
+  """Refuses arguments of `build_views` that are not allowed."""
+  height, width, channels = image_shape
+  if channels not in (1, 3) or min(height, width) < 1:
+    raise UsageError(
+      f'images of {list(image_shape)}: must be [height, width, channels] with 1'
+      ' or 3 channels'
+    )
+  if len(mean) != channels or len(std) != channels or min(std) <= 0:
+    raise UsageError(
+      f'mean {tuple(mean)} and std {tuple(std)}: must be one number for each'
+      f' of {channels} channels, with std greater than 0'
+    )
+  if policy not in names.AUGMENTATION_POLICIES:
+    allowed = names.AUGMENTATION_POLICIES
+    raise UsageError(
+      f'augmentation policy {policy!r}: allowed are {", ".join(allowed)}'
+      f'{closest(policy, allowed)}'
+    )
+
+
 def build_views(
   image_shape: tuple[int, int, int],
   *,
@@ -169,23 +195,8 @@ def build_views(
   Raises:
     UsageError: If an argument is not allowed.
   """
+  _check(image_shape, policy, mean, std)
   height, width, channels = image_shape
-  if channels not in (1, 3) or min(height, width) < 1:
-    raise UsageError(
-      f'images of {list(image_shape)}: must be [height, width, channels] with 1'
-      ' or 3 channels'
-    )
-  if len(mean) != channels or len(std) != channels or min(std) <= 0:
-    raise UsageError(
-      f'mean {tuple(mean)} and std {tuple(std)}: must be one number for each'
-      f' of {channels} channels, with std greater than 0'
-    )
-  if policy not in names.AUGMENTATION_POLICIES:
-    allowed = names.AUGMENTATION_POLICIES
-    raise UsageError(
-      f'augmentation policy {policy!r}: allowed are {", ".join(allowed)}'
-      f'{closest(policy, allowed)}'
-    )
   build = {names.FL2: _fl2_policy, names.FIXMATCH: _fixmatch_policy}[policy]
   strong_policy = build(height, width)
   fill: tuple[int, ...] = strong_policy.fill

@@ -1,6 +1,12 @@
 """The named networks and norms. TensorFlow-free, for flags."""
 
+import ast
 import dataclasses
+import re
+
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,6 +82,52 @@ STATIC_STATISTICS = (POOLED, MEDIAN, BATCH_MEAN)
 # Keras's moving averages of the batches that clients train on.
 MOVING_AVERAGE = 'moving_average'
 STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
+
+
+# `--model=keras:NAME`: a network of `tf.keras.applications`.
+KERAS = 'keras:'
+
+
+def file_and_function(model: str) -> tuple[str, str] | None:
+  """The parts of `FILE.py:function`; None for another `--model`."""
+  path, _, function = model.rpartition(':')
+  return (path, function) if path.endswith('.py') else None
+
+
+def check_model(model: str) -> None:
+  """Refuses what is no `--model`, as far as this shows without TensorFlow.
+
+  Args:
+    model: A name in `MODELS`, `keras:NAME` or `FILE.py:function`.
+
+  Raises:
+    UsageError: If it is none of them, or the file has no such function.
+  """
+  if model in MODELS or re.fullmatch(rf'{KERAS}\w+', model, re.ASCII):
+    return
+  parts = file_and_function(model)
+  if parts is None:
+    raise UsageError(
+      f'--model={model}: allowed are {", ".join(MODELS)}, {KERAS}NAME (of'
+      ' tf.keras.applications) and FILE.py:function (docs/models.md)'
+      f'{closest(model, MODELS)}'
+    )
+  path, function = parts
+  try:
+    with files.open_binary(path) as file:
+      module = ast.parse(file.read())
+  except files.FileError as error:
+    raise UsageError(f'--model={model}: {error}') from error
+  except (SyntaxError, ValueError) as error:
+    raise UsageError(
+      f'--model={model}: {path} is not Python: {files.first_line(error)}'
+    ) from error
+  there = [n.name for n in module.body if isinstance(n, ast.FunctionDef)]
+  if function not in there:
+    raise UsageError(
+      f'--model={model}: {path} has no function {function!r}; it has:'
+      f' {", ".join(there) or "none"}{closest(function, there)}'
+    )
 
 
 def summaries() -> str:

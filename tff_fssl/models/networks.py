@@ -16,9 +16,13 @@ builds of a network have the same names. All end with a layer 'features'
 """
 
 from collections.abc import Sequence
+import inspect
+import runpy
+import traceback
 
 import tensorflow as tf
 
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.hparams import import_function
@@ -353,6 +357,73 @@ def build_wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   return _wide_resnet(x, num_classes, norm, width=8)
 
 
+def _application(
+  name: str, images: tf.Tensor, num_classes: int, norm: str
+) -> tf.Tensor:
+  """The logits of a network of `tf.keras.applications`, untrained."""
+  flag = f'--model={names.KERAS}{name}'
+  known = [
+    n for n, f in vars(tf.keras.applications).items() if inspect.isfunction(f)
+  ]
+  if name not in known:
+    raise UsageError(
+      f'{flag}: tf.keras.applications has no {name}{closest(name, known)}'
+    )
+  build = getattr(tf.keras.applications, name)
+  # Our images are normalized already.
+  takes = inspect.signature(build).parameters
+  raw = {'include_preprocessing': False}
+  if name.startswith('EfficientNetB'):
+    raise UsageError(
+      f'{flag}: normalizes pixels by itself, and ours are normalized; take'
+      f' {names.KERAS}EfficientNetV2B0, or build it in a file of your own'
+      ' (--model=FILE.py:function)'
+    )
+  try:
+    model = build(
+      weights=None,
+      input_tensor=images,
+      input_shape=images.shape[1:],
+      classes=num_classes,
+      classifier_activation=None,
+      **(raw if 'include_preprocessing' in takes else {}),
+    )
+  except ValueError as error:  # The images are too small for it.
+    raise UsageError(f'{flag}: {files.first_line(error)}') from error
+  has_batch_norm = any(
+    isinstance(layer, _layers.BatchNormalization) for layer in model.layers
+  )
+  if norm == 'gn' or (norm == 'none' and has_batch_norm):
+    raise UsageError(
+      f'--norm={norm}: {names.KERAS}{name} comes with its own layers; allowed'
+      f' {"are sbn and bn" if has_batch_norm else "is none"}'
+    )
+  return model.output
+
+
+def _from_file(
+  model: str, images: tf.Tensor, num_classes: int, norm: str
+) -> tf.Tensor:
+  """The logits that `FILE.py:function` builds."""
+  names.check_model(model)
+  path, _, function = model.rpartition(':')
+  try:
+    logits = runpy.run_path(path)[function](images, num_classes, norm)
+  except Exception as error:  # pylint: disable=broad-except
+    # The user's code may fail in any way.
+    where = traceback.extract_tb(error.__traceback__)[-1]
+    raise UsageError(
+      f'--model={model}: {type(error).__name__}:'
+      f' {files.first_line(error)} ({where.filename}, line {where.lineno})'
+    ) from error
+  if not isinstance(logits, type(images)):
+    raise UsageError(
+      f'--model={model}: it must return the logits, a Keras tensor made from'
+      f' the images; it returned {type(logits).__name__}'
+    )
+  return logits
+
+
 def build_network(
   name: str,
   image_shape: Sequence[int],
@@ -362,7 +433,7 @@ def build_network(
   """Builds a named network.
 
   Args:
-    name: One of `names.MODELS`.
+    name: A name in `names.MODELS`, `keras:NAME` or `FILE.py:function`.
     image_shape: (height, width, channels) of the images.
     num_classes: Width of the output, at least 2.
     norm: One of `names.NORM_NAMES`: see the module's docstring.
@@ -372,19 +443,27 @@ def build_network(
     [B, num_classes].
 
   Raises:
-    UsageError: If the name or the norm is unknown, or the images are too small.
+    UsageError: If the name or the norm is unknown, the images are too small, or
+      the network cannot be built.
   """
-  if name not in names.MODELS:
-    raise UsageError(
-      f'unknown model {name!r}; known are {", ".join(names.MODELS)}'
-      f'{closest(name, names.MODELS)}'
-    )
+  names.check_model(name)
   if norm not in names.NORM_NAMES:
     raise UsageError(
       f'unknown norm {norm!r}; known are {", ".join(names.NORM_NAMES)}'
       f'{closest(norm, names.NORM_NAMES)}'
     )
   height, width, channels = image_shape
+  images = tf.keras.Input([height, width, channels], name='images')
+  if name not in names.MODELS:
+    # Keras counts the layers that it names, and checkpoints have the names.
+    tf.keras.backend.reset_uids()
+  if name.startswith(names.KERAS):
+    application = name.removeprefix(names.KERAS)
+    logits = _application(application, images, num_classes, norm)
+    return tf.keras.Model(images, logits, name=application)
+  if (parts := names.file_and_function(name)) is not None:
+    logits = _from_file(name, images, num_classes, norm)
+    return tf.keras.Model(images, logits, name=parts[1])
   info = names.MODELS[name]
   side = info.least_side
   if min(height, width) < side:
@@ -392,6 +471,5 @@ def build_network(
       f'model {name!r} needs images of at least {side} x {side} pixels; these'
       f' are {height} x {width}'
     )
-  images = tf.keras.Input([height, width, channels], name='images')
   logits = import_function(info.builder)(images, num_classes, norm)
   return tf.keras.Model(images, logits, name=name)

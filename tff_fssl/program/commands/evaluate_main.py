@@ -9,6 +9,7 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.models import names as model_names
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
@@ -51,6 +52,11 @@ class EvaluateHparams:
   )
   batch_size: int = hparam(
     256, 'Number of images in a batch.', minimum=1, maximum=2**20
+  )
+  run_model_file: bool = hparam(
+    False,
+    "Run the Python file that a run's --model=FILE.py:function names. Only for"
+    ' runs of your own: the flags that name it come with the folder.',
   )
   verbose: bool = hparam(False, "Show TensorFlow's messages.")
 
@@ -226,6 +232,12 @@ def _config(
       files={**dict.fromkeys(parsed.command_line, folder), **parsed.files},
     )
   )
+  model = config.run.model
+  if model_names.file_and_function(model) and not settings.run_model_file:
+    raise UsageError(
+      f'{folder}: its --model={model} is a Python file, which has to be run; if'
+      ' you trust it, give --run_model_file'
+    )
   if settings.examples == 'validation' and not config.run.num_validation:
     raise UsageError(
       '--examples=validation: the run kept no validation examples'

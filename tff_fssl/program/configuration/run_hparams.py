@@ -28,8 +28,9 @@ class RunHparams:
   )
   model: str = hparam(
     'wrn28_2',
-    f'The network. {model_names.summaries()}.',
-    choices=model_names.MODELS,
+    'The network: a name; keras:NAME, of tf.keras.applications; or'
+    ' FILE.py:function (docs/models.md). Names:'
+    f' {model_names.summaries()}.',
   )
   norm: str = hparam(
     model_names.STATIC_BATCH_NORM,
@@ -269,6 +270,7 @@ class RunHparams:
 
   def __post_init__(self):
     hparams.validate(self)
+    model_names.check_model(self.model)
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
