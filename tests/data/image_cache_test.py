@@ -1,5 +1,4 @@
 import errno
-import hashlib
 import json
 import multiprocessing
 import os
@@ -45,8 +44,6 @@ def test_images_are_made_once_and_mapped(tmp_path):
     assert cached.facts == {'names': ['é']}
     np.testing.assert_allclose(cached.mean, (images[:3] / 255).mean((0, 1, 2)))
     np.testing.assert_allclose(cached.std, (images[:3] / 255).std((0, 1, 2)))
-    assert cached.sha256 == hashlib.sha256(images.tobytes()).hexdigest()
-  assert image_cache.checksum(found.images) == found.sha256
   # The reserved space was given back.
   assert os.path.getsize(os.path.join(found.path, 'images.bin')) == images.size
 

@@ -13,7 +13,7 @@ _GRAY = pictures.Form((4, 6, 1))
 
 def _read(image, path, form=_RGB, **saving):
   image.save(path, **saving)
-  result = pictures.read(str(path), form)
+  result = pictures.read(str(path), form).pixels
   assert result.dtype == np.uint8 and result.shape == form.shape
   return result
 
@@ -56,7 +56,7 @@ def test_palettes(tmp_path):
 def test_16_bit_pgm(tmp_path):
   (tmp_path / 'a.pgm').write_bytes(b'P5 6 4 65535\n' + b'\x64\x32' * 24)
   read = pictures.read(str(tmp_path / 'a.pgm'), _GRAY)
-  assert (read == 0x64).all()
+  assert (read.pixels == 0x64).all()
 
 
 def test_first_frame_of_an_animation(tmp_path):
@@ -130,3 +130,17 @@ def test_arrays_are_converted_as_files_are():
 def test_names_of_images():
   assert pictures.is_image('a/b.JPEG') and pictures.is_image('x.webp')
   assert not pictures.is_image('b.txt') and not pictures.is_image('jpg')
+
+
+@pytest.mark.parametrize('suffix', ['png', 'jpg'])
+def test_stored_sizes(tmp_path, suffix):
+  path = str(tmp_path / f'a.{suffix}')
+  Image.new('RGB', (600, 40)).save(path)
+  for shape, is_enlarged in (
+    ((40, 60, 3), False),
+    ((41, 60, 3), True),
+    ((4, 4, 3), False),
+    ((4, 601, 3), True),
+  ):
+    read = pictures.read(path, pictures.Form(shape))
+    assert (read.stored, read.is_enlarged) == ((40, 600), is_enlarged)

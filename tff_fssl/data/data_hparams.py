@@ -21,7 +21,7 @@ class DataHparams:
     '',
     'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty, the size'
     ' in which the data set has them, or 32 if their sizes differ.',
-    group='Images (--dataset=folder:PATH, and sets that are not named there)',
+    group='Own images (folder:PATH), and other splits and sizes of TFDS sets',
   )
   resize: str = hparam(
     'crop',

@@ -1,10 +1,11 @@
 """Folders of images as data sets: `--dataset=folder:PATH`. TF-free."""
 
+import collections
 from concurrent import futures
 import dataclasses
 import itertools
 import os
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -87,6 +88,21 @@ def describe(name: str, data_dir: str, settings: DataHparams) -> FolderInfo:
   )
 
 
+class Decoded(NamedTuple):
+  """What came of a folder's images.
+
+  Attributes:
+    data: The data set.
+    unreadable: Path -> reason of the files that are not part of it.
+    sizes: (height, width, whether it was enlarged, how many images) of all
+      sizes of stored images.
+  """
+
+  data: sources.DataSet
+  unreadable: dict[str, str]
+  sizes: list[tuple[int, int, bool, int]]
+
+
 def find(name: str, data_dir: str, settings: DataHparams) -> FolderInfo:
   """Like `describe`; also refuses what cannot be trained on."""
   info = describe(name, data_dir, settings)
@@ -97,7 +113,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> FolderInfo:
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
   """Decodes the images, once; see `sources.load`."""
   del data_dir  # The listing knows the folder.
-  data, unreadable = load_with_unreadable(cast(FolderInfo, info))
+  data, unreadable, _ = decode(cast(FolderInfo, info))
   settings = cast(FolderInfo, info).settings
   if len(unreadable) > settings.max_unreadable:
     shown = inspection.shown([f'{p}: {why}' for p, why in unreadable.items()])
@@ -113,16 +129,14 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
   return data
 
 
-def load_with_unreadable(
-  info: FolderInfo,
-) -> tuple[sources.DataSet, dict[str, str]]:
+def decode(info: FolderInfo) -> Decoded:
   """Decodes the images, once.
 
   Args:
     info: The folder.
 
   Returns:
-    The data set, and path -> reason of the files that are not part of it.
+    All of those that can be read, however few.
 
   Raises:
     UsageError: If the cache cannot be written or read.
@@ -149,6 +163,7 @@ def load_with_unreadable(
     y = np.array(facts['y'], np.int32)
     owners = np.array(facts['owners'], np.int32)
     unreadable = {str(k): str(v) for k, v in facts['unreadable'].items()}
+    sizes = [(int(h), int(w), bool(e), int(n)) for h, w, e, n in facts['sizes']]
     if len(y) != len(cached.images) or len(owners) != num_train:
       raise ValueError('counts differ')
   except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -168,7 +183,7 @@ def load_with_unreadable(
     mean=cached.mean,
     std=cached.std,
   )
-  return data, unreadable
+  return Decoded(data, unreadable, sizes)
 
 
 def _decode(
@@ -180,8 +195,9 @@ def _decode(
   num_train = 0
   kept: list[listings.Row] = []
   unreadable: dict[str, str] = {}
+  sizes: collections.Counter[tuple[int, int, bool]] = collections.Counter()
 
-  def decode(row):
+  def read(row):
     try:
       return pictures.read(os.path.join(listing.root, row.path), form)
     except files.FileError as error:
@@ -196,12 +212,13 @@ def _decode(
     futures.ThreadPoolExecutor(threads) as pool,
   ):
     while batch := list(itertools.islice(rows, batch_size)):
-      for row, image in zip(batch, pool.map(decode, batch)):
-        if isinstance(image, str):
-          unreadable[row.path] = image
+      for row, picture in zip(batch, pool.map(read, batch)):
+        if isinstance(picture, str):
+          unreadable[row.path] = picture
         else:
-          writer.put(len(kept), image)
+          writer.put(len(kept), picture.pixels)
           kept.append(row)
+          sizes.update([(*picture.stored, picture.is_enlarged)])
           num_train += position < len(listing.train)
         position += 1
       progress.update(len(batch))
@@ -210,5 +227,6 @@ def _decode(
     'y': [row.label for row in kept],
     'owners': [row.owner for row in kept[:num_train]],
     'unreadable': unreadable,
+    'sizes': [[*size, count] for size, count in sorted(sizes.items())],
   }
   return len(kept), num_train, facts

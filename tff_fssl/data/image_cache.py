@@ -44,7 +44,6 @@ class Cached:
     facts: What the maker said about them.
     mean: Mean of the training images' pixels / 255, per channel.
     std: Their standard deviation, > 0.
-    sha256: Of the pixels.
   """
 
   path: str
@@ -52,7 +51,6 @@ class Cached:
   facts: dict[str, Any]
   mean: tuple[float, ...]
   std: tuple[float, ...]
-  sha256: str
 
 
 class Writer:
@@ -141,14 +139,13 @@ def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
         os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
       count, num_train, facts = make(Writer(file, shape))
       file.truncate(count * int(np.prod(shape)))
-    mean, std, digest = _measure(images, (count, *shape), num_train)
+    mean, std = _measure(images, (count, *shape), num_train)
     index = {
       'format': _FORMAT,
       'version': _VERSION,
       'shape': [count, *shape],
       'mean': mean,
       'std': std,
-      'sha256': digest,
       'facts': facts,
     }
     text = json.dumps(index).encode()
@@ -178,12 +175,12 @@ def _open(path: str, shape: tuple[int, int, int]) -> Cached:
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
     if len(mean) != shape[-1] or len(std) != shape[-1]:
       raise files.FileError(path, 'its index.json is damaged')
-    facts, digest = dict(index['facts']), str(index['sha256'])
+    facts = dict(index['facts'])
   except files.FileError as error:
     raise _foreign(path, str(error)) from error
   except (KeyError, TypeError, ValueError) as error:
     raise _foreign(path, 'its index.json is damaged') from error
-  return Cached(path, images, facts, mean, std, digest)
+  return Cached(path, images, facts, mean, std)
 
 
 def foreign(cached: Cached) -> UsageError:
@@ -215,18 +212,10 @@ def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
     yield images[start : start + rows]
 
 
-def checksum(images: np.ndarray) -> str:
-  """SHA-256 of pixels."""
-  digest = hashlib.sha256()
-  for chunk in chunks(images):
-    digest.update(np.ascontiguousarray(chunk).data)
-  return digest.hexdigest()
-
-
 def _measure(
   path: str, shape: tuple[int, ...], num_train: int
-) -> tuple[list[float], list[float], str]:
-  """(mean, std, sha256), the moments of the first `num_train` images."""
+) -> tuple[list[float], list[float]]:
+  """(mean, std) of the first `num_train` images, per channel."""
   images = _map(path, shape)
   channels = shape[-1]
   counts = np.zeros((channels, 256), np.int64)
@@ -239,4 +228,4 @@ def _measure(
   square = counts @ values**2 / max(1, counts[0].sum())
   std = np.sqrt(np.maximum(square - mean**2, 0))
   std = np.maximum(std, _LEAST_DEVIATION)
-  return mean.tolist(), std.tolist(), checksum(images)
+  return mean.tolist(), std.tolist()

@@ -1,6 +1,6 @@
 """What can be wrong with a data set. TensorFlow-free."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import hashlib
 from typing import NamedTuple
 
@@ -93,49 +93,62 @@ def refuse(where: str, problems: Sequence[Problem]) -> None:
     raise UsageError(f'{where}: {"; ".join(texts)}; put this right')
 
 
-def duplicate_problems(train: np.ndarray, test: np.ndarray) -> list[Problem]:
+def checksum(*arrays: np.ndarray) -> str:
+  """SHA-256 of arrays: shapes, types and content."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(f'{array.dtype} {array.shape}'.encode())
+    for chunk in image_cache.chunks(array):
+      digest.update(np.ascontiguousarray(chunk).data)
+  return digest.hexdigest()
+
+
+def duplicate_problems(
+  images: Sequence[np.ndarray],
+  labels: Sequence[np.ndarray],
+  name: Callable[[int], str],
+) -> list[Problem]:
   """Finds images that are there more than once, by a hash of their pixels.
 
   Args:
-    train: uint8 [N, H, W, C].
-    test: uint8 [M, H, W, C].
+    images: uint8 [N, H, W, C] for training, [M, H, W, C] for testing.
+    labels: Their labels.
+    name: What an image is called; those for testing have numbers from N.
 
   Returns:
-    What is wrong.
+    What is wrong; none of it stops training.
   """
-  of_train, of_test = map(_hashes, (train, test))
-  unique, counts = np.unique(of_train, return_counts=True)
+  num_train = len(images[0])
+  hashes = np.concatenate([_hashes(part) for part in images])
+  _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+  # `first` is the first image of each group, so one for training if any is.
+  original = first[group]
+  number = np.arange(len(hashes))
+  is_train, again = number < num_train, original < number
+  y = np.concatenate(labels)
+  is_known = (y >= 0) & (y[original] >= 0)
   problems = []
-  again = int((counts - 1).sum())
-  if again:
-    first = int(np.argmax(of_train == unique[np.argmax(counts)]))
-    problems.append(
-      Problem(
-        f'{again:,} training images repeat the pixels of another one (image'
-        f' {first} is there {counts.max():,} times)',
-        False,
-      )
-    )
-  in_both = np.isin(of_test, unique)
-  if in_both.any():
-    position = int(np.argmax(in_both))
-    other = int(np.argmax(of_train == of_test[position]))
-    problems.append(
-      Problem(
-        f'{int(in_both.sum()):,} test images are training images as well (test'
-        f' image {position} is training image {other})',
-        False,
-      )
-    )
+  for found, what in (
+    (again & is_train, 'training images repeat another one'),
+    (~is_train & (original < num_train), 'test images are for training, too'),
+    (
+      again & is_known & (y != y[original]),
+      'images repeat one that has another class',
+    ),
+  ):
+    if found.any():
+      pairs = [f'{name(i)} = {name(original[i])}' for i in number[found][:4]]
+      more = f'{int(found.sum()):,} {what}, by their pixels: {shown(pairs[:3])}'
+      problems.append(Problem(more + ', ...' * (len(pairs) > 3), False))
   return problems
 
 
 def _hashes(images: np.ndarray) -> np.ndarray:
   """A hash of each image, bytes [N]."""
   hashes = [
-    hashlib.blake2b(image.tobytes(), digest_size=16).digest()
+    # `S17`, since NumPy drops zeros at the end.
+    hashlib.blake2b(image.tobytes(), digest_size=16).digest() + b'.'
     for chunk in image_cache.chunks(images)
     for image in chunk
   ]
-  # `S16` would drop zeros at the end.
-  return np.array([h + b'.' for h in hashes], 'S17')
+  return np.array(hashes, 'S17')

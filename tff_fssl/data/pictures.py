@@ -5,6 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import os
+from typing import NamedTuple
 import warnings
 
 import numpy as np
@@ -40,6 +41,20 @@ def is_image(path: str) -> bool:
   return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
+class Picture(NamedTuple):
+  """An image that was read.
+
+  Attributes:
+    pixels: uint8 [height, width, channels], not to be written to.
+    stored: (height, width) of the file's image.
+    is_enlarged: Whether it was smaller than what is wanted.
+  """
+
+  pixels: np.ndarray
+  stored: tuple[int, int]
+  is_enlarged: bool
+
+
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
   """Silences Pillow's warnings, for all threads; yields once."""
@@ -49,7 +64,7 @@ def quiet() -> Iterator[None]:
 
 
 @functools.lru_cache(maxsize=_REMEMBERED)
-def read(path: str, form: Form) -> np.ndarray:
+def read(path: str, form: Form) -> Picture:
   """Reads an image file.
 
   The image is turned as its EXIF orientation says. Of an animation, the first
@@ -61,7 +76,7 @@ def read(path: str, form: Form) -> np.ndarray:
     form: What it is to become.
 
   Returns:
-    uint8 [height, width, channels], not to be written to.
+    The image.
 
   Raises:
     files.FileError: If the file is not an image that can be read.
@@ -73,10 +88,13 @@ def read(path: str, form: Form) -> np.ndarray:
   with files.open_binary(path) as file:
     try:
       with Image.open(file) as image:
+        stored = image.height, image.width
         longer = _DRAFT * max(height, width)
         image.draft(None, (longer, longer))
         turned = ImageOps.exif_transpose(image)
-        return _fit(_flat(turned, image.format), form)
+        is_enlarged = turned.height < height or turned.width < width
+        pixels = _fit(_flat(turned, image.format), form)
+        return Picture(pixels, stored, is_enlarged)
     except files.FileError:
       raise
     except Exception as error:  # pylint: disable=broad-except
