@@ -3,6 +3,7 @@
 import collections
 from concurrent import futures
 import dataclasses
+import functools
 import itertools
 import os
 from typing import Any, NamedTuple, cast
@@ -30,6 +31,7 @@ _USES = {
 }
 # What is decoded before any of it is written.
 _BATCH_BYTES = 2**26
+_REMEMBERED = 128
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -197,9 +199,12 @@ def _decode(
   unreadable: dict[str, str] = {}
   sizes: collections.Counter[tuple[int, int, bool]] = collections.Counter()
 
+  # Several rows of a manifest may name the same file.
+  read_file = functools.lru_cache(_REMEMBERED)(pictures.read)
+
   def read(row):
     try:
-      return pictures.read(os.path.join(listing.root, row.path), form)
+      return read_file(os.path.join(listing.root, row.path), form)
     except files.FileError as error:
       return error.reason
 

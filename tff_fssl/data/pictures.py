@@ -3,7 +3,6 @@
 from collections.abc import Iterator
 import contextlib
 import dataclasses
-import functools
 import os
 from typing import NamedTuple
 import warnings
@@ -19,8 +18,6 @@ SUFFIXES = frozenset(
 # JPEG files are decoded at an eighth, a quarter or half of their size if the
 # result is still this many times as large as what is wanted.
 _DRAFT = 2
-# Several rows of a manifest may name the same file.
-_REMEMBERED = 128
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,7 +60,6 @@ def quiet() -> Iterator[None]:
     yield
 
 
-@functools.lru_cache(maxsize=_REMEMBERED)
 def read(path: str, form: Form) -> Picture:
   """Reads an image file.
 
