@@ -168,3 +168,17 @@ def test_foreign_facts_are_refused(load, tmp_path):
     index.write_text(json.dumps({**content, 'facts': facts}))
     with pytest.raises(UsageError, match='remove this folder'):
       load()
+
+
+def test_odd_names_of_classes_and_files(load, tmp_path):
+  root = tmp_path / 'images'
+  for number, label in enumerate(['a b', 'a\nb', 'é', os.fsdecode(b'\xff')]):
+    for split in ('train', 'test'):
+      name = root / split / label / os.fsdecode(b'\xfe \n.png')
+      picture_folders.draw(root / f'{number}.png', number)
+      name.parent.mkdir(parents=True)
+      os.rename(root / f'{number}.png', name)
+  data = load()
+  assert data.class_names == ('a\nb', 'a b', 'é', '\udcff')
+  assert data.train.y.tolist() == data.test.y.tolist() == [0, 1, 2, 3]
+  np.testing.assert_array_equal(load().test.x, data.train.x)

@@ -1,4 +1,5 @@
 import dataclasses
+import json
 import os
 
 import numpy as np
@@ -65,6 +66,43 @@ def test_images_of_many_shapes_and_a_share_for_testing(load, tmp_path):
   assert [row for row in expected if row in set(_rows(data.test.x))] == _rows(
     data.test.x
   )
+
+
+def _old_form(content, form):
+  """What older versions of TFDS wrote instead of `content`."""
+  kind = 'tensorflow_datasets.core.features.{}'.format
+  proto = {'features': content['featuresDict']['features']}
+  if form == 'json':
+    image = {'shape': [6, None, 1], 'dtype': 'uint8', 'encoding_format': 'png'}
+    features = {
+      'image': {'type': kind('image_feature.Image'), 'content': image},
+      'label': {
+        'type': kind('class_label_feature.ClassLabel'),
+        'content': {'num_classes': 3},
+      },
+    }
+    name = ''
+  else:
+    features = json.dumps(proto) if form == 'text' else proto
+    name = 'tensorflow_datasets.FeaturesDict'
+  return {
+    'type': kind('features_dict.FeaturesDict'),
+    'content': features,
+    'proto_cls': name,
+  }
+
+
+@pytest.mark.parametrize('form', ['json', 'text', 'proto'])
+def test_sets_that_an_older_tfds_wrote(load, tmp_path, form):
+  arrays = tiny_tfds.write(
+    tmp_path, 'leaves', {'train': 9, 'test': 4}, num_classes=3, shape=(6, 5, 1)
+  )
+  file = tmp_path / 'leaves' / '1.0.0' / 'features.json'
+  old = _old_form(json.loads(file.read_text()), form)
+  file.write_text(json.dumps(old))
+  data = load('leaves', image_size='6x5')
+  np.testing.assert_array_equal(data.train.x, arrays['train'][0])
+  np.testing.assert_array_equal(data.test.y, arrays['test'][1])
 
 
 def test_unlabelled_images_are_for_training(load, tmp_path):

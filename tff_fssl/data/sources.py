@@ -1,6 +1,7 @@
 """Image data sets as arrays. TensorFlow-free."""
 
 import dataclasses
+import sys
 from typing import Any
 
 import numpy as np
@@ -173,15 +174,25 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 
 
 def progress(num_images: int) -> Any:
-  """A progress bar of images that are read; shown on a terminal only."""
+  """A progress bar of images that are read, on standard error.
+
+  Args:
+    num_images: How many there are.
+
+  Returns:
+    The bar. In a file, it shows up after a minute, and once a minute.
+  """
   import tqdm  # pylint: disable=import-outside-toplevel
 
+  seconds = 0.1 if sys.stderr.isatty() else 60
   return tqdm.tqdm(
     total=num_images,
     desc='Reading images',
     unit='',
     unit_scale=True,
-    disable=None,
+    delay=seconds,
+    mininterval=seconds,
+    maxinterval=2 * seconds,
     leave=False,
     dynamic_ncols=True,
   )

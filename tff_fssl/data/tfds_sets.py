@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 import dataclasses
+import json
 import os
 import pathlib
 import re
@@ -23,6 +24,8 @@ _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
 _NAME = re.compile(r'\w+(?:/[\w.-]*\w)?', re.ASCII)
 _SVHN, _NUM_EXTRA = 'svhn_cropped', 531_131
 _DECODED = 'tff_fssl.data.tfds_reader:load_decoded'
+# Class of a feature -> its kind today.
+_KINDS = {'Image': 'image', 'ClassLabel': 'classLabel'}
 _TRAIN, _TESTS = 'train', ('test', 'validation')
 _UNLABELED = ('unlabelled', 'unlabeled')
 
@@ -280,13 +283,14 @@ def damaged(
 def _parse(folder: pathlib.Path, version: str) -> Stored:
   """The facts in a folder; errors of many classes if they are not there."""
   info = files.read_json(str(folder / 'dataset_info.json'))
-  features = files.read_json(str(folder / 'features.json'))
-  features = features['featuresDict']['features']
+  features = _features(files.read_json(str(folder / 'features.json')))
   image = _feature(folder, features, 'image', 'image')
   label = _feature(folder, features, 'classLabel', 'label')
   facts = features[image]['image']
   dtype = facts.get('dtype') or 'uint8'
-  shape = tuple(int(n) for n in facts['shape']['dimensions'])
+  sides = facts['shape']
+  sides = sides['dimensions'] if isinstance(sides, dict) else sides
+  shape = tuple(-1 if n is None else int(n) for n in sides)
   if dtype != 'uint8' or len(shape) != 3 or shape[2] not in (1, 3, 4):
     raise UsageError(
       f'{folder}: its images are {dtype} {list(shape)}; they must be uint8'
@@ -300,7 +304,8 @@ def _parse(folder: pathlib.Path, version: str) -> Stored:
     raise UsageError(
       f'{folder}: has no split {_TRAIN!r}, but {", ".join(sizes) or "none"}'
     )
-  num_classes = int(features[label]['classLabel']['numClasses'])
+  facts = features[label]['classLabel']
+  num_classes = int(facts.get('numClasses') or facts['num_classes'])
   file = folder / f'{label}.labels.txt'
   class_names = [str(i) for i in range(num_classes)]
   if os.path.lexists(file):
@@ -320,6 +325,24 @@ def _parse(folder: pathlib.Path, version: str) -> Stored:
     label,
     about[0] if about else 'no description',
   )
+
+
+def _features(content: Mapping[str, Any]) -> dict[str, Any]:
+  """Feature -> kind -> facts, also of what older versions of TFDS wrote."""
+  if 'featuresDict' in content:
+    return content['featuresDict']['features']
+  content = _content(content)
+  if 'features' in content:
+    return content['features']
+  return {
+    name: {_KINDS.get(feature['type'].rpartition('.')[2]): _content(feature)}
+    for name, feature in content.items()
+  }
+
+
+def _content(feature: Mapping[str, Any]) -> dict[str, Any]:
+  content = feature['content']
+  return json.loads(content) if isinstance(content, str) else content
 
 
 def _feature(
