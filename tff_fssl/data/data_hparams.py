@@ -51,7 +51,7 @@ class DataHparams:
   max_unreadable: int = hparam(
     0,
     'How many image files may be unreadable; they are left out. None by'
-    ' default: a damaged file is mostly a damaged copy of the whole folder.',
+    ' default: a damaged file may mean a damaged copy of the folder.',
     minimum=0,
     may_change=True,
   )
