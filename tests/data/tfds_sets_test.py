@@ -162,3 +162,23 @@ def test_damaged_sets_are_refused(tmp_path, damage, words):
   with pytest.raises(UsageError, match=words) as error:
     _find('leaves', tmp_path)
   assert '\n' not in str(error.value) and 'leaves/1.0.0' in str(error.value)
+
+
+def test_folders_that_cannot_be_read(tmp_path, monkeypatch):
+  tiny_tfds.write(
+    tmp_path, 'leaves', {'train': 3, 'test': 3}, num_classes=3, shape=(6, 5, 1)
+  )
+  (tmp_path / 'other').mkdir()
+  (tmp_path / 'file').write_text('')
+  listdir = os.listdir
+
+  def refuse(path):
+    if str(path).endswith('other'):
+      raise PermissionError(13, 'Permission denied')
+    return listdir(path)
+
+  monkeypatch.setattr(os, 'listdir', refuse)
+  with pytest.raises(UsageError, match='no permission to read it'):
+    _find('other', tmp_path)
+  with pytest.raises(UsageError, match=r'\(leaves\)'):
+    _find('unknown', tmp_path)

@@ -1,6 +1,7 @@
 """What TensorFlow Datasets has put on disk: facts, from its JSON. TF-free."""
 
 from collections.abc import Mapping
+import contextlib
 import dataclasses
 import json
 import os
@@ -216,13 +217,13 @@ def there(data_dir: str | None) -> list[str]:
     entries = sorted(os.listdir(folder))
   except OSError:
     return []
-  return [
-    name
-    for name in entries
-    if _NAME.fullmatch(name)
-    and os.path.isdir(os.path.join(folder, name))
-    and stored_version(name, data_dir)
-  ]
+  found = []
+  for name in entries:
+    # What cannot be read is no reason to list nothing.
+    with contextlib.suppress(files.FileError):
+      if _NAME.fullmatch(name) and stored_version(name, data_dir):
+        found.append(name)
+  return found
 
 
 def stored(name: str, data_dir: str | None) -> Stored:
@@ -261,6 +262,8 @@ def stored(name: str, data_dir: str | None) -> Stored:
       if not path.is_dir():
         files.open_binary(str(path)).close()
     return _parse(folder, version)
+  except OSError as error:
+    raise files.FileError(str(folder), files.reason_of(error)) from error
   except (files.FileError, KeyError, TypeError, AttributeError) as error:
     raise damaged(name, data_dir, folder, error) from error
   except ValueError as error:
