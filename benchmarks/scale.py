@@ -75,7 +75,6 @@ def build_task(
 
   import numpy as np
 
-  from tff_fssl.data import names
   from tff_fssl.data import partition
   from tff_fssl.data import sources
   from tff_fssl.program.configuration import config as config_lib
@@ -87,7 +86,7 @@ def build_task(
   # Replaced afterwards: no published data set has so many examples.
   run = dataclasses.replace(config.run, num_clients=num_clients)
   config = dataclasses.replace(config, run=run)
-  info = names.data_set_info(dataset)
+  info = config.info
   rng = np.random.default_rng(0)
 
   def examples(count):
@@ -101,6 +100,8 @@ def build_task(
     num_classes=10,
     class_names=tuple('0123456789'),
     image_shape=info.image_shape,
+    mean=info.mean,
+    std=info.std,
   )
   start = time.perf_counter()
   split = partition.build_partition(data.train.y, config.partition_settings)
@@ -109,7 +110,7 @@ def build_task(
     config,
     data,
     split,
-    experiment.build_views(config),
+    experiment.build_views(config, data),
     experiment.build_model_fn(config),
   )
   return task, seconds

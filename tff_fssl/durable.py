@@ -19,11 +19,11 @@ _TEMPORARY = '.writing_'
 _REASONS = {
   errno.ENOSPC: 'the disk is full; free some space',
   errno.EDQUOT: 'the disk quota is used up; free some space',
-  errno.EROFS: 'the file system is read-only; choose another --output_dir',
-  errno.EACCES: 'no permission; choose another --output_dir',
-  errno.EPERM: 'no permission; choose another --output_dir',
-  errno.ENOTDIR: 'a file is in the way; choose another --output_dir',
-  errno.ENAMETOOLONG: 'the name is too long; choose another --output_dir',
+  errno.EROFS: 'the file system is read-only; choose another {}',
+  errno.EACCES: 'no permission; choose another {}',
+  errno.EPERM: 'no permission; choose another {}',
+  errno.ENOTDIR: 'a file is in the way; choose another {}',
+  errno.ENAMETOOLONG: 'the name is too long; choose another {}',
   errno.EISDIR: 'a folder is in the way; move it away',
   errno.EEXIST: 'a file is in the way; move it away',
   errno.ELOOP: 'a link that leads back to itself is in the way; move it away',
@@ -31,8 +31,18 @@ _REASONS = {
 
 
 @contextlib.contextmanager
-def storage_errors() -> Iterator[None]:
-  """Turns disk errors that a user can put right into a `UsageError`."""
+def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
+  """Turns disk errors that a user can put right into a `UsageError`.
+
+  Args:
+    flag: The flag that names another place.
+
+  Yields:
+    Once.
+
+  Raises:
+    UsageError: In place of an error of the disk.
+  """
   try:
     yield
   except OSError as error:
@@ -42,7 +52,8 @@ def storage_errors() -> Iterator[None]:
         raise  # The error is not about a file.
       reason = f'{error.strerror}; put this right'
     raise UsageError(
-      f'{error.filename or "writing"}: {reason}, then give the command again'
+      f'{error.filename or "writing"}: {reason.format(flag)}, then give the'
+      ' command again'
       ' (a run continues from where it was saved)'
     ) from error
 

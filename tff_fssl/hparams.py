@@ -30,6 +30,7 @@ def hparam(
   maximum: Optional[float] = None,
   exclusive_minimum: bool = False,
   choices: Optional[Collection[str]] = None,
+  other_choices: bool = False,
   group: str = '',
   may_change: Union[bool, str] = False,
   needs: Optional[Mapping[str, Collection[Any]]] = None,
@@ -44,6 +45,7 @@ def hparam(
     exclusive_minimum: Whether `minimum` itself is refused.
     choices: The values that a string field may have, if limited; if a table,
       entries may be added to it later.
+    other_choices: Whether `choices` are not all; others are checked elsewhere.
     group: The heading in `--help` under which this field and those after it
       stand; '': that of the field before.
     may_change: Whether a run may be continued with another value; `UPWARDS`:
@@ -63,6 +65,7 @@ def hparam(
       'maximum': maximum,
       'exclusive_minimum': exclusive_minimum,
       'choices': choices,
+      'other_choices': other_choices,
       'group': group,
       'may_change': may_change,
       'needs': needs or {},
@@ -163,7 +166,7 @@ def validate(instance: Any, prefix: str = '') -> None:
     value = getattr(instance, field.name)
     metadata, flag = field.metadata, f'--{prefix}{field.name}'
     choices = metadata.get('choices')
-    if choices and value not in choices:
+    if choices and value not in choices and not metadata['other_choices']:
       raise UsageError(
         f'{flag}={value}: allowed are {", ".join(choices)}'
         f'{closest(str(value), choices)}'

@@ -60,7 +60,10 @@ DISTRIBUTIONS = {
 # Folders of programs: a binary for each file.
 _PROGRAMS = ('programs', 'benchmarks', 'examples')
 # Programs whose own names are those of libraries.
-_RENAMED = {'programs/algorithms.py': 'list_algorithms'}
+_RENAMED = {
+  'programs/algorithms.py': 'list_algorithms',
+  'programs/data.py': 'look_at_data',
+}
 # Modules that benchmarks/peers.py installs into an environment of its own.
 _ELSEWHERE = ('pfl',)
 # Packages that are only in requirements-dev.txt.

@@ -27,6 +27,8 @@ from tff_fssl.program.storage import output_tree
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 _FILES = {p.stem: p for p in sorted(_FOLDER.rglob('*.flags'))}
 _TINY = {
+  # Others need as many images as there are in the real sets.
+  'split_preset': 'official',
   'num_clients': 4,
   'clients_per_round': 2,
   'client_epochs': 1,

@@ -17,26 +17,32 @@ def write(
   counts: Mapping[str, int],
   num_classes: int | None = None,
   shards: int = 2,
+  shape: tuple[int | None, int | None, int] | None = None,
+  keys: tuple[str, str] = ('image', 'label'),
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Writes a data set of a known one's shape; returns its arrays by split.
+  """Writes a data set; returns its arrays by split.
 
   Args:
     folder: The `--data_dir`.
-    name: One of `names.DATA_SETS`.
-    counts: Examples of each split.
+    name: One of `names.DATA_SETS`, or with `num_classes` and `shape` any other.
+    counts: Examples of each split; those of 'unlabelled' have the label -1.
     num_classes: Of the data set; None is as many as it should have. Classes are
       as frequent as each other, or nearly.
     shards: Files of each split.
+    shape: Of the images; with None for a side, sizes differ. None: as it should
+      be.
+    keys: Names of the features that are image and class.
 
   Returns:
-    Split -> (x uint8 [N, H, W, C], y int64 [N]), in the order of the files.
+    Split -> (x, y int64 [N]), in the order of the files; x is uint8
+    [N, H, W, C], or where sizes differ a list of images.
   """
-  info = names.data_set_info(name)
-  num_classes = num_classes or info.num_classes
+  num_classes = num_classes or names.data_set_info(name).num_classes
+  shape = shape or names.data_set_info(name).image_shape
   features = tfds.features.FeaturesDict(
     {
-      'image': tfds.features.Image(shape=info.image_shape),
-      'label': tfds.features.ClassLabel(num_classes=num_classes),
+      keys[0]: tfds.features.Image(shape=shape),
+      keys[1]: tfds.features.ClassLabel(num_classes=num_classes),
     }
   )
   splits, arrays = [], {}
@@ -44,8 +50,14 @@ def write(
   path.mkdir(parents=True)
   for split, count in counts.items():
     rng = np.random.default_rng(len(split))
-    x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
+    if None in shape:
+      sides = rng.integers(5, 12, (count, 2))
+      x = [rng.integers(0, 256, (*s, shape[2]), np.uint8) for s in sides]
+    else:
+      x = rng.integers(0, 256, (count, *shape), np.uint8)
     y = rng.permutation(np.arange(count) % num_classes)
+    if split == 'unlabelled':
+      y = np.full(count, -1)
     arrays[split] = x, y
     template = tfds.core.ShardedFileTemplate(
       data_dir=path,
@@ -58,7 +70,7 @@ def write(
       file = template.sharded_filepath(shard_index=i, num_shards=shards)
       with tf.io.TFRecordWriter(str(file)) as writer:
         for j in indices:
-          example = {'image': x[j], 'label': int(y[j])}
+          example = {keys[0]: x[j], keys[1]: int(y[j])}
           writer.write(
             features.serialize_example(features.encode_example(example))
           )

@@ -308,6 +308,9 @@ def test_names_that_no_line_can_hold(name, tmp_path, capsys, monkeypatch):
   for program, argv in (
     *(('train', [f'--{f}={name}']) for f in ('output_dir', 'init_from')),
     ('train', [f'--data_dir={name}']),
+    ('train', [f'--dataset=folder:{name}']),
+    ('train', [f'--dataset={name}']),
+    ('train', [f'--cache_dir={name}']),
     ('train', [f'--flagfile={name}']),
     *((p, [name]) for p in _PROGRAMS),
     ('evaluate', ['x', f'--data_dir={name}']),

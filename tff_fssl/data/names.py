@@ -26,6 +26,43 @@ IID = 'iid'
 DIRICHLET = 'dirichlet'
 SPLITS = (IID, DIRICHLET)
 
+# `folder:PATH` is a folder of images.
+FOLDER = 'folder:'
+
+
+@dataclasses.dataclass(frozen=True)
+class SplitPreset:
+  """A split of a data set's pooled training and test images.
+
+  Attributes:
+    train: How many are for training.
+    validation: How many more, by default, for validation.
+    test: How many are for testing.
+    of_class: Whether these are numbers of each class, or of all.
+  """
+
+  train: int
+  validation: int
+  test: int
+  of_class: bool = False
+
+
+# Name -> data set -> split; FedMatch's paper, section 5, and its code
+# (config.py, generator.py); ProtoFSSL's code (datasets.py).
+OFFICIAL = 'official'
+SPLIT_PRESETS = {
+  'fedmatch': {
+    'cifar10': SplitPreset(54_000, 3_000, 3_000),
+    'fashion_mnist': SplitPreset(63_000, 3_500, 3_500),
+  },
+  'fedmatch_code': {'cifar10': SplitPreset(56_000, 2_000, 2_000)},
+  'protofssl': {
+    'cifar10': SplitPreset(5_400, 300, 300, of_class=True),
+    'svhn_cropped': SplitPreset(5_400, 200, 200, of_class=True),
+    'stl10': SplitPreset(1_000, 150, 150, of_class=True),
+  },
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class DataSetInfo:
@@ -35,14 +72,17 @@ class DataSetInfo:
     name: Its name; for data sets of TFDS, their name there.
     num_classes: Classes are 0 .. num_classes - 1.
     image_shape: (height, width, channels).
-    num_train: Training examples of the published set.
-    num_test: Test examples of the published set.
+    num_train: Training examples.
+    num_test: Test examples.
     flip: Whether a mirrored image keeps its class, so that augmentation may
       flip images horizontally.
-    mean: Per channel, subtracted from pixels scaled to [0, 1].
-    std: Per channel, divisor of the result.
+    mean: Per channel, subtracted from pixels scaled to [0, 1]; () if only the
+      loaded data set knows it.
+    std: Per channel, divisor of the result; () likewise.
     loader: 'module:function', called with this entry and the folder `data_dir`
       (None: not given); returns the `sources.DataSet`. '': loaded by TFDS.
+    uses: The flags of `DataHparams` that change something.
+    num_validation: The default of --num_validation.
   """
 
   name: str
@@ -54,6 +94,8 @@ class DataSetInfo:
   mean: tuple[float, ...]
   std: tuple[float, ...]
   loader: str = ''
+  uses: frozenset[str] = frozenset()
+  num_validation: int = 0
 
 
 def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:

@@ -20,6 +20,7 @@ class Purpose(enum.IntEnum):
   CLIENT_ROUND = 4
   LABELED_CLIENTS = 5
   CLIENT_LABELS = 6
+  SPLIT_PRESET = 20
 
 
 def _words(value: int) -> tuple[int, int]:

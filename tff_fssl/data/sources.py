@@ -1,22 +1,16 @@
-"""Loads image data sets as arrays: from TFDS's files, or from scikit-learn."""
+"""Image data sets as arrays. TensorFlow-free."""
 
 import dataclasses
-import os
-import pathlib
-import re
-import stat
+import sys
 from typing import Any
 
 import numpy as np
 
-from tff_fssl import files
+from tff_fssl.data import catalog
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
-
-# TFDS's default folder.
-_DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
-_READ_BATCH_SIZE = 1_000
 
 
 def as_labels(labels: Any) -> np.ndarray:
@@ -50,8 +44,9 @@ class Examples:
   """Labelled images.
 
   Attributes:
-    x: uint8 [N, H, W, C].
-    y: int32 [N], in [0, number of classes). Other integer types are converted.
+    x: uint8 [N, H, W, C]; may be mapped from a file.
+    y: int32 [N], in [0, number of classes), or -1 if it is not known. Other
+      integer types are converted.
   """
 
   x: np.ndarray
@@ -76,12 +71,12 @@ class Examples:
 
 @dataclasses.dataclass(frozen=True)
 class DataSet:
-  """A data set in memory.
+  """A data set, in memory or mapped from a file.
 
   Attributes:
     name: Its name.
-    train: Training examples, in their stored order.
-    test: Test examples, in their stored order.
+    train: Training examples, in their stored order; labels may be unknown.
+    test: Test examples, in their stored order, all with a label.
     num_classes: The number of classes.
     class_names: One name per class.
     image_shape: (height, width, channels).
@@ -89,6 +84,9 @@ class DataSet:
     owners: int32 [number of training examples], whose each one is: an index
       into `client_names`, or -1 if nobody's. None: the data say nothing.
     client_names: The name of each natural client.
+    mean: Per channel, subtracted from pixels scaled to [0, 1]; from `load`,
+      always given.
+    std: Per channel, divisor of the result.
   """
 
   name: str
@@ -100,9 +98,14 @@ class DataSet:
   notes: str = ''
   owners: np.ndarray | None = None
   client_names: tuple[str, ...] = ()
+  mean: tuple[float, ...] = ()
+  std: tuple[float, ...] = ()
 
   def __post_init__(self):
-    for split, examples in (('train', self.train), ('test', self.test)):
+    for split, examples, lowest in (
+      ('train', self.train, -1),
+      ('test', self.test, 0),
+    ):
       if examples.x.shape[1:] != tuple(self.image_shape):
         raise UsageError(
           f'data set {self.name}: {split} images are'
@@ -110,33 +113,89 @@ class DataSet:
           f' {list(self.image_shape)}'
         )
       if len(examples) and not (
-        0 <= examples.y.min() and examples.y.max() < self.num_classes
+        lowest <= examples.y.min() and examples.y.max() < self.num_classes
       ):
         raise UsageError(
           f'data set {self.name}: {split} labels go from {examples.y.min()} to'
           f' {examples.y.max()}, allowed are 0 to {self.num_classes - 1}'
+          + (', and -1 for unknown' if lowest else '')
         )
+    if self.owners is not None and (
+      self.owners.shape != self.train.y.shape
+      or not np.issubdtype(self.owners.dtype, np.integer)
+      or (
+        len(self.owners)
+        and not -1
+        <= self.owners.min()
+        <= self.owners.max()
+        < len(self.client_names)
+      )
+    ):
+      raise UsageError(
+        f'data set {self.name}: owners must be integers [{len(self.train)}],'
+        f' from -1 to {len(self.client_names) - 1}'
+      )
 
 
-def load(name: str, data_dir: str | None = None) -> DataSet:
-  """Loads a data set into memory. Never uses the network.
+def load(
+  name: str,
+  data_dir: str | None = None,
+  settings: data_hparams.DataHparams | None = None,
+) -> DataSet:
+  """Loads a data set. Never uses the network.
 
   Args:
-    name: One of `names.DATA_SETS`.
+    name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`, or a
+      data set of TFDS in `data_dir`.
     data_dir: The folder of TFDS's data sets; None: TFDS's default. `digits`
-      needs no folder.
+      needs no folder; for `folder:PATH`, where a relative path starts.
+    settings: How images are read; None: `DataHparams()`.
 
   Returns:
-    The data set; the same arrays every time.
+    The data set; the same arrays every time. Folders, and what else differs
+    from the published sets in `names.DATA_SETS`, are decoded once, into
+    `DataHparams.cache_dir`, and mapped from there.
 
   Raises:
     UsageError: If the name is unknown, or the data set is missing, damaged or
       not the one that the name says.
   """
-  info = names.data_set_info(name)
-  if info.loader:
-    return import_function(info.loader)(info, data_dir)
-  return _load_tfds(info, data_dir)
+  settings = settings or data_hparams.DataHparams()
+  return load_found(catalog.find(name, data_dir or '', settings), data_dir)
+
+
+def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
+  """Loads what `catalog.find` has found; see `load`."""
+  load_fn = import_function(info.loader or 'tff_fssl.data.tfds_reader:load')
+  data = load_fn(info, data_dir)
+  if data.mean:
+    return data
+  return dataclasses.replace(data, mean=info.mean, std=info.std)
+
+
+def progress(num_images: int) -> Any:
+  """A progress bar of images that are read, on standard error.
+
+  Args:
+    num_images: How many there are.
+
+  Returns:
+    The bar. In a file, it shows up after a minute, and once a minute.
+  """
+  import tqdm  # pylint: disable=import-outside-toplevel
+
+  seconds = 0.1 if sys.stderr.isatty() else 60
+  return tqdm.tqdm(
+    total=num_images,
+    desc='Reading images',
+    unit='',
+    unit_scale=True,
+    delay=seconds,
+    mininterval=seconds,
+    maxinterval=2 * seconds,
+    leave=False,
+    dynamic_ncols=True,
+  )
 
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
@@ -161,124 +220,3 @@ def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
     image_shape=info.image_shape,
     notes="scikit-learn's 8 x 8 digits; every fifth of a class is for testing",
   )
-
-
-def _stored_version(root: pathlib.Path) -> str | None:
-  """The newest version of a data set in its folder, if there is any."""
-  try:
-    if not stat.S_ISDIR(os.stat(root).st_mode):
-      raise files.FileError(str(root), 'it is not a folder')
-    entries = os.listdir(root)
-  except FileNotFoundError:
-    return None
-  except OSError as error:
-    raise files.FileError(str(root), files.reason_of(error)) from error
-  found = [
-    tuple(int(n) for n in name.split('.'))
-    for name in entries
-    if re.fullmatch(r'\d{1,9}\.\d{1,9}\.\d{1,9}', name, re.ASCII)
-    and os.path.lexists(root / name / 'dataset_info.json')
-  ]
-  return '.'.join(str(n) for n in max(found)) if found else None
-
-
-def _check_files(folder: pathlib.Path) -> None:
-  """Raises `UsageError` for files on which TFDS would hang, such as pipes."""
-  for path in sorted(folder.iterdir()):
-    if not path.is_dir():
-      files.open_binary(str(path)).close()
-
-
-def _reason(error: Exception) -> str:
-  return f'{type(error).__name__}: {files.first_line(error)}'
-
-
-def _load_tfds(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Reads a TFDS data set that is on disk."""
-  given = data_dir or os.environ.get('TFDS_DATA_DIR') or _DEFAULT_DATA_DIR
-  folder = pathlib.Path(os.path.expanduser(given))
-  fetch = (
-    'python -c "import tensorflow_datasets as tfds;'
-    f" tfds.load('{info.name}', data_dir='{given}')\""
-  )
-  # Checked before TFDS is called, since without files it would download them.
-  version = _stored_version(folder / info.name)
-  if version is None:
-    raise UsageError(
-      f'data set {info.name} is not in --data_dir={given}; to fetch it, run:'
-      f' {fetch}'
-    )
-  _check_files(folder / info.name / version)
-  import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
-
-  damaged = (
-    f'data set {info.name} {version} in --data_dir={given} cannot be read;'
-    f' remove {folder / info.name / version} and run: {fetch} '
-  )
-  try:
-    builder = tfds.builder(f'{info.name}:{version}', data_dir=str(folder))
-    label = builder.info.features['label']
-    class_names, num_classes = tuple(label.names), label.num_classes
-    counts = {s: builder.info.splits[s].num_examples for s in ('train', 'test')}
-    shape = tuple(builder.info.features['image'].shape)
-  except Exception as e:  # pylint: disable=broad-except
-    # TFDS passes on the errors of its parsers.
-    raise UsageError(f'{damaged}({_reason(e)})') from e
-  if num_classes != info.num_classes or shape != info.image_shape:
-    raise UsageError(
-      f'{folder / info.name / version} is not {info.name}: it has'
-      f' {num_classes} classes and images of {list(shape)}, instead of'
-      f' {info.num_classes} and {list(info.image_shape)}'
-    )
-  try:
-    train, test = (
-      _read_split(tfds, info, version, folder, split, counts[split])
-      for split in ('train', 'test')
-    )
-  except Exception as e:  # pylint: disable=broad-except
-    raise UsageError(f'{damaged}({_reason(e)})') from e
-  return DataSet(
-    name=info.name,
-    train=train,
-    test=test,
-    num_classes=num_classes,
-    class_names=class_names,
-    image_shape=info.image_shape,
-    notes=f'TFDS {info.name} {version}: {_first_line(builder)}',
-  )
-
-
-def _first_line(builder) -> str:
-  lines = (builder.info.description or '').strip().splitlines()
-  return lines[0] if lines else 'no description'
-
-
-def _read_split(tfds, info, version, folder, split, count) -> Examples:
-  """Reads a split in its stored order."""
-  # Shards are read one after the other: interleaving would change the order.
-  read_config = tfds.ReadConfig(
-    interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
-  )
-  dataset = tfds.load(
-    f'{info.name}:{version}',
-    split=split,
-    data_dir=str(folder),
-    download=False,
-    shuffle_files=False,
-    read_config=read_config,
-  )
-  dataset = dataset.map(lambda element: (element['image'], element['label']))
-  x = np.empty((count, *info.image_shape), np.uint8)
-  y = np.empty(count, np.int32)
-  start = 0
-  for images, labels in tfds.as_numpy(
-    dataset.batch(_READ_BATCH_SIZE).prefetch(2)
-  ):
-    stop = start + len(labels)
-    if stop > count:
-      break
-    x[start:stop], y[start:stop] = images, labels
-    start = stop
-  if start != count:
-    raise ValueError(f'{split} should have {count} examples')
-  return Examples(x, y)

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import functools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from tff_fssl.data import augment
@@ -15,6 +16,8 @@ from tff_fssl.models import server_model
 Metrics = collections.OrderedDict[str, tf.Tensor]
 # (model, x, y), and the exchange's table if each client has its own model.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
+# Examples may be mapped from a file that is larger than the memory.
+_PIECE_BYTES = 2**28
 
 
 def build_evaluate_fn(
@@ -43,7 +46,7 @@ def build_evaluate_fn(
   """
 
   @functools.cache
-  def build(stored_shape: tuple[int, ...], dtype: tf.DType) -> Any:
+  def build(stored_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     stored = tf.TensorSpec([None, *stored_shape], dtype)
     network = adapter.Network(
       model_fn, image_shape=augment.image_shape(views, stored)
@@ -85,12 +88,37 @@ def build_evaluate_fn(
     model, table = tf.nest.map_structure(
       tf.convert_to_tensor, (server_model.ServerModel(*model), table)
     )
-    images, labels = tf.constant(x), tf.constant(y, tf.int32)
-    evaluate = build(tuple(images.shape[1:]), images.dtype)
-    result = evaluate(model, table, images, labels)
-    return collections.OrderedDict((k, float(v)) for k, v in result.items())
+    x = np.asarray(x)
+    evaluate = functools.partial(build(x.shape[1:], x.dtype), model, table)
+    # The spread over clients is not a mean over examples.
+    whole = prediction.member is not None
+    size = len(x) if whole else _piece_size(x, batch_size)
+    return _mean_over_pieces(evaluate, x, y, size)
 
   return fn
+
+
+def _mean_over_pieces(
+  evaluate: Callable[[tf.Tensor, tf.Tensor], Metrics],
+  x: np.ndarray[Any, Any],
+  y: Any,
+  size: int,
+) -> collections.OrderedDict[str, float]:
+  """Evaluates `size` examples at a time; for one piece, exactly its values."""
+  totals: collections.OrderedDict[str, float] = collections.OrderedDict()
+  for start in range(0, len(x), size):
+    images = tf.constant(x[start : start + size])
+    labels = tf.constant(y[start : start + size], tf.int32)
+    share = len(images) / len(x)
+    for name, value in evaluate(images, labels).items():
+      totals[name] = totals.get(name, 0.0) + share * float(value)
+  return totals
+
+
+def _piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
+  """How many examples are in memory at once: whole batches, at least one."""
+  bytes_each = max(1, x[:1].nbytes)
+  return max(1, _PIECE_BYTES // bytes_each // batch_size) * batch_size
 
 
 class _Passes:

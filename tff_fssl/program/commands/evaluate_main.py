@@ -48,7 +48,10 @@ class EvaluateHparams:
     ' the one with the best validation accuracy; or the number of a round.',
   )
   data_dir: str = hparam(
-    '', "Folder with the TFDS data sets; if empty, the run's own setting."
+    '', "The data's folder, as for train; if empty, the run's own setting."
+  )
+  cache_dir: str = hparam(
+    '', "Folder of decoded images; if empty, the run's own setting."
   )
   batch_size: int = hparam(
     256, 'Number of images in a batch.', minimum=1, maximum=2**20
@@ -221,8 +224,9 @@ def _config(
 
   The data are in this machine's folder.
   """
-  if settings.data_dir:
-    arguments = [*arguments, f'--data_dir={settings.data_dir}']
+  for name in ('data_dir', 'cache_dir'):
+    if here := getattr(settings, name):
+      arguments = [*arguments, f'--{name}={here}']
   parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
   config = config_lib.from_flags(

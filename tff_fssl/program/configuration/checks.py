@@ -122,7 +122,7 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
 def _check_data(config: 'config_lib.Config') -> None:
   """Refuses what the data set's published size and classes rule out."""
   run = config.run
-  info = data_names.data_set_info(run.dataset)
+  info = config.info
   settings = config.partition_settings  # Refuses what no labels could satisfy.
   at_clients = config.round.scenario == _CLIENTS
   holders = settings.num_labeled_clients if at_clients else 1
@@ -158,7 +158,7 @@ def _check_labels_of_class(config: 'config_lib.Config') -> None:
   if not name or run.full_labels or run.client_labels == data_names.OWN:
     return
   needed = getattr(config.algorithm, name)
-  num_classes = data_names.data_set_info(run.dataset).num_classes
+  num_classes = config.info.num_classes
   if run.num_labels < needed * num_classes:
     raise UsageError(
       f'--num_labels={run.num_labels}: --algorithm={run.algorithm} needs'

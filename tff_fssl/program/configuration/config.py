@@ -5,11 +5,14 @@ TensorFlow-free: everything that can be refused without data is refused here.
 
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
+from tff_fssl.data import catalog
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition_settings as partition_settings_lib
 from tff_fssl.hparams import UsageError
@@ -21,6 +24,7 @@ from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 PartitionSettings = partition_settings_lib.PartitionSettings
 AggregatorHparams = aggregator_hparams.AggregatorHparams
+DataHparams = data_hparams.DataHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
 
@@ -46,12 +50,16 @@ class Config:
     round: Hyper-parameters of a round.
     aggregator: Hyper-parameters of the aggregation.
     algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
+    data: How the images of the data set are read.
+    info: The data set, as far as it is known without loading it.
   """
 
   run: RunHparams
   round: RoundHparams
   aggregator: AggregatorHparams
   algorithm: Any
+  data: DataHparams
+  info: data_names.DataSetInfo
 
   @property
   def entry(self) -> registry.Algorithm:
@@ -128,7 +136,7 @@ class Config:
     """The settings of the data's partition; raises `UsageError`."""
     run = self.run
     return PartitionSettings(
-      num_classes=data_names.data_set_info(run.dataset).num_classes,
+      num_classes=self.info.num_classes,
       num_clients=run.num_clients,
       num_labels=run.num_labels,
       scenario=self.round.scenario,
@@ -154,6 +162,7 @@ def groups() -> list[flags.Group]:
   """All flags of `programs/train.py`."""
   return [
     flags.Group(RunHparams),
+    flags.Group(DataHparams),
     flags.Group(RoundHparams),
     flags.Group(AggregatorHparams),
     *map(own_group, registry.REGISTRY.values()),
@@ -197,6 +206,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
           f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
           f' --algorithm={run.algorithm} is selected; leave the flag out'
         )
+  data = parsed.build(DataHparams)
   entry = registry.REGISTRY[run.algorithm]
   if entry.norm and not parsed.is_set('norm'):
     run = dataclasses.replace(run, norm=entry.norm)
@@ -212,6 +222,8 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     ),
     parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
+    data,
+    catalog.find(run.dataset, run.data_dir, data),
   )
   config = _follow(config, parsed)
   for name, reason in _without_effect(config).items():
@@ -225,12 +237,20 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
       )
   checks.check(config)
   if not run.output_dir:
-    folder = f'runs/{run.algorithm}_{run.dataset}_{config.round.scenario}'
+    folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
     config = dataclasses.replace(
       config,
       run=dataclasses.replace(run, output_dir=f'{folder}_seed{run.seed}'),
     )
   return config
+
+
+def _data_name(run: RunHparams) -> str:
+  """The data set, as a part of a folder's name."""
+  if not run.dataset.startswith(data_names.FOLDER):
+    return run.dataset.replace('/', '-')  # A configuration of a TFDS set.
+  path = run.dataset.removeprefix(data_names.FOLDER)
+  return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
@@ -250,6 +270,9 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
   if run.full_labels and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
+  if not parsed.is_set('num_validation'):
+    num_validation = run.num_validation or config.info.num_validation
+    run = dataclasses.replace(run, num_validation=num_validation)
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
@@ -257,6 +280,7 @@ def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
   """All hyper-parameters, each with the prefix of its flags."""
   return (
     (config.run, ''),
+    (config.data, ''),
     (config.round, ''),
     (config.aggregator, ''),
     (config.algorithm, config.prefix),
@@ -280,6 +304,11 @@ def _without_effect(config: Config) -> dict[str, str]:
     result |= hparams.without_effect(type(part), values, prefix)
     own_rules = getattr(part, 'without_effect', dict)
     result |= {f'{prefix}{name}': why for name, why in own_rules().items()}
+  result |= {
+    field.name: f'--dataset={config.run.dataset}'
+    for field in dataclasses.fields(DataHparams)
+    if field.name not in config.info.uses
+  }
   result |= dict.fromkeys(
     config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
   )

@@ -64,14 +64,17 @@ class RunHparams:
 
   dataset: str = hparam(
     'cifar10',
-    'The data set.',
+    'The data set: a name; folder:PATH, a folder of images (docs/own_data.md);'
+    ' or any image classification set of TFDS in --data_dir. Names:',
     choices=data_names.DATA_SETS,
+    other_choices=True,
     group='Data',
   )
   data_dir: str = hparam(
     '',
     'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
-    ' ~/tensorflow_datasets. `digits` needs no folder.',
+    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH, where a'
+    ' relative PATH starts; if empty, the current folder.',
     may_change=True,
   )
   augmentation: str = hparam(

@@ -90,7 +90,8 @@ def _allowed(field: dataclasses.Field) -> str:
   """A field's range as a sentence, or ''."""
   choices = field.metadata.get('choices')
   if choices:
-    return f' One of {", ".join(choices)}.'
+    of = '' if field.metadata['other_choices'] else 'One of '
+    return f' {of}{", ".join(choices)}.'
   low, high = field.metadata.get('minimum'), field.metadata.get('maximum')
   if low is None and high is None:
     return ''

@@ -176,16 +176,16 @@ def configure_devices(config: config_lib.Config) -> None:
     tf.config.experimental.enable_op_determinism()
 
 
-def build_views(config: config_lib.Config) -> augment.Views:
+def build_views(
+  config: config_lib.Config, data: sources.DataSet
+) -> augment.Views:
   """The views of a configuration's images."""
-  info = data_names.data_set_info(config.run.dataset)
-  mean, std = augment.normalization(info.name)
   return augment.build_views(
-    info.image_shape,
+    data.image_shape,
     policy=config.run.augmentation,
-    mean=mean,
-    std=std,
-    flip=info.flip,
+    mean=data.mean,
+    std=data.std,
+    flip=config.info.flip,
   )
 
 
@@ -193,7 +193,7 @@ def build_model_fn(
   config: config_lib.Config,
 ) -> Callable[[], tf.keras.Model]:
   """The function that builds a configuration's network."""
-  info = data_names.data_set_info(config.run.dataset)
+  info = config.info
   parts = config.entry.build_parts(config.algorithm, config.round)
   return parts.network_fn(
     functools.partial(
@@ -213,7 +213,7 @@ def build_exported_fn(
   model_fn, head = build_model_fn(config), prediction_of(config).head
   if head is None:
     return model_fn
-  num_classes = data_names.data_set_info(config.run.dataset).num_classes
+  num_classes = config.info.num_classes
   return lambda: head.build(model_fn(), num_classes)
 
 
@@ -253,12 +253,12 @@ def build_task(config: config_lib.Config) -> Task:
     UsageError: If the data are missing or cannot be split as requested.
   """
   run = config.run
-  data = sources.load(run.dataset, run.data_dir or None)
+  data = sources.load_found(config.info, run.data_dir or None)
   partition = partition_lib.build_partition(
     data.train.y, config.partition_settings
   )
   return Task(
-    config, data, partition, build_views(config), build_model_fn(config)
+    config, data, partition, build_views(config, data), build_model_fn(config)
   )
 
 

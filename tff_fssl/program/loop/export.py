@@ -8,7 +8,6 @@ import tensorflow as tf
 
 import tff_fssl
 from tff_fssl import durable
-from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -97,7 +96,6 @@ def export_model(
       ' this right and give the command again'
     ) from e
   config = task.config
-  info = data_names.data_set_info(task.data.name)
   about = {
     'tff_fssl': tff_fssl.__version__,
     'round': round_num,
@@ -105,8 +103,8 @@ def export_model(
     'image_shape': list(task.data.image_shape),
     'inputs_of_model.keras': {
       'formula': '(image / 255 - mean) / std',
-      'mean': info.mean,
-      'std': info.std,
+      'mean': task.data.mean,
+      'std': task.data.std,
     },
     'flags': config.flags(),
   }

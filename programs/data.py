@@ -1,0 +1,12 @@
+"""Lists the data sets, or looks one over; `--help` lists the flags."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import data_main
+from tff_fssl.program.commands import main
+
+if __name__ == '__main__':
+  sys.exit(main.run(data_main.data_main))

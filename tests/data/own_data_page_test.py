@@ -1,0 +1,71 @@
+"""docs/own_data.md runs as it stands."""
+
+import re
+import shlex
+
+import numpy as np
+import picture_folders
+import pytest
+
+from tff_fssl.data import catalog
+from tff_fssl.data import listings
+from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.program.configuration import config
+
+
+@pytest.fixture(name='page')
+def _page(repository):
+  return (repository / 'docs' / 'own_data.md').read_text()
+
+
+@pytest.fixture(autouse=True)
+def _folder(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+
+
+def test_its_manifest_and_its_python(page, tmp_path):
+  manifest = re.search(r'```csv\n(.*?)```', page, re.DOTALL)[1]
+  paths = re.findall(r'(?m)^(\S+\.jpg),', manifest)
+  assert len(paths) == 4
+  for seed, path in enumerate(paths):
+    picture_folders.draw(tmp_path / 'photos' / path, seed, (40, 30))
+  more = ''.join(
+    f'img/{i}.jpg,{label},,\n'
+    for i, label in enumerate(['cat', 'dog', 'cat', 'dog'], 5)
+  )
+  for i in range(5, 9):
+    picture_folders.draw(tmp_path / f'photos/img/{i}.jpg', i)
+  (tmp_path / 'photos' / 'manifest.csv').write_text(manifest + more)
+  scope = {}
+  for block in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
+    exec(block, scope)
+  (x, y), (hidden, unknown) = scope['labeled'], scope['unlabeled']
+  assert x.shape == (1, 32, 32, 3) and x.dtype == np.uint8
+  assert (y.tolist(), unknown.tolist()) == ([0], [-1])
+  np.testing.assert_array_equal(scope['load_client'](0)[1][0], hidden)
+
+
+def test_its_folders(page, tmp_path):
+  block = re.search(r'(?m)(?:^ {4}photos/.*\n)+', page)[0]
+  paths = block.split()
+  plain = [path for path in paths if path.startswith(('photos/c', 'photos/d'))]
+  assert (len(paths), len(plain)) == (5, 2)
+  for number, path in enumerate(paths):
+    root = tmp_path / ('plain' if path in plain else 'split')
+    for copy in range(20):
+      name = path.replace('.jpg', f'{copy}.jpg')
+      picture_folders.draw(root / name, 20 * number + copy)
+  info = catalog.find('folder:plain/photos', '', DataHparams())
+  assert info.num_train + info.num_test == 40 and info.num_test
+  listing = listings.read('split/photos', 0.2)
+  assert listing.labels('train').tolist() == [0] * 20 + [-1] * 20
+  assert listing.labels('test').tolist() == [0] * 20
+
+
+def test_its_commands(page, tmp_path):
+  picture_folders.class_folders(tmp_path / 'photos', {'cat': 60, 'dog': 60})
+  command = re.search(r'python programs/train.py ((?:.*\\\n)*.*)', page)[1]
+  checked = config.from_command_line(shlex.split(command.replace('\\\n', '')))
+  assert checked.info.num_classes == 2
+  assert checked.run.output_dir.startswith('runs/fl2_photos_')

@@ -1,0 +1,146 @@
+import os
+
+import numpy as np
+from PIL import Image
+import pytest
+
+from tff_fssl import files
+from tff_fssl.data import pictures
+
+_RGB = pictures.Form((4, 6, 3))
+_GRAY = pictures.Form((4, 6, 1))
+
+
+def _read(image, path, form=_RGB, **saving):
+  image.save(path, **saving)
+  result = pictures.read(str(path), form).pixels
+  assert result.dtype == np.uint8 and result.shape == form.shape
+  return result
+
+
+def test_an_image_of_the_right_kind_keeps_its_pixels(tmp_path):
+  pixels = np.random.default_rng(0).integers(0, 256, (4, 6, 3), np.uint8)
+  read = _read(Image.fromarray(pixels), tmp_path / 'a.png')
+  np.testing.assert_array_equal(read, pixels)
+  read = _read(Image.fromarray(pixels[..., 0]), tmp_path / 'b.png', _GRAY)
+  np.testing.assert_array_equal(read[..., 0], pixels[..., 0])
+
+
+@pytest.mark.parametrize(
+  'mode,color,expected,suffix',
+  [
+    ('1', 1, (255, 255, 255), 'png'),
+    ('L', 100, (100, 100, 100), 'png'),
+    ('LA', (100, 0), (255, 255, 255), 'png'),
+    ('RGBA', (10, 20, 30, 255), (10, 20, 30), 'png'),
+    ('RGBA', (10, 20, 30, 0), (255, 255, 255), 'webp'),
+    ('CMYK', (0, 255, 255, 0), (255, 0, 0), 'tif'),
+    ('I;16', 0x6432, (0x64, 0x64, 0x64), 'png'),
+    ('I;16', 0x6432, (0x64, 0x64, 0x64), 'tif'),
+  ],
+)
+def test_modes(tmp_path, mode, color, expected, suffix):
+  image = Image.new(mode, (6, 4), color)
+  read = _read(image, tmp_path / f'a.{suffix}', lossless=True)
+  assert np.abs(read.astype(int) - expected).max() <= 2
+
+
+def test_palettes(tmp_path):
+  image = Image.new('P', (6, 4), 1)
+  image.putpalette([9, 9, 9, 200, 100, 50])
+  assert _read(image, tmp_path / 'a.png')[0, 0].tolist() == [200, 100, 50]
+  read = _read(image, tmp_path / 'b.png', transparency=1)
+  assert read[0, 0].tolist() == [255, 255, 255]
+
+
+def test_16_bit_pgm(tmp_path):
+  (tmp_path / 'a.pgm').write_bytes(b'P5 6 4 65535\n' + b'\x64\x32' * 24)
+  read = pictures.read(str(tmp_path / 'a.pgm'), _GRAY)
+  assert (read.pixels == 0x64).all()
+
+
+def test_first_frame_of_an_animation(tmp_path):
+  red, blue = (Image.new('RGB', (6, 4), c) for c in ('red', 'blue'))
+  read = _read(red, tmp_path / 'a.gif', save_all=True, append_images=[blue])
+  assert read[0, 0].tolist() == [255, 0, 0]
+
+
+def test_exif_orientation_is_applied(tmp_path):
+  image = Image.new('RGB', (40, 60), 'black')
+  image.paste('white', (0, 0, 40, 30))  # The upper half.
+  exif = Image.Exif()
+  exif[0x0112] = 6  # Turn clockwise.
+  read = _read(image, tmp_path / 'a.jpg', exif=exif, quality=95)
+  assert (read[:, :2] < 9).all() and (read[:, 4:] > 246).all()
+
+
+def test_crop_and_squash(tmp_path):
+  image = Image.new('RGB', (60, 20), 'black')
+  image.paste('white', (15, 0, 45, 20))  # The middle, 30 x 20.
+  form = pictures.Form((10, 15, 3))
+  assert _read(image, tmp_path / 'a.png', form).min() > 230
+  squashed = pictures.Form((10, 15, 3), 'squash')
+  read = _read(image, tmp_path / 'b.png', squashed)
+  assert read[5, 0, 0] == read[5, 14, 0] == 0 and read[5, 7, 0] == 255
+
+
+def test_large_jpeg_is_as_if_decoded_whole(tmp_path):
+  ramp = np.linspace(0, 255, 640, dtype=np.uint8)
+  pixels = np.broadcast_to(ramp[:, None], (640, 640, 3)[:2])
+  read = _read(
+    Image.fromarray(np.stack([pixels] * 3, -1)),
+    tmp_path / 'a.jpg',
+    pictures.Form((8, 8, 3)),
+  )
+  expected = pixels.reshape(8, 80, 8, 80).mean((1, 3))
+  assert np.abs(read[..., 0] - expected).max() < 8
+
+
+def test_what_is_no_image_is_refused(tmp_path):
+  good = tmp_path / 'good.png'
+  Image.new('RGB', (64, 64), 'red').save(good)
+  torn = tmp_path / 'torn.png'
+  torn.write_bytes(good.read_bytes()[:60])
+  (tmp_path / 'text.jpg').write_text('not an image')
+  (tmp_path / 'empty.png').write_bytes(b'')
+  os.mkfifo(tmp_path / 'pipe.png')
+  Image.new('F', (6, 4)).save(tmp_path / 'floats.tif')
+  for name, words in (
+    ('torn.png', 'not an image that can be read'),
+    ('text.jpg', 'of no known format'),
+    ('empty.png', 'of no known format'),
+    ('pipe.png', 'not a regular file'),
+    ('missing.png', 'does not exist'),
+    ('floats.tif', '32 bits a pixel'),
+  ):
+    with pytest.raises(files.FileError, match=words) as error:
+      pictures.read(str(tmp_path / name), _RGB)
+    assert '\n' not in str(error.value)
+
+
+def test_arrays_are_converted_as_files_are():
+  pixels = np.full((8, 12, 4), 200, np.uint8)
+  pixels[..., 3] = 255
+  assert pictures.convert(pixels, _RGB).tolist() == [[[200] * 3] * 6] * 4
+  assert pictures.convert(pixels[..., :1], _GRAY).shape == (4, 6, 1)
+  with pytest.raises(ValueError, match='float64'):
+    pictures.convert(np.zeros((3, 3, 3)), _RGB)
+
+
+def test_names_of_images():
+  assert pictures.is_image('a/b.JPEG') and pictures.is_image('x.webp')
+  assert not pictures.is_image('b.txt') and not pictures.is_image('jpg')
+
+
+@pytest.mark.parametrize('suffix', ['png', 'jpg'])
+def test_stored_sizes(tmp_path, suffix):
+  path = str(tmp_path / f'a.{suffix}')
+  Image.new('RGB', (600, 40)).save(path)
+  for shape, is_enlarged in (
+    ((40, 60, 3), False),
+    ((41, 60, 3), True),
+    ((4, 4, 3), False),
+    ((4, 601, 3), True),
+  ):
+    read = pictures.read(path, pictures.Form(shape))
+    assert (read.stored, read.is_enlarged) == ((40, 600), is_enlarged)

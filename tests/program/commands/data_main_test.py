@@ -1,0 +1,165 @@
+import shutil
+
+import picture_folders
+import pytest
+import tiny_tfds
+
+from tff_fssl.program.commands import data_main
+from tff_fssl.program.commands import main
+
+
+@pytest.fixture(name='shown')
+def _shown(capsys, tmp_path, monkeypatch):
+  """Calls the program: its exit code and its output, 80 columns wide."""
+  monkeypatch.setenv('XDG_CACHE_HOME', str(tmp_path / 'cache'))
+  monkeypatch.chdir(tmp_path)
+
+  def shown(*argv):
+    code = main.run(data_main.data_main, argv)
+    captured = capsys.readouterr()
+    return code, captured.out + captured.err
+
+  return shown
+
+
+def test_overview(shown, tmp_path):
+  tiny_tfds.write(
+    tmp_path, 'leaves', {'train': 3, 'test': 3}, num_classes=3, shape=(6, 5, 1)
+  )
+  tiny_tfds.write(
+    tmp_path, 'broken', {'train': 3}, num_classes=3, shape=(6, 5, 1)
+  )
+  (tmp_path / 'broken/1.0.0/features.json').write_text('{')
+  tiny_tfds.write(tmp_path, 'cifar10', {'train': 20, 'test': 10})
+  code, text = shown(f'--data_dir={tmp_path}')
+  assert code == 0
+  words = ' '.join(text.split())
+  for line in (
+    'cifar10 50,000 training and 10,000 test images, 32 x 32 x 3, 10 classes c',
+    '28 x 28 x 1, 10 classes; not there digits',
+    'leaves 3 training and 3 test images, 6 x 5 x 1, 3 classes',
+    'broken cannot be used: ',
+  ):
+    assert line in words
+  assert 'data.py folder:PATH' in text
+
+
+def test_a_sound_folder(shown, tmp_path):
+  picture_folders.class_folders(
+    tmp_path / 'photos',
+    {'train/cat': 9, 'train/dog': 6, 'test/cat': 3, 'test/dog': 3},
+  )
+  code, text = shown('folder:photos', '--image_size=6')
+  assert code == 0 and max(map(len, text.splitlines())) <= 80
+  for words in (
+    'by class folders',
+    '15 for training, 6 for testing, 6 x 6 x 3',
+    '  cat           9     3\n  dog           6     3\n',
+    'Nothing stops training: --dataset=folder:photos',
+  ):
+    assert words in text
+  assert 'note' not in text
+  _, again = shown('folder:photos', '--image_size=6')
+  assert again == text
+  (tmp_path / 'photos/train/cat/0.png').unlink()
+  _, changed = shown('folder:photos', '--image_size=6')
+  sums = [
+    line for t in (text, changed) for line in t.splitlines() if 'sha256' in line
+  ]
+  assert len(set(sums)) == 2
+
+
+def test_a_folder_with_clients(shown, tmp_path):
+  picture_folders.manifest(
+    tmp_path / 'photos',
+    [
+      'path,label,client,split',
+      *(f'{i}.png,{"ab"[i % 2]},c{i // 4},train' for i in range(6)),
+      *('6.png,,c1,train', '7.png,,,train', '8.png,a,,test', '9.png,b,,test'),
+    ],
+  )
+  code, text = shown('folder:photos', '--image_size=7')
+  assert code == 0
+  assert '8 for training (2 without a label), 2 for testing' in text
+  assert '2, of 3 to 4 images; 1 images are of nobody' in text
+
+
+def test_problems_of_a_folder(shown, tmp_path):
+  root = tmp_path / 'photos'
+  picture_folders.class_folders(
+    root, {'train/cat': 9, 'train/dog': 6, 'test/cat': 3, 'test/owl': 3}
+  )
+  code, text = shown('folder:photos')
+  assert code == 1
+  assert 'stops training: classes without a training image: owl' in text
+  assert 'note: classes without a test image: dog' in text
+  assert '  owl           0     3' in text
+  shutil.move(root / 'test/owl', root / 'test/dog')
+  (root / 'train/cat/1.jpg').write_text('no image')
+  (root / 'train/notes.txt').write_text('')
+  (root / 'train/cat/notes.txt').write_text('')
+  shutil.copy(root / 'train/cat/0.png', root / 'train/cat/again.png')
+  shutil.copy(root / 'train/cat/0.png', root / 'test/cat/again.png')
+  shutil.copy(root / 'train/dog/0.png', root / 'train/cat/dog.png')
+  code, text = shown('folder:photos')
+  assert code == 1
+  for words in (
+    'left out   1 files that are no images',
+    'note: 23 images are smaller than 32 x 32, and are enlarged',
+    'stops training: train/cat/1.jpg: it is not an image that can be read',
+    'note: 2 training images repeat another one, by their pixels:'
+    ' train/cat/again.png = train/cat/0.png,'
+    ' train/dog/0.png = train/cat/dog.png',
+    'note: 1 test images are for training, too, by their pixels:'
+    ' test/cat/again.png = train/cat/0.png',
+    'note: 1 images repeat one that has another class, by their pixels:'
+    ' train/dog/0.png = train/cat/dog.png',
+  ):
+    assert words in text
+  code, text = shown('folder:photos', '--max_unreadable=1')
+  assert code == 0
+  assert 'note: train/cat/1.jpg: it is not an image' in text
+
+
+def test_a_tfds_set(shown, tmp_path):
+  tiny_tfds.write(
+    tmp_path, 'leaves', {'train': 8, 'test': 6}, num_classes=3, shape=(6, 5, 1)
+  )
+  code, text = shown('leaves', f'--data_dir={tmp_path}', '--image_size=4')
+  assert code == 0 and '8 for training, 6 for testing, 4 x 4 x 1' in text
+  assert 'leaves/1.0.0 (' in text
+  (tmp_path / 'leaves/1.0.0/features.json').write_text('{')
+  code, text = shown('leaves', f'--data_dir={tmp_path}')
+  assert code == 2 and 'cannot be read; remove' in text
+
+
+def test_many_classes_are_shortened(shown, tmp_path):
+  tiny_tfds.write(
+    tmp_path,
+    'letters',
+    {'train': 70, 'test': 60},
+    num_classes=60,
+    shape=(4, 4, 1),
+  )
+  code, text = shown('letters', f'--data_dir={tmp_path}')
+  assert code == 0
+  assert '... and 40 more; classes have 1 to 2 training images' in text
+
+
+def test_what_is_not_there(shown, tmp_path):
+  code, text = shown('cifar100', f'--data_dir={tmp_path}')
+  assert code == 1
+  assert f"tfds.load('cifar100', data_dir='{tmp_path}')\"\n" in text
+  assert f'stops training: cifar100 is not in --data_dir={tmp_path}' in text
+  for argv, words in (
+    (['cifar11'], "did you mean 'cifar10'"),
+    (['folder:none'], 'it does not exist'),
+    (['digits', 'cifar10'], 'give one name only'),
+  ):
+    code, text = shown(*argv)
+    assert code == 2 and words in text and len(text.splitlines()) == 1
+
+
+def test_digits(shown):
+  code, text = shown('digits')
+  assert code == 0 and '1,437 for training, 360 for testing' in text

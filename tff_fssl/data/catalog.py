@@ -1,0 +1,33 @@
+"""What `--dataset` means: facts that are known without loading. TF-free."""
+
+from tff_fssl.data import data_hparams
+from tff_fssl.data import names
+from tff_fssl.hparams import import_function
+
+# They know `sources`, which knows this module.
+_FOLDER, _TFDS = 'tff_fssl.data.folders:find', 'tff_fssl.data.tfds_sets:find'
+
+
+def find(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> names.DataSetInfo:
+  """Finds a data set; reads folders and JSON, but no images.
+
+  Args:
+    name: One of `names.DATA_SETS`, `folder:PATH`, or a data set of TFDS in
+      `data_dir`.
+    data_dir: `--data_dir`; may be ''.
+    settings: How images are read.
+
+  Returns:
+    Its facts, for `sources.load_found`.
+
+  Raises:
+    UsageError: If there is no such data set, or it is of another kind.
+  """
+  if name.startswith(names.FOLDER):
+    return import_function(_FOLDER)(name, data_dir, settings)
+  known = names.DATA_SETS.get(name)
+  if known is not None and known.loader:
+    return known
+  return import_function(_TFDS)(name, data_dir, settings)

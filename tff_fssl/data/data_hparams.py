@@ -1,0 +1,119 @@
+"""Which images of a data set are used, and how they are read. TF-free."""
+
+import dataclasses
+import os
+import re
+
+from tff_fssl import hparams
+from tff_fssl.data import names
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+
+_SIZE = re.compile(r'([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?', re.ASCII)
+_DEFAULT_SIZE = (32, 32)
+
+
+@dataclasses.dataclass(frozen=True)
+class DataHparams:
+  """Flags of a data set's images, without a prefix."""
+
+  image_size: str = hparam(
+    '',
+    'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty, the size'
+    ' in which the data set has them, or 32 if their sizes differ.',
+    group='Own images (folder:PATH), and other splits and sizes of TFDS sets',
+  )
+  resize: str = hparam(
+    'crop',
+    'How images get this size. crop: the middle part of that shape, scaled;'
+    ' squash: the whole image, without keeping its proportions.',
+    choices=('crop', 'squash'),
+  )
+  color: str = hparam(
+    'auto',
+    'Channels: rgb; gray; auto: gray if the data set says that its images are,'
+    ' else rgb.',
+    choices=('auto', 'rgb', 'gray'),
+  )
+  flip: bool = hparam(
+    True,
+    'Whether views may be mirrored. Set it to false where a mirrored image has'
+    ' another meaning, such as text.',
+  )
+  test_share: float = hparam(
+    0.2,
+    'Share of the images that are for testing where the data do not say which'
+    ' are. An image is in it by a hash of its name, so adding images moves no'
+    ' other.',
+    minimum=0.001,
+    maximum=0.999,
+  )
+  max_unreadable: int = hparam(
+    0,
+    'How many image files may be unreadable; they are left out. None by'
+    ' default: a damaged file may mean a damaged copy of the folder.',
+    minimum=0,
+    may_change=True,
+  )
+  split_preset: str = hparam(
+    names.OFFICIAL,
+    'What is for training and what for testing. official: as published. The'
+    ' others pool training and test images and split them anew, the same for'
+    " each --seed, and set --num_validation: fedmatch: FedMatch's paper"
+    ' (CIFAR-10: 54,000 / 3,000 validation / 3,000 test; Fashion-MNIST: 63,000'
+    ' / 3,500 / 3,500); fedmatch_code: its code (CIFAR-10: 56,000 / 2,000 /'
+    " 2,000); protofssl: ProtoFSSL's, of each class (CIFAR-10: 5,400 / 300 /"
+    ' 300; SVHN: 5,400 / 200 / 200; STL-10: 1,000 / 150 / 150).',
+    choices=(names.OFFICIAL, *names.SPLIT_PRESETS),
+  )
+  svhn_extra: bool = hparam(
+    False,
+    'svhn_cropped: also train on its 531,131 extra images.',
+  )
+  cache_dir: str = hparam(
+    '',
+    'Folder of decoded images, which are made once and may be removed at any'
+    ' time; if empty, tff_fssl in $XDG_CACHE_HOME or else in ~/.cache.',
+    may_change=True,
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+    if self.image_size and not _SIZE.fullmatch(self.image_size):
+      raise UsageError(
+        f'--image_size={self.image_size}: must be a number of pixels such as'
+        ' 32, or HEIGHTxWIDTH such as 32x48, each from 1 to 9999'
+      )
+
+  @property
+  def size(self) -> tuple[int, int] | None:
+    """(height, width) of `image_size`; None if it is empty."""
+    match = _SIZE.fullmatch(self.image_size)
+    return (int(match[1]), int(match[2] or match[1])) if match else None
+
+  def image_shape(self, stored: tuple[int, ...] = ()) -> tuple[int, int, int]:
+    """The shape of an image.
+
+    Args:
+      stored: (height, width, channels) as the data set says; -1 for what
+        differs between images, () if it says nothing.
+
+    Returns:
+      (height, width, channels).
+    """
+    fixed = len(stored) == 3 and min(stored[:2]) > 0
+    height, width = self.size or (stored[:2] if fixed else _DEFAULT_SIZE)
+    is_gray = self.color == 'gray' or (
+      self.color == 'auto' and stored[2:] == (1,)
+    )
+    return height, width, 1 if is_gray else 3
+
+  @property
+  def cache_folder(self) -> str:
+    """The folder of `cache_dir`, absolute."""
+    if self.cache_dir:
+      return os.path.abspath(os.path.expanduser(self.cache_dir))
+    parent = os.environ.get('XDG_CACHE_HOME', '')
+    if not os.path.isabs(parent):  # As the specification of XDG demands.
+      parent = os.path.expanduser(os.path.join('~', '.cache'))
+    return os.path.join(parent, 'tff_fssl')

@@ -1,0 +1,231 @@
+"""Decoded images in a file that is mapped into memory. TensorFlow-free.
+
+A data set's images are decoded once, into a folder whose name says from what
+they were made: `images.bin`, uint8 [N, H, W, C], and `index.json`, all else.
+The folder is made under another name, flushed and renamed, so it is whole or
+not there. What a kill left is removed when the next one is made.
+"""
+
+from collections.abc import Callable, Iterable
+import contextlib
+import dataclasses
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+
+_FORMAT = 'tff_fssl.images'
+# Part of every key: raise it when images are converted in another way.
+_VERSION = 1
+_IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
+_WRITING = '.writing'
+_OURS = re.compile(r'[0-9a-f]{32}\.writing')
+_CHUNK = 2**24
+# Of a set whose images are all of one color.
+_LEAST_DEVIATION = 1 / 255
+
+
+@dataclasses.dataclass(frozen=True)
+class Cached:
+  """Decoded images.
+
+  Attributes:
+    path: Their folder.
+    images: uint8 [N, H, W, C], mapped, read-only.
+    facts: What the maker said about them.
+    mean: Mean of the training images' pixels / 255, per channel.
+    std: Their standard deviation, > 0.
+  """
+
+  path: str
+  images: np.ndarray
+  facts: dict[str, Any]
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+
+
+class Writer:
+  """Takes the images of a new folder."""
+
+  def __init__(self, file: BinaryIO, shape: tuple[int, int, int]):
+    self._file = file
+    self._size = int(np.prod(shape))
+
+  def put(self, position: int, image: np.ndarray) -> None:
+    """Writes an image, uint8 [H, W, C], at its position."""
+    self._file.seek(position * self._size)
+    self._file.write(image.tobytes())
+
+
+# Puts the images, and returns (how many there are, how many of the first ones
+# are for training, facts as JSON shows them).
+Make = Callable[[Writer], tuple[int, int, dict[str, Any]]]
+
+
+def key_of(*parts: Any) -> str:
+  """The name of a folder: a hash of all that its images depend on."""
+  text = json.dumps([_VERSION, *parts], default=dataclasses.asdict)
+  return hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]
+
+
+def open_or_make(
+  folder: str, key: str, shape: tuple[int, int, int], most: int, make: Make
+) -> Cached:
+  """Opens decoded images; makes them if they are not there.
+
+  Args:
+    folder: The folder of all caches.
+    key: From `key_of`.
+    shape: (height, width, channels).
+    most: How many images there can be; space for them is reserved.
+    make: Puts the images.
+
+  Returns:
+    The images.
+
+  Raises:
+    UsageError: If the disk refuses, or what is there is something else.
+  """
+  path = os.path.join(folder, key)
+  if os.path.lexists(path):
+    return _open(path, shape)
+  with durable.storage_errors('--cache_dir'):
+    os.makedirs(folder, exist_ok=True)
+    with _locked(folder):
+      if not os.path.lexists(path):  # Another program may have made it.
+        _remove_leftovers(folder)
+        _make(path, shape, most, make)
+  return _open(path, shape)
+
+
+@contextlib.contextmanager
+def _locked(folder: str):
+  """Lets one program at a time make images in a folder."""
+  descriptor = os.open(
+    os.path.join(folder, _LOCK),
+    os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NONBLOCK,
+    0o666,
+  )
+  try:
+    fcntl.flock(descriptor, fcntl.LOCK_EX)
+    yield
+  finally:
+    os.close(descriptor)
+
+
+def _remove_leftovers(folder: str) -> None:
+  """Removes what killed programs left; nobody else is writing."""
+  for name in os.listdir(folder):
+    if _OURS.fullmatch(name):
+      shutil.rmtree(os.path.join(folder, name))
+
+
+def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
+  new = f'{path}{_WRITING}'
+  os.mkdir(new)
+  try:
+    images = os.path.join(new, _IMAGES)
+    with open(images, 'wb') as file:
+      if most:  # So that a full disk is noticed before hours of work.
+        os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
+      count, num_train, facts = make(Writer(file, shape))
+      file.truncate(count * int(np.prod(shape)))
+    mean, std = _measure(images, (count, *shape), num_train)
+    index = {
+      'format': _FORMAT,
+      'version': _VERSION,
+      'shape': [count, *shape],
+      'mean': mean,
+      'std': std,
+      'facts': facts,
+    }
+    text = json.dumps(index).encode()
+    with open(os.path.join(new, _INDEX), 'wb') as file:
+      file.write(text)
+    for name in (_IMAGES, _INDEX):
+      durable.sync_file(os.path.join(new, name))
+    durable.sync_folder(new)
+    os.rename(new, path)
+    durable.sync_folder(os.path.dirname(path))
+  except BaseException as error:
+    shutil.rmtree(new, ignore_errors=True)
+    if isinstance(error, OSError) and error.filename is None:
+      error.filename = new  # Calls on an open file do not know its name.
+    raise
+
+
+def _open(path: str, shape: tuple[int, int, int]) -> Cached:
+  try:
+    index = files.read_json(os.path.join(path, _INDEX))
+    if index.get('format') != _FORMAT or index.get('version') != _VERSION:
+      raise files.FileError(path, 'its index.json is of another kind')
+    whole = tuple(map(int, index['shape']))
+    if len(whole) != 4 or whole[1:] != tuple(shape) or min(whole) < 0:
+      raise files.FileError(path, f'its images are {list(whole)}')
+    images = _map(os.path.join(path, _IMAGES), whole)
+    mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
+    if len(mean) != shape[-1] or len(std) != shape[-1]:
+      raise files.FileError(path, 'its index.json is damaged')
+    facts = dict(index['facts'])
+  except files.FileError as error:
+    raise _foreign(path, str(error)) from error
+  except (KeyError, TypeError, ValueError) as error:
+    raise _foreign(path, 'its index.json is damaged') from error
+  return Cached(path, images, facts, mean, std)
+
+
+def foreign(cached: Cached) -> UsageError:
+  """The error for facts that the maker cannot have written."""
+  return _foreign(cached.path, 'its index.json is damaged')
+
+
+def _foreign(path: str, reason: str) -> UsageError:
+  return UsageError(
+    f'{path}: does not hold the decoded images that should be there ({reason});'
+    ' remove this folder and give the command again'
+  )
+
+
+def _map(path: str, shape: tuple[int, ...]) -> np.ndarray:
+  with files.open_binary(path) as file:
+    size = os.fstat(file.fileno()).st_size
+    if size != int(np.prod(shape)):
+      raise files.FileError(path, f'it has {size:,} bytes')
+    if not size:
+      return np.zeros(shape, np.uint8)
+    return np.memmap(file, np.uint8, 'r', shape=shape)
+
+
+def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
+  """Slices of images, each of about 16 MB."""
+  rows = max(1, _CHUNK // max(1, int(np.prod(images.shape[1:]))))
+  for start in range(0, len(images), rows):
+    yield images[start : start + rows]
+
+
+def _measure(
+  path: str, shape: tuple[int, ...], num_train: int
+) -> tuple[list[float], list[float]]:
+  """(mean, std) of the first `num_train` images, per channel."""
+  images = _map(path, shape)
+  channels = shape[-1]
+  counts = np.zeros((channels, 256), np.int64)
+  for chunk in chunks(images[:num_train]):
+    for channel in range(channels):
+      values = chunk[..., channel].ravel()
+      counts[channel] += np.bincount(values, minlength=256)
+  values = np.arange(256) / 255
+  mean = counts @ values / max(1, counts[0].sum())
+  square = counts @ values**2 / max(1, counts[0].sum())
+  std = np.sqrt(np.maximum(square - mean**2, 0))
+  std = np.maximum(std, _LEAST_DEVIATION)
+  return mean.tolist(), std.tolist()

@@ -1,0 +1,154 @@
+"""What can be wrong with a data set. TensorFlow-free."""
+
+from collections.abc import Callable, Sequence
+import hashlib
+from typing import NamedTuple
+
+import numpy as np
+
+from tff_fssl.data import image_cache
+from tff_fssl.hparams import UsageError
+
+_NUM_SHOWN = 3
+
+
+class Problem(NamedTuple):
+  """Something that is wrong.
+
+  Attributes:
+    text: What, in one line.
+    stops: Whether training is not possible.
+  """
+
+  text: str
+  stops: bool
+
+
+def shown(items: Sequence[str], separator: str = ', ') -> str:
+  """The first items, and how many more there are."""
+  more = len(items) - _NUM_SHOWN
+  return separator.join(items[:_NUM_SHOWN]) + (
+    f'{separator}and {more:,} more' if more > 0 else ''
+  )
+
+
+def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:
+  """int64 [num_classes]: examples of each class; other labels do not count."""
+  return np.bincount(
+    labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes
+  )
+
+
+def label_problems(
+  class_names: Sequence[str], train: np.ndarray, test: np.ndarray
+) -> list[Problem]:
+  """Finds empty splits and missing classes.
+
+  Args:
+    class_names: The name of each class.
+    train: Labels of training examples, integers [N]; -1 is unknown.
+    test: Labels of test examples.
+
+  Returns:
+    What is wrong.
+  """
+  problems = [
+    Problem(f'there are no {split} images', True)
+    for split, labels in (('training', train), ('test', test))
+    if not len(labels)
+  ]
+  if len(class_names) < 2:
+    names = ', '.join(class_names) or 'none'
+    problems.append(
+      Problem(f'a classifier needs two classes or more; given: {names}', True)
+    )
+  for split, labels, lowest in (('training', train, -1), ('test', test, 0)):
+    wrong = (labels < lowest) | (labels >= len(class_names))
+    if wrong.any():
+      example = int(np.argmax(wrong))
+      problems.append(
+        Problem(
+          f'{int(wrong.sum()):,} {split} labels are not of a class (such as'
+          f' {labels[example]}, of {split} image {example})',
+          True,
+        )
+      )
+  for split, labels, stops in (
+    ('training', train, True),
+    ('test', test, False),
+  ):
+    counts = class_counts(labels, len(class_names))
+    missing = [n for n, count in zip(class_names, counts) if not count]
+    if missing and len(labels):
+      problems.append(
+        Problem(f'classes without a {split} image: {shown(missing)}', stops)
+      )
+  return problems
+
+
+def refuse(where: str, problems: Sequence[Problem]) -> None:
+  """Raises `UsageError` if a problem stops training."""
+  texts = [problem.text for problem in problems if problem.stops]
+  if texts:
+    raise UsageError(f'{where}: {"; ".join(texts)}; put this right')
+
+
+def checksum(*arrays: np.ndarray) -> str:
+  """SHA-256 of arrays: shapes, types and content."""
+  digest = hashlib.sha256()
+  for array in arrays:
+    digest.update(f'{array.dtype} {array.shape}'.encode())
+    for chunk in image_cache.chunks(array):
+      digest.update(np.ascontiguousarray(chunk).data)
+  return digest.hexdigest()
+
+
+def duplicate_problems(
+  images: Sequence[np.ndarray],
+  labels: Sequence[np.ndarray],
+  name: Callable[[int], str],
+) -> list[Problem]:
+  """Finds images that are there more than once, by a hash of their pixels.
+
+  Args:
+    images: uint8 [N, H, W, C] for training, [M, H, W, C] for testing.
+    labels: Their labels.
+    name: What an image is called; those for testing have numbers from N.
+
+  Returns:
+    What is wrong; none of it stops training.
+  """
+  num_train = len(images[0])
+  hashes = np.concatenate([_hashes(part) for part in images])
+  _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
+  # `first` is the first image of each group, so one for training if any is.
+  original = first[group]
+  number = np.arange(len(hashes))
+  is_train, again = number < num_train, original < number
+  y = np.concatenate(labels)
+  is_known = (y >= 0) & (y[original] >= 0)
+  problems = []
+  for found, what in (
+    (again & is_train, 'training images repeat another one'),
+    (~is_train & (original < num_train), 'test images are for training, too'),
+    (
+      again & is_known & (y != y[original]),
+      'images repeat one that has another class',
+    ),
+  ):
+    if found.any():
+      pairs = [f'{name(i)} = {name(original[i])}' for i in number[found][:4]]
+      more = f'{int(found.sum()):,} {what}, by their pixels: {shown(pairs[:3])}'
+      problems.append(Problem(more + ', ...' * (len(pairs) > 3), False))
+  return problems
+
+
+def _hashes(images: np.ndarray) -> np.ndarray:
+  """A hash of each image, bytes [N]."""
+  hashes = [
+    # `S17`, since NumPy drops zeros at the end.
+    hashlib.blake2b(image.tobytes(), digest_size=16).digest() + b'.'
+    for chunk in image_cache.chunks(images)
+    for image in chunk
+  ]
+  return np.array(hashes, 'S17')

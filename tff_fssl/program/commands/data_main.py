@@ -1,0 +1,267 @@
+"""`programs/data.py`: lists the data sets, or looks one over. TF-free."""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+from typing import Any
+
+from tff_fssl import hparams
+from tff_fssl.data import catalog
+from tff_fssl.data import data_hparams
+from tff_fssl.data import names as data_names
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import console
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
+
+_USAGE = 'programs/data.py [NAME|folder:PATH] [--data_dir=DIR]'
+_ABOUT = (
+  'Without a name, lists the data sets. With one, says what it is, whether it'
+  ' is there and how to fetch it, and looks it over: images of each class,'
+  ' files that cannot be read, images that are there twice or both for training'
+  ' and for testing. With the same flags as training, it decodes the images'
+  ' for it, and training then starts at once.\n'
+  'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
+  ' training.'
+)
+_MAX_LINES = 20
+_NAME_WIDTH = 40
+
+
+@dataclasses.dataclass(frozen=True)
+class DataFlags:
+  """Flags of `programs/data.py`, besides those of images."""
+
+  data_dir: str = hparam(
+    '', "The data's folder, as for training.", group='Flags'
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def data_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group(DataFlags), flags.Group(data_hparams.DataHparams)]
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  data_dir = parsed.build(DataFlags).data_dir
+  settings = parsed.build(data_hparams.DataHparams)
+  given = parsed.positional
+  if len(given) > 1:
+    raise UsageError(f'{given[1]!r}: give one name only')
+  main_lib.quiet()
+  if not given:
+    print(_overview(data_dir))
+    return main_lib.DONE
+  if given[0].startswith(data_names.FOLDER):
+    problems = _look_over_folder(given[0], data_dir, settings)
+  else:
+    problems = _look_over_named(given[0], data_dir, settings)
+  for problem in problems[:_MAX_LINES]:
+    label = 'stops training' if problem.stops else 'note'
+    print(f'{label}: {main_lib.printable(problem.text)}')
+  if len(problems) > _MAX_LINES:
+    print(f'... and {len(problems) - _MAX_LINES:,} more')
+  if any(problem.stops for problem in problems):
+    return main_lib.FAILED
+  print(f'Nothing stops training: --dataset={given[0]}')
+  return main_lib.DONE
+
+
+def _overview(data_dir: str) -> str:
+  """What data sets there are."""
+  from tff_fssl.data import tfds_sets  # pylint: disable=C0415
+
+  rows = {}
+  for name, info in data_names.DATA_SETS.items():
+    is_there = info.loader or tfds_sets.stored_version(name, data_dir)
+    rows[name] = f'{_sizes(info)}{"" if is_there else "; not there"}'
+  for name in tfds_sets.there(data_dir):
+    if name not in rows:
+      try:
+        info = catalog.find(name, data_dir, data_hparams.DataHparams())
+        rows[name] = _sizes(info)
+      except UsageError as error:
+        rows[name] = f'cannot be used: {error}'
+  command = console.command('data')
+  return '\n'.join(
+    [
+      f'In --data_dir={tfds_sets.folder_of(data_dir)}:',
+      console.table(rows),
+      '',
+      f'{command} NAME looks one over,',
+      f'{command} {data_names.FOLDER}PATH a folder of images.',
+    ]
+  )
+
+
+def _sizes(info: data_names.DataSetInfo) -> str:
+  return (
+    f'{info.num_train:,} training and {info.num_test:,} test images,'
+    f' {_shape(info.image_shape)}, {info.num_classes} classes'
+  )
+
+
+def _shape(image_shape: Sequence[int]) -> str:
+  return ' x '.join(map(str, image_shape))
+
+
+def _look_over_folder(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a folder is; returns its problems."""
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import folders
+  from tff_fssl.data import inspection
+
+  info = folders.describe(name, data_dir, settings)
+  listing, problems = info.listing, info.listing.problems()
+  rows = {
+    'data set': f'{name}, by {listing.kind}',
+    'where': os.path.abspath(listing.root),
+  }
+  if listing.num_ignored:
+    rows['left out'] = f'{listing.num_ignored:,} files that are no images'
+  if any(problem.stops for problem in problems):
+    labels = listing.labels('train'), listing.labels('test')
+    print(console.table(rows))
+    _print_classes(listing.class_names, *labels)
+    return problems
+  data, unreadable, sizes = folders.decode(info)
+  if sizes:
+    height, width, _, count = zip(*sizes)
+    rows['stored'] = (
+      f'{min(height)} x {min(width)} to {max(height)} x {max(width)}'
+      f' ({len(sizes):,} sizes)'
+    )
+  _print_data(rows, data)
+  read = [
+    row.path
+    for row in (*listing.train, *listing.test)
+    if row.path not in unreadable
+  ]
+  problems = _problems(data, lambda i: read[i])
+  enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
+  if enlarged:
+    size = _shape(info.image_shape[:2])
+    text = f'{enlarged:,} images are smaller than {size}, and are enlarged'
+    problems.insert(0, inspection.Problem(text, False))
+  too_many = len(unreadable) > settings.max_unreadable
+  return problems + [
+    inspection.Problem(f'{path}: {reason}', too_many)
+    for path, reason in unreadable.items()
+  ]
+
+
+def _look_over_named(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a data set is; returns its problems."""
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import inspection
+  from tff_fssl.data import sources
+  from tff_fssl.data import tfds_sets
+
+  info = catalog.find(name, data_dir, settings)
+  rows = {'data set': name}
+  known = data_names.DATA_SETS.get(name)
+  if known is None or not known.loader:  # Else it needs no folder.
+    version = tfds_sets.stored_version(name, data_dir)
+    if version is None:
+      rows['images'] = _sizes(info)
+      print(console.table(rows))
+      # In one line, so that it can be copied.
+      print(f'\nTo fetch it:\n  {tfds_sets.fetch_command(name, data_dir)}\n')
+      where = tfds_sets.folder_of(data_dir)
+      text = f'{name} is not in --data_dir={where}'
+      return [inspection.Problem(text, True)]
+    folder = tfds_sets.stored(name, data_dir).folder
+    size = sum(size for _, size, _ in tfds_sets.files_of(folder))
+    rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
+  data = sources.load_found(info, data_dir or None)
+  _print_data(rows, data)
+  count = len(data.train)
+  return _problems(
+    data, lambda i: f'test {i - count}' if i >= count else f'training {i}'
+  )
+
+
+def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
+  """What is wrong with a loaded data set."""
+  from tff_fssl.data import inspection  # pylint: disable=C0415
+
+  images = data.train.x, data.test.x
+  labels = data.train.y, data.test.y
+  return [
+    *inspection.label_problems(data.class_names, *labels),
+    *inspection.duplicate_problems(images, labels, name),
+  ]
+
+
+def _print_data(rows: dict[str, str], data: Any) -> None:
+  """Prints what a loaded data set is."""
+  import numpy as np  # pylint: disable=import-outside-toplevel
+
+  from tff_fssl.data import inspection  # pylint: disable=C0415
+
+  parts = data.train.x, data.train.y, data.test.x, data.test.y
+  unknown = int((data.train.y < 0).sum())
+  rows['images'] = (
+    f'{len(data.train):,} for training'
+    + (f' ({unknown:,} without a label)' if unknown else '')
+    + f', {len(data.test):,} for testing, {_shape(data.image_shape)}'
+    f' ({sum(part.nbytes for part in parts) / 1e6:,.1f} MB)'
+  )
+  if data.client_names:
+    sizes = np.bincount(data.owners + 1, minlength=len(data.client_names) + 1)
+    rows['clients'] = (
+      f'{len(data.client_names):,}, of {sizes[1:].min():,} to'
+      f' {sizes[1:].max():,} images'
+      + (f'; {sizes[0]:,} images are of nobody' if sizes[0] else '')
+    )
+  for label, values in (('mean', data.mean), ('deviation', data.std)):
+    rows[label] = ', '.join(f'{value:.4f}' for value in values)
+  rows['sha256'] = inspection.checksum(*parts)
+  print(console.table(rows))
+  _print_classes(data.class_names, data.train.y, data.test.y)
+
+
+def _print_classes(class_names: Sequence[str], train: Any, test: Any) -> None:
+  """Prints how many images each class has."""
+  from tff_fssl.data import inspection  # pylint: disable=C0415
+
+  counts = [inspection.class_counts(y, len(class_names)) for y in (train, test)]
+  rows = [
+    (main_lib.printable(name)[:_NAME_WIDTH], f'{a:,}', f'{b:,}')
+    for name, a, b in zip(class_names, *counts)
+  ]
+  shown = [('class', 'training', 'test'), *rows[:_MAX_LINES]]
+  widths = [max(map(len, column)) for column in zip(*shown)]
+  print()
+  for name, *numbers in shown:
+    cells = (number.rjust(w) for number, w in zip(numbers, widths[1:]))
+    print('  ' + '  '.join([name.ljust(widths[0]), *cells]))
+  if len(rows) > _MAX_LINES:
+    least, most = int(counts[0].min()), int(counts[0].max())
+    print(
+      f'  ... and {len(rows) - _MAX_LINES:,} more; classes have {least:,} to'
+      f' {most:,} training images'
+    )
+  print()
