@@ -47,7 +47,7 @@ _CLIENTS_DATA = {
   'num_validation',
   'output_dir',
   'rounds_per_evaluation',
-  'split',
+  'partition',
 }
 
 
@@ -247,7 +247,7 @@ def test_headers(name):
   }[run.dataset]
   assert re.search(rf'\b{title}\b', about)
   assert f' {run.num_labels} labels' in about
-  dirichlet = run.split == 'dirichlet'
+  dirichlet = run.partition == 'dirichlet'
   assert (f' Dir({run.alpha})' in about) == dirichlet
   assert ('Dir(' in about) == dirichlet
   if name.startswith(('table2', 'figure4')):

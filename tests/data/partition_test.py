@@ -70,7 +70,7 @@ def test_counts_of_the_papers_settings(
   counts=st.lists(st.integers(6, 60), min_size=2, max_size=6),
   num_clients=st.integers(1, 6),
   per_class=st.integers(1, 2),
-  split=st.sampled_from(names.SPLITS),
+  partition=st.sampled_from(names.PARTITIONS),
   alpha=st.floats(0.05, 100),
   scenario=st.sampled_from(names.SCENARIOS),
   num_validation=st.integers(0, 5),
@@ -81,7 +81,7 @@ def test_invariants(
   counts,
   num_clients,
   per_class,
-  split,
+  partition,
   alpha,
   scenario,
   num_validation,
@@ -94,7 +94,7 @@ def test_invariants(
     'num_clients': num_clients,
     'num_labels': per_class * len(counts),
     'scenario': scenario,
-    'split': split,
+    'partition': partition,
     'alpha': alpha,
     'min_client_examples': 0,
     'num_validation': num_validation,
@@ -117,7 +117,7 @@ def test_invariants(
   else:
     assert len(p.server_labeled) == per_class * len(counts)
   totals = p.class_counts.sum(axis=1)
-  if split == names.DIRICHLET:
+  if partition == names.DIRICHLET:
     assert totals.sum() == rest  # Nothing is left over.
   else:
     assert len(set(totals)) == 1
@@ -143,18 +143,22 @@ def test_seeds_differ_but_only_where_they_should():
   labels = _labels([500] * 10)
   a, b = _build(labels, seed=0), _build(labels, seed=1)
   assert a.server_labeled.tolist() != b.server_labeled.tolist()
-  # Neither the split nor validation changes which examples are labelled.
-  c = _build(labels, seed=0, split='dirichlet', alpha=1, num_validation=300)
+  # Neither the partition nor validation changes which examples are labelled.
+  c = _build(labels, seed=0, partition='dirichlet', alpha=1, num_validation=300)
   np.testing.assert_array_equal(a.server_labeled, c.server_labeled)
 
 
 def test_large_alpha_is_even_and_small_alpha_is_not():
   labels = _labels([1000] * 10)
-  even = _build(labels, split='dirichlet', alpha=1e6)
+  even = _build(labels, partition='dirichlet', alpha=1e6)
   counts = even.class_counts
   assert np.all(np.abs(counts - 99.9) <= 5)
   uneven = _build(
-    labels, split='dirichlet', alpha=1e-3, min_client_examples=1, num_clients=5
+    labels,
+    partition='dirichlet',
+    alpha=1e-3,
+    min_client_examples=1,
+    num_clients=5,
   )
   top = uneven.class_counts.max(axis=0) / uneven.class_counts.sum(axis=0)
   assert np.mean(top) > 0.95  # Nearly all of a class is on one client.
@@ -171,7 +175,7 @@ def test_dirichlet_of_the_paper():
         labels,
         num_clients=100,
         num_labels=40,
-        split='dirichlet',
+        partition='dirichlet',
         alpha=alpha,
         seed=seed,
       )
@@ -250,10 +254,10 @@ def test_more_labeled_clients_include_those_of_fewer():
   assert shares == [1, 1, 5, 10]
 
 
-@pytest.mark.parametrize('split', names.SPLITS)
-def test_clients_label_some_of_their_own_examples(split):
+@pytest.mark.parametrize('partition', names.PARTITIONS)
+def test_clients_label_some_of_their_own_examples(partition):
   labels = _labels([100] * 5)
-  settings = {**_CLIENTS, 'split': split, 'alpha': 0.3, 'seed': 4}
+  settings = {**_CLIENTS, 'partition': partition, 'alpha': 0.3, 'seed': 4}
   p = _build(
     labels,
     5,
@@ -270,7 +274,7 @@ def test_clients_label_some_of_their_own_examples(split):
     labeled, unlabeled = shares
     assert len(labeled) == (7 if client in _holders(p) else 0)
     assert np.all(np.diff(labeled) > 0) and np.all(np.diff(unlabeled) > 0)
-    # Its share of the split is the one that it has without labels.
+    # Its share is the one that it has without labels.
     share = np.concatenate(
       [hidden.client_labeled[client], hidden.client_unlabeled[client]]
     )
@@ -324,10 +328,10 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
       'for each client needs 100 examples of each class.* at most 50',
     ),
     ({'scenario': 'labels_at_sever'}, "did you mean 'labels_at_server'"),
-    ({'split': 'dirichlett'}, "did you mean 'dirichlet'"),
-    ({'split': 'dirichlet', 'alpha': 0.0}, '--alpha=0: .* greater than 0'),
-    ({'split': 'dirichlet', 'alpha': -1.0}, '--alpha=-1'),
-    ({'split': 'dirichlet', 'alpha': float('nan')}, '--alpha=nan'),
+    ({'partition': 'dirichlett'}, "did you mean 'dirichlet'"),
+    ({'partition': 'dirichlet', 'alpha': 0.0}, '--alpha=0: .* greater than 0'),
+    ({'partition': 'dirichlet', 'alpha': -1.0}, '--alpha=-1'),
+    ({'partition': 'dirichlet', 'alpha': float('nan')}, '--alpha=nan'),
     *(
       ({**_CLIENTS, 'labeled_clients': text}, f'--labeled_clients={text}: must')
       for text in (
@@ -349,7 +353,7 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
         **_CLIENTS,
         'client_labels': 'own',
         'num_labels': 200,
-        'split': 'dirichlet',
+        'partition': 'dirichlet',
       },
       'own: client .* or raise --min_client_examples',
     ),
@@ -366,11 +370,11 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     ({'num_validation': 491}, '--num_validation=491: only 490'),
     ({'num_validation': 490}, '--num_clients=10: only 0'),
     (
-      {'split': 'dirichlet', 'min_client_examples': 50},
+      {'partition': 'dirichlet', 'min_client_examples': 50},
       '--min_client_examples=50: .* at most 49',
     ),
     (
-      {'split': 'dirichlet', 'num_clients': 40, 'alpha': 0.3},
+      {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3},
       'Set --min_client_examples=[1-9] or less, raise --alpha',
     ),
   ],
@@ -381,7 +385,7 @@ def test_impossible_settings_are_refused(kwargs, message):
 
 
 def test_the_minimum_that_a_refusal_names_is_feasible():
-  kwargs = {'split': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
+  kwargs = {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
   labels = _labels([50] * 10)
   with pytest.raises(UsageError) as e:
     _build(labels, **kwargs)
@@ -408,6 +412,11 @@ def test_json_file_and_its_version(tmp_path):
   assert fields['settings']['num_examples'] == 500
   with pytest.raises(UsageError, match='version is 99'):
     partition_lib.Partition.from_json(json.dumps(fields | {'version': 99}))
+  # Older versions called it `split`.
+  fields['settings']['split'] = fields['settings'].pop('partition')
+  older = partition_lib.Partition.from_json(json.dumps(fields))
+  assert older.settings == p.settings and older.has_same_examples(p)
+  assert not _build(_labels([50] * 10), seed=1).has_same_examples(p)
   for bad in ('{"a": 1}', text[:-9], '[]'):
     with pytest.raises(UsageError, match='not a partition'):
       partition_lib.Partition.from_json(bad)

@@ -24,7 +24,7 @@ CLIENT_LABELS = (BALANCED, OWN)
 # How training data is split among clients; see `partition`.
 IID = 'iid'
 DIRICHLET = 'dirichlet'
-SPLITS = (IID, DIRICHLET)
+PARTITIONS = (IID, DIRICHLET)
 
 
 @dataclasses.dataclass(frozen=True)

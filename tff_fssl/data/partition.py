@@ -59,14 +59,7 @@ class Partition:
     Raises:
       UsageError: If an index is out of range or occurs twice.
     """
-    held = np.concatenate(
-      [
-        self.server_labeled,
-        self.validation,
-        *self.client_labeled,
-        *self.client_unlabeled,
-      ]
-    )
+    held = np.concatenate(self._held())
     if len(held) and not 0 <= held.min() <= held.max() < num_examples:
       raise UsageError(
         f'the partition has indices from {held.min()} to {held.max()}, but'
@@ -116,12 +109,28 @@ class Partition:
         client_labeled=[_indices(a) for a in fields['client_labeled']],
         client_unlabeled=[_indices(a) for a in fields['client_unlabeled']],
         class_counts=np.array(fields['class_counts'], np.int64),
-        settings=fields['settings'],
+        settings=_current(fields['settings']),
       )
     except (ValueError, KeyError, TypeError) as e:
       raise UsageError(
         f'not a partition of tff_fssl, or a damaged one: {e}'
       ) from e
+
+  def has_same_examples(self, other: 'Partition') -> bool:
+    """Whether everybody holds the same examples in both partitions."""
+    return self.num_clients == other.num_clients and all(
+      np.array_equal(mine, theirs)
+      for mine, theirs in zip(self._held(), other._held(), strict=True)
+    )
+
+  def _held(self) -> list[np.ndarray]:
+    """What the server, validation and each client hold."""
+    return [
+      self.server_labeled,
+      self.validation,
+      *self.client_labeled,
+      *self.client_unlabeled,
+    ]
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
     """Writes `to_json` to a file atomically; creates its folder."""
@@ -277,7 +286,7 @@ def _label_own(
       f' {most} examples; set it to at most {most}, or lower --num_clients'
       + (
         ', or raise --min_client_examples'
-        if settings.split == names.DIRICHLET
+        if settings.partition == names.DIRICHLET
         else ''
       )
     )
@@ -299,6 +308,12 @@ def _recorded(
     kind: Any = field.type  # JSON knows no integers of NumPy.
     result[field.name] = kind(getattr(settings, field.name))
   return {**result, 'num_examples': num_examples}
+
+
+def _current(settings: dict[str, Any]) -> dict[str, Any]:
+  """Settings by their names of today."""
+  renamed = {'split': 'partition'}
+  return {renamed.get(name, name): value for name, value in settings.items()}
 
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -140,14 +140,14 @@ def _draw_sizes(
 
 
 def _title(partition: partition_lib.Partition) -> str:
-  """The split in two lines."""
+  """The partition in two lines."""
   settings = partition.settings
-  split = settings['split']
-  if split == names.DIRICHLET:
-    split += f'({settings["alpha"]:g})'
+  kind = settings['partition']
+  if kind == names.DIRICHLET:
+    kind += f'({settings["alpha"]:g})'
   labeled, unlabeled = _held(partition)
   return (
-    f'{split}, {partition.num_clients} clients, each with {_range(labeled)}'
+    f'{kind}, {partition.num_clients} clients, each with {_range(labeled)}'
     f' labelled and {_range(unlabeled)} unlabelled examples\n'
     f'{len(partition.server_labeled)} labelled at the server,'
     f' {len(partition.validation)} for validation, seed {settings["seed"]}'

@@ -25,7 +25,7 @@ class PartitionSettings:
       clients for each client that holds labels; a multiple of `num_classes`,
       unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
-    split: One of `names.SPLITS`.
+    partition: One of `names.PARTITIONS`.
     alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
       more uneven split.
     min_client_examples: The least number of unlabelled examples of a client
@@ -45,7 +45,7 @@ class PartitionSettings:
   num_clients: int
   num_labels: int
   scenario: str = names.LABELS_AT_SERVER
-  split: str = names.IID
+  partition: str = names.IID
   alpha: float = 0.1
   min_client_examples: int = 10
   num_validation: int = 0
@@ -57,7 +57,7 @@ class PartitionSettings:
   def __post_init__(self):
     for flag, choice, allowed in (
       ('scenario', self.scenario, names.SCENARIOS),
-      ('split', self.split, names.SPLITS),
+      ('partition', self.partition, names.PARTITIONS),
       ('client_labels', self.client_labels, names.CLIENT_LABELS),
     ):
       if choice not in allowed:
@@ -90,12 +90,12 @@ class PartitionSettings:
         f' {1 if self.labels_own else self.num_classes}, or set --full_labels'
       )
     if (
-      self.split == names.DIRICHLET
+      self.partition == names.DIRICHLET
       and not _MIN_ALPHA <= self.alpha <= _MAX_ALPHA
     ):
       raise UsageError(
         f'--alpha={self.alpha:g}: must be a number greater than 0, from'
-        f' {_MIN_ALPHA:g} to {_MAX_ALPHA:g} (--split=dirichlet)'
+        f' {_MIN_ALPHA:g} to {_MAX_ALPHA:g} (--partition=dirichlet)'
       )
 
   @property

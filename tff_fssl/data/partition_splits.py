@@ -26,7 +26,7 @@ def split(
     UsageError: If no such split is found; names the flags.
   """
   rng = seeds.generator(settings.seed, seeds.Purpose.PARTITION)
-  if settings.split == names.IID:
+  if settings.partition == names.IID:
     return _split_iid(hidden, settings.num_clients, rng)
   return _split_dirichlet(
     hidden,
@@ -75,7 +75,7 @@ def _split_dirichlet(
       return _cut(hidden, cuts)
     best = max(best, smallest)
   raise UsageError(
-    f'--split=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
+    f'--partition=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
     f' {MAX_DRAWS} draws gave no split in which every client has'
     f' --min_client_examples={min_client_examples} of the {total} examples; the'
     f' best had {best}. Set --min_client_examples={best} or less, raise'

@@ -110,8 +110,8 @@ def unfinished(tmp_path):
     (['--num_labels=60000'], ['--num_labels=60000', '50000']),
     (['--num_labels=45'], ['--num_labels=45', '40 or 50']),
     (['--clients_per_round=101'], ['=101', 'at most --num_clients=100']),
-    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
-    (['--split=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
     (
       [_CLIENTS, '--algorithm=semifl'],
       [_CLIENTS, '--algorithm=semifl runs with labels_at_server only'],
@@ -209,7 +209,7 @@ def test_data(unfinished, what, words, capsys):
 
 
 def test_a_dirichlet_split_that_cannot_reach_its_minimum(tmp_path, capsys):
-  flags = ['--dataset=digits', '--split=dirichlet', '--alpha=0.05']
+  flags = ['--dataset=digits', '--partition=dirichlet', '--alpha=0.05']
   code = _train(tmp_path / 'run', *flags, '--num_clients=100')
   words = ['--min_client_examples=10', '--alpha', 'or less']
   _assert_refused(code, words, capsys)

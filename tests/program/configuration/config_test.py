@@ -33,7 +33,7 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--algorithm=supervised', _CLIENTS, '--full_labels', '--norm=bn'],
     ['--algorithm=uda', _CLIENTS, '--labeled_clients=0.1', '--num_labels=50'],
     ['--algorithm=uda', _CLIENTS, '--client_labels=own', '--num_labels=7'],
-    ['--split=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
+    ['--partition=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
   ):
     first = _config(*argv)
@@ -72,7 +72,7 @@ def test_labels_at_clients_have_no_pretraining():
       ['--clients_per_round=20', '--num_clients=10'],
       ['--clients_per_round=20', '--num_clients=10'],
     ),
-    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
     (
       [_CLIENTS, '--algorithm=semifl'],
       ['--scenario=labels_at_clients', 'semifl', 'fixmatch'],
@@ -82,7 +82,8 @@ def test_labels_at_clients_have_no_pretraining():
       ['--batch_norm_statistics=pooled', '--norm=bn'],
     ),
     (['--batch_norm_statistics=moving_average'], ['moving_average']),
-    (['--alpha=0.3'], ['--alpha', 'no effect', '--split=iid']),
+    (['--split=iid'], ['unknown flag --split; it is called --partition now']),
+    (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),
     (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
     (['--profile=2,,4'], ["'' is not a round"]),
@@ -288,9 +289,9 @@ def test_round_defaults_are_in_the_help(with_round_defaults, capsys):
 
 def test_a_flagfile_may_set_flags_without_effect(tmp_path):
   path = tmp_path / 'a.flags'
-  path.write_text('--split=dirichlet\n--alpha=0.3\n')
+  path.write_text('--partition=dirichlet\n--alpha=0.3\n')
   assert _config(f'--flagfile={path}').run.alpha == 0.3
-  assert 'alpha' not in _config(f'--flagfile={path}', '--split=iid').flags()
+  assert 'alpha' not in _config(f'--flagfile={path}', '--partition=iid').flags()
   path.write_text('--fl2.consistency=none\n--fl2.rho=0.5\n')
   dead = _config(f'--flagfile={path}')
   assert dead.algorithm.rho == 0.5

@@ -8,6 +8,7 @@ from typing import Any
 
 from tff_fssl import files
 from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -286,7 +287,13 @@ def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
   """Raises `UsageError` if the run was made with another partition."""
   if not os.path.lexists(tree.partition_json):
     return
-  if files.read_text(tree.partition_json) != task.partition.to_json():
+  text = files.read_text(tree.partition_json)
+  try:
+    recorded = partition_lib.Partition.from_json(text)
+    is_same = recorded.has_same_examples(task.partition)
+  except UsageError:
+    is_same = False
+  if not is_same:
     raise UsageError(
       f'{tree.partition_json} is not the partition that the flags give now: the'
       ' file, the data or the code have changed since the run was made, so the'
@@ -319,8 +326,10 @@ def _banner(
       partition.client_labeled, partition.client_unlabeled
     )
   ]
-  split = (
-    f'Dirichlet({run.alpha:g})' if run.split == data_names.DIRICHLET else 'IID'
+  kind = (
+    f'Dirichlet({run.alpha:g})'
+    if run.partition == data_names.DIRICHLET
+    else 'IID'
   )
   shape = ' x '.join(map(str, data.image_shape))
   if len(partition.server_labeled):
@@ -358,7 +367,7 @@ def _banner(
     f' test images of {shape}, {data.num_classes} classes'
     + (validation if run.num_validation else ''),
     'labels': labels,
-    'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
+    'clients': f'{run.num_clients}, {kind}, {_range(sizes)} examples each',
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),

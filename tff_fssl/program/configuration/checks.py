@@ -130,7 +130,7 @@ def _check_data(config: 'config_lib.Config') -> None:
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   if settings.labels_own:
     size = max(rest, 0) // run.num_clients
-    if run.split == data_names.IID and run.num_labels > size:
+    if run.partition == data_names.IID and run.num_labels > size:
       raise UsageError(
         f'--num_labels={run.num_labels} --client_labels={data_names.OWN}: each'
         f' of {run.num_clients} clients has {size} examples of {run.dataset}'

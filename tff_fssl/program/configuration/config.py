@@ -132,7 +132,7 @@ class Config:
       num_clients=run.num_clients,
       num_labels=run.num_labels,
       scenario=self.round.scenario,
-      split=run.split,
+      partition=run.partition,
       alpha=run.alpha,
       min_client_examples=run.min_client_examples,
       num_validation=run.num_validation,

@@ -115,25 +115,25 @@ class RunHparams:
     minimum=1,
     maximum=10**6,
   )
-  split: str = hparam(
+  partition: str = hparam(
     data_names.IID,
     'How training data is split among clients. iid: evenly, at random;'
     ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
-    choices=data_names.SPLITS,
+    choices=data_names.PARTITIONS,
   )
   alpha: float = hparam(
     0.1,
     'Concentration of the Dirichlet split: smaller values make it more uneven.',
     minimum=0,
     exclusive_minimum=True,
-    needs={'split': (data_names.DIRICHLET,)},
+    needs={'partition': (data_names.DIRICHLET,)},
   )
   min_client_examples: int = hparam(
     10,
     'The Dirichlet split is redrawn until each client has at least this many'
     ' examples.',
     minimum=0,
-    needs={'split': (data_names.DIRICHLET,)},
+    needs={'partition': (data_names.DIRICHLET,)},
   )
   num_validation: int = hparam(
     0,
