@@ -16,13 +16,14 @@ import numpy as np
 import tensorflow as tf
 
 from tff_fssl import durable
+from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import seeds
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 # The label of an example whose label is not known.
-UNKNOWN_LABEL = -1
+UNKNOWN_LABEL = names.UNKNOWN_LABEL
 # Larger labelled sets would make the server's graph slow to build and to copy.
 MAX_CONSTANT_BYTES = 16 * 2**20
 
@@ -167,7 +168,8 @@ def client_examples(
     client_id: In [0, partition.num_clients).
 
   Returns:
-    (labeled, unlabeled), each (x, y) as for `make_example`; copies.
+    (labeled, unlabeled), each (x, y) as for `make_example`; copies. Some labels
+    of `labeled` may be wrong, as the partition says.
 
   Raises:
     UsageError: If there is no such client.
@@ -179,7 +181,8 @@ def client_examples(
   labeled = partition.client_labeled[client_id]
   unlabeled = partition.client_unlabeled[client_id]
   x, y = data.train.x, data.train.y
-  return (x[labeled], y[labeled]), (x[unlabeled], y[unlabeled])
+  given = partition.given_labels(y, labeled)
+  return (x[labeled], given), (x[unlabeled], y[unlabeled])
 
 
 def build_server_data_fn(

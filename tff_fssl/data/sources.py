@@ -51,7 +51,8 @@ class Examples:
 
   Attributes:
     x: uint8 [N, H, W, C].
-    y: int32 [N], in [0, number of classes). Other integer types are converted.
+    y: int32 [N], in [0, number of classes), or -1 for a training example whose
+      class is not known. Other integer types are converted.
   """
 
   x: np.ndarray
@@ -109,12 +110,13 @@ class DataSet:
           f' {list(examples.x.shape[1:])}, instead of'
           f' {list(self.image_shape)}'
         )
+      lowest = names.UNKNOWN_LABEL if split == 'train' else 0
       if len(examples) and not (
-        0 <= examples.y.min() and examples.y.max() < self.num_classes
+        lowest <= examples.y.min() and examples.y.max() < self.num_classes
       ):
         raise UsageError(
           f'data set {self.name}: {split} labels go from {examples.y.min()} to'
-          f' {examples.y.max()}, allowed are 0 to {self.num_classes - 1}'
+          f' {examples.y.max()}, allowed are {lowest} to {self.num_classes - 1}'
         )
 
 

@@ -34,6 +34,11 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--algorithm=uda', _CLIENTS, '--labeled_clients=0.1', '--num_labels=50'],
     ['--algorithm=uda', _CLIENTS, '--client_labels=own', '--num_labels=7'],
     ['--partition=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
+    ['--partition=dirichlet', '--equal_sizes', '--alpha_meaning=total'],
+    ['--partition=extreme', '--class_draws=multinomial', '--label_noise=0.1'],
+    ['--partition=natural'],
+    ['--partition=natural', '--algorithm=uda', _CLIENTS],
+    ['--partition=shards', '--shards_per_client=3'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
   ):
     first = _config(*argv)
@@ -42,6 +47,21 @@ def test_flags_repeat_the_configuration(tmp_path):
     # Named on the command line they must be allowed as well.
     assert _config(f'--flagfile={path}') == first
     assert _config(*path.read_text().split()) == first
+
+
+def test_what_follows_does_not_depend_on_where_output_goes():
+  for more in ([], ['--output_dir=x']):
+    full = _config('--algorithm=supervised', _CLIENTS, '--full_labels', *more)
+    assert full.run.num_labels == 0
+
+
+def test_natural_clients_are_all_that_there_are_and_label_their_own():
+  natural = _config('--partition=natural', '--algorithm=uda', _CLIENTS)
+  assert natural.run.num_clients == 0
+  assert natural.partition_settings.labels_own
+  assert (
+    _config('--partition=natural', '--num_clients=20').run.num_clients == 20
+  )
 
 
 def test_norm_decides_the_statistics():
@@ -82,6 +102,33 @@ def test_labels_at_clients_have_no_pretraining():
       ['--batch_norm_statistics=pooled', '--norm=bn'],
     ),
     (['--batch_norm_statistics=moving_average'], ['moving_average']),
+    (['--num_clients=0'], ['--num_clients=0', 'at least 1']),
+    (['--num_clients=-1'], ['--num_clients=-1', 'at least 0']),
+    (['--label_noise=1.5'], ['--label_noise=1.5', 'at most 1']),
+    (['--equal_sizes'], ['--equal_sizes', 'no effect', '--partition=iid']),
+    (
+      ['--partition=dirichlet', '--equal_sizes', '--min_client_examples=3'],
+      ['--min_client_examples', 'no effect', '--equal_sizes=true'],
+    ),
+    (
+      ['--partition=dirichlet', '--class_draws=exact'],
+      ['--class_draws', 'no effect', '--partition=dirichlet'],
+    ),
+    (
+      ['--partition=fedmatch', '--dataset=cifar100', '--num_labels=100'],
+      ['--partition=fedmatch', 'of 10 classes, but there are 100'],
+    ),
+    (
+      [
+        *('--partition=natural', '--algorithm=uda', _CLIENTS),
+        '--client_labels=balanced',
+      ],
+      ['--client_labels=balanced', '--partition=natural', 'own'],
+    ),
+    (
+      ['--partition=natural', *_PRIVATE, '--norm=gn'],
+      ['--aggregator=dp', '--num_clients'],
+    ),
     (['--split=iid'], ['unknown flag --split; it is called --partition now']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),

@@ -7,7 +7,6 @@ import os
 from typing import Any
 
 from tff_fssl import files
-from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
@@ -326,21 +325,18 @@ def _banner(
       partition.client_labeled, partition.client_unlabeled
     )
   ]
-  kind = (
-    f'Dirichlet({run.alpha:g})'
-    if run.partition == data_names.DIRICHLET
-    else 'IID'
-  )
   shape = ' x '.join(map(str, data.image_shape))
   if len(partition.server_labeled):
     labels = f'{len(partition.server_labeled)} at the server'
   else:
     held = [len(held) for held in partition.client_labeled if len(held)]
     labels = f'{_range(held or [0])} at each client'
-    if len(held) < run.num_clients:
+    if len(held) < partition.num_clients:
       labels = f'{_range(held or [0])} at each of {len(held)} clients'
+  if len(partition.wrong_examples):
+    labels += f'; {len(partition.wrong_examples)} are wrong'
   cohort = (
-    f'{run.clients_per_round} of {run.num_clients} clients in each'
+    f'{run.clients_per_round} of {partition.num_clients} clients in each'
     if config.trains_clients
     else 'only the server trains'
   )
@@ -367,7 +363,8 @@ def _banner(
     f' test images of {shape}, {data.num_classes} classes'
     + (validation if run.num_validation else ''),
     'labels': labels,
-    'clients': f'{run.num_clients}, {kind}, {_range(sizes)} examples each',
+    'clients': f'{partition.num_clients}, {partition.settings.title},'
+    f' {_range(sizes)} examples each',
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),

@@ -134,11 +134,16 @@ class Config:
       scenario=self.round.scenario,
       partition=run.partition,
       alpha=run.alpha,
+      alpha_meaning=run.alpha_meaning,
+      equal_sizes=run.equal_sizes,
       min_client_examples=run.min_client_examples,
+      class_draws=run.class_draws,
+      shards_per_client=run.shards_per_client,
       num_validation=run.num_validation,
       full_labels=run.full_labels,
       labeled_clients=run.labeled_clients,
       client_labels=run.client_labels,
+      label_noise=run.label_noise,
       seed=run.seed,
     )
 
@@ -228,7 +233,9 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     folder = f'runs/{run.algorithm}_{run.dataset}_{config.round.scenario}'
     config = dataclasses.replace(
       config,
-      run=dataclasses.replace(run, output_dir=f'{folder}_seed{run.seed}'),
+      run=dataclasses.replace(
+        config.run, output_dir=f'{folder}_seed{run.seed}'
+      ),
     )
   return config
 
@@ -250,6 +257,12 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
   if run.full_labels and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
+  if run.partition == data_names.NATURAL:
+    if not parsed.is_set('num_clients'):
+      run = dataclasses.replace(run, num_clients=0)
+    at_clients = round_hparams.scenario == _CLIENTS
+    if at_clients and not parsed.is_set('client_labels'):
+      run = dataclasses.replace(run, client_labels=data_names.OWN)
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 

@@ -101,39 +101,85 @@ class RunHparams:
   client_labels: str = hparam(
     data_names.BALANCED,
     'Which examples of a client are labelled. balanced: equally many of each'
-    ' class, in addition to its share of the split; own: --num_labels of its'
-    ' share, drawn at random, so of the classes that it has.',
+    ' class, in addition to its share of the data; own (always with'
+    ' --partition=natural): --num_labels of its share, drawn at random, so of'
+    ' the classes that it has.',
     choices=data_names.CLIENT_LABELS,
     needs={
       'scenario': (data_names.LABELS_AT_CLIENTS,),
       'full_labels': (False,),
     },
   )
+  label_noise: float = hparam(
+    0.0,
+    'Share of the labelled training examples, at the server and at clients,'
+    ' whose label is wrong: a class drawn evenly from the others. Validation,'
+    ' test and metrics of unlabelled examples keep the truth.',
+    minimum=0,
+    maximum=1,
+  )
   num_clients: int = hparam(
     100,
-    'Number of clients, among which the rest of the training data is split.',
-    minimum=1,
+    'Number of clients, among which the rest of the training data is split.'
+    ' --partition=natural takes all clients of the data set (0) unless a'
+    ' smaller number is given, which is drawn by --seed.',
+    minimum=0,
     maximum=10**6,
   )
   partition: str = hparam(
     data_names.IID,
     'How training data is split among clients. iid: evenly, at random;'
-    ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
+    ' dirichlet: by shares of classes drawn from Dirichlet(alpha); fedmatch: by'
+    ' the ten rows of shares of FedMatch (Batch-NonIID); extreme: by those of'
+    ' ProtoFSSL, in which a client lacks two classes; shards: sorted by class'
+    ' and cut (McMahan et al., 2017); natural: as the data set says.'
+    ' docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   alpha: float = hparam(
     0.1,
-    'Concentration of the Dirichlet split: smaller values make it more uneven.',
+    'Concentration of the Dirichlet partition: smaller values make it more'
+    ' uneven.',
     minimum=0,
     exclusive_minimum=True,
     needs={'partition': (data_names.DIRICHLET,)},
   )
+  alpha_meaning: str = hparam(
+    data_names.EACH,
+    'What --alpha is. each: the concentration of each class; total: of all'
+    ' together, so that each has alpha / classes (Hsu et al., 2019).',
+    choices=data_names.ALPHA_MEANINGS,
+    needs={'partition': (data_names.DIRICHLET,)},
+  )
+  equal_sizes: bool = hparam(
+    False,
+    'The Dirichlet partition gives each client equally many examples, of'
+    ' classes by shares of its own (Hsu et al., 2019), instead of dividing each'
+    ' class among clients.',
+    needs={'partition': (data_names.DIRICHLET,)},
+  )
   min_client_examples: int = hparam(
     10,
-    'The Dirichlet split is redrawn until each client has at least this many'
-    ' examples.',
+    'The Dirichlet partition is redrawn until each client has at least this'
+    ' many examples.',
     minimum=0,
-    needs={'partition': (data_names.DIRICHLET,)},
+    needs={'partition': (data_names.DIRICHLET,), 'equal_sizes': (False,)},
+  )
+  class_draws: str = hparam(
+    data_names.EXACT,
+    'How many examples of a class a client gets with --partition=fedmatch or'
+    " extreme. exact: its row's share, as in ProtoFSSL's code, for the largest"
+    ' client size for which no class runs out; multinomial: drawn, as in'
+    " FedMatch's code; who comes last gets fewer if a class runs out.",
+    choices=data_names.CLASS_DRAWS,
+    needs={'partition': (data_names.FEDMATCH, data_names.EXTREME)},
+  )
+  shards_per_client: int = hparam(
+    2,
+    'Number of shards of each client (--partition=shards).',
+    minimum=1,
+    maximum=10**6,
+    needs={'partition': (data_names.SHARDS,)},
   )
   num_validation: int = hparam(
     0,

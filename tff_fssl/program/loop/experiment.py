@@ -24,6 +24,7 @@ from tff_fssl.models import flops
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.program import training_types
+from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
@@ -255,8 +256,9 @@ def build_task(config: config_lib.Config) -> Task:
   run = config.run
   data = sources.load(run.dataset, run.data_dir or None)
   partition = partition_lib.build_partition(
-    data.train.y, config.partition_settings
+    data.train.y, config.partition_settings, data.owners, data.client_names
   )
+  checks.check_cohort(config, partition.num_clients)
   return Task(
     config, data, partition, build_views(config), build_model_fn(config)
   )
@@ -331,7 +333,9 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   if config.round.scenario == data_names.LABELS_AT_SERVER:
     held = partition.server_labeled
     server_data_fn = clients.build_server_data_fn(
-      data.train.x[held], data.train.y[held], server_data_dir
+      data.train.x[held],
+      partition.given_labels(data.train.y, held),
+      server_data_dir,
     )
   round_settings = _bound_clients(config, partition)
   process = config.entry.build(
@@ -343,7 +347,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     hparams=config.algorithm,
     seed=config.run.seed,
     num_classes=data.num_classes,
-    num_clients=config.run.num_clients,
+    num_clients=partition.num_clients,
     model_aggregator=_build_aggregator(config),
   )
   failed_clients = sampling.FailedClients()
@@ -354,8 +358,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     lambda client_id: clients.client_examples(data, partition, client_id),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
-    num_clients=config.run.num_clients,
-    clients_per_round=min(config.run.clients_per_round, config.run.num_clients),
+    num_clients=partition.num_clients,
+    clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,
     trains_clients=config.trains_clients,
   )
