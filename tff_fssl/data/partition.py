@@ -39,6 +39,7 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.data import names
 from tff_fssl.data import partition_owners
 from tff_fssl.data import partition_settings
@@ -274,6 +275,25 @@ class Partition:
     """Writes `to_json` to a file atomically; creates its folder."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     durable.write_file(os.fspath(path), [self.to_json().encode()])
+
+
+def read(path: str) -> Partition:
+  """The partition in a file.
+
+  Args:
+    path: A file that `Partition.save_json` wrote.
+
+  Returns:
+    The partition.
+
+  Raises:
+    UsageError: If it cannot be read, or is something else.
+  """
+  text = files.read_text(path)
+  try:
+    return Partition.from_json(text)
+  except UsageError as error:
+    raise files.FileError(path, str(error)) from error
 
 
 def build_partition(

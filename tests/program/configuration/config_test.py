@@ -4,6 +4,7 @@ import re
 import pytest
 
 from tff_fssl.algorithms import registry
+from tff_fssl.data import streaming
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -37,6 +38,7 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--partition=dirichlet', '--equal_sizes', '--alpha_meaning=total'],
     ['--partition=extreme', '--class_draws=multinomial', '--label_noise=0.1'],
     ['--partition=natural'],
+    ['--streaming_steps=10', '--streaming_rounds=1', '--streaming_cycles'],
     ['--partition=natural', '--algorithm=uda', _CLIENTS],
     ['--partition=shards', '--shards_per_client=3'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
@@ -62,6 +64,19 @@ def test_natural_clients_are_all_that_there_are_and_label_their_own():
   assert (
     _config('--partition=natural', '--num_clients=20').run.num_clients == 20
   )
+
+
+def test_streaming_is_where_clients_train_on_unlabelled_examples():
+  flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
+  assert _config(*flags_).streaming == streaming.Streaming(5, 3, False, 0)
+  assert _config().streaming.steps == 1
+  for argv, reason in (
+    (['--algorithm=supervised'], '--algorithm=supervised'),
+    (['--algorithm=supervised', _CLIENTS], 'no unlabelled examples'),
+    (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
+  ):
+    with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):
+      _config(*flags_, *argv)
 
 
 def test_norm_decides_the_statistics():
@@ -129,6 +144,8 @@ def test_labels_at_clients_have_no_pretraining():
       ['--partition=natural', *_PRIVATE, '--norm=gn'],
       ['--aggregator=dp', '--num_clients'],
     ),
+    (['--streaming_rounds=5'], ['no effect with --streaming_steps=1']),
+    (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
     (['--split=iid'], ['unknown flag --split; it is called --partition now']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),

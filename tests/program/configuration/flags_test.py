@@ -211,7 +211,10 @@ for heavy in ('tensorflow', 'tensorflow_federated', 'matplotlib'):
   assert heavy not in sys.modules, heavy
 sys.exit(code)
 """
-  for name in ('train_main', 'evaluate_main', 'plot_main', 'algorithms_main'):
+  for name in (
+    *('train_main', 'evaluate_main', 'plot_main', 'algorithms_main'),
+    'partition_main',
+  ):
     for argv, expected in ((['--help'], 0), (['--zzz=1'], 2)):
       done = subprocess.run(
         [sys.executable, '-c', code.format(argv=argv, name=name)],

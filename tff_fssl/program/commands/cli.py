@@ -19,6 +19,7 @@ _PROGRAMS = {
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
+  'partition': 'Draws, describes or compares who holds which examples.',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
 }
 _CONFIGS = 'configs'

@@ -364,7 +364,9 @@ def _banner(
     + (validation if run.num_validation else ''),
     'labels': labels,
     'clients': f'{partition.num_clients}, {partition.settings.title},'
-    f' {_range(sizes)} examples each',
+    f' {_range(sizes)} examples each'
+    + (f', from {run.partition_file}' if run.partition_file else ''),
+    **_streaming_row(config.streaming),
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),
@@ -375,6 +377,20 @@ def _banner(
     'output': run.output_dir,
   }
   return console.table(rows)
+
+
+def _streaming_row(streaming: Any) -> dict[str, str]:
+  """What clients have when, if not all at once."""
+  if streaming.steps == 1:
+    return {}
+  rounds = (
+    'one round' if streaming.rounds == 1 else f'{streaming.rounds} rounds'
+  )
+  end = 'again and again' if streaming.cycles else 'the last one until the end'
+  return {
+    'streaming': f"{streaming.steps} parts of each client's unlabelled"
+    f' examples, {rounds} each, {end}'
+  }
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -5,7 +5,7 @@ TensorFlow-free: everything that can be refused without data is refused here.
 
 from collections.abc import Sequence
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -18,6 +18,9 @@ from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+if TYPE_CHECKING:
+  from tff_fssl.data import streaming as streaming_lib
 
 PartitionSettings = partition_settings_lib.PartitionSettings
 AggregatorHparams = aggregator_hparams.AggregatorHparams
@@ -147,6 +150,19 @@ class Config:
       seed=run.seed,
     )
 
+  @property
+  def streaming(self) -> 'streaming_lib.Streaming':
+    """When clients have which of their unlabelled examples."""
+    # It needs NumPy: not for `--help`.
+    from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
+
+    run = self.run
+    if 'streaming_steps' in _without_effect(self):
+      return streaming_lib.Streaming()
+    return streaming_lib.Streaming(
+      run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
+    )
+
   def flags(self) -> dict[str, Any]:
     """Every flag that has an effect, by name: together they repeat the run."""
     values = _all_flags(self)
@@ -194,7 +210,12 @@ def from_command_line(argv: Sequence[str]) -> Config:
 
 def from_flags(parsed: flags.ParsedFlags) -> Config:
   """A checked configuration from parsed flags; raises `UsageError`."""
-  run = parsed.build(RunHparams)
+  run, in_file = parsed.build(RunHparams), {}
+  if run.partition_file:
+    in_file = _of_partition_file(run, parsed)
+    run = dataclasses.replace(
+      run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
+    )
   for name, entry in registry.REGISTRY.items():
     for flag, _ in own_group(entry).named_fields():
       if name != run.algorithm and parsed.is_set(flag):
@@ -214,6 +235,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
         for name, value in entry.round_defaults.items()
         if not parsed.is_set(name)
       },
+      **{n: in_file[n] for n in ('scenario',) if n in in_file},
     ),
     parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
@@ -240,6 +262,44 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   return config
 
 
+def _of_partition_file(
+  run: RunHparams, parsed: flags.ParsedFlags
+) -> dict[str, Any]:
+  """The flags that follow from the partition in a file, by name.
+
+  The seed does not: it is that of training.
+
+  Raises:
+    UsageError: If there is no partition in the file, it is of other classes, or
+      a flag that was typed says otherwise.
+  """
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import partition  # pylint: disable=import-outside-toplevel
+
+  given = f'--partition_file={run.partition_file}'
+  try:
+    record = partition.read(run.partition_file).settings.recorded()
+  except UsageError as error:
+    raise UsageError(
+      f'--partition_file={error} (runs have a copy of theirs, partition.json)'
+    ) from error
+  del record['seed']
+  known = data_names.data_set_info(run.dataset).num_classes
+  if (num_classes := record.pop('num_classes')) != known:
+    raise UsageError(
+      f'{given}: is of data with {num_classes} classes, but'
+      f' --dataset={run.dataset} has {known}'
+    )
+  for name, value in record.items():
+    if name in parsed.command_line and parsed.values[name] != value:
+      raise UsageError(
+        f'--{name}={hparams.to_text(parsed.values[name])}: has no effect with'
+        f' {given}, whose partition was made with {hparams.to_text(value)};'
+        ' leave it out'
+      )
+  return record
+
+
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   """Values that follow from others, unless the user set them."""
   run, round_hparams = config.run, config.round
@@ -255,6 +315,8 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     )
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
+  if run.partition_file:  # It says what these flags are.
+    return dataclasses.replace(config, round=round_hparams)
   if run.full_labels and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
   if run.partition == data_names.NATURAL:
@@ -307,6 +369,14 @@ def _without_effect(config: Config) -> dict[str, str]:
       ),
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
       ' not train',
+    )
+  compute = config.entry.compute
+  on_unlabeled = compute.unlabeled.equivalents + compute.once.equivalents
+  if not (config.trains_clients and on_unlabeled):
+    result |= dict.fromkeys(
+      run_hparams_lib.STREAMING,
+      f'--algorithm={config.run.algorithm}, whose clients train on no'
+      ' unlabelled examples',
     )
   if config.trains_alone:
     result |= dict.fromkeys(

@@ -13,6 +13,7 @@ from tff_fssl.models import names as model_names
 
 # A profile takes megabytes and seconds.
 _MAX_PROFILED_ROUNDS = 1_000
+STREAMING = ('streaming_steps', 'streaming_rounds', 'streaming_cycles')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
 
@@ -136,6 +137,14 @@ class RunHparams:
     ' docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
+  partition_file: str = hparam(
+    '',
+    'Take the partition from this file, which the program `partition` or a run'
+    ' (partition.json) has written, instead of drawing it. It also says what'
+    ' the flags of the partition are: typed ones must not differ. A run that is'
+    ' continued needs the file; its own partition.json is a copy.',
+    may_change=True,
+  )
   alpha: float = hparam(
     0.1,
     'Concentration of the Dirichlet partition: smaller values make it more'
@@ -180,6 +189,28 @@ class RunHparams:
     minimum=1,
     maximum=10**6,
     needs={'partition': (data_names.SHARDS,)},
+  )
+  streaming_steps: int = hparam(
+    1,
+    "Into how many parts each client's unlabelled examples are cut, at random;"
+    ' in a round, clients train on one part. FedMatch (Streaming-NonIID): 10.'
+    ' 1: always on all.',
+    minimum=1,
+    maximum=10**6,
+    needs={'full_labels': (False,)},
+  )
+  streaming_rounds: int = hparam(
+    10,
+    'For how many rounds each part of --streaming_steps lasts.',
+    minimum=1,
+    maximum=10**7,
+    needs={'full_labels': (False,)},
+  )
+  streaming_cycles: bool = hparam(
+    False,
+    'Begin again with the first part after the last one (FedSwitch), instead of'
+    ' staying at the last one.',
+    needs={'full_labels': (False,)},
   )
   num_validation: int = hparam(
     0,
@@ -315,6 +346,11 @@ class RunHparams:
 
   def __post_init__(self):
     hparams.validate(self)
+
+  def without_effect(self) -> dict[str, str]:
+    """How parts follow each other, where there is one."""
+    is_whole = self.streaming_steps == 1
+    return dict.fromkeys(STREAMING[1:] * is_whole, '--streaming_steps=1')
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:

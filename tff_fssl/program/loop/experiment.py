@@ -26,6 +26,7 @@ from tff_fssl.models import server_model
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import holdings
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.rounds import composer
@@ -255,9 +256,7 @@ def build_task(config: config_lib.Config) -> Task:
   """
   run = config.run
   data = sources.load(run.dataset, run.data_dir or None)
-  partition = partition_lib.build_partition(
-    data.train.y, config.partition_settings, data.owners, data.client_names
-  )
+  partition = holdings.partition_of(config, data)
   checks.check_cohort(config, partition.num_clients)
   return Task(
     config, data, partition, build_views(config), build_model_fn(config)
@@ -292,6 +291,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     sum(map(len, held)) / partition.num_clients
     for held in (partition.client_labeled, partition.client_unlabeled)
   )
+  num_unlabeled /= config.streaming.steps
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
@@ -350,12 +350,16 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     num_clients=partition.num_clients,
     model_aggregator=_build_aggregator(config),
   )
+  streaming = config.streaming
+  _check_streaming(streaming.steps, partition)
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
   is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
-    lambda client_id: clients.client_examples(data, partition, client_id),
+    lambda round_num, client_id: clients.client_examples(
+      data, partition, client_id, round_num, streaming
+    ),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
     num_clients=partition.num_clients,
@@ -408,6 +412,17 @@ def _bound_clients(
   return dataclasses.replace(
     config.round, max_client_examples=given or max(largest, 1)
   )
+
+
+def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
+  """Refuses parts that no client could fill; raises `UsageError`."""
+  most = max(map(len, partition.client_unlabeled))
+  if steps > max(most, 1):
+    raise hparams.UsageError(
+      f'--streaming_steps={steps}: no client has more than {most} unlabelled'
+      ' examples, so that some parts would be empty everywhere; give at most'
+      ' that'
+    )
 
 
 def _build_evaluate_fn(
