@@ -506,6 +506,7 @@ def test_json_file_and_its_version(tmp_path):
         {'server_labeled': [0.5]},
         {'server_labeled': [[1, 2]]},
         {'server_labeled': 'x'},
+        {'server_labeled': []},
         {'validation': [10**30]},
         {'validation': [1]},
         {'client_labeled': []},

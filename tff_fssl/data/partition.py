@@ -149,10 +149,10 @@ class Partition:
         "the partition's clients hold other classes in these data than it"
         ' says: it was made for other data'
       )
-    labeled = self.labeled
-    if np.any(labels[labeled] == names.UNKNOWN_LABEL):
+    needed = np.concatenate([self.labeled, self.validation])
+    if np.any(labels[needed] == names.UNKNOWN_LABEL):
       raise UsageError('the partition labels examples whose class is not known')
-    if not np.all(np.isin(self.wrong_examples, labeled)):
+    if not np.all(np.isin(self.wrong_examples, self.labeled)):
       raise UsageError('the partition has wrong labels where there are none')
 
   def has_same_examples(self, other: 'Partition') -> bool:
@@ -246,6 +246,8 @@ class Partition:
     """Checks that the parts fit to each other; raises `ValueError`."""
     settings = self.settings
     clients = self.num_clients
+    has_server = settings.scenario == names.LABELS_AT_SERVER
+    at_server = settings.num_labels if has_server else 0
     wrong = self.wrong_labels
     for is_right, what in (
       (clients == settings.num_clients, 'num_clients'),
@@ -255,11 +257,7 @@ class Partition:
         'class_counts',
       ),
       (len(self.validation) == settings.num_validation, 'validation'),
-      (
-        settings.scenario == names.LABELS_AT_SERVER
-        or not len(self.server_labeled),
-        'server_labeled',
-      ),
+      (len(self.server_labeled) == at_server, 'server_labeled'),
       (len(self.client_names) in (0, clients), 'client_names'),
       (
         wrong.shape == self.wrong_examples.shape
