@@ -136,6 +136,10 @@ def test_shards_have_few_classes():
   # Each shard is of one class.
   assert set(np.unique(p.class_counts)) == {0, 300, 600}
   assert (p.class_counts > 0).sum(1).max() == 2
+  # They are drawn, not taken in turn.
+  other = _build(labels, partition='shards', seed=1)
+  assert other.class_counts.tolist() != p.class_counts.tolist()
+  assert len({tuple(np.flatnonzero(c)) for c in p.class_counts}) > 20
   for shards_per_client in (1, 5):
     p = _build(labels, partition='shards', shards_per_client=shards_per_client)
     assert (p.class_counts > 0).sum(1).max() == shards_per_client

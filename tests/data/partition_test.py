@@ -1,3 +1,4 @@
+import hashlib
 import json
 
 from hypothesis import given
@@ -214,6 +215,47 @@ def _check_noise(p, labels, build):
   more = build(label_noise=1.0)
   both = more.given_labels(labels, p.wrong_examples)
   np.testing.assert_array_equal(both, p.wrong_labels)
+
+
+@pytest.mark.parametrize(
+  'kwargs, digest',
+  [
+    ({}, 'e9f706ce51703b94'),
+    ({'num_validation': 37, 'seed': 5}, '2b7de5f6504e283f'),
+    ({'full_labels': True, 'seed': -3}, 'f9e20458ad6395b8'),
+    ({'scenario': 'labels_at_clients'}, '72c9c11f6e6e8cd6'),
+    ({'partition': 'dirichlet'}, 'a7920a89c79eebcc'),
+    (
+      {'partition': 'dirichlet', 'num_validation': 37, 'seed': 5},
+      'dbce4d7d6561ede7',
+    ),
+    (
+      {
+        'partition': 'dirichlet',
+        'scenario': 'labels_at_clients',
+        'labeled_clients': '0.3',
+        'client_labels': 'own',
+        'num_labels': 17,
+        'alpha': 0.5,
+        'min_client_examples': 3,
+      },
+      '704b2ef53c005a3c',
+    ),
+  ],
+)
+def test_partitions_of_old_runs_repeat(kwargs, digest):
+  labels = np.random.default_rng(1).integers(0, 10, 3_000)
+  defaults = {'num_clients': 12, 'num_labels': 20, 'alpha': 0.3}
+  p = _build(labels, **(defaults | kwargs))
+  parts = [
+    p.server_labeled.tolist(),
+    p.validation.tolist(),
+    [a.tolist() for a in p.client_labeled],
+    [a.tolist() for a in p.client_unlabeled],
+    p.class_counts.tolist(),
+  ]
+  found = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+  assert found.startswith(digest)
 
 
 def test_seeds_differ_but_only_where_they_should():
