@@ -57,12 +57,17 @@ def test_clients_label_their_own_and_keep_the_unknown():
     mine = np.flatnonzero(_OWNERS == owner)
     np.testing.assert_array_equal(np.sort(np.concatenate(both)), mine)
   assert len(p.wrong_labels) == 10
-  full = _build(
-    labels=labels,
-    scenario='labels_at_clients',
-    full_labels=True,
-    num_labels=0,
+  # Nobody gets balanced labels of others, whatever their number.
+  full, also = (
+    _build(
+      labels=labels,
+      scenario='labels_at_clients',
+      full_labels=True,
+      num_labels=num_labels,
+    )
+    for num_labels in (0, 8)
   )
+  assert full.has_same_examples(also)
   for held, unlabeled in zip(full.client_labeled, full.client_unlabeled):
     assert np.all(labels[held] >= 0) and np.all(labels[unlabeled] == -1)
 

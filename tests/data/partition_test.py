@@ -1,3 +1,4 @@
+import dataclasses
 import hashlib
 import json
 
@@ -539,6 +540,10 @@ def test_json_file_and_its_version(tmp_path):
   older = partition_lib.Partition.from_json(json.dumps(fields))
   assert older.settings == p.settings and older.has_same_examples(p)
   assert not _build(_labels([50] * 10), seed=1).has_same_examples(p)
+  noisy = _build(_labels([50] * 10), label_noise=0.2)
+  assert not noisy.has_same_examples(p)
+  other = dataclasses.replace(noisy, wrong_labels=(noisy.wrong_labels + 1) % 10)
+  assert not noisy.has_same_examples(other)
   fields = json.loads(text)
   for bad in (
     *('{"a": 1}', text[:-9], '[]', '[' * 100_000, ''),
