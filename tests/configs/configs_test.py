@@ -43,11 +43,12 @@ _NUM_TRAIN = {'cifar10': 200, 'cifar100': 180, 'svhn_cropped': 200}
 # the learning process does not know it.
 _CLIENTS_DATA = {
   'alpha',
+  'class_draws',
   'min_client_examples',
   'num_validation',
   'output_dir',
-  'rounds_per_evaluation',
   'partition',
+  'rounds_per_evaluation',
 }
 
 
