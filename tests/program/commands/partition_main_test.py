@@ -168,7 +168,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
     ),
     (
       ['--partition_file=missing'],
-      '--partition_file=missing: it does',
+      'a run that was made with it has a copy',
     ),
   ],
 )

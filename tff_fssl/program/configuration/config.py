@@ -5,6 +5,7 @@ TensorFlow-free: everything that can be refused without data is refused here.
 
 from collections.abc import Sequence
 import dataclasses
+import os
 from typing import TYPE_CHECKING, Any
 
 from tff_fssl import hparams
@@ -280,8 +281,10 @@ def _of_partition_file(
   try:
     record = partition.read(run.partition_file).settings.recorded()
   except UsageError as error:
+    copy = '; a run that was made with it has a copy, partition.json'
+    is_missing = not os.path.lexists(run.partition_file)
     raise UsageError(
-      f'--partition_file={error} (runs have a copy of theirs, partition.json)'
+      f'--partition_file={error}{copy if is_missing else ""}'
     ) from error
   del record['seed']
   known = data_names.data_set_info(run.dataset).num_classes
