@@ -155,7 +155,7 @@ def build_ours():
   )
   source = sampling.build_data_source(
     process,
-    lambda client_id: (user_data(client_id), None),
+    lambda _, client_id: (user_data(client_id), None),
     seed=0,
     num_clients=_POPULATION,
     clients_per_round=_COHORT,

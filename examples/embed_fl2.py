@@ -37,8 +37,9 @@ def make_images(num, seed):
   return x.astype(np.uint8), y
 
 
-def load_client(client_id):
-  """A client's labelled and unlabelled examples."""
+def load_client(round_num, client_id):
+  """A client's labelled and unlabelled examples in a round."""
+  del round_num  # It has the same in each.
   return None, (make_images(20, seed=1 + client_id)[0], None)
 
 

@@ -52,7 +52,7 @@ def hparam(
       only with a larger one.
     needs: The field has an effect only where other fields have certain values:
       name -> these values. A name is that of a field of the same dataclass, or
-      else of a flag without a prefix: `needs={'split': ('dirichlet',)}`.
+      else of a flag without a prefix: `needs={'partition': ('dirichlet',)}`.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -109,7 +109,7 @@ def without_effect(
 
   Returns:
     Name of each flag that changes nothing -> the flag that is the reason, as it
-    is written (`'--split=iid'`).
+    is written (`'--partition=iid'`).
 
   Raises:
     TypeError: If a `needs` names a flag that does not exist, or from

@@ -45,11 +45,12 @@ _NUM_TRAIN = {'cifar10': 200, 'cifar100': 180, 'svhn_cropped': 200}
 # the learning process does not know it.
 _CLIENTS_DATA = {
   'alpha',
+  'class_draws',
   'min_client_examples',
   'num_validation',
   'output_dir',
+  'partition',
   'rounds_per_evaluation',
-  'split',
 }
 
 
@@ -251,7 +252,7 @@ def test_headers(name):
   }[run.dataset]
   assert re.search(rf'\b{title}\b', about)
   assert f' {run.num_labels} labels' in about
-  dirichlet = run.split == 'dirichlet'
+  dirichlet = run.partition == 'dirichlet'
   assert (f' Dir({run.alpha})' in about) == dirichlet
   assert ('Dir(' in about) == dirichlet
   if name.startswith(('table2', 'figure4')):

@@ -43,7 +43,7 @@ def test_its_manifest_and_its_python(page, tmp_path):
   (x, y), (hidden, unknown) = scope['labeled'], scope['unlabeled']
   assert x.shape == (1, 32, 32, 3) and x.dtype == np.uint8
   assert (y.tolist(), unknown.tolist()) == ([0], [-1])
-  np.testing.assert_array_equal(scope['load_client'](0)[1][0], hidden)
+  np.testing.assert_array_equal(scope['load_client'](1, 0)[1][0], hidden)
 
 
 def test_its_folders(page, tmp_path):

@@ -1,3 +1,5 @@
+import dataclasses
+import hashlib
 import json
 
 from hypothesis import given
@@ -65,96 +67,218 @@ def test_counts_of_the_papers_settings(
   assert counts.tolist() == [num_labels // num_classes] * num_classes
 
 
-@settings(max_examples=40, deadline=None)
-@given(
-  counts=st.lists(st.integers(6, 60), min_size=2, max_size=6),
-  num_clients=st.integers(1, 6),
-  per_class=st.integers(1, 2),
-  split=st.sampled_from(names.SPLITS),
-  alpha=st.floats(0.05, 100),
-  scenario=st.sampled_from(names.SCENARIOS),
-  num_validation=st.integers(0, 5),
-  full_labels=st.booleans(),
-  seed=st.integers(-(2**70), 2**70),
-)
-def test_invariants(
-  counts,
-  num_clients,
-  per_class,
-  split,
-  alpha,
-  scenario,
-  num_validation,
-  full_labels,
-  seed,
-):
-  labels = _labels(counts)
-  at_clients = scenario == names.LABELS_AT_CLIENTS
+def _draw_settings(draw):
+  """(labels, settings, owners) of any partition."""
+  partition = draw(st.sampled_from(names.PARTITIONS))
+  has_rows = partition in (names.FEDMATCH, names.EXTREME)
+  num_classes = 10 if has_rows else draw(st.integers(2, 6))
+  counts = draw(
+    st.lists(st.integers(25, 60), min_size=num_classes, max_size=num_classes)
+  )
+  labels = np.repeat(
+    np.arange(-1, num_classes), [draw(st.integers(0, 90)), *counts]
+  )
+  rng = np.random.default_rng(draw(st.integers(0, 99)))
+  labels = rng.permutation(labels)
   kwargs = {
-    'num_clients': num_clients,
-    'num_labels': per_class * len(counts),
-    'scenario': scenario,
-    'split': split,
-    'alpha': alpha,
+    'partition': partition,
+    'num_clients': draw(st.integers(1, 6)),
+    'num_labels': num_classes * draw(st.integers(1, 2)),
+    'scenario': draw(st.sampled_from(names.SCENARIOS)),
+    'alpha': draw(st.floats(0.05, 100)),
+    'alpha_meaning': draw(st.sampled_from(names.ALPHA_MEANINGS)),
+    'equal_sizes': draw(st.booleans()),
     'min_client_examples': 0,
-    'num_validation': num_validation,
-    'full_labels': full_labels,
-    'seed': seed,
+    'class_draws': draw(st.sampled_from(names.CLASS_DRAWS)),
+    'shards_per_client': draw(st.integers(1, 4)),
+    'num_validation': draw(st.integers(0, 5)),
+    'full_labels': draw(st.booleans()),
+    'labeled_clients': draw(st.sampled_from(['all', '1', '0.5'])),
+    'client_labels': draw(st.sampled_from(names.CLIENT_LABELS)),
+    'label_noise': draw(st.sampled_from([0.0, 0.2, 1.0])),
+    'seed': draw(st.integers(-(2**70), 2**70)),
   }
-  holders = num_clients if at_clients else 1
-  room = sum(counts) - holders * per_class * len(counts) - num_validation
-  if min(counts) < holders * per_class or room < num_clients:
+  owners = rng.integers(-1, 7, len(labels))
+  if partition == names.NATURAL:
+    kwargs['num_clients'] = draw(st.sampled_from([0, 1, 6]))
+    kwargs['client_labels'] = names.OWN
+    if kwargs['full_labels']:
+      kwargs['num_labels'] = 0
+  return labels, num_classes, kwargs, owners
+
+
+_NAMES = tuple('abcdefg')
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_invariants(data):
+  labels, num_classes, kwargs, owners = _draw_settings(data.draw)
+
+  def build(**changed):
+    return partition_lib.build_partition(
+      labels,
+      partition_settings.PartitionSettings(num_classes, **kwargs | changed),
+      owners,
+      _NAMES,
+    )
+
+  try:
+    p = build()
+  except UsageError as error:
+    # Some clients have too few examples to label, or for shards.
+    assert str(error).startswith(('--num_labels=', '--shards_per_client='))
     return
-  p = _build(labels, len(counts), **kwargs)
   held = _held(p)
   assert len(np.unique(held)) == len(held)
-  p.check_indices(len(labels))
-  assert len(p.validation) == num_validation
-  assert p.num_clients == num_clients
-  rest = sum(counts) - len(p.server_labeled) - num_validation
-  if at_clients:
-    assert len(p.server_labeled) == 0
-  else:
-    assert len(p.server_labeled) == per_class * len(counts)
-  totals = p.class_counts.sum(axis=1)
-  if split == names.DIRICHLET:
-    assert totals.sum() == rest  # Nothing is left over.
-  else:
-    assert len(set(totals)) == 1
-    assert 0 <= rest - totals.sum() < num_clients
-  for labeled, unlabeled in zip(p.client_labeled, p.client_unlabeled):
-    if full_labels:
-      assert len(unlabeled) == 0
-    elif at_clients:
-      each = np.bincount(labels[labeled], minlength=len(counts))
-      assert each.tolist() == [per_class] * len(counts)
-    else:
-      assert len(labeled) == 0
-    assert np.all(np.diff(unlabeled) > 0)
-  again = _build(labels, len(counts), **kwargs)
-  np.testing.assert_array_equal(_held(again), held)
+  p.check(labels)
+  at_clients = p.settings.scenario == names.LABELS_AT_CLIENTS
+  assert len(p.validation) == p.settings.num_validation
+  assert p.num_clients == p.settings.num_clients == len(p.class_counts)
+  assert at_clients or len(p.server_labeled) == p.settings.num_labels
+  assert not (at_clients and len(p.server_labeled))
+  unknown = np.flatnonzero(labels == -1)
+  for known in (p.labeled, p.validation):
+    assert not np.isin(known, unknown).any()
+  holders = [c for c, a in enumerate(p.client_labeled) if len(a)]
+  for client, both in enumerate(zip(p.client_labeled, p.client_unlabeled)):
+    labeled, unlabeled = both
+    assert np.all(np.diff(labeled) > 0) and np.all(np.diff(unlabeled) > 0)
+    classes = labels[np.concatenate(both)]
+    counts = [np.sum(classes == c) for c in range(num_classes)]
+    assert p.class_counts[client].tolist() == counts
+    if p.settings.full_labels and client in holders:
+      assert np.isin(unlabeled, unknown).all()
+    elif client in holders:
+      assert len(labeled) == p.settings.num_labels
+  # Who holds labels does not depend on the examples that clients have.
+  if not p.settings.full_labels:
+    assert len(holders) == p.settings.num_labeled_clients
+  _check_sizes(p, labels, unknown, owners)
+  _check_noise(p, labels, build)
+  assert build().to_json() == p.to_json()
   back = partition_lib.Partition.from_json(p.to_json())
-  np.testing.assert_array_equal(_held(back), held)
-  assert back.settings == p.settings == again.settings
-  np.testing.assert_array_equal(back.class_counts, p.class_counts)
+  assert back.to_json() == p.to_json() and back.settings == p.settings
+  if p.settings.labels_own or p.settings.full_labels:
+    return
+  # Neither the partition nor validation changes which examples are labelled.
+  if p.settings.partition != names.NATURAL:
+    plain = build(partition='iid', num_validation=0)
+    np.testing.assert_array_equal(plain.labeled, p.labeled)
+    np.testing.assert_array_equal(plain.wrong_labels, p.wrong_labels)
+
+
+def _check_sizes(p, labels, unknown, owners):
+  """How many examples clients have."""
+  sizes = p.class_counts.sum(1)
+  sizes_unknown = [np.isin(a, unknown).sum() for a in p.client_unlabeled]
+  own = p.settings
+  known = len(labels) - len(unknown) - len(p.validation)
+  if own.partition == names.NATURAL:
+    elsewhere = np.concatenate([p.server_labeled, p.validation])
+    assert len(p.client_names) == p.num_clients
+    for client, name in enumerate(p.client_names):
+      mine = np.flatnonzero(owners == _NAMES.index(name))
+      has = np.concatenate(
+        [p.client_labeled[client], p.client_unlabeled[client]]
+      )
+      assert set(has) == set(mine) - set(elsewhere)
+    return
+  assert set(sizes_unknown) == {len(unknown) // own.num_clients}
+  given = len(p.labeled) if not own.labels_own else 0
+  if own.full_labels:  # Besides the balanced ones, all of the clients' shares.
+    return
+  shares = sizes - (0 if own.labels_own else [len(a) for a in p.client_labeled])
+  rest = known - given
+  if own.partition == names.IID:
+    assert set(shares) == {rest // own.num_clients}
+  elif own.partition == names.DIRICHLET and own.equal_sizes:
+    assert set(shares) == {rest // own.num_clients}
+  elif own.partition == names.DIRICHLET:
+    assert shares.sum() == rest
+  elif own.partition == names.SHARDS:
+    assert shares.sum() == rest
+    assert shares.max() - shares.min() <= own.shards_per_client
+  elif own.class_draws == names.EXACT:
+    assert len(set(shares)) == 1
+  else:
+    assert shares.max() <= rest // own.num_clients
+
+
+def _check_noise(p, labels, build):
+  """Which labels are wrong."""
+  assert len(p.wrong_labels) == round(p.settings.label_noise * len(p.labeled))
+  assert np.isin(p.wrong_examples, p.labeled).all()
+  assert np.all(labels[p.wrong_examples] != p.wrong_labels)
+  given = p.given_labels(labels, p.labeled)
+  changed = p.labeled[given != labels[p.labeled]]
+  np.testing.assert_array_equal(changed, p.wrong_examples)
+  more = build(label_noise=1.0)
+  both = more.given_labels(labels, p.wrong_examples)
+  np.testing.assert_array_equal(both, p.wrong_labels)
+
+
+@pytest.mark.parametrize(
+  'kwargs, digest',
+  [
+    ({}, 'e9f706ce51703b94'),
+    ({'num_validation': 37, 'seed': 5}, '2b7de5f6504e283f'),
+    ({'full_labels': True, 'seed': -3}, 'f9e20458ad6395b8'),
+    ({'scenario': 'labels_at_clients'}, '72c9c11f6e6e8cd6'),
+    ({'partition': 'dirichlet'}, 'a7920a89c79eebcc'),
+    (
+      {'partition': 'dirichlet', 'num_validation': 37, 'seed': 5},
+      'dbce4d7d6561ede7',
+    ),
+    (
+      {
+        'partition': 'dirichlet',
+        'scenario': 'labels_at_clients',
+        'labeled_clients': '0.3',
+        'client_labels': 'own',
+        'num_labels': 17,
+        'alpha': 0.5,
+        'min_client_examples': 3,
+      },
+      '704b2ef53c005a3c',
+    ),
+  ],
+)
+def test_partitions_of_old_runs_repeat(kwargs, digest):
+  labels = np.random.default_rng(1).integers(0, 10, 3_000)
+  defaults = {'num_clients': 12, 'num_labels': 20, 'alpha': 0.3}
+  p = _build(labels, **(defaults | kwargs))
+  parts = [
+    p.server_labeled.tolist(),
+    p.validation.tolist(),
+    [a.tolist() for a in p.client_labeled],
+    [a.tolist() for a in p.client_unlabeled],
+    p.class_counts.tolist(),
+  ]
+  found = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+  assert found.startswith(digest)
 
 
 def test_seeds_differ_but_only_where_they_should():
   labels = _labels([500] * 10)
   a, b = _build(labels, seed=0), _build(labels, seed=1)
   assert a.server_labeled.tolist() != b.server_labeled.tolist()
-  # Neither the split nor validation changes which examples are labelled.
-  c = _build(labels, seed=0, split='dirichlet', alpha=1, num_validation=300)
+  # Neither the partition nor validation changes which examples are labelled.
+  c = _build(labels, seed=0, partition='dirichlet', alpha=1, num_validation=300)
   np.testing.assert_array_equal(a.server_labeled, c.server_labeled)
 
 
 def test_large_alpha_is_even_and_small_alpha_is_not():
   labels = _labels([1000] * 10)
-  even = _build(labels, split='dirichlet', alpha=1e6)
+  even = _build(labels, partition='dirichlet', alpha=1e6)
   counts = even.class_counts
   assert np.all(np.abs(counts - 99.9) <= 5)
   uneven = _build(
-    labels, split='dirichlet', alpha=1e-3, min_client_examples=1, num_clients=5
+    labels,
+    partition='dirichlet',
+    alpha=1e-3,
+    min_client_examples=1,
+    num_clients=5,
   )
   top = uneven.class_counts.max(axis=0) / uneven.class_counts.sum(axis=0)
   assert np.mean(top) > 0.95  # Nearly all of a class is on one client.
@@ -171,7 +295,7 @@ def test_dirichlet_of_the_paper():
         labels,
         num_clients=100,
         num_labels=40,
-        split='dirichlet',
+        partition='dirichlet',
         alpha=alpha,
         seed=seed,
       )
@@ -226,8 +350,8 @@ def test_some_clients_hold_labels(text, num):
     assert each.tolist() == [3] * 5
   # What they do not hold is shared out, without labels.
   assert _sizes(p) == [(500 - 15 * num) // 10] * 10
-  p.check_indices(500)
-  assert json.loads(p.to_json())['settings']['labeled_clients'] == text
+  p.check(labels)
+  assert p.settings.labeled_clients == text
 
 
 def test_more_labeled_clients_include_those_of_fewer():
@@ -250,10 +374,10 @@ def test_more_labeled_clients_include_those_of_fewer():
   assert shares == [1, 1, 5, 10]
 
 
-@pytest.mark.parametrize('split', names.SPLITS)
-def test_clients_label_some_of_their_own_examples(split):
+@pytest.mark.parametrize('partition', ['iid', 'dirichlet', 'shards'])
+def test_clients_label_some_of_their_own_examples(partition):
   labels = _labels([100] * 5)
-  settings = {**_CLIENTS, 'split': split, 'alpha': 0.3, 'seed': 4}
+  settings = {**_CLIENTS, 'partition': partition, 'alpha': 0.3, 'seed': 4}
   p = _build(
     labels,
     5,
@@ -270,7 +394,7 @@ def test_clients_label_some_of_their_own_examples(split):
     labeled, unlabeled = shares
     assert len(labeled) == (7 if client in _holders(p) else 0)
     assert np.all(np.diff(labeled) > 0) and np.all(np.diff(unlabeled) > 0)
-    # Its share of the split is the one that it has without labels.
+    # Its share is the one that it has without labels.
     share = np.concatenate(
       [hidden.client_labeled[client], hidden.client_unlabeled[client]]
     )
@@ -324,10 +448,10 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
       'for each client needs 100 examples of each class.* at most 50',
     ),
     ({'scenario': 'labels_at_sever'}, "did you mean 'labels_at_server'"),
-    ({'split': 'dirichlett'}, "did you mean 'dirichlet'"),
-    ({'split': 'dirichlet', 'alpha': 0.0}, '--alpha=0: .* greater than 0'),
-    ({'split': 'dirichlet', 'alpha': -1.0}, '--alpha=-1'),
-    ({'split': 'dirichlet', 'alpha': float('nan')}, '--alpha=nan'),
+    ({'partition': 'dirichlett'}, "did you mean 'dirichlet'"),
+    ({'partition': 'dirichlet', 'alpha': 0.0}, '--alpha=0: .* greater than 0'),
+    ({'partition': 'dirichlet', 'alpha': -1.0}, '--alpha=-1'),
+    ({'partition': 'dirichlet', 'alpha': float('nan')}, '--alpha=nan'),
     *(
       ({**_CLIENTS, 'labeled_clients': text}, f'--labeled_clients={text}: must')
       for text in (
@@ -341,15 +465,15 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     ),
     (
       {**_CLIENTS, 'client_labels': 'own', 'num_labels': 51},
-      '--num_labels=51 --client_labels=own: client .* has 50 examples; set it'
-      ' to at most 50, or lower --num_clients$',
+      '--num_labels=51 --client_labels=own: client .* has 50 examples to label;'
+      ' set it to at most 50, or lower --num_clients$',
     ),
     (
       {
         **_CLIENTS,
         'client_labels': 'own',
         'num_labels': 200,
-        'split': 'dirichlet',
+        'partition': 'dirichlet',
       },
       'own: client .* or raise --min_client_examples',
     ),
@@ -366,11 +490,11 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     ({'num_validation': 491}, '--num_validation=491: only 490'),
     ({'num_validation': 490}, '--num_clients=10: only 0'),
     (
-      {'split': 'dirichlet', 'min_client_examples': 50},
+      {'partition': 'dirichlet', 'min_client_examples': 50},
       '--min_client_examples=50: .* at most 49',
     ),
     (
-      {'split': 'dirichlet', 'num_clients': 40, 'alpha': 0.3},
+      {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3},
       'Set --min_client_examples=[1-9] or less, raise --alpha',
     ),
   ],
@@ -381,7 +505,7 @@ def test_impossible_settings_are_refused(kwargs, message):
 
 
 def test_the_minimum_that_a_refusal_names_is_feasible():
-  kwargs = {'split': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
+  kwargs = {'partition': 'dirichlet', 'num_clients': 40, 'alpha': 0.3}
   labels = _labels([50] * 10)
   with pytest.raises(UsageError) as e:
     _build(labels, **kwargs)
@@ -408,15 +532,60 @@ def test_json_file_and_its_version(tmp_path):
   assert fields['settings']['num_examples'] == 500
   with pytest.raises(UsageError, match='version is 99'):
     partition_lib.Partition.from_json(json.dumps(fields | {'version': 99}))
-  for bad in ('{"a": 1}', text[:-9], '[]'):
+  # Older versions called it `split`.
+  fields['settings']['split'] = fields['settings'].pop('partition')
+  fields['version'] = 1
+  del fields['wrong_examples'], fields['wrong_labels'], fields['client_names']
+  del fields['settings']['shards_per_client']
+  older = partition_lib.Partition.from_json(json.dumps(fields))
+  assert older.settings == p.settings and older.has_same_examples(p)
+  assert not _build(_labels([50] * 10), seed=1).has_same_examples(p)
+  noisy = _build(_labels([50] * 10), label_noise=0.2)
+  assert not noisy.has_same_examples(p)
+  other = dataclasses.replace(noisy, wrong_labels=(noisy.wrong_labels + 1) % 10)
+  assert not noisy.has_same_examples(other)
+  fields = json.loads(text)
+  for bad in (
+    *('{"a": 1}', text[:-9], '[]', '[' * 100_000, ''),
+    *(
+      json.dumps(fields | changed)
+      for changed in (
+        {'server_labeled': [0.5]},
+        {'server_labeled': [[1, 2]]},
+        {'server_labeled': 'x'},
+        {'server_labeled': []},
+        {'validation': [10**30]},
+        {'validation': [1]},
+        {'client_labeled': []},
+        {'client_unlabeled': fields['client_unlabeled'][1:]},
+        {'class_counts': [[1]]},
+        {'class_counts': None},
+        {'client_names': ['a']},
+        {'wrong_examples': [3]},
+        {'wrong_examples': [3], 'wrong_labels': [10]},
+        {'settings': fields['settings'] | {'num_clients': 10.0}},
+        {'settings': fields['settings'] | {'num_clients': True}},
+        {'settings': fields['settings'] | {'partition': 'x'}},
+        {'settings': {'num_examples': 500}},
+        {'settings': None},
+      )
+    ),
+  ):
     with pytest.raises(UsageError, match='not a partition'):
       partition_lib.Partition.from_json(bad)
 
 
-def test_foreign_indices_are_refused():
-  p = _build(_labels([50] * 10))
-  with pytest.raises(UsageError, match='made for other data'):
-    p.check_indices(400)
+def test_partitions_of_other_data_are_refused():
+  labels = _labels([50] * 10)
+  p = _build(labels)
+  p.check(labels)
+  for other in (labels[:400], _labels([50] * 10, seed=1)):
+    with pytest.raises(UsageError, match='made for other data'):
+      p.check(other)
+  unknown = labels.copy()
+  unknown[p.server_labeled[0]] = -1
+  with pytest.raises(UsageError, match='labels examples whose class is not'):
+    p.check(unknown)
 
 
 @pytest.mark.parametrize('num_clients', [3, 120, 1_500])

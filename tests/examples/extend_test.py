@@ -63,7 +63,7 @@ def test_its_entries_are_in_the_help(call, capsys):
   assert text.startswith('usage: python examples/extend.py train ')
   for words in (
     'fashion_mnist, digits, parity.',
-    'one_layer: a hidden layer of 64.',
+    'wrn28_8, one_layer.',
     'dp, clipped.',
     '--fixmatch_confidence.confidence_threshold=0.95',
     '--momentum_teacher.decay=0.9',

@@ -187,7 +187,7 @@ def metric_columns(process) -> list[str]:
 def data_source(process, scenario: str) -> sampling.CohortDataSource:
   """8 clients of the tiny task, 2 a round, for a process that `build` built."""
 
-  def load_client(client_id):
+  def load_client(_, client_id):
     element = cohort(scenario, 8)[client_id]
     return tuple(
       (element[kind]['x'], element[kind]['y'])

@@ -364,7 +364,7 @@ def test_extreme_numbers_that_are_allowed_do_not_hang_the_start(
       [
         f'--algorithm={algorithm}',
         '--dataset=digits',
-        '--split=dirichlet',
+        '--partition=dirichlet',
         '--num_clients=20',
         f'--output_dir={tmp_path / str(index)}',
         f'--{name}={value}',

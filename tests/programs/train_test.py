@@ -38,6 +38,8 @@ _FLAGS = (
   '--num_validation=100',
   '--num_clients=20',
   '--clients_per_round=2',
+  '--streaming_steps=2',
+  '--streaming_rounds=1',
   '--client_epochs=1',
   '--server_epochs=1',
   '--num_pretraining_rounds=2',
@@ -93,6 +95,27 @@ def finished(tmp_path_factory):
       assert _train(folder) == 0
   with open(path) as log:
     return folder, log.read()
+
+
+@pytest.mark.slow
+def test_a_partition_from_a_file_gives_the_same_run(finished, tmp_path):
+  source = output_tree.OutputTree(finished[0]).partition_json
+  file, folder = str(tmp_path / 'partition.json'), str(tmp_path / 'run')
+  shutil.copy(source, file)
+  assert _train(folder, f'--partition_file={file}') == 0
+  _assert_equal_runs(finished[0], folder)
+  # The run can do without the file.
+  os.unlink(file)
+  for examples in ('test', 'validation'):
+    argv = [folder, f'--examples={examples}']
+    assert main.run(evaluate_main.evaluate_main, argv) == 0
+  model = os.path.join(folder, 'model')
+  assert main.run(evaluate_main.evaluate_main, [model]) == 0
+  argv = [model, '--examples=validation']
+  assert main.run(evaluate_main.evaluate_main, argv) == main.USAGE
+  assert _train(folder, f'--partition_file={file}') == main.USAGE
+  own = output_tree.OutputTree(folder).partition_json
+  assert _train(folder, f'--partition_file={own}') == 0
 
 
 def test_what_it_prints(finished):

@@ -125,7 +125,7 @@ def test_source_of_a_process_makes_elements_with_fresh_seeds():
   x, _ = tiny_task.examples(3, 0)
   source = sampling.build_data_source(
     process,
-    lambda client_id: (None, (x[: client_id + 1], None)),
+    lambda round_num, client_id: (None, (x[: client_id + round_num], None)),
     seed=5,
     num_clients=2,
     clients_per_round=2,
@@ -136,7 +136,7 @@ def test_source_of_a_process_makes_elements_with_fresh_seeds():
   for round_num in (1, 2):
     for client_id, dataset in enumerate(iterator.select()):
       (element,) = dataset.as_numpy_iterator()
-      assert len(element['unlabeled']['x']) == client_id + 1
+      assert len(element['unlabeled']['x']) == client_id + round_num
       assert not len(element['labeled']['x'])
       wanted = clients.client_seed(5, round_num, client_id)
       np.testing.assert_array_equal(element['seed'], wanted)
@@ -187,7 +187,7 @@ _BAD = {
 def _source(load_client, told, **population):
   return sampling.build_data_source(
     tiny_task.build('fl2'),
-    load_client,
+    lambda _, client_id: load_client(client_id),
     seed=5,
     on_failure=lambda *failure: told.append(failure),
     **{'num_clients': 2, 'clients_per_round': 2, **population},
@@ -234,7 +234,7 @@ def test_what_is_told_may_end_the_round():
 
   source = sampling.build_data_source(
     tiny_task.build('fl2'),
-    lambda _: None,
+    lambda *_: None,
     seed=5,
     on_failure=refuse,
     num_clients=1,

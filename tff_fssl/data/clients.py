@@ -16,13 +16,15 @@ import numpy as np
 import tensorflow as tf
 
 from tff_fssl import durable
+from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import seeds
 from tff_fssl.data import sources
+from tff_fssl.data import streaming as streaming_lib
 from tff_fssl.hparams import UsageError
 
 # The label of an example whose label is not known.
-UNKNOWN_LABEL = -1
+UNKNOWN_LABEL = names.UNKNOWN_LABEL
 # Larger labelled sets would make the server's graph slow to build and to copy.
 MAX_CONSTANT_BYTES = 16 * 2**20
 
@@ -157,17 +159,24 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
 
 
 def client_examples(
-  data: sources.DataSet, partition: partition_lib.Partition, client_id: int
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
+  client_id: int,
+  round_num: int = 1,
+  streaming: streaming_lib.Streaming = streaming_lib.Streaming(),
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-  """The examples of a client of a partition.
+  """The examples of a client of a partition in a round.
 
   Args:
     data: The data set.
     partition: A partition of its training examples.
     client_id: In [0, partition.num_clients).
+    round_num: The round, >= 1.
+    streaming: Which unlabelled examples the client has in that round.
 
   Returns:
-    (labeled, unlabeled), each (x, y) as for `make_example`; copies.
+    (labeled, unlabeled), each (x, y) as for `make_example`; copies. Some labels
+    of `labeled` may be wrong, as the partition says.
 
   Raises:
     UsageError: If there is no such client.
@@ -177,9 +186,12 @@ def client_examples(
       f'client {client_id}: there are clients 0 to {partition.num_clients - 1}'
     )
   labeled = partition.client_labeled[client_id]
-  unlabeled = partition.client_unlabeled[client_id]
+  unlabeled = streaming.part(
+    partition.client_unlabeled[client_id], client_id, round_num
+  )
   x, y = data.train.x, data.train.y
-  return (x[labeled], y[labeled]), (x[unlabeled], y[unlabeled])
+  given = partition.given_labels(y, labeled)
+  return (x[labeled], given), (x[unlabeled], y[unlabeled])
 
 
 def build_server_data_fn(

@@ -21,10 +21,23 @@ BALANCED = 'balanced'
 OWN = 'own'
 CLIENT_LABELS = (BALANCED, OWN)
 
+# The label of an example whose label is not known.
+UNKNOWN_LABEL = -1
+
 # How training data is split among clients; see `partition`.
 IID = 'iid'
 DIRICHLET = 'dirichlet'
-SPLITS = (IID, DIRICHLET)
+FEDMATCH = 'fedmatch'
+EXTREME = 'extreme'
+SHARDS = 'shards'
+NATURAL = 'natural'
+PARTITIONS = (IID, DIRICHLET, FEDMATCH, EXTREME, SHARDS, NATURAL)
+# What `alpha` is: the concentration of each class, or the sum over classes.
+EACH, TOTAL = 'each', 'total'
+ALPHA_MEANINGS = (EACH, TOTAL)
+# How many examples of a class a client of `fedmatch` or `extreme` gets.
+EXACT, MULTINOMIAL = 'exact', 'multinomial'
+CLASS_DRAWS = (EXACT, MULTINOMIAL)
 
 # `folder:PATH` is a folder of images.
 FOLDER = 'folder:'

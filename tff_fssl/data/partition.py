@@ -2,7 +2,32 @@
 
 NumPy only. A partition is a function of the labels, the settings and the seed.
 The label split and the IID and Dirichlet partitions are those of (FL)^2's
-published code.
+published code; docs/partitions.md says where the others are from. The steps:
+
+1.  Each class is shuffled, and its first examples are labelled, equally many
+    in every class. With labels at the server, `num_labels` are labelled in
+    total; with labels at clients, `num_labels` for each client that holds
+    labels. If not all do, they are drawn; a larger number includes them.
+2.  The validation examples are the last ones of each shuffled class, equally
+    many if classes have enough. (They are taken from the end, so that their
+    number does not change which examples are labelled.)
+3.  The rest goes to the clients, unlabelled. `iid`: each gets
+    floor(rest / clients) examples, drawn at random; a remainder is not used.
+    `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
+    over clients is drawn; p = 0 for clients that already hold rest / clients
+    or more; the class is cut at floor(cumsum(p) * size). The draw of all
+    classes is repeated until every client holds `min_client_examples`, at
+    most `partition_splits.MAX_DRAWS` times. docs/partitions.md has the
+    others. Examples of unknown class are split evenly, as with `iid`, except
+    that with `natural` they stay with their owners.
+4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
+    labels draws `num_labels` of its examples of known class. Where its
+    classes are exact shares (`class_draws`), so are those of its labels.
+5.  `full_labels`: all examples of known class of a client that holds labels
+    are labelled (the upper bound, if all clients do).
+6.  `label_noise`: that share of the labelled examples, drawn at random, gets
+    a wrong label, drawn evenly from the other classes. A larger share has
+    the wrong labels of a smaller one.
 """
 
 from collections.abc import Sequence
@@ -14,14 +39,23 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.data import names
+from tff_fssl.data import partition_owners
 from tff_fssl.data import partition_settings
 from tff_fssl.data import partition_splits
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
 
 _FORMAT = 'tff_fssl.partition'
-_VERSION = 1
+_VERSION = 2
+# Version 1 had no wrong labels.
+_READABLE = (1, _VERSION)
+
+
+def _none() -> Any:
+  """A field of no indices."""
+  return dataclasses.field(default_factory=lambda: np.zeros([0], np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -34,8 +68,12 @@ class Partition:
     client_labeled: Labelled examples per client, int64, ascending.
     client_unlabeled: Unlabelled examples per client, int64, ascending.
     class_counts: int64 [clients, classes], how many examples of each true class
-      a client holds.
-    settings: The `PartitionSettings`, and `num_examples`.
+      a client holds; those of unknown class are not counted.
+    settings: What it was made by; `num_clients` is the number that there are.
+    num_examples: The number of training examples.
+    client_names: The name of each client, if clients are natural ones.
+    wrong_examples: int64, ascending: labelled examples with a wrong label.
+    wrong_labels: int64, these labels.
   """
 
   server_labeled: np.ndarray
@@ -43,38 +81,97 @@ class Partition:
   client_labeled: list[np.ndarray]
   client_unlabeled: list[np.ndarray]
   class_counts: np.ndarray
-  settings: dict[str, Any]
+  settings: partition_settings.PartitionSettings
+  num_examples: int
+  client_names: tuple[str, ...] = ()
+  wrong_examples: np.ndarray = _none()
+  wrong_labels: np.ndarray = _none()
 
   @property
   def num_clients(self) -> int:
     """The number of clients."""
     return len(self.client_unlabeled)
 
-  def check_indices(self, num_examples: int) -> None:
-    """Checks that this is a partition of `num_examples` training examples.
+  @property
+  def labeled(self) -> np.ndarray:
+    """All labelled examples, at the server and at clients, ascending."""
+    return np.sort(np.concatenate([self.server_labeled, *self.client_labeled]))
+
+  def given_labels(
+    self, labels: np.ndarray, examples: np.ndarray
+  ) -> np.ndarray:
+    """The labels with which labelled examples are trained on.
 
     Args:
-      num_examples: The number of training examples.
+      labels: int [N], the true classes of the training examples.
+      examples: Indices of labelled examples.
+
+    Returns:
+      The labels of `examples`, of which `wrong_labels` are wrong.
+    """
+    given = labels[examples]
+    place = np.searchsorted(self.wrong_examples, examples)
+    place = np.minimum(place, max(len(self.wrong_examples) - 1, 0))
+    if len(self.wrong_examples):
+      is_wrong = self.wrong_examples[place] == examples
+      given[is_wrong] = self.wrong_labels[place[is_wrong]]
+    return given
+
+  def check(self, labels: np.ndarray) -> None:
+    """Checks that this is a partition of these training examples.
+
+    Args:
+      labels: int [N], the true classes of the training examples.
 
     Raises:
-      UsageError: If an index is out of range or occurs twice.
+      UsageError: If an index is out of range or occurs twice, a class of a
+        client's examples is another one, or labels are where none can be.
     """
-    held = np.concatenate(
-      [
-        self.server_labeled,
-        self.validation,
-        *self.client_labeled,
-        *self.client_unlabeled,
-      ]
-    )
-    if len(held) and not 0 <= held.min() <= held.max() < num_examples:
+    held = np.concatenate(self._held())
+    if self.num_examples != len(labels) or (
+      len(held) and not 0 <= held.min() <= held.max() < len(labels)
+    ):
       raise UsageError(
-        f'the partition has indices from {held.min()} to {held.max()}, but'
-        f' there are {num_examples} training examples: it was made for other'
-        ' data'
+        f'the partition is of {self.num_examples} training examples, with'
+        f' indices from {min(held, default=0)} to {max(held, default=0)}, but'
+        f' there are {len(labels)}: it was made for other data'
       )
     if len(np.unique(held)) != len(held):
       raise UsageError('the partition has some examples more than once')
+    counts = _class_counts(
+      labels,
+      self.client_labeled,
+      self.client_unlabeled,
+      self.settings.num_classes,
+    )
+    if not np.array_equal(counts, self.class_counts):
+      raise UsageError(
+        "the partition's clients hold other classes in these data than it"
+        ' says: it was made for other data'
+      )
+    needed = np.concatenate([self.labeled, self.validation])
+    if np.any(labels[needed] == names.UNKNOWN_LABEL):
+      raise UsageError('the partition labels examples whose class is not known')
+    if not np.all(np.isin(self.wrong_examples, self.labeled)):
+      raise UsageError('the partition has wrong labels where there are none')
+
+  def has_same_examples(self, other: 'Partition') -> bool:
+    """Whether everybody holds the same in both, under the same labels."""
+    mine, theirs = (
+      [*p._held(), p.wrong_examples, p.wrong_labels] for p in (self, other)
+    )
+    return self.num_clients == other.num_clients and all(
+      map(np.array_equal, mine, theirs)
+    )
+
+  def _held(self) -> list[np.ndarray]:
+    """What the server, validation and each client hold."""
+    return [
+      self.server_labeled,
+      self.validation,
+      *self.client_labeled,
+      *self.client_unlabeled,
+    ]
 
   def to_json(self) -> str:
     """This partition as JSON text, which `from_json` reads."""
@@ -82,12 +179,18 @@ class Partition:
       {
         'format': _FORMAT,
         'version': _VERSION,
-        'settings': self.settings,
+        'settings': {
+          **self.settings.recorded(),
+          'num_examples': self.num_examples,
+        },
         'class_counts': self.class_counts.tolist(),
         'server_labeled': self.server_labeled.tolist(),
         'validation': self.validation.tolist(),
         'client_labeled': [a.tolist() for a in self.client_labeled],
         'client_unlabeled': [a.tolist() for a in self.client_unlabeled],
+        'client_names': self.client_names,
+        'wrong_examples': self.wrong_examples.tolist(),
+        'wrong_labels': self.wrong_labels.tolist(),
       }
     )
 
@@ -108,20 +211,63 @@ class Partition:
       fields = json.loads(text)
       if fields['format'] != _FORMAT:
         raise ValueError(f'its format is {fields["format"]!r}')
-      if fields['version'] != _VERSION:
+      if fields['version'] not in _READABLE:
         raise ValueError(f'its version is {fields["version"]}, not {_VERSION}')
-      return cls(
-        server_labeled=_indices(fields['server_labeled']),
-        validation=_indices(fields['validation']),
-        client_labeled=[_indices(a) for a in fields['client_labeled']],
-        client_unlabeled=[_indices(a) for a in fields['client_unlabeled']],
-        class_counts=np.array(fields['class_counts'], np.int64),
-        settings=fields['settings'],
+      settings = fields['settings']
+      partition = cls(
+        server_labeled=_read_indices(fields['server_labeled']),
+        validation=_read_indices(fields['validation']),
+        client_labeled=[_read_indices(a) for a in fields['client_labeled']],
+        client_unlabeled=[_read_indices(a) for a in fields['client_unlabeled']],
+        class_counts=_read_indices(fields['class_counts'], 2),
+        settings=partition_settings.PartitionSettings.from_record(settings),
+        num_examples=int(settings['num_examples']),
+        client_names=tuple(map(str, fields.get('client_names', ()))),
+        wrong_examples=_read_indices(fields.get('wrong_examples', ())),
+        wrong_labels=_read_indices(fields.get('wrong_labels', ())),
       )
-    except (ValueError, KeyError, TypeError) as e:
+      partition._check_form()
+    # Deep nesting, which no file of ours has, ends Python's stack.
+    except (
+      AttributeError,
+      KeyError,
+      OverflowError,
+      RecursionError,
+      TypeError,
+      ValueError,
+    ) as e:
+      reason = f'{e} is missing' if isinstance(e, KeyError) else e
       raise UsageError(
-        f'not a partition of tff_fssl, or a damaged one: {e}'
+        f'not a partition of tff_fssl, or a damaged one: {reason}'
       ) from e
+    return partition
+
+  def _check_form(self) -> None:
+    """Checks that the parts fit to each other; raises `ValueError`."""
+    settings = self.settings
+    clients = self.num_clients
+    has_server = settings.scenario == names.LABELS_AT_SERVER
+    at_server = settings.num_labels if has_server else 0
+    wrong = self.wrong_labels
+    for is_right, what in (
+      (clients == settings.num_clients, 'num_clients'),
+      (clients == len(self.client_labeled), 'client_labeled'),
+      (
+        self.class_counts.shape == (clients, settings.num_classes),
+        'class_counts',
+      ),
+      (len(self.validation) == settings.num_validation, 'validation'),
+      (len(self.server_labeled) == at_server, 'server_labeled'),
+      (len(self.client_names) in (0, clients), 'client_names'),
+      (
+        wrong.shape == self.wrong_examples.shape
+        and np.all((wrong >= 0) & (wrong < settings.num_classes))
+        and np.all(np.diff(self.wrong_examples) > 0),
+        'wrong_labels',
+      ),
+    ):
+      if not is_right:
+        raise ValueError(f'its {what} does not fit to the rest')
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
     """Writes `to_json` to a file atomically; creates its folder."""
@@ -129,34 +275,39 @@ class Partition:
     durable.write_file(os.fspath(path), [self.to_json().encode()])
 
 
+def read(path: str) -> Partition:
+  """The partition in a file.
+
+  Args:
+    path: A file that `Partition.save_json` wrote.
+
+  Returns:
+    The partition.
+
+  Raises:
+    UsageError: If it cannot be read, or is something else.
+  """
+  text = files.read_text(path)
+  try:
+    return Partition.from_json(text)
+  except UsageError as error:
+    raise files.FileError(path, str(error)) from error
+
+
 def build_partition(
   labels: np.ndarray,
   settings: partition_settings.PartitionSettings,
+  owners: np.ndarray | None = None,
+  client_names: Sequence[str] = (),
 ) -> Partition:
-  """Splits training examples into labelled, validation and clients' examples.
-
-  1.  Each class is shuffled, and its first examples are labelled, equally many
-      in every class. With labels at the server, `num_labels` are labelled in
-      total; with labels at clients, `num_labels` for each client that holds
-      labels. If not all do, they are drawn; a larger number includes them.
-  2.  The validation examples are the last ones of each shuffled class, equally
-      many if classes have enough. (They are taken from the end, so that their
-      number does not change which examples are labelled.)
-  3.  The rest goes to the clients, unlabelled. `iid`: each gets
-      floor(rest / clients) examples, drawn at random; a remainder is not used.
-      `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
-      over clients is drawn; p = 0 for clients that already hold rest / clients
-      or more; the class is cut at floor(cumsum(p) * size). The draw of all
-      classes is repeated until every client holds `min_client_examples`, at
-      most `partition_splits.MAX_DRAWS` times.
-  4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
-      labels draws `num_labels` of its examples.
-  5.  `full_labels`: all examples of a client that holds labels are labelled
-      (the upper bound, if all clients do).
+  """Partitions training examples, in the steps that stand above.
 
   Args:
-    labels: int [N], the true classes of the training examples.
+    labels: int [N], the true classes of the training examples;
+      `names.UNKNOWN_LABEL` where they are not known.
     settings: All else; the steps use its names.
+    owners: int [N], whose each example is, -1 for nobody's (`natural`).
+    client_names: The names of the owners.
 
   Returns:
     The partition.
@@ -165,46 +316,83 @@ def build_partition(
     UsageError: If the settings cannot be satisfied; names the flags.
   """
   labels = np.asarray(labels)
-  num_classes, num_clients = settings.num_classes, settings.num_clients
-  num_labels, seed = settings.num_labels, settings.seed
+  num_classes = settings.num_classes
   _check_labels(labels, num_classes)
+  natural = np.zeros([0], np.int64)
+  if settings.partition == names.NATURAL:
+    natural = partition_owners.choose(owners, labels, settings)
+    settings = dataclasses.replace(settings, num_clients=len(natural))
+  num_clients, seed = settings.num_clients, settings.seed
   shuffled = _shuffled_classes(labels, num_classes, seed)
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
+  takes_own = settings.labels_own or (len(natural) and not at_server)
   labeled, hidden = _split_labels(
     shuffled,
     1 if at_server else len(holders),
-    0 if settings.labels_own else num_labels // num_classes,
+    0 if takes_own else settings.num_labels // num_classes,
   )
   hidden, validation = _split_validation(hidden, settings.num_validation, seed)
-  all_have_labels = len(holders) == num_clients and not settings.labels_own
-  unlabeled = _split_rest(
-    hidden, settings, may_be_empty=bool(all_have_labels and num_labels)
-  )
+  unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
+  if len(natural):
+    assert owners is not None
+    unlabeled = partition_owners.split([*hidden, unknown], owners, natural)
+  else:
+    all_have_labels = len(holders) == num_clients and not settings.labels_own
+    unlabeled = _split_rest(
+      hidden,
+      unknown,
+      settings,
+      may_be_empty=bool(all_have_labels and settings.num_labels),
+    )
   client_labeled = [_indices([]) for _ in range(num_clients)]
   if not at_server:
     for client, held in zip(holders, labeled, strict=True):
       client_labeled[client] = held
   if settings.labels_own:
-    _label_own(settings, holders, client_labeled, unlabeled)
+    _label_own(labels, settings, holders, client_labeled, unlabeled)
   if settings.full_labels:
     for client in holders:
-      held = np.concatenate([client_labeled[client], unlabeled[client]])
-      client_labeled[client] = np.sort(held)
-      unlabeled[client] = _indices([])
-  return Partition(
+      is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
+      also = unlabeled[client][is_known]
+      client_labeled[client] = np.sort(
+        np.concatenate([client_labeled[client], also])
+      )
+      unlabeled[client] = unlabeled[client][~is_known]
+  partition = Partition(
     server_labeled=labeled[0] if at_server else _indices([]),
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
     class_counts=_class_counts(labels, client_labeled, unlabeled, num_classes),
-    settings=_recorded(settings, len(labels)),
+    settings=settings,
+    num_examples=len(labels),
+    client_names=tuple(client_names[i] for i in natural),
+  )
+  return _with_noise(partition, labels)
+
+
+def _with_noise(partition: Partition, labels: np.ndarray) -> Partition:
+  """The partition with its wrong labels drawn."""
+  settings, labeled = partition.settings, partition.labeled
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
+  order = rng.permutation(len(labeled))
+  shifts = rng.integers(1, settings.num_classes, len(labeled))
+  count = round(settings.label_noise * len(labeled))
+  drawn = np.sort(order[:count])
+  return dataclasses.replace(
+    partition,
+    wrong_examples=labeled[drawn],
+    wrong_labels=_indices(
+      (labels[labeled[drawn]] + shifts[drawn]) % settings.num_classes
+    ),
   )
 
 
 def _split_rest(
   hidden: list[np.ndarray],
+  unknown: np.ndarray,
   settings: partition_settings.PartitionSettings,
   *,
   may_be_empty: bool,
@@ -213,7 +401,8 @@ def _split_rest(
 
   Args:
     hidden: The examples of each class.
-    settings: How to split.
+    unknown: The examples of unknown class.
+    settings: How to split; not `natural`.
     may_be_empty: Whether clients may get nothing, since all have labels.
 
   Returns:
@@ -223,7 +412,7 @@ def _split_rest(
     UsageError: If there are too few; names the flags.
   """
   num_clients = settings.num_clients
-  num_hidden = sum(len(c) for c in hidden)
+  num_hidden = sum(len(c) for c in hidden) + len(unknown)
   if num_hidden < num_clients and not may_be_empty:
     raise UsageError(
       f'--num_clients={num_clients}: only {num_hidden} training examples are'
@@ -231,7 +420,9 @@ def _split_rest(
       ' or --num_validation'
     )
   split = partition_splits.split(hidden, settings)
-  return [_indices(np.sort(a)) for a in split]
+  rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
+  also = partition_splits.split_evenly(unknown, num_clients, rng)
+  return [_indices(np.sort(np.concatenate(a))) for a in zip(split, also)]
 
 
 def _class_counts(
@@ -241,11 +432,12 @@ def _class_counts(
   num_classes: int,
 ) -> np.ndarray:
   """int64 [clients, classes]: how many examples of a class a client holds."""
+  # The first count is that of unknown labels.
   counts = [
-    np.bincount(labels[np.concatenate(held)], minlength=num_classes)
+    np.bincount(labels[np.concatenate(held)] + 1, minlength=num_classes + 1)[1:]
     for held in zip(labeled, unlabeled)
   ]
-  return np.array(counts, np.int64)
+  return np.array(counts, np.int64).reshape(len(labeled), -1)
 
 
 def _labeled_clients(
@@ -262,6 +454,7 @@ def _labeled_clients(
 
 
 def _label_own(
+  labels: np.ndarray,
   settings: partition_settings.PartitionSettings,
   holders: list[int],
   labeled: list[np.ndarray],
@@ -269,36 +462,41 @@ def _label_own(
 ) -> None:
   """Labels examples of each client that holds labels, in place."""
   num = settings.num_labels
-  fewest = min(holders, key=lambda client: len(unlabeled[client]))
-  most = len(unlabeled[fewest])
+  known = [np.flatnonzero(labels[a] != names.UNKNOWN_LABEL) for a in unlabeled]
+  fewest = min(holders, key=lambda client: len(known[client]))
+  most = len(known[fewest])
   if most < num:
     raise UsageError(
       f'--num_labels={num} --client_labels={names.OWN}: client {fewest} has'
-      f' {most} examples; set it to at most {most}, or lower --num_clients'
+      f' {most} examples to label; set it to at most {most}, or lower'
+      ' --num_clients'
       + (
         ', or raise --min_client_examples'
-        if settings.split == names.DIRICHLET
+        if settings.partition == names.DIRICHLET and not settings.equal_sizes
         else ''
       )
     )
   for client in holders:
     purpose = seeds.Purpose.CLIENT_LABELS
     rng = seeds.generator(settings.seed, purpose, client)
+    order = rng.permutation(known[client])
+    if settings.has_rows and settings.class_draws == names.EXACT:
+      classes = labels[unlabeled[client][order]]
+      counts = partition_splits.row_counts(settings.partition, client, num)
+      of_class = [order[classes == c][:n] for c, n in enumerate(counts)]
+      order = np.concatenate(of_class)
     chosen = np.zeros(len(unlabeled[client]), bool)
-    chosen[rng.permutation(len(chosen))[:num]] = True
+    chosen[order[:num]] = True
     labeled[client] = unlabeled[client][chosen]
     unlabeled[client] = unlabeled[client][~chosen]
 
 
-def _recorded(
-  settings: partition_settings.PartitionSettings, num_examples: int
-) -> dict[str, Any]:
-  """The settings as JSON shows them."""
-  result: dict[str, Any] = {}
-  for field in dataclasses.fields(settings):
-    kind: Any = field.type  # JSON knows no integers of NumPy.
-    result[field.name] = kind(getattr(settings, field.name))
-  return {**result, 'num_examples': num_examples}
+def _read_indices(values: Any, rank: int = 1) -> np.ndarray:
+  """Integers of a file, which may hold anything; raises `ValueError`."""
+  array = np.asarray(values)
+  if array.size and (array.ndim != rank or array.dtype != np.int64):
+    raise ValueError(f'it has {array.dtype} {list(array.shape)} for integers')
+  return array.astype(np.int64)
 
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
@@ -310,10 +508,11 @@ def _check_labels(labels: np.ndarray, num_classes: int) -> None:
     raise UsageError(
       f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
     )
-  if len(labels) and not 0 <= labels.min() <= labels.max() < num_classes:
+  lowest = names.UNKNOWN_LABEL
+  if len(labels) and not lowest <= labels.min() <= labels.max() < num_classes:
     raise UsageError(
       f'labels go from {labels.min()} to {labels.max()}; with {num_classes}'
-      f' classes, allowed are 0 to {num_classes - 1}'
+      f' classes, allowed are 0 to {num_classes - 1}, and {lowest} for unknown'
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
-from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
@@ -140,15 +139,15 @@ def _draw_sizes(
 
 
 def _title(partition: partition_lib.Partition) -> str:
-  """The split in two lines."""
+  """The partition in two lines."""
   settings = partition.settings
-  split = settings['split']
-  if split == names.DIRICHLET:
-    split += f'({settings["alpha"]:g})'
   labeled, unlabeled = _held(partition)
+  wrong = len(partition.wrong_examples)
+  noise = f' {wrong} wrong labels,' if wrong else ''
   return (
-    f'{split}, {partition.num_clients} clients, each with {_range(labeled)}'
-    f' labelled and {_range(unlabeled)} unlabelled examples\n'
+    f'{settings.title}, {partition.num_clients} clients, each with'
+    f' {_range(labeled)} labelled and {_range(unlabeled)} unlabelled examples\n'
     f'{len(partition.server_labeled)} labelled at the server,'
-    f' {len(partition.validation)} for validation, seed {settings["seed"]}'
+    f'{noise}'
+    f' {len(partition.validation)} for validation, seed {settings.seed}'
   )

@@ -1,7 +1,9 @@
 """How training examples are to be partitioned. TensorFlow-free."""
 
+from collections.abc import Mapping
 import dataclasses
 import re
+from typing import Any
 
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
@@ -9,6 +11,11 @@ from tff_fssl.hparams import closest
 
 # With a still smaller alpha, NumPy's draws take forever.
 _MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6
+# FedMatch's and ProtoFSSL's rows have so many classes.
+_ROW_CLASSES = 10
+_MAX_CLIENTS = 10**6
+# Settings of older versions -> what they are called now.
+_RENAMED = {'split': 'partition'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,16 +27,22 @@ class PartitionSettings:
 
   Attributes:
     num_classes: The number of classes, >= 2.
-    num_clients: The number of clients, >= 1.
+    num_clients: The number of clients, >= 1; with `natural`, 0 stands for all.
     num_labels: The number of labelled examples: in total, or with labels at the
       clients for each client that holds labels; a multiple of `num_classes`,
       unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
-    split: One of `names.SPLITS`.
+    partition: One of `names.PARTITIONS`.
     alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
       more uneven split.
+    alpha_meaning: What `alpha` is, one of `names.ALPHA_MEANINGS`; see
+      `concentration`.
+    equal_sizes: Whether `dirichlet` gives each client equally many examples.
     min_client_examples: The least number of unlabelled examples of a client
-      (`dirichlet`), >= 0.
+      (`dirichlet` without `equal_sizes`), >= 0.
+    class_draws: How many examples of each class the clients of `fedmatch` and
+      `extreme` get, one of `names.CLASS_DRAWS`.
+    shards_per_client: The number of a client's shards (`shards`), >= 1.
     num_validation: The number of validation examples, >= 0.
     full_labels: Whether all examples of a client that holds labels are
       labelled.
@@ -38,6 +51,8 @@ class PartitionSettings:
     client_labels: With labels at the clients, which examples are labelled.
       `balanced`: equally many of each class, whatever else the client holds;
       `own`: some of the client's examples, as their classes come.
+    label_noise: The share of the labelled examples whose label is wrong, in
+      [0, 1].
     seed: Any integer.
   """
 
@@ -45,38 +60,51 @@ class PartitionSettings:
   num_clients: int
   num_labels: int
   scenario: str = names.LABELS_AT_SERVER
-  split: str = names.IID
+  partition: str = names.IID
   alpha: float = 0.1
+  alpha_meaning: str = names.EACH
+  equal_sizes: bool = False
   min_client_examples: int = 10
+  class_draws: str = names.EXACT
+  shards_per_client: int = 2
   num_validation: int = 0
   full_labels: bool = False
   labeled_clients: str = names.ALL_CLIENTS
   client_labels: str = names.BALANCED
+  label_noise: float = 0.0
   seed: int = 0
 
   def __post_init__(self):
     for flag, choice, allowed in (
       ('scenario', self.scenario, names.SCENARIOS),
-      ('split', self.split, names.SPLITS),
+      ('partition', self.partition, names.PARTITIONS),
       ('client_labels', self.client_labels, names.CLIENT_LABELS),
+      ('alpha_meaning', self.alpha_meaning, names.ALPHA_MEANINGS),
+      ('class_draws', self.class_draws, names.CLASS_DRAWS),
     ):
       if choice not in allowed:
         raise UsageError(
           f'--{flag}={choice}: allowed are {", ".join(allowed)}'
           f'{closest(str(choice), allowed)}'
         )
+    is_natural = self.partition == names.NATURAL
     for flag, count, minimum in (
       ('num_classes', self.num_classes, 2),
-      ('num_clients', self.num_clients, 1),
+      ('num_clients', self.num_clients, 0 if is_natural else 1),
       ('num_labels', self.num_labels, 0),
       ('min_client_examples', self.min_client_examples, 0),
       ('num_validation', self.num_validation, 0),
+      ('shards_per_client', self.shards_per_client, 1),
     ):
       if count < minimum:
         raise UsageError(f'--{flag}={count}: must be at least {minimum}')
-    _ = (
-      self.num_labeled_clients
-    )  # Refuses what is neither a number nor a share.
+    if not 0 <= self.label_noise <= 1:
+      raise UsageError(
+        f'--label_noise={self.label_noise:g}: must be a share, from 0 to 1'
+      )
+    self._check_partition()
+    # Refuses what is neither a number nor a share.
+    _ = self.num_labeled_clients
     if self.num_labels % self.num_classes and not self.labels_own:
       below = self.num_labels - self.num_labels % self.num_classes
       raise UsageError(
@@ -89,14 +117,66 @@ class PartitionSettings:
         '--num_labels=0: must be at least'
         f' {1 if self.labels_own else self.num_classes}, or set --full_labels'
       )
+
+  def _check_partition(self) -> None:
+    """Refuses what the chosen partition cannot do."""
     if (
-      self.split == names.DIRICHLET
-      and not _MIN_ALPHA <= self.alpha <= _MAX_ALPHA
+      self.partition == names.DIRICHLET
+      and not _MIN_ALPHA <= self.concentration <= _MAX_ALPHA
     ):
+      scale = self.num_classes if self.alpha_meaning == names.TOTAL else 1
       raise UsageError(
         f'--alpha={self.alpha:g}: must be a number greater than 0, from'
-        f' {_MIN_ALPHA:g} to {_MAX_ALPHA:g} (--split=dirichlet)'
+        f' {_MIN_ALPHA * scale:g} to {_MAX_ALPHA * scale:g}'
+        ' (--partition=dirichlet)'
       )
+    if self.has_rows and self.num_classes != _ROW_CLASSES:
+      raise UsageError(
+        f'--partition={self.partition}: its shares are those of {_ROW_CLASSES}'
+        f' classes, but there are {self.num_classes}; dirichlet and shards are'
+        ' for any number'
+      )
+    if (
+      self.partition == names.NATURAL
+      and self.scenario == names.LABELS_AT_CLIENTS
+      and not (self.labels_own or self.full_labels)
+    ):
+      raise UsageError(
+        f'--client_labels={self.client_labels}: with --partition=natural,'
+        ' clients hold no examples but their own; set --client_labels=own'
+      )
+
+  @property
+  def concentration(self) -> float:
+    """The concentration of each class in the Dirichlet distribution.
+
+    `alpha` or, as Hsu et al. (2019) write it, `alpha` / `num_classes`.
+    """
+    if self.alpha_meaning == names.TOTAL:
+      return self.alpha / self.num_classes
+    return self.alpha
+
+  @property
+  def has_rows(self) -> bool:
+    """Whether clients' shares of classes are rows that papers publish."""
+    return self.partition in (names.FEDMATCH, names.EXTREME)
+
+  @property
+  def title(self) -> str:
+    """The partition, for people: 'IID', 'Dirichlet(0.3)', ..."""
+    alpha = f'{self.alpha:g}'
+    if self.alpha_meaning == names.TOTAL:
+      alpha += f'/{self.num_classes}'
+    sizes = ' of equal sizes' if self.equal_sizes else ''
+    drawn = ', drawn' if self.class_draws == names.MULTINOMIAL else ''
+    return {
+      names.IID: 'IID',
+      names.DIRICHLET: f'Dirichlet({alpha}){sizes}',
+      names.FEDMATCH: f"FedMatch's shares{drawn}",
+      names.EXTREME: f"ProtoFSSL's extreme shares{drawn}",
+      names.SHARDS: f'shards of classes, {self.shards_per_client} a client',
+      names.NATURAL: 'natural',
+    }[self.partition]
 
   @property
   def labels_own(self) -> bool:
@@ -115,13 +195,49 @@ class PartitionSettings:
     text = self.labeled_clients
     if text == names.ALL_CLIENTS:
       return self.num_clients
+    most = self.num_clients or _MAX_CLIENTS  # Not known before the data.
     if re.fullmatch(r'[0-9]{1,9}', text):
-      if 1 <= int(text) <= self.num_clients:
+      if 1 <= int(text) <= most:
         return int(text)
     elif re.fullmatch(r'0?\.[0-9]{1,9}', text) and float(text):
       return max(1, round(float(text) * self.num_clients))
     raise UsageError(
       f'--labeled_clients={text}: must be {names.ALL_CLIENTS}, a number from 1'
-      f' to --num_clients={self.num_clients}, or a share of the clients such as'
-      ' 0.1'
+      f' to --num_clients={most}, or a share of the clients such as 0.1'
     )
+
+  def recorded(self) -> dict[str, Any]:
+    """The settings as JSON shows them; `from_record` reads them."""
+    result: dict[str, Any] = {}
+    for field in dataclasses.fields(self):
+      kind: Any = field.type  # JSON knows no integers of NumPy.
+      result[field.name] = kind(getattr(self, field.name))
+    return result
+
+  @classmethod
+  def from_record(cls, record: Mapping[str, Any]) -> 'PartitionSettings':
+    """The settings that `recorded` wrote, in this version or an older one.
+
+    Args:
+      record: Names and values; what is missing has its default.
+
+    Returns:
+      The settings.
+
+    Raises:
+      UsageError: If a value is none that this setting can have.
+    """
+    record = {_RENAMED.get(name, name): v for name, v in record.items()}
+    given: dict[str, Any] = {}
+    for field in dataclasses.fields(cls):
+      if field.name in record:
+        value, kind = record[field.name], field.type
+        if kind is float and type(value) is int:
+          value = float(value)
+        if type(value) is not kind:
+          raise UsageError(f'its {field.name} is {value!r}')
+        given[field.name] = value
+    missing = {'num_classes', 'num_clients', 'num_labels'} - given.keys()
+    if missing:
+      raise UsageError(f'its {min(missing)} is missing')
+    return cls(**given)

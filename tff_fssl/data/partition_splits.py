@@ -1,4 +1,4 @@
-"""Splits examples over clients: evenly, or by Dirichlet draws. NumPy only."""
+"""Splits examples over clients, by their classes. NumPy only."""
 
 import numpy as np
 
@@ -9,6 +9,12 @@ from tff_fssl.hparams import UsageError
 
 MAX_DRAWS = 1_000
 
+# Percent of the classes at client 0; at client k, rolled by k % 10 classes.
+_ROWS = {
+  names.FEDMATCH: np.array([50, 15, 3, 3, 3, 2, 3, 3, 3, 15]),
+  names.EXTREME: np.array([50, 10, 10, 10, 5, 5, 5, 5, 0, 0]),
+}
+
 
 def split(
   hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
@@ -17,7 +23,7 @@ def split(
 
   Args:
     hidden: The examples of each class, int64.
-    settings: How to split.
+    settings: How to split; any partition but `natural`.
 
   Returns:
     The examples of each client, in no order.
@@ -26,33 +32,141 @@ def split(
     UsageError: If no such split is found; names the flags.
   """
   rng = seeds.generator(settings.seed, seeds.Purpose.PARTITION)
-  if settings.split == names.IID:
-    return _split_iid(hidden, settings.num_clients, rng)
-  return _split_dirichlet(
-    hidden,
-    settings.num_clients,
-    settings.alpha,
-    settings.min_client_examples,
-    rng,
-  )
+  if settings.partition == names.IID:
+    return split_evenly(np.concatenate(hidden), settings.num_clients, rng)
+  if settings.partition == names.SHARDS:
+    return _split_shards(hidden, settings, rng)
+  if settings.partition in _ROWS:
+    return _take(hidden, _row_counts(hidden, settings, rng))
+  if settings.equal_sizes:
+    return _take(hidden, _balanced_counts(hidden, settings, rng))
+  return _split_dirichlet(hidden, settings, rng)
 
 
-def _split_iid(
-  hidden: list[np.ndarray], num_clients: int, rng: np.random.Generator
+def split_evenly(
+  examples: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-  pool = rng.permutation(np.concatenate(hidden))
+  """Gives each client equally many, at random; a remainder is not used."""
+  pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
 
 
+def row_counts(partition: str, client: int, size: int) -> np.ndarray:
+  """How many examples of each class a client of `fedmatch` or `extreme` has.
+
+  Shares of the row are rounded to the nearest number, halves to the odd one,
+  and the client's main class takes the difference: this, and no usual rounding
+  of halves, gives all counts that ProtoFSSL publishes.
+
+  Args:
+    partition: `names.FEDMATCH` or `names.EXTREME`.
+    client: The client.
+    size: The sum of the counts.
+
+  Returns:
+    int64 [10].
+  """
+  counts, rest = np.divmod(size * _ROWS[partition], 100)
+  counts += (rest > 50) | ((rest == 50) & (counts % 2 == 0))
+  counts[0] += size - counts.sum()
+  return np.roll(counts, client % len(counts))
+
+
+def _row_counts(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator,
+) -> np.ndarray:
+  """Counts [clients, classes] of `fedmatch` or `extreme`."""
+  clients = range(settings.num_clients)
+  available = np.array([len(members) for members in hidden])
+  size = int(available.sum()) // settings.num_clients
+  if settings.class_draws == names.MULTINOMIAL:
+    row = _ROWS[settings.partition] / 100
+    return np.array(
+      [rng.multinomial(size, np.roll(row, k % 10)) for k in clients]
+    )
+  in_row = np.bincount(np.arange(settings.num_clients) % 10, minlength=10)
+  while True:
+    # With labels of its own, both parts of a client follow the row.
+    labeled = min(settings.num_labels, size) if settings.labels_own else 0
+    rows = np.array(
+      [
+        row_counts(settings.partition, k, labeled)
+        + row_counts(settings.partition, k, size - labeled)
+        for k in range(10)
+      ]
+    )
+    if np.all(in_row @ rows <= available):
+      return rows[np.arange(settings.num_clients) % 10]
+    size -= 1
+
+
+def _balanced_counts(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator,
+) -> np.ndarray:
+  """Counts [clients, classes]: clients of one size, with classes as drawn.
+
+  A class that has run out is drawn no more: the others' proportions grow.
+  """
+  left = np.array([len(members) for members in hidden])
+  size = int(left.sum()) // settings.num_clients
+  concentration = np.full(len(left), settings.concentration)
+  counts = np.zeros((settings.num_clients, len(left)), np.int64)
+  for of_client in counts:
+    proportions = rng.dirichlet(concentration)
+    while missing := size - of_client.sum():
+      open_ = np.where(left > 0, proportions, 0)
+      # A very small alpha gives everything to a class that may be used up.
+      open_ = open_ if open_.sum() > 0 else left.astype(float)
+      drawn = rng.multinomial(missing, open_ / open_.sum())
+      drawn = np.minimum(drawn, left)
+      of_client += drawn
+      left -= drawn
+  return counts
+
+
+def _take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+  """Gives each client the next examples of each class, as far as there are."""
+  pieces = [
+    np.split(members, np.minimum(np.cumsum(of_class), len(members)))[:-1]
+    for members, of_class in zip(hidden, counts.T)
+  ]
+  return [np.concatenate(of_client) for of_client in zip(*pieces)]
+
+
+def _split_shards(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator,
+) -> list[np.ndarray]:
+  """Cuts the examples, sorted by class, and draws shards for each client."""
+  pool = np.concatenate(hidden)
+  each = settings.shards_per_client
+  count = settings.num_clients * each
+  if len(pool) < count:
+    raise UsageError(
+      f'--shards_per_client={each}: {settings.num_clients} clients would need'
+      f' {count} shards of one example or more, but {len(pool)} examples are'
+      ' left for them; lower it, or --num_clients'
+    )
+  bounds = np.arange(1, count) * len(pool) // count
+  shards = np.split(pool, bounds)
+  drawn = rng.permutation(count).reshape(-1, each)
+  return [np.concatenate([shards[i] for i in row]) for row in drawn]
+
+
 def _split_dirichlet(
   hidden: list[np.ndarray],
-  num_clients: int,
-  alpha: float,
-  min_client_examples: int,
+  settings: partition_settings.PartitionSettings,
   rng: np.random.Generator,
 ) -> list[np.ndarray]:
   """Draws until every client has enough examples, at most `MAX_DRAWS` times."""
+  num_clients = settings.num_clients
+  min_client_examples = settings.min_client_examples
   total = sum(len(members) for members in hidden)
   if num_clients * min_client_examples > total:
     raise UsageError(
@@ -63,7 +177,9 @@ def _split_dirichlet(
     )
   best = 0
   for _ in range(MAX_DRAWS):
-    cuts = _draw_dirichlet(hidden, num_clients, alpha, total, rng)
+    cuts = _draw_dirichlet(
+      hidden, num_clients, settings.concentration, total, rng
+    )
     if cuts is None:
       continue
     sizes = sum(
@@ -75,11 +191,12 @@ def _split_dirichlet(
       return _cut(hidden, cuts)
     best = max(best, smallest)
   raise UsageError(
-    f'--split=dirichlet --alpha={alpha:g} --num_clients={num_clients}:'
-    f' {MAX_DRAWS} draws gave no split in which every client has'
-    f' --min_client_examples={min_client_examples} of the {total} examples; the'
-    f' best had {best}. Set --min_client_examples={best} or less, raise'
-    ' --alpha, or lower --num_clients'
+    f'--partition=dirichlet --alpha={settings.alpha:g}'
+    f' --num_clients={num_clients}: {MAX_DRAWS} draws gave no split in which'
+    f' every client has --min_client_examples={min_client_examples} of the'
+    f' {total} examples; the best had {best}. Set'
+    f' --min_client_examples={best} or less, raise --alpha, or lower'
+    ' --num_clients'
   )
 
 

@@ -21,6 +21,10 @@ class Purpose(enum.IntEnum):
   LABELED_CLIENTS = 5
   CLIENT_LABELS = 6
   SPLIT_PRESET = 20
+  NATURAL_CLIENTS = 7
+  UNKNOWN_LABELS = 8
+  LABEL_NOISE = 9
+  STREAMING = 10
 
 
 def _words(value: int) -> tuple[int, int]:

@@ -117,8 +117,7 @@ class DataSet:
       ):
         raise UsageError(
           f'data set {self.name}: {split} labels go from {examples.y.min()} to'
-          f' {examples.y.max()}, allowed are 0 to {self.num_classes - 1}'
-          + (', and -1 for unknown' if lowest else '')
+          f' {examples.y.max()}, allowed are {lowest} to {self.num_classes - 1}'
         )
     if self.owners is not None and (
       self.owners.shape != self.train.y.shape

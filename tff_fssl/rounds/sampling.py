@@ -24,8 +24,9 @@ _MAX_REASON = 200
 # accepts.
 MakeClient = Callable[[int, int, int], Any]
 
-# client_id -> (labelled, unlabelled) examples, as `clients.make_example` takes.
-LoadClient = Callable[[int], tuple[Any, Any]]
+# (round_num, client_id) -> (labelled, unlabelled) examples, as
+# `clients.make_example` takes them.
+LoadClient = Callable[[int, int], tuple[Any, Any]]
 
 # (round_num, client_id, reason): called once for each client that is left out
 # of a round. An exception that it raises ends the round.
@@ -279,9 +280,11 @@ def build_data_source(
 
   Args:
     process: The process that the clients train in.
-    load_client: client_id -> (labelled, unlabelled) examples, each None or a
-      pair (x, y) as `clients.make_example` takes them. Called when the client's
-      turn comes, perhaps in another thread, perhaps twice a round.
+    load_client: (round_num, client_id) -> (labelled, unlabelled) examples, what
+      the client has in that round; each None or a pair (x, y) as
+      `clients.make_example` takes them. Called when the client's turn comes,
+      perhaps in another thread, perhaps twice a round. It must depend on
+      nothing else, so that a run that was stopped goes on alike.
     seed: Seed of the cohorts, and of what clients draw in a round.
     on_failure: Called for clients that are left out; see `OnFailure`.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
@@ -299,7 +302,7 @@ def build_data_source(
   def load(
     round_num: int, client_id: int, slot: int
   ) -> collections.OrderedDict[str, Any]:
-    labeled, unlabeled = load_client(client_id)
+    labeled, unlabeled = load_client(round_num, client_id)
     element = clients.make_example(
       seed=clients.client_seed(seed, round_num, client_id),
       labeled=labeled,

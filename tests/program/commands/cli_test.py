@@ -24,7 +24,8 @@ def _call(monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-  'program', ['train', 'evaluate', 'plot', 'compare', 'data', 'algorithms']
+  'program',
+  ['train', 'evaluate', 'plot', 'compare', 'data', 'partition', 'algorithms'],
 )
 def test_help_names_programs_as_they_were_called(call, program):
   code, output, _ = call(program, '--help')

@@ -15,6 +15,7 @@ import tiny_tfds
 
 from tests.program import fakes
 from tff_fssl.algorithms import registry
+from tff_fssl.data import partition as partition_lib
 from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -53,13 +54,14 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
   monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
   small = ['--algorithm=paper', *(f for f in _SMALL if 'algorithm' not in f)]
   for given, shown in ((small, '2'), (small[:-3], '3')):
+    parsed = config.from_command_line(given)
     task = types.SimpleNamespace(
-      config=config.from_command_line(given),
+      config=parsed,
       data=types.SimpleNamespace(
         name='digits', train=[], test=[], image_shape=(8, 8), num_classes=10
       ),
-      partition=types.SimpleNamespace(
-        server_labeled=[], client_labeled=[[0]], client_unlabeled=[[1]]
+      partition=partition_lib.build_partition(
+        np.arange(1_000) % 10, parsed.partition_settings
       ),
       model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),
     )
@@ -110,8 +112,8 @@ def unfinished(tmp_path):
     (['--num_labels=60000'], ['--num_labels=60000', '50000']),
     (['--num_labels=45'], ['--num_labels=45', '40 or 50']),
     (['--clients_per_round=101'], ['=101', 'at most --num_clients=100']),
-    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
-    (['--split=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=-1'], ['--alpha=-1', 'greater than 0']),
     (
       [_CLIENTS, '--algorithm=semifl'],
       [_CLIENTS, '--algorithm=semifl runs with labels_at_server only'],
@@ -209,7 +211,7 @@ def test_data(unfinished, what, words, capsys):
 
 
 def test_a_dirichlet_split_that_cannot_reach_its_minimum(tmp_path, capsys):
-  flags = ['--dataset=digits', '--split=dirichlet', '--alpha=0.05']
+  flags = ['--dataset=digits', '--partition=dirichlet', '--alpha=0.05']
   code = _train(tmp_path / 'run', *flags, '--num_clients=100')
   words = ['--min_client_examples=10', '--alpha', 'or less']
   _assert_refused(code, words, capsys)

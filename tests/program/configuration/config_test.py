@@ -4,6 +4,7 @@ import re
 import pytest
 
 from tff_fssl.algorithms import registry
+from tff_fssl.data import streaming
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -33,7 +34,13 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--algorithm=supervised', _CLIENTS, '--full_labels', '--norm=bn'],
     ['--algorithm=uda', _CLIENTS, '--labeled_clients=0.1', '--num_labels=50'],
     ['--algorithm=uda', _CLIENTS, '--client_labels=own', '--num_labels=7'],
-    ['--split=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
+    ['--partition=dirichlet', '--alpha=0.3', '--nofl2.adaptive_threshold'],
+    ['--partition=dirichlet', '--equal_sizes', '--alpha_meaning=total'],
+    ['--partition=extreme', '--class_draws=multinomial', '--label_noise=0.1'],
+    ['--partition=natural'],
+    ['--streaming_steps=10', '--streaming_rounds=1', '--streaming_cycles'],
+    ['--partition=natural', '--algorithm=uda', _CLIENTS],
+    ['--partition=shards', '--shards_per_client=3'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
   ):
     first = _config(*argv)
@@ -42,6 +49,34 @@ def test_flags_repeat_the_configuration(tmp_path):
     # Named on the command line they must be allowed as well.
     assert _config(f'--flagfile={path}') == first
     assert _config(*path.read_text().split()) == first
+
+
+def test_what_follows_does_not_depend_on_where_output_goes():
+  for more in ([], ['--output_dir=x']):
+    full = _config('--algorithm=supervised', _CLIENTS, '--full_labels', *more)
+    assert full.run.num_labels == 0
+
+
+def test_natural_clients_are_all_that_there_are_and_label_their_own():
+  natural = _config('--partition=natural', '--algorithm=uda', _CLIENTS)
+  assert natural.run.num_clients == 0
+  assert natural.partition_settings.labels_own
+  assert (
+    _config('--partition=natural', '--num_clients=20').run.num_clients == 20
+  )
+
+
+def test_streaming_is_where_clients_train_on_unlabelled_examples():
+  flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
+  assert _config(*flags_).streaming == streaming.Streaming(5, 3, False, 0)
+  assert _config().streaming.steps == 1
+  for argv, reason in (
+    (['--algorithm=supervised'], '--algorithm=supervised'),
+    (['--algorithm=supervised', _CLIENTS], 'no unlabelled examples'),
+    (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
+  ):
+    with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):
+      _config(*flags_, *argv)
 
 
 def test_norm_decides_the_statistics():
@@ -72,7 +107,7 @@ def test_labels_at_clients_have_no_pretraining():
       ['--clients_per_round=20', '--num_clients=10'],
       ['--clients_per_round=20', '--num_clients=10'],
     ),
-    (['--split=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
+    (['--partition=dirichlet', '--alpha=0'], ['--alpha=0', 'greater than 0']),
     (
       [_CLIENTS, '--algorithm=semifl'],
       ['--scenario=labels_at_clients', 'semifl', 'fixmatch'],
@@ -82,7 +117,37 @@ def test_labels_at_clients_have_no_pretraining():
       ['--batch_norm_statistics=pooled', '--norm=bn'],
     ),
     (['--batch_norm_statistics=moving_average'], ['moving_average']),
-    (['--alpha=0.3'], ['--alpha', 'no effect', '--split=iid']),
+    (['--num_clients=0'], ['--num_clients=0', 'at least 1']),
+    (['--num_clients=-1'], ['--num_clients=-1', 'at least 0']),
+    (['--label_noise=1.5'], ['--label_noise=1.5', 'at most 1']),
+    (['--equal_sizes'], ['--equal_sizes', 'no effect', '--partition=iid']),
+    (
+      ['--partition=dirichlet', '--equal_sizes', '--min_client_examples=3'],
+      ['--min_client_examples', 'no effect', '--equal_sizes=true'],
+    ),
+    (
+      ['--partition=dirichlet', '--class_draws=exact'],
+      ['--class_draws', 'no effect', '--partition=dirichlet'],
+    ),
+    (
+      ['--partition=fedmatch', '--dataset=cifar100', '--num_labels=100'],
+      ['--partition=fedmatch', 'of 10 classes, but there are 100'],
+    ),
+    (
+      [
+        *('--partition=natural', '--algorithm=uda', _CLIENTS),
+        '--client_labels=balanced',
+      ],
+      ['--client_labels=balanced', '--partition=natural', 'own'],
+    ),
+    (
+      ['--partition=natural', *_PRIVATE, '--norm=gn'],
+      ['--aggregator=dp', '--num_clients'],
+    ),
+    (['--streaming_rounds=5'], ['no effect with --streaming_steps=1']),
+    (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
+    (['--split=iid'], ['unknown flag --split; it is called --partition now']),
+    (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),
     (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
     (['--profile=2,,4'], ["'' is not a round"]),
@@ -288,9 +353,9 @@ def test_round_defaults_are_in_the_help(with_round_defaults, capsys):
 
 def test_a_flagfile_may_set_flags_without_effect(tmp_path):
   path = tmp_path / 'a.flags'
-  path.write_text('--split=dirichlet\n--alpha=0.3\n')
+  path.write_text('--partition=dirichlet\n--alpha=0.3\n')
   assert _config(f'--flagfile={path}').run.alpha == 0.3
-  assert 'alpha' not in _config(f'--flagfile={path}', '--split=iid').flags()
+  assert 'alpha' not in _config(f'--flagfile={path}', '--partition=iid').flags()
   path.write_text('--fl2.consistency=none\n--fl2.rho=0.5\n')
   dead = _config(f'--flagfile={path}')
   assert dead.algorithm.rho == 0.5

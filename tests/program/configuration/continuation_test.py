@@ -35,10 +35,14 @@ def test_flags_without_effect_are_not_compared():
     ['fl2.consistency'],
     [],
   )
-  iid = {'split': 'iid'}
-  dirichlet = {'split': 'dirichlet', 'alpha': '0.3'}
-  assert continuation.differences(dirichlet, iid)[0] == ['split']
-  assert continuation.differences(iid, dirichlet)[0] == ['alpha', 'split']
+  iid = {'partition': 'iid'}
+  dirichlet = {'partition': 'dirichlet', 'alpha': '0.3'}
+  assert continuation.differences(dirichlet, iid)[0] == ['partition']
+  assert continuation.differences(iid, dirichlet)[0] == ['alpha', 'partition']
+  # Older versions called it --split.
+  old = {'split': 'dirichlet', 'alpha': '0.3'}
+  assert continuation.differences(old, dirichlet) == ([], [])
+  assert continuation.differences(old, iid)[0] == ['partition']
   # What no version knows is compared.
   assert continuation.differences({'zzz': '1'}, {})[0] == ['zzz']
 

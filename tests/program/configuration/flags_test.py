@@ -217,6 +217,7 @@ sys.exit(code)
     'plot_main',
     'data_main',
     'algorithms_main',
+    'partition_main',
   ):
     for argv, expected in ((['--help'], 0), (['--zzz=1'], 2)):
       done = subprocess.run(

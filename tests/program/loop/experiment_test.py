@@ -7,7 +7,10 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl import hparams
 from tff_fssl import runtime
+from tff_fssl.data import clients
+from tff_fssl.data import sources
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import experiment as experiment_lib
 
@@ -74,6 +77,104 @@ def test_the_one_client_that_is_not_finite_is_named(tmp_path, context):
   ]
   without = next(r for r, ids in cohorts.items() if _BAD_CLIENT not in ids)
   assert experiment.explain_non_finite(state, without, 0) == []
+
+
+def _owned_digits(monkeypatch):
+  """Makes `digits` belong to 8 clients, two thirds of unknown class."""
+  digits = sources.load('digits')
+  y = digits.train.y.copy()
+  y[np.arange(len(y)) % 3 > 0] = -1
+  data = dataclasses.replace(
+    digits,
+    train=sources.Examples(digits.train.x, y),
+    owners=np.arange(len(y)) % 8,
+    client_names=tuple('abcdefgh'),
+  )
+  monkeypatch.setattr(sources, 'load', lambda *_: data)
+  return data
+
+
+_NATURAL = (
+  '--algorithm=fixmatch',
+  '--scenario=labels_at_clients',
+  '--dataset=digits',
+  '--partition=natural',
+  '--num_labels=12',
+  '--clients_per_round=8',
+  '--client_epochs=1',
+  '--norm=none',
+)
+
+
+def test_natural_clients_with_unknown_and_wrong_labels(
+  tmp_path, context, monkeypatch
+):
+  del context
+  data = _owned_digits(monkeypatch)
+  config = config_lib.from_command_line(
+    [*_NATURAL, '--label_noise=0.25', '--streaming_steps=2']
+  )
+  task = experiment_lib.build_task(config)
+  task = dataclasses.replace(task, model_fn=_fragile_model)
+  partition = task.partition
+  assert partition.num_clients == 8 and partition.client_names[3] == 'd'
+  assert len(partition.wrong_labels) == 24
+  experiment = experiment_lib.build_experiment(task, str(tmp_path))
+  cohort = experiment.data_source.cohort(config.run.seed, 1)
+  num_wrong = 0
+  for client, dataset in enumerate(cohort):
+    (element,) = dataset.as_numpy_iterator()
+    held = partition.client_labeled[client]
+    np.testing.assert_array_equal(element['labeled']['x'], data.train.x[held])
+    num_wrong += np.sum(element['labeled']['y'] != data.train.y[held])
+    assert len(element['labeled']['y']) == 12
+    # A half of the rest; two thirds of all are of unknown class.
+    unlabeled = partition.client_unlabeled[client]
+    assert len(element['unlabeled']['y']) == len(unlabeled) // 2
+    assert np.sum(data.train.y[unlabeled] < 0) > 100
+  assert num_wrong == 24
+  state = experiment.process.initialize()
+  output = experiment.process.next(state, cohort)
+  train = output.metrics['client_work']['train']
+  assert train['num_clients'] == 8 and train['num_rejected_clients'] == 0
+
+
+def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
+  given, build = [], clients.build_server_data_fn
+
+  def record(x, y, directory):
+    given.append(y)
+    return build(x, y, directory)
+
+  monkeypatch.setattr(clients, 'build_server_data_fn', record)
+  config = config_lib.from_command_line(
+    ['--dataset=digits', '--norm=none', '--label_noise=1', '--num_clients=20']
+  )
+  task = experiment_lib.build_task(config)
+  task = dataclasses.replace(task, model_fn=_fragile_model)
+  experiment_lib.build_experiment(task, str(tmp_path))
+  truth = task.data.train.y[task.partition.server_labeled]
+  assert len(given[0]) == 40 and np.all(given[0] != truth)
+  with pytest.raises(hparams.UsageError, match='no client has more than 69'):
+    experiment_lib.build_experiment(
+      dataclasses.replace(
+        task,
+        config=config_lib.from_command_line(
+          [
+            *('--dataset=digits', '--norm=none', '--num_clients=20'),
+            '--streaming_steps=70',
+          ]
+        ),
+      ),
+      str(tmp_path),
+    )
+
+
+def test_cohorts_of_more_clients_than_there_are(monkeypatch):
+  _owned_digits(monkeypatch)
+  config = config_lib.from_command_line([*_NATURAL, '--clients_per_round=9'])
+  with pytest.raises(hparams.UsageError, match='at most --num_clients=8'):
+    experiment_lib.build_task(config)
 
 
 def _compute(*flags, model_fn=_fragile_model):

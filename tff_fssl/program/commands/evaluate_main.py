@@ -139,8 +139,11 @@ def _evaluate(
 def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
-  tree.read_flags()  # Raises if flags are missing.
-  config = _config(folder, [f'--flagfile={tree.flags_file}'], settings)
+  arguments = [f'--flagfile={tree.flags_file}']
+  if tree.read_flags().get('partition_file'):
+    # The file may have changed; the run has a copy.
+    arguments.append(f'--partition_file={tree.partition_json}')
+  config = _config(folder, arguments, settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel
@@ -175,6 +178,12 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
   values = {name: hparams.to_text(v) for name, v in given.items()}
+  # Test examples are the same in any partition.
+  if values.pop('partition_file', '') and settings.examples != 'test':
+    raise UsageError(
+      f'--examples={settings.examples}: the partition of {folder} was taken'
+      ' from a file; evaluate the run, which has a copy of it'
+    )
   config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
 
   # pylint: disable=import-outside-toplevel

@@ -7,7 +7,7 @@ import os
 from typing import Any
 
 from tff_fssl import files
-from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -286,7 +286,13 @@ def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:
   """Raises `UsageError` if the run was made with another partition."""
   if not os.path.lexists(tree.partition_json):
     return
-  if files.read_text(tree.partition_json) != task.partition.to_json():
+  text = files.read_text(tree.partition_json)
+  try:
+    recorded = partition_lib.Partition.from_json(text)
+    is_same = recorded.has_same_examples(task.partition)
+  except UsageError:
+    is_same = False
+  if not is_same:
     raise UsageError(
       f'{tree.partition_json} is not the partition that the flags give now: the'
       ' file, the data or the code have changed since the run was made, so the'
@@ -319,19 +325,18 @@ def _banner(
       partition.client_labeled, partition.client_unlabeled
     )
   ]
-  split = (
-    f'Dirichlet({run.alpha:g})' if run.split == data_names.DIRICHLET else 'IID'
-  )
   shape = ' x '.join(map(str, data.image_shape))
   if len(partition.server_labeled):
     labels = f'{len(partition.server_labeled)} at the server'
   else:
     held = [len(held) for held in partition.client_labeled if len(held)]
     labels = f'{_range(held or [0])} at each client'
-    if len(held) < run.num_clients:
+    if len(held) < partition.num_clients:
       labels = f'{_range(held or [0])} at each of {len(held)} clients'
+  if len(partition.wrong_examples):
+    labels += f'; {len(partition.wrong_examples)} are wrong'
   cohort = (
-    f'{run.clients_per_round} of {run.num_clients} clients in each'
+    f'{run.clients_per_round} of {partition.num_clients} clients in each'
     if config.trains_clients
     else 'only the server trains'
   )
@@ -358,7 +363,10 @@ def _banner(
     f' test images of {shape}, {data.num_classes} classes'
     + (validation if run.num_validation else ''),
     'labels': labels,
-    'clients': f'{run.num_clients}, {split}, {_range(sizes)} examples each',
+    'clients': f'{partition.num_clients}, {partition.settings.title},'
+    f' {_range(sizes)} examples each'
+    + (f', from {run.partition_file}' if run.partition_file else ''),
+    **_streaming_row(config.streaming),
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
     f', computing in {round_hparams.compute_dtype}',
     **({'starts from': source.about} if source else {}),
@@ -369,6 +377,20 @@ def _banner(
     'output': run.output_dir,
   }
   return console.table(rows)
+
+
+def _streaming_row(streaming: Any) -> dict[str, str]:
+  """What clients have when, if not all at once."""
+  if streaming.steps == 1:
+    return {}
+  rounds = (
+    'one round' if streaming.rounds == 1 else f'{streaming.rounds} rounds'
+  )
+  end = 'again and again' if streaming.cycles else 'the last one until the end'
+  return {
+    'streaming': f"{streaming.steps} parts of each client's unlabelled"
+    f' examples, {rounds} each, {end}'
+  }
 
 
 def _range(numbers: Sequence[int]) -> str:

@@ -38,11 +38,8 @@ def check(config: 'config_lib.Config') -> None:
       f' {", ".join(entry.capabilities.scenarios)} only;'
       f' {", ".join(others)} can do it'
     )
-  if config.trains_clients and run.clients_per_round > run.num_clients:
-    raise UsageError(
-      f'--clients_per_round={run.clients_per_round}: must be at most'
-      f' --num_clients={run.num_clients}'
-    )
+  if run.num_clients:  # Else the data set says how many there are.
+    check_cohort(config, run.num_clients)
   if run.full_labels and scenario != _CLIENTS:
     raise UsageError(
       f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
@@ -74,6 +71,15 @@ def check(config: 'config_lib.Config') -> None:
   _check_data(config)
   if run.cross_device:
     _check_cross_device(config)
+
+
+def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:
+  """Refuses cohorts of more clients than there are; raises `UsageError`."""
+  if config.trains_clients and config.run.clients_per_round > num_clients:
+    raise UsageError(
+      f'--clients_per_round={config.run.clients_per_round}: must be at most'
+      f' --num_clients={num_clients}'
+    )
 
 
 def _check_aggregator(config: 'config_lib.Config') -> None:
@@ -112,6 +118,11 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       also_sends=config.sends_signals and (config.without_signals or True),
     )
   if name == aggregator_hparams.DP:
+    if not run.num_clients:
+      raise UsageError(
+        f'--aggregator={name}: epsilon depends on the number of clients; give'
+        ' --num_clients, too'
+      )
     aggregator_hparams.check_sizes(
       delta=aggregator.dp_delta,
       clients_per_round=run.clients_per_round,
@@ -129,8 +140,8 @@ def _check_data(config: 'config_lib.Config') -> None:
   _check_labels_of_class(config)
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
   if settings.labels_own:
-    size = max(rest, 0) // run.num_clients
-    if run.split == data_names.IID and run.num_labels > size:
+    size = max(rest, 0) // max(run.num_clients, 1)
+    if run.partition == data_names.IID and run.num_labels > size:
       raise UsageError(
         f'--num_labels={run.num_labels} --client_labels={data_names.OWN}: each'
         f' of {run.num_clients} clients has {size} examples of {run.dataset}'

@@ -6,7 +6,7 @@ TensorFlow-free: everything that can be refused without data is refused here.
 from collections.abc import Sequence
 import dataclasses
 import os
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -21,6 +21,9 @@ from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+if TYPE_CHECKING:
+  from tff_fssl.data import streaming as streaming_lib
 
 PartitionSettings = partition_settings_lib.PartitionSettings
 AggregatorHparams = aggregator_hparams.AggregatorHparams
@@ -140,14 +143,32 @@ class Config:
       num_clients=run.num_clients,
       num_labels=run.num_labels,
       scenario=self.round.scenario,
-      split=run.split,
+      partition=run.partition,
       alpha=run.alpha,
+      alpha_meaning=run.alpha_meaning,
+      equal_sizes=run.equal_sizes,
       min_client_examples=run.min_client_examples,
+      class_draws=run.class_draws,
+      shards_per_client=run.shards_per_client,
       num_validation=run.num_validation,
       full_labels=run.full_labels,
       labeled_clients=run.labeled_clients,
       client_labels=run.client_labels,
+      label_noise=run.label_noise,
       seed=run.seed,
+    )
+
+  @property
+  def streaming(self) -> 'streaming_lib.Streaming':
+    """When clients have which of their unlabelled examples."""
+    # It needs NumPy: not for `--help`.
+    from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
+
+    run = self.run
+    if 'streaming_steps' in _without_effect(self):
+      return streaming_lib.Streaming()
+    return streaming_lib.Streaming(
+      run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
     )
 
   def flags(self) -> dict[str, Any]:
@@ -198,7 +219,14 @@ def from_command_line(argv: Sequence[str]) -> Config:
 
 def from_flags(parsed: flags.ParsedFlags) -> Config:
   """A checked configuration from parsed flags; raises `UsageError`."""
-  run = parsed.build(RunHparams)
+  run, in_file = parsed.build(RunHparams), {}
+  data = parsed.build(DataHparams)
+  info = catalog.find(run.dataset, run.data_dir, data)
+  if run.partition_file:
+    in_file = _of_partition_file(run, parsed, info.num_classes)
+    run = dataclasses.replace(
+      run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
+    )
   for name, entry in registry.REGISTRY.items():
     for flag, _ in own_group(entry).named_fields():
       if name != run.algorithm and parsed.is_set(flag):
@@ -206,7 +234,6 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
           f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
           f' --algorithm={run.algorithm} is selected; leave the flag out'
         )
-  data = parsed.build(DataHparams)
   entry = registry.REGISTRY[run.algorithm]
   if entry.norm and not parsed.is_set('norm'):
     run = dataclasses.replace(run, norm=entry.norm)
@@ -219,11 +246,12 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
         for name, value in entry.round_defaults.items()
         if not parsed.is_set(name)
       },
+      **{n: in_file[n] for n in ('scenario',) if n in in_file},
     ),
     parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
     data,
-    catalog.find(run.dataset, run.data_dir, data),
+    info,
   )
   config = _follow(config, parsed)
   for name, reason in _without_effect(config).items():
@@ -240,7 +268,9 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
     config = dataclasses.replace(
       config,
-      run=dataclasses.replace(run, output_dir=f'{folder}_seed{run.seed}'),
+      run=dataclasses.replace(
+        config.run, output_dir=f'{folder}_seed{run.seed}'
+      ),
     )
   return config
 
@@ -251,6 +281,45 @@ def _data_name(run: RunHparams) -> str:
     return run.dataset.replace('/', '-')  # A configuration of a TFDS set.
   path = run.dataset.removeprefix(data_names.FOLDER)
   return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+
+
+def _of_partition_file(
+  run: RunHparams, parsed: flags.ParsedFlags, known: int
+) -> dict[str, Any]:
+  """The flags that follow from the partition in a file, by name.
+
+  The seed does not: it is that of training. `known` are the data's classes.
+
+  Raises:
+    UsageError: If there is no partition in the file, it is of other classes, or
+      a flag that was typed says otherwise.
+  """
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import partition  # pylint: disable=import-outside-toplevel
+
+  given = f'--partition_file={run.partition_file}'
+  try:
+    record = partition.read(run.partition_file).settings.recorded()
+  except UsageError as error:
+    copy = '; a run that was made with it has a copy, partition.json'
+    is_missing = not os.path.lexists(run.partition_file)
+    raise UsageError(
+      f'--partition_file={error}{copy if is_missing else ""}'
+    ) from error
+  del record['seed']
+  if (num_classes := record.pop('num_classes')) != known:
+    raise UsageError(
+      f'{given}: is of data with {num_classes} classes, but'
+      f' --dataset={run.dataset} has {known}'
+    )
+  for name, value in record.items():
+    if name in parsed.command_line and parsed.values[name] != value:
+      raise UsageError(
+        f'--{name}={hparams.to_text(parsed.values[name])}: has no effect with'
+        f' {given}, whose partition was made with {hparams.to_text(value)};'
+        ' leave it out'
+      )
+  return record
 
 
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
@@ -268,11 +337,19 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     )
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
+  if run.partition_file:  # It says what these flags are.
+    return dataclasses.replace(config, round=round_hparams)
   if run.full_labels and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
   if not parsed.is_set('num_validation'):
     num_validation = run.num_validation or config.info.num_validation
     run = dataclasses.replace(run, num_validation=num_validation)
+  if run.partition == data_names.NATURAL:
+    if not parsed.is_set('num_clients'):
+      run = dataclasses.replace(run, num_clients=0)
+    at_clients = round_hparams.scenario == _CLIENTS
+    if at_clients and not parsed.is_set('client_labels'):
+      run = dataclasses.replace(run, client_labels=data_names.OWN)
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
@@ -323,6 +400,14 @@ def _without_effect(config: Config) -> dict[str, str]:
       ),
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
       ' not train',
+    )
+  compute = config.entry.compute
+  on_unlabeled = compute.unlabeled.equivalents + compute.once.equivalents
+  if not (config.trains_clients and on_unlabeled):
+    result |= dict.fromkeys(
+      run_hparams_lib.STREAMING,
+      f'--algorithm={config.run.algorithm}, whose clients train on no'
+      ' unlabelled examples',
     )
   if config.trains_alone:
     result |= dict.fromkeys(

@@ -2,6 +2,7 @@
 
 from tff_fssl import hparams
 from tff_fssl.program.configuration import config
+from tff_fssl.program.configuration import flags
 
 
 def may_differ() -> dict[str, bool | str]:
@@ -28,7 +29,7 @@ def differences(
   """Compares the flags of two runs.
 
   Args:
-    old: Flags of the existing run, as text.
+    old: Flags of the existing run, as text; by older names, perhaps.
     new: Flags of the run that is to continue it, as text: all that have an
       effect.
 
@@ -37,6 +38,7 @@ def differences(
     may.
   """
   fields = {n: field for g in config.groups() for n, field in g.named_fields()}
+  old = {flags.RENAMED.get(name, name): text for name, text in old.items()}
   refused: list[str] = []
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):

@@ -20,6 +20,8 @@ from tff_fssl.program.configuration import configs
 
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
+# Flags of older versions -> what they are called now.
+RENAMED = {'split': 'partition'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -181,10 +183,17 @@ def to_flagfile(values: dict[str, Any]) -> str:
 
 
 def read_flagfile(path: str) -> dict[str, str]:
-  """Name -> text of every flag of a flagfile that `to_flagfile` wrote."""
+  """Name -> text of every flag of a flagfile that `to_flagfile` wrote.
+
+  Args:
+    path: The flagfile, perhaps of an older version.
+
+  Returns:
+    The texts, by today's names.
+  """
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
-  return {name: value for name, _, value in pairs}
+  return {RENAMED.get(name, name): value for name, _, value in pairs}
 
 
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
@@ -245,6 +254,8 @@ def _parse_into(
     name = error.flagname
     matches = difflib.get_close_matches(name.lower(), names, n=1)
     hint = f'; did you mean --{matches[0]}?' if matches else ''
+    if RENAMED.get(name) in names:
+      hint = f'; it is called --{RENAMED[name]} now'
     if name.startswith('-') or ' ' in name:
       hint = '; flags are written --name=value'
     raise UsageError(

@@ -13,6 +13,7 @@ from tff_fssl.models import names as model_names
 
 # A profile takes megabytes and seconds.
 _MAX_PROFILED_ROUNDS = 1_000
+STREAMING = ('streaming_steps', 'streaming_rounds', 'streaming_cycles')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
 
@@ -29,8 +30,9 @@ class RunHparams:
   model: str = hparam(
     'wrn28_2',
     'The network: a name; keras:NAME, of tf.keras.applications; or'
-    ' FILE.py:function (docs/models.md). Names:'
-    f' {model_names.summaries()}.',
+    f' FILE.py:function (docs/models.md). {model_names.summaries()}. Names:',
+    choices=model_names.MODELS,
+    other_choices=True,
   )
   norm: str = hparam(
     model_names.STATIC_BATCH_NORM,
@@ -105,39 +107,115 @@ class RunHparams:
   client_labels: str = hparam(
     data_names.BALANCED,
     'Which examples of a client are labelled. balanced: equally many of each'
-    ' class, in addition to its share of the split; own: --num_labels of its'
-    ' share, drawn at random, so of the classes that it has.',
+    ' class, in addition to its share of the data; own (always with'
+    ' --partition=natural): --num_labels of its share, drawn at random, so of'
+    ' the classes that it has.',
     choices=data_names.CLIENT_LABELS,
     needs={
       'scenario': (data_names.LABELS_AT_CLIENTS,),
       'full_labels': (False,),
     },
   )
+  label_noise: float = hparam(
+    0.0,
+    'Share of the labelled training examples, at the server and at clients,'
+    ' whose label is wrong: a class drawn evenly from the others. Validation,'
+    ' test and metrics of unlabelled examples keep the truth.',
+    minimum=0,
+    maximum=1,
+  )
   num_clients: int = hparam(
     100,
-    'Number of clients, among which the rest of the training data is split.',
-    minimum=1,
+    'Number of clients, among which the rest of the training data is split.'
+    ' --partition=natural takes all clients of the data set (0) unless a'
+    ' smaller number is given, which is drawn by --seed.',
+    minimum=0,
     maximum=10**6,
   )
-  split: str = hparam(
+  partition: str = hparam(
     data_names.IID,
     'How training data is split among clients. iid: evenly, at random;'
-    ' dirichlet: each class by shares drawn from Dirichlet(alpha).',
-    choices=data_names.SPLITS,
+    ' dirichlet: by shares of classes drawn from Dirichlet(alpha); fedmatch: by'
+    ' the ten rows of shares of FedMatch (Batch-NonIID); extreme: by those of'
+    ' ProtoFSSL, in which a client lacks two classes; shards: sorted by class'
+    ' and cut (McMahan et al., 2017); natural: as the data set says.'
+    ' docs/partitions.md shows them.',
+    choices=data_names.PARTITIONS,
+  )
+  partition_file: str = hparam(
+    '',
+    'Take the partition from this file, which the program `partition` or a run'
+    ' (partition.json) has written, instead of drawing it. It also says what'
+    ' the flags of the partition are: typed ones must not differ. A run that is'
+    ' continued needs the file; its own partition.json is a copy.',
+    may_change=True,
   )
   alpha: float = hparam(
     0.1,
-    'Concentration of the Dirichlet split: smaller values make it more uneven.',
+    'Concentration of the Dirichlet partition: smaller values make it more'
+    ' uneven.',
     minimum=0,
     exclusive_minimum=True,
-    needs={'split': (data_names.DIRICHLET,)},
+    needs={'partition': (data_names.DIRICHLET,)},
+  )
+  alpha_meaning: str = hparam(
+    data_names.EACH,
+    'What --alpha is. each: the concentration of each class; total: of all'
+    ' together, so that each has alpha / classes (Hsu et al., 2019).',
+    choices=data_names.ALPHA_MEANINGS,
+    needs={'partition': (data_names.DIRICHLET,)},
+  )
+  equal_sizes: bool = hparam(
+    False,
+    'The Dirichlet partition gives each client equally many examples, of'
+    ' classes by shares of its own (Hsu et al., 2019), instead of dividing each'
+    ' class among clients.',
+    needs={'partition': (data_names.DIRICHLET,)},
   )
   min_client_examples: int = hparam(
     10,
-    'The Dirichlet split is redrawn until each client has at least this many'
-    ' examples.',
+    'The Dirichlet partition is redrawn until each client has at least this'
+    ' many examples.',
     minimum=0,
-    needs={'split': (data_names.DIRICHLET,)},
+    needs={'partition': (data_names.DIRICHLET,), 'equal_sizes': (False,)},
+  )
+  class_draws: str = hparam(
+    data_names.EXACT,
+    'How many examples of a class a client gets with --partition=fedmatch or'
+    " extreme. exact: its row's share, as in ProtoFSSL's code, for the largest"
+    ' client size for which no class runs out; multinomial: drawn, as in'
+    " FedMatch's code; who comes last gets fewer if a class runs out.",
+    choices=data_names.CLASS_DRAWS,
+    needs={'partition': (data_names.FEDMATCH, data_names.EXTREME)},
+  )
+  shards_per_client: int = hparam(
+    2,
+    'Number of shards of each client (--partition=shards).',
+    minimum=1,
+    maximum=10**6,
+    needs={'partition': (data_names.SHARDS,)},
+  )
+  streaming_steps: int = hparam(
+    1,
+    "Into how many parts each client's unlabelled examples are cut, at random;"
+    ' in a round, clients train on one part. FedMatch (Streaming-NonIID): 10.'
+    ' 1: always on all.',
+    minimum=1,
+    maximum=10**6,
+    needs={'full_labels': (False,)},
+  )
+  streaming_rounds: int = hparam(
+    10,
+    'For how many rounds each part of --streaming_steps lasts.',
+    minimum=1,
+    maximum=10**7,
+    needs={'full_labels': (False,)},
+  )
+  streaming_cycles: bool = hparam(
+    False,
+    'Begin again with the first part after the last one (FedSwitch), instead of'
+    ' staying at the last one.',
+    needs={'full_labels': (False,)},
   )
   num_validation: int = hparam(
     0,
@@ -274,6 +352,11 @@ class RunHparams:
   def __post_init__(self):
     hparams.validate(self)
     model_names.check_model(self.model)
+
+  def without_effect(self) -> dict[str, str]:
+    """How parts follow each other, where there is one."""
+    is_whole = self.streaming_steps == 1
+    return dict.fromkeys(STREAMING[1:] * is_whole, '--streaming_steps=1')
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:

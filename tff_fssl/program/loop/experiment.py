@@ -24,7 +24,9 @@ from tff_fssl.models import flops
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.program import training_types
+from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import holdings
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.rounds import composer
@@ -254,9 +256,8 @@ def build_task(config: config_lib.Config) -> Task:
   """
   run = config.run
   data = sources.load_found(config.info, run.data_dir or None)
-  partition = partition_lib.build_partition(
-    data.train.y, config.partition_settings
-  )
+  partition = holdings.partition_of(config, data)
+  checks.check_cohort(config, partition.num_clients)
   return Task(
     config, data, partition, build_views(config, data), build_model_fn(config)
   )
@@ -290,6 +291,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     sum(map(len, held)) / partition.num_clients
     for held in (partition.client_labeled, partition.client_unlabeled)
   )
+  num_unlabeled /= config.streaming.steps
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
@@ -331,7 +333,9 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   if config.round.scenario == data_names.LABELS_AT_SERVER:
     held = partition.server_labeled
     server_data_fn = clients.build_server_data_fn(
-      data.train.x[held], data.train.y[held], server_data_dir
+      data.train.x[held],
+      partition.given_labels(data.train.y, held),
+      server_data_dir,
     )
   round_settings = _bound_clients(config, partition)
   process = config.entry.build(
@@ -343,19 +347,23 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     hparams=config.algorithm,
     seed=config.run.seed,
     num_classes=data.num_classes,
-    num_clients=config.run.num_clients,
+    num_clients=partition.num_clients,
     model_aggregator=_build_aggregator(config),
   )
+  streaming = config.streaming
+  _check_streaming(streaming.steps, partition)
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
   is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
-    lambda client_id: clients.client_examples(data, partition, client_id),
+    lambda round_num, client_id: clients.client_examples(
+      data, partition, client_id, round_num, streaming
+    ),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
-    num_clients=config.run.num_clients,
-    clients_per_round=min(config.run.clients_per_round, config.run.num_clients),
+    num_clients=partition.num_clients,
+    clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,
     trains_clients=config.trains_clients,
   )
@@ -404,6 +412,17 @@ def _bound_clients(
   return dataclasses.replace(
     config.round, max_client_examples=given or max(largest, 1)
   )
+
+
+def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
+  """Refuses parts that no client could fill; raises `UsageError`."""
+  most = max(map(len, partition.client_unlabeled))
+  if steps > max(most, 1):
+    raise hparams.UsageError(
+      f'--streaming_steps={steps}: no client has more than {most} unlabelled'
+      ' examples, so that some parts would be empty everywhere; give at most'
+      ' that'
+    )
 
 
 def _build_evaluate_fn(

@@ -1,0 +1,242 @@
+import numpy as np
+import pytest
+
+from tff_fssl.data import names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_settings
+from tff_fssl.data import partition_splits
+from tff_fssl.hparams import UsageError
+
+
+def _build(labels, num_classes=10, **kwargs):
+  defaults = {'num_clients': 100, 'num_labels': num_classes}
+  settings = partition_settings.PartitionSettings(
+    num_classes, **(defaults | kwargs)
+  )
+  return partition_lib.build_partition(labels, settings)
+
+
+def _labels(of_class, num_classes=10):
+  return np.arange(of_class * num_classes) % num_classes
+
+
+def _counts(partition, labels, held='client_unlabeled'):
+  return np.array(
+    [np.bincount(labels[a], minlength=10) for a in getattr(partition, held)]
+  )
+
+
+# FedMatch and ProtoFSSL spec, A5: rows are rolled; B4 and I16: counts.
+_FEDMATCH = [244, 73, 15, 15, 15, 10, 15, 15, 15, 73]
+_EXTREME = [243, 49, 49, 49, 25, 25, 25, 25, 0, 0]
+_EXTREME_LABELS = [23, 5, 5, 5, 3, 3, 3, 3, 0, 0]
+
+
+@pytest.mark.parametrize(
+  'partition, size, counts',
+  [
+    ('fedmatch', 490, _FEDMATCH),
+    ('extreme', 490, _EXTREME),
+    ('extreme', 50, _EXTREME_LABELS),
+    ('fedmatch', 100, [50, 15, 3, 3, 3, 2, 3, 3, 3, 15]),
+    ('extreme', 100, [50, 10, 10, 10, 5, 5, 5, 5, 0, 0]),
+  ],
+)
+def test_published_counts(partition, size, counts):
+  for client in (0, 1, 9, 10, 37):
+    row = partition_splits.row_counts(partition, client, size)
+    assert row.tolist() == np.roll(counts, client % 10).tolist()
+
+
+@pytest.mark.parametrize('partition', ['fedmatch', 'extreme'])
+def test_row_counts_are_counts(partition):
+  for size in range(600):
+    row = partition_splits.row_counts(partition, 0, size)
+    assert row.sum() == size and row.min() >= 0
+    shares = partition_splits.row_counts(partition, 0, 100)
+    assert np.all(np.abs(row - size * shares / 100)[1:] <= 0.5)
+
+
+def test_fedmatch_on_the_papers_sizes():
+  # ProtoFSSL: 5,400 of each class, 5 of each labelled at each of 100 clients.
+  labels = _labels(5_400)
+  p = _build(
+    labels, partition='fedmatch', scenario='labels_at_clients', num_labels=50
+  )
+  np.testing.assert_array_equal(_counts(p, labels, 'client_labeled'), 5)
+  wanted = [np.roll(_FEDMATCH, client % 10) for client in range(100)]
+  np.testing.assert_array_equal(_counts(p, labels), wanted)
+
+
+def test_extreme_on_the_papers_sizes():
+  labels = _labels(5_400)
+  p = _build(
+    labels,
+    partition='extreme',
+    scenario='labels_at_clients',
+    client_labels='own',
+    num_labels=50,
+  )
+  for held, counts in (
+    ('client_labeled', _EXTREME_LABELS),
+    ('client_unlabeled', _EXTREME),
+  ):
+    wanted = [np.roll(counts, client % 10) for client in range(100)]
+    np.testing.assert_array_equal(_counts(p, labels, held), wanted)
+
+
+def test_exact_shares_use_no_class_up():
+  # With 5 clients, class 0 is wanted by many; with SVHN's classes, by all.
+  labels = np.repeat(
+    np.arange(10), [499, 1385, 1058, 849, 745, 688, 572, 559, 504, 465]
+  )
+  for num_clients in (1, 5, 10, 23):
+    p = _build(labels, partition='fedmatch', num_clients=num_clients)
+    size = set(p.class_counts.sum(1))
+    assert len(size) == 1
+    for client, counts in enumerate(p.class_counts):
+      row = partition_splits.row_counts('fedmatch', client, min(size))
+      np.testing.assert_array_equal(counts, row)
+    # One more for each, and a class would run out.
+    more = sum(
+      partition_splits.row_counts('fedmatch', k, min(size) + 1)
+      for k in range(num_clients)
+    )
+    left = np.bincount(labels) - 1
+    assert np.any(more > left)
+
+
+def test_drawn_shares_follow_the_row_and_run_out():
+  labels = _labels(5_600)
+  p = _build(labels, partition='fedmatch', class_draws='multinomial')
+  sizes = p.class_counts.sum(1)
+  # 55,990 for 100 clients. Only the last ones can lack something.
+  assert np.all(sizes <= 559) and np.all(sizes[:90] == 559)
+  of_type = sum(np.roll(p.class_counts[k], -(k % 10)) for k in range(90))
+  shares = of_type / of_type.sum()
+  wanted = partition_splits.row_counts('fedmatch', 0, 100) / 100
+  np.testing.assert_allclose(shares, wanted, atol=0.005)
+  exact = _build(labels, partition='fedmatch')
+  assert exact.to_json() != p.to_json()
+  short = _build(
+    np.repeat(np.arange(10), [99, *[500] * 9]),
+    partition='fedmatch',
+    class_draws='multinomial',
+    num_clients=10,
+  )
+  assert short.class_counts[:, 0].sum() == 98  # All that is there.
+  assert set(short.class_counts.sum(1)) != {458}
+
+
+def test_shards_have_few_classes():
+  # McMahan et al.: 60,000 examples, 200 shards of 300, two for each client.
+  labels = _labels(6_001)
+  p = _build(labels, partition='shards')
+  assert set(p.class_counts.sum(1)) == {600}
+  # Each shard is of one class.
+  assert set(np.unique(p.class_counts)) == {0, 300, 600}
+  assert (p.class_counts > 0).sum(1).max() == 2
+  # They are drawn, not taken in turn.
+  other = _build(labels, partition='shards', seed=1)
+  assert other.class_counts.tolist() != p.class_counts.tolist()
+  assert len({tuple(np.flatnonzero(c)) for c in p.class_counts}) > 20
+  for shards_per_client in (1, 5):
+    p = _build(labels, partition='shards', shards_per_client=shards_per_client)
+    assert (p.class_counts > 0).sum(1).max() == shards_per_client
+  with pytest.raises(UsageError, match=r'--shards_per_client=700: .* 70000 sh'):
+    _build(labels, partition='shards', shards_per_client=700)
+
+
+def _mean_divergence(partition):
+  """KL from uniform, mean over clients."""
+  shares = partition.class_counts / partition.class_counts.sum(1, keepdims=True)
+  logs = np.log(10 * np.where(shares > 0, shares, 1))
+  return np.mean(np.sum(shares * np.where(shares > 0, logs, 0), 1))
+
+
+# FedSwitch spec, 5.3: the expected divergence of a client's classes from
+# uniform, for concentrations alpha and alpha / classes.
+@pytest.mark.parametrize(
+  'alpha, meaning, divergence, equal_sizes',
+  [
+    *(
+      row
+      for equal_sizes in (False, True)
+      for row in (
+        (0.1, 'each', 1.456046, equal_sizes),
+        (1.0, 'each', 0.373617, equal_sizes),
+        (10.0, 'each', 0.044176, equal_sizes),
+        (1.0, 'total', 1.456046, equal_sizes),
+        (10.0, 'total', 0.373617, equal_sizes),
+      )
+    ),
+    # Else most clients would have nothing.
+    (0.1, 'total', 2.165455, True),
+  ],
+)
+def test_dirichlet_has_the_expected_divergence(
+  alpha, meaning, divergence, equal_sizes
+):
+  partitions = [
+    _build(
+      _labels(5_000),
+      partition='dirichlet',
+      alpha=alpha,
+      alpha_meaning=meaning,
+      equal_sizes=equal_sizes,
+      min_client_examples=1,
+      num_clients=50,
+      seed=seed,
+    )
+    for seed in range(4)
+  ]
+  found = np.mean([_mean_divergence(p) for p in partitions])
+  # Clients that are full, or classes that have run out, change it somewhat.
+  assert abs(found - divergence) < 0.13 + 0.05 * divergence
+  if equal_sizes:
+    for p in partitions:
+      assert set(p.class_counts.sum(1)) == {999}
+
+
+def test_the_least_concentration_ends():
+  p = _build(
+    _labels(500),
+    partition='dirichlet',
+    equal_sizes=True,
+    alpha=1e-5,
+    alpha_meaning='total',
+    num_clients=20,
+  )
+  assert set(p.class_counts.sum(1)) == {249}
+  with pytest.raises(UsageError, match='--alpha=1e-06: .* from 1e-05 to 1e'):
+    _build(
+      _labels(500), partition='dirichlet', alpha=1e-6, alpha_meaning='total'
+    )
+
+
+@pytest.mark.parametrize('partition', ['fedmatch', 'extreme'])
+def test_rows_are_of_ten_classes(partition):
+  with pytest.raises(UsageError, match='of 10 classes, but there are 5'):
+    _build(_labels(100, 5), 5, partition=partition)
+
+
+def test_every_class_of_a_mostly_unlabelled_set():
+  # 10 known examples of each class, as in STL-10, where nearly all is unknown.
+  labels = np.concatenate([_labels(10), np.full(1_000, names.UNKNOWN_LABEL)])
+  for partition in ('iid', 'dirichlet', 'shards', 'fedmatch'):
+    p = _build(
+      labels,
+      partition=partition,
+      num_clients=10,
+      num_labels=40,
+      min_client_examples=0,
+    )
+    p.check(labels)
+    assert set(labels[p.server_labeled]) == set(range(10))
+    unknown = [np.sum(labels[a] == -1) for a in p.client_unlabeled]
+    assert unknown == [100] * 10
+    assert p.class_counts.sum() <= 60
+  # All that is known is at the server.
+  p = _build(labels, num_clients=10, num_labels=100)
+  assert p.class_counts.sum() == 0
+  assert {len(a) for a in p.client_unlabeled} == {100}

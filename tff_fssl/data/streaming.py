@@ -1,0 +1,56 @@
+"""Unlabelled examples that come to clients in parts. NumPy only."""
+
+import dataclasses
+
+import numpy as np
+
+from tff_fssl.data import seeds
+
+
+@dataclasses.dataclass(frozen=True)
+class Streaming:
+  """Which of a client's unlabelled examples it trains on in which rounds.
+
+  FedMatch's Streaming-NonIID (Jeong et al., 2021) has 10 steps of 10 rounds.
+  All is a function of the seed, the client and the round's number, so that a
+  run that was stopped goes on with the same parts.
+
+  Attributes:
+    steps: Into how many parts each client's examples are cut, at random and
+      evenly, >= 1; 1: clients always have all.
+    rounds: For how many rounds each part lasts, >= 1.
+    cycles: Whether the first part follows the last one; else the last part
+      stays.
+    seed: Any integer.
+  """
+
+  steps: int = 1
+  rounds: int = 1
+  cycles: bool = False
+  seed: int = 0
+
+  def step(self, round_num: int) -> int:
+    """The part of a round, in [0, steps); rounds are numbered from 1."""
+    step = (round_num - 1) // self.rounds
+    return step % self.steps if self.cycles else min(step, self.steps - 1)
+
+  def part(
+    self, examples: np.ndarray, client_id: int, round_num: int
+  ) -> np.ndarray:
+    """What a client has in a round.
+
+    Args:
+      examples: int64 [N], all unlabelled examples of the client, ascending.
+      client_id: The client.
+      round_num: The round, >= 1.
+
+    Returns:
+      int64, ascending: floor(N / steps) of them, or one more.
+    """
+    if self.steps == 1:
+      return examples
+    rng = seeds.generator(self.seed, seeds.Purpose.STREAMING, client_id)
+    order = rng.permutation(len(examples))
+    step = self.step(round_num)
+    start, stop = (len(examples) * s // self.steps for s in (step, step + 1))
+    return examples[np.sort(order[start:stop])]

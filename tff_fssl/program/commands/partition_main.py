@@ -1,0 +1,171 @@
+"""`programs/partition.py`: draws, describes and compares partitions.
+
+It needs neither a model nor TensorFlow Federated.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+from typing import Any
+
+from tff_fssl import durable
+from tff_fssl import hparams
+from tff_fssl.data import partition_settings
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import console
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
+from tff_fssl.program.storage import output_tree
+
+_USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Without FILE: draws the partition that programs/train.py draws with the same'
+  ' flags, and describes it. All flags of programs/train.py are taken, so that'
+  ' its flagfiles can be used; those below have an effect.\n'
+  'With FILE: describes the partition in a file that --output has written, or'
+  ' that of a run (the --output_dir of programs/train.py). With two: also says'
+  ' how they differ, the first before the slash.'
+)
+_DATA = ('dataset', 'data_dir', 'partition_file')
+
+
+@dataclasses.dataclass(frozen=True)
+class PartitionHparams:
+  """Flags of `programs/partition.py`."""
+
+  output: str = hparam(
+    '',
+    'Write the partition to this file, as JSON. Training uses it with'
+    ' --partition_file=FILE.',
+  )
+  plot: str = hparam('', 'Draw the partition to this PNG file.')
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def partition_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  own = flags.Group(PartitionHparams, 'Flags')
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, [own, _drawing_group()]))
+    return main_lib.DONE
+  groups = [own, *config_lib.groups()]
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(PartitionHparams)
+  if len(parsed.positional) > 2:
+    raise UsageError(
+      f'{len(parsed.positional)} files were given; give one, or two to compare'
+    )
+  for path in (settings.output, settings.plot):
+    _check_output(path)
+  if parsed.positional:
+    _describe_files(parsed, settings)
+  else:
+    _draw(parsed, settings)
+  return main_lib.DONE
+
+
+def _drawing_group() -> flags.Group:
+  """The flags of training that decide the partition, for `--help`."""
+  settings = dataclasses.fields(partition_settings.PartitionSettings)
+  shown = {*_DATA, *(field.name for field in settings)}
+  kept: list[Any] = [
+    (
+      name,
+      field.type,
+      dataclasses.field(
+        default=field.default, metadata={**field.metadata, 'group': ''}
+      ),
+    )
+    for group in config_lib.groups()
+    for name, field in group.named_fields()
+    if name in shown
+  ]
+  hparams_of_data = dataclasses.make_dataclass('DataHparams', kept)
+  return flags.Group(hparams_of_data, 'As for training')
+
+
+def _check_output(path: str) -> None:
+  """Refuses a folder before the work is done; raises `UsageError`."""
+  if os.path.isdir(path):
+    raise UsageError(f'{path}: is a folder; give the name of a file')
+
+
+def _describe_files(
+  parsed: flags.ParsedFlags, settings: PartitionHparams
+) -> None:
+  """Describes one partition, or two and their differences."""
+  allowed = {'plot'} if len(parsed.positional) == 1 else set()
+  typed = sorted(parsed.command_line - allowed)
+  if typed:
+    what = 'a partition' if allowed else 'two partitions'
+    raise UsageError(
+      f'--{typed[0]}: has no effect on {what} from a file; leave it out'
+    )
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import partition as partition_lib
+  from tff_fssl.program.reporting import partitions
+
+  found = []
+  for path in map(os.path.normpath, parsed.positional):
+    file = path
+    if os.path.isdir(path):
+      file = output_tree.OutputTree(path).partition_json
+    found.append(partition_lib.read(file))
+  tables = [
+    {'file': path, **partitions.describe(partition)}
+    for path, partition in zip(parsed.positional, found)
+  ]
+  if len(found) == 2:
+    tables.append(partitions.compare(*found))
+  else:
+    tables[0] |= _plot(found[0], settings)
+  print('\n\n'.join(map(console.table, tables)))
+
+
+def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
+  """Draws the partition of a configuration, describes and writes it."""
+  if not parsed.is_set('clients_per_round'):
+    # The default may be more than all clients; rounds do not matter here.
+    values = {**parsed.values, 'clients_per_round': 1}
+    parsed = dataclasses.replace(parsed, values=values)
+  config = config_lib.from_flags(parsed)
+  main_lib.quiet(config.run.verbose)
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import sources
+  from tff_fssl.program.loop import holdings
+  from tff_fssl.program.reporting import partitions
+
+  data = sources.load_found(config.info, config.run.data_dir or None)
+  partition = holdings.partition_of(config, data)
+  rows = {'data set': data.name, **partitions.describe(partition)}
+  if settings.output:
+    partition.save_json(settings.output)
+    rows['written'] = settings.output
+  print(console.table({**rows, **_plot(partition, settings)}))
+
+
+def _plot(partition: Any, settings: PartitionHparams) -> dict[str, str]:
+  """Draws a PNG file, if one is wanted; the row that says so."""
+  if not settings.plot:
+    return {}
+  from tff_fssl.data import partition_plot  # pylint: disable=C0415
+
+  durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
+  partition_plot.plot(partition, settings.plot)
+  return {'drawn': settings.plot}

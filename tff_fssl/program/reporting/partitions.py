@@ -1,0 +1,141 @@
+"""Describes partitions, and compares them, in words. NumPy only."""
+
+import numpy as np
+
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import to_text
+
+Partition = partition_lib.Partition
+_NUM_NAMES = 8
+
+
+def unevenness(partition: Partition) -> tuple[float, float]:
+  """How far clients' classes are from those of all clients together.
+
+  Args:
+    partition: A partition.
+
+  Returns:
+    (the mean total variation distance over clients with examples of known
+    class; what it would be if each such client had one class, and as many
+    clients as there are examples of the class).
+  """
+  counts = partition.class_counts
+  counts = counts[counts.sum(1) > 0]
+  if not len(counts):
+    return 0.0, 0.0
+  every = counts.sum(0) / counts.sum()
+  shares = counts / counts.sum(1, keepdims=True)
+  distances = np.abs(shares - every).sum(1) / 2
+  return float(distances.mean()), float(1 - np.sum(every**2))
+
+
+def describe(partition: Partition) -> dict[str, str]:
+  """The rows of a summary, for `console.table`."""
+  settings, counts = partition.settings, partition.class_counts
+  labeled = np.array([len(a) for a in partition.client_labeled])
+  unlabeled = np.array([len(a) for a in partition.client_unlabeled])
+  sizes = labeled + unlabeled
+  held = len(partition.server_labeled) + len(partition.validation) + sizes.sum()
+  places = {
+    'labelled at the server': len(partition.server_labeled),
+    'for validation': len(partition.validation),
+    'at clients': sizes.sum(),
+    'of them of unknown class': sizes.sum() - counts.sum(),
+    'not used': partition.num_examples - held,
+  }
+  distance, most = unevenness(partition)
+  rows = {
+    'partition': f'{settings.title}, seed {settings.seed}',
+    'examples': f'{partition.num_examples:,}: '
+    + ', '.join(f'{n:,} {where}' for where, n in places.items() if n),
+    'clients': f'{partition.num_clients:,}, with {_spread(sizes)} examples',
+  }
+  if partition.client_names:
+    shown = partition.client_names[:_NUM_NAMES]
+    more = ', ...' if len(shown) < partition.num_clients else ''
+    rows['names'] = ', '.join(shown) + more
+  if labeled.any():
+    has = labeled[labeled > 0]
+    rows['labels'] = (
+      f'{_spread(has)} at {len(has):,} of {partition.num_clients:,} clients'
+    )
+  if len(partition.wrong_labels):
+    rows['wrong labels'] = (
+      f'{len(partition.wrong_labels):,} of {len(partition.labeled):,}'
+    )
+  rows['classes'] = (
+    f'{_spread((counts > 0).sum(1))} of {settings.num_classes} at a client'
+  )
+  rows['unevenness'] = (
+    f"{distance:.2f}: mean total variation distance of a client's classes from"
+    f' those of all (0: all alike; {most:.2f}: one class each)'
+  )
+  return rows
+
+
+def _spread(numbers: np.ndarray) -> str:
+  """'12' if all are equal, else '2 to 9 (median 5)'."""
+  low, middle, high = np.percentile(numbers, [0, 50, 100])
+  if low == high:
+    return f'{low:,g}'
+  return f'{low:,g} to {high:,g} (median {middle:,g})'
+
+
+def compare(first: Partition, second: Partition) -> dict[str, str]:
+  """The rows that say how two partitions of the same examples differ.
+
+  Args:
+    first: A partition.
+    second: Another one.
+
+  Returns:
+    The rows, for `console.table`.
+
+  Raises:
+    UsageError: If they are of different numbers of examples.
+  """
+  if first.num_examples != second.num_examples:
+    raise UsageError(
+      f'one partition is of {first.num_examples:,} examples, the other of'
+      f' {second.num_examples:,}: they are of different data, and cannot be'
+      ' compared'
+    )
+  if first.has_same_examples(second):
+    return {'differences': 'none: everybody holds the same'}
+  old, new = first.settings.recorded(), second.settings.recorded()
+  settings = [
+    f'{name} {to_text(old[name])} / {to_text(new[name])}'
+    for name in old
+    if old[name] != new[name]
+  ]
+  labeled, others = first.labeled, second.labeled
+  moved = int(np.sum(_holders(first) != _holders(second)))
+  return {
+    'settings': ', '.join(settings) or 'the same',
+    'labelled': _shared(labeled, others),
+    'wrong labels': _shared(first.wrong_examples, second.wrong_examples),
+    'validation': _shared(first.validation, second.validation),
+    'moved': f'{moved:,} of {first.num_examples:,} examples have another holder'
+    f' ({100 * moved / max(first.num_examples, 1):.1f}%)',
+  }
+
+
+def _shared(first: np.ndarray, second: np.ndarray) -> str:
+  """How many examples are in both of two sets."""
+  if np.array_equal(np.sort(first), np.sort(second)):
+    return f'the same {len(first):,} examples' if len(first) else 'none'
+  shared = len(np.intersect1d(first, second))
+  return f'{len(first):,} / {len(second):,} examples, {shared:,} in both'
+
+
+def _holders(partition: Partition) -> np.ndarray:
+  """Who holds each example: nobody -1, server 0, validation 1, clients 2 ..."""
+  holders = np.full(partition.num_examples, -1)
+  holders[partition.server_labeled] = 0
+  holders[partition.validation] = 1
+  for held in (partition.client_labeled, partition.client_unlabeled):
+    for client, examples in enumerate(held):
+      holders[examples] = client + 2
+  return holders
