@@ -75,7 +75,7 @@ def build_task(
 
   import numpy as np
 
-  from tff_fssl.data import partition
+  from tff_fssl.data import partition_draw
   from tff_fssl.data import sources
   from tff_fssl.program.configuration import config as config_lib
   from tff_fssl.program.loop import experiment
@@ -104,7 +104,9 @@ def build_task(
     std=info.std,
   )
   start = time.perf_counter()
-  split = partition.build_partition(data.train.y, config.partition_settings)
+  split = partition_draw.build_partition(
+    data.train.y, config.partition_settings
+  )
   seconds = time.perf_counter() - start
   task = experiment.Task(
     config,

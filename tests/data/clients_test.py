@@ -6,14 +6,14 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.data import clients
-from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 
 
 @pytest.fixture(scope='module')
 def partition(digits):
-  return partition_lib.build_partition(
+  return partition_draw.build_partition(
     digits.train.y,
     partition_settings.PartitionSettings(
       num_classes=10,

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 
@@ -13,7 +13,7 @@ _LABELS = np.arange(200) % 4
 def _build(owners=_OWNERS, labels=_LABELS, **kwargs):
   defaults = {'num_clients': 0, 'num_labels': 4, 'partition': 'natural'}
   settings = partition_settings.PartitionSettings(4, **(defaults | kwargs))
-  return partition_lib.build_partition(labels, settings, owners, _NAMES)
+  return partition_draw.build_partition(labels, settings, owners, _NAMES)
 
 
 def test_all_that_have_examples_are_clients():

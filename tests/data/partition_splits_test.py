@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.data import names
-from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.data import partition_splits
 from tff_fssl.hparams import UsageError
@@ -13,7 +13,7 @@ def _build(labels, num_classes=10, **kwargs):
   settings = partition_settings.PartitionSettings(
     num_classes, **(defaults | kwargs)
   )
-  return partition_lib.build_partition(labels, settings)
+  return partition_draw.build_partition(labels, settings)
 
 
 def _labels(of_class, num_classes=10):

@@ -10,6 +10,7 @@ import pytest
 
 from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_plot
 from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
@@ -22,7 +23,7 @@ def _labels(counts, seed=0):
 
 def _build(labels, num_classes=10, **kwargs):
   defaults = {'num_clients': 10, 'num_labels': num_classes}
-  return partition_lib.build_partition(
+  return partition_draw.build_partition(
     labels,
     partition_settings.PartitionSettings(num_classes, **(defaults | kwargs)),
   )
@@ -116,7 +117,7 @@ def test_invariants(data):
   labels, num_classes, kwargs, owners = _draw_settings(data.draw)
 
   def build(**changed):
-    return partition_lib.build_partition(
+    return partition_draw.build_partition(
       labels,
       partition_settings.PartitionSettings(num_classes, **kwargs | changed),
       owners,

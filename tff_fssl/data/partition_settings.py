@@ -20,7 +20,7 @@ _RENAMED = {'split': 'partition'}
 
 @dataclasses.dataclass(frozen=True)
 class PartitionSettings:
-  """The settings of `partition.build_partition`.
+  """The settings of `partition_draw.build_partition`.
 
   Settings that no labels could satisfy raise `UsageError`, which names the flag
   and what is allowed.

@@ -19,7 +19,7 @@ _ROWS = {
 def split(
   hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
 ) -> list[np.ndarray]:
-  """Splits examples over clients; `partition.build_partition` says how.
+  """Splits examples over clients; `partition_draw.build_partition` says how.
 
   Args:
     hidden: The examples of each class, int64.

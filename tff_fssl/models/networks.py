@@ -124,10 +124,17 @@ def _relu(x: tf.Tensor, name: str) -> tf.Tensor:
   return _layers.ReLU(name=name)(x)
 
 
-def _dense(x: tf.Tensor, num_classes: int) -> tf.Tensor:
+def _dense(
+  x: tf.Tensor,
+  num_classes: int,
+  *,
+  bias: bool = True,
+  initializer: tf.keras.initializers.Initializer | None = None,
+) -> tf.Tensor:
   return _layers.Dense(
     num_classes,
-    kernel_initializer=_uniform_fan_in(),
+    use_bias=bias,
+    kernel_initializer=initializer or _uniform_fan_in(),
     dtype=_EXACT,
     name='logits',
   )(x)
@@ -225,13 +232,7 @@ def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   x = pool(conv(x, 512, 6), 6)
   x = _layers.Add(name='add8')([x, conv(conv(x, 512, 7), 512, 8)])
   x = _layers.GlobalMaxPooling2D(name='features')(x)
-  return _layers.Dense(
-    num_classes,
-    use_bias=False,
-    kernel_initializer=_lecun_normal(),
-    dtype=_EXACT,
-    name='logits',
-  )(x)
+  return _dense(x, num_classes, bias=False, initializer=_lecun_normal())
 
 
 def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
@@ -271,12 +272,7 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
     )
     index += 4
   x = _layers.GlobalMaxPooling2D(name='features')(x)
-  return _layers.Dense(
-    num_classes,
-    kernel_initializer=_lecun_normal(),
-    dtype=_EXACT,
-    name='logits',
-  )(x)
+  return _dense(x, num_classes, initializer=_lecun_normal())
 
 
 def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import partition_main
@@ -196,7 +197,7 @@ def test_a_file_of_other_data(call, tmp_path):
 
 
 def test_old_files_are_read(tmp_path):
-  partition = partition_lib.build_partition(
+  partition = partition_draw.build_partition(
     np.arange(100) % 10,
     config_lib.from_command_line(
       _DIGITS + ('--clients_per_round=2',)

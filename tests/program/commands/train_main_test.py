@@ -15,7 +15,7 @@ import tiny_tfds
 
 from tests.program import fakes
 from tff_fssl.algorithms import registry
-from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -60,7 +60,7 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
       data=types.SimpleNamespace(
         name='digits', train=[], test=[], image_shape=(8, 8), num_classes=10
       ),
-      partition=partition_lib.build_partition(
+      partition=partition_draw.build_partition(
         np.arange(1_000) % 10, parsed.partition_settings
       ),
       model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.reporting import partitions
@@ -14,7 +15,7 @@ _LABELS = np.arange(400) % 4
 def _build(labels=_LABELS, **kwargs):
   defaults = {'num_clients': 4, 'num_labels': 8}
   settings = partition_settings.PartitionSettings(4, **(defaults | kwargs))
-  return partition_lib.build_partition(
+  return partition_draw.build_partition(
     labels, settings, np.arange(len(labels)) // 100, tuple('abcd')
   )
 

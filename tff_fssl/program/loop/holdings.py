@@ -1,6 +1,7 @@
 """Who holds which training examples in a run. TensorFlow-free."""
 
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
@@ -24,7 +25,7 @@ def partition_of(
   """
   path = config.run.partition_file
   if not path:
-    return partition_lib.build_partition(
+    return partition_draw.build_partition(
       data.train.y, config.partition_settings, data.owners, data.client_names
     )
   partition = partition_lib.read(path)

@@ -1,0 +1,308 @@
+"""Partitions training examples among the server, validation and the clients.
+
+NumPy only. A partition is a function of the labels, the settings and the seed.
+The label split and the IID and Dirichlet partitions are those of (FL)^2's
+published code; docs/partitions.md says where the others are from. The steps:
+
+1.  Each class is shuffled, and its first examples are labelled, equally many
+    in every class. With labels at the server, `num_labels` are labelled in
+    total; with labels at clients, `num_labels` for each client that holds
+    labels. If not all do, they are drawn; a larger number includes them.
+2.  The validation examples are the last ones of each shuffled class, equally
+    many if classes have enough. (They are taken from the end, so that their
+    number does not change which examples are labelled.)
+3.  The rest goes to the clients, unlabelled. `iid`: each gets
+    floor(rest / clients) examples, drawn at random; a remainder is not used.
+    `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
+    over clients is drawn; p = 0 for clients that already hold rest / clients
+    or more; the class is cut at floor(cumsum(p) * size). The draw of all
+    classes is repeated until every client holds `min_client_examples`, at
+    most `partition_splits.MAX_DRAWS` times. docs/partitions.md has the
+    others. Examples of unknown class are split evenly, as with `iid`, except
+    that with `natural` they stay with their owners.
+4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
+    labels draws `num_labels` of its examples of known class. Where its
+    classes are exact shares (`class_draws`), so are those of its labels.
+5.  `full_labels`: all examples of known class of a client that holds labels
+    are labelled (the upper bound, if all clients do).
+6.  `label_noise`: that share of the labelled examples, drawn at random, gets
+    a wrong label, drawn evenly from the other classes. A larger share has
+    the wrong labels of a smaller one.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from tff_fssl.data import names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_owners
+from tff_fssl.data import partition_settings
+from tff_fssl.data import partition_splits
+from tff_fssl.data import seeds
+from tff_fssl.hparams import UsageError
+
+
+def build_partition(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  owners: np.ndarray | None = None,
+  client_names: Sequence[str] = (),
+) -> partition_lib.Partition:
+  """Partitions training examples, in the steps that stand above.
+
+  Args:
+    labels: int [N], the true classes of the training examples;
+      `names.UNKNOWN_LABEL` where they are not known.
+    settings: All else; the steps use its names.
+    owners: int [N], whose each example is, -1 for nobody's (`natural`).
+    client_names: The names of the owners.
+
+  Returns:
+    The partition.
+
+  Raises:
+    UsageError: If the settings cannot be satisfied; names the flags.
+  """
+  labels = np.asarray(labels)
+  num_classes = settings.num_classes
+  _check_labels(labels, num_classes)
+  natural = np.zeros([0], np.int64)
+  if settings.partition == names.NATURAL:
+    natural = partition_owners.choose(owners, labels, settings)
+    settings = dataclasses.replace(settings, num_clients=len(natural))
+  num_clients, seed = settings.num_clients, settings.seed
+  shuffled = _shuffled_classes(labels, num_classes, seed)
+
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  holders = _labeled_clients(settings)
+  takes_own = settings.labels_own or (len(natural) and not at_server)
+  labeled, hidden = _split_labels(
+    shuffled,
+    1 if at_server else len(holders),
+    0 if takes_own else settings.num_labels // num_classes,
+  )
+  hidden, validation = _split_validation(hidden, settings.num_validation, seed)
+  unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
+  if len(natural):
+    assert owners is not None
+    unlabeled = partition_owners.split([*hidden, unknown], owners, natural)
+  else:
+    all_have_labels = len(holders) == num_clients and not settings.labels_own
+    unlabeled = _split_rest(
+      hidden,
+      unknown,
+      settings,
+      may_be_empty=bool(all_have_labels and settings.num_labels),
+    )
+  client_labeled = [_indices([]) for _ in range(num_clients)]
+  if not at_server:
+    for client, held in zip(holders, labeled, strict=True):
+      client_labeled[client] = held
+  if settings.labels_own:
+    _label_own(labels, settings, holders, client_labeled, unlabeled)
+  if settings.full_labels:
+    for client in holders:
+      is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
+      also = unlabeled[client][is_known]
+      client_labeled[client] = np.sort(
+        np.concatenate([client_labeled[client], also])
+      )
+      unlabeled[client] = unlabeled[client][~is_known]
+  partition = partition_lib.Partition(
+    server_labeled=labeled[0] if at_server else _indices([]),
+    validation=validation,
+    client_labeled=client_labeled,
+    client_unlabeled=unlabeled,
+    class_counts=partition_lib.count_classes(
+      labels, client_labeled, unlabeled, num_classes
+    ),
+    settings=settings,
+    num_examples=len(labels),
+    client_names=tuple(client_names[i] for i in natural),
+  )
+  return _with_noise(partition, labels)
+
+
+def _with_noise(
+  partition: partition_lib.Partition, labels: np.ndarray
+) -> partition_lib.Partition:
+  """The partition with its wrong labels drawn."""
+  settings, labeled = partition.settings, partition.labeled
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
+  order = rng.permutation(len(labeled))
+  shifts = rng.integers(1, settings.num_classes, len(labeled))
+  count = round(settings.label_noise * len(labeled))
+  drawn = np.sort(order[:count])
+  return dataclasses.replace(
+    partition,
+    wrong_examples=labeled[drawn],
+    wrong_labels=_indices(
+      (labels[labeled[drawn]] + shifts[drawn]) % settings.num_classes
+    ),
+  )
+
+
+def _split_rest(
+  hidden: list[np.ndarray],
+  unknown: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  *,
+  may_be_empty: bool,
+) -> list[np.ndarray]:
+  """Splits what is not labelled, per class, over the clients.
+
+  Args:
+    hidden: The examples of each class.
+    unknown: The examples of unknown class.
+    settings: How to split; not `natural`.
+    may_be_empty: Whether clients may get nothing, since all have labels.
+
+  Returns:
+    The examples of each client, ascending.
+
+  Raises:
+    UsageError: If there are too few; names the flags.
+  """
+  num_clients = settings.num_clients
+  num_hidden = sum(len(c) for c in hidden) + len(unknown)
+  if num_hidden < num_clients and not may_be_empty:
+    raise UsageError(
+      f'--num_clients={num_clients}: only {num_hidden} training examples are'
+      ' left for the clients; set it to at most that, or lower --num_labels'
+      ' or --num_validation'
+    )
+  split = partition_splits.split(hidden, settings)
+  rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
+  also = partition_splits.split_evenly(unknown, num_clients, rng)
+  return [_indices(np.sort(np.concatenate(a))) for a in zip(split, also)]
+
+
+def _labeled_clients(
+  settings: partition_settings.PartitionSettings,
+) -> list[int]:
+  """The clients that hold labels, or that get them by `full_labels`."""
+  every, num = settings.num_clients, settings.num_labeled_clients
+  if settings.scenario == names.LABELS_AT_SERVER:
+    return list(range(every)) if settings.full_labels else []
+  if num == every:
+    return list(range(every))
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABELED_CLIENTS)
+  return sorted(rng.permutation(every)[:num].tolist())
+
+
+def _label_own(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  holders: list[int],
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+) -> None:
+  """Labels examples of each client that holds labels, in place."""
+  num = settings.num_labels
+  known = [np.flatnonzero(labels[a] != names.UNKNOWN_LABEL) for a in unlabeled]
+  fewest = min(holders, key=lambda client: len(known[client]))
+  most = len(known[fewest])
+  if most < num:
+    raise UsageError(
+      f'--num_labels={num} --client_labels={names.OWN}: client {fewest} has'
+      f' {most} examples to label; set it to at most {most}, or lower'
+      ' --num_clients'
+      + (
+        ', or raise --min_client_examples'
+        if settings.partition == names.DIRICHLET and not settings.equal_sizes
+        else ''
+      )
+    )
+  for client in holders:
+    purpose = seeds.Purpose.CLIENT_LABELS
+    rng = seeds.generator(settings.seed, purpose, client)
+    order = rng.permutation(known[client])
+    if settings.has_rows and settings.class_draws == names.EXACT:
+      classes = labels[unlabeled[client][order]]
+      counts = partition_splits.row_counts(settings.partition, client, num)
+      of_class = [order[classes == c][:n] for c, n in enumerate(counts)]
+      order = np.concatenate(of_class)
+    chosen = np.zeros(len(unlabeled[client]), bool)
+    chosen[order[:num]] = True
+    labeled[client] = unlabeled[client][chosen]
+    unlabeled[client] = unlabeled[client][~chosen]
+
+
+def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
+  return np.asarray(values, np.int64)
+
+
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise UsageError(
+      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
+    )
+  lowest = names.UNKNOWN_LABEL
+  if len(labels) and not lowest <= labels.min() <= labels.max() < num_classes:
+    raise UsageError(
+      f'labels go from {labels.min()} to {labels.max()}; with {num_classes}'
+      f' classes, allowed are 0 to {num_classes - 1}, and {lowest} for unknown'
+    )
+
+
+def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:
+  rng = seeds.generator(seed, seeds.Purpose.LABEL_SPLIT)
+  return [
+    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
+  ]
+
+
+def _split_labels(
+  shuffled: list[np.ndarray], num_holders: int, per_holder: int
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Labels examples: (labelled examples per holder, the rest per class)."""
+  wanted = num_holders * per_holder
+  for c, members in enumerate(shuffled):
+    if len(members) < wanted:
+      fewest = min(len(m) for m in shuffled)
+      most = fewest // num_holders * len(shuffled)
+      each = ' for each client' if num_holders > 1 else ''
+      raise UsageError(
+        f'--num_labels={per_holder * len(shuffled)}{each} needs {wanted}'
+        f' examples of each class, but class {c} has {len(members)}; set it to'
+        f' at most {most}'
+      )
+  labeled = [
+    np.sort(
+      np.concatenate(
+        [members[i * per_holder : (i + 1) * per_holder] for members in shuffled]
+      )
+    )
+    for i in range(num_holders)
+  ]
+  return [_indices(a) for a in labeled], [m[wanted:] for m in shuffled]
+
+
+def _split_validation(
+  hidden: list[np.ndarray], num_validation: int, seed: int
+) -> tuple[list[np.ndarray], np.ndarray]:
+  """Takes validation examples from the ends of the classes."""
+  available = sum(len(members) for members in hidden)
+  if num_validation > available:
+    raise UsageError(
+      f'--num_validation={num_validation}: only {available} training examples'
+      ' are not labelled; set it to fewer, to leave some for the clients'
+    )
+  quotas = np.zeros(len(hidden), np.int64)
+  sizes = np.array([len(members) for members in hidden])
+  # A remainder is taken from randomly chosen classes.
+  order = seeds.generator(seed, seeds.Purpose.VALIDATION).permutation(
+    len(hidden)
+  )
+  while (rest := num_validation - quotas.sum()) > 0:
+    open_classes = order[sizes[order] > quotas[order]]
+    share = rest // len(open_classes)
+    if share:
+      quotas[open_classes] += np.minimum(share, (sizes - quotas)[open_classes])
+    else:
+      quotas[open_classes[:rest]] += 1
+  kept = [m[: len(m) - q] for m, q in zip(hidden, quotas)]
+  taken = [m[len(m) - q :] for m, q in zip(hidden, quotas)]
+  return kept, _indices(np.sort(np.concatenate(taken)))
