@@ -50,7 +50,10 @@ def test_a_sound_folder(shown, tmp_path):
     {'train/cat': 9, 'train/dog': 6, 'test/cat': 3, 'test/dog': 3},
   )
   code, text = shown('folder:photos', '--image_size=6')
-  assert code == 0 and max(map(len, text.splitlines())) <= 80
+  assert code == 0
+  # A long path is not broken.
+  lines = [line for line in text.splitlines() if str(tmp_path) not in line]
+  assert max(map(len, lines)) <= 80
   for words in (
     'by class folders',
     '15 for training, 6 for testing, 6 x 6 x 3',
@@ -127,7 +130,7 @@ def test_a_tfds_set(shown, tmp_path):
   )
   code, text = shown('leaves', f'--data_dir={tmp_path}', '--image_size=4')
   assert code == 0 and '8 for training, 6 for testing, 4 x 4 x 1' in text
-  assert 'leaves/1.0.0 (' in text
+  assert 'leaves/1.0.0 (' in ' '.join(text.split())
   (tmp_path / 'leaves/1.0.0/features.json').write_text('{')
   code, text = shown('leaves', f'--data_dir={tmp_path}')
   assert code == 2 and 'cannot be read; remove' in text

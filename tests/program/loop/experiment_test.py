@@ -90,7 +90,7 @@ def _owned_digits(monkeypatch):
     owners=np.arange(len(y)) % 8,
     client_names=tuple('abcdefgh'),
   )
-  monkeypatch.setattr(sources, 'load', lambda *_: data)
+  monkeypatch.setattr(sources, 'load_found', lambda *_: data)
   return data
 
 
