@@ -171,6 +171,8 @@ def _index(path, **changes):
     lambda path: _index(path, shape=[-5, 2, 3, 3]),
     lambda path: _index(path, shape='many'),
     lambda path: _index(path, mean=[1.0]),
+    lambda path: _index(path, mean=[float('nan')] * 3),
+    lambda path: _index(path, std=[0.0] * 3),
     lambda path: _index(path, facts=3),
     lambda path: os.truncate(path / 'images.bin', 7),
     lambda path: (path / 'images.bin').unlink(),

@@ -175,6 +175,8 @@ def _open(path: str, shape: tuple[int, int, int]) -> Cached:
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
     if len(mean) != shape[-1] or len(std) != shape[-1]:
       raise files.FileError(path, 'its index.json is damaged')
+    if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
+      raise files.FileError(path, f'its mean is {mean}, its deviation {std}')
     facts = dict(index['facts'])
   except files.FileError as error:
     raise _foreign(path, str(error)) from error
