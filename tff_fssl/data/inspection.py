@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from tff_fssl.data import image_cache
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 
 _NUM_SHOWN = 3
@@ -62,7 +63,10 @@ def label_problems(
     problems.append(
       Problem(f'a classifier needs two classes or more; given: {names}', True)
     )
-  for split, labels, lowest in (('training', train, -1), ('test', test, 0)):
+  for split, labels, lowest in (
+    ('training', train, data_names.UNKNOWN_LABEL),
+    ('test', test, 0),
+  ):
     wrong = (labels < lowest) | (labels >= len(class_names))
     if wrong.any():
       example = int(np.argmax(wrong))

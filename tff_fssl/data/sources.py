@@ -103,7 +103,7 @@ class DataSet:
 
   def __post_init__(self):
     for split, examples, lowest in (
-      ('train', self.train, -1),
+      ('train', self.train, names.UNKNOWN_LABEL),
       ('test', self.test, 0),
     ):
       if examples.x.shape[1:] != tuple(self.image_shape):

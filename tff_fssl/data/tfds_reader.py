@@ -21,7 +21,6 @@ from tff_fssl.hparams import UsageError
 
 _TRAIN, _TEST, _EXTRA = 'train', 'test', 'extra'
 _BATCH_SIZE = 1_000
-_UNKNOWN = -1
 
 
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
@@ -203,7 +202,7 @@ def _decode(
   further = [_EXTRA] if info.extra else []
   hidden = tfds_sets.unlabeled_splits(found)
   labels = [
-    np.full(found.sizes[split], _UNKNOWN)
+    np.full(found.sizes[split], names.UNKNOWN_LABEL)
     if split in hidden
     else np.concatenate([y for _, y in _batches(found, split, images=False)])
     for split in (*pooled, *further, *hidden)

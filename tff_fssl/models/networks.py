@@ -366,15 +366,15 @@ def _application(
       f'{flag}: tf.keras.applications has no {name}{closest(name, known)}'
     )
   build = getattr(tf.keras.applications, name)
-  # Our images are normalized already.
-  takes = inspect.signature(build).parameters
-  raw = {'include_preprocessing': False}
   if name.startswith('EfficientNetB'):
     raise UsageError(
       f'{flag}: normalizes pixels by itself, and ours are normalized; take'
       f' {names.KERAS}EfficientNetV2B0, or build it in a file of your own'
       ' (--model=FILE.py:function)'
     )
+  settings = {}
+  if 'include_preprocessing' in inspect.signature(build).parameters:
+    settings['include_preprocessing'] = False  # Ours are normalized already.
   try:
     model = build(
       weights=None,
@@ -382,7 +382,7 @@ def _application(
       input_shape=images.shape[1:],
       classes=num_classes,
       classifier_activation=None,
-      **(raw if 'include_preprocessing' in takes else {}),
+      **settings,
     )
   except ValueError as error:  # The images are too small for it.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
@@ -401,7 +401,6 @@ def _from_file(
   model: str, images: tf.Tensor, num_classes: int, norm: str
 ) -> tf.Tensor:
   """The logits that `FILE.py:function` builds."""
-  names.check_model(model)
   path, _, function = model.rpartition(':')
   try:
     logits = runpy.run_path(path)[function](images, num_classes, norm)

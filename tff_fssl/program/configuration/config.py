@@ -221,6 +221,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   """A checked configuration from parsed flags; raises `UsageError`."""
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
+  model_names.check_model(run.model)
   info = catalog.find(run.dataset, run.data_dir, data)
   if run.partition_file:
     in_file = _of_partition_file(run, parsed, info.num_classes)

@@ -351,7 +351,6 @@ class RunHparams:
 
   def __post_init__(self):
     hparams.validate(self)
-    model_names.check_model(self.model)
 
   def without_effect(self) -> dict[str, str]:
     """How parts follow each other, where there is one."""
