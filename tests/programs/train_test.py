@@ -13,6 +13,7 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from tensorflow.core.profiler.protobuf import xplane_pb2
 
 from tff_fssl.program.commands import evaluate_main
@@ -247,7 +248,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
       config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
     )
     source = warm_start.find(tree.model_best)
-    loaded = warm_start.load(source, task.model_fn())
+    loaded = warm_start.load(source, task.model_fn()).weights
     for x, y in zip(
       weights[0] + weights[1], loaded[0] + loaded[1], strict=True
     ):
@@ -414,6 +415,66 @@ def test_a_warm_start(finished, tmp_path, capsys):
   assert '--init_from' in capsys.readouterr().err
 
 
+def test_layers_that_do_not_train(finished, tmp_path, capsys):
+  """They stay to the bit, travel nowhere, and are needed to go on."""
+  source, folder = finished[0], str(tmp_path / 'run')
+  flags = [f'--init_from={source}/model', '--train_layers=conv4|norm4|logits']
+  flags += ['--num_pretraining_rounds=0']
+  assert _train(folder, *flags, '--total_rounds=1') == 0
+  assert _train(folder, *flags, '--total_rounds=2') == 0
+  tree, of_source = (output_tree.OutputTree(x) for x in (folder, source))
+  output = ' '.join(capsys.readouterr().out.split())
+  assert '112,138 weights that train (75,040 others do not)' in output
+  first, last = _rows(tree.eval_csv)[0], _rows(tree.eval_csv)[-1]
+  before = _rows(of_source.eval_csv)[-1]
+  assert first['test/loss'] == before['test/loss'] != last['test/loss']
+  sent = {
+    float(row['communication/bytes_up_model']) for row in _rows(tree.train_csv)
+  }
+  assert sent == {4 * 112_138 + 4}  # And the count of the statistics.
+  exported_models = [
+    tf.keras.models.load_model(f'{path}/model/model.keras')
+    for path in (source, folder)
+  ]
+  stays, changes = (
+    [model.get_layer(name).get_weights() for model in exported_models]
+    for name in ('conv3', 'logits')
+  )
+  np.testing.assert_array_equal(*stays)
+  assert np.any(changes[0][0] != changes[1][0])
+  for what in (folder, f'{folder}/model'):
+    assert main.run(evaluate_main.evaluate_main, [what]) == 0
+    words = capsys.readouterr().out.split()
+    accuracy = float(words[words.index('accuracy') + 1])
+    np.testing.assert_allclose(
+      accuracy, float(last['test/accuracy']), atol=6e-5
+    )
+  # The weights of another run, a torn file, and none at all.
+  content = _bytes(tree.frozen)
+  leaves = checkpoint.read(tree.frozen)
+  other = b''.join(checkpoint.to_chunks(leaves, ownership.Owner({})))
+  for damaged, word in (
+    (other, 'another run'),
+    (content[:-9], 'truncated'),
+    (None, 'No such file'),
+  ):
+    os.remove(tree.frozen)
+    if damaged is not None:
+      pathlib.Path(tree.frozen).write_bytes(damaged)
+    for program, argv in (
+      (evaluate_main.evaluate_main, [folder]),
+      (train_main.train_main, [*_FLAGS, f'--output_dir={folder}', *flags]),
+      (
+        train_main.train_main,
+        [*_FLAGS, f'--output_dir={tmp_path}/new', f'--init_from={folder}'],
+      ),
+    ):
+      assert main.run(program, argv) == 2
+      error = capsys.readouterr().err
+      assert 'frozen.ckpt' in error and word in error, error
+      assert error.count('\n') == 1
+
+
 @pytest.mark.parametrize(
   'flags, words',
   [
@@ -434,6 +495,8 @@ def test_another_run_in_its_folder(finished, flags, words, capsys):
     (['--dataset=cifar10', '--data_dir=/nowhere'], 'cifar10'),
     (['--client_devices=gpu:77'], 'gpu:77'),
     (['--init_from=/nowhere'], 'does not exist'),
+    (['--train_layers=logits'], 'would stay random'),
+    (['--train_layers=('], 'is not a regular expression'),
     (['--init_from=FINISHED', '--model=resnet9'], '16 here'),
     (['--num_clients=1400', '--num_labels=400'], '--num_clients=1400'),
   ],

@@ -25,10 +25,11 @@ from tff_fssl import hparams
 from tff_fssl.models import batch_norm
 from tff_fssl.models import checks
 from tff_fssl.models import forward_pass
+from tff_fssl.models import frozen
 from tff_fssl.models import making
 from tff_fssl.models import random_layers
 
-ModelFn = Callable[[], tf.keras.Model]
+ModelFn = checks.ModelFn
 
 
 class Weights(NamedTuple):
@@ -36,8 +37,8 @@ class Weights(NamedTuple):
 
   Attributes:
     trainable: Trainable variables, in Keras's order.
-    non_trainable: All others (batch norm's moving moments, frozen layers), in
-      Keras's order.
+    non_trainable: All others (batch norm's moving moments, layers that do not
+      train), in Keras's order; without those of a `frozen.FrozenFn`.
     statistics_count: float32 scalar, the number of examples or batches from
       which the batch norm statistics come (`statistics.Sums.count`); 0 means
       that there are none yet, so that inference has to normalize with the
@@ -185,7 +186,16 @@ class Network:
     self.num_outputs = checks.check_output(model, symbolic.output, num_classes)
     checks.check_layers(model, compute_dtype)
     self.trainable_variables = tuple(model.trainable_variables)
-    self.non_trainable_variables = tuple(model.non_trainable_variables)
+    self._frozen_values = frozen.values_of(model_fn)
+    self.frozen_variables = {
+      name: variable
+      for name, variable in frozen.variables(model).items()
+      if name in self._frozen_values
+    }
+    constants = {variable.ref() for variable in self.frozen_variables.values()}
+    self.non_trainable_variables = tuple(
+      v for v in model.non_trainable_variables if v.ref() not in constants
+    )
     self._track_moving_averages = track_moving_averages
     self._recorded: list[BatchMoments] | None = None
     self._use_batch_moments = False
@@ -249,7 +259,7 @@ class Network:
     return call
 
   def assign(self, weights: Weights) -> None:
-    """Assigns a weight set to the model.
+    """Assigns a weight set to the model, and frozen weights with it.
 
     Args:
       weights: The weights.
@@ -265,6 +275,8 @@ class Network:
       self.non_trainable_variables, weights.non_trainable, strict=True
     ):
       variable.assign(value)
+    for name, variable in self.frozen_variables.items():
+      variable.assign(self._frozen_values[name])
 
   def initial_weights(self) -> Weights:
     """The weights the model was built with, without statistics."""

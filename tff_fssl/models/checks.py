@@ -16,6 +16,8 @@ import tensorflow as tf
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import batch_norm
 
+ModelFn = Callable[[], tf.keras.Model]
+
 # TensorFlow's operations whose results depend on hidden state.
 RANDOM = re.compile(
   r'Random(?!GammaGrad|IndexShuffle)|TruncatedNormal$|Multinomial$'

@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import checks
+from tff_fssl.models import frozen
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,6 +20,11 @@ class EmbeddingFn:
   """
 
   classifier_fn: adapter.ModelFn
+
+  @property
+  def frozen_values(self) -> frozen.Values:
+    """The weights of layers of the network that do not train."""
+    return frozen.values_of(self.classifier_fn)
 
   def __call__(self) -> tf.keras.Model:
     """The network, images float32 [B, H, W, C] -> embeddings [B, D]."""

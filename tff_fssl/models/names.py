@@ -88,6 +88,16 @@ STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
 KERAS = 'keras:'
 
 
+def layer_pattern(train_layers: str) -> re.Pattern[str]:
+  """`--train_layers`, compiled; raises `UsageError`."""
+  try:
+    return re.compile(train_layers)
+  except re.error as error:
+    raise UsageError(
+      f'--train_layers={train_layers}: is not a regular expression ({error})'
+    ) from error
+
+
 def file_and_function(model: str) -> tuple[str, str] | None:
   """The parts of `FILE.py:function`; None for another `--model`."""
   path, _, function = model.rpartition(':')

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import frozen
 from tff_fssl.models import networks
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -62,7 +63,7 @@ def test_a_run_gives_its_last_whole_checkpoint(tmp_path):
   (tmp_path / 'run' / 'checkpoints' / 'round_11.ckpt').write_bytes(b'torn')
   source = warm_start.find(folder)
   assert source.about == f'{folder}, round 10 (--model=cnn --dataset=digits)'
-  _assert_equal(warm_start.load(source, _model()), model, 40)
+  _assert_equal(warm_start.load(source, _model()).weights, model, 40)
 
 
 def _run_of_fedmatch(folder, model):
@@ -92,7 +93,7 @@ def _run_of_fedmatch(folder, model):
 def test_a_run_gives_the_weights_that_predict(tmp_path):
   model = _model('none', fill=1)
   source = warm_start.find(_run_of_fedmatch(tmp_path / 'run', model))
-  weights = warm_start.load(source, model)
+  weights = warm_start.load(source, model).weights
   for value, variable in zip(
     weights.trainable, model.trainable_variables, strict=True
   ):
@@ -111,7 +112,7 @@ def test_a_keras_file(tmp_path, name, norm):
   else:
     model.save(tmp_path / name, save_format='h5' if name == 'x' else None)
   source = warm_start.find(str(tmp_path / name))
-  _assert_equal(warm_start.load(source, _model(norm)), model, 1)
+  _assert_equal(warm_start.load(source, _model(norm)).weights, model, 1)
 
 
 @pytest.mark.parametrize('name', ['resnet9', 'wrn28_2'])
@@ -121,7 +122,8 @@ def test_networks_of_many_layers(tmp_path, name):
   rng = np.random.default_rng(0)
   model.set_weights([rng.normal(size=w.shape) for w in model.get_weights()])
   model.save(path)
-  _assert_equal(warm_start.load(warm_start.find(path), build()), model, 1)
+  loaded = warm_start.load(warm_start.find(path), build())
+  _assert_equal(loaded.weights, model, 1)
 
 
 def _export(folder, model):
@@ -132,10 +134,65 @@ def _export(folder, model):
   return str(folder)
 
 
+@pytest.mark.parametrize(
+  'name', ['other_classes.h5', 'other_classes.keras', 'without.h5']
+)
+def test_a_file_with_another_last_layer(tmp_path, name):
+  """That of pre-trained weights, for other classes, or without any."""
+  there = _model(classes=7, fill=1)
+  path = str(tmp_path / name)
+  if name == 'without.h5':
+    without = tf.keras.Model(there.inputs, there.layers[-1].input)
+    without.save_weights(path)
+  else:
+    there.save(path)
+  source, model = warm_start.find(path), _model(fill=2)
+  loaded = warm_start.load(source, model, new_weights=model.get_weights)
+  assert loaded.new_layer == 'logits'
+  *first, kernel, bias = loaded.weights.trainable
+  for value, variable in zip(first, there.trainable_variables[:-2]):
+    np.testing.assert_array_equal(value, variable)
+  np.testing.assert_array_equal(kernel, model.trainable_variables[-2])
+  np.testing.assert_array_equal(bias, model.trainable_variables[-1])
+  for value, variable in zip(
+    loaded.weights.non_trainable, there.non_trainable_variables, strict=True
+  ):
+    np.testing.assert_array_equal(value, variable)
+  # Not where the whole model is needed, as for an evaluation.
+  with pytest.raises(UsageError, match='it belongs to another model'):
+    warm_start.load(source, model)
+
+
+def test_only_the_last_layer_may_differ(tmp_path):
+  path = str(tmp_path / 'other.h5')
+  networks.build_network('cnn', (8, 8, 3), 7, 'bn').save(path)
+  model = _model()
+  with pytest.raises(UsageError, match='conv1/kernel'):
+    warm_start.load(warm_start.find(path), model, new_weights=model.get_weights)
+
+
+def test_weights_that_do_not_train_are_apart(tmp_path):
+  there = _model(fill=1)
+  there.save(tmp_path / 'model.h5')
+  model = _model()
+  frozen.freeze(model, 'conv4|norm4|logits')
+  loaded = warm_start.load(
+    warm_start.find(str(tmp_path / 'model.h5')),
+    model,
+    frozen=frozen.variables(model),
+  )
+  assert len(loaded.weights.trainable) == 5
+  assert len(loaded.weights.non_trainable) == 2
+  for name, value in loaded.frozen.items():
+    layer, index = name.split('/')
+    expected = there.get_layer(layer).weights[int(index)]
+    np.testing.assert_array_equal(value, expected)
+
+
 def test_an_exported_model(tmp_path):
   model = _model(fill=3)
   source = warm_start.find(_export(tmp_path / 'model', model))
-  _assert_equal(warm_start.load(source, _model()), model, 1)
+  _assert_equal(warm_start.load(source, _model()).weights, model, 1)
   os.truncate(tmp_path / 'model' / 'model.keras', 100)
   with pytest.raises(UsageError, match='not a whole exported model'):
     warm_start.find(str(tmp_path / 'model'))
@@ -185,7 +242,7 @@ def test_what_has_no_weights_is_refused_at_once(tmp_path, make, words):
       [
         'logits/kernel float32 [128, 4] there, logits/kernel float32 [128, 10]'
         ' here; logits/bias',
-        '--model, --norm and --dataset',
+        '--model, --norm, --dataset and --train_layers',
       ],
     ),
     (
@@ -291,7 +348,7 @@ def test_a_crafted_description_is_data_only(tmp_path):
     tmp_path / 'a.keras', tmp_path / 'b.keras', config=json.dumps(config)
   )
   source = warm_start.find(str(tmp_path / 'b.keras'))
-  _assert_equal(warm_start.load(source, _model()), _model(fill=1), 1)
+  _assert_equal(warm_start.load(source, _model()).weights, _model(fill=1), 1)
 
 
 def _bomb(path, what):
@@ -390,10 +447,15 @@ def test_whatever_is_in_a_file_it_is_one_line(tmp_path, keras_files, data):
   )  # fmt: skip
   (tmp_path / 'x').write_bytes(content)
   try:
-    values = keras_weights.read(str(tmp_path / 'x'), model)
+    values = keras_weights.read(
+      str(tmp_path / 'x'), model, new_head=data.draw(st.booleans())
+    )
   except files.FileError as error:
     assert '\n' not in str(error)
   else:
-    assert [v.shape for v in values['trainable']] == [
-      tuple(v.shape) for v in model.trainable_variables
-    ]
+    *others, kernel, bias = values
+    *specs, kernel_spec, bias_spec = model.weights
+    assert [v.shape for v in others] == [tuple(v.shape) for v in specs]
+    assert (kernel is None) == (bias is None)
+    if kernel is not None:
+      assert (kernel.shape, bias.shape) == (kernel_spec.shape, bias_spec.shape)

@@ -149,7 +149,8 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import experiment
 
-  task = experiment.build_task(config)
+  frozen = warm_start.read_frozen(tree, ownership.of_config(config))
+  task = experiment.build_task(config, frozen)
   path = checkpoint.path_of(tree.checkpoints, round_num)
   try:
     checkpoint.check_owner(
@@ -193,8 +194,8 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   task = experiment.build_task(config)
   model_fn = experiment.build_exported_fn(config)
   task = dataclasses.replace(task, model_fn=model_fn)
-  weights = warm_start.load(warm_start.find(folder), model_fn())
-  model = server_model.ServerModel(*weights)
+  loaded = warm_start.load(warm_start.find(folder), model_fn())
+  model = server_model.ServerModel(*loaded.weights)
   name = f'{folder}, of round {round_num}'
   # What is exported predicts by its network alone.
   return _evaluate_model_of(name, task, model, None, settings)

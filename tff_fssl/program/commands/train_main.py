@@ -6,6 +6,7 @@ import contextlib
 import os
 from typing import Any
 
+from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
@@ -104,27 +105,38 @@ def _train(
   with contextlib.ExitStack() as exits:
     exits.enter_context(stack.install(federated_context))
     exits.callback(getattr(context, 'close', lambda: None))
-    weights = source and warm_start.load(
-      source,
-      experiment_lib.build_model_fn(config)(),
-      experiment_lib.build_exported_fn(config)(),
-    )
-    task = experiment_lib.build_task(config)
+    loaded = source and experiment_lib.load_weights(config, source)
+    task = experiment_lib.build_task(config, _frozen(config, tree, loaded))
     compute = experiment_lib.measure_compute(task)
-    view.say(_banner(task, context, source, compute))
+    view.say(_banner(task, context, source, loaded, compute))
     _check_partition(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
     tree.record(config)
+    if loaded and loaded.frozen:
+      owner = ownership.of_config(config)
+      chunks = checkpoint.to_chunks(loaded.frozen, owner)
+      durable.write_file(tree.frozen, chunks)
     _record_partition(task, tree)
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
-    initial_model = weights and experiment.start(weights)
+    initial_model = loaded and experiment.start(loaded.weights)
     code = _run_rounds(experiment, context, tree, view, initial_model)
   if code == main_lib.DONE:
     _close(view, tree)
   return code
+
+
+def _frozen(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  loaded: warm_start.Loaded | None,
+) -> Any:
+  """The weights of layers that do not train; None if all layers do."""
+  if loaded:
+    return loaded.frozen if config.run.train_layers else None
+  return warm_start.read_frozen(tree, ownership.of_config(config))
 
 
 def _run_rounds(
@@ -314,6 +326,7 @@ def _banner(
   task: Any,
   context: Any,
   source: warm_start.Source | None,
+  loaded: warm_start.Loaded | None,
   compute: compute_lib.Compute | None,
 ) -> str:
   """Describes what is about to happen, in a few lines."""
@@ -345,6 +358,13 @@ def _banner(
     cohort += f', after {pretraining} of server pre-training'
   model = task.model_fn()
   num_weights = sum(v.shape.num_elements() for v in model.trainable_variables)
+  frozen = ''
+  if run.train_layers:
+    num_frozen = sum(v.shape.num_elements() for v in model.variables)
+    frozen = f' that train ({num_frozen - num_weights:,} others do not)'
+  start = source.about if source else ''
+  if loaded and loaded.new_layer:
+    start += f', without its last layer: {loaded.new_layer} is new'
   devices = getattr(context, 'context', None)
   where = run.runtime
   if devices is not None:
@@ -368,8 +388,8 @@ def _banner(
     + (f', from {run.partition_file}' if run.partition_file else ''),
     **_streaming_row(config.streaming),
     'model': f'{run.model}, norm {run.norm}, {num_weights:,} weights'
-    f', computing in {round_hparams.compute_dtype}',
-    **({'starts from': source.about} if source else {}),
+    f'{frozen}, computing in {round_hparams.compute_dtype}',
+    **({'starts from': start} if start else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
     **({'compute': compute.describe()} if compute else {}),
     **({'with': flags.to_arguments(defaults)} if defaults else {}),

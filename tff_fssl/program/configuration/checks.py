@@ -54,6 +54,12 @@ def check(config: 'config_lib.Config') -> None:
       f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
       ' or batch_mean are allowed; with --norm=bn, moving_average'
     )
+  model_names.layer_pattern(run.train_layers)
+  if run.train_layers and not run.init_from:
+    raise UsageError(
+      f'--train_layers={run.train_layers}: the other layers would stay random;'
+      ' give their weights, --init_from=FILE, or leave it out'
+    )
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
   if run.profile and run.runtime == 'tff_worker':
     raise UsageError(

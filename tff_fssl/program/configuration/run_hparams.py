@@ -45,10 +45,17 @@ class RunHparams:
     '',
     "Initial weights: a run's folder (its last checkpoint is used), an exported"
     " model's folder, or a Keras file (.keras, .h5). Only numbers are read,"
-    ' including batch norm statistics. Rounds and optimizers start from the'
-    ' beginning. The server still pre-trains, unless'
+    ' including batch norm statistics. The last layer of a Keras file may be'
+    ' another one, for other classes; it then starts anew. Rounds and'
+    ' optimizers start from the beginning. The server still pre-trains, unless'
     ' --num_pretraining_rounds=0. The source is needed only at the start: its'
     ' weights are saved as the first checkpoint.',
+  )
+  train_layers: str = hparam(
+    '',
+    'A regular expression: only layers whose whole names match train, such as'
+    " 'predictions|block_16_.*'. The others stay as --init_from has them; their"
+    ' weights are neither sent nor in checkpoints. If empty, all layers train.',
   )
   seed: int = hparam(
     0,

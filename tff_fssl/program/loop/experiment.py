@@ -1,12 +1,13 @@
 """Builds what a configuration describes: data, model and process."""
 
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
@@ -21,6 +22,7 @@ from tff_fssl.data import sources
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import flops
+from tff_fssl.models import frozen
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.program import training_types
@@ -29,10 +31,14 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import holdings
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
+
+# Weights of a network are made without claiming the GPU that training uses.
+_ON_CPU = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
 
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
@@ -192,19 +198,54 @@ def build_views(
 
 
 def build_model_fn(
-  config: config_lib.Config,
-) -> Callable[[], tf.keras.Model]:
-  """The function that builds a configuration's network."""
+  config: config_lib.Config, frozen_values: frozen.Values | None = None
+) -> adapter.ModelFn:
+  """The function that builds a configuration's network.
+
+  Args:
+    config: The configuration.
+    frozen_values: The weights of layers that do not train. None: all train.
+
+  Returns:
+    The function.
+  """
   info = config.info
   parts = config.entry.build_parts(config.algorithm, config.round)
-  return parts.network_fn(
-    functools.partial(
-      networks.build_network,
-      config.run.model,
-      info.image_shape,
-      info.num_classes,
-      config.model_norm,
-    )
+  model_fn: adapter.ModelFn = functools.partial(
+    networks.build_network,
+    config.run.model,
+    info.image_shape,
+    info.num_classes,
+    config.model_norm,
+  )
+  if frozen_values is not None:
+    train_layers = config.run.train_layers
+    model_fn = frozen.FrozenFn(model_fn, train_layers, frozen_values)
+  return parts.network_fn(model_fn)
+
+
+def load_weights(
+  config: config_lib.Config, source: warm_start.Source
+) -> warm_start.Loaded:
+  """The weights that a new run starts from; raises `UsageError`."""
+  model_fn = build_model_fn(config)
+
+  def new_weights() -> Sequence[np.ndarray]:
+    # Those of a process with this seed.
+    with tf.Graph().as_default():
+      network = adapter.Network(model_fn, seed=config.run.seed, trace=False)
+      with tf.compat.v1.Session(config=_ON_CPU) as session:
+        session.run([v.initializer for v in network.model.weights])
+        return session.run(network.model.weights)
+
+  model, head = model_fn(), prediction_of(config).head
+  whole = head and head.build(model, config.info.num_classes)
+  constants: Mapping[str, tf.Variable] = {}
+  if config.run.train_layers:
+    frozen.freeze(model, config.run.train_layers)
+    constants = frozen.variables(model)
+  return warm_start.load(
+    source, model, frozen=constants, whole=whole, new_weights=new_weights
   )
 
 
@@ -242,11 +283,14 @@ def complete_model(
   return tf.nest.map_structure(lambda tensor: tensor.numpy(), completed)
 
 
-def build_task(config: config_lib.Config) -> Task:
+def build_task(
+  config: config_lib.Config, frozen_values: frozen.Values | None = None
+) -> Task:
   """Loads and splits the data, and builds what needs no algorithm.
 
   Args:
     config: The configuration.
+    frozen_values: See `build_model_fn`.
 
   Returns:
     The task.
@@ -259,7 +303,11 @@ def build_task(config: config_lib.Config) -> Task:
   partition = holdings.partition_of(config, data)
   checks.check_cohort(config, partition.num_clients)
   return Task(
-    config, data, partition, build_views(config, data), build_model_fn(config)
+    config,
+    data,
+    partition,
+    build_views(config, data),
+    build_model_fn(config, frozen_values),
   )
 
 

@@ -26,19 +26,20 @@ class ServingModel(tf.Module):
   def __init__(self, task: experiment.Task, model: server_model.ServerModel):
     """Puts the model into the task's network, and beside it."""
     super().__init__(name='serving')
-    self._prediction = experiment.prediction_of(task.config)
-    self._network = adapter.Network(task.model_fn)
-    self._network.assign(self._prediction.weights(model))
+    self.prediction = experiment.prediction_of(task.config)
+    self.network = adapter.Network(task.model_fn)
+    self.network.assign(self.prediction.weights(model))
     self._views = task.views
     constants = tf.nest.map_structure(tf.constant, model)
     # A function, since TensorFlow saves what is an attribute.
-    self._logits = lambda images: self._prediction.logits(
-      self._network, constants, images
+    self._logits = lambda images: self.prediction.logits(
+      self.network, constants, images
     )
     # TensorFlow saves the attributes of the module.
     self.variables_to_save = [
-      *self._network.trainable_variables,
-      *self._network.non_trainable_variables,
+      *self.network.trainable_variables,
+      *self.network.non_trainable_variables,
+      *self.network.frozen_variables.values(),
     ]
     self.predict = tf.function(
       self._predict,
@@ -46,11 +47,6 @@ class ServingModel(tf.Module):
         tf.TensorSpec([None, *task.data.image_shape], tf.uint8, 'images')
       ],
     )
-
-  @property
-  def prediction(self) -> server_model.Prediction:
-    """How it predicts."""
-    return self._prediction
 
   def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
     logits = self._logits(self._views.plain(images))
@@ -86,7 +82,7 @@ def export_model(
   exported.remove_leftovers(folder)
   model = server_model.ServerModel(*model)
   module = ServingModel(task, model)
-  network = _exported_network(task, module.prediction, model)
+  network = _exported_network(task, module, model)
   try:
     tf.saved_model.save(module, new, {'serving_default': module.predict})
     network.save(os.path.join(new, exported.KERAS_FILE))
@@ -118,36 +114,18 @@ def export_model(
 
 
 def _exported_network(
-  task: experiment.Task,
-  prediction: server_model.Prediction,
-  model: server_model.ServerModel,
+  task: experiment.Task, module: ServingModel, model: server_model.ServerModel
 ) -> tf.keras.Model:
-  """The Keras model that predicts as `prediction` does."""
+  """The Keras model that predicts as `module` does."""
   network = task.model_fn()
-  weights = prediction.weights(model)
-  network.set_weights(_in_keras_order(network, weights))
-  head = prediction.head
+  network.set_weights(module.network.model.get_weights())
+  head = module.prediction.head
   if head is None:
     return network
   whole = head.build(network, task.data.num_classes)
   for name, values in head.values(model).items():
     whole.get_layer(name).set_weights([np.asarray(value) for value in values])
   return whole
-
-
-def _in_keras_order(
-  model: tf.keras.Model, weights: adapter.Weights
-) -> list[np.ndarray]:
-  """The weights in the order of `model.weights`."""
-  values = {
-    id(variable): value
-    for variables, of_kind in (
-      (model.trainable_variables, weights.trainable),
-      (model.non_trainable_variables, weights.non_trainable),
-    )
-    for variable, value in zip(variables, of_kind, strict=True)
-  }
-  return [np.asarray(values[id(variable)]) for variable in model.weights]
 
 
 def _sync(folder: str) -> None:

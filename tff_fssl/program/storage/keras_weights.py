@@ -57,16 +57,21 @@ def is_keras_file(path: str) -> bool:
   return start == _HDF5 or start.startswith(_ZIP)
 
 
-def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
+def read(
+  path: str, model: Any, *, new_head: bool = False
+) -> list[np.ndarray | None]:
   """The weights of a model in a Keras file.
 
   Args:
     path: The file.
     model: The Keras model that the weights are for, not nested. The names,
       classes and weights of its layers are compared.
+    new_head: Whether the file may lack the last layer with weights, or have
+      another one (for other classes).
 
   Returns:
-    'trainable' and 'non_trainable' -> arrays, in the model's order.
+    The weights, in the order of `model.weights`; None for each one of a last
+    layer that is not in the file.
 
   Raises:
     FileError: If the file cannot be read, or its weights are not this model's.
@@ -74,7 +79,7 @@ def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
   try:
     with contextlib.ExitStack() as exits:
       file = exits.enter_context(files.open_binary(path))
-      weights = _read(path, file, model, exits)
+      weights = _read(path, file, model, new_head, exits)
   except files.FileError:
     raise
   except Exception as error:  # pylint: disable=broad-except
@@ -85,8 +90,12 @@ def read(path: str, model: Any) -> dict[str, list[np.ndarray]]:
 
 
 def _read(
-  path: str, file: BinaryIO, model: Any, exits: contextlib.ExitStack
-) -> dict[str, list[np.ndarray]]:
+  path: str,
+  file: BinaryIO,
+  model: Any,
+  new_head: bool,
+  exits: contextlib.ExitStack,
+) -> list[np.ndarray | None]:
   """Does what `read` does, but may raise any exception."""
   names: dict[str, str] = {}
   if file.read(len(_ZIP)) == _ZIP:
@@ -104,12 +113,17 @@ def _read(
   root = exits.enter_context(h5py.File(file, 'r'))
   here = _layers_of(model)
   there = _layers_in(path, root, here, names)
-  pairs = _pair(path, there, here)
+  try:
+    pairs = _pair(path, there, here)
+  except files.FileError:
+    if not new_head:
+      raise
+    but_last = _pair_but_last(path, there, here)
+    if but_last is None:
+      raise
+    pairs = but_last
   values = {id(v): _values(path, dataset) for dataset, v in pairs}
-  return {
-    kind: [values[id(v)] for v in getattr(model, f'{kind}_variables')]
-    for kind in (ownership.TRAINABLE, ownership.NON_TRAINABLE)
-  }
+  return [values.get(id(v)) for v in model.weights]
 
 
 def _extract(
@@ -234,6 +248,20 @@ def _pair(
   if reason:
     raise files.FileError(path, f'it belongs to another model ({reason})')
   return [(d, v) for (_, d), (_, v) in zip(datasets, variables)]
+
+
+def _pair_but_last(
+  path: str, there: Sequence[_Layer], here: Sequence[_Layer]
+) -> list[tuple[Any, Any]] | None:
+  """What `_pair` gives for all layers but the last, if these are equal."""
+  *first, last = here
+  others = [x for x in there if last.name != x.name and last.key != x.key]
+  # The file's own last layer may have another name.
+  for candidates in (others, there[:-1]):
+    if len(candidates) == len(first):
+      with contextlib.suppress(files.FileError):
+        return _pair(path, candidates, first)
+  return None
 
 
 def _described(weights: Sequence[tuple[str, Any]]) -> list[str]:

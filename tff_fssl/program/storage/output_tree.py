@@ -48,6 +48,7 @@ _EARLY = {
 _FILES = frozenset(
   {
     FLAGS,
+    'frozen.ckpt',
     'partition.json',
     'partition.png',
     'compute.json',
@@ -153,6 +154,11 @@ class OutputTree:
   def server_data(self) -> str:
     """Folder of data that the server's computation reads."""
     return self._join('data')
+
+  @property
+  def frozen(self) -> str:
+    """The weights of layers that do not train."""
+    return self._join('frozen.ckpt')
 
   @property
   def partition_json(self) -> str:

@@ -5,7 +5,7 @@ refused at once. Types of TensorFlow are therefore not annotated here: models
 are `tf.keras.Model`, weights are `adapter.Weights`.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 import os
 from typing import Any, NamedTuple
 
@@ -27,10 +27,10 @@ _SUFFIXES = '.keras, .h5'
 _WEIGHTS = 'process/global_model_weights'
 _TABLE = 'process/distributor/table'
 _ADVICE = (
-  'Give the --model, --norm and --dataset that they were trained with, or'
+  'Give the --model, --norm, --dataset and --train_layers of their run, or'
   ' weights of this model'
 )
-_MODEL_FLAGS = ('model', 'norm', 'dataset')
+_MODEL_FLAGS = ('model', 'norm', 'dataset', 'train_layers')
 
 
 class Source(NamedTuple):
@@ -41,6 +41,7 @@ class Source(NamedTuple):
     keras: The Keras file; '' for a run.
     leaves: Leaves of the run's checkpoint.
     model: Descriptions of the weights of the run's model; None if not known.
+    frozen: Weights of the run's layers that do not train.
     config: The configuration of a run whose model predicts in a way of its own.
   """
 
@@ -48,6 +49,7 @@ class Source(NamedTuple):
   keras: str = ''
   leaves: Mapping[str, Any] = {}
   model: ownership.Model | None = None
+  frozen: Mapping[str, np.ndarray] = {}
   config: config_lib.Config | None = None
 
 
@@ -121,40 +123,88 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   config = None
   if entry is not None and 'prediction' in entry.other_parts:
     config = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
-  return Source(about, leaves=leaves, model=header.owner.model, config=config)
+  return Source(
+    about,
+    leaves=leaves,
+    model=header.owner.model,
+    frozen=read_frozen(tree, ownership.of_flags(given)) or {},
+    config=config,
+  )
 
 
-def load(source: Source, model: Any, whole: Any = None) -> Any:
-  """Reads weights for `model`, batch norm statistics included.
+class Loaded(NamedTuple):
+  """What a new run starts from.
+
+  Attributes:
+    weights: `adapter.Weights` of NumPy arrays, batch norm statistics included.
+      Weights from a Keras model have a `statistics_count` of 1: the model has
+      statistics, but does not say over how many examples.
+    frozen: The weights of layers that do not train, as `frozen.variables` names
+      them.
+    new_layer: The last layer, if the file has another one; ''.
+  """
+
+  weights: Any
+  frozen: Mapping[str, np.ndarray]
+  new_layer: str = ''
+
+
+def read_frozen(
+  tree: output_tree.OutputTree, owner: ownership.Owner
+) -> Mapping[str, np.ndarray] | None:
+  """The weights of layers of a run that do not train; None if all layers do.
+
+  Args:
+    tree: The run.
+    owner: Its flags.
+
+  Returns:
+    Weights as `frozen.variables` names them.
+
+  Raises:
+    UsageError: If they are missing, damaged or another run's.
+  """
+  if not (owner.flags or {}).get('train_layers'):
+    return None
+  try:
+    return checkpoint.read_own(tree.frozen, owner)
+  except checkpoint.CheckpointError as error:
+    raise UsageError(
+      f'{tree.frozen}: {error}; it holds the weights of layers that do not'
+      ' train (--train_layers), without which this run cannot go on; put it'
+      ' back, or start a new run'
+    ) from error
+
+
+def load(
+  source: Source,
+  model: Any,
+  *,
+  frozen: Mapping[str, Any] = {},
+  whole: Any = None,
+  new_weights: Callable[[], Sequence[np.ndarray]] | None = None,
+) -> Loaded:
+  """Reads weights for `model`.
 
   Args:
     source: The result of `find`.
     model: The network that the weights are for.
+    frozen: Its weights that do not train, by name (`frozen.variables`).
     whole: What a run of the algorithm exports, if that is not the network
-      alone: a network with further layers after its own. They are left out.
+      alone: the network with further layers after its own, which are left out.
+    new_weights: Gives the weights of a new network, in Keras's order. The last
+      layer takes them if that of a file is another one (it had other classes),
+      or missing. None: this is refused.
 
   Returns:
-    The weights, as NumPy arrays. Weights from a Keras model have a
-    `statistics_count` of 1: the model has statistics, but does not say over how
-    many examples.
+    The weights.
 
   Raises:
     UsageError: If they belong to another network, or are not finite.
   """
-  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
-
   if source.keras:
-    try:
-      read = keras_weights.read(source.keras, whole or model)
-    except files.FileError as error:
-      raise UsageError(f'--init_from={error}. {_ADVICE}') from error
-    trainable, non_trainable = (
-      tuple(read[kind][: len(getattr(model, f'{kind}_variables'))])
-      for kind in (ownership.TRAINABLE, ownership.NON_TRAINABLE)
-    )
-    weights = adapter.Weights(trainable, non_trainable, np.float32(1.0))
+    loaded = _from_keras(source.keras, model, frozen, whole, new_weights)
   else:
-    weights = _predicting(source)
     wrong = ownership.model_differences(
       source.model or {}, ownership.describe_model(model)
     )
@@ -163,12 +213,52 @@ def load(source: Source, model: Any, whole: Any = None) -> Any:
         f'--init_from: the weights of {source.about} do not fit the model that'
         f' the flags give: {wrong}. {_ADVICE}'
       )
-  if not all(np.all(np.isfinite(w)) for kind in weights[:2] for w in kind):
+    loaded = Loaded(_predicting(source), source.frozen)
+  held = [*loaded.weights[0], *loaded.weights[1], *loaded.frozen.values()]
+  if not all(np.all(np.isfinite(w)) for w in held):
     raise UsageError(
       f'--init_from: the weights of {source.about} are not all finite; use'
       ' weights of an earlier round'
     )
-  return weights
+  return loaded
+
+
+def _from_keras(
+  path: str,
+  model: Any,
+  frozen: Mapping[str, Any],
+  whole: Any,
+  new_weights: Callable[[], Sequence[np.ndarray]] | None,
+) -> Loaded:
+  """Does what `load` does, from a Keras file."""
+  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
+
+  whole = whole or model
+  # A network with layers after its own has no classifier.
+  may_be_new = new_weights is not None and whole is model
+  try:
+    read = keras_weights.read(path, whole, new_head=may_be_new)
+  except files.FileError as error:
+    raise UsageError(f'--init_from={error}. {_ADVICE}') from error
+  values: dict[Any, Any] = {
+    v.ref(): value for v, value in zip(whole.weights, read)
+  }
+  new_layer = ''
+  if new_weights is not None and any(value is None for value in read):
+    for variable, value in zip(model.weights, new_weights(), strict=True):
+      if values[variable.ref()] is None:
+        values[variable.ref()] = value
+        new_layer = variable.name.rpartition('/')[0]
+  names = {v.ref(): name for name, v in frozen.items()}
+  trainable, non_trainable = (
+    tuple(values[v.ref()] for v in variables if v.ref() not in names)
+    for variables in (model.trainable_variables, model.non_trainable_variables)
+  )
+  return Loaded(
+    adapter.Weights(trainable, non_trainable, np.float32(1.0)),
+    {name: values[ref] for ref, name in names.items()},
+    new_layer,
+  )
 
 
 def _predicting(source: Source) -> Any:
