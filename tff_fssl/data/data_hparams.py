@@ -55,6 +55,21 @@ class DataHparams:
     minimum=0,
     may_change=True,
   )
+  image_field: str = hparam(
+    '',
+    'The field of clientdata:PATH, or the column of huggingface:OWNER/NAME,'
+    ' with the images; if empty, it is found by its name, such as image.',
+  )
+  label_field: str = hparam(
+    '',
+    'The field or the column of the classes; if empty, it is found by its name,'
+    ' such as label.',
+  )
+  client_field: str = hparam(
+    '',
+    'huggingface:OWNER/NAME: the column that says whose each image is, for'
+    ' --partition=natural.',
+  )
   split_preset: str = hparam(
     names.OFFICIAL,
     'What is for training and what for testing. official: as published. The'

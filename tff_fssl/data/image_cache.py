@@ -77,6 +77,12 @@ def key_of(*parts: Any) -> str:
   return hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]
 
 
+def find(folder: str, key: str) -> Cached | None:
+  """Opens decoded images of whatever shape; None if they are not there."""
+  path = os.path.join(folder, key)
+  return _open(path) if os.path.lexists(path) else None
+
+
 def open_or_make(
   folder: str, key: str, shape: tuple[int, int, int], most: int, make: Make
 ) -> Cached:
@@ -163,17 +169,18 @@ def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
     raise
 
 
-def _open(path: str, shape: tuple[int, int, int]) -> Cached:
+def _open(path: str, shape: tuple[int, int, int] | None = None) -> Cached:
   try:
     index = files.read_json(os.path.join(path, _INDEX))
     if index.get('format') != _FORMAT or index.get('version') != _VERSION:
       raise files.FileError(path, 'its index.json is of another kind')
     whole = tuple(map(int, index['shape']))
-    if len(whole) != 4 or whole[1:] != tuple(shape) or min(whole) < 0:
+    is_other = shape is not None and whole[1:] != tuple(shape)
+    if len(whole) != 4 or is_other or min(whole) < 0:
       raise files.FileError(path, f'its images are {list(whole)}')
     images = _map(os.path.join(path, _IMAGES), whole)
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
-    if len(mean) != shape[-1] or len(std) != shape[-1]:
+    if len(mean) != whole[-1] or len(std) != whole[-1]:
       raise files.FileError(path, 'its index.json is damaged')
     if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
       raise files.FileError(path, f'its mean is {mean}, its deviation {std}')

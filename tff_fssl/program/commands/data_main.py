@@ -1,6 +1,6 @@
 """`programs/data.py`: lists the data sets, or looks one over. TF-free."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
@@ -16,7 +16,10 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 
-_USAGE = 'programs/data.py [NAME|folder:PATH] [--data_dir=DIR]'
+_USAGE = (
+  'programs/data.py [NAME|folder:PATH|clientdata:PATH|huggingface:OWNER/NAME]'
+  ' [--data_dir=DIR]'
+)
 _ABOUT = (
   'Without a name, lists the data sets. With one, says what it is, whether it'
   ' is there and how to fetch it, and looks it over: images of each class,'
@@ -68,10 +71,11 @@ def data_main(argv: Sequence[str]) -> int:
   if not given:
     print(_overview(data_dir))
     return main_lib.DONE
-  if given[0].startswith(data_names.FOLDER):
-    problems = _look_over_folder(given[0], data_dir, settings)
-  else:
-    problems = _look_over_named(given[0], data_dir, settings)
+  look_over = next(
+    (f for prefix, f in _BY_PREFIX.items() if given[0].startswith(prefix)),
+    _look_over_named,
+  )
+  problems = look_over(given[0], data_dir, settings)
   for problem in problems[:_MAX_LINES]:
     label = 'stops training' if problem.stops else 'note'
     print(f'{label}: {main_lib.printable(problem.text)}')
@@ -105,7 +109,9 @@ def _overview(data_dir: str) -> str:
       console.table(rows),
       '',
       f'{command} NAME looks one over,',
-      f'{command} {data_names.FOLDER}PATH a folder of images.',
+      f'{command} {data_names.FOLDER}PATH a folder of images,',
+      f"{command} {data_names.CLIENT_DATA}PATH files of TFF's ClientData,",
+      f'{command} {data_names.HUB}OWNER/NAME a set of Hugging Face.',
     ]
   )
 
@@ -128,7 +134,6 @@ def _look_over_folder(
   # They need NumPy: not for `--help`.
   # pylint: disable=import-outside-toplevel
   from tff_fssl.data import folders
-  from tff_fssl.data import inspection
 
   info = folders.describe(name, data_dir, settings)
   listing, problems = info.listing, info.listing.problems()
@@ -144,28 +149,100 @@ def _look_over_folder(
     _print_classes(listing.class_names, *labels)
     return problems
   data, unreadable, sizes = folders.decode(info)
-  if sizes:
-    height, width, _, count = zip(*sizes)
-    rows['stored'] = (
-      f'{min(height)} x {min(width)} to {max(height)} x {max(width)}'
-      f' ({len(sizes):,} sizes)'
-    )
-  _print_data(rows, data)
   read = [
     row.path
     for row in (*listing.train, *listing.test)
     if row.path not in unreadable
   ]
-  problems = _problems(data, lambda i: read[i])
+  return _decoded_problems(
+    rows, data, sizes, unreadable, settings, lambda i: read[i]
+  )
+
+
+def _look_over_rows(
+  found: Any, name: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a data set of rows, in the files `found`, is."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import row_sets  # pylint: disable=C0415
+
+  info = row_sets.describe(name, found, settings)
+  where = os.path.abspath(found.root)
+  rows = {
+    'data set': name,
+    'where': f'{where} ({found.num_bytes / 1e6:,.1f} MB)',
+  }
+  return _decoded_problems(
+    rows,
+    info.data,
+    info.sizes,
+    info.unreadable,
+    settings,
+    _numbered(len(info.data.train)),
+  )
+
+
+def _look_over_client_data(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a file of TFF's `ClientData` is; returns its problems."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import client_data  # pylint: disable=C0415
+
+  found = client_data.locate(name, data_dir, settings)
+  return _look_over_rows(found, name, settings)
+
+
+def _look_over_hub_set(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a set of Hugging Face's hub is; returns its problems."""
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import hub_sets
+  from tff_fssl.data import inspection
+
+  if hub_sets.folder_of(name, data_dir) is None:
+    _print_fetch_command(hub_sets.fetch_command(name, data_dir))
+    return [inspection.Problem(hub_sets.missing(name, data_dir), True)]
+  found = hub_sets.locate(name, data_dir, settings)
+  return _look_over_rows(found, name, settings)
+
+
+def _print_fetch_command(command: str) -> None:
+  # In one line, so that it can be copied.
+  print(f'\nTo fetch it:\n  {command}\n')
+
+
+def _decoded_problems(
+  rows: dict[str, str],
+  data: Any,
+  sizes: Sequence[tuple[int, int, bool, int]],
+  unreadable: Mapping[str, str],
+  settings: data_hparams.DataHparams,
+  name: Callable[[int], str],
+) -> list[Any]:
+  """Prints what a decoded data set is; returns its problems."""
+  from tff_fssl.data import inspection  # pylint: disable=C0415
+
+  if sizes:
+    height, width, *_ = zip(*sizes)
+    rows['stored'] = _shape((min(height), min(width)))
+    if len(sizes) > 1:
+      rows['stored'] += (
+        f' to {_shape((max(height), max(width)))} ({len(sizes):,} sizes)'
+      )
+  _print_data(rows, data)
+  problems = _problems(data, name)
   enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
   if enlarged:
-    size = _shape(info.image_shape[:2])
+    size = _shape(data.image_shape[:2])
     text = f'{enlarged:,} images are smaller than {size}, and are enlarged'
     problems.insert(0, inspection.Problem(text, False))
   too_many = len(unreadable) > settings.max_unreadable
   return problems + [
-    inspection.Problem(f'{path}: {reason}', too_many)
-    for path, reason in unreadable.items()
+    inspection.Problem(f'{item}: {reason}', too_many)
+    for item, reason in unreadable.items()
   ]
 
 
@@ -187,8 +264,7 @@ def _look_over_named(
     if version is None:
       rows['images'] = _sizes(info)
       print(console.table(rows))
-      # In one line, so that it can be copied.
-      print(f'\nTo fetch it:\n  {tfds_sets.fetch_command(name, data_dir)}\n')
+      _print_fetch_command(tfds_sets.fetch_command(name, data_dir))
       where = tfds_sets.folder_of(data_dir)
       text = f'{name} is not in --data_dir={where}'
       return [inspection.Problem(text, True)]
@@ -197,9 +273,20 @@ def _look_over_named(
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
   _print_data(rows, data)
-  count = len(data.train)
-  return _problems(
-    data, lambda i: f'test {i - count}' if i >= count else f'training {i}'
+  return _problems(data, _numbered(len(data.train)))
+
+
+_BY_PREFIX = {
+  data_names.FOLDER: _look_over_folder,
+  data_names.CLIENT_DATA: _look_over_client_data,
+  data_names.HUB: _look_over_hub_set,
+}
+
+
+def _numbered(num_train: int) -> Callable[[int], str]:
+  """What images without names are called."""
+  return lambda i: (
+    f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
 
 
