@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import datetime
 import os
 from typing import Any
 
@@ -40,6 +41,12 @@ class DataFlags:
   data_dir: str = hparam(
     '', "The data's folder, as for training.", group='Flags'
   )
+  remove_caches: bool = hparam(
+    False,
+    'Instead, list the decoded images in --cache_dir, with their sizes, and'
+    ' remove all. They are made again when they are needed; runs that use them'
+    ' go on.',
+  )
 
   def __post_init__(self):
     hparams.validate(self)
@@ -62,11 +69,20 @@ def data_main(argv: Sequence[str]) -> int:
     print(usage.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
-  data_dir = parsed.build(DataFlags).data_dir
+  own = parsed.build(DataFlags)
+  data_dir = own.data_dir
   settings = parsed.build(data_hparams.DataHparams)
   given = parsed.positional
   if len(given) > 1:
     raise UsageError(f'{given[1]!r}: give one name only')
+  if own.remove_caches:
+    if given:
+      raise UsageError(
+        f'{given[0]!r}: --remove_caches removes the decoded images of all data'
+        ' sets; leave the name out'
+      )
+    _remove_caches(settings.cache_folder)
+    return main_lib.DONE
   main_lib.quiet()
   if not given:
     print(_overview(data_dir))
@@ -85,6 +101,29 @@ def data_main(argv: Sequence[str]) -> int:
     return main_lib.FAILED
   print(f'Nothing stops training: --dataset={given[0]}')
   return main_lib.DONE
+
+
+def _remove_caches(folder: str) -> None:
+  """Lists the decoded images in a folder, and removes them."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import image_cache  # pylint: disable=C0415
+
+  found = image_cache.made(folder)
+  print(f'Decoded images in {folder}: {"" if found else "none"}'.rstrip())
+  rows = {
+    os.path.basename(one.path)[:12]: (
+      f'{one.shape[0]:,} images of {_shape(one.shape[1:])},'
+      f' {one.num_bytes / 1e6:,.1f} MB, made'
+      f' {datetime.datetime.fromtimestamp(one.time):%Y-%m-%d %H:%M}'
+    )
+    for one in found
+  }
+  if rows:
+    print(console.table(rows), flush=True)
+  image_cache.remove(folder, found)
+  if rows:
+    size = sum(one.num_bytes for one in found)
+    print(f'Removed: {len(found):,}, of {size / 1e6:,.1f} MB in all')
 
 
 def _overview(data_dir: str) -> str:
