@@ -115,6 +115,17 @@ def test_one_of_several_sets(tmp_path, load):
       load(path)
 
 
+def test_the_only_set_needs_no_choice(tmp_path, load):
+  client_files.sqlite(
+    tmp_path / 'a.sqlite',
+    {
+      'by_clients_train': client_files.examples(_TRAIN),
+      'by_clients_test': client_files.examples(_TEST),
+    },
+  )
+  _check(load('a.sqlite'))
+
+
 def test_labels_that_are_not_known_and_names_of_classes(tmp_path, load):
   pixels = np.arange(9)
   contents = [

@@ -145,6 +145,8 @@ def _chosen(
   }
   if not sets and not choice and len(found) == 1:
     return dict(found)
+  if not choice and len(sets) == 1:
+    (choice,) = sets
   if choice not in sets:
     options = ' or '.join(
       f'{names.CLIENT_DATA}{path}/{name}'.rstrip('/') for name in sorted(sets)

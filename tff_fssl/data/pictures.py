@@ -21,7 +21,7 @@ SUFFIXES = frozenset(
 # result is still this many times as large as what is wanted.
 _DRAFT = 2
 # What is decoded before any of it is used.
-_BATCH_BYTES, _MAX_BATCH = 2**26, 4096
+_BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
 
