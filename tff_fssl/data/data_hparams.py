@@ -21,7 +21,8 @@ class DataHparams:
     '',
     'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty, the size'
     ' in which the data set has them, or 32 if their sizes differ.',
-    group='Own images (folder:PATH), and other splits and sizes of TFDS sets',
+    group='Images of folder:, clientdata: and huggingface:, and other splits'
+    ' and sizes of TFDS sets',
   )
   resize: str = hparam(
     'crop',

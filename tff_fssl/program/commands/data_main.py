@@ -17,15 +17,13 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 
-_USAGE = (
-  'programs/data.py [NAME|folder:PATH|clientdata:PATH|huggingface:OWNER/NAME]'
-  ' [--data_dir=DIR]'
-)
+_USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
-  'Without a name, lists the data sets. With one, says what it is, whether it'
-  ' is there and how to fetch it, and looks it over: images of each class,'
-  ' files that cannot be read, images that are there twice or both for training'
-  ' and for testing. With the same flags as training, it decodes the images'
+  'Without DATASET, lists the data sets. With one (a name, folder:PATH,'
+  ' clientdata:PATH or huggingface:OWNER/NAME), says what it is, whether it is'
+  ' there and how to fetch it, and looks it over: images of each class, files'
+  ' that cannot be read, images that are there twice or both for training and'
+  ' for testing. With the same flags as training, it decodes the images'
   ' for it, and training then starts at once.\n'
   'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
   ' training.'
@@ -242,6 +240,7 @@ def _look_over_hub_set(
   from tff_fssl.data import inspection
 
   if hub_sets.folder_of(name, data_dir) is None:
+    print(console.table({'data set': name}))
     _print_fetch_command(hub_sets.fetch_command(name, data_dir))
     return [inspection.Problem(hub_sets.missing(name, data_dir), True)]
   found = hub_sets.locate(name, data_dir, settings)
