@@ -174,6 +174,17 @@ def _other_schema(path):
   connection.close()
 
 
+def _endless_view(path):
+  path.unlink()
+  with sqlite3.connect(path) as connection:
+    connection.execute(
+      'CREATE VIEW examples AS WITH RECURSIVE n(split_name, client_id,'
+      " serialized_example_proto) AS (VALUES ('train', 'a', x'00') UNION ALL"
+      ' SELECT * FROM n) SELECT * FROM n'
+    )
+  connection.close()
+
+
 def _replaced(path, contents):
   path.unlink()
   client_files.sqlite(path, {'train': {'a': contents}})
@@ -186,7 +197,8 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
   'spoil,words',
   [
     (_torn, 'or damaged (database disk image is malformed)'),
-    (_other_schema, 'no such table: examples'),
+    (_other_schema, 'it has no table examples'),
+    (_endless_view, 'it has no table examples'),
     (lambda path: path.write_text('?' * 99), 'it is no TFRecord file'),
     (lambda path: path.write_bytes(b''), "it has no split 'train', but no"),
     (lambda path: path.unlink(), 'it does not exist'),
@@ -266,6 +278,15 @@ def test_hdf5_that_cannot_be_read(tmp_path, load):
     del file['examples/b/label']
     file['examples/b/label'] = h5py.ExternalLink('/etc/hosts', 'x')
   with pytest.raises(UsageError, match="there is no 'label' in /examples/b"):
+    load('a.h5')
+  with h5py.File(path, 'a') as file:
+    del file['examples/b']
+    # A file of some kilobytes.
+    file.create_dataset(
+      'examples/b/pixels', (3, 10**5, 10**5), 'f4', chunks=True
+    )
+    file['examples/b/label'] = [0, 1, 0]
+  with pytest.raises(UsageError, match=r'has \[3, 100000, 100000\] values'):
     load('a.h5')
   path.write_bytes(path.read_bytes()[:600])
   with pytest.raises(UsageError, match='cannot be read as HDF5'):

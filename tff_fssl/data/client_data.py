@@ -18,6 +18,7 @@ import collections
 from collections.abc import Iterator, Mapping
 import contextlib
 import functools
+import math
 import os
 import sqlite3
 from typing import Any
@@ -40,7 +41,8 @@ Split = row_sets.Split
 _TRAIN, _TEST = row_sets.TRAIN, row_sets.TESTS[0]
 _SQLITE, _HDF5 = b'SQLite format 3\0', b'\x89HDF\r\n\x1a\n'
 _RECORD_SUFFIXES = ('.tfrecord', '.tfrecords')
-_CHUNK = 256
+# What is read of an HDF5 file at a time, and the most that an image can be.
+_CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
@@ -258,6 +260,12 @@ def _of_sql(path: str, fields: _Fields) -> dict[str, Split]:
       yield fields.row(f'{client}/{numbers[client]}', client, content)
       numbers[client] += 1
 
+  # A view would be a program, and one that may not end.
+  kinds = list(query("SELECT type FROM sqlite_master WHERE name = 'examples'"))
+  if kinds != [('table',)]:
+    raise files.FileError(
+      path, "it has no table examples, as TFF's SQLite files have"
+    )
   return {
     str(split): Split(count, functools.partial(rows, split))
     for split, count in query(
@@ -292,6 +300,8 @@ def _of_hdf5(path: str, fields: _Fields) -> Split:
               f'{group.name} has {list(image.shape)} images and'
               f' {list(label.shape)} labels'
             )
+          if _bytes_each(image) > _MAX_IMAGE_BYTES:
+            raise ValueError(f'{image.name} has {list(image.shape)} values')
           yield client, image, label
 
       yield each()
@@ -313,8 +323,9 @@ def _of_hdf5(path: str, fields: _Fields) -> Split:
   def rows() -> Iterator[Row]:
     with readable(), clients() as found:
       for client, images, labels in found:
-        for start in range(0, len(images), _CHUNK):
-          chunk = slice(start, start + _CHUNK)
+        size = max(1, _CHUNK_BYTES // _bytes_each(images))
+        for start in range(0, len(images), size):
+          chunk = slice(start, start + size)
           for i, (image, label) in enumerate(
             zip(images[chunk], labels[chunk]), start
           ):
@@ -323,6 +334,11 @@ def _of_hdf5(path: str, fields: _Fields) -> Split:
   with readable(), clients() as found:
     count = sum(len(images) for _, images, _ in found)
   return Split(count, rows)
+
+
+def _bytes_each(images: Any) -> int:
+  """The size of an image in an HDF5 dataset."""
+  return max(1, math.prod(images.shape[1:]) * images.dtype.itemsize)
 
 
 def _row_of(name: str, owner: str, image: Any, label: Any) -> Row:
