@@ -181,6 +181,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     'mixmatch': 'loss_guess',
     'protofssl': 'loss_prototype_label',
     'fedcon': 'loss_similarity',
+    'supervised': 'loss_labeled',
   }
   loss = losses.get(config.run.algorithm, 'loss_pseudo_label')
   for row in rows:
@@ -192,7 +193,8 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     num_labeling = 1 if config.run.algorithm == 'protofssl' else 2
     for row in rows[-num_labeling:]:
       assert row['client_work/train/num_clients'] == '2'
-      if config.run.algorithm != 'fedcon':  # It has no pseudo-labels.
+      # These have no pseudo-labels.
+      if config.run.algorithm not in ('fedcon', 'supervised'):
         assert 0 < float(row['client_work/train/pseudo_label_ratio']) <= 1
       assert np.isfinite(float(row[f'client_work/train/{loss}']))
       assert float(row['finalizer/update_norm']) > 0

@@ -48,6 +48,43 @@ def test_images_are_made_once_and_mapped(tmp_path):
   assert os.path.getsize(os.path.join(found.path, 'images.bin')) == images.size
 
 
+def test_removed_while_they_are_mapped(tmp_path):
+  cached = _open(tmp_path)
+  os.mkdir(tmp_path / f'{"0" * 32}.writing')
+  # Not ours: other names, a link, more than we write, another format.
+  others = [f'{"1" * 32}', f'{"2" * 32}', 'photos']
+  for name in others:
+    os.mkdir(tmp_path / name)
+    (tmp_path / name / 'index.json').write_text('{"format": "other"}')
+    (tmp_path / name / 'images.bin').write_text('')
+  (tmp_path / others[0] / 'mine.txt').write_text('')
+  os.symlink(tmp_path / 'photos', tmp_path / ('3' * 32))
+  (found,) = image_cache.made(str(tmp_path))
+  assert found.path == cached.path and found.shape == (5, *_SHAPE)
+  assert found.num_bytes > cached.images.size
+  image_cache.remove(str(tmp_path), [found, found])
+  assert sorted(os.listdir(tmp_path)) == [
+    *others[:2],
+    '3' * 32,
+    'lock',
+    *others[2:],
+  ]
+  np.testing.assert_array_equal(cached.images, _images())
+  assert not image_cache.made(str(tmp_path))
+  _open(tmp_path)
+  assert image_cache.made(str(tmp_path))
+
+
+def test_nothing_to_remove(tmp_path):
+  missing = str(tmp_path / 'missing')
+  assert image_cache.made(missing) == []
+  image_cache.remove(missing, [])
+  assert not os.path.exists(missing)
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UsageError, match='in the way'):
+    image_cache.made(str(tmp_path / 'file'))
+
+
 def test_images_of_one_color_can_be_normalized(tmp_path):
   cached = _open(tmp_path, images=np.full((5, *_SHAPE), 7, np.uint8))
   assert min(cached.std) > 0

@@ -1,9 +1,17 @@
+import collections
+
 import numpy as np
 import pytest
+from tensorflow_federated.python.simulation.datasets import emnist
+from tensorflow_federated.python.simulation.datasets import (
+  from_tensor_slices_client_data as slices_client_data,
+)
 
 from tff_fssl.data import clients
 from tff_fssl.data import sources
+from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.natural_clients import NaturalClients
+from tff_fssl.data.natural_clients import OfClientData
 from tff_fssl.hparams import UsageError
 
 
@@ -52,3 +60,59 @@ def test_labels_may_be_unknown_for_training_only():
   data = _data(None, ())
   with pytest.raises(UsageError, match='test labels go from -1'):
     sources.DataSet('m', data.test, data.train, 2, ('a', 'b'), (1, 1, 1))
+
+
+def test_client_data_of_tff():
+  theirs = emnist.get_synthetic()
+  people = OfClientData(theirs)
+  assert list(people) == theirs.client_ids == ['synthetic1', 'synthetic2']
+  assert people.image_shape == (28, 28, 1) and len(people) == 2
+  (x, y), (hidden, unknown) = people['synthetic2']
+  rows = list(theirs.create_tf_dataset_for_client('synthetic2'))
+  pixels = np.stack([row['pixels'] for row in rows])
+  np.testing.assert_array_equal(x[..., 0], np.rint(255 * pixels))
+  assert (x.dtype, y.dtype) == (np.uint8, np.int32)
+  # White is 255, as it is 1 there.
+  assert y.tolist() == list(range(10)) and x[0, 0, 0, 0] == 255
+  assert hidden.shape == (0, 28, 28, 1) and not len(unknown)
+  with pytest.raises(KeyError):
+    people['synthetic3']
+
+
+def _client_data(**fields):
+  return slices_client_data.TestClientData(
+    {'ann': collections.OrderedDict(fields)}
+  )
+
+
+def test_client_data_with_settings():
+  pixels = np.arange(64, dtype=np.int64).reshape(2, 4, 8, 1) * 3
+  people = OfClientData(
+    _client_data(picture=pixels, kind=[[1], [-1]]),
+    DataHparams(
+      image_field='picture', label_field='kind', image_size='4', color='rgb'
+    ),
+  )
+  (x, y), (hidden, unknown) = people['ann']
+  assert x.shape == hidden.shape == (1, 4, 4, 3)
+  assert (y.tolist(), unknown.tolist()) == ([1], [-1])
+
+
+@pytest.mark.parametrize(
+  'data,words',
+  [
+    (_client_data(pixels=[[0.5], [np.nan]], label=[1, 1]), 'example 1: it is'),
+    (_client_data(pixels=[[0.5]], label=[0.5]), 'neither a whole number'),
+    (_client_data(pixels=[[0.5]], label=['cat']), "label is 'cat', not an"),
+    (_client_data(pixels=[[0.5]]), 'say by --label_field'),
+    (slices_client_data.TestClientData({'ann': [1, 2]}), 'no mapping'),
+    (
+      _client_data(pixels=np.zeros([0, 2, 2]), label=np.zeros(0)),
+      'there is no example',
+    ),
+  ],
+)
+def test_client_data_that_cannot_be_used(data, words):
+  with pytest.raises(UsageError) as error:
+    OfClientData(data)['ann']
+  assert words in str(error.value) and len(str(error.value).splitlines()) == 1

@@ -3,14 +3,21 @@
 import re
 import shlex
 
+import client_files
+import hub_files
 import numpy as np
 import picture_folders
 import pytest
+from tensorflow_federated.python.simulation.datasets import emnist
 
 from tff_fssl.data import catalog
+from tff_fssl.data import hub_sets
 from tff_fssl.data import listings
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.program.commands import data_main
 from tff_fssl.program.configuration import config
+
+_SPLITS = ('train', 'test')
 
 
 @pytest.fixture(name='page')
@@ -37,13 +44,14 @@ def test_its_manifest_and_its_python(page, tmp_path):
   for i in range(5, 9):
     picture_folders.draw(tmp_path / f'photos/img/{i}.jpg', i)
   (tmp_path / 'photos' / 'manifest.csv').write_text(manifest + more)
-  scope = {}
+  scope = {'client_data': emnist.get_synthetic()}
   for block in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
     exec(block, scope)
   (x, y), (hidden, unknown) = scope['labeled'], scope['unlabeled']
   assert x.shape == (1, 32, 32, 3) and x.dtype == np.uint8
   assert (y.tolist(), unknown.tolist()) == ([0], [-1])
   np.testing.assert_array_equal(scope['load_client'](1, 0)[1][0], hidden)
+  assert scope['y'].tolist() == list(range(10))
 
 
 def test_its_folders(page, tmp_path):
@@ -63,9 +71,47 @@ def test_its_folders(page, tmp_path):
   assert listing.labels('test').tolist() == [0] * 20
 
 
+def _commands(page, program):
+  found = re.findall(rf'(?m)^    {program} ((?:.*\\\n)*.*)', page)
+  return [shlex.split(command.replace('\\\n', '')) for command in found]
+
+
+def _write_what_the_commands_name(folder):
+  picture_folders.class_folders(folder / 'photos', {'cat': 60, 'dog': 60})
+  clients = {
+    f'f{i}': (x, np.arange(len(y)) % 10)
+    for i, (x, y) in enumerate(
+      client_files.draw(dict.fromkeys('abcdefghijkl', 20)).values()
+    )
+  }
+  examples = client_files.examples(clients)
+  client_files.sqlite(
+    folder / 'emnist_all.sqlite',
+    {f'{s}_{t}': examples for s in ('all', 'digits_only') for t in _SPLITS},
+  )
+  for split in _SPLITS:
+    hub_files.write(
+      folder / f'DIR/uoft-cs/cifar10/plain_text/{split}-00000-of-1.parquet',
+      {'img': hub_files.images(200), 'label': list(range(10)) * 20},
+      [f'class {i}' for i in range(10)],
+    )
+
+
 def test_its_commands(page, tmp_path):
-  picture_folders.class_folders(tmp_path / 'photos', {'cat': 60, 'dog': 60})
-  command = re.search(r'python programs/train.py ((?:.*\\\n)*.*)', page)[1]
-  checked = config.from_command_line(shlex.split(command.replace('\\\n', '')))
-  assert checked.info.num_classes == 2
-  assert checked.run.output_dir.startswith('runs/fl2_photos_')
+  _write_what_the_commands_name(tmp_path)
+  checked = [
+    config.from_command_line(given)
+    for given in _commands(page, 'python programs/train.py')
+  ]
+  assert [c.info.num_classes for c in checked] == [2, 10, 10]
+  assert checked[0].run.output_dir.startswith('runs/fl2_photos_')
+  assert checked[1].run.partition == 'natural'
+  given = _commands(page, 'python programs/data.py')
+  assert len(given) == 3
+  for argv in given:
+    assert data_main.data_main(argv) == 0
+  ((*_, folder),) = _commands(page, 'hf download')
+  assert folder == '--local-dir=DIR/uoft-cs/cifar10'
+  assert shlex.join(_commands(page, 'hf')[0]) in hub_sets.fetch_command(
+    'huggingface:uoft-cs/cifar10', 'DIR'
+  )

@@ -12,6 +12,8 @@ def test_steps_of_the_paper():
     step for step in range(10) for _ in range(10)
   ]
   assert parts.step(101) == 9
+  assert parts.last_begins == 91 and parts.step(91) == 9 > parts.step(90)
+  assert streaming.Streaming().last_begins == 1
   # FedSwitch: one round each, and again.
   again = streaming.Streaming(steps=10, rounds=1, cycles=True)
   assert [again.step(r) for r in range(1, 24)] == [

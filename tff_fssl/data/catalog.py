@@ -5,17 +5,25 @@ from tff_fssl.data import names
 from tff_fssl.hparams import import_function
 
 # They know `sources`, which knows this module.
-_FOLDER, _TFDS = 'tff_fssl.data.folders:find', 'tff_fssl.data.tfds_sets:find'
+_BY_PREFIX = {
+  names.FOLDER: 'tff_fssl.data.folders:find',
+  names.CLIENT_DATA: 'tff_fssl.data.client_data:find',
+  names.HUB: 'tff_fssl.data.hub_sets:find',
+}
+_TFDS = 'tff_fssl.data.tfds_sets:find'
 
 
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> names.DataSetInfo:
-  """Finds a data set; reads folders and JSON, but no images.
+  """Finds a data set.
+
+  This reads folders and JSON, but no images, except those of `clientdata:` and
+  `huggingface:`: these are decoded when they are found for the first time.
 
   Args:
-    name: One of `names.DATA_SETS`, `folder:PATH`, or a data set of TFDS in
-      `data_dir`.
+    name: One of `names.DATA_SETS`, `folder:PATH`, `clientdata:PATH`,
+      `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
     data_dir: `--data_dir`; may be ''.
     settings: How images are read.
 
@@ -25,8 +33,9 @@ def find(
   Raises:
     UsageError: If there is no such data set, or it is of another kind.
   """
-  if name.startswith(names.FOLDER):
-    return import_function(_FOLDER)(name, data_dir, settings)
+  for prefix, function in _BY_PREFIX.items():
+    if name.startswith(prefix):
+      return import_function(function)(name, data_dir, settings)
   known = names.DATA_SETS.get(name)
   if known is not None and known.loader:
     return known

@@ -21,7 +21,8 @@ class DataHparams:
     '',
     'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty, the size'
     ' in which the data set has them, or 32 if their sizes differ.',
-    group='Own images (folder:PATH), and other splits and sizes of TFDS sets',
+    group='Images of folder:, clientdata: and huggingface:, and other splits'
+    ' and sizes of TFDS sets',
   )
   resize: str = hparam(
     'crop',
@@ -54,6 +55,21 @@ class DataHparams:
     ' default: a damaged file may mean a damaged copy of the folder.',
     minimum=0,
     may_change=True,
+  )
+  image_field: str = hparam(
+    '',
+    'The field of clientdata:PATH, or the column of huggingface:OWNER/NAME,'
+    ' with the images; if empty, it is found by its name, such as image.',
+  )
+  label_field: str = hparam(
+    '',
+    'The field or the column of the classes; if empty, it is found by its name,'
+    ' such as label.',
+  )
+  client_field: str = hparam(
+    '',
+    'huggingface:OWNER/NAME: the column that says whose each image is, for'
+    ' --partition=natural.',
   )
   split_preset: str = hparam(
     names.OFFICIAL,

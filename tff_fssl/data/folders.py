@@ -1,16 +1,13 @@
 """Folders of images as data sets: `--dataset=folder:PATH`. TF-free."""
 
 import collections
-from concurrent import futures
 import dataclasses
 import functools
-import itertools
 import os
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.data import inspection
@@ -29,8 +26,6 @@ _USES = {
   'max_unreadable',
   'cache_dir',
 }
-# What is decoded before any of it is written.
-_BATCH_BYTES = 2**26
 _REMEMBERED = 128
 
 
@@ -193,7 +188,7 @@ def _decode(
 ) -> tuple[int, int, dict[str, Any]]:
   """Puts all images that can be read, those for training first."""
   listing, form = info.listing, info.form
-  rows = iter([*listing.train, *listing.test])
+  rows = [*listing.train, *listing.test]
   num_train = 0
   kept: list[listings.Row] = []
   unreadable: dict[str, str] = {}
@@ -203,30 +198,20 @@ def _decode(
   read_file = functools.lru_cache(_REMEMBERED)(pictures.read)
 
   def read(row):
-    try:
-      return read_file(os.path.join(listing.root, row.path), form)
-    except files.FileError as error:
-      return error.reason
+    return read_file(os.path.join(listing.root, row.path), form)
 
-  num_rows = len(listing.train) + len(listing.test)
-  position, threads = 0, len(os.sched_getaffinity(0))
-  batch_size = max(threads, _BATCH_BYTES // int(np.prod(form.shape)))
-  with (
-    pictures.quiet(),
-    sources.progress(num_rows) as progress,
-    futures.ThreadPoolExecutor(threads) as pool,
-  ):
-    while batch := list(itertools.islice(rows, batch_size)):
-      for row, picture in zip(batch, pool.map(read, batch)):
-        if isinstance(picture, str):
-          unreadable[row.path] = picture
-        else:
-          writer.put(len(kept), picture.pixels)
-          kept.append(row)
-          sizes.update([(*picture.stored, picture.is_enlarged)])
-          num_train += position < len(listing.train)
-        position += 1
-      progress.update(len(batch))
+  with sources.progress(len(rows)) as progress:
+    for position, (row, picture) in enumerate(
+      pictures.read_all(rows, read, form)
+    ):
+      if isinstance(picture, str):
+        unreadable[row.path] = picture
+      else:
+        writer.put(len(kept), picture.pixels)
+        kept.append(row)
+        sizes.update([(*picture.stored, picture.is_enlarged)])
+        num_train += position < len(listing.train)
+      progress.update()
   facts = {
     'num_train': num_train,
     'y': [row.label for row in kept],

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,7 @@ _FORMAT = 'tff_fssl.images'
 _VERSION = 1
 _IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
 _WRITING = '.writing'
+_KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
 _CHUNK = 2**24
 # Of a set whose images are all of one color.
@@ -75,6 +76,12 @@ def key_of(*parts: Any) -> str:
   """The name of a folder: a hash of all that its images depend on."""
   text = json.dumps([_VERSION, *parts], default=dataclasses.asdict)
   return hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]
+
+
+def find(folder: str, key: str) -> Cached | None:
+  """Opens decoded images of whatever shape; None if they are not there."""
+  path = os.path.join(folder, key)
+  return _open(path) if os.path.lexists(path) else None
 
 
 def open_or_make(
@@ -129,6 +136,78 @@ def _remove_leftovers(folder: str) -> None:
       shutil.rmtree(os.path.join(folder, name))
 
 
+class Made(NamedTuple):
+  """A folder of decoded images.
+
+  Attributes:
+    path: The folder.
+    shape: (number of images, height, width, channels).
+    num_bytes: The size of its files.
+    time: When it was made, in seconds since 1970.
+  """
+
+  path: str
+  shape: tuple[int, ...]
+  num_bytes: int
+  time: float
+
+
+def made(folder: str) -> list[Made]:
+  """Lists the decoded images in a folder of caches, the oldest first.
+
+  Args:
+    folder: The folder of all caches; may be missing.
+
+  Returns:
+    What was made here; what else is there, or holds more, is not ours.
+
+  Raises:
+    UsageError: If the folder cannot be read.
+  """
+  found = []
+  with durable.storage_errors('--cache_dir'):
+    for name in os.listdir(folder) if os.path.lexists(folder) else ():
+      path = os.path.join(folder, name)
+      if not _KEY.fullmatch(name) or os.path.islink(path):
+        continue
+      try:
+        if set(os.listdir(path)) != {_IMAGES, _INDEX}:
+          continue
+        index = files.read_json(os.path.join(path, _INDEX))
+        if index.get('format') != _FORMAT:
+          continue
+        shape = tuple(map(int, index['shape']))
+        states = [os.lstat(os.path.join(path, n)) for n in (_IMAGES, _INDEX)]
+      except (OSError, KeyError, TypeError, ValueError):
+        continue
+      size = sum(state.st_size for state in states)
+      found.append(Made(path, shape, size, states[1].st_mtime))
+  return sorted(found, key=lambda one: (one.time, one.path))
+
+
+def remove(folder: str, found: Iterable[Made]) -> None:
+  """Removes decoded images, and what killed programs left.
+
+  A program that has mapped them goes on: the system keeps the files until
+  nobody maps them.
+
+  Args:
+    folder: The folder of all caches.
+    found: From `made`.
+
+  Raises:
+    UsageError: If the disk refuses.
+  """
+  if not os.path.isdir(folder):
+    return
+  with durable.storage_errors('--cache_dir'), _locked(folder):
+    for one in found:
+      # At once: nobody finds one of which a part is gone.
+      with contextlib.suppress(FileNotFoundError):
+        os.rename(one.path, f'{one.path}{_WRITING}')
+    _remove_leftovers(folder)
+
+
 def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
   new = f'{path}{_WRITING}'
   os.mkdir(new)
@@ -163,17 +242,18 @@ def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
     raise
 
 
-def _open(path: str, shape: tuple[int, int, int]) -> Cached:
+def _open(path: str, shape: tuple[int, int, int] | None = None) -> Cached:
   try:
     index = files.read_json(os.path.join(path, _INDEX))
     if index.get('format') != _FORMAT or index.get('version') != _VERSION:
       raise files.FileError(path, 'its index.json is of another kind')
     whole = tuple(map(int, index['shape']))
-    if len(whole) != 4 or whole[1:] != tuple(shape) or min(whole) < 0:
+    is_other = shape is not None and whole[1:] != tuple(shape)
+    if len(whole) != 4 or is_other or min(whole) < 0:
       raise files.FileError(path, f'its images are {list(whole)}')
     images = _map(os.path.join(path, _IMAGES), whole)
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
-    if len(mean) != shape[-1] or len(std) != shape[-1]:
+    if len(mean) != whole[-1] or len(std) != whole[-1]:
       raise files.FileError(path, 'its index.json is damaged')
     if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
       raise files.FileError(path, f'its mean is {mean}, its deviation {std}')

@@ -105,7 +105,7 @@ def read(root: str, test_share: float) -> Listing:
   Raises:
     UsageError: If the folder cannot be read, or is of another kind.
   """
-  entries = _entries(root)
+  entries = entries_of(root)
   manifests = [name for name in (_CSV, _PARQUET) if name in entries]
   if len(manifests) == 2:
     raise UsageError(f'{root}: has {_CSV} and {_PARQUET}; remove one of them')
@@ -123,7 +123,7 @@ def read(root: str, test_share: float) -> Listing:
   return _listing(root, kind, images, test_share, num_ignored)
 
 
-def _entries(folder: str) -> dict[str, bool]:
+def entries_of(folder: str) -> dict[str, bool]:
   """Name -> whether it is a folder, sorted; hidden ones are left out."""
   try:
     with os.scandir(folder) as found:
@@ -145,10 +145,10 @@ def _of_folders(root: str, entries: Mapping[str, bool]) -> Iterator[_Image]:
     return
   has_test = bool(entries.get(_TEST))
   for split in (_TRAIN, _TEST) if has_test else (_TRAIN,):
-    inside = _entries(os.path.join(root, split))
+    inside = entries_of(os.path.join(root, split))
     yield from _of_classes(root, split, inside, split if has_test else '')
   if entries.get(_UNLABELED):
-    for name, is_folder in _entries(os.path.join(root, _UNLABELED)).items():
+    for name, is_folder in entries_of(os.path.join(root, _UNLABELED)).items():
       if not is_folder:
         yield _Image(os.path.join(_UNLABELED, name), '', '', _TRAIN)
 
@@ -160,7 +160,7 @@ def _of_classes(
     folder = os.path.join(parent, label)
     if not is_folder:
       continue
-    for name, is_inner in _entries(os.path.join(root, folder)).items():
+    for name, is_inner in entries_of(os.path.join(root, folder)).items():
       if not is_inner:
         yield _Image(
           os.path.join(folder, name), label, '', split, f'{label}/{name}'
@@ -247,8 +247,8 @@ def _listing(
   num_ignored: int,
 ) -> Listing:
   """Numbers classes and clients, and splits."""
-  class_names = _sorted({image.label for image in images})
-  client_names = _sorted({image.client for image in images})
+  class_names = in_order({image.label for image in images})
+  client_names = in_order({image.client for image in images})
   classes = {name: i for i, name in enumerate(class_names)}
   clients = {name: i for i, name in enumerate(client_names)}
   states: dict[str, tuple[int, ...]] = {}
@@ -281,8 +281,8 @@ def _listing(
   )
 
 
-def _sorted(found: set[str]) -> tuple[str, ...]:
-  """Names but '', numbers by their size."""
+def in_order(found: set[str]) -> tuple[str, ...]:
+  """Sorts names but '', numbers by their size."""
   names = sorted(found - {''})
   if all(name.isascii() and name.isdigit() for name in names):
     names.sort(key=lambda name: (len(name.lstrip('0')), name.lstrip('0')))

@@ -39,8 +39,9 @@ ALPHA_MEANINGS = (EACH, TOTAL)
 EXACT, MULTINOMIAL = 'exact', 'multinomial'
 CLASS_DRAWS = (EXACT, MULTINOMIAL)
 
-# `folder:PATH` is a folder of images.
-FOLDER = 'folder:'
+# `folder:PATH` is a folder of images; `clientdata:PATH` files of TFF's
+# `ClientData`; `huggingface:OWNER/NAME` a data set of Hugging Face's hub.
+FOLDER, CLIENT_DATA, HUB = 'folder:', 'clientdata:', 'huggingface:'
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,9 +1,16 @@
 """The clients that a data set itself knows, by their names. TF-free."""
 
 from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
+from tff_fssl import files
+from tff_fssl.data import data_hparams
+from tff_fssl.data import names
+from tff_fssl.data import pictures
+from tff_fssl.data import pixel_values
+from tff_fssl.data import row_sets
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
@@ -58,3 +65,89 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
   def __len__(self) -> int:
     """The number of clients."""
     return len(self._held)
+
+
+class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
+  """The same of a `tff.simulation.datasets.ClientData`.
+
+  A client's dataset is read when the client is asked for, and not kept.
+  `clientdata:PATH` reads TFF's files faster, and from memory that is mapped.
+  """
+
+  def __init__(
+    self,
+    client_data: Any,
+    settings: data_hparams.DataHparams | None = None,
+  ):
+    """Looks at the first client's first example.
+
+    Args:
+      client_data: Its examples are mappings; one field is an image (pixels
+        from 0 to 255, floats from 0 to 1, or the content of a file), one the
+        class, an integer, or -1.
+      settings: Which fields these are, and how images are read; None:
+        `DataHparams()`.
+
+    Raises:
+      UsageError: If there is no client, or it has no such fields.
+    """
+    self._client_data = client_data
+    settings = settings or data_hparams.DataHparams()
+    self._names = tuple(map(str, client_data.client_ids))
+    rows = (row for name in self._names for row in self._rows(name))
+    first: Any = next(rows, None)
+    if not isinstance(first, Mapping) or not first:
+      raise UsageError(
+        'ClientData: there is no example, or it is no mapping of fields'
+      )
+    self._image = row_sets.image_field(first, settings)
+    self._label = row_sets.label_field(first, settings)
+    shape = pixel_values.stored_shape(self._image_of(first))
+    self.image_shape = settings.image_shape(shape)
+    self._form = pictures.Form(self.image_shape, settings.resize)
+
+  def _rows(self, name: str) -> Iterator[Any]:
+    dataset = self._client_data.create_tf_dataset_for_client(name)
+    return dataset.as_numpy_iterator()
+
+  def _image_of(self, row: Mapping[str, Any]) -> Any:
+    image = row[self._image]
+    return pixel_values.of_bytes(image) if isinstance(image, bytes) else image
+
+  def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
+    """The examples of a client; raises KeyError if there is none.
+
+    Raises:
+      UsageError: If an image or a label cannot be used; names the client.
+    """
+    if name not in self._names:
+      raise KeyError(name)
+    x, y = [], []
+    for number, row in enumerate(self._rows(name)):
+      try:
+        picture = pixel_values.read(self._image_of(row), self._form)
+        x.append(picture.pixels)
+        label = row_sets.as_label(row[self._label])
+        if isinstance(label, str):
+          raise ValueError(f'its label is {label!r}, not an integer')
+        y.append(names.UNKNOWN_LABEL if label is None else label)
+      except ValueError as error:
+        reason = getattr(error, 'reason', None) or files.first_line(error)
+        raise UsageError(
+          f'ClientData: client {name}, example {number}: {reason}'
+        ) from error
+    images = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
+    labels = np.array(y, np.int32)
+    is_known = labels >= 0
+    return (images[is_known], labels[is_known]), (
+      images[~is_known],
+      labels[~is_known],
+    )
+
+  def __iter__(self) -> Iterator[str]:
+    """The names."""
+    return iter(self._names)
+
+  def __len__(self) -> int:
+    """The number of clients."""
+    return len(self._names)

@@ -1,10 +1,12 @@
 """Reads an image file of any size and mode as an array. TensorFlow-free."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent import futures
 import contextlib
 import dataclasses
+import itertools
 import os
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple, TypeVar
 import warnings
 
 import numpy as np
@@ -18,6 +20,10 @@ SUFFIXES = frozenset(
 # JPEG files are decoded at an eighth, a quarter or half of their size if the
 # result is still this many times as large as what is wanted.
 _DRAFT = 2
+# What is decoded before any of it is used.
+_BATCH_BYTES, _MAX_BATCH = 2**26, 256
+
+_Item = TypeVar('_Item')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,26 +83,62 @@ def read(path: str, form: Form) -> Picture:
   Raises:
     files.FileError: If the file is not an image that can be read.
   """
+  with files.open_binary(path) as file:
+    try:
+      return decode(file, form)
+    except files.FileError:
+      raise
+    except Exception as error:  # pylint: disable=broad-except
+      raise files.FileError(path, unreadable(error)) from error
+
+
+def decode(file: BinaryIO, form: Form) -> Picture:
+  """Reads an open image file; like `read`, but raises errors of any class."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
   height, width, _ = form.shape
-  with files.open_binary(path) as file:
+  with Image.open(file) as image:
+    stored = image.height, image.width
+    longer = _DRAFT * max(height, width)
+    image.draft(None, (longer, longer))
+    turned = ImageOps.exif_transpose(image)
+    is_enlarged = turned.height < height or turned.width < width
+    return Picture(_fit(_flat(turned, image.format), form), stored, is_enlarged)
+
+
+def unreadable(error: Exception) -> str:
+  """Why an image cannot be decoded; Pillow passes on its parsers' errors."""
+  return f'it is not an image that can be read ({_words(error)})'
+
+
+def read_all(
+  items: Iterable[_Item], read_item: Callable[[_Item], Picture], form: Form
+) -> Iterator[tuple[_Item, Picture | str]]:
+  """Reads many images, with as many threads as there are cores.
+
+  Args:
+    items: What is to be read.
+    read_item: Reads one; raises `files.FileError` if that is not possible.
+    form: What the images become.
+
+  Yields:
+    Each item, in order, with its image, or why it cannot be read.
+  """
+
+  def read_safely(item):
     try:
-      with Image.open(file) as image:
-        stored = image.height, image.width
-        longer = _DRAFT * max(height, width)
-        image.draft(None, (longer, longer))
-        turned = ImageOps.exif_transpose(image)
-        is_enlarged = turned.height < height or turned.width < width
-        pixels = _fit(_flat(turned, image.format), form)
-        return Picture(pixels, stored, is_enlarged)
-    except files.FileError:
-      raise
-    except Exception as error:  # pylint: disable=broad-except
-      # Pillow passes on the errors of its parsers, of many classes.
-      reason = f'it is not an image that can be read ({_words(error)})'
-      raise files.FileError(path, reason) from error
+      return read_item(item)
+    except files.FileError as error:
+      return error.reason
+
+  threads = len(os.sched_getaffinity(0))
+  size = _BATCH_BYTES // int(np.prod(form.shape))
+  size = max(threads, min(size, _MAX_BATCH))
+  items = iter(items)
+  with quiet(), futures.ThreadPoolExecutor(threads) as pool:
+    while batch := list(itertools.islice(items, size)):
+      yield from zip(batch, pool.map(read_safely, batch))
 
 
 def convert(pixels: np.ndarray, form: Form) -> np.ndarray:

@@ -144,14 +144,15 @@ def load(
   """Loads a data set. Never uses the network.
 
   Args:
-    name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`, or a
-      data set of TFDS in `data_dir`.
-    data_dir: The folder of TFDS's data sets; None: TFDS's default. `digits`
-      needs no folder; for `folder:PATH`, where a relative path starts.
+    name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`,
+      `clientdata:PATH`, `huggingface:OWNER/NAME`, or a data set of TFDS in
+      `data_dir`.
+    data_dir: The folder of TFDS's and the hub's data sets; None: their default.
+      `digits` needs no folder; for a PATH, where a relative one starts.
     settings: How images are read; None: `DataHparams()`.
 
   Returns:
-    The data set; the same arrays every time. Folders, and what else differs
+    The data set; the same arrays every time. Files, and what else differs
     from the published sets in `names.DATA_SETS`, are decoded once, into
     `DataHparams.cache_dir`, and mapped from there.
 

@@ -29,6 +29,11 @@ class Streaming:
   cycles: bool = False
   seed: int = 0
 
+  @property
+  def last_begins(self) -> int:
+    """The first round with the last part."""
+    return (self.steps - 1) * self.rounds + 1
+
   def step(self, round_num: int) -> int:
     """The part of a round, in [0, steps); rounds are numbered from 1."""
     step = (round_num - 1) // self.rounds

@@ -251,7 +251,8 @@ def stored(name: str, data_dir: str | None) -> Stored:
     known, on_disk = tuple(names.DATA_SETS), there(data_dir)
     raise UsageError(
       f'--dataset={name}: there is no such data set; known are'
-      f' {", ".join(known)}, {names.FOLDER}PATH, and what TFDS has put into'
+      f' {", ".join(known)}, {names.FOLDER}PATH, {names.CLIENT_DATA}PATH,'
+      f' {names.HUB}OWNER/NAME, and what TFDS has put into'
       f' --data_dir={given} ({", ".join(on_disk) or "nothing"})'
       f'{closest(name, (*known, *on_disk))}'
     )

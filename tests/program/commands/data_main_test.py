@@ -1,5 +1,8 @@
 import shutil
 
+import client_files
+import h5py
+import hub_files
 import picture_folders
 import pytest
 import tiny_tfds
@@ -166,3 +169,58 @@ def test_what_is_not_there(shown, tmp_path):
 def test_digits(shown):
   code, text = shown('digits')
   assert code == 0 and '1,437 for training, 360 for testing' in text
+
+
+def test_removing_caches(shown, tmp_path):
+  code, text = shown('--remove_caches')
+  assert (code, text) == (
+    0,
+    f'Decoded images in {tmp_path}/cache/tff_fssl: none\n',
+  )
+  picture_folders.class_folders(
+    tmp_path / 'photos', {'train/a': 3, 'train/b': 3, 'test/a': 2, 'test/b': 2}
+  )
+  shown('folder:photos', '--image_size=6')
+  shown('folder:photos', '--image_size=7')
+  code, text = shown('folder:photos', '--remove_caches')
+  assert code == 2 and 'leave the name out' in text
+  code, text = shown('--remove_caches')
+  assert code == 0
+  assert '10 images of 6 x 6 x 3, ' in text and '7 x 7 x 3' in text
+  assert 'Removed: 2, of ' in text
+  assert max(map(len, text.splitlines()[1:])) <= 80
+  code, text = shown('--remove_caches')
+  assert text.endswith(': none\n')
+
+
+def test_client_data(shown, tmp_path):
+  clients = client_files.draw({'ann': 5, 'bob': 3})
+  client_files.hdf5(tmp_path / 'x/a_train.h5', clients)
+  client_files.hdf5(tmp_path / 'x/a_test.h5', client_files.draw({'ann': 4}, 1))
+  code, text = shown('clientdata:x')
+  words = ' '.join(text.split())
+  assert code == 0, text
+  assert 'clients 2, of 3 to 5 images' in words and 'stored 5 x 5 i' in words
+  assert 'Nothing stops training: --dataset=clientdata:x' in words
+  with h5py.File(tmp_path / 'x/a_train.h5', 'a') as file:
+    file['examples/bob/pixels'][1] = 2
+  code, text = shown('clientdata:x')
+  assert code == 1
+  assert 'stops training: train bob/1: it is not an image' in text
+
+
+def test_a_set_of_the_hub(shown, tmp_path):
+  code, text = shown('huggingface:me/pets', f'--data_dir={tmp_path}')
+  assert code == 1
+  command = 'hf download me/pets --repo-type=dataset --local-dir='
+  assert f'\n  {command}{tmp_path}/me/pets\n' in text
+  assert f'huggingface:me/pets is not in --data_dir={tmp_path}\n' in text
+  for seed, split in enumerate(('train', 'test')):
+    hub_files.write(
+      tmp_path / f'me/pets/data/{split}-00000-of-00001.parquet',
+      {'image': hub_files.images(6, seed), 'label': [0, 1] * 3},
+    )
+  code, text = shown('huggingface:me/pets', f'--data_dir={tmp_path}')
+  assert code == 0
+  assert '6 for training, 6 for testing, 5 x 6 x 1' in text
+  assert '  cat           3     3\n  dog           3     3\n' in text

@@ -70,6 +70,19 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
     assert line.split() == ['with', f'--client_epochs={shown}']
 
 
+def test_parts_that_are_not_reached(capsys):
+  flags = ['--streaming_steps=10', '--streaming_rounds=5', '--total_rounds']
+  for total, words in (
+    (16, '--total_rounds=16: clients train on 4 of --streaming_steps=10 parts'),
+    (45, 'on 9 of --streaming_steps=10 parts of their examples; the last one'),
+    (46, ''),
+  ):
+    given = config.from_command_line([*flags[:2], f'{flags[2]}={total}'])
+    train_main._warn_of_parts_not_reached(given)
+    said = capsys.readouterr().err
+    assert words in said and len(said.splitlines()) == bool(words)
+
+
 def _files(folder):
   """Path -> (content, time of its last change) of all but the lock."""
   paths = [path for path in pathlib.Path(folder).rglob('*') if path.is_file()]

@@ -1,6 +1,7 @@
 import dataclasses
 import re
 
+import client_files
 import pytest
 
 from tff_fssl.algorithms import registry
@@ -55,6 +56,26 @@ def test_what_follows_does_not_depend_on_where_output_goes():
   for more in ([], ['--output_dir=x']):
     full = _config('--algorithm=supervised', _CLIENTS, '--full_labels', *more)
     assert full.run.num_labels == 0
+
+
+def test_clients_of_client_data_are_natural_unless_said_otherwise(tmp_path):
+  clients = client_files.draw({'a': 6, 'b': 4})
+  client_files.hdf5(tmp_path / 'x' / 'a_train.h5', clients)
+  client_files.hdf5(tmp_path / 'x' / 'a_test.h5', clients)
+  flags = [
+    f'--dataset=clientdata:{tmp_path}/x',
+    f'--cache_dir={tmp_path}/cache',
+    '--num_labels=2',
+  ]
+  run = _config(*flags).run
+  assert (run.partition, run.num_clients) == ('natural', 0)
+  assert run.output_dir.startswith('runs/fl2_x_labels')
+  iid = _config(
+    *flags, '--partition=iid', '--num_clients=2', '--clients_per_round=1'
+  )
+  assert iid.run.partition == 'iid'
+  with pytest.raises(UsageError, match='no effect with --partition=natural'):
+    _config(*flags, '--alpha=0.3')
 
 
 def test_natural_clients_are_all_that_there_are_and_label_their_own():

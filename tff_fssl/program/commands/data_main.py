@@ -1,7 +1,8 @@
 """`programs/data.py`: lists the data sets, or looks one over. TF-free."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import datetime
 import os
 from typing import Any
 
@@ -16,12 +17,13 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 
-_USAGE = 'programs/data.py [NAME|folder:PATH] [--data_dir=DIR]'
+_USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
-  'Without a name, lists the data sets. With one, says what it is, whether it'
-  ' is there and how to fetch it, and looks it over: images of each class,'
-  ' files that cannot be read, images that are there twice or both for training'
-  ' and for testing. With the same flags as training, it decodes the images'
+  'Without DATASET, lists the data sets. With one (a name, folder:PATH,'
+  ' clientdata:PATH or huggingface:OWNER/NAME), says what it is, whether it is'
+  ' there and how to fetch it, and looks it over: images of each class, files'
+  ' that cannot be read, images that are there twice or both for training and'
+  ' for testing. With the same flags as training, it decodes the images'
   ' for it, and training then starts at once.\n'
   'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
   ' training.'
@@ -36,6 +38,12 @@ class DataFlags:
 
   data_dir: str = hparam(
     '', "The data's folder, as for training.", group='Flags'
+  )
+  remove_caches: bool = hparam(
+    False,
+    'Instead, list the decoded images in --cache_dir, with their sizes, and'
+    ' remove all. They are made again when they are needed; runs that use them'
+    ' go on.',
   )
 
   def __post_init__(self):
@@ -59,19 +67,29 @@ def data_main(argv: Sequence[str]) -> int:
     print(usage.help_text(_USAGE, _ABOUT, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups, allow_positional=True)
-  data_dir = parsed.build(DataFlags).data_dir
+  own = parsed.build(DataFlags)
+  data_dir = own.data_dir
   settings = parsed.build(data_hparams.DataHparams)
   given = parsed.positional
   if len(given) > 1:
     raise UsageError(f'{given[1]!r}: give one name only')
+  if own.remove_caches:
+    if given:
+      raise UsageError(
+        f'{given[0]!r}: --remove_caches removes the decoded images of all data'
+        ' sets; leave the name out'
+      )
+    _remove_caches(settings.cache_folder)
+    return main_lib.DONE
   main_lib.quiet()
   if not given:
     print(_overview(data_dir))
     return main_lib.DONE
-  if given[0].startswith(data_names.FOLDER):
-    problems = _look_over_folder(given[0], data_dir, settings)
-  else:
-    problems = _look_over_named(given[0], data_dir, settings)
+  look_over = next(
+    (f for prefix, f in _BY_PREFIX.items() if given[0].startswith(prefix)),
+    _look_over_named,
+  )
+  problems = look_over(given[0], data_dir, settings)
   for problem in problems[:_MAX_LINES]:
     label = 'stops training' if problem.stops else 'note'
     print(f'{label}: {main_lib.printable(problem.text)}')
@@ -81,6 +99,29 @@ def data_main(argv: Sequence[str]) -> int:
     return main_lib.FAILED
   print(f'Nothing stops training: --dataset={given[0]}')
   return main_lib.DONE
+
+
+def _remove_caches(folder: str) -> None:
+  """Lists the decoded images in a folder, and removes them."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import image_cache  # pylint: disable=C0415
+
+  found = image_cache.made(folder)
+  print(f'Decoded images in {folder}: {"" if found else "none"}'.rstrip())
+  rows = {
+    os.path.basename(one.path)[:12]: (
+      f'{one.shape[0]:,} images of {_shape(one.shape[1:])},'
+      f' {one.num_bytes / 1e6:,.1f} MB, made'
+      f' {datetime.datetime.fromtimestamp(one.time):%Y-%m-%d %H:%M}'
+    )
+    for one in found
+  }
+  if rows:
+    print(console.table(rows), flush=True)
+  image_cache.remove(folder, found)
+  if rows:
+    size = sum(one.num_bytes for one in found)
+    print(f'Removed: {len(found):,}, of {size / 1e6:,.1f} MB in all')
 
 
 def _overview(data_dir: str) -> str:
@@ -105,7 +146,9 @@ def _overview(data_dir: str) -> str:
       console.table(rows),
       '',
       f'{command} NAME looks one over,',
-      f'{command} {data_names.FOLDER}PATH a folder of images.',
+      f'{command} {data_names.FOLDER}PATH a folder of images,',
+      f"{command} {data_names.CLIENT_DATA}PATH files of TFF's ClientData,",
+      f'{command} {data_names.HUB}OWNER/NAME a set of Hugging Face.',
     ]
   )
 
@@ -128,7 +171,6 @@ def _look_over_folder(
   # They need NumPy: not for `--help`.
   # pylint: disable=import-outside-toplevel
   from tff_fssl.data import folders
-  from tff_fssl.data import inspection
 
   info = folders.describe(name, data_dir, settings)
   listing, problems = info.listing, info.listing.problems()
@@ -144,28 +186,101 @@ def _look_over_folder(
     _print_classes(listing.class_names, *labels)
     return problems
   data, unreadable, sizes = folders.decode(info)
-  if sizes:
-    height, width, _, count = zip(*sizes)
-    rows['stored'] = (
-      f'{min(height)} x {min(width)} to {max(height)} x {max(width)}'
-      f' ({len(sizes):,} sizes)'
-    )
-  _print_data(rows, data)
   read = [
     row.path
     for row in (*listing.train, *listing.test)
     if row.path not in unreadable
   ]
-  problems = _problems(data, lambda i: read[i])
+  return _decoded_problems(
+    rows, data, sizes, unreadable, settings, lambda i: read[i]
+  )
+
+
+def _look_over_rows(
+  found: Any, name: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a data set of rows, in the files `found`, is."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import row_sets  # pylint: disable=C0415
+
+  info = row_sets.describe(name, found, settings)
+  where = os.path.abspath(found.root)
+  rows = {
+    'data set': name,
+    'where': f'{where} ({found.num_bytes / 1e6:,.1f} MB)',
+  }
+  return _decoded_problems(
+    rows,
+    info.data,
+    info.sizes,
+    info.unreadable,
+    settings,
+    _numbered(len(info.data.train)),
+  )
+
+
+def _look_over_client_data(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a file of TFF's `ClientData` is; returns its problems."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.data import client_data  # pylint: disable=C0415
+
+  found = client_data.locate(name, data_dir, settings)
+  return _look_over_rows(found, name, settings)
+
+
+def _look_over_hub_set(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> list[Any]:
+  """Prints what a set of Hugging Face's hub is; returns its problems."""
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.data import hub_sets
+  from tff_fssl.data import inspection
+
+  if hub_sets.folder_of(name, data_dir) is None:
+    print(console.table({'data set': name}))
+    _print_fetch_command(hub_sets.fetch_command(name, data_dir))
+    return [inspection.Problem(hub_sets.missing(name, data_dir), True)]
+  found = hub_sets.locate(name, data_dir, settings)
+  return _look_over_rows(found, name, settings)
+
+
+def _print_fetch_command(command: str) -> None:
+  # In one line, so that it can be copied.
+  print(f'\nTo fetch it:\n  {command}\n')
+
+
+def _decoded_problems(
+  rows: dict[str, str],
+  data: Any,
+  sizes: Sequence[tuple[int, int, bool, int]],
+  unreadable: Mapping[str, str],
+  settings: data_hparams.DataHparams,
+  name: Callable[[int], str],
+) -> list[Any]:
+  """Prints what a decoded data set is; returns its problems."""
+  from tff_fssl.data import inspection  # pylint: disable=C0415
+
+  if sizes:
+    height, width, *_ = zip(*sizes)
+    rows['stored'] = _shape((min(height), min(width)))
+    if len(sizes) > 1:
+      rows['stored'] += (
+        f' to {_shape((max(height), max(width)))} ({len(sizes):,} sizes)'
+      )
+  _print_data(rows, data)
+  problems = _problems(data, name)
   enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
   if enlarged:
-    size = _shape(info.image_shape[:2])
+    size = _shape(data.image_shape[:2])
     text = f'{enlarged:,} images are smaller than {size}, and are enlarged'
     problems.insert(0, inspection.Problem(text, False))
   too_many = len(unreadable) > settings.max_unreadable
   return problems + [
-    inspection.Problem(f'{path}: {reason}', too_many)
-    for path, reason in unreadable.items()
+    inspection.Problem(f'{item}: {reason}', too_many)
+    for item, reason in unreadable.items()
   ]
 
 
@@ -187,8 +302,7 @@ def _look_over_named(
     if version is None:
       rows['images'] = _sizes(info)
       print(console.table(rows))
-      # In one line, so that it can be copied.
-      print(f'\nTo fetch it:\n  {tfds_sets.fetch_command(name, data_dir)}\n')
+      _print_fetch_command(tfds_sets.fetch_command(name, data_dir))
       where = tfds_sets.folder_of(data_dir)
       text = f'{name} is not in --data_dir={where}'
       return [inspection.Problem(text, True)]
@@ -197,9 +311,20 @@ def _look_over_named(
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
   _print_data(rows, data)
-  count = len(data.train)
-  return _problems(
-    data, lambda i: f'test {i - count}' if i >= count else f'training {i}'
+  return _problems(data, _numbered(len(data.train)))
+
+
+_BY_PREFIX = {
+  data_names.FOLDER: _look_over_folder,
+  data_names.CLIENT_DATA: _look_over_client_data,
+  data_names.HUB: _look_over_hub_set,
+}
+
+
+def _numbered(num_train: int) -> Callable[[int], str]:
+  """What images without names are called."""
+  return lambda i: (
+    f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
 
 

@@ -82,6 +82,7 @@ def _train(
   source: warm_start.Source | None,
 ) -> int:
   """Trains, from `source` if given. This imports TensorFlow."""
+  _warn_of_parts_not_reached(config)
   view.say('Starting TensorFlow ...')
   # pylint: disable=import-outside-toplevel
   import tensorflow_federated as tff
@@ -397,6 +398,18 @@ def _banner(
     'output': run.output_dir,
   }
   return console.table(rows)
+
+
+def _warn_of_parts_not_reached(config: config_lib.Config) -> None:
+  """Says so if clients will not see all of their examples."""
+  streaming, total = config.streaming, config.run.total_rounds
+  if total < streaming.last_begins:
+    main_lib.warn(
+      f'--total_rounds={total}: clients train on'
+      f' {streaming.step(total) + 1} of --streaming_steps={streaming.steps}'
+      f' parts of their examples; the last one begins in round'
+      f' {streaming.last_begins}'
+    )
 
 
 def _streaming_row(streaming: Any) -> dict[str, str]:

@@ -278,10 +278,11 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
 
 def _data_name(run: RunHparams) -> str:
   """The data set, as a part of a folder's name."""
-  if not run.dataset.startswith(data_names.FOLDER):
-    return run.dataset.replace('/', '-')  # A configuration of a TFDS set.
-  path = run.dataset.removeprefix(data_names.FOLDER)
-  return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+  kind, colon, path = run.dataset.partition(':')
+  if kind + colon in (data_names.FOLDER, data_names.CLIENT_DATA):
+    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+  # Configurations of TFDS's and the hub's sets, and its owners.
+  return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
 
 
 def _of_partition_file(
@@ -345,6 +346,9 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   if not parsed.is_set('num_validation'):
     num_validation = run.num_validation or config.info.num_validation
     run = dataclasses.replace(run, num_validation=num_validation)
+  is_client_data = run.dataset.startswith(data_names.CLIENT_DATA)
+  if is_client_data and not parsed.is_set('partition'):
+    run = dataclasses.replace(run, partition=data_names.NATURAL)
   if run.partition == data_names.NATURAL:
     if not parsed.is_set('num_clients'):
       run = dataclasses.replace(run, num_clients=0)

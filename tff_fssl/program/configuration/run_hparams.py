@@ -74,7 +74,9 @@ class RunHparams:
   dataset: str = hparam(
     'cifar10',
     'The data set: a name; folder:PATH, a folder of images (docs/own_data.md);'
-    ' or any image classification set of TFDS in --data_dir. Names:',
+    " clientdata:PATH, files of TFF's ClientData; huggingface:OWNER/NAME, what"
+    " the hub's client has put into --data_dir; or any image classification"
+    ' set of TFDS in --data_dir. Names:',
     choices=data_names.DATA_SETS,
     other_choices=True,
     group='Data',
@@ -82,8 +84,10 @@ class RunHparams:
   data_dir: str = hparam(
     '',
     'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
-    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH, where a'
-    ' relative PATH starts; if empty, the current folder.',
+    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH and'
+    ' clientdata:PATH, where a relative PATH starts; if empty, the current'
+    ' folder. For huggingface:OWNER/NAME, the folder of OWNER/NAME, or the'
+    " hub's cache; if empty, this cache.",
     may_change=True,
   )
   augmentation: str = hparam(
@@ -145,7 +149,8 @@ class RunHparams:
     ' dirichlet: by shares of classes drawn from Dirichlet(alpha); fedmatch: by'
     ' the ten rows of shares of FedMatch (Batch-NonIID); extreme: by those of'
     ' ProtoFSSL, in which a client lacks two classes; shards: sorted by class'
-    ' and cut (McMahan et al., 2017); natural: as the data set says.'
+    ' and cut (McMahan et al., 2017); natural (unless given, for'
+    ' clientdata:PATH): as the data set says.'
     ' docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )

@@ -1,0 +1,352 @@
+"""Files of TFF's `ClientData`: `--dataset=clientdata:PATH`. TF-free.
+
+PATH is one of:
+
+*   a SQLite file as of `tff.simulation.datasets.SqlClientData`: its table
+    `examples` has a split, a client and a serialized `tf.train.Example` a row.
+    Splits are `train` and `test`, or `X_train` and `X_test` of several X (TFF's
+    EMNIST: `digits_only`, `all`), of which PATH/X takes one.
+*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST;
+*   a folder with a TFRecord file of such examples for each client, as of
+    `tff.simulation.datasets.FilePerUserClientData`;
+*   a folder with two of these, whose names end in `train` and `test`.
+
+Nothing of TFF or TensorFlow is needed to read them.
+"""
+
+import collections
+from collections.abc import Iterator, Mapping
+import contextlib
+import functools
+import math
+import os
+import sqlite3
+from typing import Any
+import urllib.parse
+
+import numpy as np
+
+from tff_fssl import files
+from tff_fssl.data import data_hparams
+from tff_fssl.data import listings
+from tff_fssl.data import names
+from tff_fssl.data import pixel_values
+from tff_fssl.data import row_sets
+from tff_fssl.data import tf_records
+from tff_fssl.hparams import UsageError
+
+DataHparams = data_hparams.DataHparams
+Row = row_sets.Row
+Split = row_sets.Split
+_TRAIN, _TEST = row_sets.TRAIN, row_sets.TESTS[0]
+_SQLITE, _HDF5 = b'SQLite format 3\0', b'\x89HDF\r\n\x1a\n'
+_RECORD_SUFFIXES = ('.tfrecord', '.tfrecords')
+# What is read of an HDF5 file at a time, and the most that an image can be.
+_CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
+
+
+def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
+  """Finds a data set, and decodes it if that was not done; see `catalog`."""
+  return row_sets.find(name, locate(name, data_dir, settings), settings)
+
+
+def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
+  """Finds the files, without reading them.
+
+  Args:
+    name: `names.CLIENT_DATA` and a path.
+    data_dir: Where a relative path starts; '': the current folder.
+    settings: Which fields are read.
+
+  Returns:
+    The files.
+
+  Raises:
+    UsageError: If there are none.
+  """
+  path = os.path.expanduser(name.removeprefix(names.CLIENT_DATA))
+  if not path:
+    raise UsageError(
+      f'--dataset={name}: give a file or a folder, {names.CLIENT_DATA}PATH'
+    )
+  root, choice = os.path.join(os.path.expanduser(data_dir), path), ''
+  file, _, last = root.rpartition('/')
+  if last and os.path.isfile(file):
+    root, choice = file, last
+  try:
+    parts = _parts(root)
+    paths = [path for part in parts.values() for path in _files(part)]
+    states = tuple(row_sets.state_of(path) for path in paths)
+  except UsageError as error:
+    raise UsageError(f'--dataset={name}: {error}') from error
+  return row_sets.Files(
+    root, states, choice, lambda: _open(parts, choice, settings)
+  )
+
+
+def _parts(root: str) -> dict[str, str]:
+  """Split -> file or folder; '' stands for all splits."""
+  if not os.path.isdir(root):
+    return {'': root}
+  found: dict[str, str] = {}
+  for entry in listings.entries_of(root):
+    stem = entry.partition('.')[0].lower()
+    for split in (_TRAIN, _TEST):
+      if stem.endswith(split):
+        if split in found:
+          raise UsageError(
+            f'{root}: {os.path.basename(found[split])} and {entry} are both for'
+            f' {split}; keep one of them there'
+          )
+        found[split] = os.path.join(root, entry)
+  return found if _TRAIN in found else {'': root}
+
+
+def _files(part: str) -> list[str]:
+  """The files of a part; raises `UsageError` if there are none."""
+  if not os.path.isdir(part):
+    return [part]
+  found = [
+    os.path.join(part, name)
+    for name, is_folder in listings.entries_of(part).items()
+    if not is_folder
+  ]
+  if not found:
+    raise UsageError(f'{part}: has no files; there must be one for each client')
+  return found
+
+
+def _open(
+  parts: Mapping[str, str], choice: str, settings: DataHparams
+) -> row_sets.Source:
+  """Opens the files; raises `UsageError` if they are of another kind."""
+  splits: dict[str, Split] = {}
+  for split, path in parts.items():
+    fields = _Fields(settings)
+    found = _splits_of(path, fields)
+    if not split:
+      splits = _chosen(path, found, choice)
+    elif len(found) == 1:  # Whatever it is called in there.
+      splits[split] = next(iter(found.values()))
+    else:
+      raise UsageError(
+        f'{path}: has the splits {", ".join(found) or "none"}, although its'
+        f' name says {split}; give {names.CLIENT_DATA}{path}'
+      )
+  return row_sets.Source(splits)
+
+
+def _chosen(
+  path: str, found: Mapping[str, Split], choice: str
+) -> dict[str, Split]:
+  """The splits of one set, by their plain names."""
+  sets = {
+    name.removesuffix(_TRAIN).rstrip('_'): name
+    for name in found
+    if name.endswith(_TRAIN)
+  }
+  if not sets and not choice and len(found) == 1:
+    return dict(found)
+  if not choice and len(sets) == 1:
+    (choice,) = sets
+  if choice not in sets:
+    options = ' or '.join(
+      f'{names.CLIENT_DATA}{path}/{name}'.rstrip('/') for name in sorted(sets)
+    )
+    raise UsageError(
+      f'{path}: its splits are {", ".join(sorted(found)) or "none"}; give'
+      f' {options or "a file with train and test"}'
+    )
+  prefix = sets[choice].removesuffix(_TRAIN)
+  return {
+    name.removeprefix(prefix): split
+    for name, split in found.items()
+    if name.startswith(prefix)
+  }
+
+
+def _splits_of(path: str, fields: '_Fields') -> dict[str, Split]:
+  """The splits of a file or a folder; of most, one."""
+  if os.path.isdir(path):
+    return {_TRAIN: _of_users(_files(path), fields)}
+  with files.open_binary(path) as file:
+    start = file.read(max(len(_SQLITE), len(_HDF5)))
+  if start.startswith(_SQLITE):
+    return _of_sql(path, fields)
+  if start.startswith(_HDF5):
+    return {_TRAIN: _of_hdf5(path, fields)}
+  return {_TRAIN: _of_users([path], fields)}
+
+
+class _Fields:
+  """Takes image and label from the fields of an example."""
+
+  def __init__(self, settings: DataHparams):
+    self._settings = settings
+    self._names: tuple[str, str] | None = None
+
+  def of(self, found: Mapping[str, Any]) -> tuple[str, str]:
+    """(image, label), as the first example decides; raises `UsageError`."""
+    if self._names is None:
+      self._names = (
+        row_sets.image_field(found, self._settings),
+        row_sets.label_field(found, self._settings),
+      )
+    return self._names
+
+  def row(self, name: str, owner: str, content: Any) -> Row:
+    """The row of a serialized example."""
+    try:
+      features = tf_records.parse(content)
+    except ValueError as error:
+      return Row(name, b'', None, owner, files.first_line(error))
+    image, label = self.of(features)
+    try:
+      for field in (image, label):
+        if field not in features:
+          raise ValueError(f'it has no feature {field!r}')
+      value = tf_records.value_of(features[image])
+      if isinstance(value, bytes):
+        value = pixel_values.of_bytes(value)
+      return Row(
+        name,
+        value,
+        row_sets.as_label(tf_records.value_of(features[label])),
+        owner,
+      )
+    except ValueError as error:
+      return Row(name, b'', None, owner, files.first_line(error))
+
+
+def _of_users(paths: list[str], fields: _Fields) -> Split:
+  """TFRecord files, one for each client."""
+
+  def records() -> Iterator[tuple[str, int, bytes]]:
+    for path in paths:
+      client = os.path.basename(path)
+      for suffix in _RECORD_SUFFIXES:
+        client = client.removesuffix(suffix)
+      with files.open_binary(path) as file:
+        for number, content in enumerate(tf_records.records(path, file)):
+          yield client, number, content
+
+  def rows() -> Iterator[Row]:
+    for client, number, content in records():
+      yield fields.row(f'{client}/{number}', client, content)
+
+  return Split(sum(1 for _ in records()), rows)
+
+
+def _of_sql(path: str, fields: _Fields) -> dict[str, Split]:
+  """The splits of a SQLite file."""
+  uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro'
+
+  def query(text: str, *values: str) -> Iterator[tuple[Any, ...]]:
+    try:
+      with contextlib.closing(sqlite3.connect(uri, uri=True)) as connection:
+        yield from connection.execute(text, values)
+    except sqlite3.Error as error:
+      reason = f'it is no SQLite file of TFF, or damaged ({error})'
+      raise files.FileError(path, reason) from error
+
+  def rows(split: str) -> Iterator[Row]:
+    numbers: collections.Counter[str] = collections.Counter()
+    for client, content in query(
+      'SELECT client_id, serialized_example_proto FROM examples'
+      ' WHERE split_name = ?',
+      split,
+    ):
+      client = str(client)
+      yield fields.row(f'{client}/{numbers[client]}', client, content)
+      numbers[client] += 1
+
+  # A view would be a program, and one that may not end.
+  kinds = list(query("SELECT type FROM sqlite_master WHERE name = 'examples'"))
+  if kinds != [('table',)]:
+    raise files.FileError(
+      path, "it has no table examples, as TFF's SQLite files have"
+    )
+  return {
+    str(split): Split(count, functools.partial(rows, split))
+    for split, count in query(
+      'SELECT split_name, COUNT(*) FROM examples GROUP BY split_name'
+      ' ORDER BY split_name'
+    )
+  }
+
+
+def _of_hdf5(path: str, fields: _Fields) -> Split:
+  """An HDF5 file."""
+  import h5py  # pylint: disable=import-outside-toplevel
+
+  def inside(group: Any, name: str) -> Any:
+    # Other links may lead into other files.
+    if not isinstance(group.get(name, getlink=True), h5py.HardLink):
+      raise ValueError(f'there is no {name!r} in {group.name}')
+    return group[name]
+
+  @contextlib.contextmanager
+  def clients() -> Iterator[Iterator[tuple[str, Any, Any]]]:
+    """(client, images, labels) of each."""
+    with files.open_binary(path) as file, h5py.File(file, 'r') as data:
+      examples = inside(data, 'examples')
+
+      def each():
+        for client in sorted(examples):
+          group = inside(examples, client)
+          image, label = (inside(group, name) for name in fields.of(group))
+          if not image.shape or label.shape[:1] != image.shape[:1]:
+            raise ValueError(
+              f'{group.name} has {list(image.shape)} images and'
+              f' {list(label.shape)} labels'
+            )
+          if _bytes_each(image) > _MAX_IMAGE_BYTES:
+            raise ValueError(f'{image.name} has {list(image.shape)} values')
+          yield client, image, label
+
+      yield each()
+
+  @contextlib.contextmanager
+  def readable() -> Iterator[None]:
+    try:
+      yield
+    except UsageError:
+      raise
+    except Exception as error:  # pylint: disable=broad-except
+      # Bad content makes HDF5 raise errors of many types.
+      reason = (
+        'it cannot be read as HDF5 with examples/CLIENT/FIELD'
+        f' ({files.first_line(error)})'
+      )
+      raise files.FileError(path, reason) from error
+
+  def rows() -> Iterator[Row]:
+    with readable(), clients() as found:
+      for client, images, labels in found:
+        size = max(1, _CHUNK_BYTES // _bytes_each(images))
+        for start in range(0, len(images), size):
+          chunk = slice(start, start + size)
+          for i, (image, label) in enumerate(
+            zip(images[chunk], labels[chunk]), start
+          ):
+            yield _row_of(f'{client}/{i}', client, image, label)
+
+  with readable(), clients() as found:
+    count = sum(len(images) for _, images, _ in found)
+  return Split(count, rows)
+
+
+def _bytes_each(images: Any) -> int:
+  """The size of an image in an HDF5 dataset."""
+  return max(1, math.prod(images.shape[1:]) * images.dtype.itemsize)
+
+
+def _row_of(name: str, owner: str, image: Any, label: Any) -> Row:
+  """The row of an image and a label of HDF5."""
+  try:
+    value = label if isinstance(label, bytes) else np.asarray(label)
+    if not isinstance(image, bytes):
+      image = np.asarray(image)
+    return Row(name, image, row_sets.as_label(value), owner)
+  except ValueError as error:
+    return Row(name, b'', None, owner, files.first_line(error))

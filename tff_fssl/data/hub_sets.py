@@ -1,0 +1,337 @@
+"""What lies on disk of Hugging Face's hub: `--dataset=huggingface:OWNER/NAME`.
+
+TensorFlow-free. The Parquet files of a data set are read where the hub's client
+or git has put them; nothing here uses the network. Names of splits and of
+configurations are those of the files:
+
+    data/train-00000-of-00002.parquet   CONFIG/train-00000-of-00001.parquet
+    train.parquet                       CONFIG/train/0000.parquet
+"""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+import contextlib
+import functools
+import json
+import os
+import re
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from tff_fssl import files
+from tff_fssl.data import data_hparams
+from tff_fssl.data import listings
+from tff_fssl.data import names
+from tff_fssl.data import row_sets
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+
+DataHparams = data_hparams.DataHparams
+Row = row_sets.Row
+_NAME = re.compile(r'([\w.-]*\w)/([\w.-]*\w)(?:/([\w./-]*\w))?', re.ASCII)
+_PARQUET, _DATA, _DEFAULT = '.parquet', 'data', 'default'
+_SPLITS = (row_sets.TRAIN, *row_sets.TESTS, *row_sets.UNLABELED)
+_SHARD = re.compile(r'(.*?)-\d+-of-\d+.*')
+_POINTER = b'version https://git-lfs'
+_MAX_DEPTH = 3
+_BATCH = 64
+_USES = row_sets.USES | {'client_field'}
+
+
+def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
+  """Finds a data set, and decodes it if that was not done; see `catalog`."""
+  return row_sets.find(name, locate(name, data_dir, settings), settings)
+
+
+def folder_of(name: str, data_dir: str) -> str | None:
+  """The folder of a data set's files.
+
+  Args:
+    name: `names.HUB` and OWNER/NAME or OWNER/NAME/CONFIG.
+    data_dir: `--data_dir`.
+
+  Returns:
+    DATA_DIR/OWNER/NAME, or the newest snapshot in the cache of the hub's
+    client, if that is DATA_DIR; None if there is neither.
+
+  Raises:
+    UsageError: If it is no such name.
+  """
+  owner, plain, _ = _parsed(name)
+  base = os.path.expanduser(base_of(data_dir))
+  folder = os.path.join(base, owner, plain)
+  if os.path.isdir(folder):
+    return folder
+  cached = os.path.join(base, f'datasets--{owner}--{plain}')
+  snapshots = os.path.join(cached, 'snapshots')
+  if not os.path.isdir(snapshots):
+    return None
+  main = os.path.join(cached, 'refs', 'main')
+  found = [
+    n for n, is_folder in listings.entries_of(snapshots).items() if is_folder
+  ]
+  revision = found[0] if len(found) == 1 else ''
+  if os.path.lexists(main):
+    revision = files.read_text(main, limit=1_000).strip()
+  if revision not in found:
+    raise UsageError(
+      f'--dataset={name}: {snapshots} has no snapshot that {main} names; fetch'
+      f' it again: {fetch_command(name, data_dir)}'
+    )
+  return os.path.join(snapshots, revision)
+
+
+def base_of(data_dir: str) -> str:
+  """The folder of all data sets, as it was given, or the hub's default."""
+  home = os.environ.get('HF_HOME') or os.path.join('~', '.cache', 'huggingface')
+  cache = os.environ.get('HF_HUB_CACHE') or os.path.join(home, 'hub')
+  return data_dir or cache
+
+
+def fetch_command(name: str, data_dir: str) -> str:
+  """The command that fetches a data set, by the hub's own client."""
+  owner, plain, _ = _parsed(name)
+  command = f'hf download {owner}/{plain} --repo-type=dataset'
+  if not data_dir:
+    return command
+  return f'{command} --local-dir={os.path.join(data_dir, owner, plain)}'
+
+
+def missing(name: str, data_dir: str) -> str:
+  """Says that a data set is not there, in words."""
+  return f'{name} is not in --data_dir={base_of(data_dir)}'
+
+
+def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
+  """Finds the files, without reading them.
+
+  Args:
+    name: `names.HUB` and OWNER/NAME or OWNER/NAME/CONFIG.
+    data_dir: `--data_dir`.
+    settings: Which columns are read.
+
+  Returns:
+    The files.
+
+  Raises:
+    UsageError: If they are not there.
+  """
+  folder = folder_of(name, data_dir)
+  if folder is None:
+    raise UsageError(
+      f'--dataset={missing(name, data_dir)}; to fetch it, run:'
+      f' {fetch_command(name, data_dir)} (pip install huggingface_hub)'
+    )
+  try:
+    splits = _chosen(name, _configurations(folder))
+    paths = [
+      os.path.join(folder, p) for group in splits.values() for p in group
+    ]
+    states = tuple(row_sets.state_of(path) for path in paths)
+  except UsageError as error:
+    raise UsageError(f'--dataset={name}: {error}') from error
+  return row_sets.Files(
+    folder, states, '', lambda: _open(folder, splits, settings), _USES
+  )
+
+
+def _parsed(name: str) -> tuple[str, str, str]:
+  """(owner, name, configuration or ''); raises `UsageError`."""
+  match = _NAME.fullmatch(name.removeprefix(names.HUB))
+  if match is None or '..' in name:
+    raise UsageError(
+      f'--dataset={name}: give {names.HUB}OWNER/NAME, as the hub calls it, or'
+      f' {names.HUB}OWNER/NAME/CONFIG'
+    )
+  return match[1], match[2], match[3] or ''
+
+
+def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
+  """Configuration -> split -> paths of its files, in their order."""
+  found: dict[str, dict[str, list[str]]] = {}
+  for path in sorted(_parquet_files(folder, '', _MAX_DEPTH)):
+    *parents, file = path.split('/')
+    stem = file.removesuffix(_PARQUET)
+    shard = _SHARD.fullmatch(stem)
+    split = shard[1] if shard else stem
+    if parents and (parents[-1] in _SPLITS or split.isdigit()):
+      split = parents.pop()
+    config = '/'.join(part for part in parents if part != _DATA)
+    group = found.setdefault(config or _DEFAULT, {})
+    group.setdefault(split, []).append(path)
+  return found
+
+
+def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
+  """Paths from `root`; what is deeper belongs to something else."""
+  entries = listings.entries_of(os.path.join(root, folder))
+  for name, is_folder in entries.items():
+    path = f'{folder}/{name}' if folder else name
+    if is_folder and depth:
+      yield from _parquet_files(root, path, depth - 1)
+    elif not is_folder and name.endswith(_PARQUET):
+      yield path
+
+
+def _chosen(
+  name: str, found: Mapping[str, dict[str, list[str]]]
+) -> dict[str, list[str]]:
+  """The splits of the configuration that the name says."""
+  owner, plain, config = _parsed(name)
+  if not found:
+    raise UsageError(
+      'there are no Parquet files; other forms than the hub\'s "Parquet" are'
+      ' not read'
+    )
+  if config not in found:
+    if not config and len(found) == 1:
+      return next(iter(found.values()))
+    if not config and _DEFAULT in found:
+      return found[_DEFAULT]
+    raise UsageError(
+      f'it has the configurations {", ".join(found)}; give'
+      f' {names.HUB}{owner}/{plain}/CONFIG{closest(config, found)}'
+    )
+  return found[config]
+
+
+class _Columns(NamedTuple):
+  """What is read of each row.
+
+  Attributes:
+    image: Column of images, bytes or a struct with bytes.
+    label: Column of classes.
+    client: Column of owners; '': none.
+    class_names: The name of each class, if the file says so.
+  """
+
+  image: str
+  label: str
+  client: str
+  class_names: tuple[str, ...]
+
+
+@contextlib.contextmanager
+def _parquet(path: str) -> Iterator[Any]:
+  """An open `pyarrow.parquet.ParquetFile`; raises `files.FileError`."""
+  from pyarrow import parquet  # pylint: disable=import-outside-toplevel
+
+  with files.open_binary(path) as file:
+    is_pointer = file.read(len(_POINTER)) == _POINTER
+    if is_pointer:
+      raise files.FileError(
+        path, 'it only points to the file; run git lfs pull in its folder'
+      )
+    file.seek(0)
+    try:
+      yield parquet.ParquetFile(file)
+    except UsageError:
+      raise
+    except Exception as error:  # pylint: disable=broad-except
+      # Of pyarrow, of many classes.
+      reason = f'it is not Parquet, or damaged ({files.first_line(error)})'
+      raise files.FileError(path, reason) from error
+
+
+def _open(
+  folder: str, splits: Mapping[str, Sequence[str]], settings: DataHparams
+) -> row_sets.Source:
+  """Reads the schema and the numbers of rows; raises `UsageError`."""
+  sizes: dict[str, int] = {}
+  columns = None
+  for split, paths in splits.items():
+    for path in paths:
+      with _parquet(os.path.join(folder, path)) as file:
+        sizes[split] = sizes.get(split, 0) + file.metadata.num_rows
+        if columns is None:
+          columns = _columns(file.schema_arrow, settings)
+  assert columns is not None
+  return row_sets.Source(
+    {
+      split: row_sets.Split(
+        sizes[split], functools.partial(_rows, folder, paths, columns)
+      )
+      for split, paths in splits.items()
+    },
+    columns.class_names,
+  )
+
+
+def _columns(schema: Any, settings: DataHparams) -> _Columns:
+  """The columns, by their types, names and the settings."""
+  features = _features(schema.metadata or {})
+  image = settings.image_field or _only(features, 'Image', schema.names)
+  label = settings.label_field or _only(features, 'ClassLabel', schema.names)
+  chosen = DataHparams(image_field=image, label_field=label)
+  image = row_sets.image_field(schema.names, chosen)
+  label = row_sets.label_field(schema.names, chosen)
+  client = settings.client_field
+  if client:
+    client = row_sets.field(schema.names, client, 'client_field', ())
+  known = features.get(label, {}).get('names', ())
+  return _Columns(image, label, client, tuple(map(str, known)))
+
+
+def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
+  """Column -> what the library `datasets` has written of it."""
+  try:
+    features = json.loads(metadata[b'huggingface'])['info']['features']
+    return {str(k): dict(v) for k, v in features.items()}
+  # Other programs write Parquet files, too.
+  except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
+    return {}
+
+
+def _only(
+  features: Mapping[str, Mapping[str, Any]], kind: str, found: Collection[str]
+) -> str:
+  """The only column of a kind; '' if there is none, or several."""
+  of_kind = [
+    name
+    for name, facts in features.items()
+    if facts.get('_type') == kind and name in found
+  ]
+  return of_kind[0] if len(of_kind) == 1 else ''
+
+
+def _rows(
+  folder: str, paths: Sequence[str], columns: _Columns
+) -> Iterator[Row]:
+  """The rows of files; raises `files.FileError`."""
+  number = 0
+  wanted = [columns.image, columns.label]
+  wanted += [columns.client] if columns.client else []
+  for path in paths:
+    with _parquet(os.path.join(folder, path)) as file:
+      absent = [name for name in wanted if name not in file.schema_arrow.names]
+      if absent:
+        raise files.FileError(path, f'it has no column {absent[0]!r}')
+      for batch in file.iter_batches(_BATCH, columns=wanted):
+        values = [batch.column(name).to_pylist() for name in wanted]
+        for image, label, *client in zip(*values):
+          yield _row(str(number), image, label, client, columns.class_names)
+          number += 1
+
+
+def _row(
+  name: str,
+  image: Any,
+  label: Any,
+  client: Sequence[Any],
+  class_names: Sequence[str],
+) -> Row:
+  """The row of what Parquet has."""
+  owner = '' if not client or client[0] is None else str(client[0])
+  try:
+    known = row_sets.as_label(label)
+    if class_names and isinstance(known, int) and known >= len(class_names):
+      raise ValueError(f'its label is {label}, of {len(class_names)} classes')
+    if isinstance(image, dict):
+      image = image.get('bytes')
+    if isinstance(image, list):
+      image = np.array(image)
+    if not isinstance(image, (bytes, np.ndarray)):
+      raise ValueError('its image is not in the file')
+    return Row(name, image, known, owner)
+  except ValueError as error:
+    return Row(name, b'', None, owner, files.first_line(error))

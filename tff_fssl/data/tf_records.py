@@ -1,0 +1,152 @@
+"""`tf.train.Example` and TFRecord files. TensorFlow-free.
+
+They are read where flags are checked, before TensorFlow is loaded. The messages
+are declared here as TensorFlow's example.proto and feature.proto have them.
+"""
+
+from collections.abc import Iterator
+import functools
+import os
+import struct
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from tff_fssl import files
+
+_HEADER, _FOOTER = struct.Struct('<QI'), struct.Struct('<I')
+# Reversed polynomial of CRC-32C, and how TFRecord masks its checksums.
+_CASTAGNOLI, _MASK = 0x82F63B78, 0xA282EAD8
+_LISTS = {
+  'bytes_list': ('TYPE_BYTES', None),
+  'float_list': ('TYPE_FLOAT', np.float32),
+  'int64_list': ('TYPE_INT64', np.int64),
+}
+
+
+@functools.cache
+def _example_class() -> Any:
+  """The message `tf.train.Example`, apart from TensorFlow's own."""
+  # pylint: disable=import-outside-toplevel
+  from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
+  from google.protobuf import descriptor_pool
+  from google.protobuf import message_factory
+
+  kind = descriptor_pb2.FieldDescriptorProto
+  file = descriptor_pb2.FileDescriptorProto(
+    name='example.proto', package='tff_fssl', syntax='proto3'
+  )
+
+  def add(message, *fields):
+    added = file.message_type.add(name=message)
+    for number, (name, type_name, label) in enumerate(fields, 1):
+      is_message = not type_name.startswith('TYPE_')
+      added.field.add(
+        name=name,
+        number=number,
+        label=getattr(kind, label),
+        type=kind.TYPE_MESSAGE if is_message else getattr(kind, type_name),
+        type_name=f'.tff_fssl.{type_name}' if is_message else None,
+      )
+
+  one, many = 'LABEL_OPTIONAL', 'LABEL_REPEATED'
+  for name, (type_name, _) in _LISTS.items():
+    add(name, ('value', type_name, many))
+  add('Feature', *((name, name, one) for name in _LISTS))
+  # What protocol buffers call a map is a list of such entries.
+  add('Entry', ('key', 'TYPE_STRING', one), ('value', 'Feature', one))
+  add('Features', ('feature', 'Entry', many))
+  add('Example', ('features', 'Features', one))
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return message_factory.GetMessageClass(
+    pool.FindMessageTypeByName('tff_fssl.Example')
+  )
+
+
+def parse(content: bytes) -> dict[str, Any]:
+  """The features of a serialized `tf.train.Example`.
+
+  Args:
+    content: The bytes.
+
+  Returns:
+    Name -> feature, for `value_of`.
+
+  Raises:
+    ValueError: If it is something else.
+  """
+  from google.protobuf import message  # pylint: disable=C0415
+
+  try:
+    example = _example_class().FromString(content)
+  except (message.DecodeError, TypeError) as error:
+    raise ValueError('it is no tf.train.Example') from error
+  return {entry.key: entry.value for entry in example.features.feature}
+
+
+def value_of(feature: Any) -> np.ndarray | bytes:
+  """A feature's value: float32 [N], int64 [N] or one string of bytes.
+
+  Args:
+    feature: From `parse`.
+
+  Returns:
+    The value.
+
+  Raises:
+    ValueError: If there is none, or several strings.
+  """
+  for name, (_, dtype) in _LISTS.items():
+    if feature.HasField(name):
+      values = getattr(feature, name).value
+      if dtype is not None:
+        return np.fromiter(values, dtype, len(values))
+      if len(values) == 1:
+        return values[0]
+      raise ValueError(f'it holds {len(values)} strings of bytes, not one')
+  raise ValueError('it is empty')
+
+
+def records(path: str, file: BinaryIO) -> Iterator[bytes]:
+  """The records of a TFRecord file, without compression.
+
+  Of a record, the checksum of its length is checked, not that of its content,
+  which in Python would take longer than to decode an image.
+
+  Args:
+    path: Its name, for errors.
+    file: The file, open at its start.
+
+  Yields:
+    Each record.
+
+  Raises:
+    files.FileError: If it is something else, or ends within a record.
+  """
+  position, size = 0, os.fstat(file.fileno()).st_size
+  while header := file.read(_HEADER.size):
+    torn = files.FileError(path, f'its record at byte {position:,} is damaged')
+    if len(header) < _HEADER.size:
+      raise torn
+    length, checksum = _HEADER.unpack(header)
+    if _masked_crc(header[:8]) != checksum:
+      if position:
+        raise torn
+      raise files.FileError(path, 'it is no TFRecord file')
+    position += _HEADER.size + length + _FOOTER.size
+    if position > size:
+      raise torn
+    yield file.read(length)
+    file.read(_FOOTER.size)
+
+
+def _masked_crc(data: bytes) -> int:
+  """The checksum that TFRecord gives to a few bytes."""
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = (crc >> 1) ^ (_CASTAGNOLI if crc & 1 else 0)
+  crc ^= 0xFFFFFFFF
+  return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF
