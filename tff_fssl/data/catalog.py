@@ -5,19 +5,24 @@ from tff_fssl.data import names
 from tff_fssl.hparams import import_function
 
 # They know `sources`, which knows this module.
-_FOLDER, _TFDS = 'tff_fssl.data.folders:find', 'tff_fssl.data.tfds_sets:find'
+_BY_PREFIX = {
+  names.FOLDER: 'tff_fssl.data.folders:find',
+  names.FEATURES: 'tff_fssl.data.vector_files:find',
+  names.TEXT: 'tff_fssl.data.text_files:find',
+}
+_AG_NEWS = 'tff_fssl.data.text_files:find_ag_news'
+_TFDS = 'tff_fssl.data.tfds_sets:find'
 
 
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> names.DataSetInfo:
-  """Finds a data set; reads folders and JSON, but no images.
+  """Finds a data set; reads folders, JSON and files of vectors or texts.
 
   Args:
-    name: One of `names.DATA_SETS`, `folder:PATH`, or a data set of TFDS in
-      `data_dir`.
+    name: What `--dataset` takes; see `sources.load`.
     data_dir: `--data_dir`; may be ''.
-    settings: How images are read.
+    settings: How examples are read.
 
   Returns:
     Its facts, for `sources.load_found`.
@@ -25,8 +30,11 @@ def find(
   Raises:
     UsageError: If there is no such data set, or it is of another kind.
   """
-  if name.startswith(names.FOLDER):
-    return import_function(_FOLDER)(name, data_dir, settings)
+  for prefix, function in _BY_PREFIX.items():
+    if name.startswith(prefix):
+      return import_function(function)(name, data_dir, settings)
+  if name == names.AG_NEWS:
+    return import_function(_AG_NEWS)(name, data_dir, settings)
   known = names.DATA_SETS.get(name)
   if known is not None and known.loader:
     return known

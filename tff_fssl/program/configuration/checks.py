@@ -54,6 +54,7 @@ def check(config: 'config_lib.Config') -> None:
       f'--batch_norm_statistics={statistics}: with --norm=sbn, pooled, median'
       ' or batch_mean are allowed; with --norm=bn, moving_average'
     )
+  _check_examples(config)
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
   if run.profile and run.runtime == 'tff_worker':
     raise UsageError(
@@ -71,6 +72,19 @@ def check(config: 'config_lib.Config') -> None:
   _check_data(config)
   if run.cross_device:
     _check_cross_device(config)
+
+
+def _check_examples(config: 'config_lib.Config') -> None:
+  """Refuses what is not possible with images, vectors or texts."""
+  kind = config.info.kind
+  model_names.check_inputs(config.run.model, kind)
+  without = config.entry.capabilities.without_mixing
+  if kind == data_names.TEXTS and without:
+    if getattr(config.algorithm, without.partition('=')[0]):
+      raise UsageError(
+        f'--algorithm={config.run.algorithm}: mixes examples, but numbers of'
+        f' words cannot be mixed; set --{config.prefix}{without}'
+      )
 
 
 def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:

@@ -278,9 +278,9 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
 
 def _data_name(run: RunHparams) -> str:
   """The data set, as a part of a folder's name."""
-  if not run.dataset.startswith(data_names.FOLDER):
+  if not run.dataset.startswith(data_names.PATHS):
     return run.dataset.replace('/', '-')  # A configuration of a TFDS set.
-  path = run.dataset.removeprefix(data_names.FOLDER)
+  path = run.dataset.partition(':')[2]
   return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
@@ -387,6 +387,8 @@ def _without_effect(config: Config) -> dict[str, str]:
     for field in dataclasses.fields(DataHparams)
     if field.name not in config.info.uses
   }
+  if config.info.kind != data_names.IMAGES:
+    result['augmentation'] = f'--dataset={config.run.dataset}'
   result |= dict.fromkeys(
     config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
   )

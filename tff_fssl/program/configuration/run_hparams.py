@@ -66,8 +66,10 @@ class RunHparams:
 
   dataset: str = hparam(
     'cifar10',
-    'The data set: a name; folder:PATH, a folder of images (docs/own_data.md);'
-    ' or any image classification set of TFDS in --data_dir. Names:',
+    'The data set: a name; folder:PATH, a folder of images; features:PATH, a'
+    ' file of vectors; text:PATH, a CSV file of texts (docs/own_data.md);'
+    ' ag_news, in --data_dir; or any image classification set of TFDS in'
+    ' --data_dir. Names:',
     choices=data_names.DATA_SETS,
     other_choices=True,
     group='Data',
@@ -75,8 +77,9 @@ class RunHparams:
   data_dir: str = hparam(
     '',
     'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
-    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH, where a'
-    ' relative PATH starts; if empty, the current folder.',
+    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH,'
+    ' features:PATH and text:PATH, where a relative PATH starts; if empty, the'
+    ' current folder.',
     may_change=True,
   )
   augmentation: str = hparam(
