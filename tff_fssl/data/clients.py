@@ -97,7 +97,8 @@ def make_example(
   given = [pair for pair in (labeled, unlabeled) if pair is not None]
   if not given:
     raise UsageError('neither labelled nor unlabelled examples were given')
-  like = np.asarray(given[0][0])[:0]
+  first = np.asarray(given[0][0])
+  like = np.zeros((0, *first.shape[1:]), first.dtype)
 
   def examples(pair, lowest):
     if pair is None:

@@ -84,7 +84,7 @@ def test_a_folder_with_clients(shown, tmp_path):
   code, text = shown('folder:photos', '--image_size=7')
   assert code == 0
   assert '8 for training (2 without a label), 2 for testing' in text
-  assert '2, of 3 to 4 images; 1 images are of nobody' in text
+  assert '2, of 3 to 4 images; 1 are of nobody' in text
 
 
 def test_problems_of_a_folder(shown, tmp_path):
@@ -146,7 +146,7 @@ def test_many_classes_are_shortened(shown, tmp_path):
   )
   code, text = shown('letters', f'--data_dir={tmp_path}')
   assert code == 0
-  assert '... and 40 more; classes have 1 to 2 training images' in text
+  assert '... and 40 more; classes have 1 to 2 training examples' in text
 
 
 def test_what_is_not_there(shown, tmp_path):
