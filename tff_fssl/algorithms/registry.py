@@ -155,7 +155,9 @@ REGISTRY = {
       semifl_hparams.SemiFlHparams,
       'tff_fssl.algorithms.semifl:build_local_algorithm',
       capabilities=Capabilities(
-        scenarios=(_SERVER,), trains_clients=(_SERVER,), without_mixing='mixup=false'
+        scenarios=(_SERVER,),
+        trains_clients=(_SERVER,),
+        without_mixing='mixup=false',
       ),
       compute=Compute(
         Passes(2, 2),

@@ -44,9 +44,7 @@ def element_spec(
     [None].
   """
   examples = collections.OrderedDict(
-    x=tf.TensorSpec(
-      [None, *example_shape], names.kind_of(example_shape).dtype
-    ),
+    x=tf.TensorSpec([None, *example_shape], names.kind_of(example_shape).dtype),
     y=tf.TensorSpec([None], tf.int32),
   )
   return collections.OrderedDict(
@@ -231,8 +229,8 @@ def build_server_data_fn(
     )
   if directory is None:
     raise UsageError(
-      f'{examples.x.nbytes / 2**20:.0f} MB of labelled examples at the server are'
-      f' too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
+      f'{examples.x.nbytes / 2**20:.0f} MB of labelled examples at the server'
+      f' are too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
       ' the folder (directory) in which they may be stored as a file'
     )
   content = examples.x.tobytes()

@@ -53,9 +53,9 @@ class DataHparams:
   )
   test_share: float = hparam(
     0.2,
-    'Share of the examples that are for testing where the data do not say which'
-    ' are. An image is in it by a hash of its name, a vector or a text by a hash'
-    ' of its content, so adding examples moves no other.',
+    'Share of the examples that are for testing where the data do not say'
+    ' which are. An image is in it by a hash of its name, a vector or a text by'
+    ' a hash of its content, so adding examples moves no other.',
     minimum=0.001,
     maximum=0.999,
   )

@@ -142,7 +142,9 @@ def duplicate_problems(
   ):
     if found.any():
       pairs = [f'{name(i)} = {name(original[i])}' for i in number[found][:4]]
-      more = f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
+      more = (
+        f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
+      )
       problems.append(Problem(more + ', ...' * (len(pairs) > 3), False))
   return problems
 

@@ -35,9 +35,7 @@ from tff_fssl.data import image_cache
 _NO_WORD = r'[^\pL\pM\pN]+'
 
 
-def tokens(
-  texts: tf.Tensor, vocabulary_size: int, max_words: int
-) -> tf.Tensor:
+def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
   """The numbers of the words of texts; also in a graph that is exported.
 
   Args:
@@ -96,9 +94,7 @@ def build_views(
   def strong(words: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     whether, which, swaps, deletions = tf.split(draws, 4, axis=1)
     probability = strong_replacement * _replaceable(words, rarity)
-    others = tf.searchsorted(
-      cumulative, tf.reshape(which, [-1]), side='right'
-    )
+    others = tf.searchsorted(cumulative, tf.reshape(which, [-1]), side='right')
     others = tf.reshape(others, tf.shape(words))
     words = tf.where(whether < probability, others, words)
     words = _swap(words, swaps, strong_swaps)
@@ -167,8 +163,8 @@ def _swap(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
   place = tf.cast(tf.range(words.shape[1]), tf.float32)
   moves = (draws < share) & (words > 0)
   # Words that move come first, in the order of places and in one of draws.
-  before = tf.argsort(tf.where(moves, place - 1e9, place), axis=1)
-  after = tf.argsort(tf.where(moves, draws - 1e9, place), axis=1)
+  before = tf.argsort(tf.where(moves, place, words.shape[1] + place), axis=1)
+  after = tf.argsort(tf.where(moves, draws, 1.0 + place), axis=1)
   back = tf.argsort(before, axis=1)
   source = tf.gather(after, back, axis=1, batch_dims=1)
   return tf.gather(words, source, axis=1, batch_dims=1)
@@ -180,6 +176,4 @@ def _delete(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
   last = tf.reduce_max(draws, axis=1, keepdims=True)
   keeps = (words > 0) & ((draws >= share) | (draws >= last))
   order = tf.argsort(tf.cast(~keeps, tf.int32), axis=1, stable=True)
-  return tf.gather(
-    tf.where(keeps, words, 0), order, axis=1, batch_dims=1
-  )
+  return tf.gather(tf.where(keeps, words, 0), order, axis=1, batch_dims=1)

@@ -303,10 +303,13 @@ def _of_lists(path: str, name: str, values: Any) -> np.ndarray:
   """An Arrow array of lists, or of lists of lists, as an array."""
   from pyarrow import types  # pylint: disable=import-outside-toplevel
 
-  shape, is_list = [len(values)], lambda of: (
-    types.is_list(of)
-    or types.is_large_list(of)
-    or types.is_fixed_size_list(of)
+  shape, is_list = (
+    [len(values)],
+    lambda of: (
+      types.is_list(of)
+      or types.is_large_list(of)
+      or types.is_fixed_size_list(of)
+    ),
   )
   while is_list(values.type):
     sizes = np.unique(values.value_lengths().drop_null().to_numpy())

@@ -78,7 +78,9 @@ def build_views(
 
   def accepts(vectors: tf.Tensor) -> tf.Tensor:
     # Comparisons with NaN are false.
-    return tf.reduce_all(tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS)
+    return tf.reduce_all(
+      tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS
+    )
 
   def given(first: int, num: int) -> _Render:
     def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
@@ -102,9 +104,7 @@ def build_views(
     augment.RandomView(1, given(1, num_weak), augment.WEAK_SALT)
     if num_weak
     else augment.RandomView(size, weak, augment.WEAK_SALT),
-    augment.RandomView(
-      1, given(1 + num_weak, num_strong), augment.STRONG_SALT
-    )
+    augment.RandomView(1, given(1 + num_weak, num_strong), augment.STRONG_SALT)
     if num_strong
     else augment.RandomView(2 * size, strong, augment.STRONG_SALT),
     accepts,

@@ -141,9 +141,7 @@ def build_find_non_finite(
   ) -> non_finite.NonFinite | None:
     run, watch = build()
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    data, _ = client_data.read_client(
-        dataset, part.num_classes, part.accepts
-      )
+    data, _ = client_data.read_client(dataset, part.num_classes, part.accepts)
     finite = run(state, data, tf.constant(round_num))
     return None if finite else watch.found()
 

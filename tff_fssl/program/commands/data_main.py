@@ -17,15 +17,14 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 
 _USAGE = (
-  'programs/data.py [NAME|folder:PATH|features:PATH|text:PATH]'
-  ' [--data_dir=DIR]'
+  'programs/data.py [NAME|folder:PATH|features:PATH|text:PATH] [--data_dir=DIR]'
 )
 _ABOUT = (
   'Without a name, lists the data sets. With one, says what it is, whether it'
   ' is there and how to fetch it, and looks it over: examples of each class,'
   ' files that cannot be read, examples that are there twice or both for'
-  ' training and for testing. With the same flags as training, it decodes the images'
-  ' for it, and training then starts at once.\n'
+  ' training and for testing. With the same flags as training, it decodes the'
+  ' images for it, and training then starts at once.\n'
   'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
   ' training.'
 )

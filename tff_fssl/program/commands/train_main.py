@@ -362,8 +362,7 @@ def _banner(
     'algorithm': f'{run.algorithm}: {config.entry.summary}',
     'data': f'{data.name}: {len(data.train)} training and {len(data.test)}'
     f' test {kind.noun} of {data_names.shape_text(data.example_shape)},'
-    f' {data.num_classes} classes'
-    + (validation if run.num_validation else ''),
+    f' {data.num_classes} classes' + (validation if run.num_validation else ''),
     **({'note': data.notes} if kind != data_names.IMAGES else {}),
     'labels': labels,
     'clients': f'{partition.num_clients}, {partition.settings.title},'

@@ -84,8 +84,9 @@ def export_model(
   [N, H, W, C], `features`, float32 [N, D], or `texts`, string [N], to
   `probabilities`, float32 [N, classes], preprocessing included; `model.keras`,
   the network alone (what `about.json` says to logits; with `Prediction.head`,
-  if there is one); `about.json` (classes, inputs, round, flags, version); and `manifest.json`, from which
-  `exported.problem` tells whether the export is complete.
+  if there is one); `about.json` (classes, inputs, round, flags, version); and
+  `manifest.json`, from which `exported.problem` tells whether the export is
+  complete.
 
   Args:
     task: Data and model.
