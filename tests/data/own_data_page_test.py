@@ -9,6 +9,7 @@ import pytest
 
 from tff_fssl.data import catalog
 from tff_fssl.data import listings
+from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.program.configuration import config
 
@@ -16,6 +17,16 @@ from tff_fssl.program.configuration import config
 @pytest.fixture(name='page')
 def _page(repository):
   return (repository / 'docs' / 'own_data.md').read_text()
+
+
+def _python(page):
+  return re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+
+
+def _commands(page):
+  """The arguments of each call of the training program."""
+  found = re.findall(r'python programs/train.py ((?:.*\\\n)*.*)', page)
+  return [shlex.split(command.replace('\\\n', '')) for command in found]
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +49,7 @@ def test_its_manifest_and_its_python(page, tmp_path):
     picture_folders.draw(tmp_path / f'photos/img/{i}.jpg', i)
   (tmp_path / 'photos' / 'manifest.csv').write_text(manifest + more)
   scope = {}
-  for block in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
+  for block in _python(page):
     exec(block, scope)
   (x, y), (hidden, unknown) = scope['labeled'], scope['unlabeled']
   assert x.shape == (1, 32, 32, 3) and x.dtype == np.uint8
@@ -65,7 +76,25 @@ def test_its_folders(page, tmp_path):
 
 def test_its_commands(page, tmp_path):
   picture_folders.class_folders(tmp_path / 'photos', {'cat': 60, 'dog': 60})
-  command = re.search(r'python programs/train.py ((?:.*\\\n)*.*)', page)[1]
-  checked = config.from_command_line(shlex.split(command.replace('\\\n', '')))
+  checked = config.from_command_line(_commands(page)[0])
   assert checked.info.num_classes == 2
   assert checked.run.output_dir.startswith('runs/fl2_photos_')
+
+
+def test_its_vectors(page):
+  exec(_python(page)[0], {})
+  checked = config.from_command_line(_commands(page)[1])
+  data = sources.load_found(checked.info, None)
+  assert data.class_names == ('calm', 'loud') and data.example_shape == (1, 16)
+  assert len(data.train) + len(data.test) == 400
+
+
+def test_its_texts(page, tmp_path):
+  rows = re.search(r'```text\n(.*?)```', page, re.DOTALL)[1]
+  more = [f',Text {i},{("sport", "money")[i % 2]},ben,' for i in range(100)]
+  (tmp_path / 'news.csv').write_text(rows + '\n'.join(more) + '\n')
+  checked = config.from_command_line(_commands(page)[2])
+  data = sources.load_found(checked.info, None)
+  assert data.class_names == ('money', 'sport')
+  assert data.client_names == ('anna', 'ben')
+  assert (data.train.y == -1).sum() == 1

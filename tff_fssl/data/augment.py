@@ -151,7 +151,7 @@ def normalization(
 
 
 def _check(
-  image_shape: tuple[int, int, int],
+  image_shape: tuple[int, ...],
   policy: str,
   mean: tuple[float, ...],
   std: tuple[float, ...],
@@ -177,7 +177,7 @@ def _check(
 
 
 def build_views(
-  image_shape: tuple[int, int, int],
+  image_shape: tuple[int, ...],
   *,
   policy: str = names.FL2,
   mean: tuple[float, ...],

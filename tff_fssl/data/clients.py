@@ -230,8 +230,8 @@ def build_server_data_fn(
   if directory is None:
     raise UsageError(
       f'{examples.x.nbytes / 2**20:.0f} MB of labelled examples at the server'
-      f' are too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
-      ' the folder (directory) in which they may be stored as a file'
+      f' are too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB):'
+      ' give the folder (directory) in which they may be stored as a file'
     )
   content = examples.x.tobytes()
   name = f'server_examples_{hashlib.sha256(content).hexdigest()[:16]}.bin'

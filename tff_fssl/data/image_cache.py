@@ -56,7 +56,7 @@ class Cached:
 class Writer:
   """Takes the images of a new folder."""
 
-  def __init__(self, file: BinaryIO, shape: tuple[int, int, int]):
+  def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
     self._file = file
     self._size = int(np.prod(shape))
 
@@ -78,7 +78,7 @@ def key_of(*parts: Any) -> str:
 
 
 def open_or_make(
-  folder: str, key: str, shape: tuple[int, int, int], most: int, make: Make
+  folder: str, key: str, shape: tuple[int, ...], most: int, make: Make
 ) -> Cached:
   """Opens decoded images; makes them if they are not there.
 
@@ -129,7 +129,7 @@ def _remove_leftovers(folder: str) -> None:
       shutil.rmtree(os.path.join(folder, name))
 
 
-def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
+def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   new = f'{path}{_WRITING}'
   os.mkdir(new)
   try:
@@ -163,7 +163,7 @@ def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
     raise
 
 
-def _open(path: str, shape: tuple[int, int, int]) -> Cached:
+def _open(path: str, shape: tuple[int, ...]) -> Cached:
   try:
     index = files.read_json(os.path.join(path, _INDEX))
     if index.get('format') != _FORMAT or index.get('version') != _VERSION:

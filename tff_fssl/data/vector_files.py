@@ -158,7 +158,7 @@ def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def _views(path: str, table: _Table) -> tuple[np.ndarray, int, int]:
   """(float32 [N, V, D], how many weak and how many strong views)."""
-  parts = []
+  parts: list[np.ndarray] = []
   for name in _VECTORS:
     values = table.get(name)
     if values is None:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import tensorflow as tf
 import tensorflow_federated as tff
@@ -19,6 +19,7 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 from tff_fssl.data import text_views
+from tff_fssl.data import vector_files
 from tff_fssl.data import vector_views
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
@@ -195,6 +196,7 @@ def build_views(
       strong_deletion=settings.strong_deletion,
     )
   if info.kind == data_names.VECTORS:
+    info = cast(vector_files.VectorInfo, info)
     return vector_views.build_views(
       data.mean,
       data.std,
