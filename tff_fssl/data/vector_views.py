@@ -14,7 +14,7 @@ Noise is in units of each number's deviation over the training data, so that one
 strength suits numbers of any scale.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import tensorflow as tf
@@ -82,14 +82,6 @@ def build_views(
       tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS
     )
 
-  def given(first: int, num: int) -> _Render:
-    def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-      which = first + tf.cast(draws[:, 0] * num, tf.int32)
-      chosen = tf.gather(vectors, which, axis=1, batch_dims=1)
-      return normalized(chosen) if normalize else chosen
-
-    return render
-
   def weak(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
     values = normalized(vectors[:, 0])
     return finish(values + weak_noise * _gaussian(draws))
@@ -99,19 +91,22 @@ def build_views(
     values += strong_noise * _gaussian(draws[:, :size])
     return finish(tf.where(draws[:, size:] < strong_dropout, 0.0, values))
 
-  return augment.Views(
-    plain,
-    augment.RandomView(1, given(1, num_weak), augment.WEAK_SALT)
-    if num_weak
-    else augment.RandomView(size, weak, augment.WEAK_SALT),
-    augment.RandomView(1, given(1 + num_weak, num_strong), augment.STRONG_SALT)
-    if num_strong
-    else augment.RandomView(2 * size, strong, augment.STRONG_SALT),
-    accepts,
-  )
+  def given(first: int, num: int, salt: int) -> augment.RandomView:
+    def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+      which = first + tf.cast(draws[:, 0] * num, tf.int32)
+      return plain(
+        tf.gather(vectors, which[:, tf.newaxis], axis=1, batch_dims=1)
+      )
 
+    return augment.RandomView(1, render, salt)
 
-_Render = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  weak_view = augment.RandomView(size, weak, augment.WEAK_SALT)
+  strong_view = augment.RandomView(2 * size, strong, augment.STRONG_SALT)
+  if num_weak:
+    weak_view = given(1, num_weak, augment.WEAK_SALT)
+  if num_strong:
+    strong_view = given(1 + num_weak, num_strong, augment.STRONG_SALT)
+  return augment.Views(plain, weak_view, strong_view, accepts)
 
 
 def _gaussian(draws: tf.Tensor) -> tf.Tensor:
