@@ -79,6 +79,12 @@ def find(name: str, data_dir: str, settings: DataHparams) -> TextInfo:
   return _info(name, texts, found, settings, path)
 
 
+def ag_news_folder(data_dir: str) -> str:
+  """Where AG News is, if it is there."""
+  folder = os.path.expanduser(tfds_sets.folder_of(data_dir))
+  return os.path.join(folder, names.AG_NEWS)
+
+
 def find_ag_news(name: str, data_dir: str, settings: DataHparams) -> TextInfo:
   """Reads AG News (Zhang et al. 2015) as published; see `catalog.find`.
 
@@ -86,8 +92,14 @@ def find_ag_news(name: str, data_dir: str, settings: DataHparams) -> TextInfo:
   title and description and without a header, and `classes.txt`. Without
   `train.csv`, a share of `test.csv` is for testing and the rest for training.
   """
-  folder = os.path.join(tfds_sets.folder_of(data_dir), names.AG_NEWS)
-  classes = files.read_text(os.path.join(folder, 'classes.txt')).split('\n')
+  folder = ag_news_folder(data_dir)
+  try:
+    classes = files.read_text(os.path.join(folder, 'classes.txt')).split('\n')
+  except files.FileError as error:
+    raise UsageError(
+      f'--dataset={name}: {error}; put AG News as published (train.csv,'
+      f' test.csv, classes.txt) into {folder}'
+    ) from error
   classes = [line.strip() for line in classes if line.strip()]
   labels, texts, splits = [], [], []
   is_whole = os.path.lexists(os.path.join(folder, 'train.csv'))

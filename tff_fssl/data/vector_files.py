@@ -38,7 +38,8 @@ class VectorInfo(names.DataSetInfo):
   """A file of vectors.
 
   Attributes:
-    x: float32 [N, V, D].
+    x: float32 [N, V, D], those for training first.
+    rows: Of each of them, its row in the file, from 0; int [N].
     num_weak: How many of the V views are weak ones, after the plain one.
     num_strong: How many are strong ones, after these.
     columns: What is said of the vectors.
@@ -46,6 +47,7 @@ class VectorInfo(names.DataSetInfo):
   """
 
   x: np.ndarray
+  rows: np.ndarray
   num_weak: int
   num_strong: int
   columns: columns_lib.Columns
@@ -86,6 +88,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> VectorInfo:
     settings.test_share,
     class_names,
   )
+  rows = np.argsort(found.in_test, kind='stable')
   uses = ['normalization', *found.uses]
   uses += () if num_weak else data_hparams.WEAK_VECTORS
   uses += () if num_strong else data_hparams.STRONG_VECTORS
@@ -100,7 +103,8 @@ def find(name: str, data_dir: str, settings: DataHparams) -> VectorInfo:
     std=(),
     loader=f'{__name__}:load',
     uses=frozenset(uses),
-    x=x,
+    x=x[rows],
+    rows=rows,
     num_weak=num_weak,
     num_strong=num_strong,
     columns=found,
@@ -112,36 +116,36 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
   """Splits the vectors, and measures them; see `sources.load`."""
   del data_dir  # The file has been read.
   info = cast(VectorInfo, info)
-  found = info.columns
-  train, test = info.x[~found.in_test], info.x[found.in_test]
-  mean, std = _moments(train[:, 0])
-  for part, indices in ((train, ~found.in_test), (test, found.in_test)):
-    for start in range(0, len(part), _rows(part)):
-      piece = part[start : start + _rows(part)]
-      far = np.abs((piece - mean) / std).max(axis=(1, 2)) > MAX_DEVIATIONS
-      if far.any():
-        row = np.nonzero(indices)[0][start + int(np.argmax(far))] + 1
-        raise UsageError(
-          f'--dataset={info.name}, row {row}: a number is more than'
-          f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; put this'
-          ' right or leave the row out'
-        )
+  found, num_train = info.columns, info.num_train
+  # Slices, so that there is one copy in memory.
+  y, owners = (values[info.rows] for values in (found.y, found.owners))
+  mean, std = _moments(info.x[:num_train, 0])
+  for start in range(0, len(info.x), _at_a_time(info.x)):
+    piece = info.x[start : start + _at_a_time(info.x)]
+    far = np.abs((piece - mean) / std).max(axis=(1, 2)) > MAX_DEVIATIONS
+    if far.any():
+      row = int(info.rows[start + int(np.argmax(far))]) + 1
+      raise UsageError(
+        f'--dataset={info.name}, row {row}: a number is more than'
+        f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; put this'
+        ' right or leave the row out'
+      )
   return sources.DataSet(
     name=info.name,
-    train=sources.Examples(train, found.y[~found.in_test]),
-    test=sources.Examples(test, found.y[found.in_test]),
+    train=sources.Examples(info.x[:num_train], y[:num_train]),
+    test=sources.Examples(info.x[num_train:], y[num_train:]),
     num_classes=info.num_classes,
     class_names=found.class_names,
     example_shape=info.example_shape,
     notes=info.notes,
-    owners=found.owners[~found.in_test] if found.client_names else None,
+    owners=owners[:num_train] if found.client_names else None,
     client_names=found.client_names,
     mean=tuple(mean.tolist()),
     std=tuple(std.tolist()),
   )
 
 
-def _rows(x: np.ndarray) -> int:
+def _at_a_time(x: np.ndarray) -> int:
   """How many vectors are looked at at a time."""
   return max(1, 2**22 // max(1, x[:1].size))
 

@@ -87,13 +87,17 @@ def data_main(argv: Sequence[str]) -> int:
 
 def _overview(data_dir: str) -> str:
   """What data sets there are."""
+  from tff_fssl.data import text_files  # pylint: disable=C0415
   from tff_fssl.data import tfds_sets  # pylint: disable=C0415
 
   rows = {}
   for name, info in data_names.DATA_SETS.items():
     is_there = info.loader or tfds_sets.stored_version(name, data_dir)
     rows[name] = f'{_sizes(info)}{"" if is_there else "; not there"}'
-  for name in tfds_sets.there(data_dir):
+  others = tfds_sets.there(data_dir)
+  if os.path.isdir(text_files.ag_news_folder(data_dir)):
+    others = [data_names.AG_NEWS, *others]
+  for name in others:
     if name not in rows:
       try:
         info = catalog.find(name, data_dir, data_hparams.DataHparams())
