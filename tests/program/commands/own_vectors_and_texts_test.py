@@ -65,7 +65,12 @@ def _train(*flags):
 
 _KINDS = {
   'texts': (
-    ['--dataset=text:news.csv', '--model=text_cnn', '--max_words=8'],
+    [
+      '--dataset=text:news.csv',
+      '--model=text_cnn',
+      '--max_words=8',
+      '--vocabulary_size=512',
+    ],
     ['GOAL, goal! goal team win', '', 'market price, stock'],
     [None, 8],
   ),
@@ -80,9 +85,9 @@ _KINDS = {
 @pytest.mark.parametrize(
   'kind,algorithm',
   [
-    ('texts', 'fl2'),
+    ('texts', 'fixmatch'),
     ('features', 'fixmatch'),
-    pytest.param('texts', 'fixmatch', marks=pytest.mark.slow),
+    pytest.param('texts', 'fl2', marks=pytest.mark.slow),
     pytest.param('features', 'fl2', marks=pytest.mark.slow),
   ],
 )
@@ -94,6 +99,7 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
   for folder in ('run', 'run/model'):
     assert main.run(evaluate_main.evaluate_main, [folder]) == 0
     shown = capsys.readouterr().out
+    assert '0.2 of it is for testing' in shown
     scores.append([row for row in shown.split('\n') if 'accuracy' in row])
   assert scores[0] == scores[1] and scores[0]
   served = subprocess.run(

@@ -201,6 +201,8 @@ def _look_over_named(
     size = sum(size for _, size, _ in tfds_sets.files_of(folder))
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
+  if is_file:
+    rows['what'] = data.notes
   _print_data(rows, data)
   count = len(data.train)
   return _problems(
