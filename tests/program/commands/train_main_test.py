@@ -58,7 +58,11 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
     task = types.SimpleNamespace(
       config=parsed,
       data=types.SimpleNamespace(
-        name='digits', train=[], test=[], example_shape=(8, 8, 1), num_classes=10
+        name='digits',
+        train=[],
+        test=[],
+        example_shape=(8, 8, 1),
+        num_classes=10,
       ),
       partition=partition_draw.build_partition(
         np.arange(1_000) % 10, parsed.partition_settings
