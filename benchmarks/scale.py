@@ -90,7 +90,7 @@ def build_task(
   rng = np.random.default_rng(0)
 
   def examples(count):
-    x = rng.integers(0, 256, (count, *info.image_shape), np.uint8)
+    x = rng.integers(0, 256, (count, *info.example_shape), np.uint8)
     return sources.Examples(x, (np.arange(count) % 10).astype(np.int32))
 
   data = sources.DataSet(
@@ -99,7 +99,7 @@ def build_task(
     test=examples(100),
     num_classes=10,
     class_names=tuple('0123456789'),
-    image_shape=info.image_shape,
+    example_shape=info.example_shape,
     mean=info.mean,
     std=info.std,
   )

@@ -35,14 +35,14 @@ def load_parity(info, data_dir):
     test=test,
     num_classes=info.num_classes,
     class_names=('even', 'odd'),
-    image_shape=info.image_shape,
+    example_shape=info.example_shape,
   )
 
 
 data_names.DATA_SETS['parity'] = data_names.DataSetInfo(
   name='parity',
   num_classes=2,
-  image_shape=(8, 8, 1),
+  example_shape=(8, 8, 1),
   num_train=1_437,
   num_test=360,
   flip=False,

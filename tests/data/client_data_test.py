@@ -41,7 +41,7 @@ def _sqlite(tmp_path):
 
 
 def _check(data, train=_TRAIN):
-  assert data.image_shape == (5, 5, 1) and data.num_classes == 2
+  assert data.example_shape == (5, 5, 1) and data.num_classes == 2
   assert data.client_names == tuple(sorted(train))
   people = natural_clients.NaturalClients(data)
   for name, (x, y) in train.items():
@@ -157,7 +157,7 @@ def test_facts(sqlite, tmp_path):
   settings = DataHparams(cache_dir=str(tmp_path / 'c'), image_size='7x6')
   info = catalog.find(f'clientdata:{sqlite}', '', settings)
   assert (info.num_train, info.num_test) == (9, 4)
-  assert info.image_shape == (7, 6, 1)
+  assert info.example_shape == (7, 6, 1)
   assert 'test_share' not in info.uses and 'client_field' not in info.uses
 
 

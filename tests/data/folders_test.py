@@ -52,7 +52,7 @@ def test_manifest_with_clients(load, tmp_path):
   assert data.owners.dtype == np.int32
   assert data.client_names == ('ann', 'bob')
   assert data.class_names == ('cat', 'dog')
-  assert data.image_shape == (7, 9, 3)
+  assert data.example_shape == (7, 9, 3)
   pixels = data.train.x / 255
   np.testing.assert_allclose(data.mean, pixels.mean((0, 1, 2)))
   np.testing.assert_allclose(data.std, pixels.std((0, 1, 2)))
@@ -61,7 +61,7 @@ def test_manifest_with_clients(load, tmp_path):
 def test_class_folders(load, tmp_path):
   picture_folders.class_folders(tmp_path / 'images', {'a': 20, 'b': 20})
   data = load(color='gray', resize='squash', test_share=0.3)
-  assert data.image_shape == data.train.x.shape[1:] == (8, 8, 1)
+  assert data.example_shape == data.train.x.shape[1:] == (8, 8, 1)
   assert len(data.train) + len(data.test) == 40
   assert data.owners is None and data.client_names == ()
   assert '0.3 of each class' in data.notes
@@ -121,7 +121,7 @@ def test_a_class_of_which_nothing_is_left(load, tmp_path):
   root = tmp_path / 'images'
   picture_folders.manifest(root, _MANIFEST)
   (root / '0.png').write_text('no image')
-  with pytest.raises(UsageError, match='without a training image: cat'):
+  with pytest.raises(UsageError, match='without a training example: cat'):
     load(max_unreadable=9)
 
 
@@ -151,7 +151,7 @@ def test_facts_are_known_without_loading(tmp_path, monkeypatch):
   ):
     info = catalog.find(f'folder:{path}', data_dir, settings)
     assert (info.num_classes, info.num_train, info.num_test) == (2, 3, 1)
-    assert info.image_shape == (16, 24, 1) and not info.flip
+    assert info.example_shape == (16, 24, 1) and not info.flip
     assert 'test_share' not in info.uses and 'image_size' in info.uses
 
 

@@ -50,7 +50,7 @@ def test_shards_splits_and_names(root, load, monkeypatch):
   assert data.train.y.tolist() == [0, 1, 1, 0, -1, 1, -1, -1]
   assert data.test.y.tolist() == [1, 0]
   assert data.class_names == ('cat', 'dog')
-  assert data.image_shape == (5, 6, 1) and data.owners is None
+  assert data.example_shape == (5, 6, 1) and data.owners is None
   for number, content in ((0, (0, 0)), (6, (1, 1)), (7, (3, 0))):
     expected = _decoded(hub_files.png(1_000 * content[0] + content[1]))
     np.testing.assert_array_equal(data.train.x[number, ..., 0], expected)

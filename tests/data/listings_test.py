@@ -135,10 +135,10 @@ def test_wrong_folders(tmp_path):
   'counts,words',
   [
     ({'train/a': 1, 'test/a': 1}, ['two classes or more; given: a']),
-    ({'train/a': 1, 'train/b': 1, 'test': 0}, ['there are no test images']),
+    ({'train/a': 1, 'train/b': 1, 'test': 0}, ['there are no test examples']),
     (
       {'train/a': 1, 'train/b': 1, 'test/a': 1, 'test/c': 1},
-      ['without a training image: c', 'without a test image: b'],
+      ['without a training example: c', 'without a test example: b'],
     ),
   ],
 )

@@ -10,7 +10,7 @@ from tff_fssl.hparams import UsageError
 def test_every_entry_is_consistent():
   for name, info in names.DATA_SETS.items():
     assert info.name == name
-    channels = info.image_shape[2]
+    channels = info.example_shape[2]
     assert len(info.mean) == len(info.std) == channels
     assert all(0 < v < 1 for v in (*info.mean, *info.std))
 

@@ -13,6 +13,7 @@ from tensorflow_federated.python.simulation.datasets import emnist
 from tff_fssl.data import catalog
 from tff_fssl.data import hub_sets
 from tff_fssl.data import listings
+from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.program.commands import data_main
 from tff_fssl.program.configuration import config
@@ -23,6 +24,16 @@ _SPLITS = ('train', 'test')
 @pytest.fixture(name='page')
 def _page(repository):
   return (repository / 'docs' / 'own_data.md').read_text()
+
+
+def _python(page):
+  return re.findall(r'```python\n(.*?)```', page, re.DOTALL)
+
+
+def _commands(page, program='python programs/train.py'):
+  """The arguments of each call of a program."""
+  found = re.findall(rf'(?m)^    {program} ((?:.*\\\n)*.*)', page)
+  return [shlex.split(command.replace('\\\n', '')) for command in found]
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +56,7 @@ def test_its_manifest_and_its_python(page, tmp_path):
     picture_folders.draw(tmp_path / f'photos/img/{i}.jpg', i)
   (tmp_path / 'photos' / 'manifest.csv').write_text(manifest + more)
   scope = {'client_data': emnist.get_synthetic()}
-  for block in re.findall(r'```python\n(.*?)```', page, re.DOTALL):
+  for block in _python(page):
     exec(block, scope)
   (x, y), (hidden, unknown) = scope['labeled'], scope['unlabeled']
   assert x.shape == (1, 32, 32, 3) and x.dtype == np.uint8
@@ -71,12 +82,15 @@ def test_its_folders(page, tmp_path):
   assert listing.labels('test').tolist() == [0] * 20
 
 
-def _commands(page, program):
-  found = re.findall(rf'(?m)^    {program} ((?:.*\\\n)*.*)', page)
-  return [shlex.split(command.replace('\\\n', '')) for command in found]
+def _write_texts(page, folder):
+  rows = re.search(r'```text\n(.*?)```', page, re.DOTALL)[1]
+  more = [f',Text {i},{("sport", "money")[i % 2]},ben,' for i in range(100)]
+  (folder / 'news.csv').write_text(rows + '\n'.join(more) + '\n')
 
 
-def _write_what_the_commands_name(folder):
+def _write_what_the_commands_name(page, folder):
+  exec(_python(page)[0], {})
+  _write_texts(page, folder)
   picture_folders.class_folders(folder / 'photos', {'cat': 60, 'dog': 60})
   clients = {
     f'f{i}': (x, np.arange(len(y)) % 10)
@@ -98,16 +112,13 @@ def _write_what_the_commands_name(folder):
 
 
 def test_its_commands(page, tmp_path):
-  _write_what_the_commands_name(tmp_path)
-  checked = [
-    config.from_command_line(given)
-    for given in _commands(page, 'python programs/train.py')
-  ]
-  assert [c.info.num_classes for c in checked] == [2, 10, 10]
+  _write_what_the_commands_name(page, tmp_path)
+  checked = [config.from_command_line(given) for given in _commands(page)]
+  assert [c.info.num_classes for c in checked] == [2, 10, 10, 2, 2]
   assert checked[0].run.output_dir.startswith('runs/fl2_photos_')
   assert checked[1].run.partition == 'natural'
   given = _commands(page, 'python programs/data.py')
-  assert len(given) == 3
+  assert len(given) == 5
   for argv in given:
     assert data_main.data_main(argv) == 0
   ((*_, folder),) = _commands(page, 'hf download')
@@ -115,3 +126,20 @@ def test_its_commands(page, tmp_path):
   assert shlex.join(_commands(page, 'hf')[0]) in hub_sets.fetch_command(
     'huggingface:uoft-cs/cifar10', 'DIR'
   )
+
+
+def test_its_vectors(page):
+  exec(_python(page)[0], {})
+  checked = config.from_command_line(_commands(page)[3])
+  data = sources.load_found(checked.info, None)
+  assert data.class_names == ('calm', 'loud') and data.example_shape == (1, 16)
+  assert len(data.train) + len(data.test) == 400
+
+
+def test_its_texts(page, tmp_path):
+  _write_texts(page, tmp_path)
+  checked = config.from_command_line(_commands(page)[4])
+  data = sources.load_found(checked.info, None)
+  assert data.class_names == ('money', 'sport')
+  assert data.client_names == ('anna', 'ben')
+  assert (data.train.y == -1).sum() == 1

@@ -39,7 +39,7 @@ def test_labels_of_which_some_are_texts(tmp_path):
   assert info.data.train.y.tolist() == [2, 0, -1, 1]
   assert info.data.test.y.tolist() == [2, 0, 1]
   assert info.data.owners.tolist() == [0, 1, 0, 1]
-  assert info.data.image_shape == (2, 2, 1)
+  assert info.data.example_shape == (2, 2, 1)
 
 
 def test_what_is_not_labelled_is_not_for_testing(tmp_path):

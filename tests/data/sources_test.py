@@ -25,7 +25,7 @@ def test_tfds_data_come_in_stored_order(small):
     np.testing.assert_array_equal(examples.y, arrays[split][1])
     assert examples.y.dtype == np.int32
   assert data.num_classes == len(data.class_names) == 10
-  assert data.image_shape == (28, 28, 1)
+  assert data.example_shape == (28, 28, 1)
   assert 'Made for a test' in data.notes
 
 
@@ -74,7 +74,7 @@ def test_unknown_name_is_refused():
 
 def test_digits(digits):
   assert (len(digits.train), len(digits.test)) == (1437, 360)
-  assert digits.train.x.shape[1:] == digits.image_shape == (8, 8, 1)
+  assert digits.train.x.shape[1:] == digits.example_shape == (8, 8, 1)
   assert digits.train.x.max() == 255
   share = np.bincount(digits.test.y) / np.bincount(digits.train.y)
   assert np.all(np.abs(share - 0.25) < 0.02)
@@ -101,7 +101,7 @@ def test_real_cifar10(cifar10):
 
 
 def test_examples_of_a_wrong_kind_are_refused():
-  with pytest.raises(UsageError, match='must be uint8'):
+  with pytest.raises(UsageError, match=r'images \(uint8'):
     sources.Examples(np.zeros((2, 3, 3, 1)), np.zeros(2, np.int32))
   with pytest.raises(UsageError, match='must be integers'):
     sources.Examples(np.zeros((2, 3, 3, 1), np.uint8), np.zeros(3, np.int32))

@@ -191,7 +191,7 @@ def test_a_class_without_images(load, tmp_path):
   tiny_tfds.write(
     tmp_path, 'leaves', {'train': 2, 'test': 3}, num_classes=3, shape=(6, 5, 1)
   )
-  with pytest.raises(UsageError, match='without a training image: 2'):
+  with pytest.raises(UsageError, match='without a training example: 2'):
     load('leaves')
 
 

@@ -15,7 +15,7 @@ def _find(name, folder, **settings):
 
 
 def _facts(info):
-  return info.num_classes, info.image_shape, info.num_train, info.num_test
+  return info.num_classes, info.example_shape, info.num_train, info.num_test
 
 
 @pytest.fixture(scope='module', name='folder')
@@ -48,7 +48,7 @@ def test_facts_come_from_the_disk(folder):
   assert _facts(info) == (3, (8, 8, 3), 30, 9) and not info.flip
   info = _find('flowers', folder)
   assert info.num_train + info.num_test == 40 and info.num_test
-  assert info.image_shape == (32, 32, 3)
+  assert info.example_shape == (32, 32, 3)
   assert 'test_share' in info.uses
   assert 'test_share' not in _find('leaves', folder).uses
   assert _facts(_find('stl10', folder)) == (2, (6, 6, 3), 16, 8)
@@ -58,7 +58,7 @@ def test_configurations(folder, tmp_path):
   tiny_tfds.write(
     tmp_path / 'leaves', 'big', {'train': 3, 'test': 3}, 3, shape=(9, 9, 3)
   )
-  assert _find('leaves/big', tmp_path).image_shape == (9, 9, 3)
+  assert _find('leaves/big', tmp_path).example_shape == (9, 9, 3)
 
 
 def test_known_sets_keep_their_facts_without_files(tmp_path):
@@ -84,7 +84,7 @@ def test_presets(tmp_path, name, preset, sizes):
   info = _find(name, tmp_path, split_preset=preset)
   assert (info.num_train, info.num_test, info.num_validation) == sizes
   assert info.mean == names.DATA_SETS[name].mean
-  assert info.image_shape == names.DATA_SETS[name].image_shape
+  assert info.example_shape == names.DATA_SETS[name].example_shape
 
 
 def test_presets_of_other_sets_are_refused(folder):

@@ -38,7 +38,7 @@ def write(
     [N, H, W, C], or where sizes differ a list of images.
   """
   num_classes = num_classes or names.data_set_info(name).num_classes
-  shape = shape or names.data_set_info(name).image_shape
+  shape = shape or names.data_set_info(name).example_shape
   features = tfds.features.FeaturesDict(
     {
       keys[0]: tfds.features.Image(shape=shape),

@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.models import flops
+from tff_fssl.models import networks
 
 
 def _graph(function, *shapes):
@@ -147,3 +148,13 @@ def test_shapes_that_are_not_known():
     _flops(tf.matmul, [None, 3], [3, 5])
   with pytest.raises(flops.UnknownFlopsError, match='MatMul'):
     _flops(tf.matmul, None, [3, 5])
+
+
+def test_a_network_for_texts():
+  model = networks.build_network(
+    'text_cnn', (64,), 4, 'none', vocabulary_size=256
+  )
+  # A filter of w words has 64 - w + 1 places in a text; looking words up is no
+  # multiplication.
+  filters = sum((65 - w) * w * 128 * 100 for w in (3, 4, 5))
+  assert _flops(model, [7, 64]) == _exactly(2 * 7 * (filters + 300 * 4))

@@ -5,6 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl import hparams
+from tff_fssl.data import names as data_names
 from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
@@ -41,11 +42,46 @@ def _num_trainable(model):
     ('cnn', _CIFAR, 10, 'bn', 187_114),
     ('cnn', _CIFAR, 10, 'none', 186_794),
     ('cnn', _DIGITS, 10, 'bn', 186_538),
+    ('linear', (768,), 4, 'none', 769 * 4),
+    ('linear', _DIGITS, 10, 'bn', 65 * 10),
+    ('mlp', (768,), 4, 'none', 769 * 256 + 257 * 256 + 257 * 4),
   ],
 )
 def test_parameters(name, image_shape, num_classes, norm, num_parameters):
   model = networks.build_network(name, image_shape, num_classes, norm)
   assert _num_trainable(model) == num_parameters
+
+
+@pytest.mark.parametrize('norm,more', [('none', 300), ('bn', 600), ('gn', 600)])
+def test_text_cnn_is_kims(norm, more):
+  model = networks.build_network(
+    'text_cnn', (64,), 4, norm, vocabulary_size=1_000
+  )
+  # 128 numbers a word; 100 filters of 3, 4 and 5 words; 300 features.
+  expected = 128_000 + 128 * 100 * (3 + 4 + 5) + more + 301 * 4
+  assert _num_trainable(model) == expected
+  assert model.input_shape == (None, 64)
+  # Words out of range are the nearest in range.
+  x = np.zeros((2, 64), np.float32)
+  hostile = x.copy()
+  hostile[0, 3], hostile[1, 4] = -5, 1e9
+  x[1, 4] = 999
+  np.testing.assert_array_equal(model(hostile), model(x))
+
+
+@pytest.mark.parametrize(
+  'name,shape,size,words',
+  [
+    ('text_cnn', (8,), 0, 'is for texts, but the data set has vectors'),
+    ('text_cnn', _DIGITS, 0, 'is for texts, but the data set has images'),
+    ('mlp', (8,), 99, 'allowed are text_cnn and FILE.py:function'),
+    ('cnn', (8,), 0, 'allowed are linear, mlp and FILE.py:function'),
+    ('keras:MobileNetV2', (8,), 0, 'is for images'),
+  ],
+)
+def test_networks_of_other_inputs_are_refused(name, shape, size, words):
+  with pytest.raises(hparams.UsageError, match=words):
+    networks.build_network(name, shape, 2, 'none', vocabulary_size=size)
 
 
 def test_wide_resnet_has_the_spec_channels_of_batch_norm():
@@ -172,6 +208,8 @@ def test_groups_divide_channels(channels, groups):
 
 def test_every_named_network_can_be_built():
   for name, info in names.MODELS.items():
+    if data_names.IMAGES not in info.inputs:
+      continue
     side = info.least_side
     assert networks.build_network(name, (side, side, 1), 2).name == name
     if side > 1:

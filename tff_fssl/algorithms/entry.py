@@ -52,6 +52,9 @@ class Capabilities:
     ignores: Fields of `RoundHparams` that change nothing.
     labels_of_class: The hyper-parameter, or property of them, that says how
       many labels of a class a client needs; '' if it needs none.
+    without_mixing: 'name=value', the hyper-parameter by whose value the
+      algorithm does not mix the inputs of networks, as it does by any other
+      that is true; '' if it never does.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -71,6 +74,7 @@ class Capabilities:
   without_groups: str = ''
   ignores: tuple[str, ...] = ()
   labels_of_class: str = ''
+  without_mixing: str = ''
 
   def keeps_client_state(self, hparams: Any) -> bool:
     """Whether there is a state for each client, by its identity."""

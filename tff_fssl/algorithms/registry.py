@@ -139,6 +139,7 @@ REGISTRY = {
       'MixMatch at clients, with FedAvg or FedProx.',
       mixmatch_hparams.MixMatchHparams,
       'tff_fssl.algorithms.mixmatch:build_local_algorithm',
+      capabilities=Capabilities(without_mixing='mixup_concentration=0'),
       compute=Compute(
         Passes(4, 2),
         authors=Passes(4, 2),
@@ -154,7 +155,9 @@ REGISTRY = {
       semifl_hparams.SemiFlHparams,
       'tff_fssl.algorithms.semifl:build_local_algorithm',
       capabilities=Capabilities(
-        scenarios=(_SERVER,), trains_clients=(_SERVER,)
+        scenarios=(_SERVER,),
+        trains_clients=(_SERVER,),
+        without_mixing='mixup=false',
       ),
       compute=Compute(
         Passes(2, 2),

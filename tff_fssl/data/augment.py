@@ -48,33 +48,37 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 # Different salts make views with the same seed independent.
-_WEAK_SALT = 0x5EED0001
-_STRONG_SALT = 0x5EED0002
+WEAK_SALT = 0x5EED0001
+STRONG_SALT = 0x5EED0002
 
 
 class Views(NamedTuple):
-  """Functions that convert stored images to inputs of a network.
+  """Functions that convert stored examples to inputs of a network.
 
   Attributes:
-    plain: x -> normalized.
+    plain: x -> normalized, float32.
     weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2]. A
       `RandomView` is faster in training than another function.
     strong: (x, seed) -> strongly augmented, normalized; likewise.
+    accepts: x -> whether all of these examples, of the right type, can be
+      examples, bool scalar. A client that has others is left out. None: any
+      can, as any bytes can be an image.
   """
 
   plain: Callable[[tf.Tensor], tf.Tensor]
   weak: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
   strong: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
+  accepts: Callable[[tf.Tensor], tf.Tensor] | None = None
 
 
 @dataclasses.dataclass(frozen=True)
 class RandomView:
-  """A random view in two parts, so that images of several seeds can share one.
+  """A random view in two parts, so that several seeds can share one.
 
   Attributes:
-    num_draws: How many random numbers an image needs, K.
-    render: (images [N, ...], draws float32 [N, K] in [0, 1)) -> their views;
-      each is a function of its own image and draws only.
+    num_draws: How many random numbers an example needs, K.
+    render: (examples [N, ...], draws float32 [N, K] in [0, 1)) -> their views;
+      each is a function of its own example and draws only.
     salt: int32; views with the same seed but other salts are independent.
   """
 
@@ -83,23 +87,23 @@ class RandomView:
   salt: int
 
   def draw(self, num: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
-    """The draws of `num` images, float32 [num, K]; `seed` is int32 [2]."""
+    """The draws of `num` examples, float32 [num, K]; `seed` is int32 [2]."""
     seed = tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, self.salt])
     return tf.random.stateless_uniform(
       [num, self.num_draws], seed, alg='philox'
     )
 
-  def __call__(self, images: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """The view of images with one seed."""
-    return self.render(images, self.draw(tf.shape(images)[0], seed))
+  def __call__(self, examples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+    """The view of examples with one seed."""
+    return self.render(examples, self.draw(tf.shape(examples)[0], seed))
 
 
-def image_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
-  """The shape of one image as the network sees it.
+def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
+  """The shape of one example as the network sees it.
 
   Args:
     views: The preprocessing; `plain` is traced.
-    stored: The spec of a batch of images as they are stored, [None, ...].
+    stored: The spec of a batch of examples as they are stored, [None, ...].
 
   Returns:
     The shape; None for a dimension that `plain` leaves open.
@@ -147,7 +151,7 @@ def normalization(
 
 
 def _check(
-  image_shape: tuple[int, int, int],
+  image_shape: tuple[int, ...],
   policy: str,
   mean: tuple[float, ...],
   std: tuple[float, ...],
@@ -173,7 +177,7 @@ def _check(
 
 
 def build_views(
-  image_shape: tuple[int, int, int],
+  image_shape: tuple[int, ...],
   *,
   policy: str = names.FL2,
   mean: tuple[float, ...],
@@ -236,8 +240,8 @@ def build_views(
 
   return Views(
     plain,
-    RandomView(3, weak, _WEAK_SALT),
-    RandomView(6 + 3 * strong_policy.num_ops, strong, _STRONG_SALT),
+    RandomView(3, weak, WEAK_SALT),
+    RandomView(6 + 3 * strong_policy.num_ops, strong, STRONG_SALT),
   )
 
 

@@ -9,7 +9,10 @@ _BY_PREFIX = {
   names.FOLDER: 'tff_fssl.data.folders:find',
   names.CLIENT_DATA: 'tff_fssl.data.client_data:find',
   names.HUB: 'tff_fssl.data.hub_sets:find',
+  names.FEATURES: 'tff_fssl.data.vector_files:find',
+  names.TEXT: 'tff_fssl.data.text_files:find',
 }
+_AG_NEWS = 'tff_fssl.data.text_files:find_ag_news'
 _TFDS = 'tff_fssl.data.tfds_sets:find'
 
 
@@ -18,14 +21,14 @@ def find(
 ) -> names.DataSetInfo:
   """Finds a data set.
 
-  This reads folders and JSON, but no images, except those of `clientdata:` and
-  `huggingface:`: these are decoded when they are found for the first time.
+  This reads folders, JSON and files of vectors or texts, but no images, except
+  those of `clientdata:` and `huggingface:`: these are decoded when they are
+  found for the first time.
 
   Args:
-    name: One of `names.DATA_SETS`, `folder:PATH`, `clientdata:PATH`,
-      `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
+    name: What `--dataset` takes; see `sources.load`.
     data_dir: `--data_dir`; may be ''.
-    settings: How images are read.
+    settings: How examples are read.
 
   Returns:
     Its facts, for `sources.load_found`.
@@ -36,6 +39,8 @@ def find(
   for prefix, function in _BY_PREFIX.items():
     if name.startswith(prefix):
       return import_function(function)(name, data_dir, settings)
+  if name == names.AG_NEWS:
+    return import_function(_AG_NEWS)(name, data_dir, settings)
   known = names.DATA_SETS.get(name)
   if known is not None and known.loader:
     return known

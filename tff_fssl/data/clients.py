@@ -30,19 +30,21 @@ MAX_CONSTANT_BYTES = 16 * 2**20
 
 
 def element_spec(
-  image_shape: tuple[int, int, int],
+  example_shape: tuple[int, ...],
 ) -> collections.OrderedDict[str, Any]:
   """The type of a client's one element, for any number of examples.
 
   Args:
-    image_shape: (height, width, channels).
+    example_shape: (height, width, channels); of vectors (views, numbers), of
+      texts (words,).
 
   Returns:
     Nested `tf.TensorSpec`s: seed int32 [2]; labeled and unlabeled with x uint8
-    [None, H, W, C] and y int32 [None].
+    [None, H, W, C], float32 [None, V, D] or int32 [None, L], and y int32
+    [None].
   """
   examples = collections.OrderedDict(
-    x=tf.TensorSpec([None, *image_shape], tf.uint8),
+    x=tf.TensorSpec([None, *example_shape], names.kind_of(example_shape).dtype),
     y=tf.TensorSpec([None], tf.int32),
   )
   return collections.OrderedDict(
@@ -77,7 +79,8 @@ def make_example(
 
   Args:
     seed: int32 [2], another one each round; see `client_seed`.
-    labeled: (x uint8 [N, H, W, C], y integers [N]); None if it has none.
+    labeled: (x, y integers [N]), x as in `sources.Examples`; None if it has
+      none.
     unlabeled: (x, y) as for `labeled`, or (x, None) if true labels are not
       known; None if it has none. `labeled` or `unlabeled` must be given.
     num_classes: Labels must be less. None: they are not checked here, and the
@@ -92,18 +95,19 @@ def make_example(
   given = [pair for pair in (labeled, unlabeled) if pair is not None]
   if not given:
     raise UsageError('neither labelled nor unlabelled examples were given')
-  image_shape = np.shape(given[0][0])[1:]
+  first = np.asarray(given[0][0])
+  like = np.zeros((0, *first.shape[1:]), first.dtype)
 
   def examples(pair, lowest):
     if pair is None:
-      pair = np.zeros([0, *image_shape], np.uint8), None
+      pair = like, None
     x, y = pair
     if y is None:
       y = np.full(len(x), UNKNOWN_LABEL, np.int32)
     checked = sources.Examples(np.asarray(x), y)
-    if checked.x.shape[1:] != image_shape:
+    if checked.x.shape[1:] != like.shape[1:]:
       raise UsageError(
-        f'labelled images are {list(image_shape)}, unlabelled ones'
+        f'labelled examples are {list(like.shape[1:])}, unlabelled ones'
         f' {list(checked.x.shape[1:])}: they must be alike'
       )
     check_labels(checked.y, lowest, num_classes)
@@ -201,12 +205,12 @@ def build_server_data_fn(
 ) -> Callable[[], tf.data.Dataset]:
   """Builds the function that reads the server's data in a TensorFlow graph.
 
-  Up to `MAX_CONSTANT_BYTES` of images become constants of the graph. More are
+  Up to `MAX_CONSTANT_BYTES` of them become constants of the graph. More are
   written to a file, which the graph reads when it runs, so the file must not be
-  removed. The same images are written only once.
+  removed. The same examples are written only once.
 
   Args:
-    x: uint8 [N, H, W, C].
+    x: As in `sources.Examples`.
     y: Integers [N].
     directory: The folder for that file; needed only for large data.
 
@@ -225,22 +229,22 @@ def build_server_data_fn(
     )
   if directory is None:
     raise UsageError(
-      f'{examples.x.nbytes / 2**20:.0f} MB of labelled images at the server are'
-      f' too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB): give'
-      ' the folder (directory) in which they may be stored as a file'
+      f'{examples.x.nbytes / 2**20:.0f} MB of labelled examples at the server'
+      f' are too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB):'
+      ' give the folder (directory) in which they may be stored as a file'
     )
   content = examples.x.tobytes()
-  name = f'server_images_{hashlib.sha256(content).hexdigest()[:16]}.bin'
+  name = f'server_examples_{hashlib.sha256(content).hexdigest()[:16]}.bin'
   path = os.path.join(os.path.abspath(directory), name)
   if not os.path.isfile(path) or pathlib.Path(path).read_bytes() != content:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     durable.write_file(path, [content])
-  shape = examples.x.shape
+  shape, dtype = examples.x.shape, examples.x.dtype
 
   def read(path):
-    images = tf.io.decode_raw(tf.io.read_file(path), tf.uint8)
+    values = tf.io.decode_raw(tf.io.read_file(path), dtype)
     return collections.OrderedDict(
-      x=tf.reshape(images, shape), y=tf.constant(examples.y)
+      x=tf.reshape(values, shape), y=tf.constant(examples.y)
     )
 
   return lambda: tf.data.Dataset.from_tensors(path).map(read)

@@ -1,4 +1,4 @@
-"""Which images of a data set are used, and how they are read. TF-free."""
+"""Which examples of a data set are used, and how they are read. TF-free."""
 
 import dataclasses
 import os
@@ -11,11 +11,22 @@ from tff_fssl.hparams import hparam
 
 _SIZE = re.compile(r'([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?', re.ASCII)
 _DEFAULT_SIZE = (32, 32)
+# What is done to vectors that come without views, and to texts.
+WEAK_VECTORS = ('weak_noise',)
+STRONG_VECTORS = ('strong_noise', 'strong_dropout')
+TEXTS = (
+  'vocabulary_size',
+  'max_words',
+  'weak_deletion',
+  'strong_replacement',
+  'strong_swaps',
+  'strong_deletion',
+)
 
 
 @dataclasses.dataclass(frozen=True)
 class DataHparams:
-  """Flags of a data set's images, without a prefix."""
+  """Flags of how a data set is read, without a prefix."""
 
   image_size: str = hparam(
     '',
@@ -43,9 +54,9 @@ class DataHparams:
   )
   test_share: float = hparam(
     0.2,
-    'Share of the images that are for testing where the data do not say which'
-    ' are. An image is in it by a hash of its name, so adding images moves no'
-    ' other.',
+    'Share of the examples that are for testing where the data do not say'
+    ' which are. An image is in it by a hash of its name, a vector or a text by'
+    ' a hash of its content, so adding examples moves no other.',
     minimum=0.001,
     maximum=0.999,
   )
@@ -91,6 +102,76 @@ class DataHparams:
     'Folder of decoded images, which are made once and may be removed at any'
     ' time; if empty, tff_fssl in $XDG_CACHE_HOME or else in ~/.cache.',
     may_change=True,
+  )
+
+  normalization: str = hparam(
+    'standard',
+    'standard: networks see each number of a vector less its mean and divided'
+    ' by its deviation over the training data; none: as it is.',
+    choices=('standard', 'none'),
+    group='Vectors (features:PATH)',
+  )
+  weak_noise: float = hparam(
+    0.1,
+    'Deviation of the Gaussian noise of weak views, in units of the deviation'
+    ' of each number. Without effect where the file has weak views; the next'
+    ' two where it has strong ones.',
+    minimum=0,
+    maximum=1e3,
+  )
+  strong_noise: float = hparam(
+    0.5,
+    'The same for strong views.',
+    minimum=0,
+    maximum=1e3,
+  )
+  strong_dropout: float = hparam(
+    0.2,
+    'Share of the numbers of a strong view that are replaced by their means.',
+    minimum=0,
+    maximum=1,
+  )
+
+  vocabulary_size: int = hparam(
+    16_384,
+    'How many different numbers words have, by a hash: no list of words is'
+    ' made, which could tell what clients wrote.',
+    minimum=256,
+    maximum=2**24,
+    group='Texts (text:PATH, ag_news)',
+  )
+  max_words: int = hparam(
+    64,
+    'How many words of a text are used, from its start.',
+    minimum=5,
+    maximum=4096,
+  )
+  weak_deletion: float = hparam(
+    0.1,
+    "Share of a text's words that a weak view lacks (value: EDA's code, of"
+    ' random deletion).',
+    minimum=0,
+    maximum=1,
+  )
+  strong_replacement: float = hparam(
+    0.5,
+    "Share of a strong view's words that are replaced, key words less often, by"
+    " words that say little (UDA's TF-IDF based word replacement; the value is"
+    ' ours).',
+    minimum=0,
+    maximum=1,
+  )
+  strong_swaps: float = hparam(
+    0.1,
+    "Share of a strong view's words that change places (value: EDA's code).",
+    minimum=0,
+    maximum=1,
+  )
+  strong_deletion: float = hparam(
+    0.1,
+    'Share of the words that a strong view lacks.',
+    minimum=0,
+    maximum=1,
   )
 
   def __post_init__(self):

@@ -44,7 +44,7 @@ class FolderInfo(names.DataSetInfo):
   @property
   def form(self) -> pictures.Form:
     """What the images become."""
-    return pictures.Form(self.image_shape, self.settings.resize)
+    return pictures.Form(self.example_shape, self.settings.resize)
 
 
 def describe(name: str, data_dir: str, settings: DataHparams) -> FolderInfo:
@@ -72,7 +72,7 @@ def describe(name: str, data_dir: str, settings: DataHparams) -> FolderInfo:
   return FolderInfo(
     name=name,
     num_classes=len(listing.class_names),
-    image_shape=settings.image_shape(),
+    example_shape=settings.image_shape(),
     num_train=len(listing.train),
     num_test=len(listing.test),
     flip=settings.flip,
@@ -150,7 +150,7 @@ def decode(info: FolderInfo) -> Decoded:
       len(listing.train),
       rows,
     ),
-    info.image_shape,
+    info.example_shape,
     len(rows),
     lambda writer: _decode(info, writer),
   )
@@ -172,7 +172,7 @@ def decode(info: FolderInfo) -> Decoded:
     test=sources.Examples(cached.images[num_train:], y[num_train:]),
     num_classes=info.num_classes,
     class_names=listing.class_names,
-    image_shape=info.image_shape,
+    example_shape=info.example_shape,
     notes=f'{listing.root}, by {listing.kind}'
     + (f'; {test_share}' if listing.uses_share else ''),
     owners=owners if listing.client_names else None,

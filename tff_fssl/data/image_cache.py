@@ -57,7 +57,7 @@ class Cached:
 class Writer:
   """Takes the images of a new folder."""
 
-  def __init__(self, file: BinaryIO, shape: tuple[int, int, int]):
+  def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
     self._file = file
     self._size = int(np.prod(shape))
 
@@ -85,7 +85,7 @@ def find(folder: str, key: str) -> Cached | None:
 
 
 def open_or_make(
-  folder: str, key: str, shape: tuple[int, int, int], most: int, make: Make
+  folder: str, key: str, shape: tuple[int, ...], most: int, make: Make
 ) -> Cached:
   """Opens decoded images; makes them if they are not there.
 
@@ -208,7 +208,7 @@ def remove(folder: str, found: Iterable[Made]) -> None:
     _remove_leftovers(folder)
 
 
-def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
+def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   new = f'{path}{_WRITING}'
   os.mkdir(new)
   try:
@@ -242,7 +242,7 @@ def _make(path: str, shape: tuple[int, int, int], most: int, make: Make):
     raise
 
 
-def _open(path: str, shape: tuple[int, int, int] | None = None) -> Cached:
+def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
   try:
     index = files.read_json(os.path.join(path, _INDEX))
     if index.get('format') != _FORMAT or index.get('version') != _VERSION:

@@ -54,7 +54,7 @@ def label_problems(
     What is wrong.
   """
   problems = [
-    Problem(f'there are no {split} images', True)
+    Problem(f'there are no {split} examples', True)
     for split, labels in (('training', train), ('test', test))
     if not len(labels)
   ]
@@ -73,7 +73,7 @@ def label_problems(
       problems.append(
         Problem(
           f'{int(wrong.sum()):,} {split} labels are not of a class (such as'
-          f' {labels[example]}, of {split} image {example})',
+          f' {labels[example]}, of {split} example {example})',
           True,
         )
       )
@@ -85,7 +85,7 @@ def label_problems(
     missing = [n for n, count in zip(class_names, counts) if not count]
     if missing and len(labels):
       problems.append(
-        Problem(f'classes without a {split} image: {shown(missing)}', stops)
+        Problem(f'classes without a {split} example: {shown(missing)}', stops)
       )
   return problems
 
@@ -108,24 +108,24 @@ def checksum(*arrays: np.ndarray) -> str:
 
 
 def duplicate_problems(
-  images: Sequence[np.ndarray],
+  examples: Sequence[np.ndarray],
   labels: Sequence[np.ndarray],
   name: Callable[[int], str],
 ) -> list[Problem]:
-  """Finds images that are there more than once, by a hash of their pixels.
+  """Finds examples that are there more than once, by a hash of their content.
 
   Args:
-    images: uint8 [N, H, W, C] for training, [M, H, W, C] for testing.
+    examples: [N, ...] for training, [M, ...] for testing, as they are stored.
     labels: Their labels.
-    name: What an image is called; those for testing have numbers from N.
+    name: What an example is called; those for testing have numbers from N.
 
   Returns:
     What is wrong; none of it stops training.
   """
-  num_train = len(images[0])
-  hashes = np.concatenate([_hashes(part) for part in images])
+  num_train = len(examples[0])
+  hashes = np.concatenate([_hashes(part) for part in examples])
   _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
-  # `first` is the first image of each group, so one for training if any is.
+  # `first` is the first example of each group, so one for training if any is.
   original = first[group]
   number = np.arange(len(hashes))
   is_train, again = number < num_train, original < number
@@ -133,26 +133,28 @@ def duplicate_problems(
   is_known = (y >= 0) & (y[original] >= 0)
   problems = []
   for found, what in (
-    (again & is_train, 'training images repeat another one'),
-    (~is_train & (original < num_train), 'test images are for training, too'),
+    (again & is_train, 'training examples repeat another one'),
+    (~is_train & (original < num_train), 'test examples are for training, too'),
     (
       again & is_known & (y != y[original]),
-      'images repeat one that has another class',
+      'examples repeat one that has another class',
     ),
   ):
     if found.any():
       pairs = [f'{name(i)} = {name(original[i])}' for i in number[found][:4]]
-      more = f'{int(found.sum()):,} {what}, by their pixels: {shown(pairs[:3])}'
+      more = (
+        f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
+      )
       problems.append(Problem(more + ', ...' * (len(pairs) > 3), False))
   return problems
 
 
-def _hashes(images: np.ndarray) -> np.ndarray:
-  """A hash of each image, bytes [N]."""
+def _hashes(examples: np.ndarray) -> np.ndarray:
+  """A hash of each example, bytes [N]."""
   hashes = [
     # `S17`, since NumPy drops zeros at the end.
-    hashlib.blake2b(image.tobytes(), digest_size=16).digest() + b'.'
-    for chunk in image_cache.chunks(images)
-    for image in chunk
+    hashlib.blake2b(example.tobytes(), digest_size=16).digest() + b'.'
+    for chunk in image_cache.chunks(examples)
+    for example in chunk
   ]
   return np.array(hashes, 'S17')

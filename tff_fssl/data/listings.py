@@ -21,12 +21,12 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 _CSV, _PARQUET = 'manifest.csv', 'manifest.parquet'
-_TRAIN, _TEST, _UNLABELED = 'train', 'test', 'unlabeled'
+TRAIN, TEST, _UNLABELED = 'train', 'test', 'unlabeled'
 _PATH, _LABEL, _CLIENT, _SPLIT = 'path', 'label', 'client', 'split'
 _COLUMNS = (_PATH, _LABEL, _CLIENT, _SPLIT)
 _LAYOUTS = (
-  f'it must hold class folders (CLASS/*.jpg, or {_TRAIN}/CLASS/*.jpg and'
-  f' {_TEST}/CLASS/*.jpg) or a {_CSV}'
+  f'it must hold class folders (CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and'
+  f' {TEST}/CLASS/*.jpg) or a {_CSV}'
 )
 
 
@@ -77,7 +77,7 @@ class Listing:
   def problems(self) -> list[inspection.Problem]:
     """What is wrong, as far as it is known without opening an image."""
     return inspection.label_problems(
-      self.class_names, self.labels(_TRAIN), self.labels(_TEST)
+      self.class_names, self.labels(TRAIN), self.labels(TEST)
     )
 
 
@@ -140,17 +140,17 @@ def entries_of(folder: str) -> dict[str, bool]:
 
 def _of_folders(root: str, entries: Mapping[str, bool]) -> Iterator[_Image]:
   """The files in class folders."""
-  if not entries.get(_TRAIN):
+  if not entries.get(TRAIN):
     yield from _of_classes(root, '', entries, '')
     return
-  has_test = bool(entries.get(_TEST))
-  for split in (_TRAIN, _TEST) if has_test else (_TRAIN,):
+  has_test = bool(entries.get(TEST))
+  for split in (TRAIN, TEST) if has_test else (TRAIN,):
     inside = entries_of(os.path.join(root, split))
     yield from _of_classes(root, split, inside, split if has_test else '')
   if entries.get(_UNLABELED):
     for name, is_folder in entries_of(os.path.join(root, _UNLABELED)).items():
       if not is_folder:
-        yield _Image(os.path.join(_UNLABELED, name), '', '', _TRAIN)
+        yield _Image(os.path.join(_UNLABELED, name), '', '', TRAIN)
 
 
 def _of_classes(
@@ -171,7 +171,7 @@ def _of_manifest(root: str, name: str) -> Iterator[_Image]:
   """The rows of a manifest; raises `UsageError`."""
   path = os.path.join(root, name)
   if name == _CSV:
-    columns, rows = _read_csv(path)
+    columns, rows = read_csv(path)
   else:
     columns, rows = _read_parquet(path)
   unknown = [column for column in columns if column not in _COLUMNS]
@@ -191,18 +191,18 @@ def _of_manifest(root: str, name: str) -> Iterator[_Image]:
     image = _Image(**dict(zip(columns, map(str.strip, values))))
     if not image.path or '\0' in image.path:
       raise UsageError(f'{where}: {_PATH} is empty or is no name of a file')
-    if image.split not in ('', _TRAIN, _TEST):
+    if image.split not in ('', TRAIN, TEST):
       raise UsageError(
-        f'{where}: {_SPLIT} is {image.split!r}; allowed are {_TRAIN}, {_TEST}'
+        f'{where}: {_SPLIT} is {image.split!r}; allowed are {TRAIN}, {TEST}'
         ' and nothing'
       )
-    if image.split == _TEST and not image.label:
+    if image.split == TEST and not image.label:
       raise UsageError(f'{where}: a test image needs a label')
     yield image._replace(name=image.path)
 
 
-def _read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
-  """(columns, (number, values) of each row)."""
+def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
+  """(columns, (number, values) of each row); raises `UsageError`."""
   text = files.read_text(path).removeprefix('\ufeff')
   reader = csv.reader(io.StringIO(text, newline=''), strict=True)
   try:
@@ -247,12 +247,12 @@ def _listing(
   num_ignored: int,
 ) -> Listing:
   """Numbers classes and clients, and splits."""
-  class_names = in_order({image.label for image in images})
-  client_names = in_order({image.client for image in images})
+  class_names = sorted_names({image.label for image in images})
+  client_names = sorted_names({image.client for image in images})
   classes = {name: i for i, name in enumerate(class_names)}
   clients = {name: i for i, name in enumerate(client_names)}
   states: dict[str, tuple[int, ...]] = {}
-  splits: dict[str, list[Row]] = {_TRAIN: [], _TEST: []}
+  splits: dict[str, list[Row]] = {TRAIN: [], TEST: []}
   for image in images:
     if image.path not in states:
       states[image.path] = _state(os.path.join(root, image.path))
@@ -260,7 +260,7 @@ def _listing(
     if not split:
       # What has no label can only be trained on.
       in_test = bool(image.label) and in_share(image.name, test_share)
-      split = _TEST if in_test else _TRAIN
+      split = TEST if in_test else TRAIN
     splits[split].append(
       Row(
         image.path,
@@ -272,8 +272,8 @@ def _listing(
   return Listing(
     root,
     kind,
-    tuple(splits[_TRAIN]),
-    tuple(splits[_TEST]),
+    tuple(splits[TRAIN]),
+    tuple(splits[TEST]),
     class_names,
     client_names,
     any(image.label and not image.split for image in images),
@@ -281,8 +281,8 @@ def _listing(
   )
 
 
-def in_order(found: set[str]) -> tuple[str, ...]:
-  """Sorts names but '', numbers by their size."""
+def sorted_names(found: set[str]) -> tuple[str, ...]:
+  """Names but '', numbers by their size."""
   names = sorted(found - {''})
   if all(name.isascii() and name.isdigit() for name in names):
     names.sort(key=lambda name: (len(name.lstrip('0')), name.lstrip('0')))
@@ -299,9 +299,9 @@ def _state(path: str) -> tuple[int, ...]:
   return size, found.st_mtime_ns, found.st_mode
 
 
-def in_share(name: str, share: float) -> bool:
+def in_share(name: str | bytes, share: float) -> bool:
   """Whether a name is in a share of all names; depends on nothing else."""
-  digest = hashlib.blake2b(
-    name.encode(errors='surrogateescape'), digest_size=8
-  ).digest()
+  if isinstance(name, str):
+    name = name.encode(errors='surrogateescape')
+  digest = hashlib.blake2b(name, digest_size=8).digest()
   return int.from_bytes(digest, 'big') < share * 2**64

@@ -1,6 +1,8 @@
 """The named data sets and partitions. TensorFlow-free, for flags."""
 
+from collections.abc import Sequence
 import dataclasses
+from typing import NamedTuple
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
@@ -39,9 +41,71 @@ ALPHA_MEANINGS = (EACH, TOTAL)
 EXACT, MULTINOMIAL = 'exact', 'multinomial'
 CLASS_DRAWS = (EXACT, MULTINOMIAL)
 
-# `folder:PATH` is a folder of images; `clientdata:PATH` files of TFF's
-# `ClientData`; `huggingface:OWNER/NAME` a data set of Hugging Face's hub.
+# `folder:PATH` is a folder of images, `clientdata:PATH` files of TFF's
+# `ClientData`, `features:PATH` a file of vectors, `text:PATH` a CSV file of
+# texts, `huggingface:OWNER/NAME` a data set of Hugging Face's hub.
 FOLDER, CLIENT_DATA, HUB = 'folder:', 'clientdata:', 'huggingface:'
+FEATURES, TEXT = 'features:', 'text:'
+PATHS = (FOLDER, CLIENT_DATA, FEATURES, TEXT)
+AG_NEWS = 'ag_news'
+
+
+class Kind(NamedTuple):
+  """What examples are.
+
+  Attributes:
+    noun: What they are called.
+    dtype: The type in which they are stored.
+    axes: Their axes.
+  """
+
+  noun: str
+  dtype: str
+  axes: str
+
+  def __str__(self) -> str:
+    return f'{self.noun} ({self.dtype} [N, {self.axes}])'
+
+
+# A vector has V views, of which the first is the plain one; a text is the
+# numbers of its words, and 0 after the last one.
+IMAGES = Kind('images', 'uint8', 'H, W, C')
+VECTORS = Kind('vectors', 'float32', 'V, D')
+TEXTS = Kind('texts', 'int32', 'L')
+KINDS = (IMAGES, VECTORS, TEXTS)
+_OF_RANK = {3: IMAGES, 2: VECTORS, 1: TEXTS}
+
+
+def kind_of(example_shape: Sequence[int]) -> Kind:
+  """What examples of a shape are.
+
+  Args:
+    example_shape: (height, width, channels), (views, numbers) or (words,).
+
+  Returns:
+    The kind.
+
+  Raises:
+    UsageError: If there are no examples of such a shape.
+  """
+  kind = _OF_RANK.get(len(example_shape))
+  if kind is None:
+    raise UsageError(
+      f'examples of shape {list(example_shape)}: there are'
+      f' {", ".join(map(str, KINDS))}'
+    )
+  return kind
+
+
+def shape_text(example_shape: Sequence[int]) -> str:
+  """The shape of an example, in words."""
+  kind = kind_of(example_shape)
+  if kind == TEXTS:
+    return f'up to {example_shape[0]} words'
+  if kind == VECTORS:
+    views, size = example_shape
+    return f'{size} numbers' + (f' in {views} views' if views > 1 else '')
+  return ' x '.join(map(str, example_shape))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +149,13 @@ class DataSetInfo:
   Attributes:
     name: Its name; for data sets of TFDS, their name there.
     num_classes: Classes are 0 .. num_classes - 1.
-    image_shape: (height, width, channels).
+    example_shape: (height, width, channels), (views, numbers) or (words,).
     num_train: Training examples.
     num_test: Test examples.
     flip: Whether a mirrored image keeps its class, so that augmentation may
       flip images horizontally.
     mean: Per channel, subtracted from pixels scaled to [0, 1]; () if only the
-      loaded data set knows it.
+      loaded data set knows it, or for texts. Of vectors: per number.
     std: Per channel, divisor of the result; () likewise.
     loader: 'module:function', called with this entry and the folder `data_dir`
       (None: not given); returns the `sources.DataSet`. '': loaded by TFDS.
@@ -101,7 +165,7 @@ class DataSetInfo:
 
   name: str
   num_classes: int
-  image_shape: tuple[int, int, int]
+  example_shape: tuple[int, ...]
   num_train: int
   num_test: int
   flip: bool
@@ -110,6 +174,17 @@ class DataSetInfo:
   loader: str = ''
   uses: frozenset[str] = frozenset()
   num_validation: int = 0
+
+  @property
+  def kind(self) -> Kind:
+    """What its examples are."""
+    return kind_of(self.example_shape)
+
+  @property
+  def input_shape(self) -> tuple[int, ...]:
+    """The shape of what a network sees of an example."""
+    is_vector = self.kind == VECTORS
+    return self.example_shape[1:] if is_vector else self.example_shape
 
 
 def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
@@ -123,7 +198,7 @@ DATA_SETS = _table(
   DataSetInfo(
     name='cifar10',
     num_classes=10,
-    image_shape=(32, 32, 3),
+    example_shape=(32, 32, 3),
     num_train=50_000,
     num_test=10_000,
     flip=True,
@@ -133,7 +208,7 @@ DATA_SETS = _table(
   DataSetInfo(
     name='cifar100',
     num_classes=100,
-    image_shape=(32, 32, 3),
+    example_shape=(32, 32, 3),
     num_train=50_000,
     num_test=10_000,
     flip=True,
@@ -143,7 +218,7 @@ DATA_SETS = _table(
   DataSetInfo(
     name='svhn_cropped',
     num_classes=10,
-    image_shape=(32, 32, 3),
+    example_shape=(32, 32, 3),
     num_train=73_257,
     num_test=26_032,
     flip=True,
@@ -153,7 +228,7 @@ DATA_SETS = _table(
   DataSetInfo(
     name='fashion_mnist',
     num_classes=10,
-    image_shape=(28, 28, 1),
+    example_shape=(28, 28, 1),
     num_train=60_000,
     num_test=10_000,
     flip=True,
@@ -163,7 +238,7 @@ DATA_SETS = _table(
   DataSetInfo(
     name='digits',
     num_classes=10,
-    image_shape=(8, 8, 1),
+    example_shape=(8, 8, 1),
     num_train=1_437,
     num_test=360,
     flip=False,

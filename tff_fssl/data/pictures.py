@@ -35,7 +35,7 @@ class Form:
     resize: 'crop' or 'squash'; see `DataHparams`.
   """
 
-  shape: tuple[int, int, int]
+  shape: tuple[int, ...]
   resize: str = 'crop'
 
 

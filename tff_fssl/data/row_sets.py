@@ -420,7 +420,7 @@ def _numbered(
     numbers = [unknown if value is None else int(value) for value in values]
     known = known or [str(i) for i in range(max(numbers, default=-1) + 1)]
   else:
-    known = listings.in_order({str(value) for value in given})
+    known = listings.sorted_names({str(value) for value in given})
     places = {name: i for i, name in enumerate(known)}
     numbers = [unknown if v is None else places[str(v)] for v in values]
   return numbers, tuple(known)
@@ -451,7 +451,7 @@ def _info(
     test=sources.Examples(cached.images[num_train:], y[num_train:]),
     num_classes=len(class_names),
     class_names=class_names,
-    image_shape=(height, width, channels),
+    example_shape=(height, width, channels),
     notes=f'{found.root}' + ('' if has_test else f'; {share}'),
     owners=owners if client_names else None,
     client_names=client_names,
@@ -461,7 +461,7 @@ def _info(
   return RowsInfo(
     name=name,
     num_classes=data.num_classes,
-    image_shape=(height, width, channels),
+    example_shape=(height, width, channels),
     num_train=num_train,
     num_test=len(data.test),
     flip=settings.flip,

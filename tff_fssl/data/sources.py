@@ -1,4 +1,4 @@
-"""Image data sets as arrays. TensorFlow-free."""
+"""Data sets as arrays. TensorFlow-free."""
 
 import dataclasses
 import sys
@@ -41,10 +41,11 @@ def as_labels(labels: Any) -> np.ndarray:
 
 @dataclasses.dataclass(frozen=True)
 class Examples:
-  """Labelled images.
+  """Labelled images, vectors or texts.
 
   Attributes:
-    x: uint8 [N, H, W, C]; may be mapped from a file.
+    x: uint8 [N, H, W, C], float32 [N, V, D] or int32 [N, L], see
+      `names.KINDS`; may be mapped from a file.
     y: int32 [N], in [0, number of classes), or -1 if it is not known. Other
       integer types are converted.
   """
@@ -54,19 +55,25 @@ class Examples:
 
   def __post_init__(self):
     object.__setattr__(self, 'y', as_labels(self.y))
-    if self.x.dtype != np.uint8 or self.x.ndim != 4:
+    if not 2 <= self.x.ndim <= 4 or self.x.dtype != self.kind.dtype:
       raise UsageError(
-        'images must be uint8 [N, H, W, C], not'
-        f' {self.x.dtype} {list(self.x.shape)}'
+        f'examples must be {", ".join(map(str, names.KINDS[:-1]))} or'
+        f' {names.KINDS[-1]}, not {self.x.dtype} {list(self.x.shape)}'
       )
     if self.y.shape != self.x.shape[:1]:
       raise UsageError(
-        f'labels of {len(self.x)} images must be integers [{len(self.x)}], not'
+        f'labels of {len(self.x)} {self.kind.noun} must be integers'
+        f' [{len(self.x)}], not'
         f' {list(self.y.shape)}'
       )
 
   def __len__(self) -> int:
     return len(self.y)
+
+  @property
+  def kind(self) -> names.Kind:
+    """What they are."""
+    return names.kind_of(self.x.shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,14 +86,14 @@ class DataSet:
     test: Test examples, in their stored order, all with a label.
     num_classes: The number of classes.
     class_names: One name per class.
-    image_shape: (height, width, channels).
+    example_shape: (height, width, channels), (views, numbers) or (words,).
     notes: A remark to give with all results on these data; '' if none.
     owners: int32 [number of training examples], whose each one is: an index
       into `client_names`, or -1 if nobody's. None: the data say nothing.
     client_names: The name of each natural client.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]; from `load`,
-      always given.
-    std: Per channel, divisor of the result.
+    mean: Per channel, subtracted from pixels scaled to [0, 1]; of vectors, per
+      number. From `load`, always given but for texts.
+    std: Per channel or number, divisor of the result.
   """
 
   name: str
@@ -94,7 +101,7 @@ class DataSet:
   test: Examples
   num_classes: int
   class_names: tuple[str, ...]
-  image_shape: tuple[int, int, int]
+  example_shape: tuple[int, ...]
   notes: str = ''
   owners: np.ndarray | None = None
   client_names: tuple[str, ...] = ()
@@ -106,11 +113,11 @@ class DataSet:
       ('train', self.train, names.UNKNOWN_LABEL),
       ('test', self.test, 0),
     ):
-      if examples.x.shape[1:] != tuple(self.image_shape):
+      if examples.x.shape[1:] != tuple(self.example_shape):
         raise UsageError(
-          f'data set {self.name}: {split} images are'
+          f'data set {self.name}: {split} examples are'
           f' {list(examples.x.shape[1:])}, instead of'
-          f' {list(self.image_shape)}'
+          f' {list(self.example_shape)}'
         )
       if len(examples) and not (
         lowest <= examples.y.min() and examples.y.max() < self.num_classes
@@ -145,11 +152,11 @@ def load(
 
   Args:
     name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`,
-      `clientdata:PATH`, `huggingface:OWNER/NAME`, or a data set of TFDS in
-      `data_dir`.
+      `features:PATH`, `text:PATH`, `ag_news`, `clientdata:PATH`,
+      `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
     data_dir: The folder of TFDS's and the hub's data sets; None: their default.
       `digits` needs no folder; for a PATH, where a relative one starts.
-    settings: How images are read; None: `DataHparams()`.
+    settings: How examples are read; None: `DataHparams()`.
 
   Returns:
     The data set; the same arrays every time. Files, and what else differs
@@ -217,6 +224,6 @@ def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
     test=Examples(images[in_test], labels[in_test]),
     num_classes=info.num_classes,
     class_names=tuple(str(c) for c in digits.target_names),
-    image_shape=info.image_shape,
+    example_shape=info.example_shape,
     notes="scikit-learn's 8 x 8 digits; every fifth of a class is for testing",
   )

@@ -40,7 +40,7 @@ def load_decoded(
   """Decodes a set into a file, once; see `sources.load`."""
   info = cast(tfds_sets.TfdsInfo, info)
   found, settings = _stored(info, data_dir), info.settings
-  form = pictures.Form(info.image_shape, settings.resize)
+  form = pictures.Form(info.example_shape, settings.resize)
 
   def make(writer):
     try:
@@ -62,7 +62,7 @@ def load_decoded(
       info.extra,
       'test_share' in info.uses and settings.test_share,
     ),
-    info.image_shape,
+    info.example_shape,
     info.num_train + info.num_test,
     make,
   )
@@ -93,12 +93,12 @@ def _stored(info: names.DataSetInfo, data_dir: str | None) -> tfds_sets.Stored:
   num_classes = len(found.class_names)
   is_known = bool(info.mean)
   if is_known and (
-    num_classes != info.num_classes or found.shape != info.image_shape
+    num_classes != info.num_classes or found.shape != info.example_shape
   ):
     raise UsageError(
       f'{found.folder} is not {info.name}: it has {num_classes} classes and'
       f' images of {list(found.shape)}, instead of {info.num_classes} and'
-      f' {list(info.image_shape)}'
+      f' {list(info.example_shape)}'
     )
   needed = [_TRAIN, _TEST] if is_known else []
   if getattr(info, 'extra', False):
@@ -125,7 +125,7 @@ def _data_set(
     test=test,
     num_classes=info.num_classes,
     class_names=found.class_names,
-    image_shape=info.image_shape,
+    example_shape=info.example_shape,
     notes=f'TFDS {info.name} {found.version}: {found.about}',
     **moments,
   )
@@ -136,7 +136,7 @@ def _read_split(
 ) -> sources.Examples:
   """Reads a split into memory, in its stored order."""
   count = found.sizes[split]
-  x = np.empty((count, *info.image_shape), np.uint8)
+  x = np.empty((count, *info.example_shape), np.uint8)
   y = np.empty(count, np.int32)
   start = 0
   for images, labels in _batches(found, split):

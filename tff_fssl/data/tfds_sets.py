@@ -148,7 +148,7 @@ def _of_stored(
   return TfdsInfo(
     name=name,
     num_classes=len(found.class_names),
-    image_shape=settings.image_shape(found.shape),
+    example_shape=settings.image_shape(found.shape),
     **sizes,
     flip=settings.flip,
     mean=(),
@@ -251,7 +251,7 @@ def stored(name: str, data_dir: str | None) -> Stored:
     known, on_disk = tuple(names.DATA_SETS), there(data_dir)
     raise UsageError(
       f'--dataset={name}: there is no such data set; known are'
-      f' {", ".join(known)}, {names.FOLDER}PATH, {names.CLIENT_DATA}PATH,'
+      f' {", ".join(known)}, {names.AG_NEWS}, {"PATH, ".join(names.PATHS)}PATH,'
       f' {names.HUB}OWNER/NAME, and what TFDS has put into'
       f' --data_dir={given} ({", ".join(on_disk) or "nothing"})'
       f'{closest(name, (*known, *on_disk))}'

@@ -100,7 +100,7 @@ def of_algorithm(
     flops.UnknownFlopsError: If steps have loops with products in them, or
       shapes that depend on the data.
   """
-  shape = augment.image_shape(views, stored)
+  shape = augment.input_shape(views, stored)
   tracing = _Tracing(network, algorithm, views, shape)
   data = tracing.client_data(stored, received or {})
   prepared, once = tracing.prepare(data)

@@ -147,6 +147,10 @@ def embedding(
 ) -> tf.Tensor:
   """What a network predicts for an image of noise: float32 [C], sums to 1.
 
+  A text of noise has words of numbers up to 255. Numbers of vectors have no
+  common range, so that for vectors the network's input is the noise, in units
+  of its own deviation.
+
   Args:
     network: The network.
     data: Of a client; the shape of its examples is used.
@@ -156,10 +160,11 @@ def embedding(
     The prediction.
   """
   shape, dtype = data.unlabeled.x.shape[1:], data.unlabeled.x.dtype
-  image = tf.cast(
-    tf.constant(noise(shape.num_elements()).reshape([1, *shape])), dtype
-  )
-  logits = network.inference_logits(
-    views.plain(image), data.weights.statistics_count
-  )
+  if dtype.is_floating:
+    values = noise(shape[-1]) / _NOISE - 1.0
+    inputs = tf.constant(values[np.newaxis], tf.float32)
+  else:
+    values = noise(shape.num_elements()).reshape([1, *shape])
+    inputs = views.plain(tf.cast(tf.constant(values), dtype))
+  logits = network.inference_logits(inputs, data.weights.statistics_count)
   return tf.nn.softmax(logits)[0]

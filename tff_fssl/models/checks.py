@@ -295,7 +295,8 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
   if tf.inside_function() or None in symbolic.image_shape:
     return
   shape = (4, *(d or 0 for d in symbolic.image_shape))
-  images = np.random.default_rng(0).normal(size=shape)
+  # Not negative, so that they may be numbers of words.
+  images = np.abs(np.random.default_rng(0).normal(size=shape))
   if tf.executing_eagerly():
     rows = np.asarray(model(tf.constant(images, tf.float32), training=False))
   else:

@@ -49,7 +49,7 @@ def build_evaluate_fn(
   def build(stored_shape: tuple[int, ...], dtype: np.dtype[Any]) -> Any:
     stored = tf.TensorSpec([None, *stored_shape], dtype)
     network = adapter.Network(
-      model_fn, image_shape=augment.image_shape(views, stored)
+      model_fn, image_shape=augment.input_shape(views, stored)
     )
     passes = _Passes(network, views, batch_size)
 

@@ -5,6 +5,7 @@ import dataclasses
 import re
 
 from tff_fssl import files
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
@@ -15,14 +16,17 @@ class ModelInfo:
 
   Attributes:
     summary: Its description in `--help`.
-    builder: 'module:function', called with Keras's symbolic images, float32
-      [B, height, width, channels], the number of classes and one of
-      `NORM_NAMES`; returns the logits, [B, classes].
+    builder: 'module:function', called with Keras's symbolic input, float32
+      [B, height, width, channels], [B, numbers] or [B, words], the number of
+      classes and one of `NORM_NAMES`, for texts also the size of the
+      vocabulary; returns the logits, [B, classes].
+    inputs: What it is for, of `data.names.KINDS`.
     least_side: The least height and width of the images that it accepts.
   """
 
   summary: str
   builder: str
+  inputs: tuple[data_names.Kind, ...] = (data_names.IMAGES,)
   least_side: int = 1
 
 
@@ -30,36 +34,47 @@ MODELS = {
   'alexnet': ModelInfo(
     "FedMatch's AlexNet-like network, 6.5 M parameters",
     'tff_fssl.models.networks:build_alexnet',
-    19,
+    least_side=19,
   ),
   'cnn': ModelInfo(
     'a small network of 0.2 M parameters, for CPUs and small images',
     'tff_fssl.models.networks:build_cnn',
-    4,
+    least_side=4,
+  ),
+  'linear': ModelInfo(
+    'a linear classifier, for vectors',
+    'tff_fssl.models.networks:build_linear',
+    (data_names.IMAGES, data_names.VECTORS),
   ),
   'mlp': ModelInfo(
-    'two hidden layers of 256',
+    'two hidden layers of 256, for vectors and small images',
     'tff_fssl.models.networks:build_mlp',
+    (data_names.IMAGES, data_names.VECTORS),
   ),
   'resnet18': ModelInfo(
     "ProtoFSSL's ResNet-18, 11.0 M parameters",
     'tff_fssl.models.networks:build_resnet18',
-    8,
+    least_side=8,
   ),
   'resnet9': ModelInfo(
     "FedMatch's ResNet-9, 6.6 M parameters",
     'tff_fssl.models.networks:build_resnet9',
-    8,
+    least_side=8,
+  ),
+  'text_cnn': ModelInfo(
+    "Kim's network for texts, 2.3 M parameters for 16,384 words",
+    'tff_fssl.models.networks:build_text_cnn',
+    (data_names.TEXTS,),
   ),
   'wrn28_2': ModelInfo(
     'Wide ResNet-28-2, 1.5 M parameters',
     'tff_fssl.models.networks:build_wrn28_2',
-    8,
+    least_side=8,
   ),
   'wrn28_8': ModelInfo(
     'Wide ResNet-28-8, 23.4 M parameters',
     'tff_fssl.models.networks:build_wrn28_8',
-    8,
+    least_side=8,
   ),
 }
 
@@ -137,6 +152,32 @@ def check_model(model: str) -> None:
     raise UsageError(
       f'--model={model}: {path} has no function {function!r}; it has:'
       f' {", ".join(there) or "none"}{closest(function, there)}'
+    )
+
+
+def check_inputs(model: str, kind: data_names.Kind) -> None:
+  """Refuses a network that is not for such examples.
+
+  Args:
+    model: A valid `--model`.
+    kind: What the examples are.
+
+  Raises:
+    UsageError: If it is for others. What is for what a function of the user's
+      is not known.
+  """
+  if model in MODELS:
+    inputs = MODELS[model].inputs
+  elif model.startswith(KERAS):
+    inputs = (data_names.IMAGES,)
+  else:
+    return
+  if kind not in inputs:
+    fits = [name for name, info in MODELS.items() if kind in info.inputs]
+    raise UsageError(
+      f'--model={model}: is for {" and ".join(of.noun for of in inputs)}, but'
+      f' the data set has {kind.noun}; allowed are {", ".join(fits)} and'
+      ' FILE.py:function'
     )
 
 

@@ -1,8 +1,9 @@
-"""The named networks, as Keras models from images to logits.
+"""The named networks, as Keras models from images, vectors or texts to logits.
 
 All of them are functional models whose layers are named explicitly, so that all
 builds of a network have the same names. All end with a layer 'features'
-(float32 [B, F]) and a layer 'logits'. None has dropout or softmax.
+(float32 [B, F]) and a layer 'logits'. None has softmax, and only `text_cnn` has
+dropout.
 
 `norm` chooses the layers that follow (in Wide ResNets: precede) convolutions:
 
@@ -23,6 +24,7 @@ import traceback
 import tensorflow as tf
 
 from tff_fssl import files
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.hparams import import_function
@@ -302,6 +304,52 @@ def build_mlp(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   return _dense(_hidden(x, (256, 256), norm), num_classes)
 
 
+def build_linear(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """A linear classifier; there is nothing to normalize."""
+  del norm
+  return _dense(_layers.Flatten(name='features')(x), num_classes)
+
+
+# Kim has 300 dimensions, of word2vec; these are trained from nothing.
+_EMBEDDING, _WIDTHS, _FILTERS = 128, (3, 4, 5), 100
+
+
+def build_text_cnn(
+  x: tf.Tensor, num_classes: int, norm: str, vocabulary_size: int
+) -> tf.Tensor:
+  """The network of Kim (2014), CNN-rand: texts of words, embedded.
+
+  Embeddings, 100 convolutions of each of 3, 4 and 5 words, ReLU, the maximum
+  over the text, dropout of 1/2. Deviations: embeddings have 128 numbers instead
+  of 300; the norm, which Kim does not have, is between convolution and ReLU;
+  the norm of the classifier's weights is not bounded. Initial embeddings:
+  U(-.25, .25), as in Kim's code. The end of a text is a word, number 0.
+  """
+  # A word out of range would be an error. Data are checked, but what is
+  # exported may be given anything.
+  x = tf.clip_by_value(x, 0.0, vocabulary_size - 1.0, name='words')
+  x = _layers.Embedding(
+    vocabulary_size,
+    _EMBEDDING,
+    embeddings_initializer=tf.keras.initializers.RandomUniform(-0.25, 0.25),
+    name='embedding',
+  )(x)
+  found = []
+  for width in _WIDTHS:
+    y = _layers.Conv1D(
+      _FILTERS,
+      width,
+      use_bias=norm == 'none',
+      kernel_initializer='glorot_uniform',
+      name=f'conv{width}',
+    )(x)
+    y = _relu(_norm(y, norm, f'norm{width}'), f'relu{width}')
+    found.append(_layers.GlobalMaxPooling1D(name=f'max{width}')(y))
+  x = _layers.Concatenate(name='concatenation')(found)
+  x = _layers.Dropout(0.5, dtype=_EXACT, name='features')(x)
+  return _dense(x, num_classes)
+
+
 def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
   """Dense layers with ReLU; the last one's output is 'features'."""
   for index, width in enumerate(widths, 1):
@@ -421,25 +469,28 @@ def _from_file(
 
 def build_network(
   name: str,
-  image_shape: Sequence[int],
+  input_shape: Sequence[int],
   num_classes: int,
   norm: str = 'bn',
+  *,
+  vocabulary_size: int = 0,
 ) -> tf.keras.Model:
   """Builds a named network.
 
   Args:
     name: A name in `names.MODELS`, `keras:NAME` or `FILE.py:function`.
-    image_shape: (height, width, channels) of the images.
+    input_shape: (height, width, channels) of images, (numbers,) of vectors or
+      (words,) of texts.
     num_classes: Width of the output, at least 2.
     norm: One of `names.NORM_NAMES`: see the module's docstring.
+    vocabulary_size: How many numbers words have, for texts; else 0.
 
   Returns:
-    A model from float32 [B, height, width, channels] to logits, float32
-    [B, num_classes].
+    A model from float32 [B, *input_shape] to logits, float32 [B, num_classes].
 
   Raises:
-    UsageError: If the name or the norm is unknown, the images are too small, or
-      the network cannot be built.
+    UsageError: If the name or the norm is unknown, the network is for other
+      examples, the images are too small, or the network cannot be built.
   """
   names.check_model(name)
   if norm not in names.NORM_NAMES:
@@ -447,8 +498,11 @@ def build_network(
       f'unknown norm {norm!r}; known are {", ".join(names.NORM_NAMES)}'
       f'{closest(norm, names.NORM_NAMES)}'
     )
-  height, width, channels = image_shape
-  images = tf.keras.Input([height, width, channels], name='images')
+  kind = data_names.IMAGES if len(input_shape) == 3 else data_names.VECTORS
+  if vocabulary_size:
+    kind = data_names.TEXTS
+  names.check_inputs(name, kind)
+  images = tf.keras.Input(input_shape, name=kind.noun)
   if name not in names.MODELS:
     # Keras counts the layers that it names, and checkpoints have the names.
     tf.keras.backend.reset_uids()
@@ -461,10 +515,13 @@ def build_network(
     return tf.keras.Model(images, logits, name=parts[1])
   info = names.MODELS[name]
   side = info.least_side
-  if min(height, width) < side:
+  if kind == data_names.IMAGES and min(input_shape[:2]) < side:
+    height, width, _ = input_shape
     raise UsageError(
       f'model {name!r} needs images of at least {side} x {side} pixels; these'
       f' are {height} x {width}'
     )
-  logits = import_function(info.builder)(images, num_classes, norm)
+  vocabulary = (vocabulary_size,) if vocabulary_size else ()
+  builder = import_function(info.builder)
+  logits = builder(images, num_classes, norm, *vocabulary)
   return tf.keras.Model(images, logits, name=name)

@@ -136,7 +136,7 @@ class _Assembly:
     self._networks = network_factory.NetworkFactory(
       parts.network_fn(model_fn),
       hparams,
-      image_shape=augment.image_shape(views, element_spec['unlabeled']['x']),
+      image_shape=augment.input_shape(views, element_spec['unlabeled']['x']),
       num_classes=num_classes,
       seed=seed,
     )

@@ -1,6 +1,7 @@
 """A client's data in TensorFlow graphs, and checks of it."""
 
 import collections
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -39,17 +40,20 @@ def one_if(condition: tf.Tensor, value: Any) -> tf.data.Dataset:
 
 
 def read_client(
-  dataset: tf.data.Dataset, num_classes: int
+  dataset: tf.data.Dataset,
+  num_classes: int,
+  accepts: Callable[[tf.Tensor], tf.Tensor] | None,
 ) -> tuple[Any, tf.Tensor]:
   """A client's element, and whether it can be trained on.
 
-  Clients' data are not trusted: a label outside the range of classes would be
-  an error on a CPU, and give NaN on a GPU.
+  Clients' data are not trusted: a label outside the range of classes, or a word
+  outside of the vocabulary, would be an error on a CPU, and give NaN on a GPU.
 
   Args:
     dataset: A data set of one element, as `data.clients.make_example` makes it.
     num_classes: Labels must be in [0, num_classes); labels of unlabelled
       examples may also be -1.
+    accepts: `augment.Views.accepts`.
 
   Returns:
     (element, whether it is usable: bool scalar). If it is not, the element has
@@ -63,6 +67,8 @@ def read_client(
       tf.equal(tf.shape(x)[0], tf.shape(y)[0]),
       tf.reduce_all(tf.logical_and(y >= lowest, y < num_classes)),
     ]
+    if accepts is not None:
+      checks.append(accepts(x))
   usable = tf.reduce_all(checks)
   keep = lambda t: t[: tf.where(usable, tf.shape(t)[0], 0)]
   kept = {k: tf.nest.map_structure(keep, data[k]) for k, _ in _LABELS}

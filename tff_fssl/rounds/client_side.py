@@ -60,6 +60,7 @@ class ClientSide:
         hparams, hparams.client_learning_rate
       ),
       num_classes=self.networks.num_classes,
+      accepts=self.views.accepts,
       weigh_by_examples=hparams.client_weighting == 'examples',
       draws_episodes=self.parts.local.draws_episodes,
       track_non_trainable=self.networks.tracks_moving_averages,

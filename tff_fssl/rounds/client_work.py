@@ -40,6 +40,7 @@ class ClientPart:
     make_training: Makes the local training; called where variables may be made.
     learning_rate_fn: Round number -> learning rate.
     num_classes: The width of the model's output; see `client_data.read_client`.
+    accepts: `augment.Views.accepts`.
     weigh_by_examples: Whether weights are numbers of examples, if the algorithm
       sets none: of those that were processed, or, with `draws_episodes`, of
       those that the client has.
@@ -55,6 +56,7 @@ class ClientPart:
   make_training: Callable[[], training.LocalTraining]
   learning_rate_fn: Callable[[tf.Tensor], tf.Tensor]
   num_classes: int
+  accepts: Callable[[tf.Tensor], tf.Tensor] | None
   weigh_by_examples: bool = False
   draws_episodes: bool = False
   track_non_trainable: bool = False
@@ -139,7 +141,7 @@ def build_find_non_finite(
   ) -> non_finite.NonFinite | None:
     run, watch = build()
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    data, _ = client_data.read_client(dataset, part.num_classes)
+    data, _ = client_data.read_client(dataset, part.num_classes, part.accepts)
     finite = run(state, data, tf.constant(round_num))
     return None if finite else watch.found()
 
@@ -243,7 +245,9 @@ def _build_work(
       dataset: tf.data.Dataset,
       round_num: tf.Tensor,
     ) -> _Upload:
-      data, usable = client_data.read_client(dataset, part.num_classes)
+      data, usable = client_data.read_client(
+        dataset, part.num_classes, part.accepts
+      )
       received = part.read_message(message, data)
       result, finite = part.train(local, received, data, round_num)
       return _upload(part, received, data, result, finite, usable, round_num)

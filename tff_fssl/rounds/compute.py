@@ -134,7 +134,7 @@ def measure(
       `local.compute`.
     UsageError: If the model cannot be trained.
   """
-  shape = augment.image_shape(views, stored)
+  shape = augment.input_shape(views, stored)
   model_fn, num_classes = parts.network_fn(model_fn), None
   if isinstance(model_fn, embedding.EmbeddingFn):
     num_classes = model_fn.num_classes()

@@ -335,11 +335,11 @@ def build_data_source(
 
 
 def _check_element(element: Any, spec: Any) -> None:
-  """Refuses images that a process does not take; raises `UsageError`."""
+  """Refuses examples that a process does not take; raises `UsageError`."""
   for kind in ('labeled', 'unlabeled'):
     x, wanted = element[kind]['x'], spec[kind]['x']
     if not wanted.shape.is_compatible_with(x.shape) or wanted.dtype != x.dtype:
       raise UsageError(
-        f'images are {x.dtype} {list(x.shape[1:])}, but must be'
+        f'examples are {x.dtype} {list(x.shape[1:])}, but must be'
         f' {wanted.dtype.name} {wanted.shape[1:].as_list()}'
       )

@@ -100,7 +100,9 @@ class Gathering:
     def run(
       weights: adapter.Weights, dataset: tf.data.Dataset
     ) -> statistics.Sums:
-      data, _ = client_data.read_client(dataset, self.num_classes)
+      data, _ = client_data.read_client(
+        dataset, self.num_classes, self.views.accepts
+      )
       if isinstance(weights, tf.data.Dataset):
         num_sent = weights.reduce(0, lambda num, _: num + 1)
         weights = client_data.read_one(weights)

@@ -87,7 +87,7 @@ def test_a_folder_with_clients(shown, tmp_path):
   code, text = shown('folder:photos', '--image_size=7')
   assert code == 0
   assert '8 for training (2 without a label), 2 for testing' in text
-  assert '2, of 3 to 4 images; 1 images are of nobody' in text
+  assert '2, of 3 to 4 images; 1 are of nobody' in text
 
 
 def test_problems_of_a_folder(shown, tmp_path):
@@ -97,8 +97,8 @@ def test_problems_of_a_folder(shown, tmp_path):
   )
   code, text = shown('folder:photos')
   assert code == 1
-  assert 'stops training: classes without a training image: owl' in text
-  assert 'note: classes without a test image: dog' in text
+  assert 'stops training: classes without a training example: owl' in text
+  assert 'note: classes without a test example: dog' in text
   assert '  owl           0     3' in text
   shutil.move(root / 'test/owl', root / 'test/dog')
   (root / 'train/cat/1.jpg').write_text('no image')
@@ -113,12 +113,12 @@ def test_problems_of_a_folder(shown, tmp_path):
     'left out   1 files that are no images',
     'note: 23 images are smaller than 32 x 32, and are enlarged',
     'stops training: train/cat/1.jpg: it is not an image that can be read',
-    'note: 2 training images repeat another one, by their pixels:'
+    'note: 2 training examples repeat another one, by their content:'
     ' train/cat/again.png = train/cat/0.png,'
     ' train/dog/0.png = train/cat/dog.png',
-    'note: 1 test images are for training, too, by their pixels:'
+    'note: 1 test examples are for training, too, by their content:'
     ' test/cat/again.png = train/cat/0.png',
-    'note: 1 images repeat one that has another class, by their pixels:'
+    'note: 1 examples repeat one that has another class, by their content:'
     ' train/dog/0.png = train/cat/dog.png',
   ):
     assert words in text
@@ -149,7 +149,7 @@ def test_many_classes_are_shortened(shown, tmp_path):
   )
   code, text = shown('letters', f'--data_dir={tmp_path}')
   assert code == 0
-  assert '... and 40 more; classes have 1 to 2 training images' in text
+  assert '... and 40 more; classes have 1 to 2 training examples' in text
 
 
 def test_what_is_not_there(shown, tmp_path):

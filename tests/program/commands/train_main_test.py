@@ -58,14 +58,18 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
     task = types.SimpleNamespace(
       config=parsed,
       data=types.SimpleNamespace(
-        name='digits', train=[], test=[], image_shape=(8, 8), num_classes=10
+        name='digits',
+        train=[],
+        test=[],
+        example_shape=(8, 8, 1),
+        num_classes=10,
       ),
       partition=partition_draw.build_partition(
         np.arange(1_000) % 10, parsed.partition_settings
       ),
       model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),
     )
-    lines = train_main._banner(task, None, None, None).splitlines()
+    lines = train_main._banner(task, None, None, None, None).splitlines()
     (line,) = [line for line in lines if line.startswith('  with ')]
     assert line.split() == ['with', f'--client_epochs={shown}']
 

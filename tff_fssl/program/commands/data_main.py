@@ -20,21 +20,21 @@ from tff_fssl.program.configuration import usage
 _USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
   'Without DATASET, lists the data sets. With one (a name, folder:PATH,'
-  ' clientdata:PATH or huggingface:OWNER/NAME), says what it is, whether it is'
-  ' there and how to fetch it, and looks it over: images of each class, files'
-  ' that cannot be read, images that are there twice or both for training and'
-  ' for testing. With the same flags as training, it decodes the images'
-  ' for it, and training then starts at once.\n'
+  ' clientdata:PATH, features:PATH, text:PATH or huggingface:OWNER/NAME), says'
+  ' what it is, whether it is there and how to fetch it, and looks it over:'
+  ' examples of each class, files that cannot be read, examples that are there'
+  ' twice or both for training and for testing. With the same flags as'
+  ' training, it decodes the images for it, and training then starts at once.\n'
   'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
   ' training.'
 )
 _MAX_LINES = 20
-_NAME_WIDTH = 40
+_NAME_WIDTH, _MAX_VALUES = 40, 4
 
 
 @dataclasses.dataclass(frozen=True)
 class DataFlags:
-  """Flags of `programs/data.py`, besides those of images."""
+  """Flags of `programs/data.py`, besides those of how data are read."""
 
   data_dir: str = hparam(
     '', "The data's folder, as for training.", group='Flags'
@@ -126,13 +126,17 @@ def _remove_caches(folder: str) -> None:
 
 def _overview(data_dir: str) -> str:
   """What data sets there are."""
+  from tff_fssl.data import text_files  # pylint: disable=C0415
   from tff_fssl.data import tfds_sets  # pylint: disable=C0415
 
   rows = {}
   for name, info in data_names.DATA_SETS.items():
     is_there = info.loader or tfds_sets.stored_version(name, data_dir)
     rows[name] = f'{_sizes(info)}{"" if is_there else "; not there"}'
-  for name in tfds_sets.there(data_dir):
+  others = tfds_sets.there(data_dir)
+  if os.path.isdir(text_files.ag_news_folder(data_dir)):
+    others = [data_names.AG_NEWS, *others]
+  for name in others:
     if name not in rows:
       try:
         info = catalog.find(name, data_dir, data_hparams.DataHparams())
@@ -147,6 +151,8 @@ def _overview(data_dir: str) -> str:
       '',
       f'{command} NAME looks one over,',
       f'{command} {data_names.FOLDER}PATH a folder of images,',
+      f'{command} {data_names.FEATURES}PATH a file of vectors,',
+      f'{command} {data_names.TEXT}PATH a file of texts.',
       f"{command} {data_names.CLIENT_DATA}PATH files of TFF's ClientData,",
       f'{command} {data_names.HUB}OWNER/NAME a set of Hugging Face.',
     ]
@@ -155,13 +161,9 @@ def _overview(data_dir: str) -> str:
 
 def _sizes(info: data_names.DataSetInfo) -> str:
   return (
-    f'{info.num_train:,} training and {info.num_test:,} test images,'
-    f' {_shape(info.image_shape)}, {info.num_classes} classes'
+    f'{info.num_train:,} training and {info.num_test:,} test {info.kind.noun},'
+    f' {data_names.shape_text(info.example_shape)}, {info.num_classes} classes'
   )
-
-
-def _shape(image_shape: Sequence[int]) -> str:
-  return ' x '.join(map(str, image_shape))
 
 
 def _look_over_folder(
@@ -219,6 +221,10 @@ def _look_over_rows(
   )
 
 
+def _shape(pixels: Sequence[int]) -> str:
+  return ' x '.join(map(str, pixels))
+
+
 def _look_over_client_data(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
@@ -274,7 +280,7 @@ def _decoded_problems(
   problems = _problems(data, name)
   enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
   if enlarged:
-    size = _shape(data.image_shape[:2])
+    size = _shape(data.example_shape[:2])
     text = f'{enlarged:,} images are smaller than {size}, and are enlarged'
     problems.insert(0, inspection.Problem(text, False))
   too_many = len(unreadable) > settings.max_unreadable
@@ -297,7 +303,8 @@ def _look_over_named(
   info = catalog.find(name, data_dir, settings)
   rows = {'data set': name}
   known = data_names.DATA_SETS.get(name)
-  if known is None or not known.loader:  # Else it needs no folder.
+  is_file = name.startswith(data_names.PATHS) or name == data_names.AG_NEWS
+  if not is_file and (known is None or not known.loader):
     version = tfds_sets.stored_version(name, data_dir)
     if version is None:
       rows['images'] = _sizes(info)
@@ -310,6 +317,8 @@ def _look_over_named(
     size = sum(size for _, size, _ in tfds_sets.files_of(folder))
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
+  if is_file:
+    rows['what'] = data.notes
   _print_data(rows, data)
   return _problems(data, _numbered(len(data.train)))
 
@@ -348,28 +357,32 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
 
   parts = data.train.x, data.train.y, data.test.x, data.test.y
   unknown = int((data.train.y < 0).sum())
-  rows['images'] = (
+  rows[data.train.kind.noun] = (
     f'{len(data.train):,} for training'
     + (f' ({unknown:,} without a label)' if unknown else '')
-    + f', {len(data.test):,} for testing, {_shape(data.image_shape)}'
+    + f', {len(data.test):,} for testing,'
+    f' {data_names.shape_text(data.example_shape)}'
     f' ({sum(part.nbytes for part in parts) / 1e6:,.1f} MB)'
   )
   if data.client_names:
     sizes = np.bincount(data.owners + 1, minlength=len(data.client_names) + 1)
     rows['clients'] = (
       f'{len(data.client_names):,}, of {sizes[1:].min():,} to'
-      f' {sizes[1:].max():,} images'
-      + (f'; {sizes[0]:,} images are of nobody' if sizes[0] else '')
+      f' {sizes[1:].max():,} {data.train.kind.noun}'
+      + (f'; {sizes[0]:,} are of nobody' if sizes[0] else '')
     )
   for label, values in (('mean', data.mean), ('deviation', data.std)):
-    rows[label] = ', '.join(f'{value:.4f}' for value in values)
+    if len(values) > _MAX_VALUES:
+      rows[label] = f'{min(values):.4g} to {max(values):.4g}'
+    elif values:
+      rows[label] = ', '.join(f'{value:.4f}' for value in values)
   rows['sha256'] = inspection.checksum(*parts)
   print(console.table(rows))
   _print_classes(data.class_names, data.train.y, data.test.y)
 
 
 def _print_classes(class_names: Sequence[str], train: Any, test: Any) -> None:
-  """Prints how many images each class has."""
+  """Prints how many examples each class has."""
   from tff_fssl.data import inspection  # pylint: disable=C0415
 
   counts = [inspection.class_counts(y, len(class_names)) for y in (train, test)]
@@ -387,6 +400,6 @@ def _print_classes(class_names: Sequence[str], train: Any, test: Any) -> None:
     least, most = int(counts[0].min()), int(counts[0].max())
     print(
       f'  ... and {len(rows) - _MAX_LINES:,} more; classes have {least:,} to'
-      f' {most:,} training images'
+      f' {most:,} training examples'
     )
   print()

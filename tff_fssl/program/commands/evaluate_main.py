@@ -7,6 +7,7 @@ import re
 from typing import Any
 
 from tff_fssl import hparams
+from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.models import names as model_names
@@ -224,7 +225,10 @@ def _evaluate_model_of(
   if prediction is None or not prediction.needs_table:
     table = ()
   result = evaluate_fn(model, held.x, held.y, table)
-  return _rows(name, settings, len(held), result)
+  rows = _rows(name, settings, len(held), result)
+  if task.data.train.kind != data_names.IMAGES:
+    rows['data'] = task.data.notes
+  return rows
 
 
 def _config(

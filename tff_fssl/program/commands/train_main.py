@@ -8,6 +8,7 @@ from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
@@ -339,7 +340,7 @@ def _banner(
       partition.client_labeled, partition.client_unlabeled
     )
   ]
-  shape = ' x '.join(map(str, data.image_shape))
+  kind = data_names.kind_of(data.example_shape)
   if len(partition.server_labeled):
     labels = f'{len(partition.server_labeled)} at the server'
   else:
@@ -381,8 +382,9 @@ def _banner(
   rows = {
     'algorithm': f'{run.algorithm}: {config.entry.summary}',
     'data': f'{data.name}: {len(data.train)} training and {len(data.test)}'
-    f' test images of {shape}, {data.num_classes} classes'
-    + (validation if run.num_validation else ''),
+    f' test {kind.noun} of {data_names.shape_text(data.example_shape)},'
+    f' {data.num_classes} classes' + (validation if run.num_validation else ''),
+    **({'note': data.notes} if kind != data_names.IMAGES else {}),
     'labels': labels,
     'clients': f'{partition.num_clients}, {partition.settings.title},'
     f' {_range(sizes)} examples each'

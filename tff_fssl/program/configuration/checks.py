@@ -60,6 +60,7 @@ def check(config: 'config_lib.Config') -> None:
       f'--train_layers={run.train_layers}: the other layers would stay random;'
       ' give their weights, --init_from=FILE, or leave it out'
     )
+  _check_examples(config)
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
   if run.profile and run.runtime == 'tff_worker':
     raise UsageError(
@@ -77,6 +78,19 @@ def check(config: 'config_lib.Config') -> None:
   _check_data(config)
   if run.cross_device:
     _check_cross_device(config)
+
+
+def _check_examples(config: 'config_lib.Config') -> None:
+  """Refuses what is not possible with images, vectors or texts."""
+  kind = config.info.kind
+  model_names.check_inputs(config.run.model, kind)
+  without = config.entry.capabilities.without_mixing
+  if kind == data_names.TEXTS and without:
+    if getattr(config.algorithm, without.partition('=')[0]):
+      raise UsageError(
+        f'--algorithm={config.run.algorithm}: mixes examples, but numbers of'
+        f' words cannot be mixed; set --{config.prefix}{without}'
+      )
 
 
 def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:

@@ -278,11 +278,11 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
 
 def _data_name(run: RunHparams) -> str:
   """The data set, as a part of a folder's name."""
-  kind, colon, path = run.dataset.partition(':')
-  if kind + colon in (data_names.FOLDER, data_names.CLIENT_DATA):
-    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
-  # Configurations of TFDS's and the hub's sets, and its owners.
-  return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
+  if not run.dataset.startswith(data_names.PATHS):
+    # Configurations of TFDS's and the hub's sets, and its owners.
+    return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
+  path = run.dataset.partition(':')[2]
+  return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
 def _of_partition_file(
@@ -391,6 +391,8 @@ def _without_effect(config: Config) -> dict[str, str]:
     for field in dataclasses.fields(DataHparams)
     if field.name not in config.info.uses
   }
+  if config.info.kind != data_names.IMAGES:
+    result['augmentation'] = f'--dataset={config.run.dataset}'
   result |= dict.fromkeys(
     config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
   )

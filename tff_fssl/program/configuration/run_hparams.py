@@ -73,10 +73,11 @@ class RunHparams:
 
   dataset: str = hparam(
     'cifar10',
-    'The data set: a name; folder:PATH, a folder of images (docs/own_data.md);'
-    " clientdata:PATH, files of TFF's ClientData; huggingface:OWNER/NAME, what"
-    " the hub's client has put into --data_dir; or any image classification"
-    ' set of TFDS in --data_dir. Names:',
+    'The data set: a name; folder:PATH, a folder of images; features:PATH, a'
+    ' file of vectors; text:PATH, a CSV file of texts (docs/own_data.md);'
+    " ag_news, in --data_dir; clientdata:PATH, files of TFF's ClientData;"
+    " huggingface:OWNER/NAME, what the hub's client has put into --data_dir; or"
+    ' any image classification set of TFDS in --data_dir. Names:',
     choices=data_names.DATA_SETS,
     other_choices=True,
     group='Data',
@@ -84,9 +85,9 @@ class RunHparams:
   data_dir: str = hparam(
     '',
     'Folder with the TFDS data sets; if empty, $TFDS_DATA_DIR or else'
-    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH and'
-    ' clientdata:PATH, where a relative PATH starts; if empty, the current'
-    ' folder. For huggingface:OWNER/NAME, the folder of OWNER/NAME, or the'
+    ' ~/tensorflow_datasets. `digits` needs no folder. For folder:PATH and the'
+    ' like, where a relative PATH starts; if empty, the current folder. For'
+    ' huggingface:OWNER/NAME, the folder of OWNER/NAME, or the'
     " hub's cache; if empty, this cache.",
     may_change=True,
   )

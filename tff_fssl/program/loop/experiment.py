@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 import functools
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import tensorflow as tf
@@ -19,6 +19,9 @@ from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
+from tff_fssl.data import text_views
+from tff_fssl.data import vector_files
+from tff_fssl.data import vector_views
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import flops
@@ -55,7 +58,7 @@ class Task:
     config: The configuration.
     data: The data set.
     partition: Which training examples the server and each client hold.
-    views: How images become the network's inputs.
+    views: How examples become the network's inputs.
     model_fn: Builds the network.
   """
 
@@ -187,13 +190,35 @@ def configure_devices(config: config_lib.Config) -> None:
 def build_views(
   config: config_lib.Config, data: sources.DataSet
 ) -> augment.Views:
-  """The views of a configuration's images."""
+  """The views of a configuration's examples."""
+  settings, info = config.data, config.info
+  if info.kind == data_names.TEXTS:
+    return text_views.build_views(
+      data.train.x,
+      settings.vocabulary_size,
+      weak_deletion=settings.weak_deletion,
+      strong_replacement=settings.strong_replacement,
+      strong_swaps=settings.strong_swaps,
+      strong_deletion=settings.strong_deletion,
+    )
+  if info.kind == data_names.VECTORS:
+    info = cast(vector_files.VectorInfo, info)
+    return vector_views.build_views(
+      data.mean,
+      data.std,
+      num_weak=info.num_weak,
+      num_strong=info.num_strong,
+      normalize=settings.normalization == 'standard',
+      weak_noise=settings.weak_noise,
+      strong_noise=settings.strong_noise,
+      strong_dropout=settings.strong_dropout,
+    )
   return augment.build_views(
-    data.image_shape,
+    data.example_shape,
     policy=config.run.augmentation,
     mean=data.mean,
     std=data.std,
-    flip=config.info.flip,
+    flip=info.flip,
   )
 
 
@@ -214,9 +239,12 @@ def build_model_fn(
   model_fn: adapter.ModelFn = functools.partial(
     networks.build_network,
     config.run.model,
-    info.image_shape,
+    info.input_shape,
     info.num_classes,
     config.model_norm,
+    vocabulary_size=config.data.vocabulary_size
+    if info.kind == data_names.TEXTS
+    else 0,
   )
   if frozen_values is not None:
     train_layers = config.run.train_layers
@@ -324,7 +352,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     UsageError: If algorithm and model do not fit together.
   """
   config, partition = task.config, task.partition
-  stored = clients.element_spec(task.data.image_shape)['unlabeled']['x']
+  stored = clients.element_spec(task.data.example_shape)['unlabeled']['x']
   try:
     measured = round_compute.measure(
       task.model_fn,
@@ -389,7 +417,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   process = config.entry.build(
     task.model_fn,
     views=task.views,
-    element_spec=clients.element_spec(data.image_shape),
+    element_spec=clients.element_spec(data.example_shape),
     server_data_fn=server_data_fn,
     round_hparams=round_settings,
     hparams=config.algorithm,

@@ -2,12 +2,15 @@
 
 import json
 import os
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 import tff_fssl
 from tff_fssl import durable
+from tff_fssl.data import names as data_names
+from tff_fssl.data import text_views
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -21,7 +24,7 @@ _DISK_ERRORS = (
 
 
 class ServingModel(tf.Module):
-  """uint8 images in, probabilities out."""
+  """Images, vectors or texts in, probabilities out."""
 
   def __init__(self, task: experiment.Task, model: server_model.ServerModel):
     """Puts the model into the task's network, and beside it."""
@@ -30,10 +33,12 @@ class ServingModel(tf.Module):
     self.network = adapter.Network(task.model_fn)
     self.network.assign(self.prediction.weights(model))
     self._views = task.views
+    self._data = task.config.data
+    self._kind = task.data.train.kind
     constants = tf.nest.map_structure(tf.constant, model)
     # A function, since TensorFlow saves what is an attribute.
-    self._logits = lambda images: self.prediction.logits(
-      self.network, constants, images
+    self._logits = lambda inputs: self.prediction.logits(
+      self.network, constants, inputs
     )
     # TensorFlow saves the attributes of the module.
     self.variables_to_save = [
@@ -41,15 +46,25 @@ class ServingModel(tf.Module):
       *self.network.non_trainable_variables,
       *self.network.frozen_variables.values(),
     ]
-    self.predict = tf.function(
-      self._predict,
-      input_signature=[
-        tf.TensorSpec([None, *task.data.image_shape], tf.uint8, 'images')
-      ],
-    )
+    spec = {
+      data_names.IMAGES: tf.TensorSpec(
+        [None, *task.data.example_shape], tf.uint8, 'images'
+      ),
+      data_names.VECTORS: tf.TensorSpec(
+        [None, task.data.example_shape[-1]], tf.float32, 'features'
+      ),
+      data_names.TEXTS: tf.TensorSpec([None], tf.string, 'texts'),
+    }[self._kind]
+    self.predict = tf.function(self._predict, input_signature=[spec])
 
-  def _predict(self, images: tf.Tensor) -> dict[str, tf.Tensor]:
-    logits = self._logits(self._views.plain(images))
+  def _predict(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
+    if self._kind == data_names.TEXTS:
+      examples = text_views.tokens(
+        examples, self._data.vocabulary_size, self._data.max_words
+      )
+    elif self._kind == data_names.VECTORS:
+      examples = examples[:, tf.newaxis]  # The plain view is the only one.
+    logits = self._logits(self._views.plain(examples))
     return {'probabilities': tf.nn.softmax(logits)}
 
 
@@ -62,11 +77,12 @@ def export_model(
   """Writes the folder of a model, replacing an earlier export.
 
   It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
-  [N, H, W, C], to `probabilities`, float32 [N, classes], preprocessing
-  included; `model.keras`, the network alone (normalized float images to
-  logits; with `Prediction.head`, if there is one); `about.json` (classes, mean
-  and std, round, flags, version); and `manifest.json`, from which
-  `exported.problem` tells whether the export is complete.
+  [N, H, W, C], `features`, float32 [N, D], or `texts`, string [N], to
+  `probabilities`, float32 [N, classes], preprocessing included; `model.keras`,
+  the network alone (what `about.json` says to logits; with `Prediction.head`,
+  if there is one); `about.json` (classes, inputs, round, flags, version); and
+  `manifest.json`, from which `exported.problem` tells whether the export is
+  complete.
 
   Args:
     task: Data and model.
@@ -96,12 +112,8 @@ def export_model(
     'tff_fssl': tff_fssl.__version__,
     'round': round_num,
     'classes': list(task.data.class_names),
-    'image_shape': list(task.data.image_shape),
-    'inputs_of_model.keras': {
-      'formula': '(image / 255 - mean) / std',
-      'mean': task.data.mean,
-      'std': task.data.std,
-    },
+    'example_shape': list(task.data.example_shape),
+    'inputs_of_model.keras': _inputs(task),
     'flags': config.flags(),
   }
   durable.write_file(
@@ -111,6 +123,25 @@ def export_model(
   _sync(new)
   exported.write_manifest(new, round_num)
   exported.replace(folder)
+
+
+def _inputs(task: experiment.Task) -> dict[str, Any]:
+  """What the network takes, for people who use it without the SavedModel."""
+  kind, settings = task.data.train.kind, task.config.data
+  if kind == data_names.TEXTS:
+    return {
+      'formula': 'for each of the first max_words words (lower case; runs of'
+      ' letters, marks and digits): 1 + Fingerprint64(word) % (vocabulary_size'
+      ' - 1); then 0',
+      'vocabulary_size': settings.vocabulary_size,
+      'max_words': settings.max_words,
+    }
+  moments = {'mean': task.data.mean, 'std': task.data.std}
+  if kind == data_names.VECTORS:
+    if settings.normalization == 'none':
+      return {'formula': 'features'}
+    return {'formula': '(features - mean) / std', **moments}
+  return {'formula': '(image / 255 - mean) / std', **moments}
 
 
 def _exported_network(

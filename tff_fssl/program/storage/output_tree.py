@@ -43,7 +43,7 @@ _HOLDER = 'process '  # What a lock begins with.
 _EARLY = {
   'checkpoints': re.compile(r'(?!)'),
   'metrics': re.compile(r'(?!)'),
-  'data': re.compile(r'(\.writing_)?server_images_[0-9a-f]{16}\.bin'),
+  'data': re.compile(r'(\.writing_)?server_examples_[0-9a-f]{16}\.bin'),
 }
 _FILES = frozenset(
   {

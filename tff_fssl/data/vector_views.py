@@ -1,0 +1,114 @@
+"""Views of vectors, such as the embeddings of a frozen encoder.
+
+Every function maps a batch float32 [B, V, D] to float32 [B, D], in the graph.
+Of V views the first is the plain one; weak and strong ones may follow, which
+their owner has made (of another wording, another photo, another crop). Then
+one of these is drawn. Where there is none, it is made of the plain one:
+
+*   weak: Gaussian noise is added to each number;
+*   strong: likewise with its own draws, usually with more noise, and then some
+    numbers, drawn one by one, are replaced by their means (the masking noise of
+    Vincent et al. 2008, for vectors whose zero has no meaning).
+
+Noise is in units of each number's deviation over the training data, so that one
+strength suits numbers of any scale.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.data import augment
+from tff_fssl.data import vector_files
+from tff_fssl.hparams import UsageError
+
+# Uniform numbers are multiples of 2^-23; half of that makes none of them 0.
+_HALF_STEP = 2.0**-24
+
+
+def build_views(
+  mean: Sequence[float],
+  std: Sequence[float],
+  *,
+  num_weak: int = 0,
+  num_strong: int = 0,
+  normalize: bool = True,
+  weak_noise: float = 0.1,
+  strong_noise: float = 0.5,
+  strong_dropout: float = 0.2,
+) -> augment.Views:
+  """Builds the views of a data set's vectors.
+
+  Args:
+    mean: Of each number of the plain vectors, [D].
+    std: Likewise the standard deviation, > 0.
+    num_weak: How many weak views are given, after the plain one.
+    num_strong: How many strong views are given, after these.
+    normalize: Whether networks see (x - mean) / std; else they see x.
+    weak_noise: Deviation of the noise of a weak view that is made.
+    strong_noise: The same of a strong view.
+    strong_dropout: Share of the numbers of a strong view that is made that
+      become the mean.
+
+  Returns:
+    The views.
+
+  Raises:
+    UsageError: If mean and deviation do not fit.
+  """
+  if not len(mean) or len(mean) != len(std) or min(std) <= 0:
+    raise UsageError(
+      f'{len(mean)} means and {len(std)} deviations: there must be one of each'
+      ' for every number of a vector, deviations greater than 0'
+    )
+  center = np.array(mean, np.float32)
+  spread = np.array(std, np.float32)
+  size = len(center)
+
+  def normalized(vectors: tf.Tensor) -> tf.Tensor:
+    return (vectors - center) / spread
+
+  def finish(values: tf.Tensor) -> tf.Tensor:
+    return values if normalize else values * spread + center
+
+  def plain(vectors: tf.Tensor) -> tf.Tensor:
+    chosen = tf.reshape(vectors[:, 0], [-1, size])
+    return normalized(chosen) if normalize else chosen
+
+  def accepts(vectors: tf.Tensor) -> tf.Tensor:
+    # Comparisons with NaN are false.
+    return tf.reduce_all(
+      tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS
+    )
+
+  def weak(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    values = normalized(vectors[:, 0])
+    return finish(values + weak_noise * _gaussian(draws))
+
+  def strong(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    values = normalized(vectors[:, 0])
+    values += strong_noise * _gaussian(draws[:, :size])
+    return finish(tf.where(draws[:, size:] < strong_dropout, 0.0, values))
+
+  def given(first: int, num: int, salt: int) -> augment.RandomView:
+    def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+      which = first + tf.cast(draws[:, 0] * num, tf.int32)
+      return plain(
+        tf.gather(vectors, which[:, tf.newaxis], axis=1, batch_dims=1)
+      )
+
+    return augment.RandomView(1, render, salt)
+
+  weak_view = augment.RandomView(size, weak, augment.WEAK_SALT)
+  strong_view = augment.RandomView(2 * size, strong, augment.STRONG_SALT)
+  if num_weak:
+    weak_view = given(1, num_weak, augment.WEAK_SALT)
+  if num_strong:
+    strong_view = given(1 + num_weak, num_strong, augment.STRONG_SALT)
+  return augment.Views(plain, weak_view, strong_view, accepts)
+
+
+def _gaussian(draws: tf.Tensor) -> tf.Tensor:
+  """Numbers of a standard normal distribution, from uniform ones."""
+  return tf.math.ndtri(draws + _HALF_STEP)
