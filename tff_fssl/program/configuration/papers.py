@@ -21,6 +21,7 @@ import dataclasses
 import fnmatch
 import functools
 import itertools
+import os
 import re
 import sys
 from typing import Any
@@ -42,6 +43,8 @@ NAMES = ('fedmatch', 'fedswitch', 'fl2', 'protofssl', 'semifl')
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
 CURVE, UNKNOWN = 'curve', '?'
+# The budget that is the paper's.
+ALL_ROUNDS = 'paper'
 
 _FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
 _NOTES = ('differs', 'needs', 'why')
@@ -122,14 +125,27 @@ class Row:
       more: Flags that take precedence over the row's.
 
     Returns:
-      '--NAME=VALUE' for each, in the order of the row.
+      '--NAME=VALUE' for each, in the order of `--help`.
 
     Raises:
       UsageError: As from `config`.
     """
     has_effect = self.config(more).flags()
     given = {**self.flags, **(more or {})}
-    return _arguments({n: v for n, v in given.items() if n in has_effect})
+    return _arguments({n: given[n] for n in has_effect if n in given})
+
+  def folder(self, runs_dir: str, budget: str, seed: int) -> str:
+    """The folder of a run of the row.
+
+    Args:
+      runs_dir: The folder of all runs of rows.
+      budget: `ALL_ROUNDS`, or the name of a smaller budget.
+      seed: Its seed.
+
+    Returns:
+      RUNS_DIR/PAPER/TABLE/.../BUDGET/seedN.
+    """
+    return os.path.join(runs_dir, self.name, budget, f'seed{seed}')
 
 
 def _arguments(values: Mapping[str, Any]) -> list[str]:
