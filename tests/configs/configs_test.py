@@ -61,12 +61,6 @@ _CLIENTS_DATA = {
   'partition',
   'rounds_per_evaluation',
 }
-# Of the algorithms without a flagfile.
-_QUICK_ROWS = (
-  'fedmatch/mixmatch/clients/fedavg-mixmatch',
-  'fedmatch/table1/iid-server/fedavg-uda',
-  'semifl/settings/cifar10-250-iid',
-)
 _ROWS = [row for row in papers.rows().values() if not row.why]
 
 
@@ -242,14 +236,11 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
 @pytest.mark.parametrize(
   'name',
   [
-    *(
-      pytest.param(n, marks=[] if n in _OF_EACH_KIND else pytest.mark.slow)
-      for n in _FILES
-    ),
-    *_QUICK_ROWS,
+    pytest.param(n, marks=[] if n in _OF_EACH_KIND else pytest.mark.slow)
+    for n in _FILES
   ],
 )
-def test_a_config_runs(name, data_dir, shared_processes, tmp_path, capsys):
+def test_every_file_runs(name, data_dir, shared_processes, tmp_path, capsys):
   _check_run(name, str(tmp_path / 'run'), data_dir, capsys, model='cnn')
 
 
