@@ -1,6 +1,7 @@
 import dataclasses
 
 import pytest
+import row_runs
 
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import papers_main
@@ -47,27 +48,6 @@ def _trained(monkeypatch):
 
   monkeypatch.setattr(train_main, 'train_main', train)
   return calls
-
-
-def _write_run(runs_dir, row, budget, seed, accuracies, **changed):
-  """A run of a row: {round: (test, validation accuracy)}."""
-  folder = papers.find(row).folder(str(runs_dir), budget, seed)
-  rounds = max(accuracies)
-  config = papers.find(row).config(
-    {'seed': seed, 'total_rounds': rounds, **changed}
-  )
-  tree = output_tree.OutputTree(folder)
-  with tree:
-    tree.open(config)
-    tree.record(config)
-    train = csv_table.CsvTable(tree.train_csv)
-    evaluation = csv_table.CsvTable(tree.eval_csv)
-    for round_num, (test, validation) in accuracies.items():
-      train.append(round_num, {'bad_round': 0})
-      evaluation.append(
-        round_num,
-        {'test/accuracy': test, 'validation/accuracy': validation},
-      )
 
 
 def test_help_and_lists(call):
@@ -157,14 +137,16 @@ def test_compare(call, tmp_path):
   code, _, errors = call('compare', more)
   assert code == main.USAGE and 'nothing has been run' in errors
   accuracies = {790: (0.5, 0), 800: (0.682, 0)}
-  _write_run(tmp_path, _ROW, 'paper', 0, accuracies)
-  _write_run(tmp_path, _ROW, 'paper', 1, {800: (0.702, 0)})
-  _write_run(tmp_path, _ROW, 'rounds=2', 0, {2: (0.1, 0)})
+  row_runs.write(tmp_path, _ROW, 'paper', 0, accuracies)
+  row_runs.write(tmp_path, _ROW, 'paper', 1, {800: (0.702, 0)})
+  row_runs.write(tmp_path, _ROW, 'rounds=2', 0, {2: (0.1, 0)})
   # Not finished, and of the round that validation selects.
   best = 'protofssl/table8/20-clients/2-episodes'
-  _write_run(tmp_path, best, 'paper', 0, {10: (0.4, 0.3), 20: (0.3, 0.2)})
+  row_runs.write(tmp_path, best, 'paper', 0, {10: (0.4, 0.3), 20: (0.3, 0.2)})
   # Of another configuration.
-  _write_run(tmp_path, 'fl2/table2/sacr', 'paper', 0, accuracies, momentum=0.5)
+  row_runs.write(
+    tmp_path, 'fl2/table2/sacr', 'paper', 0, accuracies, momentum=0.5
+  )
   code, output, errors = call('compare', more)
   assert code == main.DONE
   assert output.splitlines() == [
