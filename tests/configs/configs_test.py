@@ -140,7 +140,7 @@ def data_dir(tmp_path_factory):
     known = name in data_names.DATA_SETS
     more = {} if known else {'num_classes': 10, 'shape': (96, 96, 3)}
     tiny_tfds.write(folder, name, counts, **more)
-  of_class = dict.fromkeys(('covid', 'normal', 'viral'), 60)
+  of_class = dict.fromkeys(('covid', 'normal', 'viral'), 80)
   picture_folders.class_folders(folder / 'covid19', of_class)
   return str(folder)
 

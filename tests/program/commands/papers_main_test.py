@@ -180,6 +180,7 @@ def test_compare(call, tmp_path):
     (('run', _ROW, '--budget=0h'), 'must be paper'),
     (('run', _ROW, '--budget=rounds=801'), 'the paper has 800 rounds'),
     (('command', _ROW, '--budget=2h'), 'only `run` measures'),
+    (('hours', _ROW, '--budget=2h'), 'only `run` measures'),
     (('run', _ROW, '--rounds=2'), 'unknown flag --rounds'),
     (('run', 'fedmatch/tableB3/clients/fedmatch'), 'covid19'),
   ],

@@ -371,8 +371,8 @@ def _rounds_within(
 
 def _hours(row: papers.Row, settings: PapersHparams) -> str:
   """How long the row takes on this machine."""
+  rounds, config = _known_rounds(row, settings), row.config(settings.more())
   duration = _measure(row, settings)
-  config, rounds = row.config(settings.more()), _known_rounds(row, settings)
   pretraining = 1 - config.first_round
   evaluations = math.ceil(rounds / config.run.rounds_per_evaluation)
   parts = {
