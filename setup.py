@@ -1,6 +1,6 @@
 """The packages of a wheel; all else about it is in pyproject.toml.
 
-The flagfiles of configs/ become tff_fssl/configs/ in it, which pyproject.toml
+The files of configs/ become tff_fssl/configs/ in it, which pyproject.toml
 cannot say beside a search for the other packages.
 """
 
@@ -15,5 +15,5 @@ setuptools.setup(
     *(f'tff_fssl.configs.{folder}' for folder in _FOLDERS),
   ],
   package_dir={'tff_fssl.configs': 'configs'},
-  package_data={'': ['*.flags', 'py.typed']},
+  package_data={'': ['*.flags', '*.toml', 'py.typed']},
 )

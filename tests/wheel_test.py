@@ -78,6 +78,7 @@ def test_it_has_the_package_its_types_and_the_configs(wheel, repository):
   for folder, pattern, inside in (
     ('tff_fssl', '*.py', 'tff_fssl'),
     ('configs', '*.flags', 'tff_fssl/configs'),
+    ('configs', '*.toml', 'tff_fssl/configs'),
   ):
     for path in (repository / folder).rglob(pattern):
       relative = path.relative_to(repository / folder)

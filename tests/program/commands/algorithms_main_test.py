@@ -11,6 +11,7 @@ from tff_fssl.program.commands import algorithms_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import configs
+from tff_fssl.program.configuration import papers
 
 
 @pytest.fixture(name='shown')
@@ -123,6 +124,10 @@ def test_a_page(name, shown):
   for path in configs.names():
     of_file = config.from_command_line([f'--flagfile={path}']).run.algorithm
     assert (f'  {path}' in lines) == (of_file == name), path
+  for row in papers.rows().values():
+    if row.flags.get('algorithm') == name:
+      assert f'  {row.table}' in lines
+  assert ('  fl2/figure4' in lines) == (name == 'fl2')
 
 
 @pytest.mark.parametrize(

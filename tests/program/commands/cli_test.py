@@ -25,7 +25,16 @@ def _call(monkeypatch, capsys):
 
 @pytest.mark.parametrize(
   'program',
-  ['train', 'evaluate', 'plot', 'compare', 'data', 'partition', 'algorithms'],
+  [
+    'train',
+    'evaluate',
+    'plot',
+    'compare',
+    'data',
+    'papers',
+    'partition',
+    'algorithms',
+  ],
 )
 def test_help_names_programs_as_they_were_called(call, program):
   code, output, _ = call(program, '--help')

@@ -16,6 +16,7 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import papers
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
 from tff_fssl.rounds import round_hparams
@@ -176,6 +177,15 @@ def _page(entry: registry.Algorithm) -> str:
   names = _configs(entry.name)
   if names:
     lines += ['', 'Configurations, for --flagfile:', *(f'  {n}' for n in names)]
+  tables = dict.fromkeys(
+    row.table
+    for row in papers.rows().values()
+    if row.flags.get('algorithm') == entry.name
+  )
+  if tables:
+    program = console.command('papers')
+    lines += ['', f'Tables with rows of it, for {program} list:']
+    lines += [f'  {table}' for table in tables]
   lines += ['', 'A deployment:', console.table(_deployment(entry))]
   return '\n'.join(lines)
 

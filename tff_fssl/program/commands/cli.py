@@ -20,6 +20,7 @@ _PROGRAMS = {
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
   'data': 'Lists the data sets, or looks one over.',
+  'papers': "Lists, times, runs and compares the rows of the papers' tables.",
   'partition': 'Draws, describes or compares who holds which examples.',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
 }

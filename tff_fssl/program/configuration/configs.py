@@ -1,4 +1,4 @@
-"""The flagfiles of configs/, which come with the package. TensorFlow-free.
+"""The files of configs/, which come with the package. TensorFlow-free.
 
 They are in the folder configs/ of the source tree; in an installed package that
 folder is tff_fssl/configs/.
@@ -18,6 +18,11 @@ def _folder() -> str:
   if os.path.isdir(installed):
     return installed
   return os.path.join(os.path.dirname(package), _PREFIX)
+
+
+def path_of(name: str) -> str:
+  """The path of a file of configs/, given its path in that folder."""
+  return os.path.join(_folder(), name)
 
 
 def names() -> list[str]:
@@ -44,4 +49,4 @@ def find(path: str) -> str:
   name = os.path.normpath(path)
   if os.path.lexists(path) or name not in names():
     return path
-  return os.path.join(_folder(), os.path.relpath(name, _PREFIX))
+  return path_of(os.path.relpath(name, _PREFIX))

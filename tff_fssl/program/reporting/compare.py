@@ -111,23 +111,23 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
   columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
     (
       'test, last round, %',
-      lambda r: 100 * _at(r, TEST_ACCURACY, last_round),
+      lambda r: 100 * at(r, TEST_ACCURACY, last_round),
       1,
     ),
     (
       'test, best-validation round, %',
-      lambda r: 100 * _best_validation(r, last_round),
+      lambda r: 100 * best_validation(r, last_round),
       1,
     ),
     # Where each client has its own model.
     (
       'deviation over clients, %',
-      lambda r: 100 * _at(r, f'{TEST_ACCURACY}_deviation', last_round),
+      lambda r: 100 * at(r, f'{TEST_ACCURACY}_deviation', last_round),
       1,
     ),
     (
       'worst decile of clients, %',
-      lambda r: 100 * _at(r, f'{TEST_ACCURACY}_worst_decile', last_round),
+      lambda r: 100 * at(r, f'{TEST_ACCURACY}_worst_decile', last_round),
       1,
     ),
   ]
@@ -137,7 +137,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
     columns += _COMPUTE
   cells = [
     [
-      _mean_and_spread([fn(run) for run in group.runs], digits)
+      mean_and_spread([fn(run) for run in group.runs], digits)
       for _, fn, digits in columns
     ]
     for group in groups
@@ -174,19 +174,20 @@ def _declared(
   return result
 
 
-def _at(run: runs_lib.Run, column: str, round_num: int) -> float:
+def at(run: runs_lib.Run, column: str, round_num: int) -> float:
+  """A run's value in a column after a round; NaN if there is none."""
   rounds, values = run.curve(column)
   (at,) = np.nonzero(rounds == round_num)
   return float(values[at[0]]) if len(at) else math.nan
 
 
-def _best_validation(run: runs_lib.Run, last_round: int) -> float:
+def best_validation(run: runs_lib.Run, last_round: int) -> float:
   """Test accuracy where validation accuracy is largest; the first of these."""
   rounds, values = run.curve(summary.VALIDATION_ACCURACY)
   before = rounds <= last_round
   if not before.any():
     return math.nan
-  return _at(run, TEST_ACCURACY, int(rounds[before][np.argmax(values[before])]))
+  return at(run, TEST_ACCURACY, int(rounds[before][np.argmax(values[before])]))
 
 
 def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
@@ -196,7 +197,7 @@ def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
   return float(values[late].mean()) if late.any() else math.nan
 
 
-def _mean_and_spread(values: list[float], digits: int) -> str:
+def mean_and_spread(values: Sequence[float], digits: int) -> str:
   """The mean and, for several values, the sample standard deviation."""
   if not np.isfinite(values).all():
     return ''
@@ -213,7 +214,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
 
   def accuracies(group):
     return {
-      run.flags.get('seed', ''): 100 * _at(run, TEST_ACCURACY, last_round)
+      run.flags.get('seed', ''): 100 * at(run, TEST_ACCURACY, last_round)
       for run in group.runs
     }
 

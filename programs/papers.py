@@ -1,0 +1,12 @@
+"""Lists, runs and compares the rows of the papers' tables; see `--help`."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import papers_main
+
+if __name__ == '__main__':
+  sys.exit(main.run(papers_main.papers_main))

@@ -1,0 +1,184 @@
+"""Every row of every table is one that the training program accepts."""
+
+import collections
+import json
+import re
+
+import picture_folders
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import papers
+
+# The cells of the papers' tables, and the runs of their figures.
+_COUNTS = {
+  'fedmatch/table1': 4 * 7,
+  'fedmatch/table2': 3 + 2 * 4,
+  'fedmatch/table5': 4 * 4,
+  'fedmatch/tableB3': 2 * 3,
+  'fedmatch/table6': 5 * 7,
+  'fedmatch/figure6a': 2,
+  'fedmatch/figure6b': 2,
+  'fedmatch/figure6c': 3,
+  'fedmatch/mixmatch': 4,
+  'fedswitch/table2': 4 * 7,
+  'fedswitch/table3': 2 * 6,
+  'fedswitch/figure4': 6 * 4,
+  'fl2/table1': 3 * 4 * 6,
+  'fl2/table2': 5 + 1,
+  'fl2/table3': 2 * 2 * 2,
+  'fl2/figure4': 4,
+  'protofssl/table3': 2 * 4 + 2 * 3 + 5 * 5 + 2 + 2 * 5,
+  'protofssl/table4': 2 * 10,
+  'protofssl/table7': 2 * 6,
+  'protofssl/table8': 2 * 4,
+  'protofssl/table9': 5 * 7,
+  'protofssl/sectionB1': 1,
+  'protofssl/figure3': 3 * (2 * 4 - 1),
+  'protofssl/figure4a': 3 * 2 * 2,
+  'protofssl/figure4b': 3 * 2 * 2,
+  'protofssl/figure5a': 4 * 2,
+  'protofssl/figure5b': 3 * 2,
+  'semifl/settings': 3 * 6,
+}
+
+
+@pytest.fixture(scope='module', name='data_dir')
+def _data_dir(tmp_path_factory):
+  """What has to be looked at: STL-10's facts, and a folder of images."""
+  folder = tmp_path_factory.mktemp('data')
+  picture_folders.class_folders(
+    folder / 'covid19', dict.fromkeys(('covid', 'normal', 'viral'), 80)
+  )
+  stl10 = folder / 'stl10' / '1.0.0'
+  stl10.mkdir(parents=True)
+  sizes = {'train': 5000, 'test': 8000, 'unlabelled': 100_000}
+  splits = [{'name': n, 'shardLengths': [s]} for n, s in sizes.items()]
+  (stl10 / 'dataset_info.json').write_text(json.dumps({'splits': splits}))
+  features = {
+    'image': {'image': {'shape': {'dimensions': [96, 96, 3]}}},
+    'label': {'classLabel': {'numClasses': 10}},
+  }
+  (stl10 / 'features.json').write_text(
+    json.dumps({'featuresDict': {'features': features}})
+  )
+  return str(folder)
+
+
+def test_every_cell_is_a_row():
+  rows = papers.rows().values()
+  assert collections.Counter(row.table for row in rows) == _COUNTS
+  # A name's rows would otherwise be one.
+  assert sum(_COUNTS.values()) == len(rows)
+  for row in rows:
+    assert re.fullmatch(r'[a-z0-9]+/\w+(/[a-z0-9.-]+)+', row.name)
+
+
+def test_every_row_is_a_configuration(data_dir):
+  for row in papers.rows().values():
+    if row.why:
+      with pytest.raises(UsageError, match='cannot be run'):
+        row.config()
+      continue
+    more = {'data_dir': data_dir}
+    config = row.config(more)
+    values = config.flags()
+    # The command says the same as the flagfile.
+    given = row.arguments(more)
+    assert config_lib.from_command_line(given).flags() == values, row.name
+    # What the name says.
+    words = row.name.split('/')[2].split('-')
+    at_clients = values['scenario'] == 'labels_at_clients'
+    assert not ('server' in words and at_clients), row.name
+    assert at_clients or 'clients' not in words, row.name
+    assert values['partition'] == 'iid' or 'iid' not in words, row.name
+    assert ('fedprox' in row.name) <= (values.get('proximal_strength', 0) > 0)
+
+
+def test_figures_are_percentages():
+  words = (papers.CURVE, papers.UNKNOWN)
+  for row in papers.rows().values():
+    assert (row.figure is None) == (row.printed in words), row.name
+    if row.figure is not None:
+      mean, spread = row.figure
+      assert 0 < mean < 100 and 0 <= (spread or 0) < 50, row.name
+      assert (spread is not None) == bool(row.spread), row.name
+
+
+def test_figures_as_printed():
+  def row(name):
+    found = papers.find(name)
+    return found.figure, found.short_figure
+
+  assert row('fl2/table1/svhn-250-dir03/semifl') == ((42.7, 40.1), '42.7(40.1)')
+  assert row('fl2/table2/cat-sacr') == ((71.7, None), '71.7')
+  assert row('fl2/figure4/cat') == (None, 'curve')
+  fedmatch = papers.find('fedmatch/table1/iid-server/fedmatch')
+  assert fedmatch.printed == '44.95(0.49) S2C 45 %, C2S 22 %'
+  assert row(fedmatch.name) == ((44.95, 0.49), '44.95(0.49)')
+  assert row('protofssl/table9/svhn-noniid/10.0') == ((86.2, None), '86.2')
+
+
+def test_flags_that_no_row_uses_exist_as_well(repository):
+  known = {n for g in config_lib.groups() for n, _ in g.named_fields()}
+  named = set()
+  for path in (repository / 'configs' / 'papers').glob('*.toml'):
+    # Neither figures nor values of axes.
+    found = re.findall(r'([a-z0-9_]+\.[a-z]\w*) = (?![\[{])', path.read_text())
+    named |= {name.removeprefix('flags.') for name in found}
+  assert len(named) > 30 and named <= known
+
+
+def test_layers():
+  row = papers.find('fl2/table1/cifar100-400-dir01/fedmatch')
+  assert row.flags['fedmatch.labeled_loss_weight'] == 1.0  # The paper's flags.
+  assert (row.flags['alpha'], row.flags['num_labels']) == (0.1, 400)  # Axes.
+  assert row.flags['num_pretraining_rounds'] == 1  # The last rule.
+  assert 'fl2.rho' not in row.flags  # Of another algorithm.
+  differs = papers.find('fl2/table1/cifar100-400-dir01/fedcon').differs
+  assert len(differs) == 2 and '\n' not in ''.join(differs)
+  assert row.folder('runs', 'rounds=2', 3) == (
+    f'runs/{row.name}/rounds=2/seed3'
+  )
+
+
+def test_names():
+  names = [row.name for row in papers.matching('fl2/*/fl2')]
+  assert len(names) == 3 * 6 + 1 + 2 * 2 and 'fl2/table2/fl2' in names
+  assert len(papers.matching('cifar10-40-')) == 3 * 4
+  assert papers.find('fl2/table2/cat/').name == 'fl2/table2/cat'
+  for name, words in (
+    ('fl2/table2/cta', "did you mean 'fl2/table2/cat'"),
+    ('table2/ca', 'those are e.g. fl2/table2/cat, fl2/table2/cat-sacr'),
+    ('', 'is not the name of a row'),
+  ):
+    with pytest.raises(UsageError, match=words):
+      papers.find(name)
+  with pytest.raises(UsageError, match="mean 'fl2/table2'"):
+    papers.matching('fl2/tabel2')
+
+
+def test_a_damaged_file(tmp_path, monkeypatch):
+  (tmp_path / 'papers').mkdir()
+  for name in papers.NAMES:
+    (tmp_path / 'papers' / f'{name}.toml').write_text('[tables\n')
+  monkeypatch.setattr(
+    papers.configs, 'path_of', lambda name: str(tmp_path / name)
+  )
+  papers.rows.cache_clear()
+  with pytest.raises(UsageError, match='fedmatch.toml: is damaged: .*line 1'):
+    papers.rows()
+  papers.rows.cache_clear()
+
+
+def test_a_flagfile_of_a_row(tmp_path):
+  row = papers.find('fedswitch/table2/noniid-server/fedswitch')
+  path = tmp_path / 'row.flags'
+  path.write_text('\n'.join(row.arguments()))
+  read = config_lib.from_command_line([f'--flagfile={path}'])
+  assert read.flags() == row.config().flags()
+  assert flags.read_flagfile(str(path))['fedswitch.prior_divergence'] == (
+    '0.677455'
+  )

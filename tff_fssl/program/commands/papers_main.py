@@ -1,0 +1,435 @@
+"""`programs/papers.py`: the rows of the papers' tables. TensorFlow-free."""
+
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import io
+import math
+import os
+import re
+import shlex
+import tempfile
+import textwrap
+from typing import Any
+
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import console
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import papers
+from tff_fssl.program.configuration import usage
+from tff_fssl.program.storage import output_tree
+
+_USAGE = 'programs/papers.py COMMAND [ROW|PATTERN] [--FLAG=VALUE ...]'
+_ABOUT = (
+  "The rows of the papers' tables and figures, as runs of the training program."
+  ' A ROW is PAPER/TABLE/..., such as fl2/table1/cifar10-40-iid/fl2; a PATTERN'
+  " is a part of such names, or has * for what may be anything: 'fl2/*/fl2'.\n"
+  'list: the tables. list PATTERN: rows, and what the paper reports.\n'
+  'show ROW: what the paper reports, how ours differs, the flags, results.\n'
+  'flags ROW: a flagfile, which programs/train.py takes as --flagfile.\n'
+  'command ROW: the command that trains.\n'
+  'hours ROW: how long it takes on this machine, measured by two rounds.\n'
+  'run ROW: trains, or continues what was stopped.\n'
+  'compare [PATTERN]: the paper beside what has been run.'
+)
+_COMMANDS = ('list', 'compare', 'show', 'flags', 'command', 'hours', 'run')
+_BUDGET = re.compile(r'paper|rounds=(\d{1,8})|(\d{1,5}(?:\.\d{1,3})?)h')
+# Of two rounds, the first one compiles.
+_MEASURED = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class PapersHparams:
+  """Flags of `programs/papers.py`."""
+
+  budget: str = hparam(
+    papers.ALL_ROUNDS,
+    'How long to run. paper: all rounds of the paper; rounds=N: its first N;'
+    ' 2h, or another number of hours: as many as fit into them. Nothing but the'
+    ' number of rounds changes, schedules least of all.',
+  )
+  seed: int = hparam(0, 'Seed of the run.', minimum=0, maximum=2**31 - 1)
+  data_dir: str = hparam('', "The data's folder, as for training.")
+  cache_dir: str = hparam('', 'Folder of decoded images, as for training.')
+  runs_dir: str = hparam(
+    os.path.join('runs', 'papers'),
+    'The folder of the runs; that of a run is ROW/BUDGET/seedN in it.',
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+    match = _BUDGET.fullmatch(self.budget)
+    if not match or not float(match[1] or match[2] or 1):
+      raise UsageError(
+        f'--budget={self.budget}: must be paper, a number of hours such as 2h,'
+        ' or a number of rounds such as rounds=20'
+      )
+
+  @property
+  def hours(self) -> float | None:
+    """The hours of `budget`, if it is of hours."""
+    match = _BUDGET.fullmatch(self.budget)
+    return float(match[2]) if match and match[2] else None
+
+  def rounds(self, row: papers.Row) -> int:
+    """The rounds of `budget`, unless it is of hours; raises `UsageError`."""
+    total = row.flags['total_rounds']
+    match = _BUDGET.fullmatch(self.budget)
+    if not match or not match[1]:
+      return total
+    if int(match[1]) > total:
+      raise UsageError(
+        f'--budget={self.budget}: the paper has {total} rounds; give fewer, or'
+        ' --budget=paper'
+      )
+    return int(match[1])
+
+  def more(self) -> dict[str, Any]:
+    """The flags that a run takes from these."""
+    places = {'data_dir': self.data_dir, 'cache_dir': self.cache_dir}
+    return {**{n: v for n, v in places.items() if v}, 'seed': self.seed}
+
+
+@dataclasses.dataclass(frozen=True)
+class Duration:
+  """How long a row takes, in seconds.
+
+  Attributes:
+    pretraining: A round of server pre-training.
+    round: A round.
+    evaluation: An evaluation.
+  """
+
+  pretraining: float
+  round: float
+  evaluation: float
+
+
+def papers_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group(PapersHparams, 'Flags')]
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(PapersHparams)
+  command, name = _command(parsed.positional)
+  if command == 'list':
+    print('\n'.join(_listed(papers.matching(name)) if name else _overview()))
+  elif command == 'compare':
+    print('\n'.join(_compared(name, settings)))
+  elif command == 'show':
+    print(_shown(papers.find(name), settings))
+  elif command == 'flags':
+    print(_flagfile(papers.find(name), settings))
+  elif command == 'command':
+    print(_train_command(papers.find(name), settings))
+  elif command == 'hours':
+    print(_hours(papers.find(name), settings))
+  else:
+    return _run(papers.find(name), settings)
+  return main_lib.DONE
+
+
+def _command(given: Sequence[str]) -> tuple[str, str]:
+  """(command, row or pattern, perhaps ''); raises `UsageError`."""
+  allowed = f'{", ".join(_COMMANDS)} (--help explains them)'
+  if not given:
+    raise UsageError(f'no command was given; give one of {allowed}')
+  command, *names = given
+  if command not in _COMMANDS:
+    raise UsageError(
+      f'{command!r} is not a command; there are {allowed}'
+      f'{hparams.closest(command, _COMMANDS)}'
+    )
+  if len(names) > 1:
+    raise UsageError(f'{names[1]!r}: give one name only')
+  if not names and command not in ('list', 'compare'):
+    example = next(iter(papers.rows()))
+    raise UsageError(f'{command}: give a row, such as {example}')
+  return command, names[0] if names else ''
+
+
+def _overview() -> list[str]:
+  """All tables."""
+  tables: dict[str, list[papers.Row]] = {}
+  for row in papers.rows().values():
+    tables.setdefault(row.table, []).append(row)
+  width = max(map(len, tables))
+  counts = {
+    f'{name:{width}}  {len(rows):2}': rows[0].title
+    + (f' ({without} cannot be run)' if (without := _without(rows)) else '')
+    for name, rows in tables.items()
+  }
+  program = console.command('papers')
+  return [
+    'Tables and figures, with the number of their rows:',
+    console.table(counts),
+    '',
+    f"{program} list PATTERN lists rows ('*': all),",
+    f'{program} show ROW explains one.',
+  ]
+
+
+def _without(rows: Sequence[papers.Row]) -> int:
+  return sum(bool(row.why) for row in rows)
+
+
+def _listed(rows: Sequence[papers.Row]) -> list[str]:
+  """A line for each row: its name, its figure, and whether it can be run."""
+  width = max(len(row.name) for row in rows)
+  lines = [
+    f'{row.name:{width}}  {row.short_figure:>11}{_mark(row)}' for row in rows
+  ]
+  notes = []
+  if _without(rows):
+    notes.append('no: cannot be run; `show` says why.')
+  if any(row.needs for row in rows):
+    notes.append('data: needs data that no program fetches; `show` says which.')
+  return [*lines, *([''] if notes else []), *notes]
+
+
+def _mark(row: papers.Row) -> str:
+  if row.why:
+    return '  no'
+  return '  data' if row.needs else ''
+
+
+def _reported(row: papers.Row) -> str:
+  """What the paper says, in words."""
+  if row.printed == papers.CURVE:
+    return 'a curve, no figure'
+  if row.printed == papers.UNKNOWN:
+    return 'not known to us'
+  short = row.short_figure
+  words = [f'{short} %{row.printed.removeprefix(short)}']
+  if row.spread:
+    words.append(f'in parentheses: {row.spread}')
+  if row.reported == papers.BEST_VALIDATION:
+    words.append('of the round with the best validation accuracy')
+  return '; '.join(words)
+
+
+def _about(row: papers.Row) -> dict[str, str]:
+  """What there is to know about a row, apart from its flags."""
+  return {
+    'of': row.title,
+    'paper': _reported(row),
+    **({'cannot be run': row.why} if row.why else {}),
+    **({'needs': row.needs} if row.needs else {}),
+    **({'differs': '; '.join(row.differs)} if row.differs else {}),
+  }
+
+
+def _shown(row: papers.Row, settings: PapersHparams) -> str:
+  """A row: the paper, its flags, what has been run."""
+  arguments = ' '.join(_arguments(row, {}))
+  lines = [row.name, console.table({**_about(row), 'flags': arguments})]
+  if not row.why:
+    lines += _results(row, settings.runs_dir)
+  return '\n'.join(lines)
+
+
+def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
+  """The row's flags: those that have an effect, as far as that is known."""
+  try:
+    return row.arguments(more)
+  except UsageError:  # Its data are not there, or it cannot be run.
+    values = {**row.flags, **more}
+    return flags.to_flagfile(values).splitlines()
+
+
+def _results(row: papers.Row, runs_dir: str) -> list[str]:
+  """A line for each budget with which the row has been run."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.program.reporting import paper_runs  # pylint: disable=C0415
+
+  found = paper_runs.results(runs_dir, row, main_lib.warn)
+  return [f'  {result.label:17}{result.text}' for result in found]
+
+
+def _compared(pattern: str, settings: PapersHparams) -> list[str]:
+  """The paper beside what has been run."""
+  lines = []
+  for row in papers.matching(pattern or '*'):
+    # Most rows have not been run: not worth a look.
+    if not os.path.isdir(os.path.join(settings.runs_dir, row.name)):
+      continue
+    if found := _results(row, settings.runs_dir):
+      figure = row.short_figure + (' %' if row.figure else '')
+      lines += [row.name, f'  {"paper":17}{figure}', *found]
+  if not lines:
+    raise UsageError(
+      f'nothing has been run of {pattern or "any row"} in --runs_dir='
+      f'{settings.runs_dir}; {console.command("papers")} run ROW runs a row'
+    )
+  return lines
+
+
+def _flagfile(row: papers.Row, settings: PapersHparams) -> str:
+  """The flagfile of a row, with what is to be known about it."""
+  rounds = _known_rounds(row, settings)
+  arguments = _arguments(row, {**settings.more(), 'total_rounds': rounds})
+  about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]
+  header = [
+    line
+    for text in about
+    for line in textwrap.wrap(
+      text,
+      console.WIDTH,
+      initial_indent='# ',
+      subsequent_indent='# ',
+      break_on_hyphens=False,
+    )
+  ]
+  return '\n'.join([*header, *arguments])
+
+
+def _train_command(row: papers.Row, settings: PapersHparams) -> str:
+  """The command that trains as the row says."""
+  rounds = _known_rounds(row, settings)
+  arguments = row.arguments(_run_flags(row, settings, rounds))
+  text = ' '.join(map(shlex.quote, arguments))
+  lines = textwrap.wrap(
+    f'{console.command("train")} {text}',
+    console.WIDTH - 2,
+    subsequent_indent='  ',
+    break_on_hyphens=False,
+    break_long_words=False,
+  )
+  return ' \\\n'.join(lines)
+
+
+def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
+  """The rounds of a budget that is not of hours; raises `UsageError`."""
+  if settings.hours is not None:
+    raise UsageError(
+      f'--budget={settings.budget}: only `run` measures how many rounds that'
+      ' is; give --budget=rounds=N'
+    )
+  return settings.rounds(row)
+
+
+def _run_flags(
+  row: papers.Row, settings: PapersHparams, rounds: int
+) -> dict[str, Any]:
+  """The flags of the row's run beside the row's own."""
+  return {
+    **settings.more(),
+    'total_rounds': rounds,
+    'output_dir': row.folder(settings.runs_dir, settings.budget, settings.seed),
+  }
+
+
+def _run(row: papers.Row, settings: PapersHparams) -> int:
+  """Trains as the row says, or continues; returns the exit code."""
+  from tff_fssl.program.commands import train_main  # pylint: disable=C0415
+
+  rounds = settings.rounds(row)
+  tree = output_tree.OutputTree(
+    row.folder(settings.runs_dir, settings.budget, settings.seed)
+  )
+  if settings.hours is not None:
+    # What was begun keeps its number of rounds.
+    if os.path.lexists(tree.flags_file):
+      rounds = int(tree.read_flags()['total_rounds'])
+    else:
+      rounds = _rounds_within(row, settings, settings.hours)
+  return train_main.train_main(row.arguments(_run_flags(row, settings, rounds)))
+
+
+def _rounds_within(
+  row: papers.Row, settings: PapersHparams, hours: float
+) -> int:
+  """The rounds that fit into some hours, at most the paper's."""
+  print('Measuring two rounds ...', flush=True)
+  config, duration = row.config(settings.more()), _measure(row, settings)
+  rounds = math.floor(
+    (3600 * hours - duration.pretraining * (1 - config.first_round))
+    / (duration.round + duration.evaluation / config.run.rounds_per_evaluation)
+  )
+  if rounds < 1:
+    raise UsageError(
+      f'--budget={settings.budget}: not even one round fits, which takes'
+      f' {console.format_seconds(duration.round)}; give more hours'
+    )
+  return min(rounds, config.run.total_rounds)
+
+
+def _hours(row: papers.Row, settings: PapersHparams) -> str:
+  """How long the row takes on this machine."""
+  rounds, config = _known_rounds(row, settings), row.config(settings.more())
+  duration = _measure(row, settings)
+  pretraining = 1 - config.first_round
+  evaluations = math.ceil(rounds / config.run.rounds_per_evaluation)
+  parts = {
+    'rounds': (rounds, duration.round),
+    'pre-training': (pretraining, duration.pretraining),
+    'evaluations': (evaluations, duration.evaluation),
+  }
+  rows = {
+    name: f'{console.format_seconds(count * each)}: {count:,} of'
+    f' {console.format_seconds(each)}'
+    for name, (count, each) in parts.items()
+    if count
+  }
+  total = sum(count * each for count, each in parts.values())
+  rows['in all'] = console.format_seconds(total)
+  return f'{row.name}, by two rounds on this machine:\n{console.table(rows)}'
+
+
+def _measure(row: papers.Row, settings: PapersHparams) -> Duration:
+  """Runs two rounds in a folder that is then removed."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.commands import train_main
+  from tff_fssl.program.storage import csv_table
+
+  pretraining = 1 - row.config(settings.more()).first_round
+  with tempfile.TemporaryDirectory(prefix='tff_fssl_') as folder:
+    tree = output_tree.OutputTree(os.path.join(folder, 'run'))
+    arguments = row.arguments(
+      {
+        **settings.more(),
+        'total_rounds': _MEASURED,
+        'rounds_per_evaluation': _MEASURED,
+        'num_pretraining_rounds': min(pretraining, _MEASURED),
+        'output_dir': tree.path,
+        'progress': 'none',
+        'tensorboard': False,
+      }
+    )
+    with contextlib.redirect_stdout(io.StringIO()):
+      code = train_main.train_main(arguments)
+    if code != main_lib.DONE:
+      raise UsageError(
+        f'{row.name}: two rounds could not be measured (exit code {code})'
+      )
+    rows = csv_table.read(tree.timing_csv)[1]
+
+  def last(column: str, is_round: bool) -> float:
+    values = [
+      csv_table.number(timing, column)
+      for timing in rows
+      if (csv_table.number(timing, csv_table.KEY) > 0) == is_round
+    ]
+    known = [value for value in values if math.isfinite(value)]
+    return known[-1] if known else 0.0
+
+  return Duration(
+    last('seconds/round', False),
+    last('seconds/round', True),
+    last('seconds/evaluation', True),
+  )

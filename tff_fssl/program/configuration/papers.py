@@ -1,0 +1,300 @@
+"""The rows of the papers' tables: configs/papers/PAPER.toml. TensorFlow-free.
+
+A file is one paper: what all of its runs have in common, and its tables. A
+table has axes, whose values multiply; a row takes one value of each axis, and
+there is a row for each cell of `figures` that is not ''. The values of an axis
+stand in the table, or the table lists some of those in the paper's `axes`. What
+a row is made of, later ones first: rules whose `rows` match 'TABLE/ROW', the
+values of its axes, the table, the paper. Each has flags and may say:
+
+  differs  how the run differs from the paper's;
+  needs    which data it needs that no program fetches;
+  why      why it cannot be run.
+
+The flags of other algorithms than the row's, such as fl2.rho, are left out. A
+figure is written as printed: '81.5(7.4)' is a mean and its spread in percent,
+and words may follow; 'curve': the paper only draws it; '?': not known to us.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+import fnmatch
+import functools
+import itertools
+import os
+import re
+import sys
+from typing import Any
+
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import configs
+from tff_fssl.program.configuration import flags
+
+if sys.version_info >= (3, 11):
+  import tomllib
+else:
+  import tomli as tomllib
+
+NAMES = ('fedmatch', 'fedswitch', 'fl2', 'protofssl', 'semifl')
+# Which round's test accuracy a paper reports.
+LAST, BEST_VALIDATION = 'last', 'best_validation'
+CURVE, UNKNOWN = 'curve', '?'
+# The budget that is the paper's.
+ALL_ROUNDS = 'paper'
+
+_FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
+_NOTES = ('differs', 'needs', 'why')
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A row of a table: one run of the paper, over seeds.
+
+  Attributes:
+    name: 'PAPER/TABLE/...'.
+    title: What the table is about.
+    flags: The flags that the row sets, by name.
+    printed: Its figure as the paper prints it, or `CURVE` or `UNKNOWN`.
+    spread: What the figure in parentheses is; '' if there is none.
+    reported: `LAST` or `BEST_VALIDATION`.
+    differs: How the run differs from the paper's.
+    needs: The data that it needs and no program fetches; '' if there are none.
+    why: Why it cannot be run; '' if it can.
+  """
+
+  name: str
+  title: str
+  flags: dict[str, Any]
+  printed: str
+  spread: str
+  reported: str
+  differs: tuple[str, ...] = ()
+  needs: str = ''
+  why: str = ''
+
+  @property
+  def table(self) -> str:
+    """The name of its table, 'PAPER/TABLE'."""
+    return '/'.join(self.name.split('/')[:2])
+
+  @property
+  def figure(self) -> tuple[float, float | None] | None:
+    """(mean, spread or None) in percent, if the paper gives a number."""
+    match = _FIGURE.fullmatch(self.printed)
+    if match is None:
+      return None
+    return float(match[1]), None if match[2] is None else float(match[2])
+
+  @property
+  def short_figure(self) -> str:
+    """The figure without the words that follow it."""
+    match = _FIGURE.fullmatch(self.printed)
+    return self.printed.removesuffix(f' {match[3]}') if match else self.printed
+
+  def config(self, more: Mapping[str, Any] | None = None) -> config_lib.Config:
+    """The configuration of the row's run.
+
+    Args:
+      more: Flags that take precedence over the row's.
+
+    Returns:
+      The configuration.
+
+    Raises:
+      UsageError: If the row cannot be run, or its data set has to be looked at
+        and is not there.
+    """
+    if self.why:
+      raise UsageError(f'{self.name}: cannot be run: {self.why}')
+    given = {**self.flags, **(more or {})}
+    parsed = flags.parse(_arguments(given), config_lib.groups())
+    # As in a flagfile: some of a row's flags may have no effect.
+    files_of = dict.fromkeys(parsed.command_line, self.name)
+    return config_lib.from_flags(
+      dataclasses.replace(parsed, command_line=frozenset(), files=files_of)
+    )
+
+  def arguments(self, more: Mapping[str, Any] | None = None) -> list[str]:
+    """Arguments of the training program: those that have an effect.
+
+    Args:
+      more: Flags that take precedence over the row's.
+
+    Returns:
+      '--NAME=VALUE' for each, in the order of `--help`.
+
+    Raises:
+      UsageError: As from `config`.
+    """
+    has_effect = self.config(more).flags()
+    given = {**self.flags, **(more or {})}
+    return _arguments({n: given[n] for n in has_effect if n in given})
+
+  def folder(self, runs_dir: str, budget: str, seed: int) -> str:
+    """The folder of a run of the row.
+
+    Args:
+      runs_dir: The folder of all runs of rows.
+      budget: `ALL_ROUNDS`, or the name of a smaller budget.
+      seed: Its seed.
+
+    Returns:
+      RUNS_DIR/PAPER/TABLE/.../BUDGET/seedN.
+    """
+    return os.path.join(runs_dir, self.name, budget, f'seed{seed}')
+
+
+def _arguments(values: Mapping[str, Any]) -> list[str]:
+  return [
+    f'--{name}={hparams.to_text(value)}' for name, value in values.items()
+  ]
+
+
+@functools.cache
+def rows() -> dict[str, Row]:
+  """All rows, by name, in the order of the files.
+
+  Returns:
+    The rows.
+
+  Raises:
+    UsageError: If a file cannot be read.
+  """
+  return {row.name: row for paper in NAMES for row in _of_paper(paper)}
+
+
+def matching(pattern: str) -> list[Row]:
+  """The rows whose name matches a pattern.
+
+  Args:
+    pattern: As of file names ('fl2/table1/*'), or without '*', '?' and '[' a
+      part of a name.
+
+  Returns:
+    The rows; at least one.
+
+  Raises:
+    UsageError: If there is none.
+  """
+  glob = pattern if set(pattern) & set('*?[') else f'*{pattern}*'
+  found = [r for name, r in rows().items() if fnmatch.fnmatchcase(name, glob)]
+  if not found:
+    tables = {row.table for row in rows().values()}
+    raise UsageError(
+      f'{pattern!r}: no row of a table has such a name'
+      f'{closest(pattern, [*rows(), *tables])}'
+    )
+  return found
+
+
+def find(name: str) -> Row:
+  """The row of a name; raises `UsageError` if there is none."""
+  row = rows().get(name.strip('/'))
+  if row is None:
+    parts = [n for n in rows() if name.strip('/') and name.strip('/') in n]
+    hint = f'; those are e.g. {", ".join(parts[:2])}' if parts else ''
+    raise UsageError(
+      f'{name!r}: is not the name of a row{hint or closest(name, rows())}'
+    )
+  return row
+
+
+def _of_paper(paper: str) -> Iterator[Row]:
+  """The rows of a file."""
+  path = configs.path_of(f'papers/{paper}.toml')
+  try:
+    content = tomllib.loads(files.read_text(path))
+  except tomllib.TOMLDecodeError as error:
+    raise UsageError(f'{path}: is damaged: {error}') from error
+  for table in content['tables']:
+    yield from _of_table(paper, content, table)
+
+
+def _of_table(
+  paper_name: str, paper: Mapping[str, Any], table_name: str
+) -> Iterator[Row]:
+  """The rows of a table, given the content of the file."""
+  table = paper['tables'][table_name]
+  axes = {
+    axis: {v: paper['axes'][axis][v] for v in values}
+    if isinstance(values, list)
+    else values
+    for axis, values in table['axes'].items()
+  }
+  for values in itertools.product(*axes.values()):
+    printed = _cell(table['figures'], axes, values)
+    if not printed:
+      continue
+    row = table['row'].format(**dict(zip(axes, values)))
+    name = f'{table_name}/{row}'
+    layers = [
+      paper,
+      table,
+      *(_layer(axes[axis][value]) for axis, value in zip(axes, values)),
+      *(
+        _layer(rule)
+        for rule in paper.get('rules', ())
+        if any(fnmatch.fnmatchcase(name, glob) for glob in rule['rows'])
+      ),
+    ]
+    notes = {
+      # Long texts are wrapped in the file.
+      kind: [' '.join(layer[kind].split()) for layer in layers if kind in layer]
+      for kind in _NOTES
+    }
+    yield Row(
+      f'{paper_name}/{name}',
+      table['title'],
+      _flags(layers),
+      printed,
+      table.get('spread', paper['spread']) if '(' in printed else '',
+      paper['reported'],
+      tuple(notes['differs']),
+      *(notes[kind][-1] if notes[kind] else '' for kind in ('needs', 'why')),
+    )
+
+
+def _cell(
+  figures: Any, axes: Mapping[str, Mapping[str, Any]], values: Sequence[str]
+) -> str:
+  """The figure of a row: by the values of its axes, the last one's by place."""
+  *outer, last = values
+  for value in outer:
+    figures = figures.get(value, {})
+  if isinstance(figures, str):  # The same for all values of the last axis.
+    return figures
+  place = list(list(axes.values())[-1]).index(last)
+  return figures[place] if figures else ''
+
+
+def _layer(values: Mapping[str, Any]) -> dict[str, Any]:
+  """A value of an axis, or a rule: its flags apart from what it says."""
+  said = {n: v for n, v in values.items() if n in _NOTES}
+  other = {n: v for n, v in values.items() if n not in (*_NOTES, 'rows')}
+  return {**said, 'flags': other}
+
+
+def _flags(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+  """The flags of a row, those of other algorithms left out."""
+  given: dict[str, Any] = {}
+  for layer in layers:
+    given |= _flat(layer.get('flags', {}))
+  prefix = f'{given.get("algorithm")}.'
+  return {
+    n: v for n, v in given.items() if '.' not in n or n.startswith(prefix)
+  }
+
+
+def _flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """{'fl2': {'rho': 1}} as {'fl2.rho': 1}: TOML's dotted keys are tables."""
+  result: dict[str, Any] = {}
+  for name, value in values.items():
+    if isinstance(value, Mapping):
+      result |= _flat(value, f'{prefix}{name}.')
+    else:
+      result[f'{prefix}{name}'] = value
+  return result

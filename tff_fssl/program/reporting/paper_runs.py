@@ -1,0 +1,133 @@
+"""What has been run of the rows of the papers' tables. TensorFlow-free.
+
+The folder of a run is `papers.Row.folder`.
+"""
+
+from collections.abc import Callable, Sequence
+import dataclasses
+import os
+import re
+
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import papers
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import runs as runs_lib
+
+_SEED = re.compile(r'seed\d+')
+_BUDGET = re.compile(r'paper|rounds=\d+|[\d.]+h')
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+  """What the runs of a row with one budget have come to.
+
+  Attributes:
+    budget: `papers.ALL_ROUNDS`, or the name of a smaller one.
+    accuracy: Test accuracy in percent: the mean, and over several seeds the
+      sample standard deviation.
+    rounds: The last round that all of them have evaluated.
+    total_rounds: The rounds of the paper.
+    seeds: Their seeds.
+  """
+
+  budget: str
+  accuracy: str
+  rounds: int
+  total_rounds: int
+  seeds: tuple[str, ...]
+
+  @property
+  def label(self) -> str:
+    """What it is called: a smaller budget is never 'ours'."""
+    if self.budget != papers.ALL_ROUNDS:
+      return self.budget
+    return 'ours' if self.rounds >= self.total_rounds else 'ours, unfinished'
+
+  @property
+  def text(self) -> str:
+    """'81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
+    seeds = 'seed' if len(self.seeds) == 1 else 'seeds'
+    return (
+      f'{self.accuracy} % after {self.rounds:,} of {self.total_rounds:,}'
+      f' rounds, {seeds} {", ".join(self.seeds)}'
+    )
+
+
+def results(
+  runs_dir: str, row: papers.Row, warn: Callable[[str], None]
+) -> list[Result]:
+  """What has been run of a row, the paper's budget first.
+
+  Args:
+    runs_dir: The folder of all runs of rows.
+    row: The row.
+    warn: Called for each run that is left out.
+
+  Returns:
+    A result for each budget of which a run has been evaluated.
+  """
+  of_row = os.path.join(runs_dir, row.name)
+  found = []
+  for budget in sorted(
+    _folders(of_row, _BUDGET), key=lambda b: (b != papers.ALL_ROUNDS, b)
+  ):
+    runs = []
+    for name in _folders(os.path.join(of_row, budget), _SEED):
+      path = os.path.join(of_row, budget, name)
+      try:
+        runs.append(_read(path, row))
+      except UsageError as error:
+        warn(f'left out: {error}')
+    if runs:
+      found.append(_result(row, budget, runs))
+  return found
+
+
+def _folders(path: str, names: re.Pattern[str]) -> list[str]:
+  """The folders in a folder that have such a name, by numbers in it."""
+  try:
+    entries = [name for name in os.listdir(path) if names.fullmatch(name)]
+  except OSError:  # Nothing has been run.
+    return []
+  return sorted(entries, key=lambda name: (len(name), name))
+
+
+def _read(path: str, row: papers.Row) -> runs_lib.Run:
+  """A run of the row; raises `UsageError` if it is none, or has no result."""
+  run = runs_lib.read_run(path)
+  if not len(run.curve(compare.TEST_ACCURACY)[0]):
+    raise UsageError(f'{path}: this run has no evaluation yet')
+  # It does not matter where the data are, but of some sets nothing is known
+  # without them.
+  more = {name: run.flags.get(name, '') for name in ('data_dir', 'seed')}
+  config = row.config({**more, 'seed': int(more['seed'] or 0)})
+  now = {n: hparams.to_text(value) for n, value in config.flags().items()}
+  differing, _ = continuation.differences(run.flags, now)
+  if differing:
+    raise UsageError(
+      f'{path}: this run is not of the row as it is now (--{differing[0]}'
+      ' differs)'
+    )
+  return run
+
+
+def _result(
+  row: papers.Row, budget: str, runs: Sequence[runs_lib.Run]
+) -> Result:
+  last = compare.last_common_round([runs_lib.RunGroup(row.name, tuple(runs))])
+  return Result(
+    budget,
+    compare.mean_and_spread([_accuracy(run, row, last) for run in runs], 1),
+    last,
+    row.flags['total_rounds'],
+    tuple(run.flags.get('seed', '?') for run in runs),
+  )
+
+
+def _accuracy(run: runs_lib.Run, row: papers.Row, last_round: int) -> float:
+  """Test accuracy in percent, of the round that the paper reports."""
+  if row.reported == papers.BEST_VALIDATION:
+    return 100 * compare.best_validation(run, last_round)
+  return 100 * compare.at(run, compare.TEST_ACCURACY, last_round)
