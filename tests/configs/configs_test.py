@@ -13,6 +13,7 @@ import numpy as np
 import picture_folders
 import pytest
 import tiny_tfds
+import tiny_vectors
 
 from tff_fssl import hparams
 from tff_fssl import runtime
@@ -133,6 +134,12 @@ def _network(row):
   )
 
 
+def _small(row):
+  """The small network, where a row is of images."""
+  is_image = not str(row.flags['dataset']).startswith(data_names.FEATURES)
+  return {'model': 'cnn'} if is_image else {}
+
+
 # The first file of each kind, and the first row with each network.
 _OF_EACH_KIND = {_kind(name): name for name in reversed(_FILES)}.values()
 _OF_EACH_NETWORK = {_network(r): r.name for r in reversed(_ROWS)}.values()
@@ -147,6 +154,7 @@ def data_dir(tmp_path_factory):
     tiny_tfds.write(folder, name, counts, **more)
   of_class = dict.fromkeys(('covid', 'normal', 'viral'), 80)
   picture_folders.class_folders(folder / 'covid19', of_class)
+  tiny_vectors.write(folder / 'ag_news_bert.npz', num_classes=4, num=1_000)
   return str(folder)
 
 
@@ -254,9 +262,10 @@ def test_every_file_runs(name, data_dir, shared_processes, tmp_path, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize('table', dict.fromkeys(row.table for row in _ROWS))
 def test_every_row_runs(table, data_dir, shared_processes, tmp_path, capsys):
-  more = {'data_dir': data_dir, 'model': 'cnn'}
   configs = {
-    row.name: _config(row.name, **_overrides(row.name, **more))
+    row.name: _config(
+      row.name, **_overrides(row.name, data_dir=data_dir, **_small(row))
+    )
     for row in _ROWS
     if row.table == table
   }
@@ -267,7 +276,8 @@ def test_every_row_runs(table, data_dir, shared_processes, tmp_path, capsys):
   }
   names = sorted(distinct.values(), key=lambda n: str(_process_key(configs[n])))
   for name in names:
-    _check_run(name, str(tmp_path / name), data_dir, capsys, model='cnn')
+    more = _small(papers.find(name))
+    _check_run(name, str(tmp_path / name), data_dir, capsys, **more)
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import re
 
 import picture_folders
 import pytest
+import tiny_vectors
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
@@ -47,8 +48,9 @@ _COUNTS = {
 
 @pytest.fixture(scope='module', name='data_dir')
 def _data_dir(tmp_path_factory):
-  """What has to be looked at: STL-10's facts, and a folder of images."""
+  """What has to be looked at: STL-10's facts, own files."""
   folder = tmp_path_factory.mktemp('data')
+  tiny_vectors.write(folder / 'ag_news_bert.npz', num_classes=4, num=400)
   picture_folders.class_folders(
     folder / 'covid19', dict.fromkeys(('covid', 'normal', 'viral'), 80)
   )
