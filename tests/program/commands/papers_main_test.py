@@ -174,7 +174,7 @@ def test_compare(call, tmp_path):
     (('show', _ROW, _ROW), 'give one name only'),
     (('list', 'nothing'), 'no row of a table has such a name'),
     (('run', 'fl2/table2/cta'), f"did you mean '{_ROW}'"),
-    (('run', 'fl2/table3/agnews-20-iid/fl2'), 'embeddings of a frozen BERT'),
+    (('run', 'fl2/table3/agnews-20-iid/fl2'), 'ag_news_bert.npz'),
     (('run', _ROW, '--budget=2'), '--budget=2: must be paper'),
     (('run', _ROW, '--budget=rounds=0'), 'must be paper'),
     (('run', _ROW, '--budget=0h'), 'must be paper'),
