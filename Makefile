@@ -19,7 +19,7 @@ LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev setup-gpu train test test-slow lint format \
+.PHONY: help setup setup-dev setup-gpu setup-ray train test test-slow lint format \
 	build-file lock clean
 
 help:
@@ -32,6 +32,7 @@ help:
 	@echo 'make setup       make .venv with everything that training needs'
 	@echo 'make setup-dev   also install what the tests and checks need'
 	@echo 'make setup-gpu   also install the CUDA 11.8 libraries'
+	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make build-file  update BUILD.bazel from the imports'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
@@ -66,9 +67,15 @@ $(VENV)/.installed-gpu: requirements-gpu.txt $(VENV)/.installed
 	@$(INSTALL) -r requirements-gpu.txt
 	@touch $@
 
+$(VENV)/.installed-ray: requirements-ray.txt $(VENV)/.installed
+	@echo 'Installing requirements-ray.txt'
+	@$(INSTALL) -r requirements-ray.txt
+	@touch $@
+
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 setup-gpu: $(VENV)/.installed-gpu
+setup-ray: $(VENV)/.installed-ray
 
 train: setup
 	$(BIN)/python programs/train.py --flagfile=$(FLAGFILE) $(ARGS)
@@ -78,10 +85,10 @@ lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint
+test: lint setup-ray
 	$(PYTEST) $(ARGS)
 
-test-slow: setup-dev
+test-slow: setup-dev setup-ray
 	$(PYTEST) -m slow $(ARGS)
 
 format: setup-dev build-file
@@ -100,6 +107,8 @@ lock:
 	  >/dev/null
 	$(LOCK) $(ARGS) requirements-gpu.in --output-file requirements-gpu.txt \
 	  >/dev/null
+	$(LOCK) $(ARGS) --override requirements-overrides.txt \
+	  requirements-ray.in --output-file requirements-ray.txt >/dev/null
 
 clean:
 	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \

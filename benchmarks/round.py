@@ -152,6 +152,29 @@ def federated_rounds(process, cohort, contexts):
   }
 
 
+def build_process(model, server):
+  """(process, views, model_fn, hparams) of an (FL)^2 round with one epoch."""
+  mean, std = augment.normalization('cifar10')
+  views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+
+  def model_fn():
+    return networks.build_network(model, _SHAPE, _NUM_CLASSES, 'bn')
+
+  hparams = round_hparams.RoundHparams(
+    client_epochs=1, num_pretraining_rounds=0
+  )
+  process = registry.REGISTRY['fl2'].build(
+    model_fn,
+    views=views,
+    element_spec=clients.element_spec(_SHAPE),
+    server_data_fn=clients.build_server_data_fn(*server),
+    round_hparams=hparams,
+    hparams=_FL2,
+    seed=0,
+  )
+  return process, views, model_fn, hparams
+
+
 def median_seconds(runs, repetitions):
   """The median seconds of each function; they take turns."""
   times = {name: [] for name in runs}
@@ -173,25 +196,8 @@ def main() -> None:
   parser.add_argument('--worker', action='store_true', help="TFF's worker, too")
   args = parser.parse_args()
 
-  mean, std = augment.normalization('cifar10')
-  views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
   server, cohort = make_data(args.num_clients, args.num_images)
-
-  def model_fn():
-    return networks.build_network(args.model, _SHAPE, _NUM_CLASSES, 'bn')
-
-  hparams = round_hparams.RoundHparams(
-    client_epochs=1, num_pretraining_rounds=0
-  )
-  process = registry.REGISTRY['fl2'].build(
-    model_fn,
-    views=views,
-    element_spec=clients.element_spec(_SHAPE),
-    server_data_fn=clients.build_server_data_fn(*server),
-    round_hparams=hparams,
-    hparams=_FL2,
-    seed=0,
-  )
+  process, views, model_fn, hparams = build_process(args.model, server)
   contexts = {'in_process': runtime.build_context()}
   if args.worker:
     contexts['tff_worker'] = runtime.build_context(

@@ -2,6 +2,7 @@
 
 import collections
 from collections.abc import Callable, Iterator
+import dataclasses
 import functools
 import struct
 import threading
@@ -40,12 +41,25 @@ class Cohort(list[Any]):
   in-process runtime accesses a client when its turn comes, and does not keep
   its data. TFF's own contexts send all data at once, and so access all clients.
   (This is a list because those contexts accept no other sequence.)
+
+  Attributes:
+    recipe: What makes the clients' data on other machines, if anything does;
+      see `runtime.recipes`.
   """
+
+  recipe: 'CohortRecipe | None' = None
+
+  @property
+  def arguments(self) -> list[tuple[Any, ...]]:
+    """(round, client, slot) of each client, for the recipe."""
+    return [value.args for value in super().__iter__()]
 
   def __getitem__(self, index: Any) -> Any:
     value = super().__getitem__(index)
     if isinstance(index, slice):
-      return Cohort(value)
+      part = Cohort(value)
+      part.recipe = self.recipe
+      return part
     return value() if callable(value) else value
 
   def __iter__(self) -> Iterator[Any]:
@@ -193,6 +207,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
     clients_per_round: int,
     first_round: int = 1,
     trains_clients: bool = True,
+    recipe: 'CohortRecipe | None' = None,
   ):
     """Describes the population.
 
@@ -208,6 +223,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
       first_round: The number of the first round; in rounds before 1 (the
         server's pre-training) nobody is drawn.
       trains_clients: Whether rounds have clients at all.
+      recipe: What does the same as `make_client` on other machines, if anything
+        does.
     """
     if not 1 <= clients_per_round <= num_clients and trains_clients:
       raise ValueError(
@@ -221,6 +238,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self._clients_per_round = clients_per_round
     self._first_round = first_round
     self._trains_clients = trains_clients
+    self._recipe = recipe
     self._iterator_class = type(
       'BoundCohortIterator', (CohortIterator,), {'_source': self}
     )
@@ -257,10 +275,12 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
     """The data of a round's clients."""
-    return Cohort(
+    cohort = Cohort(
       functools.partial(self._make_client, round_num, client_id, slot)
       for client_id, slot in sorted(self._slots(seed, round_num, k).items())
     )
+    cohort.recipe = self._recipe
+    return cohort
 
 
 def build_data_source(
@@ -269,6 +289,7 @@ def build_data_source(
   *,
   seed: int,
   on_failure: OnFailure = warn_of_failure,
+  load_elsewhere: Callable[[], LoadClient] | None = None,
   **population: Any,
 ) -> CohortDataSource:
   """The clients of one of our processes, made from their examples.
@@ -287,6 +308,10 @@ def build_data_source(
       nothing else, so that a run that was stopped goes on alike.
     seed: Seed of the cohorts, and of what clients draw in a round.
     on_failure: Called for clients that are left out; see `OnFailure`.
+    load_elsewhere: Makes what is equal to `load_client` on another machine. It
+      is pickled, and called once in each process there: it is small, and reads
+      that machine's own data. Without it, a runtime of several machines sends
+      the data of each client.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
       optionally first_round and trains_clients.
 
@@ -296,42 +321,119 @@ def build_data_source(
   federated_type = process.next.type_signature.parameter[1]
   spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
   num_classes = getattr(process, 'num_classes', None)
-  lock = threading.Lock()
-  told: set[tuple[int, int]] = set()
+  once = _Once(on_failure)
+  maker = ClientMaker(spec, num_classes, seed, load_client, once)
+  recipe = None
+  if load_elsewhere is not None:
+    recipe = CohortRecipe(spec, num_classes, seed, load_elsewhere, once)
+  return CohortDataSource(
+    federated_type, maker, seed=seed, recipe=recipe, **population
+  )
 
-  def load(
-    round_num: int, client_id: int, slot: int
+
+class _Once:
+  """An `OnFailure` that passes on the first failure of a client in a round."""
+
+  def __init__(self, on_failure: OnFailure):
+    self._on_failure = on_failure
+    self._lock = threading.Lock()
+    self._told: set[tuple[int, int]] = set()
+
+  def __call__(self, round_num: int, client_id: int, reason: str) -> None:
+    with self._lock:
+      is_new = (round_num, client_id) not in self._told
+      # Remember this round only; other rounds are over.
+      self._told = {told for told in self._told if told[0] == round_num}
+      self._told.add((round_num, client_id))
+    if is_new:
+      self._on_failure(round_num, client_id, reason)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClientMaker:
+  """Makes the data of a process's clients; a `MakeClient`.
+
+  Attributes:
+    spec: Nested `tf.TensorSpec`s of a client's element.
+    num_classes: Labels must be less, if known.
+    seed: Seed of what clients draw.
+    load_client: Gives a client's examples.
+    on_failure: Called for clients that are left out.
+  """
+
+  spec: Any
+  num_classes: int | None
+  seed: int
+  load_client: LoadClient
+  on_failure: OnFailure
+
+  def __call__(
+    self, round_num: int, client_id: int, slot: int
+  ) -> tf.data.Dataset:
+    """A client's data; those of an unusable client if they cannot be used."""
+    try:
+      element = self._load(round_num, client_id, slot)
+    except Exception as error:  # pylint: disable=broad-except
+      reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
+      self.on_failure(round_num, client_id, reason[:_MAX_REASON])
+      element = clients.unusable_example(self.spec)
+    return tf.data.Dataset.from_tensors(element)
+
+  def _load(
+    self, round_num: int, client_id: int, slot: int
   ) -> collections.OrderedDict[str, Any]:
-    labeled, unlabeled = load_client(round_num, client_id)
+    labeled, unlabeled = self.load_client(round_num, client_id)
     element = clients.make_example(
-      seed=clients.client_seed(seed, round_num, client_id),
+      seed=clients.client_seed(self.seed, round_num, client_id),
       labeled=labeled,
       unlabeled=unlabeled,
-      num_classes=num_classes,
+      num_classes=self.num_classes,
     )
-    _check_element(element, spec)
-    if 'client_id' in spec:
+    _check_element(element, self.spec)
+    if 'client_id' in self.spec:
       element['client_id'] = np.int32(client_id)
-    if 'slot' in spec:
+    if 'slot' in self.spec:
       element['slot'] = np.int32(slot)
     return element
 
-  def make_client(round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
-    try:
-      element = load(round_num, client_id, slot)
-    except Exception as error:  # pylint: disable=broad-except
-      reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
-      with lock:
-        is_new = (round_num, client_id) not in told
-        # Remember this round only; other rounds are over.
-        told.difference_update([t for t in told if t[0] != round_num])
-        told.add((round_num, client_id))
-      if is_new:
-        on_failure(round_num, client_id, reason[:_MAX_REASON])
-      element = clients.unusable_example(spec)
-    return tf.data.Dataset.from_tensors(element)
 
-  return CohortDataSource(federated_type, make_client, seed=seed, **population)
+@dataclasses.dataclass(frozen=True)
+class CohortRecipe:
+  """Makes clients' data on other machines; see `runtime.recipes.Recipe`.
+
+  Attributes:
+    spec: See `ClientMaker`.
+    num_classes: See `ClientMaker`.
+    seed: See `ClientMaker`.
+    load_elsewhere: See `build_data_source`.
+    on_failure: Called, here, for clients that are left out there.
+  """
+
+  spec: Any
+  num_classes: int | None
+  seed: int
+  load_elsewhere: Callable[[], LoadClient]
+  on_failure: OnFailure | None
+
+  def load(self, report: Callable[[Any], None]) -> ClientMaker:
+    """What makes clients' data; `report` gets failures."""
+    return ClientMaker(
+      self.spec,
+      self.num_classes,
+      self.seed,
+      self.load_elsewhere(),
+      lambda *failure: report(failure),
+    )
+
+  def received(self, failure: tuple[int, int, str]) -> None:
+    """Takes a failure that was reported elsewhere."""
+    if self.on_failure is not None:
+      self.on_failure(*failure)
+
+  def __reduce__(self) -> Any:
+    # Failures are reported, not handled, elsewhere.
+    values = (self.spec, self.num_classes, self.seed, self.load_elsewhere, None)
+    return CohortRecipe, values
 
 
 def _check_element(element: Any, spec: Any) -> None:

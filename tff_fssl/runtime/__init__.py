@@ -29,16 +29,18 @@ from typing import Union
 
 from absl import logging
 
+from tff_fssl.runtime import settings as settings_lib
 from tff_fssl.runtime.errors import ExecutionError
+from tff_fssl.runtime.errors import WorkerError
 from tff_fssl.runtime.in_process import AsyncInProcessContext
 from tff_fssl.runtime.in_process import InProcessContext
 from tff_fssl.runtime.in_process import Timing
+from tff_fssl.runtime.recipes import Recipe
 from tff_fssl.runtime.settings import RUNTIMES
 from tff_fssl.runtime.settings import TFF_WORKER
 from tff_fssl.runtime.settings import Settings
 from tff_fssl.runtime.worker import AsyncWorkerContext
 from tff_fssl.runtime.worker import WorkerContext
-from tff_fssl.runtime.worker import WorkerError
 
 __all__ = [
   'RUNTIMES',
@@ -46,6 +48,7 @@ __all__ = [
   'AsyncWorkerContext',
   'ExecutionError',
   'InProcessContext',
+  'Recipe',
   'Settings',
   'Timing',
   'WorkerContext',
@@ -81,11 +84,17 @@ def build_context(
       default_num_clients=settings.default_num_clients,
       warn=warn,
     )
+  if settings.runtime == settings_lib.RAY:
+    # Only here: what the others do must not depend on it.
+    from tff_fssl.runtime import ray_context  # pylint: disable=import-outside-toplevel
+
+    return ray_context.RayContext(settings, warn=warn)
   return InProcessContext(
     client_devices=settings.client_devices,
     client_threads=settings.client_threads,
     simulate_secure_aggregation=settings.simulate_secure_aggregation,
     default_num_clients=settings.default_num_clients,
+    clients_per_group=settings.clients_per_group,
   )
 
 

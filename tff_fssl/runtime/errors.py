@@ -41,6 +41,23 @@ class ExecutionError(RuntimeError):
       f'{operation} failed at {where}{on}: {type(cause).__name__}: {message}'
     )
 
+  def __reduce__(self) -> Any:
+    # Its cause may be nothing that can be pickled.
+    return _restore, (str(self), self.operation, self.client_index)
+
+
+class WorkerError(RuntimeError):
+  """Workers died or were too slow, more often than is tolerated."""
+
+
+def _restore(
+  message: str, operation: str, client_index: Optional[int]
+) -> ExecutionError:
+  error = ExecutionError.__new__(ExecutionError)
+  RuntimeError.__init__(error, message)
+  error.operation, error.client_index = operation, client_index
+  return error
+
 
 def find_operation(
   message: str,

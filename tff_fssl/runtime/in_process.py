@@ -9,6 +9,7 @@ threads.
 """
 
 import asyncio
+from collections.abc import Callable, Mapping
 import concurrent.futures
 import dataclasses
 import threading
@@ -24,8 +25,8 @@ from tff_fssl.runtime import devices as devices_lib
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import operations
+from tff_fssl.runtime import phases
 from tff_fssl.runtime import program as program_lib
-from tff_fssl.runtime import streaming
 from tff_fssl.runtime import values as values_lib
 
 
@@ -44,6 +45,14 @@ class Timing:
   server: float = 0.0
   clients: float = 0.0
   aggregation: float = 0.0
+
+
+# (index of a phase, the server's values, argument, clients' values that were
+# kept) -> accumulators, clients' values to keep, seconds of accumulation.
+RunPhase = Callable[
+  [int, phases.Values, values_lib.Argument, Mapping[operations.Slot, Any]],
+  tuple[phases.Values, dict[operations.Slot, list[Any]], float],
+]
 
 
 class InProcessContext(tff.framework.SyncContext):
@@ -71,6 +80,7 @@ class InProcessContext(tff.framework.SyncContext):
     client_threads: int = 0,
     simulate_secure_aggregation: bool = False,
     default_num_clients: int = 0,
+    clients_per_group: int = 0,
   ):
     """Initialises the context, and TensorFlow's devices.
 
@@ -83,6 +93,9 @@ class InProcessContext(tff.framework.SyncContext):
         simulation only.
       default_num_clients: The number of clients of computations whose argument
         does not determine it.
+      clients_per_group: How many clients are accumulated before their
+        accumulators are merged with those of the clients before them, or 0 for
+        all. Results depend on it within rounding.
 
     Raises:
       tff_fssl.hparams.UsageError: If a device does not exist.
@@ -94,6 +107,7 @@ class InProcessContext(tff.framework.SyncContext):
     self.timing = Timing()
     self._simulate_secure_aggregation = simulate_secure_aggregation
     self._default_num_clients = default_num_clients
+    self._group_size = clients_per_group
     # Keyed by identity: a computation's hash would serialise it at each call.
     self._programs: dict[int, tuple[Any, program_lib.Program]] = {}
     self._lock = threading.RLock()
@@ -119,6 +133,9 @@ class InProcessContext(tff.framework.SyncContext):
     """
     return self._invoke(comp, arg, threading.Event())
 
+  def close(self) -> None:
+    """Ends what the context has started: nothing here."""
+
   def _invoke(self, comp: Any, arg: Any, cancelled: threading.Event) -> Any:
     timing = Timing()
     start = time.monotonic()
@@ -132,10 +149,35 @@ class InProcessContext(tff.framework.SyncContext):
         program.readers,
         self._default_num_clients,
       )
-      run = _Run(program, argument, self, cancelled, timing)
-      result = run()
+      run_phase = self._phase_runner(comp, program, cancelled)
+      result = Run(program, argument, timing, run_phase)()
       self.timing = timing
       return result
+
+  def _phase_runner(
+    self, comp: Any, program: program_lib.Program, cancelled: threading.Event
+  ) -> RunPhase:
+    """The function that runs the clients of a phase of one invocation."""
+    del comp
+
+    def check() -> None:
+      if cancelled.is_set():
+        raise asyncio.CancelledError()
+
+    workers = phases.Workers(self.client_devices, self.client_threads, check)
+
+    def run_phase(index, server, argument, kept):
+      return phases.run_clients(
+        program.phases[index],
+        server,
+        argument.client,
+        range(argument.num_clients),
+        kept,
+        workers,
+        group_size=self._group_size,
+      )
+
+    return run_phase
 
   def _compile(self, comp: Any) -> program_lib.Program:
     key = id(comp)
@@ -144,7 +186,9 @@ class InProcessContext(tff.framework.SyncContext):
       if program is not None and reference() is comp:
         return program
       program = program_lib.compile_program(
-        comp, simulate_secure_aggregation=self._simulate_secure_aggregation
+        comp,
+        simulate_secure_aggregation=self._simulate_secure_aggregation,
+        merges=self._group_size > 0,
       )
       if program.reduce_loops and any(
         'GPU' in device for device in self.client_devices
@@ -162,27 +206,33 @@ class InProcessContext(tff.framework.SyncContext):
       return program
 
 
-class _Run:
-  """One invocation."""
+class Run:
+  """One invocation: the server's stages, and the phases between them."""
 
   def __init__(
     self,
     program: program_lib.Program,
     argument: values_lib.Argument,
-    context: InProcessContext,
-    cancelled: threading.Event,
     timing: Timing,
+    run_phase: RunPhase,
   ):
+    """Prepares an invocation.
+
+    Args:
+      program: The computation.
+      argument: Its argument.
+      timing: Receives the seconds.
+      run_phase: Runs the clients of a phase.
+    """
     self._program = program
     self._argument = argument
-    self._devices = context.client_devices
-    self._num_threads = context.client_threads
-    self._cancelled = cancelled
     self._timing = timing
+    self._run_phase = run_phase
     self._server = dict(argument.server)
     self._kept: dict[operations.Slot, list[Any]] = {}
 
   def __call__(self) -> Any:
+    """Runs it; returns the result."""
     for index, stage in enumerate(self._program.stages):
       start = time.monotonic()
       functions.BoundFunction(stage, self._server)(
@@ -190,63 +240,24 @@ class _Run:
       )
       self._timing.server += time.monotonic() - start
       if index < len(self._program.phases):
-        self._run_phase(self._program.phases[index])
+        self._run(index)
     return values_lib.to_result(
       self._program.result_type,
       (self._result(slot) for slot in self._program.result),
       self._argument.num_clients,
     )
 
-  def _run_phase(self, phase: program_lib.Phase) -> None:
-    """Streams all clients through a phase."""
-    start, before = time.monotonic(), self._timing.aggregation
-    wanted = phase.reads
-    kept_before = [slot for slot in wanted if slot in self._kept]
-    work = functions.BoundFunction(phase.work, self._server)
-    accumulate = functions.BoundFunction(phase.accumulate, self._server)
-    # Without any client, the lists exist and are empty.
-    self._kept.update((slot, []) for slot in phase.kept)
-    totals = {slot: self._server[zero] for slot, zero in phase.initial.items()}
-
-    def run_client(index: int) -> tuple[dict[operations.Slot, Any], Any]:
-      with tf.device(devices_lib.SERVER_DEVICE):
-        values, owners = self._argument.client(index, wanted)
-      for slot in kept_before:
-        values[slot] = self._kept[slot][index]
-      device = self._devices[index % len(self._devices)]
-      work(values, device=device, client_index=index)
-      return values, owners
-
-    def add_client(index: int, done: tuple[Any, Any]) -> None:
-      added = time.monotonic()
-      values, _ = done
-      for slot in phase.kept:
-        self._kept[slot].append(values[slot])
-      if totals:
-        values.update(totals)
-        accumulate(values, device=devices_lib.SERVER_DEVICE, client_index=index)
-        for slot, updated in phase.updated.items():
-          totals[slot] = (
-            values[updated] if updated in values else self._server[updated]
-          )
-      self._timing.aggregation += time.monotonic() - added
-
-    streaming.stream(
-      self._argument.num_clients,
-      self._num_threads,
-      run_client,
-      add_client,
-      self._check,
+  def _run(self, index: int) -> None:
+    """Runs a phase."""
+    start, phase = time.monotonic(), self._program.phases[index]
+    totals, kept, seconds = self._run_phase(
+      index, self._server, self._argument, self._kept
     )
+    self._kept.update(kept)
     for slot, total in phase.final.items():
       self._server[slot] = totals[total]
-    self._timing.clients += (
-      time.monotonic() - start - (self._timing.aggregation - before)
-    )
-
-  def _check(self) -> None:
-    if self._cancelled.is_set():
-      raise asyncio.CancelledError()
+    self._timing.aggregation += seconds
+    self._timing.clients += time.monotonic() - start - seconds
 
   def _result(self, slot: operations.Slot) -> Any:
     """The value of a slot of the result; a list for a slot of the clients."""
@@ -305,3 +316,7 @@ class AsyncInProcessContext(tff.framework.AsyncContext):
   def timing(self) -> Optional[Timing]:
     """The `Timing` of the last invocation."""
     return self.context.timing
+
+  def close(self) -> None:
+    """Ends what the context has started."""
+    self.context.close()

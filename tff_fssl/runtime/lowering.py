@@ -70,6 +70,7 @@ def lower(
   computation: tff.framework.ConcreteComputation,
   *,
   simulate_secure_aggregation: bool = False,
+  merges: bool = False,
 ) -> Lowered:
   """Lowers a computation.
 
@@ -77,6 +78,8 @@ def lower(
     computation: Any `tff.Computation` made by TFF's decorators.
     simulate_secure_aggregation: Whether secure intrinsics are replaced by
       plain ones, which protect nothing.
+    merges: Whether aggregates get their `merge`: clients are accumulated in
+      several groups.
 
   Returns:
     The computation as operations on slots.
@@ -96,7 +99,7 @@ def lower(
   parameter = None
   if parameter_type is not None:
     parameter = operations.slots_of(parameter_type, clients=False)
-  lowering = _Lowering(() if parameter is None else parameter)
+  lowering = _Lowering(() if parameter is None else parameter, merges)
   items: list[Any] = []
   place = _Place(items, clients=False, label='computation')
   function = lowering.evaluate(block, {}, place)
@@ -122,7 +125,8 @@ class _Lowering:
     num_reads: Number of reads of sequences that are not in the argument.
   """
 
-  def __init__(self, parameter: operations.Tree):
+  def __init__(self, parameter: operations.Tree, merges: bool):
+    self._merges = merges
     self.readers: dict[operations.Slot, list[operations.Slot]] = {
       slot: []
       for slot in operations.flatten(parameter)
@@ -333,10 +337,9 @@ class _Lowering:
   ) -> operations.Tree:
     """Records a `federated_aggregate`.
 
-    Clients are accumulated one after another, in order, so that `merge` is
-    not needed.
+    Its `merge` is needed only if clients are accumulated in several groups.
     """
-    value, zero, accumulate, _, report = argument
+    value, zero, accumulate, merge, report = argument
     zero_type = block.type_signature.parameter[1]
     accumulator = operations.slots_of(zero_type, clients=False)
     body = _Place([], False, f'{label}.accumulate')
@@ -351,8 +354,24 @@ class _Lowering:
         tuple(body.items),
         operations.flatten(updated),
         operations.flatten(outputs),
+        self._merge(merge, zero_type, label) if self._merges else None,
       )
     )
     return self.apply(
       report, outputs, _Place(place.items, False, f'{label}.report')
+    )
+
+  def _merge(
+    self, merge: Any, accumulator_type: tff.Type, label: str
+  ) -> operations.Merge:
+    """The `merge` of an aggregate."""
+    left = operations.slots_of(accumulator_type, clients=False)
+    right = operations.slots_of(accumulator_type, clients=False)
+    place = _Place([], False, f'{label}.merge')
+    merged = operations.flatten(self.apply(merge, (left, right), place))
+    return operations.Merge(
+      operations.flatten(left),
+      operations.flatten(right),
+      tuple(place.items),
+      merged,
     )

@@ -65,6 +65,23 @@ class Step:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
+class Merge:
+  """How two accumulators of an aggregate become one.
+
+  Attributes:
+    left: The slots that `steps` read the accumulator of earlier clients from.
+    right: Those of the accumulator of later clients.
+    steps: The computation of the accumulator of both.
+    merged: The slots of that accumulator.
+  """
+
+  left: tuple[Slot, ...]
+  right: tuple[Slot, ...]
+  steps: tuple[Step, ...]
+  merged: tuple[Slot, ...]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Aggregate:
   """One `federated_aggregate`, without its final `report`.
 
@@ -76,6 +93,8 @@ class Aggregate:
     steps: The computation of the next accumulator for one client's values.
     updated: The slots of the next accumulator.
     outputs: The slots of the last accumulator.
+    merge: How accumulators of several groups of clients become one; None if all
+      clients are accumulated one after another.
   """
 
   label: str
@@ -85,17 +104,22 @@ class Aggregate:
   steps: tuple[Step, ...]
   updated: tuple[Slot, ...]
   outputs: tuple[Slot, ...]
+  merge: Optional[Merge] = None
 
   @property
   def inputs(self) -> tuple[Slot, ...]:
     """All slots that it reads."""
     captured = free_slots(self.steps, self.updated)
+    own = set(self.accumulator)
+    if self.merge is not None:
+      captured += free_slots(self.merge.steps, self.merge.merged)
+      own.update(self.merge.left, self.merge.right)
     return tuple(
       dict.fromkeys(
         (
           *self.values,
           *self.zero,
-          *(slot for slot in captured if slot not in self.accumulator),
+          *(slot for slot in captured if slot not in own),
         )
       )
     )

@@ -7,13 +7,31 @@ k + 1 depends on what phase k accumulated.
 
 from collections.abc import Iterable
 import dataclasses
-from typing import Any
+from typing import Any, Optional
 
 import tensorflow_federated as tff
 
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import lowering
 from tff_fssl.runtime import operations
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class PhaseMerge:
+  """How the accumulators of two groups of a phase's clients become one.
+
+  Attributes:
+    function: Function that merges all accumulators of the phase.
+    left: Accumulator slot -> the slot from which `function` reads its value for
+      the earlier clients.
+    right: Accumulator slot -> that for the later clients.
+    merged: Accumulator slot -> the slot of its value for both.
+  """
+
+  function: functions.Function
+  left: dict[operations.Slot, operations.Slot]
+  right: dict[operations.Slot, operations.Slot]
+  merged: dict[operations.Slot, operations.Slot]
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -28,6 +46,8 @@ class Phase:
     updated: Accumulator slot -> the slot of its next value.
     final: The server's slot -> the accumulator slot whose last value it takes.
     kept: The clients' slots that later phases or the result need.
+    merge: How two groups' accumulators become one; None if the program was
+      compiled for one group.
   """
 
   work: functions.Function
@@ -36,6 +56,7 @@ class Phase:
   updated: dict[operations.Slot, operations.Slot]
   final: dict[operations.Slot, operations.Slot]
   kept: tuple[operations.Slot, ...]
+  merge: Optional[PhaseMerge] = None
 
   @property
   def reads(self) -> frozenset[operations.Slot]:
@@ -79,12 +100,14 @@ def compile_program(
   computation: tff.framework.ConcreteComputation,
   *,
   simulate_secure_aggregation: bool = False,
+  merges: bool = False,
 ) -> Program:
   """Compiles a computation.
 
   Args:
     computation: Any `tff.Computation` made by TFF's decorators.
     simulate_secure_aggregation: Whether secure sums become plain ones.
+    merges: Whether clients are accumulated in several groups.
 
   Returns:
     The program.
@@ -94,7 +117,9 @@ def compile_program(
       support; names it.
   """
   lowered = lowering.lower(
-    computation, simulate_secure_aggregation=simulate_secure_aggregation
+    computation,
+    simulate_secure_aggregation=simulate_secure_aggregation,
+    merges=merges,
   )
   items = _live_items(lowered)
   levels = _schedule(items, lowered.result)
@@ -176,7 +201,27 @@ def _build_phase(items: list[Any], kept: tuple[Any, ...]) -> Phase:
   work = functions.Function(
     steps, [*kept, *accumulate.inputs, *updated.values()]
   )
-  return Phase(work, accumulate, initial, updated, final, kept)
+  merge = None
+  if all(aggregate.merge is not None for aggregate in aggregates):
+    merge = _build_merge(aggregates)
+  return Phase(work, accumulate, initial, updated, final, kept, merge)
+
+
+def _build_merge(aggregates: list[operations.Aggregate]) -> PhaseMerge:
+  """Makes one function of the merges of aggregates."""
+  steps: list[operations.Step] = []
+  left: dict[operations.Slot, operations.Slot] = {}
+  right: dict[operations.Slot, operations.Slot] = {}
+  merged: dict[operations.Slot, operations.Slot] = {}
+  for aggregate in aggregates:
+    merge, slots = aggregate.merge, aggregate.accumulator
+    assert merge is not None
+    steps.extend(merge.steps)
+    left.update(zip(slots, merge.left, strict=True))
+    right.update(zip(slots, merge.right, strict=True))
+    merged.update(zip(slots, merge.merged, strict=True))
+  function = functions.Function(steps, list(merged.values()))
+  return PhaseMerge(function, left, right, merged)
 
 
 def _runs_at_clients(item: Any) -> bool:

@@ -92,13 +92,33 @@ def start_fn(dataset: tf.data.Dataset, name: str) -> Callable[[], tf.Tensor]:
     # Through a graph, the large data of one element would be copied twice.
     return lambda: variant
   try:
-    graph = tf.constant(_without_state(_to_graph(variant).numpy()))
-  except Exception as error:
+    graph = tf.constant(graph_of(variant))
+  except TypeError as error:
     raise TypeError(
       f'{name}: this dataset cannot be read from the start by each computation,'
       f' since it has no graph: {error}'
     ) from error
   return lambda: tf.raw_ops.DatasetFromGraph(graph_def=graph)
+
+
+def graph_of(variant: tf.Tensor) -> bytes:
+  """The graph of a dataset in its initial state, for another process.
+
+  Args:
+    variant: The dataset.
+
+  Returns:
+    The bytes that `tf.raw_ops.DatasetFromGraph` takes.
+
+  Raises:
+    TypeError: If it has no graph.
+  """
+  try:
+    return _without_state(_to_graph(variant).numpy())
+  except Exception as error:
+    raise TypeError(
+      f'This dataset cannot be sent to another process: {error}'
+    ) from error
 
 
 def _is_stateless(dataset: tf.data.Dataset) -> bool:

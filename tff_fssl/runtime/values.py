@@ -262,15 +262,35 @@ class Argument:
     self.server: dict[operations.Slot, Any] = {}
     self.num_clients = default_num_clients
     self._readers = readers
-    self._clients: list[tuple[str, Sequence[Any], tff.Type, Any]] = []
+    # (name, values, type of a value, slots) of what is placed at clients.
+    self.client_parts: list[tuple[str, Sequence[Any], tff.Type, Any]] = []
     # Objects that variant tensors refer to must outlive them.
     self._datasets: list[tf.data.Dataset] = []
     if type_spec is not None:
       self._read(value, type_spec, slots, 'argument')
-    sizes = {name: len(values) for name, values, _, _ in self._clients}
+    sizes = {name: len(values) for name, values, _, _ in self.client_parts}
     if len(set(sizes.values())) > 1:
       raise ValueError(f'The numbers of clients differ: {sizes}.')
     self.num_clients = next(iter(sizes.values()), default_num_clients)
+
+  @classmethod
+  def of_clients(
+    cls,
+    parts: Sequence[tuple[str, Sequence[Any], tff.Type, Any]],
+    readers: Mapping[operations.Slot, Sequence[operations.Slot]],
+  ) -> 'Argument':
+    """An argument without the server's values.
+
+    Args:
+      parts: (name, values, type of a value, slots) of what clients have.
+      readers: See `__init__`.
+
+    Returns:
+      The argument.
+    """
+    argument = cls(None, None, (), readers)
+    argument.client_parts = list(parts)
+    return argument
 
   def _read(
     self, value: Any, type_spec: tff.Type, slots: Any, name: str
@@ -283,18 +303,14 @@ class Argument:
       for index, (key, element_type) in enumerate(types):
         child = f'{name}[{index}]' if key is None else f'{name}.{key}'
         self._read(elements[index], element_type, slots[index], child)
-    elif (
-      isinstance(type_spec, tff.FederatedType)
-      and type_spec.placement is tff.CLIENTS
-      and not type_spec.all_equal
-    ):
+    elif type_spec is not None and _is_of_clients(type_spec):
       if isinstance(value, (str, bytes)) or not isinstance(value, Sequence):
         raise TypeError(
           f'{name}: expected a list (or another `Sequence`) with a value of'
           f' {type_spec.member} for each client, found {type(value)}.'
         )
       slots = operations.flatten(slots)
-      self._clients.append((name, value, type_spec.member, slots))
+      self.client_parts.append((name, value, type_spec.member, slots))
     else:
       if isinstance(type_spec, tff.FederatedType):
         type_spec = type_spec.member
@@ -320,23 +336,24 @@ class Argument:
     """
     result: dict[operations.Slot, Any] = {}
     datasets: list[tf.data.Dataset] = []
-    for name, values, type_spec, slots in self._clients:
-      if wanted.isdisjoint(slots) and not any(
-        wanted.intersection(self._readers.get(slot, ())) for slot in slots
-      ):
+    for name, values, type_spec, slots in self.client_parts:
+      if not self.is_wanted(slots, wanted):
         continue
-      try:
-        value = values[index]
-        if callable(value):
-          value = value()
-      except Exception as error:
-        raise errors.ExecutionError(
-          f'Making {name}', error, client_index=index
-        ) from error
+      value = client_value(values, name, index)
       client_name = f'{name}, client {index}'
       leaves = to_leaves(value, type_spec, client_name)
       result.update(self._tensors(slots, leaves, client_name, datasets, wanted))
     return result, datasets
+
+  def is_wanted(
+    self,
+    slots: Sequence[operations.Slot],
+    wanted: frozenset[operations.Slot],
+  ) -> bool:
+    """Whether any of some slots, or of their readers, is wanted."""
+    return not wanted.isdisjoint(slots) or any(
+      wanted.intersection(self._readers.get(slot, ())) for slot in slots
+    )
 
   def _tensors(
     self,
@@ -356,6 +373,48 @@ class Argument:
       for reader in (slot, *self._readers.get(slot, ())):
         if wanted is None or reader in wanted:
           yield reader, start()
+
+
+def client_value(values: Sequence[Any], name: str, index: int) -> Any:
+  """A client's value; raises `errors.ExecutionError` if making it fails."""
+  try:
+    value = values[index]
+    return value() if callable(value) else value
+  except Exception as error:
+    raise errors.ExecutionError(
+      f'Making {name}', error, client_index=index
+    ) from error
+
+
+def client_parts(
+  type_spec: Optional[tff.Type], slots: Any, name: str = 'argument'
+) -> Iterator[tuple[str, tff.Type, tuple[operations.Slot, ...]]]:
+  """(name, type of a value, slots) of what an argument has at clients.
+
+  Args:
+    type_spec: The argument's type, or None if there is no argument.
+    slots: Its slots.
+    name: Its name, for messages.
+
+  Yields:
+    The parts, in the order of `Argument.client_parts`.
+  """
+  if isinstance(type_spec, tff.StructType):
+    types = tff.structure.to_elements(type_spec)
+    for index, (key, element_type) in enumerate(types):
+      child = f'{name}[{index}]' if key is None else f'{name}.{key}'
+      yield from client_parts(element_type, slots[index], child)
+  elif type_spec is not None and _is_of_clients(type_spec):
+    yield name, type_spec.member, operations.flatten(slots)
+
+
+def _is_of_clients(type_spec: tff.Type) -> bool:
+  """Whether each client has a value of its own."""
+  return (
+    isinstance(type_spec, tff.FederatedType)
+    and type_spec.placement is tff.CLIENTS
+    and not type_spec.all_equal
+  )
 
 
 def to_result(

@@ -61,10 +61,6 @@ _CHANNEL_OPTIONS = (
 _MAX_LAST_WORDS = 500
 
 
-class WorkerError(RuntimeError):
-  """The worker died or was too slow, more often than is tolerated."""
-
-
 class _LostError(Exception):
   """The worker died or was too slow; the message says which."""
 
@@ -351,8 +347,8 @@ class WorkerContext(tff.framework.SyncContext):
 
     Raises:
       RuntimeError: If the context was closed.
-      WorkerError: If the worker died or was too slow, and each repetition of
-        the invocation failed in the same way.
+      errors.WorkerError: If the worker died or was too slow, and each
+        repetition of the invocation failed in the same way.
       Exception: Whatever TFF's runtime raises.
     """
     return self._invoke(comp, arg, threading.Event())
@@ -372,7 +368,7 @@ class WorkerContext(tff.framework.SyncContext):
         if cancelled.is_set():
           raise asyncio.CancelledError() from error
         if num_repetitions == _MAX_REPETITIONS:
-          raise WorkerError(
+          raise errors.WorkerError(
             f"TFF's worker {error}; the {num_repetitions} attempts before"
             ' failed as well.'
           ) from error

@@ -8,6 +8,7 @@ from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
@@ -99,6 +100,13 @@ def _train(
       client_threads=config.run.client_threads,
       simulate_secure_aggregation=config.run.simulate_secure_aggregation,
       call_timeout_secs=config.run.call_timeout_secs,
+      clients_per_group=config.run.clients_per_group,
+      intra_op_threads=config.run.intra_op_threads,
+      ray_address=config.run.ray_address,
+      ray_workers=config.run.ray_workers,
+      clients_per_gpu=config.run.clients_per_gpu,
+      ray_trusted_network=config.run.ray_trusted_network,
+      is_deterministic=config.aggregator.aggregator != aggregator_hparams.DP,
     ),
     warn=view.say,
   )
@@ -369,7 +377,9 @@ def _banner(
     start += f', without its last layer: {loaded.new_layer} is new'
   devices = getattr(context, 'context', None)
   where = run.runtime
-  if devices is not None:
+  if about := getattr(devices, 'about', ''):
+    where += f', {about}'
+  elif devices is not None:
     names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
     where += f' on {", ".join(names)}, {devices.client_threads} at a time'
   has_effect = config.flags()

@@ -1,5 +1,6 @@
 """Refuses configurations that make no sense. TensorFlow-free."""
 
+import importlib.util
 from typing import TYPE_CHECKING
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -62,22 +63,39 @@ def check(config: 'config_lib.Config') -> None:
     )
   _check_examples(config)
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
-  if run.profile and run.runtime == 'tff_worker':
-    raise UsageError(
-      '--profile: with --runtime=tff_worker the work is done by another'
-      ' process, which a profile cannot see; use --runtime=in_process'
-    )
-  if run.call_timeout_secs and run.runtime != 'tff_worker':
-    raise UsageError(
-      f'--call_timeout_secs={run.call_timeout_secs:g}: with'
-      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
-      ' use --runtime=tff_worker'
-    )
+  _check_runtime(run)
   if config.aggregates:
     _check_aggregator(config)
   _check_data(config)
   if run.cross_device:
     _check_cross_device(config)
+
+
+def _check_runtime(run: 'config_lib.RunHparams') -> None:
+  """Refuses what a runtime cannot do; raises `UsageError`."""
+  in_process = run.runtime == 'in_process'
+  if run.profile and not in_process:
+    raise UsageError(
+      f'--profile: with --runtime={run.runtime} the work is done by another'
+      ' process, which a profile cannot see; use --runtime=in_process'
+    )
+  if run.call_timeout_secs and in_process:
+    raise UsageError(
+      f'--call_timeout_secs={run.call_timeout_secs:g}: with'
+      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
+      ' use --runtime=tff_worker or ray'
+    )
+  if run.runtime == 'ray':
+    if importlib.util.find_spec('ray') is None:
+      raise UsageError(
+        '--runtime=ray: Ray is not installed; `make setup-ray` installs it, or'
+        ' `pip install --no-deps -r requirements-ray.txt`'
+      )
+    if run.client_devices not in ('auto', 'cpu', 'gpu'):
+      raise UsageError(
+        f'--client_devices={run.client_devices}: with --runtime=ray, allowed'
+        ' are auto, cpu, gpu: Ray says which GPU a worker has'
+      )
 
 
 def _check_examples(config: 'config_lib.Config') -> None:

@@ -300,24 +300,27 @@ class RunHparams:
   runtime: str = hparam(
     'in_process',
     "What runs TFF's computations. in_process: TensorFlow in this process;"
-    " tff_worker: TFF's worker process (CPU only).",
-    choices=('in_process', 'tff_worker'),
+    " tff_worker: TFF's worker process (CPU only); ray: clients on the machines"
+    ' of a Ray cluster, the rest in this process (docs/scaling.md).',
+    choices=('in_process', 'tff_worker', 'ray'),
     group='Execution',
     may_change=True,
   )
   call_timeout_secs: float = hparam(
     0.0,
-    "Time limit in seconds for a call to TFF's worker (tff_worker). A round has"
-    ' a few quick calls, and one that computes the whole round. If a call takes'
-    ' longer, a new worker is started and the round is repeated. 0: no limit.',
+    'Time limit in seconds for a call to a worker. With tff_worker, a round has'
+    ' a few quick calls, and one that computes the whole round; with ray, a'
+    ' call is for --clients_per_group clients (the first ones also load the'
+    ' data and compile). If a call takes longer, another worker repeats it. 0:'
+    ' no limit.',
     minimum=0,
     maximum=10**7,
     may_change=True,
   )
   client_devices: str = hparam(
     'auto',
-    'Where clients train (in_process): auto (all GPUs, or the CPU if there are'
-    ' none), cpu, gpu, or a list of devices such as gpu:0,gpu:1.',
+    'Where clients train: auto (all GPUs, or the CPU if there are none), cpu,'
+    ' gpu, or, with in_process, a list of devices such as gpu:0,gpu:1.',
     may_change=True,
   )
   client_threads: int = hparam(
@@ -326,6 +329,58 @@ class RunHparams:
     ' suits the devices. Results do not depend on it.',
     minimum=0,
     maximum=1024,
+    may_change=True,
+  )
+  clients_per_group: int = hparam(
+    0,
+    'How many clients are accumulated one after another, before their sums are'
+    ' merged with those of the clients before them; with ray, what a worker'
+    ' does at a time. Results depend on it within rounding. 0: all of a cohort,'
+    ' or, with ray, 1.',
+    minimum=0,
+    maximum=10**6,
+    needs={'runtime': ('in_process', 'ray')},
+    may_change=True,
+  )
+  intra_op_threads: int = hparam(
+    0,
+    'How many cores a TensorFlow operation uses, on each machine; 0: as many as'
+    ' this machine has. Results depend on it within rounding.',
+    minimum=0,
+    maximum=1024,
+    needs={'runtime': ('in_process', 'ray')},
+    may_change=True,
+  )
+  ray_address: str = hparam(
+    '',
+    'The Ray cluster: an address, auto (the one that runs on this machine), or'
+    ' empty for a cluster of this machine alone, for this run.',
+    needs={'runtime': ('ray',)},
+    may_change=True,
+  )
+  ray_workers: int = hparam(
+    0,
+    'How many worker processes train clients. 0: one for each core of the'
+    ' cluster or, on GPUs, --clients_per_gpu for each GPU. Results do not'
+    ' depend on it.',
+    minimum=0,
+    maximum=10**5,
+    needs={'runtime': ('ray',)},
+    may_change=True,
+  )
+  clients_per_gpu: int = hparam(
+    1,
+    'How many workers share a GPU. Results do not depend on it.',
+    minimum=1,
+    maximum=64,
+    needs={'runtime': ('ray',)},
+    may_change=True,
+  )
+  ray_trusted_network: bool = hparam(
+    False,
+    'Use a cluster that asks nobody for a token: whoever reaches its ports can'
+    ' run programs on its machines.',
+    needs={'runtime': ('ray',)},
     may_change=True,
   )
   simulate_secure_aggregation: bool = hparam(

@@ -31,6 +31,7 @@ from tff_fssl.models import server_model
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import holdings
 from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import compute as compute_lib
@@ -176,7 +177,17 @@ class ExperimentHooks(training_types.Hooks):
 
 
 def configure_devices(config: config_lib.Config) -> None:
-  """Makes GPUs share memory and repeat results; call it before their use."""
+  """Sets devices up; call it before their first use.
+
+  GPUs share memory and repeat results; operations use as many cores as wanted.
+
+  Args:
+    config: The configuration.
+  """
+  if config.run.intra_op_threads:
+    tf.config.threading.set_intra_op_parallelism_threads(
+      config.run.intra_op_threads
+    )
   gpus = tf.config.list_physical_devices('GPU')
   for gpu in gpus:
     tf.config.experimental.set_memory_growth(gpu, True)
@@ -426,22 +437,22 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     num_clients=partition.num_clients,
     model_aggregator=_build_aggregator(config),
   )
-  streaming = config.streaming
-  _check_streaming(streaming.steps, partition)
+  _check_streaming(config.streaming.steps, partition)
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
   is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
-    lambda round_num, client_id: clients.client_examples(
-      data, partition, client_id, round_num, streaming
-    ),
+    elsewhere.load_client_fn(config, data, partition),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
     num_clients=partition.num_clients,
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,
     trains_clients=config.trains_clients,
+    load_elsewhere=elsewhere.loader(config, data, partition)
+    if config.run.runtime == 'ray'
+    else None,
   )
   return Experiment(
     task,

@@ -1,0 +1,69 @@
+"""Clients that another process loads by a run's flags."""
+
+import os
+import pickle
+
+import numpy as np
+import pytest
+
+from tff_fssl.data import sources
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import elsewhere
+from tff_fssl.program.loop import holdings
+
+_FLAGS = [
+  '--dataset=digits',
+  '--num_clients=10',
+  '--partition=dirichlet',
+  '--alpha=0.3',
+  '--min_client_examples=2',
+  '--streaming_steps=2',
+  '--seed=3',
+]
+
+
+@pytest.fixture(scope='module', name='held')
+def _held():
+  config = config_lib.from_command_line([*_FLAGS, '--algorithm=fixmatch'])
+  data = sources.load_found(config.info, None)
+  return config, data, holdings.partition_of(config, data)
+
+
+def test_gives_what_the_program_has(held):
+  sent = pickle.dumps(elsewhere.loader(*held))
+  assert len(sent) < 10_000
+  here, there = elsewhere.load_client_fn(*held), pickle.loads(sent)()
+  for round_num in (1, 2):
+    for client_id in range(10):
+      for ours, theirs in zip(
+        here(round_num, client_id), there(round_num, client_id)
+      ):
+        assert (ours is None) == (theirs is None)
+        if ours is not None:
+          np.testing.assert_array_equal(ours[0], theirs[0])
+          np.testing.assert_array_equal(ours[1], theirs[1])
+
+
+def test_other_data_are_refused(held, monkeypatch):
+  config, data, partition = held
+  loader = elsewhere.loader(config, data, partition)
+  load = sources.load_found
+
+  def load_others(*args):
+    others = load(*args)
+    others.train.x[5, 0, 0] ^= 1
+    return others
+
+  monkeypatch.setattr(sources, 'load_found', load_others)
+  with pytest.raises(UsageError, match='copy the same files'):
+    loader()
+
+
+def test_relative_paths_begin_at_the_programs_folder(
+  held, tmp_path, monkeypatch
+):
+  loader = elsewhere.loader(*held)
+  monkeypatch.chdir(tmp_path)
+  loader()
+  assert os.getcwd() == loader.folder

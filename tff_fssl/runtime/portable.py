@@ -1,0 +1,189 @@
+"""Values of slots as what can be sent to another process."""
+
+from collections.abc import Iterable, Mapping, Sequence
+import functools
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.runtime import errors
+from tff_fssl.runtime import operations
+from tff_fssl.runtime import program as program_lib
+from tff_fssl.runtime import recipes
+from tff_fssl.runtime import sequences
+from tff_fssl.runtime import values as values_lib
+
+
+class Made(NamedTuple):
+  """A client's value, as the arguments of its recipe.
+
+  Attributes:
+    recipe: Which of the recipes that travel along.
+    arguments: The recipe's arguments.
+  """
+
+  recipe: int
+  arguments: tuple[Any, ...]
+
+
+def encode(value: tf.Tensor) -> Any:
+  """An array, or the graph of a dataset as bytes."""
+  if value.dtype == tf.variant:
+    return sequences.graph_of(value)
+  return value.numpy()
+
+
+def decode(value: Any, slot: operations.Slot) -> tf.Tensor:
+  """The tensor of a slot from what `encode` gave."""
+  if isinstance(slot.type, tff.SequenceType):
+    return tf.raw_ops.DatasetFromGraph(graph_def=value)
+  return tf.constant(value, slot.spec.dtype)
+
+
+def sent_slots(phase: program_lib.Phase) -> tuple[operations.Slot, ...]:
+  """The slots of the server that clients' work may read, in a fixed order.
+
+  The same program gives the same order in every process.
+  """
+  return tuple(
+    slot
+    for slot in dict.fromkeys(
+      (
+        *phase.work.inputs,
+        *phase.accumulate.inputs,
+        *phase.updated.values(),
+        *phase.initial.values(),
+      )
+    )
+    if not slot.clients
+  )
+
+
+def encode_server(
+  phase: program_lib.Phase, server: Mapping[operations.Slot, Any]
+) -> list[Any]:
+  """The server's values that clients' work reads; None where not known."""
+  return [
+    encode(server[slot]) if slot in server else None
+    for slot in sent_slots(phase)
+  ]
+
+
+def decode_server(
+  phase: program_lib.Phase, sent: Sequence[Any]
+) -> dict[operations.Slot, Any]:
+  """What `encode_server` sent."""
+  return {
+    slot: decode(value, slot)
+    for slot, value in zip(sent_slots(phase), sent, strict=True)
+    if value is not None
+  }
+
+
+def encode_client(
+  argument: values_lib.Argument,
+  index: int,
+  wanted: frozenset[operations.Slot],
+  known: list[recipes.Recipe],
+) -> list[Any]:
+  """A client's arguments: for each `Made`, a list of leaves, or None.
+
+  Args:
+    argument: The argument.
+    index: The client.
+    wanted: The slots that are needed.
+    known: The recipes that travel along; new ones are appended.
+
+  Returns:
+    One element for each part of the argument that is placed at clients.
+  """
+  sent: list[Any] = []
+  for name, values, type_spec, slots in argument.client_parts:
+    if not argument.is_wanted(slots, wanted):
+      sent.append(None)
+      continue
+    recipe = getattr(values, 'recipe', None)
+    if recipe is not None and isinstance(values, recipes.MadeByRecipe):
+      if not any(recipe is other for other in known):
+        known.append(recipe)
+      place = next(i for i, other in enumerate(known) if other is recipe)
+      sent.append(Made(place, tuple(values.arguments[index])))
+      continue
+    value = values_lib.client_value(values, name, index)
+    leaves = values_lib.to_leaves(value, type_spec, f'{name}, client {index}')
+    sent.append([_encode_leaf(leaf) for leaf in leaves])
+  return sent
+
+
+def _encode_leaf(leaf: Any) -> Any:
+  if isinstance(leaf, tf.data.Dataset):
+    return sequences.graph_of(tf.data.experimental.to_variant(leaf))
+  return encode(leaf)
+
+
+def decode_clients(
+  program: program_lib.Program,
+  clients: Sequence[Sequence[Any]],
+  makers: Sequence[Any],
+) -> values_lib.Argument:
+  """An argument with some clients, from what `encode_client` sent.
+
+  Args:
+    program: The program.
+    clients: What was sent of each client.
+    makers: What the recipes loaded.
+
+  Returns:
+    The argument; it has no values of the server.
+  """
+
+  def value_of(sent: Any, type_spec: tff.Type) -> Any:
+    if sent is None:
+      raise errors.ExecutionError(
+        'Reading an argument', ValueError('it was not sent')
+      )
+    if isinstance(sent, Made):
+      return makers[sent.recipe](*sent.arguments)
+    leaves = (
+      _decode_leaf(value, leaf_type)
+      for value, leaf_type in zip(
+        sent, operations.leaf_types(type_spec), strict=True
+      )
+    )
+    return operations.pack(type_spec, leaves)
+
+  parts = []
+  described = values_lib.client_parts(program.parameter_type, program.parameter)
+  for position, (name, type_spec, slots) in enumerate(described):
+    column = [
+      functools.partial(value_of, client[position], type_spec)
+      for client in clients
+    ]
+    parts.append((name, column, type_spec, slots))
+  return values_lib.Argument.of_clients(parts, program.readers)
+
+
+def _decode_leaf(value: Any, leaf_type: tff.Type) -> Any:
+  if isinstance(leaf_type, tff.SequenceType):
+    variant = tf.raw_ops.DatasetFromGraph(graph_def=value)
+    return sequences.open_sequence(variant, leaf_type)
+  return tf.constant(value, operations.element_spec(leaf_type).dtype)
+
+
+def encode_kept(
+  slots: Iterable[operations.Slot],
+  kept: Mapping[operations.Slot, Sequence[Any]],
+  indices: Iterable[int],
+) -> list[Any]:
+  """What earlier phases kept of some clients; None for slots of others."""
+  indices = list(indices)
+  return [
+    [encode(kept[slot][index]) for index in indices] if slot in kept else None
+    for slot in slots
+  ]
+
+
+def kept_slots(program: program_lib.Program) -> tuple[operations.Slot, ...]:
+  """All slots that phases keep, in a fixed order."""
+  return tuple(slot for phase in program.phases for slot in phase.kept)

@@ -1,0 +1,46 @@
+"""How a client's data is made on another machine.
+
+A cohort whose clients are made by a recipe travels as the recipe, once for each
+process that works, and the arguments of each client.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, runtime_checkable
+
+
+class Recipe(Protocol):
+  """Makes clients' values wherever it is loaded; small, and can be pickled."""
+
+  def load(self, report: Callable[[Any], None]) -> Callable[..., Any]:
+    """Loads what is needed to make values; called once in each process.
+
+    Args:
+      report: Sends something small, which can be pickled, to `received`.
+
+    Returns:
+      A client's arguments -> its value, as the runtime takes it. Called when
+      the client's turn comes, perhaps in several threads at a time, perhaps
+      several times for a client.
+
+    Raises:
+      tff_fssl.hparams.UsageError: If this machine lacks something.
+    """
+
+  def received(self, item: Any) -> None:
+    """Takes, in the process that has made the recipe, what `report` got."""
+
+
+@runtime_checkable
+class MadeByRecipe(Protocol):
+  """A sequence of clients' values that a recipe can make, too.
+
+  Attributes:
+    recipe: The recipe, or None if there is none.
+    arguments: The arguments for each client's value.
+  """
+
+  recipe: Recipe | None
+
+  @property
+  def arguments(self) -> Sequence[tuple[Any, ...]]:
+    """See above."""
