@@ -114,7 +114,8 @@ def test_what_is_imported_is_required(repository, tree):
 
 
 @pytest.mark.parametrize(
-  'lock', ['requirements.txt', 'requirements-dev.txt', 'requirements-gpu.txt']
+  'lock',
+  [f'requirements{part}.txt' for part in ('', '-dev', '-gpu', '-ray')],
 )
 def test_locks_are_complete_and_name_no_host(repository, lock):
   text = (repository / lock).read_text()

@@ -14,8 +14,8 @@ import pathlib
 
 FOLDERS = ('tff_fssl', 'programs', 'benchmarks', 'examples', 'tests', 'tools')
 # Folders whose files are imported by their bare names: `pythonpath` in
-# pyproject.toml, except the root.
-_PATH = ('tests/helpers', 'tools')
+# pyproject.toml, except the root; and benchmarks, which import each other.
+_PATH = ('tests/helpers', 'tools', 'benchmarks')
 
 
 @dataclasses.dataclass(frozen=True)
