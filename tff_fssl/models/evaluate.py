@@ -181,7 +181,8 @@ class Passes:
       correct += tf.reduce_sum(
         tf.one_hot(classes, num_classes, dtype=tf.int64), 0
       )
-      loss += tf.reduce_sum(tf.minimum(losses, max_loss))
+      # Unlike `tf.minimum`, this keeps NaN on any device.
+      loss += tf.reduce_sum(tf.where(losses > max_loss, max_loss, losses))
     return correct, loss
 
   def _batch(

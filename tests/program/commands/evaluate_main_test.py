@@ -1,3 +1,4 @@
+import numpy as np
 import pytest
 
 from tff_fssl.hparams import UsageError
@@ -23,3 +24,52 @@ def test_a_python_file_of_a_run_is_not_run_unasked(tmp_path):
   settings = evaluate_main.EvaluateHparams(run_model_file=True)
   config = evaluate_main._config('run', arguments, settings)
   assert config.run.model == f'{path}:build'
+
+
+_RUN = ('--dataset=digits', '--num_labels=40', '--norm=gn')
+
+
+@pytest.mark.parametrize(
+  'flags, expected',
+  [
+    ([], '--federated: the clients of run hold .* --client_test_fraction=0.2'),
+    (
+      ['--client_test_fraction=0.2', '--aggregator=dp'],
+      '--federated: run was trained with --aggregator=dp, whose epsilon',
+    ),
+  ],
+)
+def test_runs_whose_clients_cannot_evaluate(flags, expected):
+  settings = evaluate_main.EvaluateHparams(federated=True)
+  with pytest.raises(UsageError, match=f'^{expected}'):
+    evaluate_main._config(
+      'run',
+      [*_RUN, '--fl2.learning_status_aggregation=false', *flags],
+      settings,
+    )
+
+
+@pytest.mark.parametrize(
+  'flags, expected',
+  [
+    (['--runtime=tff_worker'], '--runtime: has no effect with --federated=fal'),
+    (['--clients_per_evaluation=3'], '--clients_per_evaluation: has no effect'),
+    (['--federated', '--examples=test'], '--examples=test: with --federated'),
+    (['--output=/'], '--output=/: is a folder'),
+    (['--output=/nowhere/to/be'], '--output=/nowhere/to/be: is a folder, or'),
+  ],
+)
+def test_flags_that_do_not_fit_together(flags, expected):
+  with pytest.raises(UsageError, match=f'^{expected}'):
+    evaluate_main.evaluate_main(['run', *flags])
+
+
+def test_json_has_no_nan():
+  figures = {
+    'num_examples': np.int64(0),
+    'teacher': {'loss': np.float64('nan')},
+  }
+  assert evaluate_main._plain(figures) == {
+    'num_examples': 0,
+    'teacher': {'loss': None},
+  }
