@@ -109,13 +109,7 @@ def build_partition(
   if settings.labels_own:
     _label_own(labels, settings, holders, client_labeled, unlabeled)
   if settings.full_labels:
-    for client in holders:
-      is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
-      also = unlabeled[client][is_known]
-      client_labeled[client] = np.sort(
-        np.concatenate([client_labeled[client], also])
-      )
-      unlabeled[client] = unlabeled[client][~is_known]
+    _label_all(labels, holders, client_labeled, unlabeled)
   partition = partition_lib.Partition(
     server_labeled=labeled[0] if at_server else _indices([]),
     validation=validation,
@@ -268,6 +262,20 @@ def _label_own(
     chosen[order[:num]] = True
     labeled[client] = unlabeled[client][chosen]
     unlabeled[client] = unlabeled[client][~chosen]
+
+
+def _label_all(
+  labels: np.ndarray,
+  holders: list[int],
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+) -> None:
+  """Labels all examples of clients that hold labels, in place."""
+  for client in holders:
+    is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
+    also = unlabeled[client][is_known]
+    labeled[client] = np.sort(np.concatenate([labeled[client], also]))
+    unlabeled[client] = unlabeled[client][~is_known]
 
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -1,3 +1,5 @@
+import json
+
 import numpy as np
 import pytest
 
@@ -73,3 +75,30 @@ def test_json_has_no_nan():
     'num_examples': 0,
     'teacher': {'loss': None},
   }
+
+
+def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import adapter
+  from tff_fssl.models import server_model
+  from tff_fssl.program.configuration import config as config_lib
+  from tff_fssl.program.loop import experiment
+  from tff_fssl.program.loop import export
+
+  flags = [*_RUN, '--model=cnn', '--client_test_fraction=0.2']
+  config = config_lib.from_command_line([*flags, '--num_clients=20'])
+  task = experiment.build_task(config)
+  weights = adapter.Network(task.model_fn, seed=0).initial_weights()
+  model = server_model.ServerModel(*weights)
+  export.export_model(task, model, str(tmp_path / 'model'), 3)
+  output = tmp_path / 'figures.json'
+  argv = [str(tmp_path / 'model'), '--federated', '--client_threads=1']
+  argv += ['--clients_per_evaluation=4', f'--output={output}']
+  assert evaluate_main.evaluate_main(argv) == 0
+  (figures,) = json.loads(output.read_text())
+  assert figures['num_clients'] == 4
+  assert figures['num_examples'] == 4 * 14
+  assert 0 <= figures['accuracy_worst_decile'] <= figures['accuracy_mean']
+  printed = capsys.readouterr().out
+  assert '56, held out by 4 clients; 4 of 20 clients were drawn' in printed
+  assert f'accuracy of clients, mean  {figures["accuracy_mean"]:.4f}' in printed

@@ -111,7 +111,7 @@ def test_clients_that_cannot_be_read_are_named(task, model, monkeypatch):
   assert failed == [(3, 'OSError: gone')]
   assert found['num_rejected_clients'] == 1
   rows = client_evaluation.describe(found, 20)
-  assert rows['examples'].endswith('by 19 clients; 1 were rejected')
+  assert rows['examples'].endswith('by 19 clients; clients rejected: 1')
 
 
 @pytest.mark.parametrize(

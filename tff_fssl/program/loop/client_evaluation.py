@@ -102,9 +102,9 @@ def describe(figures: Mapping[str, Any], num_clients: int) -> dict[str, str]:
   if num < num_clients:
     parts.append(f'{num:,} of {num_clients:,} clients were drawn')
   if without := num - num_with - rejected:
-    parts.append(f'{without:,} hold out nothing')
+    parts.append(f'clients that hold out nothing: {without:,}')
   if rejected:
-    parts.append(f'{rejected:,} were rejected')
+    parts.append(f'clients rejected: {rejected:,}')
   rows = {'examples': '; '.join(parts)}
   others = {name: v for name, v in figures.items() if isinstance(v, Mapping)}
   for name, of_way in {'': figures, **others}.items():
