@@ -77,6 +77,7 @@ def test_json_has_no_nan():
   }
 
 
+@pytest.mark.slow  # It exports a model.
 def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import adapter
@@ -99,6 +100,6 @@ def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
   assert figures['num_clients'] == 4
   assert figures['num_examples'] == 4 * 14
   assert 0 <= figures['accuracy_worst_decile'] <= figures['accuracy_mean']
-  printed = capsys.readouterr().out
+  printed = ' '.join(capsys.readouterr().out.split())
   assert '56, held out by 4 clients; 4 of 20 clients were drawn' in printed
-  assert f'accuracy of clients, mean  {figures["accuracy_mean"]:.4f}' in printed
+  assert f'accuracy of clients, mean {figures["accuracy_mean"]:.4f}' in printed
