@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 import hashlib
 import json
 
@@ -36,6 +37,7 @@ def _held(partition):
       partition.validation,
       *partition.client_labeled,
       *partition.client_unlabeled,
+      *partition.client_test,
     ]
   )
 
@@ -97,6 +99,7 @@ def _draw_settings(draw):
     'labeled_clients': draw(st.sampled_from(['all', '1', '0.5'])),
     'client_labels': draw(st.sampled_from(names.CLIENT_LABELS)),
     'label_noise': draw(st.sampled_from([0.0, 0.2, 1.0])),
+    'client_test_fraction': draw(st.sampled_from([0.0, 0.0, 0.2, 0.9])),
     'seed': draw(st.integers(-(2**70), 2**70)),
   }
   owners = rng.integers(-1, 7, len(labels))
@@ -127,8 +130,10 @@ def test_invariants(data):
   try:
     p = build()
   except UsageError as error:
-    # Some clients have too few examples to label, or for shards.
-    assert str(error).startswith(('--num_labels=', '--shards_per_client='))
+    # Clients have too few examples to label, for shards, or to hold out.
+    assert str(error).startswith(
+      ('--num_labels=', '--shards_per_client=', '--client_test_fraction=')
+    )
     return
   held = _held(p)
   assert len(np.unique(held)) == len(held)
@@ -139,7 +144,7 @@ def test_invariants(data):
   assert at_clients or len(p.server_labeled) == p.settings.num_labels
   assert not (at_clients and len(p.server_labeled))
   unknown = np.flatnonzero(labels == -1)
-  for known in (p.labeled, p.validation):
+  for known in (p.labeled, p.validation, *p.client_test):
     assert not np.isin(known, unknown).any()
   holders = [c for c, a in enumerate(p.client_labeled) if len(a)]
   for client, both in enumerate(zip(p.client_labeled, p.client_unlabeled)):
@@ -172,6 +177,8 @@ def test_invariants(data):
 def _check_sizes(p, labels, unknown, owners):
   """How many examples clients have."""
   sizes = p.class_counts.sum(1)
+  if p.client_test:
+    sizes = sizes + [len(a) for a in p.client_test]
   sizes_unknown = [np.isin(a, unknown).sum() for a in p.client_unlabeled]
   own = p.settings
   known = len(labels) - len(unknown) - len(p.validation)
@@ -181,7 +188,11 @@ def _check_sizes(p, labels, unknown, owners):
     for client, name in enumerate(p.client_names):
       mine = np.flatnonzero(owners == _NAMES.index(name))
       has = np.concatenate(
-        [p.client_labeled[client], p.client_unlabeled[client]]
+        [
+          p.client_labeled[client],
+          p.client_unlabeled[client],
+          *p.client_test[client : client + 1],
+        ]
       )
       assert set(has) == set(mine) - set(elsewhere)
     return
@@ -602,3 +613,100 @@ def test_many_clients_are_drawn_by_means():
     partition_plot._means(counts, 2), [[2, 1], [6, 5], [9, 8]]
   )
   np.testing.assert_array_equal(partition_plot._means(counts[:, 0], 3), [3, 8])
+
+
+@pytest.mark.parametrize('scenario', names.SCENARIOS)
+def test_held_out_examples_are_a_share_of_each_class_of_each_client(scenario):
+  labels = _labels([300, 100, 50])
+  build = functools.partial(
+    _build, labels, 3, num_clients=4, scenario=scenario, full_labels=False
+  )
+  plain, p = build(), build(client_test_fraction=0.2)
+  for client, test in enumerate(p.client_test):
+    # Nothing else changes: the share of a client is cut in two.
+    whole = np.concatenate([p.client_unlabeled[client], test])
+    np.testing.assert_array_equal(
+      np.sort(whole), plain.client_unlabeled[client]
+    )
+    np.testing.assert_array_equal(
+      p.client_labeled[client], plain.client_labeled[client]
+    )
+    assert len(test) == round(0.2 * len(whole))
+    counts = np.bincount(labels[test], minlength=3)
+    exact = 0.2 * np.bincount(labels[whole], minlength=3)
+    assert np.all(np.abs(counts - exact) < 1)
+  again, other = (
+    build(client_test_fraction=0.2),
+    build(client_test_fraction=0.2, seed=1),
+  )
+  assert p.has_same_examples(again) and not p.has_same_examples(plain)
+  assert p.client_test[0].tolist() != other.client_test[0].tolist()
+
+
+def test_each_client_of_two_holds_out_one():
+  # Owners 0 to 3 have 1, 2, 3 and 8 examples; one of owner 3 is of no class.
+  owners = np.repeat(np.arange(4), [1, 2, 3, 8])
+  labels = np.arange(14) % 2
+  labels[-1] = -1
+  settings_of = functools.partial(
+    partition_settings.PartitionSettings,
+    2,
+    0,
+    2,
+    partition=names.NATURAL,
+    scenario=names.LABELS_AT_CLIENTS,
+    client_labels=names.OWN,
+    full_labels=True,
+  )
+  for fraction, expected in ((0.01, [0, 1, 1, 1]), (0.9, [0, 1, 2, 6])):
+    p = partition_draw.build_partition(
+      labels, settings_of(client_test_fraction=fraction), owners, 'abcd'
+    )
+    assert [len(a) for a in p.client_test] == expected
+    for test, trained in zip(p.client_test, p.client_labeled, strict=True):
+      assert len(test) == 0 or len(trained) > 0
+  with pytest.raises(
+    UsageError, match='^--client_test_fraction=0.2: no client'
+  ):
+    partition_draw.build_partition(
+      labels[:4],
+      settings_of(client_test_fraction=0.2),
+      np.arange(4),
+      'abcd',
+    )
+  with pytest.raises(UsageError, match='--client_test_fraction=1: .* 0 to 0.9'):
+    settings_of(client_test_fraction=1.0)
+
+
+def test_labels_of_clients_own_are_those_that_are_left():
+  p = _build(
+    _labels([40] * 10),
+    scenario=names.LABELS_AT_CLIENTS,
+    client_labels=names.OWN,
+    client_test_fraction=0.5,
+  )
+  assert [len(a) for a in p.client_test] == [20] * 10
+  assert [len(a) for a in p.client_labeled] == [10] * 10
+  assert _sizes(p) == [10] * 10
+
+
+def test_files_have_held_out_examples_only_if_there_are_any():
+  labels = _labels([50] * 10)
+  plain = json.loads(_build(labels).to_json())
+  assert plain['version'] == 2
+  assert 'client_test' not in plain
+  assert 'client_test_fraction' not in plain['settings']
+  p = _build(labels, client_test_fraction=0.2)
+  fields = json.loads(p.to_json())
+  assert fields['version'] == 3
+  assert partition_lib.Partition.from_json(p.to_json()).has_same_examples(p)
+  del fields['client_test']
+  with pytest.raises(UsageError, match='client_test does not fit'):
+    partition_lib.Partition.from_json(json.dumps(fields))
+  double = dataclasses.replace(p, client_test=p.client_unlabeled)
+  with pytest.raises(UsageError, match='more than once'):
+    double.check(labels)
+  y = labels.copy()
+  y[p.client_test[0][0]] = -1
+  with pytest.raises(UsageError, match='class is not known'):
+    p.check(y)

@@ -198,6 +198,23 @@ def client_examples(
   return (x[labeled], given), (x[unlabeled], y[unlabeled])
 
 
+def client_test_examples(
+  data: sources.DataSet, partition: partition_lib.Partition, client_id: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """What a client of a partition holds out for evaluation.
+
+  Args:
+    data: The data set.
+    partition: A partition of its training examples, with `client_test`.
+    client_id: In [0, partition.num_clients).
+
+  Returns:
+    (x, y) as for `make_example`, with the true labels; copies.
+  """
+  held = partition.client_test[client_id]
+  return data.train.x[held], data.train.y[held]
+
+
 def build_server_data_fn(
   x: np.ndarray,
   y: np.ndarray,

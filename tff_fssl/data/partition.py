@@ -14,9 +14,12 @@ from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 
 _FORMAT = 'tff_fssl.partition'
-_VERSION = 2
+_VERSION = 3
 # Version 1 had no wrong labels.
-_READABLE = (1, _VERSION)
+_READABLE = (1, 2, _VERSION)
+# What is new in version 3. Without it, a file is one of version 2.
+_WITHOUT_TEST = 2
+_TEST_FRACTION = 'client_test_fraction'
 
 
 def _none() -> Any:
@@ -36,12 +39,15 @@ class Partition:
     client_labeled: Labelled examples per client, int64, ascending.
     client_unlabeled: Unlabelled examples per client, int64, ascending.
     class_counts: int64 [clients, classes], how many examples of each true class
-      a client holds; those of unknown class are not counted.
+      a client trains on; those of unknown class are not counted.
     settings: What it was made by; `num_clients` is the number that there are.
     num_examples: The number of training examples.
     client_names: The name of each client, if clients are natural ones.
     wrong_examples: int64, ascending: labelled examples with a wrong label.
     wrong_labels: int64, these labels.
+    client_test: Per client, the examples of known class that are held out for
+      evaluation at the client, int64, ascending; nobody trains on them. Empty,
+      without an entry for each client, if nothing is held out.
   """
 
   server_labeled: np.ndarray
@@ -54,6 +60,7 @@ class Partition:
   client_names: tuple[str, ...] = ()
   wrong_examples: np.ndarray = _none()
   wrong_labels: np.ndarray = _none()
+  client_test: list[np.ndarray] = dataclasses.field(default_factory=list)
 
   @property
   def num_clients(self) -> int:
@@ -117,7 +124,7 @@ class Partition:
         "the partition's clients hold other classes in these data than it"
         ' says: it was made for other data'
       )
-    needed = np.concatenate([self.labeled, self.validation])
+    needed = np.concatenate([self.labeled, self.validation, *self.client_test])
     if np.any(labels[needed] == names.UNKNOWN_LABEL):
       raise UsageError('the partition labels examples whose class is not known')
     if not np.all(np.isin(self.wrong_examples, self.labeled)):
@@ -139,18 +146,22 @@ class Partition:
       self.validation,
       *self.client_labeled,
       *self.client_unlabeled,
+      *self.client_test,
     ]
 
   def to_json(self) -> str:
     """This partition as JSON text, which `from_json` reads."""
+    settings = self.settings.recorded()
+    held_out: dict[str, Any] = {}
+    if settings[_TEST_FRACTION]:
+      held_out['client_test'] = [a.tolist() for a in self.client_test]
+    else:
+      del settings[_TEST_FRACTION]
     return json.dumps(
       {
         'format': _FORMAT,
-        'version': _VERSION,
-        'settings': {
-          **self.settings.recorded(),
-          'num_examples': self.num_examples,
-        },
+        'version': _VERSION if held_out else _WITHOUT_TEST,
+        'settings': {**settings, 'num_examples': self.num_examples},
         'class_counts': self.class_counts.tolist(),
         'server_labeled': self.server_labeled.tolist(),
         'validation': self.validation.tolist(),
@@ -159,6 +170,7 @@ class Partition:
         'client_names': self.client_names,
         'wrong_examples': self.wrong_examples.tolist(),
         'wrong_labels': self.wrong_labels.tolist(),
+        **held_out,
       }
     )
 
@@ -193,6 +205,7 @@ class Partition:
         client_names=tuple(map(str, fields.get('client_names', ()))),
         wrong_examples=_read_indices(fields.get('wrong_examples', ())),
         wrong_labels=_read_indices(fields.get('wrong_labels', ())),
+        client_test=[_read_indices(a) for a in fields.get('client_test', ())],
       )
       partition._check_form()
     # Deep nesting, which no file of ours has, ends Python's stack.
@@ -227,6 +240,10 @@ class Partition:
       (len(self.validation) == settings.num_validation, 'validation'),
       (len(self.server_labeled) == at_server, 'server_labeled'),
       (len(self.client_names) in (0, clients), 'client_names'),
+      (
+        len(self.client_test) == clients * bool(settings.client_test_fraction),
+        'client_test',
+      ),
       (
         wrong.shape == self.wrong_examples.shape
         and np.all((wrong >= 0) & (wrong < settings.num_classes))

@@ -20,12 +20,15 @@ published code; docs/partitions.md says where the others are from. The steps:
     most `partition_splits.MAX_DRAWS` times. docs/partitions.md has the
     others. Examples of unknown class are split evenly, as with `iid`, except
     that with `natural` they stay with their owners.
-4.  `client_labels=own`: step 1 labels nothing; instead each client that holds
+4.  `client_test_fraction`: each client holds out that share of these examples
+    of known class for evaluation: rounded, but at least one and not all where
+    it has two or more, of each class in proportion.
+5.  `client_labels=own`: step 1 labels nothing; instead each client that holds
     labels draws `num_labels` of its examples of known class. Where its
     classes are exact shares (`class_draws`), so are those of its labels.
-5.  `full_labels`: all examples of known class of a client that holds labels
+6.  `full_labels`: all examples of known class of a client that holds labels
     are labelled (the upper bound, if all clients do).
-6.  `label_noise`: that share of the labelled examples, drawn at random, gets
+7.  `label_noise`: that share of the labelled examples, drawn at random, gets
     a wrong label, drawn evenly from the other classes. A larger share has
     the wrong labels of a smaller one.
 """
@@ -96,6 +99,9 @@ def build_partition(
       settings,
       may_be_empty=bool(all_have_labels and settings.num_labels),
     )
+  client_test: list[np.ndarray] = []
+  if settings.client_test_fraction:
+    client_test = _hold_out(labels, settings, unlabeled)
   client_labeled = [_indices([]) for _ in range(num_clients)]
   if not at_server:
     for client, held in zip(holders, labeled, strict=True):
@@ -103,13 +109,7 @@ def build_partition(
   if settings.labels_own:
     _label_own(labels, settings, holders, client_labeled, unlabeled)
   if settings.full_labels:
-    for client in holders:
-      is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
-      also = unlabeled[client][is_known]
-      client_labeled[client] = np.sort(
-        np.concatenate([client_labeled[client], also])
-      )
-      unlabeled[client] = unlabeled[client][~is_known]
+    _label_all(labels, holders, client_labeled, unlabeled)
   partition = partition_lib.Partition(
     server_labeled=labeled[0] if at_server else _indices([]),
     validation=validation,
@@ -121,6 +121,7 @@ def build_partition(
     settings=settings,
     num_examples=len(labels),
     client_names=tuple(client_names[i] for i in natural),
+    client_test=client_test,
   )
   return _with_noise(partition, labels)
 
@@ -179,6 +180,39 @@ def _split_rest(
   return [_indices(np.sort(np.concatenate(a))) for a in zip(split, also)]
 
 
+def _hold_out(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  unlabeled: list[np.ndarray],
+) -> list[np.ndarray]:
+  """Takes each client's examples for evaluation out of its share, in place."""
+  held_out = []
+  for client, share in enumerate(unlabeled):
+    purpose = seeds.Purpose.CLIENT_TEST
+    rng = seeds.generator(settings.seed, purpose, client)
+    known = rng.permutation(share[labels[share] != names.UNKNOWN_LABEL])
+    most = max(len(known) - 1, 0)
+    wanted = round(settings.client_test_fraction * len(known))
+    wanted = min(max(wanted, 1), most)
+    # Rounded down; the largest remainders get the rest, equal ones at random.
+    sizes = np.bincount(labels[known], minlength=settings.num_classes)
+    exact = sizes * (wanted / max(len(known), 1))
+    quotas = np.floor(exact).astype(np.int64)
+    order = rng.permutation(settings.num_classes)
+    order = order[np.argsort((quotas - exact)[order], kind='stable')]
+    quotas[order[: wanted - quotas.sum()]] += 1
+    chosen = [known[labels[known] == c][:q] for c, q in enumerate(quotas)]
+    held_out.append(_indices(np.sort(np.concatenate(chosen))))
+    unlabeled[client] = np.setdiff1d(share, held_out[-1], assume_unique=True)
+  if not sum(map(len, held_out)):
+    raise UsageError(
+      f'--client_test_fraction={settings.client_test_fraction:g}: no client has'
+      ' two unlabelled examples of known class, of which one could be held out;'
+      ' lower --num_labels or --num_clients, or set it to 0'
+    )
+  return held_out
+
+
 def _labeled_clients(
   settings: partition_settings.PartitionSettings,
 ) -> list[int]:
@@ -228,6 +262,20 @@ def _label_own(
     chosen[order[:num]] = True
     labeled[client] = unlabeled[client][chosen]
     unlabeled[client] = unlabeled[client][~chosen]
+
+
+def _label_all(
+  labels: np.ndarray,
+  holders: list[int],
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+) -> None:
+  """Labels all examples of clients that hold labels, in place."""
+  for client in holders:
+    is_known = labels[unlabeled[client]] != names.UNKNOWN_LABEL
+    also = unlabeled[client][is_known]
+    labeled[client] = np.sort(np.concatenate([labeled[client], also]))
+    unlabeled[client] = unlabeled[client][~is_known]
 
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:

@@ -14,6 +14,8 @@ _MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6
 # FedMatch's and ProtoFSSL's rows have so many classes.
 _ROW_CLASSES = 10
 _MAX_CLIENTS = 10**6
+# Clients have to train on something.
+MAX_TEST_FRACTION = 0.9
 # Settings of older versions -> what they are called now.
 _RENAMED = {'split': 'partition'}
 
@@ -53,6 +55,8 @@ class PartitionSettings:
       `own`: some of the client's examples, as their classes come.
     label_noise: The share of the labelled examples whose label is wrong, in
       [0, 1].
+    client_test_fraction: The share of each client's examples that is held out
+      for evaluation at the client, in [0, `MAX_TEST_FRACTION`].
     seed: Any integer.
   """
 
@@ -72,6 +76,7 @@ class PartitionSettings:
   labeled_clients: str = names.ALL_CLIENTS
   client_labels: str = names.BALANCED
   label_noise: float = 0.0
+  client_test_fraction: float = 0.0
   seed: int = 0
 
   def __post_init__(self):
@@ -101,6 +106,11 @@ class PartitionSettings:
     if not 0 <= self.label_noise <= 1:
       raise UsageError(
         f'--label_noise={self.label_noise:g}: must be a share, from 0 to 1'
+      )
+    if not 0 <= self.client_test_fraction <= MAX_TEST_FRACTION:
+      raise UsageError(
+        f'--client_test_fraction={self.client_test_fraction:g}: must be a'
+        f' share, from 0 to {MAX_TEST_FRACTION:g}'
       )
     self._check_partition()
     # Refuses what is neither a number nor a share.

@@ -51,7 +51,7 @@ def build_evaluate_fn(
     network = adapter.Network(
       model_fn, image_shape=augment.input_shape(views, stored)
     )
-    passes = _Passes(network, views, batch_size)
+    passes = Passes(network, views, batch_size)
 
     @tf.function
     def evaluate(
@@ -121,7 +121,7 @@ def _piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
   return max(1, _PIECE_BYTES // bytes_each // batch_size) * batch_size
 
 
-class _Passes:
+class Passes:
   """Passes of a network over examples; called in a `tf.function`."""
 
   def __init__(
@@ -141,17 +141,64 @@ class _Passes:
     self._network.assign(weights)
     correct, loss = tf.constant(0.0), tf.constant(0.0)
     for start in tf.range(0, tf.shape(images)[0], self._batch_size):
-      batch = self._views.plain(images[start : start + self._batch_size])
       target = labels[start : start + self._batch_size]
-      logits = logits_fn(batch)
-      correct += tf.reduce_sum(
-        tf.cast(tf.equal(tf.argmax(logits, -1, tf.int32), target), tf.float32)
-      )
-      loss += tf.reduce_sum(
-        tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits)
-      )
+      is_correct, losses = self._batch(logits_fn, images, target, start)
+      correct += tf.reduce_sum(tf.cast(is_correct, tf.float32))
+      loss += tf.reduce_sum(losses)
     count = tf.cast(tf.shape(images)[0], tf.float32)
     return correct / count, loss / count
+
+  def by_class(
+    self,
+    weights: adapter.Weights,
+    logits_fn: Callable[[tf.Tensor], tf.Tensor],
+    images: tf.Tensor,
+    labels: tf.Tensor,
+    num_classes: int,
+    max_loss: float,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums over examples, of which there may be none.
+
+    Args:
+      weights: The weights of the network.
+      logits_fn: Preprocessed images -> logits [B, num_classes].
+      images: [N, ...] as stored.
+      labels: int32 [N], in [0, num_classes).
+      num_classes: The number of classes.
+      max_loss: A larger loss of an example counts as this.
+
+    Returns:
+      (examples of each class that are classified correctly, int64 [classes];
+      the sum of losses in nats, float32).
+    """
+    self._network.assign(weights)
+    correct = tf.zeros([num_classes], tf.int64)
+    loss = tf.constant(0.0)
+    for start in tf.range(0, tf.shape(images)[0], self._batch_size):
+      target = labels[start : start + self._batch_size]
+      is_correct, losses = self._batch(logits_fn, images, target, start)
+      classes = tf.where(is_correct, target, -1)  # -1 is no class of `one_hot`.
+      correct += tf.reduce_sum(
+        tf.one_hot(classes, num_classes, dtype=tf.int64), 0
+      )
+      # Unlike `tf.minimum`, this keeps NaN on any device.
+      loss += tf.reduce_sum(tf.where(losses > max_loss, max_loss, losses))
+    return correct, loss
+
+  def _batch(
+    self,
+    logits_fn: Callable[[tf.Tensor], tf.Tensor],
+    images: tf.Tensor,
+    target: tf.Tensor,
+    start: tf.Tensor,
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """(whether each example of a batch is correct, its loss)."""
+    batch = self._views.plain(images[start : start + self._batch_size])
+    logits = logits_fn(batch)
+    return (
+      tf.equal(tf.argmax(logits, -1, tf.int32), target),
+      tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits),
+    )
 
   def of_members(
     self,

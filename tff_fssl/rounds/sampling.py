@@ -1,7 +1,7 @@
 """Which clients take part in a round: a function of (seed, round)."""
 
 import collections
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 import dataclasses
 import functools
 import struct
@@ -275,9 +275,13 @@ class CohortDataSource(tff.program.FederatedDataSource):
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
     """The data of a round's clients."""
+    return self.chosen(round_num, self._slots(seed, round_num, k))
+
+  def chosen(self, round_num: int, slots: Mapping[int, int]) -> Cohort:
+    """The data that these clients, by id -> slot, have in a round."""
     cohort = Cohort(
       functools.partial(self._make_client, round_num, client_id, slot)
-      for client_id, slot in sorted(self._slots(seed, round_num, k).items())
+      for client_id, slot in sorted(slots.items())
     )
     cohort.recipe = self._recipe
     return cohort

@@ -1,3 +1,6 @@
+import json
+
+import numpy as np
 import pytest
 
 from tff_fssl.hparams import UsageError
@@ -23,3 +26,80 @@ def test_a_python_file_of_a_run_is_not_run_unasked(tmp_path):
   settings = evaluate_main.EvaluateHparams(run_model_file=True)
   config = evaluate_main._config('run', arguments, settings)
   assert config.run.model == f'{path}:build'
+
+
+_RUN = ('--dataset=digits', '--num_labels=40', '--norm=gn')
+
+
+@pytest.mark.parametrize(
+  'flags, expected',
+  [
+    ([], '--federated: the clients of run hold .* --client_test_fraction=0.2'),
+    (
+      ['--client_test_fraction=0.2', '--aggregator=dp'],
+      '--federated: run was trained with --aggregator=dp, whose epsilon',
+    ),
+  ],
+)
+def test_runs_whose_clients_cannot_evaluate(flags, expected):
+  settings = evaluate_main.EvaluateHparams(federated=True)
+  with pytest.raises(UsageError, match=f'^{expected}'):
+    evaluate_main._config(
+      'run',
+      [*_RUN, '--fl2.learning_status_aggregation=false', *flags],
+      settings,
+    )
+
+
+@pytest.mark.parametrize(
+  'flags, expected',
+  [
+    (['--runtime=tff_worker'], '--runtime: has no effect with --federated=fal'),
+    (['--clients_per_evaluation=3'], '--clients_per_evaluation: has no effect'),
+    (['--federated', '--examples=test'], '--examples=test: with --federated'),
+    (['--output=/'], '--output=/: is a folder'),
+    (['--output=/nowhere/to/be'], '--output=/nowhere/to/be: is a folder, or'),
+  ],
+)
+def test_flags_that_do_not_fit_together(flags, expected):
+  with pytest.raises(UsageError, match=f'^{expected}'):
+    evaluate_main.evaluate_main(['run', *flags])
+
+
+def test_json_has_no_nan():
+  figures = {
+    'num_examples': np.int64(0),
+    'teacher': {'loss': np.float64('nan')},
+  }
+  assert evaluate_main._plain(figures) == {
+    'num_examples': 0,
+    'teacher': {'loss': None},
+  }
+
+
+@pytest.mark.slow  # It exports a model.
+def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.models import adapter
+  from tff_fssl.models import server_model
+  from tff_fssl.program.configuration import config as config_lib
+  from tff_fssl.program.loop import experiment
+  from tff_fssl.program.loop import export
+
+  flags = [*_RUN, '--model=cnn', '--client_test_fraction=0.2']
+  config = config_lib.from_command_line([*flags, '--num_clients=20'])
+  task = experiment.build_task(config)
+  weights = adapter.Network(task.model_fn, seed=0).initial_weights()
+  model = server_model.ServerModel(*weights)
+  export.export_model(task, model, str(tmp_path / 'model'), 3)
+  output = tmp_path / 'figures.json'
+  argv = [str(tmp_path / 'model'), '--federated', '--client_threads=1']
+  argv += ['--clients_per_evaluation=4', f'--output={output}']
+  assert evaluate_main.evaluate_main(argv) == 0
+  (figures,) = json.loads(output.read_text())
+  assert figures['num_clients'] == 4
+  assert figures['num_examples'] == 4 * 14
+  assert 0 <= figures['accuracy_worst_decile'] <= figures['accuracy_mean']
+  printed = ' '.join(capsys.readouterr().out.split())
+  assert '56, held out by 4 clients; 4 of 20 clients were drawn' in printed
+  assert f'accuracy of clients, mean {figures["accuracy_mean"]:.4f}' in printed

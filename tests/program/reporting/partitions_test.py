@@ -90,3 +90,13 @@ def test_comparison():
   assert rows['labelled'].startswith('8 / 8 examples, ')
   with pytest.raises(UsageError, match='400 examples, the other of 200'):
     partitions.compare(p, _build(_LABELS[:200]))
+
+
+def test_held_out_examples():
+  p = _build(client_test_fraction=0.25)
+  rows = partitions.describe(p)
+  count = sum(map(len, p.client_test))
+  assert f', {count} held out at clients' in rows['examples']
+  assert rows['held out'] == '24 at a client, for evaluation'
+  moved = partitions.compare(p, _build())['moved']
+  assert moved.startswith(f'{count} of 400 examples')

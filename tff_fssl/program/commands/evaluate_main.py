@@ -2,11 +2,15 @@
 
 from collections.abc import Mapping, Sequence
 import dataclasses
+import json
+import math
 import os
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
+from tff_fssl import durable
 from tff_fssl import hparams
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
@@ -29,6 +33,8 @@ _ABOUT = (
   'Evaluates checkpoints of runs (RUN is the --output_dir of'
   ' programs/train.py) or exported models (MODEL is a folder model/ or'
   ' model_best/, or a copy of it), on the data set that they were trained for.'
+  ' With --federated, on the examples that its clients hold out, at the'
+  ' clients: mean, spread and deciles of their accuracies.'
   ' A path that is neither, or a run without a checkpoint, is left out with a'
   ' warning. Only numbers are read from these files: they are safe to open.'
 )
@@ -62,10 +68,53 @@ class EvaluateHparams:
     "Run the Python file that a run's --model=FILE.py:function names. Only for"
     ' runs of your own: the flags that name it come with the folder.',
   )
+  federated: bool = hparam(
+    False,
+    'Evaluate at the clients, on what they hold out (--client_test_fraction of'
+    ' the training run), by a process of TFF: only sums over clients are seen.',
+  )
+  clients_per_evaluation: int = hparam(
+    0,
+    "Number of clients that evaluate, drawn by the run's --seed; 0: all.",
+    minimum=0,
+    maximum=10**6,
+    needs={'federated': (True,)},
+  )
+  runtime: str = hparam(
+    'in_process',
+    "What runs TFF's computations, as for train.",
+    choices=('in_process', 'tff_worker'),
+    needs={'federated': (True,)},
+  )
+  client_devices: str = hparam(
+    'auto',
+    'Where clients evaluate (in_process), as for train.',
+    needs={'federated': (True,), 'runtime': ('in_process',)},
+  )
+  client_threads: int = hparam(
+    0,
+    'Number of clients that evaluate at the same time; 0 chooses a number that'
+    ' suits the devices. Results do not depend on it.',
+    minimum=0,
+    maximum=1024,
+    needs={'federated': (True,)},
+  )
+  output: str = hparam(
+    '',
+    'Also write the figures to this file, as JSON: a list with an entry for'
+    ' each folder.',
+  )
   verbose: bool = hparam(False, "Show TensorFlow's messages.")
 
   def __post_init__(self):
     hparams.validate(self)
+
+
+class _Evaluation(NamedTuple):
+  """What is shown of an evaluation, and its figures by name."""
+
+  rows: dict[str, str]
+  figures: Mapping[str, Any]
 
 
 def evaluate_main(argv: Sequence[str]) -> int:
@@ -90,24 +139,64 @@ def evaluate_main(argv: Sequence[str]) -> int:
     raise UsageError(
       'no folder was given; give one, a run or an exported model'
     )
-  _check_round(settings.round)
+  _check(settings, parsed.command_line)
   main_lib.quiet(settings.verbose)
-  num_done, left_out = 0, []
+  records: list[dict[str, Any]] = []
+  left_out = []
   for path in parsed.positional:
     folder = os.path.normpath(path)
     try:
-      rows = _evaluate(folder, settings, parsed.is_set('round'))
+      done = _evaluate(folder, settings, parsed.is_set('round'))
     except runs.NotARunError as error:
       left_out.append(str(error))
       continue
-    print('\n' * bool(num_done) + console.table(rows), flush=True)
-    num_done += 1
-  if not num_done:
+    print('\n' * bool(records) + console.table(done.rows), flush=True)
+    records.append({'model': done.rows['model'], **_plain(done.figures)})
+  if not records:
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
     raise UsageError(f'{left_out[0]}{more}')
   for reason in left_out:
     main_lib.warn(f'left out: {reason}')
+  if settings.output:
+    durable.write_file(
+      settings.output, [f'{json.dumps(records, indent=2)}\n'.encode()]
+    )
   return main_lib.DONE
+
+
+def _check(settings: EvaluateHparams, typed: frozenset[str]) -> None:
+  """Refuses flags that do not fit together; raises `UsageError`."""
+  _check_round(settings.round)
+  values = dataclasses.asdict(settings)
+  for name, reason in hparams.without_effect(EvaluateHparams, values).items():
+    if name in typed:
+      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
+  if settings.federated and 'examples' in typed:
+    raise UsageError(
+      f'--examples={settings.examples}: with --federated, the examples are'
+      ' those that clients hold out; leave one of the two out'
+    )
+  folder = os.path.dirname(os.path.abspath(settings.output))
+  if settings.output and (
+    os.path.isdir(settings.output) or not os.path.isdir(folder)
+  ):
+    raise UsageError(
+      f'--output={settings.output}: is a folder, or in none that exists; give'
+      ' the name of a file'
+    )
+
+
+def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
+  """Figures as JSON knows them; null stands for NaN."""
+  plain: dict[str, Any] = {}
+  for name, value in figures.items():
+    if isinstance(value, Mapping):
+      plain[name] = _plain(value)
+    elif name.startswith('num_'):
+      plain[name] = int(value)
+    else:
+      plain[name] = None if math.isnan(value) else float(value)
+  return plain
 
 
 def _check_round(text: str) -> None:
@@ -121,7 +210,7 @@ def _check_round(text: str) -> None:
 
 def _evaluate(
   folder: str, settings: EvaluateHparams, has_round: bool
-) -> dict[str, str]:
+) -> _Evaluation:
   """Evaluates a run or a model; raises `NotARunError` if it is neither."""
   if os.path.lexists(output_tree.OutputTree(folder).flags_file):
     return _evaluate_run(folder, settings)
@@ -137,7 +226,7 @@ def _evaluate(
   return _evaluate_model(folder, settings)
 
 
-def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
+def _evaluate_run(folder: str, settings: EvaluateHparams) -> _Evaluation:
   """Evaluates a checkpoint."""
   tree = output_tree.OutputTree(folder)
   arguments = [f'--flagfile={tree.flags_file}']
@@ -170,7 +259,7 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> dict[str, str]:
   )
 
 
-def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
+def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   """Evaluates an exported model from its Keras file, without running code."""
   problem = exported.problem(folder)
   if problem:
@@ -181,9 +270,11 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> dict[str, str]:
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
   values = {name: hparams.to_text(v) for name, v in given.items()}
   # Test examples are the same in any partition.
-  if values.pop('partition_file', '') and settings.examples != 'test':
+  flag = f'--examples={settings.examples}' * (settings.examples != 'test')
+  flag = '--federated' if settings.federated else flag
+  if values.pop('partition_file', '') and flag:
     raise UsageError(
-      f'--examples={settings.examples}: the partition of {folder} was taken'
+      f'{flag}: the partition of {folder} was taken'
       ' from a file; evaluate the run, which has a copy of it'
     )
   config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
@@ -209,12 +300,15 @@ def _evaluate_model_of(
   prediction: Any,
   settings: EvaluateHparams,
   table: Any = (),
-) -> dict[str, str]:
+) -> _Evaluation:
   """Evaluates a `ServerModel`; by its network alone, without a prediction."""
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import evaluate
   from tff_fssl.models import server_model
 
+  if settings.federated:
+    prediction = prediction or server_model.Prediction()
+    return _evaluate_clients(name, task, model, prediction, table, settings)
   held = task.examples(settings.examples)
   evaluate_fn = evaluate.build_evaluate_fn(
     task.model_fn,
@@ -228,7 +322,55 @@ def _evaluate_model_of(
   rows = _rows(name, settings, len(held), result)
   if task.data.train.kind != data_names.IMAGES:
     rows['data'] = task.data.notes
-  return rows
+  return _Evaluation(rows, {'num_examples': len(held), **result})
+
+
+def _evaluate_clients(
+  name: str,
+  task: Any,
+  model: Any,
+  prediction: Any,
+  table: Any,
+  settings: EvaluateHparams,
+) -> _Evaluation:
+  """Evaluates a `ServerModel` at the clients."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl import runtime
+  from tff_fssl.program.loop import client_evaluation
+
+  run = task.config.run
+  context = runtime.build_context(
+    runtime.Settings(
+      settings.runtime,
+      client_devices=settings.client_devices,
+      client_threads=settings.client_threads,
+      simulate_secure_aggregation=run.simulate_secure_aggregation,
+    ),
+    warn=main_lib.warn,
+  )
+  try:
+    figures = client_evaluation.evaluate_clients(
+      task,
+      model,
+      prediction,
+      table,
+      context=context,
+      max_clients=settings.clients_per_evaluation,
+      batch_size=settings.batch_size,
+      on_failure=lambda _, client_id, reason: main_lib.warn(
+        f'client {client_id} is left out: {reason}'
+      ),
+    )
+  except runtime.WorkerError as error:
+    raise UsageError(
+      f'--runtime={settings.runtime}: {error}; give the command again, or use'
+      ' --runtime=in_process'
+    ) from error
+  finally:
+    getattr(context, 'close', lambda: None)()
+  num_clients = task.partition.num_clients
+  rows = client_evaluation.describe(figures, num_clients)
+  return _Evaluation({'model': name, **rows}, figures)
 
 
 def _config(
@@ -256,12 +398,30 @@ def _config(
       f'{folder}: its --model={model} is a Python file, which has to be run; if'
       ' you trust it, give --run_model_file'
     )
+  if settings.federated:
+    _check_federated(folder, config)
   if settings.examples == 'validation' and not config.run.num_validation:
     raise UsageError(
       '--examples=validation: the run kept no validation examples'
       ' (--num_validation=0); test is allowed'
     )
   return config
+
+
+def _check_federated(folder: str, config: config_lib.Config) -> None:
+  """Refuses runs whose clients cannot evaluate; raises `UsageError`."""
+  if config.aggregator.aggregator == aggregator_hparams.DP:
+    raise UsageError(
+      f'--federated: {folder} was trained with --aggregator=dp, whose epsilon'
+      ' would not hold for sums over held-out examples, which have no noise;'
+      " leave --federated out: test data are nobody's"
+    )
+  if not config.run.client_test_fraction:
+    raise UsageError(
+      f'--federated: the clients of {folder} hold out no examples'
+      ' (--client_test_fraction=0); train with --client_test_fraction=0.2, or'
+      ' leave --federated out to evaluate on the test set'
+    )
 
 
 def _read_checkpoint(

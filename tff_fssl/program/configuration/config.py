@@ -155,6 +155,7 @@ class Config:
       labeled_clients=run.labeled_clients,
       client_labels=run.client_labels,
       label_noise=run.label_noise,
+      client_test_fraction=run.client_test_fraction,
       seed=run.seed,
     )
 

@@ -7,6 +7,7 @@ from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
+from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.models import names as model_names
@@ -135,6 +136,15 @@ class RunHparams:
     ' test and metrics of unlabelled examples keep the truth.',
     minimum=0,
     maximum=1,
+  )
+  client_test_fraction: float = hparam(
+    0.0,
+    "Share of each client's examples of known class that is held out for"
+    ' evaluation at the client (programs/evaluate.py --federated), where nobody'
+    ' trains on them: at least one, if the client has two. Labels are given to'
+    ' the others.',
+    minimum=0,
+    maximum=partition_settings.MAX_TEST_FRACTION,
   )
   num_clients: int = hparam(
     100,

@@ -37,13 +37,15 @@ def describe(partition: Partition) -> dict[str, str]:
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])
   sizes = labeled + unlabeled
+  held_out = np.array([len(a) for a in partition.client_test], np.int64)
   held = len(partition.server_labeled) + len(partition.validation) + sizes.sum()
   places = {
     'labelled at the server': len(partition.server_labeled),
     'for validation': len(partition.validation),
     'at clients': sizes.sum(),
     'of them of unknown class': sizes.sum() - counts.sum(),
-    'not used': partition.num_examples - held,
+    'held out at clients': held_out.sum(),
+    'not used': partition.num_examples - held - held_out.sum(),
   }
   distance, most = unevenness(partition)
   rows = {
@@ -52,6 +54,8 @@ def describe(partition: Partition) -> dict[str, str]:
     + ', '.join(f'{n:,} {where}' for where, n in places.items() if n),
     'clients': f'{partition.num_clients:,}, with {_spread(sizes)} examples',
   }
+  if len(held_out):
+    rows['held out'] = f'{_spread(held_out)} at a client, for evaluation'
   if partition.client_names:
     shown = partition.client_names[:_NUM_NAMES]
     more = ', ...' if len(shown) < partition.num_clients else ''
@@ -131,11 +135,16 @@ def _shared(first: np.ndarray, second: np.ndarray) -> str:
 
 
 def _holders(partition: Partition) -> np.ndarray:
-  """Who holds each example: nobody -1, server 0, validation 1, clients 2 ..."""
+  """Who holds each example: nobody -1, server 0, validation 1, clients 2 ...
+
+  What clients hold out: -2 ...
+  """
   holders = np.full(partition.num_examples, -1)
   holders[partition.server_labeled] = 0
   holders[partition.validation] = 1
   for held in (partition.client_labeled, partition.client_unlabeled):
     for client, examples in enumerate(held):
       holders[examples] = client + 2
+  for client, examples in enumerate(partition.client_test):
+    holders[examples] = -2 - client
   return holders

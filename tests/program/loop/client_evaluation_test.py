@@ -1,0 +1,159 @@
+"""A run's clients evaluate on what they hold out."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl import runtime
+from tff_fssl.data import clients
+from tff_fssl.data import sources
+from tff_fssl.data import streaming as streaming_lib
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.loop import client_evaluation
+from tff_fssl.program.loop import experiment
+from tff_fssl.rounds import client_accuracy
+
+_FLAGS = (
+  '--dataset=digits',
+  '--model=cnn',
+  '--norm=none',
+  '--num_labels=40',
+  '--num_clients=20',
+  '--partition=dirichlet',
+  '--alpha=0.3',
+  '--min_client_examples=5',
+  '--client_test_fraction=0.2',
+)
+
+
+@pytest.fixture(scope='module')
+def task():
+  return experiment.build_task(config_lib.from_command_line(_FLAGS))
+
+
+@pytest.fixture(scope='module')
+def model(task):
+  """Prototypes of classes: right for some examples."""
+  network = adapter.Network(task.model_fn, seed=0)
+  return server_model.ServerModel(
+    *tf.nest.map_structure(lambda t: t.numpy(), network.initial_weights())
+  )
+
+
+def _by_client(task, model):
+  """Of each client: number of examples, of correct ones, and the losses."""
+  network = task.model_fn()
+  network.set_weights([*model.trainable, *model.non_trainable])
+  results = []
+  for held in task.partition.client_test:
+    x, y = task.data.train.x[held], task.data.train.y[held]
+    logits = network.predict(task.views.plain(x), verbose=0)
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits)
+    results.append((len(y), np.sum(logits.argmax(1) == y), losses.numpy()))
+  return results
+
+
+def _evaluate(task, model, context=None, **kwargs):
+  context = context or runtime.build_context()
+  prediction = server_model.Prediction()
+  return client_evaluation.evaluate_clients(
+    task, model, prediction, (), context=context, **kwargs
+  )
+
+
+def test_figures_are_those_of_numpy(task, model, monkeypatch):
+  # Three cohorts.
+  monkeypatch.setattr(client_evaluation, '_COHORT_SIZE', 8)
+  found = _evaluate(task, model)
+  counts, correct, losses = zip(*_by_client(task, model), strict=True)
+  accuracies = np.array(correct) / counts
+  assert len(set(accuracies)) > 3
+  assert found['num_clients'] == found['num_clients_with_examples'] == 20
+  assert found['num_examples'] == sum(counts)
+  assert found['accuracy'] == sum(correct) / sum(counts)
+  assert found['accuracy_mean'] == pytest.approx(accuracies.mean(), abs=1e-8)
+  assert found['accuracy_deviation'] == pytest.approx(accuracies.std())
+  assert found['loss'] == pytest.approx(np.concatenate(losses).mean(), rel=1e-4)
+  for percent in client_accuracy.PERCENTILES:
+    assert found[f'accuracy_percentile_{percent}'] == pytest.approx(
+      np.percentile(accuracies, percent, method='inverted_cdf'), abs=0.0025
+    )
+  with runtime.build_context(runtime.Settings('tff_worker')) as worker:
+    assert _evaluate(task, model, worker) == pytest.approx(found, abs=1e-4)
+
+
+def test_some_clients(task, model):
+  found = _evaluate(task, model, max_clients=6)
+  assert found['num_clients'] == 6
+  rows = client_evaluation.describe(found, 20)
+  assert rows['examples'].endswith('clients; 6 of 20 clients were drawn')
+  assert len(rows['  deciles'].split()) == 9
+  assert _evaluate(task, model, max_clients=6) == found
+
+
+def test_clients_that_cannot_be_read_are_named(task, model, monkeypatch):
+  examples_of = clients.client_test_examples
+
+  def load(data, partition, client_id):
+    if client_id == 3:
+      raise OSError('gone')
+    return examples_of(data, partition, client_id)
+
+  monkeypatch.setattr(clients, 'client_test_examples', load)
+  failed = []
+  found = _evaluate(
+    task, model, on_failure=lambda _, client, why: failed.append((client, why))
+  )
+  assert failed == [(3, 'OSError: gone')]
+  assert found['num_rejected_clients'] == 1
+  rows = client_evaluation.describe(found, 20)
+  assert rows['examples'].endswith('by 19 clients; clients rejected: 1')
+
+
+@pytest.mark.parametrize(
+  'flags',
+  [
+    ['--streaming_steps=3', '--streaming_rounds=1'],
+    ['--scenario=labels_at_clients', '--full_labels', '--num_labels=0'],
+    [
+      '--scenario=labels_at_clients',
+      '--client_labels=own',
+      '--num_labels=2',
+    ],
+    ['--num_validation=50', '--label_noise=0.5'],
+  ],
+  ids=' '.join,
+)
+def test_nobody_trains_on_what_is_held_out(flags):
+  config = config_lib.from_command_line(
+    [*_FLAGS, *flags, '--algorithm=fixmatch']
+  )
+  task = experiment.build_task(config)
+  # Two pixels give the number of an example.
+  images = task.data.train.x.copy()
+  images[:, 0, 0, 0], images[:, 0, 1, 0] = np.divmod(range(len(images)), 256)
+  data = dataclasses.replace(
+    task.data, train=sources.Examples(images, task.data.train.y)
+  )
+  numbers = lambda x: x[:, 0, :2, 0].astype(int) @ [256, 1]
+  streaming = config.streaming
+  assert isinstance(streaming, streaming_lib.Streaming)
+  trained = {int(i) for i in task.partition.server_labeled}
+  held_out = set()
+  for client_id in range(20):
+    held_out |= set(task.partition.client_test[client_id])
+    for round_num in range(1, 5):
+      for x, _ in clients.client_examples(
+        data, task.partition, client_id, round_num, streaming
+      ):
+        trained |= set(numbers(x))
+  assert len(held_out) >= 20
+  assert len(trained) > 500
+  assert not held_out & trained
+  x, y = clients.client_test_examples(data, task.partition, 5)
+  assert set(numbers(x)) == set(task.partition.client_test[5])
+  np.testing.assert_array_equal(y, data.train.y[numbers(x)])

@@ -1,0 +1,352 @@
+"""Federated evaluation: how well a model does on its clients' own examples.
+
+What leaves a client is checked, and consists of whole numbers of which only
+sums over clients are used, so that secure sums do as well, and results depend
+on neither the order nor the number of clients at once. In TFF's type notation,
+`T@SERVER` is one value of type T at the server, `D*@CLIENTS` a data set of
+elements of type D at each client.
+"""
+
+import collections
+from collections.abc import Callable, Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl import hparams
+from tff_fssl.data import augment
+from tff_fssl.models import adapter
+from tff_fssl.models import evaluate
+from tff_fssl.models import server_model
+from tff_fssl.rounds import client_accuracy
+from tff_fssl.rounds import client_data
+from tff_fssl.rounds import composer
+
+_ByName = collections.OrderedDict[str, Any]
+# The broadcast value -> the model, and the exchange's table.
+_ReadModel = Callable[[Any], tuple[server_model.ServerModel, Any]]
+
+
+class EvaluationProcess(tff.learning.templates.LearningProcess):
+  """The process of a federated evaluation.
+
+  Attributes:
+    num_classes: The number of classes; labels must be less.
+  """
+
+  num_classes: int
+
+
+def whole_model(
+  prediction: server_model.Prediction,
+  model: server_model.ServerModel,
+  table: Any = (),
+) -> _ByName:
+  """What a process of `build_evaluation_process` evaluates.
+
+  Args:
+    prediction: How the model predicts.
+    model: The model; tensors or arrays.
+    table: What the exchange keeps, `state.distributor['table']`, if
+      `prediction.needs_table`.
+
+  Returns:
+    OrderedDict(model, table) for `set_model_weights`; NumPy arrays.
+  """
+  model = server_model.ServerModel(*model)
+  if prediction.needs_table:
+    model, table = tf.nest.map_structure(tf.convert_to_tensor, (model, table))
+    model = prediction.completed(model, table)
+  if prediction.member is None:
+    table = ()
+  model, table = tf.nest.map_structure(np.asarray, (model, table))
+  return collections.OrderedDict(
+    model=server_model.ServerModel(*map(_in_order, model)),
+    table=_in_order(table),
+  )
+
+
+def build_evaluation_process(
+  model_fn: adapter.ModelFn,
+  model: Mapping[str, Any],
+  *,
+  views: augment.Views,
+  element_spec: Any,
+  num_classes: int,
+  prediction: server_model.Prediction = server_model.Prediction(),
+  num_clients: int = 0,
+  **settings: Any,
+) -> EvaluationProcess:
+  """Builds the evaluation of models as they are in states of our processes.
+
+  Clients' data have the form of training; evaluation uses their labelled
+  examples, which are to be such as nobody trained on. `next` returns metrics as
+  `tff.learning.algorithms.build_fed_eval` does, those of the round and those of
+  all rounds so far:
+
+      client_work/eval/current_round_metrics/accuracy
+      client_work/eval/total_rounds_metrics/accuracy
+
+  `client_accuracy.finalize` lists them. In all rounds together, a client that
+  was drawn twice counts twice. `initialize` gives no model (zeros): put one in
+  with `set_model_weights`.
+
+  Args:
+    model_fn: Builds the network (`Parts.network_fn`).
+    model: A result of `whole_model`, or one of `tf.TensorSpec`s: the type.
+    views: The preprocessing; `plain` is used.
+    element_spec: The spec of the one element that a client's data set has.
+    num_classes: The number of classes.
+    prediction: How the model predicts; `prediction.also` is evaluated, too.
+    num_clients: The number of clients whose own models the table has
+      (`prediction.member`).
+    **settings: `batch_size`, the examples in a batch (256);
+      `max_client_examples`, the most examples of an honest client (a million);
+      `secure_sum`, whether the sums are secure ones (False), for which the
+      runtime has to have them.
+
+  Returns:
+    The process. `get_model_weights` and `set_model_weights` deal in `model`s.
+  """
+  if prediction.member is not None:
+    element_spec = client_data.with_ids(element_spec, num_clients)
+  return _Evaluation(
+    model_fn,
+    views,
+    element_spec,
+    num_classes,
+    prediction,
+    _type_of(model),
+    lambda whole: (server_model.ServerModel(*whole['model']), whole['table']),
+    **settings,
+  ).build()
+
+
+def build_weights_evaluation(
+  process: composer.FsslProcess,
+  model_fn: adapter.ModelFn,
+  *,
+  views: augment.Views,
+  element_spec: Any,
+  **settings: Any,
+) -> EvaluationProcess:
+  """The same for `tff.learning.programs`, which pass on weights alone.
+
+  `set_model_weights` takes what `process.get_model_weights` returns, as
+  `EvaluationManager` needs it. Other ways to predict (`prediction.also`) are
+  not evaluated, since the weights do not contain theirs.
+
+  Args:
+    process: The process of training.
+    model_fn: See `build_evaluation_process`.
+    views: See `build_evaluation_process`.
+    element_spec: See `build_evaluation_process`.
+    **settings: See `build_evaluation_process`.
+
+  Returns:
+    The process.
+
+  Raises:
+    UsageError: If the process predicts by more than its weights.
+  """
+  if process.prediction.needs_table:
+    raise hparams.UsageError(
+      'prediction: this process predicts by what its exchange keeps, not by its'
+      ' weights alone; use build_evaluation_process, and set_model_weights with'
+      ' whole_model(process.prediction, model, table)'
+    )
+  assert process.num_classes is not None
+
+  def read(weights: Any) -> tuple[server_model.ServerModel, Any]:
+    # As `FsslProcess.set_model_weights` does.
+    return process.start(
+      adapter.Weights(
+        tuple(weights.trainable), tuple(weights.non_trainable), tf.constant(1.0)
+      )
+    ), ()
+
+  return _Evaluation(
+    model_fn,
+    views,
+    element_spec,
+    process.num_classes,
+    process.prediction._replace(also={}),
+    process.get_model_weights.type_signature.result,
+    read,
+    **settings,
+  ).build()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Evaluation:
+  """What makes up an evaluation; see `build_evaluation_process`."""
+
+  model_fn: adapter.ModelFn
+  views: augment.Views
+  element_spec: Any
+  num_classes: int
+  prediction: server_model.Prediction
+  model_type: tff.Type
+  read: _ReadModel
+  batch_size: int = 256
+  max_client_examples: int = 10**6
+  secure_sum: bool = False
+
+  def build(self) -> EvaluationProcess:
+    """The process."""
+    work = self._build_work()
+    screen = client_accuracy.build_screen(
+      work.type_signature.result, self.max_client_examples
+    )
+    sums_type = screen.type_signature.result
+    state_type = tff.to_type(
+      composer.LearningAlgorithmState(self.model_type, (), sums_type, (), ())
+    )
+    limits = client_accuracy.limits(sums_type, self.max_client_examples)
+
+    @tff.tensorflow.computation
+    def zeros() -> Any:
+      specs = tff.types.type_to_tf_tensor_specs(state_type)
+      return tf.nest.map_structure(
+        lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype), specs
+      )
+
+    @tff.federated_computation
+    def init_fn() -> tff.Value:
+      return tff.federated_eval(zeros, tff.SERVER)
+
+    @tff.tensorflow.computation(state_type, sums_type)
+    def add(state: Any, sums: Any) -> Any:
+      totals = tf.nest.map_structure(tf.add, state.client_work, sums)
+      return state._replace(client_work=totals)
+
+    finalize = tff.tensorflow.computation(client_accuracy.finalize, sums_type)
+
+    @tff.federated_computation(
+      tff.FederatedType(state_type, tff.SERVER),
+      tff.FederatedType(work.type_signature.parameter[1], tff.CLIENTS),
+    )
+    def next_fn(
+      state: tff.Value, client_data: tff.Value
+    ) -> tff.learning.templates.LearningProcessOutput:
+      model = tff.federated_broadcast(state.global_model_weights)
+      reports = tff.federated_map(work, (model, client_data))
+      screened = tff.federated_map(screen, reports)
+      if self.secure_sum:
+        sums = tff.federated_secure_sum(screened, limits)
+      else:
+        sums = tff.federated_sum(screened)
+      state = tff.federated_map(add, (state, sums))
+      of_eval = collections.OrderedDict(
+        current_round_metrics=tff.federated_map(finalize, sums),
+        total_rounds_metrics=tff.federated_map(finalize, state.client_work),
+      )
+      nothing = tff.federated_value((), tff.SERVER)
+      metrics = collections.OrderedDict(
+        distributor=nothing,
+        client_work=collections.OrderedDict(eval=of_eval),
+        aggregator=nothing,
+        finalizer=nothing,
+      )
+      return tff.learning.templates.LearningProcessOutput(
+        state, tff.federated_zip(metrics)
+      )
+
+    @tff.tensorflow.computation(state_type)
+    def get_model_weights(state: Any) -> Any:
+      return state.global_model_weights
+
+    @tff.tensorflow.computation(state_type, self.model_type)
+    def set_model_weights(state: Any, model: Any) -> Any:
+      return state._replace(global_model_weights=model)
+
+    process = EvaluationProcess(
+      init_fn, next_fn, get_model_weights, set_model_weights
+    )
+    process.num_classes = self.num_classes
+    return process
+
+  def _build_work(self) -> tff.Computation:
+    """`<M, D*> -> report`, of one client; see `_report`."""
+    stored = self.element_spec['labeled']['x']
+    image_shape = augment.input_shape(self.views, stored)
+
+    @tff.tensorflow.computation(
+      self.model_type, client_data.data_type(self.element_spec)
+    )
+    def work(model: Any, dataset: tf.data.Dataset) -> _ByName:
+      network = adapter.Network(self.model_fn, image_shape=image_shape)
+
+      @tf.function
+      def run(model: Any, dataset: tf.data.Dataset) -> _ByName:
+        data, usable = client_data.read_client(
+          dataset, self.num_classes, self.views.accepts
+        )
+        return self._report(network, *self.read(model), data, usable)
+
+      report: _ByName = run(model, dataset)
+      return report
+
+    return work
+
+  def _report(
+    self,
+    network: adapter.Network,
+    model: server_model.ServerModel,
+    table: Any,
+    data: Mapping[str, Any],
+    usable: tf.Tensor,
+  ) -> _ByName:
+    """What a client reports: numbers of examples by class, and sums."""
+    passes = evaluate.Passes(network, self.views, self.batch_size)
+    x, y = data['labeled']['x'], data['labeled']['y']
+    ways = collections.OrderedDict()
+    for name, way in _ways(self.prediction).items():
+      weights = way.weights(model)
+      logits_fn = functools.partial(way.logits, network, model)
+      if way.member is not None:
+        weights = way.member(model, table, data['client_id'])
+        logits_fn = functools.partial(
+          _own_logits, network, weights.statistics_count
+        )
+      correct, loss = passes.by_class(
+        weights, logits_fn, x, y, self.num_classes, client_accuracy.MAX_LOSS
+      )
+      ways[name] = collections.OrderedDict(correct=correct, loss=loss)
+    one_hot = tf.one_hot(y, self.num_classes, dtype=tf.int64)
+    return collections.OrderedDict(
+      usable=usable, num_examples=tf.reduce_sum(one_hot, 0), ways=ways
+    )
+
+
+def _ways(
+  prediction: server_model.Prediction,
+) -> Mapping[str, server_model.Prediction]:
+  return {client_accuracy.MAIN: prediction, **prediction.also}
+
+
+def _own_logits(
+  network: adapter.Network, statistics_count: tf.Tensor, images: tf.Tensor
+) -> tf.Tensor:
+  return network.inference_logits(images, statistics_count)
+
+
+def _in_order(value: Any) -> Any:
+  """The same with ordered dictionaries, whatever mappings there were."""
+  if isinstance(value, Mapping):
+    return collections.OrderedDict(
+      (name, _in_order(value[name])) for name in sorted(value)
+    )
+  return value
+
+
+def _type_of(model: Any) -> tff.Type:
+  """The type of a structure of arrays or specs."""
+  specs = tf.nest.map_structure(
+    lambda v: tf.TensorSpec(v.shape, v.dtype), model
+  )
+  return tff.types.tensorflow_to_type(specs)
