@@ -19,6 +19,7 @@ _FLAGS = [
   '--alpha=0.3',
   '--min_client_examples=2',
   '--streaming_steps=2',
+  '--client_test_fraction=0.2',
   '--seed=3',
 ]
 
@@ -27,13 +28,15 @@ _FLAGS = [
 def _held():
   config = config_lib.from_command_line([*_FLAGS, '--algorithm=fixmatch'])
   data = sources.load_found(config.info, None)
-  return config, data, holdings.partition_of(config, data)
+  partition = holdings.partition_of(config, data)
+  return elsewhere.Held(config, data, partition)
 
 
 def test_gives_what_the_program_has(held):
-  sent = pickle.dumps(elsewhere.loader(*held))
+  loader = elsewhere.Loader(held, elsewhere.training_examples)
+  sent = pickle.dumps(loader)
   assert len(sent) < 10_000
-  here, there = elsewhere.load_client_fn(*held), pickle.loads(sent)()
+  here, there = loader(), pickle.loads(sent)()
   for round_num in (1, 2):
     for client_id in range(10):
       for ours, theirs in zip(
@@ -45,9 +48,19 @@ def test_gives_what_the_program_has(held):
           np.testing.assert_array_equal(ours[1], theirs[1])
 
 
+def test_gives_what_clients_hold_out(held):
+  loader = elsewhere.Loader(held, elsewhere.test_examples)
+  here, there = loader(), pickle.loads(pickle.dumps(loader))()
+  sizes = []
+  for client_id in range(10):
+    (x, y), _ = here(0, client_id)
+    np.testing.assert_array_equal(x, there(0, client_id)[0][0])
+    sizes.append(len(y))
+  assert min(sizes) > 0
+
+
 def test_other_data_are_refused(held, monkeypatch):
-  config, data, partition = held
-  loader = elsewhere.loader(config, data, partition)
+  loader = pickle.dumps(elsewhere.Loader(held, elsewhere.training_examples))
   load = sources.load_found
 
   def load_others(*args):
@@ -57,13 +70,14 @@ def test_other_data_are_refused(held, monkeypatch):
 
   monkeypatch.setattr(sources, 'load_found', load_others)
   with pytest.raises(UsageError, match='copy the same files'):
-    loader()
+    pickle.loads(loader)()
 
 
 def test_relative_paths_begin_at_the_programs_folder(
   held, tmp_path, monkeypatch
 ):
-  loader = elsewhere.loader(*held)
+  folder = os.getcwd()
+  loader = pickle.dumps(elsewhere.Loader(held, elsewhere.training_examples))
   monkeypatch.chdir(tmp_path)
-  loader()
-  assert os.getcwd() == loader.folder
+  pickle.loads(loader)()
+  assert os.getcwd() == folder

@@ -83,13 +83,30 @@ class EvaluateHparams:
   runtime: str = hparam(
     'in_process',
     "What runs TFF's computations, as for train.",
-    choices=('in_process', 'tff_worker'),
+    choices=('in_process', 'tff_worker', 'ray'),
     needs={'federated': (True,)},
+  )
+  ray_address: str = hparam(
+    '',
+    'The Ray cluster, as for train.',
+    needs={'federated': (True,), 'runtime': ('ray',)},
+  )
+  ray_workers: int = hparam(
+    0,
+    'How many worker processes evaluate clients, as for train.',
+    minimum=0,
+    maximum=10**5,
+    needs={'federated': (True,), 'runtime': ('ray',)},
+  )
+  ray_trusted_network: bool = hparam(
+    False,
+    'Use a cluster that asks nobody for a token, as for train.',
+    needs={'federated': (True,), 'runtime': ('ray',)},
   )
   client_devices: str = hparam(
     'auto',
-    'Where clients evaluate (in_process), as for train.',
-    needs={'federated': (True,), 'runtime': ('in_process',)},
+    'Where clients evaluate, as for train.',
+    needs={'federated': (True,), 'runtime': ('in_process', 'ray')},
   )
   client_threads: int = hparam(
     0,
@@ -345,6 +362,9 @@ def _evaluate_clients(
       client_devices=settings.client_devices,
       client_threads=settings.client_threads,
       simulate_secure_aggregation=run.simulate_secure_aggregation,
+      ray_address=settings.ray_address,
+      ray_workers=settings.ray_workers,
+      ray_trusted_network=settings.ray_trusted_network,
     ),
     warn=main_lib.warn,
   )

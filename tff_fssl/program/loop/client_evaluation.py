@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import clients
 from tff_fssl.models import server_model
+from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
 from tff_fssl.rounds import client_accuracy
 from tff_fssl.rounds import federated_evaluation
@@ -61,12 +62,12 @@ def evaluate_clients(
     max_client_examples=max(map(len, partition.client_test)),
     secure_sum=config.aggregator.aggregator == aggregator_hparams.SECURE,
   )
+  held = elsewhere.Held(config, task.data, partition)
+  load = elsewhere.Loader(held, elsewhere.test_examples)
   source = sampling.build_data_source(
     process,
-    lambda _, client_id: (
-      clients.client_test_examples(task.data, partition, client_id),
-      None,
-    ),
+    load(),
+    load_elsewhere=load,
     seed=seed,
     num_clients=population,
     clients_per_round=population,

@@ -1,9 +1,12 @@
 """How another machine loads a run's clients: by the run's flags."""
 
+from collections.abc import Callable
 import dataclasses
+import functools
 import hashlib
 import os
 import socket
+from typing import Any
 
 import numpy as np
 
@@ -21,18 +24,104 @@ _NUM_COMPARED = 64
 
 
 @dataclasses.dataclass(frozen=True)
+class Held:
+  """Who holds what in a run.
+
+  Attributes:
+    config: The run's configuration.
+    data: Its data set.
+    partition: What its clients hold.
+  """
+
+  config: config_lib.Config
+  data: sources.DataSet
+  partition: partition_lib.Partition
+
+  @functools.cached_property
+  def digest(self) -> str:
+    """A digest of who holds what, of labels, and of a few examples."""
+    result = hashlib.sha256()
+    train, partition = self.data.train, self.partition
+    for part in (
+      train.y,
+      train.x[:_NUM_COMPARED],
+      train.x[-_NUM_COMPARED:],
+      np.array(train.x.shape),
+      partition.server_labeled,
+      *partition.client_labeled,
+      *partition.client_unlabeled,
+      *partition.client_test,
+    ):
+      array = np.ascontiguousarray(part)
+      result.update(f'{array.dtype} {array.shape}'.encode())
+      result.update(array.tobytes())
+    return result.hexdigest()
+
+
+# What gives a client's examples, of who holds what.
+LoadFn = Callable[[Held], sampling.LoadClient]
+
+
+def training_examples(held: Held) -> sampling.LoadClient:
+  """What clients train on."""
+  streaming = held.config.streaming
+  return lambda round_num, client_id: clients.client_examples(
+    held.data, held.partition, client_id, round_num, streaming
+  )
+
+
+def test_examples(held: Held) -> sampling.LoadClient:
+  """What clients hold out for evaluation."""
+  return lambda _, client_id: (
+    clients.client_test_examples(held.data, held.partition, client_id),
+    None,
+  )
+
+
 class Loader:
-  """Loads the clients of a run wherever it is called; small.
+  """Loads the clients of a run wherever it is called; small when pickled."""
+
+  def __init__(self, held: Held, load_fn: LoadFn):
+    """Describes what is loaded.
+
+    Args:
+      held: Who holds what.
+      load_fn: `training_examples` or `test_examples`.
+    """
+    self._held = held
+    self._load_fn = load_fn
+
+  def __call__(self) -> sampling.LoadClient:
+    """Gives clients' examples, here."""
+    return self._load_fn(self._held)
+
+  def __reduce__(self) -> Any:
+    arguments = flags.to_flagfile(self._held.config.flags()).splitlines()
+    there = _LoaderElsewhere(
+      tuple(arguments), os.getcwd(), self._held.digest, self._load_fn
+    )
+    return _same, (there,)
+
+
+def _same(value: Any) -> Any:
+  return value
+
+
+@dataclasses.dataclass(frozen=True)
+class _LoaderElsewhere:
+  """A `Loader` on another machine.
 
   Attributes:
     arguments: The run's flags.
     folder: The folder that relative paths begin at, where it exists.
-    digest: What `digest` must give.
+    digest: What `Held.digest` must be.
+    load_fn: See `Loader`.
   """
 
   arguments: tuple[str, ...]
   folder: str
   digest: str
+  load_fn: LoadFn
 
   def __call__(self) -> sampling.LoadClient:
     """Loads the data set and divides it; raises `UsageError`."""
@@ -40,60 +129,10 @@ class Loader:
       os.chdir(self.folder)
     config = config_lib.from_command_line(self.arguments)
     data = sources.load_found(config.info, config.run.data_dir or None)
-    partition = holdings.partition_of(config, data)
-    if digest(data, partition) != self.digest:
+    held = Held(config, data, holdings.partition_of(config, data))
+    if held.digest != self.digest:
       raise UsageError(
         f'{socket.gethostname()}: its data set, or the division of it, is not'
         ' that of the program; copy the same files to each machine'
       )
-    return load_client_fn(config, data, partition)
-
-
-def loader(
-  config: config_lib.Config,
-  data: sources.DataSet,
-  partition: partition_lib.Partition,
-) -> Loader:
-  """What loads a run's clients on other machines.
-
-  Args:
-    config: The run's configuration.
-    data: Its data set.
-    partition: Who holds what.
-
-  Returns:
-    The loader; it can be pickled.
-  """
-  arguments = tuple(flags.to_flagfile(config.flags()).splitlines())
-  return Loader(arguments, os.getcwd(), digest(data, partition))
-
-
-def load_client_fn(
-  config: config_lib.Config,
-  data: sources.DataSet,
-  partition: partition_lib.Partition,
-) -> sampling.LoadClient:
-  """The function that gives a client's examples in a round."""
-  streaming = config.streaming
-  return lambda round_num, client_id: clients.client_examples(
-    data, partition, client_id, round_num, streaming
-  )
-
-
-def digest(data: sources.DataSet, partition: partition_lib.Partition) -> str:
-  """A digest of who holds what, of labels, and of a few examples."""
-  result = hashlib.sha256()
-  train = data.train
-  result.update(repr((train.x.shape, str(train.x.dtype))).encode())
-  for part in (
-    train.y,
-    train.x[:_NUM_COMPARED],
-    train.x[-_NUM_COMPARED:],
-    partition.server_labeled,
-    *partition.client_labeled,
-    *partition.client_unlabeled,
-  ):
-    array = np.ascontiguousarray(part)
-    result.update(f'{array.dtype} {array.shape}'.encode())
-    result.update(array.tobytes())
-  return result.hexdigest()
+    return self.load_fn(held)

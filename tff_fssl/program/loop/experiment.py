@@ -438,21 +438,22 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     model_aggregator=_build_aggregator(config),
   )
   _check_streaming(config.streaming.steps, partition)
+  load = elsewhere.Loader(
+    elsewhere.Held(config, data, partition), elsewhere.training_examples
+  )
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
   is_private = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
-    elsewhere.load_client_fn(config, data, partition),
+    load(),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
     num_clients=partition.num_clients,
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,
     trains_clients=config.trains_clients,
-    load_elsewhere=elsewhere.loader(config, data, partition)
-    if config.run.runtime == 'ray'
-    else None,
+    load_elsewhere=load,
   )
   return Experiment(
     task,
