@@ -15,5 +15,5 @@ setuptools.setup(
     *(f'tff_fssl.configs.{folder}' for folder in _FOLDERS),
   ],
   package_dir={'tff_fssl.configs': 'configs'},
-  package_data={'': ['*.flags', '*.toml', 'py.typed']},
+  package_data={'': ['*.flags', '*.j2', '*.toml', 'py.typed']},
 )

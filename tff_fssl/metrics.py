@@ -33,12 +33,16 @@ CLIENTS = 'client_work/train'
 # own metrics name come last.
 PSEUDO_LABELS = 'Pseudo-labels kept'
 PSEUDO_LABEL_ACCURACY = 'Accuracy of pseudo-labels'
+RIGHT_AND_WRONG = 'Right and wrong among all pseudo-labels'
 LOSS_AT_CLIENTS = 'Loss at clients'
+LOSS_ON_HELD_OUT = 'Loss on test and validation examples'
 _PANELS = (
   'Test accuracy',
   'Validation accuracy',
+  LOSS_ON_HELD_OUT,
   PSEUDO_LABELS,
   PSEUDO_LABEL_ACCURACY,
+  RIGHT_AND_WRONG,
   'Learning status',
   'Aggregation weights',
   LOSS_AT_CLIENTS,
@@ -154,7 +158,7 @@ class Panel:
     title: Its heading.
     lines: Its lines.
     is_share: Whether values are from 0 to 1.
-    better: See `Metric`.
+    better: See `Metric`; '' if its lines differ in that.
   """
 
   title: str
@@ -186,7 +190,7 @@ def panels(metrics: Sequence[Metric]) -> list[Panel]:
         for column, choice in metric.columns().items()
       ),
       all(metric.unit == SHARE for metric in members),
-      members[0].better,
+      members[0].better if len({m.better for m in members}) == 1 else '',
     )
     for title, members in drawn.items()
     if members

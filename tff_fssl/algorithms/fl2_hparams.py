@@ -92,10 +92,12 @@ METRICS = (
     "A client's lowest threshold of a class, tau(c), eq. 9, over clients. The"
     ' highest is tau. With `--fl2.adaptive_threshold=false` all are'
     ' `--fl2.confidence_threshold`.',
+    curve=metrics.Curve("Lowest of a client's thresholds of classes"),
   ),
   metrics.range_of_clients(
     'mean_class_threshold',
     "A client's mean threshold over classes, over clients.",
+    curve=metrics.Curve("Mean of a client's thresholds of classes"),
   ),
 )
 

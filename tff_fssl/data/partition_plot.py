@@ -37,26 +37,42 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 def plot(
   partition: partition_lib.Partition, path: str | os.PathLike[str]
 ) -> None:
-  """Plots class counts per client as a heat map, next to the clients' sizes.
+  """Writes `draw`'s figure.
+
+  Args:
+    partition: The partition to plot.
+    path: The PNG file to write.
+  """
+  # pylint: disable-next=import-outside-toplevel
+  from matplotlib.backends import backend_agg
+
+  canvas = draw(partition)
+  backend_agg.FigureCanvasAgg(canvas)
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(os.fspath(path), [content.getvalue()])
+
+
+def draw(partition: partition_lib.Partition) -> Any:
+  """Draws class counts per client as a heat map, next to the clients' sizes.
 
   With more than 1,000 clients, each row is the mean of several clients, and the
   label of the axis says so.
 
   Args:
     partition: The partition to plot.
-    path: The PNG file to write.
+
+  Returns:
+    The matplotlib figure.
   """
   # pyplot is not used, since it would choose a GUI for the whole process.
-  # pylint: disable=import-outside-toplevel
-  from matplotlib import figure
-  from matplotlib.backends import backend_agg
+  from matplotlib import figure  # pylint: disable=import-outside-toplevel
 
   num_clients, num_classes = partition.class_counts.shape
   in_row = -(-num_clients // _MAX_ROWS)
   height = float(np.clip(2.2 + 0.13 * num_clients, 3.6, 16))
   width = float(np.clip(4.5 + 0.25 * num_classes, 7, 13))
   canvas = figure.Figure(figsize=(width, height), layout='constrained')
-  backend_agg.FigureCanvasAgg(canvas)
   heat, sizes = canvas.subplots(
     1, 2, sharey=True, gridspec_kw={'width_ratios': [3, 1]}
   )
@@ -65,9 +81,7 @@ def plot(
   _draw_sizes(sizes, partition, in_row)
   canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
   canvas.suptitle(_title(partition), fontsize=10)
-  content = io.BytesIO()
-  canvas.savefig(content, dpi=110, format='png')
-  durable.write_file(os.fspath(path), [content.getvalue()])
+  return canvas
 
 
 def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:

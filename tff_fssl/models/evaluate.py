@@ -98,6 +98,44 @@ def build_evaluate_fn(
   return fn
 
 
+def build_logits_fn(
+  model_fn: adapter.ModelFn,
+  input_shape: tuple[int | None, ...],
+  *,
+  prediction: server_model.Prediction = server_model.Prediction(),
+) -> Callable[..., tf.Tensor]:
+  """Builds a function that predicts as the evaluation does.
+
+  Args:
+    model_fn: Builds the Keras model, images -> logits.
+    input_shape: The shape of a preprocessed example.
+    prediction: How the model predicts; not one of a model for each client.
+
+  Returns:
+    `(model, x, table) -> logits float32 [N, C]`, with x preprocessed, [N, ...],
+    N >= 1; the table is the exchange's, or ().
+  """
+  network = adapter.Network(model_fn, image_shape=input_shape)
+
+  @tf.function(reduce_retracing=True)
+  def logits(model: Any, x: tf.Tensor, table: Any) -> tf.Tensor:
+    model = prediction.completed(model, table)
+    network.assign(prediction.weights(model))
+    return prediction.logits(network, model, x)
+
+  def fn(model: server_model.ServerModel, x: Any, table: Any = ()) -> Any:
+    model, table = tf.nest.map_structure(
+      tf.convert_to_tensor,
+      (
+        server_model.ServerModel(*model),
+        table if prediction.needs_table else (),
+      ),
+    )
+    return logits(model, x, table)
+
+  return fn
+
+
 def _mean_over_pieces(
   evaluate: Callable[[tf.Tensor, tf.Tensor], Metrics],
   x: np.ndarray[Any, Any],

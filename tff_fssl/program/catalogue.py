@@ -103,12 +103,14 @@ _COMMON = (
     'Kept and right, among all whose hidden label is known.',
     SHARE,
     HIGHER,
+    curve=Curve(metrics.RIGHT_AND_WRONG, 'right'),
   ),
   of_clients(
     'pseudo_label_wrong_ratio',
     'Kept and wrong, among all whose hidden label is known.',
     SHARE,
     LOWER,
+    curve=Curve(metrics.RIGHT_AND_WRONG, 'wrong', metrics.DASHED),
   ),
   of_clients(
     'pseudo_label_correct_to_wrong',
@@ -310,6 +312,7 @@ _EVALUATION = (
     'Its mean cross-entropy on them; likewise, the mean over clients.',
     NATS,
     LOWER,
+    Curve(metrics.LOSS_ON_HELD_OUT, 'test'),
   ),
   Metric(
     'validation/accuracy',
@@ -319,7 +322,13 @@ _EVALUATION = (
     HIGHER,
     curve=Curve(_VALIDATION, 'accuracy'),
   ),
-  Metric('validation/loss', 'Mean cross-entropy on them.', NATS, LOWER),
+  Metric(
+    'validation/loss',
+    'Mean cross-entropy on them.',
+    NATS,
+    LOWER,
+    Curve(metrics.LOSS_ON_HELD_OUT, 'validation', metrics.DASHED),
+  ),
   Metric(
     '{test,validation}/accuracy_deviation',
     'Where each client trains alone: standard deviation over clients of their'

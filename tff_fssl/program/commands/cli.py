@@ -19,6 +19,7 @@ _PROGRAMS = {
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
+  'report': 'Reports on runs, as one HTML page.',
   'data': 'Lists the data sets, or looks one over.',
   'papers': "Lists, times, runs and compares the rows of the papers' tables.",
   'partition': 'Draws, describes or compares who holds which examples.',

@@ -76,5 +76,5 @@ def compare_main(argv: Sequence[str]) -> int:
       f' is {common}'
     )
   print(f'Rounds up to {last_round}; mean ± standard deviation over runs.\n')
-  print(compare.tables(run_groups, last_round))
+  print(compare.markdown(compare.tables(run_groups, last_round)))
   return main_lib.DONE

@@ -127,6 +127,24 @@ class EvaluateHparams:
     hparams.validate(self)
 
 
+class LoadedRun(NamedTuple):
+  """A checkpoint of a run, and what is needed to predict by it.
+
+  Attributes:
+    name: What it is called.
+    task: The `experiment.Task` of the run.
+    model: The `ServerModel`.
+    prediction: How it predicts.
+    table: What the exchange keeps.
+  """
+
+  name: str
+  task: Any
+  model: Any
+  prediction: Any
+  table: Any
+
+
 class _Evaluation(NamedTuple):
   """What is shown of an evaluation, and its figures by name."""
 
@@ -230,7 +248,7 @@ def _evaluate(
 ) -> _Evaluation:
   """Evaluates a run or a model; raises `NotARunError` if it is neither."""
   if os.path.lexists(output_tree.OutputTree(folder).flags_file):
-    return _evaluate_run(folder, settings)
+    return _evaluate_model_of(*load_run(folder, settings), settings=settings)
   if not os.path.lexists(os.path.join(folder, exported.MANIFEST)):
     raise runs.NotARunError(
       f'{folder}: is neither a run (a folder with {output_tree.FLAGS}) nor an'
@@ -243,8 +261,20 @@ def _evaluate(
   return _evaluate_model(folder, settings)
 
 
-def _evaluate_run(folder: str, settings: EvaluateHparams) -> _Evaluation:
-  """Evaluates a checkpoint."""
+def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
+  """Loads a checkpoint and the data of its run.
+
+  Args:
+    folder: The run's folder.
+    settings: Which checkpoint, and where the data are.
+
+  Returns:
+    These.
+
+  Raises:
+    NotARunError: If the run has no checkpoint yet.
+    UsageError: If the checkpoint or the data cannot be used.
+  """
   tree = output_tree.OutputTree(folder)
   arguments = [f'--flagfile={tree.flags_file}']
   if tree.read_flags().get('partition_file'):
@@ -266,12 +296,11 @@ def _evaluate_run(folder: str, settings: EvaluateHparams) -> _Evaluation:
     )
   except checkpoint.CheckpointError as error:
     raise UsageError(f'{path}: {error}') from error
-  return _evaluate_model_of(
+  return LoadedRun(
     f'{folder}, round {round_num}',
     task,
     warm_start.from_leaves(leaves),
     experiment.prediction_of(config),
-    settings,
     warm_start.table_from_leaves(leaves),
   )
 
@@ -307,7 +336,7 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   model = server_model.ServerModel(*loaded.weights)
   name = f'{folder}, of round {round_num}'
   # What is exported predicts by its network alone.
-  return _evaluate_model_of(name, task, model, None, settings)
+  return _evaluate_model_of(name, task, model, None, (), settings)
 
 
 def _evaluate_model_of(
@@ -315,8 +344,8 @@ def _evaluate_model_of(
   task: Any,
   model: Any,
   prediction: Any,
+  table: Any,
   settings: EvaluateHparams,
-  table: Any = (),
 ) -> _Evaluation:
   """Evaluates a `ServerModel`; by its network alone, without a prediction."""
   # pylint: disable=import-outside-toplevel

@@ -73,15 +73,8 @@ def plot_main(argv: Sequence[str]) -> int:
   paths = [os.path.normpath(path) for path in parsed.positional]
   runs = runs_lib.read_all(paths, main_lib.warn)
   paths = [run.path for run in runs]
-  output = settings.output or _default_output(paths)
+  output = settings.output or output_tree.default_report(paths, 'curves.png')
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
   titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
   print(f'{output}: {", ".join(titles)}')
   return main_lib.DONE
-
-
-def _default_output(paths: list[str]) -> str:
-  if len(paths) == 1:
-    return os.path.join(output_tree.OutputTree(paths[0]).report, 'curves.png')
-  folder = os.path.commonpath([os.path.abspath(path) for path in paths])
-  return os.path.relpath(os.path.join(folder, 'curves.png'))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import math
+from typing import NamedTuple
 import warnings
 
 import numpy as np
@@ -25,6 +26,18 @@ _SCALES = {
   metrics.SECONDS: (1.0, ', s', 2),
   metrics.PERCENT: (1.0, '', 1),
 }
+
+
+class Table(NamedTuple):
+  """A table of texts.
+
+  Attributes:
+    header: The titles of its columns.
+    rows: The cells of each row, as many as there are titles.
+  """
+
+  header: list[str]
+  rows: list[list[str]]
 
 
 def _of_compute(
@@ -98,15 +111,15 @@ def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
   return max(common)
 
 
-def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
-  """Markdown tables of results, and tests of the first group against others.
+def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
+  """Tables of results, and of tests of the first group against the others.
 
   Args:
     groups: At least one group of runs that differ only in their seeds.
     last_round: Later rounds are ignored, so that budgets are equal.
 
   Returns:
-    Lines of text.
+    The results; for several groups, then the tests.
   """
   columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
     (
@@ -143,16 +156,26 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> str:
     for group in groups
   ]
   known = [i for i in range(len(columns)) if any(row[i] != '' for row in cells)]
-  lines = _markdown(
+  results = Table(
     ['', 'runs', *(columns[i][0] for i in known)],
     [
       [group.label, str(len(group.runs)), *(row[i] for i in known)]
       for group, row in zip(groups, cells)
     ],
   )
-  if len(groups) > 1:
-    lines += ['', *_tests(groups, last_round)]
-  return '\n'.join(lines)
+  tests = [_tests(groups, last_round)] if len(groups) > 1 else []
+  return [results, *tests]
+
+
+def markdown(shown: Sequence[Table]) -> str:
+  """Tables as Markdown, with an empty line between two."""
+  return '\n\n'.join(
+    '\n'.join(
+      f'| {" | ".join(cells)} |'
+      for cells in (table.header, ['---'] * len(table.header), *table.rows)
+    )
+    for table in shown
+  )
 
 
 def _declared(
@@ -207,7 +230,7 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
   return f'{mean} ± {np.std(values, ddof=1):.{digits}f}'
 
 
-def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
+def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   """p-values of the differences between the first group and each other."""
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
@@ -241,7 +264,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[str]:
         _p_value(paired),
       ]
     )
-  return _markdown(
+  return Table(
     [
       f'{groups[0].label} against, by test accuracy in the last round',
       'points',
@@ -256,8 +279,3 @@ def _p_value(value: float) -> str:
   if not math.isfinite(value):
     return ''
   return f'{value:.3f}' if value >= 0.001 else '< 0.001'
-
-
-def _markdown(header: list[str], rows: list[list[str]]) -> list[str]:
-  lines = [header, ['---'] * len(header), *rows]
-  return [f'| {" | ".join(cells)} |' for cells in lines]

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import dataclasses
 import io
+from typing import Any
 import zlib
 
 import numpy as np
@@ -110,15 +111,7 @@ def plot(
   from matplotlib import patches
   from matplotlib.backends import backend_agg
 
-  panels = []
-  for panel in metrics.panels(catalogue.all_metrics()):
-    known = tuple(
-      line
-      for line in panel.lines
-      if any(_values(group, line, x_axis) is not None for group in groups)
-    )
-    if known:
-      panels.append(dataclasses.replace(panel, lines=known))
+  panels = known_panels(groups, x_axis)
   if not panels:
     what = '' if x_axis == 'rounds' else f' over {x_axis}'
     raise UsageError(f'the runs have nothing to draw{what} yet')
@@ -159,6 +152,44 @@ def plot(
   return [panel.title for panel in panels]
 
 
+def known_panels(
+  groups: Sequence[runs.RunGroup], x_axis: str = 'rounds'
+) -> list[metrics.Panel]:
+  """The diagrams, with those of their lines that some group has."""
+  panels = []
+  for panel in metrics.panels(catalogue.all_metrics()):
+    known = tuple(
+      line
+      for line in panel.lines
+      if any(_values(group, line, x_axis) is not None for group in groups)
+    )
+    if known:
+      panels.append(dataclasses.replace(panel, lines=known))
+  return panels
+
+
+def draw_alone(
+  panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
+) -> Any:
+  """A figure of one diagram over rounds, whose title is left to the page.
+
+  Args:
+    panel: The diagram.
+    groups: The groups that are drawn, as `plot` does.
+    max_points: Of longer lines, so many evenly spaced points are drawn.
+
+  Returns:
+    The matplotlib figure.
+  """
+  from matplotlib import figure  # pylint: disable=import-outside-toplevel
+
+  canvas = figure.Figure(figsize=(4.8, 2.6), layout='constrained')
+  axis = canvas.subplots()
+  _draw_panel(axis, panel, groups, styles(groups), 'rounds', max_points)
+  axis.set_title('')
+  return canvas
+
+
 def _values(
   group: runs.RunGroup, line: metrics.Line, x_axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
@@ -187,6 +218,7 @@ def _draw_panel(
   groups: Sequence[runs.RunGroup],
   group_styles: Sequence[Style],
   x_axis: str,
+  max_points: int = 10**9,
 ) -> bool:
   """Draws one diagram; returns whether it has a band."""
   from matplotlib import lines  # pylint: disable=import-outside-toplevel
@@ -198,7 +230,9 @@ def _draw_panel(
       values = _values(group, line, x_axis)
       if values is None:
         continue
-      x, mean, spread = values
+      step = -(-len(values[0]) // max_points)
+      # The last point is always there.
+      x, mean, spread = (v[::-1][::step][::-1] for v in values)
       axis.plot(
         x,
         mean,

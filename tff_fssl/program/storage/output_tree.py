@@ -15,6 +15,7 @@ report/
 data/               data that the server's computation reads, if large
 """
 
+from collections.abc import Sequence
 import contextlib
 import fcntl
 import os
@@ -357,6 +358,23 @@ class OutputTree:
     refused, _ = continuation.differences(old, new)
     if refused:
       raise UsageError(_refusal(self.path, refused, old, new))
+
+
+def default_report(paths: Sequence[str], name: str) -> str:
+  """Where a report on runs is written if the user does not say it.
+
+  Args:
+    paths: The runs' folders, at least one.
+    name: The name of the report's file.
+
+  Returns:
+    A file in the run's folder report/; for several runs, one in the folder that
+    holds them all.
+  """
+  if len(paths) == 1:
+    return os.path.join(OutputTree(paths[0]).report, name)
+  folder = os.path.commonpath([os.path.abspath(path) for path in paths])
+  return os.path.relpath(os.path.join(folder, name))
 
 
 def _check_name(path: str) -> None:

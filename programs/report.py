@@ -1,0 +1,12 @@
+"""Reports on runs as an HTML page; `--help` lists the flags."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import report_main
+
+if __name__ == '__main__':
+  sys.exit(main.run(report_main.report_main))

@@ -1,0 +1,150 @@
+"""`programs/report.py`: reports on runs, as one HTML page."""
+
+from collections.abc import Sequence
+import dataclasses
+import os
+from typing import Any
+
+from tff_fssl import durable
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program.commands import evaluate_main
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
+from tff_fssl.program.storage import output_tree
+
+_USAGE = 'programs/report.py RUN [RUN ...] [--output=FILE] [--noevaluate]'
+_ABOUT = (
+  'Writes one HTML page, which needs no network: what looks wrong, tables over'
+  ' seeds with tests as of programs/compare.py, curves, partitions, confusion'
+  ' matrices, calibration, accuracies of clients, pseudo-labelled examples,'
+  ' costs, commands. RUN is the --output_dir of programs/train.py. Runs that'
+  ' differ only in their seeds form a group; models and partitions are those of'
+  " each group's first run. A path that is not a run, or a run without a"
+  ' finished round, is left out with a warning.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class ReportHparams:
+  """Flags of `programs/report.py`."""
+
+  output: str = hparam(
+    '',
+    'The HTML file. If empty: report/report.html in the run; for several runs,'
+    ' report.html in the folder that holds them.',
+  )
+  evaluate: bool = hparam(
+    True,
+    'Look over data and models, too, which takes some seconds for each group;'
+    ' false: files of figures only.',
+  )
+  data_dir: str = hparam(
+    '',
+    "The data's folder, as for train; if empty, the run's own setting.",
+    needs={'evaluate': (True,)},
+  )
+  cache_dir: str = hparam(
+    '',
+    "Folder of decoded images; if empty, the run's own setting.",
+    needs={'evaluate': (True,)},
+  )
+  run_model_file: bool = hparam(
+    False,
+    "Run the Python file that a run's --model=FILE.py:function names. Only for"
+    ' runs of your own: the flags that name it come with the folder.',
+    needs={'evaluate': (True,)},
+  )
+  verbose: bool = hparam(
+    False, "Show TensorFlow's messages.", needs={'evaluate': (True,)}
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def report_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group(ReportHparams, 'Flags')]
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, groups))
+    return main_lib.DONE
+  parsed = flags.parse(argv, groups, allow_positional=True)
+  settings = parsed.build(ReportHparams)
+  values = dataclasses.asdict(settings)
+  for name, reason in hparams.without_effect(ReportHparams, values).items():
+    if name in parsed.command_line:
+      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
+  if not parsed.positional:
+    raise UsageError('no run was given; give one folder or more')
+  if os.path.isdir(settings.output):
+    raise UsageError(
+      f'--output={settings.output}: is a folder; give the name of a file'
+    )
+  # They need NumPy: not for `--help`.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.reporting import report
+  from tff_fssl.program.reporting import runs as runs_lib
+
+  paths = [os.path.normpath(path) for path in parsed.positional]
+  run_groups = runs_lib.group_runs(runs_lib.read_all(paths, main_lib.warn))
+  models = []
+  if settings.evaluate:
+    main_lib.quiet(settings.verbose)
+    shown = run_groups[: report.MAX_PICTURES]
+    models = [_look_over(group.runs[0].path, settings) for group in shown]
+  content = report.page(run_groups, models).encode()
+  members = [run.path for group in run_groups for run in group.runs]
+  output = settings.output or output_tree.default_report(members, 'report.html')
+  durable.make_folder(os.path.dirname(os.path.abspath(output)))
+  durable.write_file(output, [content])
+  print(output)
+  return main_lib.DONE
+
+
+def _look_over(path: str, settings: ReportHparams) -> Any:
+  """What is found out about the last model of a run, or why nothing is."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.reporting import report
+
+  try:
+    loaded = evaluate_main.load_run(
+      path,
+      evaluate_main.EvaluateHparams(
+        data_dir=settings.data_dir,
+        cache_dir=settings.cache_dir,
+        run_model_file=settings.run_model_file,
+      ),
+    )
+    from tff_fssl.program.loop import inspection
+
+    figures = inspection.look_over(
+      loaded.name,
+      loaded.task,
+      loaded.model,
+      loaded.prediction,
+      loaded.table,
+      _recorded(path),
+    )
+  except UsageError as error:
+    main_lib.warn(f'not looked over: {error}')
+    return report.Model(path, None, str(error))
+  return report.Model(path, figures)
+
+
+def _recorded(path: str) -> str:
+  """The file of a run's partition; '' if there is none."""
+  recorded = output_tree.OutputTree(path).partition_json
+  return recorded if os.path.lexists(recorded) else ''

@@ -1,0 +1,236 @@
+"""Looks a model over, for the report: predictions, clients, pseudo-labels."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import augment
+from tff_fssl.data import inspection
+from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import seeds
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import evaluate
+from tff_fssl.models import server_model
+from tff_fssl.program.loop import experiment
+from tff_fssl.program.reporting import partitions
+from tff_fssl.program.reporting import predictions
+
+_BATCH_SIZE = 256
+# Pseudo-labels are looked at for so many unlabelled examples.
+_MAX_PSEUDO_LABELS = 2_000
+_NUM_SHOWN = 6
+_PRIVATE = (aggregator_hparams.DP, aggregator_hparams.SECURE)
+
+_View = Callable[[tf.Tensor, int], tf.Tensor]
+
+
+def look_over(
+  name: str,
+  task: experiment.Task,
+  model: server_model.ServerModel,
+  prediction: server_model.Prediction | None,
+  table: Any,
+  recorded: str = '',
+) -> predictions.ModelFigures:
+  """Looks over a model and the data it was trained on.
+
+  What clients hold is looked at as only a simulation can; under
+  `--aggregator=dp` and `secure`, not at all.
+
+  Args:
+    name: What it is called.
+    task: Its data and network.
+    model: The model; arrays.
+    prediction: How it predicts; None: by its network alone.
+    table: What the exchange keeps, if the prediction needs it.
+    recorded: The run's file of its partition; '' if there is none.
+
+  Returns:
+    What was found.
+  """
+  prediction = prediction or server_model.Prediction()
+  doubts = [*_doubts_of_data(task), *_doubts_of_partition(task, recorded)]
+  figures = predictions.ModelFigures(name, task.data.class_names, doubts=doubts)
+  if prediction.member is not None:
+    return figures._replace(
+      about_clients='each client has a model of its own: train.csv and eval.csv'
+      ' have the spread of their accuracies'
+    )
+  predict = _Predictor(task, model, prediction, table)
+  test = predictions.Predictions(
+    task.data.test.y, predict(task.data.test.x, _plain(task.views))
+  )
+  figures = figures._replace(test=test)
+  doubts.append(predictions.collapse(test, 'predictions for test examples'))
+  if task.config.aggregator.aggregator in _PRIVATE:
+    figures = figures._replace(
+      about_clients='with --aggregator=dp or secure, nothing of single clients'
+      ' is shown'
+    )
+  else:
+    figures = _with_clients(figures, task, predict)
+    figures = _with_pseudo_labels(figures, task, predict)
+    if figures.pseudo is not None:
+      doubts.append(
+        predictions.collapse(figures.pseudo, 'pseudo-labels of the last model')
+      )
+  return figures._replace(doubts=[doubt for doubt in doubts if doubt])
+
+
+class _Predictor:
+  """Probabilities by a model, a batch at a time."""
+
+  def __init__(self, task, model, prediction, table):
+    self._logits_fn = evaluate.build_logits_fn(
+      task.model_fn,
+      augment.input_shape(
+        task.views,
+        tf.TensorSpec(
+          [None, *task.data.example_shape], task.data.train.x.dtype
+        ),
+      ),
+      prediction=prediction,
+    )
+    self._model, self._table = model, table
+
+  def __call__(self, x: np.ndarray, view: _View) -> np.ndarray:
+    """float32 [N, C]; `view` gets a batch, and the number of its first one."""
+    parts = [
+      tf.nn.softmax(
+        self._logits_fn(
+          self._model, view(tf.constant(x[i : i + _BATCH_SIZE]), i), self._table
+        )
+      ).numpy()
+      for i in range(0, len(x), _BATCH_SIZE)
+    ]
+    return np.concatenate(parts)
+
+
+def _plain(views: augment.Views) -> _View:
+  return lambda batch, _: views.plain(batch)
+
+
+def _doubts_of_data(task: experiment.Task) -> list[str]:
+  """Examples that are there twice; test examples among training ones."""
+  train, test = task.data.train, task.data.test
+
+  def called(i: int) -> str:
+    return f'train {i}' if i < len(train) else f'test {i - len(train)}'
+
+  problems = inspection.duplicate_problems(
+    (train.x, test.x), (train.y, test.y), called
+  )
+  return [f'data: {problem.text}' for problem in problems]
+
+
+def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
+  """How the recorded partition differs from what flags and data give."""
+  if not recorded:
+    return []
+  try:
+    partition = partition_lib.read(recorded)
+    partition.check(task.data.train.y)
+    if partition.has_same_examples(task.partition):
+      return []
+    rows = partitions.compare(task.partition, partition)
+  except UsageError as error:
+    return [f'partition.json: {error}']
+  found = rows.get('moved', rows.get('differences', ''))
+  return [f'partition.json is not what the flags give: {found}']
+
+
+def _with_clients(
+  figures: predictions.ModelFigures,
+  task: experiment.Task,
+  predict: _Predictor,
+) -> predictions.ModelFigures:
+  """The accuracy of each client's examples."""
+  held, train = task.partition.client_test, task.data.train
+  holders = [indices for indices in held if len(indices)]
+  if holders:
+    probs = predict(train.x[np.concatenate(holders)], _plain(task.views))
+    of_client = np.repeat(np.arange(len(holders)), list(map(len, holders)))
+    right = probs.argmax(1) == train.y[np.concatenate(holders)]
+    sums = np.bincount(of_client, right, len(holders))
+    return figures._replace(
+      clients=sums / np.bincount(of_client),
+      about_clients='on the examples that the client holds out',
+    )
+  test = figures.test
+  counts = task.partition.class_counts
+  counts = counts[counts.sum(1) > 0]
+  if test is None or not len(counts):
+    return figures
+  recall = predictions.of_classes(predictions.confusion(test)).recall
+  known = np.isfinite(recall)
+  counts = counts[counts[:, known].sum(1) > 0][:, known]
+  return figures._replace(
+    clients=counts @ recall[known] / counts.sum(1),
+    about_clients='expected from its classes: the accuracies of classes on test'
+    ' examples, weighted as the client holds the classes'
+    ' (--client_test_fraction holds out examples for a measurement)',
+  )
+
+
+def _with_pseudo_labels(
+  figures: predictions.ModelFigures,
+  task: experiment.Task,
+  predict: _Predictor,
+) -> predictions.ModelFigures:
+  """Pseudo-labels of clients' examples by the last model, and some to see."""
+  train, seed = task.data.train, task.config.run.seed
+  indices = np.concatenate(
+    [np.zeros([0], np.int64), *task.partition.client_unlabeled]
+  )
+  indices = indices[train.y[indices] != data_names.UNKNOWN_LABEL]
+  if not len(indices):
+    return figures
+  generator = seeds.generator(seed, seeds.Purpose.REPORT)
+  indices = np.sort(generator.permutation(indices)[:_MAX_PSEUDO_LABELS])
+
+  def weak(batch: tf.Tensor, start: int) -> tf.Tensor:
+    pair = seeds.seed_pair(seed, seeds.Purpose.REPORT, start)
+    return task.views.weak(batch, tf.constant(pair))
+
+  x, labels = train.x[indices], train.y[indices]
+  pseudo = predictions.Predictions(labels, predict(x, weak))
+  figures = figures._replace(pseudo=pseudo)
+  if train.kind != data_names.IMAGES:
+    return figures
+  order = np.argsort(-pseudo.probs.max(1), kind='stable')
+  is_right = pseudo.classes[order] == labels[order]
+  shown = np.concatenate(
+    [order[is_right][:_NUM_SHOWN], order[~is_right][:_NUM_SHOWN]]
+  )
+  pair = tf.constant(seeds.seed_pair(seed, seeds.Purpose.REPORT, -1))
+  # Of the view by which the pseudo-label was made, and a strong one.
+  starts = shown // _BATCH_SIZE * _BATCH_SIZE
+  weak_views = [
+    weak(tf.constant(x[s : s + _BATCH_SIZE]), s)[i - s]
+    for i, s in zip(shown, starts)
+  ]
+  strong_views = task.views.strong(tf.constant(x[shown]), pair)
+  examples = [
+    predictions.ShownExample(
+      task.data.class_names[labels[i]],
+      task.data.class_names[pseudo.classes[i]],
+      float(pseudo.probs[i].max()),
+      _pixels(weak_view, task),
+      _pixels(strong_view, task),
+    )
+    for i, weak_view, strong_view in zip(shown, weak_views, strong_views)
+  ]
+  num_right = min(int(is_right.sum()), _NUM_SHOWN)
+  return figures._replace(
+    right=examples[:num_right], wrong=examples[num_right:]
+  )
+
+
+def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:
+  """uint8 [H, W, C], from a normalized image."""
+  values = view.numpy() * np.float32(task.data.std) + np.float32(task.data.mean)
+  return np.rint(255 * values.clip(0, 1)).astype(np.uint8)

@@ -1,0 +1,370 @@
+"""What looks wrong in runs, from their files alone. TensorFlow-free."""
+
+from collections.abc import Callable, Iterator, Sequence
+import os
+from typing import NamedTuple
+
+import numpy as np
+
+from tff_fssl import hparams
+from tff_fssl import metrics
+from tff_fssl.algorithms import registry
+from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import partitions
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
+
+_TRAIN = metrics.CLIENTS
+# Shares of pseudo-labels are looked at over so many last rounds.
+_LAST = 10
+# Fewer rounds say nothing about whether a loss changes.
+_FEWEST_ROUNDS = 3
+# It keeps all pseudo-labels, whatever happens.
+_KEEPS_ALL = 'mixmatch'
+# An aggregation weight stands out if it is this share or more, of so many
+# clients or more.
+_LARGE_SHARE, _FEWEST_CLIENTS = 0.6, 4
+# Columns in which a client or an update was refused -> what that means.
+_TROUBLES = {
+  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent what no'
+  ' honest client can, or had unusable data',
+  f'{_TRAIN}/num_non_finite_clients': 'clients had updates that are not finite',
+  'aggregator/num_rejected_clients': 'updates were rejected by the aggregation',
+  'last_phase/num_rejected_clients': 'clients were rejected: they sent batch'
+  ' norm sums that no client can have',
+  'exchange/num_disputed_rows': 'rows were left out: several clients claimed'
+  ' the same id',
+  'finalizer/server_non_finite': "rounds of the server's training were not"
+  ' finite',
+  'bad_round': 'rounds had no usable update',
+}
+# Flags that make results of runs comparable: equal budgets, data and labels.
+_BUDGET = (
+  'clients_per_round',
+  'client_epochs',
+  'client_batch_size',
+  'model',
+  'dataset',
+  'split_preset',
+  'scenario',
+  'num_labels',
+  'full_labels',
+  'label_noise',
+  'num_validation',
+  'client_test_fraction',
+  'num_clients',
+  'partition',
+  'alpha',
+)
+# Settings of a partition that are flags of the same name.
+_SETTINGS = (
+  'num_clients',
+  'num_labels',
+  'scenario',
+  'partition',
+  'alpha',
+  'num_validation',
+  'client_test_fraction',
+  'seed',
+)
+
+
+class Doubt(NamedTuple):
+  """Something that looks wrong.
+
+  Attributes:
+    where: The run, or the runs.
+    text: What, with the column and the rounds, and what it may mean.
+  """
+
+  where: str
+  text: str
+
+
+def find(groups: Sequence[runs_lib.RunGroup]) -> list[Doubt]:
+  """All that looks wrong, by each run and then between runs."""
+  found = [
+    Doubt(run.path, text)
+    for group in groups
+    for run in group.runs
+    for check in _CHECKS
+    for text in check(run)
+  ]
+  return [*found, *_different_budgets(groups)]
+
+
+def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
+  """'round 3', 'rounds 3 to 9', or '4 rounds from 3 to 9'."""
+  first, last = int(min(rounds)), int(max(rounds))
+  if first == last:
+    return f'round {first}'
+  if last - first + 1 == len(rounds):
+    return f'rounds {first} to {last}'
+  return f'{len(rounds)} rounds from {first} to {last}'
+
+
+def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
+  """A run's partition, or None if it has none that can be read."""
+  path = output_tree.OutputTree(run.path).partition_json
+  if not os.path.lexists(path):
+    return None
+  try:
+    return partition_lib.read(path)
+  except UsageError:
+    return None
+
+
+def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
+  """Pseudo-labels that are all dropped, all kept, or no better than chance."""
+  column = f'{_TRAIN}/pseudo_label_ratio'
+  rounds, kept = (values[-_LAST:] for values in run.curve(column))
+  if not len(rounds):
+    return
+  when = rounds_text(rounds)
+  if not kept.any():
+    yield (
+      f'no pseudo-label is kept in {when} ({column} is 0): unlabelled examples'
+      ' teach nothing; is the threshold too high?'
+    )
+  if np.all(kept == 1) and run.flags.get('algorithm') != _KEEPS_ALL:
+    yield (
+      f'every pseudo-label is kept in {when} ({column} is 1): the threshold'
+      ' does nothing'
+    )
+  accuracy_rounds, accuracy = run.curve(f'{_TRAIN}/pseudo_label_accuracy')
+  late = np.isin(accuracy_rounds, rounds[kept > 0])
+  partition = read_partition(run)
+  if partition is not None and late.any():
+    chance = 1 / partition.settings.num_classes
+    right = accuracy[late].mean()
+    if right <= 1.5 * chance:
+      yield (
+        f'kept pseudo-labels are no better than chance in'
+        f' {rounds_text(accuracy_rounds[late])}'
+        f' ({_TRAIN}/pseudo_label_accuracy is {100 * right:.1f}% on average,'
+        f' chance {100 * chance:.1f}%): they may have collapsed to few classes'
+      )
+
+
+def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
+  """Losses that are 0 or never change, and weights of losses that are 0."""
+  columns = dict.fromkeys(
+    name for rows in run.rows for row in rows[:1] for name in row
+  )
+  for column in columns:
+    if 'loss' not in column.rpartition('/')[2]:
+      continue
+    rounds, values = run.curve(column)
+    if len(values) < _FEWEST_ROUNDS:
+      continue
+    if not values.any():
+      yield f'{column} is 0 in {rounds_text(rounds)}: this loss teaches nothing'
+    elif np.ptp(values) == 0:
+      yield (
+        f'{column} is {values[0]:.6g} in {rounds_text(rounds)}: a loss that'
+        ' never changes; is anything trained by it?'
+      )
+  entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
+  if entry is None:
+    return
+  for name, field in config.own_group(entry).named_fields():
+    text = run.flags.get(name, '')
+    if name.endswith('_weight') and field.default and _is_zero(text):
+      yield (
+        f'--{name}={text} switches this part of the loss off (its default is'
+        f' {hparams.to_text(field.default)})'
+      )
+
+
+def _is_zero(text: str) -> bool:
+  try:
+    return float(text) == 0
+  except ValueError:
+    return False
+
+
+def _optimistic_selection(run: runs_lib.Run) -> Iterator[str]:
+  """Accuracy on the examples of selection far above that on the test set."""
+  rounds, values = run.curve(summary.VALIDATION_ACCURACY)
+  if not len(rounds):
+    return
+  best = int(np.argmax(values))
+  test = compare.at(run, compare.TEST_ACCURACY, int(rounds[best]))
+  # The share among so many examples deviates by this, and a run that is chosen
+  # by it is above its mean.
+  num = max(1.0, _number(run, 'num_validation', 1.0))
+  deviation = np.sqrt(max(test * (1 - test), 0.01) / num)
+  if values[best] - test > 0.05 + 3 * deviation:
+    yield (
+      f'validation accuracy is {100 * values[best]:.1f}% in round'
+      f' {rounds[best]}, where test accuracy is {100 * test:.1f}%'
+      f' ({summary.VALIDATION_ACCURACY}): selection misleads; are validation'
+      ' examples among training ones, or unlike test ones?'
+    )
+
+
+def _number(run: runs_lib.Run, flag: str, default: float) -> float:
+  try:
+    return float(run.flags.get(flag, ''))
+  except ValueError:
+    return default
+
+
+def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
+  """Clients that were rejected, or that decide a round alone."""
+  told: list[list[float]] = []
+  for column, what in _TROUBLES.items():
+    rounds, counts = run.curve(column)
+    # The aggregation counts clients again that were rejected before.
+    if counts.any() and counts.tolist() not in told:
+      told.append(counts.tolist())
+      yield (
+        f'{counts.sum():,.0f} {what} ({column}, in'
+        f' {rounds_text(rounds[counts > 0])})'
+      )
+  column = f'{_TRAIN}/aggregation_weight_max'
+  rounds, largest = run.curve(column)
+  with_clients, clients = run.curve(f'{_TRAIN}/num_clients')
+  many = with_clients[clients >= _FEWEST_CLIENTS]
+  alone = (largest >= _LARGE_SHARE) & np.isin(rounds, many)
+  if alone.any():
+    yield (
+      f'one client had {100 * largest[alone].max():.0f}% of the aggregation'
+      f' ({column}, in {rounds_text(rounds[alone])}): it may lie about its'
+      ' weight, or hold most of the examples; see --aggregator=robust'
+    )
+
+
+def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
+  """Results that are not numbers."""
+  for rows in run.rows:
+    for column in (compare.TEST_ACCURACY, 'test/loss'):
+      bad = [
+        int(row['round'])
+        for row in rows
+        if row.get(column) and not np.isfinite(float(row[column]))
+      ]
+      if bad:
+        yield f'{column} is not finite in {rounds_text(bad)}'
+
+
+def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
+  """A partition that contradicts itself or the flags."""
+  path = output_tree.OutputTree(run.path).partition_json
+  if not os.path.lexists(path):
+    return
+  try:
+    partition = partition_lib.read(path)
+  except UsageError as error:
+    yield str(error)
+    return
+  held = [
+    partition.server_labeled,
+    partition.validation,
+    *partition.client_labeled,
+    *partition.client_unlabeled,
+    *partition.client_test,
+  ]
+  every = np.concatenate(held)
+  twice = len(every) - len(np.unique(every))
+  if twice:
+    yield (
+      f'partition.json: {twice:,} examples have two holders, so that what is'
+      ' held out may be trained on'
+    )
+  settings = partition.settings.recorded()
+  if not run.flags.get('partition_file'):
+    wrong = [
+      f'{name} {hparams.to_text(settings[name])} instead of {run.flags[name]}'
+      for name in _SETTINGS
+      if name in run.flags
+      and not _same(hparams.to_text(settings[name]), run.flags[name])
+    ]
+    if wrong:
+      yield f'partition.json is not what the flags say: {", ".join(wrong)}'
+  distance, _ = partitions.unevenness(partition)
+  usual = _usual_unevenness(partition.class_counts)
+  if settings['partition'] == data_names.IID and distance > 2 * usual + 0.02:
+    yield (
+      f"partition.json: clients' classes are uneven ({distance:.2f}), though"
+      f' --partition=iid would give {usual:.2f} (mean total variation distance)'
+    )
+
+
+def _same(first: str, second: str) -> bool:
+  try:
+    return float(first) == float(second)
+  except ValueError:
+    return first == second
+
+
+def _usual_unevenness(counts: np.ndarray) -> float:
+  """About what `partitions.unevenness` is if examples are drawn alike."""
+  counts = counts[counts.sum(1) > 0]
+  if not len(counts):
+    return 0.0
+  every = counts.sum(0) / counts.sum()
+  sizes = counts.sum(1, keepdims=True)
+  # The mean distance of a normal distribution from its mean, for each class.
+  distances = np.sqrt(2 / np.pi * every * (1 - every) / sizes)
+  return float(distances.sum(1).mean() / 2)
+
+
+def _different_budgets(
+  groups: Sequence[runs_lib.RunGroup],
+) -> Iterator[Doubt]:
+  """Runs that are not of the same budget, data and labels."""
+  members = [run for group in groups for run in group.runs]
+  all_runs = f'{len(members)} runs'
+  last = {
+    run.path: max(int(row['round']) for row in run.rows[0]) for run in members
+  }
+  if len(set(last.values())) > 1:
+    short, long = (
+      min(last, key=last.__getitem__),
+      max(last, key=last.__getitem__),
+    )
+    yield Doubt(
+      all_runs,
+      f'runs are of different length: {short} has {last[short]} rounds, {long}'
+      f' {last[long]}; tables take the last round that all have evaluated',
+    )
+  for run in members:
+    total = _number(run, 'total_rounds', last[run.path])
+    if last[run.path] < total:
+      yield Doubt(
+        run.path,
+        f'it is not finished: {last[run.path]} of {total:.0f} rounds',
+      )
+  differing = []
+  for flag in _BUDGET:
+    values = sorted({run.flags.get(flag, '') for run in members})
+    if len(values) > 1:
+      shown = ' / '.join(value or '(not given)' for value in values[:4])
+      differing.append(f'--{flag} {shown}')
+  if differing:
+    yield Doubt(
+      all_runs,
+      'runs are of different budgets, data or labels:'
+      f' {", ".join(differing)}; differences in accuracy may come from that',
+    )
+  for group in groups:
+    try:
+      compare.check_seeds([group])
+    except UsageError as error:
+      yield Doubt(group.label, str(error))
+
+
+_CHECKS: tuple[Callable[[runs_lib.Run], Iterator[str]], ...] = (
+  _lost_pseudo_labels,
+  _dead_losses,
+  _optimistic_selection,
+  _troubled_clients,
+  _not_finite_results,
+  _wrong_partition,
+)

@@ -1,0 +1,177 @@
+"""What a model's predictions say: errors, calibration, clients. NumPy only."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+NUM_BINS = 10
+
+
+class Predictions(NamedTuple):
+  """Predictions for examples.
+
+  Attributes:
+    labels: int [N], the true classes, in [0, C).
+    probs: float [N, C], each row a distribution.
+  """
+
+  labels: np.ndarray
+  probs: np.ndarray
+
+  @property
+  def classes(self) -> np.ndarray:
+    """The most probable class of each example, int [N]."""
+    return self.probs.argmax(1)
+
+  @property
+  def accuracy(self) -> float:
+    """The share of examples that are classified correctly."""
+    return float(np.mean(self.classes == self.labels))
+
+
+class ShownExample(NamedTuple):
+  """A pseudo-labelled example.
+
+  Attributes:
+    label: Its true class.
+    predicted: Its pseudo-label.
+    confidence: The probability of that.
+    weak: A weak view, uint8 [H, W, 1 or 3].
+    strong: A strong one.
+  """
+
+  label: str
+  predicted: str
+  confidence: float
+  weak: np.ndarray
+  strong: np.ndarray
+
+
+class ModelFigures(NamedTuple):
+  """What was found out about a model.
+
+  Attributes:
+    name: Which one it is.
+    class_names: A name for each class.
+    test: Its predictions for the test examples; None if there is no one model.
+    pseudo: Its predictions for weak views of clients' unlabelled examples whose
+      class the simulation knows; None if they are not to be seen.
+    clients: float [clients], accuracies at clients; empty if not known.
+    about_clients: What these were taken over, or why there are none.
+    right: Pseudo-labelled examples that are right, the most confident first.
+    wrong: Those that are wrong.
+    doubts: What looks wrong, a sentence each.
+  """
+
+  name: str
+  class_names: Sequence[str]
+  test: Predictions | None = None
+  pseudo: Predictions | None = None
+  clients: np.ndarray = np.zeros([0])
+  about_clients: str = ''
+  right: Sequence[ShownExample] = ()
+  wrong: Sequence[ShownExample] = ()
+  doubts: Sequence[str] = ()
+
+
+class OfClass(NamedTuple):
+  """Figures of a class; NaN where there is nothing to take them of."""
+
+  precision: np.ndarray
+  recall: np.ndarray
+  f1: np.ndarray
+
+
+class Bins(NamedTuple):
+  """Predictions by their confidence, each float [`NUM_BINS`].
+
+  Attributes:
+    share: The share of predictions in a bin.
+    confidence: Their mean confidence; NaN in an empty bin.
+    accuracy: The share of them that is right; NaN in an empty bin.
+  """
+
+  share: np.ndarray
+  confidence: np.ndarray
+  accuracy: np.ndarray
+
+  @property
+  def calibration_error(self) -> float:
+    """The expected calibration error, in [0, 1]."""
+    gaps = np.abs(self.confidence - self.accuracy)
+    return float(np.nansum(self.share * gaps))
+
+
+def confusion(predictions: Predictions) -> np.ndarray:
+  """int64 [C, C]: examples of each true class (row) by predicted class."""
+  num_classes = predictions.probs.shape[1]
+  counts = np.zeros([num_classes, num_classes], np.int64)
+  np.add.at(counts, (predictions.labels, predictions.classes), 1)
+  return counts
+
+
+def of_classes(counts: np.ndarray) -> OfClass:
+  """Figures [C] of each class, from a confusion matrix.
+
+  Args:
+    counts: See `confusion`.
+
+  Returns:
+    Precision, recall and F1. The F1 of a class that is there, but never
+    predicted, is 0; of one that is neither, NaN.
+  """
+  right = counts.diagonal().astype(np.float64)
+  of, by = counts.sum(1), counts.sum(0)
+  with np.errstate(invalid='ignore'):
+    return OfClass(right / by, right / of, 2 * right / (of + by))
+
+
+def bins(predictions: Predictions) -> Bins:
+  """Predictions in bins of equal width, (0, 0.1], ..., by their confidence."""
+  confidence = predictions.probs.max(1)
+  is_right = predictions.classes == predictions.labels
+  place = np.ceil(confidence * NUM_BINS).astype(int) - 1
+  place = place.clip(0, NUM_BINS - 1)
+  sums = [
+    np.bincount(place, weights, NUM_BINS)
+    for weights in (np.ones(len(place)), confidence, is_right)
+  ]
+  with np.errstate(invalid='ignore'):
+    return Bins(sums[0] / len(place), sums[1] / sums[0], sums[2] / sums[0])
+
+
+def worst_decile(accuracies: np.ndarray) -> float:
+  """The mean of the least tenth, rounded up to whole clients."""
+  return float(np.sort(accuracies)[: (len(accuracies) + 9) // 10].mean())
+
+
+def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
+  """exp(entropy) of how often each class occurs: C if all do alike, 1 if one.
+
+  Args:
+    classes: int [N], N >= 1.
+    num_classes: C.
+
+  Returns:
+    That number.
+  """
+  shares = np.bincount(classes, minlength=num_classes) / len(classes)
+  shares = shares[shares > 0]
+  return float(np.exp(-np.sum(shares * np.log(shares))))
+
+
+def collapse(predictions: Predictions, what: str) -> str:
+  """What looks wrong with the classes that are predicted; '' if nothing."""
+  num_classes = predictions.probs.shape[1]
+  there = num_effective_classes(predictions.labels, num_classes)
+  found = num_effective_classes(predictions.classes, num_classes)
+  if found > there / 2:
+    return ''
+  counts = np.bincount(predictions.classes, minlength=num_classes)
+  share = counts.max() / counts.sum()
+  return (
+    f'{what} have collapsed to few classes: they are as uneven as {found:.1f}'
+    f' classes of equal size, the true classes as {there:.1f};'
+    f' {100 * share:.0f}% are of class {counts.argmax()}'
+  )

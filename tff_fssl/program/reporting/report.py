@@ -1,0 +1,479 @@
+"""The report of runs: one HTML page with all in it. TensorFlow-free."""
+
+import base64
+from collections.abc import Mapping, Sequence
+import importlib.metadata
+import io
+import os
+import platform
+from typing import Any, NamedTuple
+
+import jinja2
+import markupsafe
+import numpy as np
+
+import tff_fssl
+from tff_fssl import metrics
+from tff_fssl.data import partition_plot
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import catalogue
+from tff_fssl.program import console
+from tff_fssl.program.configuration import continuation
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import doubts as doubts_lib
+from tff_fssl.program.reporting import model_plots
+from tff_fssl.program.reporting import partitions
+from tff_fssl.program.reporting import plots
+from tff_fssl.program.reporting import predictions
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.reporting import svg
+from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import output_tree
+
+_MAX_POINTS = 150
+# Partitions and models of more groups would be pages of the same.
+MAX_PICTURES = 8
+_VERSIONS = (
+  'tensorflow',
+  'tensorflow-federated',
+  'numpy',
+  'matplotlib',
+  'jinja2',
+)
+
+
+class Diagram(NamedTuple):
+  """A diagram of the page.
+
+  Attributes:
+    title: Its heading.
+    picture: The SVG element.
+    note: A sentence below it, if any.
+  """
+
+  title: str
+  picture: markupsafe.Markup
+  note: str = ''
+
+
+class Section(NamedTuple):
+  """What is shown of one run among several.
+
+  Attributes:
+    title: Whose it is.
+    diagrams: Its diagrams.
+    tables: Its tables.
+    rows: Figures by name.
+    examples: Kind -> examples with pictures.
+    note: A sentence in place of what cannot be shown.
+  """
+
+  title: str
+  diagrams: Sequence[Diagram] = ()
+  tables: Sequence[compare.Table] = ()
+  rows: Mapping[str, str] = {}
+  examples: Mapping[str, Sequence[Mapping[str, Any]]] = {}
+  note: str = ''
+
+
+class Model(NamedTuple):
+  """A model of a group.
+
+  Attributes:
+    run: Folder of its run.
+    figures: What was found out; None if nothing could be.
+    reason: Why nothing could be.
+  """
+
+  run: str
+  figures: predictions.ModelFigures | None
+  reason: str = ''
+
+
+def page(
+  groups: Sequence[runs_lib.RunGroup], models: Sequence[Model] = ()
+) -> str:
+  """The page.
+
+  Args:
+    groups: At least one group.
+    models: A model of each group; none if no model was looked at.
+
+  Returns:
+    HTML.
+  """
+  doubts = doubts_lib.find(groups)
+  for model in models:
+    if model.figures is not None:
+      found = model.figures.doubts
+      doubts += [doubts_lib.Doubt(model.run, text) for text in found]
+  tables, note = _results(groups)
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('tff_fssl.program.reporting', '.'),
+    autoescape=True,
+    trim_blocks=True,
+    lstrip_blocks=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  members = [run for group in groups for run in group.runs]
+  return environment.get_template('report.html.j2').render(
+    title=', '.join(group.label for group in groups),
+    num_runs=len(members),
+    doubts=doubts,
+    results=tables,
+    results_note=note,
+    legend=[
+      (style.color, group.label)
+      for style, group in zip(plots.styles(groups), groups)
+    ],
+    curves=_curves(groups),
+    others=_other_columns(groups),
+    partitions=[
+      _partition(i, group) for i, group in enumerate(groups[:MAX_PICTURES])
+    ],
+    models=[
+      _model(i, group, model)
+      for i, (group, model) in enumerate(
+        zip(groups[:MAX_PICTURES], models[:MAX_PICTURES])
+      )
+    ],
+    num_left_out=max(0, len(groups) - MAX_PICTURES),
+    cost=_cost(members),
+    commands=[(run.path, _command(run)) for run in members],
+    differing=_differing_flags(members),
+    versions=_versions(members),
+  )
+
+
+def _results(
+  groups: Sequence[runs_lib.RunGroup],
+) -> tuple[list[compare.Table], str]:
+  """The tables of `compare.py`, and a sentence about them."""
+  try:
+    last = compare.last_common_round(groups)
+  except UsageError as error:
+    return [], str(error)
+  return compare.tables(groups, last), (
+    f'Rounds up to {last}; mean ± sample standard deviation over runs.'
+  )
+
+
+def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
+  """The declared diagrams; then what comparisons show: bytes and seconds."""
+  declared = plots.known_panels(groups)
+  drawn = {line.column for panel in declared for line in panel.lines}
+  compared = [
+    metrics.Panel(
+      f'{metric.compared.format(choice)}, {metric.unit}',
+      (metrics.Line(column, '', metrics.SOLID),),
+      False,
+      metric.better,
+    )
+    for metric in catalogue.all_metrics()
+    if metric.compared
+    for column, choice in metric.columns().items()
+    if column not in drawn
+    and any(group.curve(column) is not None for group in groups)
+  ]
+  return _drawn([*declared, *compared], groups, 'curve')
+
+
+def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
+  """A diagram for each other column whose values change."""
+  shown = {
+    line.column
+    for panel in metrics.panels(catalogue.all_metrics())
+    for line in panel.lines
+  }
+  columns = dict.fromkeys(
+    name
+    for group in groups
+    for run in group.runs
+    for rows in run.rows
+    for name in (rows[-1] if rows else ())
+    if name not in shown and name != 'round'
+  )
+  declared = metrics.by_column(catalogue.all_metrics())
+  panels = []
+  for column in columns:
+    curves = [group.curve(column) for group in groups]
+    values = [curve[1] for curve in curves if curve is not None]
+    metric = declared.get(column)
+    if metric is not None and metric.compared:
+      continue
+    if values and np.ptp(np.concatenate(values)):
+      better = metric.better if metric else ''
+      line = metrics.Line(column, '', metrics.SOLID)
+      panels.append(metrics.Panel(column, (line,), False, better))
+  return _drawn(panels, groups, 'other')
+
+
+def _drawn(
+  panels: Sequence[metrics.Panel],
+  groups: Sequence[runs_lib.RunGroup],
+  name: str,
+) -> list[Diagram]:
+  """Diagrams over rounds."""
+  result = []
+  for i, panel in enumerate(panels):
+    with svg.style():
+      figure = plots.draw_alone(panel, groups, _MAX_POINTS)
+    arrow = metrics.ARROWS[panel.better]
+    means = {
+      metrics.HIGHER: ', higher is better',
+      metrics.LOWER: ', lower is better',
+    }
+    label = f'{panel.title} over rounds{means.get(panel.better, "")}: ' + (
+      '; '.join(
+        f'{group.label} {_ends(group, panel.lines[0].column)}'
+        for group in groups
+        if group.curve(panel.lines[0].column) is not None
+      )
+    )
+    result.append(
+      _diagram(f'{panel.title} {arrow}'.rstrip(), figure, f'{name}-{i}', label)
+    )
+  return result
+
+
+def _ends(group: runs_lib.RunGroup, column: str) -> str:
+  """'from 0.1 to 0.9'."""
+  curve = group.curve(column)
+  assert curve is not None
+  return f'from {curve[1][0]:.4g} to {curve[1][-1]:.4g}'
+
+
+def _diagram(
+  title: str, figure: Any, name: str, label: str, note: str = ''
+) -> Diagram:
+  return Diagram(
+    title, markupsafe.Markup(svg.render(figure, name, label)), note
+  )
+
+
+def _partition(i: int, group: runs_lib.RunGroup) -> Section:
+  """Who holds what, in the first run of a group."""
+  title = _first(group)
+  partition = doubts_lib.read_partition(group.runs[0])
+  if partition is None:
+    return Section(title, note='there is no partition.json that can be read')
+  rows = partitions.describe(partition)
+  with svg.style():
+    figure = partition_plot.draw(partition)
+  label = f'examples of each class at each client: {rows["partition"]}'
+  diagram = _diagram('Classes at clients', figure, f'partition-{i}', label)
+  return Section(title, [diagram], rows=rows)
+
+
+def _first(group: runs_lib.RunGroup) -> str:
+  return f'{group.label}: {group.runs[0].path}'
+
+
+def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
+  """What is known of a model."""
+  figures = model.figures
+  if figures is None:
+    return Section(_first(group), note=model.reason)
+  title = f'{group.label}: {figures.name}'
+  if figures.test is None:
+    return Section(title, note=figures.about_clients)
+  counts = predictions.confusion(figures.test)
+  of_class = predictions.of_classes(counts)
+  bins = predictions.bins(figures.test)
+  rows = {
+    'accuracy': f'{figures.test.accuracy:.4f}',
+    'macro-F1': f'{np.nanmean(of_class.f1):.4f}',
+    'expected calibration error': f'{bins.calibration_error:.4f}',
+    'test examples': f'{len(figures.test.labels):,}',
+  }
+  names = tuple(figures.class_names)
+  with svg.style():
+    diagrams = [
+      _diagram(
+        'Confusion matrix',
+        model_plots.draw_confusion(counts, names),
+        f'confusion-{i}',
+        f'confusion matrix of {len(names)} classes; its figures are in the'
+        ' table of classes',
+      ),
+      _diagram(
+        'Reliability',
+        model_plots.draw_reliability(bins),
+        f'reliability-{i}',
+        'accuracy by confidence; expected calibration error'
+        f' {bins.calibration_error:.4f}',
+      ),
+    ]
+    if len(figures.clients):
+      worst = predictions.worst_decile(figures.clients)
+      diagrams.append(
+        _diagram(
+          f'Accuracy at {len(figures.clients):,} clients',
+          model_plots.draw_clients(figures.clients),
+          f'clients-{i}',
+          f'histogram of accuracies of clients: mean'
+          f' {figures.clients.mean():.4f}, worst tenth {worst:.4f}',
+          f'{figures.about_clients}.',
+        )
+      )
+      rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
+      rows['  mean of the worst tenth'] = f'{worst:.4f}'
+  if figures.pseudo is not None:
+    rows['pseudo-labels by it that are right, all kept'] = (
+      f'{figures.pseudo.accuracy:.4f} of {len(figures.pseudo.labels):,}'
+    )
+  return Section(
+    title,
+    diagrams,
+    [_of_classes(names, counts, of_class, figures.pseudo)],
+    rows,
+    {
+      kind: [_shown(example) for example in examples]
+      for kind, examples in (
+        ('right', figures.right),
+        ('wrong', figures.wrong),
+      )
+      if examples
+    },
+    '' if len(figures.clients) else figures.about_clients,
+  )
+
+
+def _of_classes(
+  names: tuple[str, ...],
+  counts: np.ndarray,
+  figures: predictions.OfClass,
+  pseudo: predictions.Predictions | None,
+) -> compare.Table:
+  """Figures of each class, and how many pseudo-labels are of it."""
+  header = ['class', 'test examples', 'accuracy', 'precision', 'F1']
+  rows = [
+    [name, f'{counts[i].sum():,}']
+    + [
+      '' if np.isnan(values[i]) else f'{values[i]:.3f}'
+      for values in (figures.recall, figures.precision, figures.f1)
+    ]
+    for i, name in enumerate(names)
+  ]
+  if pseudo is not None:
+    header += ['unlabelled, true', 'pseudo-labels']
+    for column in (pseudo.labels, pseudo.classes):
+      each = np.bincount(column, minlength=len(names))
+      rows = [[*row, f'{count:,}'] for row, count in zip(rows, each)]
+  return compare.Table(header, rows)
+
+
+def _shown(example: predictions.ShownExample) -> dict[str, Any]:
+  return {
+    'label': example.label,
+    'predicted': example.predicted,
+    'confidence': f'{100 * example.confidence:.1f}%',
+    'weak': _png(example.weak),
+    'strong': _png(example.strong),
+  }
+
+
+def _png(pixels: np.ndarray) -> str:
+  """An image as a URL that holds it."""
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  content = io.BytesIO()
+  flat = pixels[..., 0] if pixels.shape[-1] == 1 else pixels
+  Image.fromarray(flat).save(content, 'png')
+  return (
+    f'data:image/png;base64,{base64.b64encode(content.getvalue()).decode()}'
+  )
+
+
+def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
+  """What each run cost."""
+  header = [
+    'run',
+    'rounds',
+    'time of rounds',
+    'of it, the clients',
+    'sent and received, MB',
+    'peak memory, MiB',
+    'at most, a round',
+  ]
+  rows = []
+  for run in members:
+    _, seconds = run.curve('seconds/round')
+    _, clients = run.curve('seconds/clients')
+    _, used = run.used('bytes')
+    _, memory = run.curve('peak_memory_mb')
+    rows.append(
+      [
+        run.path,
+        str(max(int(row['round']) for row in run.rows[0])),
+        console.format_seconds(seconds.sum()) if len(seconds) else '',
+        console.format_seconds(clients.sum()) if len(clients) else '',
+        f'{used[-1] / 1e6:,.1f}' if len(used) else '',
+        f'{memory.max():,.0f}' if len(memory) else '',
+        run.compute.describe() if run.compute else '',
+      ]
+    )
+  known = [i for i in range(len(header)) if any(row[i] for row in rows)]
+  return compare.Table(
+    [header[i] for i in known], [[row[i] for i in known] for row in rows]
+  )
+
+
+def _command(run: runs_lib.Run) -> str:
+  """The command that repeats a run, into another folder."""
+  path = output_tree.OutputTree(run.path).flags_file
+  lines = [f'  --{name}={value}' for name, value in sorted(run.flags.items())]
+  return (
+    f'{console.command("train")} --flagfile={path} --output_dir=NEW\n'
+    '# which is:\n'
+    f'{console.command("train")} \\\n' + ' \\\n'.join(lines)
+  )
+
+
+def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
+  """The flags in which runs differ; None if there are none."""
+  ignored = {
+    name for name, may in continuation.may_differ().items() if may is True
+  }
+  names = sorted({name for run in members for name in run.flags} - ignored)
+  differing = [
+    name
+    for name in names
+    if len({run.flags.get(name, '') for run in members}) > 1
+    and name != 'output_dir'
+  ]
+  if not differing:
+    return None
+  return compare.Table(
+    ['run', *(f'--{name}' for name in differing)],
+    [
+      [run.path, *(run.flags.get(name, '') for name in differing)]
+      for run in members
+    ],
+  )
+
+
+def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
+  """Versions that runs have recorded, and those of this program."""
+  rows = {}
+  for run in members:
+    folder = output_tree.OutputTree(run.path).model
+    if os.path.isdir(folder):
+      try:
+        about = exported.read_about(folder)
+      except UsageError:
+        continue
+      version = about.get('tff_fssl')
+      rows[run.path] = (
+        f'exported by tff_fssl {version}, round {about.get("round")}'
+      )
+  here = [
+    f'tff_fssl {tff_fssl.__version__}',
+    f'Python {platform.python_version()}',
+  ]
+  for package in _VERSIONS:
+    try:
+      here.append(f'{package} {importlib.metadata.version(package)}')
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return {**rows, 'this report': ', '.join(here)}

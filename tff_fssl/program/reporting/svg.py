@@ -1,0 +1,78 @@
+"""Diagrams as parts of a page: their text takes the page's colour and font.
+
+TensorFlow-free.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import io
+from typing import Any
+from xml.etree import ElementTree
+
+# What is drawn in these colours gets the colour of the page's text: the first
+# is drawn by `style`, the second is that of legends of `plots`.
+_TEXT = '#010203'
+_CURRENT = (_TEXT, '#4d4d4d')
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+  """Within it, matplotlib's figures have a style that suits any page."""
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
+  ticks = ('xtick.color', 'ytick.color', 'grid.color')
+  values = {
+    **dict.fromkeys((*colored, *ticks), _TEXT),
+    'figure.facecolor': 'none',
+    'axes.facecolor': 'none',
+    'savefig.facecolor': 'none',
+    'legend.facecolor': 'none',
+    'svg.fonttype': 'none',
+    # A class may be called '$x'.
+    'text.parse_math': False,
+  }
+  with matplotlib.rc_context(values):
+    yield
+
+
+def render(figure: Any, name: str, label: str) -> str:
+  """A figure as the text of an SVG element, for HTML.
+
+  Args:
+    figure: A matplotlib figure, made within `style`.
+    name: Distinguishes it from others of the page: letters, digits, '-'.
+    label: What it shows, for those who do not see it.
+
+  Returns:
+    The element, without ids that another one of the page may have.
+  """
+  import matplotlib  # pylint: disable=import-outside-toplevel
+
+  content = io.BytesIO()
+  with style(), matplotlib.rc_context({'svg.hashsalt': name}):
+    nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
+    figure.savefig(content, format='svg', metadata=nothing)
+  root = ElementTree.fromstring(content.getvalue())
+  for element in root.iter():
+    element.tag = element.tag.rpartition('}')[2]
+    for key in list(element.attrib):
+      value = element.attrib.pop(key)
+      # HTML needs no name spaces. References keep what they refer to.
+      key = key.rpartition('}')[2]
+      if key == 'id':
+        value = f'{name}-{value}'
+      elif key == 'href':
+        value = value.replace('#', f'#{name}-', 1)
+      else:
+        value = value.replace('url(#', f'url(#{name}-')
+        for color in _CURRENT:
+          value = value.replace(color, 'currentColor')
+      element.set(key, value)
+  for element in list(root):
+    if element.tag == 'metadata':
+      root.remove(element)
+  root.attrib.update({'role': 'img', 'aria-label': label})
+  del root.attrib['width'], root.attrib['height']
+  root.tail = None
+  return ElementTree.tostring(root, encoding='unicode')
