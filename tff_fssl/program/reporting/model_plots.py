@@ -9,6 +9,8 @@ from tff_fssl.program.reporting import predictions
 _MAX_TICKS = 20
 _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 _MAX_NAME = 12
+# Inches: on a phone, text is then about as large as it says, in points.
+_WIDTH = 3.7
 
 
 def _figure(width: float, height: float) -> tuple[Any, Any]:
@@ -21,7 +23,7 @@ def _figure(width: float, height: float) -> tuple[Any, Any]:
 
 def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
   """A heat map of a confusion matrix, int [C, C]; rows are true classes."""
-  canvas, axes = _figure(4.8, 4.3)
+  canvas, axes = _figure(_WIDTH, 3.3)
   num_classes = len(counts)
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
   image = axes.imshow(
@@ -56,7 +58,7 @@ def _short(name: str) -> str:
 
 def draw_reliability(bins: predictions.Bins) -> Any:
   """A reliability diagram: accuracy by confidence, and how many there are."""
-  canvas, axes = _figure(4.8, 3.4)
+  canvas, axes = _figure(_WIDTH, 3.0)
   edges = np.arange(predictions.NUM_BINS) / predictions.NUM_BINS
   width = 1 / predictions.NUM_BINS
   axes.bar(
@@ -78,13 +80,13 @@ def draw_reliability(bins: predictions.Bins) -> Any:
   )
   axes.plot([0, 1], [0, 1], ':', color='0.5', label='calibrated')
   axes.set(xlim=(0, 1), ylim=(0, 1), xlabel='confidence')
-  canvas.legend(loc='outside lower center', ncols=3, frameon=False, fontsize=7)
+  canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
   return canvas
 
 
 def draw_clients(accuracies: np.ndarray) -> Any:
   """A histogram of accuracies of clients, float [clients] in [0, 1]."""
-  canvas, axes = _figure(4.8, 2.8)
+  canvas, axes = _figure(_WIDTH, 2.4)
   low, high = accuracies.min(), accuracies.max()
   spread = (
     (0, 1) if high - low > 0.2 else (max(0, low - 0.1), min(1, high + 0.1))

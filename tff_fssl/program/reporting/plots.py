@@ -183,10 +183,13 @@ def draw_alone(
   """
   from matplotlib import figure  # pylint: disable=import-outside-toplevel
 
-  canvas = figure.Figure(figsize=(4.8, 2.6), layout='constrained')
+  # A layout that adapts to the labels would take most of the time.
+  canvas = figure.Figure(figsize=(3.7, 2.2))
+  canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
   axis = canvas.subplots()
   _draw_panel(axis, panel, groups, styles(groups), 'rounds', max_points)
   axis.set_title('')
+  axis.tick_params(labelsize=8)
   return canvas
 
 

@@ -6,6 +6,7 @@ import importlib.metadata
 import io
 import os
 import platform
+import shlex
 from typing import Any, NamedTuple
 
 import jinja2
@@ -33,6 +34,7 @@ from tff_fssl.program.storage import output_tree
 _MAX_POINTS = 150
 # Partitions and models of more groups would be pages of the same.
 MAX_PICTURES = 8
+_MAX_TITLES = 3
 _VERSIONS = (
   'tensorflow',
   'tensorflow-federated',
@@ -117,7 +119,7 @@ def page(
   )
   members = [run for group in groups for run in group.runs]
   return environment.get_template('report.html.j2').render(
-    title=', '.join(group.label for group in groups),
+    title=_title(groups),
     num_runs=len(members),
     doubts=doubts,
     results=tables,
@@ -145,6 +147,13 @@ def page(
   )
 
 
+def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
+  labels = [group.label for group in groups]
+  more = len(labels) - _MAX_TITLES
+  rest = [f'{more} more groups'] if more > 0 else []
+  return ', '.join(labels[:_MAX_TITLES] + rest)
+
+
 def _results(
   groups: Sequence[runs_lib.RunGroup],
 ) -> tuple[list[compare.Table], str]:
@@ -164,7 +173,7 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
   drawn = {line.column for panel in declared for line in panel.lines}
   compared = [
     metrics.Panel(
-      f'{metric.compared.format(choice)}, {metric.unit}',
+      _capital(f'{metric.compared.format(choice)}, {metric.unit}'),
       (metrics.Line(column, '', metrics.SOLID),),
       False,
       metric.better,
@@ -176,6 +185,10 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
     and any(group.curve(column) is not None for group in groups)
   ]
   return _drawn([*declared, *compared], groups, 'curve')
+
+
+def _capital(text: str) -> str:
+  return text[:1].upper() + text[1:]
 
 
 def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
@@ -422,11 +435,14 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 def _command(run: runs_lib.Run) -> str:
   """The command that repeats a run, into another folder."""
   path = output_tree.OutputTree(run.path).flags_file
-  lines = [f'  --{name}={value}' for name, value in sorted(run.flags.items())]
+  lines = [
+    f'  {shlex.quote(f"--{name}={value}")}'
+    for name, value in sorted(run.flags.items())
+  ]
+  train, flagfile = console.command('train'), shlex.quote(f'--flagfile={path}')
   return (
-    f'{console.command("train")} --flagfile={path} --output_dir=NEW\n'
-    '# which is:\n'
-    f'{console.command("train")} \\\n' + ' \\\n'.join(lines)
+    f'{train} {flagfile} --output_dir=NEW\n# which is, but for the folder:\n'
+    f'{train} \\\n' + ' \\\n'.join(lines)
   )
 
 
