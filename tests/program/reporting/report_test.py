@@ -1,0 +1,235 @@
+"""The page of a report."""
+
+import html.parser
+import os
+import re
+
+import numpy as np
+import pytest
+import written_runs
+
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import report_main
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import predictions
+from tff_fssl.program.reporting import report
+from tff_fssl.program.reporting import runs
+from tff_fssl.program.storage import output_tree
+
+_TRAIN = written_runs.TRAIN
+_VOID = {'meta', 'br', 'img'}
+
+
+class _Page(html.parser.HTMLParser):
+  """A page's elements; checks that all are closed."""
+
+  def __init__(self, text):
+    super().__init__()
+    self.elements, self._open, self.text = [], [], ''
+    self.feed(text)
+    assert not self._open
+
+  def handle_starttag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+    if tag not in _VOID:
+      self._open.append(tag)
+
+  def handle_startendtag(self, tag, attrs):
+    self.elements.append((tag, dict(attrs)))
+
+  def handle_endtag(self, tag):
+    assert self._open.pop() == tag
+
+  def handle_data(self, data):
+    if self._open and self._open[-1] not in ('style', 'text'):
+      self.text += data
+
+  def attributes(self, name):
+    return [attrs[name] for _, attrs in self.elements if name in attrs]
+
+
+def _groups(*paths):
+  return runs.group_runs([runs.read_run(path) for path in paths])
+
+
+def _page(*paths, models=()):
+  return _Page(report.page(_groups(*paths), models))
+
+
+def _figures():
+  generator = np.random.default_rng(0)
+  labels = generator.integers(0, 3, 90)
+  probs = generator.dirichlet([1, 1, 1], 90)
+  view = np.zeros([4, 4, 3], np.uint8)
+  return predictions.ModelFigures(
+    'run, round 4',
+    ('cat', '$dog<b>', 'bird'),
+    test=predictions.Predictions(labels, probs),
+    pseudo=predictions.Predictions(labels, probs),
+    clients=np.linspace(0, 1, 20),
+    about_clients='on what they hold out',
+    right=[predictions.ShownExample('cat', 'cat', 0.99, view, view)],
+    wrong=[
+      predictions.ShownExample('cat', '$dog<b>', 0.9, view[..., :1], view)
+    ],
+    doubts=['2 test examples are for training, too'],
+  )
+
+
+@pytest.fixture(scope='module')
+def paths(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('runs')
+  result = [
+    written_runs.write(folder / f'{name}{seed}', name, seed)
+    for name in ('fl2', 'fixmatch')
+    for seed in range(2)
+  ]
+  written_runs.write_partition(result[0])
+  return result
+
+
+@pytest.fixture(scope='module')
+def page(paths):
+  models = [
+    report.Model(paths[0], _figures()),
+    report.Model(paths[2], None, 'there is no checkpoint'),
+  ]
+  return _page(*paths, models=models)
+
+
+def test_the_page_needs_no_network_and_runs_no_code(page):
+  assert {'script', 'link', 'iframe'}.isdisjoint(t for t, _ in page.elements)
+  for url in [*page.attributes('href'), *page.attributes('src')]:
+    assert url.startswith(('#', 'data:image/png;base64,'))
+
+
+def test_ids_are_unique_and_links_lead_somewhere(page):
+  ids = page.attributes('id')
+  assert len(ids) == len(set(ids))
+  links = [a['href'] for tag, a in page.elements if tag == 'a']
+  assert len(links) == 7
+  assert {link[1:] for link in links} <= set(ids)
+  assert set(page.attributes('aria-labelledby')) <= set(ids)
+
+
+def test_all_can_be_reached_by_keyboard_and_read_aloud(page):
+  boxes = [a for _, a in page.elements if a.get('class') == 'scroll']
+  assert len(boxes) >= 3
+  assert all(a['tabindex'] == '0' and a['aria-label'] for a in boxes)
+  pictures = [a for tag, a in page.elements if tag == 'svg']
+  assert len(pictures) > 5
+  assert all(a['role'] == 'img' and a['aria-label'] for a in pictures)
+  assert all(a['alt'] for tag, a in page.elements if tag == 'img')
+
+
+def test_tables_are_those_of_compare(paths, page):
+  groups = _groups(*paths)
+  tables = compare.tables(groups, 12)
+  assert len(tables) == 2
+  for table in tables:
+    for row in table.rows:
+      assert all(cell in page.text for cell in row)
+
+
+def test_all_sections_are_there(page):
+  for text in (
+    'Test accuracy ↑',
+    'Pseudo-labels kept',
+    'Time of a round, s ↓',
+    'Classes at clients',
+    'there is no partition.json that can be read',
+    'macro-F1',
+    'expected calibration error',
+    'Accuracy at 20 clients',
+    'there is no checkpoint',
+    'that are right',
+    'that are wrong',
+    'sent and received, MB',
+    'train.py --flagfile=',
+    'this report',
+  ):
+    assert text in page.text, text
+
+
+def test_doubts_of_models_are_in_the_box(page):
+  assert 'Looks wrong: 1' in page.text
+  assert '2 test examples are for training, too' in page.text
+
+
+def test_curves_say_their_ends(page):
+  labels = [a['aria-label'] for tag, a in page.elements if tag == 'svg']
+  (found,) = [label for label in labels if label.startswith('Test accuracy')]
+  assert 'higher is better' in found
+  assert 'fl2 (2 seeds) from 0.525 to 0.745' in found
+
+
+def test_what_others_wrote_is_escaped(tmp_path):
+  bad = '<script>alert(1)</script>'
+  path = written_runs.write(tmp_path / '<img src=x>', dataset=bad)
+  other = written_runs.write(tmp_path / 'b', 'fl2')
+  text = report.page(_groups(path, other))
+  assert bad not in text and '<img src=x>' not in text
+  assert '&lt;script&gt;alert(1)' in text and '&lt;img src=x&gt;' in text
+
+
+def test_a_run_of_one_round_without_clients_reports(tmp_path):
+  path = written_runs.write(tmp_path / 'a', 'supervised', rounds=1)
+  table = output_tree.OutputTree(path).train_csv
+  with open(table, 'w') as file:
+    file.write('round,finalizer/server_loss_labeled\n1,0.5\n')
+  os.remove(output_tree.OutputTree(path).eval_csv)
+  page = _page(path)
+  assert 'this run has no evaluation yet' in page.text
+  assert 'Loss at the server' in page.text
+
+
+def test_long_runs_stay_small(tmp_path):
+  sizes = [
+    len(report.page(_groups(written_runs.write(tmp_path / str(n), rounds=n))))
+    for n in (150, 450)
+  ]
+  assert sizes[1] < 1.1 * sizes[0]
+
+
+def _report(capsys, *argv):
+  code = main.run(report_main.report_main, list(argv))
+  return code, *capsys.readouterr()
+
+
+def test_the_program(paths, capsys, tmp_path):
+  output = str(tmp_path / 'new' / 'x.html')
+  arguments = [*paths, '--noevaluate', f'--output={output}']
+  code, out, _ = _report(capsys, *arguments, str(tmp_path))
+  assert code == 0 and out.strip() == output
+  with open(output) as file:
+    text = file.read()
+  assert text.startswith('<!DOCTYPE html>')
+  assert len(text) < 2_000_000
+  _report(capsys, *arguments)
+  with open(output) as file:
+    assert file.read() == text
+  assert not re.search('Models</', text)
+
+
+def test_where_it_is_written(tmp_path, capsys):
+  path = written_runs.write(tmp_path / 'a')
+  assert _report(capsys, path, '--noevaluate')[0] == 0
+  assert (tmp_path / 'a' / 'report' / 'report.html').exists()
+
+
+def test_what_cannot_be_reported(paths, capsys, tmp_path):
+  for arguments, text in (
+    ([], 'no run was given'),
+    ([str(tmp_path)], 'is not a run'),
+    ([paths[0], f'--output={tmp_path}'], 'is a folder'),
+    ([paths[0], '--noevaluate', '--data_dir=x'], '--data_dir: has no effect'),
+  ):
+    code, _, err = _report(capsys, *arguments)
+    assert code == 2 and text in err
+
+
+def test_a_model_that_cannot_be_looked_over_is_a_note(paths, capsys, tmp_path):
+  output = tmp_path / 'x.html'
+  code, _, err = _report(capsys, paths[0], f'--output={output}')
+  assert code == 0 and 'not looked over' in err
+  assert 'Models</' in output.read_text()
