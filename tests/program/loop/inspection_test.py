@@ -143,6 +143,7 @@ def test_nothing_of_clients_is_shown_where_it_is_private(model, aggregator):
   flags = [f'--aggregator={aggregator}']
   if aggregator == 'dp':
     flags += ['--dp_noise_multiplier=1', '--client_test_fraction=0']
+    flags += ['--algorithm=fixmatch']
   else:
     flags += ['--simulate_secure_aggregation']
   private = _build_task(*flags)

@@ -12,6 +12,7 @@ def _draw(name, label='what', title='x'):
     canvas = figure.Figure(figsize=(3, 2))
     axes = canvas.subplots()
     axes.plot([1, 2, 3], marker='o')
+    axes.plot([3, 2, 1], color='0.3')  # As in legends of `plots`.
     axes.fill_between([0, 1, 2], [1, 2, 3])
     axes.set_title(title)
   return svg.render(canvas, name, label)
@@ -20,6 +21,7 @@ def _draw(name, label='what', title='x'):
 def test_text_has_the_color_of_the_page():
   text = _draw('a')
   assert 'currentColor' in text and '#010203' not in text
+  assert '#4c4c4c' not in text
   assert '<text' in text and 'metadata' not in text
 
 

@@ -232,5 +232,6 @@ def _with_pseudo_labels(
 
 def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:
   """uint8 [H, W, C], from a normalized image."""
-  values = view.numpy() * np.float32(task.data.std) + np.float32(task.data.mean)
+  std, mean = np.asarray(task.data.std), np.asarray(task.data.mean)
+  values = view.numpy() * std + mean
   return np.rint(255 * values.clip(0, 1)).astype(np.uint8)

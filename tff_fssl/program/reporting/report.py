@@ -10,7 +10,6 @@ import shlex
 from typing import Any, NamedTuple
 
 import jinja2
-import markupsafe
 import numpy as np
 
 import tff_fssl
@@ -54,7 +53,7 @@ class Diagram(NamedTuple):
   """
 
   title: str
-  picture: markupsafe.Markup
+  picture: str
   note: str = ''
 
 
@@ -259,9 +258,7 @@ def _ends(group: runs_lib.RunGroup, column: str) -> str:
 def _diagram(
   title: str, figure: Any, name: str, label: str, note: str = ''
 ) -> Diagram:
-  return Diagram(
-    title, markupsafe.Markup(svg.render(figure, name, label)), note
-  )
+  return Diagram(title, svg.render(figure, name, label), note)
 
 
 def _partition(i: int, group: runs_lib.RunGroup) -> Section:

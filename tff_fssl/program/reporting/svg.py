@@ -10,9 +10,9 @@ from typing import Any
 from xml.etree import ElementTree
 
 # What is drawn in these colours gets the colour of the page's text: the first
-# is drawn by `style`, the second is that of legends of `plots`.
+# is drawn by `style`, the second, '0.3', is that of legends of `plots`.
 _TEXT = '#010203'
-_CURRENT = (_TEXT, '#4d4d4d')
+_CURRENT = (_TEXT, '#4c4c4c')
 
 
 @contextlib.contextmanager
@@ -22,7 +22,7 @@ def style() -> Iterator[None]:
 
   colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
   ticks = ('xtick.color', 'ytick.color', 'grid.color')
-  values = {
+  values: dict[Any, Any] = {
     **dict.fromkeys((*colored, *ticks), _TEXT),
     'figure.facecolor': 'none',
     'axes.facecolor': 'none',
