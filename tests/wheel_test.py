@@ -112,7 +112,7 @@ def test_a_run_from_training_to_plot(tff_fssl_command):
   )
   assert train.returncode == 0, train.stderr
   assert 'tff-fssl evaluate runs/quickstart' in train.stdout
-  for program in ('evaluate', 'plot', 'compare'):
+  for program in ('evaluate', 'plot', 'compare', 'report'):
     done = tff_fssl_command(program, 'runs/quickstart')
     assert done.returncode == 0, done.stderr
     assert done.stdout
