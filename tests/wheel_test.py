@@ -77,6 +77,7 @@ def test_it_has_the_package_its_types_and_the_configs(wheel, repository):
   expected = {'tff_fssl/py.typed'}
   for folder, pattern, inside in (
     ('tff_fssl', '*.py', 'tff_fssl'),
+    ('tff_fssl', '*.j2', 'tff_fssl'),
     ('configs', '*.flags', 'tff_fssl/configs'),
     ('configs', '*.toml', 'tff_fssl/configs'),
   ):

@@ -28,6 +28,7 @@ filegroup(
         "programs/**",
         "requirements*",
         "tests/**/*.py",
+        "tff_fssl/**/*.j2",
         "tff_fssl/**/*.py",
         "tools/**",
     ]) + [
@@ -64,6 +65,8 @@ _RENAMED = {
   'programs/algorithms.py': 'list_algorithms',
   'programs/data.py': 'look_at_data',
 }
+# Library -> what it reads besides its modules.
+_DATA = {'program': ['tff_fssl/program/reporting/report.html.j2']}
 # Modules that benchmarks/peers.py installs into an environment of its own.
 _ELSEWHERE = ('pfl',)
 # Packages that are only in requirements-dev.txt.
@@ -187,6 +190,7 @@ def render(tree: source_tree.SourceTree) -> str:
         name=name,
         **({'testonly': True} if folder.startswith('tests') else {}),
         srcs=paths,
+        data=_DATA.get(name, []),
         imports=[folder] if by_bare_name and folder != 'tff_fssl' else [],
         deps=deps,
       )
