@@ -156,6 +156,24 @@ def test_doubts_of_models_are_in_the_box(page):
   assert '2 test examples are for training, too' in page.text
 
 
+def test_planted_mistakes_are_in_the_box(tmp_path):
+  """The fifth, test images among training ones, is in inspection_test."""
+  path = written_runs.write(
+    tmp_path / 'a',
+    columns={
+      f'{_TRAIN}/pseudo_label_accuracy': 0.1,
+      f'{_TRAIN}/aggregation_weight_max': 0.9,
+    },
+    **{'fixmatch.unlabeled_loss_weight': '0.0', 'alpha': 0.3},
+  )
+  written_runs.write_partition(path, alpha=0.7)
+  text = report.page(_groups(path))
+  box = text[text.index('class="doubts"') : text.index('id="results"')]
+  assert 'Looks wrong: 4' in box and box.count('<li>') == 4
+  for planted in ('switches this part', 'collapsed', 'may lie', 'alpha 0.7'):
+    assert planted in box, planted
+
+
 def test_curves_say_their_ends(page):
   labels = [a['aria-label'] for tag, a in page.elements if tag == 'svg']
   (found,) = [label for label in labels if label.startswith('Test accuracy')]
