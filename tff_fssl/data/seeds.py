@@ -26,7 +26,7 @@ class Purpose(enum.IntEnum):
   LABEL_NOISE = 9
   STREAMING = 10
   CLIENT_TEST = 30
-  REPORT = 31
+  REPORT = 40
 
 
 def _words(value: int) -> tuple[int, int]:
