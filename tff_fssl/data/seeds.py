@@ -25,6 +25,7 @@ class Purpose(enum.IntEnum):
   UNKNOWN_LABELS = 8
   LABEL_NOISE = 9
   STREAMING = 10
+  PARTICIPATION = 30
 
 
 def _words(value: int) -> tuple[int, int]:

@@ -20,6 +20,7 @@ WIDTH = 80
 
 _TRAIN = metrics.CLIENTS
 
+_TOO_FEW = 'participation/too_few_clients'
 # Clients whose updates did not count.
 _TROUBLES = {
   'not finite': 'num_non_finite_clients',
@@ -95,6 +96,8 @@ def figures(report: training_types.RoundReport) -> list[str]:
         break
   if report.is_bad:
     parts.append('BAD: no usable update')
+  elif report.metrics.get(_TOO_FEW, 0):
+    parts.append('too few clients: nothing changed')
   else:
     for label, name in _TROUBLES.items():
       count = int(report.metrics.get(f'{_TRAIN}/{name}', 0))

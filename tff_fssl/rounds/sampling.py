@@ -13,9 +13,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.data import clients
-from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
+from tff_fssl.rounds import participation as participation_lib
 
+ParticipationHparams = participation_lib.ParticipationHparams
 _FORMAT = '<qq'
 # The most characters that are shown of why a client's data cannot be used.
 _MAX_REASON = 200
@@ -109,9 +110,10 @@ def draw_slots(
   Returns:
     The slots, 0 .. clients_per_round - 1, of the clients of the round.
   """
-  generator = seeds.cohort_generator(seed, round_num)
-  drawn = generator.choice(num_clients, clients_per_round, replace=False)
-  return {int(client_id): slot for slot, client_id in enumerate(drawn)}
+  drawn = participation_lib.draw_order(
+    seed, round_num, num_clients, clients_per_round
+  )
+  return {client_id: slot for slot, client_id in enumerate(drawn)}
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
@@ -193,6 +195,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
     clients_per_round: int,
     first_round: int = 1,
     trains_clients: bool = True,
+    participation: ParticipationHparams = ParticipationHparams(),
+    min_clients: int = 0,
   ):
     """Describes the population.
 
@@ -201,19 +205,28 @@ class CohortDataSource(tff.program.FederatedDataSource):
         dataset whose elements are of type D.
       make_client: (round_num, client_id, slot) -> a client's data, a dataset;
         called when the client's turn comes, perhaps in another thread, perhaps
-        twice a round. Slots are `draw_slots`'s.
+        twice a round. The slot is the client's position in the order in which
+        the round's clients are drawn.
       seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
       clients_per_round: How many are drawn in each round.
       first_round: The number of the first round; in rounds before 1 (the
         server's pre-training) nobody is drawn.
       trains_clients: Whether rounds have clients at all.
+      participation: Which clients can be drawn, and which of them take part.
+      min_clients: If fewer than that take part in a round, nobody does.
+
+    Raises:
+      UsageError: If more clients would be drawn than there are, or the file
+        that `participation` names is wrong.
     """
     if not 1 <= clients_per_round <= num_clients and trains_clients:
       raise ValueError(
         f'clients_per_round={clients_per_round}: must be from 1 to'
         f' num_clients={num_clients}'
       )
+    if trains_clients:
+      participation.check_cohort(clients_per_round, num_clients)
     self._federated_type = federated_type
     self._make_client = make_client
     self.seed = seed
@@ -221,6 +234,11 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self._clients_per_round = clients_per_round
     self._first_round = first_round
     self._trains_clients = trains_clients
+    self._participation = participation
+    self._availability = participation_lib.read_availability(
+      participation, num_clients
+    )
+    self._min_clients = min_clients
     self._iterator_class = type(
       'BoundCohortIterator', (CohortIterator,), {'_source': self}
     )
@@ -241,25 +259,55 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self, seed: int, round_num: int, k: int | None = None
   ) -> list[int]:
     """The clients of a round; none before round 1."""
-    return sorted(self._slots(seed, round_num, k))
+    return sorted(self._cohort_of(seed, round_num, k).slots)
 
-  def _slots(
-    self, seed: int, round_num: int, k: int | None = None
-  ) -> dict[int, int]:
-    """The clients of a round, with their slots."""
-    if round_num < 1 or not self._trains_clients:
+  def counts(self, seed: int, round_num: int) -> dict[str, int]:
+    """How many clients a round lost on the way, as in train.csv.
+
+    Args:
+      seed: Seed of the cohorts.
+      round_num: The round.
+
+    Returns:
+      Name -> number; empty if all that are drawn always take part fully.
+    """
+    if not (self._participation.is_on and self._trains_clients):
       return {}
+    return self._participants(seed, round_num).counts()
+
+  def _participants(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> participation_lib.Participants:
+    """Those that report in a round, be they enough or not."""
+    if round_num < 1 or not self._trains_clients:
+      return participation_lib.NOBODY
     if k is None:
       k = self._clients_per_round
     if not 1 <= k <= self._num_clients:
       raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
-    return draw_slots(seed, round_num, self._num_clients, k)
+    return participation_lib.draw(
+      self._participation,
+      self._availability,
+      seed=seed,
+      round_num=round_num,
+      num_clients=self._num_clients,
+      clients_per_round=k,
+    )
+
+  def _cohort_of(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> participation_lib.Participants:
+    """Those that train in a round: all that report, or nobody."""
+    reporting = self._participants(seed, round_num, k)
+    is_enough = len(reporting.slots) >= self._min_clients
+    return reporting if is_enough else participation_lib.NOBODY
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
     """The data of a round's clients."""
+    slots = self._cohort_of(seed, round_num, k).slots
     return Cohort(
       functools.partial(self._make_client, round_num, client_id, slot)
-      for client_id, slot in sorted(self._slots(seed, round_num, k).items())
+      for client_id, slot in sorted(slots.items())
     )
 
 
@@ -269,6 +317,7 @@ def build_data_source(
   *,
   seed: int,
   on_failure: OnFailure = warn_of_failure,
+  participation: ParticipationHparams = ParticipationHparams(),
   **population: Any,
 ) -> CohortDataSource:
   """The clients of one of our processes, made from their examples.
@@ -276,7 +325,8 @@ def build_data_source(
   A client whose data cannot be used is left out of the round: `load_client`
   raises, or returns examples that `clients.make_example` refuses, images that
   the process does not take, or labels that are not classes. The process counts
-  such a client as rejected.
+  such a client as rejected. Rounds with fewer clients than the process's
+  `min_clients` have none.
 
   Args:
     process: The process that the clients train in.
@@ -287,14 +337,26 @@ def build_data_source(
       nothing else, so that a run that was stopped goes on alike.
     seed: Seed of the cohorts, and of what clients draw in a round.
     on_failure: Called for clients that are left out; see `OnFailure`.
+    participation: Which clients can be drawn, and what becomes of them. With
+      stragglers, the process must have been built for an element with `share`
+      (`clients.element_spec`).
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
       optionally first_round and trains_clients.
 
   Returns:
     The source. Its cohorts work in any TFF context.
+
+  Raises:
+    UsageError: If `participation` does not fit the population or the process.
   """
   federated_type = process.next.type_signature.parameter[1]
   spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
+  if participation.straggler_probability and 'share' not in spec:
+    raise UsageError(
+      f'straggler_probability={participation.straggler_probability}: the'
+      ' process was built for clients that make all of their steps; build it'
+      ' with clients.element_spec(..., stragglers=True)'
+    )
   num_classes = getattr(process, 'num_classes', None)
   lock = threading.Lock()
   told: set[tuple[int, int]] = set()
@@ -314,6 +376,12 @@ def build_data_source(
       element['client_id'] = np.int32(client_id)
     if 'slot' in spec:
       element['slot'] = np.int32(slot)
+    if 'share' in spec:
+      element['share'] = np.float32(
+        participation_lib.share_of_steps(
+          participation, seed, round_num, client_id
+        )
+      )
     return element
 
   def make_client(round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
@@ -331,7 +399,14 @@ def build_data_source(
       element = clients.unusable_example(spec)
     return tf.data.Dataset.from_tensors(element)
 
-  return CohortDataSource(federated_type, make_client, seed=seed, **population)
+  return CohortDataSource(
+    federated_type,
+    make_client,
+    seed=seed,
+    participation=participation,
+    min_clients=getattr(process, 'min_clients', 0),
+    **population,
+  )
 
 
 def _check_element(element: Any, spec: Any) -> None:
