@@ -85,6 +85,8 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
 
 def figures(report: training_types.RoundReport) -> list[str]:
   """A round's figures, most important first."""
+  if report.metrics.get(_TOO_FEW, 0) and not report.is_bad:
+    return ['too few clients: nothing changed']  # By what was not kept.
   parts = []
   for label, members in metrics.figures(catalogue.all_metrics()).items():
     for column, metric in members.items():
@@ -96,8 +98,6 @@ def figures(report: training_types.RoundReport) -> list[str]:
         break
   if report.is_bad:
     parts.append('BAD: no usable update')
-  elif report.metrics.get(_TOO_FEW, 0):
-    parts.append('too few clients: nothing changed')
   else:
     for label, name in _TROUBLES.items():
       count = int(report.metrics.get(f'{_TRAIN}/{name}', 0))

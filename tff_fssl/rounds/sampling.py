@@ -382,7 +382,7 @@ def build_data_source(
           participation, seed, round_num, client_id
         )
       )
-    return element
+    return collections.OrderedDict((name, element[name]) for name in spec)
 
   def make_client(round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
     try:
