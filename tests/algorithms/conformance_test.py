@@ -151,11 +151,7 @@ def test_a_round_without_clients(name, scenario):
   before, _ = _rounds(process, make, 1)
   after, metrics = process.next(before, [])
   assert metrics['client_work']['train']['num_clients'] == 0
-  weights = [tiny_task.flat(state) for state in (before, after)]
-  assert all(np.all(np.isfinite(w)) for w in weights[1])
-  if scenario == _CLIENTS:  # Else the server trains alone.
-    for a, b in zip(*weights, strict=True):
-      np.testing.assert_array_equal(a, b)
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(after))
   state, _ = process.next(
     after, [tiny_task.dataset(e, process) for e in make(3)]
   )

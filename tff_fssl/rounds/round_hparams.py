@@ -154,7 +154,7 @@ class RoundHparams:
     " optimizer, what is kept of clients, the server's training), and the run"
     ' goes on with the next. Usable are clients that report, with data and an'
     ' update that can be used; under --aggregator=secure and dp, all that'
-    ' report. 0: the server also trains alone. With --dropout_probability or'
+    ' report. 0: the server also goes on alone. With --dropout_probability or'
     ' --availability_file, unless given: 1.',
     minimum=0,
     maximum=10**6,
