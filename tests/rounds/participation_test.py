@@ -182,6 +182,7 @@ def test_the_file(tmp_path):
     ('client,from,to\n1,2\n', "line 2: '1,2'; a line is three whole"),
     ('client,from,to\n1,2,3,4\n', "line 2: '1,2,3,4'; a line is three"),
     ('client,from,to\n\n1,2,3.5\n', "line 3: '1,2,3.5'; a line is three"),
+    ('client,from,to\n"1",2,3\n', 'a line is three whole'),
     ('client,from,to\nana,2,3\n', "line 2: 'ana,2,3'; a line is three"),
     ('client,from,to\n10,2,3\n', 'line 2: client 10: clients are 0 to 9'),
     ('client,from,to\n-1,2,3\n', 'line 2: client -1: clients are 0 to 9'),
@@ -201,6 +202,13 @@ def test_mistakes_in_the_file(text, words, tmp_path):
   message = str(error.value)
   assert words in message and '\n' not in message
   assert message.startswith('--availability_file=')
+
+
+def test_clients_whose_number_is_not_known_yet(tmp_path):
+  text = 'client,from,to\n12345,1,2\n'
+  assert _read(tmp_path, text, num_clients=0).rows == ((12345, 1, 2),)
+  with pytest.raises(UsageError, match='clients are 0 to 2147483646'):
+    _read(tmp_path, text.replace('5,', '5' * 30 + ','), num_clients=0)
 
 
 def test_no_file(tmp_path):

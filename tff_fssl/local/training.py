@@ -247,11 +247,9 @@ class LocalTraining:
       )
     result = self._result(data, prepared, ratios, num_examples, initial)
     if watch is not None:
-      variables = self._networks.local.trainable_variables
-      watch(
-        feed.end,
-        _named('update of', variables, _change(weights, self._networks.local)),
-      )
+      local = self._networks.local
+      change = _change(weights, local)
+      watch(feed.end, _named('update of', local.trainable_variables, change))
     return result._replace(
       ratios={**result.ratios, **finished.ratios}, finished=finished
     )

@@ -89,8 +89,7 @@ def compose_fssl_process(
 ) -> FsslProcess:
   """Composes a `LearningProcess`.
 
-  Without the keyword arguments it is
-  `tff.learning.templates.compose_learning_process`, with one difference: the
+  Without the keyword arguments it is TFF's `compose_learning_process`, but the
   state holds a `ServerModel`, and `get_model_weights` converts it to
   `tff.learning.models.ModelWeights`, which evaluation and export expect.
 
@@ -117,8 +116,7 @@ def compose_fssl_process(
       the models are those before and after the finalizer.
 
   Returns:
-    The process. Its attributes `find_non_finite` and `prediction` are to be
-    set.
+    The process, whose `find_non_finite` and `prediction` are to be set.
   """
 
   @tff.federated_computation

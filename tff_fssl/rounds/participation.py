@@ -4,7 +4,6 @@ NumPy only. Nothing here depends on clients' data.
 """
 
 from collections.abc import Mapping
-import csv
 import dataclasses
 from typing import NamedTuple, TypeAlias
 
@@ -18,7 +17,7 @@ from tff_fssl.rounds import participation_hparams
 ParticipationHparams = participation_hparams.ParticipationHparams
 Ids: TypeAlias = np.ndarray[tuple[int], np.dtype[np.int64]]
 _HEADER = ('client', 'from', 'to')
-_LAST_ROUND = 2**31 - 1
+_MOST = 2**31 - 1  # Of clients and of rounds.
 
 
 class Participants(NamedTuple):
@@ -28,7 +27,7 @@ class Participants(NamedTuple):
     slots: Id of each client that takes part -> its slot, its position in the
       order in which clients were drawn for the round.
     shares: Id of each of them that is a straggler -> the share of its local
-      steps that it makes, in [0, 1).
+      steps that it makes, in [0, 1].
     num_drawn: How many were drawn.
     num_dropped_out: How many of them did not report.
     num_discarded: How many reported when enough others had.
@@ -122,12 +121,12 @@ def read_availability(
       f'{given}, line {len(lines)}: has no line end, so the file may have been'
       ' cut off; complete it'
     )
-  last = settings.availability_period or _LAST_ROUND - 1
+  last = settings.availability_period or _MOST - 1
   rows: list[tuple[int, int, int, int]] = []
-  for number, cells in enumerate(csv.reader(lines[1:]), 2):
-    if cells:
+  for number, line in enumerate(lines[1:], 2):
+    if line.strip():
       where = f'{given}, line {number}'
-      rows.append((*_read_row(where, cells, last, num_clients), number))
+      rows.append((*_read_row(where, line, last, num_clients), number))
   rows.sort()
   for (client, _, end, _), (other, start, _, number) in zip(rows, rows[1:]):
     if client == other and start < end:
@@ -141,19 +140,21 @@ def read_availability(
 
 
 def _read_row(
-  where: str, cells: list[str], last: int, num_clients: int
+  where: str, line: str, last: int, num_clients: int
 ) -> tuple[int, int, int]:
   """(client, from, to) of a line; raises `UsageError`."""
   try:
-    client, start, end = map(int, cells)
+    client, start, end = map(int, line.split(','))
   except ValueError as error:
     raise UsageError(
-      f'{where}: {ascii(",".join(cells)[:40])}; a line is three whole numbers,'
+      f'{where}: {ascii(line[:40])}; a line is three whole numbers,'
       f' {",".join(_HEADER)}'
     ) from error
-  if client < 0 or (num_clients and client >= num_clients):
-    allowed = f'0 to {num_clients - 1}' if num_clients else '0 and above'
-    raise UsageError(f'{where}: client {client}: clients are {allowed}')
+  last_client = (num_clients or _MOST) - 1
+  if not 0 <= client <= last_client:
+    raise UsageError(
+      f'{where}: client {str(client)[:20]}: clients are 0 to {last_client}'
+    )
   if not 1 <= start < end:
     raise UsageError(
       f'{where}: from {start} to {end}: rounds are numbered from 1, and a'
@@ -215,6 +216,8 @@ def share_of_steps(
   settings: ParticipationHparams, seed: int, round_num: int, client_id: int
 ) -> float:
   """The share of its local steps that a client of a round makes, in [0, 1]."""
+  if not settings.straggler_probability:
+    return 1.0
   fate = _fate(settings, seed, round_num, client_id)
   return fate.share if fate.is_straggler else 1.0
 

@@ -350,63 +350,87 @@ def build_data_source(
     UsageError: If `participation` does not fit the population or the process.
   """
   federated_type = process.next.type_signature.parameter[1]
-  spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
-  if participation.straggler_probability and 'share' not in spec:
-    raise UsageError(
-      f'straggler_probability={participation.straggler_probability}: the'
-      ' process was built for clients that make all of their steps; build it'
-      ' with clients.element_spec(..., stragglers=True)'
-    )
-  num_classes = getattr(process, 'num_classes', None)
-  lock = threading.Lock()
-  told: set[tuple[int, int]] = set()
-
-  def load(
-    round_num: int, client_id: int, slot: int
-  ) -> collections.OrderedDict[str, Any]:
-    labeled, unlabeled = load_client(round_num, client_id)
-    element = clients.make_example(
-      seed=clients.client_seed(seed, round_num, client_id),
-      labeled=labeled,
-      unlabeled=unlabeled,
-      num_classes=num_classes,
-    )
-    _check_element(element, spec)
-    if 'client_id' in spec:
-      element['client_id'] = np.int32(client_id)
-    if 'slot' in spec:
-      element['slot'] = np.int32(slot)
-    if 'share' in spec:
-      element['share'] = np.float32(
-        participation_lib.share_of_steps(
-          participation, seed, round_num, client_id
-        )
-      )
-    return collections.OrderedDict((name, element[name]) for name in spec)
-
-  def make_client(round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
-    try:
-      element = load(round_num, client_id, slot)
-    except Exception as error:  # pylint: disable=broad-except
-      reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
-      with lock:
-        is_new = (round_num, client_id) not in told
-        # Remember this round only; other rounds are over.
-        told.difference_update([t for t in told if t[0] != round_num])
-        told.add((round_num, client_id))
-      if is_new:
-        on_failure(round_num, client_id, reason[:_MAX_REASON])
-      element = clients.unusable_example(spec)
-    return tf.data.Dataset.from_tensors(element)
-
+  maker = _ClientMaker(
+    load_client,
+    tff.types.type_to_tf_tensor_specs(federated_type.member.element),
+    getattr(process, 'num_classes', None),
+    seed,
+    participation,
+    on_failure,
+  )
   return CohortDataSource(
     federated_type,
-    make_client,
+    maker.make,
     seed=seed,
     participation=participation,
     min_clients=getattr(process, 'min_clients', 0),
     **population,
   )
+
+
+class _ClientMaker:
+  """Makes clients' data from what a `LoadClient` returns."""
+
+  def __init__(
+    self,
+    load_client: LoadClient,
+    spec: Any,
+    num_classes: int | None,
+    seed: int,
+    participation: ParticipationHparams,
+    on_failure: OnFailure,
+  ):
+    if participation.straggler_probability and 'share' not in spec:
+      raise UsageError(
+        f'straggler_probability={participation.straggler_probability}: the'
+        ' process was built for clients that make all of their steps; build it'
+        ' with clients.element_spec(..., stragglers=True)'
+      )
+    self._load_client = load_client
+    self._spec = spec
+    self._num_classes = num_classes
+    self._seed = seed
+    self._participation = participation
+    self._on_failure = on_failure
+    self._lock = threading.Lock()
+    self._told: set[tuple[int, int]] = set()
+
+  def make(self, round_num: int, client_id: int, slot: int) -> tf.data.Dataset:
+    """A `MakeClient`."""
+    try:
+      element = self._load(round_num, client_id, slot)
+    except Exception as error:  # pylint: disable=broad-except
+      reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
+      with self._lock:
+        is_new = (round_num, client_id) not in self._told
+        # Remember this round only; other rounds are over.
+        self._told = {t for t in self._told if t[0] == round_num}
+        self._told.add((round_num, client_id))
+      if is_new:
+        self._on_failure(round_num, client_id, reason[:_MAX_REASON])
+      element = clients.unusable_example(self._spec)
+    return tf.data.Dataset.from_tensors(element)
+
+  def _load(
+    self, round_num: int, client_id: int, slot: int
+  ) -> collections.OrderedDict[str, Any]:
+    """The client's element; raises whatever the user's function raises."""
+    labeled, unlabeled = self._load_client(round_num, client_id)
+    element = clients.make_example(
+      seed=clients.client_seed(self._seed, round_num, client_id),
+      labeled=labeled,
+      unlabeled=unlabeled,
+      num_classes=self._num_classes,
+    )
+    _check_element(element, self._spec)
+    share = participation_lib.share_of_steps(
+      self._participation, self._seed, round_num, client_id
+    )
+    element['client_id'] = np.int32(client_id)
+    element['slot'] = np.int32(slot)
+    element['share'] = np.float32(share)
+    # Only what the process takes.
+    return collections.OrderedDict((n, element[n]) for n in self._spec)
 
 
 def _check_element(element: Any, spec: Any) -> None:
