@@ -8,14 +8,16 @@ per round and per client (2 clients were trained before, so that nothing is
 compiled), the growth of peak memory during the round, and the cohort's bytes.
 `population`: the cost of 1,000 and 100,000 clients with 10 small images each
 before the first round: splitting, writing and drawing the partition, building
-the process, choosing the first cohort. `rounds`: the training program's memory
-after 20 and 200 rounds of tiny clients. `start`: seconds that the training
-program takes for `--help` and for a bad flag (and whether they import
-TensorFlow), and from its start to the end of its first round. `uploads`: rounds
-of FedMatch with its ResNet-9 and 5 of 100 clients with 100 such images each,
-whose last uploads (5.3 GB if all have taken part) are files, and the same where
-the server remembers nobody; each in a fresh process, after two rounds of the
-same clients.
+the process, choosing the first cohort. `natural`: the same of 10,000 and
+1,000,000 owners in a manifest, with an image of 8 x 8 each, in files on disk:
+reading them the first time, and starting with what was kept then. `rounds`: the
+training program's memory after 20 and 200 rounds of tiny clients. `start`:
+seconds that the training program takes for `--help` and for a bad flag (and
+whether they import TensorFlow), and from its start to the end of its first
+round. `uploads`: rounds of FedMatch with its ResNet-9 and 5 of 100 clients with
+100 such images each, whose last uploads (5.3 GB if all have taken part) are
+files, and the same where the server remembers nobody; each in a fresh process,
+after two rounds of the same clients.
 
 Each figure is printed beside the one that it is compared with, from one call.
 """
@@ -39,13 +41,16 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 from tff_fssl.program.commands import main as main_lib
 
 _ROOT = pathlib.Path(__file__).resolve().parent.parent
-_SECTIONS = ('cohort', 'population', 'rounds', 'start', 'uploads')
+_SECTIONS = ('cohort', 'population', 'natural', 'rounds', 'start', 'uploads')
 _TRAIN = (sys.executable, str(_ROOT / 'programs' / 'train.py'))
 _COHORT_POPULATION, _COHORT_IMAGES = 1_000, 50
 _POPULATION_IMAGES = 10
 # Number of clients in a round -> number of rounds that are measured.
 _COHORTS = {10: 5, 100: 2, 1_000: 1}
 _POPULATIONS = (1_000, 100_000)
+_OWNERS, _NUM_FILES = (10_000, 1_000_000), 1_000
+# Names the folder of a measurement's images.
+_FOLDER = 'TFF_FSSL_SCALE_FOLDER'
 _TINY_RUN = (
   f'--flagfile={_ROOT / "configs" / "quickstart.flags"}',
   '--num_pretraining_rounds=0',
@@ -182,6 +187,87 @@ def measure_population(size: int) -> dict[str, float]:
     next(iter(built.data_source.cohort(0, 1)))
   result['in all'] = sum(result.values())
   return {**result, 'memory': memory('VmRSS') - before}
+
+
+def write_owners(folder: str, num_owners: int) -> None:
+  """Writes a manifest of images, one for each owner, and for testing."""
+  # pylint: disable=import-outside-toplevel
+  import numpy as np
+  import PIL.Image
+
+  rng = np.random.default_rng(0)
+  rows = []
+  for number in range(_NUM_FILES):
+    label, name = number % 4, f'{number}.png'
+    pixels = np.clip(rng.normal(60 + 40 * label, 30, (8, 8, 3)), 0, 255)
+    PIL.Image.fromarray(pixels.astype(np.uint8)).save(f'{folder}/{name}')
+    rows.append(f'{name},class {label}')
+  with open(f'{folder}/manifest.csv', 'w', encoding='ascii') as file:
+    file.write('path,label,client,split\n')
+    for owner in range(num_owners):
+      file.write(f'{rows[owner % _NUM_FILES]},owner {owner},train\n')
+    file.writelines(f'{row},,test\n' for row in rows)
+
+
+def measure_natural(num_owners: int) -> dict[str, float]:
+  """The cost of owners of files before the first round, in this process."""
+  # pylint: disable=import-outside-toplevel
+  import tensorflow_federated as tff
+
+  from tff_fssl import runtime
+  from tff_fssl.program.configuration import config as config_lib
+  from tff_fssl.program.loop import experiment
+
+  del num_owners  # They are in the folder.
+  folder = os.environ[_FOLDER]
+  tff.framework.set_default_context(runtime.build_context())
+  start, before = time.perf_counter(), memory('VmRSS')
+  config = config_lib.from_command_line(
+    [
+      f'--dataset=folder:{folder}',
+      f'--cache_dir={folder}/cache',
+      '--image_size=8',
+      '--partition=natural',
+      '--num_labels=100',
+      '--num_validation=0',
+      '--algorithm=fixmatch',
+      '--model=cnn',
+      '--norm=gn',
+    ]
+  )
+  laps = {'flags and files': time.perf_counter()}
+  task = experiment.build_task(config)
+  laps['data, partition'] = time.perf_counter()
+  task.partition.save_json(os.path.join(folder, 'partition.json'))
+  laps['partition.json'] = time.perf_counter()
+  built = experiment.build_experiment(task, '')
+  laps['process'] = time.perf_counter()
+  list(built.data_source.cohort(0, 1))
+  laps['first cohort'] = time.perf_counter()
+  begins = [start, *laps.values()]
+  result = {
+    name: end - begin
+    for (name, end), begin in zip(laps.items(), begins, strict=False)
+  }
+  result['in all'] = begins[-1] - start
+  return {**result, 'memory': memory('VmRSS') - before}
+
+
+def natural() -> None:
+  """Prints the cost of owners of files that do not take part."""
+  print('Owners in a manifest (an image of 8 x 8 each)')
+  results = {}
+  for size in _OWNERS:
+    with tempfile.TemporaryDirectory() as folder:
+      os.environ[_FOLDER] = folder
+      write_owners(folder, size)
+      for when in ('first', 'later'):
+        results[f'{size:,} {when}'] = in_fresh_process('natural', size)
+  print(f'{"":16}' + ''.join(f'{name:>16}' for name in results))
+  for name in next(iter(results.values())):
+    show = megabytes if name == 'memory' else '{:.2f} s'.format
+    shown = (f'{show(r[name]):>16}' for r in results.values())
+    print(f'{name:16}' + ''.join(shown))
 
 
 def measure_uploads(remembered: int) -> dict[str, float]:
@@ -382,13 +468,14 @@ def main() -> None:
     functions = {
       'cohort': measure_cohort,
       'population': measure_population,
+      'natural': measure_natural,
       'uploads': measure_uploads,
     }
     result = functions[what](int(size))
     pathlib.Path(path).write_text(json.dumps(result), encoding='ascii')
     return
   show = {'cohort': cohort, 'population': population, 'rounds': rounds}
-  show |= {'start': start, 'uploads': uploads}
+  show |= {'start': start, 'uploads': uploads, 'natural': natural}
   for i, section in enumerate(args.sections):
     if i:
       print()

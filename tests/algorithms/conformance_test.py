@@ -145,6 +145,19 @@ def test_empty_client_and_client_without_a_class(name, scenario):
     np.testing.assert_allclose(a, b, atol=1e-6)
 
 
+def test_a_round_without_clients(name, scenario):
+  process = tiny_task.build(name, scenario)
+  make = lambda r: tiny_task.cohort(scenario, round_num=r)
+  before, _ = _rounds(process, make, 1)
+  after, metrics = process.next(before, [])
+  assert metrics['client_work']['train']['num_clients'] == 0
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(after))
+  state, _ = process.next(
+    after, [tiny_task.dataset(e, process) for e in make(3)]
+  )
+  assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(state))
+
+
 def test_a_round_in_which_one_client_has_labels(name, scenario):
   """And one in which none has; some_labels_test.py looks at a client."""
   if scenario != _CLIENTS or not _trains_clients(name, _SERVER):

@@ -117,6 +117,7 @@ def build(
   hparams: tuple = (),
   aggregator=None,
   model_aggregator=None,
+  stragglers: bool = False,
   **settings,
 ) -> tff.learning.templates.LearningProcess:
   """A process, built once for each set of arguments."""
@@ -132,7 +133,7 @@ def build(
   return algorithm.build(
     model or functools.partial(model_fn, norm),
     views=PLAIN_VIEWS if plain else VIEWS,
-    element_spec=clients.element_spec(IMAGE_SHAPE),
+    element_spec=clients.element_spec(IMAGE_SHAPE, stragglers=stragglers),
     server_data_fn=_server_data_fn() if at_server else None,
     round_hparams=round_hparams.RoundHparams(scenario=scenario, **settings),
     hparams=algorithm.hparams(**{**algorithm.tiny_hparams, **dict(hparams)}),
@@ -184,7 +185,7 @@ def metric_columns(process) -> list[str]:
   return walk(process.next.type_signature.result[1].member, [])
 
 
-def data_source(process, scenario: str) -> sampling.CohortDataSource:
+def data_source(process, scenario: str, **options) -> sampling.CohortDataSource:
   """8 clients of the tiny task, 2 a round, for a process that `build` built."""
 
   def load_client(_, client_id):
@@ -197,8 +198,11 @@ def data_source(process, scenario: str) -> sampling.CohortDataSource:
   return sampling.build_data_source(
     process,
     load_client,
-    seed=3,
-    num_clients=8,
-    clients_per_round=2,
-    first_round=0 if scenario == round_hparams.LABELS_AT_SERVER else 1,
+    **{
+      'seed': 3,
+      'num_clients': 8,
+      'clients_per_round': 2,
+      'first_round': int(scenario != round_hparams.LABELS_AT_SERVER),
+      **options,
+    },
   )

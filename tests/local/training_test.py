@@ -1,14 +1,20 @@
 """The batch loop: what it feeds, how it ends, and what it leaves alone."""
 
-import numpy as np
-import tensorflow as tf
+import functools
 
+import numpy as np
+import pytest
+import tensorflow as tf
+import tiny_task
+
+from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.rounds import round_hparams
 
 
 def _plain(x, seed=None):
@@ -317,3 +323,63 @@ def test_regularizers_are_part_of_the_loss():
   )
   plain = _run(objective.SUPERVISED, labeled=examples)
   assert 'loss_regularization' not in plain.ratios
+
+
+@functools.cache
+def _trained_client(name, num_epochs, share):
+  """What a client of an algorithm has after local training; NumPy arrays."""
+  entry = registry.REGISTRY[name]
+  hparams = round_hparams.RoundHparams(scenario='labels_at_clients')
+  parts = entry.build_parts(entry.hparams(**entry.tiny_hparams), hparams)
+  network = adapter.Network(tiny_task.model_fn, seed=0)
+  local = training.LocalTraining(
+    network,
+    parts.local,
+    tiny_task.VIEWS,
+    training.LoopConfig(num_epochs, 5, 3, optimizer.Sgd(momentum=0.9)),
+  )
+  element = tiny_task.client(0, labeled=4)
+  labeled, unlabeled = (
+    algorithm_lib.Examples(*map(tf.constant, element[kind].values()))
+    for kind in ('labeled', 'unlabeled')
+  )
+
+  @tf.function
+  def run():
+    return local.run(
+      network.initial_weights(),
+      labeled,
+      unlabeled,
+      learning_rate=tf.constant(0.1),
+      seed=_SEED,
+      share=None if share is None else tf.constant(share),
+    )
+
+  result = run()._replace(weight=())  # These algorithms set none.
+  return tf.nest.map_structure(lambda t: t.numpy(), result)
+
+
+def _are_equal(first, second):
+  return all(
+    np.array_equal(a, b, equal_nan=True)
+    for a, b in zip(
+      tf.nest.flatten(first), tf.nest.flatten(second), strict=True
+    )
+  )
+
+
+@pytest.mark.parametrize('name', ['supervised', 'fixmatch'])
+def test_a_straggler_is_a_client_with_fewer_steps(name):
+  whole = _trained_client(name, 2, None)
+  half = _trained_client(name, 2, 0.5)
+  assert _are_equal(whole, _trained_client(name, 2, 1.0))
+  assert _are_equal(half, _trained_client(name, 1, None))
+  assert not _are_equal(half.update, whole.update)
+  assert half.num_examples < whole.num_examples
+
+
+def test_a_straggler_makes_at_least_one_step():
+  first = _trained_client('fixmatch', 2, 0.0)
+  assert first.num_examples == 8  # 5 unlabelled and 3 labelled ones.
+  assert _are_equal(first, _trained_client('fixmatch', 2, 0.3))
+  assert np.any(first.update[0])

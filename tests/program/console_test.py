@@ -44,6 +44,15 @@ def test_unknown_figures_are_left_out():
   assert '2 not finite' in some
 
 
+def test_a_round_with_too_few_clients():
+  report = _report(3, num_non_finite_clients=2, loss_pseudo_label=1.0)
+  report.metrics['participation/too_few_clients'] = 1
+  line = console.round_line(report, 9)
+  assert line == 'round  3/9  too few clients: nothing changed  1 min 23 s'
+  report.metrics['participation/too_few_clients'] = 0
+  assert 'loss 1.000' in console.round_line(report, 9)
+
+
 def test_the_losses_of_other_algorithms():
   for name in ('loss_soft_pseudo_label', 'loss_guess'):
     line = console.round_line(_report(**{name: 0.0312}), 800)

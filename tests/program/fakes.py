@@ -192,7 +192,9 @@ def evaluate(state):
   }
 
 
-def data_source(num_clients=NUM_CLIENTS, clients_per_round=2, first_round=0):
+def data_source(
+  num_clients=NUM_CLIENTS, clients_per_round=2, first_round=0, **options
+):
   def make_client(round_num, client_id, slot):
     del slot
     rng = np.random.default_rng([round_num, client_id])
@@ -205,6 +207,7 @@ def data_source(num_clients=NUM_CLIENTS, clients_per_round=2, first_round=0):
     num_clients=num_clients,
     clients_per_round=clients_per_round,
     first_round=first_round,
+    **options,
   )
 
 
@@ -272,6 +275,7 @@ def run(
   stop=None,
   keep=2,
   options=None,
+  source=None,
   **changed,
 ):
   """Runs a training program on the fakes; returns its result.
@@ -283,6 +287,7 @@ def run(
     stop: `training.train`'s.
     keep: How many checkpoints.
     options: Further arguments of `training.train`.
+    source: Of clients; one in which all take part by default.
     **changed: Settings.
   """
   folder = str(folder)
@@ -292,7 +297,7 @@ def run(
     tree.record(config(folder))
     logic = training.train(
       process or FakeProcess(),
-      data_source(),
+      source or data_source(),
       settings(**changed),
       outputs(tree, reporter.say, keep),
       evaluate_fn=lambda state: evaluate(state),

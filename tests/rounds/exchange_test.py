@@ -41,7 +41,7 @@ _KEEPING = exchange.Exchange(
 
 @pytest.fixture(scope='module')
 def end_round():
-  """(rows of a cohort) -> (the table after a first round, metrics)."""
+  """(rows of a cohort, counts) -> (the table after a first round, metrics)."""
   model = server_model.ServerModel((), (), tf.constant(0.0))
   model_type = tff.types.tensorflow_to_type(
     tf.nest.map_structure(tf.type_spec_from_value, model)
@@ -60,12 +60,13 @@ def end_round():
     tff.FederatedType(state_type, tff.SERVER),
     tff.FederatedType(exchange.row_type(_KEEPING), tff.CLIENTS),
     tff.FederatedType(model_type, tff.SERVER),
+    tff.FederatedType(np.bool_, tff.SERVER),
   )
-  def comp(state, rows, model):
-    return accept(state, rows, model)
+  def comp(state, rows, model, counts):
+    return accept(state, rows, model, counts)
 
-  def call(rows):
-    state, metrics = comp(initialize(), rows, model)
+  def call(rows, counts=True):
+    state, metrics = comp(initialize(), rows, model, counts)
     assert state['round_num'] == 2
     return state['table'], metrics
 
@@ -105,3 +106,9 @@ def test_invalid_rows_and_disputed_ids_are_left_out(end_round):
   assert np.flatnonzero(table['position'] >= 0).tolist() == [1, 4]
   assert table['position'][[1, 4]].tolist() == [0, 1]
   assert (metrics['num_rows'], metrics['num_disputed_rows']) == (2, 2)
+
+
+def test_a_round_that_does_not_count_has_no_rows(end_round):
+  table, metrics = end_round([_row(1), _row(2), _row(2)], counts=False)
+  assert np.all(table['position'] == -1)
+  assert (metrics['num_rows'], metrics['num_disputed_rows']) == (0, 0)

@@ -42,6 +42,7 @@ _CHANGES = {
   'num_pretraining_rounds': ('fixmatch', _AT_SERVER, {}, 2),
   'client_weighting': ('supervised', _AT_CLIENTS, {}, 'examples'),
   'max_client_examples': ('supervised', _AT_CLIENTS, {}, 2),
+  'min_clients': ('supervised', _AT_CLIENTS, {}, 4),
   'server_optimizer': (
     'supervised',
     _AT_CLIENTS,

@@ -11,6 +11,8 @@ import tiny_task
 
 from tests.program import fakes
 from tff_fssl.data import clients
+from tff_fssl.hparams import UsageError
+from tff_fssl.rounds import participation
 from tff_fssl.rounds import sampling
 
 
@@ -290,3 +292,97 @@ def test_runs_under_tffs_own_context_and_train_model(tmp_path):
   assert [m['num_clients'] for m in trained] == [3, 3]
   assert [m['num_rejected_clients'] for m in trained] == [1, 1]
   assert [(r, c) for r, c, _ in told] == [(1, 1), (2, 1)]
+
+
+_LOSSY = sampling.ParticipationHparams(
+  dropout_probability=0.4,
+  straggler_probability=0.5,
+  straggler_least_share=0.2,
+  overselect=0.5,
+)
+
+
+def test_all_see_the_participants():
+  source = sampling.CohortDataSource(
+    fakes.data_source().federated_type,
+    lambda round_num, client_id, slot: (client_id, slot),
+    seed=3,
+    num_clients=20,
+    clients_per_round=4,
+    first_round=0,
+    participation=_LOSSY,
+    min_clients=3,
+  )
+  iterator, kept, empty = source.iterator(), {0: []}, []
+  assert iterator.select() == []
+  # Before round 1 nobody is drawn, but the columns are there.
+  assert set(source.counts(3, 0).values()) == {0}
+  for round_num in range(1, 30):
+    drawn = participation.draw(
+      _LOSSY,
+      None,
+      seed=3,
+      round_num=round_num,
+      num_clients=20,
+      clients_per_round=4,
+    )
+    # The numbers are those that reported, even if they were too few.
+    assert source.counts(3, round_num) == drawn.counts()
+    wanted = sorted(drawn.slots.items()) if len(drawn.slots) >= 3 else []
+    cohort = list(iterator.select())
+    assert cohort == wanted
+    assert source.client_ids(3, round_num) == [i for i, _ in wanted]
+    kept[round_num] = cohort
+    empty.append(not wanted)
+    if round_num == 12:  # A run that goes on from here.
+      resumed = type(source.iterator()).from_bytes(iterator.to_bytes())
+  assert any(empty) and not all(empty)
+  assert [list(resumed.select()) for _ in range(17)] == [
+    kept[r] for r in range(13, 30)
+  ]
+
+
+def test_nothing_is_counted_where_all_take_part():
+  assert fakes.data_source().counts(3, 1) == {}
+
+
+def test_more_clients_than_there_are():
+  with pytest.raises(UsageError, match='--overselect=0.5: 6 clients would'):
+    sampling.CohortDataSource(
+      fakes.data_source().federated_type,
+      lambda *_: None,
+      seed=3,
+      num_clients=5,
+      clients_per_round=4,
+      participation=_LOSSY,
+    )
+
+
+def test_stragglers_are_told_their_share():
+  process = tiny_task.build(
+    'fedrgd', norm='none', num_pretraining_rounds=0, stragglers=True
+  )
+  source = tiny_task.data_source(
+    process,
+    'labels_at_server',
+    clients_per_round=5,
+    participation=_LOSSY,
+  )
+  stragglers = 0
+  for round_num in range(1, 8):
+    for client_id, dataset in zip(
+      source.client_ids(3, round_num), source.cohort(3, round_num), strict=True
+    ):
+      share = float(dataset.get_single_element()['share'])
+      wanted = participation.share_of_steps(_LOSSY, 3, round_num, client_id)
+      assert share == np.float32(wanted)
+      stragglers += share < 1
+  assert 0 < stragglers < 30
+  # Without stragglers, all make all of their steps.
+  whole = tiny_task.data_source(process, 'labels_at_server').cohort(3, 1)
+  assert [float(d.get_single_element()['share']) for d in whole] == [1.0, 1.0]
+
+
+def test_a_process_that_does_not_know_stragglers():
+  with pytest.raises(UsageError, match='stragglers=True'):
+    _source(None, [], participation=_LOSSY)

@@ -36,6 +36,8 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       a function of the run's seed, which is then part of the secret.
   *   They come from Renyi accounting of the sampled Gaussian mechanism without
       replacement (Wang, Balle and Kasiviswanathan 2019), by `dp_accounting`.
+  *   They hold for smaller samples, too, such as those that drop-outs leave, if
+      who drops out does not depend on data: these reveal less.
   *   They count one noise draw per round. They do not cover a round that is
       repeated after its result was seen, or other runs on the same clients.
   *   They do not cover labels at the server, which have no protection at all.

@@ -30,28 +30,33 @@ MAX_CONSTANT_BYTES = 16 * 2**20
 
 
 def element_spec(
-  example_shape: tuple[int, ...],
+  example_shape: tuple[int, ...], *, stragglers: bool = False
 ) -> collections.OrderedDict[str, Any]:
   """The type of a client's one element, for any number of examples.
 
   Args:
     example_shape: (height, width, channels); of vectors (views, numbers), of
       texts (words,).
+    stragglers: Whether an element says how many of its steps its client makes.
 
   Returns:
     Nested `tf.TensorSpec`s: seed int32 [2]; labeled and unlabeled with x uint8
     [None, H, W, C], float32 [None, V, D] or int32 [None, L], and y int32
-    [None].
+    [None]; with `stragglers`, share float32 [], the share of its local steps
+    that the client makes, in [0, 1] (at least one step).
   """
   examples = collections.OrderedDict(
     x=tf.TensorSpec([None, *example_shape], names.kind_of(example_shape).dtype),
     y=tf.TensorSpec([None], tf.int32),
   )
-  return collections.OrderedDict(
+  spec = collections.OrderedDict(
     seed=tf.TensorSpec([2], tf.int32),
     labeled=examples,
     unlabeled=examples.copy(),
   )
+  if stragglers:
+    spec['share'] = tf.TensorSpec([], tf.float32)
+  return spec
 
 
 def client_seed(seed: int, round_num: int, client_id: int) -> np.ndarray:

@@ -26,6 +26,7 @@ class Purpose(enum.IntEnum):
   LABEL_NOISE = 9
   STREAMING = 10
   CLIENT_TEST = 30
+  PARTICIPATION = 31
   REPORT = 40
 
 

@@ -222,7 +222,13 @@ def _slice(
 
 
 class Feed:
-  """The batches of one client's training in one round."""
+  """The batches of one client's training in one round.
+
+  Attributes:
+    num_steps: int32 scalar, the steps of the whole training.
+    end: int32 scalar, how many of them are made, the first ones.
+    steps_at_once: For how many steps views are made at once.
+  """
 
   def __init__(
     self,
@@ -235,6 +241,7 @@ class Feed:
     batch_sizes: tuple[int, int],
     seed: tf.Tensor,
     enabled: tf.Tensor | bool,
+    share: tf.Tensor | None = None,
   ):
     """Draws the orders.
 
@@ -249,6 +256,9 @@ class Feed:
         of a pass may be smaller.
       seed: int32 [2].
       enabled: bool scalar; if false, there are no steps.
+      share: float32 scalar in [0, 1], the share of the steps that is made, but
+        at least one; None: all are. Orders and `Clock`s are those of the whole
+        training: who stops early did not plan to.
     """
     self._streams, self._views = algorithm.streams, views
     self._prepared, self._seed = prepared, seed
@@ -266,6 +276,10 @@ class Feed:
     self.num_steps = tf.where(
       enabled, num_epochs * self._steps_per_epoch(indices, sizes), 0
     )
+    self.end = self.num_steps
+    if share is not None:
+      part = tf.cast(tf.cast(self.num_steps, tf.float32) * share, tf.int32)
+      self.end = tf.minimum(tf.maximum(part, 1), self.num_steps)
     purposes = {False: _ORDER_UNLABELED, True: _ORDER_LABELED}
     self._orders: dict[str, _Order | _Draws | _Episodes] = {}
     for labeled, name in self._own.items():
@@ -333,12 +347,12 @@ class Feed:
     """The batches of `steps_at_once` steps, or fewer at the end.
 
     Args:
-      first: int32 scalar in [0, num_steps), the first of them.
+      first: int32 scalar in [0, end), the first of them.
 
     Returns:
       What `batch` takes.
     """
-    end = tf.minimum(first + self.steps_at_once, self.num_steps)
+    end = tf.minimum(first + self.steps_at_once, self.end)
     if self.steps_at_once == 1:
       drawn = self._draw(first)
     else:

@@ -183,6 +183,7 @@ class LocalTraining:
     seed: tf.Tensor,
     round_num: tf.Tensor | int = 1,
     enabled: tf.Tensor | bool = True,
+    share: tf.Tensor | None = None,
     momentum: Sequence[tf.Tensor] = (),
     sets: Mapping[str, adapter.Weights] | None = None,
     received: Mapping[str, tf.Tensor] | None = None,
@@ -199,6 +200,8 @@ class LocalTraining:
       seed: int32 [2].
       round_num: int32 scalar.
       enabled: bool scalar; if false, no step is made.
+      share: float32 scalar in [0, 1], the share of the steps that is made, but
+        at least one step; None: all are.
       momentum: The initial momentum of the optimizer; empty: 0.
       sets: The server's further weight sets, from which peers start.
       received: Name -> tensor, what else the server sent.
@@ -231,6 +234,7 @@ class LocalTraining:
       batch_sizes=(self._config.batch_size, self._config.labeled_batch_size),
       seed=seed,
       enabled=enabled,
+      share=share,
     )
     ratios, num_examples = self._train(
       feed, seed, learning_rate, weights, watch
@@ -243,11 +247,9 @@ class LocalTraining:
       )
     result = self._result(data, prepared, ratios, num_examples, initial)
     if watch is not None:
-      variables = self._networks.local.trainable_variables
-      watch(
-        feed.num_steps,
-        _named('update of', variables, _change(weights, self._networks.local)),
-      )
+      local = self._networks.local
+      change = _change(weights, local)
+      watch(feed.end, _named('update of', local.trainable_variables, change))
     return result._replace(
       ratios={**result.ratios, **finished.ratios}, finished=finished
     )
@@ -317,7 +319,7 @@ class LocalTraining:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
     num_examples = tf.constant(0.0)
-    for first in tf.range(0, feed.num_steps, feed.steps_at_once):
+    for first in tf.range(0, feed.end, feed.steps_at_once):
       ahead = feed.ahead(first)
       for step in tf.range(first, ahead.end):
         batch = feed.batch(ahead, step)

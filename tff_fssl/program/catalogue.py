@@ -27,6 +27,42 @@ _COMMON = (
     'yes or no',
     LOWER,
   ),
+  Metric(
+    'participation/too_few_clients',
+    'With `--min_clients`: whether the round left all as it was, since fewer'
+    ' clients were usable. Its other figures are of what was not kept.',
+    'yes or no',
+    LOWER,
+  ),
+  Metric(
+    'participation/num_drawn',
+    'This and the next four with `--dropout_probability`,'
+    ' `--straggler_probability` or `--availability_file`: clients drawn for the'
+    ' round.',
+    'count',
+  ),
+  Metric(
+    'participation/num_dropped_out',
+    'Of them, those that did not report.',
+    'count',
+    LOWER,
+  ),
+  Metric(
+    'participation/num_discarded',
+    'Of them, those that reported when enough others had (`--overselect`).',
+    'count',
+    LOWER,
+  ),
+  Metric(
+    'participation/num_reported',
+    'Of them, the others: those that take part, if there are `--min_clients`.',
+    'count',
+  ),
+  Metric(
+    'participation/num_stragglers',
+    'Of the last, those that make only a part of their steps.',
+    'count',
+  ),
   of_clients('num_clients', 'Clients in the round.', 'count'),
   of_clients(
     'num_non_finite_clients',

@@ -20,6 +20,7 @@ WIDTH = 80
 
 _TRAIN = metrics.CLIENTS
 
+_TOO_FEW = 'participation/too_few_clients'
 # Clients whose updates did not count.
 _TROUBLES = {
   'not finite': 'num_non_finite_clients',
@@ -84,6 +85,8 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
 
 def figures(report: training_types.RoundReport) -> list[str]:
   """A round's figures, most important first."""
+  if report.metrics.get(_TOO_FEW, 0) and not report.is_bad:
+    return ['too few clients: nothing changed']  # By what was not kept.
   parts = []
   for label, members in metrics.figures(catalogue.all_metrics()).items():
     for column, metric in members.items():

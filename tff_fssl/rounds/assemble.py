@@ -60,8 +60,8 @@ def build_process(
   An algorithm's parts may add to each of these. With groups of clients, their
   elements may need a `slot`, too: see `groups`.
 
-  If clients took part but none sent a usable update, only the round number in
-  the state changes.
+  If clients took part but none sent a usable update, or there are fewer usable
+  clients than `min_clients`, only the round number in the state changes.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
@@ -244,9 +244,10 @@ class _Assembly:
       )
     )
     train_type = work.next.type_signature.result.measurements.member['train']
-    revise_state = None
-    if not is_confidential:  # Else the server must not learn who failed.
-      revise_state = composer.build_keep_if_all_failed(state_type, train_type)
+    min_clients = self._hparams.min_clients
+    counts = composer.build_counts(
+      train_type, min_clients=min_clients, is_confidential=is_confidential
+    )
     end_round = None
     if exchange is not None:
       end_round = exchange_lib.build_accept(
@@ -263,7 +264,8 @@ class _Assembly:
       last_phases=phases,
       end_round=end_round,
       split=split,
-      revise_state=revise_state,
+      counts=counts,
+      reports_too_few=bool(min_clients),
       communication=self._communication(
         model_type,
         work.next.type_signature.result.result.member,
@@ -284,6 +286,7 @@ class _Assembly:
       process.outside = self._exchange.outside
     process.needs_slots = 'slot' in self._element_spec
     process.prediction = self._parts.prediction
+    process.min_clients = self._hparams.min_clients
     process.num_phases = 1 + self._clients.has_second_phase
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message

@@ -48,6 +48,7 @@ def read_client(
 
   Clients' data are not trusted: a label outside the range of classes, or a word
   outside of the vocabulary, would be an error on a CPU, and give NaN on a GPU.
+  A share of steps, if there is one, must be in [0, 1].
 
   Args:
     dataset: A data set of one element, as `data.clients.make_example` makes it.
@@ -69,6 +70,8 @@ def read_client(
     ]
     if accepts is not None:
       checks.append(accepts(x))
+  if 'share' in data:  # NaN is not in the range.
+    checks += [data['share'] >= 0.0, data['share'] <= 1.0]
   usable = tf.reduce_all(checks)
   keep = lambda t: t[: tf.where(usable, tf.shape(t)[0], 0)]
   kept = {k: tf.nest.map_structure(keep, data[k]) for k, _ in _LABELS}

@@ -43,7 +43,7 @@ class ClientPart:
     accepts: `augment.Views.accepts`.
     weigh_by_examples: Whether weights are numbers of examples, if the algorithm
       sets none: of those that were processed, or, with `draws_episodes`, of
-      those that the client has.
+      those that the client has (also if it is a straggler).
     draws_episodes: Whether the algorithm draws episodes.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
@@ -81,6 +81,7 @@ class ClientPart:
       seed=data['seed'],
       round_num=round_num,
       enabled=round_num >= 1,
+      share=data.get('share'),
       sets=received.sets,
       received=received.others,
       watch=watch,

@@ -43,6 +43,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
     start: Weights -> the `ServerModel` of a process that starts from them.
     prediction: How the model predicts.
     num_phases: Client phases in a round.
+    min_clients: Rounds with fewer clients leave all as it was.
     outside: How rows of clients that are kept outside of the state are brought
       before each round, and taken after it; None if there are none. The table
       is `state.distributor['table']`.
@@ -55,6 +56,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   start: Callable[[adapter.Weights], ServerModel]
   prediction: server_model.Prediction
   num_phases: int = 1
+  min_clients: int = 0
   outside: exchange_lib.Outside | None = None
 
 
@@ -63,9 +65,10 @@ class FsslProcess(tff.learning.templates.LearningProcess):
 LastPhase = Callable[
   [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
 ]
-# (distributor's state, rows@CLIENTS, model) -> (state, metrics)@SERVER. With
-# `split`, the rows are what the aggregator made of them.
-EndRound = Callable[[tff.Value, tff.Value, tff.Value], tff.Value]
+# (distributor's state, rows@CLIENTS, model, whether the round counts) ->
+# (state, metrics)@SERVER. With `split`, the rows are what the aggregator made
+# of them.
+EndRound = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]
 
 
 def compose_fssl_process(
@@ -80,13 +83,13 @@ def compose_fssl_process(
   last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
   split: tff.Computation | None = None,
-  revise_state: tff.Computation | None = None,
+  counts: tff.Computation | None = None,
+  reports_too_few: bool = False,
   communication: tff.Computation | None = None,
 ) -> FsslProcess:
   """Composes a `LearningProcess`.
 
-  Without the keyword arguments it is
-  `tff.learning.templates.compose_learning_process`, with one difference: the
+  Without the keyword arguments it is TFF's `compose_learning_process`, but the
   state holds a `ServerModel`, and `get_model_weights` converts it to
   `tff.learning.models.ModelWeights`, which evaluation and export expect.
 
@@ -106,14 +109,14 @@ def compose_fssl_process(
       send OrderedDict(update, row).
     split: If rows are part of the update instead, takes what the aggregator
       made of both to (update, row).
-    revise_state: `<S, S, train> -> S`, from the state before the round, the
-      state after it and the client work's metrics to the final state.
+    counts: `<round number, train> -> bool`, whether the round counts, from the
+      client work's metrics; if not, it leaves the state but for its counters.
+    reports_too_few: Whether the metrics say which rounds did not count.
     communication: `<M, M, number of clients> -> figures`, among the metrics;
       the models are those before and after the finalizer.
 
   Returns:
-    The process. Its attributes `find_non_finite` and `prediction` are to be
-    set.
+    The process, whose `find_non_finite` and `prediction` are to be set.
   """
 
   @tff.federated_computation
@@ -137,7 +140,8 @@ def compose_fssl_process(
       last_phases,
       end_round,
       split,
-      revise_state,
+      counts,
+      reports_too_few,
       communication,
     ),
     init_fn.type_signature.result,
@@ -149,41 +153,58 @@ def compose_fssl_process(
   return process
 
 
-def build_keep_if_all_failed(
-  state_type: tff.Type, train_type: tff.Type
-) -> tff.Computation:
-  """Builds `<S, S, train> -> S`, a `revise_state` of `compose_fssl_process`.
+def build_counts(
+  train_type: tff.Type, *, min_clients: int, is_confidential: bool
+) -> tff.Computation | None:
+  """Builds `<round number, train> -> bool`, `compose_fssl_process`'s `counts`.
 
-  If clients took part but none sent a usable update, it restores the old model,
-  and what made it.
+  A round does not count if clients took part but none sent a usable update, or
+  if there are fewer than `min_clients` usable ones. Rounds before round 1 have
+  no clients, and count.
 
   Args:
-    state_type: The type S of the process's state.
     train_type: The type of the client work's metrics.
+    min_clients: The least number of clients; 0: a round without any counts.
+    is_confidential: Whether the server must not learn whose update was not
+      usable; then all count as such.
 
   Returns:
-    The computation.
+    The computation; None if all rounds count.
+  """
+  if is_confidential and not min_clients:
+    return None
+
+  @tff.tensorflow.computation(tf.int32, train_type)
+  def counts(round_num: tf.Tensor, train: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    num_clients = num_usable = train['num_clients']
+    if not is_confidential:
+      num_usable -= train['num_non_finite_clients']
+      num_usable -= train['num_rejected_clients']
+    all_failed = tf.logical_and(num_clients > 0, num_usable <= 0)
+    too_few = tf.logical_and(round_num >= 1, num_usable < min_clients)
+    return tf.logical_not(tf.logical_or(all_failed, too_few))
+
+  return counts
+
+
+def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
+  """Builds `<S, S, bool> -> S`: the state after a round that may not count.
+
+  Given the states before and after it, it restores the old model, and what made
+  it. What an exchange keeps is not touched: such a round gives it no rows.
   """
 
-  @tff.tensorflow.computation(state_type, state_type, train_type)
-  def keep_if_all_failed(
-    old: LearningAlgorithmState,
-    new: LearningAlgorithmState,
-    train: Mapping[str, tf.Tensor],
+  @tff.tensorflow.computation(state_type, state_type, tf.bool)
+  def keep_unless(
+    old: LearningAlgorithmState, new: LearningAlgorithmState, counts: tf.Tensor
   ) -> LearningAlgorithmState:
-    num_failed = train['num_non_finite_clients'] + train['num_rejected_clients']
-    failed = tf.logical_and(
-      train['num_clients'] > 0, num_failed >= train['num_clients']
-    )
-
     def kept(old: Any, new: Any) -> Any:
       return tf.nest.map_structure(
-        lambda n, o: tf.where(failed, o, n), new, old
+        lambda n, o: tf.where(counts, n, o), new, old
       )
 
     finalizer_state = kept(old.finalizer, new.finalizer)
     finalizer_state['round_num'] = new.finalizer['round_num']
-    # A round without a usable update has no rows for an exchange, either.
     return new._replace(
       global_model_weights=kept(
         old.global_model_weights, new.global_model_weights
@@ -192,7 +213,13 @@ def build_keep_if_all_failed(
       finalizer=finalizer_state,
     )
 
-  return keep_if_all_failed
+  return keep_unless
+
+
+@tff.tensorflow.computation(tf.bool)
+def _is_not(counts: tf.Tensor) -> tf.Tensor:
+  """1 if false: int32 scalar."""
+  return tf.cast(tf.logical_not(counts), tf.int32)
 
 
 class _Round(NamedTuple):
@@ -205,7 +232,8 @@ class _Round(NamedTuple):
   last_phases: Sequence[LastPhase]
   end_round: EndRound | None
   split: tff.Computation | None
-  revise_state: tff.Computation | None
+  counts: tff.Computation | None
+  reports_too_few: bool
   communication: tff.Computation | None
 
 
@@ -230,6 +258,7 @@ class _Results(NamedTuple):
 def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
   """Builds `<S@SERVER, D*@CLIENTS> -> <state=S, metrics>@SERVER`."""
   data_type = parts.client_work.next.type_signature.parameter[2]
+  keep_unless = _build_keep_unless(state_type.member) if parts.counts else None
 
   @tff.federated_computation(state_type, data_type)
   def next_fn(
@@ -244,9 +273,13 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
       )
       model = of_phase['result']
       of_phases.append(of_phase['measurements'])
+    train = results.worked.measurements['train']
+    counts = tff.federated_value(True, tff.SERVER)
+    if parts.counts is not None:
+      counts = tff.federated_map(parts.counts, (state.client_work, train))
     distributor_state, of_exchange = results.distributed.state, None
     if parts.end_round is not None:
-      ended = parts.end_round(distributor_state, results.rows, model)
+      ended = parts.end_round(distributor_state, results.rows, model, counts)
       distributor_state, of_exchange = ended[0], ended[1]
     new_state = tff.federated_zip(
       LearningAlgorithmState(
@@ -257,12 +290,14 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
         results.finalized.state,
       )
     )
-    train = results.worked.measurements['train']
-    if parts.revise_state is not None:
-      new_state = tff.federated_map(
-        parts.revise_state, (state, new_state, train)
-      )
+    if keep_unless is not None:
+      new_state = tff.federated_map(keep_unless, (state, new_state, counts))
     metrics = _metrics_of_parts(results)
+    if parts.reports_too_few:
+      too_few = tff.federated_map(_is_not, counts)
+      metrics['participation'] = tff.federated_zip(
+        collections.OrderedDict(too_few_clients=too_few)
+      )
     if of_phases:
       metrics['last_phase'] = of_phases[0]
     if of_exchange is not None:

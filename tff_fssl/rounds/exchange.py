@@ -311,11 +311,12 @@ def build_accept(
   exchange: Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
-) -> Callable[[tff.Value, tff.Value, tff.Value], tff.Value]:
-  """Builds `(state, rows@CLIENTS, model) -> (state, metrics)` of a round's end.
+) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
+  """Builds `(state, rows@CLIENTS, model, counts) -> (state, metrics)`.
 
-  Rows whose id another client of the cohort claims, too, are left out, all of
-  them: the server cannot tell whose they are. With an exchange `in_sum`, the
+  This is the end of a round; if the round does not count, no row is kept. Rows
+  whose id another client of the cohort claims, too, are left out, all of them:
+  the server cannot tell whose they are. With an exchange `in_sum`, the
   function takes what the aggregator made of the rows instead, at the server.
 
   Args:
@@ -330,10 +331,18 @@ def build_accept(
     return _build_accept_sum(exchange, distributor_state_type, model_type)
   collect, rows_type = _build_collect(row_type(exchange))
 
-  @tff.tensorflow.computation(distributor_state_type, rows_type, model_type)
+  @tff.tensorflow.computation(
+    distributor_state_type, rows_type, model_type, tf.bool
+  )
   def accept(
-    state: Mapping[str, Any], rows: Mapping[str, Any], model: ServerModel
+    state: Mapping[str, Any],
+    rows: Mapping[str, Any],
+    model: ServerModel,
+    counts: tf.Tensor,
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
+    rows = collections.OrderedDict(
+      rows, is_valid=tf.logical_and(rows['is_valid'], counts)
+    )
     undisputed = _is_undisputed(exchange, rows)
     kept = tf.cond(
       tf.reduce_all(undisputed),
@@ -358,9 +367,9 @@ def build_accept(
     )
 
   def end_round(
-    state: tff.Value, rows: tff.Value, model: tff.Value
+    state: tff.Value, rows: tff.Value, model: tff.Value, counts: tff.Value
   ) -> tff.Value:
-    return tff.federated_map(accept, (state, collect(rows), model))
+    return tff.federated_map(accept, (state, collect(rows), model, counts))
 
   return end_round
 
@@ -369,16 +378,22 @@ def _build_accept_sum(
   exchange: Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
-) -> Callable[[tff.Value, tff.Value, tff.Value], tff.Value]:
+) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
   """`build_accept` where the aggregator has combined the rows already."""
   values_type = row_type(exchange)['values']
 
-  @tff.tensorflow.computation(distributor_state_type, values_type, model_type)
+  @tff.tensorflow.computation(
+    distributor_state_type, values_type, model_type, tf.bool
+  )
   def accept(
-    state: Mapping[str, Any], values: Mapping[str, Any], model: ServerModel
+    state: Mapping[str, Any],
+    values: Mapping[str, Any],
+    model: ServerModel,
+    counts: tf.Tensor,
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
     # Where no client had any weight, the result is NaN.
-    usable = tf.cast(adapter.all_finite(list(values.values())), tf.int32)
+    is_usable = adapter.all_finite(list(values.values()))
+    usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
     rows = Rows(
       tf.zeros([usable], tf.int32),
       {name: value[None][:usable] for name, value in values.items()},
@@ -394,9 +409,9 @@ def _build_accept_sum(
     )
 
   def end_round(
-    state: tff.Value, values: tff.Value, model: tff.Value
+    state: tff.Value, values: tff.Value, model: tff.Value, counts: tff.Value
   ) -> tff.Value:
-    return tff.federated_map(accept, (state, values, model))
+    return tff.federated_map(accept, (state, values, model, counts))
 
   return end_round
 

@@ -148,6 +148,17 @@ class RoundHparams:
     minimum=0,
     maximum=10**9,
   )
+  min_clients: int = hparam(
+    0,
+    'A round with fewer usable clients leaves all as it was (model, server'
+    " optimizer, what is kept of clients, the server's training), and the run"
+    ' goes on with the next. Usable are clients that report, with data and an'
+    ' update that can be used; under --aggregator=secure and dp, all that'
+    ' report. 0: the server also goes on alone. With --dropout_probability or'
+    ' --availability_file, unless given: 1.',
+    minimum=0,
+    maximum=10**6,
+  )
   server_optimizer: str = hparam(
     'sgd',
     'The optimizer that applies the mean update: sgd (FedAvg; with momentum,'

@@ -14,9 +14,10 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.data import clients
-from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
+from tff_fssl.rounds import participation as participation_lib
 
+ParticipationHparams = participation_lib.ParticipationHparams
 _FORMAT = '<qq'
 # The most characters that are shown of why a client's data cannot be used.
 _MAX_REASON = 200
@@ -123,9 +124,10 @@ def draw_slots(
   Returns:
     The slots, 0 .. clients_per_round - 1, of the clients of the round.
   """
-  generator = seeds.cohort_generator(seed, round_num)
-  drawn = generator.choice(num_clients, clients_per_round, replace=False)
-  return {int(client_id): slot for slot, client_id in enumerate(drawn)}
+  drawn = participation_lib.draw_order(
+    seed, round_num, num_clients, clients_per_round
+  )
+  return {client_id: slot for slot, client_id in enumerate(drawn)}
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
@@ -207,6 +209,8 @@ class CohortDataSource(tff.program.FederatedDataSource):
     clients_per_round: int,
     first_round: int = 1,
     trains_clients: bool = True,
+    participation: ParticipationHparams = ParticipationHparams(),
+    min_clients: int = 0,
     recipe: 'CohortRecipe | None' = None,
   ):
     """Describes the population.
@@ -216,21 +220,30 @@ class CohortDataSource(tff.program.FederatedDataSource):
         dataset whose elements are of type D.
       make_client: (round_num, client_id, slot) -> a client's data, a dataset;
         called when the client's turn comes, perhaps in another thread, perhaps
-        twice a round. Slots are `draw_slots`'s.
+        twice a round. The slot is the client's position in the order in which
+        the round's clients are drawn.
       seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
       clients_per_round: How many are drawn in each round.
       first_round: The number of the first round; in rounds before 1 (the
         server's pre-training) nobody is drawn.
       trains_clients: Whether rounds have clients at all.
+      participation: Which clients can be drawn, and which of them take part.
+      min_clients: If fewer than that take part in a round, nobody does.
       recipe: What does the same as `make_client` on other machines, if anything
         does.
+
+    Raises:
+      UsageError: If more clients would be drawn than there are, or the file
+        that `participation` names is wrong.
     """
     if not 1 <= clients_per_round <= num_clients and trains_clients:
       raise ValueError(
         f'clients_per_round={clients_per_round}: must be from 1 to'
         f' num_clients={num_clients}'
       )
+    if trains_clients:
+      participation.check_cohort(clients_per_round, num_clients)
     self._federated_type = federated_type
     self._make_client = make_client
     self.seed = seed
@@ -238,6 +251,11 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self._clients_per_round = clients_per_round
     self._first_round = first_round
     self._trains_clients = trains_clients
+    self._participation = participation
+    self._availability = participation_lib.read_availability(
+      participation, num_clients
+    )
+    self._min_clients = min_clients
     self._recipe = recipe
     self._iterator_class = type(
       'BoundCohortIterator', (CohortIterator,), {'_source': self}
@@ -259,23 +277,52 @@ class CohortDataSource(tff.program.FederatedDataSource):
     self, seed: int, round_num: int, k: int | None = None
   ) -> list[int]:
     """The clients of a round; none before round 1."""
-    return sorted(self._slots(seed, round_num, k))
+    return sorted(self._cohort_of(seed, round_num, k).slots)
 
-  def _slots(
-    self, seed: int, round_num: int, k: int | None = None
-  ) -> dict[int, int]:
-    """The clients of a round, with their slots."""
-    if round_num < 1 or not self._trains_clients:
+  def counts(self, seed: int, round_num: int) -> dict[str, int]:
+    """How many clients a round lost on the way, as in train.csv.
+
+    Args:
+      seed: Seed of the cohorts.
+      round_num: The round.
+
+    Returns:
+      Name -> number; empty if all that are drawn always take part fully.
+    """
+    if not (self._participation.is_on and self._trains_clients):
       return {}
+    return self._participants(seed, round_num).counts()
+
+  def _participants(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> participation_lib.Participants:
+    """Those that report in a round, be they enough or not."""
+    if round_num < 1 or not self._trains_clients:
+      return participation_lib.NOBODY
     if k is None:
       k = self._clients_per_round
     if not 1 <= k <= self._num_clients:
       raise ValueError(f'k={k}: must be from 1 to {self._num_clients}')
-    return draw_slots(seed, round_num, self._num_clients, k)
+    return participation_lib.draw(
+      self._participation,
+      self._availability,
+      seed=seed,
+      round_num=round_num,
+      num_clients=self._num_clients,
+      clients_per_round=k,
+    )
+
+  def _cohort_of(
+    self, seed: int, round_num: int, k: int | None = None
+  ) -> participation_lib.Participants:
+    """Those that train in a round: all that report, or nobody."""
+    reporting = self._participants(seed, round_num, k)
+    is_enough = len(reporting.slots) >= self._min_clients
+    return reporting if is_enough else participation_lib.NOBODY
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
     """The data of a round's clients."""
-    return self.chosen(round_num, self._slots(seed, round_num, k))
+    return self.chosen(round_num, self._cohort_of(seed, round_num, k).slots)
 
   def chosen(self, round_num: int, slots: Mapping[int, int]) -> Cohort:
     """The data that these clients, by id -> slot, have in a round."""
@@ -293,6 +340,7 @@ def build_data_source(
   *,
   seed: int,
   on_failure: OnFailure = warn_of_failure,
+  participation: ParticipationHparams = ParticipationHparams(),
   load_elsewhere: Callable[[], LoadClient] | None = None,
   **population: Any,
 ) -> CohortDataSource:
@@ -301,7 +349,8 @@ def build_data_source(
   A client whose data cannot be used is left out of the round: `load_client`
   raises, or returns examples that `clients.make_example` refuses, images that
   the process does not take, or labels that are not classes. The process counts
-  such a client as rejected.
+  such a client as rejected. Rounds with fewer clients than the process's
+  `min_clients` have none.
 
   Args:
     process: The process that the clients train in.
@@ -312,6 +361,9 @@ def build_data_source(
       nothing else, so that a run that was stopped goes on alike.
     seed: Seed of the cohorts, and of what clients draw in a round.
     on_failure: Called for clients that are left out; see `OnFailure`.
+    participation: Which clients can be drawn, and what becomes of them. With
+      stragglers, the process must have been built for an element with `share`
+      (`clients.element_spec`).
     load_elsewhere: Makes what is equal to `load_client` on another machine. It
       is pickled, and called once in each process there: it is small, and reads
       that machine's own data. Without it, a runtime of several machines sends
@@ -321,17 +373,34 @@ def build_data_source(
 
   Returns:
     The source. Its cohorts work in any TFF context.
+
+  Raises:
+    UsageError: If `participation` does not fit the population or the process.
   """
   federated_type = process.next.type_signature.parameter[1]
   spec = tff.types.type_to_tf_tensor_specs(federated_type.member.element)
-  num_classes = getattr(process, 'num_classes', None)
-  once = _Once(on_failure)
-  maker = ClientMaker(spec, num_classes, seed, load_client, once)
-  recipe = None
-  if load_elsewhere is not None:
-    recipe = CohortRecipe(spec, num_classes, seed, load_elsewhere, once)
+  if participation.straggler_probability and 'share' not in spec:
+    raise UsageError(
+      f'straggler_probability={participation.straggler_probability}: the'
+      ' process was built for clients that make all of their steps; build it'
+      ' with clients.element_spec(..., stragglers=True)'
+    )
+  maker = ClientMaker(
+    spec,
+    getattr(process, 'num_classes', None),
+    seed,
+    participation,
+    load_client,
+    _Once(on_failure),
+  )
   return CohortDataSource(
-    federated_type, maker, seed=seed, recipe=recipe, **population
+    federated_type,
+    maker,
+    seed=seed,
+    participation=participation,
+    min_clients=getattr(process, 'min_clients', 0),
+    recipe=load_elsewhere and CohortRecipe(maker, load_elsewhere),
+    **population,
   )
 
 
@@ -361,6 +430,7 @@ class ClientMaker:
     spec: Nested `tf.TensorSpec`s of a client's element.
     num_classes: Labels must be less, if known.
     seed: Seed of what clients draw.
+    participation: How much of their work clients do.
     load_client: Gives a client's examples.
     on_failure: Called for clients that are left out.
   """
@@ -368,6 +438,7 @@ class ClientMaker:
   spec: Any
   num_classes: int | None
   seed: int
+  participation: ParticipationHparams
   load_client: LoadClient
   on_failure: OnFailure
 
@@ -386,6 +457,7 @@ class ClientMaker:
   def _load(
     self, round_num: int, client_id: int, slot: int
   ) -> collections.OrderedDict[str, Any]:
+    """The client's element; raises whatever the user's function raises."""
     labeled, unlabeled = self.load_client(round_num, client_id)
     element = clients.make_example(
       seed=clients.client_seed(self.seed, round_num, client_id),
@@ -394,11 +466,14 @@ class ClientMaker:
       num_classes=self.num_classes,
     )
     _check_element(element, self.spec)
-    if 'client_id' in self.spec:
-      element['client_id'] = np.int32(client_id)
-    if 'slot' in self.spec:
-      element['slot'] = np.int32(slot)
-    return element
+    share = participation_lib.share_of_steps(
+      self.participation, self.seed, round_num, client_id
+    )
+    element['client_id'] = np.int32(client_id)
+    element['slot'] = np.int32(slot)
+    element['share'] = np.float32(share)
+    # Only what the process takes.
+    return collections.OrderedDict((n, element[n]) for n in self.spec)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -406,38 +481,34 @@ class CohortRecipe:
   """Makes clients' data on other machines; see `runtime.recipes.Recipe`.
 
   Attributes:
-    spec: See `ClientMaker`.
-    num_classes: See `ClientMaker`.
-    seed: See `ClientMaker`.
+    maker: What makes them here; only its numbers travel.
     load_elsewhere: See `build_data_source`.
-    on_failure: Called, here, for clients that are left out there.
   """
 
-  spec: Any
-  num_classes: int | None
-  seed: int
+  maker: ClientMaker
   load_elsewhere: Callable[[], LoadClient]
-  on_failure: OnFailure | None
 
   def load(self, report: Callable[[Any], None]) -> ClientMaker:
     """What makes clients' data; `report` gets failures."""
-    return ClientMaker(
-      self.spec,
-      self.num_classes,
-      self.seed,
-      self.load_elsewhere(),
-      lambda *failure: report(failure),
+    return dataclasses.replace(
+      self.maker,
+      load_client=self.load_elsewhere(),
+      on_failure=lambda *failure: report(failure),
     )
 
   def received(self, failure: tuple[int, int, str]) -> None:
     """Takes a failure that was reported elsewhere."""
-    if self.on_failure is not None:
-      self.on_failure(*failure)
+    self.maker.on_failure(*failure)
 
   def __reduce__(self) -> Any:
-    # Failures are reported, not handled, elsewhere.
-    values = (self.spec, self.num_classes, self.seed, self.load_elsewhere, None)
-    return CohortRecipe, values
+    numbers = dataclasses.replace(
+      self.maker, load_client=_not_here, on_failure=_not_here
+    )
+    return CohortRecipe, (numbers, self.load_elsewhere)
+
+
+def _not_here(*_: Any) -> Any:
+  raise RuntimeError('the recipe was not loaded')
 
 
 def _check_element(element: Any, spec: Any) -> None:

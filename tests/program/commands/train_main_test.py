@@ -227,6 +227,61 @@ def test_data(unfinished, what, words, capsys):
   assert not _files(new)
 
 
+def test_an_availability_file_that_is_wrong(unfinished, capsys):
+  folder, files = unfinished
+  path = folder.parent / 'availability.csv'
+  new, flag = folder.parent / 'new', f'--availability_file={path}'
+  _assert_refused(_train(new, flag), [flag, 'does not exist'], capsys)
+  path.write_text('client,from,to\n100,1,5\n')
+  words = [flag, 'line 2: client 100: clients are 0 to 99']
+  _assert_refused(_train(new, flag), words, capsys)
+  assert not new.exists()
+  words = ['--availability_file= there', f'{path} now']
+  _assert_refused(_train(folder, flag), words, capsys)
+  assert _files(folder) == files
+
+
+@pytest.mark.slow
+def test_a_run_with_losses_is_the_same_when_resumed(tmp_path, capsys):
+  path, rows = tmp_path / 'day.csv', ['client,from,to']
+  rows += [f'{i},{1 + i % 2},{2 + i % 2}' for i in range(18)]
+  path.write_text('\n'.join(rows) + '\n')
+  flags = [
+    *(flag for flag in _SMALL if 'clients_per_round' not in flag),
+    f'--availability_file={path}',
+    '--availability_period=2',
+    '--clients_per_round=3',
+    '--dropout_probability=0.5',
+    '--straggler_probability=0.5',
+    '--overselect=0.5',
+    '--min_clients=2',
+    '--total_rounds=6',
+  ]
+  whole, parts = tmp_path / 'whole', tmp_path / 'parts'
+  assert not _train(whole, *flags)
+  for total in (1, 4, 6):
+    assert not _train(parts, *flags, f'--total_rounds={total}')
+  tables = [(f / 'metrics/train.csv').read_bytes() for f in (whole, parts)]
+  assert tables[0] == tables[1]
+  with open(whole / 'metrics/train.csv') as file:
+    read = list(csv.DictReader(file))
+  too_few = [int(row['participation/too_few_clients']) for row in read]
+  assert set(too_few) == {0, 1}
+  first, second = (
+    checkpoint.read(checkpoint.path_of(str(folder / 'checkpoints'), 6))
+    for folder in (whole, parts)
+  )
+  assert first.keys() == second.keys()
+  for name, value in first.items():
+    np.testing.assert_array_equal(value, second[name])
+  # Its copy is compared.
+  capsys.readouterr()
+  path.write_text('client,from,to\n3,1,2\n')
+  words = ['has changed since the run was made', 'parts/availability.csv']
+  code = _train(parts, *flags, '--total_rounds=7')
+  _assert_refused(code, words, capsys)
+
+
 def test_a_dirichlet_split_that_cannot_reach_its_minimum(tmp_path, capsys):
   flags = ['--dataset=digits', '--partition=dirichlet', '--alpha=0.05']
   code = _train(tmp_path / 'run', *flags, '--num_clients=100')

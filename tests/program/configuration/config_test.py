@@ -43,6 +43,13 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--partition=natural', '--algorithm=uda', _CLIENTS],
     ['--partition=shards', '--shards_per_client=3'],
     ['--server_optimizer=adam', '--learning_rate_schedule=cosine'],
+    ['--dropout_probability=0.3', '--overselect=0.5'],
+    [
+      '--availability_file=x.csv',
+      '--availability_period=24',
+      '--min_clients=3',
+    ],
+    ['--straggler_probability=0.5', '--straggler_least_share=0.2'],
   ):
     first = _config(*argv)
     path = tmp_path / 'flags.txt'
@@ -164,6 +171,33 @@ def test_labels_at_clients_have_no_pretraining():
     (
       ['--partition=natural', *_PRIVATE, '--norm=gn'],
       ['--aggregator=dp', '--num_clients'],
+    ),
+    (['--overselect=0.3'], ['--overselect', 'no effect', 'the same time']),
+    (
+      ['--overselect=3', '--dropout_probability=0.2', '--num_clients=39'],
+      ['--overselect=3.0: 40 clients', '--clients_per_round=10', 'are 39'],
+    ),
+    (['--dropout_probability=1'], ['=1.0', 'at most 0.999']),
+    (
+      ['--straggler_least_share=0.2'],
+      ['no effect', '--straggler_probability=0.0'],
+    ),
+    (['--availability_period=24'], ['no effect', '--availability_file=;']),
+    (
+      ['--min_clients=11'],
+      ['--min_clients=11', '--clients_per_round=10', 'none would count'],
+    ),
+    (
+      ['--algorithm=supervised', '--dropout_probability=0.2'],
+      ['--dropout_probability', 'no effect', 'clients do not train'],
+    ),
+    (
+      ['--algorithm=local_uda', _CLIENTS, '--num_labels=50', '--min_clients=2'],
+      ['--min_clients', 'no effect', 'clients train alone'],
+    ),
+    (
+      [*_PRIVATE, '--norm=gn', '--availability_file=x.csv'],
+      ['--availability_file=x.csv', '--aggregator=dp', 'epsilon'],
     ),
     (['--streaming_rounds=5'], ['no effect with --streaming_steps=1']),
     (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
@@ -385,6 +419,30 @@ def test_a_flagfile_may_set_flags_without_effect(tmp_path):
   path.write_text('--fixmatch.confidence_threshold=0.9\n')
   with pytest.raises(UsageError, match='a.flags'):
     _config(f'--flagfile={path}')
+
+
+def test_rounds_that_may_be_empty_must_have_a_client():
+  for flag, min_clients in (
+    ('--dropout_probability=0.3', 1),
+    ('--availability_file=x.csv', 1),
+    ('--straggler_probability=0.3', 0),
+  ):
+    assert _config(flag).round.min_clients == min_clients
+    assert _config(flag, '--min_clients=4').round.min_clients == 4
+  assert _config('--dropout_probability=0.3', '--min_clients=0') != _config(
+    '--dropout_probability=0.3'
+  )
+
+
+def test_participation_is_nothing_where_clients_do_not_train(tmp_path):
+  path = tmp_path / 'a.flags'
+  path.write_text('--dropout_probability=0.3\n--min_clients=3\n')
+  alone = _config(f'--flagfile={path}', '--algorithm=supervised')
+  assert not alone.participation.is_on and not alone.round.min_clients
+  assert not alone.flags().keys() & {'dropout_probability', 'min_clients'}
+  own = [f'--flagfile={path}', '--algorithm=local_uda', _CLIENTS]
+  assert _config(*own, '--num_labels=50').participation.is_on
+  assert not _config(*own, '--num_labels=50').round.min_clients
 
 
 @pytest.mark.parametrize('name', ['robust', 'dp', 'mean'])

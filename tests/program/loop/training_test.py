@@ -16,6 +16,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
+from tff_fssl.rounds import sampling
 
 
 def _rows(folder, name):
@@ -106,6 +107,30 @@ def test_a_warm_start_that_is_killed_goes_on_without_its_weights(tmp_path):
     fakes.run(folder, reporter=reporter, options=options, total_rounds=1)
     assert not any('lacks rows' in m for m in reporter.messages)
     assert fakes.results(folder) == fakes.results(tmp_path / 'whole'), stop_at
+
+
+def test_who_took_part_is_in_the_table_and_the_same_when_resumed(tmp_path):
+  make = lambda: fakes.data_source(
+    participation=sampling.ParticipationHparams(dropout_probability=0.5)
+  )
+  fakes.run(tmp_path / 'whole', source=make(), total_rounds=9)
+  rows = _rows(tmp_path / 'whole', 'train.csv')
+  numbers = [
+    [int(row[f'participation/num_{name}']) for row in rows]
+    for name in ('drawn', 'dropped_out', 'reported')
+  ]
+  assert numbers[0] == [0] + 9 * [2]
+  assert set(numbers[1]) == {0, 1, 2}
+  assert [d - o for d, o, _ in zip(*numbers)] == numbers[2]
+  clients = [row['client_work/train/num_clients'] for row in rows]
+  assert clients == list(map(str, numbers[2]))
+  for total in (2, 5, 9):
+    fakes.run(tmp_path / 'parts', source=make(), total_rounds=total)
+  for path in ('train.csv', 'round_9.ckpt'):
+    whole, parts = (
+      fakes.results(tmp_path / name)[path] for name in ('whole', 'parts')
+    )
+    assert whole == parts
 
 
 @pytest.mark.parametrize('number', [signal.SIGINT, signal.SIGTERM])

@@ -31,6 +31,7 @@ from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
+from tff_fssl.rounds import participation
 
 _USAGE = 'programs/train.py [--flagfile=FILE] [--FLAG=VALUE ...]'
 _ABOUT = (
@@ -70,6 +71,7 @@ def train_main(argv: Sequence[str]) -> int:
       _close(view, tree)
       return main_lib.DONE
     completion.check_outputs(config, tree)
+    _check_availability(config, tree)
     source = None
     if config.run.init_from and not checkpoint.versions(tree.checkpoints):
       source = warm_start.find(config.run.init_from)
@@ -129,6 +131,7 @@ def _train(
       chunks = checkpoint.to_chunks(loaded.frozen, owner)
       durable.write_file(tree.frozen, chunks)
     _record_partition(task, tree)
+    _record_availability(task, tree)
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
@@ -332,6 +335,34 @@ def _record_partition(task: Any, tree: output_tree.OutputTree) -> None:
     partition_plot.plot(task.partition, tree.partition_png)
 
 
+def _check_availability(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> None:
+  """Raises `UsageError` if the file is wrong, or not that of the run."""
+  availability = participation.read_availability(
+    config.participation, config.run.num_clients
+  )
+  if availability is None or not os.path.lexists(tree.availability_csv):
+    return
+  if files.read_text(tree.availability_csv) != availability.to_csv():
+    raise UsageError(
+      f'--availability_file={config.participation.availability_file}: has'
+      ' changed since the run was made, so the run cannot be continued; give'
+      f' what is in its copy, {tree.availability_csv}, or choose another'
+      ' --output_dir'
+    )
+
+
+def _record_availability(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes a copy of the file; one that is already there has been checked."""
+  availability = participation.read_availability(
+    task.config.participation, task.partition.num_clients
+  )
+  if availability and not os.path.lexists(tree.availability_csv):
+    text = availability.to_csv()
+    durable.write_file(tree.availability_csv, [text.encode()])
+
+
 def _banner(
   task: Any,
   context: Any,
@@ -404,6 +435,7 @@ def _banner(
     f'{frozen}, computing in {round_hparams.compute_dtype}',
     **({'starts from': start} if start else {}),
     'rounds': f'{run.total_rounds}, {cohort}',
+    **_participation_row(config),
     **({'compute': compute.describe()} if compute else {}),
     **({'with': flags.to_arguments(defaults)} if defaults else {}),
     'runs': f'{where}, seed {run.seed}',
@@ -436,6 +468,27 @@ def _streaming_row(streaming: Any) -> dict[str, str]:
     'streaming': f"{streaming.steps} parts of each client's unlabelled"
     f' examples, {rounds} each, {end}'
   }
+
+
+def _participation_row(config: config_lib.Config) -> dict[str, str]:
+  """Who takes part, if not all that are drawn, fully."""
+  settings, parts = config.participation, []
+  if settings.availability_file:
+    period = settings.availability_period
+    again = f', again after {period} rounds' if period else ''
+    parts.append(f'when {settings.availability_file} says so{again}')
+  num_drawn = settings.num_drawn(config.run.clients_per_round)
+  if num_drawn > config.run.clients_per_round:
+    parts.append(f'{num_drawn} are drawn')
+  for probability, what in (
+    (settings.dropout_probability, 'drop out'),
+    (settings.straggler_probability, 'make a part of their steps'),
+  ):
+    if probability:
+      parts.append(f'{console.format_percent(probability)} {what}')
+  if config.round.min_clients:
+    parts.append(f'at least {config.round.min_clients}')
+  return {'taking part': '; '.join(parts)} if parts else {}
 
 
 def _range(numbers: Sequence[int]) -> str:

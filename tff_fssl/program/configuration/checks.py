@@ -41,6 +41,12 @@ def check(config: 'config_lib.Config') -> None:
     )
   if run.num_clients:  # Else the data set says how many there are.
     check_cohort(config, run.num_clients)
+  if round_hparams.min_clients > run.clients_per_round:
+    raise UsageError(
+      f'--min_clients={round_hparams.min_clients}: no round has more than'
+      f' --clients_per_round={run.clients_per_round} clients, so none would'
+      ' count; give at most that'
+    )
   if run.full_labels and scenario != _CLIENTS:
     raise UsageError(
       f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
@@ -113,11 +119,14 @@ def _check_examples(config: 'config_lib.Config') -> None:
 
 def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:
   """Refuses cohorts of more clients than there are; raises `UsageError`."""
-  if config.trains_clients and config.run.clients_per_round > num_clients:
+  if not config.trains_clients:
+    return
+  if config.run.clients_per_round > num_clients:
     raise UsageError(
       f'--clients_per_round={config.run.clients_per_round}: must be at most'
       f' --num_clients={num_clients}'
     )
+  config.participation.check_cohort(config.run.clients_per_round, num_clients)
 
 
 def _check_aggregator(config: 'config_lib.Config') -> None:
@@ -156,6 +165,12 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       also_sends=config.sends_signals and (config.without_signals or True),
     )
   if name == aggregator_hparams.DP:
+    if config.participation.availability_file:
+      raise UsageError(
+        f'--availability_file={config.participation.availability_file}: with'
+        f' --aggregator={name} epsilon holds only if every client can be drawn'
+        ' in every round; leave one of the two out'
+      )
     if not run.num_clients:
       raise UsageError(
         f'--aggregator={name}: epsilon depends on the number of clients; give'

@@ -20,6 +20,7 @@ from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
+from tff_fssl.rounds import participation_hparams
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 PartitionSettings = partition_settings_lib.PartitionSettings
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 DataHparams = data_hparams.DataHparams
+ParticipationHparams = participation_hparams.ParticipationHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
 
@@ -41,6 +43,7 @@ _OF_COMMON_MODEL = (
   'server_optimizer_momentum',
   'average_decay',
   'statistics_phase',
+  'min_clients',
 )
 
 
@@ -54,6 +57,7 @@ class Config:
     aggregator: Hyper-parameters of the aggregation.
     algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
     data: How the images of the data set are read.
+    participation: Hyper-parameters of who takes part in rounds.
     info: The data set, as far as it is known without loading it.
   """
 
@@ -62,6 +66,7 @@ class Config:
   aggregator: AggregatorHparams
   algorithm: Any
   data: DataHparams
+  participation: ParticipationHparams
   info: data_names.DataSetInfo
 
   @property
@@ -186,6 +191,7 @@ def groups() -> list[flags.Group]:
     flags.Group(RunHparams),
     flags.Group(DataHparams),
     flags.Group(RoundHparams),
+    flags.Group(ParticipationHparams),
     flags.Group(AggregatorHparams),
     *map(own_group, registry.REGISTRY.values()),
   ]
@@ -253,6 +259,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     parsed.build(AggregatorHparams),
     parsed.build(entry.hparams, f'{run.algorithm}.'),
     data,
+    parsed.build(ParticipationHparams),
     info,
   )
   config = _follow(config, parsed)
@@ -340,6 +347,13 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     )
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
+  if not parsed.is_set('min_clients') and config.participation.may_be_empty:
+    round_hparams = dataclasses.replace(round_hparams, min_clients=1)
+  # Flags of a flagfile that have no effect must not change anything, either.
+  if not config.aggregates:
+    round_hparams = dataclasses.replace(round_hparams, min_clients=0)
+  if not config.trains_clients:
+    config = dataclasses.replace(config, participation=ParticipationHparams())
   if run.partition_file:  # It says what these flags are.
     return dataclasses.replace(config, round=round_hparams)
   if run.full_labels and not parsed.is_set('num_labels'):
@@ -365,6 +379,7 @@ def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
     (config.run, ''),
     (config.data, ''),
     (config.round, ''),
+    (config.participation, ''),
     (config.aggregator, ''),
     (config.algorithm, config.prefix),
   )
@@ -403,7 +418,9 @@ def _without_effect(config: Config) -> dict[str, str]:
     result |= dict.fromkeys(
       (
         *dataclasses.asdict(config.aggregator),
+        *dataclasses.asdict(config.participation),
         'debug_non_finite',
+        'min_clients',
         'statistics_phase',
       ),
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'

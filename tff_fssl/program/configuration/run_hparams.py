@@ -140,7 +140,7 @@ class RunHparams:
   client_test_fraction: float = hparam(
     0.0,
     "Share of each client's examples of known class that is held out for"
-    ' evaluation at the client (programs/evaluate.py --federated), where nobody'
+    ' evaluation at the client (evaluate --federated), where nobody'
     ' trains on them: at least one, if the client has two. Labels are given to'
     ' the others.',
     minimum=0,

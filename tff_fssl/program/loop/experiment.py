@@ -428,7 +428,10 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   process = config.entry.build(
     task.model_fn,
     views=task.views,
-    element_spec=clients.element_spec(data.example_shape),
+    element_spec=clients.element_spec(
+      data.example_shape,
+      stragglers=bool(config.participation.straggler_probability),
+    ),
     server_data_fn=server_data_fn,
     round_hparams=round_settings,
     hparams=config.algorithm,
@@ -449,6 +452,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     load(),
     seed=config.run.seed,
     on_failure=(lambda *_: None) if is_private else failed_clients.add,
+    participation=config.participation,
     num_clients=partition.num_clients,
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,

@@ -306,6 +306,7 @@ class _Run:
   ) -> tuple[ProgramState, RoundReport]:
     """Runs a round, evaluates if that is due, and releases the results."""
     start = time.monotonic()
+    counts = self._data_source.counts(state.iterator.seed, round_num)
     cohort = state.iterator.select()
     output = await tff.program.materialize_value(
       self._process.next(state.process, cohort)
@@ -317,7 +318,7 @@ class _Run:
     in_round = self._hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
-    metrics = managers.flatten(output.metrics)
+    metrics = {**managers.flatten(output.metrics), **counts}
     is_bad = round_checks.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)
     evaluation: Mapping[str, float] = {}

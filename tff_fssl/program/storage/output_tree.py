@@ -2,6 +2,7 @@
 
 flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
+availability.csv    which clients can be drawn when, if not all always
 compute.json        what clients and server compute in a round
 checkpoints/        round_N.ckpt
 client_rows/        what clients last sent, if it is kept beside the checkpoints
@@ -52,6 +53,7 @@ _FILES = frozenset(
     'frozen.ckpt',
     'partition.json',
     'partition.png',
+    'availability.csv',
     'compute.json',
     'summary.json',
     'train.csv',
@@ -170,6 +172,11 @@ class OutputTree:
   def partition_png(self) -> str:
     """The partition, drawn."""
     return self._join('partition.png')
+
+  @property
+  def availability_csv(self) -> str:
+    """Which clients can be drawn in which rounds."""
+    return self._join('availability.csv')
 
   @property
   def compute_json(self) -> str:

@@ -1,0 +1,113 @@
+"""Hyper-parameters of who takes part in rounds, and how far. TensorFlow-free.
+
+docs/participation.md explains them.
+"""
+
+import dataclasses
+import fractions
+import math
+
+from tff_fssl import hparams
+from tff_fssl.hparams import hparam
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticipationHparams:
+  """Which clients can be drawn, and what becomes of those that are drawn."""
+
+  availability_file: str = hparam(
+    '',
+    'A CSV file that says in which rounds clients can be drawn, with the header'
+    ' client,from,to: the number of a client, a round, and the round before'
+    ' which its availability ends. A client may have several rows; clients that'
+    ' are not named are always available. The run keeps a copy,'
+    ' availability.csv (docs/participation.md).',
+    group='Participation of clients',
+  )
+  availability_period: int = hparam(
+    0,
+    'Rounds after which --availability_file begins again, such as 24 for days'
+    ' of 24 rounds. 0: never; clients that it names are then not available'
+    ' after their last row.',
+    minimum=0,
+    maximum=10**7,
+  )
+  dropout_probability: float = hparam(
+    0.0,
+    'Probability that a client that was drawn for a round does not report: it'
+    ' does not take part.',
+    minimum=0,
+    maximum=0.999,
+  )
+  straggler_probability: float = hparam(
+    0.0,
+    'Probability that a client makes only a part of its local steps, at least'
+    ' one, and sends what it has then.',
+    minimum=0,
+    maximum=1,
+  )
+  straggler_least_share: float = hparam(
+    0.0,
+    'The least share of its local steps that a straggler makes; the share is'
+    ' drawn evenly between this and 1.',
+    minimum=0,
+    maximum=1,
+  )
+  overselect: float = hparam(
+    0.0,
+    'How many more clients are drawn than take part: 0.3 draws 1.3 times'
+    ' --clients_per_round, rounded up, of which the first --clients_per_round'
+    ' that report take part. Stragglers report last.',
+    minimum=0,
+    maximum=100,
+  )
+
+  def __post_init__(self) -> None:
+    hparams.validate(self)
+
+  def without_effect(self) -> dict[str, str]:
+    """Fields that change nothing -> the flags that are the reason."""
+    result = {}
+    if not self.availability_file:
+      result['availability_period'] = '--availability_file='
+    if not self.straggler_probability:
+      result['straggler_least_share'] = '--straggler_probability=0.0'
+    if not self._some_report_late:
+      result['overselect'] = (
+        '--dropout_probability=0.0 and --straggler_probability=0.0: all that'
+        ' are drawn report at the same time'
+      )
+    return result
+
+  @property
+  def _some_report_late(self) -> bool:
+    """Whether it makes a difference to draw more clients than are needed."""
+    return bool(self.dropout_probability or self.straggler_probability)
+
+  @property
+  def is_on(self) -> bool:
+    """Whether anything differs from cohorts in which all take part fully."""
+    return self._some_report_late or bool(self.availability_file)
+
+  @property
+  def may_be_empty(self) -> bool:
+    """Whether there can be rounds in which nobody reports."""
+    return bool(self.dropout_probability or self.availability_file)
+
+  def num_drawn(self, clients_per_round: int) -> int:
+    """How many clients are drawn for a round, if so many are available."""
+    if not self._some_report_late:
+      return clients_per_round
+    # In decimals, as it was written: 1.1 * 10 in binary is more than 11.
+    more = fractions.Fraction(repr(self.overselect)) * clients_per_round
+    return clients_per_round + math.ceil(more)
+
+  def check_cohort(self, clients_per_round: int, num_clients: int) -> None:
+    """Refuses to draw more clients than there are; raises `UsageError`."""
+    num_drawn = self.num_drawn(clients_per_round)
+    if num_drawn > num_clients:
+      raise hparams.UsageError(
+        f'--overselect={self.overselect}: {num_drawn} clients would be drawn'
+        f' for --clients_per_round={clients_per_round}, but there are'
+        f' {num_clients}; give less, or fewer clients a round'
+      )
