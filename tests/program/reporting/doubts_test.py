@@ -37,6 +37,7 @@ def test_a_dead_loss_weight(tmp_path):
   'value, text',
   [
     (0.0, 'loss_pseudo_label is 0 in rounds 1 to 12'),
+    (lambda r: float(r < 9), 'loss_pseudo_label is 0 in rounds 9 to 12'),
     (0.7, 'loss_pseudo_label is 0.7 in rounds 1 to 12: a loss that never'),
   ],
 )
@@ -59,7 +60,8 @@ def test_collapsed_pseudo_labels(tmp_path):
   [
     ('fixmatch', 0, 'no pseudo-label is kept in rounds 3 to 12'),
     ('fixmatch', 1, 'every pseudo-label is kept in rounds 3 to 12'),
-    ('mixmatch', 1, ''),  # As it is meant to.
+    ('mixmatch', 1, ''),  # It has no threshold.
+    ('protofssl', 1, ''),
   ],
 )
 def test_all_or_no_pseudo_labels_are_kept(tmp_path, algorithm, ratio, text):

@@ -24,8 +24,6 @@ _TRAIN = metrics.CLIENTS
 _LAST = 10
 # Fewer rounds say nothing about whether a loss changes.
 _FEWEST_ROUNDS = 3
-# It keeps all pseudo-labels, whatever happens.
-_KEEPS_ALL = 'mixmatch'
 # An aggregation weight stands out if it is this share or more, of so many
 # clients or more.
 _LARGE_SHARE, _FEWEST_CLIENTS = 0.6, 4
@@ -41,6 +39,8 @@ _TROUBLES = {
   ' the same id',
   'finalizer/server_non_finite': "rounds of the server's training were not"
   ' finite',
+  'participation/too_few_clients': 'rounds changed nothing: fewer clients than'
+  ' --min_clients were usable',
   'bad_round': 'rounds had no usable update',
 }
 # Flags that make results of runs comparable: equal budgets, data and labels.
@@ -131,7 +131,7 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
       f'no pseudo-label is kept in {when} ({column} is 0): unlabelled examples'
       ' teach nothing; is the threshold too high?'
     )
-  if np.all(kept == 1) and run.flags.get('algorithm') != _KEEPS_ALL:
+  if np.all(kept == 1) and _has_threshold(run):
     yield (
       f'every pseudo-label is kept in {when} ({column} is 1): the threshold'
       ' does nothing'
@@ -151,6 +151,13 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
       )
 
 
+def _has_threshold(run: runs_lib.Run) -> bool:
+  """Whether its algorithm drops pseudo-labels at all."""
+  entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
+  fields = config.own_group(entry).named_fields() if entry else []
+  return not entry or any('threshold' in name for name, _ in fields)
+
+
 def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
   """Losses that are 0 or never change, and weights of losses that are 0."""
   columns = dict.fromkeys(
@@ -162,8 +169,9 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
     rounds, values = run.curve(column)
     if len(values) < _FEWEST_ROUNDS:
       continue
-    if not values.any():
-      yield f'{column} is 0 in {rounds_text(rounds)}: this loss teaches nothing'
+    last = rounds[np.flatnonzero(values).max(initial=-1) + 1 :]
+    if len(last) >= _FEWEST_ROUNDS:
+      yield f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing'
     elif np.ptp(values) == 0:
       yield (
         f'{column} is {values[0]:.6g} in {rounds_text(rounds)}: a loss that'
