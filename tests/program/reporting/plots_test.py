@@ -184,3 +184,15 @@ def test_bytes_and_hours(tmp_path, capsys):
   other = _run(tmp_path / 'b', 0)
   assert main.run(plot_main.plot_main, [other, '--x=hours']) == 2
   assert 'nothing to draw over hours' in capsys.readouterr().err
+
+
+def test_lines_of_pages_are_not_pale(tmp_path):
+  paths = [
+    _run(tmp_path / str(i), 0, 'fixmatch', alpha=i / 10) for i in range(1, 13)
+  ]
+  groups = runs.group_runs([runs.read_run(path) for path in paths])
+  pages = [style.color for style in plots.page_styles(groups)]
+  assert len(set(pages)) == len(groups)
+  for color in pages:
+    channels = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+    assert min(channels) + max(channels) <= 2 * 0.6 * 255

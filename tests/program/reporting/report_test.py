@@ -201,6 +201,18 @@ def test_a_run_of_one_round_without_clients_reports(tmp_path):
   assert 'Loss at the server' in page.text
 
 
+def test_groups_without_a_common_round_have_a_table_each(tmp_path):
+  paths = [written_runs.write(tmp_path / 'a', 'fl2')]
+  paths.append(written_runs.write(tmp_path / 'b', rounds=4))
+  table = output_tree.OutputTree(paths[1]).eval_csv
+  with open(table, 'w') as file:
+    file.write('round,test/accuracy\n20,0.875\n')
+  page = _page(*paths)
+  assert 'no evaluated round in common' in page.text
+  assert 'fl2: Rounds up to 12' in page.text
+  assert 'fixmatch: Rounds up to 20' in page.text and '87.5' in page.text
+
+
 def test_long_runs_stay_small(tmp_path):
   sizes = [
     len(report.page(_groups(written_runs.write(tmp_path / str(n), rounds=n))))

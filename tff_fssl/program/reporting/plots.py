@@ -1,6 +1,7 @@
 """Draws curves of runs from their tables. TensorFlow-free."""
 
 from collections.abc import Sequence
+import colorsys
 import dataclasses
 import io
 from typing import Any
@@ -28,6 +29,8 @@ _ALGORITHMS = list(registry.REGISTRY)
 _NUM_COLORS = 20
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
+# Of lines on a page that may be white or black.
+_MAX_LIGHTNESS = 0.58
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,6 +70,21 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
       color = next((c for c in order if c not in taken), order[0])
       taken.add(color)
     result.append(Style(color, _MARKERS[place % len(_MARKERS)]))
+  return result
+
+
+def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
+  """`styles`, with pale colours darkened, so that thin lines are legible."""
+  from matplotlib import colors  # pylint: disable=import-outside-toplevel
+
+  result = []
+  for style in styles(groups):
+    hue, lightness, saturation = colorsys.rgb_to_hls(
+      *colors.to_rgb(style.color)
+    )
+    lightness = min(lightness, _MAX_LIGHTNESS)
+    color = colors.to_hex(colorsys.hls_to_rgb(hue, lightness, saturation))
+    result.append(dataclasses.replace(style, color=color))
   return result
 
 
@@ -187,7 +205,7 @@ def draw_alone(
   canvas = figure.Figure(figsize=(3.7, 2.2))
   canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
   axis = canvas.subplots()
-  _draw_panel(axis, panel, groups, styles(groups), 'rounds', max_points)
+  _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
   axis.set_title('')
   axis.tick_params(labelsize=8)
   return canvas

@@ -125,7 +125,7 @@ def page(
     results_note=note,
     legend=[
       (style.color, group.label)
-      for style, group in zip(plots.styles(groups), groups)
+      for style, group in zip(plots.page_styles(groups), groups)
     ],
     curves=_curves(groups),
     others=_other_columns(groups),
@@ -160,7 +160,16 @@ def _results(
   try:
     last = compare.last_common_round(groups)
   except UsageError as error:
-    return [], str(error)
+    if len(groups) == 1:
+      return [], f'{error}.'
+    alone = [_results([group]) for group in groups]
+    notes = [
+      f'{group.label}: {note}' for group, (_, note) in zip(groups, alone)
+    ]
+    return (
+      [table for tables, _ in alone for table in tables],
+      f'{error}. Each group alone: {" ".join(notes)}',
+    )
   return compare.tables(groups, last), (
     f'Rounds up to {last}; mean ± sample standard deviation over runs.'
   )
@@ -172,7 +181,8 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
   drawn = {line.column for panel in declared for line in panel.lines}
   compared = [
     metrics.Panel(
-      _capital(f'{metric.compared.format(choice)}, {metric.unit}'),
+      _capital(metric.compared.format(choice))
+      + f', {metric.unit}' * (metric.unit != metrics.PERCENT),
       (metrics.Line(column, '', metrics.SOLID),),
       False,
       metric.better,
