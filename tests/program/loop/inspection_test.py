@@ -157,3 +157,11 @@ def test_clients_with_own_models_have_no_one_model(task, model):
   alone = server_model.Prediction(member=lambda *_: None)
   figures = inspection.look_over('x', task, model, alone, ())
   assert figures.test is None and 'model of its own' in figures.about_clients
+
+
+def test_a_model_that_is_not_finite(task, model):
+  *others, last = model.trainable
+  broken = model._replace(trainable=(*others, last * np.nan))
+  figures = inspection.look_over('x', task, broken, None, ())
+  assert figures.test is None
+  assert figures.doubts == ['predictions for test examples are not finite']

@@ -241,6 +241,12 @@ def test_the_program(paths, capsys, tmp_path):
   assert not re.search('Models</', text)
 
 
+def test_a_table_that_holds_no_numbers_is_named(tmp_path, capsys):
+  path = written_runs.write(tmp_path / 'a', evaluation={'test/loss': 'many'})
+  code, _, err = _report(capsys, path, '--noevaluate')
+  assert code == 2 and "'many', which is not a number" in err
+
+
 def test_where_it_is_written(tmp_path, capsys):
   path = written_runs.write(tmp_path / 'a')
   assert _report(capsys, path, '--noevaluate')[0] == 0

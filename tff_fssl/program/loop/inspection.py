@@ -64,6 +64,9 @@ def look_over(
   test = predictions.Predictions(
     task.data.test.y, predict(task.data.test.x, _plain(task.views))
   )
+  if not np.isfinite(test.probs).all():
+    doubts.append('predictions for test examples are not finite')
+    return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
   doubts.append(predictions.collapse(test, 'predictions for test examples'))
   if task.config.aggregator.aggregator in _PRIVATE:

@@ -16,6 +16,7 @@ from tff_fssl.program.configuration import config
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 
@@ -255,7 +256,7 @@ def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
       bad = [
         int(row['round'])
         for row in rows
-        if row.get(column) and not np.isfinite(float(row[column]))
+        if row.get(column) and not np.isfinite(csv_table.number(row, column))
       ]
       if bad:
         yield f'{column} is not finite in {rounds_text(bad)}'
