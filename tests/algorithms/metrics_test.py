@@ -17,6 +17,7 @@ from tff_fssl.local import training
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types
+from tff_fssl.rounds import participation
 from tff_fssl.rounds import round_hparams
 from tff_fssl.runtime import in_process
 
@@ -42,6 +43,8 @@ _ADDED = {
     'bad_round',
     # Sets and rows, by their names.
     *(f'communication/bytes_{way}_...' for way in ('down', 'up')),
+    # Of the data source.
+    *participation.NOBODY.counts(),
   },
   'eval.csv': {
     'round',
@@ -86,7 +89,7 @@ def _processes():
   builds anyway.
   """
   yield tiny_task.build('fedmatch', norm='none')
-  yield tiny_task.build('supervised', norm='none')
+  yield tiny_task.build('supervised', norm='none', min_clients=1)
   yield tiny_task.build('fixmatch')
   for consistency in ('sacr', 'sam'):
     yield tiny_task.build(

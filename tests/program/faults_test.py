@@ -273,7 +273,9 @@ def test_what_is_no_run_is_left_out_with_a_warning(
   program, run, capsys, monkeypatch
 ):
   monkeypatch.setattr(
-    evaluate_main, '_evaluate_run', lambda folder, settings: {'model': folder}
+    evaluate_main,
+    '_evaluate_run',
+    lambda folder, _: evaluate_main._Evaluation({'model': folder}, {}),
   )
   folder = run.parent
   (folder / 'notes.txt').write_text('')

@@ -242,7 +242,7 @@ def test_cancelling_ends_the_worker_and_not_the_context(waiting, caplog):
 @pytest.mark.parametrize(
   'settings, words',
   [
-    ({'call_timeout_secs': 5.0}, 'no calls without --runtime=tff_worker'),
+    ({'call_timeout_secs': 5.0}, 'no calls with --runtime=in_process'),
     ({'runtime': 'tff_worker', 'call_timeout_secs': -1.0}, 'at least 0'),
     ({'runtime': 'tff_worker', 'call_timeout_secs': np.inf}, 'finite'),
   ],
