@@ -272,10 +272,11 @@ def test_checkpoints_without_flags_are_not_adopted(run, capsys):
 def test_what_is_no_run_is_left_out_with_a_warning(
   program, run, capsys, monkeypatch
 ):
+  monkeypatch.setattr(evaluate_main, 'load_run', lambda folder, _: (folder,))
   monkeypatch.setattr(
     evaluate_main,
-    '_evaluate_run',
-    lambda folder, _: evaluate_main._Evaluation({'model': folder}, {}),
+    '_evaluate_model_of',
+    lambda folder, settings: evaluate_main._Evaluation({'model': folder}, {}),
   )
   folder = run.parent
   (folder / 'notes.txt').write_text('')
