@@ -131,8 +131,9 @@ def driver(args) -> None:
       tff.FederatedType(tff.TensorType(np.float32, [size]), tff.SERVER),
       tff.FederatedType(np.float32, tff.CLIENTS),
     )
-    def mean(model, x, work=work):
+    def mean(model, x):
       at_clients = tff.federated_broadcast(model)
+      # Traced at once, so that `work` is this size's.
       return tff.federated_mean(tff.federated_map(work, (x, at_clients)))
 
     settings = runtime.Settings('ray', ray_workers=args.sleeping_workers)
