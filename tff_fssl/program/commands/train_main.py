@@ -216,8 +216,10 @@ def _export(
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
+  from tff_fssl.program.reporting import runs as runs_lib
 
-  export.export_model(task, model, tree.model, round_num)
+  run = runs_lib.of_tree(tree)
+  export.export_model(task, model, tree.model, round_num, run, is_best=False)
   if best is None:
     return
   path = checkpoint.path_of(tree.checkpoints, best)
@@ -234,7 +236,7 @@ def _export(
     warm_start.from_leaves(leaves),
     warm_start.table_from_leaves(leaves),
   )
-  export.export_model(task, model, tree.model_best, best)
+  export.export_model(task, model, tree.model_best, best, run, is_best=True)
 
 
 def _owner(task: Any) -> ownership.Owner:

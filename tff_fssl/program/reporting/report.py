@@ -2,17 +2,14 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-import importlib.metadata
 import io
 import os
-import platform
 import shlex
 from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 
-import tff_fssl
 from tff_fssl import metrics
 from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
@@ -21,6 +18,7 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import doubts as doubts_lib
+from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import model_plots
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
@@ -490,13 +488,4 @@ def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
       rows[run.path] = (
         f'exported by tff_fssl {version}, round {about.get("round")}'
       )
-  here = [
-    f'tff_fssl {tff_fssl.__version__}',
-    f'Python {platform.python_version()}',
-  ]
-  for package in _VERSIONS:
-    try:
-      here.append(f'{package} {importlib.metadata.version(package)}')
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  return {**rows, 'this report': ', '.join(here)}
+  return {**rows, 'this report': model_card.installed(_VERSIONS)}
