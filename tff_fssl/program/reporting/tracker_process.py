@@ -159,10 +159,7 @@ class _WandbTracker:
       config=start['params'],
       tags=[start['tags']['algorithm']],
       dir=folder,
-      # Nothing that may be secret: no code, no environment, no output.
-      settings=wandb.Settings(
-        console='off', disable_git=True, save_code=False, **_WITHOUT_META
-      ),
+      settings=wandb.Settings(**_WANDB),
     )
     # Rounds of pre-training are not positive, which wandb's own steps must be.
     self._run.define_metric(_ROUND)
@@ -192,7 +189,18 @@ class _WandbTracker:
     self._run.finish(exit_code=0 if state == FINISHED else 1)
 
 
-_WITHOUT_META = {'_disable_meta': True, '_disable_stats': True}
+# Nothing of the machine and its users: no code, command, packages or output.
+_WANDB = {
+  'console': 'off',
+  'disable_git': True,
+  'host': '-',
+  'init_timeout': 60,
+  'save_code': False,
+  'x_disable_machine_info': True,
+  'x_disable_meta': True,
+  'x_disable_stats': True,
+  'x_save_requirements': False,
+}
 
 
 def _mlflow_name(name: str) -> str:
