@@ -96,10 +96,10 @@ def test_figures_are_those_of_the_run(subject):
 def test_the_round_that_validation_selects(subject):
   card = model_card.render(subject(round_num=5, is_best=True))
   assert '| test | 360 | 63.0% |' in card
-  assert 'on 200 labelled validation examples, 60.0%,' in card
-  assert 'which therefore estimates nothing' in card
+  assert 'on 200 labelled validation examples, 60.0%.' in card
+  assert 'is no estimate of accuracy' in card
   rows = _rows(card)
-  assert rows['rounds'] == '5 (of 12 of the run)'
+  assert rows['rounds'] == "5 of the run's 12"
   assert rows['time of the rounds'].startswith('10.0 s')
 
 

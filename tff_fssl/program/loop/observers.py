@@ -134,6 +134,7 @@ class Observers(contextlib.AbstractContextManager['Observers']):
       with self._attempt(name):
         seconds = _SECONDS_WITHOUT_MODEL
         if results is not None:
+          self._say(f'Sending the results to {name} ...')
           tracker.send_summary(figures, round_num)
           self._send_files(tracker)
           seconds = _SECONDS

@@ -110,9 +110,10 @@ def render(subject: Subject) -> str:
   )
   config, data = subject.config, subject.data
   accuracy = subject.measured('test/accuracy')
-  interval = None
+  interval: Sequence[str] = ()
   if accuracy is not None:
-    interval = accuracy_interval(accuracy, len(data.test))
+    ends = accuracy_interval(accuracy, len(data.test))
+    interval = [console.format_percent(end) for end in ends]
   return environment.get_template('model_card.md.j2').render(
     subject=subject,
     config=config,
@@ -122,7 +123,7 @@ def render(subject: Subject) -> str:
     task=_TASKS[subject.kind],
     network=_without_folders(config.run.model),
     accuracy=accuracy,
-    interval=interval and [console.format_percent(end) for end in interval],
+    interval=interval,
     validation=subject.measured(summary.VALIDATION_ACCURACY),
     percent=console.format_percent,
     classes=_classes(data.class_names),
@@ -135,7 +136,9 @@ def render(subject: Subject) -> str:
   )
 
 
-def accuracy_interval(accuracy: float, num_examples: int) -> Sequence[float]:
+def accuracy_interval(
+  accuracy: float, num_examples: int
+) -> tuple[float, float]:
   """Wilson's 95% interval of an accuracy, for the draw of the examples.
 
   Args:
@@ -245,7 +248,7 @@ def _cost(subject: Subject) -> dict[str, str]:
   config, run = subject.config, subject.config.run
   rounds = f'{subject.round_num:,}'
   if subject.is_best:
-    rounds += f' (of {run.total_rounds:,} of the run)'
+    rounds += f" of the run's {run.total_rounds:,}"
   if config.round.num_pretraining_rounds:
     rounds += (
       f', after {config.round.num_pretraining_rounds} of pre-training at the'
