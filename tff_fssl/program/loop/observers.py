@@ -17,6 +17,7 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.program import training_types
+from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import inspection
@@ -166,7 +167,11 @@ class Observers(contextlib.AbstractContextManager['Observers']):
     """Shows the flags, what views look like, and who holds what."""
     assert self._board is not None
     task = self._experiment.task
-    self._board.write_hparams(task.config.flags())
+    ignored = continuation.without_influence()
+    values = task.config.flags()
+    self._board.write_hparams(
+      {name: value for name, value in values.items() if name not in ignored}
+    )
     if not is_new:
       return
     before = task.config.first_round - 1

@@ -222,9 +222,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
 def _flags(config: config_lib.Config) -> list[str]:
   """The flags that are not at their defaults and not about the machine."""
   usual = runs_lib.usual_flags(config.run.algorithm)
-  ignored = {
-    name for name, may in continuation.may_differ().items() if may is True
-  }
+  ignored = continuation.without_influence()
   result = []
   for name, value in sorted(config.flags().items()):
     text = hparams.to_text(value)

@@ -453,9 +453,7 @@ def _command(run: runs_lib.Run) -> str:
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
   """The flags in which runs differ; None if there are none."""
-  ignored = {
-    name for name, may in continuation.may_differ().items() if may is True
-  }
+  ignored = continuation.without_influence()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name
