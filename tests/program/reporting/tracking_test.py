@@ -4,6 +4,7 @@ import asyncio
 import collections
 import json
 import pathlib
+import re
 import shutil
 import socket
 import time
@@ -238,3 +239,19 @@ def test_messages_become_calls(tmp_path, monkeypatch):
   ]
   tracker_process.track('fake:y', str(tmp_path), iter(messages))
   assert made[2].calls[:2] == [('fake', {}, None), ('log', 1, {'a': 1})]
+
+
+def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
+  _, read = store
+  page = (repository / 'docs' / 'tracking.md').read_text()
+  (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
+  monkeypatch.chdir(tmp_path)
+  names = {'tracking': tracking, 'managers': managers}
+  # pylint: disable-next=exec-used
+  exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
+  # As `train_model` releases metrics.
+  value = collections.OrderedDict(client_work={'train': {'loss': 0.5}})
+  asyncio.run(names['manager'].release(value, 1))
+  names['tracker'].end(tracking.FINISHED, 60)
+  client, (run,) = read()
+  assert _steps(client, run, 'client_work/train/loss') == [1]
