@@ -96,7 +96,8 @@ def _listing(
   # It needs NumPy: not for `--help`.
   from tff_fssl.program.reporting import status  # pylint: disable=C0415
 
-  statuses, warnings = [], []
+  statuses: list[status.Status] = []
+  warnings: list[str] = []
   for path in status.find(folders, warnings.append):
     try:
       statuses.append(status.read(path, warnings.append))

@@ -133,6 +133,7 @@ def _train(
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
     tree.record(config)
+    # Not earlier: a start that is refused changes nothing.
     heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
     exits.enter_context(heart)
     if loaded and loaded.frozen:

@@ -51,11 +51,13 @@ class Heart:
     self._status = status
     self._process = this_process()
     self._started = time.time()
+    self._said: dict[str, Any] = {}
+    self._said_at = 0.0
     self._ends = threading.Event()
     self._thread = threading.Thread(target=self._beat, daemon=True)
 
   def __enter__(self) -> 'Heart':
-    self._write(RUNNING)
+    self._say_news()
     self._thread.start()
     return self
 
@@ -73,14 +75,16 @@ class Heart:
     self._write(self.state, flush=True)
 
   def _beat(self) -> None:
-    written, before = time.monotonic(), dict(self._status())
     while not self._ends.wait(_SHORTEST_SECS):
-      now = dict(self._status())
-      if _essence(now) != _essence(before) or (
-        time.monotonic() - written >= _LONGEST_SECS
-      ):
-        self._write(RUNNING)
-        written, before = time.monotonic(), now
+      self._say_news()
+
+  def _say_news(self) -> None:
+    # The seconds that are left always change.
+    news = {k: v for k, v in self._status().items() if k != 'seconds_left'}
+    is_due = time.monotonic() - self._said_at >= _LONGEST_SECS
+    if news != self._said or is_due:
+      self._write(RUNNING)
+      self._said, self._said_at = news, time.monotonic()
 
   def _write(self, state: str, flush: bool = False) -> None:
     content = {
@@ -95,11 +99,6 @@ class Heart:
     # say so where it matters.
     with contextlib.suppress(UsageError, OSError):
       durable.write_file(self._path, [text.encode()], flush=flush)
-
-
-def _essence(status: dict[str, Any]) -> dict[str, Any]:
-  """What is news if it changes; the seconds that are left always do."""
-  return {k: v for k, v in status.items() if k != 'seconds_left'}
 
 
 def this_process() -> dict[str, Any]:
