@@ -194,8 +194,8 @@ def round_line(
     *left,
   ]
   server, right = (
-    [part for part in parts if part.startswith(name)]
-    for name in ('server ', 'right ')
+    [part for part in parts if part.startswith(figure)]
+    for figure in ('server ', 'right ')
   )
   dispensable = [*server, took, *right, *left]
   while len('  '.join(parts)) > WIDTH and dispensable:
@@ -312,12 +312,14 @@ class Console:
       bar.refresh()
 
   def _show_postfix(self, bar: tqdm.tqdm) -> None:
-    """What is left, what is done besides training, and the last figures."""
+    """What is left; what is done besides training, or the last figures."""
     left, phase = self.progress.seconds_left(), self.progress.phase
     parts = [] if left is None else [f'{format_left(left)} left']
     if phase in (training_types.EVALUATING, training_types.SAVING):
       parts.append(phase)
-    bar.set_postfix_str(' '.join([*parts, *self._figures]), refresh=False)
+    elif self._figures:
+      parts.append(' '.join(self._figures))
+    bar.set_postfix_str(', '.join(parts), refresh=False)
 
   def _print(self, text: str) -> None:
     if self._bar is not None:
