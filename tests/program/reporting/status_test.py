@@ -177,9 +177,16 @@ def test_pretraining_and_other_phases(tmp_path, capsys):
   tree = output_tree.OutputTree(path)
   with open(tree.train_csv, 'a') as file:
     file.write('-19\n-18\n')
-  _beat(path, heartbeat.RUNNING, seconds_left=None, phase='pre-training')
-  _, out, _ = _call(capsys, path)
-  assert 'running  pre 2/20  pre-training' in out
+  for phase, left, shown in (
+    ('pre-training', None, '  '),
+    ('pre-training', 2000.0, '  33 min  '),
+    ('starting', None, '  starting  '),
+    # What is left is of the rounds.
+    ('exporting', 0.0, '  exporting  '),
+  ):
+    _beat(path, heartbeat.RUNNING, seconds_left=left, phase=phase)
+    _, out, _ = _call(capsys, path)
+    assert f'running  pre 2/20{shown}09-09' in out
 
 
 def test_json(tmp_path, capsys):

@@ -12,6 +12,7 @@ from typing import Any
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
+from tff_fssl.program import training_types
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import heartbeat
@@ -284,8 +285,10 @@ def _row(status: Status) -> dict[str, str]:
     progress = f'pre {done + 1 - first}/{1 - first}'
   else:
     progress = f'{done or 0}/{total}'
-  left = status.phase
-  if status.seconds_left is not None:
+  left = ''
+  if status.phase in (training_types.STARTING, training_types.EXPORTING):
+    left = status.phase
+  elif status.seconds_left is not None:
     left = console.format_left(status.seconds_left)
   started = ''
   if status.started is not None:
