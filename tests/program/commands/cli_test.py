@@ -32,6 +32,7 @@ def _call(monkeypatch, capsys):
     'compare',
     'data',
     'papers',
+    'sweep',
     'partition',
     'algorithms',
   ],
