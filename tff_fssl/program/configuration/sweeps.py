@@ -256,7 +256,7 @@ class Sweep:
 
 
 def values_text(values: Mapping[str, Any]) -> str:
-  """'learning_rate=0.1 fl2.rho=0.05'."""
+  """'momentum=0.9 fl2.rho=0.05'."""
   return ' '.join(f'{n}={value_text(v)}' for n, v in values.items())
 
 

@@ -137,27 +137,29 @@ class SweepFolder:
     """Refuses if the sweep that is there is another one."""
     old: dict[str, Any] = files.read_json(self.sweep_json)
     try:
-      differing, texts = [], (_texts(old), _texts(new))
-      refused, _ = continuation.differences(old['flags'], dict(new['flags']))
-      # A larger --total_rounds continues a run, but not one that is over here.
-      rounds = [old['flags'].get('total_rounds'), new['flags']['total_rounds']]
-      differing = refused + ['total_rounds'] * (rounds[0] != rounds[1])
-      for part in ('varied', 'search'):
-        differing += [
-          name
-          for name in sorted(old[part].keys() | new[part].keys())
-          if old[part].get(name) != new[part].get(name)
-        ]
+      names = _differences(old, new)
+      words = continuation.describe(names, _texts(old), _texts(new))
     except (AttributeError, KeyError, TypeError) as error:
       raise files.FileError(
         self.sweep_json, 'it is not the file of a sweep'
       ) from error
-    if differing:
-      words = continuation.describe(list(dict.fromkeys(differing)), *texts)
+    if names:
       raise UsageError(
         f'--output_dir={self.path}: holds a sweep of another configuration'
         f' ({words}); choose another folder, or give what {_SWEEP} in it says'
       )
+
+
+def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
+  """The names in which two definitions differ."""
+  names, _ = continuation.differences(old['flags'], dict(new['flags']))
+  # A larger --total_rounds continues a run, but not one that is over here.
+  if old['flags']['total_rounds'] != new['flags']['total_rounds']:
+    names.append('total_rounds')
+  for part in ('varied', 'search'):
+    both = sorted(old[part].keys() | new[part].keys())
+    names += [n for n in both if old[part].get(n) != new[part].get(n)]
+  return list(dict.fromkeys(names))
 
 
 def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
