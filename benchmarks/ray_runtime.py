@@ -44,7 +44,10 @@ class Cohort(list):
     make = recipe.load(lambda _: None)
     super().__init__(functools.partial(make, index) for index in range(count))
     self.recipe = recipe
-    self.arguments = [(index,) for index in range(count)]
+
+  def arguments_of(self, index: int) -> tuple[int]:
+    """The recipe's arguments for a client."""
+    return (index,)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -272,7 +272,7 @@ def test_checkpoints_without_flags_are_not_adopted(run, capsys):
 def test_what_is_no_run_is_left_out_with_a_warning(
   program, run, capsys, monkeypatch
 ):
-  monkeypatch.setattr(evaluate_main, 'load_run', lambda folder, _: (folder,))
+  monkeypatch.setattr(evaluate_main, 'load_run', lambda folder, _: folder)
   monkeypatch.setattr(
     evaluate_main,
     '_evaluate_model_of',

@@ -6,8 +6,10 @@ import dataclasses
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -16,6 +18,7 @@ import tensorflow_federated as tff
 
 from tff_fssl import hparams
 from tff_fssl import runtime
+from tff_fssl.runtime import ray_context
 from tff_fssl.runtime import ray_worker
 
 pytest.importorskip('ray')
@@ -165,7 +168,9 @@ class _Cohort(list):
   """Values that are made by a recipe, and cannot be made here."""
 
   recipe = None
-  arguments = ()
+
+  def arguments_of(self, index):
+    return (index,)
 
 
 def _cohort(recipe, count):
@@ -174,7 +179,6 @@ def _cohort(recipe, count):
 
   cohort = _Cohort([fail] * count)
   cohort.recipe = recipe
-  cohort.arguments = [(index,) for index in range(count)]
   return cohort
 
 
@@ -300,6 +304,17 @@ def test_execution_error_travels():
   copy = pickle.loads(pickle.dumps(error))
   assert str(copy) == str(error)
   assert (copy.operation, copy.client_index) == ('federated_map_1', 3)
+
+
+def test_own_cluster_has_room_for_the_wanted_workers(monkeypatch):
+  ray = mock.MagicMock()
+  ray.is_initialized.return_value = False
+  monkeypatch.setitem(sys.modules, 'ray', ray)
+  wanted = 3 + len(os.sched_getaffinity(0))
+  ray_context._connect(runtime.Settings('ray', ray_workers=wanted))
+  assert ray.init.call_args.kwargs['num_cpus'] == wanted
+  ray_context._connect(runtime.Settings('ray', ray_workers=1))
+  assert ray.init.call_args.kwargs['num_cpus'] == wanted - 3
 
 
 @pytest.mark.parametrize(

@@ -50,10 +50,10 @@ class Cohort(list[Any]):
 
   recipe: 'CohortRecipe | None' = None
 
-  @property
-  def arguments(self) -> list[tuple[Any, ...]]:
-    """(round, client, slot) of each client, for the recipe."""
-    return [value.args for value in super().__iter__()]
+  def arguments_of(self, index: int) -> tuple[Any, ...]:
+    """(round, client, slot) of a client, for the recipe."""
+    make_client: functools.partial[Any] = super().__getitem__(index)
+    return make_client.args
 
   def __getitem__(self, index: Any) -> Any:
     value = super().__getitem__(index)

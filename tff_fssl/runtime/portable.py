@@ -7,7 +7,6 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import program as program_lib
 from tff_fssl.runtime import recipes
@@ -34,11 +33,11 @@ def encode(value: tf.Tensor) -> Any:
   return value.numpy()
 
 
-def decode(value: Any, slot: operations.Slot) -> tf.Tensor:
-  """The tensor of a slot from what `encode` gave."""
-  if isinstance(slot.type, tff.SequenceType):
+def decode(value: Any, leaf_type: tff.Type) -> tf.Tensor:
+  """The tensor, a variant for a dataset, from what `encode` gave."""
+  if isinstance(leaf_type, tff.SequenceType):
     return tf.raw_ops.DatasetFromGraph(graph_def=value)
-  return tf.constant(value, slot.spec.dtype)
+  return tf.constant(value, operations.element_spec(leaf_type).dtype)
 
 
 def sent_slots(phase: program_lib.Phase) -> tuple[operations.Slot, ...]:
@@ -75,7 +74,7 @@ def decode_server(
 ) -> dict[operations.Slot, Any]:
   """What `encode_server` sent."""
   return {
-    slot: decode(value, slot)
+    slot: decode(value, slot.type)
     for slot, value in zip(sent_slots(phase), sent, strict=True)
     if value is not None
   }
@@ -103,23 +102,22 @@ def encode_client(
     if not argument.is_wanted(slots, wanted):
       sent.append(None)
       continue
-    recipe = getattr(values, 'recipe', None)
-    if recipe is not None and isinstance(values, recipes.MadeByRecipe):
-      if not any(recipe is other for other in known):
-        known.append(recipe)
-      place = next(i for i, other in enumerate(known) if other is recipe)
-      sent.append(Made(place, tuple(values.arguments[index])))
+    if isinstance(values, recipes.MadeByRecipe) and values.recipe is not None:
+      if not any(values.recipe is other for other in known):
+        known.append(values.recipe)
+      place = next(i for i, other in enumerate(known) if other is values.recipe)
+      sent.append(Made(place, values.arguments_of(index)))
       continue
     value = values_lib.client_value(values, name, index)
     leaves = values_lib.to_leaves(value, type_spec, f'{name}, client {index}')
-    sent.append([_encode_leaf(leaf) for leaf in leaves])
+    sent.append([encode(_closed(leaf)) for leaf in leaves])
   return sent
 
 
-def _encode_leaf(leaf: Any) -> Any:
+def _closed(leaf: Any) -> tf.Tensor:
   if isinstance(leaf, tf.data.Dataset):
-    return sequences.graph_of(tf.data.experimental.to_variant(leaf))
-  return encode(leaf)
+    return tf.data.experimental.to_variant(leaf)
+  return leaf
 
 
 def decode_clients(
@@ -139,14 +137,10 @@ def decode_clients(
   """
 
   def value_of(sent: Any, type_spec: tff.Type) -> Any:
-    if sent is None:
-      raise errors.ExecutionError(
-        'Reading an argument', ValueError('it was not sent')
-      )
     if isinstance(sent, Made):
       return makers[sent.recipe](*sent.arguments)
     leaves = (
-      _decode_leaf(value, leaf_type)
+      _open(decode(value, leaf_type), leaf_type)
       for value, leaf_type in zip(
         sent, operations.leaf_types(type_spec), strict=True
       )
@@ -164,11 +158,10 @@ def decode_clients(
   return values_lib.Argument.of_clients(parts, program.readers)
 
 
-def _decode_leaf(value: Any, leaf_type: tff.Type) -> Any:
+def _open(tensor: tf.Tensor, leaf_type: tff.Type) -> Any:
   if isinstance(leaf_type, tff.SequenceType):
-    variant = tf.raw_ops.DatasetFromGraph(graph_def=value)
-    return sequences.open_sequence(variant, leaf_type)
-  return tf.constant(value, operations.element_spec(leaf_type).dtype)
+    return sequences.open_sequence(tensor, leaf_type)
+  return tensor
 
 
 def encode_kept(

@@ -67,7 +67,7 @@ class RayContext(in_process.InProcessContext):
       default_num_clients=settings.default_num_clients,
       clients_per_group=settings.clients_per_group or 1,
     )
-    self._ray, self._was_connected = _connect(settings.ray_address)
+    self._ray, self._was_connected = _connect(settings)
     gpus_per_worker = _gpus_per_worker(
       settings, self._ray.cluster_resources().get('GPU', 0)
     )
@@ -178,12 +178,12 @@ class _PhaseRun:
       del group
       merger.add(
         {
-          slot: portable.decode(value, slot)
+          slot: portable.decode(value, slot.type)
           for slot, value in zip(phase.initial, done.totals, strict=True)
         }
       )
       for slot, values in zip(phase.kept, done.kept, strict=True):
-        new[slot].extend(portable.decode(value, slot) for value in values)
+        new[slot].extend(portable.decode(value, slot.type) for value in values)
       for recipe, item in done.reports:
         self._recipes[recipe].received(item)
       seconds += done.seconds
@@ -211,8 +211,9 @@ class _PhaseRun:
     return [self._pickled[index] for index in range(len(self._recipes))]
 
 
-def _connect(address: str) -> tuple[Any, bool]:
+def _connect(settings: Settings) -> tuple[Any, bool]:
   """(Ray, whether it was connected before)."""
+  address = settings.ray_address
   # Nobody is told that Ray is used here.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
   try:
@@ -227,7 +228,9 @@ def _connect(address: str) -> tuple[Any, bool]:
   options: dict[str, Any] = {'log_to_driver': False, 'logging_level': 'ERROR'}
   if not address:  # 'local': never a cluster that somebody left behind.
     options['include_dashboard'] = False
-    options['num_cpus'] = len(os.sched_getaffinity(0))
+    # Room for as many workers as are wanted.
+    num_cores = len(os.sched_getaffinity(0))
+    options['num_cpus'] = max(num_cores, settings.ray_workers)
   try:
     _check_port(address)
     ray.init(address=address or 'local', **options)

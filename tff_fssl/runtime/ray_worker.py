@@ -256,7 +256,7 @@ class Worker:
     with tf.device(devices_lib.SERVER_DEVICE):
       server = portable.decode_server(phase, sent)
       kept = {
-        slot: [portable.decode(value, slot) for value in values]
+        slot: [portable.decode(value, slot.type) for value in values]
         for slot, values in zip(
           portable.kept_slots(program), group.kept, strict=True
         )

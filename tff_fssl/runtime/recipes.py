@@ -4,7 +4,7 @@ A cohort whose clients are made by a recipe travels as the recipe, once for each
 process that works, and the arguments of each client.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, Protocol, runtime_checkable
 
 
@@ -36,11 +36,9 @@ class MadeByRecipe(Protocol):
 
   Attributes:
     recipe: The recipe, or None if there is none.
-    arguments: The arguments for each client's value.
   """
 
   recipe: Recipe | None
 
-  @property
-  def arguments(self) -> Sequence[tuple[Any, ...]]:
-    """See above."""
+  def arguments_of(self, index: int) -> tuple[Any, ...]:
+    """The recipe's arguments for a client's value."""

@@ -67,10 +67,10 @@ def algorithms_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, []))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, [])
+  if parsed is None:
     return main_lib.DONE
-  names = flags.parse(argv, [], allow_positional=True).positional
+  names = parsed.positional
   if len(names) > 1:
     raise UsageError(f'{names[1]!r}: give one name only')
   if not names:

@@ -51,10 +51,9 @@ def compare_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(CompareHparams, 'Flags')]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(CompareHparams)
   if not parsed.positional:
     raise UsageError('no run was given; give two folders or more')

@@ -63,10 +63,9 @@ def data_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(DataFlags), flags.Group(data_hparams.DataHparams)]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   own = parsed.build(DataFlags)
   data_dir = own.data_dir
   settings = parsed.build(data_hparams.DataHparams)

@@ -165,16 +165,15 @@ def evaluate_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(EvaluateHparams, 'Flags')]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(EvaluateHparams)
   if not parsed.positional:
     raise UsageError(
       'no folder was given; give one, a run or an exported model'
     )
-  _check(settings, parsed.command_line)
+  _check(settings, parsed)
   main_lib.quiet(settings.verbose)
   records: list[dict[str, Any]] = []
   left_out = []
@@ -199,14 +198,12 @@ def evaluate_main(argv: Sequence[str]) -> int:
   return main_lib.DONE
 
 
-def _check(settings: EvaluateHparams, typed: frozenset[str]) -> None:
+def _check(settings: EvaluateHparams, parsed: flags.ParsedFlags) -> None:
   """Refuses flags that do not fit together; raises `UsageError`."""
   _check_round(settings.round)
   values = dataclasses.asdict(settings)
-  for name, reason in hparams.without_effect(EvaluateHparams, values).items():
-    if name in typed:
-      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
-  if settings.federated and 'examples' in typed:
+  parsed.refuse(hparams.without_effect(EvaluateHparams, values))
+  if settings.federated and 'examples' in parsed.command_line:
     raise UsageError(
       f'--examples={settings.examples}: with --federated, the examples are'
       ' those that clients hold out; leave one of the two out'
@@ -248,7 +245,7 @@ def _evaluate(
 ) -> _Evaluation:
   """Evaluates a run or a model; raises `NotARunError` if it is neither."""
   if os.path.lexists(output_tree.OutputTree(folder).flags_file):
-    return _evaluate_model_of(*load_run(folder, settings), settings=settings)
+    return _evaluate_model_of(load_run(folder, settings), settings)
   if not os.path.lexists(os.path.join(folder, exported.MANIFEST)):
     raise runs.NotARunError(
       f'{folder}: is neither a run (a folder with {output_tree.FLAGS}) nor an'
@@ -334,57 +331,48 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   task = dataclasses.replace(task, model_fn=model_fn)
   loaded = warm_start.load(warm_start.find(folder), model_fn())
   model = server_model.ServerModel(*loaded.weights)
-  name = f'{folder}, of round {round_num}'
   # What is exported predicts by its network alone.
-  return _evaluate_model_of(name, task, model, None, (), settings)
+  network_alone = server_model.Prediction()
+  name = f'{folder}, of round {round_num}'
+  return _evaluate_model_of(
+    LoadedRun(name, task, model, network_alone, ()), settings
+  )
 
 
 def _evaluate_model_of(
-  name: str,
-  task: Any,
-  model: Any,
-  prediction: Any,
-  table: Any,
-  settings: EvaluateHparams,
+  loaded: LoadedRun, settings: EvaluateHparams
 ) -> _Evaluation:
-  """Evaluates a `ServerModel`; by its network alone, without a prediction."""
+  """Evaluates a model on held examples, or at the clients."""
+  if settings.federated:
+    return _evaluate_clients(loaded, settings)
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import evaluate
-  from tff_fssl.models import server_model
 
-  if settings.federated:
-    prediction = prediction or server_model.Prediction()
-    return _evaluate_clients(name, task, model, prediction, table, settings)
+  task, prediction = loaded.task, loaded.prediction
   held = task.examples(settings.examples)
   evaluate_fn = evaluate.build_evaluate_fn(
     task.model_fn,
     task.views,
-    prediction=prediction or server_model.Prediction(),
+    prediction=prediction,
     batch_size=settings.batch_size,
   )
-  if prediction is None or not prediction.needs_table:
-    table = ()
-  result = evaluate_fn(model, held.x, held.y, table)
-  rows = _rows(name, settings, len(held), result)
+  table = loaded.table if prediction.needs_table else ()
+  result = evaluate_fn(loaded.model, held.x, held.y, table)
+  rows = _rows(loaded.name, settings, len(held), result)
   if task.data.train.kind != data_names.IMAGES:
     rows['data'] = task.data.notes
   return _Evaluation(rows, {'num_examples': len(held), **result})
 
 
 def _evaluate_clients(
-  name: str,
-  task: Any,
-  model: Any,
-  prediction: Any,
-  table: Any,
-  settings: EvaluateHparams,
+  loaded: LoadedRun, settings: EvaluateHparams
 ) -> _Evaluation:
-  """Evaluates a `ServerModel` at the clients."""
+  """Evaluates a model at the clients."""
   # pylint: disable=import-outside-toplevel
   from tff_fssl import runtime
   from tff_fssl.program.loop import client_evaluation
 
-  run = task.config.run
+  run = loaded.task.config.run
   context = runtime.build_context(
     runtime.Settings(
       settings.runtime,
@@ -399,10 +387,10 @@ def _evaluate_clients(
   )
   try:
     figures = client_evaluation.evaluate_clients(
-      task,
-      model,
-      prediction,
-      table,
+      loaded.task,
+      loaded.model,
+      loaded.prediction,
+      loaded.table,
       context=context,
       max_clients=settings.clients_per_evaluation,
       batch_size=settings.batch_size,
@@ -417,9 +405,9 @@ def _evaluate_clients(
     ) from error
   finally:
     getattr(context, 'close', lambda: None)()
-  num_clients = task.partition.num_clients
+  num_clients = loaded.task.partition.num_clients
   rows = client_evaluation.describe(figures, num_clients)
-  return _Evaluation({'model': name, **rows}, figures)
+  return _Evaluation({'model': loaded.name, **rows}, figures)
 
 
 def _config(

@@ -121,10 +121,9 @@ def papers_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(PapersHparams, 'Flags')]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(PapersHparams)
   command, name = _command(parsed.positional)
   if command == 'list':

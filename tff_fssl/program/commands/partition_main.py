@@ -60,11 +60,11 @@ def partition_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   own = flags.Group(PartitionHparams, 'Flags')
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, [own, _drawing_group()]))
-    return main_lib.DONE
   groups = [own, *config_lib.groups()]
-  parsed = flags.parse(argv, groups, allow_positional=True)
+  shown = [own, _drawing_group()]
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups, shown)
+  if parsed is None:
+    return main_lib.DONE
   settings = parsed.build(PartitionHparams)
   if len(parsed.positional) > 2:
     raise UsageError(

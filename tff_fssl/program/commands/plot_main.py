@@ -58,10 +58,9 @@ def plot_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(PlotHparams, 'Flags')]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(PlotHparams)
   if not parsed.positional:
     raise UsageError('no run was given; give one folder or more')

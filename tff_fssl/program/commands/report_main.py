@@ -78,15 +78,12 @@ def report_main(argv: Sequence[str]) -> int:
     UsageError: If the user has to put something right.
   """
   groups = [flags.Group(ReportHparams, 'Flags')]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, groups))
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, groups, allow_positional=True)
   settings = parsed.build(ReportHparams)
   values = dataclasses.asdict(settings)
-  for name, reason in hparams.without_effect(ReportHparams, values).items():
-    if name in parsed.command_line:
-      raise UsageError(f'--{name}: has no effect with {reason}; leave it out')
+  parsed.refuse(hparams.without_effect(ReportHparams, values))
   if not parsed.positional:
     raise UsageError('no run was given; give one folder or more')
   if os.path.isdir(settings.output):

@@ -263,15 +263,10 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     info,
   )
   config = _follow(config, parsed)
-  for name, reason in _without_effect(config).items():
-    # A flagfile may serve several runs, but a flag that was typed is meant. So
-    # is an aggregator: nobody shall believe in a protection that is not there.
-    is_meant = name == 'aggregator' and config.trains_alone
-    if name in parsed.command_line or (is_meant and parsed.is_set(name)):
-      raise UsageError(
-        f'--{name}{parsed.source(name)}: has no effect with {reason}; leave it'
-        ' out'
-      )
+  # An aggregator is meant wherever it is set: nobody shall believe in a
+  # protection that is not there.
+  meant = ('aggregator',) if config.trains_alone else ()
+  parsed.refuse(_without_effect(config), meant)
   checks.check(config)
   if not run.output_dir:
     folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'

@@ -76,6 +76,27 @@ class ParsedFlags:
       return ''
     return f' (in {self.files[name]})'
 
+  def refuse(
+    self, reasons: Mapping[str, str], wherever: Sequence[str] = ()
+  ) -> None:
+    """Refuses flags without effect that were typed.
+
+    Those of a flagfile, which may serve several runs, are let be.
+
+    Args:
+      reasons: Name of each flag without effect -> the reason.
+      wherever: Those that are refused in flagfiles, too.
+
+    Raises:
+      UsageError: If there is one.
+    """
+    for name, reason in reasons.items():
+      if name in self.command_line or (name in wherever and self.is_set(name)):
+        raise UsageError(
+          f'--{name}{self.source(name)}: has no effect with {reason}; leave it'
+          ' out'
+        )
+
   def build(self, cls: type[Any], prefix: str = '', **replaced: Any) -> Any:
     """An instance of a dataclass from the flags that start with `prefix`."""
     given = {

@@ -18,6 +18,34 @@ def wants_help(argv: Sequence[str]) -> bool:
   return any(argument in _HELP_FLAGS for argument in argv)
 
 
+def parse(
+  argv: Sequence[str],
+  usage: str,
+  description: str,
+  groups: Sequence[flags.Group],
+  shown: Sequence[flags.Group] | None = None,
+) -> flags.ParsedFlags | None:
+  """Parses a command line; prints the help instead if that is asked for.
+
+  Args:
+    argv: The arguments, without the program's name.
+    usage: See `help_text`.
+    description: See `help_text`.
+    groups: All flags that exist.
+    shown: Those that the help shows, if not all.
+
+  Returns:
+    The flags and positional arguments; None if the help was printed.
+
+  Raises:
+    UsageError: See `flags.parse`.
+  """
+  if wants_help(argv):
+    print(help_text(usage, description, groups if shown is None else shown))
+    return None
+  return flags.parse(argv, groups, allow_positional=True)
+
+
 def help_text(
   usage: str, description: str, groups: Sequence[flags.Group]
 ) -> str:

@@ -97,14 +97,12 @@ class Loader:
 
   def __reduce__(self) -> Any:
     arguments = flags.to_flagfile(self._held.config.flags()).splitlines()
-    there = _LoaderElsewhere(
-      tuple(arguments), os.getcwd(), self._held.digest, self._load_fn
+    return _LoaderElsewhere, (
+      tuple(arguments),
+      os.getcwd(),
+      self._held.digest,
+      self._load_fn,
     )
-    return _same, (there,)
-
-
-def _same(value: Any) -> Any:
-  return value
 
 
 @dataclasses.dataclass(frozen=True)
