@@ -43,7 +43,9 @@ def test_a_sweep_of_real_runs(repository, tmp_path):
   )
   output = call('sweep', *arguments)
   assert 'test accuracy' in output and 'best       trial 1' in output
-  assert call('sweep', *arguments).split('trial')[-1] == output.split('trial')[-1]
+  assert (
+    call('sweep', *arguments).split('trial')[-1] == output.split('trial')[-1]
+  )
   paths = [folder.run(n, seed) for n in range(2) for seed in range(2)]
   runs = runs_lib.read_all(paths, print)
   assert [len(group.runs) for group in runs_lib.group_runs(runs)] == [2, 2]
@@ -55,7 +57,11 @@ def test_a_sweep_of_real_runs(repository, tmp_path):
     output_tree.OutputTree(path).eval_csv for path in (paths[3], again)
   )
   with open(first) as a, open(second) as b:
-    rows = [list(map(float, line.split(','))) for line in a if line[0].isdigit()]
-    others = [list(map(float, line.split(','))) for line in b if line[0].isdigit()]
+    rows = [
+      list(map(float, line.split(','))) for line in a if line[0].isdigit()
+    ]
+    others = [
+      list(map(float, line.split(','))) for line in b if line[0].isdigit()
+    ]
   for row, other in zip(rows, others, strict=True):
     assert row == pytest.approx(other, abs=0.02)

@@ -95,11 +95,18 @@ def test_a_grid(call, folder):
   table = [line.split() for line in output.splitlines()]
   assert ['2', '0.8', '1', '80.5', '±', '0.7', 'complete'] in table
   rows = _rows(folder)
-  assert [row['client_learning_rate'] for row in rows] == ['0.5', '0.5', '0.8', '0.8']
+  assert [row['client_learning_rate'] for row in rows] == [
+    '0.5',
+    '0.5',
+    '0.8',
+    '0.8',
+  ]
   assert (rows[3]['seed0'], rows[3]['seed1']) == ('0.8', '0.81')
   assert 'test/accuracy' not in rows[0]
   chosen = config_lib.from_command_line([f'--flagfile={folder.winner}'])
-  assert chosen.round.client_learning_rate == 0.8 and chosen.round.client_epochs == 1
+  assert (
+    chosen.round.client_learning_rate == 0.8 and chosen.round.client_epochs == 1
+  )
   assert chosen.run.total_rounds == 10 and 'sweep' not in chosen.run.output_dir
   assert image.imread(folder.picture).std() > 0
   # The same command has nothing left to do.
@@ -150,7 +157,11 @@ def test_pruning(call, folder, monkeypatch):
   arguments += ('--pruning=median', '--pruning_trials=1')
   code, output, _ = call(*arguments)
   assert code == main.DONE
-  assert [r['state'] for r in _rows(folder)] == ['complete', 'pruned', 'complete']
+  assert [r['state'] for r in _rows(folder)] == [
+    'complete',
+    'pruned',
+    'complete',
+  ]
   assert 'best      trial 2' in output
   # It was stopped early, and its second seed was not begun.
   assert len(_evaluated(folder, 1)) < 8
@@ -168,7 +179,8 @@ def test_drawn_trials_go_on_as_if_never_stopped(call, tmp_path, sampler):
   path = tmp_path / 'sweep.toml'
   path.write_text(text)
   whole, parts = (
-    sweep_folder.SweepFolder(str(tmp_path / name)) for name in ('whole', 'parts')
+    sweep_folder.SweepFolder(str(tmp_path / name))
+    for name in ('whole', 'parts')
   )
   for folder, trials in ((whole, 12), (parts, 11), (parts, 12)):
     code, output, _ = call(
@@ -197,7 +209,10 @@ def test_jobs_share_the_cores(call, folder, monkeypatch):
 def test_a_sweep_that_is_stopped_goes_on(
   number, call, folder, fake, repository
 ):
-  arguments = ('--grid=client_learning_rate=0.5,0.6,0.7', f'--output_dir={folder.path}')
+  arguments = (
+    '--grid=client_learning_rate=0.5,0.6,0.7',
+    f'--output_dir={folder.path}',
+  )
   process = subprocess.Popen(
     [sys.executable, '-c', _SWEEP, fake, *_BASE, *arguments],
     env={**os.environ, 'PYTHONPATH': str(repository), 'FAKE_SECS': '0.1'},
@@ -275,7 +290,10 @@ def test_dry_run(call, folder):
   'arguments, words',
   [
     (('--num_validation=0', _GRID), 'selects by validation accuracy'),
-    (('--grid=client_learning_rte=1',), 'unknown flag --client_learning_rte; did you mean'),
+    (
+      ('--grid=client_learning_rte=1',),
+      'unknown flag --client_learning_rte; did you mean',
+    ),
     (('--grid', 'fedmatch.helpers=1'), 'is not a flag'),
     ((_GRID, '--jobs=0'), '--jobs=0: must be at least 1'),
     ((_GRID, '--sweep=nowhere.toml'), 'nowhere.toml: it does not exist'),

@@ -104,7 +104,11 @@ def test_the_definition_is_what_results_depend_on():
   'grid, argv, words',
   [
     ((), (), 'no flag to vary was given'),
-    (('client_learning_rte=1',), (), "client_learning_rte; did you mean 'client_learning_rate'"),
+    (
+      ('client_learning_rte=1',),
+      (),
+      "client_learning_rte; did you mean 'client_learning_rate'",
+    ),
     (('client_learning_rate',), (), 'must be FLAG=VALUE,VALUE'),
     (('client_learning_rate=',), (), 'must be FLAG=VALUE,VALUE'),
     (('client_learning_rate=0.1,x',), (), 'must be a number'),
@@ -148,7 +152,7 @@ def test_mistakes(grid, argv, words):
     ('[flags]\nmomentum = {low = 0, high = 1, log = true}', 'must be above 0'),
     ('[flags]\nmomentum = {low = 0, high = 1, step = 2}', 'at most high less'),
     ('[flags]\nnorm = {low = "a", high = "b"}', 'only flags that are numbers'),
-    ('[flags]\nfl2.rho = {low = 0.1, high = 0.2}', '--algorithm=fl2'),
+    ('[flags]\nfl2.rho = [0.1, 0.2]', '--algorithm=fl2'),
     (
       'sampler="tpe"\n[flags]\nmomentum = {low = 0.1, high = 2}',
       '--momentum=2',

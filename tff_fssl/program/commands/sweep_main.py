@@ -32,8 +32,9 @@ _ABOUT = (
   ' accuracy, the mean over seeds. Needs --num_validation. All flags of'
   ' programs/train.py may be given; they are those of every trial. The same'
   ' command continues a sweep that was stopped.\n'
-  '--output_dir, on the command line, is the folder of the sweep, whose runs are'
-  " in trials/; otherwise it is that of the flagfile's run, followed by _sweep."
+  '--output_dir, on the command line, is the folder of the sweep, whose runs'
+  " are in trials/; otherwise it is that of the flagfile's run, followed by"
+  ' _sweep.'
   " The test accuracy is printed of the best trial and of the flagfile's own"
   ' values, once, at the end. docs/sweeps.md has an example.'
 )

@@ -174,7 +174,9 @@ def parse(
   for name, value in [*values.items(), *(('', p) for p in positional)]:
     for text in value if isinstance(value, list) else [value]:
       _check_text(f'--{name}=' if name else '', text)
-  values = {n: tuple(v) if isinstance(v, list) else v for n, v in values.items()}
+  values = {
+    n: tuple(v) if isinstance(v, list) else v for n, v in values.items()
+  }
   return ParsedFlags(
     values,
     frozenset(name for name in before if after[name] != before[name]),

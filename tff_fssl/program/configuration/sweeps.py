@@ -238,7 +238,9 @@ class Sweep:
 
   def definition(self) -> dict[str, dict[str, str]]:
     """What must not change while a sweep goes on, as texts."""
-    may_differ = {n for n, may in continuation.may_differ().items() if may is True}
+    may_differ = {
+      n for n, may in continuation.may_differ().items() if may is True
+    }
     left_out = {*may_differ, 'seed', *(space.name for space in self.spaces)}
     return {
       'flags': {

@@ -119,9 +119,7 @@ class Sweeper:
 
   async def _make(self, trial: trials_lib.Running) -> None:
     """Makes a trial, and says what it has come to."""
-    self._say(
-      f'trial {trial.number}: {sweeps.values_text(trial.values)}'
-    )
+    self._say(f'trial {trial.number}: {sweeps.values_text(trial.values)}')
     start = time.monotonic()
     scores: dict[int, float] = {}
     try:
@@ -202,7 +200,9 @@ class Sweeper:
       self._say(f'trial {trial.number}: starting again; {reason}')
     best = self._best(trial.number, seed)
     if best is None:
-      raise _FailedError(f'seed {seed}: it has no validation accuracy; see {log}')
+      raise _FailedError(
+        f'seed {seed}: it has no validation accuracy; see {log}'
+      )
     return best
 
   async def _wait_until_free(self, path: str) -> None:
@@ -262,7 +262,9 @@ def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
   try:
     rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
     scores = {
-      int(row[csv_table.KEY]): csv_table.number(row, summary.VALIDATION_ACCURACY)
+      int(row[csv_table.KEY]): csv_table.number(
+        row, summary.VALIDATION_ACCURACY
+      )
       for row in rows
     }
   except UsageError:  # The run itself will say so.

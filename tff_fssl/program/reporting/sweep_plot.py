@@ -44,7 +44,9 @@ class _Axis:
 def _of_space(space: sweeps.Space) -> _Axis:
   """The axis of a flag."""
   if not space.choices:
-    return _of_range(space.name, space.low, space.high, space.log, '{:.3g}'.format)
+    return _of_range(
+      space.name, space.low, space.high, space.log, '{:.3g}'.format
+    )
   values = list(space.choices)
   if all(isinstance(v, (int, float)) for v in values):
     values.sort()
@@ -84,8 +86,8 @@ def draw(
   """
   # Without pyplot, which would choose a window system for the whole process.
   # pylint: disable=import-outside-toplevel
-  from matplotlib import figure
   import matplotlib
+  from matplotlib import figure
 
   known = [r for r in sweep_results.ranked(records) if r.scores]
   means = [r.mean for r in known]
@@ -105,7 +107,10 @@ def draw(
     _draw_axis(plot, place, axis)
   worst, best = min(complete), max(complete)
   for rank, record in enumerate(known):
-    values = [*(record.values[space.name] for space in sweep.spaces), record.mean]
+    values = [
+      *(record.values[space.name] for space in sweep.spaces),
+      record.mean,
+    ]
     shift = _SPREAD * (rank / max(len(known) - 1, 1) - 0.5)
     heights = [a.height(v) + shift * a.is_list for a, v in zip(axes, values)]
     is_complete, is_best = record.state == trials.COMPLETE, rank == 0
@@ -134,7 +139,9 @@ def _draw_axis(plot: Any, place: int, axis: _Axis) -> None:
   """Draws a vertical axis, its ticks, and above it its title."""
   plot.plot([place, place], [0, 1], color='0.2', lw=0.9, zorder=1)
   for height, label in axis.ticks:
-    plot.plot([place - 0.02, place], [height] * 2, color='0.2', lw=0.9, zorder=1)
+    plot.plot(
+      [place - 0.02, place], [height] * 2, color='0.2', lw=0.9, zorder=1
+    )
     plot.annotate(
       label,
       (place, height),

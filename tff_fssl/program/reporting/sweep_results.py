@@ -73,7 +73,10 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
   room -= _width(fixed[2])
   columns: list[tuple[list[str], list[str]]] = []
   for name in names:
-    cells = [sweeps.value_text(r.values[name]) if name in r.values else '' for r in rows]
+    cells = [
+      sweeps.value_text(r.values[name]) if name in r.values else ''
+      for r in rows
+    ]
     column = broken(name, max(map(len, cells), default=0)), cells
     room -= _width(column) + len(_GAP)
     if room < 0:
@@ -178,9 +181,7 @@ def write_winner(
   durable.write_file(folder.winner, ['\n'.join([*lines, '']).encode()])
 
 
-def test_text(
-  folder: sweep_folder.SweepFolder, record: trials.Record
-) -> str:
+def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
   """'92.1 ± 0.7 %': test accuracy in the rounds that validation selects.
 
   Args:
@@ -196,7 +197,9 @@ def test_text(
   accuracies = []
   for seed in record.scores:
     path = folder.run(record.number, seed)
-    best = summary.summarize(output_tree.OutputTree(path)).get('best_validation')
+    best = summary.summarize(output_tree.OutputTree(path)).get(
+      'best_validation'
+    )
     if not best or compare.TEST_ACCURACY not in best:
       raise UsageError(
         f'{path}: the run of trial {record.number} is no longer whole; give the'

@@ -87,7 +87,9 @@ class Running:
           return True
     return False
 
-  def end(self, state: str, scores: Mapping[int, float], note: str = '') -> None:
+  def end(
+    self, state: str, scores: Mapping[int, float], note: str = ''
+  ) -> None:
     """Ends the trial, as `COMPLETE`, `PRUNED` or `FAILED`."""
     with _errors():
       # JSON has texts as keys.
@@ -205,9 +207,7 @@ class Trials:
     with warnings.catch_warnings():
       # `constant_liar` is called experimental.
       warnings.simplefilter('ignore')
-      return optuna.samplers.TPESampler(
-        seed=seed, constant_liar=self._jobs > 1
-      )
+      return optuna.samplers.TPESampler(seed=seed, constant_liar=self._jobs > 1)
 
 
 def _distribution(
