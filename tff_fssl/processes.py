@@ -12,7 +12,8 @@ from typing import Any
 # (Linux's signal for a parent's death is no alternative: it is sent when the
 # *thread* that started the program ends.)
 _LAUNCHER = (
-  'exec 3<&0 </dev/null; { read -r _ <&3; kill -%d 0; } & exec "$@" 3<&-'
+  'exec 3<&0 </dev/null; { read -r _ <&3; kill -%d 0; } >/dev/null 2>&1 &'
+  ' exec "$@" 3<&-'
 )
 
 

@@ -148,17 +148,19 @@ class Sweeper:
       news += f', validation {sweep_results.score_text(record)} %'
     if record.note:
       news += f' ({record.note})'
+    more = []
     best = sweep_results.winner(records)
     if best and best.number != number:
-      news += f'; best: trial {best.number}, {sweep_results.score_text(best)} %'
+      score = sweep_results.score_text(best)
+      more.append(f'best: trial {best.number}, {score} %')
     left = self._sweep.num_trials - sum(
       r.state != trials_lib.OPEN for r in records
     )
     if left > 0:
       each = sum(self._seconds) / len(self._seconds)
-      rounds = math.ceil(left / self._settings.jobs)
-      news += f'; {left} left, about {console.format_seconds(each * rounds)}'
-    return news
+      seconds = each * math.ceil(left / self._settings.jobs)
+      more.append(f'{left} left, about {console.format_seconds(seconds)}')
+    return '\n  '.join([news, *(['; '.join(more)] if more else [])])
 
   def _best(self, number: int, seed: int) -> float | None:
     """The best validation accuracy of a run so far, if there is one."""

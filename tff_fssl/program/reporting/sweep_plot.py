@@ -61,12 +61,13 @@ def _of_range(
   """An axis of numbers."""
   scale = math.log if log else float
   start, length = scale(low), scale(high) - scale(low)
-  places = np.linspace(0, 1, _NUM_TICKS)
-  numbers = start + places * length
-  numbers = np.exp(numbers) if log else numbers
+  numbers = start + np.linspace(0, 1, _NUM_TICKS) * length
+  ticks = (np.exp(numbers) if log else numbers).tolist()
+  if isinstance(low, int):
+    ticks = sorted({round(tick) for tick in ticks})
   return _Axis(
     title,
-    [(p, label(n)) for p, n in zip(places.tolist(), numbers.tolist())],
+    [((scale(tick) - start) / length, label(tick)) for tick in ticks],
     lambda value: (scale(value) - start) / length,
   )
 
@@ -104,7 +105,7 @@ def draw(
   plot = canvas.subplots()
   plot.set_axis_off()
   for place, axis in enumerate(axes):
-    _draw_axis(plot, place, axis)
+    _draw_axis(plot, place, axis, is_last=axis is axes[-1])
   worst, best = min(complete), max(complete)
   for rank, record in enumerate(known):
     values = [
@@ -135,19 +136,18 @@ def draw(
   plots.save_png(canvas, path)
 
 
-def _draw_axis(plot: Any, place: int, axis: _Axis) -> None:
+def _draw_axis(plot: Any, place: int, axis: _Axis, is_last: bool) -> None:
   """Draws a vertical axis, its ticks, and above it its title."""
   plot.plot([place, place], [0, 1], color='0.2', lw=0.9, zorder=1)
+  end = place + (0.02 if is_last else -0.02)
   for height, label in axis.ticks:
-    plot.plot(
-      [place - 0.02, place], [height] * 2, color='0.2', lw=0.9, zorder=1
-    )
+    plot.plot([place, end], [height] * 2, color='0.2', lw=0.9, zorder=1)
     plot.annotate(
       label,
       (place, height),
-      (-6, 0),
+      (6 if is_last else -6, 0),
       textcoords='offset points',
-      ha='right',
+      ha='left' if is_last else 'right',
       va='center',
       fontsize=8,
       bbox={'facecolor': 'white', 'alpha': 0.75, 'lw': 0, 'pad': 0.5},
