@@ -166,7 +166,9 @@ class Sweeper:
     """The best validation accuracy of a run so far, if there is one."""
     tree = output_tree.OutputTree(self._folder.run(number, seed))
     best = summary.best_round(csv_table.read(tree.eval_csv)[1])
-    return best and csv_table.number(best, summary.VALIDATION_ACCURACY)
+    if best is None:
+      return None
+    return csv_table.number(best, summary.VALIDATION_ACCURACY)
 
   async def _score(
     self, trial: trials_lib.Running, seed: int, is_first: bool

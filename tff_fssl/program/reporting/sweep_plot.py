@@ -59,7 +59,10 @@ def _of_range(
   title: str, low: float, high: float, log: bool, label: Callable[[float], str]
 ) -> _Axis:
   """An axis of numbers."""
-  scale = math.log if log else float
+
+  def scale(value: float) -> float:
+    return math.log(value) if log else value
+
   start, length = scale(low), scale(high) - scale(low)
   numbers = start + np.linspace(0, 1, _NUM_TICKS) * length
   ticks = (np.exp(numbers) if log else numbers).tolist()

@@ -84,18 +84,16 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
     columns.append(column)
   shown = [fixed[0], *columns, *fixed[1:]]
   height = max(len(header) for header, _ in shown)
-  lines = [
-    [[''] * (height - len(header)) + header + cells, _width((header, cells))]
-    for header, cells in shown
-  ]
-  text = [
-    _GAP.join(cells[i].ljust(width) for cells, width in lines).rstrip()
-    for i in range(height + len(rows))
-  ]
+  padded = []
+  for header, cells in shown:
+    width = _width((header, cells))
+    whole = [''] * (height - len(header)) + header + cells
+    padded.append([cell.ljust(width) for cell in whole])
+  lines = [_GAP.join(line).rstrip() for line in zip(*padded)]
   if len(columns) < len(names):
     left_out = ', '.join(names[len(columns) :])
-    text.append(f'(without {left_out}: see the CSV file)')
-  return '\n'.join(text)
+    lines.append(f'(without {left_out}: see the CSV file)')
+  return '\n'.join(lines)
 
 
 def _width(column: tuple[list[str], list[str]]) -> int:
