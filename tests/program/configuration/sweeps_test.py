@@ -125,7 +125,7 @@ def test_the_definition_is_what_results_depend_on():
     (('momentum=0',), ('--seed=1',), 'has no effect with --seeds'),
     (('momentum=0',), ('--seeds=0,0',), 'a seed is there twice'),
     (('momentum=0',), ('--seeds=0,a',), 'must be whole numbers'),
-    (('momentum=0',), ('--seeds=0,4294967296',), 'with --momentum=0.0: --seed'),
+    (('momentum=0',), ('--seeds=0,4294967296',), '--seed=4294967296: must'),
     (('momentum=0',), ('--trials=3',), 'no effect with --sampler=grid'),
     (('momentum=0',), ('--pruning_trials=3',), 'no effect with --pruning=none'),
   ],

@@ -23,9 +23,7 @@ from tff_fssl.program.storage import sweep_folder
 if TYPE_CHECKING:
   from tff_fssl.program.storage import trials as trials_lib
 
-_USAGE = (
-  'programs/sweep.py --flagfile=FILE --grid=FLAG=VALUE,... [--seeds=0,1,2]'
-)
+_USAGE = 'programs/sweep.py --grid=FLAG=VALUE,VALUE [--FLAG=VALUE ...]'
 _ABOUT = (
   'Trains with every combination of some values of flags, or searches good ones'
   ' by random or TPE search, and chooses the trial with the best validation'

@@ -324,9 +324,10 @@ def _check(sweep: Sweep) -> None:
       try:
         sweep.config_of({**values, 'seed': seed})
       except UsageError as error:
-        raise UsageError(
-          f'with {flags.to_arguments(values)}: {error}'
-        ) from error
+        if len(values) == 1:
+          raise
+        given = flags.to_arguments(values)
+        raise UsageError(f'with {given}: {error}') from error
 
 
 def _search(

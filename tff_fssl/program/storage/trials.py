@@ -190,7 +190,8 @@ class Trials:
 
   def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
     """The trial that has the place of each number."""
-    return {t.user_attrs[_NUMBER]: t for t in self._study.get_trials()}
+    trials = self._study.get_trials(deepcopy=False)
+    return {t.user_attrs[_NUMBER]: t for t in trials}
 
   def _enqueue(self, number: int, values: dict[str, Any]) -> None:
     self._study.enqueue_trial(values, user_attrs={_NUMBER: number})
