@@ -1,9 +1,14 @@
 """A stand-in for the training program: writes tables, and trains nothing.
 
-A round takes $FAKE_SECS. The validation accuracy in round r of 10 with learning
-rate x and seed s is x r / 10 + s / 100, and that of the test set 0.1 more. It
-resumes from its table, and SIGTERM ends it after the round. $FAKE_FAILURES says
-how often the run of a learning rate fails, after a round: {"0.1": 2}.
+The validation accuracy in round r of 10 with learning rate x and seed s is
+x r / 10 + s / 100, and that of the test set 0.1 more. It resumes from its
+table, and SIGTERM ends it after the round.
+
+$FAKE_FAILURES: how often the run of a learning rate fails, after a round:
+  {"0.1": 2}.
+$FAKE_WAITS: the learning rate whose run waits for SIGTERM after round 3.
+$FAKE_TOGETHER: a folder in which the first run waits for another one, and which
+  tells how many there are at a time.
 """
 
 import fcntl
@@ -12,6 +17,17 @@ import os
 import signal
 import sys
 import time
+
+_PATIENCE_SECS = 60
+
+
+def wait(is_over):
+  deadline = time.monotonic() + _PATIENCE_SECS
+  while not is_over():
+    if time.monotonic() > deadline:
+      sys.exit('error: nothing happened')
+    time.sleep(0.01)
+
 
 stopped = []
 signal.signal(signal.SIGTERM, lambda *_: stopped.append(True))
@@ -30,6 +46,19 @@ with open(os.path.join(folder, 'starts')) as file:
   starts = len(file.readlines())
 failures = json.loads(os.environ.get('FAKE_FAILURES', '{}'))
 
+together = os.environ.get('FAKE_TOGETHER')
+if together:
+  mine = os.path.join(together, f'running-{os.getpid()}')
+  open(mine, 'w').close()
+
+  def count():
+    running = sum(name.startswith('running') for name in os.listdir(together))
+    with open(os.path.join(together, 'counts'), 'a') as file:
+      file.write(f'{running}\n')
+    return running
+
+  wait(lambda: count() > 1 or os.path.exists(os.path.join(together, 'over')))
+
 eval_csv = os.path.join(folder, 'metrics', 'eval.csv')
 if not os.path.exists(eval_csv):
   with open(eval_csv, 'w') as file:
@@ -37,11 +66,12 @@ if not os.path.exists(eval_csv):
 with open(eval_csv) as file:
   done = len(file.readlines()) - 1
 for r in range(done + 1, rounds + 1):
-  time.sleep(float(os.environ.get('FAKE_SECS', '0')))
   accuracy = float(rate) * r / 10 + int(flags['seed']) / 100
   with open(eval_csv, 'a') as file:
     file.write(f'{r},{accuracy + 0.1!r},{accuracy!r}\n')
   print(f'round {r}', flush=True)
+  if r == 3 and rate == os.environ.get('FAKE_WAITS'):
+    wait(lambda: stopped)
   if starts <= failures.get(rate, 0):
     sys.exit('error: the disk is full')
   if stopped and r < rounds:
@@ -49,3 +79,6 @@ for r in range(done + 1, rounds + 1):
     sys.exit(143)
 with open(os.path.join(folder, 'metrics', 'train.csv'), 'w') as file:
   file.write(f'round\n{rounds}\n')
+if together:
+  open(os.path.join(together, 'over'), 'w').close()
+  os.unlink(mine)
