@@ -222,7 +222,7 @@ def _close(
     shown = {'best, as given': best}
   rows = {
     label: f'trial {record.number}: test accuracy'
-    f' {sweep_results.test_text(folder, record)}, validation accuracy'
+    f' {sweep_results.test_text(folder, record)}, validation'
     f' {sweep_results.score_text(record)} %'
     for label, record in shown.items()
   }
