@@ -222,14 +222,10 @@ def test_bare_unweighted_aggregators_are_refused(monkeypatch):
 def test_secure_needs_a_runtime_that_has_it():
   process = _build('fl2', 'secure')
   state = process.initialize()
-  tff.framework.set_default_context(runtime.build_context())
-  try:
+  stack = tff.framework.get_context_stack()
+  with stack.install(runtime.build_context()):
     with pytest.raises(NotImplementedError, match='secure'):
       _next(process, state, tiny_task.cohort(_SERVER))
-  finally:
-    tff.framework.set_default_context(
-      runtime.build_context(runtime.Settings(simulate_secure_aggregation=True))
-    )
 
 
 def test_every_field_has_an_effect_under_some_aggregator():
