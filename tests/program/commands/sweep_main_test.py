@@ -178,7 +178,7 @@ def test_drawn_trials_go_on_as_if_never_stopped(
   text = (
     f'sampler = "{sampler}"\n[flags]\n'
     'client_learning_rate = {low = 0.01, high = 0.9, log = true}\n'
-    'client_epochs = {low = 1, high = 20}\nnorm = ["gn", "none"]'
+    'client_epochs = {low = 1, high = 20, step = 2}\nnorm = ["gn", "none"]'
   )
   path = tmp_path / 'sweep.toml'
   path.write_text(text)
@@ -187,10 +187,11 @@ def test_drawn_trials_go_on_as_if_never_stopped(
     for name in ('whole', 'parts')
   )
   for folder, count in ((whole, trials), (parts, trials - 1), (parts, trials)):
-    code, output, _ = call(
+    code, output, errors = call(
       f'--sweep={path}', f'--output_dir={folder.path}', f'--trials={count}'
     )
     assert code == main.DONE and 'as given' not in output
+    assert not errors
   assert _rows(whole) == _rows(parts) and len(_rows(whole)) == trials
   assert len({row['client_learning_rate'] for row in _rows(whole)}) == trials
 

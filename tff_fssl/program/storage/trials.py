@@ -120,7 +120,10 @@ class Trials:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     self._sweep, self._jobs = sweep, jobs
     self._grid = sweep.grid() if sweep.search.sampler == sweeps.GRID else []
-    self._distributions = {s.name: _distribution(s) for s in sweep.spaces}
+    with warnings.catch_warnings():
+      # Steps need not end at the greatest value.
+      warnings.simplefilter('ignore')
+      self._distributions = {s.name: _distribution(s) for s in sweep.spaces}
     search = sweep.search
     pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
     if search.pruning == sweeps.MEDIAN:
