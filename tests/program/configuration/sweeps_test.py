@@ -122,6 +122,7 @@ def test_the_definition_is_what_results_depend_on():
     (('num_validation=100,200',), (), '--num_validation cannot vary'),
     (('client_threads=1,2',), (), 'does not change results'),
     (('momentum=0',), ('--num_validation=0',), 'selects by validation'),
+    (('momentum=0', 'momentum=0.5'), (), '--grid=momentum: is given twice'),
     (('momentum=0',), ('--seed=1',), 'has no effect with --seeds'),
     (('momentum=0',), ('--seeds=0,0',), 'a seed is there twice'),
     (('momentum=0',), ('--seeds=0,a',), 'must be whole numbers'),

@@ -242,10 +242,16 @@ class Sweep:
       n for n, may in continuation.may_differ().items() if may is True
     }
     left_out = {*may_differ, 'seed', *(space.name for space in self.spaces)}
+    known = {
+      n for group in config_lib.groups() for n, _ in group.named_fields()
+    }
+    # What has no effect on the base may have one on a trial.
+    given = {n: self.base.values[n] for n in known if self.base.is_set(n)}
+    values = {**given, **self.config.flags()}
     return {
       'flags': {
         name: hparams.to_text(value)
-        for name, value in self.config.flags().items()
+        for name, value in sorted(values.items())
         if name not in left_out
       },
       'varied': {space.name: space.text for space in self.spaces},
@@ -283,7 +289,14 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
   """
   in_file = files.read_toml(path, limit=_MAX_BYTES) if path else {}
   spaces = _spaces_of_file(path, in_file.pop('flags', {}))
-  spaces |= {space.name: space for space in map(_space_of_text, grid)}
+  typed = [_space_of_text(text) for text in grid]
+  names = [space.name for space in typed]
+  for name in names:
+    if names.count(name) > 1:
+      raise UsageError(
+        f'--grid={name}: is given twice; give all values at once'
+      )
+  spaces |= dict(zip(names, typed))
   if not spaces:
     raise UsageError(
       'no flag to vary was given; give --grid=FLAG=VALUE,VALUE or --sweep=FILE'
