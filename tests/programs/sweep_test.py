@@ -15,7 +15,7 @@ from tff_fssl.program.storage import sweep_folder
 _FLAGS = (
   '--flagfile=configs/quickstart.flags',
   '--model=linear',
-  '--total_rounds=4',
+  '--total_rounds=3',
   '--num_pretraining_rounds=0',
   '--rounds_per_evaluation=1',
 )
@@ -39,7 +39,7 @@ def test_a_sweep_of_real_runs(repository, tmp_path):
 
   arguments = (
     *_FLAGS,
-    '--grid=client_learning_rate=0.00001,0.1',
+    '--grid=server_learning_rate=0.000001,0.1',
     '--seeds=0,1',
     '--jobs=2',
     f'--output_dir={folder.path}',
