@@ -303,7 +303,10 @@ def test_dry_run(call, folder):
     ),
     (('--grid', 'fedmatch.helpers=now,past'), '--algorithm=fedmatch'),
     ((_GRID, '--jobs=0'), '--jobs=0: must be at least 1'),
-    ((_GRID, '--sweep=nowhere.toml'), 'nowhere.toml: it does not exist'),
+    (
+      (_GRID, '--sweep=nowhere.toml'),
+      '--sweep: nowhere.toml: it does not exist',
+    ),
     ((_GRID, 'more'), "'more' is not a flag"),
     ((), 'no flag to vary was given'),
   ],

@@ -144,6 +144,7 @@ def test_mistakes(grid, argv, words):
     ('trails = 3', "'trails' is not a key of a sweep file"),
     ('sampler = "gird"', "did you mean 'grid'"),
     ('flags = 3', 'flags must be a table'),
+    ('trials = 3', 'sweep.toml): has no effect with --sampler=grid'),
     ('[flags]\nmomentum = 0.5', 'must be a list of values, or a range'),
     ('[flags]\nmomentum = []', 'the list is empty'),
     ('[flags]\nmomentum = {low = 0, high = 1}', 'tries every value'),

@@ -287,7 +287,11 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
   Raises:
     UsageError: One line: what was given, what is allowed, what to do.
   """
-  in_file = files.read_toml(path, limit=_MAX_BYTES) if path else {}
+  in_file: dict[str, Any] = {}
+  if path:
+    in_file = _of_file(
+      '--sweep', lambda: files.read_toml(path, limit=_MAX_BYTES)
+    )
   spaces = _spaces_of_file(path, in_file.pop('flags', {}))
   typed = [_space_of_text(text) for text in grid]
   names = [space.name for space in typed]
@@ -364,8 +368,9 @@ def _search(
   unused = hparams.without_effect(SearchHparams, dataclasses.asdict(search))
   for name in given:
     if name in unused:
+      where = '' if parsed.is_set(name) else f' (in {path})'
       raise UsageError(
-        f'--{name}: has no effect with {unused[name]}; leave it out'
+        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
       )
   return search
 
