@@ -6,6 +6,7 @@ table, and SIGTERM ends it after the round.
 
 $FAKE_FAILURES: how often the run of a learning rate fails, after a round:
   {"0.1": 2}.
+$FAKE_DIVERGES: the learning rate whose run can use no update.
 $FAKE_WAITS: the learning rate whose run waits for SIGTERM after round 3.
 $FAKE_TOGETHER: a folder in which the first run waits for another one, and which
   tells how many there are at a time.
@@ -74,6 +75,9 @@ for r in range(done + 1, rounds + 1):
     wait(lambda: stopped)
   if starts <= failures.get(rate, 0):
     sys.exit('error: the disk is full')
+  if rate == os.environ.get('FAKE_DIVERGES'):
+    print('error: no update could be used')
+    sys.exit(3)
   if stopped and r < rounds:
     print('Stopped and saved.')
     sys.exit(143)

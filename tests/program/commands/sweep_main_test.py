@@ -146,6 +146,17 @@ def test_a_trial_that_fails_does_not_end_the_sweep(call, folder, monkeypatch):
   assert (_starts(folder, 0), _starts(folder, 1)) == (3, 1)
 
 
+def test_a_trial_that_diverges_is_over(call, folder, monkeypatch):
+  monkeypatch.setenv('FAKE_DIVERGES', '0.8')
+  for _ in range(2):
+    code, output, errors = call(_GRID)
+    assert (code, errors) == (main.DONE, '')
+    assert 'best, as given trial 0:' in ' '.join(output.split())
+    assert [row['state'] for row in _rows(folder)] == ['complete', 'diverged']
+  assert _starts(folder, 1) == 1
+  assert 'exit code 3: no update could be used; see' in _rows(folder)[1]['note']
+
+
 def test_without_a_complete_trial(call, monkeypatch):
   monkeypatch.setenv('FAKE_FAILURES', '{"0.5": 9}')
   code, _, errors = call('--grid=client_learning_rate=0.5', '--retries=0')

@@ -211,7 +211,7 @@ def _close(
   best = sweep_results.winner(records)
   if best is None:
     raise UsageError(
-      f'no trial is complete: trial {failed[0].number}: {failed[0].note}'
+      f'no trial is complete: trial {records[0].number}: {records[0].note}'
     )
   complete = sum(r.state == trials_lib.COMPLETE for r in records)
   sweep_plot.draw(folder.picture, records, sweep)

@@ -39,14 +39,15 @@ class Settings:
 
   Attributes:
     command: The training program, without its arguments.
-    final_status: Its exit code that would only be repeated.
+    diverged: Its exit code if no update could be used, however often it is
+      started again.
     jobs: How many trials are made at a time.
     retries: How often a run that fails is started again.
     intra_op_threads: The cores of a run; 0: not said.
   """
 
   command: Sequence[str]
-  final_status: int
+  diverged: int
   jobs: int = 1
   retries: int = 1
   intra_op_threads: int = 0
@@ -54,6 +55,10 @@ class Settings:
 
 class _PrunedError(Exception):
   """The trial is worse than others; the message says since when."""
+
+
+class _DivergedError(Exception):
+  """A run could use no update; the message says more."""
 
 
 class _FailedError(Exception):
@@ -132,6 +137,8 @@ class Sweeper:
       best = self._best(trial.number, first)
       scores = {} if best is None else {first: best}
       trial.end(trials_lib.PRUNED, scores, str(error))
+    except _DivergedError as error:
+      trial.end(trials_lib.DIVERGED, scores, str(error))
     except (_FailedError, UsageError) as error:
       trial.end(trials_lib.FAILED, scores, str(error))
     else:
@@ -198,8 +205,9 @@ class Sweeper:
       reason = (
         f'seed {seed}: {processes.describe_end(status)}: {reason}; see {log}'
       )
-      is_final = status == self._settings.final_status
-      if is_final or attempt == self._settings.retries:
+      if status == self._settings.diverged:
+        raise _DivergedError(reason)
+      if attempt == self._settings.retries:
         raise _FailedError(reason)
       self._say(f'trial {trial.number}: starting again; {reason}')
     best = self._best(trial.number, seed)

@@ -25,7 +25,13 @@ from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
 from tff_fssl.program.storage import trials
 
-_ORDER = (trials.COMPLETE, trials.PRUNED, trials.FAILED, trials.OPEN)
+_ORDER = (
+  trials.COMPLETE,
+  trials.PRUNED,
+  trials.DIVERGED,
+  trials.FAILED,
+  trials.OPEN,
+)
 _GAP = '  '
 
 

@@ -20,9 +20,12 @@ from tff_fssl import files
 from tff_fssl.data import seeds
 from tff_fssl.program.configuration import sweeps
 
-COMPLETE, PRUNED, FAILED, OPEN = 'complete', 'pruned', 'failed', 'open'
+COMPLETE, PRUNED, DIVERGED = 'complete', 'pruned', 'diverged'
+FAILED, OPEN = 'failed', 'open'
 
 _NUMBER, _SCORES, _NOTE = 'number', 'scores', 'note'
+# Optuna calls it failed, but to repeat it would be of no use.
+_DIVERGED = 'diverged'
 _STATES = {
   optuna.trial.TrialState.COMPLETE: COMPLETE,
   optuna.trial.TrialState.PRUNED: PRUNED,
@@ -37,9 +40,9 @@ class Record:
   Attributes:
     number: Its number in the sweep.
     values: The values of the flags that vary.
-    state: `COMPLETE`, `PRUNED`, `FAILED` or `OPEN`.
+    state: `COMPLETE`, `PRUNED`, `DIVERGED`, `FAILED` or `OPEN`.
     scores: Seed -> best validation accuracy, in [0, 1].
-    note: Why it was pruned or has failed.
+    note: Why it was pruned, has diverged or failed.
   """
 
   number: int
@@ -90,17 +93,19 @@ class Running:
   def end(
     self, state: str, scores: Mapping[int, float], note: str = ''
   ) -> None:
-    """Ends the trial, as `COMPLETE`, `PRUNED` or `FAILED`."""
+    """Ends the trial, as any state but `OPEN`."""
     with _errors():
       # JSON has texts as keys.
       texts = {str(seed): score for seed, score in scores.items()}
       self._trial.set_user_attr(_SCORES, texts)
       self._trial.set_user_attr(_NOTE, note)
+      self._trial.set_user_attr(_DIVERGED, state == DIVERGED)
       if state == COMPLETE:
         self._study.tell(self._trial, float(np.mean(list(scores.values()))))
       else:
         ends = {ours: theirs for theirs, ours in _STATES.items()}
-        self._study.tell(self._trial, state=ends[state])
+        failed = optuna.trial.TrialState.FAIL
+        self._study.tell(self._trial, state=ends.get(state, failed))
 
 
 class Trials:
@@ -146,7 +151,7 @@ class Trials:
       for trial in self._latest().values():
         if trial.state == optuna.trial.TrialState.RUNNING:
           self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
-        elif trial.state != optuna.trial.TrialState.FAIL:
+        elif _state(trial) != FAILED:
           continue
         self._enqueue(trial.user_attrs[_NUMBER], trial.params)
 
@@ -157,7 +162,7 @@ class Trials:
         Record(
           number,
           dict(trial.params or trial.system_attrs.get('fixed_params', {})),
-          _STATES.get(trial.state, OPEN),
+          _state(trial),
           {
             int(seed): score
             for seed, score in trial.user_attrs.get(_SCORES, {}).items()
@@ -212,6 +217,12 @@ class Trials:
       # `constant_liar` is called experimental.
       warnings.simplefilter('ignore')
       return optuna.samplers.TPESampler(seed=seed, constant_liar=self._jobs > 1)
+
+
+def _state(trial: optuna.trial.FrozenTrial) -> str:
+  if trial.user_attrs.get(_DIVERGED):
+    return DIVERGED
+  return _STATES.get(trial.state, OPEN)
 
 
 def _distribution(
