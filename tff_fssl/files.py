@@ -9,9 +9,15 @@ import errno
 import json
 import os
 import stat
+import sys
 from typing import Any, BinaryIO
 
 from tff_fssl.hparams import UsageError
+
+if sys.version_info >= (3, 11):
+  import tomllib
+else:
+  import tomli as tomllib
 
 _LARGEST = 2**30
 _REASONS = {
@@ -115,6 +121,14 @@ def read_text(path: str, *, limit: int = _LARGEST) -> str:
 def read_json(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
   """The JSON object in a file; raises `FileError`."""
   return parse_json(path, read_text(path, limit=limit))
+
+
+def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
+  """The table in a TOML file; raises `FileError`."""
+  try:
+    return tomllib.loads(read_text(path, limit=limit))
+  except tomllib.TOMLDecodeError as error:
+    raise FileError(path, f'it is not TOML ({first_line(error)})') from error
 
 
 def parse_json(path: str, text: str | bytes) -> dict[str, Any]:

@@ -38,7 +38,8 @@ def hparam(
   """A dataclass field with all that is known of its flag.
 
   Args:
-    default: The default; its type (bool, int, float, str) is the field's.
+    default: The default; its type (bool, int, float, str) is the field's. If it
+      is (), the flag may be given several times, and the value is the texts.
     help: Meaning, unit and source, as `--help` prints them.
     minimum: The least value allowed, if any.
     maximum: The greatest value allowed, if any.
@@ -134,6 +135,8 @@ def to_text(value: Any) -> str:
   """A value as it is written in a flag."""
   if isinstance(value, bool):
     return str(value).lower()
+  if isinstance(value, tuple):
+    return ' '.join(value)
   return repr(value) if isinstance(value, float) else str(value)
 
 

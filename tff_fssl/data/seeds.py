@@ -28,6 +28,7 @@ class Purpose(enum.IntEnum):
   CLIENT_TEST = 30
   PARTICIPATION = 31
   REPORT = 40
+  SWEEP = 50
 
 
 def _words(value: int) -> tuple[int, int]:

@@ -36,21 +36,13 @@ from absl import logging
 import grpc
 import tensorflow_federated as tff
 
+from tff_fssl import processes
 from tff_fssl.runtime import errors
 
 # The most repetitions of one invocation.
 _MAX_REPETITIONS = 3
 # How long a worker may take to open its port: 0.1 s on an idle machine.
 _START_SECS = 60.0
-# The shell becomes the worker, after starting a watcher that waits for the end
-# of a pipe whose other end only this Python process holds. The watcher then
-# kills its process group, that is itself and the worker. The system cannot give
-# the group's number to other processes while the watcher is in it. (Linux's
-# signal for a parent's death is no alternative: it is sent when the *thread*
-# that started the worker ends.)
-_LAUNCHER = (
-  'exec 3<&0 </dev/null; { read -r _ <&3; kill -9 0; } & exec "$@" 3<&-'
-)
 _CHANNEL_OPTIONS = (
   ('grpc.max_receive_message_length', -1),
   ('grpc.max_send_message_length', -1),
@@ -164,22 +156,15 @@ class _Worker:
     self.port = reserved.getsockname()[1]
     # pylint: disable=consider-using-with
     self._log = tempfile.TemporaryFile()
-    self._process = subprocess.Popen(
+    self._process = processes.start(
       [
-        '/bin/sh',
-        '-c',
-        _LAUNCHER,
-        'sh',
         str(importlib.resources.files(tff) / 'data' / 'worker_binary'),
         f'--port={self.port}',
         f'--max_concurrent_computation_calls={client_threads or -1}',
       ],
-      stdin=subprocess.PIPE,
+      signal.SIGKILL,
       stdout=subprocess.DEVNULL,
       stderr=self._log,
-      # Worker and watcher form their own process group, so that a terminal's
-      # Ctrl-C reaches only this process.
-      start_new_session=True,
     )
     channel = grpc.insecure_channel(f'127.0.0.1:{self.port}', _CHANNEL_OPTIONS)
     self.end = weakref.finalize(self, _end, self._process, channel, reserved)
@@ -213,13 +198,11 @@ class _Worker:
     status = self._process.poll()
     if status is None:
       return ''
-    how = signal.Signals(-status).name if status < 0 else f'exit code {status}'
-    if status == -signal.SIGKILL:
-      how += ': killed by hand, or out of memory'
     size = self._log.seek(0, os.SEEK_END)
     self._log.seek(max(0, size - _MAX_LAST_WORDS))
     words = self._log.read().decode(errors='replace').strip()
-    return f' ({how})' + (f' after it wrote: {words}' if words else '')
+    how = f' ({processes.describe_end(status)})'
+    return how + (f' after it wrote: {words}' if words else '')
 
   def invoke(self, comp: Any, arg: Any) -> Any:
     """Runs a computation; raises `_LostError` and what TFF raises."""
@@ -245,8 +228,7 @@ def _end(
 ) -> None:
   """Ends a worker and frees its resources."""
   process.kill()
-  assert process.stdin is not None
-  process.stdin.close()  # Ends the watcher.
+  processes.end_watch(process)
   process.wait()
   channel.close()
   reserved.close()

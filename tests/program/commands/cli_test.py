@@ -33,6 +33,7 @@ def _call(monkeypatch, capsys):
     'compare',
     'data',
     'papers',
+    'sweep',
     'partition',
     'algorithms',
   ],

@@ -58,6 +58,21 @@ def test_the_command_line_beats_the_file_wherever_it_stands(
   assert parsed.files == {'count': path, 'name': path}
 
 
+def test_a_flag_may_be_given_several_times(tmp_path):
+  @dataclasses.dataclass(frozen=True)
+  class Several:
+    each: tuple[str, ...] = hparam((), 'Which.')
+
+  groups = [flags.Group(Several, 'Flags')]
+  path = _file(tmp_path, '--each=a\n--each=b')
+  parsed = flags.parse([f'--flagfile={path}', '--each', 'c,d'], groups)
+  assert parsed.build(Several).each == ('a', 'b', 'c,d')
+  assert flags.parse([], groups).build(Several).each == ()
+  assert '  --each=\n' in usage.help_text('', '', groups)
+  with pytest.raises(UsageError, match='unprintable'):
+    flags.parse(['--each=a', '--each=a\nb'], groups)
+
+
 def test_flagfiles_nest_relative_to_the_file_that_names_them(tmp_path):
   (tmp_path / 'base').mkdir()
   _file(tmp_path / 'base', '--count=4\n--name=b\n', 'b.flags')
@@ -219,6 +234,7 @@ sys.exit(code)
     'data_main',
     'algorithms_main',
     'partition_main',
+    'sweep_main',
   ):
     for argv, expected in ((['--help'], 0), (['--zzz=1'], 2)):
       done = subprocess.run(

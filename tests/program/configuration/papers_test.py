@@ -170,7 +170,9 @@ def test_a_damaged_file(tmp_path, monkeypatch):
     papers.configs, 'path_of', lambda name: str(tmp_path / name)
   )
   papers.rows.cache_clear()
-  with pytest.raises(UsageError, match='fedmatch.toml: is damaged: .*line 1'):
+  with pytest.raises(
+    UsageError, match='fedmatch.toml: it is not TOML .*line 1'
+  ):
     papers.rows()
   papers.rows.cache_clear()
 

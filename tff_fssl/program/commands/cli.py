@@ -22,6 +22,7 @@ _PROGRAMS = {
   'compare': 'Compares runs over seeds, as tables.',
   'report': 'Reports on runs, as one HTML page.',
   'data': 'Lists the data sets, or looks one over.',
+  'sweep': 'Searches flags by validation accuracy.',
   'papers': "Lists, times, runs and compares the rows of the papers' tables.",
   'partition': 'Draws, describes or compares who holds which examples.',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',

@@ -283,18 +283,7 @@ def _flagfile(row: papers.Row, settings: PapersHparams) -> str:
   rounds = _known_rounds(row, settings)
   arguments = _arguments(row, {**settings.more(), 'total_rounds': rounds})
   about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]
-  header = [
-    line
-    for text in about
-    for line in textwrap.wrap(
-      text,
-      console.WIDTH,
-      initial_indent='# ',
-      subsequent_indent='# ',
-      break_on_hyphens=False,
-    )
-  ]
-  return '\n'.join([*header, *arguments])
+  return '\n'.join([*flags.comments(about), *arguments])
 
 
 def _train_command(row: papers.Row, settings: PapersHparams) -> str:

@@ -1,5 +1,7 @@
 """Which flags may differ when a run is continued. TensorFlow-free."""
 
+from collections.abc import Mapping, Sequence
+
 from tff_fssl import hparams
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
@@ -61,3 +63,15 @@ def differences(
       may = float(after or 0) >= float(before or 0)
     (allowed if may else refused).append(name)
   return refused, allowed
+
+
+def describe(
+  names: Sequence[str], old: Mapping[str, str], new: Mapping[str, str]
+) -> str:
+  """How flags differ, for messages: '--a=1 there, 2 now; --b only now'."""
+  return '; '.join(
+    f'--{name}={old[name]} there, {new[name]} now'
+    if name in old and name in new
+    else f'--{name} only {"there" if name in old else "now"}'
+    for name in names
+  )

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import difflib
 import os
+import textwrap
 from typing import Any
 
 from absl import flags as absl_flags
@@ -16,6 +17,7 @@ from absl import flags as absl_flags
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
 from tff_fssl.program.configuration import configs
 
 _MAX_FLAGFILE_BYTES = 2**20
@@ -170,7 +172,11 @@ def parse(
   after = _present(flag_values)
   values = {name: flag_values[name].value for name in before}
   for name, value in [*values.items(), *(('', p) for p in positional)]:
-    _check_text(f'--{name}=' if name else '', value)
+    for text in value if isinstance(value, list) else [value]:
+      _check_text(f'--{name}=' if name else '', text)
+  values = {
+    n: tuple(v) if isinstance(v, list) else v for n, v in values.items()
+  }
   return ParsedFlags(
     values,
     frozenset(name for name in before if after[name] != before[name]),
@@ -192,15 +198,33 @@ def _check_text(prefix: str, value: Any) -> None:
 
 def to_arguments(values: Mapping[str, Any]) -> str:
   """The arguments that set `values`, for messages: '--a=1, --b=2'."""
-  return ', '.join(f'--{n}={hparams.to_text(v)}' for n, v in values.items())
+  return ', '.join(arguments(values))
+
+
+def arguments(values: Mapping[str, Any]) -> list[str]:
+  """The arguments that set `values`, in order: '--NAME=VALUE' for each."""
+  return [f'--{n}={hparams.to_text(value)}' for n, value in values.items()]
+
+
+def comments(texts: Sequence[str]) -> list[str]:
+  """Texts as the comments of a flagfile, wrapped."""
+  return [
+    line
+    for text in texts
+    for line in textwrap.wrap(
+      text,
+      console.WIDTH,
+      initial_indent='# ',
+      subsequent_indent='# ',
+      break_on_hyphens=False,
+      break_long_words=False,
+    )
+  ]
 
 
 def to_flagfile(values: dict[str, Any]) -> str:
   """The flagfile that sets `values`, sorted by name."""
-  return ''.join(
-    f'--{name}={hparams.to_text(value)}\n'
-    for name, value in sorted(values.items())
-  )
+  return ''.join(f'{a}\n' for a in arguments(dict(sorted(values.items()))))
 
 
 def read_flagfile(path: str) -> dict[str, str]:
@@ -236,7 +260,8 @@ def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
           text,
         )
       else:
-        flag = absl_flags.Flag(
+        flag_type = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
+        flag = flag_type(
           absl_flags.ArgumentParser(),
           absl_flags.ArgumentSerializer(),
           name,

@@ -23,21 +23,14 @@ import functools
 import itertools
 import os
 import re
-import sys
 from typing import Any
 
 from tff_fssl import files
-from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
-
-if sys.version_info >= (3, 11):
-  import tomllib
-else:
-  import tomli as tomllib
 
 NAMES = ('fedmatch', 'fedswitch', 'fl2', 'protofssl', 'semifl')
 # Which round's test accuracy a paper reports.
@@ -111,7 +104,7 @@ class Row:
     if self.why:
       raise UsageError(f'{self.name}: cannot be run: {self.why}')
     given = {**self.flags, **(more or {})}
-    parsed = flags.parse(_arguments(given), config_lib.groups())
+    parsed = flags.parse(flags.arguments(given), config_lib.groups())
     # As in a flagfile: some of a row's flags may have no effect.
     files_of = dict.fromkeys(parsed.command_line, self.name)
     return config_lib.from_flags(
@@ -132,7 +125,7 @@ class Row:
     """
     has_effect = self.config(more).flags()
     given = {**self.flags, **(more or {})}
-    return _arguments({n: given[n] for n in has_effect if n in given})
+    return flags.arguments({n: given[n] for n in has_effect if n in given})
 
   def folder(self, runs_dir: str, budget: str, seed: int) -> str:
     """The folder of a run of the row.
@@ -146,12 +139,6 @@ class Row:
       RUNS_DIR/PAPER/TABLE/.../BUDGET/seedN.
     """
     return os.path.join(runs_dir, self.name, budget, f'seed{seed}')
-
-
-def _arguments(values: Mapping[str, Any]) -> list[str]:
-  return [
-    f'--{name}={hparams.to_text(value)}' for name, value in values.items()
-  ]
 
 
 @functools.cache
@@ -206,10 +193,7 @@ def find(name: str) -> Row:
 def _of_paper(paper: str) -> Iterator[Row]:
   """The rows of a file."""
   path = configs.path_of(f'papers/{paper}.toml')
-  try:
-    content = tomllib.loads(files.read_text(path))
-  except tomllib.TOMLDecodeError as error:
-    raise UsageError(f'{path}: is damaged: {error}') from error
+  content = files.read_toml(path)
   for table in content['tables']:
     yield from _of_table(paper, content, table)
 

@@ -164,10 +164,15 @@ def plot(
   canvas.legend(
     handles=handles, loc='outside lower center', ncols=1, frameon=False
   )
+  save_png(canvas, path)
+  return [panel.title for panel in panels]
+
+
+def save_png(canvas: Any, path: str) -> None:
+  """Writes a matplotlib figure as a PNG file; raises `UsageError`."""
   content = io.BytesIO()
   canvas.savefig(content, dpi=110, format='png')
   durable.write_file(path, [content.getvalue()])
-  return [panel.title for panel in panels]
 
 
 def known_panels(

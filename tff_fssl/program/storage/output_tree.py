@@ -20,11 +20,9 @@ data/               data that the server's computation reads, if large
 
 from collections.abc import Sequence
 import contextlib
-import fcntl
 import os
 import re
 import stat
-import time
 import types
 from typing import Any
 
@@ -36,12 +34,11 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import folder_lock
 
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
-_LOCK = '.lock'
-_HOLDER = 'process '  # What a lock begins with.
 # What an early kill may have left: folders that hold nothing but files which
 # the next start makes again.
 _EARLY = {
@@ -219,13 +216,15 @@ class OutputTree:
       UsageError: If another program uses the folder, it belongs to another run,
         it is not the folder of a run, or it cannot be written to.
     """
-    _check_name(self.path)
+    check_name(self.path)
     self.is_new = not os.path.lexists(self.flags_file)
     if self.is_new:
       self._check_empty()
     self._made = durable.make_folder(self.path) if self.is_new else []
     try:
-      self._acquire()
+      has_lock = os.path.lexists(self._join(folder_lock.NAME))
+      self._lock = folder_lock.acquire(self.path)
+      self._made_lock = self.is_new and not has_lock
       for folder in (self.path, self.checkpoints, self.metrics):
         made = durable.make_folder(folder)
         self._made += made if self.is_new else []
@@ -284,7 +283,7 @@ class OutputTree:
       os.rmdir(self.server_data)
     with contextlib.suppress(OSError):
       if self._made_lock:
-        os.unlink(self._join(_LOCK))
+        os.unlink(self._join(folder_lock.NAME))
     with contextlib.suppress(OSError):
       for folder in reversed(self._made):
         os.rmdir(folder)
@@ -325,63 +324,6 @@ class OutputTree:
   ) -> None:
     self.close()
 
-  def _acquire(self) -> None:
-    """Locks the folder; the lock is released when the process ends."""
-    is_new = self.is_new and not os.path.lexists(self._join(_LOCK))
-    with durable.storage_errors():
-      lock = os.open(
-        self._join(_LOCK),
-        os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
-        0o666,
-      )
-    try:
-      self._lock_file(lock)
-    except BaseException:
-      os.close(lock)
-      raise
-    self._lock, self._made_lock = lock, is_new
-    me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
-    text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
-    with durable.storage_errors():
-      durable.write_all(lock, text, self._join(_LOCK))
-      os.ftruncate(lock, len(text))
-
-  def _lock_file(self, lock: int) -> None:
-    """Locks an open file; raises `UsageError` if it is not ours to lock."""
-    holder = b''
-    if stat.S_ISREG(os.fstat(lock).st_mode):
-      holder = os.read(lock, 200)
-    else:
-      holder = b'not a file'
-    text = holder.decode(errors='replace').strip()
-    if text and not text.startswith(_HOLDER):
-      raise UsageError(
-        f'{self._join(_LOCK)}: is not the lock of a run; choose another'
-        ' --output_dir'
-      )
-    try:
-      fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-      if not isinstance(error, BlockingIOError):
-        raise UsageError(
-          f'--output_dir={self.path}: the file system cannot lock files'
-          f' ({error.strerror}); choose a folder on another one'
-        ) from error
-      raise UsageError(
-        f'--output_dir={self.path}: another program ({text or "unknown"}) is'
-        ' writing to it; wait for it, end it, or choose another folder'
-      ) from error
-    try:
-      is_current = os.path.samestat(os.fstat(lock), os.lstat(self._join(_LOCK)))
-    except FileNotFoundError:
-      is_current = False
-    if not is_current:
-      # Another start has just failed, and removed the folder that it had made.
-      raise UsageError(
-        f'--output_dir={self.path}: another program has just released it; give'
-        ' the command again'
-      )
-
   def _compare(self, config: config_lib.Config) -> None:
     """Refuses if the run that is there has other flags."""
     if self.is_new:
@@ -410,7 +352,7 @@ def default_report(paths: Sequence[str], name: str) -> str:
   return os.path.relpath(os.path.join(folder, name))
 
 
-def _check_name(path: str) -> None:
+def check_name(path: str) -> None:
   """Refuses a path that is not a folder; raises `UsageError`."""
   try:
     mode = os.stat(path).st_mode
@@ -431,12 +373,7 @@ def _refusal(
   path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
 ) -> str:
   """The error that says how a run differs from the one in the folder."""
-  differing = '; '.join(
-    f'--{name}={old[name]} there, {new[name]} now'
-    if name in old and name in new
-    else f'--{name} only {"there" if name in old else "now"}'
-    for name in names
-  )
+  differing = continuation.describe(names, old, new)
   return (
     f'--output_dir={path}: holds a run of another configuration ({differing}).'
     ' Choose another folder, or give its own flags'

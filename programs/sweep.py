@@ -1,0 +1,12 @@
+"""Searches flags by validation accuracy; see `--help`."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import sweep_main
+
+if __name__ == '__main__':
+  sys.exit(main.run(sweep_main.sweep_main))

@@ -1,0 +1,240 @@
+"""`programs/sweep.py`: searches flags by validation accuracy."""
+
+import asyncio
+from collections.abc import Sequence
+import dataclasses
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import sweeps
+from tff_fssl.program.configuration import usage
+from tff_fssl.program.loop import interrupts
+from tff_fssl.program.storage import sweep_folder
+
+if TYPE_CHECKING:
+  from tff_fssl.program.storage import trials as trials_lib
+
+_USAGE = 'programs/sweep.py --grid=FLAG=VALUE,VALUE [--FLAG=VALUE ...]'
+_ABOUT = (
+  'Trains with every combination of some values of flags, or searches good ones'
+  ' by random or TPE search, and chooses the trial with the best validation'
+  ' accuracy, the mean over seeds. Needs --num_validation. All flags of'
+  ' programs/train.py may be given; they are those of every trial. The same'
+  ' command continues a sweep that was stopped.\n'
+  '--output_dir, on the command line, is the folder of the sweep, whose runs'
+  " are in trials/; otherwise it is that of the flagfile's run, followed by"
+  ' _sweep.'
+  " The test accuracy is printed of the best trial and of the flagfile's own"
+  ' values, once, at the end. docs/sweeps.md has an example.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepHparams:
+  """Flags of `programs/sweep.py` beside those of the search."""
+
+  sweep: str = hparam(
+    '',
+    'A TOML file that says which flags vary and how they are searched'
+    ' (docs/sweeps.md).',
+  )
+  grid: tuple[str, ...] = hparam(
+    (),
+    'FLAG=VALUE,VALUE,...: the values of a flag. May be given several times.',
+  )
+  jobs: int = hparam(
+    1,
+    'How many trials are made at a time. They share the cores, by'
+    ' --intra_op_threads, unless that is given.',
+    minimum=1,
+    maximum=1024,
+  )
+  retries: int = hparam(
+    1,
+    'How often a run that fails or is killed is started again, from its last'
+    ' checkpoint.',
+    minimum=0,
+    maximum=100,
+  )
+  dry_run: bool = hparam(
+    False, 'Only list what would be run, and count the runs.'
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def sweep_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  own = [
+    flags.Group(SweepHparams, 'Flags'),
+    flags.Group(sweeps.SearchHparams),
+  ]
+  if usage.wants_help(argv):
+    print(usage.help_text(_USAGE, _ABOUT, own))
+    return main_lib.DONE
+  parsed = flags.parse(argv, [*own, *config_lib.groups()])
+  settings = parsed.build(SweepHparams)
+  sweep = sweeps.build(parsed, settings.sweep, settings.grid)
+  if settings.dry_run:
+    print(_plan(sweep))
+    if sweep.search.sampler == sweeps.GRID:
+      for number, values in enumerate(sweep.grid()):
+        print(f'trial {number}: {sweeps.values_text(values)}')
+    return main_lib.DONE
+  view = console.Console()
+  with sweep_folder.SweepFolder(sweep.folder) as folder:
+    folder.open(sweep.definition())
+    return _sweep(sweep, folder, settings, view)
+
+
+def train_command() -> list[str]:
+  """The command that trains, started as this program was."""
+  script = os.path.abspath(sys.argv[0])
+  folder, name = os.path.split(script)
+  if name == 'sweep.py':
+    return [sys.executable, os.path.join(folder, 'train.py')]
+  return [sys.executable, script, 'train']
+
+
+def _sweep(
+  sweep: sweeps.Sweep,
+  folder: sweep_folder.SweepFolder,
+  settings: SweepHparams,
+  view: console.Console,
+) -> int:
+  """Makes what is left of a sweep; returns the exit code."""
+  # Optuna is slow to import.
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.loop import sweep as sweep_lib
+  from tff_fssl.program.storage import trials as trials_lib
+
+  view.say(_plan(sweep))
+  trials = trials_lib.Trials(folder.study, sweep, settings.jobs)
+  stop = training_types.StopRequest()
+  sweeper = sweep_lib.Sweeper(
+    sweep,
+    folder,
+    trials,
+    sweep_lib.Settings(
+      train_command(),
+      main_lib.NOT_FINITE,
+      settings.jobs,
+      settings.retries,
+      _threads(sweep, settings),
+    ),
+    stop,
+    view.say,
+  )
+  again = 'To continue, give the same command again.'
+  try:
+    asyncio.run(interrupts.run_until_stopped(sweeper.run(), stop, view.say))
+  except asyncio.CancelledError:
+    view.say(f'Stopped at once. {again}')
+    return interrupts.exit_code(stop.signal)
+  records = trials.records()
+  if stop.signal is not None:
+    view.say(f'Stopped and saved. {again}')
+    return interrupts.exit_code(stop.signal)
+  return _close(sweep, folder, records, view)
+
+
+def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
+  """The cores of each run if the trials are to share them; else 0."""
+  has_effect = 'intra_op_threads' in sweep.config.flags()
+  if settings.jobs == 1 or sweep.base.is_set('intra_op_threads'):
+    return 0
+  cores = len(os.sched_getaffinity(0))
+  return max(1, cores // settings.jobs) if has_effect else 0
+
+
+def _plan(sweep: sweeps.Sweep) -> str:
+  """What is to be run."""
+  search, run = sweep.search, sweep.config.run
+  num_runs = sweep.num_trials * len(sweep.seeds)
+  how = search.sampler
+  if search.sampler == sweeps.GRID:
+    how += ', every combination'
+  if search.pruning != sweeps.NO_PRUNING:
+    how += (
+      f', pruning by the {search.pruning} of {search.pruning_trials} trials or'
+      ' more'
+    )
+  rows = {
+    **{f'--{space.name}': space.text for space in sweep.spaces},
+    'search': how,
+    'runs': f'{num_runs:,}: {sweep.num_trials:,} trials with'
+    f' {len(sweep.seeds)} seed{"s" * (len(sweep.seeds) > 1)}'
+    f' ({search.seeds}), of {run.total_rounds:,} rounds each',
+    'chosen by': 'the mean of the best validation accuracy of each run, on'
+    f' {run.num_validation:,} examples',
+    'output': sweep.folder,
+  }
+  return console.table(rows)
+
+
+def _close(
+  sweep: sweeps.Sweep,
+  folder: sweep_folder.SweepFolder,
+  records: 'Sequence[trials_lib.Record]',
+  view: console.Console,
+) -> int:
+  """Writes and shows the results; returns the exit code."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.reporting import sweep_plot
+  from tff_fssl.program.reporting import sweep_results
+  from tff_fssl.program.storage import trials as trials_lib
+
+  names = [space.name for space in sweep.spaces]
+  view.say('')
+  print(sweep_results.table(records, names), flush=True)
+  failed = [r for r in records if r.state == trials_lib.FAILED]
+  best = sweep_results.winner(records)
+  if best is None:
+    raise UsageError(
+      f'no trial is complete: trial {records[0].number}: {records[0].note}'
+    )
+  complete = sum(r.state == trials_lib.COMPLETE for r in records)
+  sweep_plot.draw(folder.picture, records, sweep)
+  sweep_results.write_winner(folder, best, sweep, complete)
+  given = sweep_results.base(records, sweep)
+  shown = {'best': best, **({'as given': given} if given else {})}
+  if given is best:
+    shown = {'best, as given': best}
+  rows = {
+    label: f'trial {record.number}: test accuracy'
+    f' {sweep_results.test_text(folder, record)}, validation'
+    f' {sweep_results.score_text(record)} %'
+    for label, record in shown.items()
+  }
+  rows |= {
+    'table': folder.trials_csv,
+    'picture': folder.picture,
+    'flagfile': folder.winner,
+  }
+  view.say('')
+  view.say(console.table(rows))
+  for record in failed:
+    main_lib.complain(f'trial {record.number}: {record.note}')
+  if failed:
+    view.say('The same command tries the failed trials again.')
+  return main_lib.FAILED if failed else main_lib.DONE

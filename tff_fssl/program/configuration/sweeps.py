@@ -1,0 +1,491 @@
+"""What a sweep searches: flags, their values, and how. TensorFlow-free.
+
+A sweep trains a configuration again and again, each time with other values of
+some flags, a trial, and chooses the values with the best validation accuracy.
+Everything that can be refused before the first trial is refused here.
+"""
+
+from collections.abc import Mapping, Sequence
+import dataclasses
+import itertools
+import math
+import re
+from typing import Any
+
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import flags
+
+GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
+NO_PRUNING, MEDIAN = 'none', 'median'
+
+_SAMPLED = (RANDOM, TPE)
+_RANGE = ('low', 'high', 'log', 'step')
+_MAX_BYTES = 2**20
+_MAX_TRIALS = 10_000
+# Flags that a sweep sets itself, or that would change what it selects by.
+_NOT_VARIED = {
+  'seed': 'each trial trains with all of --seeds',
+  'num_validation': 'trials are compared on the same validation examples',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SearchHparams:
+  """How a sweep searches: flags, or keys of the sweep file."""
+
+  sampler: str = hparam(
+    GRID,
+    'grid: every combination of the values; random: --trials combinations, each'
+    ' drawn at random; tpe: --trials combinations, drawn near those that have'
+    ' been good (Bergstra et al., 2011).',
+    choices=(GRID, *_SAMPLED),
+    group='Search (also keys of the sweep file)',
+  )
+  trials: int = hparam(
+    20,
+    'How many combinations are drawn.',
+    minimum=1,
+    maximum=_MAX_TRIALS,
+    needs={'sampler': _SAMPLED},
+  )
+  sampler_seed: int = hparam(
+    0,
+    'Seed of what is drawn.',
+    minimum=0,
+    maximum=2**31 - 1,
+    needs={'sampler': _SAMPLED},
+  )
+  seeds: str = hparam(
+    '0',
+    'The seeds with which each combination is trained, one after another. A'
+    ' trial counts by the mean over them.',
+  )
+  pruning: str = hparam(
+    NO_PRUNING,
+    'median: stop a trial if, in a round in which its first seed is evaluated,'
+    ' its best validation accuracy so far is below the median of the other'
+    " trials' in that round. none: train all of them to the end.",
+    choices=(NO_PRUNING, MEDIAN),
+  )
+  pruning_trials: int = hparam(
+    5,
+    'How many trials must be complete before one is stopped.',
+    minimum=1,
+    needs={'pruning': (MEDIAN,)},
+  )
+  pruning_rounds: int = hparam(
+    0,
+    'How many rounds each trial trains before it may be stopped.',
+    minimum=0,
+    needs={'pruning': (MEDIAN,)},
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+    self.seed_numbers()
+
+  def seed_numbers(self) -> tuple[int, ...]:
+    """The seeds; raises `UsageError`."""
+    parts = self.seeds.split(',')
+    if not all(re.fullmatch(r'\d{1,10}', part, re.ASCII) for part in parts):
+      raise UsageError(
+        f'--seeds={self.seeds}: must be whole numbers, joined by commas:'
+        ' --seeds=0,1,2'
+      )
+    numbers = tuple(map(int, parts))
+    if len(set(numbers)) < len(numbers):
+      raise UsageError(
+        f'--seeds={self.seeds}: a seed is there twice; its run would be the'
+        ' same'
+      )
+    return numbers
+
+
+@dataclasses.dataclass(frozen=True)
+class Space:
+  """The values that a flag may take.
+
+  Attributes:
+    name: The flag.
+    choices: The values, if they are listed; else they are those from `low` to
+      `high`.
+    low: The least value.
+    high: The greatest value.
+    log: Whether values are drawn evenly on a logarithmic scale.
+    step: The distance of neighbouring values; None: of floats, any.
+  """
+
+  name: str
+  choices: tuple[Any, ...] = ()
+  low: Any = None
+  high: Any = None
+  log: bool = False
+  step: Any = None
+
+  @property
+  def text(self) -> str:
+    """The space in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
+    if self.choices:
+      return ', '.join(map(hparams.to_text, self.choices))
+    how = 'log' if self.log else f'step {self.step}' if self.step else ''
+    ends = f'{hparams.to_text(self.low)} to {hparams.to_text(self.high)}'
+    return f'{ends} ({how})' if how else ends
+
+  def probes(self) -> tuple[Any, ...]:
+    """The values that are checked before the first trial."""
+    return self.choices or (self.low, self.high)
+
+  def listed(self) -> 'Space':
+    """The same values as a list; raises `UsageError` if they are too many."""
+    if self.choices:
+      return self
+    if self.step is None or self.log:
+      raise UsageError(
+        f'{self.name}: --sampler={GRID} tries every value, but {self.text} is a'
+        ' range; give a list, or a step without log, or'
+        f' --sampler={RANDOM} or {TPE}'
+      )
+    count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
+    if count > _MAX_TRIALS:
+      raise UsageError(f'{self.name}: {self.text} are {count:,} values')
+    values = (self.low + i * self.step for i in range(count))
+    # 0.1 + 2 * 0.1 is 0.30000000000000004.
+    return Space(
+      self.name,
+      tuple(float(f'{v:.12g}') if isinstance(v, float) else v for v in values),
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """A sweep that has been checked.
+
+  Attributes:
+    base: The flags of all trials.
+    spaces: The flags that vary.
+    search: How they are searched.
+    config: The configuration of `base`, with the first seed.
+  """
+
+  base: flags.ParsedFlags
+  spaces: tuple[Space, ...]
+  search: SearchHparams
+  config: config_lib.Config
+
+  @property
+  def folder(self) -> str:
+    """The sweep's folder: --output_dir as typed, else one beside the run's."""
+    given = self.config.run.output_dir
+    return given if 'output_dir' in self.base.command_line else f'{given}_sweep'
+
+  @property
+  def seeds(self) -> tuple[int, ...]:
+    """The seeds of each trial."""
+    return self.search.seed_numbers()
+
+  @property
+  def num_trials(self) -> int:
+    """How many trials there are."""
+    if self.search.sampler == GRID:
+      return math.prod(len(space.choices) for space in self.spaces)
+    return self.search.trials
+
+  @property
+  def base_values(self) -> dict[str, Any]:
+    """The values that the base gives to the flags that vary."""
+    known = self.config.flags()
+    return {s.name: known.get(s.name) for s in self.spaces}
+
+  def grid(self) -> list[dict[str, Any]]:
+    """All combinations of a grid, the last flag varying fastest."""
+    names = [space.name for space in self.spaces]
+    values = itertools.product(*(space.choices for space in self.spaces))
+    return [dict(zip(names, combination)) for combination in values]
+
+  def config_of(self, values: Mapping[str, Any]) -> config_lib.Config:
+    """The configuration with other values of some flags; `UsageError`."""
+    parsed = dataclasses.replace(
+      self.base,
+      values={**self.base.values, **values},
+      # As if they were typed: one without an effect is refused.
+      command_line=self.base.command_line | values.keys(),
+    )
+    return config_lib.from_flags(parsed)
+
+  def arguments(self, values: Mapping[str, Any]) -> list[str]:
+    """Arguments of the training program: the flags that were given.
+
+    Args:
+      values: Flags that take precedence over the base's.
+
+    Returns:
+      '--NAME=VALUE' for each that has an effect, in the order of `--help`.
+
+    Raises:
+      UsageError: If they make no sense together.
+    """
+    given = {
+      **{n: v for n, v in self.base.values.items() if self.base.is_set(n)},
+      **values,
+    }
+    has_effect = self.config_of(values).flags()
+    return flags.arguments({n: given[n] for n in has_effect if n in given})
+
+  def definition(self) -> dict[str, dict[str, str]]:
+    """What must not change while a sweep goes on, as texts."""
+    may_differ = {
+      n for n, may in continuation.may_differ().items() if may is True
+    }
+    left_out = {*may_differ, 'seed', *(space.name for space in self.spaces)}
+    known = {
+      n for group in config_lib.groups() for n, _ in group.named_fields()
+    }
+    # What has no effect on the base may have one on a trial.
+    given = {n: self.base.values[n] for n in known if self.base.is_set(n)}
+    values = {**given, **self.config.flags()}
+    return {
+      'flags': {
+        name: hparams.to_text(value)
+        for name, value in sorted(values.items())
+        if name not in left_out
+      },
+      'varied': {space.name: space.text for space in self.spaces},
+      'search': {
+        name: hparams.to_text(value)
+        for name, value in dataclasses.asdict(self.search).items()
+        if name != 'trials'  # More of them may follow.
+      },
+    }
+
+
+def values_text(values: Mapping[str, Any]) -> str:
+  """'momentum=0.9 fl2.rho=0.05'."""
+  return ' '.join(f'{n}={value_text(v)}' for n, v in values.items())
+
+
+def value_text(value: Any) -> str:
+  """A value as tables show it: four digits of a float."""
+  return f'{value:.4g}' if isinstance(value, float) else hparams.to_text(value)
+
+
+def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
+  """A checked sweep.
+
+  Args:
+    parsed: The command line, with the flags of training and of the search.
+    path: The sweep file; '' if there is none.
+    grid: 'FLAG=VALUE,VALUE,...' of flags; they replace those of the file.
+
+  Returns:
+    The sweep.
+
+  Raises:
+    UsageError: One line: what was given, what is allowed, what to do.
+  """
+  in_file: dict[str, Any] = {}
+  if path:
+    in_file = _of_file(
+      '--sweep', lambda: files.read_toml(path, limit=_MAX_BYTES)
+    )
+  spaces = _spaces_of_file(path, in_file.pop('flags', {}))
+  typed = [_space_of_text(text) for text in grid]
+  names = [space.name for space in typed]
+  for name in names:
+    if names.count(name) > 1:
+      raise UsageError(
+        f'--grid={name}: is given twice; give all values at once'
+      )
+  spaces |= dict(zip(names, typed))
+  if not spaces:
+    raise UsageError(
+      'no flag to vary was given; give --grid=FLAG=VALUE,VALUE or --sweep=FILE'
+    )
+  search = _search(parsed, path, in_file)
+  if 'seed' in parsed.command_line:
+    raise UsageError('--seed: has no effect with --seeds; leave it out')
+  seed = search.seed_numbers()[0]
+  base = dataclasses.replace(parsed, values={**parsed.values, 'seed': seed})
+  sweep = Sweep(
+    base, tuple(spaces.values()), search, config_lib.from_flags(base)
+  )
+  if not sweep.config.run.num_validation:
+    raise UsageError(
+      '--num_validation=0: a sweep selects by validation accuracy, never on'
+      ' test data; give --num_validation=N'
+    )
+  if search.sampler == GRID:
+    listed = tuple(space.listed() for space in sweep.spaces)
+    sweep = dataclasses.replace(sweep, spaces=listed)
+    if sweep.num_trials > _MAX_TRIALS:
+      raise UsageError(
+        f'the grid has {sweep.num_trials:,} combinations; at most'
+        f' {_MAX_TRIALS:,} are allowed: use --sampler={RANDOM} or {TPE}'
+      )
+  _check(sweep)
+  return sweep
+
+
+def _check(sweep: Sweep) -> None:
+  """Refuses values that are not allowed; raises `UsageError`."""
+  if sweep.search.sampler == GRID:
+    combinations = sweep.grid()
+  else:
+    combinations = [{s.name: v} for s in sweep.spaces for v in s.probes()]
+  for values in combinations:
+    for seed in sweep.seeds[: None if values is combinations[0] else 1]:
+      try:
+        sweep.config_of({**values, 'seed': seed})
+      except UsageError as error:
+        if len(values) == 1:
+          raise
+        given = flags.to_arguments(values)
+        raise UsageError(f'with {given}: {error}') from error
+
+
+def _search(
+  parsed: flags.ParsedFlags, path: str, in_file: Mapping[str, Any]
+) -> SearchHparams:
+  """How is searched, by the file and the command line; raises `UsageError`."""
+  fields = [field.name for field in dataclasses.fields(SearchHparams)]
+  given = {n: parsed.values[n] for n in fields if parsed.is_set(n)}
+  for name, value in in_file.items():
+    if name not in fields:
+      raise UsageError(
+        f'{path}: {name!r} is not a key of a sweep file; there are flags,'
+        f' {", ".join(fields)}{hparams.closest(name, ["flags", *fields])}'
+      )
+    if isinstance(value, list):
+      value = ','.join(map(str, value))
+    text = flags.arguments({name: value})
+    value = _of_file(path, lambda: _parse(text, SearchHparams)[name])
+    given.setdefault(name, value)
+  search = _of_file(path if in_file else '', lambda: SearchHparams(**given))
+  unused = hparams.without_effect(SearchHparams, dataclasses.asdict(search))
+  for name in given:
+    if name in unused:
+      where = '' if parsed.is_set(name) else f' (in {path})'
+      raise UsageError(
+        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
+      )
+  return search
+
+
+def _of_file(path: str, function: Any) -> Any:
+  """What a function returns; its errors say which file they are about."""
+  try:
+    return function()
+  except UsageError as error:
+    raise UsageError(f'{path}: {error}' if path else str(error)) from error
+
+
+def _parse(arguments: list[str], cls: type[Any]) -> dict[str, Any]:
+  return flags.parse(arguments, [flags.Group(cls)]).values
+
+
+def _spaces_of_file(path: str, table: Any) -> dict[str, Space]:
+  """The flags of a sweep file, by name."""
+  if not isinstance(table, Mapping):
+    raise UsageError(f'{path}: flags must be a table, [flags]')
+  return _of_file(
+    path, lambda: {n: _space(n, values) for n, values in _flat(table).items()}
+  )
+
+
+def _flat(table: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """{'fl2': {'rho': [1]}} as {'fl2.rho': [1]}: dotted keys are tables."""
+  result: dict[str, Any] = {}
+  for name, value in table.items():
+    if isinstance(value, Mapping) and not set(value) & set(_RANGE):
+      result |= _flat(value, f'{prefix}{name}.')
+    else:
+      result[f'{prefix}{name}'] = value
+  return result
+
+
+def _space_of_text(text: str) -> Space:
+  """The space that 'FLAG=VALUE,VALUE,...' names; raises `UsageError`."""
+  name, equals, values = text.partition('=')
+  try:
+    if not equals or not values:
+      raise UsageError('must be FLAG=VALUE,VALUE,...')
+    return _space(name.lstrip('-'), values.split(','))
+  except UsageError as error:
+    raise UsageError(f'--grid={text}: {error}') from error
+
+
+def _space(name: str, given: Any) -> Space:
+  """A flag's space as a file gives it; raises `UsageError`."""
+  _check_name(name)
+  if isinstance(given, list):
+    if not given:
+      raise UsageError(f'{name}: the list is empty; give a value or more')
+    choices = tuple(_value(name, value) for value in given)
+    twice = [v for i, v in enumerate(choices) if v in choices[:i]]
+    if twice:
+      raise UsageError(f'{name}: {hparams.to_text(twice[0])} is there twice')
+    return Space(name, choices)
+  if not isinstance(given, Mapping) or not {'low', 'high'} <= set(given):
+    raise UsageError(
+      f'{name}: must be a list of values, or a range {{low = 0.01, high = 0.1,'
+      ' log = true}'
+    )
+  for key in given:
+    if key not in _RANGE:
+      raise UsageError(
+        f'{name}: {key!r} is not a key of a range; there are'
+        f' {", ".join(_RANGE)}{hparams.closest(key, _RANGE)}'
+      )
+  low, high, step = (
+    None if key not in given else _value(name, given[key])
+    for key in ('low', 'high', 'step')
+  )
+  space = Space(name, (), low, high, given.get('log', False), step)
+  _check_range(space)
+  return space
+
+
+def _check_range(space: Space) -> None:
+  """Refuses ranges that make no sense; raises `UsageError`."""
+  given = f'{space.name}: {space.text}'
+  if type(space.low) not in (int, float):
+    raise UsageError(
+      f'{given}: only flags that are numbers have ranges; give a list'
+    )
+  if not space.low < space.high:
+    raise UsageError(f'{given}: low must be less than high')
+  if not isinstance(space.log, bool):
+    raise UsageError(f'{space.name}: log must be true or false')
+  if space.log and (space.low <= 0 or space.step is not None):
+    raise UsageError(
+      f'{given}: with log, low must be above 0, and there is no step'
+    )
+  if space.step is not None and not 0 < space.step <= space.high - space.low:
+    raise UsageError(
+      f'{given}: step must be above 0, and at most high less low'
+    )
+
+
+def _check_name(name: str) -> None:
+  """Refuses what is no flag, or none that can vary; raises `UsageError`."""
+  known = {n for group in config_lib.groups() for n, _ in group.named_fields()}
+  if name not in known:
+    matches = hparams.closest(name, sorted(known))
+    raise UsageError(f'unknown flag --{name}{matches}')
+  if name in _NOT_VARIED:
+    raise UsageError(f'--{name} cannot vary: {_NOT_VARIED[name]}')
+  if continuation.may_differ().get(name) is True:
+    raise UsageError(
+      f'--{name} cannot vary: it does not change results, by which trials are'
+      ' compared'
+    )
+
+
+def _value(name: str, given: Any) -> Any:
+  """A value of a flag, of the flag's own type; raises `UsageError`."""
+  text = flags.arguments({name: given})
+  return flags.parse(text, config_lib.groups()).values[name]

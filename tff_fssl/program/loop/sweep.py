@@ -1,0 +1,295 @@
+"""Makes the trials of a sweep, each run a process. TensorFlow-free.
+
+A run is the training program with the flags of a trial and one seed, in a
+folder of its own. The runs of a trial follow each other; several trials are
+made at a time. Whatever ends the sweep, its runs end, too, after saving, and
+what was begun goes on when the sweep is started again.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+import dataclasses
+import math
+import os
+import signal
+import subprocess
+import time
+
+from tff_fssl import durable
+from tff_fssl import processes
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+from tff_fssl.program.configuration import sweeps
+from tff_fssl.program.reporting import sweep_results
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import folder_lock
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
+from tff_fssl.program.storage import sweep_folder
+from tff_fssl.program.storage import trials as trials_lib
+
+_POLL_SECS = 0.2
+_MAX_ERROR_BYTES = 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """How the runs are made.
+
+  Attributes:
+    command: The training program, without its arguments.
+    diverged: Its exit code if no update could be used, however often it is
+      started again.
+    jobs: How many trials are made at a time.
+    retries: How often a run that fails is started again.
+    intra_op_threads: The cores of a run; 0: not said.
+  """
+
+  command: Sequence[str]
+  diverged: int
+  jobs: int = 1
+  retries: int = 1
+  intra_op_threads: int = 0
+
+
+class _PrunedError(Exception):
+  """The trial is worse than others; the message says since when."""
+
+
+class _DivergedError(Exception):
+  """A run could use no update; the message says more."""
+
+
+class _FailedError(Exception):
+  """A run of the trial has failed, as often as it may; the message says how."""
+
+
+class _StoppedError(Exception):
+  """The sweep was asked to stop, and the run has stopped."""
+
+
+class Sweeper:
+  """Makes what is left of a sweep."""
+
+  def __init__(
+    self,
+    sweep: sweeps.Sweep,
+    folder: sweep_folder.SweepFolder,
+    trials: trials_lib.Trials,
+    settings: Settings,
+    stop: training_types.StopRequest,
+    say: Callable[[str], None],
+  ):
+    """Starts nothing yet.
+
+    Args:
+      sweep: What is searched.
+      folder: The sweep's folder, open.
+      trials: The trials.
+      settings: How the runs are made.
+      stop: Asks for the end: runs that are being made then save and stop.
+      say: Tells the user.
+    """
+    self._sweep, self._folder, self._trials = sweep, folder, trials
+    self._settings, self._stop, self._say = settings, stop, say
+    self._seconds: list[float] = []
+
+  async def run(self) -> None:
+    """Makes trials until there are no more, or `stop` is set."""
+    tasks: set[asyncio.Task[None]] = set()
+    try:
+      while True:
+        while len(tasks) < self._settings.jobs and self._stop.signal is None:
+          trial = self._trials.take()
+          if trial is None:
+            break
+          tasks.add(asyncio.create_task(self._make(trial)))
+        self._write_table()
+        if not tasks:
+          return
+        done, tasks = await asyncio.wait(
+          tasks, return_when=asyncio.FIRST_COMPLETED
+        )
+        for task in done:
+          task.result()
+    finally:
+      for task in tasks:
+        task.cancel()
+      await asyncio.gather(*tasks, return_exceptions=True)
+
+  def _write_table(self) -> None:
+    records = self._trials.records()
+    sweep_results.write_csv(self._folder, records, self._sweep)
+
+  async def _make(self, trial: trials_lib.Running) -> None:
+    """Makes a trial, and says what it has come to."""
+    self._say(f'trial {trial.number}: {sweeps.values_text(trial.values)}')
+    start = time.monotonic()
+    scores: dict[int, float] = {}
+    try:
+      for place, seed in enumerate(self._sweep.seeds):
+        scores[seed] = await self._score(trial, seed, is_first=not place)
+    except _StoppedError:
+      return
+    except _PrunedError as error:
+      first = self._sweep.seeds[0]
+      best = self._best(trial.number, first)
+      scores = {} if best is None else {first: best}
+      trial.end(trials_lib.PRUNED, scores, str(error))
+    except _DivergedError as error:
+      trial.end(trials_lib.DIVERGED, scores, str(error))
+    except (_FailedError, UsageError) as error:
+      trial.end(trials_lib.FAILED, scores, str(error))
+    else:
+      trial.end(trials_lib.COMPLETE, scores)
+    self._seconds.append(time.monotonic() - start)
+    self._say(self._news(trial.number))
+
+  def _news(self, number: int) -> str:
+    """A trial's result, and how far the sweep is."""
+    records = self._trials.records()
+    (record,) = (r for r in records if r.number == number)
+    news = f'trial {number}: {record.state}'
+    if record.scores:
+      news += f', validation {sweep_results.score_text(record)} %'
+    if record.note:
+      news += f' ({record.note})'
+    more = []
+    best = sweep_results.winner(records)
+    if best and best.number != number:
+      score = sweep_results.score_text(best)
+      more.append(f'best: trial {best.number}, {score} %')
+    left = self._sweep.num_trials - sum(
+      r.state != trials_lib.OPEN for r in records
+    )
+    if left > 0:
+      each = sum(self._seconds) / len(self._seconds)
+      seconds = each * math.ceil(left / self._settings.jobs)
+      more.append(f'{left} left, about {console.format_seconds(seconds)}')
+    return '\n  '.join([news, *(['; '.join(more)] if more else [])])
+
+  def _best(self, number: int, seed: int) -> float | None:
+    """The best validation accuracy of a run so far, if there is one."""
+    tree = output_tree.OutputTree(self._folder.run(number, seed))
+    best = summary.best_round(csv_table.read(tree.eval_csv)[1])
+    if best is None:
+      return None
+    return csv_table.number(best, summary.VALIDATION_ACCURACY)
+
+  async def _score(
+    self, trial: trials_lib.Running, seed: int, is_first: bool
+  ) -> float:
+    """A run's best validation accuracy; starts it again if it fails."""
+    path = self._folder.run(trial.number, seed)
+    more = {**trial.values, 'seed': seed, 'output_dir': path}
+    if self._settings.intra_op_threads:
+      more['intra_op_threads'] = self._settings.intra_op_threads
+    command = [*self._settings.command, *self._sweep.arguments(more)]
+    log = self._folder.log(trial.number, seed)
+    durable.make_folder(os.path.dirname(log))
+    for attempt in range(self._settings.retries + 1):
+      await self._wait_until_free(path)
+      if self._stop.signal is not None:
+        raise _StoppedError
+      begin = os.path.getsize(log) if os.path.exists(log) else 0
+      with durable.storage_errors(), open(log, 'ab') as output:
+        status = await self._call(
+          command, output, trial if is_first else None, path
+        )
+      if not status:
+        break
+      if self._stop.signal is not None:
+        raise _StoppedError
+      reason = _last_words(log, begin) or 'it printed nothing'
+      reason = (
+        f'seed {seed}: {processes.describe_end(status)}: {reason}; see {log}'
+      )
+      if status == self._settings.diverged:
+        raise _DivergedError(reason)
+      if attempt == self._settings.retries:
+        raise _FailedError(reason)
+      self._say(f'trial {trial.number}: starting again; {reason}')
+    best = self._best(trial.number, seed)
+    if best is None:
+      raise _FailedError(
+        f'seed {seed}: it has no validation accuracy; see {log}'
+      )
+    return best
+
+  async def _wait_until_free(self, path: str) -> None:
+    """Waits for a run of a sweep that was killed, which still saves."""
+    is_told = False
+    while folder_lock.is_held(path):
+      if not is_told:
+        self._say(f'waiting for the program that still writes to {path}')
+        is_told = True
+      if self._stop.signal is not None:
+        return
+      await asyncio.sleep(_POLL_SECS)
+
+  async def _call(
+    self,
+    command: Sequence[str],
+    output: object,
+    judged: trials_lib.Running | None,
+    path: str,
+  ) -> int:
+    """Runs a command to its end.
+
+    Args:
+      command: The command.
+      output: The file for what it prints.
+      judged: The trial that may be pruned by this run, if any.
+      path: The run's folder.
+
+    Returns:
+      How it ended, as `Popen.returncode`.
+    """
+    process = processes.start(
+      command, signal.SIGTERM, stdout=output, stderr=subprocess.STDOUT
+    )
+    bad_round: int | None = None
+    is_asked = False
+    try:
+      while process.poll() is None:
+        await asyncio.sleep(_POLL_SECS)
+        if judged and bad_round is None:
+          bad_round = _bad_round(judged, path)
+        if not is_asked and (bad_round or self._stop.signal is not None):
+          process.terminate()
+          is_asked = True
+    finally:
+      if process.poll() is None:
+        process.kill()  # What it has saved stays.
+      processes.end_watch(process)
+      process.wait()
+    if bad_round:
+      raise _PrunedError(f'in round {bad_round}')
+    return process.returncode
+
+
+def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
+  """The last evaluated round, if a trial is worse than others by then."""
+  try:
+    rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
+    scores = {
+      int(row[csv_table.KEY]): csv_table.number(
+        row, summary.VALIDATION_ACCURACY
+      )
+      for row in rows
+    }
+  except UsageError:  # The run itself will say so.
+    return None
+  known = {r: v for r, v in scores.items() if r > 0 and math.isfinite(v)}
+  return max(known) if trial.is_bad(known) else None
+
+
+def _last_words(log: str, begin: int) -> str:
+  """The last error in a log, or else its last line, from an offset on."""
+  with open(log, 'rb') as file:
+    file.seek(max(begin, os.path.getsize(log) - _MAX_ERROR_BYTES))
+    lines = file.read().decode(errors='replace').split('\n')
+  lines = [line.strip() for line in lines if line.strip()]
+  errors = [line for line in lines if line.startswith('error: ')]
+  return [*lines, *errors][-1].removeprefix('error: ') if lines else ''

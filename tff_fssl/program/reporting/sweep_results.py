@@ -1,0 +1,223 @@
+"""What a sweep has come to: table, CSV file, picture, flagfile.
+
+TensorFlow-free. Only validation accuracy is shown of all trials; test accuracy
+is read of the best one and of the base configuration, at the end.
+"""
+
+from collections.abc import Sequence
+import csv
+import io
+import math
+import re
+
+import numpy as np
+
+import tff_fssl
+from tff_fssl import durable
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import sweeps
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
+from tff_fssl.program.storage import sweep_folder
+from tff_fssl.program.storage import trials
+
+_ORDER = (
+  trials.COMPLETE,
+  trials.PRUNED,
+  trials.DIVERGED,
+  trials.FAILED,
+  trials.OPEN,
+)
+_GAP = '  '
+
+
+def ranked(records: Sequence[trials.Record]) -> list[trials.Record]:
+  """Complete trials first, the best of each state first."""
+  return sorted(
+    records,
+    key=lambda r: (
+      _ORDER.index(r.state),
+      0.0 if math.isnan(r.mean) else -r.mean,
+      r.number,
+    ),
+  )
+
+
+def winner(records: Sequence[trials.Record]) -> trials.Record | None:
+  """The complete trial with the best mean; the first of these, or None."""
+  complete = [r for r in ranked(records) if r.state == trials.COMPLETE]
+  return complete[0] if complete else None
+
+
+def score_text(record: trials.Record) -> str:
+  """'92.5 ± 0.4': validation accuracy in percent; '-' if not known."""
+  scores = [100 * score for score in record.scores.values()]
+  return compare.mean_and_spread(scores, 1) if scores else '-'
+
+
+def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
+  """The trials as a table of at most 80 columns, the best ones first.
+
+  Args:
+    records: The trials.
+    names: The flags that vary. Those for which there is no room are left out.
+
+  Returns:
+    The table.
+  """
+  rows = ranked(records)
+  fixed = [
+    (['trial'], [str(r.number) for r in rows]),
+    (['validation, %'], [score_text(r) for r in rows]),
+    (['state'], [r.state for r in rows]),
+  ]
+  room = console.WIDTH - sum(_width(column) + len(_GAP) for column in fixed[:2])
+  room -= _width(fixed[2])
+  columns: list[tuple[list[str], list[str]]] = []
+  for name in names:
+    cells = [
+      sweeps.value_text(r.values[name]) if name in r.values else ''
+      for r in rows
+    ]
+    column = broken(name, max(map(len, cells), default=0)), cells
+    room -= _width(column) + len(_GAP)
+    if room < 0:
+      break
+    columns.append(column)
+  shown = [fixed[0], *columns, *fixed[1:]]
+  height = max(len(header) for header, _ in shown)
+  padded = []
+  for header, cells in shown:
+    width = _width((header, cells))
+    whole = [''] * (height - len(header)) + header + cells
+    padded.append([cell.ljust(width) for cell in whole])
+  lines = [_GAP.join(line).rstrip() for line in zip(*padded)]
+  if len(columns) < len(names):
+    left_out = ', '.join(names[len(columns) :])
+    lines.append(f'(without {left_out}: see the CSV file)')
+  return '\n'.join(lines)
+
+
+def _width(column: tuple[list[str], list[str]]) -> int:
+  return max(map(len, [*column[0], *column[1]]))
+
+
+def broken(name: str, width: int) -> list[str]:
+  """A flag's name in lines of at most `width`, if its parts allow it."""
+  pieces = re.findall(r'[^_. ]+[_. ]?', name)
+  width = max(width, *map(len, pieces))
+  lines = ['']
+  for piece in pieces:
+    if len(lines[-1]) + len(piece) > width:
+      lines.append('')
+    lines[-1] += piece
+  return lines
+
+
+def write_csv(
+  folder: sweep_folder.SweepFolder,
+  records: Sequence[trials.Record],
+  sweep: sweeps.Sweep,
+) -> None:
+  """Writes a row for each trial; raises `UsageError`."""
+  text = io.StringIO()
+  names = [space.name for space in sweep.spaces]
+  writer = csv.writer(text, lineterminator='\n')
+  writer.writerow(
+    [
+      'trial',
+      *names,
+      'validation/accuracy',
+      'standard_deviation',
+      *(f'seed{seed}' for seed in sweep.seeds),
+      'state',
+      'note',
+    ]
+  )
+  for record in records:
+    scores = list(record.scores.values())
+    spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else ''
+    writer.writerow(
+      [
+        record.number,
+        *(hparams.to_text(record.values.get(name, '')) for name in names),
+        record.mean if scores else '',
+        spread,
+        *(record.scores.get(seed, '') for seed in sweep.seeds),
+        record.state,
+        record.note,
+      ]
+    )
+  durable.write_file(folder.trials_csv, [text.getvalue().encode()])
+
+
+def write_winner(
+  folder: sweep_folder.SweepFolder,
+  record: trials.Record,
+  sweep: sweeps.Sweep,
+  num_complete: int,
+) -> None:
+  """Writes the flagfile of the best trial; raises `UsageError`."""
+  accuracy = f'{score_text(record)} %'
+  spread = (
+    f' (mean and sample standard deviation over seeds {sweep.search.seeds})'
+    if len(record.scores) > 1
+    else f' (seed {sweep.search.seeds})'
+  )
+  about = [
+    f'Trial {record.number} of the sweep in {folder.path}: the best validation'
+    f' accuracy of {num_complete} complete trials, {accuracy}{spread}, by'
+    f' tff_fssl {tff_fssl.__version__}.',
+    f'Chosen by the sweep: {flags.to_arguments(record.values)}. The other flags'
+    ' were given to it.',
+    f'{console.command("train")} --flagfile={folder.winner}',
+  ]
+  arguments = sweep.arguments(record.values)
+  own = ('--seed=', '--output_dir=')
+  lines = [
+    *flags.comments(about),
+    *(a for a in arguments if not a.startswith(own)),
+  ]
+  durable.write_file(folder.winner, ['\n'.join([*lines, '']).encode()])
+
+
+def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
+  """'92.1 ± 0.7 %': test accuracy in the rounds that validation selects.
+
+  Args:
+    folder: The sweep's.
+    record: A complete trial.
+
+  Returns:
+    The mean over seeds and the sample standard deviation.
+
+  Raises:
+    UsageError: If the tables of its runs cannot be read, or lack it.
+  """
+  accuracies = []
+  for seed in record.scores:
+    path = folder.run(record.number, seed)
+    best = summary.summarize(output_tree.OutputTree(path)).get(
+      'best_validation'
+    )
+    if not best or compare.TEST_ACCURACY not in best:
+      raise UsageError(
+        f'{path}: the run of trial {record.number} is no longer whole; give the'
+        ' command of the sweep with another --output_dir'
+      )
+    accuracies.append(100 * best[compare.TEST_ACCURACY])
+  return f'{compare.mean_and_spread(accuracies, 1)} %'
+
+
+def base(
+  records: Sequence[trials.Record], sweep: sweeps.Sweep
+) -> trials.Record | None:
+  """The complete trial with the values that the base has, if there is one."""
+  for record in records:
+    if record.state == trials.COMPLETE and record.values == sweep.base_values:
+      return record
+  return None

@@ -1,0 +1,256 @@
+"""The trials of a sweep, kept as a study of Optuna. TensorFlow-free.
+
+A trial of the sweep has a number of its own, since Optuna's trials cannot be
+taken up again: one that was interrupted or has failed is told to Optuna as
+failed, and another one with the same values takes its place.
+"""
+
+from collections.abc import Iterator, Mapping
+import contextlib
+import dataclasses
+import sqlite3
+from typing import Any
+import warnings
+
+import numpy as np
+import optuna
+import sqlalchemy
+
+from tff_fssl import files
+from tff_fssl.data import seeds
+from tff_fssl.program.configuration import sweeps
+
+COMPLETE, PRUNED, DIVERGED = 'complete', 'pruned', 'diverged'
+FAILED, OPEN = 'failed', 'open'
+
+_NUMBER, _SCORES, _NOTE = 'number', 'scores', 'note'
+# Optuna calls it failed, but to repeat it would be of no use.
+_DIVERGED = 'diverged'
+_STATES = {
+  optuna.trial.TrialState.COMPLETE: COMPLETE,
+  optuna.trial.TrialState.PRUNED: PRUNED,
+  optuna.trial.TrialState.FAIL: FAILED,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """What is known of a trial.
+
+  Attributes:
+    number: Its number in the sweep.
+    values: The values of the flags that vary.
+    state: `COMPLETE`, `PRUNED`, `DIVERGED`, `FAILED` or `OPEN`.
+    scores: Seed -> best validation accuracy, in [0, 1].
+    note: Why it was pruned, has diverged or failed.
+  """
+
+  number: int
+  values: dict[str, Any]
+  state: str
+  scores: dict[int, float]
+  note: str = ''
+
+  @property
+  def mean(self) -> float:
+    """The mean of the scores; NaN if there are none."""
+    return float(np.mean(list(self.scores.values()))) if self.scores else np.nan
+
+
+class Running:
+  """A trial that is being made.
+
+  Attributes:
+    number: Its number in the sweep.
+    values: The values of the flags that vary.
+  """
+
+  def __init__(self, number: int, trial: optuna.Trial, study: optuna.Study):
+    """Names it; `Trials.take` makes it."""
+    self.number = number
+    self.values: dict[str, Any] = dict(trial.params)
+    self._trial = trial
+    self._study = study
+    self._reported: set[int] = set()
+
+  def is_bad(self, scores: Mapping[int, float]) -> bool:
+    """Reports the first seed's validation accuracy; whether to stop.
+
+    Args:
+      scores: Round -> accuracy. What was reported before is not repeated.
+
+    Returns:
+      Whether it is worse than other trials, as far as pruning can tell.
+    """
+    for round_num in sorted(scores.keys() - self._reported):
+      self._reported.add(round_num)
+      with _errors():
+        self._trial.report(scores[round_num], round_num)
+        if self._trial.should_prune():
+          return True
+    return False
+
+  def end(
+    self, state: str, scores: Mapping[int, float], note: str = ''
+  ) -> None:
+    """Ends the trial, as any state but `OPEN`."""
+    with _errors():
+      # JSON has texts as keys.
+      texts = {str(seed): score for seed, score in scores.items()}
+      self._trial.set_user_attr(_SCORES, texts)
+      self._trial.set_user_attr(_NOTE, note)
+      self._trial.set_user_attr(_DIVERGED, state == DIVERGED)
+      if state == COMPLETE:
+        self._study.tell(self._trial, float(np.mean(list(scores.values()))))
+      else:
+        ends = {ours: theirs for theirs, ours in _STATES.items()}
+        failed = optuna.trial.TrialState.FAIL
+        self._study.tell(self._trial, state=ends.get(state, failed))
+
+
+class Trials:
+  """All trials of a sweep."""
+
+  def __init__(self, path: str, sweep: sweeps.Sweep, jobs: int):
+    """Opens a study, or makes one; trials that are not over are taken up.
+
+    Args:
+      path: The data base.
+      sweep: What is searched.
+      jobs: How many trials are made at a time.
+
+    Raises:
+      UsageError: If the data base cannot be used.
+    """
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    self._sweep, self._jobs = sweep, jobs
+    self._grid = sweep.grid() if sweep.search.sampler == sweeps.GRID else []
+    with warnings.catch_warnings():
+      # Steps need not end at the greatest value.
+      warnings.simplefilter('ignore')
+      self._distributions = {s.name: _distribution(s) for s in sweep.spaces}
+    search = sweep.search
+    pruner: optuna.pruners.BasePruner = optuna.pruners.NopPruner()
+    if search.pruning == sweeps.MEDIAN:
+      pruner = optuna.pruners.MedianPruner(
+        search.pruning_trials, search.pruning_rounds
+      )
+    with _errors(path):
+      storage = optuna.storages.RDBStorage(
+        # Paths may hold what has a meaning in a URL.
+        'sqlite:///study.db',
+        engine_kwargs={'creator': lambda: sqlite3.connect(path)},
+      )
+      self._study = optuna.create_study(
+        study_name='sweep',
+        storage=storage,
+        direction='maximize',
+        pruner=pruner,
+        load_if_exists=True,
+      )
+      for trial in self._latest().values():
+        if trial.state == optuna.trial.TrialState.RUNNING:
+          self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        elif _state(trial) != FAILED:
+          continue
+        self._enqueue(trial.user_attrs[_NUMBER], trial.params)
+
+  def records(self) -> list[Record]:
+    """All trials that have been begun, by number."""
+    with _errors():
+      return [
+        Record(
+          number,
+          dict(trial.params or trial.system_attrs.get('fixed_params', {})),
+          _state(trial),
+          {
+            int(seed): score
+            for seed, score in trial.user_attrs.get(_SCORES, {}).items()
+          },
+          trial.user_attrs.get(_NOTE, ''),
+        )
+        for number, trial in sorted(self._latest().items())
+      ]
+
+  def take(self) -> Running | None:
+    """The next trial that is to be made; None if there are no more."""
+    with _errors():
+      latest = self._latest()
+      if not any(
+        t.state == optuna.trial.TrialState.WAITING for t in latest.values()
+      ):
+        free = set(range(self._sweep.num_trials)) - latest.keys()
+        if not free:
+          return None
+        number = min(free)
+        self._enqueue(number, self._grid[number] if self._grid else {})
+        latest = self._latest()
+      # Optuna takes the waiting trial that is first in its own order.
+      number = min(
+        (trial.number, number)
+        for number, trial in latest.items()
+        if trial.state == optuna.trial.TrialState.WAITING
+      )[1]
+      self._study.sampler = self._sampler(number)
+      trial = self._study.ask(self._distributions)
+      assert trial.user_attrs[_NUMBER] == number
+      return Running(number, trial, self._study)
+
+  def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
+    """The trial that has the place of each number."""
+    trials = self._study.get_trials(deepcopy=False)
+    return {t.user_attrs[_NUMBER]: t for t in trials}
+
+  def _enqueue(self, number: int, values: dict[str, Any]) -> None:
+    self._study.enqueue_trial(values, user_attrs={_NUMBER: number})
+
+  def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
+    """The sampler of a trial: after a kill, it draws what it would have."""
+    search = self._sweep.search
+    generator = seeds.generator(
+      search.sampler_seed, seeds.Purpose.SWEEP, number
+    )
+    seed = int(generator.integers(2**31))
+    if search.sampler != sweeps.TPE:
+      return optuna.samplers.RandomSampler(seed)
+    with warnings.catch_warnings():
+      # `constant_liar` is called experimental.
+      warnings.simplefilter('ignore')
+      return optuna.samplers.TPESampler(seed=seed, constant_liar=self._jobs > 1)
+
+
+def _state(trial: optuna.trial.FrozenTrial) -> str:
+  if trial.user_attrs.get(_DIVERGED):
+    return DIVERGED
+  return _STATES.get(trial.state, OPEN)
+
+
+def _distribution(
+  space: sweeps.Space,
+) -> optuna.distributions.BaseDistribution:
+  if space.choices:
+    return optuna.distributions.CategoricalDistribution(space.choices)
+  if isinstance(space.low, int):
+    return optuna.distributions.IntDistribution(
+      space.low, space.high, space.log, space.step or 1
+    )
+  return optuna.distributions.FloatDistribution(
+    space.low, space.high, space.log, space.step
+  )
+
+
+@contextlib.contextmanager
+def _errors(path: str = 'study.db') -> Iterator[None]:
+  """Turns errors of the data base into a `UsageError`."""
+  try:
+    yield
+  except (
+    sqlalchemy.exc.SQLAlchemyError,
+    sqlite3.Error,
+    optuna.exceptions.OptunaError,
+  ) as error:
+    raise files.FileError(
+      path,
+      f'the study cannot be used ({files.first_line(error)}); free some space'
+      ' or put the file right, then give the command again',
+    ) from error
