@@ -20,7 +20,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format build-file lock clean
+	test-slow lint format build-file notebooks lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -35,6 +35,7 @@ help:
 	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
 	@echo 'make build-file  update BUILD.bazel from the imports'
+	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
 	@echo 'make clean       remove .venv and caches'
@@ -104,6 +105,9 @@ format: setup-dev build-file
 
 build-file: setup-dev
 	$(BIN)/python tools/update_build.py
+
+notebooks: setup-dev
+	$(BIN)/python tools/run_notebooks.py
 
 lock:
 	@command -v uv >/dev/null || { echo 'make lock needs uv: pip install uv'; \

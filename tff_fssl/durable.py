@@ -58,12 +58,16 @@ def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
     ) from error
 
 
-def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
+def write_file(
+  path: str, chunks: Iterable[bytes | memoryview], *, flush: bool = True
+) -> None:
   """Writes a file, completely or not at all.
 
   Args:
     path: The file; its folder must exist.
     chunks: The content.
+    flush: Whether it is also flushed to the disk. Without, which is cheap, a
+      power loss may leave an empty file; a kill leaves a whole one.
 
   Raises:
     UsageError: If the disk refuses, or the path is something that is not a
@@ -80,7 +84,8 @@ def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
       try:
         for chunk in chunks:
           write_all(descriptor, chunk, temporary)
-        _fsync(descriptor, temporary)
+        if flush:
+          _fsync(descriptor, temporary)
       finally:
         os.close(descriptor)
       os.replace(temporary, path)
@@ -88,7 +93,8 @@ def write_file(path: str, chunks: Iterable[bytes | memoryview]) -> None:
       with contextlib.suppress(OSError):
         os.unlink(temporary)
       raise
-    sync_folder(folder)
+    if flush:
+      sync_folder(folder)
 
 
 def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:

@@ -1,5 +1,6 @@
 import io
 import math
+import time
 
 from tff_fssl import metrics
 from tff_fssl.program import catalogue
@@ -7,6 +8,8 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 
 _TRAIN = metrics.CLIENTS
+_800 = training_types.Settings(total_rounds=800)
+_9 = training_types.Settings(total_rounds=9)
 
 
 def _report(round_num=700, is_bad=False, evaluation=None, **metrics):
@@ -28,39 +31,58 @@ def _full():
 
 
 def test_a_round_on_one_line_of_80_columns():
-  line = console.round_line(_full(), 800)
+  line = console.round_line(_full(), _800)
   assert len(line) <= 80
   for text in ('round  700/800', 'loss 1.234', 'kept 83.1%', 'test 81.0%'):
     assert text in line
   assert 'val 79.0%' in line
 
 
+def test_what_is_left_is_the_last_to_go():
+  line = console.round_line(_report(5), _800, 7500)
+  assert line == 'round    5/800  1 min 23 s  2 h 05 min left'
+  assert 'left' not in console.round_line(_report(5), _800, 9)
+  # A full line loses losses and seconds first.
+  line = console.round_line(_full(), _800, 500_000)
+  assert len(line) <= 80 and line.endswith('val 79.0%  5 d 18 h left')
+  assert 'kept 83.1%' in line and 'right' not in line
+
+
+def test_rounds_of_pretraining_are_called_so():
+  settings = training_types.Settings(first_round=-11, total_rounds=60)
+  line = console.round_line(_report(-4), settings)
+  assert line == 'pre-training   8/12  1 min 23 s'
+  assert console.round_name(0, settings) == 'pre-training 12/12'
+  assert console.round_line(_report(1), settings).startswith('round   1/60  ')
+  assert console.round_name(0, _9) == 'round 0/9'
+
+
 def test_unknown_figures_are_left_out():
-  line = console.round_line(_report(1, pseudo_label_ratio=math.nan), 9)
+  line = console.round_line(_report(1, pseudo_label_ratio=math.nan), _9)
   assert line == 'round  1/9  1 min 23 s'
-  bad = console.round_line(_report(1, is_bad=True), 9)
+  bad = console.round_line(_report(1, is_bad=True), _9)
   assert 'BAD' in bad
-  some = console.round_line(_report(1, num_non_finite_clients=2), 9)
+  some = console.round_line(_report(1, num_non_finite_clients=2), _9)
   assert '2 not finite' in some
 
 
 def test_a_round_with_too_few_clients():
   report = _report(3, num_non_finite_clients=2, loss_pseudo_label=1.0)
   report.metrics['participation/too_few_clients'] = 1
-  line = console.round_line(report, 9)
+  line = console.round_line(report, _9)
   assert line == 'round  3/9  too few clients: nothing changed  1 min 23 s'
   report.metrics['participation/too_few_clients'] = 0
-  assert 'loss 1.000' in console.round_line(report, 9)
+  assert 'loss 1.000' in console.round_line(report, _9)
 
 
 def test_the_losses_of_other_algorithms():
   for name in ('loss_soft_pseudo_label', 'loss_guess'):
-    line = console.round_line(_report(**{name: 0.0312}), 800)
+    line = console.round_line(_report(**{name: 0.0312}), _800)
     assert '  loss 0.031  ' in line
-  line = console.round_line(_report(loss_mixed_labeled=1.5), 800)
+  line = console.round_line(_report(loss_mixed_labeled=1.5), _800)
   assert '  label loss 1.500  ' in line
   # The mean of squared errors over 100 classes.
-  line = console.round_line(_report(loss_guess=0.00123), 800)
+  line = console.round_line(_report(loss_guess=0.00123), _800)
   assert '  loss 0.0012  ' in line
 
 
@@ -74,13 +96,13 @@ def test_a_figure_of_several_columns_is_the_first_that_has_a_value(monkeypatch):
 def test_lines_in_a_file():
   stream = io.StringIO()
   view = console.Console('auto', stream)
-  view.begin(0, training_types.Settings(total_rounds=800))
+  view.begin(0, _800)
   view.round_done(_full())
   view.say('word ' * 40)
   view.end()
   lines = stream.getvalue().splitlines()
   assert max(map(len, lines)) <= 80
-  assert lines[1] == console.round_line(_full(), 800)
+  assert lines[1] == console.round_line(_full(), _800)
   assert '\r' not in stream.getvalue()
 
 
@@ -101,6 +123,47 @@ def test_a_bar_on_a_terminal():
   )
 
 
+def test_what_takes_long_is_announced(monkeypatch):
+  monkeypatch.setattr(console, '_LONG_SECS', 0.01)
+  stream = io.StringIO()
+  view = console.Console('lines', stream)
+  settings = training_types.Settings(total_rounds=9, evaluated_on='5 examples')
+  view.begin(0, settings)
+  view.round_done(_report(1))
+
+  def wait(name, until):
+    with view.phase(name, 2):
+      assert view.progress.phase == name
+      deadline = time.monotonic() + 10
+      while until not in stream.getvalue() and time.monotonic() < deadline:
+        time.sleep(0.01)
+
+  wait(training_types.EVALUATING, 'Evaluating on 5 examples ...\n')
+  wait(training_types.EXPORTING, 'Exporting the model of round 2 ...\n')
+  # From the second evaluation on, it is a part of what is left.
+  view.round_done(_report(2, evaluation={'test/accuracy': 0.5}))
+  before = stream.getvalue()
+  with view.phase(training_types.EVALUATING, 3):
+    time.sleep(0.1)
+  assert stream.getvalue() == before
+
+
+def test_the_bar_moves_on_within_a_round():
+  class Terminal(io.StringIO):
+    def isatty(self):
+      return True
+
+  stream = Terminal()
+  view = console.Console('auto', stream)
+  view.begin(0, _9)
+  with view.phase(training_types.EVALUATING, 1):
+    deadline = time.monotonic() + 10
+    while 'evaluating' not in stream.getvalue():
+      assert time.monotonic() < deadline
+      time.sleep(0.05)
+  view.end()
+
+
 def test_silence():
   stream = io.StringIO()
   view = console.Console('none', stream)
@@ -112,7 +175,7 @@ def test_silence():
 
 def test_the_line_says_how_the_worst_clients_are():
   evaluation = {'test/accuracy': 0.8, 'test/accuracy_worst_decile': 0.61}
-  line = console.round_line(_report(evaluation=evaluation), 800)
+  line = console.round_line(_report(evaluation=evaluation), _800)
   assert '  test 80.0% (worst 61.0%)  ' in line
 
 
@@ -120,6 +183,8 @@ def test_formats():
   seconds = [0.4234, 12.34, 184, 7500]
   texts = [console.format_seconds(s) for s in seconds]
   assert texts == ['0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min']
+  left = [console.format_left(s) for s in (0, 59.4, 59.6, 3580, 7500, 273_600)]
+  assert left == ['0 s', '59 s', '1 min', '1 h 00 min', '2 h 05 min', '3 d 4 h']
   assert console.format_percent('') == console.format_percent(None) == '-'
   assert console.format_percent('0.25') == '25.0%'
   table = console.table({'a': 'x ' * 60, 'bcd': 'y', 'e': '/p' * 60})

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import functools
 import os
 import types
@@ -215,11 +216,16 @@ class Reporter:
   """Remembers what it is told."""
 
   def __init__(self, on_round=lambda report: None):
-    self.reports, self.messages = [], []
+    self.reports, self.messages, self.phases = [], [], []
     self._on_round = on_round
 
   def begin(self, done, settings):
     self.done = done
+
+  @contextlib.contextmanager
+  def phase(self, name, round_num):
+    self.phases.append((name, round_num))
+    yield
 
   def round_done(self, report):
     self.reports.append(report)

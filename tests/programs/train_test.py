@@ -29,6 +29,7 @@ from tff_fssl.program.loop import experiment
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import summary
@@ -127,9 +128,10 @@ def test_what_it_prints(finished):
   _, output = finished
   lines = output.splitlines()
   assert max(map(len, lines)) <= 80 or '/' in max(lines, key=len)
-  rounds = [line for line in lines if line.startswith('round')]
-  assert [line.split()[1] for line in rounds] == [
-    f'{r}/4' for r in range(-1, 5)
+  rounds = [line for line in lines if line.startswith(('pre-tr', 'round '))]
+  assert [' '.join(line.split()[:2]) for line in rounds] == [
+    *('pre-training 1/2', 'pre-training 2/2'),
+    *(f'round {r}/4' for r in range(1, 5)),
   ]
   assert 'kept' in rounds[-1] and 'val' in rounds[-1]
   for words in (
@@ -172,9 +174,13 @@ def test_what_it_writes(finished):
   timing = _rows(tree.timing_csv)[-1]
   for name in ('clients', 'aggregation', 'server', 'round', 'evaluation'):
     assert float(timing[f'seconds/{name}']) >= 0
+  beat = heartbeat.read(tree.heartbeat_json)
+  assert (beat['state'], beat['phase']) == ('finished', 'exporting')
+  assert (beat['round'], beat['total_rounds']) == (4, 4)
   with open(tree.summary_json) as file:
     summary = json.load(file)
   assert summary['rounds'] == 4
+  assert summary['last']['test/accuracy'] == pytest.approx(beat['accuracy'])
   assert summary['last']['test/accuracy'] > 0.15
 
 
@@ -723,7 +729,7 @@ def test_a_second_signal_stops_at_once(tmp_path):
   ]
   program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   for line in program.stdout:
-    if line.startswith('round  0/'):
+    if line.startswith('pre-training 2/2'):
       time.sleep(1)
       program.send_signal(signal.SIGINT)
     elif line.startswith('SIGINT'):

@@ -3,22 +3,28 @@
 Everything fits in 80 columns.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+import contextlib
 import math
 import os
 import sys
 import textwrap
+import threading
 from typing import Any, TextIO
 
 import tqdm
 
 from tff_fssl import metrics
 from tff_fssl.program import catalogue
+from tff_fssl.program import progress as progress_lib
 from tff_fssl.program import training_types
 
 WIDTH = 80
 
 _TRAIN = metrics.CLIENTS
+# What takes longer is announced, and what is left is shown if it is longer.
+_LONG_SECS = 3.0
+_LONG_WAIT_SECS = 10.0
 
 _TOO_FEW = 'participation/too_few_clients'
 # Clients whose updates did not count.
@@ -55,6 +61,19 @@ def format_seconds(seconds: float) -> str:
   return f'{minutes // 60} h {minutes % 60:02} min'
 
 
+def format_left(seconds: float) -> str:
+  """'45 s', '12 min', '2 h 05 min', '3 d 4 h': what is left is an estimate."""
+  if seconds < 59.5:
+    return f'{seconds:.0f} s'
+  minutes = round(seconds / 60)
+  if minutes < 60:
+    return f'{minutes} min'
+  hours, minutes = divmod(minutes, 60)
+  if hours < 48:
+    return f'{hours} h {minutes:02} min'
+  return f'{hours // 24} d {hours % 24} h'
+
+
 def format_percent(value: float | str | None) -> str:
   """'81.2%', or '-' if not known."""
   number = math.nan if value is None or value == '' else float(value)
@@ -64,6 +83,19 @@ def format_percent(value: float | str | None) -> str:
 def _format_loss(value: float) -> str:
   """'1.234', '0.012', '0.0012': MixMatch's squared errors are small."""
   return f'{value:.3f}' if value >= 0.01 or not value else f'{value:.2g}'
+
+
+def wrapped(text: str) -> list[str]:
+  """Lines of at most 80 columns, but for words that are longer."""
+  lines = []
+  for line in text.splitlines() or ['']:
+    if len(line) <= WIDTH:
+      lines.append(line)
+    else:
+      lines += textwrap.wrap(
+        line, WIDTH, break_long_words=False, break_on_hyphens=False
+      )
+  return lines
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
@@ -122,23 +154,61 @@ def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
   return parts
 
 
-def round_line(report: training_types.RoundReport, total_rounds: int) -> str:
-  """One line about a round; figures that do not fit are only in the CSVs."""
-  number = f'round {report.round_num:>{len(str(total_rounds)) + 1}}'
+def round_name(round_num: int, settings: training_types.Settings) -> str:
+  """'round 3/60', or before round 1 'pre-training 2/5'."""
+  first, total = settings.first_round, settings.total_rounds
+  if first < 1 and round_num < 1:
+    return f'pre-training {round_num + 1 - first}/{1 - first}'
+  return f'round {round_num}/{total}'
+
+
+def round_line(
+  report: training_types.RoundReport,
+  settings: training_types.Settings,
+  seconds_left: float | None = None,
+) -> str:
+  """One line about a round; figures that do not fit are only in the CSVs.
+
+  Args:
+    report: The round.
+    settings: Those of training.
+    seconds_left: What is left of the rounds, or of pre-training, if known.
+
+  Returns:
+    A line of at most 80 columns.
+  """
+  # As wide as the last of its kind.
+  last = 0 if report.round_num < 1 else settings.total_rounds
+  name = round_name(report.round_num, settings)
+  label, _, number = name.rpartition(' ')
+  width = len(round_name(last, settings)) - len(label) + 1
+  took = format_seconds(report.timing.get('seconds/round', math.nan))
+  left = []
+  if seconds_left is not None and seconds_left >= _LONG_WAIT_SECS:
+    left = [f'{format_left(seconds_left)} left']
   parts = [
-    f'{number}/{total_rounds}',
+    f'{label}{number:>{width}}',
     *figures(report),
     *evaluation_figures(report.evaluation),
-    format_seconds(report.timing.get('seconds/round', math.nan)),
+    took,
+    *left,
   ]
-  dispensable = [p for p in parts if p.startswith('server ')] + parts[-1:]
+  server, right = (
+    [part for part in parts if part.startswith(figure)]
+    for figure in ('server ', 'right ')
+  )
+  dispensable = [*server, took, *right, *left]
   while len('  '.join(parts)) > WIDTH and dispensable:
     parts.remove(dispensable.pop(0))
   return '  '.join(parts)
 
 
 class Console:
-  """A `training.Reporter` on a text stream."""
+  """A `training.Reporter` on a text stream.
+
+  Attributes:
+    progress: How far the run is.
+  """
 
   def __init__(self, progress: str = 'auto', stream: TextIO | None = None):
     """Chooses what is shown.
@@ -151,29 +221,24 @@ class Console:
     self._stream: TextIO = stream or sys.stdout
     if progress == 'auto':
       progress = 'bar' if self._stream.isatty() else 'lines'
-    self._progress = progress
+    self._shown = progress
     self._bar: tqdm.tqdm | None = None
-    self._total_rounds = 0
+    self._figures: list[str] = []
+    self._ends = threading.Event()
+    self._ticker: threading.Thread | None = None
+    self.progress = progress_lib.Progress()
 
   def say(self, message: str) -> None:
     """Prints a message, wrapped, above the bar if there is one."""
-    lines = []
-    for line in message.splitlines() or ['']:
-      if len(line) <= WIDTH:
-        lines.append(line)
-      else:
-        lines += textwrap.wrap(
-          line, WIDTH, break_long_words=False, break_on_hyphens=False
-        )
-    self._print('\n'.join(lines))
+    self._print('\n'.join(wrapped(message)))
 
   def begin(self, done: int, settings: training_types.Settings) -> None:
     """Starts the bar."""
-    self._total_rounds = settings.total_rounds
-    if self._progress == 'none' or done >= settings.total_rounds:
+    self.progress.begin(done, settings)
+    if self._shown == 'none' or done >= settings.total_rounds:
       return
     self.say('The first round takes longer: it compiles the computations.')
-    if self._progress == 'bar':
+    if self._shown == 'bar':
       start = settings.first_round - 1
       self._bar = tqdm.tqdm(
         total=settings.total_rounds - start,
@@ -181,38 +246,88 @@ class Console:
         file=self._stream,
         ncols=min(WIDTH, _columns()),
         nrows=100,  # Else tqdm hides it in terminals of unknown height.
-        bar_format='{desc} |{bar}| {elapsed}<{remaining}{postfix}',
-        desc=f'round {done}/{self._total_rounds}',
+        bar_format='{desc} |{bar}| {elapsed}{postfix}',
+        desc=round_name(done, settings),
         mininterval=0,
         dynamic_ncols=False,
       )
+      self._ends.clear()
+      self._ticker = threading.Thread(
+        target=self._tick, args=[self._bar], daemon=True
+      )
+      self._ticker.start()
+
+  @contextlib.contextmanager
+  def phase(self, name: str, round_num: int) -> Iterator[None]:
+    """Shows what is being done; says so if it takes long the first time."""
+    self.progress.enter(name, round_num)
+    about = ''
+    if name == training_types.EVALUATING and not self.progress.num_evaluations:
+      settings = self.progress.settings or training_types.Settings()
+      about = f'Evaluating on {settings.evaluated_on} ...'
+    elif name == training_types.EXPORTING:
+      about = f'Exporting the model of round {round_num} ...'
+    timer = threading.Timer(_LONG_SECS, self.say, [about])
+    timer.daemon = True
+    if about and self._shown != 'none':
+      timer.start()
+    try:
+      yield
+    finally:
+      timer.cancel()
 
   def round_done(self, report: training_types.RoundReport) -> None:
     """Moves the bar, or prints a line."""
+    self.progress.round_done(report)
+    settings = self.progress.settings
+    if settings is None or self._shown == 'none':
+      return
     if self._bar is not None:
       evaluated = evaluation_figures(report.evaluation)
       if evaluated or report.is_bad:
-        self._print(round_line(report, self._total_rounds))
+        self._print(round_line(report, settings))
       self._bar.set_description_str(
-        f'round {report.round_num}/{self._total_rounds}', refresh=False
+        round_name(report.round_num, settings), refresh=False
       )
-      shown = [f for f in figures(report) if not f.startswith('server')]
-      self._bar.set_postfix_str(' '.join(shown), refresh=False)
+      self._figures = [f for f in figures(report) if not f.startswith('server')]
+      self._show_postfix(self._bar)
       self._bar.update()
-    elif self._progress == 'lines':
-      self._print(round_line(report, self._total_rounds))
+    else:
+      left = self.progress.seconds_left()
+      self._print(round_line(report, settings, left))
 
   def end(self) -> None:
     """Ends the bar."""
+    self._ends.set()
+    if self._ticker is not None:
+      self._ticker.join()
     if self._bar is not None:
       self._bar.close()
       self._bar = None
+
+  def _tick(self, bar: tqdm.tqdm) -> None:
+    """Keeps the bar's times up to date during long rounds."""
+    while not self._ends.wait(1):
+      self._show_postfix(bar)
+      bar.refresh()
+
+  def _show_postfix(self, bar: tqdm.tqdm) -> None:
+    """What is left; what is done besides training, or the last figures."""
+    left, phase = self.progress.seconds_left(), self.progress.phase
+    parts = [] if left is None else [f'{format_left(left)} left']
+    if phase in (training_types.EVALUATING, training_types.SAVING):
+      parts.append(phase)
+    elif self._figures:
+      parts.append(' '.join(self._figures))
+    bar.set_postfix_str(', '.join(parts), refresh=False)
 
   def _print(self, text: str) -> None:
     if self._bar is not None:
       self._bar.write(text, file=self._stream)
     else:
-      print(text, file=self._stream, flush=True)
+      # One write: another thread may print, too.
+      self._stream.write(f'{text}\n')
+      self._stream.flush()
 
 
 def _columns() -> int:

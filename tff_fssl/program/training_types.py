@@ -5,6 +5,15 @@ import contextlib
 import dataclasses
 from typing import Any, Protocol
 
+# What a run is doing.
+STARTING = 'starting'
+PRETRAINING = 'pre-training'
+ROUND = 'round'
+EVALUATING = 'evaluating'
+SAVING = 'saving'
+EXPORTING = 'exporting'
+PHASES = (STARTING, PRETRAINING, ROUND, EVALUATING, SAVING, EXPORTING)
+
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -20,6 +29,7 @@ class Settings:
       last round, are saved.
     max_bad_rounds: Training stops after this many consecutive bad rounds.
     strict_clients: Whether a client whose data cannot be used stops training.
+    evaluated_on: What evaluations measure on, in words, for users.
   """
 
   first_round: int = 1
@@ -28,6 +38,7 @@ class Settings:
   rounds_per_checkpoint: int = 1
   max_bad_rounds: int = 3
   strict_clients: bool = False
+  evaluated_on: str = 'all test examples'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,6 +67,11 @@ class Reporter(Protocol):
 
   def begin(self, done: int, settings: Settings) -> None:
     """Training begins, or continues, after round `done`."""
+
+  def phase(
+    self, name: str, round_num: int
+  ) -> contextlib.AbstractContextManager[Any]:
+    """A context manager around one of `PHASES`, in or after a round."""
 
   def round_done(self, report: RoundReport) -> None:
     """A round has been finished and its metrics released."""

@@ -27,6 +27,7 @@ def _call(monkeypatch, capsys):
   'program',
   [
     'train',
+    'runs',
     'evaluate',
     'plot',
     'compare',

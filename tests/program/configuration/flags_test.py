@@ -215,6 +215,7 @@ sys.exit(code)
     'train_main',
     'evaluate_main',
     'plot_main',
+    'runs_main',
     'data_main',
     'algorithms_main',
     'partition_main',

@@ -41,6 +41,13 @@ def test_a_run_from_start_to_end(tmp_path):
   assert float(timing[4]['peak_memory_mb']) > 10
   assert float(timing[4]['seconds/round']) > 0
   assert [bool(r.evaluation) for r in reporter.reports] == [1, 0, 1, 0, 1]
+  assert reporter.phases[:5] == [
+    ('round', 0),
+    ('evaluating', 0),
+    ('saving', 0),
+    ('round', 1),
+    ('saving', 1),
+  ]
 
 
 def test_the_last_round_is_evaluated_and_saved_whatever_its_number(tmp_path):

@@ -116,10 +116,33 @@ def test_all_can_be_reached_by_keyboard_and_read_aloud(page):
   boxes = [a for _, a in page.elements if a.get('class') == 'scroll']
   assert len(boxes) >= 3
   assert all(a['tabindex'] == '0' and a['aria-label'] for a in boxes)
+  others = [
+    (tag, a)
+    for tag, a in page.elements
+    if 'tabindex' in a and a.get('class') != 'scroll'
+  ]
+  # A figure's name is its caption.
+  assert {tag for tag, _ in others} == {'figure', 'pre'}
+  assert all(a['aria-label'] for tag, a in others if tag == 'pre')
   pictures = [a for tag, a in page.elements if tag == 'svg']
   assert len(pictures) > 5
   assert all(a['role'] == 'img' and a['aria-label'] for a in pictures)
   assert all(a['alt'] for tag, a in page.elements if tag == 'img')
+
+
+def test_equal_partitions_are_drawn_once(tmp_path):
+  paths = [
+    written_runs.write(tmp_path / name, name)
+    for name in ('fixmatch', 'fl2', 'uda')
+  ]
+  for path, alpha in zip(paths, (0.7, 0.7, 0.3)):
+    written_runs.write_partition(path, alpha=alpha)
+  page = _page(*paths)
+  titles = page.text.count('fixmatch: '), page.text.count('; fl2: ')
+  assert titles == (1, 1)
+  labels = [a.get('aria-label', '') for tag, a in page.elements if tag == 'svg']
+  drawn = [label for label in labels if label.startswith('examples of each')]
+  assert len(drawn) == 2
 
 
 def test_tables_are_those_of_compare(paths, page):

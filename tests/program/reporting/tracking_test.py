@@ -183,6 +183,18 @@ def test_wandb_offline(tmp_path, monkeypatch):
   assert files == {'media'}
 
 
+def test_wandb_without_a_key(tmp_path, monkeypatch):
+  pytest.importorskip('wandb')
+  for name in ('WANDB_API_KEY', 'WANDB_MODE'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  manager = _start('wandb:my-project', tmp_path / 'tracking')
+  assert not manager.has_failed
+  with pytest.raises(tracking.TrackerError, match='`wandb login` gives'):
+    manager.end(tracking.FINISHED, 120)
+  assert manager.has_failed
+
+
 def _write_png(path):
   from PIL import Image
 

@@ -204,3 +204,32 @@ def test_other_files_are_left_alone(tmp_path):
   with pytest.raises(UsageError, match='first column is not'):
     csv_table.CsvTable(str(path))
   assert path.read_text() == 'key,x\n1,2\n'
+
+
+def test_the_last_key_is_read_without_the_rest(tmp_path, monkeypatch):
+  path = str(tmp_path / 'a.csv')
+  assert csv_table.last_key(path) is None
+  table = _table(tmp_path, rows=0)
+  assert csv_table.last_key(path) is None
+  table.append(-3, {'x': 1})
+  assert csv_table.last_key(path) == -3
+  for key in range(200):
+    table.append(key, {'x': key})
+  monkeypatch.setattr(csv_table, 'read', None)  # It is not called.
+  for size in (100, 10**6):
+    monkeypatch.setattr(csv_table, '_TAIL_BYTES', size)
+    assert csv_table.last_key(path) == 199
+  with open(path, 'ab') as file:
+    file.write(b'200,')  # A kill has cut it.
+  assert csv_table.last_key(path) == 199
+  monkeypatch.undo()
+  # Rows that are longer than what is read.
+  monkeypatch.setattr(csv_table, '_TAIL_BYTES', 8)
+  assert csv_table.last_key(path) == 199
+
+
+def test_the_last_key_of_another_file(tmp_path):
+  path = tmp_path / 'a.csv'
+  path.write_text('round,x\nseven,1\n')
+  with pytest.raises(UsageError):
+    csv_table.last_key(str(path))

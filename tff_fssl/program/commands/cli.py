@@ -16,6 +16,7 @@ from tff_fssl.program.configuration import usage
 # Program -> what it does; `NAME_main.NAME_main` is its function.
 _PROGRAMS = {
   'train': 'Trains a model, or continues a run that was stopped.',
+  'runs': 'Lists runs and how they are going.',
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',

@@ -26,6 +26,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import completion
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
@@ -41,6 +42,12 @@ _ABOUT = (
   'When a run is continued, its flags must be the same, but these may differ:'
   ' {may_differ}. A larger --total_rounds continues a run that has finished.'
 )
+# Exit code -> what the heartbeat says at the end.
+_STATES = {
+  main_lib.DONE: heartbeat.FINISHED,
+  main_lib.INTERRUPTED: heartbeat.STOPPED,
+  main_lib.TERMINATED: heartbeat.STOPPED,
+}
 
 
 def train_main(argv: Sequence[str]) -> int:
@@ -128,6 +135,9 @@ def _train(
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
     tree.record(config)
+    # Not earlier: a start that is refused changes nothing.
+    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
+    exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = ownership.of_config(config)
       chunks = checkpoint.to_chunks(loaded.frozen, owner)
@@ -140,6 +150,7 @@ def _train(
     watching = observers.Observers(experiment, tree, view.say)
     exits.enter_context(watching)
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
+    heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
       watching.end(tracking.FINISHED, _close(view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
@@ -179,7 +190,7 @@ def _run_rounds(
   logic = training.train(
     experiment.process,
     experiment.data_source,
-    _settings(config),
+    _settings(task),
     outputs,
     evaluate_fn=experiment.evaluate_fn,
     reporter=view,
@@ -228,7 +239,8 @@ def _export(
   from tff_fssl.program.reporting import runs as runs_lib
 
   run = runs_lib.of_tree(tree)
-  export.export_model(task, model, tree.model, round_num, run, is_best=False)
+  with view.phase(training_types.EXPORTING, round_num):
+    export.export_model(task, model, tree.model, round_num, run, is_best=False)
   if best is None:
     return
   path = checkpoint.path_of(tree.checkpoints, best)
@@ -245,7 +257,8 @@ def _export(
     warm_start.from_leaves(leaves),
     warm_start.table_from_leaves(leaves),
   )
-  export.export_model(task, model, tree.model_best, best, run, is_best=True)
+  with view.phase(training_types.EXPORTING, best):
+    export.export_model(task, model, tree.model_best, best, run, is_best=True)
 
 
 def _owner(task: Any) -> ownership.Owner:
@@ -254,8 +267,12 @@ def _owner(task: Any) -> ownership.Owner:
   return ownership.with_model(run, task.model_fn())
 
 
-def _settings(config: config_lib.Config) -> training_types.Settings:
-  """The settings of training in a configuration."""
+def _settings(task: Any) -> training_types.Settings:
+  """The settings of training in a task's configuration."""
+  config = task.config
+  evaluated_on = f'{len(task.data.test):,} test'
+  if config.run.num_validation:
+    evaluated_on += f' and {config.run.num_validation:,} validation'
   return training_types.Settings(
     first_round=config.first_round,
     total_rounds=config.run.total_rounds,
@@ -263,6 +280,7 @@ def _settings(config: config_lib.Config) -> training_types.Settings:
     rounds_per_checkpoint=config.run.rounds_per_checkpoint,
     max_bad_rounds=config.run.max_bad_rounds,
     strict_clients=config.run.strict_clients,
+    evaluated_on=f'{evaluated_on} examples',
   )
 
 

@@ -132,6 +132,8 @@ class Observers(contextlib.AbstractContextManager['Observers']):
         self._board.write(best, round_num)
         self._board.end(state == tracking.FINISHED)
     for name, tracker in self._trackers.items():
+      if tracker.has_failed:
+        continue  # It was said when it failed.
       with self._attempt(name):
         seconds = _SECONDS_WITHOUT_MODEL
         if results is not None:

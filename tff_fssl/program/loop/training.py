@@ -261,7 +261,8 @@ class _Run:
     state = state._replace(
       process=state.process._replace(global_model_weights=model)
     )
-    evaluation = await asyncio.to_thread(self._evaluate_fn, state.process)
+    with self._reporter.phase(training_types.EVALUATING, done):
+      evaluation = await asyncio.to_thread(self._evaluate_fn, state.process)
     await self._outputs.evaluation.release(evaluation, done)
     if self._outputs.also is not None:
       await self._outputs.also.release(evaluation, done)
@@ -291,8 +292,9 @@ class _Run:
 
   async def save(self, state: ProgramState, round_num: int) -> None:
     """Saves the state after a round."""
-    await self._outputs.states.save(state, round_num)
-    await self._drop_unneeded()
+    with self._reporter.phase(training_types.SAVING, round_num):
+      await self._outputs.states.save(state, round_num)
+      await self._drop_unneeded()
 
   async def _drop_unneeded(self) -> None:
     """Removes clients' rows that no saved state needs."""
@@ -308,9 +310,10 @@ class _Run:
     start = time.monotonic()
     counts = self._data_source.counts(state.iterator.seed, round_num)
     cohort = state.iterator.select()
-    output = await tff.program.materialize_value(
-      self._process.next(state.process, cohort)
-    )
+    with self._reporter.phase(training_types.ROUND, round_num):
+      output = await tff.program.materialize_value(
+        self._process.next(state.process, cohort)
+      )
     process = output.state
     if self._rows is not None:
       process = await asyncio.to_thread(self._rows.take, process)
@@ -324,7 +327,8 @@ class _Run:
     evaluation: Mapping[str, float] = {}
     start = time.monotonic()
     if _is_due(round_num, self._settings.rounds_per_evaluation, self._settings):
-      evaluation = await asyncio.to_thread(self._evaluate_fn, process)
+      with self._reporter.phase(training_types.EVALUATING, round_num):
+        evaluation = await asyncio.to_thread(self._evaluate_fn, process)
     timing['seconds/evaluation'] = time.monotonic() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.

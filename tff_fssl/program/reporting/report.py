@@ -11,6 +11,7 @@ import jinja2
 import numpy as np
 
 from tff_fssl import metrics
+from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
@@ -127,9 +128,7 @@ def page(
     ],
     curves=_curves(groups),
     others=_other_columns(groups),
-    partitions=[
-      _partition(i, group) for i, group in enumerate(groups[:MAX_PICTURES])
-    ],
+    partitions=_partitions(groups[:MAX_PICTURES]),
     models=[
       _model(i, group, model)
       for i, (group, model) in enumerate(
@@ -269,17 +268,41 @@ def _diagram(
   return Diagram(title, svg.render(figure, name, label), note)
 
 
-def _partition(i: int, group: runs_lib.RunGroup) -> Section:
-  """Who holds what, in the first run of a group."""
-  title = _first(group)
-  partition = doubts_lib.read_partition(group.runs[0])
+def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
+  """Who holds what, in the first run of each group; what is equal, once."""
+  found: list[tuple[list[str], partition_lib.Partition | None]] = []
+  for group in groups:
+    partition = doubts_lib.read_partition(group.runs[0])
+    for titles, other in found:
+      if (
+        partition is not None
+        and other is not None
+        and (
+          partition.settings == other.settings
+          and partition.has_same_examples(other)
+        )
+      ):
+        titles.append(_first(group))
+        break
+    else:
+      found.append(([_first(group)], partition))
+  return [
+    _partition(f'partition-{i}', '; '.join(titles), partition)
+    for i, (titles, partition) in enumerate(found)
+  ]
+
+
+def _partition(
+  name: str, title: str, partition: partition_lib.Partition | None
+) -> Section:
+  """Who holds what."""
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
   rows = partitions.describe(partition)
   with svg.style():
     figure = partition_plot.draw(partition)
   label = f'examples of each class at each client: {rows["partition"]}'
-  diagram = _diagram('Classes at clients', figure, f'partition-{i}', label)
+  diagram = _diagram('Classes at clients', figure, name, label)
   return Section(title, [diagram], rows=rows)
 
 

@@ -1,5 +1,6 @@
 """Reads finished and unfinished runs from their folders. TensorFlow-free."""
 
+import collections
 from collections.abc import Callable, Sequence
 import dataclasses
 import os
@@ -223,11 +224,9 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     values = {**defaults, **run.flags}
     kept = {k: v for k, v in values.items() if k not in ignored}
     groups.setdefault(tuple(sorted(kept.items())), []).append(run)
+  counts = collections.Counter(pair for key in groups for pair in key)
   differing = {
-    name
-    for key in groups
-    for name, value in key
-    if any(dict(other).get(name) != value for other in groups)
+    name for (name, _), count in counts.items() if count < len(groups)
   } - {'algorithm'}
   result = []
   for key, members in groups.items():

@@ -23,6 +23,7 @@ import uuid
 import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl.hparams import UsageError
 
 FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
 _FORMAT = 'tff_fssl.tracker'
@@ -150,17 +151,23 @@ class _WandbTracker:
     self._wandb = wandb
     entity, _, name = project.rpartition('/')
     self.id = run_id or uuid.uuid4().hex[:8]
-    self._run = wandb.init(
-      entity=entity or None,
-      project=name,
-      id=self.id,
-      resume='allow',
-      name=start['name'],
-      config=start['params'],
-      tags=[start['tags']['algorithm']],
-      dir=folder,
-      settings=wandb.Settings(**_WANDB),
-    )
+    try:
+      self._run = wandb.init(
+        entity=entity or None,
+        project=name,
+        id=self.id,
+        resume='allow',
+        name=start['name'],
+        config=start['params'],
+        tags=[start['tags']['algorithm']],
+        dir=folder,
+        settings=wandb.Settings(**_WANDB),
+      )
+    except wandb.errors.UsageError as error:
+      raise UsageError(
+        f'{files.first_line(error)}; `wandb login` gives it a key, and'
+        ' WANDB_MODE=offline does without'
+      ) from error
     # Rounds of pre-training are not positive, which wandb's own steps must be.
     self._run.define_metric(_ROUND)
     self._run.define_metric('*', step_metric=_ROUND)

@@ -100,6 +100,11 @@ class TrackerReleaseManager(tff.program.ReleaseManager):
     threading.Thread(target=self._write, daemon=True).start()
     self._send(name=name, params=dict(params), tags={'algorithm': algorithm})
 
+  @property
+  def has_failed(self) -> bool:
+    """Whether a failure of the tracker was raised."""
+    return self._has_raised
+
   async def release(self, value: Any, key: int) -> None:
     """Sends metrics; those that are not scalars or not known are left out.
 

@@ -21,6 +21,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
 KEY = 'round'
+_TAIL_BYTES = 2**14
 _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
@@ -63,6 +64,32 @@ def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
     return [], []
   columns, rows, _ = _parse(path, files.read_bytes(path))
   return columns, [row for row, _ in rows]
+
+
+def last_key(path: str) -> int | None:
+  """The key of the last complete row; reads little of a long table.
+
+  Args:
+    path: The file.
+
+  Returns:
+    The key; None if the file is missing or has no row.
+
+  Raises:
+    UsageError: If the file cannot be read or is not such a table.
+  """
+  if not os.path.lexists(path):
+    return None
+  with files.open_binary(path) as file:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _TAIL_BYTES))
+    lines = file.read(_TAIL_BYTES).split(b'\n')[:-1]
+  # The header or the end of a row may be the first of them.
+  text = lines[-1].partition(b',')[0].decode(errors='replace') if lines else ''
+  if len(lines) > 1 and _KEY_TEXT.fullmatch(text):
+    return int(text)
+  rows = read(path)[1]
+  return int(rows[-1][KEY]) if rows else None
 
 
 def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:

@@ -4,6 +4,7 @@ flags.txt           the flagfile that repeats the run
 partition.json/png  who holds which examples
 availability.csv    which clients can be drawn when, if not all always
 compute.json        what clients and server compute in a round
+heartbeat.json      what the run is doing, or how it has ended
 checkpoints/        round_N.ckpt
 client_rows/        what clients last sent, if it is kept beside the checkpoints
 metrics/            train.csv, eval.csv: equal for equal commands;
@@ -56,11 +57,25 @@ _FILES = frozenset(
     'partition.png',
     'availability.csv',
     'compute.json',
+    'heartbeat.json',
     'summary.json',
     'train.csv',
     'eval.csv',
     'timing.csv',
     'non_finite.txt',
+  }
+)
+# Folders in which there are only files of the run itself.
+FOLDERS = frozenset(
+  {
+    'checkpoints',
+    'client_rows',
+    'metrics',
+    'tensorboard',
+    'model',
+    'model_best',
+    'report',
+    'data',
   }
 )
 
@@ -188,6 +203,11 @@ class OutputTree:
   def compute_json(self) -> str:
     """What clients and server compute in a round."""
     return self._join('compute.json')
+
+  @property
+  def heartbeat_json(self) -> str:
+    """What the run is doing, or how it has ended."""
+    return self._join('heartbeat.json')
 
   def open(self, config: config_lib.Config) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.

@@ -1,0 +1,12 @@
+"""Lists runs and how they are going; `--help` lists the flags."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import runs_main
+
+if __name__ == '__main__':
+  sys.exit(main.run(runs_main.runs_main))

@@ -1,0 +1,123 @@
+"""`programs/runs.py`: lists runs and how they are going."""
+
+from collections.abc import Sequence
+import dataclasses
+import json
+import os
+import shutil
+import sys
+import time
+
+from tff_fssl import hparams
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
+
+_USAGE = 'programs/runs.py [FOLDER ...] [--watch=SECONDS] [--json]'
+_ABOUT = (
+  'Lists all runs in folders (runs if none is given), at any depth. Runs that'
+  ' differ only in their seeds stand together, under the flags in which they'
+  ' differ from the others; groups with a run that is going on come first.\n'
+  'state: running; dead (running by its heartbeat.json, but its process is'
+  ' gone, or is on another machine and has said nothing for a minute); failed;'
+  ' stopped; finished; unknown (unfinished, and of a version without a'
+  ' heartbeat). round: the last finished one; pre: of server pre-training.'
+  ' last, best: test accuracy of the last evaluation, and of the one that'
+  ' validation selects. left: until the last round, or the end of'
+  ' pre-training. started: when its last process began.\n'
+  'Files that cannot be used are named in a warning each.'
+)
+_FOLDER = 'runs'
+# Moves to the upper left corner, and clears from there on.
+_CLEAR = '\x1b[H\x1b[J'
+
+
+@dataclasses.dataclass(frozen=True)
+class RunsHparams:
+  """Flags of `programs/runs.py`."""
+
+  watch: float = hparam(
+    0.0,
+    'Seconds after which the list is made anew, until Ctrl-C. 0: it is made'
+    ' once.',
+    minimum=0,
+  )
+  json: bool = hparam(
+    False,
+    'One JSON array, with all that is known of each run.',
+    needs={'watch': (0.0,)},
+  )
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+def runs_main(argv: Sequence[str]) -> int:
+  """The program.
+
+  Args:
+    argv: Its arguments.
+
+  Returns:
+    The exit code.
+
+  Raises:
+    UsageError: If the user has to put something right.
+  """
+  groups = [flags.Group(RunsHparams, 'Flags')]
+  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
+  if parsed is None:
+    return main_lib.DONE
+  settings = parsed.build(RunsHparams)
+  values = dataclasses.asdict(settings)
+  parsed.refuse(hparams.without_effect(RunsHparams, values))
+  folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
+  if not settings.watch:
+    text, warnings = _listing(folders, settings.json)
+    print(text)
+    for warning in warnings:
+      main_lib.warn(warning)
+    return main_lib.DONE
+  try:
+    while True:
+      text, warnings = _listing(folders)
+      _show([*text.splitlines(), *(f'warning: {w}' for w in warnings)])
+      time.sleep(settings.watch)
+  except KeyboardInterrupt:
+    return main_lib.DONE
+
+
+def _listing(
+  folders: Sequence[str], as_json: bool = False
+) -> tuple[str, list[str]]:
+  """(what is printed, warnings)."""
+  # It needs NumPy: not for `--help`.
+  from tff_fssl.program.reporting import status  # pylint: disable=C0415
+
+  statuses: list[status.Status] = []
+  warnings: list[str] = []
+  for path in status.find(folders, warnings.append):
+    try:
+      statuses.append(status.read(path, warnings.append))
+    except UsageError as error:
+      warnings.append(f'left out: {error}')
+  groups = status.grouped(statuses)
+  if as_json:
+    values = [s.to_json(group.label) for group, of in groups for s in of]
+    return json.dumps(values, indent=2), warnings
+  if not statuses:
+    return f'There are no runs in {", ".join(folders)}.', warnings
+  return '\n'.join(status.lines(groups)), warnings
+
+
+def _show(lines: list[str]) -> None:
+  """Prints lines; on a terminal, as many as fit, in place of the last ones."""
+  if not sys.stdout.isatty():
+    print(*lines, '', sep='\n', flush=True)
+    return
+  height = shutil.get_terminal_size().lines - 1
+  if len(lines) > height:
+    lines = [*lines[: height - 1], f'... and {len(lines) - height + 1} more']
+  print(f'{_CLEAR}' + '\n'.join(lines), flush=True)

@@ -1,0 +1,106 @@
+"""How far a run is, and how long it will take. TensorFlow-free."""
+
+from collections.abc import Callable
+import math
+import time
+from typing import Any
+
+from tff_fssl.program import training_types
+
+_NUM_KEPT = 20
+
+
+class Progress:
+  """What a run is doing, and how many seconds are left.
+
+  Another thread may read it. What is left is counted from the last rounds and
+  evaluations. The first of each kind, which also compiles, counts only for
+  evaluations, and only until there is another.
+
+  Attributes:
+    phase: One of `training_types.PHASES`.
+    done: The last finished round; None before training begins.
+    settings: Those of training; None before it begins.
+    accuracy: Test accuracy of the last evaluation, if there was one.
+    num_evaluations: How many evaluations there were.
+  """
+
+  def __init__(self, clock: Callable[[], float] = time.monotonic):
+    """Begins with the phase 'starting'.
+
+    Args:
+      clock: Gives seconds.
+    """
+    self.phase = training_types.STARTING
+    self.done: int | None = None
+    self.settings: training_types.Settings | None = None
+    self.accuracy: float | None = None
+    self.num_evaluations = 0
+    self._clock = clock
+    self._last = 0.0
+    self._is_first = True
+    # Tuples, which another thread can read while this one replaces them.
+    self._rounds: tuple[float, ...] = ()
+    self._evaluations: tuple[float, ...] = ()
+
+  def begin(self, done: int, settings: training_types.Settings) -> None:
+    """Training begins after round `done`."""
+    self.done, self.settings, self._last = done, settings, self._clock()
+
+  def enter(self, phase: str, round_num: int) -> None:
+    """A phase begins, in or after a round."""
+    if phase == training_types.ROUND and round_num < 1:
+      phase = training_types.PRETRAINING
+    self.phase = phase
+
+  def round_done(self, report: training_types.RoundReport) -> None:
+    """Counts a finished round."""
+    now = self._clock()
+    evaluation = 0.0
+    if report.evaluation:
+      evaluation = report.timing.get('seconds/evaluation', 0.0)
+      kept = self._evaluations if self.num_evaluations > 1 else ()
+      self._evaluations = (*kept[1 - _NUM_KEPT :], evaluation)
+      self.num_evaluations += 1
+      self.accuracy = report.evaluation.get('test/accuracy', self.accuracy)
+    if not self._is_first:
+      rest = max(0.0, now - self._last - evaluation)
+      self._rounds = (*self._rounds[1 - _NUM_KEPT :], rest)
+    self._is_first = False
+    if report.round_num == 0:  # Other computations follow pre-training.
+      self._rounds, self._is_first = (), True
+    self.done, self._last = report.round_num, now
+
+  def seconds_left(self) -> float | None:
+    """Until the end of the rounds, or in pre-training until its own end.
+
+    Returns:
+      The seconds; None if they are not known yet.
+    """
+    settings, done, rounds = self.settings, self.done, self._rounds
+    if settings is None or done is None or not rounds:
+      return None
+    last = 0 if done < 1 and settings.first_round < 1 else settings.total_rounds
+    every = settings.rounds_per_evaluation
+    due = last // every - done // every
+    if last == settings.total_rounds and last % every and done < last:
+      due += 1
+    evaluations = self._evaluations
+    left = (last - done) * sum(rounds) / len(rounds)
+    if evaluations:
+      left += due * sum(evaluations) / len(evaluations)
+    return max(0.0, left - (self._clock() - self._last))
+
+  def to_json(self) -> dict[str, Any]:
+    """Values for JSON."""
+    left = self.seconds_left()
+    settings, accuracy = self.settings, self.accuracy
+    if accuracy is not None and not math.isfinite(accuracy):
+      accuracy = None  # JSON has no NaN.
+    return {
+      'phase': self.phase,
+      'round': self.done,
+      'total_rounds': settings and settings.total_rounds,
+      'accuracy': accuracy,
+      'seconds_left': None if left is None else round(left, 1),
+    }

@@ -1,0 +1,170 @@
+"""A file that says what a run is doing, and whether it lives. TensorFlow-free.
+
+A thread writes it at most once a second, when something has changed, and every
+ten seconds in any case. A write that fails is left out: the file is for people
+who look, and nothing is resumed from it.
+"""
+
+from collections.abc import Callable, Mapping
+import contextlib
+import json
+import os
+import threading
+import time
+import types
+from typing import Any
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.hparams import UsageError
+
+RUNNING = 'running'
+FINISHED = 'finished'
+STOPPED = 'stopped'
+FAILED = 'failed'
+# Running by the file, but the process is gone.
+DEAD = 'dead'
+
+_SHORTEST_SECS = 1.0
+_LONGEST_SECS = 10.0
+# Of a process that cannot be looked at, no news for so long means dead.
+_PATIENCE_SECS = 6 * _LONGEST_SECS
+_LARGEST = 2**16
+
+
+class Heart:
+  """Writes heartbeats as long as it is entered.
+
+  Attributes:
+    state: What is written at the end: `FINISHED`, `STOPPED` or `FAILED`.
+  """
+
+  def __init__(self, path: str, status: Callable[[], Mapping[str, Any]]):
+    """Writes nothing yet.
+
+    Args:
+      path: The file; its folder must exist.
+      status: Gives values for JSON; called in another thread.
+    """
+    self.state = FAILED
+    self._path = path
+    self._status = status
+    self._process = this_process()
+    self._started = time.time()
+    self._said: dict[str, Any] = {}
+    self._said_at = 0.0
+    self._ends = threading.Event()
+    self._thread = threading.Thread(target=self._beat, daemon=True)
+
+  def __enter__(self) -> 'Heart':
+    self._say_news()
+    self._thread.start()
+    return self
+
+  def __exit__(
+    self,
+    exception_type: type[BaseException] | None,
+    exception: BaseException | None,
+    traceback: types.TracebackType | None,
+  ) -> None:
+    self._ends.set()
+    self._thread.join()
+    if exception is not None:
+      interrupted = isinstance(exception, KeyboardInterrupt)
+      self.state = STOPPED if interrupted else FAILED
+    self._write(self.state, flush=True)
+
+  def _beat(self) -> None:
+    while not self._ends.wait(_SHORTEST_SECS):
+      self._say_news()
+
+  def _say_news(self) -> None:
+    # The seconds that are left always change.
+    news = {k: v for k, v in self._status().items() if k != 'seconds_left'}
+    is_due = time.monotonic() - self._said_at >= _LONGEST_SECS
+    if news != self._said or is_due:
+      self._write(RUNNING)
+      self._said, self._said_at = news, time.monotonic()
+
+  def _write(self, state: str, flush: bool = False) -> None:
+    content = {
+      'state': state,
+      **self._status(),
+      'started': self._started,
+      'beat': time.time(),
+      **self._process,
+    }
+    text = json.dumps(content, indent=2) + '\n'
+    # A disk that is full, a folder that somebody has removed: training will
+    # say so where it matters.
+    with contextlib.suppress(UsageError, OSError):
+      durable.write_file(self._path, [text.encode()], flush=flush)
+
+
+def this_process() -> dict[str, Any]:
+  """What distinguishes this process from all others, also later ones."""
+  return {
+    'host': os.uname().nodename,
+    # Two machines may have one name, and a container its own numbers.
+    'boot': _first_line('/proc/sys/kernel/random/boot_id'),
+    'namespace': _link('/proc/self/ns/pid'),
+    'pid': os.getpid(),
+    'pid_started': _start_of(os.getpid()),
+  }
+
+
+def read(path: str) -> dict[str, Any] | None:
+  """The last heartbeat, with the state that it means now.
+
+  Args:
+    path: The file.
+
+  Returns:
+    What `Heart` wrote, whose 'state' may be `DEAD`; None if there is no such
+    file.
+
+  Raises:
+    UsageError: If the file is not a heartbeat.
+  """
+  if not os.path.lexists(path):
+    return None
+  beat = files.read_json(path, limit=_LARGEST)
+  numbers = ('started', 'beat', 'pid')
+  if beat.get('state') not in (RUNNING, FINISHED, STOPPED, FAILED) or not all(
+    isinstance(beat.get(name), int | float) for name in numbers
+  ):
+    raise files.FileError(path, 'it is not a heartbeat of a run')
+  if beat['state'] == RUNNING and not _is_alive(beat):
+    beat['state'] = DEAD
+  return beat
+
+
+def _is_alive(beat: Mapping[str, Any]) -> bool:
+  here = this_process()
+  names = ('host', 'boot', 'namespace')
+  if here['boot'] and all(beat.get(name) == here[name] for name in names):
+    started = _start_of(int(beat['pid']))
+    return started is not None and started == beat.get('pid_started')
+  return time.time() - beat['beat'] < _PATIENCE_SECS
+
+
+def _start_of(pid: int) -> int | None:
+  """When a process began, in ticks since the boot; None if there is none."""
+  # After the name in parentheses, which may hold anything; a zombie is gone.
+  fields = _first_line(f'/proc/{pid}/stat').rpartition(')')[2].split()
+  return int(fields[19]) if len(fields) > 19 and fields[0] not in 'ZX' else None
+
+
+def _first_line(path: str) -> str:
+  try:
+    with open(path, errors='replace') as file:
+      return file.readline().strip()
+  except OSError:
+    return ''
+
+
+def _link(path: str) -> str:
+  try:
+    return os.readlink(path)
+  except OSError:
+    return ''
