@@ -153,3 +153,13 @@ def test_privacy(subject):
   assert 'with epsilon 3.25 at delta 1e-05' in card
   assert 'not against readers of this card' in card
   assert 'no privacy guarantee' not in card
+
+
+def test_labels_only_is_not_called_semi_supervised(subject):
+  card = model_card.render(subject())
+  assert 'on 40 labelled and 1,195 unlabelled images of digits' in card
+  assert 'federated semi-supervised learning' in card
+  flags = ('--algorithm=supervised',)
+  card = model_card.render(subject(*flags, columns={}))
+  assert 'on 40 labelled and 0 unlabelled images of digits' in card
+  assert 'semi-supervised' not in card

@@ -75,6 +75,15 @@ class Subject:
     """What the model classifies."""
     return self.data.train.kind
 
+  @property
+  def num_unlabeled(self) -> int:
+    """How many unlabelled examples clients train on."""
+    config, compute = self.config, self.config.entry.compute
+    passes = compute.unlabeled.equivalents + compute.once.equivalents
+    if not (config.trains_clients and passes):
+      return 0
+    return sum(map(len, self.partition.client_unlabeled))
+
   def measured(self, column: str) -> float | None:
     """A figure of the model's round; None if it is not known."""
     rounds, values = self.run.curve(column)
@@ -292,11 +301,10 @@ def _limits(subject: Subject) -> list[str]:
   else:
     takes = f'It takes {noun} of {shape} only'
   labeled = len(partition.labeled)
-  unlabeled = sum(map(len, partition.client_unlabeled))
   limits = [
     f'{takes}; the preprocessing that follows is part of the SavedModel.',
     f'It knows {num_classes:,} classes, and gives one of them to any input.',
-    f'Its classes were learnt from {labeled:,} labelled and {unlabeled:,}'
+    f'It was trained on {labeled:,} labelled and {subject.num_unlabeled:,}'
     f' unlabelled {noun} of {_escaped(_data_name(config.run.dataset))}. Of'
     ' other data its accuracy is not known.',
   ]
