@@ -19,8 +19,8 @@ LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev setup-gpu setup-ray train test test-slow lint format \
-	build-file notebooks lock clean
+.PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
+	test-slow lint format build-file notebooks lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -33,6 +33,7 @@ help:
 	@echo 'make setup-dev   also install what the tests and checks need'
 	@echo 'make setup-gpu   also install the CUDA 11.8 libraries'
 	@echo 'make setup-ray   also install Ray, for several machines'
+	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
 	@echo 'make build-file  update BUILD.bazel from the imports'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
 	@echo 'make lock        update requirements*.txt (needs uv;'
@@ -73,10 +74,16 @@ $(VENV)/.installed-ray: requirements-ray.txt $(VENV)/.installed
 	@$(INSTALL) -r requirements-ray.txt
 	@touch $@
 
+$(VENV)/.installed-track: requirements-track.txt $(VENV)/.installed
+	@echo 'Installing requirements-track.txt'
+	@$(INSTALL) -r requirements-track.txt
+	@touch $@
+
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 setup-gpu: $(VENV)/.installed-gpu
 setup-ray: $(VENV)/.installed-ray
+setup-track: $(VENV)/.installed-track
 
 train: setup
 	$(BIN)/python programs/train.py --flagfile=$(FLAGFILE) $(ARGS)
@@ -86,10 +93,10 @@ lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint setup-ray
+test: lint setup-ray setup-track
 	$(PYTEST) $(ARGS)
 
-test-slow: setup-dev setup-ray
+test-slow: setup-dev setup-ray setup-track
 	$(PYTEST) -m slow $(ARGS)
 
 format: setup-dev build-file
@@ -113,6 +120,8 @@ lock:
 	  >/dev/null
 	$(LOCK) $(ARGS) --override requirements-overrides.txt \
 	  requirements-ray.in --output-file requirements-ray.txt >/dev/null
+	$(LOCK) $(ARGS) requirements-track.in --output-file \
+	  requirements-track.txt >/dev/null
 
 clean:
 	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \

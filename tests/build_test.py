@@ -115,7 +115,9 @@ def test_what_is_imported_is_required(repository, tree):
 
 @pytest.mark.parametrize(
   'lock',
-  [f'requirements{part}.txt' for part in ('', '-dev', '-gpu', '-ray')],
+  [
+    f'requirements{part}.txt' for part in ('', '-dev', '-gpu', '-ray', '-track')
+  ],
 )
 def test_locks_are_complete_and_name_no_host(repository, lock):
   text = (repository / lock).read_text()

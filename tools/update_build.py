@@ -66,7 +66,12 @@ _RENAMED = {
   'programs/data.py': 'look_at_data',
 }
 # Library -> what it reads besides its modules.
-_DATA = {'program': ['tff_fssl/program/reporting/report.html.j2']}
+_DATA = {
+  'program': [
+    f'tff_fssl/program/reporting/{name}.j2'
+    for name in ('model_card.md', 'report.html')
+  ]
+}
 # Modules that benchmarks/peers.py installs into an environment of its own.
 _ELSEWHERE = ('pfl',)
 # Packages that are only in requirements-dev.txt.

@@ -4,6 +4,7 @@ import csv
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -13,6 +14,9 @@ import time
 
 import numpy as np
 import pytest
+from tensorboard.backend.event_processing import event_accumulator
+from tensorboard.plugins.hparams import api_pb2
+from tensorboard.plugins.hparams import plugin_data_pb2
 import tensorflow as tf
 from tensorflow.core.profiler.protobuf import xplane_pb2
 
@@ -156,6 +160,7 @@ def test_what_it_writes(finished):
     tree.summary_json,
     os.path.join(tree.model, 'saved_model.pb'),
     os.path.join(tree.model, 'model.keras'),
+    os.path.join(tree.model, 'README.md'),
   ):
     assert os.path.getsize(path) > 0, path
   assert os.listdir(tree.tensorboard)
@@ -177,6 +182,116 @@ def test_what_it_writes(finished):
   assert summary['rounds'] == 4
   assert summary['last']['test/accuracy'] == pytest.approx(beat['accuracy'])
   assert summary['last']['test/accuracy'] > 0.15
+
+
+def test_what_tensorboard_shows(finished):
+  tree = output_tree.OutputTree(finished[0])
+  # One file: of several in a folder, TensorBoard follows the newest only.
+  (file,) = os.listdir(tree.tensorboard)
+  found = event_accumulator.EventAccumulator(
+    os.path.join(tree.tensorboard, file), {'tensors': 0}
+  ).Reload()
+  values = {
+    tag: {event.step: tf.make_ndarray(event.tensor_proto) for event in events}
+    for tag in found.Tags()['tensors']
+    for events in [found.Tensors(tag)]
+  }
+  for row in _rows(tree.eval_csv):
+    shown = values['test/accuracy'][int(row['round'])]
+    assert float(shown) == pytest.approx(float(row['test/accuracy']))
+  # Buckets of confidences: left, right, count; none is below chance.
+  evaluated = {int(row['round']) for row in _rows(tree.eval_csv)}
+  assert set(values['test/confidence']) == evaluated
+  for buckets in values['test/confidence'].values():
+    assert buckets[:, 2].sum() == 360
+    assert buckets[0, 0] >= 0.1 and buckets[-1, 1] <= 1.001
+  for name, least in (('views', (3 * 64, 8 * 64)), ('partition', (200, 400))):
+    (picture,) = values[f'pictures/{name}'].values()
+    width, height, png = picture[0], picture[1], picture[2]
+    pixels = tf.io.decode_png(png).numpy()
+    assert pixels.shape[:2] == (int(height), int(width))
+    assert int(height) >= least[0] and int(width) >= least[1]
+    assert pixels.std() > 10
+  with open(tree.summary_json) as summary_file:
+    best = json.load(summary_file)['best_validation']
+  (of_best,) = values['best_validation/test/accuracy'].values()
+  assert float(of_best) == pytest.approx(best['test/accuracy'])
+  plugin = {
+    tag: plugin_data_pb2.HParamsPluginData.FromString(
+      found.SummaryMetadata(tag).plugin_data.content
+    )
+    for tag in found.PluginTagToContent('hparams')
+  }
+  started = plugin['_hparams_/session_start_info'].session_start_info
+  assert started.hparams['algorithm'].string_value == 'fl2'
+  assert started.hparams['num_labels'].number_value == 40
+  metrics = plugin['_hparams_/experiment'].experiment.metric_infos
+  assert 'test/accuracy' in [metric.name.tag for metric in metrics]
+  ended = plugin['_hparams_/session_end_info'].session_end_info
+  assert ended.status == api_pb2.STATUS_SUCCESS
+
+
+@pytest.mark.slow
+def test_a_tracked_run_is_killed_and_goes_on(finished, tmp_path, monkeypatch):
+  mlflow = pytest.importorskip('mlflow')
+  pytest.importorskip('wandb')
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  store, folder = str(tmp_path / 'mlruns'), str(tmp_path / 'run')
+  track = f'--track=mlflow:{store},wandb:it'
+  round_done = experiment.ExperimentHooks.round_done
+
+  def die(self, state, report):
+    round_done(self, state, report)
+    if report.round_num == 3:
+      raise KeyboardInterrupt
+
+  with monkeypatch.context() as patch:
+    patch.setattr(experiment.ExperimentHooks, 'round_done', die)
+    assert _train(folder, track) == main.INTERRUPTED
+  client = mlflow.MlflowClient(store)
+  experiment_id = client.get_experiment_by_name('tff_fssl').experiment_id
+  (run,) = client.search_runs([experiment_id])
+  assert run.info.status == 'KILLED'
+  assert _train(folder, track) == 0
+  _assert_equal_runs(finished[0], folder)
+  (run,) = client.search_runs([experiment_id])
+  assert run.info.status == 'FINISHED'
+  assert (
+    run.data.params['algorithm'] == 'fl2' and 'track' not in run.data.params
+  )
+  history = client.get_metric_history(run.info.run_id, 'test/accuracy')
+  tree = output_tree.OutputTree(folder)
+  rows = _rows(tree.eval_csv)
+  assert [metric.step for metric in history] == [int(r['round']) for r in rows]
+  for metric, row in zip(history, rows):
+    assert metric.value == pytest.approx(float(row['test/accuracy']))
+  model = client.download_artifacts(run.info.run_id, 'model', str(tmp_path))
+  assert exported.problem(model, 4) == ''
+  listed = {item.path for item in client.list_artifacts(run.info.run_id)}
+  assert {'model', 'model_best', 'pictures', 'flags.txt'} <= listed
+
+
+@pytest.mark.parametrize('which', ['last', 'best_validation'])
+def test_the_card_has_the_run_s_figures_and_its_code_runs(
+  which, finished, monkeypatch, capsys
+):
+  tree = output_tree.OutputTree(finished[0])
+  with open(tree.summary_json) as file:
+    row = json.load(file)[which]
+  folder = tree.model if which == 'last' else tree.model_best
+  card = pathlib.Path(folder, 'README.md').read_text()
+  accuracy = f'{100 * row["test/accuracy"]:.1f}%'
+  assert f'| test | 360 | {accuracy} |' in card
+  assert f'after round {row["round"]},' in card
+  selected = f'{100 * row["validation/accuracy"]:.1f}%. A figure that'
+  assert (selected in card) == (which == 'best_validation')
+  assert str(finished[0]) not in card
+  assert exported.problem(folder, row['round']) == ''
+  monkeypatch.chdir(folder)
+  (code,) = re.findall('```python\n(.*?)```', card, re.DOTALL)
+  exec(code, {})  # pylint: disable=exec-used
+  shown = capsys.readouterr().out
+  assert re.fullmatch(r"\['\d', '\d'\]\n", shown)
 
 
 def test_the_same_command_again_says_that_it_is_finished(

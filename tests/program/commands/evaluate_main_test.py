@@ -85,13 +85,16 @@ def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
   from tff_fssl.program.configuration import config as config_lib
   from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
+  from tff_fssl.program.reporting import runs
 
   flags = [*_RUN, '--model=cnn', '--client_test_fraction=0.2']
   config = config_lib.from_command_line([*flags, '--num_clients=20'])
   task = experiment.build_task(config)
   weights = adapter.Network(task.model_fn, seed=0).initial_weights()
   model = server_model.ServerModel(*weights)
-  export.export_model(task, model, str(tmp_path / 'model'), 3)
+  run = runs.Run('', {}, ([], [], []))
+  folder = str(tmp_path / 'model')
+  export.export_model(task, model, folder, 3, run, is_best=False)
   output = tmp_path / 'figures.json'
   argv = [str(tmp_path / 'model'), '--federated', '--client_threads=1']
   argv += ['--clients_per_evaluation=4', f'--output={output}']

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 import subprocess
 import sys
 
@@ -28,7 +29,7 @@ _SMALL = (
 _WORDS = ('goal team match player win', 'stock market price bank shares')
 # Uses what is exported where there is no tff_fssl.
 _SERVE = """
-import json, sys
+import json, re, os, sys
 import numpy as np
 import tensorflow as tf
 serve = tf.saved_model.load('run/model').signatures['serving_default']
@@ -38,6 +39,10 @@ x = tf.constant(x, tf.float32 if sys.argv[1] == 'features' else tf.string)
 found = serve(**{sys.argv[1]: x})['probabilities'].numpy()
 network = tf.keras.models.load_model('run/model/model.keras')
 print(json.dumps([found.tolist(), network.input_shape]))
+os.chdir('run/model')
+with open('README.md') as file:
+  (code,) = re.findall('```python\\n(.*?)```', file.read(), re.DOTALL)
+exec(code)
 """
 
 
@@ -108,7 +113,9 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
     check=True,
     text=True,
   )
-  probabilities, input_shape = json.loads(served.stdout)
+  first, by_the_card = served.stdout.splitlines()
+  probabilities, input_shape = json.loads(first)
+  assert re.fullmatch(r"\['(\w+)', '(\w+)'\]", by_the_card)
   assert np.shape(probabilities) == (3, 2) and input_shape == shape
   np.testing.assert_allclose(np.sum(probabilities, axis=1), 1, rtol=1e-5)
   # The network alone, given what about.json says, predicts the same.

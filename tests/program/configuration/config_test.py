@@ -1,4 +1,5 @@
 import dataclasses
+import importlib.util
 import re
 
 import client_files
@@ -11,6 +12,7 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
 
 _CLIENTS = '--scenario=labels_at_clients'
 _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
@@ -204,6 +206,14 @@ def test_labels_at_clients_have_no_pretraining():
     (['--split=iid'], ['unknown flag --split; it is called --partition now']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
     (['--full_labels'], ['--full_labels', 'labels_at_clients']),
+    (['--track=mlflow'], ["'mlflow' is not a tracker", 'mlflow:URI']),
+    (['--track=comet:x'], ["'comet:x' is not", 'wandb:PROJECT']),
+    (['--track=wandb:a/b/c'], ['--track=wandb:a/b/c', 'ENTITY/PROJECT']),
+    (['--track=wandb:a,wandb:b'], ['wandb is there twice']),
+    (
+      ['--track=mlflow:https://me:secret@host/x'],
+      ['mlflow:https://...@host/x', 'MLFLOW_TRACKING_PASSWORD'],
+    ),
     (['--profile=3-'], ['--profile=3-', "'3-' is not a round", '3-5']),
     (['--profile=2,,4'], ["'' is not a round"]),
     (['--profile=-1'], ["'-1' is not a round"]),
@@ -514,3 +524,19 @@ def test_every_config_file_is_valid(repository):
   assert len(paths) > 10
   for path in paths:
     assert _config(f'--flagfile={path}').flags(), path
+
+
+def test_trackers(monkeypatch):
+  assert run_hparams.parse_trackers('') == {}
+  assert run_hparams.parse_trackers('mlflow:http://h:1/x,wandb:me/it') == {
+    'mlflow': 'http://h:1/x',
+    'wandb': 'me/it',
+  }
+  # A password is not printed.
+  for text in ('mlflow:https://me:secret@h', 'mlflow:http://h?token=secret'):
+    with pytest.raises(UsageError) as error:
+      run_hparams.parse_trackers(text)
+    assert 'secret' not in str(error.value)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UsageError, match='W.* is not installed; `make setup-tr'):
+    _config('--track=wandb:it')

@@ -100,6 +100,8 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
+  from tff_fssl.program.loop import observers
+  from tff_fssl.program.reporting import tracking
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
@@ -145,10 +147,14 @@ def _train(
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
-    code = _run_rounds(experiment, context, tree, view, initial_model)
+    watching = observers.Observers(experiment, tree, view.say)
+    exits.enter_context(watching)
+    code = _run_rounds(experiment, context, tree, view, initial_model, watching)
     heart.state = _STATES.get(code, heartbeat.FAILED)
-  if code == main_lib.DONE:
-    _close(view, tree)
+    if code == main_lib.DONE:
+      watching.end(tracking.FINISHED, _close(view, tree))
+    elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
+      watching.end(tracking.KILLED)
   return code
 
 
@@ -169,6 +175,7 @@ def _run_rounds(
   tree: output_tree.OutputTree,
   view: console.Console,
   initial_model: Any,
+  watching: Any,
 ) -> int:
   """Runs the rounds that are left and exports the model; the exit code."""
   # pylint: disable=import-outside-toplevel
@@ -178,7 +185,7 @@ def _run_rounds(
 
   task, config = experiment.task, experiment.task.config
   stop = training_types.StopRequest()
-  outputs = _outputs(task, tree, view)
+  outputs = _outputs(task, tree, view, watching.manager)
   profiler = _profiler(config, tree, view)
   logic = training.train(
     experiment.process,
@@ -189,7 +196,9 @@ def _run_rounds(
     reporter=view,
     stop=stop,
     initial_model=initial_model,
-    hooks=experiment_lib.ExperimentHooks(experiment, context, profiler),
+    hooks=experiment_lib.ExperimentHooks(
+      experiment, context, profiler, watching.round_done
+    ),
   )
   try:
     result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
@@ -227,9 +236,11 @@ def _export(
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
+  from tff_fssl.program.reporting import runs as runs_lib
 
+  run = runs_lib.of_tree(tree)
   with view.phase(training_types.EXPORTING, round_num):
-    export.export_model(task, model, tree.model, round_num)
+    export.export_model(task, model, tree.model, round_num, run, is_best=False)
   if best is None:
     return
   path = checkpoint.path_of(tree.checkpoints, best)
@@ -247,7 +258,7 @@ def _export(
     warm_start.table_from_leaves(leaves),
   )
   with view.phase(training_types.EXPORTING, best):
-    export.export_model(task, model, tree.model_best, best)
+    export.export_model(task, model, tree.model_best, best, run, is_best=True)
 
 
 def _owner(task: Any) -> ownership.Owner:
@@ -274,9 +285,12 @@ def _settings(task: Any) -> training_types.Settings:
 
 
 def _outputs(
-  task: Any, tree: output_tree.OutputTree, view: console.Console
+  task: Any,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  also: Any,
 ) -> Any:
-  """The managers of a run's folder."""
+  """The managers of a run's folder, and those of others."""
   from tff_fssl.program.loop import training  # pylint: disable=C0415
   from tff_fssl.program.reporting import managers  # pylint: disable=C0415
 
@@ -292,25 +306,10 @@ def _outputs(
     managers.CsvReleaseManager(tree.train_csv),
     managers.CsvReleaseManager(tree.eval_csv),
     managers.CsvReleaseManager(tree.timing_csv),
-    _tensorboard(tree, view) if run.tensorboard else None,
+    also,
     managers.LinesReleaseManager(tree.non_finite_txt),
     row_files.RowFiles(tree.client_rows, owner),
   )
-
-
-def _tensorboard(tree: output_tree.OutputTree, view: console.Console) -> Any:
-  """The manager that writes for TensorBoard; None if that is impossible."""
-  import tensorflow_federated as tff  # pylint: disable=import-outside-toplevel
-
-  from tff_fssl.program.reporting import managers  # pylint: disable=C0415
-
-  try:
-    manager = tff.program.TensorBoardReleaseManager(tree.tensorboard)
-  except Exception as error:  # pylint: disable=broad-except
-    # As in `BestEffortReleaseManager`: training matters more.
-    view.say(f'TensorBoard gets no metrics: {files.first_line(error)}')
-    return None
-  return managers.BestEffortReleaseManager(manager, 'TensorBoard', view.say)
 
 
 def _profiler(
@@ -514,8 +513,10 @@ def _range(numbers: Sequence[int]) -> str:
   return f'{low}' if low == high else f'{low} to {high}'
 
 
-def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
-  """Writes and shows the results."""
+def _close(
+  view: console.Console, tree: output_tree.OutputTree
+) -> dict[str, Any]:
+  """Writes, shows and returns the results."""
   results = summary.write(tree)
   has_best = os.path.isdir(tree.model_best)
   has_model = os.path.isdir(tree.model)
@@ -533,6 +534,7 @@ def _close(view: console.Console, tree: output_tree.OutputTree) -> None:
       }
     )
   )
+  return results
 
 
 def _how_to_resume(tree: output_tree.OutputTree) -> str:

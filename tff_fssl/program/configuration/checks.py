@@ -70,6 +70,7 @@ def check(config: 'config_lib.Config') -> None:
   _check_examples(config)
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
   _check_runtime(run)
+  _check_trackers(run)
   if config.aggregates:
     _check_aggregator(config)
   _check_data(config)
@@ -101,6 +102,19 @@ def _check_runtime(run: 'config_lib.RunHparams') -> None:
       raise UsageError(
         f'--client_devices={run.client_devices}: with --runtime=ray, allowed'
         ' are auto, cpu, gpu: Ray says which GPU a worker has'
+      )
+
+
+def _check_trackers(run: 'config_lib.RunHparams') -> None:
+  """Refuses trackers that are not installed; raises `UsageError`."""
+  for kind, where in run_hparams_lib.parse_trackers(run.track).items():
+    spec = importlib.util.find_spec(kind)
+    # Without an origin, it is a folder of that name, such as wandb makes.
+    if spec is None or spec.origin is None:
+      raise UsageError(
+        f'--track={kind}:{where}: {run_hparams_lib.TRACKERS[kind]} is not'
+        ' installed; `make setup-track` installs it, or `pip install --no-deps'
+        ' -r requirements-track.txt`'
       )
 
 

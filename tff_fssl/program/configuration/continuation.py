@@ -15,6 +15,11 @@ def may_differ() -> dict[str, bool | str]:
   }
 
 
+def without_influence() -> frozenset[str]:
+  """Flags on which results do not depend: those that may differ at will."""
+  return frozenset(name for name, may in may_differ().items() if may is True)
+
+
 def may_differ_text() -> str:
   """The names in `may_differ`, for users."""
   return ', '.join(

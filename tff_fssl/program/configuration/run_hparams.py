@@ -15,6 +15,11 @@ from tff_fssl.models import names as model_names
 # A profile takes megabytes and seconds.
 _MAX_PROFILED_ROUNDS = 1_000
 STREAMING = ('streaming_steps', 'streaming_rounds', 'streaming_cycles')
+# Where `--track` sends runs: the name of the package -> that of the product.
+TRACKERS = {'mlflow': 'MLflow', 'wandb': 'Weights & Biases'}
+_PROJECT = re.compile(r'([\w.-]+/)?[\w.-]+', re.ASCII)
+# Of a URI: who logs in, and a query.
+_SECRETS = re.compile(r'(?<=//)[^/]*(?=@)|\?.*')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
 
@@ -296,7 +301,16 @@ class RunHparams:
   )
   tensorboard: bool = hparam(
     True,
-    'Also write metrics for TensorBoard.',
+    'Also write metrics, pictures of views and of the partition, confidences'
+    ' and flags for TensorBoard.',
+    may_change=True,
+  )
+  track: str = hparam(
+    '',
+    'Also send metrics, flags, pictures and the models to a tracker:'
+    " mlflow:URI, MLflow's server or a folder; wandb:PROJECT or"
+    ' wandb:ENTITY/PROJECT, Weights & Biases; or both, separated by a comma. No'
+    ' tracker can stop training (docs/tracking.md).',
     may_change=True,
   )
   profile: str = hparam(
@@ -434,6 +448,51 @@ class RunHparams:
     """How parts follow each other, where there is one."""
     is_whole = self.streaming_steps == 1
     return dict.fromkeys(STREAMING[1:] * is_whole, '--streaming_steps=1')
+
+
+def parse_trackers(text: str) -> dict[str, str]:
+  """The trackers that `--track` names.
+
+  Args:
+    text: 'mlflow:URI', 'wandb:PROJECT', both with a comma between them, or ''
+      for none.
+
+  Returns:
+    The kind of each ('mlflow' or 'wandb') -> the rest.
+
+  Raises:
+    UsageError: If the text has another form, or holds a password, which a run's
+      flags would store.
+  """
+  result: dict[str, str] = {}
+  for part in text.split(',') if text else ():
+    kind, _, where = part.partition(':')
+    if kind not in TRACKERS or not where:
+      raise UsageError(
+        f'--track: {_shown(part)!r} is not a tracker; trackers are written'
+        ' mlflow:URI or wandb:PROJECT, with a comma between two'
+      )
+    if kind in result:
+      raise UsageError(f'--track: {kind} is there twice; give it once')
+    if kind == 'wandb' and not _PROJECT.fullmatch(where):
+      raise UsageError(
+        f'--track=wandb:{_shown(where)}: projects are written PROJECT or'
+        ' ENTITY/PROJECT, of letters, digits, -, _ and .'
+      )
+    if kind == 'mlflow' and _SECRETS.search(where):
+      raise UsageError(
+        f"--track=mlflow:{_shown(where)}: the run's flags would store the user"
+        ' or the password in it; leave these out, and give'
+        ' MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or'
+        ' MLFLOW_TRACKING_TOKEN) in the environment'
+      )
+    result[kind] = where
+  return result
+
+
+def _shown(text: str) -> str:
+  """Text without what may be a password."""
+  return _SECRETS.sub('...', text)
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:

@@ -139,6 +139,7 @@ class ExperimentHooks(training_types.Hooks):
     experiment: Experiment,
     context: Any,
     profiler: profiling.RoundProfiler,
+    on_round_done: Callable[[Any, training_types.RoundReport], None],
   ):
     """Initializes the hooks.
 
@@ -146,10 +147,12 @@ class ExperimentHooks(training_types.Hooks):
       experiment: The experiment.
       context: The execution context, which may have a `timing`.
       profiler: Profiles the chosen rounds.
+      on_round_done: Called after each round, as `round_done` is.
     """
     self._experiment = experiment
     self._context = context
     self._profiler = profiler
+    self._on_round_done = on_round_done
 
   def around_round(
     self, round_num: int
@@ -174,6 +177,10 @@ class ExperimentHooks(training_types.Hooks):
     if not experiment.task.config.run.debug_non_finite:
       return []
     return experiment.explain_non_finite(state, round_num, num_clients)
+
+  def round_done(self, state: Any, report: training_types.RoundReport) -> None:
+    """Passes the round on."""
+    self._on_round_done(state, report)
 
 
 def configure_devices(config: config_lib.Config) -> None:

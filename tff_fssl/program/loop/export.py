@@ -15,6 +15,8 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.reporting import model_card
+from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import exported
 
 _DISK_ERRORS = (
@@ -73,6 +75,9 @@ def export_model(
   model: server_model.ServerModel,
   folder: str,
   round_num: int,
+  run: runs_lib.Run,
+  *,
+  is_best: bool,
 ) -> None:
   """Writes the folder of a model, replacing an earlier export.
 
@@ -80,15 +85,17 @@ def export_model(
   [N, H, W, C], `features`, float32 [N, D], or `texts`, string [N], to
   `probabilities`, float32 [N, classes], preprocessing included; `model.keras`,
   the network alone (what `about.json` says to logits; with `Prediction.head`,
-  if there is one); `about.json` (classes, inputs, round, flags, version); and
-  `manifest.json`, from which `exported.problem` tells whether the export is
-  complete.
+  if there is one); `about.json` (classes, inputs, round, flags, version);
+  `README.md`, the model's card; and `manifest.json`, from which
+  `exported.problem` tells whether the export is complete.
 
   Args:
     task: Data and model.
     model: The trained model, as `Prediction.completed` gives it.
     folder: The folder to write.
     round_num: The round after which the model is exported.
+    run: The tables of the run, for the card.
+    is_best: Whether validation examples selected the round.
 
   Raises:
     UsageError: If the disk refuses, or the folder holds files that no export
@@ -120,9 +127,46 @@ def export_model(
     os.path.join(new, exported.ABOUT_FILE),
     [json.dumps(about, indent=2).encode()],
   )
+  durable.write_file(
+    os.path.join(new, exported.CARD_FILE),
+    [_card(task, module, round_num, run, is_best).encode()],
+  )
   _sync(new)
   exported.write_manifest(new, round_num)
   exported.replace(folder)
+
+
+def _card(
+  task: experiment.Task,
+  module: ServingModel,
+  round_num: int,
+  run: runs_lib.Run,
+  is_best: bool,
+) -> str:
+  """The model's card."""
+  num_weights, num_others = (
+    sum(variable.shape.num_elements() for variable in variables)
+    for variables in (
+      module.network.trainable_variables,
+      [
+        *module.network.non_trainable_variables,
+        *module.network.frozen_variables.values(),
+      ],
+    )
+  )
+  return model_card.render(
+    model_card.Subject(
+      task.config,
+      task.data,
+      task.partition,
+      run,
+      round_num,
+      is_best,
+      num_weights,
+      num_others,
+      _inputs(task)['formula'],
+    )
+  )
 
 
 def _inputs(task: experiment.Task) -> dict[str, Any]:

@@ -1,6 +1,7 @@
-"""Looks a model over, for the report: predictions, clients, pseudo-labels."""
+"""Looks a model over, for the report and for TensorBoard."""
 
 from collections.abc import Callable
+import functools
 from typing import Any
 
 import numpy as np
@@ -23,9 +24,14 @@ _BATCH_SIZE = 256
 # Pseudo-labels are looked at for so many unlabelled examples.
 _MAX_PSEUDO_LABELS = 2_000
 _NUM_SHOWN = 6
-_PRIVATE = (aggregator_hparams.DP, aggregator_hparams.SECURE)
+# Of a picture of views: examples, and the least width of each in pixels.
+_NUM_VIEWED, _LEAST_WIDTH, _BORDER = 8, 64, 4
+# Confidences are looked at for so many test examples.
+_MAX_CONFIDENCES = 1_000
+PRIVATE = (aggregator_hparams.DP, aggregator_hparams.SECURE)
 
-_View = Callable[[tf.Tensor, int], tf.Tensor]
+View = Callable[[tf.Tensor, int], tf.Tensor]
+_Predict = Callable[[np.ndarray, View], np.ndarray]
 
 
 def look_over(
@@ -60,7 +66,7 @@ def look_over(
       about_clients='each client has a model of its own: train.csv and eval.csv'
       ' have the spread of their accuracies'
     )
-  predict = _Predictor(task, model, prediction, table)
+  predict = functools.partial(Predictor(task, prediction), model, table)
   test = predictions.Predictions(
     task.data.test.y, predict(task.data.test.x, _plain(task.views))
   )
@@ -69,7 +75,7 @@ def look_over(
     return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
   doubts.append(predictions.collapse(test, 'predictions for test examples'))
-  if task.config.aggregator.aggregator in _PRIVATE:
+  if task.config.aggregator.aggregator in PRIVATE:
     figures = figures._replace(
       about_clients='with --aggregator=dp or secure, nothing of single clients'
       ' is shown'
@@ -84,10 +90,18 @@ def look_over(
   return figures._replace(doubts=[doubt for doubt in doubts if doubt])
 
 
-class _Predictor:
-  """Probabilities by a model, a batch at a time."""
+class Predictor:
+  """Probabilities by models of a task, a batch at a time."""
 
-  def __init__(self, task, model, prediction, table):
+  def __init__(
+    self, task: experiment.Task, prediction: server_model.Prediction
+  ):
+    """Sets what predicts; it is traced at the first use.
+
+    Args:
+      task: Data and network.
+      prediction: How models predict; not one of a model for each client.
+    """
     self._logits_fn = evaluate.build_logits_fn(
       task.model_fn,
       augment.input_shape(
@@ -98,14 +112,29 @@ class _Predictor:
       ),
       prediction=prediction,
     )
-    self._model, self._table = model, table
 
-  def __call__(self, x: np.ndarray, view: _View) -> np.ndarray:
-    """float32 [N, C]; `view` gets a batch, and the number of its first one."""
+  def __call__(
+    self,
+    model: server_model.ServerModel,
+    table: Any,
+    x: np.ndarray,
+    view: View,
+  ) -> np.ndarray:
+    """Predicts.
+
+    Args:
+      model: The model; arrays.
+      table: What the exchange keeps, if the prediction needs it.
+      x: Examples [N, ...] as they are stored.
+      view: Gets a batch, and the number of its first example.
+
+    Returns:
+      float32 [N, C].
+    """
     parts = [
       tf.nn.softmax(
         self._logits_fn(
-          self._model, view(tf.constant(x[i : i + _BATCH_SIZE]), i), self._table
+          model, view(tf.constant(x[i : i + _BATCH_SIZE]), i), table
         )
       ).numpy()
       for i in range(0, len(x), _BATCH_SIZE)
@@ -113,7 +142,7 @@ class _Predictor:
     return np.concatenate(parts)
 
 
-def _plain(views: augment.Views) -> _View:
+def _plain(views: augment.Views) -> View:
   return lambda batch, _: views.plain(batch)
 
 
@@ -149,7 +178,7 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
 def _with_clients(
   figures: predictions.ModelFigures,
   task: experiment.Task,
-  predict: _Predictor,
+  predict: _Predict,
 ) -> predictions.ModelFigures:
   """The accuracy of each client's examples."""
   held, train = task.partition.client_test, task.data.train
@@ -182,7 +211,7 @@ def _with_clients(
 def _with_pseudo_labels(
   figures: predictions.ModelFigures,
   task: experiment.Task,
-  predict: _Predictor,
+  predict: _Predict,
 ) -> predictions.ModelFigures:
   """Pseudo-labels of clients' examples by the last model, and some to see."""
   train, seed = task.data.train, task.config.run.seed
@@ -231,6 +260,64 @@ def _with_pseudo_labels(
   return figures._replace(
     right=examples[:num_right], wrong=examples[num_right:]
   )
+
+
+def confidences(
+  task: experiment.Task,
+  predictor: Predictor,
+  model: server_model.ServerModel,
+  table: Any,
+) -> np.ndarray:
+  """How probable a model finds the class that it predicts.
+
+  Args:
+    task: Data and network.
+    predictor: Predicts for the task.
+    model: The model; arrays.
+    table: What the exchange keeps, if the prediction needs it.
+
+  Returns:
+    float32 [N], for up to 1,000 test examples, evenly spread over all.
+  """
+  x = task.data.test.x
+  step = -(-len(x) // _MAX_CONFIDENCES)
+  return predictor(model, table, x[::step], _plain(task.views)).max(1)
+
+
+def sample_views(task: experiment.Task) -> np.ndarray | None:
+  """A picture of views of a few training images.
+
+  Under `--aggregator=dp` and `secure`, images of clients are not shown.
+
+  Args:
+    task: The data.
+
+  Returns:
+    uint8 [H, W, 1 or 3], each column an image: as it is, a weak and a strong
+    view. None if there is none to be shown.
+  """
+  partition, seed = task.partition, task.config.run.seed
+  held = [partition.server_labeled]
+  if task.config.aggregator.aggregator not in PRIVATE:
+    held = [*partition.client_unlabeled, *partition.client_labeled, *held]
+  indices = np.concatenate(held).astype(np.int64)[:_NUM_VIEWED]
+  if task.data.train.kind != data_names.IMAGES or not len(indices):
+    return None
+  x = tf.constant(task.data.train.x[indices])
+  weak_pair, strong_pair = (
+    tf.constant(seeds.seed_pair(seed, seeds.Purpose.REPORT, number))
+    for number in (-2, -3)
+  )
+  rows = [
+    x.numpy(),
+    _pixels(task.views.weak(x, weak_pair), task),
+    _pixels(task.views.strong(x, strong_pair), task),
+  ]
+  times = -(-_LEAST_WIDTH // x.shape[2])
+  large = np.array(rows).repeat(times, 2).repeat(times, 3)
+  border = [(0, 0)] * 2 + [(_BORDER, _BORDER)] * 2 + [(0, 0)]
+  large = np.pad(large, border, constant_values=255)
+  return np.concatenate([np.concatenate([*row], 1) for row in large])
 
 
 def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:

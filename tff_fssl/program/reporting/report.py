@@ -2,17 +2,14 @@
 
 import base64
 from collections.abc import Mapping, Sequence
-import importlib.metadata
 import io
 import os
-import platform
 import shlex
 from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 
-import tff_fssl
 from tff_fssl import metrics
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
@@ -22,6 +19,7 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import doubts as doubts_lib
+from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import model_plots
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
@@ -478,9 +476,7 @@ def _command(run: runs_lib.Run) -> str:
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
   """The flags in which runs differ; None if there are none."""
-  ignored = {
-    name for name, may in continuation.may_differ().items() if may is True
-  }
+  ignored = continuation.without_influence()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name
@@ -513,13 +509,4 @@ def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
       rows[run.path] = (
         f'exported by tff_fssl {version}, round {about.get("round")}'
       )
-  here = [
-    f'tff_fssl {tff_fssl.__version__}',
-    f'Python {platform.python_version()}',
-  ]
-  for package in _VERSIONS:
-    try:
-      here.append(f'{package} {importlib.metadata.version(package)}')
-    except importlib.metadata.PackageNotFoundError:
-      continue
-  return {**rows, 'this report': ', '.join(here)}
+  return {**rows, 'this report': model_card.installed(_VERSIONS)}

@@ -173,16 +173,41 @@ def read_run(path: str) -> Run:
       f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of a training run'
     )
-  paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
-  tables = tuple(csv_table.read(p)[1] for p in paths)
-  if not tables[0]:
+  run = of_tree(tree)
+  if not run.rows[0]:
     raise NotARunError(f'{path}: no round of this run is finished yet')
+  return run
+
+
+def of_tree(tree: output_tree.OutputTree) -> Run:
+  """What a run's folder holds so far; raises `UsageError`."""
+  paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   return Run(
-    path,
+    tree.path,
     flags.read_flagfile(tree.flags_file),
-    tables,
+    tuple(csv_table.read(p)[1] for p in paths),
     compute_lib.read(tree.compute_json),
   )
+
+
+def usual_flags(algorithm: str = '') -> dict[str, str]:
+  """The defaults of all flags, as text.
+
+  Args:
+    algorithm: The algorithm whose own defaults are included; '' for none. One
+      that is not known has none.
+
+  Returns:
+    Name -> text.
+  """
+  usual = {
+    name: field.default
+    for group in config.groups()
+    for name, field in group.named_fields()
+  }
+  if algorithm in registry.REGISTRY:
+    usual |= registry.REGISTRY[algorithm].run_defaults
+  return {name: hparams.to_text(value) for name, value in usual.items()}
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
@@ -191,11 +216,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   A group's label has the algorithm and those flags in which groups differ,
   except flags at their defaults, which may be the algorithm's own.
   """
-  defaults = {
-    name: hparams.to_text(field.default)
-    for group in config.groups()
-    for name, field in group.named_fields()
-  }
+  defaults = usual_flags()
   ignored = {*continuation.may_differ(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
@@ -211,10 +232,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   for key, members in groups.items():
     values = dict(key)
     algorithm = values.get('algorithm', '?')
-    parts, usual = [algorithm], dict(defaults)
-    if algorithm in registry.REGISTRY:
-      own = registry.REGISTRY[algorithm].run_defaults
-      usual |= {name: hparams.to_text(value) for name, value in own.items()}
+    parts, usual = [algorithm], usual_flags(algorithm)
     parts += [
       f'{name.rpartition(".")[2]}={values[name]}'
       for name in sorted(differing & values.keys())

@@ -44,13 +44,12 @@ class Compute:
       if self.client_authors is not None:
         authors = f"; the authors' code {self.client_authors:,.0f}"
       parts.append(
-        f'at most {_flops(self.flops(self.client))} a client and round'
+        f'at most {flops_text(self.flops(self.client))} a client and round'
         f' ({self.client:,.0f} forward-equivalents{authors})'
       )
     if self.server:
-      parts.append(
-        f'server {_flops(self.flops(self.server))} a round ({self.server:,.0f})'
-      )
+      flops = flops_text(self.flops(self.server))
+      parts.append(f'server {flops} a round ({self.server:,.0f})')
     return ', '.join(parts)
 
 
@@ -89,7 +88,7 @@ def read(path: str) -> Compute | None:
   return Compute(**values)
 
 
-def _flops(number: float) -> str:
+def flops_text(number: float) -> str:
   """'4.2 GFLOP'."""
   for factor, prefix in _PREFIXES:
     if number >= factor:

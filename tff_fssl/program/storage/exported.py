@@ -19,14 +19,15 @@ from tff_fssl.hparams import UsageError
 MANIFEST = 'manifest.json'
 KERAS_FILE = 'model.keras'
 ABOUT_FILE = 'about.json'
+CARD_FILE = 'README.md'
 _FORMAT = 1
 # The files of an export. Any other file in its folder belongs to somebody else.
 _OURS = re.compile(
   r'saved_model\.pb|fingerprint\.pb|keras_metadata\.pb|assets|variables'
   r'|variables/variables\.(index|data-\d{5}-of-\d{5})'
-  r'|model\.keras|about\.json|manifest\.json'
+  r'|model\.keras|about\.json|manifest\.json|README\.md'
   # Temporary names under which TensorFlow and `durable` write them.
-  r'|variables/variables_temp.*|\.writing_(about|manifest)\.json'
+  r'|variables/variables_temp.*|\.writing_(about\.json|manifest\.json|README\.md)'
 )
 _NEW, _OLD = '.writing_', '.replaced_'
 

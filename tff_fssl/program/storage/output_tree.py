@@ -11,6 +11,7 @@ metrics/            train.csv, eval.csv: equal for equal commands;
                     timing.csv: seconds and memory;
                     non_finite.txt: report of --debug_non_finite
 tensorboard/
+tracking/           which run of a tracker (--track) this is
 model/              the model of the last round, for serving
 model_best/         the model with the best validation accuracy, if any
 report/
@@ -147,6 +148,11 @@ class OutputTree:
   def tensorboard(self) -> str:
     """Folder of TensorBoard's events."""
     return self._join('tensorboard')
+
+  @property
+  def tracking(self) -> str:
+    """Folder of what belongs to trackers."""
+    return self._join('tracking')
 
   @property
   def model(self) -> str:

@@ -1,0 +1,155 @@
+"""The card of a model says what its run's flags, partition and tables say."""
+
+import dataclasses
+import re
+
+import numpy as np
+import pytest
+import written_runs
+
+from tff_fssl.data import partition_draw
+from tff_fssl.data import sources
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.reporting import model_card
+from tff_fssl.program.reporting import runs
+from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import output_tree
+
+_FLAGS = (
+  '--dataset=digits',
+  '--algorithm=fixmatch',
+  '--model=cnn',
+  '--num_labels=40',
+  '--num_validation=200',
+  '--num_clients=5',
+  '--clients_per_round=5',
+  '--total_rounds=12',
+  '--num_pretraining_rounds=0',
+  '--seed=3',
+)
+
+
+@pytest.fixture(name='subject')
+def _subject(tmp_path):
+  """Makes the subject of a run's model."""
+
+  def make(*flags, round_num=12, is_best=False, **given):
+    config = config_lib.from_command_line([*_FLAGS, *flags])
+    data = given.pop('data', None) or sources.load('digits')
+    path = written_runs.write(tmp_path / str(len(given)), seed=3, **given)
+    tree = output_tree.OutputTree(path)
+    compute_lib.write(
+      tree.compute_json, compute_lib.Compute(1e6, 20.0, 10.0, None, 5.0)
+    )
+    return model_card.Subject(
+      config,
+      data,
+      partition_draw.build_partition(data.train.y, config.partition_settings),
+      runs.of_tree(tree),
+      round_num,
+      is_best,
+      1_234,
+      56,
+      'image / 255',
+    )
+
+  return make
+
+
+def _rows(card):
+  """Label -> text of all tables with two columns, without the escapes."""
+  rows = re.findall(r'^\| ([^|]+?) \| (.*?) \|$', card, re.MULTILINE)
+  return {label: text.replace('\\', '') for label, text in rows}
+
+
+def test_figures_are_those_of_the_run(subject):
+  card = model_card.render(subject())
+  # 0.5 + 12 / 50 + 3 / 100 of 360 digits are right; Wilson's interval by hand.
+  p, n, z = round(0.77 * 360) / 360, 360, 1.959964
+  middle = (p + z * z / (2 * n)) / (1 + z * z / n)
+  half = z / (1 + z * z / n) * np.sqrt(p * (1 - p) / n + z * z / (4 * n * n))
+  interval = f'{100 * (middle - half):.1f}% to {100 * (middle + half):.1f}%'
+  assert f'| test | 360 | 77.0% | {interval} |' in card
+  assert 'after round 12, the last round of its run.' in card
+  assert 'Nothing selected the round' in card and 'validation acc' not in card
+  rows = _rows(card)
+  assert (
+    rows['rounds'] == '12' and rows['clients'] == '5 of 5 drawn for a round'
+  )
+  # 12 rounds of 5 clients, 2,000 bytes each, 20 passes of 1 MFLOP each.
+  assert rows['sent and received by clients'] == '0.1 MB'
+  assert rows['compute of all clients'].startswith('at most 1.2 GFLOP: 1,200')
+  assert rows['time of the rounds'].startswith('24.0 s')
+  assert rows['data set'] == 'digits'
+  assert '1,437 for training, 360 for testing' in rows['examples']
+  assert 'every fifth of a class is for testing' in rows['note']
+  assert '40 labelled at the server' in rows['of the training examples']
+  assert '1,234 weights that train, 56 other' in rows['network']
+  assert rows['paper'] == 'Sohn et al., NeurIPS 2020'
+  flags = re.search(r'```\n(--.*?)```', card, re.DOTALL)[1].split()
+  assert '--model=cnn' in flags and '--seed=3' in flags
+  # At its default, or about the machine.
+  assert not [f for f in flags if f.startswith(('--num_labels', '--output_'))]
+  assert 'no privacy guarantee' in card
+
+
+def test_the_round_that_validation_selects(subject):
+  card = model_card.render(subject(round_num=5, is_best=True))
+  assert '| test | 360 | 63.0% |' in card
+  assert 'on 200 labelled validation examples, 60.0%.' in card
+  assert 'is no estimate of accuracy' in card
+  rows = _rows(card)
+  assert rows['rounds'] == "5 of the run's 12"
+  assert rows['time of the rounds'].startswith('10.0 s')
+
+
+def test_of_a_run_without_tables(subject):
+  one = subject()
+  run = dataclasses.replace(one.run, rows=([], [], []), compute=None)
+  card = model_card.render(dataclasses.replace(one, run=run))
+  assert 'no test accuracy of this round' in card
+  assert 'model-index' not in card and 'sent and received' not in card
+
+
+def test_front_matter_is_what_hubs_read(subject):
+  yaml = pytest.importorskip('yaml')
+  card = model_card.render(subject())
+  front = yaml.safe_load(card.split('---\n')[1])
+  assert front['pipeline_tag'] == 'image-classification'
+  assert 'fixmatch' in front['tags'] and 'datasets' not in front
+  (result,) = front['model-index'][0]['results']
+  assert result['dataset'] == {
+    'name': 'digits',
+    'type': 'digits',
+    'split': 'test',
+  }
+  assert result['metrics'][0]['value'] == pytest.approx(0.77)
+
+
+def test_nothing_of_the_machine_and_no_markup(subject, tmp_path):
+  network = tmp_path / 'net.py'
+  network.write_text('def build():\n  pass\n')
+  data = dataclasses.replace(
+    sources.load('digits'), class_names=('<b>|', *'123456789')
+  )
+  one = subject(f'--model={network}:build', f'--data_dir={tmp_path}', data=data)
+  card = model_card.render(one)
+  assert str(tmp_path) not in card
+  assert (
+    '--model=net.py:build' in card and _rows(card)['network'][:6] == 'net.py'
+  )
+  assert r'\<b\>\|, 1, 2' in card
+
+
+def test_privacy(subject):
+  private = (
+    '--aggregator=dp',
+    '--norm=gn',
+    '--client_weighting=uniform',
+    '--num_clients=50',
+  )
+  columns = {'aggregator/epsilon': 3.25}
+  card = model_card.render(subject(*private, columns=columns))
+  assert 'with epsilon 3.25 at delta 1e-05' in card
+  assert 'not against readers of this card' in card
+  assert 'no privacy guarantee' not in card

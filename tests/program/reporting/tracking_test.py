@@ -1,0 +1,269 @@
+"""Runs at trackers: what they get, and that they cannot delay or end a run."""
+
+import asyncio
+import collections
+import json
+import pathlib
+import re
+import shutil
+import socket
+import time
+
+import numpy as np
+import pytest
+
+from tff_fssl.program.reporting import managers
+from tff_fssl.program.reporting import tracker_process
+from tff_fssl.program.reporting import tracking
+
+
+def _start(target, folder, **params):
+  return tracking.TrackerReleaseManager(
+    target,
+    str(folder),
+    name='my run',
+    params={'fl2.rho': '0.1', **params},
+    algorithm='fl2',
+  )
+
+
+def _release(manager, *rounds):
+  for round_num in rounds:
+    value = collections.OrderedDict(
+      test=collections.OrderedDict(accuracy=np.float32(round_num / 10)),
+      unknown=np.float32('nan'),
+    )
+    asyncio.run(manager.release(value, round_num))
+
+
+@pytest.fixture(name='store')
+def _store(tmp_path):
+  """A folder of MLflow's, and a function that reads its runs."""
+  mlflow = pytest.importorskip('mlflow')
+  uri = str(tmp_path / 'mlruns')
+
+  def read():
+    client = mlflow.MlflowClient(uri)
+    experiment = client.get_experiment_by_name('tff_fssl')
+    runs = client.search_runs([experiment.experiment_id])
+    return client, sorted(runs, key=lambda run: run.info.start_time)
+
+  return f'mlflow:{uri}', read
+
+
+def _steps(client, run, name='test/accuracy'):
+  return [m.step for m in client.get_metric_history(run.info.run_id, name)]
+
+
+def test_mlflow_gets_all_and_is_continued(store, tmp_path):
+  target, read = store
+  folder, file = tmp_path / 'tracking', tmp_path / 'train.csv'
+  model = tmp_path / 'model'
+  model.mkdir()
+  (model / 'README.md').write_text('card')
+  file.write_text('round\n')
+  first = _start(target, folder)
+  _release(first, -1, 0, 1)
+  first._send()  # Ends the input, as the death of a program does.
+  assert first._process.wait(60) == 0
+  client, (run,) = read()
+  assert run.info.run_name == 'my run' and run.info.status == 'KILLED'
+  assert run.data.params == {'fl2.rho': '0.1'}
+  assert run.data.tags['algorithm'] == 'fl2'
+  assert _steps(client, run) == [-1, 0, 1]
+  assert set(run.data.metrics) == {'test/accuracy'}
+  # Round 1 is repeated, since its state was not saved.
+  second = _start(target, folder, total_rounds='9')
+  _release(second, 1, 2)
+  second.send_artifact('model', str(model))
+  second.send_artifact('train.csv', str(file))
+  second.send_picture('curves', str(file))
+  second.send_summary({'last/round': 2}, 2)
+  second.end(tracking.FINISHED, 60)
+  client, (run,) = read()
+  assert run.info.status == 'FINISHED'
+  assert _steps(client, run) == [-1, 0, 1, 2]
+  assert run.data.tags['continued/total_rounds'] == '9'
+  assert run.data.metrics['last/round'] == 2
+  for folder, names in (
+    ('', ['model', 'pictures', 'train.csv']),
+    ('model', ['model/README.md']),
+  ):
+    listed = client.list_artifacts(run.info.run_id, folder)
+    assert [item.path for item in listed] == names
+
+
+@pytest.mark.slow
+def test_a_run_that_the_tracker_has_lost_begins_anew(store, tmp_path):
+  target, read = store
+  for rounds in ((1, 2), (3,)):
+    manager = _start(target, tmp_path / 'tracking')
+    _release(manager, *rounds)
+    manager.end(tracking.KILLED, 60)
+    client, (run,) = read()
+    assert _steps(client, run) == list(rounds)
+    shutil.rmtree(pathlib.Path(run.info.artifact_uri).parent)
+
+
+def _failure(manager):
+  """What a manager says when it is ended, and how long that took."""
+  start = time.monotonic()
+  said = []
+  best = managers.BestEffortReleaseManager(manager, 'MLflow', said.append)
+  asyncio.run(best.release({'a': 1}, 1))
+  try:
+    manager.end(tracking.FINISHED, 30)
+  except tracking.TrackerError as error:
+    said.append(str(error))
+  return said, time.monotonic() - start
+
+
+@pytest.mark.parametrize('what', ['torn', 'foreign', 'store', 'unreachable'])
+def test_what_a_tracker_cannot_do_is_said_once(
+  what, store, tmp_path, monkeypatch
+):
+  target, read = store
+  folder = tmp_path / 'tracking'
+  folder.mkdir()
+  words = {
+    'torn': 'mlflow.json: it is not JSON',
+    'foreign': 'mlflow.json: it is damaged; move it away',
+    'store': 'Error',
+    'unreachable': 'Max retries exceeded',
+  }[what]
+  if what == 'torn':
+    (folder / 'mlflow.json').write_text('{"id"')
+  elif what == 'foreign':
+    (folder / 'mlflow.json').write_text('{}')
+  elif what == 'store':
+    (tmp_path / 'mlruns').write_text('not a folder')
+  else:
+    monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '0')
+    target = 'mlflow:http://127.0.0.1:9'
+  manager = _start(target, folder)
+  (said,), _ = _failure(manager)
+  assert words in said and '\n' not in said
+  # It was said; nothing more is.
+  _release(manager, 2)
+  manager.end(tracking.FINISHED, 1)
+
+
+def test_a_server_that_does_not_answer_ends_with_the_run(store, tmp_path):
+  del store
+  with socket.create_server(('127.0.0.1', 0)) as server:
+    port = server.getsockname()[1]
+    manager = _start(f'mlflow:http://127.0.0.1:{port}', tmp_path / 'tracking')
+    _release(manager, 1, 2)
+    with pytest.raises(tracking.TrackerError, match='within 0.5 s, and was'):
+      manager.end(tracking.FINISHED, 0.5)
+    assert manager._process.returncode == -9
+
+
+def test_wandb_offline(tmp_path, monkeypatch):
+  pytest.importorskip('wandb')
+  monkeypatch.setenv('WANDB_MODE', 'offline')
+  picture = tmp_path / 'curves.png'
+  _write_png(picture)
+  for rounds in ((-1, 0, 1), (1, 2)):
+    manager = _start('wandb:my-project', tmp_path / 'tracking')
+    _release(manager, *rounds)
+    manager.send_picture('curves', str(picture))
+    manager.send_artifact('curves.png', str(picture))
+    manager.send_summary({'last/round': 2}, 2)
+    manager.end(tracking.FINISHED, 120)
+  runs = sorted((tmp_path / 'tracking' / 'wandb').glob('offline-run-*'))
+  with open(tmp_path / 'tracking' / 'wandb.json') as file:
+    record = json.load(file)
+  assert record['round'] == 2
+  assert [run.name.endswith(record['id']) for run in runs] == [True, True]
+  content = [max(run.glob('*.wandb')).read_bytes() for run in runs]
+  assert b'test/accuracy' in content[0] and b'fl2.rho' in content[0]
+  # Nothing of the machine, such as its packages.
+  files = {path.name for run in runs for path in run.glob('files/*')}
+  assert files == {'media'}
+
+
+def test_wandb_without_a_key(tmp_path, monkeypatch):
+  pytest.importorskip('wandb')
+  for name in ('WANDB_API_KEY', 'WANDB_MODE'):
+    monkeypatch.delenv(name, raising=False)
+  monkeypatch.setenv('HOME', str(tmp_path))
+  manager = _start('wandb:my-project', tmp_path / 'tracking')
+  assert not manager.has_failed
+  with pytest.raises(tracking.TrackerError, match='`wandb login` gives'):
+    manager.end(tracking.FINISHED, 120)
+  assert manager.has_failed
+
+
+def _write_png(path):
+  from PIL import Image
+
+  Image.fromarray(np.zeros([4, 4], np.uint8)).save(path)
+
+
+class _Fake:
+  """A tracker that remembers."""
+
+  def __init__(self, target, folder, start, run_id):
+    self.calls = [(target.partition(':')[0], start['params'], run_id)]
+    self.id = run_id or 'new'
+
+  def __getattr__(self, name):
+    return lambda *args: self.calls.append((name, *args))
+
+
+_NOTHING = {'name': 'run', 'params': {}, 'tags': {}}
+
+
+def test_messages_become_calls(tmp_path, monkeypatch):
+  made = []
+
+  def make(*args):
+    made.append(_Fake(*args))
+    return made[-1]
+
+  monkeypatch.setattr(tracker_process, '_open', make)
+  messages = [
+    _NOTHING,
+    {'round': 1, 'metrics': {'a': 1}},
+    {'picture': 'p', 'path': '/p.png'},
+    {'round': 2, 'metrics': {'a': 2}},
+    {'round': 2, 'summary': {'b': 3}},
+    {'artifact': 'm', 'path': '/m'},
+  ]
+  tracker_process.track('fake:x', str(tmp_path), iter(messages))
+  assert made[0].calls == [
+    ('fake', {}, None),
+    ('log', 1, {'a': 1}),
+    ('log_picture', 'p', '/p.png'),
+    ('log', 2, {'a': 2}),
+    ('log_summary', 2, {'b': 3}),
+    ('log_artifact', 'm', '/m'),
+    ('end', 'KILLED'),
+  ]
+  # The same run goes on after its last round; that of another target does not.
+  messages = [*messages[:2], {'round': 3, 'metrics': {}}, {'end': 'FINISHED'}]
+  tracker_process.track('fake:x', str(tmp_path), iter(messages))
+  assert made[1].calls == [
+    ('fake', {}, 'new'),
+    ('log', 3, {}),
+    ('end', 'FINISHED'),
+  ]
+  tracker_process.track('fake:y', str(tmp_path), iter(messages))
+  assert made[2].calls[:2] == [('fake', {}, None), ('log', 1, {'a': 1})]
+
+
+def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
+  _, read = store
+  page = (repository / 'docs' / 'tracking.md').read_text()
+  (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
+  monkeypatch.chdir(tmp_path)
+  names = {'tracking': tracking, 'managers': managers}
+  # pylint: disable-next=exec-used
+  exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
+  # As `train_model` releases metrics.
+  value = collections.OrderedDict(client_work={'train': {'loss': 0.5}})
+  asyncio.run(names['manager'].release(value, 1))
+  names['tracker'].end(tracking.FINISHED, 60)
+  client, (run,) = read()
+  assert _steps(client, run, 'client_work/train/loss') == [1]

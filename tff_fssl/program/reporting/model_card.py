@@ -1,0 +1,345 @@
+"""The card of an exported model: README.md, for people and model hubs. TF-free.
+
+Every figure in it is one of the run's flags, partition or tables, so that the
+same model of the same run always has the same card.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.metadata
+import json
+import os
+import platform
+import re
+from typing import Any
+
+import jinja2
+
+import tff_fssl
+from tff_fssl import hparams
+from tff_fssl import metrics
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import names as data_names
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import sources
+from tff_fssl.program import console
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import continuation
+from tff_fssl.program.reporting import partitions
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import summary
+
+_MAX_CLASSES = 20
+_PACKAGES = ('tensorflow', 'tensorflow-federated', 'keras', 'numpy')
+_TASKS = {
+  data_names.IMAGES: 'image-classification',
+  data_names.VECTORS: 'tabular-classification',
+  data_names.TEXTS: 'text-classification',
+}
+# Flags whose values may name a folder of the machine that trained.
+_WITH_PATHS = ('availability_file', 'dataset', 'init_from', 'model')
+# What Markdown or HTML would take for markup.
+_MARKUP = re.compile(r'([\\`*_{}\[\]<>|#~$])')
+
+
+@dataclasses.dataclass(frozen=True)
+class Subject:
+  """The model that a card is about, and where it comes from.
+
+  Attributes:
+    config: The configuration of its run.
+    data: The data set.
+    partition: Who held which examples.
+    run: The run's tables.
+    round_num: The round after which this was the model.
+    is_best: Whether validation examples selected that round; else it is the
+      last one.
+    num_weights: The number of weights that train.
+    num_frozen: The number of all others, statistics included.
+    formula: How examples become the inputs of `model.keras`.
+  """
+
+  config: config_lib.Config
+  data: sources.DataSet
+  partition: partition_lib.Partition
+  run: runs_lib.Run
+  round_num: int
+  is_best: bool
+  num_weights: int
+  num_frozen: int
+  formula: str
+
+  @property
+  def kind(self) -> data_names.Kind:
+    """What the model classifies."""
+    return self.data.train.kind
+
+  def measured(self, column: str) -> float | None:
+    """A figure of the model's round; None if it is not known."""
+    rounds, values = self.run.curve(column)
+    at = rounds == self.round_num
+    return float(values[at][0]) if at.any() else None
+
+  def total(self, column: str) -> float | None:
+    """A figure summed up to the model's round; None if it is not known."""
+    rounds, values = self.run.curve(column)
+    until = rounds <= self.round_num
+    return float(values[until].sum()) if until.any() else None
+
+
+def render(subject: Subject) -> str:
+  """The card.
+
+  Args:
+    subject: The model.
+
+  Returns:
+    Markdown, with the front matter that model hubs read.
+  """
+  environment = jinja2.Environment(
+    loader=jinja2.PackageLoader('tff_fssl.program.reporting', '.'),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+    undefined=jinja2.StrictUndefined,
+  )
+  environment.filters['md'] = _escaped
+  environment.filters['yaml'] = lambda value: json.dumps(
+    value, ensure_ascii=False
+  )
+  config, data = subject.config, subject.data
+  accuracy = subject.measured('test/accuracy')
+  interval: Sequence[str] = ()
+  if accuracy is not None:
+    ends = accuracy_interval(accuracy, len(data.test))
+    interval = [console.format_percent(end) for end in ends]
+  return environment.get_template('model_card.md.j2').render(
+    subject=subject,
+    config=config,
+    data=data,
+    data_name=_data_name(config.run.dataset),
+    from_hub=config.run.dataset.startswith(data_names.HUB),
+    task=_TASKS[subject.kind],
+    network=_without_folders(config.run.model),
+    accuracy=accuracy,
+    interval=interval,
+    validation=subject.measured(summary.VALIDATION_ACCURACY),
+    percent=console.format_percent,
+    classes=_classes(data.class_names),
+    rows_of_data=_rows_of_data(subject),
+    flags=_flags(config),
+    cost=_cost(subject),
+    limits=_limits(subject),
+    shape=list(data.example_shape),
+    versions=installed(_PACKAGES),
+  )
+
+
+def accuracy_interval(
+  accuracy: float, num_examples: int
+) -> tuple[float, float]:
+  """Wilson's 95% interval of an accuracy, for the draw of the examples.
+
+  Args:
+    accuracy: The share of them that is right.
+    num_examples: How many there are, at least 1.
+
+  Returns:
+    (low, high).
+  """
+  # SciPy's import takes long.
+  from scipy import stats  # pylint: disable=import-outside-toplevel
+
+  num_right = round(accuracy * num_examples)
+  test = stats.binomtest(num_right, num_examples)
+  interval = test.proportion_ci(0.95, 'wilson')
+  return float(interval.low), float(interval.high)
+
+
+def installed(packages: Sequence[str]) -> str:
+  """The versions of this package, of Python and of other packages.
+
+  Args:
+    packages: Names on the package index; those that are not installed are left
+      out.
+
+  Returns:
+    'tff_fssl 0.1.0, Python 3.11.2, ...'.
+  """
+  found = [
+    f'tff_fssl {tff_fssl.__version__}',
+    f'Python {platform.python_version()}',
+  ]
+  for package in packages:
+    try:
+      found.append(f'{package} {importlib.metadata.version(package)}')
+    except importlib.metadata.PackageNotFoundError:
+      continue
+  return ', '.join(found)
+
+
+def _escaped(text: Any) -> str:
+  """Text of a data set or a flag, which is no markup."""
+  return _MARKUP.sub(r'\\\1', ' '.join(str(text).split()))
+
+
+def _data_name(dataset: str) -> str:
+  """A data set's name without the folder in which it is."""
+  if dataset.startswith(data_names.PATHS):
+    path = dataset.partition(':')[2]
+    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
+  return dataset.removeprefix(data_names.HUB)
+
+
+def _classes(class_names: Sequence[str]) -> str:
+  shown = ', '.join(class_names[:_MAX_CLASSES])
+  more = len(class_names) - _MAX_CLASSES
+  return f'{shown} and {more:,} more (about.json)' if more > 0 else shown
+
+
+def _rows_of_data(subject: Subject) -> dict[str, str]:
+  """The data and who held them."""
+  config, data = subject.config, subject.data
+  rows = {
+    'data set': _data_name(config.run.dataset),
+    'examples': f'{len(data.train):,} for training, {len(data.test):,} for'
+    f' testing: {subject.kind.noun} of'
+    f' {data_names.shape_text(data.example_shape)}',
+  }
+  # Notes on other sets begin with their folder.
+  is_file = config.run.dataset.startswith((*data_names.PATHS, data_names.HUB))
+  if data.notes and not is_file:
+    rows['note'] = data.notes
+  held = partitions.describe(subject.partition)
+  rows['scenario'] = config.round.scenario.replace('_', ' ')
+  rows['division'] = held.pop('partition')
+  rows['of the training examples'] = held.pop('examples')
+  held.pop('names', None)  # They may be people.
+  return {**rows, **held}
+
+
+def _flags(config: config_lib.Config) -> list[str]:
+  """The flags that are not at their defaults and not about the machine."""
+  usual = runs_lib.usual_flags(config.run.algorithm)
+  ignored = continuation.without_influence()
+  result = []
+  for name, value in sorted(config.flags().items()):
+    text = hparams.to_text(value)
+    if name in ignored or text == usual.get(name):
+      continue
+    if name in _WITH_PATHS:
+      text = _without_folders(text)
+    result.append(f'--{name}={text}')
+  return result
+
+
+def _without_folders(text: str) -> str:
+  """The value of a flag, in which a path is reduced to its last name."""
+  if text.startswith(data_names.HUB):
+    return text
+  return re.sub('[^:]*/(?=[^/])', '', text)
+
+
+def _cost(subject: Subject) -> dict[str, str]:
+  """What training up to the model's round took."""
+  config, run = subject.config, subject.config.run
+  rounds = f'{subject.round_num:,}'
+  if subject.is_best:
+    rounds += f" of the run's {run.total_rounds:,}"
+  if config.round.num_pretraining_rounds:
+    rounds += (
+      f', after {config.round.num_pretraining_rounds} of pre-training at the'
+      ' server'
+    )
+  rows = {'rounds': rounds}
+  num_clients = subject.total(f'{metrics.CLIENTS}/num_clients')
+  if config.trains_clients:
+    rows['clients'] = (
+      f'{min(run.clients_per_round, subject.partition.num_clients)} of'
+      f' {subject.partition.num_clients:,} drawn for a round'
+    )
+  else:
+    rows['clients'] = 'none: only the server trains'
+  sent, used = subject.run.used('bytes')
+  until = sent <= subject.round_num
+  if until.any():
+    rows['sent and received by clients'] = f'{used[until][-1] / 1e6:,.1f} MB'
+  compute = subject.run.compute
+  if compute is not None:
+    rows['compute of a round'] = compute.describe()
+    if compute.client and num_clients:
+      passes = num_clients * compute.client
+      rows['compute of all clients'] = (
+        f'at most {compute_lib.flops_text(compute.flops(passes))}:'
+        f' {passes:,.0f} forward passes of one example'
+      )
+  seconds = subject.total('seconds/round')
+  if seconds is not None:
+    rows['time of the rounds'] = (
+      f'{console.format_seconds(seconds)}, simulated (--runtime={run.runtime})'
+    )
+  return rows
+
+
+def _limits(subject: Subject) -> list[str]:
+  """Sentences on what the model can do, which follow from the configuration."""
+  config, data, partition = subject.config, subject.data, subject.partition
+  noun, num_classes = subject.kind.noun, data.num_classes
+  shape = data_names.shape_text(data.example_shape)
+  if subject.kind == data_names.TEXTS:
+    takes = f'It reads the first {data.example_shape[0]} words of a text'
+  else:
+    takes = f'It takes {noun} of {shape} only'
+  labeled = len(partition.labeled)
+  unlabeled = sum(map(len, partition.client_unlabeled))
+  limits = [
+    f'{takes}; the preprocessing that follows is part of the SavedModel.',
+    f'It knows {num_classes:,} classes, and gives one of them to any input.',
+    f'Its classes were learnt from {labeled:,} labelled and {unlabeled:,}'
+    f' unlabelled {noun} of {_escaped(_data_name(config.run.dataset))}. Of'
+    ' other data its accuracy is not known.',
+  ]
+  if num_wrong := len(partition.wrong_examples):
+    limits.append(f'{num_wrong:,} of the labels were wrong, as requested.')
+  if config.run.init_from:
+    limits.append(
+      'It started from weights that were trained before; what these had seen,'
+      ' this card does not know.'
+    )
+  limits += [
+    'Calibration, robustness to unusual or hostile inputs, and differences'
+    ' between groups of people have not been measured.',
+    'The clients were simulated: no devices or people took part.',
+    _privacy(subject),
+  ]
+  return limits
+
+
+def _privacy(subject: Subject) -> str:
+  """What is guaranteed of the privacy of training data."""
+  aggregator = subject.config.aggregator
+  if not subject.config.aggregates:
+    name = ''
+  else:
+    name = aggregator.aggregator
+  if name == aggregator_hparams.DP:
+    epsilon = subject.measured('aggregator/epsilon')
+    spent = 'unknown epsilon' if epsilon is None else f'epsilon {epsilon:.4g}'
+    return (
+      'Updates were clipped and noised: client-level differential privacy'
+      f' (replacement of all data of one client) with {spent} at delta'
+      f' {aggregator.dp_delta:g}. It does not hold against those who know the'
+      ' seed, and so not against readers of this card; in a deployment there is'
+      ' none. Labels at the server, and a choice among rounds or runs by their'
+      ' results, are not covered.'
+    )
+  simulated = (
+    ' Secure sums were replaced by plain ones.'
+    if name == aggregator_hparams.SECURE
+    else ''
+  )
+  return (
+    'There is no privacy guarantee: the weights may reveal training data.'
+    + simulated
+  )
