@@ -77,7 +77,10 @@ def _build(scenario=_SERVER, own=(), **settings):
 
 
 class TestReductions:
-  @pytest.mark.parametrize('norm, momentum', [('none', 0.5), ('bn', 0.0)])
+  @pytest.mark.parametrize(
+    'norm, momentum',
+    [pytest.param('none', 0.5, marks=pytest.mark.slow), ('bn', 0.0)],
+  )
   def test_one_group_is_fedavg_to_the_bit(self, norm, momentum):
     settings = {'norm': norm, 'server_optimizer_momentum': momentum}
     ours = tiny_rounds.run(
@@ -136,7 +139,9 @@ class TestReductions:
       expected = w + (c - w) + (s - w) / 6
       np.testing.assert_allclose(b, expected, atol=1e-6)
 
-  @pytest.mark.parametrize('scenario', [_SERVER, _CLIENTS])
+  @pytest.mark.parametrize(
+    'scenario', [_SERVER, pytest.param(_CLIENTS, marks=pytest.mark.slow)]
+  )
   def test_i8_equal_groups_change_nothing_in_a_round(self, scenario):
     """From one start, (1/S) sum theta_g is the flat mean of all."""
     results = []

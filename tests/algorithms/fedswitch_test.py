@@ -342,6 +342,7 @@ def test_models_that_travel(name, own, down, up):
   ],
   ids=lambda c: '-'.join(c) if isinstance(c, dict) else c,
 )
+@pytest.mark.slow
 def test_every_hyper_parameter_does_something(own, changed):
   def outcome(own):
     result = {'mode': [], 'bytes': [], 'teacher': [], 'trainable': []}

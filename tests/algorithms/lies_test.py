@@ -283,7 +283,7 @@ def _boast(result, choose):
   'name, lie',
   [
     ('fl2', _weigh_100),
-    ('fl2', _send_nan),
+    pytest.param('fl2', _send_nan, marks=pytest.mark.slow),
     ('fixmatch', _send_nan),
     ('fixmatch', _boast),
   ],

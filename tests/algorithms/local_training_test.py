@@ -26,6 +26,7 @@ from tff_fssl.rounds import round_hparams
 
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS
 _TRACKED = (('batch_norm_statistics', 'moving_average'),)
+_SLOW = pytest.mark.slow
 
 
 def _build(name='local_supervised', norm='none', hparams=(), **settings):
@@ -142,15 +143,20 @@ _ALGORITHMS = {
 @pytest.mark.parametrize(
   'name, norm, settings',
   [
-    ('local_supervised', 'none', {}),
-    ('local_supervised', 'bn', {}),
-    ('local_supervised', 'bn', dict(_TRACKED)),
+    pytest.param('local_supervised', 'none', {}, id='none'),
+    pytest.param('local_supervised', 'bn', {}, id='sbn', marks=_SLOW),
+    pytest.param('local_supervised', 'bn', dict(_TRACKED), id='bn'),
     # Its term refers to the client's own model.
-    ('local_supervised', 'none', {'proximal_strength': 2.0}),
-    ('local_uda', 'none', {}),
-    ('local_fixmatch', 'none', {}),
+    pytest.param(
+      'local_supervised',
+      'none',
+      {'proximal_strength': 2.0},
+      id='fedprox',
+      marks=_SLOW,
+    ),
+    pytest.param('local_uda', 'none', {}, id='uda', marks=_SLOW),
+    pytest.param('local_fixmatch', 'none', {}, id='fixmatch'),
   ],
-  ids=['none', 'sbn', 'bn', 'fedprox', 'uda', 'fixmatch'],
 )
 def test_rounds_are_local_training_that_goes_on(name, norm, settings):
   process = _build(name, norm, **settings)

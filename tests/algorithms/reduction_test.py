@@ -171,6 +171,8 @@ def test_fl2_with_equal_learning_status_is_the_plain_mean():
   )
 
 
+# What each does to a step: fl2_reference_test.py, quickly.
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'change',
   [

@@ -133,6 +133,7 @@ def test_draws_are_the_clients_own_and_the_rounds():
   assert not np.allclose(update([1, 2]), update([2, 2]), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_with_dropout_fl2_with_rho_0_still_has_no_consistency():
   """W and W + eps see the same masks: at eps = 0, Q(W) is Q(W + eps)."""
   losses = [

@@ -503,6 +503,7 @@ def test_plots(finished, capsys):
   assert 'Learning status' in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_warm_start(finished, tmp_path, capsys):
   source, warm = str(tmp_path / 'source'), str(tmp_path / 'warm')
   shutil.copytree(finished[0], source)
@@ -536,6 +537,7 @@ def test_a_warm_start(finished, tmp_path, capsys):
   assert '--init_from' in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_layers_that_do_not_train(finished, tmp_path, capsys):
   """They stay to the bit, travel nowhere, and are needed to go on."""
   source, folder = finished[0], str(tmp_path / 'run')

@@ -61,6 +61,18 @@ _CHANGES = {
   'statistics_phase': ('supervised', _AT_CLIENTS, {}, 'training'),
   'compute_dtype': ('supervised', _AT_CLIENTS, {}, 'bfloat16'),
 }
+# Other quick tests show these at work.
+_ELSEWHERE = {
+  'client_epochs',
+  'client_batch_size',
+  'client_labeled_batch_size',
+  'server_epochs',
+  'server_learning_rate',
+  'momentum',
+  'weight_decay',
+  'max_gradient_norm',
+  'proximal_strength',
+}
 # What has no influence on the result, or is checked elsewhere.
 _OTHERS = {
   'average_decay',  # See skeleton_test.py.
@@ -98,7 +110,13 @@ def _largest_difference(first, second):
   )
 
 
-@pytest.mark.parametrize('field', _CHANGES)
+@pytest.mark.parametrize(
+  'field',
+  [
+    pytest.param(field, marks=pytest.mark.slow if field in _ELSEWHERE else ())
+    for field in _CHANGES
+  ],
+)
 def test_does_something(field):
   name, scenario, settings, value = _CHANGES[field]
   norm = 'bn' if 'statistics' in field else 'none'

@@ -274,7 +274,9 @@ def test_clients_have_ids_only_where_they_are_needed():
   assert isinstance(client_data.with_ids(spec, 3), collections.OrderedDict)
 
 
-@pytest.mark.parametrize('norm', ['none', 'bn'])
+@pytest.mark.parametrize(
+  'norm', [pytest.param('none', marks=pytest.mark.slow), 'bn']
+)
 def test_the_moving_average_of_rounds(norm):
   process = _build(_fixmatch(), norm=norm, average_decay=0.5)
   plain = _run(_build(_fixmatch(), norm=norm))

@@ -28,8 +28,10 @@ def _moments(kernel, cohort, scenario):
 @pytest.mark.parametrize(
   'name, scenario, sets',
   [
-    ('fixmatch', _CLIENTS, ()),
-    ('ts_server_ema', _SERVER, ('teacher',)),
+    pytest.param('fixmatch', _CLIENTS, (), marks=pytest.mark.slow),
+    pytest.param(
+      'ts_server_ema', _SERVER, ('teacher',), marks=pytest.mark.slow
+    ),
     ('fedswitch', _SERVER, ('teacher',)),
     ('fedmatch', _CLIENTS, ()),
   ],

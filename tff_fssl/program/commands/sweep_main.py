@@ -89,10 +89,16 @@ def sweep_main(argv: Sequence[str]) -> int:
     flags.Group(SweepHparams, 'Flags'),
     flags.Group(sweeps.SearchHparams),
   ]
-  if usage.wants_help(argv):
-    print(usage.help_text(_USAGE, _ABOUT, own))
+  parsed = usage.parse(
+    argv,
+    _USAGE,
+    _ABOUT,
+    [*own, *config_lib.groups()],
+    own,
+    allow_positional=False,
+  )
+  if parsed is None:
     return main_lib.DONE
-  parsed = flags.parse(argv, [*own, *config_lib.groups()])
   settings = parsed.build(SweepHparams)
   sweep = sweeps.build(parsed, settings.sweep, settings.grid)
   if settings.dry_run:

@@ -24,6 +24,8 @@ def parse(
   description: str,
   groups: Sequence[flags.Group],
   shown: Sequence[flags.Group] | None = None,
+  *,
+  allow_positional: bool = True,
 ) -> flags.ParsedFlags | None:
   """Parses a command line; prints the help instead if that is asked for.
 
@@ -33,6 +35,7 @@ def parse(
     description: See `help_text`.
     groups: All flags that exist.
     shown: Those that the help shows, if not all.
+    allow_positional: See `flags.parse`.
 
   Returns:
     The flags and positional arguments; None if the help was printed.
@@ -43,7 +46,7 @@ def parse(
   if wants_help(argv):
     print(help_text(usage, description, groups if shown is None else shown))
     return None
-  return flags.parse(argv, groups, allow_positional=True)
+  return flags.parse(argv, groups, allow_positional=allow_positional)
 
 
 def help_text(
