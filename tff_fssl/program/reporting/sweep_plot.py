@@ -131,7 +131,8 @@ def draw(
     )
   pruned = len(known) - len(complete)
   plot.set_title(
-    f'{len(complete)} trials; thick: the best, trial {known[0].number}'
+    f'{len(complete)} trial{"s" * (len(complete) > 1)}; thick: the best, trial'
+    f' {known[0].number}'
     + (f'; dotted: {pruned} not complete' if pruned else ''),
     fontsize=9,
     pad=34,
