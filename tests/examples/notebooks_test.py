@@ -61,7 +61,6 @@ def test_outputs_are_small_and_of_no_particular_machine(path):
     )
 
 
-@pytest.mark.slow
 def test_it_runs(path, tmp_path, monkeypatch):
   notebook = run_notebooks.read(path)
   for name, value in run_notebooks.environment().items():
