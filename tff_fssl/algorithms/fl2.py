@@ -85,9 +85,6 @@ def build_prepare(
           labels, data.unlabeled.y, kept, confident
         ),
       )
-    if hparams.class_thresholds:
-      of_classes = diagnostics.class_thresholds(of_class)
-      prepared = prepared._replace(ratios={**prepared.ratios, **of_classes})
     if hparams.learning_status_aggregation:
       prepared = prepared._replace(weight=tf.maximum(1.0 - status, 0.0))
     return prepared

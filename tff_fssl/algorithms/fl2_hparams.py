@@ -99,12 +99,6 @@ METRICS = (
     "A client's mean threshold over classes, over clients.",
     curve=metrics.Curve("Mean of a client's thresholds of classes"),
   ),
-  metrics.of_clients(
-    'class_threshold_...',
-    'With `--fl2.class_thresholds`: the threshold of the class with the number'
-    ' `...`, mean over clients.',
-    metrics.SHARE,
-  ),
 )
 
 
@@ -191,12 +185,6 @@ class Fl2Hparams:
     'Whether to report the mean gradient norms of the two losses, weighted as'
     ' in their sum and before clipping, as gradient_norm_pseudo_label and'
     ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
-  )
-  class_thresholds: bool = hparam(
-    False,
-    'Whether to report the threshold of each class, mean over clients, as'
-    ' class_threshold_0, class_threshold_1, ...',
-    needs={'adaptive_threshold': (True,)},
   )
 
   def __post_init__(self) -> None:

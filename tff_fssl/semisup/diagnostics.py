@@ -83,23 +83,6 @@ def names(*prefixes: str) -> tuple[str, ...]:
 KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)
 
 
-def class_thresholds(
-  of_class: tf.Tensor,
-) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-  """The threshold of each class, whose mean is over clients.
-
-  Args:
-    of_class: float32 [C], in [0, 1]; C is known when this is traced.
-
-  Returns:
-    Name -> (threshold, 1), float32 scalars.
-  """
-  return {
-    f'class_threshold_{c}': (threshold, tf.constant(1.0))
-    for c, threshold in enumerate(tf.unstack(of_class))
-  }
-
-
 def threshold_ranges(
   learning_status: tf.Tensor, of_class: tf.Tensor
 ) -> dict[str, tf.Tensor]:
