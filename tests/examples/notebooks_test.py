@@ -71,7 +71,7 @@ def test_it_runs(path, tmp_path, monkeypatch):
     if cell['source'][0].startswith('ROUNDS = 20'):
       cell['source'] = ['ROUNDS = 2']
   run_notebooks.run(notebook)
-  assert len(_outputs(notebook)) == expected
+  assert len(_outputs(notebook)) >= expected
 
 
 def test_what_cells_put_out(tmp_path, monkeypatch):

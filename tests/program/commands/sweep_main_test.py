@@ -49,7 +49,7 @@ def _folder(tmp_path):
 
 
 @pytest.fixture(name='call')
-def _call(monkeypatch, capsys, fake, folder):
+def _call(monkeypatch, capsys, fake, folder, tmp_path):
   """Calls the program with arguments: (exit code, output, errors)."""
   monkeypatch.setattr(sweep_lib, '_POLL_SECS', 0.01)
   monkeypatch.setattr(
@@ -61,7 +61,7 @@ def _call(monkeypatch, capsys, fake, folder):
     code = main.run(sweep_main.sweep_main, arguments)
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
-    assert all(len(n) <= 80 or folder.path in n for n in lines)
+    assert all(len(n) <= 80 or str(tmp_path) in n for n in lines)
     return code, captured.out, captured.err
 
   return call

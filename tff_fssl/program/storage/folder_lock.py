@@ -47,8 +47,8 @@ def acquire(folder: str) -> int:
     with durable.storage_errors():
       durable.write_all(lock, text, path)
       os.ftruncate(lock, len(text))
-  except UsageError:
-    if is_new:
+  except BaseException as error:
+    if is_new and isinstance(error, UsageError):
       with contextlib.suppress(OSError):
         os.unlink(path)
     os.close(lock)
