@@ -93,10 +93,10 @@ lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint setup-ray setup-track
+test: lint setup-ray
 	$(PYTEST) $(ARGS)
 
-test-slow: setup-dev setup-ray setup-track
+test-slow: setup-dev setup-ray
 	$(PYTEST) -m slow $(ARGS)
 
 format: setup-dev build-file
