@@ -4,7 +4,7 @@ docs/metrics.md, the console, the plots and the tables of `compare.py` are made
 from them. TensorFlow-free.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 import dataclasses
 import itertools
 import re
@@ -75,7 +75,8 @@ class Metric:
   """A column of a run's table, or several of one kind.
 
   Attributes:
-    column: Its name; `{a,b}` stands for one column with `a` and one with `b`.
+    column: Its name; `{a,b}` stands for one column with `a` and one with `b`,
+      `...` for what is not known before a run, such as the number of a class.
       What an algorithm's step or preparation reports as `x` is
       `client_work/train/x`.
     meaning: What it is, and over what it is taken; Markdown.
@@ -121,6 +122,17 @@ class Metric:
       ''.join(parts): parts[-2] if len(parts) > 1 else ''
       for parts in itertools.product(*choices)
     }
+
+
+def numbered(pattern: str, columns: Iterable[str]) -> dict[int, str]:
+  """The number that `...` stands for -> column, of those that fit; sorted."""
+  before, dots, after = map(re.escape, pattern.partition('...'))
+  found = {}
+  for column in columns:
+    match = re.fullmatch(rf'{before}(\d+){after}', column)
+    if dots and match is not None:
+      found[int(match[1])] = column
+  return dict(sorted(found.items()))
 
 
 def of_clients(

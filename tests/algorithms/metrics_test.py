@@ -2,7 +2,9 @@
 
 import dataclasses
 import pathlib
+import re
 
+import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_local
@@ -82,6 +84,18 @@ def _own(entry):
   return set(metrics.by_column(entry.metrics))
 
 
+def _fl2(consistency):
+  return tiny_task.build(
+    'fl2',
+    model=_regularized,
+    hparams=(
+      ('class_thresholds', True),
+      ('consistency', consistency),
+      ('gradient_norms', True),
+    ),
+  )
+
+
 def _processes():
   """Processes that together have every column that is no algorithm's own.
 
@@ -91,12 +105,7 @@ def _processes():
   yield tiny_task.build('fedmatch', norm='none')
   yield tiny_task.build('supervised', norm='none', min_clients=1)
   yield tiny_task.build('fixmatch')
-  for consistency in ('sacr', 'sam'):
-    yield tiny_task.build(
-      'fl2',
-      model=_regularized,
-      hparams=(('consistency', consistency), ('gradient_norms', True)),
-    )
+  yield from map(_fl2, ('sacr', 'sam'))
   yield tiny_task.build(
     'supervised',
     _CLIENTS,
@@ -121,12 +130,44 @@ def test_every_column_is_declared_and_exists(table):
       actual |= {
         'aggregator/inner/...'
         if c.startswith('aggregator/inner/') and c not in declared
-        else c
+        else re.sub(r'class_threshold_\d+_', 'class_threshold_..._', c)
         for c in tiny_task.metric_columns(process)
         if c not in _OF_SETS
       }
     assert _own(registry.REGISTRY['fl2']) <= actual
   assert set(declared) - own == actual - own
+
+
+def test_thresholds_of_classes():
+  process = _fl2('sacr')
+  state = process.next(process.initialize(), []).state  # Pre-training.
+  cohort = [tiny_task.dataset(e) for e in tiny_task.cohort(_SERVER)]
+
+  def round_of(clients):
+    figures = process.next(state, clients).metrics['client_work']['train']
+    classes = range(tiny_task.NUM_CLASSES)
+    return figures, {
+      kind: [figures[f'class_threshold_{c}_{kind}'] for c in classes]
+      for kind in ('mean', 'min', 'max')
+    }
+
+  of_one = []
+  for client in cohort:
+    figures, of_class = round_of([client])
+    np.testing.assert_allclose(
+      [f(of_class['mean']) for f in (min, np.mean, max)],
+      [
+        figures['lowest_class_threshold_mean'],
+        figures['mean_class_threshold_mean'],
+        figures['learning_status_mean'],
+      ],
+      rtol=1e-6,
+    )
+    of_one.append(of_class['mean'])
+  assert np.ptp(of_one) > 1e-3
+  of_all = round_of(cohort)[1]
+  for kind, reduce in (('mean', np.mean), ('min', np.min), ('max', np.max)):
+    np.testing.assert_allclose(of_all[kind], reduce(of_one, 0), rtol=1e-6)
 
 
 def test_an_algorithm_declares_only_its_own_metrics():

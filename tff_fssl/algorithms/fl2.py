@@ -68,14 +68,14 @@ def build_prepare(
   ) -> algorithm_lib.Prepared:
     probs = inference.weak_probs(networks.local, data, views, batch_size)
     fixed = hparams.confidence_threshold
-    status, of_class = thresholds.adaptive_thresholds(probs)
+    tau, of_class = thresholds.adaptive_thresholds(probs)
     if not hparams.adaptive_threshold:
       of_class = tf.fill(tf.shape(of_class), fixed)
     labels, kept, confident = thresholds.select(probs, of_class, fixed)
     prepared = algorithm_lib.Prepared(
       tf.range(tf.size(labels)),
       constants={'of_class': of_class},
-      ranges=diagnostics.threshold_ranges(status, of_class),
+      ranges=diagnostics.of_thresholds(tau, of_class, hparams.class_thresholds),
     )
     if not hparams.per_step:
       prepared = prepared._replace(
@@ -86,7 +86,7 @@ def build_prepare(
         ),
       )
     if hparams.learning_status_aggregation:
-      prepared = prepared._replace(weight=tf.maximum(1.0 - status, 0.0))
+      prepared = prepared._replace(weight=tf.maximum(1.0 - tau, 0.0))
     return prepared
 
   return prepare

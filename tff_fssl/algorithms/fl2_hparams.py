@@ -99,6 +99,12 @@ METRICS = (
     "A client's mean threshold over classes, over clients.",
     curve=metrics.Curve("Mean of a client's thresholds of classes"),
   ),
+  metrics.range_of_clients(
+    'class_threshold_...',
+    'With `--fl2.class_thresholds`: the threshold of the class with the number'
+    ' `...`, over clients.',
+    curve=metrics.Curve('Thresholds of classes'),
+  ),
 )
 
 
@@ -185,6 +191,12 @@ class Fl2Hparams:
     'Whether to report the mean gradient norms of the two losses, weighted as'
     ' in their sum and before clipping, as gradient_norm_pseudo_label and'
     ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
+  )
+  class_thresholds: bool = hparam(
+    False,
+    'Whether to report the threshold of each class as class_threshold_0,'
+    ' class_threshold_1, ...: mean, minimum and maximum over clients.',
+    needs={'adaptive_threshold': (True,)},
   )
 
   def __post_init__(self) -> None:

@@ -83,20 +83,23 @@ def names(*prefixes: str) -> tuple[str, ...]:
 KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)
 
 
-def threshold_ranges(
-  learning_status: tf.Tensor, of_class: tf.Tensor
+def of_thresholds(
+  learning_status: tf.Tensor, of_class: tf.Tensor, each: bool
 ) -> dict[str, tf.Tensor]:
   """What a client reports of its thresholds, each in [0, 1].
 
   Args:
     learning_status: tau, float32 scalar.
-    of_class: The threshold of each class, float32 [C].
+    of_class: The threshold of each class, float32 [C], where C is known.
+    each: Whether to report that of each class, too.
 
   Returns:
     Name -> float32 scalar.
   """
+  of_each = tf.unstack(of_class) if each else []
   return {
     'learning_status': learning_status,
     'lowest_class_threshold': tf.reduce_min(of_class),
     'mean_class_threshold': tf.reduce_mean(of_class),
+    **{f'class_threshold_{c}': value for c, value in enumerate(of_each)},
   }

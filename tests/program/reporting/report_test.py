@@ -204,6 +204,24 @@ def test_curves_say_their_ends(page):
   assert 'fl2 (2 seeds) from 0.525 to 0.745' in found
 
 
+def test_thresholds_of_classes_are_one_diagram_of_a_group(tmp_path):
+  column = f'{written_runs.TRAIN}/class_threshold_{{}}_{{}}'
+  columns = {
+    column.format(c, kind): lambda r, c=c: (r + c) / 30
+    for c in (0, 1, 2, 10)
+    for kind in ('mean', 'min', 'max')
+  }
+  for name, has in (('fl2', columns), ('fixmatch', {})):
+    written_runs.write(tmp_path / name, name, columns=has)
+  page = _page(str(tmp_path / 'fl2'), str(tmp_path / 'fixmatch'))
+  labels = [a['aria-label'] for tag, a in page.elements if tag == 'svg']
+  (found,) = [label for label in labels if 'of classes' in label]
+  title = 'Thresholds of classes: fl2 over rounds'
+  assert found.startswith(f'{title}: class 0 from 0.03333 to 0.4;')
+  assert found.endswith('class 10 from 0.3667 to 0.7333')
+  assert 'class_threshold' not in page.text
+
+
 def test_what_others_wrote_is_escaped(tmp_path):
   bad = '<script>alert(1)</script>'
   path = written_runs.write(tmp_path / '<img src=x>', dataset=bad)

@@ -238,15 +238,10 @@ class Sweep:
 
   def definition(self) -> dict[str, dict[str, str]]:
     """What must not change while a sweep goes on, as texts."""
-    may_differ = {
-      n for n, may in continuation.may_differ().items() if may is True
-    }
-    left_out = {*may_differ, 'seed', *(space.name for space in self.spaces)}
-    known = {
-      n for group in config_lib.groups() for n, _ in group.named_fields()
-    }
+    varied = {space.name for space in self.spaces}
+    left_out = {*continuation.without_influence(), 'seed', *varied}
     # What has no effect on the base may have one on a trial.
-    given = {n: self.base.values[n] for n in known if self.base.is_set(n)}
+    given = {n: self.base.values[n] for n in _names() if self.base.is_set(n)}
     values = {**given, **self.config.flags()}
     return {
       'flags': {
@@ -470,15 +465,20 @@ def _check_range(space: Space) -> None:
     )
 
 
+def _names() -> set[str]:
+  """The flags of training."""
+  return {n for group in config_lib.groups() for n, _ in group.named_fields()}
+
+
 def _check_name(name: str) -> None:
   """Refuses what is no flag, or none that can vary; raises `UsageError`."""
-  known = {n for group in config_lib.groups() for n, _ in group.named_fields()}
+  known = _names()
   if name not in known:
     matches = hparams.closest(name, sorted(known))
     raise UsageError(f'unknown flag --{name}{matches}')
   if name in _NOT_VARIED:
     raise UsageError(f'--{name} cannot vary: {_NOT_VARIED[name]}')
-  if continuation.may_differ().get(name) is True:
+  if name in continuation.without_influence():
     raise UsageError(
       f'--{name} cannot vary: it does not change results, by which trials are'
       ' compared'

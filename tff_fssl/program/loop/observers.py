@@ -14,7 +14,6 @@ from PIL import Image
 import tensorflow_federated as tff
 
 from tff_fssl import durable
-from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import continuation
@@ -159,9 +158,7 @@ class Observers(contextlib.AbstractContextManager['Observers']):
       yield
     except Exception as error:  # pylint: disable=broad-except
       # Any error: training matters more.
-      self._say(
-        f'{name} stops: {type(error).__name__}: {files.first_line(error)}'
-      )
+      self._say(managers.failure(name, error))
       if name == _TENSORBOARD:
         self._board = None
 

@@ -275,9 +275,12 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
     except Exception as error:  # pylint: disable=broad-except
       # Any error: training and the CSV files matter more.
       self._manager = None
-      self._warn(
-        f'{self._name} stops: {type(error).__name__}: {files.first_line(error)}'
-      )
+      self._warn(failure(self._name, error))
+
+
+def failure(name: str, error: Exception) -> str:
+  """The warning that something which may fail is left out from now on."""
+  return f'{name} stops: {type(error).__name__}: {files.first_line(error)}'
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Draws curves of runs from their tables. TensorFlow-free."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 import colorsys
 import dataclasses
 import io
@@ -29,6 +29,8 @@ _ALGORITHMS = list(registry.REGISTRY)
 _NUM_COLORS = 20
 _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
+# Classes with a tick.
+_MAX_CLASSES = 10
 # Of lines on a page that may be white or black.
 _MAX_LIGHTNESS = 0.58
 
@@ -213,6 +215,43 @@ def draw_alone(
   _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
   axis.set_title('')
   axis.tick_params(labelsize=8)
+  return canvas
+
+
+def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
+  """A heat map of shares over rounds, a row for each class.
+
+  Args:
+    group: What is drawn, as means over its runs.
+    columns: Number of a class -> column that has values; not empty.
+
+  Returns:
+    The matplotlib figure.
+  """
+  # pylint: disable=import-outside-toplevel
+  from matplotlib import figure
+  from matplotlib import ticker
+
+  curves = [group.curve(column) for column in columns.values()]
+  known = [(rounds, mean) for rounds, mean, _ in filter(None, curves)]
+  rounds = known[0][0]
+  values = [np.interp(rounds, at, mean) for at, mean in known]
+  canvas = figure.Figure(figsize=(3.7, 2.2))
+  canvas.subplots_adjust(left=0.14, right=0.97, bottom=0.19, top=0.93)
+  axis = canvas.subplots()
+  # As pixels: cells would be an element each.
+  image = axis.pcolormesh(
+    rounds, np.arange(len(values)), values, cmap='viridis', rasterized=True
+  )
+  step = -(-len(columns) // _MAX_CLASSES)
+  ticks = list(map(str, columns))[::step]
+  axis.set_yticks(np.arange(len(columns))[::step], ticks)
+  axis.tick_params(labelsize=8)
+  axis.set_xlabel(X_AXES['rounds'][0], fontsize=9)
+  axis.set_ylabel('class', fontsize=9)
+  axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
+  bar = canvas.colorbar(image, ax=axis, format=ticker.FuncFormatter(_percent))
+  bar.ax.tick_params(labelsize=8)
   return canvas
 
 

@@ -190,7 +190,37 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
     if column not in drawn
     and any(group.curve(column) is not None for group in groups)
   ]
-  return _drawn([*declared, *compared], groups, 'curve')
+  return _drawn([*declared, *compared], groups, 'curve') + _heat_maps(groups)
+
+
+def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
+  """What is drawn for each class by itself: a diagram for each group."""
+  result = []
+  for i, panel in enumerate(metrics.panels(catalogue.all_metrics())):
+    for j, group in enumerate(groups[:MAX_PICTURES]):
+      columns = metrics.numbered(panel.lines[0].column, _columns([group]))
+      if not columns:
+        continue
+      whose = f': {group.label}' if len(groups) > 1 else ''
+      title = f'{panel.title}{whose}'
+      ends = [f'class {n} {_ends(group, c)}' for n, c in columns.items()]
+      with svg.style():
+        figure = plots.draw_of_classes(group, columns)
+      label = f'{title} over rounds: {"; ".join(ends)}'
+      result.append(_diagram(title, figure, f'classes-{i}-{j}', label))
+  return result
+
+
+def _columns(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
+  """The columns of the last rows of each table of all runs."""
+  names = dict.fromkeys(
+    name
+    for group in groups
+    for run in group.runs
+    for rows in run.rows
+    for name in (rows[-1] if rows else ())
+  )
+  return list(names)
 
 
 def _capital(text: str) -> str:
@@ -199,22 +229,16 @@ def _capital(text: str) -> str:
 
 def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
   """A diagram for each other column whose values change."""
-  shown = {
-    line.column
-    for panel in metrics.panels(catalogue.all_metrics())
-    for line in panel.lines
-  }
-  columns = dict.fromkeys(
-    name
-    for group in groups
-    for run in group.runs
-    for rows in run.rows
-    for name in (rows[-1] if rows else ())
-    if name not in shown and name != 'round'
-  )
+  columns = _columns(groups)
+  shown = {'round'}
+  for panel in metrics.panels(catalogue.all_metrics()):
+    for line in panel.lines:
+      shown |= {line.column, *metrics.numbered(line.column, columns).values()}
   declared = metrics.by_column(catalogue.all_metrics())
   panels = []
   for column in columns:
+    if column in shown:
+      continue
     curves = [group.curve(column) for group in groups]
     values = [curve[1] for curve in curves if curve is not None]
     metric = declared.get(column)

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
+import functools
 import os
 
 import numpy as np
@@ -216,7 +217,9 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   A group's label has the algorithm and those flags in which groups differ,
   except flags at their defaults, which may be the algorithm's own.
   """
-  defaults = usual_flags()
+  # Many groups have one algorithm.
+  usual_of = functools.cache(usual_flags)
+  defaults = usual_of('')
   ignored = {*continuation.may_differ(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
@@ -232,7 +235,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   for key, members in groups.items():
     values = dict(key)
     algorithm = values.get('algorithm', '?')
-    parts, usual = [algorithm], usual_flags(algorithm)
+    parts, usual = [algorithm], usual_of(algorithm)
     parts += [
       f'{name.rpartition(".")[2]}={values[name]}'
       for name in sorted(differing & values.keys())

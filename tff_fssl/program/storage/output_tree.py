@@ -69,6 +69,7 @@ FOLDERS = frozenset(
     'client_rows',
     'metrics',
     'tensorboard',
+    'tracking',
     'model',
     'model_best',
     'report',
