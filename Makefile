@@ -93,10 +93,10 @@ lint: setup-dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-test: lint setup-ray
+test: lint setup-ray setup-track
 	$(PYTEST) $(ARGS)
 
-test-slow: setup-dev setup-ray
+test-slow: setup-dev setup-ray setup-track
 	$(PYTEST) -m slow $(ARGS)
 
 format: setup-dev build-file

@@ -161,7 +161,7 @@ class _WandbTracker:
         config=start['params'],
         tags=[start['tags']['algorithm']],
         dir=folder,
-        settings=wandb.Settings(**_WANDB),
+        settings=_WANDB,
       )
     except wandb.errors.UsageError as error:
       raise UsageError(
@@ -203,10 +203,10 @@ _WANDB = {
   'host': '-',
   'init_timeout': 60,
   'save_code': False,
-  'x_disable_machine_info': True,
-  'x_disable_meta': True,
-  'x_disable_stats': True,
-  'x_save_requirements': False,
+  '_disable_machine_info': True,
+  '_disable_meta': True,
+  '_disable_stats': True,
+  '_save_requirements': False,
 }
 
 
