@@ -3,6 +3,7 @@
 import asyncio
 import collections
 import dataclasses
+import importlib.metadata
 import os
 import pickle
 import signal
@@ -315,6 +316,30 @@ def test_own_cluster_has_room_for_the_wanted_workers(monkeypatch):
   assert ray.init.call_args.kwargs['num_cpus'] == wanted
   ray_context._connect(runtime.Settings('ray', ray_workers=1))
   assert ray.init.call_args.kwargs['num_cpus'] == wanted - 3
+
+
+@pytest.mark.parametrize('version', ['1.10.27', '2.9.0', None])
+def test_pydantic_that_keeps_ray_from_starting_is_named(monkeypatch, version):
+  ray = mock.MagicMock()
+  ray.is_initialized.return_value = False
+  ray.init.side_effect = RuntimeError('timed out during startup\nmore')
+  monkeypatch.setitem(sys.modules, 'ray', ray)
+  usual = importlib.metadata.version
+
+  def version_of(name):
+    if name != 'pydantic':
+      return usual(name)
+    if version is None:
+      raise importlib.metadata.PackageNotFoundError(name)
+    return version
+
+  monkeypatch.setattr(importlib.metadata, 'version', version_of)
+  with pytest.raises(hparams.UsageError) as error:
+    ray_context._connect(runtime.Settings('ray'))
+  start = '--runtime=ray: Ray does not start here: timed out during startup'
+  assert str(error.value).startswith(start)
+  named = 'pydantic 1.10.27 is installed' in str(error.value)
+  assert named == (version == '1.10.27')
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import Callable
 import hashlib
 import importlib
+import importlib.metadata
 import os
 import socket
 import threading
@@ -235,14 +236,30 @@ def _connect(settings: Settings) -> tuple[Any, bool]:
     _check_port(address)
     ray.init(address=address or 'local', **options)
   except Exception as error:  # Ray documents no type.
-    lines = str(error).splitlines() or [type(error).__name__]
+    reason = (str(error).splitlines() or [type(error).__name__])[0]
     raise hparams.UsageError(
-      f'--ray_address={address}: cannot connect: {lines[0]}; give the address'
+      f'--ray_address={address}: cannot connect: {reason}; give the address'
       ' of a running cluster (`ray start --head`), and its token in'
       ' RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or leave the flag out for a'
       ' cluster on this machine alone'
+      if address
+      else f'--runtime=ray: Ray does not start here: {reason}{_hint()}'
     ) from error
   return ray, False
+
+
+def _hint() -> str:
+  """What may keep Ray from starting on this machine, if it is known."""
+  try:
+    version = importlib.metadata.version('pydantic')
+  except importlib.metadata.PackageNotFoundError:
+    return ''
+  if not version.startswith('1.'):
+    return ''
+  return (
+    f'; pydantic {version} is installed, with which it does not: uninstall it,'
+    ' or install pydantic 2'
+  )
 
 
 def _check_port(address: str) -> None:
