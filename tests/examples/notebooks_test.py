@@ -8,6 +8,11 @@ import run_notebooks
 
 _PATHS = sorted(run_notebooks.EXAMPLES.glob('*.ipynb'))
 _MAX_PICTURE_BYTES = 200_000
+# What tests run less of.
+_SHORTER = {
+  'ROUNDS = 20': 'ROUNDS = 2',
+  'for seed in (0, 1)': 'for seed in (0,)',
+}
 
 
 @pytest.fixture(name='path', params=_PATHS, ids=lambda path: path.stem)
@@ -67,9 +72,10 @@ def test_it_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv(name, value)
   monkeypatch.chdir(tmp_path)
   expected = len(_outputs(notebook))
-  for cell in notebook['cells']:
-    if cell['source'][0].startswith('ROUNDS = 20'):
-      cell['source'] = ['ROUNDS = 2']
+  source = json.dumps(notebook)
+  for long, short in _SHORTER.items():
+    source = source.replace(long, short)
+  notebook = json.loads(source)
   run_notebooks.run(notebook)
   assert len(_outputs(notebook)) >= expected
 
