@@ -146,7 +146,7 @@ def page(
 def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
   labels = [group.label for group in groups]
   more = len(labels) - _MAX_TITLES
-  rest = [f'{more} more groups'] if more > 0 else []
+  rest = [f'{more} more'] if more > 0 else []
   return ', '.join(labels[:_MAX_TITLES] + rest)
 
 
