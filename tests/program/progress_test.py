@@ -73,6 +73,24 @@ def test_pretraining_has_an_end_of_its_own():
   assert run.round(2, 7) == 98 * 7
 
 
+def test_a_phase_takes_as_long_as_the_last_of_its_kind():
+  run = _Run(total_rounds=3)
+  for phase in (training_types.EVALUATING, training_types.EXPORTING):
+    for took in (8, 5):
+      run.progress.enter(phase, 2)
+      before = None if took == 8 else 8 - 5
+      run.now += 5
+      assert run.progress.phase_left() == before
+      run.now += took - 5
+      run.progress.leave()
+    run.progress.enter(phase, 3)
+    assert run.progress.phase_left() == 5
+    run.now += 50
+    assert run.progress.phase_left() == 0
+  # The rounds are over then.
+  assert run.progress.to_json()['seconds_left'] == 0
+
+
 def test_what_is_told_to_others():
   run = _Run(total_rounds=3)
   assert run.progress.to_json() == {

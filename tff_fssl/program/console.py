@@ -266,7 +266,9 @@ class Console:
       settings = self.progress.settings or training_types.Settings()
       about = f'Evaluating on {settings.evaluated_on} ...'
     elif name == training_types.EXPORTING:
-      about = f'Exporting the model of round {round_num} ...'
+      left = self.progress.phase_left()
+      takes = '' if left is None else f', about {format_left(left)}'
+      about = f'Exporting the model of round {round_num}{takes} ...'
     timer = threading.Timer(_LONG_SECS, self.say, [about])
     timer.daemon = True
     if about and self._shown != 'none':
@@ -275,6 +277,7 @@ class Console:
       yield
     finally:
       timer.cancel()
+      self.progress.leave()
 
   def round_done(self, report: training_types.RoundReport) -> None:
     """Moves the bar, or prints a line."""
@@ -316,7 +319,8 @@ class Console:
     left, phase = self.progress.seconds_left(), self.progress.phase
     parts = [] if left is None else [f'{format_left(left)} left']
     if phase in (training_types.EVALUATING, training_types.SAVING):
-      parts.append(phase)
+      takes = self.progress.phase_left()
+      parts.append(phase if takes is None else f'{phase} {format_left(takes)}')
     elif self._figures:
       parts.append(' '.join(self._figures))
     bar.set_postfix_str(', '.join(parts), refresh=False)

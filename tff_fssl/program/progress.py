@@ -39,9 +39,12 @@ class Progress:
     self._clock = clock
     self._last = 0.0
     self._is_first = True
-    # Tuples, which another thread can read while this one replaces them.
+    # Another thread can read these while this one replaces them.
     self._rounds: tuple[float, ...] = ()
     self._evaluations: tuple[float, ...] = ()
+    # (when the phase began, how long the last one of its kind took).
+    self._phase: tuple[float, float | None] = (clock(), None)
+    self._took: dict[str, float] = {}
 
   def begin(self, done: int, settings: training_types.Settings) -> None:
     """Training begins after round `done`."""
@@ -51,7 +54,12 @@ class Progress:
     """A phase begins, in or after a round."""
     if phase == training_types.ROUND and round_num < 1:
       phase = training_types.PRETRAINING
+    self._phase = self._clock(), self._took.get(phase)
     self.phase = phase
+
+  def leave(self) -> None:
+    """The phase has ended."""
+    self._took[self.phase] = self._clock() - self._phase[0]
 
   def round_done(self, report: training_types.RoundReport) -> None:
     """Counts a finished round."""
@@ -71,12 +79,25 @@ class Progress:
       self._rounds, self._is_first = (), True
     self.done, self._last = report.round_num, now
 
+  def phase_left(self) -> float | None:
+    """Until the end of the phase, if it takes as long as the last of its kind.
+
+    Returns:
+      The seconds; None if there has been none of its kind.
+    """
+    began, took = self._phase
+    if took is None:
+      return None
+    return max(0.0, took - (self._clock() - began))
+
   def seconds_left(self) -> float | None:
-    """Until the end of the rounds, or in pre-training until its own end.
+    """Until the end of the rounds, of pre-training in it, or of an export.
 
     Returns:
       The seconds; None if they are not known yet.
     """
+    if self.phase == training_types.EXPORTING:
+      return self.phase_left()
     settings, done, rounds = self.settings, self.done, self._rounds
     if settings is None or done is None or not rounds:
       return None

@@ -181,8 +181,9 @@ def test_pretraining_and_other_phases(tmp_path, capsys):
     ('pre-training', None, '  '),
     ('pre-training', 2000.0, '  33 min  '),
     ('starting', None, '  starting  '),
-    # What is left is of the rounds.
-    ('exporting', 0.0, '  exporting  '),
+    ('exporting', None, '  exporting  '),
+    ('exporting', 200.0, '  exporting 3 min  '),
+    ('round', 0.0, '   0 s  '),
   ):
     _beat(path, heartbeat.RUNNING, seconds_left=left, phase=phase)
     _, out, _ = _call(capsys, path)

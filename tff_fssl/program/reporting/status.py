@@ -51,8 +51,8 @@ class Status:
     total_rounds: Its last round.
     last: Test accuracy of the last evaluation, if any.
     best: Test accuracy in the round that validation selects, if any.
-    seconds_left: Until the end of the rounds, or of pre-training; None if not
-      known.
+    seconds_left: Until the end of the rounds, of pre-training or of an export;
+      None if not known.
     started: When its process began, in seconds since 1970; None if not known.
     host: The machine of its last process; '' if not known.
     pid: The number of that process; None if not known.
@@ -285,11 +285,11 @@ def _row(status: Status) -> dict[str, str]:
     progress = f'pre {done + 1 - first}/{1 - first}'
   else:
     progress = f'{done or 0}/{total}'
-  left = ''
+  left = []
   if status.phase in (training_types.STARTING, training_types.EXPORTING):
-    left = status.phase
-  elif status.seconds_left is not None:
-    left = console.format_left(status.seconds_left)
+    left.append(status.phase)
+  if status.seconds_left is not None and (status.seconds_left or not left):
+    left.append(console.format_left(status.seconds_left))
   started = ''
   if status.started is not None:
     at = datetime.datetime.fromtimestamp(status.started)
@@ -300,7 +300,7 @@ def _row(status: Status) -> dict[str, str]:
     'round': progress,
     'last': _percent(status.last),
     'best': _percent(status.best),
-    'left': left,
+    'left': ' '.join(left),
     'started': started,
   }
 
