@@ -222,6 +222,18 @@ def test_thresholds_of_classes_are_one_diagram_of_a_group(tmp_path):
   assert 'class_threshold' not in page.text
 
 
+def test_thresholds_without_a_value_are_left_out(tmp_path):
+  column = f'{written_runs.TRAIN}/class_threshold_{{}}_mean'
+  columns = {column.format(0): float('nan'), column.format(1): 0.5}
+  for name, has in (('a', columns), ('b', {column.format(0): float('nan')})):
+    path = written_runs.write(tmp_path / name, 'fl2', columns=has)
+    labels = [a['aria-label'] for t, a in _page(path).elements if t == 'svg']
+    found = [label for label in labels if label.startswith('Thresholds of')]
+    assert [label.rpartition(': ')[2] for label in found] == (
+      ['class 1 from 0.5 to 0.5'] if name == 'a' else []
+    )
+
+
 def test_what_others_wrote_is_escaped(tmp_path):
   bad = '<script>alert(1)</script>'
   path = written_runs.write(tmp_path / '<img src=x>', dataset=bad)

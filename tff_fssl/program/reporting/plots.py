@@ -206,16 +206,22 @@ def draw_alone(
   Returns:
     The matplotlib figure.
   """
+  canvas, axis = _small_figure()
+  _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
+  axis.set_title('')
+  return canvas
+
+
+def _small_figure() -> tuple[Any, Any]:
+  """(a figure among many of a page, its axes)."""
   from matplotlib import figure  # pylint: disable=import-outside-toplevel
 
   # A layout that adapts to the labels would take most of the time.
   canvas = figure.Figure(figsize=(3.7, 2.2))
   canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
   axis = canvas.subplots()
-  _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
-  axis.set_title('')
   axis.tick_params(labelsize=8)
-  return canvas
+  return canvas, axis
 
 
 def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
@@ -228,17 +234,13 @@ def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
   Returns:
     The matplotlib figure.
   """
-  # pylint: disable=import-outside-toplevel
-  from matplotlib import figure
-  from matplotlib import ticker
+  from matplotlib import ticker  # pylint: disable=import-outside-toplevel
 
   curves = [group.curve(column) for column in columns.values()]
   known = [(rounds, mean) for rounds, mean, _ in filter(None, curves)]
   rounds = known[0][0]
   values = [np.interp(rounds, at, mean) for at, mean in known]
-  canvas = figure.Figure(figsize=(3.7, 2.2))
-  canvas.subplots_adjust(left=0.14, right=0.97, bottom=0.19, top=0.93)
-  axis = canvas.subplots()
+  canvas, axis = _small_figure()
   # As pixels: cells would be an element each.
   image = axis.pcolormesh(
     rounds, np.arange(len(values)), values, cmap='viridis', rasterized=True
@@ -246,7 +248,6 @@ def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
   step = -(-len(columns) // _MAX_CLASSES)
   ticks = list(map(str, columns))[::step]
   axis.set_yticks(np.arange(len(columns))[::step], ticks)
-  axis.tick_params(labelsize=8)
   axis.set_xlabel(X_AXES['rounds'][0], fontsize=9)
   axis.set_ylabel('class', fontsize=9)
   axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))

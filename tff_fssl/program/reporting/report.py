@@ -196,9 +196,11 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
 def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
   """What is drawn for each class by itself: a diagram for each group."""
   result = []
-  for i, panel in enumerate(metrics.panels(catalogue.all_metrics())):
-    for j, group in enumerate(groups[:MAX_PICTURES]):
-      columns = metrics.numbered(panel.lines[0].column, _columns([group]))
+  panels = metrics.panels(catalogue.all_metrics())
+  for j, group in enumerate(groups[:MAX_PICTURES]):
+    known = [c for c in _columns([group]) if group.curve(c) is not None]
+    for i, panel in enumerate(panels):
+      columns = metrics.numbered(panel.lines[0].column, known)
       if not columns:
         continue
       whose = f': {group.label}' if len(groups) > 1 else ''
