@@ -21,6 +21,14 @@ hypothesis.settings.register_profile(
 hypothesis.settings.load_profile('repeatable')
 
 
+@pytest.fixture(scope='session', autouse=True)
+def caches(tmp_path_factory):
+  """Keeps decoded images out of the user's own folder of caches."""
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setenv('XDG_CACHE_HOME', str(tmp_path_factory.mktemp('caches')))
+    yield
+
+
 @pytest.fixture(scope='session')
 def repository() -> pathlib.Path:
   """The root of the source tree."""

@@ -21,6 +21,7 @@ def test_tfds_data_come_in_stored_order(small):
   data = sources.load('fashion_mnist', folder)
   for split in ('train', 'test'):
     examples = getattr(data, split)
+    assert isinstance(examples.x, np.memmap)
     np.testing.assert_array_equal(examples.x, arrays[split][0])
     np.testing.assert_array_equal(examples.y, arrays[split][1])
     assert examples.y.dtype == np.int32

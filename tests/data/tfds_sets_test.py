@@ -65,7 +65,7 @@ def test_known_sets_keep_their_facts_without_files(tmp_path):
   for name, info in names.DATA_SETS.items():
     found = _find(name, tmp_path)
     assert _facts(found) == _facts(info)
-    for field in ('mean', 'std', 'flip', 'loader'):
+    for field in ('mean', 'std', 'flip'):
       assert getattr(found, field) == getattr(info, field)
     assert not found.num_validation
 

@@ -158,7 +158,8 @@ class DataSetInfo:
       loaded data set knows it, or for texts. Of vectors: per number.
     std: Per channel, divisor of the result; () likewise.
     loader: 'module:function', called with this entry and the folder `data_dir`
-      (None: not given); returns the `sources.DataSet`. '': loaded by TFDS.
+      (None: not given); returns the `sources.DataSet`. '': one of TFDS's, to be
+      looked for by `catalog.find`.
     uses: The flags of `DataHparams` that change something.
     num_validation: The default of --num_validation.
   """

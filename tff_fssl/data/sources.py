@@ -159,8 +159,7 @@ def load(
     settings: How examples are read; None: `DataHparams()`.
 
   Returns:
-    The data set; the same arrays every time. Files, and what else differs
-    from the published sets in `names.DATA_SETS`, are decoded once, into
+    The data set; the same arrays every time. Images are decoded once, into
     `DataHparams.cache_dir`, and mapped from there.
 
   Raises:
@@ -173,7 +172,7 @@ def load(
 
 def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Loads what `catalog.find` has found; see `load`."""
-  load_fn = import_function(info.loader or 'tff_fssl.data.tfds_reader:load')
+  load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
   if data.mean:
     return data

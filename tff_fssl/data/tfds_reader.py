@@ -1,8 +1,7 @@
 """Reads images that TensorFlow Datasets has put on disk. TF-free to import.
 
-The sets of `names.DATA_SETS` are read into memory, as published. All others,
-and those that are split or sized in another way, are decoded once into a file
-(`image_cache`). Nothing here uses the network.
+They are decoded once, into a file (`image_cache`). Nothing here uses the
+network.
 """
 
 from collections.abc import Iterator
@@ -24,19 +23,6 @@ _BATCH_SIZE = 1_000
 
 
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
-  """Reads a published set into memory; see `sources.load`."""
-  found = _stored(info, data_dir)
-  try:
-    train, test = (_read_split(found, info, split) for split in (_TRAIN, _TEST))
-  except Exception as error:  # pylint: disable=broad-except
-    # TFDS passes on the errors of its parsers.
-    raise tfds_sets.damaged(info.name, data_dir, found.folder, error) from error
-  return _data_set(info, found, train, test)
-
-
-def load_decoded(
-  info: names.DataSetInfo, data_dir: str | None
-) -> sources.DataSet:
   """Decodes a set into a file, once; see `sources.load`."""
   info = cast(tfds_sets.TfdsInfo, info)
   found, settings = _stored(info, data_dir), info.settings
@@ -63,7 +49,7 @@ def load_decoded(
       'test_share' in info.uses and settings.test_share,
     ),
     info.example_shape,
-    info.num_train + info.num_test,
+    sum(found.sizes[s] for splits in _splits(info, found) for s in splits),
     make,
   )
   try:
@@ -131,23 +117,6 @@ def _data_set(
   )
 
 
-def _read_split(
-  found: tfds_sets.Stored, info: names.DataSetInfo, split: str
-) -> sources.Examples:
-  """Reads a split into memory, in its stored order."""
-  count = found.sizes[split]
-  x = np.empty((count, *info.example_shape), np.uint8)
-  y = np.empty(count, np.int32)
-  start = 0
-  for images, labels in _batches(found, split):
-    x[start : start + len(labels)], y[start : start + len(labels)] = (
-      images,
-      labels,
-    )
-    start += len(labels)
-  return sources.Examples(x, y)
-
-
 def _batches(
   found: tfds_sets.Stored, split: str, images: bool = True
 ) -> Iterator[tuple[Any, np.ndarray]]:
@@ -197,15 +166,13 @@ def _decode(
   writer: image_cache.Writer,
 ) -> tuple[int, int, dict[str, Any]]:
   """Puts the images of all splits, those for training first."""
-  test = tfds_sets.test_split(found)
-  pooled = [split for split in (_TRAIN, test) if split]
-  further = [_EXTRA] if info.extra else []
+  pooled, further = _splits(info, found)
   hidden = tfds_sets.unlabeled_splits(found)
   labels = [
     np.full(found.sizes[split], names.UNKNOWN_LABEL)
     if split in hidden
     else np.concatenate([y for _, y in _batches(found, split, images=False)])
-    for split in (*pooled, *further, *hidden)
+    for split in (*pooled, *further)
   ]
   y = np.concatenate(labels)
   train, tested = _split(info, labels[: len(pooled)])
@@ -218,7 +185,7 @@ def _decode(
   places[kept] = np.arange(len(kept))
   start = 0
   with sources.progress(len(y)) as progress:
-    for split in (*pooled, *further, *hidden):
+    for split in (*pooled, *further):
       for images, _ in _batches(found, split):
         for place, image in zip(places[start:], images):
           if place >= 0:
@@ -227,6 +194,18 @@ def _decode(
         progress.update(len(images))
   facts = {'num_train': len(train), 'y': y[kept].tolist()}
   return len(kept), len(train), facts
+
+
+def _splits(
+  info: tfds_sets.TfdsInfo, found: tfds_sets.Stored
+) -> tuple[list[str], list[str]]:
+  """(splits of training and test images, further ones for training)."""
+  test = tfds_sets.test_split(found)
+  further = [_EXTRA] if info.extra else []
+  return (
+    [split for split in (_TRAIN, test) if split],
+    [*further, *tfds_sets.unlabeled_splits(found)],
+  )
 
 
 def _split(

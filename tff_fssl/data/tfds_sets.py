@@ -24,7 +24,7 @@ DataHparams = data_hparams.DataHparams
 _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
 _NAME = re.compile(r'\w+(?:/[\w.-]*\w)?', re.ASCII)
 _SVHN, _NUM_EXTRA = 'svhn_cropped', 531_131
-_DECODED = 'tff_fssl.data.tfds_reader:load_decoded'
+_LOADER = 'tff_fssl.data.tfds_reader:load'
 # Class of a feature -> its kind today.
 _KINDS = {'Image': 'image', 'ClassLabel': 'classLabel'}
 _TRAIN, _TESTS = 'train', ('test', 'validation')
@@ -80,8 +80,6 @@ def find(name: str, data_dir: str, settings: DataHparams) -> names.DataSetInfo:
   if any(name in splits for splits in names.SPLIT_PRESETS.values()):
     uses.add('split_preset')
   extra = name == _SVHN and settings.svhn_extra
-  if preset is None and not extra:
-    return dataclasses.replace(known, uses=frozenset(uses))
   facts = {
     field.name: getattr(known, field.name)
     for field in dataclasses.fields(names.DataSetInfo)
@@ -90,7 +88,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> names.DataSetInfo:
   if extra:
     facts['num_train'] += _NUM_EXTRA
   facts |= {
-    'loader': _DECODED,
+    'loader': _LOADER,
     'uses': frozenset({*uses, 'cache_dir'}),
   }
   return TfdsInfo(**facts, settings=settings, preset=preset, extra=extra)
@@ -153,7 +151,7 @@ def _of_stored(
     flip=settings.flip,
     mean=(),
     std=(),
-    loader=_DECODED,
+    loader=_LOADER,
     uses=frozenset(uses),
     settings=settings,
     preset=preset,
