@@ -416,6 +416,24 @@ def test_secure_sums_only_on_request(uri, in_process, call):
   assert call(context, comp, [1, 2]) == 3
 
 
+def test_results_are_not_copied_and_cannot_be_changed(call):
+  @tff.tensorflow.computation(tff.TensorType(np.float32, [4]), np.float32)
+  def make(x, y):
+    # A part of the graph, the argument, and what is computed.
+    return tf.constant([1.0, 2.0, 3.0]), x, x * y
+
+  x = np.ones(4, np.float32)
+  context = _context(1)
+  results = call(context, make, x, np.float32(2.0))
+  for result in results:
+    with pytest.raises(ValueError, match='read-only'):
+      result[0] = 9.0
+  x[0] = 5.0  # The caller's own array may change.
+  np.testing.assert_array_equal(results[1], np.ones(4))
+  again = call(context, make, results[2], np.float32(2.0))
+  assert [r.tolist() for r in again] == [[1.0, 2.0, 3.0], [2.0] * 4, [4.0] * 4]
+
+
 def test_programs_are_compiled_once_and_forgotten(call):
   context = _context(1)
   comp = tff.federated_computation(lambda x: tff.federated_sum(x), _INTS)

@@ -120,8 +120,9 @@ class InProcessContext(tff.framework.SyncContext):
       arg: Its argument, or None if it has no parameter.
 
     Returns:
-      Its result, in the containers of its type: NumPy arrays and scalars,
-      `tf.data.Dataset`s for sequences, lists for values placed at clients.
+      Its result, in the containers of its type: NumPy arrays (read-only) and
+      scalars, `tf.data.Dataset`s for sequences, lists for values placed at
+      clients.
 
     Raises:
       tff_fssl.runtime.ExecutionError: If an operation, or making a client's

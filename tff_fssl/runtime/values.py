@@ -429,8 +429,8 @@ def to_result(
     num_clients: The number of clients.
 
   Returns:
-    The result: NumPy arrays and scalars, `tf.data.Dataset`s for sequences,
-    lists for values placed at clients.
+    The result: NumPy arrays (read-only) and scalars, `tf.data.Dataset`s for
+    sequences, lists for values placed at clients.
   """
   value = operations.pack_structs(
     type_spec, lambda part: _result(part, leaves, num_clients)
@@ -463,4 +463,9 @@ def _per_client(leaf: Any, num_clients: int) -> Sequence[Any]:
 def _export(leaf: Any, type_spec: tff.Type) -> Any:
   if isinstance(type_spec, tff.SequenceType):
     return sequences.open_sequence(leaf, type_spec)
-  return leaf.numpy()
+  if not leaf.shape.rank:
+    return leaf.numpy()
+  # Not a copy: large states would be in memory twice.
+  array = np.asarray(leaf)
+  array.flags.writeable = False
+  return array
