@@ -76,7 +76,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> names.DataSetInfo:
   known = names.DATA_SETS.get(name)
   if known is None:
     return _of_stored(name, stored(name, data_dir), settings, preset)
-  uses = {'svhn_extra'} if name == _SVHN else set()
+  uses = {'cache_dir'} | ({'svhn_extra'} if name == _SVHN else set())
   if any(name in splits for splits in names.SPLIT_PRESETS.values()):
     uses.add('split_preset')
   extra = name == _SVHN and settings.svhn_extra
@@ -87,10 +87,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> names.DataSetInfo:
   facts |= _sizes(preset, known.num_classes, known.num_train, known.num_test)
   if extra:
     facts['num_train'] += _NUM_EXTRA
-  facts |= {
-    'loader': _LOADER,
-    'uses': frozenset({*uses, 'cache_dir'}),
-  }
+  facts |= {'loader': _LOADER, 'uses': frozenset(uses)}
   return TfdsInfo(**facts, settings=settings, preset=preset, extra=extra)
 
 
