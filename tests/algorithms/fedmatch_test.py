@@ -11,6 +11,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
 from tff_fssl.models import evaluate
+from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config
 from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import deployment
@@ -394,6 +395,28 @@ def test_sigma_frozen_and_no_state_of_clients():
   assert (train['percent_down'], train['percent_up']) == (200.0, 100.0)
   assert train['helped_clients'] == 0.0
   assert deployment.get_map_reduce_form(process) is not None
+
+
+def test_sigma_and_psi_are_evaluated_alone():
+  """Figure 6 (b)."""
+  hparams = (('evaluate_sets', True), ('psi_threshold', 0.01))
+  process = tiny_task.build('fedmatch', _SERVER, norm='none', hparams=hparams)
+  model = process.initialize().global_model_weights
+  weights = {
+    name: way.weights(server_model.ServerModel(*model)).trainable
+    for name, way in process.prediction.also.items()
+  }
+  assert list(weights) == ['sigma', 'psi']
+  whole = process.prediction.weights(server_model.ServerModel(*model)).trainable
+  psi = model.sets['psi'].trainable
+  for sigma, small, s, p, both in zip(
+    model.trainable, psi, weights['sigma'], weights['psi'], whole, strict=True
+  ):
+    np.testing.assert_array_equal(s, sigma)
+    np.testing.assert_array_equal(p, np.where(np.abs(small) > 0.01, small, 0))
+    np.testing.assert_array_equal(both, s + p)
+  plain = tiny_task.build('fedmatch', _SERVER, norm='none')
+  assert not plain.prediction.also
 
 
 @pytest.mark.parametrize('decomposition', [True, False])

@@ -198,10 +198,12 @@ def build_server(
 def build_prediction(
   hparams: Hparams, round_hparams: RoundHparams
 ) -> server_model.Prediction:
-  """Sigma and psi together predict."""
+  """Sigma and psi together predict; each alone for the figure 6 (b)."""
   del round_hparams
   if not hparams.decomposition:
     return server_model.Prediction()
+  alone = disjoint_server.alone(hparams.psi_threshold)
   return server_model.Prediction(
-    lambda model: disjoint_server.weights_of(model, hparams.psi_threshold)
+    lambda model: disjoint_server.weights_of(model, hparams.psi_threshold),
+    also=alone if hparams.evaluate_sets else {},
   )

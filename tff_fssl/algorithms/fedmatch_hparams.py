@@ -134,6 +134,13 @@ class FedMatchHparams:
     'Whether weights are sigma + psi, sigma learns from labels and psi from'
     ' unlabelled examples. If false, one set learns from both (table 5).',
   )
+  evaluate_sets: bool = hparam(
+    False,
+    'Whether evaluation also measures the network with sigma alone and with psi'
+    ' alone (figure 6b): sigma/accuracy, psi/accuracy. Statistics of batch norm'
+    ' are those of the sum, and wrong for each alone: take --norm=none or gn.',
+    needs=_OF_PSI,
+  )
   agreement: bool = hparam(
     True,
     'Whether helpers vote on pseudo-labels; if false, the local model decides.',

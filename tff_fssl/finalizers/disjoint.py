@@ -1,5 +1,9 @@
 """The server of disjoint learning: sigma is the model, psi a further set."""
 
+from collections.abc import Mapping
+
+import tensorflow as tf
+
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import disjoint
 from tff_fssl.models import adapter
@@ -12,6 +16,28 @@ def weights_of(model: ServerModel, threshold: float) -> adapter.Weights:
   """The weights that predict; see `disjoint.summed`."""
   psi = model.sets[disjoint.PSI].trainable
   return disjoint.summed(model.weights, psi, threshold)
+
+
+def alone(threshold: float) -> Mapping[str, server_model.Prediction]:
+  """Predictions by one set alone, where the other is 0, by its name.
+
+  Args:
+    threshold: Elements of psi of at most this size are 0, too.
+
+  Returns:
+    The ways to predict; normalization is that of the sum.
+  """
+
+  def of_psi(model: ServerModel) -> adapter.Weights:
+    nothing = tuple(tf.zeros_like(s) for s in model.trainable)
+    return weights_of(
+      model.with_weights(model.weights._replace(trainable=nothing)), threshold
+    )
+
+  return {
+    disjoint.SIGMA: server_model.Prediction(),
+    disjoint.PSI: server_model.Prediction(of_psi),
+  }
 
 
 def build_server(

@@ -398,6 +398,24 @@ _EVALUATION = (
   Metric(
     '{test,validation}/teacher/loss', 'Its mean cross-entropy.', NATS, LOWER
   ),
+  *_of_each_split(
+    'sigma/accuracy',
+    'With `--fedmatch.evaluate_sets`: accuracy of sigma alone.',
+    'sigma alone',
+    metrics.DASHED,
+  ),
+  *_of_each_split(
+    'psi/accuracy',
+    'The same of psi alone.',
+    'psi alone',
+    metrics.DOTTED,
+  ),
+  Metric(
+    '{test,validation}/{sigma,psi}/loss',
+    'Their mean cross-entropies.',
+    NATS,
+    LOWER,
+  ),
 )
 
 _TIMING = (

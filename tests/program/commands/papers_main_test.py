@@ -59,8 +59,9 @@ def test_help_and_lists(call):
   code, output, _ = call('list', '*')
   assert code == main.DONE
   assert len(output.splitlines()) == len(papers.rows()) + 3
-  line = next(n for n in output.splitlines() if 'figure6b/sigma' in n)
-  assert line.split() == ['fedmatch/figure6b/sigma', 'curve', 'no']
+  name = 'protofssl/table3/cifar10-iid/fedrgd'
+  line = next(n for n in output.splitlines() if n.startswith(name))
+  assert line.split() == [name, '69.7', 'no']
   assert call('list', 'tableB3')[1].count(' data\n') == 6
 
 
@@ -68,7 +69,9 @@ def test_show_says_what_there_is_to_know(call):
   _, output, _ = call('show', 'fedmatch/table1/iid-server/fedavg-sl')
   words = ' '.join(output.split())
   assert '52.45(0.23) %; in parentheses: standard deviation over 3' in words
-  assert 'cannot be run needs labels at the server and' in words
+  assert 'those of all their examples' in words
+  _, output, _ = call('show', 'protofssl/table3/cifar10-iid/fedrgd')
+  assert "cannot be run quoted from FedRGD's" in ' '.join(output.split())
   _, output, _ = call('show', 'protofssl/table7/cifar10-iid/20')
   assert 'best validation accuracy' in ' '.join(output.split())
   assert '--client_batch_size=20' in output

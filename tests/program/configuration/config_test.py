@@ -67,6 +67,15 @@ def test_what_follows_does_not_depend_on_where_output_goes():
     assert full.run.num_labels == 0
 
 
+def test_with_all_labels_clients_train_beside_the_server():
+  supervised = ['--algorithm=supervised', '--num_labels=100']
+  assert not _config(*supervised).trains_clients
+  both = _config(*supervised, '--full_labels')
+  assert both.trains_clients and both.aggregates
+  assert both.run.num_labels == 100
+  assert both.first_round == _config(*supervised).first_round
+
+
 def test_clients_of_client_data_are_natural_unless_said_otherwise(tmp_path):
   clients = client_files.draw({'a': 6, 'b': 4})
   client_files.hdf5(tmp_path / 'x' / 'a_train.h5', clients)
@@ -205,7 +214,11 @@ def test_labels_at_clients_have_no_pretraining():
     (['--streaming_steps=0'], ['--streaming_steps=0', 'at least 1']),
     (['--split=iid'], ['unknown flag --split; it is called --partition now']),
     (['--alpha=0.3'], ['--alpha', 'no effect', '--partition=iid']),
-    (['--full_labels'], ['--full_labels', 'labels_at_clients']),
+    (['--full_labels'], ['--full_labels', 'supervised', 'labels_at_clients']),
+    (
+      ['--algorithm=supervised', '--full_labels', '--num_labels=0'],
+      ['--num_labels=0', 'labels_at_server', 'at least 10'],
+    ),
     (['--track=mlflow'], ["'mlflow' is not a tracker", 'mlflow:URI']),
     (['--track=comet:x'], ["'comet:x' is not", 'wandb:PROJECT']),
     (['--track=wandb:a/b/c'], ['--track=wandb:a/b/c', 'ENTITY/PROJECT']),

@@ -21,7 +21,7 @@ _COUNTS = {
   'fedmatch/tableB3': 2 * 3,
   'fedmatch/table6': 5 * 7,
   'fedmatch/figure6a': 2,
-  'fedmatch/figure6b': 2,
+  'fedmatch/figure6b': 1,
   'fedmatch/figure6c': 3,
   'fedmatch/mixmatch': 4,
   'fedswitch/table2': 4 * 7,

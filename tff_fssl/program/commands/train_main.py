@@ -397,13 +397,13 @@ def _banner(
     )
   ]
   kind = data_names.kind_of(data.example_shape)
+  held = [len(held) for held in partition.client_labeled if len(held)]
+  labels = f'{_range(held or [0])} at each client'
+  if len(held) < partition.num_clients:
+    labels = f'{_range(held or [0])} at each of {len(held)} clients'
   if len(partition.server_labeled):
-    labels = f'{len(partition.server_labeled)} at the server'
-  else:
-    held = [len(held) for held in partition.client_labeled if len(held)]
-    labels = f'{_range(held or [0])} at each client'
-    if len(held) < partition.num_clients:
-      labels = f'{_range(held or [0])} at each of {len(held)} clients'
+    at_server = f'{len(partition.server_labeled)} at the server'
+    labels = f'{at_server}, {labels}' if held else at_server
   if len(partition.wrong_examples):
     labels += f'; {len(partition.wrong_examples)} are wrong'
   cohort = (

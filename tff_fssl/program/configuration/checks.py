@@ -48,9 +48,18 @@ def check(config: 'config_lib.Config') -> None:
       ' count; give at most that'
     )
   if run.full_labels and scenario != _CLIENTS:
-    raise UsageError(
-      f'--full_labels: all labels are at the clients; set --scenario={_CLIENTS}'
-    )
+    if scenario in entry.capabilities.trains_clients:
+      raise UsageError(
+        f'--full_labels: with --scenario={scenario}, clients of'
+        f' --algorithm={entry.name} learn from unlabelled examples, of which'
+        f' none are left; set --algorithm=supervised or --scenario={_CLIENTS}'
+      )
+    if not run.num_labels:
+      raise UsageError(
+        f'--num_labels=0: with --scenario={scenario} the server needs labels of'
+        f' its own; give at least {config.info.num_classes}, or set'
+        f' --scenario={_CLIENTS}'
+      )
   statistics = round_hparams.batch_norm_statistics
   allowed = {
     model_names.STATIC_BATCH_NORM: model_names.STATIC_STATISTICS,

@@ -87,7 +87,8 @@ class Config:
   @property
   def trains_clients(self) -> bool:
     """Whether rounds have a cohort."""
-    return self.round.scenario in self.entry.capabilities.trains_clients
+    trains = self.entry.capabilities.trains_clients
+    return self.round.scenario in trains or self.run.full_labels
 
   @property
   def trains_alone(self) -> bool:
@@ -351,7 +352,8 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     config = dataclasses.replace(config, participation=ParticipationHparams())
   if run.partition_file:  # It says what these flags are.
     return dataclasses.replace(config, round=round_hparams)
-  if run.full_labels and not parsed.is_set('num_labels'):
+  at_clients = round_hparams.scenario == _CLIENTS
+  if run.full_labels and at_clients and not parsed.is_set('num_labels'):
     run = dataclasses.replace(run, num_labels=0)
   if not parsed.is_set('num_validation'):
     num_validation = run.num_validation or config.info.num_validation
@@ -362,7 +364,6 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   if run.partition == data_names.NATURAL:
     if not parsed.is_set('num_clients'):
       run = dataclasses.replace(run, num_clients=0)
-    at_clients = round_hparams.scenario == _CLIENTS
     if at_clients and not parsed.is_set('client_labels'):
       run = dataclasses.replace(run, client_labels=data_names.OWN)
   return dataclasses.replace(config, run=run, round=round_hparams)

@@ -112,8 +112,10 @@ class RunHparams:
   )
   full_labels: bool = hparam(
     False,
-    'Give clients labels for all their data, to measure the upper bound. Needs'
-    ' --scenario=labels_at_clients; --num_labels is then not needed.',
+    'Give clients labels for all their data, to measure the upper bound. With'
+    ' --scenario=labels_at_clients, --num_labels is then not needed; with'
+    ' labels_at_server, the server has --num_labels beside them'
+    ' (--algorithm=supervised).',
   )
   labeled_clients: str = hparam(
     data_names.ALL_CLIENTS,
