@@ -3,7 +3,13 @@
 import hypothesis
 from hypothesis import strategies as st
 import numpy as np
+import pytest
 import tiny_task
+
+from tff_fssl.models import server_model
+from tff_fssl.rounds import round_hparams
+
+_CLIENTS = round_hparams.LABELS_AT_CLIENTS
 
 
 def test_clients_that_keep_no_pseudo_label_count_in_the_kept_ratio():
@@ -87,3 +93,56 @@ def test_unknown_labels_are_for_unlabelled_examples_only():
     output = process.next(state, [tiny_task.dataset(element)])
     train = output.metrics['client_work']['train']
     assert train['num_rejected_clients'] == rejected
+
+
+@pytest.mark.parametrize(
+  'name, hparams',
+  [
+    ('fixmatch', ()),
+    ('fedmatch', (('deltas', 'none'),)),
+    ('fedswitch', ()),
+    ('fl2', ()),
+  ],
+)
+def test_with_one_client_its_model_is_the_next_of_the_server(name, hparams):
+  """Averages over one, statistics too: no server trains afterwards."""
+  process = tiny_task.build(
+    name,
+    _CLIENTS,
+    hparams=hparams,
+    server_optimizer_momentum=0.0,
+  )
+  state = process.initialize()
+  dataset = tiny_task.dataset(tiny_task.client(1, labeled=6), process)
+  own = process.local_model(state, dataset, 1)
+  model = server_model.ServerModel(
+    *process.next(state, [dataset]).state.global_model_weights
+  )
+  start = state.global_model_weights.trainable
+  assert np.any(own.trainable[0] != start[0])
+  assert own.statistics_count > 0
+  pairs = [
+    (own.trainable, model.trainable),
+    (own.non_trainable, model.non_trainable),
+  ]
+  if name == 'fedmatch':
+    pairs.append((own.sets['psi'].trainable, model.sets['psi'].trainable))
+  for ours, theirs in pairs:
+    for a, b in zip(ours, theirs, strict=True):
+      np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_client_that_is_not_finite_leaves_the_model():
+  process = tiny_task.build('fixmatch', _CLIENTS, norm='none')
+  state = process.initialize()
+  element = tiny_task.client(1, labeled=6)
+  element['labeled']['x'] = np.full_like(
+    element['labeled']['x'], tiny_task.SPOILT
+  )
+  own = process.local_model(state, tiny_task.dataset(element), 1)
+  for a, b in zip(own.trainable, state.global_model_weights.trainable):
+    np.testing.assert_array_equal(a, b)
+
+
+def test_clients_without_whole_models_have_none():
+  assert tiny_task.build('local_fixmatch', _CLIENTS).local_model is None

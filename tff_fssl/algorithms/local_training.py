@@ -116,7 +116,7 @@ def _keeping(
       data.weights.statistics_count,
     )
     if network.is_static:
-      sums = statistics.gather(
+      weights = statistics.renewed(
         network,
         weights,
         tf.concat([data.labeled.x, data.unlabeled.x], axis=0),
@@ -124,7 +124,6 @@ def _keeping(
         kind=kind,
         batch_size=round_hparams.statistics_batch_size,
       )
-      weights = statistics.put(network, weights, sums, kind=kind)
     return algorithm_lib.Finished(row=own_models.to_row(weights))
 
   return objective.minimize(*summed)._replace(

@@ -278,6 +278,10 @@ class LocalTraining:
         slot.assign(tf.zeros_like(slot))
     return _Initial(of_local, start)
 
+  def weights_now(self, statistics_count: tf.Tensor) -> adapter.Weights:
+    """What the local network has learnt; its statistics have this count."""
+    return self._networks.local.weights_now(statistics_count)
+
   def weights_of_peers(
     self, started_from: Mapping[str, adapter.Weights]
   ) -> dict[str, adapter.Weights]:

@@ -211,3 +211,19 @@ def put(
     ),
     tf.where(some, sums.count, weights.statistics_count),
   )
+
+
+def renewed(
+  network: adapter.Network,
+  weights: adapter.Weights,
+  images: tf.Tensor,
+  views: augment.Views,
+  *,
+  kind: str,
+  batch_size: int,
+) -> adapter.Weights:
+  """`weights` with the statistics of these images alone: `gather`, `put`."""
+  sums = gather(
+    network, weights, images, views, kind=kind, batch_size=batch_size
+  )
+  return put(network, weights, sums, kind=kind)

@@ -291,6 +291,10 @@ class _Assembly:
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
+    if not (self._parts.head_stays or self._parts.alone):
+      process.local_model = client_work.build_local_model(
+        part, self._make_message, self._clients.own_statistics
+      )
 
   def _aggregator(
     self,

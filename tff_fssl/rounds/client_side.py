@@ -4,11 +4,14 @@ import dataclasses
 import functools
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.data import augment
 from tff_fssl.local import training
+from tff_fssl.models import server_model
+from tff_fssl.models import statistics
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
@@ -68,6 +71,27 @@ class ClientSide:
       delivery=self.delivery,
       release_metrics=release_metrics,
     )
+
+  def own_statistics(self) -> client_work.OwnStatistics:
+    """What gathers a client's own statistics; makes variables."""
+    if not self._gathers_statistics:
+      return lambda model, images: model
+    network, predicting = self.networks.make(), self.parts.prediction.weights
+
+    def gather(
+      model: server_model.ServerModel, images: tf.Tensor
+    ) -> server_model.ServerModel:
+      renewed = statistics.renewed(
+        network,
+        predicting(model),
+        images,
+        self.views,
+        kind=self.hparams.batch_norm_statistics,
+        batch_size=self.hparams.statistics_batch_size,
+      )
+      return model.with_weights(renewed._replace(trainable=model.trainable))
+
+    return gather
 
   def _training(self) -> training.LocalTraining:
     """A client's training; makes variables."""

@@ -15,6 +15,8 @@ import tensorflow_federated as tff
 
 from tff_fssl.local import non_finite
 from tff_fssl.local import training
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
@@ -23,6 +25,12 @@ from tff_fssl.rounds import screen as screen_lib
 # (state of the process, a client's data, round number) -> what was not finite.
 FindNonFinite = Callable[
   [Any, tf.data.Dataset, int], non_finite.NonFinite | None
+]
+# (state of the process, a client's data, round number) -> the client's model.
+LocalModel = Callable[[Any, tf.data.Dataset, int], server_model.ServerModel]
+# (a client's model, its images) -> the model with statistics of these.
+OwnStatistics = Callable[
+  [server_model.ServerModel, tf.Tensor], server_model.ServerModel
 ]
 # What a client sends, and its report.
 _Upload = tuple[
@@ -147,6 +155,56 @@ def build_find_non_finite(
     return None if finite else watch.found()
 
   return find
+
+
+def build_local_model(
+  part: ClientPart,
+  make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
+  make_statistics: Callable[[], OwnStatistics],
+) -> LocalModel:
+  """Builds a function that gives the model that a client makes in a round.
+
+  It runs outside TFF.
+
+  Args:
+    part: What clients do; its training is made when first needed.
+    make_message: (state of the process, round number) -> the message.
+    make_statistics: Makes what gathers statistics of static batch norm, if the
+      network has it, of all the client's examples; makes variables.
+
+  Returns:
+    `(state, dataset, round number) -> ServerModel`: the server's model, with
+    what the client has learnt; as it was if that is not finite.
+  """
+
+  @functools.cache
+  def build() -> Callable[..., Any]:
+    local, own_statistics = part.make_training(), make_statistics()
+
+    def run(state: Any, data: Mapping[str, Any], round_num: tf.Tensor) -> Any:
+      model = server_model.ServerModel(*state.global_model_weights)
+      received = part.read_message(make_message(state, round_num), data)
+      _, finite = part.train(local, received, data, round_num)
+      learnt = model.with_weights(local.weights_now(model.statistics_count))
+      learnt = learnt.with_sets(**local.weights_of_peers(model.sets))
+      images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
+      learnt = own_statistics(learnt, images)
+      return adapter.select(finite, learnt, lambda: model)
+
+    compiled: Callable[..., Any] = tf.function(run, reduce_retracing=True)
+    return compiled
+
+  def make(
+    state: Any, dataset: tf.data.Dataset, round_num: int
+  ) -> server_model.ServerModel:
+    state = tf.nest.map_structure(tf.convert_to_tensor, state)
+    data, _ = client_data.read_client(dataset, part.num_classes, part.accepts)
+    model: server_model.ServerModel = build()(
+      state, data, tf.constant(round_num)
+    )
+    return model
+
+  return make
 
 
 def build_client_work(

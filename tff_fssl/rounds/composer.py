@@ -35,6 +35,8 @@ class FsslProcess(tff.learning.templates.LearningProcess):
 
   Attributes:
     find_non_finite: See `client_work.build_find_non_finite`.
+    local_model: See `client_work.build_local_model`; None if clients have a
+      part of the model only, or keep models of their own.
     num_classes: The number of classes, if known; clients' labels must be less.
     num_clients: The number of clients that the process knows by their ids, so
       that their data must contain `client_id`; 0 if it knows none.
@@ -50,6 +52,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   """
 
   find_non_finite: client_work_lib.FindNonFinite
+  local_model: client_work_lib.LocalModel | None = None
   num_classes: int | None = None
   num_clients: int = 0
   needs_slots: bool = False

@@ -51,12 +51,20 @@ def test_runs_whose_clients_cannot_evaluate(flags, expected):
     )
 
 
+def test_no_single_client_is_evaluated_that_an_aggregator_hides():
+  flags = ['--fl2.learning_status_aggregation=false', '--aggregator=dp']
+  settings = evaluate_main.EvaluateHparams(local_models=True)
+  with pytest.raises(UsageError, match='^--local_models: run .*aggregator=dp'):
+    evaluate_main._config('run', [*_RUN, *flags], settings)
+
+
 @pytest.mark.parametrize(
   'flags, expected',
   [
     (['--runtime=tff_worker'], '--runtime: has no effect with --federated=fal'),
     (['--clients_per_evaluation=3'], '--clients_per_evaluation: has no effect'),
     (['--federated', '--examples=test'], '--examples=test: with --federated'),
+    (['--federated', '--local_models'], '--local_models: has no effect with'),
     (['--output=/'], '--output=/: is a folder'),
     (['--output=/nowhere/to/be'], '--output=/nowhere/to/be: is a folder, or'),
   ],

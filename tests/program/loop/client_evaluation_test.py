@@ -10,6 +10,7 @@ from tff_fssl import runtime
 from tff_fssl.data import clients
 from tff_fssl.data import sources
 from tff_fssl.data import streaming as streaming_lib
+from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
@@ -157,3 +158,60 @@ def test_nobody_trains_on_what_is_held_out(flags):
   x, y = clients.client_test_examples(data, task.partition, 5)
   assert set(numbers(x)) == set(task.partition.client_test[5])
   np.testing.assert_array_equal(y, data.train.y[numbers(x)])
+
+
+def test_local_models_are_those_of_the_next_rounds_clients(model):
+  """Each is evaluated on all test images."""
+  task = experiment.build_task(
+    config_lib.from_command_line(
+      [
+        *_FLAGS,
+        '--algorithm=fixmatch',
+        '--scenario=labels_at_clients',
+        '--num_labels=20',
+        '--clients_per_round=3',
+        '--client_epochs=1',
+      ]
+    )
+  )
+  held = task.data.test
+  found = client_evaluation.evaluate_local_models(
+    task, model, (), held, round_num=4
+  )
+  made = experiment.build_experiment(task, '')
+  state = made.process.initialize()._replace(global_model_weights=model)
+  accuracies = []
+  for dataset in made.data_source.cohort(0, 4):
+    own = made.process.local_model(state, dataset, 4)
+    network = task.model_fn()
+    network.set_weights([*own.trainable, *own.non_trainable])
+    logits = network.predict(task.views.plain(held.x), verbose=0)
+    accuracies.append(np.mean(logits.argmax(1) == held.y))
+  assert found['num_clients'] == 3
+  assert len(set(accuracies)) > 1
+  assert found['accuracy'] == pytest.approx(np.mean(accuracies))
+  assert found['accuracy_deviation'] == pytest.approx(np.std(accuracies))
+  assert found['accuracy_worst_decile'] == pytest.approx(min(accuracies))
+
+
+@pytest.mark.parametrize(
+  'flags, expected',
+  [
+    (['--algorithm=supervised'], 'clients do not train'),
+    (
+      ['--algorithm=local_uda', '--scenario=labels_at_clients'],
+      'keep models of their own',
+    ),
+    (
+      ['--algorithm=fedmatch', '--fedmatch.uploads=files'],
+      'in files, --fedmatch.uploads=files',
+    ),
+  ],
+)
+def test_runs_without_local_models(model, flags, expected):
+  given = [*_FLAGS, '--clients_per_round=3', *flags]
+  task = experiment.build_task(config_lib.from_command_line(given))
+  with pytest.raises(UsageError, match=f'^--local_models: .*{expected}'):
+    client_evaluation.evaluate_local_models(
+      task, model, (), task.data.test, round_num=1
+    )

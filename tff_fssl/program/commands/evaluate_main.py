@@ -34,7 +34,8 @@ _ABOUT = (
   ' programs/train.py) or exported models (MODEL is a folder model/ or'
   ' model_best/, or a copy of it), on the data set that they were trained for.'
   ' With --federated, on the examples that its clients hold out, at the'
-  ' clients: mean, spread and deciles of their accuracies.'
+  ' clients: mean, spread and deciles of their accuracies. With'
+  ' --local_models, the models that clients make of it.'
   ' A path that is neither, or a run without a checkpoint, is left out with a'
   ' warning. Only numbers are read from these files: they are safe to open.'
 )
@@ -67,6 +68,13 @@ class EvaluateHparams:
     False,
     "Run the Python file that a run's --model=FILE.py:function names. Only for"
     ' runs of your own: the flags that name it come with the folder.',
+  )
+  local_models: bool = hparam(
+    False,
+    'Evaluate the models that the clients of the next round make of it before'
+    ' they are averaged, all on the same examples: mean and spread over clients'
+    ' (FedMatch: averaged local accuracy). A run only.',
+    needs={'federated': (False,)},
   )
   federated: bool = hparam(
     False,
@@ -132,6 +140,7 @@ class LoadedRun(NamedTuple):
 
   Attributes:
     name: What it is called.
+    round_num: The round of the checkpoint.
     task: The `experiment.Task` of the run.
     model: The `ServerModel`.
     prediction: How it predicts.
@@ -139,6 +148,7 @@ class LoadedRun(NamedTuple):
   """
 
   name: str
+  round_num: int
   task: Any
   model: Any
   prediction: Any
@@ -255,6 +265,11 @@ def _evaluate(
     raise UsageError(
       '--round: an exported model has one round only; leave the flag out'
     )
+  if settings.local_models:
+    raise UsageError(
+      f'--local_models: {folder} is an exported model, of which no client'
+      ' trains; give the folder of its run'
+    )
   return _evaluate_model(folder, settings)
 
 
@@ -295,6 +310,7 @@ def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
     raise UsageError(f'{path}: {error}') from error
   return LoadedRun(
     f'{folder}, round {round_num}',
+    round_num,
     task,
     warm_start.from_leaves(leaves),
     experiment.prediction_of(config),
@@ -308,7 +324,8 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   if problem:
     raise UsageError(f'{folder}: is not a whole exported model ({problem})')
   about = exported.read_about(folder)
-  given, round_num = about.get('flags'), about.get('round')
+  given = about.get('flags')
+  round_num: Any = about.get('round')
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
   values = {name: hparams.to_text(v) for name, v in given.items()}
@@ -335,7 +352,7 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   network_alone = server_model.Prediction()
   name = f'{folder}, of round {round_num}'
   return _evaluate_model_of(
-    LoadedRun(name, task, model, network_alone, ()), settings
+    LoadedRun(name, round_num, task, model, network_alone, ()), settings
   )
 
 
@@ -345,6 +362,8 @@ def _evaluate_model_of(
   """Evaluates a model on held examples, or at the clients."""
   if settings.federated:
     return _evaluate_clients(loaded, settings)
+  if settings.local_models:
+    return _evaluate_local_models(loaded, settings)
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import evaluate
 
@@ -362,6 +381,40 @@ def _evaluate_model_of(
   if task.data.train.kind != data_names.IMAGES:
     rows['data'] = task.data.notes
   return _Evaluation(rows, {'num_examples': len(held), **result})
+
+
+def _evaluate_local_models(
+  loaded: LoadedRun, settings: EvaluateHparams
+) -> _Evaluation:
+  """Evaluates what the next round's clients make of a model."""
+  # pylint: disable=import-outside-toplevel
+  from tff_fssl.program.loop import client_evaluation
+
+  next_round = loaded.round_num + 1
+  if next_round < 1:
+    raise UsageError(
+      f'--local_models: {loaded.name}: no clients train in pre-training; give a'
+      ' --round from 0'
+    )
+  held = loaded.task.examples(settings.examples)
+  figures = client_evaluation.evaluate_local_models(
+    loaded.task,
+    loaded.model,
+    loaded.table,
+    held,
+    round_num=next_round,
+    batch_size=settings.batch_size,
+  )
+  rows = {
+    'model': loaded.name,
+    'examples': f'{len(held)} {settings.examples}',
+    "clients' models": f'{figures["num_clients"]}, of round {next_round}',
+    'accuracy, mean': f'{figures["accuracy"]:.4f}',
+    '  standard deviation': f'{figures["accuracy_deviation"]:.4f}',
+    '  mean of the worst tenth': f'{figures["accuracy_worst_decile"]:.4f}',
+    'loss, mean': f'{figures["loss"]:.4f}',
+  }
+  return _Evaluation(rows, {'num_examples': len(held), **figures})
 
 
 def _evaluate_clients(
@@ -437,6 +490,15 @@ def _config(
     )
   if settings.federated:
     _check_federated(folder, config)
+  name = config.aggregator.aggregator
+  if settings.local_models and name in (
+    aggregator_hparams.SECURE,
+    aggregator_hparams.DP,
+  ):
+    raise UsageError(
+      f'--local_models: {folder} was trained with --aggregator={name}, which'
+      ' hides what a single client learns; leave the flag out'
+    )
   if settings.examples == 'validation' and not config.run.num_validation:
     raise UsageError(
       '--examples=validation: the run kept no validation examples'

@@ -1,16 +1,25 @@
-"""Evaluates a model on the examples that a run's clients hold out."""
+"""Evaluates a run's clients: what they hold out, or what they make of models.
+
+The first is a federated computation; the second repeats clients' work.
+"""
 
 from collections.abc import Mapping
+import tempfile
 from typing import Any
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import clients
+from tff_fssl.data import sources
+from tff_fssl.hparams import UsageError
+from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
 from tff_fssl.rounds import client_accuracy
+from tff_fssl.rounds import composer
 from tff_fssl.rounds import federated_evaluation
 from tff_fssl.rounds import sampling
 
@@ -85,6 +94,77 @@ def evaluate_clients(
     'total_rounds_metrics'
   ]
   return figures
+
+
+def evaluate_local_models(
+  task: experiment.Task,
+  model: server_model.ServerModel,
+  table: Any,
+  held: sources.Examples,
+  *,
+  round_num: int,
+  batch_size: int = 256,
+) -> Mapping[str, Any]:
+  """Evaluates the models that a round's clients make of a model.
+
+  Each trains as it would in the round, whose update nobody averages (FedMatch's
+  averaged local accuracy, with the round after it in place of the round).
+
+  Args:
+    task: Data and network.
+    model: The model before the round; arrays.
+    table: What the exchange keeps, if there is one.
+    held: The examples to evaluate on, the same for all clients.
+    round_num: The round, >= 1: who its clients are, and how they train.
+    batch_size: Examples in a batch.
+
+  Returns:
+    The figures of `evaluate.over_clients`, and `num_clients`, as numbers.
+
+  Raises:
+    UsageError: If clients make no whole models, or what they need is not in the
+      table.
+  """
+  config = task.config
+  why = ''
+  with tempfile.TemporaryDirectory() as folder:
+    made = experiment.build_experiment(task, folder)
+    process, source = made.process, made.data_source
+    if not config.trains_clients:
+      why = 'clients do not train in its --scenario'
+    elif process.local_model is None:
+      why = 'its clients keep models of their own, or have no whole ones'
+    elif process.outside is not None:
+      why = f'what its clients sent is in files, --{config.prefix}uploads=files'
+    if process.local_model is None or why:
+      raise UsageError(
+        f'--local_models: --algorithm={config.run.algorithm}: {why}; leave the'
+        ' flag out'
+      )
+    evaluate_fn = evaluate.build_evaluate_fn(
+      task.model_fn,
+      task.views,
+      prediction=process.prediction._replace(also={}),
+      batch_size=batch_size,
+    )
+    state = composer.LearningAlgorithmState(
+      model, {'table': table}, round_num, (), ()
+    )
+    results = []
+    for dataset in source.cohort(config.run.seed, round_num):
+      own = process.local_model(state, dataset, round_num)
+      of_client = evaluate_fn(own, held.x, held.y, table)
+      results.append((of_client['accuracy'], of_client['loss']))
+  if not results:
+    raise UsageError(
+      f'--local_models: round {round_num} has no clients that take part; give'
+      ' another --round'
+    )
+  figures = evaluate.over_clients(*tf.unstack(tf.constant(results), axis=1))
+  return {
+    'num_clients': len(results),
+    **{name: float(value) for name, value in figures.items()},
+  }
 
 
 def describe(figures: Mapping[str, Any], num_clients: int) -> dict[str, str]:
