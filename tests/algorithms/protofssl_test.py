@@ -39,8 +39,8 @@ _KINDS = ('helpers', 'global')
 _WIDTH = 4  # Of the tiny network's embeddings.
 
 
-def _build(kind='helpers', norm='none', **settings):
-  own = {} if kind == 'helpers' else {'prototypes': kind}
+def _build(kind='helpers', norm='none', own=(), **settings):
+  own = {'prototypes': kind, **dict(own)} if kind == 'global' else own
   return tiny_rounds.build('protofssl', _CLIENTS, norm, own, **settings)
 
 
@@ -54,6 +54,11 @@ def _next(process, state, elements):
 
 def _table(output):
   return output.state.distributor['table']
+
+
+def _with_table(state, table):
+  distributor = collections.OrderedDict(state.distributor, table=table)
+  return state._replace(distributor=distributor)
 
 
 class TestRounds:
@@ -102,6 +107,43 @@ class TestRounds:
       of_class = kept['prototypes'][:, label][kept['exists'][:, label]]
       assert np.all(mean[label] >= of_class.min(0) - 1e-5)
       assert np.all(mean[label] <= of_class.max(0) + 1e-5)
+
+  def test_helpers_that_stay_for_two_rounds(self):
+    """Rounds 3 and 4 have those of round 2; who predicts is of the round."""
+    held, plain = _build(own={'helper_interval': 2}), _build()
+    outputs = tiny_rounds.run(held, _CLIENTS, 4)
+    losses = [
+      o.metrics['client_work']['train']['loss_prototype_label'] for o in outputs
+    ]
+    assert np.all(np.isnan(losses[:2])) and np.all(np.isfinite(losses[2:]))
+    x, y = tiny_task.examples(60, 3)
+    evaluate_fn = evaluate.build_evaluate_fn(
+      tiny_task.network_fn('protofssl', 'none'),
+      tiny_task.VIEWS,
+      prediction=held.prediction,
+    )
+    latest = [collections.OrderedDict(_table(o)) for o in outputs]
+    sent = [table.pop('sent') for table in latest]
+    tiny_rounds.assert_same(sent[1], latest[1])
+    tiny_rounds.assert_same(sent[2], latest[1])
+    tiny_rounds.assert_same(sent[3], latest[3])
+    assert tiny_rounds.differ(latest[2], latest[1])
+    for before, after, table, used in zip(
+      outputs[1:], outputs[2:], latest[2:], (sent[1], sent[2])
+    ):
+      # A client cannot tell from which round its helpers are.
+      state = _with_table(before.state, used)
+      round_num = int(before.state.distributor['round_num'])
+      cohort = tiny_task.cohort(_CLIENTS, round_num=round_num)
+      expected = _next(plain, state, cohort)
+      tiny_rounds.assert_same(
+        tiny_rounds.model(after).weights, tiny_rounds.model(expected).weights
+      )
+      tiny_rounds.assert_same(table, _table(expected))
+      model = tiny_rounds.model(after)
+      result = evaluate_fn(model, x, y, _table(after))
+      assert result == evaluate_fn(model, x, y, table)
+      assert result['accuracy'] > 0.8
 
   def test_the_average_model_predicts_by_prototypes_too(self):
     process = _build(average_decay=0.0001)
@@ -156,9 +198,10 @@ class TestRounds:
     assert train['aggregation_weight_max'] == pytest.approx(19 / 29)
 
 
-@pytest.mark.parametrize('kind', _KINDS)
+@pytest.mark.parametrize('kind', [*_KINDS, 'held'])
 def test_it_compiles_to_map_reduce_form(kind):
-  form = deployment.get_map_reduce_form(_build(kind))
+  own = {'helper_interval': 3} if kind == 'held' else {}
+  form = deployment.get_map_reduce_form(_build(kind, own=own))
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 
@@ -236,6 +279,11 @@ class TestBytes:
     # A row also says whether it is valid, and whose; counts are float32.
     expected = of_set + 5 if kind == 'helpers' else 3 * (4 * _WIDTH + 4)
     assert figures['bytes_up_exchange'] == expected
+    # Clients are drawn anew: also where helpers stay, each gets them.
+    (held,) = tiny_rounds.run(_build(own={'helper_interval': 2}), _CLIENTS, 1)
+    of_held = held.metrics['communication']
+    if kind == 'helpers':
+      assert of_held == figures
     for way in ('down', 'up'):
       parts = ('model', 'statistics', 'exchange', 'scalars')
       assert figures[f'bytes_{way}_per_client'] == sum(
@@ -371,6 +419,12 @@ def test_protected_sums_refuse_single_clients_prototypes(kind):
     (('--scenario=labels_at_server',), 'labels_at_clients only'),
     (('--protofssl.sum_norm=2',), 'has no effect'),
     (('--protofssl.prototypes=global', '--protofssl.num_helpers=3'), 'effect'),
+    (
+      ('--protofssl.prototypes=global', '--protofssl.helper_interval=3'),
+      'effect',
+    ),
+    (('--protofssl.helper_interval=0',), 'at least 1'),
+    (('--protofssl.helper_interval=10000001',), 'at most'),
     (
       ('--protofssl.prototypes=global', '--protofssl.prototype_noise=1'),
       'effect',

@@ -224,9 +224,11 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
       assert np.isfinite(float(row['finalizer/server_loss_labeled']))
   learns = config.run.algorithm.removeprefix('local_')
   if config.trains_clients and learns != 'supervised':
-    # In the first round of ProtoFSSL there are no prototypes to label with.
-    num_labeling = 1 if config.run.algorithm == 'protofssl' else 2
-    for row in rows[-num_labeling:]:
+    # In ProtoFSSL's first rounds there are no prototypes to label with.
+    num_without = 0
+    if config.run.algorithm == 'protofssl':
+      num_without = config.algorithm.helper_interval
+    for row in rows[-2:][num_without:]:
       assert row['client_work/train/num_clients'] == '2'
       # These have no pseudo-labels.
       if config.run.algorithm not in ('fedcon', 'supervised'):

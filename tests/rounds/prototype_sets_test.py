@@ -15,8 +15,10 @@ _POPULATION = exchange_lib.Population(0, (), num_classes=3, num_outputs=2)
 _ROUND = tf.constant(4)
 
 
-def _list(num_sets):
-  return prototype_sets.build_list(_POPULATION, num_sets=num_sets)
+def _list(num_sets, interval=1):
+  return prototype_sets.build_list(
+    _POPULATION, num_sets=num_sets, interval=interval
+  )
 
 
 def _row(value, exists=(True, True, True)):
@@ -41,9 +43,9 @@ def _rows(*rows):
 
 
 def _accept(exchange, table, *rows, round_num=_ROUND):
-  table = {name: tf.constant(value) for name, value in table.items()}
+  table = tf.nest.map_structure(tf.constant, table)
   table = exchange.accept(table, _rows(*rows), None, round_num)
-  return {name: value.numpy() for name, value in table.items()}
+  return tf.nest.map_structure(lambda value: value.numpy(), table)
 
 
 def _same(first, second):
@@ -87,6 +89,68 @@ def test_which_are_kept_is_drawn_whatever_their_order():
     assert len(drawn) == 2
     chosen.update(drawn)
   assert set(chosen) == {1.0, 2.0, 3.0, 4.0, 5.0, 6.0}
+
+
+def _rounds(interval, cohorts, first=1):
+  """(The value that stands for the sent sets, the table) after each round."""
+  exchange = _list(2, interval)
+  table, history = exchange.initialize(), []
+  for round_num, rows in enumerate(cohorts, start=first):
+    sent = exchange.message(table, None, tf.constant(round_num))
+    received = exchange.receive(sent, tf.constant(0))
+    assert list(received) == ['exists', 'prototypes']
+    values = np.asarray(received['prototypes'])[:, 0, 0]
+    values = values[np.any(received['exists'], axis=1)]
+    table = _accept(exchange, table, *rows, round_num=tf.constant(round_num))
+    history.append((list(values), table))
+  return history
+
+
+def test_sets_that_are_sent_for_some_rounds():
+  """Interval 3: those of rounds 3 and 6 are sent, from the round after."""
+  cohorts = [[_row(float(round_num))] for round_num in range(1, 9)]
+  history = _rounds(3, cohorts)
+  assert [sent for sent, _ in history] == [
+    [], [], [], [3.0], [3.0], [3.0], [6.0], [6.0],
+  ]  # fmt: skip
+  for round_num, (_, table) in enumerate(history, start=1):
+    # What predicts is always of the round itself.
+    latest = prototype_sets.completed(table)['prototypes'][:, 0, 0]
+    assert latest[0] == round_num
+  # In each round, as without the flag: one round later.
+  (without,) = {len(table) for _, table in _rounds(1, cohorts)}
+  assert without == 2
+  assert [sent for sent, _ in _rounds(1, cohorts)] == [
+    [], *([float(round_num)] for round_num in range(1, 8)),
+  ]  # fmt: skip
+
+
+def test_rounds_that_send_nothing_between_those_that_are_due():
+  nobody = _row(0.0, (False, False, False))
+  cohorts = [[_row(float(round_num))] for round_num in range(1, 8)]
+  cohorts[2], cohorts[5], cohorts[4] = [nobody], [], [nobody, nobody]
+  history = _rounds(3, cohorts)
+  # Where nobody sends any in a round that counts, the last ones are sent.
+  sent = [sent for sent, _ in history]
+  assert sent == [[], [], [], [2.0], [2.0], [2.0], [4.0]]
+  latest = [table['prototypes'][0, 0, 0] for _, table in history]
+  assert latest == [1.0, 2.0, 2.0, 4.0, 4.0, 4.0, 7.0]
+
+
+def test_an_interval_of_one_is_none():
+  rows = [_row(float(value)) for value in range(1, 5)]
+  default = prototype_sets.build_list(_POPULATION, num_sets=2)
+  table = default.initialize()
+  assert list(table) == ['exists', 'prototypes']
+  assert default.message(table, None, _ROUND) is table
+  _same(_accept(default, table, *rows), _accept(_list(2), table, *rows))
+  held = _list(2, 5)
+  table = _accept(held, held.initialize(), *rows)
+  assert list(table) == ['exists', 'prototypes', 'sent']
+  _same(
+    {name: table[name] for name in ('exists', 'prototypes')},
+    _accept(default, default.initialize(), *rows),
+  )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,8 @@ embedding of a class, and softmax(-distances from prototypes) a prediction.
 
 In a round:
 1.  The server sends the network, and the prototypes of clients of the round
-    before (helpers), the same to all.
+    before (helpers), the same to all; with `--protofssl.helper_interval` R_H,
+    new ones in rounds 1, 1 + R_H, ... only, and the same again in the others.
 2.  For each of E episodes (`--client_epochs`), a client draws n_S support and
     n_Q query examples of each of its classes and n_QU unlabelled ones
     (`--client_batch_size`), and embeds all of them, not augmented, in one pass.
@@ -175,7 +176,9 @@ def build_exchange(
   """The prototypes that the server keeps and sends: steps 1 and 5."""
   if hparams.sends_rows:
     return functools.partial(
-      prototype_sets.build_list, num_sets=hparams.num_helpers
+      prototype_sets.build_list,
+      num_sets=hparams.num_helpers,
+      interval=hparams.helper_interval,
     )
   return functools.partial(
     prototype_sets.build_global,

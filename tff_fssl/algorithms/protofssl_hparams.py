@@ -62,6 +62,16 @@ class ProtoFsslHparams:
     maximum=1000,
     needs={'prototypes': (HELPERS,)},
   )
+  helper_interval: int = hparam(
+    1,
+    'R_H, the rounds after which clients are sent other prototypes: in rounds'
+    ' 1, 1 + R_H, 1 + 2 R_H and so on those of the round before, in the others'
+    ' the same again; so there are none in the first R_H rounds. The global'
+    ' model predicts by the last ones in any case (figures 4b and 5b).',
+    minimum=1,
+    maximum=10**7,
+    needs={'prototypes': (HELPERS,)},
+  )
   sum_norm: float = hparam(
     1.0,
     "The norm that a client's sums and numbers of examples, taken together, are"

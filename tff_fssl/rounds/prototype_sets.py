@@ -1,7 +1,8 @@
 """Sets of prototypes that the server keeps, sends and predicts by.
 
 The table is OrderedDict(exists bool [H, K], prototypes float32 [H, K, D]): H
-sets, K classes, D the width of embeddings. It starts without any prototype.
+sets, K classes, D the width of embeddings. It starts without any prototype. If
+other sets are sent than predict, `sent` is a second such table, in the first.
 """
 
 import collections
@@ -39,11 +40,11 @@ def _initialize(num_sets: int, population: exchange_lib.Population) -> _Table:
   )
 
 
-def completed(table: _Table) -> dict[str, tf.Tensor]:
+def completed(table: Mapping[str, Any]) -> dict[str, tf.Tensor]:
   """The table with all sets made whole: see `prototypes.completed`.
 
   Args:
-    table: As it is kept and sent.
+    table: As it is kept (then these are the sets that predict) or sent.
 
   Returns:
     prototypes float32 [H, K, D], exists bool [K], used float32 [H].
@@ -88,7 +89,7 @@ def client_sums(
 
 
 def build_list(
-  population: exchange_lib.Population, *, num_sets: int
+  population: exchange_lib.Population, *, num_sets: int, interval: int = 1
 ) -> exchange_lib.Exchange:
   """The exchange that keeps the prototypes of the last cohort's clients.
 
@@ -100,6 +101,7 @@ def build_list(
   Args:
     population: The classes and the width of embeddings.
     num_sets: H, the most clients whose prototypes are kept.
+    interval: R_H >= 1, the rounds after which others are sent.
 
   Returns:
     The exchange.
@@ -137,7 +139,7 @@ def build_list(
       (name, of_kept(values, table[name])) for name, values in sent.items()
     )
 
-  return exchange_lib.Exchange(
+  every_round = exchange_lib.Exchange(
     initialize=lambda: _initialize(num_sets, population),
     message=lambda table, model, round_num: table,
     receive=lambda table, client_id: dict(table),
@@ -147,6 +149,48 @@ def build_list(
     },
     accept=accept,
     is_possible=is_possible,
+  )
+  return every_round if interval == 1 else _held(every_round, interval)
+
+
+def _held(
+  every_round: exchange_lib.Exchange, interval: int
+) -> exchange_lib.Exchange:
+  """The exchange whose clients get the sets of rounds R_H, 2 R_H and so on.
+
+  Each of them from the next round on, until the next are due.
+
+  Args:
+    every_round: The exchange whose clients get those of the round before.
+    interval: R_H.
+
+  Returns:
+    The exchange. What predicts is that of `every_round`: prototypes that are
+    held belong to a network that is no longer the model.
+  """
+
+  def initialize() -> Mapping[str, Any]:
+    latest = every_round.initialize()
+    return collections.OrderedDict(latest, sent=every_round.initialize())
+
+  def accept(
+    table: Mapping[str, Any],
+    rows: exchange_lib.Rows,
+    model: server_model.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    latest = every_round.accept(table, rows, model, round_num)
+    is_due = tf.equal(round_num % interval, 0)
+    sent = collections.OrderedDict(
+      (name, tf.where(is_due, value, table['sent'][name]))
+      for name, value in latest.items()
+    )
+    return collections.OrderedDict(latest, sent=sent)
+
+  return every_round._replace(
+    initialize=initialize,
+    message=lambda table, model, round_num: table['sent'],
+    accept=accept,
   )
 
 
