@@ -12,6 +12,7 @@ import tensorflow as tf
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.data import augment
+from tff_fssl.hparams import UsageError
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import optimizer
@@ -166,6 +167,116 @@ def test_loss_and_gradient(distance, stop_gradient):
     _WEIGHTS,
   )
   assert np.max(np.abs(gradient - other)) > 1e-2
+
+
+def _losses_of_global_support(weights, hparams, exists, targets=None):
+  """As `_losses`, of algorithm 2: (losses, number of queries, labels)."""
+  whole = {
+    label: [_SETS[j, label] for j in range(3) if exists[j, label]]
+    for label in range(4)
+  }
+  z = _X @ weights
+  common, is_query, helped = np.zeros((4, 3)), np.ones(8, bool), []
+  for label in range(4):
+    if whole[label]:
+      common[label] = np.mean(whole[label], axis=0)
+      helped.append(label)
+    elif label in _LABELS:
+      of_support = (_GROUPS == 0) & (_LABELS == label)
+      common[label] = z[of_support].mean(0)
+      is_query &= ~of_support
+  held = [k for k in range(4) if k in helped or k in _LABELS]
+
+  def log_probs(z, prototypes, classes):
+    logs = np.full((len(z), 4), np.log(1e-7))
+    scores = -_distances(z, prototypes[classes], hparams.distance)
+    logs[:, classes] = reference.log_softmax(scores)
+    return logs
+
+  of_labels = -log_probs(z, common, held)[range(8), _LABELS]
+  z = _U @ weights
+  if targets is None:
+    probs = np.zeros((5, 4))
+    used = [j for j in range(3) if exists[j].any()]
+    for j in used:
+      of_j = np.where(exists[j][:, None], _SETS[j], common)
+      probs[:, helped] += np.exp(log_probs(z, of_j, helped))[:, helped]
+    probs /= len(used)
+    powers = probs ** (1 / hparams.temperature)
+    targets = powers / powers.sum(-1, keepdims=True)
+  of_unlabeled = -np.sum(targets * log_probs(z, common, held), -1)
+  losses = of_labels[is_query].mean(), of_unlabeled.mean()
+  return losses, is_query.sum(), targets
+
+
+_WITHOUT_CLASS_0 = _EXISTS & [False, True, True, True]
+_WITHOUT_CLASS_1 = _EXISTS & [True, False, True, True]
+
+
+@pytest.mark.parametrize('distance', list(_DISTANCES))
+@pytest.mark.parametrize(
+  'exists, num_queries',
+  [(_EXISTS, 8), (_WITHOUT_CLASS_0, 7), (_WITHOUT_CLASS_1, 8)],
+  ids=['all', 'no class 0', 'no class 1'],
+)
+def test_global_support(distance, exists, num_queries):
+  """Section B.1: no gradient through prototypes; each example is a query.
+
+  Of class 0, which no helper has, the client's own support example stands in.
+  Of class 1 nobody has any: it is in no softmax.
+  """
+  hparams = _HPARAMS(
+    support='global', distance=distance, unlabeled_loss_weight=0.7
+  )
+  gradient, ratios = _step(hparams, exists=exists)
+  (of_labels, of_unlabeled), counted, labels = _losses_of_global_support(
+    _WEIGHTS, hparams, exists
+  )
+  assert counted == num_queries
+  assert ratios['loss_labeled'] == pytest.approx(
+    (counted * of_labels, counted), rel=1e-5
+  )
+  assert ratios['loss_prototype_label'] == pytest.approx(
+    (5 * of_unlabeled, 5), rel=1e-5
+  )
+
+  def total(weights):
+    terms, *_ = _losses_of_global_support(weights, hparams, exists, labels)
+    return terms[0] + 0.7 * terms[1]
+
+  expected = reference.gradient(total, _WEIGHTS)
+  np.testing.assert_allclose(gradient, expected, atol=1e-4)
+  own, _ = _step(
+    _HPARAMS(distance=distance, unlabeled_loss_weight=0.7), exists=exists
+  )
+  assert np.max(np.abs(gradient - own)) > 1e-2
+
+
+def test_global_support_is_the_clients_own_without_helpers():
+  none = np.zeros_like(_EXISTS)
+  own, expected = _step(_HPARAMS(), exists=none)
+  gradient, ratios = _step(_HPARAMS(support='global'), exists=none)
+  np.testing.assert_array_equal(gradient, own)
+  assert ratios == expected
+  # Helpers' prototypes also count where there is nothing to label.
+  weights = (0.0,) * 5
+  gradient, ratios = _step(_HPARAMS(support='global'), weights=weights)
+  assert np.max(np.abs(gradient - own)) > 1e-2
+  assert ratios['loss_labeled'][1] == 8.0
+
+
+def test_one_set_without_sharpening_teaches_nothing_as_support():
+  """What `ProtoFsslHparams` refuses: labels that are the predictions."""
+  exists = _EXISTS & [[True], [False], [False]]
+  own = {'support': 'global', 'num_helpers': 1}
+  with pytest.raises(UsageError, match='temperature=1.0: .*nothing is learnt'):
+    _HPARAMS(temperature=1.0, **own)
+  near = _HPARAMS(temperature=1.0 + 1e-6, unlabeled_loss_weight=9.0, **own)
+  alone = _HPARAMS(temperature=1.0, unlabeled_loss_weight=0.0, **own)
+  (gradient, _), (expected, _) = (
+    _step(h, exists=exists) for h in (near, alone)
+  )
+  np.testing.assert_allclose(gradient, expected, atol=1e-4)
 
 
 def test_pseudo_labels_are_measured():

@@ -157,6 +157,20 @@ class TestRounds:
     assert result['average/loss'] == pytest.approx(result['loss'], abs=1e-2)
 
   @pytest.mark.parametrize('kind', _KINDS)
+  def test_global_support_is_used_as_soon_as_there_are_prototypes(self, kind):
+    outputs, own = (
+      tiny_rounds.run(_build(kind, own={'support': support}), _CLIENTS, 2)
+      for support in ('global', 'own')
+    )
+    first, second = zip(outputs, own)
+    tiny_rounds.assert_same(*(tiny_task.flat(o.state) for o in first))
+    trained, expected = (
+      o.metrics['client_work']['train']['loss_labeled'] for o in second
+    )
+    assert np.isfinite(trained) and trained != expected
+    assert tiny_rounds.differ(*(tiny_rounds.model(o).weights for o in second))
+
+  @pytest.mark.parametrize('kind', _KINDS)
   def test_clients_without_labels_or_classes(self, kind):
     process = _build(kind)
     state = process.initialize()
@@ -198,9 +212,17 @@ class TestRounds:
     assert train['aggregation_weight_max'] == pytest.approx(19 / 29)
 
 
-@pytest.mark.parametrize('kind', [*_KINDS, 'held'])
-def test_it_compiles_to_map_reduce_form(kind):
-  own = {'helper_interval': 3} if kind == 'held' else {}
+@pytest.mark.parametrize(
+  'kind, own',
+  [
+    ('helpers', ()),
+    ('global', ()),
+    ('helpers', {'helper_interval': 2}),
+    ('global', {'support': 'global'}),
+  ],
+  ids=str,
+)
+def test_it_compiles_to_map_reduce_form(kind, own):
   form = deployment.get_map_reduce_form(_build(kind, own=own))
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
@@ -423,6 +445,15 @@ def test_protected_sums_refuse_single_clients_prototypes(kind):
       ('--protofssl.prototypes=global', '--protofssl.helper_interval=3'),
       'effect',
     ),
+    (('--protofssl.support=others',), 'allowed are own, global'),
+    (
+      (
+        '--protofssl.support=global',
+        '--protofssl.prototypes=global',
+        '--protofssl.temperature=1',
+      ),
+      'nothing is learnt',
+    ),
     (('--protofssl.helper_interval=0',), 'at least 1'),
     (('--protofssl.helper_interval=10000001',), 'at most'),
     (
@@ -444,6 +475,20 @@ def test_what_is_refused(given, message):
     config.from_command_line([*_DEPLOYED, *given])
 
 
+@pytest.mark.parametrize(
+  'given',
+  [
+    ('--protofssl.temperature=1',),
+    ('--protofssl.temperature=1', '--protofssl.stop_gradient=false'),
+    ('--protofssl.prototypes=global',),
+    ('--protofssl.helper_interval=3',),
+  ],
+  ids=str,
+)
+def test_global_support_goes_with_the_rest(given):
+  config.from_command_line([*_DEPLOYED, '--protofssl.support=global', *given])
+
+
 def test_the_papers_settings_are_the_defaults():
   made = config.from_command_line(_DEPLOYED)
   assert made.round.client_epochs == 10
@@ -453,6 +498,7 @@ def test_the_papers_settings_are_the_defaults():
   assert 'momentum' not in made.flags()
   own = made.algorithm
   assert (own.num_support, own.num_query, own.num_helpers) == (1, 2, 5)
+  assert (own.support, own.helper_interval) == ('own', 1)
   assert (own.unlabeled_loss_weight, own.temperature) == (0.3, 0.5)
   # SGD stays possible, and the default of others.
   sgd = config.from_command_line(

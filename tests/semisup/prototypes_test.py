@@ -176,6 +176,33 @@ def test_gradients_are_those_of_the_formula_and_finite(distance, exists):
   assert np.all(np.isfinite(gradient(_PROTOTYPES.numpy()[:2])))
 
 
+def test_prototypes_of_others_in_place_of_own():
+  own = tf.constant([[9.0, 9.0], [8.0, 8.0], [7.0, 7.0]])
+  exists = tf.constant([[True, False, False]] * 2 + [[False] * 3])
+  sets = tf.constant([[[1.0, 2.0]] + [_NONE] * 2, [[3.0, 0.0]] + [_NONE] * 2])
+  whole, some, used = prototypes.completed(
+    tf.pad(sets, [[0, 1], [0, 0], [0, 0]]), exists
+  )
+  replaced, held = prototypes.replaced(
+    own, tf.constant([True, True, False]), whole, some, used
+  )
+  np.testing.assert_allclose(replaced, [[2.0, 1.0], [8.0, 8.0], [7.0, 7.0]])
+  np.testing.assert_array_equal(held, [True, True, False])
+  # The mean over those that have the class, not over all.
+  whole, some, used = prototypes.completed(_SETS, _EXISTS)
+  replaced, held = prototypes.replaced(
+    own, tf.constant([False] * 3), whole, some, used
+  )
+  np.testing.assert_allclose(replaced, [[2.0, 1.0], [3.0, 1.0], [0.5, 1.0]])
+  assert np.all(held)
+  none = tf.zeros_like(_EXISTS)
+  for value, expected in zip(
+    prototypes.replaced(own, _ALL, *prototypes.completed(0 * _SETS, none)),
+    (own, _ALL),
+  ):
+    np.testing.assert_array_equal(value, expected)
+
+
 def test_class_means():
   embeddings = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 9.0], [7.0, 7.0]])
   labels, weights = tf.constant([2, 2, 0, 1]), tf.constant([1.0, 1.0, 1.0, 0.0])

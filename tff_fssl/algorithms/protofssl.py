@@ -39,6 +39,9 @@ Where paper (P) and code (C) differ; docs/algorithms/protofssl.md says why:
 12  A class that a client lacks is left out of the softmax; its distance is 1e18
     in C. A helper that lacks it takes the mean of the other helpers.
 
+`--protofssl.support=global` is the ablation of P's appendix B.1: the prototypes
+of step 2 are the mean of the helpers', and support examples are queries, too.
+
 `--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec): one
 helper, whose prototypes are those of all clients' labelled examples together.
 """
@@ -91,6 +94,10 @@ def _minimize(
         embeddings[:num_labeled], labeled.labels, in_support, num_classes
       )
     )
+    if hparams.support == protofssl_hparams.GLOBAL:
+      is_helped = tf.gather(batch.constants['exists'], labeled.labels)
+      in_query += in_support * tf.cast(is_helped, tf.float32)
+      own, exists = prototypes_lib.replaced(own, exists, **batch.constants)
     logs = prototypes_lib.log_probs(embeddings, own, exists, hparams.distance)
     of_query = labeled._replace(weights=in_query)
     loss, ratios = objective.labeled_loss(logs[:num_labeled], of_query)

@@ -20,8 +20,8 @@ METRICS = (
   ),
 )
 
-# Values of `prototypes`.
-HELPERS, GLOBAL = 'helpers', 'global'
+# Values of `prototypes` and `support`.
+HELPERS, GLOBAL, OWN = 'helpers', 'global', 'own'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,6 +81,15 @@ class ProtoFsslHparams:
     minimum=0,
     needs={'prototypes': (GLOBAL,)},
   )
+  support: str = hparam(
+    OWN,
+    'By whose prototypes a client predicts in training. own: its own, of n_S'
+    ' support examples of each class; global: the mean of those that it was'
+    ' sent, which are constants, so that all n_S + n_Q examples of a class are'
+    ' classified (section B.1, an ablation). Of classes that nobody sent, and'
+    ' in rounds without helpers, its own.',
+    choices=(OWN, GLOBAL),
+  )
   unlabeled_loss_weight: float = hparam(
     0.3,
     'lambda_U, the weight of the loss on unlabelled examples (table 5).',
@@ -118,6 +127,20 @@ class ProtoFsslHparams:
 
   def __post_init__(self) -> None:
     hparams.validate(self, 'protofssl.')
+    labels_are_predictions = (
+      self.support == GLOBAL
+      and self.num_sets == 1
+      and self.temperature == 1
+      and self.stop_gradient
+    )
+    if labels_are_predictions and self.unlabeled_loss_weight:
+      raise hparams.UsageError(
+        f'--protofssl.temperature={hparams.to_text(self.temperature)}: with'
+        ' --protofssl.support=global and one set of prototypes, the labels of'
+        " unlabelled examples are then the client's own predictions, from which"
+        ' nothing is learnt; give another temperature or more'
+        ' --protofssl.num_helpers, or set --protofssl.unlabeled_loss_weight=0'
+      )
 
   @property
   def sends_rows(self) -> bool:

@@ -137,6 +137,36 @@ def completed(
   return whole, tf.reduce_any(exists, axis=0), used
 
 
+def replaced(
+  own: tf.Tensor,
+  own_exists: tf.Tensor,
+  prototypes: tf.Tensor,
+  exists: tf.Tensor,
+  used: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Own prototypes, but the mean over sets of classes that any set has.
+
+  ProtoFSSL, appendix B.1, algorithm 2: c_k = mean over j of c_(j,k).
+
+  Args:
+    own: float32 [K, D].
+    own_exists: bool [K].
+    prototypes: float32 [H, K, D], made whole; see `completed`.
+    exists: bool [K].
+    used: float32 [H], 1 for sets that count, else 0.
+
+  Returns:
+    (prototypes float32 [K, D], which exist bool [K]).
+  """
+  mean = tf.math.divide_no_nan(
+    tf.tensordot(used, prototypes, 1), tf.reduce_sum(used)
+  )
+  return (
+    tf.where(exists[:, tf.newaxis], mean, own),
+    tf.logical_or(exists, own_exists),
+  )
+
+
 def mean_probs(
   embeddings: tf.Tensor,
   prototypes: tf.Tensor,
