@@ -211,6 +211,9 @@ def test_class_means():
   means, exists = prototypes.means(sums, counts)
   np.testing.assert_allclose(means, [[5, 9], [0, 0], [2, 3], [0, 0]])
   np.testing.assert_array_equal(exists, [True, False, True, False])
+  at_once = prototypes.class_means(embeddings, labels, weights, 4)
+  for value, expected in zip(at_once, (means, exists), strict=True):
+    np.testing.assert_array_equal(value, expected)
 
 
 def test_noise():

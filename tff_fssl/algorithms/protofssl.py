@@ -76,9 +76,8 @@ def _minimize(
   with_helpers: bool,
 ) -> tuple[list[tf.Tensor], dict[str, algorithm_lib.Ratio]]:
   """Gradients of the loss, and metrics: steps 2 and 3."""
-  labeled, unlabeled = (
-    batch.parts[name] for name in (objective.LABELED, objective.UNLABELED)
-  )
+  labeled = batch.parts[objective.LABELED]
+  unlabeled = batch.parts[objective.UNLABELED]
   images, num_labeled = labeled.views['plain'], tf.size(labeled.labels)
   if with_helpers:
     images = tf.concat([images, unlabeled.views['plain']], axis=0)
@@ -89,10 +88,8 @@ def _minimize(
   )
   with tf.GradientTape() as tape:
     embeddings = networks.local.logits(images, training=True)
-    own, exists = prototypes_lib.means(
-      *prototypes_lib.class_sums(
-        embeddings[:num_labeled], labeled.labels, in_support, num_classes
-      )
+    own, exists = prototypes_lib.class_means(
+      embeddings[:num_labeled], labeled.labels, in_support, num_classes
     )
     if hparams.support == protofssl_hparams.GLOBAL:
       is_helped = tf.gather(batch.constants['exists'], labeled.labels)
@@ -141,10 +138,9 @@ def build_local_algorithm(
       tf.reduce_any(batch.parts[objective.UNLABELED].weights > 0.0),
     )
     minimize = functools.partial(_minimize, hparams, networks, batch)
-    gradients, ratios = tf.cond(
-      with_helpers, lambda: minimize(True), lambda: minimize(False)
+    return algorithm_lib.StepResult(
+      *tf.cond(with_helpers, lambda: minimize(True), lambda: minimize(False))
     )
-    return algorithm_lib.StepResult(gradients, ratios)
 
   def finish(
     networks: algorithm_lib.Networks,

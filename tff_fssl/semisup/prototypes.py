@@ -49,6 +49,16 @@ def means(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
   return tf.math.divide_no_nan(sums, counts[:, tf.newaxis]), counts > 0.0
 
 
+def class_means(
+  embeddings: tf.Tensor,
+  labels: tf.Tensor,
+  weights: tf.Tensor,
+  num_classes: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Prototypes of examples: `means` of `class_sums`."""
+  return means(*class_sums(embeddings, labels, weights, num_classes))
+
+
 def distances(
   embeddings: tf.Tensor, prototypes: tf.Tensor, distance: str
 ) -> tf.Tensor:
