@@ -202,8 +202,6 @@ def build_prediction(
   del round_hparams
   if not hparams.decomposition:
     return server_model.Prediction()
-  alone = disjoint_server.alone(hparams.psi_threshold)
-  return server_model.Prediction(
-    lambda model: disjoint_server.weights_of(model, hparams.psi_threshold),
-    also=alone if hparams.evaluate_sets else {},
+  return disjoint_server.build_prediction(
+    hparams.psi_threshold, with_each=hparams.evaluate_sets
   )

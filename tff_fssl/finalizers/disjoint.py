@@ -1,7 +1,5 @@
 """The server of disjoint learning: sigma is the model, psi a further set."""
 
-from collections.abc import Mapping
-
 import tensorflow as tf
 
 from tff_fssl.finalizers import server_algorithm
@@ -18,26 +16,32 @@ def weights_of(model: ServerModel, threshold: float) -> adapter.Weights:
   return disjoint.summed(model.weights, psi, threshold)
 
 
-def alone(threshold: float) -> Mapping[str, server_model.Prediction]:
-  """Predictions by one set alone, where the other is 0, by its name.
+def build_prediction(
+  threshold: float, *, with_each: bool
+) -> server_model.Prediction:
+  """Sigma and psi together predict.
 
   Args:
-    threshold: Elements of psi of at most this size are 0, too.
+    threshold: |psi| must be above this; see `disjoint.summed`.
+    with_each: Whether `also` has predictions by sigma alone and psi alone, by
+      the names of the sets; normalization is that of the sum.
 
   Returns:
-    The ways to predict; normalization is that of the sum.
+    How the model predicts.
   """
 
   def of_psi(model: ServerModel) -> adapter.Weights:
     nothing = tuple(tf.zeros_like(s) for s in model.trainable)
-    return weights_of(
-      model.with_weights(model.weights._replace(trainable=nothing)), threshold
-    )
+    sigma = model.weights._replace(trainable=nothing)
+    return weights_of(model.with_weights(sigma), threshold)
 
-  return {
+  each = {
     disjoint.SIGMA: server_model.Prediction(),
     disjoint.PSI: server_model.Prediction(of_psi),
   }
+  return server_model.Prediction(
+    lambda model: weights_of(model, threshold), also=each if with_each else {}
+  )
 
 
 def build_server(
