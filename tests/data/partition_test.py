@@ -95,6 +95,7 @@ def _draw_settings(draw):
     'class_draws': draw(st.sampled_from(names.CLASS_DRAWS)),
     'shards_per_client': draw(st.integers(1, 4)),
     'num_validation': draw(st.integers(0, 5)),
+    'num_unlabeled': draw(st.sampled_from([0, 0, 7, 42, 70, 10**4])),
     'full_labels': draw(st.booleans()),
     'labeled_clients': draw(st.sampled_from(['all', '1', '0.5'])),
     'client_labels': draw(st.sampled_from(names.CLIENT_LABELS)),
@@ -108,6 +109,10 @@ def _draw_settings(draw):
     kwargs['client_labels'] = names.OWN
     if kwargs['full_labels']:
       kwargs['num_labels'] = 0
+  elif kwargs['scenario'] == names.LABELS_AT_CLIENTS and draw(st.booleans()):
+    chosen = draw(st.integers(1, num_classes))
+    kwargs['client_label_classes'] = chosen
+    kwargs['num_labels'] = chosen * draw(st.integers(1, 3))
   return labels, num_classes, kwargs, owners
 
 
@@ -130,9 +135,15 @@ def test_invariants(data):
   try:
     p = build()
   except UsageError as error:
-    # Clients have too few examples to label, for shards, or to hold out.
+    # Clients have too few examples to label, for shards, or to hold out, or
+    # there are too few, or too few of each class, to draw.
     assert str(error).startswith(
-      ('--num_labels=', '--shards_per_client=', '--client_test_fraction=')
+      (
+        '--num_labels=',
+        '--shards_per_client=',
+        '--client_test_fraction=',
+        '--num_unlabeled=',
+      )
     )
     return
   held = _held(p)
@@ -160,7 +171,11 @@ def test_invariants(data):
   # Who holds labels does not depend on the examples that clients have.
   if not p.settings.full_labels:
     assert len(holders) == p.settings.num_labeled_clients
-  _check_sizes(p, labels, unknown, owners)
+  if p.settings.num_unlabeled:
+    _check_drawn(p, build)
+  else:
+    _check_sizes(p, labels, unknown, owners)
+  _check_label_classes(p, labels)
   _check_noise(p, labels, build)
   assert build().to_json() == p.to_json()
   back = partition_lib.Partition.from_json(p.to_json())
@@ -217,6 +232,58 @@ def _check_sizes(p, labels, unknown, owners):
     assert shares.max() <= rest // own.num_clients
 
 
+def _shares(p):
+  """What clients hold, but for what they got because it is labelled."""
+  has_own = p.settings.labels_own or p.settings.partition == names.NATURAL
+  all_held = [*p.client_unlabeled, *p.client_test]
+  if has_own or not p.settings.full_labels:
+    all_held += p.client_labeled * has_own
+    return np.concatenate(all_held)
+  bare = np.concatenate(p.client_labeled)
+  num_given = p.settings.num_labels * p.settings.num_labeled_clients
+  # Which of them are the balanced ones does not show.
+  return np.concatenate([bare[num_given:], *all_held])
+
+
+def _check_drawn(p, build):
+  """How many examples are drawn for the clients, and that more include them."""
+  own, shares = p.settings, _shares(p)
+  num_own = own.num_labels * own.num_labeled_clients * own.labels_own
+  left_out = own.num_unlabeled + num_own - len(shares)
+  if own.partition == names.NATURAL:
+    assert left_out == 0
+  elif own.partition in (names.SHARDS, names.DIRICHLET, names.IID):
+    # Known and unknown classes have a remainder each.
+    assert 0 <= left_out < 2 * own.num_clients
+  assert left_out >= 0
+  if own.full_labels or own.partition not in (names.NATURAL, names.SHARDS):
+    return
+  try:
+    more = _shares(build(num_unlabeled=own.num_unlabeled + 9, label_noise=0.0))
+  except UsageError:
+    return
+  lost = np.setdiff1d(shares, more)
+  # Examples of unknown class that are the remainder of the larger number.
+  assert len(lost) < own.num_clients
+
+
+def _check_label_classes(p, labels):
+  """Whose labels are of which classes."""
+  own = p.settings
+  if own.full_labels or own.labels_own or own.client_label_classes == 0:
+    return
+  counts = np.array(
+    [
+      np.bincount(labels[held], minlength=own.num_classes)
+      for held in p.client_labeled
+      if len(held)
+    ]
+  )
+  assert set(counts.flat) <= {0, own.num_labels // own.client_label_classes}
+  assert set((counts > 0).sum(1)) == {own.client_label_classes}
+  assert np.ptp((counts > 0).sum(0)) <= 1
+
+
 def _check_noise(p, labels, build):
   """Which labels are wrong."""
   assert len(p.wrong_labels) == round(p.settings.label_noise * len(p.labeled))
@@ -269,6 +336,154 @@ def test_partitions_of_old_runs_repeat(kwargs, digest):
   ]
   found = hashlib.sha256(json.dumps(parts).encode()).hexdigest()
   assert found.startswith(digest)
+
+
+_KINDS = [
+  ('iid', {}),
+  ('dirichlet', {'alpha': 0.5, 'min_client_examples': 1}),
+  ('dirichlet', {'equal_sizes': True}),
+  ('fedmatch', {}),
+  ('fedmatch', {'class_draws': 'multinomial'}),
+  ('extreme', {}),
+  ('shards', {}),
+  ('natural', {}),
+]
+
+
+def _of_owners(labels, **kwargs):
+  owners = np.arange(len(labels)) % 10
+  return partition_draw.build_partition(
+    labels,
+    partition_settings.PartitionSettings(10, **{'num_labels': 20} | kwargs),
+    owners,
+    'abcdefghij',
+  )
+
+
+@pytest.mark.parametrize('partition, more', _KINDS)
+def test_unlabelled_examples_can_be_few(partition, more):
+  labels = _labels([100] * 10)
+  build = functools.partial(
+    _of_owners, labels, num_clients=10, partition=partition, **more
+  )
+  plain = build(num_validation=30)
+  few, again, other = (
+    build(num_validation=30, num_unlabeled=300, **more)
+    for more in ({}, {}, {'seed': 1})
+  )
+  # Labels and validation stay; clients share what is drawn.
+  np.testing.assert_array_equal(few.server_labeled, plain.server_labeled)
+  np.testing.assert_array_equal(few.validation, plain.validation)
+  held = np.concatenate(few.client_unlabeled)
+  is_whole = partition != 'extreme' and more != {'class_draws': 'multinomial'}
+  is_whole &= (partition, more) != ('fedmatch', {})
+  assert len(held) == 300 if is_whole else 100 < len(held) <= 300
+  assert not np.isin(held, [*few.labeled, *few.validation]).any()
+  # Classes as they come, not equally many of each.
+  if is_whole:
+    counts = few.class_counts.sum(0)
+    assert np.all(np.abs(counts - 30) < 20) and len(set(counts)) > 1
+  assert few.has_same_examples(again) and not few.has_same_examples(other)
+  # All that is left is what there is without the number.
+  assert build(num_validation=30, num_unlabeled=950).has_same_examples(plain)
+  with pytest.raises(UsageError, match='=951: only 950 .* --num_validation'):
+    build(num_validation=30, num_unlabeled=951)
+
+
+@pytest.mark.parametrize('partition', ['iid', 'dirichlet', 'shards', 'natural'])
+def test_more_unlabelled_examples_include_those_of_fewer(partition):
+  build = functools.partial(
+    _of_owners,
+    _labels([100] * 10),
+    num_clients=5,
+    partition=partition,
+    min_client_examples=0,
+  )
+  all_held = [
+    set(np.concatenate(build(num_unlabeled=n).client_unlabeled).tolist())
+    for n in (10, 25, 100, 300, 0)
+  ]
+  sizes = [len(held) for held in all_held]
+  assert sizes == [10, 25, 100, 300, 490 if partition == 'natural' else 980]
+  assert all(a < b for a, b in zip(all_held, all_held[1:]))
+
+
+def test_the_number_does_not_count_labels():
+  labels = _labels([100] * 10)
+  build = functools.partial(_build, labels, **_CLIENTS, num_unlabeled=200)
+  p = build()
+  assert [len(a) for a in p.client_labeled] == [10] * 10
+  assert _sizes(p) == [20] * 10
+  np.testing.assert_array_equal(p.labeled, _build(labels, **_CLIENTS).labeled)
+  # Of what clients have, so many stay unlabelled.
+  own = build(client_labels='own', labeled_clients='4', num_labels=5)
+  assert sum(_sizes(own)) == 200 and len(own.labeled) == 20
+  with pytest.raises(UsageError, match='only 980 .* beside their 20 labels'):
+    build(
+      client_labels='own',
+      labeled_clients='4',
+      num_labels=5,
+      num_unlabeled=981,
+    )
+  # What is held out is part of it, and all of it can be labelled.
+  p = build(client_test_fraction=0.5)
+  assert _sizes(p) == [10] * 10 == [len(a) for a in p.client_test]
+  full = build(full_labels=True, num_labels=0)
+  assert [len(a) for a in full.client_labeled] == [20] * 10
+  unknown = np.where(np.arange(1000) % 2, labels, -1)
+  mixed = _build(unknown, num_unlabeled=200)
+  held = unknown[np.concatenate(mixed.client_unlabeled)]
+  assert 60 < np.sum(held == -1) < 140 and 180 < len(held) <= 200
+
+
+def test_labels_of_clients_are_of_few_classes():
+  labels = _labels([100] * 10)
+  build = functools.partial(_build, labels, **_CLIENTS, num_labels=10)
+  p = build(client_label_classes=2)
+  counts = np.array(
+    [np.bincount(labels[a], minlength=10) for a in p.client_labeled]
+  )
+  assert sorted(counts.flat) == [0] * 80 + [5] * 20
+  assert counts.sum(0).tolist() == [10] * 10
+  # Its other examples are of all classes.
+  assert np.all((p.class_counts - counts).sum(1) == 90)
+  assert np.median(((p.class_counts - counts) > 0).sum(1)) == 10
+  pairs = [tuple(np.flatnonzero(c)) for c in counts]
+  others = build(client_label_classes=2, seed=1)
+  assert pairs != [
+    tuple(np.unique(labels[a]).tolist()) for a in others.client_labeled
+  ]
+  assert build(client_label_classes=2).to_json() == p.to_json()
+  # All classes, in other words; also where some clients hold labels.
+  assert build(client_label_classes=10).has_same_examples(build())
+  some = build(client_label_classes=5, labeled_clients='3')
+  assert len(_holders(some)) == 3
+  for client in _holders(some):
+    assert len(np.unique(labels[some.client_labeled[client]])) == 5
+  # The server's are of all classes, and so are a client's own.
+  assert _build(labels, client_label_classes=2).has_same_examples(
+    _build(labels)
+  )
+  own = build(client_label_classes=2, client_labels='own', num_labels=7)
+  assert len(own.labeled) == 70
+
+
+def test_settings_of_newer_versions_are_in_files_that_need_them():
+  labels = _labels([100] * 10)
+  plain = json.loads(_build(labels).to_json())['settings']
+  assert not {'num_unlabeled', 'client_label_classes'} & plain.keys()
+  p = _build(
+    labels,
+    **_CLIENTS,
+    num_unlabeled=50,
+    client_label_classes=2,
+    num_labels=4,
+  )
+  fields = json.loads(p.to_json())
+  assert fields['settings']['num_unlabeled'] == 50
+  assert fields['settings']['client_label_classes'] == 2
+  back = partition_lib.Partition.from_json(json.dumps(fields))
+  assert back.settings == p.settings and back.has_same_examples(p)
 
 
 def test_seeds_differ_but_only_where_they_should():
@@ -496,6 +711,60 @@ def test_all_labels_at_clients_leaves_nothing_unlabelled():
     (
       {**_CLIENTS, 'labeled_clients': '2', 'num_labels': 250},
       '--num_clients=10: only 0',
+    ),
+    (
+      {**_CLIENTS, 'client_label_classes': 11},
+      r'--client_label_classes=11: must be at most .* \(10\), or 0',
+    ),
+    ({'client_label_classes': -1}, '--client_label_classes=-1: must be at le'),
+    (
+      {**_CLIENTS, 'client_label_classes': 3},
+      '--num_labels=10: .* multiple of --client_label_classes=3.* 9 or 12',
+    ),
+    (
+      {**_CLIENTS, 'client_label_classes': 4, 'num_labels': 0},
+      '--num_labels=0: must be at least 4, or',
+    ),
+    (
+      {**_CLIENTS, 'client_label_classes': 2, 'num_labels': 60},
+      'for each client needs 60 examples of each class, .* at most 50',
+    ),
+    (
+      {
+        **_CLIENTS,
+        'client_label_classes': 4,
+        'num_labels': 80,
+        'num_clients': 8,
+      },
+      'for each client needs 60 examples of some classes, .* at most 48',
+    ),
+    ({'num_unlabeled': -1}, '--num_unlabeled=-1: must be at least 0'),
+    (
+      {'num_unlabeled': 9},
+      '--num_unlabeled=9: is less .* --num_clients=10; set it to at least that',
+    ),
+    ({'num_unlabeled': 491}, '--num_unlabeled=491: only 490 .* or to 0'),
+    (
+      {'num_unlabeled': 10, 'partition': 'extreme'},
+      '--num_unlabeled=10 --partition=extreme: so few .* raise it',
+    ),
+    (
+      {'num_unlabeled': 90, 'partition': 'dirichlet'},
+      '--min_client_examples=10: .* lower --num_clients, or raise --num_unlab',
+    ),
+    (
+      {'num_unlabeled': 10, 'partition': 'shards'},
+      'lower it, or --num_clients, or raise --num_unlabeled',
+    ),
+    (
+      {
+        **_CLIENTS,
+        'client_labels': 'own',
+        'labeled_clients': '1',
+        'num_labels': 40,
+        'num_unlabeled': 10,
+      },
+      'client . has 5 examples to label; .*, or raise --num_unlabeled',
     ),
     ({'num_clients': 0}, '--num_clients=0: must be at least 1'),
     ({'num_clients': 491}, '--num_clients=491: only 490'),

@@ -20,6 +20,8 @@ _READABLE = (1, 2, _VERSION)
 # What is new in version 3. Without it, a file is one of version 2.
 _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
+# Settings that files without them did not have: only how examples were drawn.
+_LATER = ('num_unlabeled', 'client_label_classes')
 
 
 def _none() -> Any:
@@ -157,6 +159,9 @@ class Partition:
       held_out['client_test'] = [a.tolist() for a in self.client_test]
     else:
       del settings[_TEST_FRACTION]
+    for name in _LATER:
+      if not settings[name]:
+        del settings[name]
     return json.dumps(
       {
         'format': _FORMAT,

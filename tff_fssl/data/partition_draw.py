@@ -7,10 +7,16 @@ published code; docs/partitions.md says where the others are from. The steps:
 1.  Each class is shuffled, and its first examples are labelled, equally many
     in every class. With labels at the server, `num_labels` are labelled in
     total; with labels at clients, `num_labels` for each client that holds
-    labels. If not all do, they are drawn; a larger number includes them.
+    labels. If not all do, they are drawn; a larger number includes them. With
+    `client_label_classes`, each gets equally many of that many classes: those
+    that the fewest have so far, at random among equals; who gets which of
+    these sets is drawn last.
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (They are taken from the end, so that their
     number does not change which examples are labelled.)
+    `num_unlabeled` draws so many of what is left, and with `own` labels as many
+    more as are labelled in step 5; the others are not used. `natural`: of what
+    the clients have. A larger number includes those of a smaller one.
 3.  The rest goes to the clients, unlabelled. `iid`: each gets
     floor(rest / clients) examples, drawn at random; a remainder is not used.
     `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
@@ -83,22 +89,18 @@ def build_partition(
   takes_own = settings.labels_own or (len(natural) and not at_server)
   labeled, hidden = _split_labels(
     shuffled,
+    settings,
     1 if at_server else len(holders),
-    0 if takes_own else settings.num_labels // num_classes,
+    0 if takes_own else settings.num_labels // settings.label_classes,
   )
   hidden, validation = _split_validation(hidden, settings.num_validation, seed)
   unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
   if len(natural):
     assert owners is not None
     unlabeled = partition_owners.split([*hidden, unknown], owners, natural)
+    unlabeled = _draw_unlabeled(unlabeled, settings, len(holders))
   else:
-    all_have_labels = len(holders) == num_clients and not settings.labels_own
-    unlabeled = _split_rest(
-      hidden,
-      unknown,
-      settings,
-      may_be_empty=bool(all_have_labels and settings.num_labels),
-    )
+    unlabeled = _split_rest(hidden, unknown, settings, len(holders))
   client_test: list[np.ndarray] = []
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
@@ -145,12 +147,49 @@ def _with_noise(
   )
 
 
+def _draw_unlabeled(
+  groups: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  num_holders: int,
+) -> list[np.ndarray]:
+  """Keeps the examples that `num_unlabeled` draws.
+
+  Args:
+    groups: What clients may get, in any groups.
+    settings: How many, and the seed.
+    num_holders: The number of clients with labels. With `labels_own`, theirs
+      are drawn as well.
+
+  Returns:
+    What is left of each group, in the same order.
+
+  Raises:
+    UsageError: If there are too few; names the flags.
+  """
+  if not settings.num_unlabeled:
+    return groups
+  pool = np.sort(np.concatenate(groups))
+  num_own = settings.num_labels * num_holders if settings.labels_own else 0
+  wanted = settings.num_unlabeled + num_own
+  if wanted > len(pool):
+    labels = f' beside their {num_own} labels' if num_own else ''
+    raise UsageError(
+      f'--num_unlabeled={settings.num_unlabeled}: only'
+      f' {max(len(pool) - num_own, 0)} training examples are left for the'
+      f' clients{labels}; set it to at most that, or to 0 for all, or lower'
+      ' --num_labels or --num_validation'
+    )
+  rng = seeds.generator(settings.seed, seeds.Purpose.UNLABELED)
+  is_drawn = np.zeros(pool[-1] + 1, bool)
+  is_drawn[rng.permutation(pool)[:wanted]] = True
+  return [group[is_drawn[group]] for group in groups]
+
+
 def _split_rest(
   hidden: list[np.ndarray],
   unknown: np.ndarray,
   settings: partition_settings.PartitionSettings,
-  *,
-  may_be_empty: bool,
+  num_holders: int,
 ) -> list[np.ndarray]:
   """Splits what is not labelled, per class, over the clients.
 
@@ -158,7 +197,8 @@ def _split_rest(
     hidden: The examples of each class.
     unknown: The examples of unknown class.
     settings: How to split; not `natural`.
-    may_be_empty: Whether clients may get nothing, since all have labels.
+    num_holders: The number of clients with labels. If all have some beside
+      their share, they may get nothing.
 
   Returns:
     The examples of each client, ascending.
@@ -166,7 +206,10 @@ def _split_rest(
   Raises:
     UsageError: If there are too few; names the flags.
   """
+  *hidden, unknown = _draw_unlabeled([*hidden, unknown], settings, num_holders)
   num_clients = settings.num_clients
+  all_have_labels = num_holders == num_clients and not settings.labels_own
+  may_be_empty = bool(all_have_labels and settings.num_labels)
   num_hidden = sum(len(c) for c in hidden) + len(unknown)
   if num_hidden < num_clients and not may_be_empty:
     raise UsageError(
@@ -175,6 +218,12 @@ def _split_rest(
       ' or --num_validation'
     )
   split = partition_splits.split(hidden, settings)
+  if settings.num_unlabeled and not sum(map(len, split)) and not len(unknown):
+    raise UsageError(
+      f'--num_unlabeled={settings.num_unlabeled} --partition='
+      f'{settings.partition}: so few examples cannot be split in its shares;'
+      ' raise it, or lower --num_clients'
+    )
   rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
   also = partition_splits.split_evenly(unknown, num_clients, rng)
   return [_indices(np.sort(np.concatenate(a))) for a in zip(split, also)]
@@ -248,6 +297,7 @@ def _label_own(
         if settings.partition == names.DIRICHLET and not settings.equal_sizes
         else ''
       )
+      + settings.or_more_unlabeled
     )
   for client in holders:
     purpose = seeds.Purpose.CLIENT_LABELS
@@ -303,29 +353,59 @@ def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:
 
 
 def _split_labels(
-  shuffled: list[np.ndarray], num_holders: int, per_holder: int
+  shuffled: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  num_holders: int,
+  per_class: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
-  """Labels examples: (labelled examples per holder, the rest per class)."""
-  wanted = num_holders * per_holder
+  """Labels examples: (labelled examples per holder, the rest per class).
+
+  Args:
+    shuffled: The examples of each class.
+    settings: Of how many classes labels are, and the seed.
+    num_holders: Who holds labels: the server, or so many clients.
+    per_class: How many labels of each of its classes a holder gets.
+
+  Raises:
+    UsageError: If a class has too few; names the flags.
+  """
+  counts = _label_counts(settings, num_holders, per_class)
+  wanted, holders = counts.sum(0), np.count_nonzero(counts, axis=0)
   for c, members in enumerate(shuffled):
-    if len(members) < wanted:
-      fewest = min(len(m) for m in shuffled)
-      most = fewest // num_holders * len(shuffled)
+    if len(members) < wanted[c]:
+      most = min(len(m) // n for m, n in zip(shuffled, holders) if n)
       each = ' for each client' if num_holders > 1 else ''
+      some = 'each class' if len(set(wanted)) == 1 else 'some classes'
       raise UsageError(
-        f'--num_labels={per_holder * len(shuffled)}{each} needs {wanted}'
-        f' examples of each class, but class {c} has {len(members)}; set it to'
-        f' at most {most}'
+        f'--num_labels={counts[0].sum()}{each} needs {wanted[c]} examples of'
+        f' {some}, but class {c} has {len(members)}; set it to at most'
+        f' {most * settings.label_classes}'
       )
   labeled = [
-    np.sort(
-      np.concatenate(
-        [members[i * per_holder : (i + 1) * per_holder] for members in shuffled]
-      )
-    )
-    for i in range(num_holders)
+    _indices(np.sort(a)) for a in partition_splits.take(shuffled, counts)
   ]
-  return [_indices(a) for a in labeled], [m[wanted:] for m in shuffled]
+  return labeled, [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _label_counts(
+  settings: partition_settings.PartitionSettings,
+  num_holders: int,
+  per_class: int,
+) -> np.ndarray:
+  """How many labels of each class holders get, int64 [holders, classes]."""
+  counts = np.zeros((num_holders, settings.num_classes), np.int64)
+  if settings.label_classes == settings.num_classes:
+    return counts + per_class
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_CLASSES)
+  uses = np.zeros(settings.num_classes, np.int64)
+  for row in counts:
+    order = rng.permutation(settings.num_classes)
+    order = order[np.argsort(uses[order], kind='stable')]
+    chosen = order[: settings.label_classes]
+    row[chosen] = per_class
+    uses[chosen] += 1
+  # Else clients that follow each other would have different classes.
+  return rng.permutation(counts)
 
 
 def _split_validation(

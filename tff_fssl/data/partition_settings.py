@@ -31,7 +31,7 @@ class PartitionSettings:
     num_classes: The number of classes, >= 2.
     num_clients: The number of clients, >= 1; with `natural`, 0 stands for all.
     num_labels: The number of labelled examples: in total, or with labels at the
-      clients for each client that holds labels; a multiple of `num_classes`,
+      clients for each client that holds labels; a multiple of `label_classes`,
       unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
     partition: One of `names.PARTITIONS`.
@@ -46,6 +46,9 @@ class PartitionSettings:
       `extreme` get, one of `names.CLASS_DRAWS`.
     shards_per_client: The number of a client's shards (`shards`), >= 1.
     num_validation: The number of validation examples, >= 0.
+    num_unlabeled: How many of what is then left the clients together get,
+      besides their labels, before anything is held out; at least one for each
+      client, or 0 for all. With `full_labels`, these are labelled.
     full_labels: Whether all examples of a client that holds labels are
       labelled.
     labeled_clients: With labels at the clients, how many hold labels: `all`, a
@@ -53,6 +56,8 @@ class PartitionSettings:
     client_labels: With labels at the clients, which examples are labelled.
       `balanced`: equally many of each class, whatever else the client holds;
       `own`: some of the client's examples, as their classes come.
+    client_label_classes: Of how many classes the labels of a client are, if
+      they are `balanced`; drawn for each client. 0: of all.
     label_noise: The share of the labelled examples whose label is wrong, in
       [0, 1].
     client_test_fraction: The share of each client's examples that is held out
@@ -72,9 +77,11 @@ class PartitionSettings:
   class_draws: str = names.EXACT
   shards_per_client: int = 2
   num_validation: int = 0
+  num_unlabeled: int = 0
   full_labels: bool = False
   labeled_clients: str = names.ALL_CLIENTS
   client_labels: str = names.BALANCED
+  client_label_classes: int = 0
   label_noise: float = 0.0
   client_test_fraction: float = 0.0
   seed: int = 0
@@ -99,6 +106,8 @@ class PartitionSettings:
       ('num_labels', self.num_labels, 0),
       ('min_client_examples', self.min_client_examples, 0),
       ('num_validation', self.num_validation, 0),
+      ('num_unlabeled', self.num_unlabeled, 0),
+      ('client_label_classes', self.client_label_classes, 0),
       ('shards_per_client', self.shards_per_client, 1),
     ):
       if count < minimum:
@@ -115,17 +124,36 @@ class PartitionSettings:
     self._check_partition()
     # Refuses what is neither a number nor a share.
     _ = self.num_labeled_clients
-    if self.num_labels % self.num_classes and not self.labels_own:
-      below = self.num_labels - self.num_labels % self.num_classes
+    self._check_numbers()
+
+  def _check_numbers(self) -> None:
+    """Refuses numbers of examples that cannot be shared out."""
+    if self.client_label_classes > self.num_classes:
       raise UsageError(
-        f'--num_labels={self.num_labels}: must be a multiple of the number of'
-        f' classes ({self.num_classes}), for example'
-        f' {below or self.num_classes} or {below + self.num_classes}'
+        f'--client_label_classes={self.client_label_classes}: must be at most'
+        f' the number of classes ({self.num_classes}), or 0 for all of them'
+      )
+    each = self.label_classes
+    if self.num_labels % each and not self.labels_own:
+      below = self.num_labels - self.num_labels % each
+      what = f'the number of classes ({each})'
+      if each < self.num_classes:
+        what = f'--client_label_classes={each}'
+      raise UsageError(
+        f'--num_labels={self.num_labels}: must be a multiple of {what}, for'
+        f' example {below or each} or {below + each}'
       )
     if self.num_labels == 0 and not self.full_labels:
       raise UsageError(
         '--num_labels=0: must be at least'
-        f' {1 if self.labels_own else self.num_classes}, or set --full_labels'
+        f' {1 if self.labels_own else each}, or set --full_labels'
+      )
+    # Of `natural`, the number is not known before the data.
+    if 0 < self.num_unlabeled < self.num_clients:
+      raise UsageError(
+        f'--num_unlabeled={self.num_unlabeled}: is less than one example for'
+        f' each of --num_clients={self.num_clients}; set it to at least that,'
+        ' or to 0 for all examples that are left'
       )
 
   def _check_partition(self) -> None:
@@ -196,6 +224,21 @@ class PartitionSettings:
       and self.client_labels == names.OWN
       and not self.full_labels
     )
+
+  @property
+  def label_classes(self) -> int:
+    """Of how many classes labels are, at the server or at each client.
+
+    With `labels_own`, nobody says so.
+    """
+    if self.scenario == names.LABELS_AT_CLIENTS:
+      return self.client_label_classes or self.num_classes
+    return self.num_classes
+
+  @property
+  def or_more_unlabeled(self) -> str:
+    """What else to do where clients have too few examples, for messages."""
+    return ', or raise --num_unlabeled' if self.num_unlabeled else ''
 
   @property
   def num_labeled_clients(self) -> int:

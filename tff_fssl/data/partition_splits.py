@@ -37,9 +37,9 @@ def split(
   if settings.partition == names.SHARDS:
     return _split_shards(hidden, settings, rng)
   if settings.partition in _ROWS:
-    return _take(hidden, _row_counts(hidden, settings, rng))
+    return take(hidden, _row_counts(hidden, settings, rng))
   if settings.equal_sizes:
-    return _take(hidden, _balanced_counts(hidden, settings, rng))
+    return take(hidden, _balanced_counts(hidden, settings, rng))
   return _split_dirichlet(hidden, settings, rng)
 
 
@@ -50,6 +50,23 @@ def split_evenly(
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
+
+
+def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
+  """Gives each client the next examples of each class, as far as there are.
+
+  Args:
+    hidden: The examples of each class, int64.
+    counts: int64 [clients, classes], how many a client gets, >= 0.
+
+  Returns:
+    The examples of each client, class by class.
+  """
+  pieces = [
+    np.split(members, np.minimum(np.cumsum(of_class), len(members)))[:-1]
+    for members, of_class in zip(hidden, counts.T)
+  ]
+  return [np.concatenate(of_client) for of_client in zip(*pieces)]
 
 
 def row_counts(partition: str, client: int, size: int) -> np.ndarray:
@@ -129,15 +146,6 @@ def _balanced_counts(
   return counts
 
 
-def _take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-  """Gives each client the next examples of each class, as far as there are."""
-  pieces = [
-    np.split(members, np.minimum(np.cumsum(of_class), len(members)))[:-1]
-    for members, of_class in zip(hidden, counts.T)
-  ]
-  return [np.concatenate(of_client) for of_client in zip(*pieces)]
-
-
 def _split_shards(
   hidden: list[np.ndarray],
   settings: partition_settings.PartitionSettings,
@@ -151,7 +159,7 @@ def _split_shards(
     raise UsageError(
       f'--shards_per_client={each}: {settings.num_clients} clients would need'
       f' {count} shards of one example or more, but {len(pool)} examples are'
-      ' left for them; lower it, or --num_clients'
+      f' left for them; lower it, or --num_clients{settings.or_more_unlabeled}'
     )
   bounds = np.arange(1, count) * len(pool) // count
   shards = np.split(pool, bounds)
@@ -173,7 +181,7 @@ def _split_dirichlet(
       f'--min_client_examples={min_client_examples}: {num_clients} clients'
       f' would need {num_clients * min_client_examples} examples, but {total}'
       f' are left for them; set it to at most {total // num_clients}, or lower'
-      ' --num_clients'
+      f' --num_clients{settings.or_more_unlabeled}'
     )
   best = 0
   for _ in range(MAX_DRAWS):
@@ -196,7 +204,7 @@ def _split_dirichlet(
     f' every client has --min_client_examples={min_client_examples} of the'
     f' {total} examples; the best had {best}. Set'
     f' --min_client_examples={best} or less, raise --alpha, or lower'
-    ' --num_clients'
+    f' --num_clients{settings.or_more_unlabeled}'
   )
 
 

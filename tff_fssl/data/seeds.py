@@ -27,6 +27,8 @@ class Purpose(enum.IntEnum):
   STREAMING = 10
   CLIENT_TEST = 30
   PARTICIPATION = 31
+  UNLABELED = 32
+  LABEL_CLASSES = 33
   REPORT = 40
   SWEEP = 50
 

@@ -41,6 +41,11 @@ def test_flags_repeat_the_configuration(tmp_path):
     ['--partition=dirichlet', '--equal_sizes', '--alpha_meaning=total'],
     ['--partition=extreme', '--class_draws=multinomial', '--label_noise=0.1'],
     ['--partition=natural'],
+    ['--num_unlabeled=1000'],
+    [
+      *('--algorithm=uda', _CLIENTS, '--client_label_classes=2'),
+      '--num_labels=6',
+    ],
     ['--streaming_steps=10', '--streaming_rounds=1', '--streaming_cycles'],
     ['--partition=natural', '--algorithm=uda', _CLIENTS],
     ['--partition=shards', '--shards_per_client=3'],
@@ -256,6 +261,53 @@ def test_labels_at_clients_have_no_pretraining():
     (
       ['--algorithm=uda', _CLIENTS, '--full_labels', '--client_labels=own'],
       ['--client_labels', 'no effect', '--full_labels'],
+    ),
+    (
+      ['--client_label_classes=2'],
+      ['--client_label_classes', 'no effect', 'scenario'],
+    ),
+    (
+      [
+        *('--algorithm=uda', _CLIENTS, '--client_labels=own'),
+        '--client_label_classes=2',
+      ],
+      ['--client_label_classes', 'no effect', '--client_labels=own'],
+    ),
+    (
+      [
+        *('--algorithm=uda', _CLIENTS, '--num_labels=10'),
+        '--client_label_classes=3',
+      ],
+      ['--num_labels=10', '--client_label_classes=3', '9 or 12'],
+    ),
+    (
+      [
+        *('--algorithm=protofssl', _CLIENTS, '--num_labels=6'),
+        '--client_label_classes=6',
+      ],
+      ['--num_labels=6', '2 labels of each of 6 classes', 'at least 12'],
+    ),
+    (
+      ['--num_unlabeled=99'],
+      ['--num_unlabeled=99', '--num_clients=100', 'to 0 for all'],
+    ),
+    (
+      ['--num_unlabeled=49900', '--num_validation=100'],
+      ['--num_unlabeled=49900: only 49860 of cifar10', 'at most that'],
+    ),
+    (
+      [
+        *('--algorithm=uda', _CLIENTS, '--client_labels=own'),
+        *('--num_labels=50', '--num_unlabeled=45001'),
+      ],
+      ['--num_unlabeled=45001: only 45000 of cifar10'],
+    ),
+    (
+      [
+        *('--algorithm=uda', _CLIENTS, '--client_labels=own'),
+        *('--num_labels=50', '--num_unlabeled=100', '--labeled_clients=1'),
+      ],
+      ['--num_labels=50', 'own', 'has 1 examples of cifar10', '--num_unlabel'],
     ),
     (
       ['--algorithm=uda', _CLIENTS, '--labeled_clients=101'],

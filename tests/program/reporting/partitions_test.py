@@ -46,6 +46,12 @@ def test_description():
   assert rows['clients'] == '4, with 93 examples'
   assert rows['classes'] == '4 of 4 at a client'
   assert 'names' not in rows and 'labels' not in rows
+  few = _build(
+    scenario='labels_at_clients', client_label_classes=2, num_unlabeled=100
+  )
+  rows = partitions.describe(few)
+  assert rows['examples'] == '400: 132 at clients, 268 not used'
+  assert rows['labels'] == '8 at 4 of 4 clients, of 2 classes each'
   labels = _LABELS.copy()
   labels[300:] = -1
   rows = partitions.describe(

@@ -215,12 +215,15 @@ def _check_data(config: 'config_lib.Config') -> None:
   holders = settings.num_labeled_clients if at_clients else 1
   _check_labels_of_class(config)
   labels, rest = run.num_labels * holders, info.num_train - run.num_validation
+  own = labels if settings.labels_own else 0
   if settings.labels_own:
-    size = max(rest, 0) // max(run.num_clients, 1)
+    given = min(run.num_unlabeled + own, rest) if run.num_unlabeled else rest
+    size = max(given, 0) // max(run.num_clients, 1)
     if run.partition == data_names.IID and run.num_labels > size:
       raise UsageError(
         f'--num_labels={run.num_labels} --client_labels={data_names.OWN}: each'
-        f' of {run.num_clients} clients has {size} examples of {run.dataset}'
+        f' of {run.num_clients} clients has {size} examples of {run.dataset};'
+        f' set it to at most that{settings.or_more_unlabeled}'
       )
     labels = 0
   each = f' for each of {holders} clients' if at_clients else ''
@@ -237,6 +240,13 @@ def _check_data(config: 'config_lib.Config') -> None:
       f'--num_clients={run.num_clients}: only {rest - labels} of'
       f" {run.dataset}'s training examples are left for them"
     )
+  if run.num_unlabeled and run.num_unlabeled > rest - labels - own:
+    raise UsageError(
+      f'--num_unlabeled={run.num_unlabeled}: only'
+      f" {max(rest - labels - own, 0)} of {run.dataset}'s training examples are"
+      ' left without a label for the clients; set it to at most that, or to 0'
+      ' for all of them'
+    )
 
 
 def _check_labels_of_class(config: 'config_lib.Config') -> None:
@@ -245,7 +255,7 @@ def _check_labels_of_class(config: 'config_lib.Config') -> None:
   if not name or run.full_labels or run.client_labels == data_names.OWN:
     return
   needed = getattr(config.algorithm, name)
-  num_classes = config.info.num_classes
+  num_classes = config.partition_settings.label_classes
   if run.num_labels < needed * num_classes:
     raise UsageError(
       f'--num_labels={run.num_labels}: --algorithm={run.algorithm} needs'

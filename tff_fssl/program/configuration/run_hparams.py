@@ -136,6 +136,19 @@ class RunHparams:
       'full_labels': (False,),
     },
   )
+  client_label_classes: int = hparam(
+    0,
+    'Of how many classes the labels of each client are, drawn by --seed so that'
+    ' all classes are labelled at about equally many clients; --num_labels is'
+    ' divided evenly among them. The rest of its data stays as it is. 0: of all'
+    ' classes.',
+    minimum=0,
+    needs={
+      'scenario': (data_names.LABELS_AT_CLIENTS,),
+      'full_labels': (False,),
+      'client_labels': (data_names.BALANCED,),
+    },
+  )
   label_noise: float = hparam(
     0.0,
     'Share of the labelled training examples, at the server and at clients,'
@@ -251,6 +264,14 @@ class RunHparams:
     0,
     'Number of training examples that are set aside, with their hidden labels,'
     ' to select the best round. A deployment would not have these labels.',
+    minimum=0,
+  )
+  num_unlabeled: int = hparam(
+    0,
+    'Number of unlabelled examples of all clients together, drawn by --seed'
+    ' from what labels and validation leave; a larger number includes those of'
+    ' a smaller one. What --client_test_fraction holds out is part of it, and'
+    ' --full_labels labels it. A partition may leave out a remainder. 0: all.',
     minimum=0,
   )
 

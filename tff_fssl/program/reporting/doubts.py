@@ -57,11 +57,15 @@ _BUDGET = (
   'full_labels',
   'label_noise',
   'num_validation',
+  'num_unlabeled',
+  'client_label_classes',
   'client_test_fraction',
   'num_clients',
   'partition',
   'alpha',
 )
+# Flags that older runs and other scenarios do not have -> what they then are.
+_NOT_GIVEN = {'num_unlabeled': '0', 'client_label_classes': '0'}
 # Settings of a partition that are flags of the same name.
 _SETTINGS = (
   'num_clients',
@@ -70,6 +74,8 @@ _SETTINGS = (
   'partition',
   'alpha',
   'num_validation',
+  'num_unlabeled',
+  'client_label_classes',
   'client_test_fraction',
   'seed',
 )
@@ -352,7 +358,8 @@ def _different_budgets(
       )
   differing = []
   for flag in _BUDGET:
-    values = sorted({run.flags.get(flag, '') for run in members})
+    default = _NOT_GIVEN.get(flag, '')
+    values = sorted({run.flags.get(flag, default) for run in members})
     if len(values) > 1:
       shown = ' / '.join(value or '(not given)' for value in values[:4])
       differing.append(f'--{flag} {shown}')

@@ -65,6 +65,8 @@ def describe(partition: Partition) -> dict[str, str]:
     rows['labels'] = (
       f'{_spread(has)} at {len(has):,} of {partition.num_clients:,} clients'
     )
+    if settings.client_label_classes:
+      rows['labels'] += f', of {settings.client_label_classes} classes each'
   if len(partition.wrong_labels):
     rows['wrong labels'] = (
       f'{len(partition.wrong_labels):,} of {len(partition.labeled):,}'
