@@ -35,6 +35,7 @@ PSEUDO_LABELS = 'Pseudo-labels kept'
 PSEUDO_LABEL_ACCURACY = 'Accuracy of pseudo-labels'
 RIGHT_AND_WRONG = 'Right and wrong among all pseudo-labels'
 LOSS_AT_CLIENTS = 'Loss at clients'
+LABELED_ACCURACY = 'Accuracy on labelled examples in training'
 LOSS_ON_HELD_OUT = 'Loss on test and validation examples'
 _PANELS = (
   'Test accuracy',
@@ -47,6 +48,7 @@ _PANELS = (
   'Aggregation weights',
   LOSS_AT_CLIENTS,
   'Loss at the server',
+  LABELED_ACCURACY,
 )
 # Figures in the console's line of a round, in this order.
 _FIGURES = ('loss', 'label loss', 'server', 'kept', 'right')

@@ -61,7 +61,9 @@ _TFDS = {
 _CLIENTS_DATA = {
   'alpha',
   'class_draws',
+  'client_label_classes',
   'min_client_examples',
+  'num_unlabeled',
   'num_validation',
   'output_dir',
   'partition',
@@ -102,6 +104,7 @@ def _overrides(name, **more):
     'num_labels': config.info.num_classes
     * getattr(config.algorithm, 'least_labels', 1),
     'num_validation': min(config.run.num_validation, 20),
+    'num_unlabeled': min(config.run.num_unlabeled, 40),
     **more,
   }
   if hasattr(config.algorithm, 'confidence_threshold'):

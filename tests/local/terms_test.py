@@ -40,6 +40,17 @@ def _means(ratios):
   return {name: float(t / n) for name, (t, n) in ratios.items() if float(n)}
 
 
+def test_labels_are_counted_where_they_are_right():
+  part = _part(
+    weak=[[4, 0, 0], [0, 2, 0], [0, 0, 1], [9, 0, 0]],
+    labels=[0, 2, 2, 0],
+    weights=[1, 1, 1, 0],  # The last one is a filler.
+  )
+  _, ratios = objective.supervised().loss(_Identity(), _batch(**{_L: part}))
+  right, total = ratios['labeled_accuracy']
+  assert (float(right), float(total)) == (2, 3)
+
+
 def test_fixmatch_i7():
   term = terms.fixmatch(confidence_threshold=0.95, loss_weight=1.0)
   part = _part(

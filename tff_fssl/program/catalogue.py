@@ -94,9 +94,11 @@ _COMMON = (
   ),
   of_clients(
     'labeled_accuracy',
-    'Accuracy on the labelled examples of the batches, in training.',
+    'Accuracy on the labelled examples of the batches, of the local network'
+    ' before each step.',
     SHARE,
     HIGHER,
+    curve=Curve(metrics.LABELED_ACCURACY, 'at clients'),
   ),
   of_clients(
     'loss_pseudo_label',
@@ -229,9 +231,10 @@ _COMMON = (
   ),
   Metric(
     'finalizer/server_labeled_accuracy',
-    'Accuracy on them, in training.',
+    'Accuracy on them, of the network before each step.',
     SHARE,
     HIGHER,
+    curve=Curve(metrics.LABELED_ACCURACY, 'at the server', metrics.DASHED),
   ),
   Metric(
     'finalizer/server_num_examples',
