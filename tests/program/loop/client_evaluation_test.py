@@ -204,7 +204,7 @@ def test_local_models_are_those_of_the_next_rounds_clients(model):
     ),
     (
       ['--algorithm=fedmatch', '--fedmatch.uploads=files'],
-      'in files, --fedmatch.uploads=files',
+      r'in files \(--fedmatch.uploads\)',
     ),
   ],
 )

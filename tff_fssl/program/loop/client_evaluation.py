@@ -16,9 +16,11 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
 from tff_fssl.rounds import client_accuracy
+from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import federated_evaluation
 from tff_fssl.rounds import sampling
@@ -126,21 +128,10 @@ def evaluate_local_models(
       table.
   """
   config = task.config
-  why = ''
   with tempfile.TemporaryDirectory() as folder:
     made = experiment.build_experiment(task, folder)
     process, source = made.process, made.data_source
-    if not config.trains_clients:
-      why = 'clients do not train in its --scenario'
-    elif process.local_model is None:
-      why = 'its clients keep models of their own, or have no whole ones'
-    elif process.outside is not None:
-      why = f'what its clients sent is in files, --{config.prefix}uploads=files'
-    if process.local_model is None or why:
-      raise UsageError(
-        f'--local_models: --algorithm={config.run.algorithm}: {why}; leave the'
-        ' flag out'
-      )
+    make_model = _local_model_of(config, process)
     evaluate_fn = evaluate.build_evaluate_fn(
       task.model_fn,
       task.views,
@@ -152,7 +143,7 @@ def evaluate_local_models(
     )
     results = []
     for dataset in source.cohort(config.run.seed, round_num):
-      own = process.local_model(state, dataset, round_num)
+      own = make_model(state, dataset, round_num)
       of_client = evaluate_fn(own, held.x, held.y, table)
       results.append((of_client['accuracy'], of_client['loss']))
   if not results:
@@ -165,6 +156,23 @@ def evaluate_local_models(
     'num_clients': len(results),
     **{name: float(value) for name, value in figures.items()},
   }
+
+
+def _local_model_of(
+  config: config_lib.Config, process: composer.FsslProcess
+) -> client_work.LocalModel:
+  """`process.local_model`; raises `UsageError` if it cannot be used."""
+  why = 'its clients keep models of their own, or have no whole ones'
+  if not config.trains_clients:
+    why = f'clients do not train with --scenario={config.round.scenario}'
+  elif process.outside is not None:
+    why = f'what its clients sent is in files (--{config.prefix}uploads)'
+  elif process.local_model is not None:
+    return process.local_model
+  raise UsageError(
+    f'--local_models: --algorithm={config.run.algorithm}: {why}; leave the flag'
+    ' out'
+  )
 
 
 def describe(figures: Mapping[str, Any], num_clients: int) -> dict[str, str]:
