@@ -1,6 +1,7 @@
 """Every row of every table is one that the training program accepts."""
 
 import collections
+import fnmatch
 import json
 import re
 
@@ -8,6 +9,7 @@ import picture_folders
 import pytest
 import tiny_vectors
 
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
@@ -76,6 +78,34 @@ def test_every_cell_is_a_row():
   assert sum(_COUNTS.values()) == len(rows)
   for row in rows:
     assert re.fullmatch(r'[a-z0-9]+/\w+(/[a-z0-9.-]+)+', row.name)
+
+
+def _misplaced(figures, axes):
+  """Keys that are no value of their axis, and lists of another length."""
+  axis, *inner = axes
+  if isinstance(figures, list):
+    return [] if not inner and len(figures) == len(axis) else [figures]
+  if isinstance(figures, str):
+    return [] if not inner else [figures]
+  wrong = [key for key in figures if key not in axis]
+  for value in figures.values():
+    wrong += _misplaced(value, inner) if inner else [value]
+  return wrong
+
+
+def test_no_figure_and_no_rule_is_for_nothing(repository):
+  names = [row.name.split('/', 1) for row in papers.rows().values()]
+  for path in (repository / 'configs' / 'papers').glob('*.toml'):
+    content = files.read_toml(str(path))
+    for name, table in content['tables'].items():
+      wrong = _misplaced(table['figures'], list(table['axes'].values()))
+      assert not wrong, (path.stem, name)
+    for rule in content.get('rules', ()):
+      for glob in rule['rows']:
+        assert any(
+          paper == path.stem and fnmatch.fnmatchcase(row, glob)
+          for paper, row in names
+        ), (path.stem, glob)
 
 
 def test_every_row_is_a_configuration(data_dir):
