@@ -82,7 +82,8 @@ class TestI11:
 
   def test_spread_of_features(self):
     same = tf.ones([8, 4])
-    assert float(losses.feature_deviation(same)) == 0
+    # Processors normalize by roots that differ in the last digit.
+    assert float(losses.feature_deviation(same)) == pytest.approx(0, abs=1e-6)
     normal = tf.random.stateless_normal([4000, 32], [1, 2])
     assert float(losses.feature_deviation(normal)) == pytest.approx(1, abs=0.02)
 

@@ -51,11 +51,12 @@ _ADDED = {
   'eval.csv': {
     'round',
     *(f'{s}/{m}' for s in ('test', 'validation') for m in _EVALUATED),
-    # With --average_decay, or a teacher; see skeleton_test.py.
+    # With --average_decay, a teacher (see skeleton_test.py), or
+    # --fedmatch.evaluate_sets (see fedmatch_test.py).
     *(
       f'{s}/{also}/{m}'
       for s in ('test', 'validation')
-      for also in ('average', 'teacher')
+      for also in ('average', 'teacher', 'sigma', 'psi')
       for m in _EVALUATED[:2]
     ),
   },
