@@ -46,7 +46,6 @@ from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import exchange as exchange_lib
@@ -110,11 +109,7 @@ def _keeping(
   ) -> algorithm_lib.Finished:
     del ratios
     network = networks.local
-    weights = adapter.Weights(
-      tuple(v.read_value() for v in network.trainable_variables),
-      tuple(v.read_value() for v in network.non_trainable_variables),
-      data.weights.statistics_count,
-    )
+    weights = network.weights_now(data.weights.statistics_count)
     if network.is_static:
       weights = statistics.renewed(
         network,

@@ -128,10 +128,7 @@ def build_find_non_finite(
     update and weight are finite.
   """
 
-  @functools.cache
-  def build() -> tuple[
-    Callable[[Any, Mapping[str, Any], tf.Tensor], tf.Tensor], non_finite.Watch
-  ]:
+  def build() -> Callable[..., non_finite.NonFinite | None]:
     local, watch = part.make_training(), non_finite.Watch()
 
     @tf.function(reduce_retracing=True)
@@ -143,18 +140,9 @@ def build_find_non_finite(
       _, finite = part.train(local, received, data, round_num, watch)
       return finite
 
-    return run, watch
+    return lambda *client: None if run(*client) else watch.found()
 
-  def find(
-    state: Any, dataset: tf.data.Dataset, round_num: int
-  ) -> non_finite.NonFinite | None:
-    run, watch = build()
-    state = tf.nest.map_structure(tf.convert_to_tensor, state)
-    data, _ = client_data.read_client(dataset, part.num_classes, part.accepts)
-    finite = run(state, data, tf.constant(round_num))
-    return None if finite else watch.found()
-
-  return find
+  return _repeating(part, build)
 
 
 def build_local_model(
@@ -177,7 +165,6 @@ def build_local_model(
     what the client has learnt; as it was if that is not finite.
   """
 
-  @functools.cache
   def build() -> Callable[..., Any]:
     local, own_statistics = part.make_training(), make_statistics()
 
@@ -194,17 +181,30 @@ def build_local_model(
     compiled: Callable[..., Any] = tf.function(run, reduce_retracing=True)
     return compiled
 
-  def make(
-    state: Any, dataset: tf.data.Dataset, round_num: int
-  ) -> server_model.ServerModel:
+  return _repeating(part, build)
+
+
+def _repeating(
+  part: ClientPart, build: Callable[[], Callable[..., Any]]
+) -> Callable[[Any, tf.data.Dataset, int], Any]:
+  """Makes a function that repeats a client's round outside TFF.
+
+  Args:
+    part: What clients do.
+    build: Called when the function is first needed; returns a function of
+      tensors: (state of the process, a client's data, round number) -> result.
+
+  Returns:
+    `(state, dataset, round number) -> result`.
+  """
+  built = functools.cache(build)
+
+  def repeat(state: Any, dataset: tf.data.Dataset, round_num: int) -> Any:
     state = tf.nest.map_structure(tf.convert_to_tensor, state)
     data, _ = client_data.read_client(dataset, part.num_classes, part.accepts)
-    model: server_model.ServerModel = build()(
-      state, data, tf.constant(round_num)
-    )
-    return model
+    return built()(state, data, tf.constant(round_num))
 
-  return make
+  return repeat
 
 
 def build_client_work(

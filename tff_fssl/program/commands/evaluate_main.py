@@ -490,15 +490,8 @@ def _config(
     )
   if settings.federated:
     _check_federated(folder, config)
-  name = config.aggregator.aggregator
-  if settings.local_models and name in (
-    aggregator_hparams.SECURE,
-    aggregator_hparams.DP,
-  ):
-    raise UsageError(
-      f'--local_models: {folder} was trained with --aggregator={name}, which'
-      ' hides what a single client learns; leave the flag out'
-    )
+  if settings.local_models:
+    _check_local_models(folder, config)
   if settings.examples == 'validation' and not config.run.num_validation:
     raise UsageError(
       '--examples=validation: the run kept no validation examples'
@@ -520,6 +513,16 @@ def _check_federated(folder: str, config: config_lib.Config) -> None:
       f'--federated: the clients of {folder} hold out no examples'
       ' (--client_test_fraction=0); train with --client_test_fraction=0.2, or'
       ' leave --federated out to evaluate on the test set'
+    )
+
+
+def _check_local_models(folder: str, config: config_lib.Config) -> None:
+  """Refuses runs whose single clients are hidden; raises `UsageError`."""
+  name = config.aggregator.aggregator
+  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+    raise UsageError(
+      f'--local_models: {folder} was trained with --aggregator={name}, which'
+      ' hides what a single client learns; leave the flag out'
     )
 
 
