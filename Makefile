@@ -16,7 +16,8 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --quiet --no-deps
 LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make lock' --quiet
-PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile --durations=15
+PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
+	--no-loadscope-reorder --durations=15
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \

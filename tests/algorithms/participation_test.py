@@ -27,9 +27,9 @@ _context = contexts.of_each_module(simulate_secure_aggregation=True)
 
 
 def _are_equal(first, second):
-  """Whether all but the counters of rounds is equal."""
+  """Whether all but the counters of rounds is equal; NaN is NaN."""
   return all(
-    np.array_equal(a, b)
+    np.array_equal(a, b, equal_nan=a.dtype.kind == 'f')
     for a, b in zip(_kept(first), _kept(second), strict=True)
   )
 
@@ -51,6 +51,8 @@ def test_rounds_with_losses(name, scenario, options):
     process, scenario, clients_per_round=3, participation=_LOSSY
   )
   iterator, state = source.iterator(), process.initialize()
+  # At the start, FedSwitch's divergences: nobody has measured them.
+  unknown = [np.isnan(w) for w in tiny_task.flat(state)]
   few = []
   for round_num in range(iterator.round_num, 7):
     counts = source.counts(3, round_num)
@@ -71,7 +73,8 @@ def test_rounds_with_losses(name, scenario, options):
     else:
       is_too_few = False
     assert metrics['participation/too_few_clients'] == is_too_few
-    assert all(np.all(np.isfinite(w)) for w in tiny_task.flat(output.state))
+    for weight, is_unknown in zip(tiny_task.flat(output.state), unknown):
+      assert np.all(np.isfinite(weight) | is_unknown)
     state = output.state
   assert any(few) and not all(few)
 

@@ -77,8 +77,8 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
 def test_parts_that_are_not_reached(capsys):
   flags = ['--streaming_steps=10', '--streaming_rounds=5', '--total_rounds']
   for total, words in (
-    (16, '--total_rounds=16: clients train on 4 of --streaming_steps=10 parts'),
-    (45, 'on 9 of --streaming_steps=10 parts of their examples; the last one'),
+    (16, '--total_rounds=16: clients have 4 of --streaming_steps=10 parts'),
+    (45, 'have 9 of --streaming_steps=10 parts of their examples; the last'),
     (46, ''),
   ):
     given = config.from_command_line([*flags[:2], f'{flags[2]}={total}'])

@@ -110,13 +110,17 @@ def test_natural_clients_are_all_that_there_are_and_label_their_own():
   )
 
 
-def test_streaming_is_where_clients_train_on_unlabelled_examples():
+def test_streaming_is_where_clients_use_unlabelled_examples():
   flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
   assert _config(*flags_).streaming == streaming.Streaming(5, 3, False, 0)
   assert _config().streaming.steps == 1
+  supervised = ['--algorithm=supervised', _CLIENTS]
+  # For the statistics of static batch norm: not of parts that are to come.
+  assert _config(*flags_, *supervised).streaming.steps == 5
   for argv, reason in (
     (['--algorithm=supervised'], '--algorithm=supervised'),
-    (['--algorithm=supervised', _CLIENTS], 'no unlabelled examples'),
+    ([*supervised, '--norm=gn'], 'no unlabelled examples'),
+    ([*supervised, '--norm=bn'], 'no unlabelled examples'),
     (['--algorithm=uda', _CLIENTS, '--full_labels'], '--full_labels=true'),
   ):
     with pytest.raises(UsageError, match=f'--streaming_.*{reason}'):

@@ -466,7 +466,7 @@ def _warn_of_parts_not_reached(config: config_lib.Config) -> None:
   streaming, total = config.streaming, config.run.total_rounds
   if total < streaming.last_begins:
     main_lib.warn(
-      f'--total_rounds={total}: clients train on'
+      f'--total_rounds={total}: clients have'
       f' {streaming.step(total) + 1} of --streaming_steps={streaming.steps}'
       f' parts of their examples; the last one begins in round'
       f' {streaming.last_begins}'

@@ -96,6 +96,19 @@ class Config:
     return not self.entry.capabilities.weight_sets_up
 
   @property
+  def learns_unlabeled(self) -> bool:
+    """Whether clients train on unlabelled examples."""
+    compute = self.entry.compute
+    passes = compute.unlabeled.equivalents + compute.once.equivalents
+    return self.trains_clients and bool(passes)
+
+  @property
+  def uses_unlabeled(self) -> bool:
+    """Whether clients train on them, or take batch norm statistics of them."""
+    is_static = self.run.norm == model_names.STATIC_BATCH_NORM
+    return self.learns_unlabeled or (self.trains_clients and is_static)
+
+  @property
   def aggregates(self) -> bool:
     """Whether rounds combine updates of clients."""
     return self.trains_clients and not self.trains_alone
@@ -424,13 +437,11 @@ def _without_effect(config: Config) -> dict[str, str]:
       f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
       ' not train',
     )
-  compute = config.entry.compute
-  on_unlabeled = compute.unlabeled.equivalents + compute.once.equivalents
-  if not (config.trains_clients and on_unlabeled):
+  if not config.uses_unlabeled:
     result |= dict.fromkeys(
       run_hparams_lib.STREAMING,
-      f'--algorithm={config.run.algorithm}, whose clients train on no'
-      ' unlabelled examples',
+      f'--algorithm={config.run.algorithm} and --norm={config.run.norm}:'
+      ' clients use no unlabelled examples',
     )
   if config.trains_alone:
     result |= dict.fromkeys(

@@ -241,8 +241,8 @@ class RunHparams:
   streaming_steps: int = hparam(
     1,
     "Into how many parts each client's unlabelled examples are cut, at random;"
-    ' in a round, clients train on one part. FedMatch (Streaming-NonIID): 10.'
-    ' 1: always on all.',
+    ' in a round, clients have one part. FedMatch (Streaming-NonIID): 10. 1:'
+    ' always all.',
     minimum=1,
     maximum=10**6,
     needs={'full_labels': (False,)},

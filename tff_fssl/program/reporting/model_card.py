@@ -78,9 +78,7 @@ class Subject:
   @property
   def num_unlabeled(self) -> int:
     """How many unlabelled examples clients train on."""
-    config, compute = self.config, self.config.entry.compute
-    passes = compute.unlabeled.equivalents + compute.once.equivalents
-    if not (config.trains_clients and passes):
+    if not self.config.learns_unlabeled:
       return 0
     return sum(map(len, self.partition.client_unlabeled))
 
