@@ -107,6 +107,14 @@ def test_command_is_the_run(call, trained, tmp_path, monkeypatch):
     output_dir=f'runs/papers/{_ROW}/rounds=2/seed0',
   )
   assert config.round == row.round
+  trained.clear()
+  assert call('run', *more, '--compute_dtype=bfloat16')[0] == main.DONE
+  config = config_lib.from_command_line(trained[0])
+  assert config.round == dataclasses.replace(
+    row.round, compute_dtype='bfloat16'
+  )
+  folder = f'runs/papers/{_ROW}/rounds=2,bfloat16/seed0'
+  assert config.run.output_dir == folder
 
 
 def test_hours(call, trained):
@@ -143,6 +151,14 @@ def test_compare(call, tmp_path):
   row_runs.write(tmp_path, _ROW, 'paper', 0, accuracies)
   row_runs.write(tmp_path, _ROW, 'paper', 1, {800: (0.702, 0)})
   row_runs.write(tmp_path, _ROW, 'rounds=2', 0, {2: (0.1, 0)})
+  row_runs.write(
+    tmp_path,
+    _ROW,
+    'rounds=2,bfloat16',
+    1,
+    {2: (0.2, 0)},
+    compute_dtype='bfloat16',
+  )
   # Not finished, and of the round that validation selects.
   best = 'protofssl/table8/20-clients/2-episodes'
   row_runs.write(tmp_path, best, 'paper', 0, {10: (0.4, 0.3), 20: (0.3, 0.2)})
@@ -157,6 +173,7 @@ def test_compare(call, tmp_path):
     '  paper            68.2 %',
     '  ours             69.2 ± 1.4 % after 800 of 800 rounds, seeds 0, 1',
     '  rounds=2         10.0 % after 2 of 800 rounds, seed 0',
+    '  rounds=2         20.0 % after 2 of 800 rounds, seed 1, bfloat16',
     best,
     '  paper            42.7 %',
     '  ours, unfinished 40.0 % after 20 of 300 rounds, seed 0',

@@ -12,9 +12,18 @@ def test_results_are_of_each_budget_over_seeds(tmp_path):
     row_runs.write(tmp_path, _ROW.name, 'paper', seed, rounds)
   row_runs.write(tmp_path, _ROW.name, '2h', 0, {10: (0.2, 0), 20: (0.3, 0)})
   row_runs.write(tmp_path, _ROW.name, '2h', 1, {10: (0.4, 0)})
-  (tmp_path / _ROW.name / 'notes' / 'seed0').mkdir(parents=True)
+  row_runs.write(
+    tmp_path,
+    _ROW.name,
+    '2h,bfloat16',
+    3,
+    {10: (0.5, 0)},
+    compute_dtype='bfloat16',
+  )
+  for name in ('notes', '2h,', '2h,float16'):
+    (tmp_path / _ROW.name / name / 'seed0').mkdir(parents=True)
   warnings = []
-  ours, small = paper_runs.results(str(tmp_path), _ROW, warnings.append)
+  ours, small, other = paper_runs.results(str(tmp_path), _ROW, warnings.append)
   assert not warnings
   assert ours == paper_runs.Result(
     'paper', '65.0 ± 5.0', 800, 800, ('0', '2', '10')
@@ -22,6 +31,7 @@ def test_results_are_of_each_budget_over_seeds(tmp_path):
   assert (ours.label, small.label) == ('ours', '2h')
   # Of the last round that both have evaluated.
   assert small == paper_runs.Result('2h', '30.0 ± 14.1', 10, 800, ('0', '1'))
+  assert other == paper_runs.Result('2h', '50.0', 10, 800, ('3',), 'bfloat16')
 
 
 def test_what_is_no_result_is_left_out(tmp_path):
@@ -30,6 +40,9 @@ def test_what_is_no_result_is_left_out(tmp_path):
   row_runs.write(tmp_path, _ROW.name, 'paper', 1, {800: (0.6, 0)}, alpha=0.3)
   row_runs.write(tmp_path, _ROW.name, 'paper', 2, {800: (0.6, 0)}, momentum=0.1)
   (tmp_path / _ROW.name / 'paper' / 'seed3').mkdir()
+  # Where only what computes in float32 belongs.
+  bfloat16 = {'compute_dtype': 'bfloat16'}
+  row_runs.write(tmp_path, _ROW.name, 'paper', 4, {800: (0.6, 0)}, **bfloat16)
   warnings = []
   (result,) = paper_runs.results(str(tmp_path), _ROW, warnings.append)
   # Without an effect, a flag does not matter.
@@ -38,8 +51,13 @@ def test_what_is_no_result_is_left_out(tmp_path):
     'seed0',
     'seed2',
     'seed3',
+    'seed4',
   ]
-  for words, warning in zip(
-    ('no evaluation yet', '--momentum differs', 'is not a run'), warnings
-  ):
+  expected = (
+    'no evaluation yet',
+    '--momentum differs',
+    'is not a run',
+    '--compute_dtype differs',
+  )
+  for words, warning in zip(expected, warnings, strict=True):
     assert words in warning

@@ -51,6 +51,12 @@ class PapersHparams:
     ' 2h, or another number of hours: as many as fit into them. Nothing but the'
     ' number of rounds changes, schedules least of all.',
   )
+  compute_dtype: str = hparam(
+    papers.FLOAT32,
+    'The type in which the network computes, as for training. What computes in'
+    ' bfloat16 has a folder of its own, and is compared under its own name.',
+    choices=(papers.FLOAT32, 'bfloat16'),
+  )
   seed: int = hparam(0, 'Seed of the run.', minimum=0, maximum=2**31 - 1)
   data_dir: str = hparam('', "The data's folder, as for training.")
   cache_dir: str = hparam('', 'Folder of decoded images, as for training.')
@@ -90,7 +96,14 @@ class PapersHparams:
   def more(self) -> dict[str, Any]:
     """The flags that a run takes from these."""
     places = {'data_dir': self.data_dir, 'cache_dir': self.cache_dir}
-    return {**{n: v for n, v in places.items() if v}, 'seed': self.seed}
+    more = {**{n: v for n, v in places.items() if v}, 'seed': self.seed}
+    if self.compute_dtype != papers.FLOAT32:
+      more['compute_dtype'] = self.compute_dtype
+    return more
+
+  def folder(self, row: papers.Row) -> str:
+    """The folder of the row's run."""
+    return row.folder(self.runs_dir, self.budget, self.seed, self.compute_dtype)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -318,7 +331,7 @@ def _run_flags(
   return {
     **settings.more(),
     'total_rounds': rounds,
-    'output_dir': row.folder(settings.runs_dir, settings.budget, settings.seed),
+    'output_dir': settings.folder(row),
   }
 
 
@@ -327,9 +340,7 @@ def _run(row: papers.Row, settings: PapersHparams) -> int:
   from tff_fssl.program.commands import train_main  # pylint: disable=C0415
 
   rounds = settings.rounds(row)
-  tree = output_tree.OutputTree(
-    row.folder(settings.runs_dir, settings.budget, settings.seed)
-  )
+  tree = output_tree.OutputTree(settings.folder(row))
   if settings.hours is not None:
     # What was begun keeps its number of rounds.
     if os.path.lexists(tree.flags_file):

@@ -36,8 +36,8 @@ NAMES = ('fedmatch', 'fedswitch', 'fl2', 'protofssl', 'semifl')
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
 CURVE, UNKNOWN = 'curve', '?'
-# The budget that is the paper's.
-ALL_ROUNDS = 'paper'
+# The budget that is the paper's, and what all papers compute in.
+ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
 
 _FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
 _NOTES = ('differs', 'needs', 'why')
@@ -127,17 +127,23 @@ class Row:
     given = {**self.flags, **(more or {})}
     return flags.arguments({n: given[n] for n in has_effect if n in given})
 
-  def folder(self, runs_dir: str, budget: str, seed: int) -> str:
+  def folder(
+    self, runs_dir: str, budget: str, seed: int, compute_dtype: str = FLOAT32
+  ) -> str:
     """The folder of a run of the row.
 
     Args:
       runs_dir: The folder of all runs of rows.
       budget: `ALL_ROUNDS`, or the name of a smaller budget.
       seed: Its seed.
+      compute_dtype: The type in which the network computes.
 
     Returns:
-      RUNS_DIR/PAPER/TABLE/.../BUDGET/seedN.
+      RUNS_DIR/PAPER/TABLE/.../BUDGET/seedN, or, if it does not compute in
+      float32, RUNS_DIR/PAPER/TABLE/.../BUDGET,bfloat16/seedN.
     """
+    if compute_dtype != FLOAT32:
+      budget = f'{budget},{compute_dtype}'
     return os.path.join(runs_dir, self.name, budget, f'seed{seed}')
 
 

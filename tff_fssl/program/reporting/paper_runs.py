@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import os
 import re
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
@@ -16,7 +17,7 @@ from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import runs as runs_lib
 
 _SEED = re.compile(r'seed\d+')
-_BUDGET = re.compile(r'paper|rounds=\d+|[\d.]+h')
+_BUDGET = re.compile(r'(paper|rounds=\d+|[\d.]+h)(?:,(bfloat16))?')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,6 +31,7 @@ class Result:
     rounds: The last round that all of them have evaluated.
     total_rounds: The rounds of the paper.
     seeds: Their seeds.
+    compute_dtype: The type in which the network computes.
   """
 
   budget: str
@@ -37,6 +39,7 @@ class Result:
   rounds: int
   total_rounds: int
   seeds: tuple[str, ...]
+  compute_dtype: str = papers.FLOAT32
 
   @property
   def label(self) -> str:
@@ -49,9 +52,11 @@ class Result:
   def text(self) -> str:
     """'81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
     seeds = 'seed' if len(self.seeds) == 1 else 'seeds'
+    is_usual = self.compute_dtype == papers.FLOAT32
     return (
       f'{self.accuracy} % after {self.rounds:,} of {self.total_rounds:,}'
       f' rounds, {seeds} {", ".join(self.seeds)}'
+      f'{"" if is_usual else f", {self.compute_dtype}"}'
     )
 
 
@@ -70,39 +75,43 @@ def results(
   """
   of_row = os.path.join(runs_dir, row.name)
   found = []
-  for budget in sorted(
-    _folders(of_row, _BUDGET), key=lambda b: (b != papers.ALL_ROUNDS, b)
+  for match in sorted(
+    _folders(of_row, _BUDGET), key=lambda m: (m[1] != papers.ALL_ROUNDS, m[0])
   ):
-    runs = []
-    for name in _folders(os.path.join(of_row, budget), _SEED):
-      path = os.path.join(of_row, budget, name)
+    runs, compute_dtype = [], match[2] or papers.FLOAT32
+    seeds = _folders(os.path.join(of_row, match[0]), _SEED)
+    for seed in sorted(seeds, key=lambda m: (len(m[0]), m[0])):
+      path = os.path.join(of_row, match[0], seed[0])
       try:
-        runs.append(_read(path, row))
+        runs.append(_read(path, row, compute_dtype))
       except UsageError as error:
         warn(f'left out: {error}')
     if runs:
-      found.append(_result(row, budget, runs))
+      found.append(_result(row, match[1], compute_dtype, runs))
   return found
 
 
-def _folders(path: str, names: re.Pattern[str]) -> list[str]:
-  """The folders in a folder that have such a name, by numbers in it."""
+def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
+  """The matches of what in a folder has such a name."""
   try:
-    entries = [name for name in os.listdir(path) if names.fullmatch(name)]
+    entries = os.listdir(path)
   except OSError:  # Nothing has been run.
     return []
-  return sorted(entries, key=lambda name: (len(name), name))
+  return [match for name in entries if (match := names.fullmatch(name))]
 
 
-def _read(path: str, row: papers.Row) -> runs_lib.Run:
+def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
   """A run of the row; raises `UsageError` if it is none, or has no result."""
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
   # It does not matter where the data are, but of some sets nothing is known
   # without them.
-  more = {name: run.flags.get(name, '') for name in ('data_dir', 'seed')}
-  config = row.config({**more, 'seed': int(more['seed'] or 0)})
+  more: dict[str, Any] = {
+    name: run.flags.get(name, '') for name in ('data_dir', 'seed')
+  }
+  more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
+  config = row.config(more)
   now = {n: hparams.to_text(value) for n, value in config.flags().items()}
   differing, _ = continuation.differences(run.flags, now)
   if differing:
@@ -114,7 +123,10 @@ def _read(path: str, row: papers.Row) -> runs_lib.Run:
 
 
 def _result(
-  row: papers.Row, budget: str, runs: Sequence[runs_lib.Run]
+  row: papers.Row,
+  budget: str,
+  compute_dtype: str,
+  runs: Sequence[runs_lib.Run],
 ) -> Result:
   last = compare.last_common_round([runs_lib.RunGroup(row.name, tuple(runs))])
   return Result(
@@ -123,6 +135,7 @@ def _result(
     last,
     row.flags['total_rounds'],
     tuple(run.flags.get('seed', '?') for run in runs),
+    compute_dtype,
   )
 
 
