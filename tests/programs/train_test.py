@@ -649,8 +649,12 @@ def test_changed_data_are_noticed(finished, tmp_path, capsys):
   folder = str(tmp_path / 'run')
   shutil.copytree(finished[0], folder)
   tree = output_tree.OutputTree(folder)
-  with open(tree.partition_json, 'a') as file:
-    file.write(' ')
+  with open(tree.partition_json) as file:
+    partition = json.load(file)
+  clients = partition['client_unlabeled']
+  clients[0][0], clients[1][0] = clients[1][0], clients[0][0]
+  with open(tree.partition_json, 'w') as file:
+    json.dump(partition, file)
   assert _train(folder, '--total_rounds=5') == 2
   assert 'cannot be continued' in capsys.readouterr().err
 
@@ -727,11 +731,11 @@ def test_a_second_signal_stops_at_once(tmp_path):
     os.path.join(_ROOT, 'programs', 'train.py'),
     *_FLAGS,
     f'--output_dir={folder}',
-    '--client_epochs=200',
+    '--client_epochs=1000',
   ]
   program = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
   for line in program.stdout:
-    if line.startswith('pre-training 2/2'):
+    if line.startswith('pre-training  2/2'):
       time.sleep(1)
       program.send_signal(signal.SIGINT)
     elif line.startswith('SIGINT'):
