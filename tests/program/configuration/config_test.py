@@ -500,6 +500,32 @@ def test_a_flagfile_may_set_flags_without_effect(tmp_path):
     _config(f'--flagfile={path}')
 
 
+@pytest.mark.parametrize(
+  'in_file, typed',
+  [
+    (
+      '--scenario=labels_at_clients --client_label_classes=3 --num_labels=30',
+      '--full_labels',
+    ),
+    (
+      '--scenario=labels_at_clients --client_label_classes=3 --num_labels=21',
+      '--client_labels=own',
+    ),
+    ('--client_label_classes=11 --labeled_clients=3', '--seed=1'),
+    ('--partition=dirichlet --alpha=0.3 --equal_sizes', '--partition=iid'),
+    ('--partition=shards --shards_per_client=3', '--partition=fedmatch'),
+  ],
+)
+def test_flags_without_effect_do_not_change_the_partition(
+  tmp_path, in_file, typed
+):
+  path = tmp_path / 'a.flags'
+  path.write_text('\n'.join(['--algorithm=supervised', *in_file.split()]))
+  found = _config(f'--flagfile={path}', typed)
+  again = _config(*flags.arguments(found.flags()))
+  assert again.partition_settings == found.partition_settings
+
+
 def test_rounds_that_may_be_empty_must_have_a_client():
   for flag, min_clients in (
     ('--dropout_probability=0.3', 1),

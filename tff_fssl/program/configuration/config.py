@@ -283,6 +283,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   # protection that is not there.
   meant = ('aggregator',) if config.trains_alone else ()
   parsed.refuse(_without_effect(config), meant)
+  config = _drop_needless(config)
   checks.check(config)
   if not run.output_dir:
     folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
@@ -382,6 +383,25 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     if at_clients and not parsed.is_set('client_labels'):
       run = dataclasses.replace(run, client_labels=data_names.OWN)
   return dataclasses.replace(config, run=run, round=round_hparams)
+
+
+def _drop_needless(config: Config) -> Config:
+  """Flags of data whose `needs` are not met, at their defaults.
+
+  They may stand in a flagfile that serves several runs. `Config.flags` leaves
+  them out, so the partition must not depend on them.
+  """
+  if config.run.partition_file:  # Flags are as the file records them.
+    return config
+  needless = hparams.without_effect(RunHparams, _all_flags(config))
+  defaults = {
+    field.name: field.default
+    for field in dataclasses.fields(RunHparams)
+    if field.name in needless
+  }
+  return dataclasses.replace(
+    config, run=dataclasses.replace(config.run, **defaults)
+  )
 
 
 def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
