@@ -1,5 +1,6 @@
 """A run's clients evaluate on what they hold out."""
 
+import asyncio
 import dataclasses
 
 import numpy as np
@@ -7,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl import runtime
+from tff_fssl.algorithms import registry
 from tff_fssl.data import clients
 from tff_fssl.data import sources
 from tff_fssl.data import streaming as streaming_lib
@@ -16,6 +18,10 @@ from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import client_evaluation
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import training
+from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import client_accuracy
 
 _FLAGS = (
@@ -160,7 +166,16 @@ def test_nobody_trains_on_what_is_held_out(flags):
   np.testing.assert_array_equal(y, data.train.y[numbers(x)])
 
 
-def test_local_models_are_those_of_the_next_rounds_clients(model):
+def _leaves(folder, made, **replaced):
+  """The leaves of a checkpoint before the first round."""
+  state = made.process.initialize()._replace(**replaced)
+  state = training.ProgramState(state, made.data_source.iterator(), 0)
+  states = managers.DurableProgramStateManager(str(folder))
+  asyncio.run(states.save(state, 0))
+  return checkpoint.read(checkpoint.path_of(str(folder), 0))
+
+
+def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
   """Each is evaluated on all test images."""
   task = experiment.build_task(
     config_lib.from_command_line(
@@ -175,10 +190,11 @@ def test_local_models_are_those_of_the_next_rounds_clients(model):
     )
   )
   held = task.data.test
-  found = client_evaluation.evaluate_local_models(
-    task, model, (), held, round_num=4
-  )
   made = experiment.build_experiment(task, '')
+  leaves = _leaves(tmp_path, made, global_model_weights=model)
+  found = client_evaluation.evaluate_local_models(
+    task, leaves, held, round_num=4
+  )
   state = made.process.initialize()._replace(global_model_weights=model)
   accuracies = []
   for dataset in made.data_source.cohort(0, 4):
@@ -202,16 +218,71 @@ def test_local_models_are_those_of_the_next_rounds_clients(model):
       ['--algorithm=local_uda', '--scenario=labels_at_clients'],
       'keep models of their own',
     ),
-    (
-      ['--algorithm=fedmatch', '--fedmatch.uploads=files'],
-      r'in files \(--fedmatch.uploads\)',
-    ),
   ],
 )
-def test_runs_without_local_models(model, flags, expected):
+def test_runs_without_local_models(flags, expected):
   given = [*_FLAGS, '--clients_per_round=3', *flags]
   task = experiment.build_task(config_lib.from_command_line(given))
   with pytest.raises(UsageError, match=f'^--local_models: .*{expected}'):
     client_evaluation.evaluate_local_models(
-      task, model, (), task.data.test, round_num=1
+      task, {}, task.data.test, round_num=1
     )
+
+
+def test_a_checkpoint_of_another_program_has_no_local_models():
+  given = [*_FLAGS, '--clients_per_round=3', '--algorithm=fixmatch']
+  task = experiment.build_task(config_lib.from_command_line(given))
+  with pytest.raises(UsageError, match='--local_models: the checkpoint: .*one'):
+    client_evaluation.evaluate_local_models(
+      task, {'x': np.zeros(1)}, task.data.test, round_num=1
+    )
+
+
+_AT_CLIENTS = ('--scenario=labels_at_clients', '--num_labels=20')
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('scenario', ['labels_at_server', 'labels_at_clients'])
+@pytest.mark.parametrize('name', sorted(registry.REGISTRY))
+def test_local_models_of_every_algorithm(name, scenario, tmp_path):
+  flags = _AT_CLIENTS if scenario == 'labels_at_clients' else ()
+  _check_local_models(tmp_path, f'--algorithm={name}', *flags)
+
+
+@pytest.mark.parametrize(
+  'flags',
+  [
+    pytest.param(
+      ('--algorithm=fedmatch', '--fedmatch.num_helpers=0'),
+      marks=pytest.mark.slow,
+    ),
+    ('--algorithm=fedmatch', '--fedmatch.uploads=files', *_AT_CLIENTS),
+    ('--algorithm=fedrgd',),
+  ],
+  ids=' '.join,
+)
+def test_local_models_need_no_other_state_than_the_runs(flags, tmp_path):
+  assert _check_local_models(tmp_path, *flags)
+
+
+def _check_local_models(folder, *flags):
+  """Whether there are figures; if not, it must be refused by `UsageError`."""
+  given = [*_FLAGS, '--clients_per_round=3', '--client_epochs=1', *flags]
+  try:
+    task = experiment.build_task(config_lib.from_command_line(given))
+  except UsageError:  # Not in this scenario.
+    return False
+  try:
+    found = client_evaluation.evaluate_local_models(
+      task,
+      _leaves(folder, experiment.build_experiment(task, '')),
+      task.data.test,
+      round_num=1,
+      rows=row_files.RowFiles(str(folder / 'rows')),
+    )
+  except UsageError as error:
+    assert str(error).startswith('--local_models: --algorithm=')
+    return False
+  assert found['num_clients'] == 3
+  assert 0 < found['accuracy'] < 1 and found['loss'] > 0
+  return True

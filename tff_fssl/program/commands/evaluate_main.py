@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import types
 from typing import Any, NamedTuple
 
 from tff_fssl import durable
@@ -25,6 +26,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -145,6 +147,8 @@ class LoadedRun(NamedTuple):
     model: The `ServerModel`.
     prediction: How it predicts.
     table: What the exchange keeps.
+    leaves: All leaves of the checkpoint.
+    rows: The `row_files.RowFiles` of the run.
   """
 
   name: str
@@ -153,6 +157,8 @@ class LoadedRun(NamedTuple):
   model: Any
   prediction: Any
   table: Any
+  leaves: Mapping[str, Any] = types.MappingProxyType({})
+  rows: Any = None
 
 
 class _Evaluation(NamedTuple):
@@ -301,11 +307,9 @@ def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
   frozen = warm_start.read_frozen(tree, ownership.of_config(config))
   task = experiment.build_task(config, frozen)
   path = checkpoint.path_of(tree.checkpoints, round_num)
+  owner = ownership.with_model(ownership.of_config(config), task.model_fn())
   try:
-    checkpoint.check_owner(
-      path,
-      ownership.with_model(ownership.of_config(config), task.model_fn()),
-    )
+    checkpoint.check_owner(path, owner)
   except checkpoint.CheckpointError as error:
     raise UsageError(f'{path}: {error}') from error
   return LoadedRun(
@@ -315,6 +319,8 @@ def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
     warm_start.from_leaves(leaves),
     experiment.prediction_of(config),
     warm_start.table_from_leaves(leaves),
+    leaves,
+    row_files.RowFiles(tree.client_rows, owner),
   )
 
 
@@ -399,10 +405,10 @@ def _evaluate_local_models(
   held = loaded.task.examples(settings.examples)
   figures = client_evaluation.evaluate_local_models(
     loaded.task,
-    loaded.model,
-    loaded.table,
+    loaded.leaves,
     held,
     round_num=next_round,
+    rows=loaded.rows,
     batch_size=settings.batch_size,
   )
   rows = {

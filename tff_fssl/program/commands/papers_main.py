@@ -54,7 +54,7 @@ class PapersHparams:
   compute_dtype: str = hparam(
     papers.FLOAT32,
     'The type in which the network computes, as for training. What computes in'
-    ' bfloat16 has a folder of its own, and is compared under its own name.',
+    ' bfloat16 has a folder of its own, and a line of its own in comparisons.',
     choices=(papers.FLOAT32, 'bfloat16'),
   )
   seed: int = hparam(0, 'Seed of the run.', minimum=0, maximum=2**31 - 1)

@@ -394,7 +394,7 @@ def _drop_needless(config: Config) -> Config:
   if config.run.partition_file:  # Flags are as the file records them.
     return config
   needless = hparams.without_effect(RunHparams, _all_flags(config))
-  defaults = {
+  defaults: dict[str, Any] = {
     field.name: field.default
     for field in dataclasses.fields(RunHparams)
     if field.name in needless

@@ -19,6 +19,10 @@ from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import training
+from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import client_accuracy
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
@@ -100,11 +104,11 @@ def evaluate_clients(
 
 def evaluate_local_models(
   task: experiment.Task,
-  model: server_model.ServerModel,
-  table: Any,
+  leaves: Mapping[str, Any],
   held: sources.Examples,
   *,
   round_num: int,
+  rows: row_files.RowFiles | None = None,
   batch_size: int = 256,
 ) -> Mapping[str, Any]:
   """Evaluates the models that a round's clients make of a model.
@@ -114,18 +118,18 @@ def evaluate_local_models(
 
   Args:
     task: Data and network.
-    model: The model before the round; arrays.
-    table: What the exchange keeps, if there is one.
+    leaves: The leaves of the checkpoint before the round.
     held: The examples to evaluate on, the same for all clients.
     round_num: The round, >= 1: who its clients are, and how they train.
+    rows: What clients sent, for a run that keeps it in files.
     batch_size: Examples in a batch.
 
   Returns:
     The figures of `evaluate.over_clients`, and `num_clients`, as numbers.
 
   Raises:
-    UsageError: If clients make no whole models, or what they need is not in the
-      table.
+    UsageError: If clients make no whole models, the checkpoint is of another
+      program, or a file of `rows` cannot be read.
   """
   config = task.config
   with tempfile.TemporaryDirectory() as folder:
@@ -138,9 +142,17 @@ def evaluate_local_models(
       prediction=process.prediction._replace(also={}),
       batch_size=batch_size,
     )
-    state = composer.LearningAlgorithmState(
-      model, {'table': table}, round_num, (), ()
-    )
+    try:
+      structure = training.state_structure(process, source)
+      state = managers.to_structure(leaves, structure).process
+    except checkpoint.CheckpointError as error:
+      raise UsageError(f'--local_models: the checkpoint: {error}') from error
+    if process.outside is not None:
+      assert rows is not None
+      state = row_files.OutsideRows(process.outside, rows).bring(
+        state, source.client_ids(config.run.seed, round_num)
+      )
+    table = state.distributor['table'] if state.distributor else ()
     results = []
     for dataset in source.cohort(config.run.seed, round_num):
       own = make_model(state, dataset, round_num)
@@ -161,14 +173,12 @@ def evaluate_local_models(
 def _local_model_of(
   config: config_lib.Config, process: composer.FsslProcess
 ) -> client_work.LocalModel:
-  """`process.local_model`; raises `UsageError` if it cannot be used."""
+  """`process.local_model`; raises `UsageError` if there is none."""
+  if process.local_model is not None and config.trains_clients:
+    return process.local_model
   why = 'its clients keep models of their own, or have no whole ones'
   if not config.trains_clients:
     why = f'clients do not train with --scenario={config.round.scenario}'
-  elif process.outside is not None:
-    why = f'what its clients sent is in files (--{config.prefix}uploads)'
-  elif process.local_model is not None:
-    return process.local_model
   raise UsageError(
     f'--local_models: --algorithm={config.run.algorithm}: {why}; leave the flag'
     ' out'

@@ -91,7 +91,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     if not os.path.lexists(path):
       raise tff.program.ProgramStateNotFoundError(version)
     leaves = await asyncio.to_thread(checkpoint.read_own, path, self._owner)
-    return _to_structure(leaves, structure)
+    return to_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the latest complete version.
@@ -311,8 +311,19 @@ def _to_leaves(state: Any) -> dict[str, Any]:
   }
 
 
-def _to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
-  """Puts leaves in their places, if they match `structure`."""
+def to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
+  """Puts a checkpoint's leaves in their places.
+
+  Args:
+    leaves: The leaves, as `checkpoint.read` returns them.
+    structure: See `DurableProgramStateManager.load`.
+
+  Returns:
+    The state, with NumPy arrays.
+
+  Raises:
+    CheckpointError: If they do not match `structure`.
+  """
   expected = _named_leaves(structure)
   names = [path for path, _ in expected]
   if sorted(names) != sorted(leaves):
