@@ -1,6 +1,5 @@
 """Every network of `tf.keras.applications`: built, and one step of training."""
 
-import gc
 import inspect
 
 import numpy as np
@@ -30,13 +29,6 @@ _NEED_EIGHT_IMAGES = (
   'EfficientNetV2S',
 )
 _CLASSES = 10
-
-
-@pytest.fixture(autouse=True)
-def _free_networks():
-  """Graphs are cycles; those of the large networks would fill the memory."""
-  yield
-  gc.collect()
 
 
 def _pixels(x, seed=None):
