@@ -3,7 +3,7 @@
 TensorFlow-free: everything that can be refused without data is refused here.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
@@ -187,8 +187,6 @@ class Config:
     from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
 
     run = self.run
-    if 'streaming_steps' in _without_effect(self):
-      return streaming_lib.Streaming()
     return streaming_lib.Streaming(
       run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
     )
@@ -283,7 +281,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   # protection that is not there.
   meant = ('aggregator',) if config.trains_alone else ()
   parsed.refuse(_without_effect(config), meant)
-  config = _drop_needless(config)
+  config = _drop_idle(config)
   checks.check(config)
   if not run.output_dir:
     folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
@@ -361,11 +359,9 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
   if not parsed.is_set('min_clients') and config.participation.may_be_empty:
     round_hparams = dataclasses.replace(round_hparams, min_clients=1)
-  # Flags of a flagfile that have no effect must not change anything, either.
+  # A flag of a flagfile that has no effect must not change anything, either.
   if not config.aggregates:
     round_hparams = dataclasses.replace(round_hparams, min_clients=0)
-  if not config.trains_clients:
-    config = dataclasses.replace(config, participation=ParticipationHparams())
   if run.partition_file:  # It says what these flags are.
     return dataclasses.replace(config, round=round_hparams)
   at_clients = round_hparams.scenario == _CLIENTS
@@ -385,23 +381,25 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
-def _drop_needless(config: Config) -> Config:
-  """Flags of data whose `needs` are not met, at their defaults.
+def _drop_idle(config: Config) -> Config:
+  """Flags of data and participation that have no effect, at their defaults.
 
   They may stand in a flagfile that serves several runs. `Config.flags` leaves
-  them out, so the partition must not depend on them.
+  them out, so neither a partition nor a cohort may depend on them.
   """
-  if config.run.partition_file:  # Flags are as the file records them.
-    return config
-  needless = hparams.without_effect(RunHparams, _all_flags(config))
-  defaults: dict[str, Any] = {
-    field.name: field.default
-    for field in dataclasses.fields(RunHparams)
-    if field.name in needless
-  }
+  idle = _without_effect(config)
   return dataclasses.replace(
-    config, run=dataclasses.replace(config.run, **defaults)
+    config,
+    run=_at_defaults(config.run, idle),
+    participation=_at_defaults(config.participation, idle),
   )
+
+
+def _at_defaults(part: Any, names: Collection[str]) -> Any:
+  """Hyper-parameters, those of `names` with their defaults."""
+  fields = dataclasses.fields(part)
+  defaults = {f.name: f.default for f in fields if f.name in names}
+  return dataclasses.replace(part, **defaults)
 
 
 def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
