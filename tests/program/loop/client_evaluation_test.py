@@ -35,6 +35,7 @@ _FLAGS = (
   '--min_client_examples=5',
   '--client_test_fraction=0.2',
 )
+_NO_ROWS = row_files.RowFiles('')
 
 
 @pytest.fixture(scope='module')
@@ -193,7 +194,7 @@ def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
   made = experiment.build_experiment(task, '')
   leaves = _leaves(tmp_path, made, global_model_weights=model)
   found = client_evaluation.evaluate_local_models(
-    task, leaves, held, round_num=4
+    task, leaves, held, round_num=4, rows=_NO_ROWS
   )
   state = made.process.initialize()._replace(global_model_weights=model)
   accuracies = []
@@ -225,7 +226,7 @@ def test_runs_without_local_models(flags, expected):
   task = experiment.build_task(config_lib.from_command_line(given))
   with pytest.raises(UsageError, match=f'^--local_models: .*{expected}'):
     client_evaluation.evaluate_local_models(
-      task, {}, task.data.test, round_num=1
+      task, {}, task.data.test, round_num=1, rows=_NO_ROWS
     )
 
 
@@ -234,11 +235,20 @@ def test_a_checkpoint_of_another_program_has_no_local_models():
   task = experiment.build_task(config_lib.from_command_line(given))
   with pytest.raises(UsageError, match='--local_models: the checkpoint: .*one'):
     client_evaluation.evaluate_local_models(
-      task, {'x': np.zeros(1)}, task.data.test, round_num=1
+      task, {'x': np.zeros(1)}, task.data.test, round_num=1, rows=_NO_ROWS
     )
 
 
 _AT_CLIENTS = ('--scenario=labels_at_clients', '--num_labels=20')
+_NO_LOCAL_MODELS = (
+  # Clients have no last layer; they do not train.
+  ('fedcon', 'labels_at_server'),
+  ('supervised', 'labels_at_server'),
+  # There is no such setting.
+  ('fedcon', 'labels_at_clients'),
+  ('protofssl', 'labels_at_server'),
+  ('semifl', 'labels_at_clients'),
+)
 
 
 @pytest.mark.slow
@@ -246,7 +256,9 @@ _AT_CLIENTS = ('--scenario=labels_at_clients', '--num_labels=20')
 @pytest.mark.parametrize('name', sorted(registry.REGISTRY))
 def test_local_models_of_every_algorithm(name, scenario, tmp_path):
   flags = _AT_CLIENTS if scenario == 'labels_at_clients' else ()
-  _check_local_models(tmp_path, f'--algorithm={name}', *flags)
+  found = _check_local_models(tmp_path, f'--algorithm={name}', *flags)
+  alone = name.startswith('local_')
+  assert found == (not alone and (name, scenario) not in _NO_LOCAL_MODELS)
 
 
 @pytest.mark.parametrize(

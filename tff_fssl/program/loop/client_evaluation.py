@@ -108,7 +108,7 @@ def evaluate_local_models(
   held: sources.Examples,
   *,
   round_num: int,
-  rows: row_files.RowFiles | None = None,
+  rows: row_files.RowFiles,
   batch_size: int = 256,
 ) -> Mapping[str, Any]:
   """Evaluates the models that a round's clients make of a model.
@@ -121,7 +121,7 @@ def evaluate_local_models(
     leaves: The leaves of the checkpoint before the round.
     held: The examples to evaluate on, the same for all clients.
     round_num: The round, >= 1: who its clients are, and how they train.
-    rows: What clients sent, for a run that keeps it in files.
+    rows: What clients sent, if the run keeps it in files.
     batch_size: Examples in a batch.
 
   Returns:
@@ -148,7 +148,6 @@ def evaluate_local_models(
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
-      assert rows is not None
       state = row_files.OutsideRows(process.outside, rows).bring(
         state, source.client_ids(config.run.seed, round_num)
       )
