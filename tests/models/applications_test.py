@@ -21,7 +21,8 @@ _NAMES = sorted(
 # The least that Keras allows; 32 for the others.
 _SIDES = {'InceptionResNetV2': 75, 'InceptionV3': 75, 'Xception': 71}
 # On two images, whose last maps are 1 x 1, batch norm makes the gradients of
-# these overflow, on some processors, also in Keras's own training.
+# these as large as 1e18 and more, also in Keras's own training; their norm may
+# overflow.
 _NEED_EIGHT_IMAGES = (
   'EfficientNetB6',
   'EfficientNetB7',
