@@ -1,14 +1,19 @@
-"""What a fifth of the clients can do to (FL)^2 on digits by lying.
+"""Measures what lying clients can do to each algorithm, on digits.
 
-    python benchmarks/lies.py [--seeds=0] [--flags="--total_rounds=60"]
+    python benchmarks/lies.py [--algorithms supervised fedmatch ...]
+      [--aggregators mean robust] [--lies bias ...] [--num_liars=4]
+      [--clients_per_round=5] [--total_rounds=60] [--seeds 0 ...] [--flags=...]
 
-Repeats the quick start (20 clients, 5 per round), but clients 0 to 3 lie in
-every round in which they take part, so that a quarter of the cohorts have two
-or more liars. Prints the test accuracy after the last round for each lie,
-aggregator and norm, and how many points it differs from the honest run.
+Trains on the quick start's data and network (20 clients), with labels at the
+clients where the algorithm allows it. Clients 0 to `num_liars` - 1 lie in every
+round in which they take part: with 4 liars and 5 clients a round, a quarter of
+the cohorts have two liars or more. Prints a row for each algorithm and
+aggregator: the test accuracy after the last round when nobody lies, and by how
+many points each lie changes it.
 """
 
 import argparse
+import collections
 import os
 import pathlib
 import shlex
@@ -19,161 +24,302 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(_ROOT))
 
-_LIARS = range(4)
-_MARK = -77  # First half of a liar's seed, which makes the client's code lie.
+# The first half of a liar's seed is _MARK - i for the i-th of _LIES.
+_MARK = -77_000
 _LIES = {
   'honest': 'nobody lies',
-  'flip': 'update times -1',
+  'silent': 'liars weigh nothing: what no aggregator can make up for',
+  'flip': 'update times -1, at the largest weight',
+  'minus6': 'update times -6',
   'minus10': 'update times -10',
-  'constant': 'update 1e30 everywhere',
+  'bias': "six times the update's norm, all for the bias of the first class",
+  'sign': 'minus the sign of the update, of six times its norm',
   'large': 'update 1e11 everywhere',
-  'weight': 'update times -1, weight 1',
-  'statistics': 'batch norm sums of absurd moments',
+  'constant': 'update 1e30 everywhere',
+  'alone': 'update times -6, the largest weight even without any example',
+  'drag': 'rows for others: right for the first class, else 1e6 or times -6',
+  'permute': 'rows for others: those of class k for class k + 1',
+  'signals': 'reports: the largest value that is allowed',
   'counts': '100,000 examples',
-  'all': 'update times -10, weight 1, absurd moments',
+  'statistics': 'batch norm sums of absurd moments',
+  'all': 'update times -10, the largest weight, absurd moments',
 }
-_AGGREGATORS = ('mean', 'robust')
-_NORMS = ('sbn', 'gn')
+# As in RESULTS.md: the quick start's rates, batches and clipping for all.
+_TEACHER = (
+  '--max_gradient_norm=1 --proximal_strength=0 --server_optimizer_momentum=0.5'
+)
+_FLAGS = {
+  'supervised': '',
+  'fixmatch': '',
+  'uda': '--uda.tsa_rounds={rounds}',
+  'mixmatch': '--mixmatch.ramp_rounds={rounds}',
+  'semifl': '--client_batch_size=32 --learning_rate_schedule=constant'
+  ' --num_pretraining_rounds=10',
+  'fl2': '',
+  'fedswitch': f'{_TEACHER} --fedswitch.ema_decay=0.68',
+  'ts_server_ema': f'{_TEACHER} --ts_server_ema.ema_decay=0.68',
+  'ts_client_ema': f'{_TEACHER} --ts_client_ema.ema_decay=0.97',
+  'fedcon': '--client_batch_size=32 --max_gradient_norm=1 --momentum=0.9'
+  ' --nesterov --server_learning_rate=0.03 --server_optimizer_momentum=0.5'
+  ' --weight_decay=0.0005 --server_epochs=5 --num_pretraining_rounds=10',
+  'fedrgd': '--client_batch_size=32 --max_gradient_norm=1'
+  ' --server_optimizer_momentum=0.5 --weight_decay=0.0005'
+  ' --client_labeled_batch_size=10 --fedrgd.num_groups=1',
+  'fedmatch': '--client_batch_size=32 --client_learning_rate=0.03'
+  ' --max_gradient_norm=1 --momentum=0.9 --server_optimizer_momentum=0.5'
+  ' --weight_decay=0.0005',
+  'protofssl': '',
+}
+_AT_SERVER = ('semifl', 'fedcon')
+# The least that lets an algorithm train: two labels of each class.
+_NUM_LABELS = collections.defaultdict(lambda: 10, protofssl=20)
 
 
-def _lie(name: str) -> None:
-  """Makes clients lie if their seed is marked."""
-  import numpy as np
+def _argv(options: argparse.Namespace, algorithm: str, aggregator: str):
+  """The flags of a row."""
+  flags = [
+    f'--flagfile={_ROOT}/configs/quickstart.flags',
+    f'--algorithm={algorithm}',
+    f'--aggregator={aggregator}',
+    f'--clients_per_round={options.clients_per_round}',
+    f'--total_rounds={options.total_rounds}',
+  ]
+  if algorithm not in _AT_SERVER:
+    flags += [
+      '--scenario=labels_at_clients',
+      f'--num_labels={_NUM_LABELS[algorithm]}',
+    ]
+  flags += _FLAGS[algorithm].format(rounds=options.total_rounds).split()
+  return flags + shlex.split(options.flags)
+
+
+def _lie(num_classes: int, max_weight: float) -> None:
+  """Makes clients lie if their seed is marked, each as the mark says."""
   import tensorflow as tf
 
-  from tff_fssl.data import clients
   from tff_fssl.rounds import client_work
   from tff_fssl.rounds import statistics_phase
 
-  honest_seed = clients.client_seed
   honest_train = client_work.ClientPart.train
   honest_sums = statistics_phase.client_sums
+  index = {name: i for i, name in enumerate(_LIES)}
 
-  def client_seed(seed, round_num, client_id):
-    pair = honest_seed(seed, round_num, client_id)
-    if client_id in _LIARS:
-      pair = np.array([_MARK, pair[1]], np.int32)
-    return pair
+  def lies(data, *names):
+    lie = _MARK - data['seed'][0]
+    return tf.reduce_any([tf.equal(lie, index[name]) for name in names])
 
-  def lies_if(data, lie, truth):
-    return tf.where(tf.equal(data['seed'][0], _MARK), lie, truth)
+  def lied(data, update, like, is_main):
+    """What stands for an update or a part of it, `like` all that travels."""
+    norm = tf.linalg.global_norm(like)
+    size = float(sum(t.shape.num_elements() for t in like))
+    last = max(
+      (i for i, t in enumerate(update) if t.shape == [num_classes]),
+      default=len(update) - 1,
+    )
+    first = tf.one_hot(0, tf.size(update[last]))
+    bias = [tf.zeros_like(t) for t in update]
+    if is_main:
+      bias[last] = tf.reshape(-6.0 * norm * first, update[last].shape)
+    sign = 6.0 * norm / size**0.5
+    made = {
+      ('flip',): [-t for t in update],
+      ('minus6', 'alone'): [-6.0 * t for t in update],
+      ('minus10', 'all'): [-10.0 * t for t in update],
+      ('bias',): bias,
+      ('sign',): [-sign * tf.sign(t) for t in update],
+      ('large',): [tf.fill(t.shape, 1e11) for t in update],
+      ('constant',): [tf.fill(t.shape, 1e30) for t in update],
+    }
+    for names, values in made.items():
+      is_lie = lies(data, *names)
+      update = [tf.where(is_lie, v, u) for v, u in zip(values, update)]
+    return tuple(update)
+
+  def false_rows(data, row):
+    made = dict(row)
+    for name, value in row.items():
+      if not value.dtype.is_floating or value.shape.rank == 0:
+        continue
+      dragged = -6.0 * value
+      if name in ('prototypes', 'sums'):
+        others = tf.range(num_classes)[:, tf.newaxis] > 0
+        dragged = tf.where(others, 1e6, value)
+      elif name in ('embedding', 'counts'):
+        continue
+      rolled = tf.roll(value, 1, axis=0)
+      value = tf.where(lies(data, 'drag'), dragged, value)
+      made[name] = tf.where(lies(data, 'permute'), rolled, value)
+    if 'exists' in row:
+      everything = tf.ones_like(row['exists'])
+      made['exists'] = tf.where(lies(data, 'drag'), everything, row['exists'])
+    return made
 
   def train(part, local, received, data, *args, **kwargs):
     result, finite = honest_train(part, local, received, data, *args, **kwargs)
-    factor = {'flip': -1.0, 'weight': -1.0, 'minus10': -10.0, 'all': -10.0}
-    update = result.update
-    if name in factor:
-      update = [lies_if(data, factor[name] * u, u) for u in update]
-    if name in ('constant', 'large'):
-      value = {'constant': 1e30, 'large': 1e11}[name]
-      update = [lies_if(data, tf.fill(u.shape, value), u) for u in update]
-    result = result._replace(update=tuple(update))
-    if name in ('weight', 'all'):
-      result = result._replace(weight=lies_if(data, 1.0, result.weight))
-    if name == 'counts':
-      result = result._replace(
-        num_examples=lies_if(data, 1e5, result.num_examples)
-      )
+    like = [*result.update, *result.of_peers]
+    claims = lies(data, 'flip', 'alone', 'all')
+    num_examples = tf.where(claims, max_weight, result.num_examples)
+    num_examples = tf.where(lies(data, 'counts'), 1e5, num_examples)
+    weight = result.weight
+    if weight is not None:
+      weight = tf.where(claims, 1.0, weight)
+    silent = lies(data, 'silent')
+    num_examples = tf.where(silent, 0.0, num_examples)
+    if weight is not None:
+      weight = tf.where(silent, 0.0, weight)
+    signals = dict(result.finished.signals)
+    for name, value in signals.items():
+      most = tf.math.log(float(num_classes))
+      signals[name] = tf.where(lies(data, 'signals'), most, value)
+    finished = result.finished._replace(
+      row=false_rows(data, result.finished.row), signals=signals
+    )
+    result = result._replace(
+      update=lied(data, result.update, like, True),
+      of_peers=lied(data, result.of_peers, like, False)
+      if result.of_peers
+      else (),
+      num_examples=num_examples,
+      weight=weight,
+      finished=finished,
+    )
     return result, finite
 
   def client_sums(network, weights, data, **options):
     sums = honest_sums(network, weights, data, **options)
-    if name == 'counts':
-      scale = lies_if(data, 1e5 / tf.maximum(sums.count, 1.0), 1.0)
-      return tf.nest.map_structure(lambda t: scale * t, sums)
-    if name not in ('statistics', 'all'):
-      return sums
+    scale = tf.where(
+      lies(data, 'counts'), 1e5 / tf.maximum(sums.count, 1.0), 1.0
+    )
+    sums = tf.nest.map_structure(lambda t: scale * t, sums)
+    absurd = lies(data, 'statistics', 'all')
     mean, square = 1e4 * sums.count, 1e9 * sums.count
     return sums._replace(
-      first=tuple(lies_if(data, tf.fill(f.shape, mean), f) for f in sums.first),
-      second=tuple(
-        lies_if(data, tf.fill(s.shape, square), s) for s in sums.second
-      ),
+      first=tuple(tf.where(absurd, mean, f) for f in sums.first),
+      second=tuple(tf.where(absurd, square, s) for s in sums.second),
     )
 
-  clients.client_seed = client_seed
   client_work.ClientPart.train = train
   statistics_phase.client_sums = client_sums
 
 
-def _run(name: str, argv: list[str]) -> str:
-  """Trains; returns accuracy and number of rejected clients, as '93.1 2'."""
+def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
+  """Trains with each lie; prints 'LIE ACCURACY NUM_REJECTED' lines."""
+  import numpy as np
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
+  from tff_fssl.data import clients
   from tff_fssl.program.configuration import config as config_lib
   from tff_fssl.program.loop import experiment as experiment_lib
   from tff_fssl.program.reporting import managers
 
-  if name != 'honest':
-    _lie(name)
   config = config_lib.from_command_line(argv)
   tff.framework.set_default_context(runtime.build_context())
   task = experiment_lib.build_task(config)
+  _lie(task.data.num_classes, 1.0)
+  mark = _MARK
+  honest_seed = clients.client_seed
+
+  def client_seed(seed, round_num, client_id):
+    pair = honest_seed(seed, round_num, client_id)
+    if client_id < num_liars and mark != _MARK:
+      pair = np.array([mark, pair[1]], np.int32)
+    return pair
+
+  clients.client_seed = client_seed
   experiment = experiment_lib.build_experiment(task, '')
-  state = experiment.process.initialize()
-  iterator, rejected = experiment.data_source.iterator(), 0
-  for _ in range(config.first_round, config.run.total_rounds + 1):
-    state, metrics = experiment.process.next(state, iterator.select())
-    metrics = managers.flatten(metrics)
-    rejected += max(
-      metrics['aggregator/num_rejected_clients'],
-      metrics.get('last_phase/num_rejected_clients', 0),
-    )
-  accuracy = experiment.evaluate_fn(state)['test/accuracy']
-  return f'{100 * accuracy:.1f} {rejected}'
+  process = experiment.process
+  start, iterator = process.initialize(), experiment.data_source.iterator()
+  for _ in range(config.first_round, 1):
+    start, _ = process.next(start, iterator.select())
+  for lie in lies:
+    mark = _MARK - list(_LIES).index(lie)
+    state, iterator, rejected = start, experiment.data_source.iterator(), 0
+    for round_num in range(config.first_round, config.run.total_rounds + 1):
+      cohort = iterator.select()
+      if round_num < 1:
+        continue
+      state, metrics = process.next(state, cohort)
+      metrics = managers.flatten(metrics)
+      rejected += max(
+        metrics['aggregator/num_rejected_clients'],
+        metrics.get('last_phase/num_rejected_clients', 0),
+      )
+    accuracy = experiment.evaluate_fn(state)['test/accuracy']
+    print(f'{lie} {100 * accuracy:.4f} {rejected}', flush=True)
+
+
+def _applies(lie: str, algorithm: str, argv: list[str]) -> bool:
+  """Whether a lie is about something that the algorithm's clients send."""
+  has_static = '--norm=gn' not in argv and algorithm not in (
+    'fedrgd',
+    'fedmatch',
+  )
+  return {
+    'drag': algorithm in ('fedmatch', 'protofssl'),
+    'permute': algorithm == 'protofssl',
+    'signals': algorithm == 'fedswitch',
+    'alone': algorithm == 'semifl',
+    'statistics': has_static,
+    'all': has_static,
+  }.get(lie, True)
 
 
 def main() -> None:
-  """Runs every cell in a process of its own, and prints the table."""
+  """Runs each row in a process of its own, and prints the table."""
   parser = argparse.ArgumentParser(
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
-  parser.add_argument('--seeds', type=int, nargs='+', default=[0])
-  parser.add_argument('--flags', default='', help='more flags of train.py')
-  parser.add_argument('--lie', choices=_LIES, help=argparse.SUPPRESS)
+  add = parser.add_argument
+  add('--algorithms', nargs='+', default=list(_FLAGS), choices=_FLAGS)
+  add('--aggregators', nargs='+', default=['mean', 'robust'])
+  add('--lies', nargs='+', default=list(_LIES)[1:], choices=_LIES)
+  add('--num_liars', type=int, default=4)
+  add('--clients_per_round', type=int, default=5)
+  add('--total_rounds', type=int, default=60)
+  add('--seeds', type=int, nargs='+', default=[0])
+  add('--flags', default='', help='more flags of train.py')
+  add('--argv', help=argparse.SUPPRESS)
   options = parser.parse_args()
-  if options.lie:
-    print(_run(options.lie, shlex.split(options.flags)))
+  if options.argv is not None:
+    _run(shlex.split(options.argv), options.lies, options.num_liars)
     return
 
-  def cell(lie: str, norm: str, aggregator: str, seed: int) -> list[str]:
-    flags = [
-      f'--flagfile={_ROOT}/configs/quickstart.flags',
-      f'--norm={norm}',
-      f'--aggregator={aggregator}',
-      f'--seed={seed}',
-      options.flags,
-    ]
-    output = subprocess.run(
-      [
-        sys.executable,
-        __file__,
-        f'--lie={lie}',
-        f'--flags={" ".join(flags)}',
-      ],
-      check=True,
-      capture_output=True,
-      text=True,
-    ).stdout
-    return output.split()
-
-  columns = [(norm, a) for norm in _NORMS for a in _AGGREGATORS]
-  print('| | ' + ' | '.join(f'{n}, {a}' for n, a in columns) + ' |')
-  print('|---' * (len(columns) + 1) + '|')
-  honest: dict[tuple[str, str], float] = {}
-  for lie, meaning in _LIES.items():
-    row = []
-    for column in columns:
-      results = [cell(lie, *column, seed) for seed in options.seeds]
-      mean = sum(float(r[0]) for r in results) / len(results)
-      rejected = sum(int(r[1]) for r in results) // len(results)
-      honest.setdefault(column, mean)
-      text = f'{mean:.1f}'
-      if lie != 'honest':
-        text += f' ({mean - honest[column]:+.1f})'
-      row.append(text + (f', {rejected} rejected' if rejected else ''))
-    print(f'| {meaning} | ' + ' | '.join(row) + ' |', flush=True)
+  for lie in options.lies:
+    print(f'{lie}: {_LIES[lie]}')
+  columns = ['honest', *(n for n in options.lies if n != 'honest')]
+  print('\n| | aggregator | ' + ' | '.join(columns) + ' |')
+  print('|---' * (len(columns) + 2) + '|', flush=True)
+  for algorithm in options.algorithms:
+    for aggregator in options.aggregators:
+      found = collections.defaultdict(list)
+      argv = _argv(options, algorithm, aggregator)
+      lies = [n for n in columns if _applies(n, algorithm, argv)]
+      for seed in options.seeds:
+        command = [sys.executable, __file__, f'--num_liars={options.num_liars}']
+        command += ['--argv', shlex.join([*argv, f'--seed={seed}']), '--lies']
+        output = subprocess.run(
+          [*command, *lies], check=True, stdout=subprocess.PIPE, text=True
+        ).stdout
+        for line in output.splitlines():
+          lie, *figures = line.split()
+          found[lie].append([float(f) for f in figures])
+      cells = []
+      for lie in columns:
+        if lie not in found:
+          cells.append('')
+          continue
+        accuracy, rejected = (
+          sum(column) / len(options.seeds) for column in zip(*found[lie])
+        )
+        if lie == 'honest':
+          honest = accuracy
+          cells.append(f'{accuracy:.1f}')
+          continue
+        mark = ' (rejected)' if rejected else ''
+        cells.append(f'{accuracy - honest:+.1f}{mark}')
+      print(f'| {algorithm} | {aggregator} | ' + ' | '.join(cells) + ' |')
+      sys.stdout.flush()
 
 
 if __name__ == '__main__':

@@ -33,69 +33,131 @@ def _next(process, rows, weights, state=None):
   return process.next(state, values, [np.float32(w) for w in weights])
 
 
-def test_limits_are_medians_of_the_round_before(process):
-  rows = [[0.3, 0.4, 0], [0, 3, 4], [-300, 0, 0]]
-  first = _next(process, rows, [0.25, 0.5, 1.0])
-  # All clipped to 1, or below it; weights as they are.
-  np.testing.assert_allclose(
-    first.result[0], [(0.075 - 1) / 1.75, 0.4 / 1.75, 0.4 / 1.75], rtol=1e-6
-  )
-  assert dict(first.state) == {'median_norm': 5.0, 'median_weight': 0.5}
-  second = _next(process, rows, [0.25, 0.5, 1.0], first.state)
-  # The last is left out; the others weigh as they say.
-  np.testing.assert_allclose(
-    second.result[0], [0.1, (0.1 + 1.5) / 0.75, 2.0 / 0.75], rtol=1e-6
-  )
-  measured = second.measurements['inner']
-  assert (measured['num_clipped'], measured['num_left_out']) == (1, 1)
-  # One that is not left out weighs the median.
-  third = _next(process, [rows[0], rows[1]], [0.25, 1.0], first.state)
-  np.testing.assert_allclose(third.result[0], second.result[0], rtol=1e-6)
+def _reference(rows, weights, before):
+  """Clips, mixes and takes the geometric median in float64, by points."""
+  rows, weights = (np.array(a, np.float64) for a in (rows, weights))
+  rows, weights = rows[weights > 0], weights[weights > 0]
+  norms = np.linalg.norm(rows, axis=1)
+  median = np.sort(norms)[(len(norms) - 1) // 2]
+  limit = min(median, 2 * before)
+  weights = np.minimum(weights, np.sort(weights)[(len(weights) - 1) // 2])
+  keeps = norms <= 10 * median
+  rows = (rows * np.minimum(1, limit / norms)[:, None])[keeps]
+  weights = weights[keeps]
+  num, mixed = len(rows), []
+  for row in rows:
+    distances = np.linalg.norm(rows - row, axis=1)
+    nearest = np.argsort(distances)[: num - int(0.2 * num)]
+    mixed.append(np.average(rows[nearest], axis=0, weights=weights[nearest]))
+  point = np.average(mixed, axis=0, weights=weights)
+  for _ in range(8):
+    distances = np.linalg.norm(mixed - point, axis=1)
+    distances = np.maximum(distances, 1e-3 * distances.max() + 1e-30)
+    point = np.average(mixed, axis=0, weights=weights / distances)
+  return point, max(limit, before / 2)
 
 
-def test_clients_that_weigh_nothing_move_no_limit(process):
-  state = _next(process, [[0, 3, 4]], [1.0]).state
-  output = _next(process, [[0, 0, 0], [0, 0, 0], [0, 6, 8]], [0, 0, 0.5], state)
-  assert dict(output.state) == {'median_norm': 10.0, 'median_weight': 0.5}
-  for rows, weights in (([], []), ([[0, 6, 8]], [0.0])):
+def test_three_steps(process):
+  rng, state, before = np.random.default_rng(3), None, 1.0
+  for num in (5, 3, 7, 20, 4):
+    rows = rng.normal(0.2, 1.0, [num, 3])
+    rows[0] *= 50.0  # Is skipped.
+    rows[-1] *= 3.0
+    weights = rng.uniform(0.1, 1.0, num)
+    if num > 5:
+      weights[1] = 0.0
+    output = _next(process, rows, weights, state)
+    expected, before = _reference(rows, weights, before)
+    np.testing.assert_allclose(output.result[0], expected, rtol=1e-4)
+    state = output.state
+    assert state['median_norm'] == pytest.approx(before)
+    assert output.measurements['inner']['num_left_out'] == 1
+    assert output.measurements['inner']['limits'] == state
+
+
+def test_tensors_of_a_client_belong_together():
+  types = tff.to_type([(np.float32, [2]), (np.float32, [1, 1])])
+  two = guarded.GuardedFactory(robust.RobustMeanFactory(), _SHARE).create(
+    types, tff.TensorType(np.float32)
+  )
+  rows = np.random.default_rng(0).normal(size=[5, 3]).astype(np.float32)
+  values = [[row[:2], row[2:, None]] for row in rows]
+  result = two.next(two.initialize(), values, [np.float32(1)] * 5).result
+  expected, _ = _reference(rows, np.ones(5), 1.0)
+  np.testing.assert_allclose(
+    np.concatenate([result[0], result[1][0]]), expected, rtol=1e-5
+  )
+
+
+@pytest.mark.parametrize(
+  'num_liars, num_others', [(1, 0), (2, 0), (1, 1), (3, 4), (9, 11)]
+)
+def test_liars_who_alone_weigh_anything(process, num_liars, num_others):
+  """Nobody could outvote them: nothing moves, neither model nor limits."""
+  honest, lie = [0.0, 3.0, 4.0], [1e11] * 3
+  state = _next(process, [honest] * 5, [1.0] * 5).state
+  for _ in range(3):
+    rows = [lie] * num_liars + [honest] * num_others
+    weights = [1.0] * num_liars + [0.0] * num_others
+    output = _next(process, rows, weights, state)
+    assert np.all(np.isnan(output.result[0]))
+    assert output.state == state
+    assert output.measurements['inner']['too_few_clients'] == 1
+    assert output.measurements['inner']['num_clipped'] == 0
+
+
+def test_clients_that_weigh_nothing_are_not_asked(process):
+  state = _next(process, [[0, 3, 4]] * 3, [1.0] * 3).state
+  far = [[0, 0, 900], [0, 0, -900]]
+  rows, weights = [[0, 3, 4]] * 3 + far, [0.5] * 3 + [0.0] * 2
+  output = _next(process, rows, weights, state)
+  np.testing.assert_allclose(
+    output.result[0], np.array([0, 3, 4]) * 4.0 / 5.0, rtol=1e-6
+  )
+  for rows, weights in (([], []), ([[0, 6, 8]] * 3, [0.0] * 3)):
     output = _next(process, rows, weights, state)
     assert output.state == state
     assert np.all(np.isnan(output.result[0]))
+    assert output.measurements['inner']['too_few_clients'] == 0
 
 
 def test_updates_of_0(process):
-  state = None
-  for limit in (0.1, 0.01, 1e-3, 1e-4, 1e-5, 1e-6, 1e-6):
+  state, limit = None, 1.0
+  for _ in range(25):
     output = _next(process, [[0, 0, 0]] * 3, [1.0] * 3, state)
     np.testing.assert_array_equal(output.result[0], [0, 0, 0])
-    state = output.state
+    state, limit = output.state, max(limit / 2, 1e-6)
     assert state['median_norm'] == pytest.approx(limit)
   # Nothing stays locked at 0.
-  for _ in range(7):
+  for _ in range(25):
     state = _next(process, [[0, 3, 4]] * 3, [1.0] * 3, state).state
   assert state['median_norm'] == 5.0
 
 
 def test_a_round_of_liars_does_not_open_the_next(process):
   honest, lie = [0.0, 3.0, 4.0], [1e11, 1e11, 1e11]
-  state = _next(process, [honest] * 5, [1.0] * 5).state
-  assert state['median_norm'] == 5.0
-  state = _next(
-    process, [honest, honest, lie, lie, lie], [1.0] * 5, state
-  ).state
-  assert state['median_norm'] == 50.0
-  output = _next(process, [honest] * 4 + [lie], [1.0] * 5, state)
+  state = None
+  for limit in (2.0, 4.0, 5.0):
+    state = _next(process, [honest] * 5, [1.0] * 5, state).state
+    assert state['median_norm'] == limit
+  output = _next(process, [honest] * 2 + [lie] * 3, [1.0] * 5, state)
+  assert np.linalg.norm(output.result[0]) <= 10.0 * (1 + 1e-6)
+  assert output.state['median_norm'] == 10.0
+  output = _next(process, [honest] * 4 + [lie], [1.0] * 5, output.state)
   np.testing.assert_allclose(output.result[0], honest, rtol=1e-6)
   assert output.state['median_norm'] == 5.0
 
 
 def test_options():
   plain = _create(robust.RobustMeanFactory(clipping=False, zeroing_multiple=0))
-  state = _next(plain, [[0, 0, 1]] * 3, [1.0] * 3).state
   rows = [[0, 0, 1], [0, 0, 1], [300, 0, 1]]
-  np.testing.assert_allclose(
-    _next(plain, rows, [1.0] * 3, state).result[0], [100, 0, 1]
-  )
+  output = _next(plain, rows, [1.0] * 3)
+  # The mean of all three; with three, all are mixed.
+  np.testing.assert_allclose(output.result[0], [100, 0, 1], rtol=1e-5)
+  measured = output.measurements['inner']
+  assert (measured['num_clipped'], measured['num_left_out']) == (0, 0)
+  usual = _next(_create(robust.RobustMeanFactory()), rows, [1.0] * 3)
+  assert usual.measurements['inner']['num_left_out'] == 1
 
 
 _HOSTILE = st.one_of(

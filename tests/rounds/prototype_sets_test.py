@@ -74,6 +74,33 @@ def test_a_list_of_the_last_cohort():
   np.testing.assert_array_equal(table['prototypes'][0], _row(6.0)['prototypes'])
 
 
+@pytest.mark.parametrize('interval', [1, 2])
+def test_with_a_robust_aggregator_medians_are_kept(interval):
+  exchange = prototype_sets.build_list(
+    _POPULATION._replace(robust=True), num_sets=2, interval=interval
+  )
+  table = exchange.initialize()
+  lie = {
+    'exists': np.array([True] * 3),
+    'prototypes': np.full([3, 2], 1e6, np.float32),
+  }
+  # Of the first class 1, 3, 5 and the lie; of the second 2, 2 and the lie.
+  rows = [_row(1.0), _row(3.0, (True, False, False)), _row(5.0), lie]
+  expected = [[(3.0 + 5.0) / 2, 1.0], [2.0, 5.0], [5.0, 5.0]]
+  for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+    after = _accept(exchange, table, *(rows[i] for i in order))
+    np.testing.assert_array_equal(after['exists'], [[1, 1, 1], [0, 0, 0]])
+    np.testing.assert_array_equal(after['prototypes'][0], expected)
+    np.testing.assert_array_equal(after['prototypes'][1], 0.0)
+  # Fewer than three clients do not decide: a class keeps what it had.
+  for few in ([], [lie, lie], [_row(9.0, (False, False, True)), lie]):
+    later = _accept(exchange, after, *few)
+    np.testing.assert_array_equal(later['exists'], after['exists'])
+    np.testing.assert_array_equal(later['prototypes'], after['prototypes'])
+  sent = exchange.message(after, None, _ROUND)
+  np.testing.assert_array_equal(sent['prototypes'][0], expected)
+
+
 def test_which_are_kept_is_drawn_whatever_their_order():
   exchange = _list(2)
   rows = [_row(float(value)) for value in range(1, 7)]

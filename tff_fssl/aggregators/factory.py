@@ -62,9 +62,12 @@ def build_mean(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
   return _aggregators.MeanFactory()
 
 
-def build_robust(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
-  """The mean of clipped updates: see `robust`."""
+def build_robust(
+  hparams: AggregatorHparams, *, clients_per_round: int | None, **sizes: Any
+) -> _Factory:
+  """Builds a mean that a minority of liars moves little: see `robust`."""
   del sizes
+  aggregator_hparams.check_majority(clients_per_round)
   return robust.RobustMeanFactory(
     clipping=hparams.aggregator_clipping,
     zeroing_multiple=10.0 if hparams.aggregator_zeroing else 0.0,

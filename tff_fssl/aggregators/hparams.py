@@ -10,6 +10,8 @@ ROBUST = 'robust'
 SECURE = 'secure'
 COMPRESSION = 'compression'
 DP = 'dp'
+# With fewer, the honest ones could not outvote a single liar.
+MIN_ROBUST_CLIENTS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,8 +38,10 @@ AGGREGATORS = {
     'the weighted mean', 'tff_fssl.aggregators.factory:build_mean'
   ),
   ROBUST: Aggregator(
-    'the mean of updates clipped to the median norm, without much larger ones;'
-    ' medians also bound weights and static batch norm statistics',
+    'the geometric median of updates that are clipped to the median norm and'
+    ' mixed with those nearest to them; medians also bound weights, static'
+    ' batch norm statistics and what clients get of others. The only one that'
+    ' is made for clients that lie',
     'tff_fssl.aggregators.factory:build_robust',
     _CLIPPING,
   ),
@@ -48,7 +52,8 @@ AGGREGATORS = {
     (*_CLIPPING, 'secure_min_weight'),
   ),
   COMPRESSION: Aggregator(
-    'the same mean by plain sums, with large tensors quantized to 8 bits',
+    'the same mean by plain sums, with large tensors quantized to 8 bits; like'
+    ' secure, it does not resist a client that lies (docs/embedding.md)',
     'tff_fssl.aggregators.factory:build_compression',
     _CLIPPING,
   ),
@@ -74,13 +79,14 @@ class AggregatorHparams:
   )
   aggregator_clipping: bool = hparam(
     True,
-    'Whether updates are clipped: to the median norm of the previous round'
-    ' (robust), to the 0.8 quantile of norms (secure, compression).',
+    'Whether updates are clipped: to their median norm, and to at most twice'
+    ' the norm of the round before (robust), or to the 0.8 quantile of norms'
+    ' (secure, compression).',
   )
   aggregator_zeroing: bool = hparam(
     True,
-    'Whether very large updates are left out (robust: above 10 times the median'
-    ' norm of the previous round) or zeroed (secure, compression).',
+    'Whether very large updates are skipped (robust: above 10 times the median'
+    ' norm) or zeroed (secure, compression).',
   )
   secure_min_weight: float = hparam(
     1e-3,
@@ -147,6 +153,25 @@ def check_sizes(
       ' number of clients; else publishing all data of a client would be'
       ' allowed'
     )
+
+
+def check_majority(clients_per_round: int | None) -> None:
+  """Refuses cohorts in which honest clients could not outvote a liar.
+
+  Args:
+    clients_per_round: The cohort's size; None: not known.
+
+  Raises:
+    UsageError: If it is less than `MIN_ROBUST_CLIENTS`.
+  """
+  if clients_per_round is None or clients_per_round >= MIN_ROBUST_CLIENTS:
+    return
+  raise hparams.UsageError(
+    f'--clients_per_round={clients_per_round}: with --aggregator={ROBUST} at'
+    f' least {MIN_ROBUST_CLIENTS} clients must take part, since one honest'
+    ' client cannot outvote one that lies; take more clients, or another'
+    ' aggregator'
+  )
 
 
 def check_confidential(

@@ -2,39 +2,47 @@
 
 import collections
 
-import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.models import adapter
+from tff_fssl.aggregators import collecting
+from tff_fssl.aggregators import hparams
 
-# Clipping norm of the first round, as in TFF's robust aggregator.
+# The clipping norm at most doubles from one round to the next. It starts at 1
+# as in TFF's robust aggregator.
 _FIRST_NORM = 1.0
-# By which factor the clipping norm changes at most from one round to the next.
-_MOST_CHANGE = 10.0
+_MOST_GROWTH = 2.0
 _LEAST_NORM = 1e-6
+# The share of updates that are not mixed into another, since they are farthest.
+_FAR = 0.2
+# Of the geometric median; RFA makes three or four.
+_NUM_STEPS = 8
+_LEAST_DISTANCE = 1e-3
 
 
 class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
-  """The weighted mean of updates bounded by the medians of the previous round.
+  """Combines updates so that a minority of lying clients has little effect.
 
-  A client's weight is limited to the median weight of the previous round. Its
-  update is clipped to the median L2 norm, and left out if its norm is above
-  `zeroing_multiple` times that. Medians are over clients whose weight is above
-  0. In the first round updates are clipped to norm 1; there are no other
-  bounds.
+  The server collects the updates of clients whose weight is above 0, and
 
-  As long as liars are a minority of each cohort, the medians lie within the
-  range of honest values, so that a liar counts about as much as an honest
-  client, whatever it sends. Where few clients of a population lie, a cohort
-  drawn at random still has a majority of liars now and then. Therefore the
-  clipping norm rises and falls at most tenfold a round (and not below 1e-6):
-  otherwise one such round would let a liar of the next send what it likes.
+  1.  limits weights to their median, clips updates to their median L2 norm, and
+      skips updates whose norm is above `zeroing_multiple` times that;
+  2.  replaces each update by the mean of the 80% of updates that are nearest to
+      it (nearest neighbour mixing, Allouah et al., AISTATS 2023), so that one
+      that differs from all others is in no mean but its own, and clients that
+      differ for an honest reason come closer together;
+  3.  takes the geometric median of these means (Pillutla et al., IEEE TSP
+      2022), the point whose distances from them have the least sum.
 
-  TFF's robust aggregator follows the 0.8 quantile of norms instead: if one of
-  five clients lies, the clipping norm drifts up to that client's norm; and it
-  trusts weights. The server collects one norm and one weight per client, which
-  takes no second message from a client.
+  Where few clients of a population lie, a cohort drawn at random still has a
+  majority of liars now and then. Therefore the clipping norm at most doubles
+  from one round to the next (the first round's is at most 2): what liars do in
+  a round is limited by the rounds before. If less than half of the cohort, or
+  fewer than three clients, have a weight above 0, honest clients could not
+  outvote liars: the result is NaN in every entry, which finalizers skip, and
+  the state stays.
+
+  The server holds all updates of a cohort, and sees those of single clients.
 
   The values must pass `guarded.is_acceptable`, which keeps norms finite.
   """
@@ -44,7 +52,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       clipping: Whether updates are clipped.
-      zeroing_multiple: See the class; 0: no update is left out.
+      zeroing_multiple: See the class; 0: no update is skipped.
     """
     self._clipping = clipping
     self._zeroing_multiple = zeroing_multiple
@@ -53,41 +61,37 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     """Creates the process: <S@SERVER, V@CLIENTS, W@CLIENTS> -> V@SERVER."""
-    inner = tff.aggregators.MeanFactory().create(value_type, weight_type)
+    specs = tff.types.type_to_tf_tensor_specs(value_type)
+    collect, rows_type = collecting.build_collect(
+      tff.to_type(collections.OrderedDict(value=value_type, weight=weight_type))
+    )
 
     @tff.tensorflow.computation
     def initial_state():
-      return collections.OrderedDict(
-        median_norm=tf.constant(_FIRST_NORM),
-        median_weight=tf.constant(float('inf')),
-      )
+      return collections.OrderedDict(median_norm=tf.constant(_FIRST_NORM))
 
-    state_type = initial_state.type_signature.result
+    @tff.tensorflow.computation(initial_state.type_signature.result, rows_type)
+    def combine(state, rows):
+      values = [_matrix(t) for t in tf.nest.flatten(rows['value'])]
+      products = tf.add_n([tf.matmul(v, v, transpose_b=True) for v in values])
+      weights = tf.cast(rows['weight'], tf.float32)
+      shares, norm, counts = self._shares(
+        state['median_norm'], products, weights
+      )
+      means = [
+        tf.cast(
+          tf.reshape(tf.linalg.matvec(v, shares, transpose_a=True), spec.shape),
+          spec.dtype,
+        )
+        for v, spec in zip(values, tf.nest.flatten(specs), strict=True)
+      ]
+      state = collections.OrderedDict(median_norm=norm)
+      measurements = collections.OrderedDict(counts, limits=state)
+      return state, tf.nest.pack_sequence_as(specs, means), measurements
 
     @tff.federated_computation
     def init_fn():
       return tff.federated_eval(initial_state, tff.SERVER)
-
-    @tff.tensorflow.computation(state_type, value_type, weight_type)
-    def bound(state, value, weight):
-      return self._bound(state, value, weight)
-
-    @tff.tensorflow.computation(
-      state_type, tff.TensorType(np.float32, [None, 2])
-    )
-    def medians(state, seen):
-      def next_state():
-        median_norm, median_weight = tf.unstack(lower_median(seen))
-        limit = state['median_norm']
-        median_norm = tf.clip_by_value(
-          median_norm, limit / _MOST_CHANGE, limit * _MOST_CHANGE
-        )
-        return collections.OrderedDict(
-          median_norm=tf.maximum(median_norm, _LEAST_NORM),
-          median_weight=median_weight,
-        )
-
-      return tf.cond(tf.shape(seen)[0] > 0, next_state, lambda: state)
 
     @tff.federated_computation(
       init_fn.type_signature.result,
@@ -95,95 +99,164 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
-      value, weight, seen, counts = tff.federated_map(
-        bound, (tff.federated_broadcast(state), value, weight)
-      )
-      mean = inner.next(inner.initialize(), value, weight)
-      measurements = tff.federated_zip(
-        collections.OrderedDict(
-          num_clipped=tff.federated_sum(counts['num_clipped']),
-          num_left_out=tff.federated_sum(counts['num_left_out']),
-          limits=state,
-        )
-      )
-      return tff.templates.MeasuredProcessOutput(
-        tff.federated_map(medians, (state, collect_rows(seen))),
-        mean.result,
-        measurements,
-      )
+      sent = collections.OrderedDict(value=value, weight=weight)
+      rows = collect(tff.federated_zip(sent))
+      combined = tff.federated_map(combine, (state, rows))
+      return tff.templates.MeasuredProcessOutput(*combined)
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
-  def _bound(self, state, value, weight):
-    """Bounds a client's update and weight.
+  def _shares(
+    self, before: tf.Tensor, products: tf.Tensor, weights: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor, collections.OrderedDict[str, tf.Tensor]]:
+    """Calculates each client's share in the result.
 
     Args:
-      state: The limits: `median_norm`, `median_weight`.
-      value: The update.
-      weight: Its weight.
+      before: The clipping norm of the round before.
+      products: float32 [n, n], the inner products of the clients' updates.
+      weights: float32 [n].
 
     Returns:
-      (update, weight, norm and weight as float32 [1, 2], or [0, 2] for a client
-      that weighs nothing; how many updates were clipped or left out: 0 or 1).
+      (float32 [n], NaN if honest clients could not outvote liars; the clipping
+      norm; counts).
     """
-    weighs = weight > 0
-    norm = tf.linalg.global_norm(tf.nest.flatten(value))
-    seen = tf.stack([norm, tf.cast(weight, tf.float32)])[tf.newaxis]
-    seen = seen[: tf.cast(weighs, tf.int32)]  # One row, or none.
-    limit, most = state['median_norm'], state['median_weight']
-    weight = tf.minimum(weight, tf.cast(most, weight.dtype))
-    counts = collections.OrderedDict(
-      num_clipped=tf.constant(0), num_left_out=tf.constant(0)
+    weighs = weights > 0.0
+    num = _count(weighs)
+    enough = tf.logical_and(
+      num >= hparams.MIN_ROBUST_CLIENTS, 2 * num >= tf.size(weights)
     )
-    if self._zeroing_multiple:
-      known = tf.math.is_finite(most)
-      out = tf.logical_and(known, norm > self._zeroing_multiple * limit)
-      weight = tf.where(out, tf.zeros_like(weight), weight)
-      counts['num_left_out'] = tf.cast(tf.logical_and(out, weighs), tf.int32)
-    if self._clipping:
-      scale = tf.where(norm > limit, limit / norm, 1.0)
-      value = tf.nest.map_structure(
-        lambda t: t * tf.cast(scale, t.dtype), value
+
+    def some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+      norms = tf.sqrt(tf.linalg.diag_part(products))
+      median = lower_median(tf.boolean_mask(norms, weighs))
+      limit = tf.minimum(median, _MOST_GROWTH * before)
+      kept = weighs
+      if self._zeroing_multiple:
+        most = self._zeroing_multiple * tf.maximum(median, _LEAST_NORM)
+        kept = tf.logical_and(kept, norms <= most)
+      scales = tf.ones_like(norms)
+      if self._clipping:
+        scales = tf.where(norms > limit, limit / norms, 1.0)
+      clipped = tf.logical_and(kept, scales < 1.0)
+      index = tf.where(kept)
+      scales = tf.gather_nd(scales, index)
+      median_weight = lower_median(tf.boolean_mask(weights, weighs))
+      shares = scales * _median_shares(
+        scales[:, tf.newaxis]
+        * scales
+        * tf.gather(tf.gather_nd(products, index), index[:, 0], axis=1),
+        tf.minimum(tf.gather_nd(weights, index), median_weight),
       )
-      counts['num_clipped'] = tf.cast(
-        tf.logical_and(norm > limit, weighs), tf.int32
-      )
-    return value, weight, seen, counts
+      shares = tf.scatter_nd(index, shares, tf.shape(weights, tf.int64))
+      # A fall is limited, too: rounds in which liars send nothing soon end.
+      norm = tf.maximum(limit, before / _MOST_GROWTH)
+      norm = tf.maximum(norm, _LEAST_NORM)
+      return shares, norm, _count(clipped), num - _count(kept)
+
+    def none() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+      shares = tf.fill(tf.shape(weights), float('nan'))
+      return shares, before, tf.constant(0), tf.constant(0)
+
+    shares, norm, num_clipped, num_skipped = tf.cond(enough, some, none)
+    too_few = tf.logical_and(num > 0, tf.logical_not(enough))
+    return (
+      shares,
+      norm,
+      collections.OrderedDict(
+        num_clipped=num_clipped,
+        num_left_out=num_skipped,
+        too_few_clients=tf.cast(too_few, tf.int32),
+      ),
+    )
+
+
+def _count(mask: tf.Tensor) -> tf.Tensor:
+  """Counts what is true: int32 scalar."""
+  return tf.reduce_sum(tf.cast(mask, tf.int32))
+
+
+def _matrix(tensor: tf.Tensor) -> tf.Tensor:
+  """Reshapes [n, ...] to float32 [n, size]."""
+  size = tensor.shape[1:].num_elements()
+  flat = tf.reshape(tensor, [tf.shape(tensor)[0], size])
+  return tf.cast(flat, tf.float32)
 
 
 def lower_median(rows: tf.Tensor) -> tf.Tensor:
-  """The median of each column of float [N, D], N > 0; if N is even, the lower.
+  """Takes the median of each column of float [N, ...], N > 0.
 
   Returns:
-    float [D].
+    float [...]; the lower of two medians if N is even.
   """
   return tf.sort(rows, axis=0)[(tf.shape(rows)[0] - 1) // 2]
 
 
-def collect_rows(rows: tff.Value) -> tff.Value:
-  """Collects rows at the server, any number from each client.
+def _median_shares(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  """Calculates each update's share in the median of the mixed updates.
+
+  Mixing and median are sums of updates, so that all that is needed of n updates
+  is the matrix of their inner products.
 
   Args:
-    rows: float32[?, D]@CLIENTS.
+    products: float32 [n, n], the inner products of n > 0 updates.
+    weights: float32 [n], above 0.
 
   Returns:
-    float32[?, D]@SERVER, in the order in which clients are aggregated.
+    float32 [n], of sum 1.
   """
-  num_columns = rows.type_signature.member.shape[1]
-  rows_type = tff.TensorType(np.float32, [None, num_columns])
-
-  @tff.tensorflow.computation
-  def no_rows():
-    return adapter.no_values(tf.TensorSpec([num_columns]))
-
-  @tff.tensorflow.computation(rows_type, rows_type)
-  def concatenate(first, second):
-    return tf.concat([first, second], axis=0)
-
-  @tff.tensorflow.computation(rows_type)
-  def report(collected):
-    return collected
-
-  return tff.federated_aggregate(
-    rows, no_rows(), concatenate, concatenate, report
+  mixes = _mixes(products, weights)
+  mixed_products = tf.matmul(
+    mixes, tf.matmul(products, mixes, transpose_b=True)
   )
+  return tf.linalg.matvec(
+    mixes, _geometric_median(mixed_products, weights), transpose_a=True
+  )
+
+
+def _mixes(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  """Calculates the share of each update (column) in each mean of neighbours.
+
+  Allouah et al., algorithm 2: of n updates, a mean is over the update and the
+  n - 1 - floor(0.2 n) others that are nearest to it.
+  """
+  num = tf.size(weights)
+  num_nearest = num - tf.cast(_FAR * tf.cast(num, tf.float32), tf.int32)
+  distances = _squared_distances(products, tf.eye(num))
+  # Its own is the nearest, whatever rounding says.
+  distances = tf.linalg.set_diag(distances, tf.fill([num], -1.0))
+  _, nearest = tf.math.top_k(-distances, num_nearest)
+  shares = tf.reduce_sum(tf.one_hot(nearest, num), axis=1) * weights
+  return shares / tf.reduce_sum(shares, axis=1, keepdims=True)
+
+
+def _geometric_median(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
+  """Calculates the shares of points in their geometric median: float32 [n].
+
+  Weiszfeld's algorithm: a mean, again and again, in which points weigh the less
+  the farther they are from the last one.
+  """
+  shares = weights / tf.reduce_sum(weights)
+  for _ in range(_NUM_STEPS):
+    squares = _squared_distances(products, shares[tf.newaxis])[0]
+    distances = tf.sqrt(squares)
+    # A point that is the median would weigh infinitely.
+    least = _LEAST_DISTANCE * tf.reduce_max(distances) + 1e-30
+    shares = weights / tf.maximum(distances, least)
+    shares /= tf.reduce_sum(shares)
+  return shares
+
+
+def _squared_distances(products: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
+  """Calculates squared distances between weighted sums and all points.
+
+  Args:
+    products: float32 [n, n], the inner products of the points.
+    shares: float32 [m, n], the shares of the points in m sums.
+
+  Returns:
+    float32 [m, n], at least 0.
+  """
+  crossed = tf.matmul(shares, products)
+  of_sums = tf.reduce_sum(crossed * shares, axis=1, keepdims=True)
+  squares = tf.linalg.diag_part(products) + of_sums - 2.0 * crossed
+  return tf.maximum(squares, 0.0)

@@ -190,8 +190,10 @@ _COMMON = (
   Metric(
     'aggregator/inner/...',
     'What the aggregator itself measures. `robust`: `num_clipped`,'
-    ' `num_left_out`, and the limits that it applied, `limits/median_norm` and'
-    " `limits/median_weight` (`inf`: none yet). `secure`, `compression`: TFF's"
+    ' `num_left_out`, the clipping norm after the round, `limits/median_norm`,'
+    ' and `too_few_clients`, 1 if no update was applied because less than half'
+    ' of the cohort, or fewer than three clients, sent one that counts; else 0.'
+    " `secure`, `compression`: TFF's"
     ' zeroing and clipping norms and counts. `dp`: `dp_query_metrics/clip`, the'
     ' clipping norm.',
   ),

@@ -13,6 +13,7 @@ from tff_fssl.aggregators import grouped
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
+from tff_fssl.aggregators import robust
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -112,6 +113,7 @@ def build_process(
     seed,
     num_classes,
     num_clients,
+    isinstance(model_aggregator, robust.RobustMeanFactory),
   ).build(model_aggregator)
 
 
@@ -129,6 +131,7 @@ class _Assembly:
     seed: int,
     num_classes: int | None,
     num_clients: int | None,
+    is_robust: bool,
   ):
     self._parts = parts
     self._element_spec = element_spec
@@ -149,7 +152,7 @@ class _Assembly:
       hparams,
       seed,
     )
-    self._exchange = self._make_exchange(num_clients)
+    self._exchange = self._make_exchange(num_clients, is_robust)
     if self._exchange is not None:
       self._element_spec = client_data.with_ids(
         element_spec, self._exchange.num_clients
@@ -179,7 +182,7 @@ class _Assembly:
     )
 
   def _make_exchange(
-    self, num_clients: int | None
+    self, num_clients: int | None, is_robust: bool
   ) -> exchange_lib.Exchange | None:
     """The exchange, if there is one."""
     exchange = self._parts.exchange
@@ -198,6 +201,7 @@ class _Assembly:
         of_peers,
         networks.num_classes,
         networks.num_outputs,
+        is_robust,
       )
     )
 

@@ -8,6 +8,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
+from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
@@ -19,8 +20,6 @@ ServerModel = server_algorithm.ServerModel
 # Values between computations end at 2 GB, as TensorFlow's messages do: a table
 # must be smaller.
 MAX_TABLE_BYTES = 1.5e9
-# n rows are copied n / 10 + 1 times, instead of n, while they are collected.
-_LATEST_ROWS = 10
 
 
 class Rows(NamedTuple):
@@ -113,6 +112,8 @@ class Population(NamedTuple):
     of_peers: Name of each peer with a `model_fn` -> those of its weights.
     num_classes: The number of classes.
     num_outputs: The width of the network's outputs, logits or embeddings.
+    robust: Whether the aggregator is `robust`: then no single client may decide
+      what others get of the exchange.
   """
 
   num_clients: int
@@ -120,6 +121,7 @@ class Population(NamedTuple):
   of_peers: Mapping[str, adapter.Weights] = {}
   num_classes: int = 0
   num_outputs: int = 0
+  robust: bool = False
 
   def known_clients(self) -> int:
     """The number of clients; raises `UsageError` if it is not known."""
@@ -329,7 +331,7 @@ def build_accept(
   """
   if exchange.in_sum:
     return _build_accept_sum(exchange, distributor_state_type, model_type)
-  collect, rows_type = _build_collect(row_type(exchange))
+  collect, rows_type = collecting.build_collect(row_type(exchange))
 
   @tff.tensorflow.computation(
     distributor_state_type, rows_type, model_type, tf.bool
@@ -426,72 +428,6 @@ def build_split(
     return in_update(exchange, aggregate)
 
   return split
-
-
-def _build_collect(
-  one: tff.Type,
-) -> tuple[Callable[[tff.Value], tff.Value], tff.Type]:
-  """Builds `one@CLIENTS -> rows@SERVER`; returns it, and the type of `rows`.
-
-  Args:
-    one: The type of what a client sends, a structure of tensors.
-
-  Returns:
-    A function for use in a federated computation; the type of the same
-    structure of tensors with one dimension more, the first: the clients.
-  """
-  specs = tff.types.type_to_tf_tensor_specs(one)
-  many = tff.types.tensorflow_to_type(
-    tf.nest.map_structure(
-      lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
-    )
-  )
-  # (rows, then the latest of them, one by one): most rows are copied rarely.
-  both = tff.to_type((many, (many,) * _LATEST_ROWS))
-
-  @tff.tensorflow.computation
-  def no_rows() -> Any:
-    first, *latest = (
-      tf.nest.map_structure(adapter.no_values, specs)
-      for _ in range(1 + _LATEST_ROWS)
-    )
-    return first, tuple(latest)
-
-  @tff.tensorflow.computation(both, one)
-  def append(rows: Any, row: Any) -> Any:
-    row = tf.nest.map_structure(lambda t: t[None], row)
-    latest = (*rows[1][1:], row)
-    return tf.cond(
-      _count(latest[0]) > 0,
-      lambda: (
-        _concatenated(rows[0], *latest),
-        tf.nest.map_structure(lambda t: t[:0], latest),
-      ),
-      lambda: tf.nest.map_structure(tf.identity, (rows[0], latest)),
-    )
-
-  @tff.tensorflow.computation(both, both)
-  def merge(first: Any, second: Any) -> Any:
-    return _concatenated(first[0], *first[1], second[0]), second[1]
-
-  @tff.tensorflow.computation(both)
-  def report(rows: Any) -> Any:
-    return _concatenated(rows[0], *rows[1])
-
-  def collect(rows: tff.Value) -> tff.Value:
-    return tff.federated_aggregate(rows, no_rows(), append, merge, report)
-
-  return collect, many
-
-
-def _count(rows: Any) -> tf.Tensor:
-  """The number of rows, int32 scalar."""
-  return tf.shape(tf.nest.flatten(rows)[0])[0]
-
-
-def _concatenated(*rows: Any) -> Any:
-  """Structures of tensors, each [n, ...], one after another."""
-  return tf.nest.map_structure(lambda *t: tf.concat(t, axis=0), *rows)
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:

@@ -11,6 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
@@ -98,6 +99,11 @@ def build_list(
   a function of the round and of what was sent, not of its order. Where none
   did, the old ones stay.
 
+  With a robust aggregator there is one set instead: for each class, the median
+  of all clients' prototypes, entry by entry, so that no client in the minority
+  takes it out of the others' range. A class that fewer than three clients have
+  keeps the prototype that it had.
+
   Args:
     population: The classes and the width of embeddings.
     num_sets: H, the most clients whose prototypes are kept.
@@ -120,6 +126,8 @@ def build_list(
   ) -> _Table:
     del model
     sent = collections.OrderedDict(sorted(rows.values.items()))
+    if population.robust:
+      return _with_medians(table, **sent)
     # Clients without labels send none.
     some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
     sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
@@ -151,6 +159,40 @@ def build_list(
     is_possible=is_possible,
   )
   return every_round if interval == 1 else _held(every_round, interval)
+
+
+def _with_medians(
+  table: _Table, exists: tf.Tensor, prototypes: tf.Tensor
+) -> _Table:
+  """Puts the medians over clients into a table, as its first set.
+
+  Args:
+    table: The table; its other sets are empty.
+    exists: bool [n, K].
+    prototypes: float32 [n, K, D].
+
+  Returns:
+    The table.
+  """
+  missing = tf.fill(table['prototypes'][:1].shape, float('inf'))
+  rows = tf.where(exists[..., tf.newaxis], prototypes, missing)
+  # One row more, for rounds without any.
+  ordered = tf.sort(tf.concat([rows, missing], axis=0), axis=0)
+  num = tf.reduce_sum(tf.cast(exists, tf.int32), axis=0)
+  last = tf.maximum(num - 1, 0)
+  middle = tf.stack([last // 2, (last + 1) // 2], axis=1)
+  medians = tf.reduce_mean(
+    tf.gather(tf.transpose(ordered, [1, 0, 2]), middle, batch_dims=1), axis=1
+  )
+  enough = num >= aggregator_hparams.MIN_ROBUST_CLIENTS
+  new = collections.OrderedDict(
+    exists=tf.logical_or(enough, table['exists'][0]),
+    prototypes=tf.where(enough[:, tf.newaxis], medians, table['prototypes'][0]),
+  )
+  return collections.OrderedDict(
+    (name, tf.concat([value[tf.newaxis], table[name][1:]], axis=0))
+    for name, value in new.items()
+  )
 
 
 def _held(

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.aggregators import robust
+from tff_fssl.aggregators import collecting
 from tff_fssl.data import augment
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -247,7 +247,7 @@ def build_statistics_phase(
     sums = tff.federated_map(of_client, (sent, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
-      combined = robust.collect_rows(tff.federated_map(to_rows, sums))
+      combined = collecting.collect_rows(tff.federated_map(to_rows, sums))
     else:
       combined = tff.federated_sum(sums)
     return collections.OrderedDict(

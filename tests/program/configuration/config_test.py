@@ -379,6 +379,20 @@ def test_labels_at_clients_have_no_pretraining():
       ['--aggregator', 'no effect', 'clients do not train'],
     ),
     (
+      ['--aggregator=robust', '--clients_per_round=2'],
+      ['--clients_per_round=2', 'at least 3 clients', 'outvote'],
+    ),
+    (
+      [
+        '--algorithm=supervised',
+        '--scenario=labels_at_clients',
+        '--aggregator=robust',
+        '--num_labels=10',
+        '--labeled_clients=2',
+      ],
+      ['--labeled_clients=2', 'at least 3 clients', 'another aggregator'],
+    ),
+    (
       ['--aggregator=dp', '--norm=gn'],
       ['algorithm sets', '--fl2.learning_status_aggregation=false'],
     ),

@@ -31,6 +31,15 @@ _SKIPPED = {f'{_TRAIN}/num_clients': 2, 'finalizer/update_skipped': 1}
     (_SKIPPED, True),  # A private aggregator.
     # All are empty, or sure of every pseudo-label.
     ({**_SKIPPED, 'aggregator/num_weighted_clients': 0}, False),
+    # A robust aggregator, of whose clients too few weigh anything.
+    (
+      {
+        **_SKIPPED,
+        'aggregator/num_weighted_clients': 1,
+        'aggregator/inner/too_few_clients': 1,
+      },
+      False,
+    ),
     # Secure sums: only the aggregator's counts are known.
     (
       {

@@ -172,6 +172,9 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       ' the plain mean of each group of clients, so that sums over less than'
       f' all clients leave them; set {remedy}, or --aggregator=mean'
     )
+  if name == aggregator_hparams.ROBUST:
+    aggregator_hparams.check_majority(run.clients_per_round)
+    _check_labeled_majority(config)
   if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
     for flag in ('debug_non_finite', 'strict_clients'):
       if getattr(run, flag):
@@ -203,6 +206,21 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
       delta=aggregator.dp_delta,
       clients_per_round=run.clients_per_round,
       population=run.num_clients,
+    )
+
+
+def _check_labeled_majority(config: 'config_lib.Config') -> None:
+  """Refuses fewer clients that train than `robust` needs in a round."""
+  run, least = config.run, aggregator_hparams.MIN_ROBUST_CLIENTS
+  if config.entry.compute.unlabeled.forward or not run.num_clients:
+    return
+  if config.partition_settings.num_labeled_clients < least:
+    raise UsageError(
+      f'--labeled_clients={run.labeled_clients}: only clients with labels train'
+      f' with --algorithm={run.algorithm}, and with'
+      f' --aggregator={aggregator_hparams.ROBUST} an update is applied only if'
+      f' at least {least} clients made it; let more clients hold labels, or'
+      ' take another aggregator'
     )
 
 

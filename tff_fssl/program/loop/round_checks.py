@@ -23,7 +23,8 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
     True if clients took part, and either every update was rejected or not
     finite, or the aggregate was not finite; also if no client took part, and
     the server's own training was not finite. A round in which every client has
-    weight 0, since it is empty or sure of all its pseudo-labels, is not bad.
+    weight 0, since it is empty or sure of all its pseudo-labels, is not bad;
+    nor is one in which too few have more than that for a robust aggregator.
   """
   num_clients = int(metrics.get(f'{metrics_lib.CLIENTS}/num_clients', 0))
   if not num_clients:
@@ -36,6 +37,8 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
   )
   if num_failed >= num_clients:
     return True
+  if metrics.get('aggregator/inner/too_few_clients', 0):
+    return False
   # Private aggregators do not report how many clients had a weight above 0.
   weighed = int(metrics.get('aggregator/num_weighted_clients', 1))
   return weighed > 0 and bool(metrics.get('finalizer/update_skipped', 0))

@@ -1,0 +1,109 @@
+"""Collects what clients send at the server, client by client."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+import tensorflow_federated as tff
+
+from tff_fssl.models import adapter
+
+# n rows are copied n / 10 + 1 times, instead of n, while they are collected.
+_LATEST_ROWS = 10
+
+
+def build_collect(
+  one: tff.Type,
+) -> tuple[Callable[[tff.Value], tff.Value], tff.Type]:
+  """Builds `one@CLIENTS -> rows@SERVER`; returns it, and the type of `rows`.
+
+  Args:
+    one: The type of what a client sends, a structure of tensors.
+
+  Returns:
+    A function for use in a federated computation; the type of the same
+    structure of tensors with one dimension more, the first: the clients, in the
+    order in which they are aggregated.
+  """
+  specs = tff.types.type_to_tf_tensor_specs(one)
+  many = tff.types.tensorflow_to_type(
+    tf.nest.map_structure(
+      lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
+    )
+  )
+  # (rows, then the latest of them, one by one): most rows are copied rarely.
+  both = tff.to_type((many, (many,) * _LATEST_ROWS))
+
+  @tff.tensorflow.computation
+  def no_rows() -> Any:
+    first, *latest = (
+      tf.nest.map_structure(adapter.no_values, specs)
+      for _ in range(1 + _LATEST_ROWS)
+    )
+    return first, tuple(latest)
+
+  @tff.tensorflow.computation(both, one)
+  def append(rows: Any, row: Any) -> Any:
+    row = tf.nest.map_structure(lambda t: t[None], row)
+    latest = (*rows[1][1:], row)
+    return tf.cond(
+      _count(latest[0]) > 0,
+      lambda: (
+        _concatenated(rows[0], *latest),
+        tf.nest.map_structure(lambda t: t[:0], latest),
+      ),
+      lambda: tf.nest.map_structure(tf.identity, (rows[0], latest)),
+    )
+
+  @tff.tensorflow.computation(both, both)
+  def merge(first: Any, second: Any) -> Any:
+    return _concatenated(first[0], *first[1], second[0]), second[1]
+
+  @tff.tensorflow.computation(both)
+  def report(rows: Any) -> Any:
+    return _concatenated(rows[0], *rows[1])
+
+  def collect(rows: tff.Value) -> tff.Value:
+    return tff.federated_aggregate(rows, no_rows(), append, merge, report)
+
+  return collect, many
+
+
+def _count(rows: Any) -> tf.Tensor:
+  """The number of rows, int32 scalar."""
+  return tf.shape(tf.nest.flatten(rows)[0])[0]
+
+
+def _concatenated(*rows: Any) -> Any:
+  """Structures of tensors, each [n, ...], one after another."""
+  return tf.nest.map_structure(lambda *t: tf.concat(t, axis=0), *rows)
+
+
+def collect_rows(rows: tff.Value) -> tff.Value:
+  """Collects rows at the server, any number from each client.
+
+  Args:
+    rows: float32[?, D]@CLIENTS.
+
+  Returns:
+    float32[?, D]@SERVER, in the order in which clients are aggregated.
+  """
+  num_columns = rows.type_signature.member.shape[1]
+  rows_type = tff.TensorType(np.float32, [None, num_columns])
+
+  @tff.tensorflow.computation
+  def no_rows() -> tf.Tensor:
+    return adapter.no_values(tf.TensorSpec([num_columns]))
+
+  @tff.tensorflow.computation(rows_type, rows_type)
+  def concatenate(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
+    return tf.concat([first, second], axis=0)
+
+  @tff.tensorflow.computation(rows_type)
+  def report(collected: tf.Tensor) -> tf.Tensor:
+    return collected
+
+  return tff.federated_aggregate(
+    rows, no_rows(), concatenate, concatenate, report
+  )
