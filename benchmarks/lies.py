@@ -298,10 +298,21 @@ def main() -> None:
       for seed in options.seeds:
         command = [sys.executable, __file__, f'--num_liars={options.num_liars}']
         command += ['--argv', shlex.join([*argv, f'--seed={seed}']), '--lies']
-        output = subprocess.run(
-          [*command, *lies], check=True, stdout=subprocess.PIPE, text=True
-        ).stdout
-        for line in output.splitlines():
+        with subprocess.Popen(
+          [*command, *lies], stdout=subprocess.PIPE, text=True
+        ) as process:
+          assert process.stdout is not None
+          lines = []
+          for line in process.stdout:
+            lines.append(line)
+            print(
+              f'{algorithm}, {aggregator}, {seed}: {line}',
+              end='',
+              file=sys.stderr,
+            )
+        if process.returncode:
+          sys.exit(process.returncode)
+        for line in lines:
           lie, *figures = line.split()
           found[lie].append([float(f) for f in figures])
       cells = []

@@ -40,6 +40,8 @@ _TROUBLES = {
   ' the same id',
   'finalizer/server_non_finite': "rounds of the server's training were not"
   ' finite',
+  'aggregator/inner/too_few_clients': 'rounds applied no update of clients: so'
+  ' few weighed anything that liars could not have been outvoted',
   'participation/too_few_clients': 'rounds changed nothing: fewer clients than'
   ' --min_clients were usable',
   'bad_round': 'rounds had no usable update',
