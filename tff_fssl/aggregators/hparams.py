@@ -10,6 +10,8 @@ ROBUST = 'robust'
 SECURE = 'secure'
 COMPRESSION = 'compression'
 DP = 'dp'
+# Those that show nothing of a client but its part in a sum.
+PRIVATE = (SECURE, DP)
 
 
 @dataclasses.dataclass(frozen=True)

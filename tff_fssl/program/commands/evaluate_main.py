@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
@@ -480,6 +481,10 @@ def _config(
     if here := getattr(settings, name):
       arguments = [*arguments, f'--{name}={here}']
   parsed = flags.parse(arguments, config_lib.groups())
+  if not parsed.is_set('normalization'):
+    # Older runs, whose images were all normalized.
+    arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
+    parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
   config = config_lib.from_flags(
     dataclasses.replace(
@@ -525,7 +530,7 @@ def _check_federated(folder: str, config: config_lib.Config) -> None:
 def _check_local_models(folder: str, config: config_lib.Config) -> None:
   """Refuses runs whose single clients are hidden; raises `UsageError`."""
   name = config.aggregator.aggregator
-  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+  if config.is_private:
     raise UsageError(
       f'--local_models: {folder} was trained with --aggregator={name}, which'
       ' hides what a single client learns; leave the flag out'

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
@@ -28,7 +27,6 @@ _NUM_SHOWN = 6
 _NUM_VIEWED, _LEAST_WIDTH, _BORDER = 8, 64, 4
 # Confidences are looked at for so many test examples.
 _MAX_CONFIDENCES = 1_000
-PRIVATE = (aggregator_hparams.DP, aggregator_hparams.SECURE)
 
 View = Callable[[tf.Tensor, int], tf.Tensor]
 _Predict = Callable[[np.ndarray, View], np.ndarray]
@@ -75,7 +73,7 @@ def look_over(
     return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
   doubts.append(predictions.collapse(test, 'predictions for test examples'))
-  if task.config.aggregator.aggregator in PRIVATE:
+  if task.config.is_private:
     figures = figures._replace(
       about_clients='with --aggregator=dp or secure, nothing of single clients'
       ' is shown'
@@ -298,7 +296,7 @@ def sample_views(task: experiment.Task) -> np.ndarray | None:
   """
   partition, seed = task.partition, task.config.run.seed
   held = [partition.server_labeled]
-  if task.config.aggregator.aggregator not in PRIVATE:
+  if not task.config.is_private:
     held = [*partition.client_unlabeled, *partition.client_labeled, *held]
   indices = np.concatenate(held).astype(np.int64)[:_NUM_VIEWED]
   if task.data.train.kind != data_names.IMAGES or not len(indices):

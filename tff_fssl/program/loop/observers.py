@@ -64,8 +64,7 @@ class Observers(contextlib.AbstractContextManager['Observers']):
     self._trackers: dict[str, tracking.TrackerReleaseManager] = {}
     self._has_ended = False
     # Times and sizes of clients depend on their data.
-    aggregator = experiment.task.config.aggregator.aggregator
-    self._is_private = aggregator in inspection.PRIVATE
+    self._is_private = experiment.task.config.is_private
     run = experiment.task.config.run
     is_new = not checkpoint.versions(tree.checkpoints)
     if run.tensorboard:
