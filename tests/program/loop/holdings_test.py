@@ -149,13 +149,13 @@ def _released(task, folder):
   inputs = ['goal bank secret'] if spec.dtype == tf.string else x
   inputs = inputs[:, 0] if name == 'features' else inputs
   seed = tf.constant([1, 2])
-  for name, value in {
+  for kind, value in {
     'served': serve(**{name: tf.constant(inputs, spec.dtype)})['probabilities'],
     'plain views': task.views.plain(tf.constant(x)),
     'weak views': task.views.weak(tf.constant(x), seed),
     'strong views': task.views.strong(tf.constant(x), seed),
   }.items():
-    released[name] = np.asarray(value).tobytes()
+    released[kind] = np.asarray(value).tobytes()
   return released
 
 

@@ -50,6 +50,12 @@ def partition_of(
   return partition
 
 
+def public(partition: partition_lib.Partition) -> np.ndarray:
+  """Indices of the training examples that the server holds or validates by."""
+  held = [partition.server_labeled, partition.validation]
+  return np.sort(np.concatenate(held))
+
+
 def measured(
   config: config_lib.Config,
   data: sources.DataSet,
@@ -68,8 +74,8 @@ def measured(
   """
   if not config.is_private:
     return data.train
-  public = _public(partition)
-  return sources.Examples(data.train.x[public], data.train.y[public])
+  held = public(partition)
+  return sources.Examples(data.train.x[held], data.train.y[held])
 
 
 def normalized(
@@ -103,15 +109,9 @@ def normalized(
     looked_at = None
     if config.is_private:  # Clients look at theirs.
       of_test = len(data.train) + np.arange(len(data.test))
-      looked_at = np.concatenate([_public(partition), of_test])
+      looked_at = np.concatenate([public(partition), of_test])
     vector_files.check_range(config.info, mean, std, looked_at)
   return dataclasses.replace(data, mean=tuple(mean), std=tuple(std))
-
-
-def _public(partition: partition_lib.Partition) -> np.ndarray:
-  """Indices of what no client holds, ascending."""
-  held = [partition.server_labeled, partition.validation]
-  return np.sort(np.concatenate(held))
 
 
 def _moments(

@@ -16,6 +16,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import holdings
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import predictions
 
@@ -145,11 +146,18 @@ def _plain(views: augment.Views) -> View:
 
 
 def _doubts_of_data(task: experiment.Task) -> list[str]:
-  """Examples that are there twice; test examples among training ones."""
+  """Examples that are there twice; test examples among training ones.
+
+  Those of protected clients are not looked at.
+  """
   train, test = task.data.train, task.data.test
+  numbers = np.arange(len(train))
+  if task.config.is_private:
+    train = holdings.measured(task.config, task.data, task.partition)
+    numbers = holdings.public(task.partition)
 
   def called(i: int) -> str:
-    return f'train {i}' if i < len(train) else f'test {i - len(train)}'
+    return f'train {numbers[i]}' if i < len(train) else f'test {i - len(train)}'
 
   problems = inspection.duplicate_problems(
     (train.x, test.x), (train.y, test.y), called
@@ -169,8 +177,11 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
     rows = partitions.compare(task.partition, partition)
   except UsageError as error:
     return [f'partition.json: {error}']
+  text = 'partition.json is not what the flags give'
+  if task.config.is_private:
+    return [text]
   found = rows.get('moved', rows.get('differences', ''))
-  return [f'partition.json is not what the flags give: {found}']
+  return [f'{text}: {found}']
 
 
 def _with_clients(

@@ -201,7 +201,10 @@ class Observers(contextlib.AbstractContextManager['Observers']):
   def _send_files(self, tracker: tracking.TrackerReleaseManager) -> None:
     """Sends curves, tables, flags and models."""
     tree = self._tree
-    group = runs_lib.group_runs([runs_lib.of_tree(tree)])
+    run = runs_lib.of_tree(tree)
+    group = runs_lib.group_runs(
+      [run.without_sizes if self._is_private else run]
+    )
     curves = os.path.join(tree.report, 'curves.png')
     durable.make_folder(tree.report)
     plots.plot(group, curves)
