@@ -469,6 +469,24 @@ def test_statistics_of_clients_are_refused(own_data, argv, words, aggregator):
   assert not _config(*unprotected, '--aggregator=mean').is_private
 
 
+def test_the_size_of_clients_images_is_not_looked_up(tmp_path):
+  clients = client_files.draw({name: 12 for name in 'abcdefgh'})
+  examples = client_files.examples(clients)
+  path = tmp_path / 'a.sqlite'
+  client_files.sqlite(path, {'train': examples, 'test': examples})
+  argv = [*_OWN_DATA, f'--dataset=clientdata:{path}', '--flip=false']
+  argv += [f'--cache_dir={tmp_path}', '--partition=iid']
+  assert _config(*argv, '--aggregator=mean').info.example_shape == (5, 5, 1)
+  for more, words in (
+    ([], '--image_size would be that of the first images of'),
+    (['--image_size=5'], '--color would be that of the first images of'),
+  ):
+    with pytest.raises(UsageError, match=f'^--aggregator=dp: {words}'):
+      _config(*argv, *more)
+  config = _config(*argv, '--image_size=5', '--color=gray')
+  assert config.info.example_shape == (5, 5, 1)
+
+
 def test_what_networks_see_of_images():
   assert _config().data.normalization == 'standard'
   assert _config('--algorithm=fedmatch').data.normalization == 'scale'

@@ -344,7 +344,8 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
       f'{flag}: the partition of {folder} was taken'
       ' from a file; evaluate the run, which has a copy of it'
     )
-  config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
+  arguments = [f'--{n}={v}' for n, v in values.items()]
+  config = _config(folder, [*arguments, *_moments(about)], settings)
 
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import server_model
@@ -361,6 +362,24 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   return _evaluate_model_of(
     LoadedRun(name, round_num, task, model, network_alone, ()), settings
   )
+
+
+def _moments(about: Mapping[str, Any]) -> list[str]:
+  """The flags of a model's own mean and deviation, whatever the data are now.
+
+  Args:
+    about: What the export recorded; may be anything.
+
+  Returns:
+    The flags; none if the model has none.
+  """
+  inputs = about.get('inputs_of_model.keras')
+  if not isinstance(inputs, dict):
+    return []
+  numbers = {name: inputs.get(name) for name in ('mean', 'std')}
+  if not all(isinstance(values, list) for values in numbers.values()):
+    return []
+  return [f'--{n}={",".join(map(str, v))}' for n, v in numbers.items()]
 
 
 def _evaluate_model_of(
