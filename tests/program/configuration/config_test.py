@@ -470,7 +470,7 @@ def test_statistics_of_clients_are_refused(own_data, argv, words, aggregator):
 
 
 def test_the_size_of_clients_images_is_not_looked_up(tmp_path):
-  clients = client_files.draw({name: 12 for name in 'abcdefgh'})
+  clients = client_files.draw(dict.fromkeys('abcdefgh', 12))
   examples = client_files.examples(clients)
   path = tmp_path / 'a.sqlite'
   client_files.sqlite(path, {'train': examples, 'test': examples})
