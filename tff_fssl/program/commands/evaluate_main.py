@@ -376,10 +376,13 @@ def _moments(about: Mapping[str, Any]) -> list[str]:
   inputs = about.get('inputs_of_model.keras')
   if not isinstance(inputs, dict):
     return []
-  numbers = {name: inputs.get(name) for name in ('mean', 'std')}
-  if not all(isinstance(values, list) for values in numbers.values()):
-    return []
-  return [f'--{n}={",".join(map(str, v))}' for n, v in numbers.items()]
+  numbers = [(name, inputs.get(name)) for name in ('mean', 'std')]
+  flags_of = [
+    f'--{name}={",".join(map(str, values))}'
+    for name, values in numbers
+    if isinstance(values, list)
+  ]
+  return flags_of if len(flags_of) == len(numbers) else []
 
 
 def _evaluate_model_of(
