@@ -35,6 +35,7 @@ def test_a_run_that_protects_clients_says_what_not_to_publish(tmp_path):
       text = file.read()
   for name in ('partition.json', 'compute.json', 'metrics/timing.csv'):
     assert f'\n  {name}: ' in text
+  assert 'Epsilon\ndoes not hold' in text
   with _open(tmp_path / 'other') as tree:
     assert not os.path.lexists(tree.private_txt)
 

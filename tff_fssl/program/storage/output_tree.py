@@ -30,6 +30,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
@@ -68,9 +69,11 @@ are for those who hold all the data of the simulation. Do not publish:
 {files}
 
 Nor the console's output, and no plots of hours or computation. Everything else
-may be published. Who knows the seed (flags.txt, about.json, README.md) knows
-the cohorts: epsilon does not hold against them; a deployment draws cohorts
-secretly.
+may be published.
+"""
+_SEED_NOTE = """
+Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
+does not hold against them; a deployment draws cohorts secretly.
 """
 _FILES = frozenset(
   {
@@ -275,9 +278,10 @@ class OutputTree:
     durable.write_file(self.flags_file, [text.encode()])
     if config.is_private:
       files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())
-      note = _PRIVATE_NOTE.format(
-        aggregator=config.aggregator.aggregator, files=files_of
-      )
+      name = config.aggregator.aggregator
+      note = _PRIVATE_NOTE.format(aggregator=name, files=files_of)
+      if name == aggregator_hparams.DP:
+        note += _SEED_NOTE
       durable.write_file(self.private_txt, [note.encode()])
     self._made, self._made_lock = [], False
 
