@@ -13,6 +13,8 @@ from tff_fssl.hparams import hparam
 
 _SIZE = re.compile(r'([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?', re.ASCII)
 _DEFAULT_SIZE = (32, 32)
+# Networks compute in float32.
+_MAX_FLOAT, _LEAST_STD = 3.4e38, 1e-30
 STANDARD, SCALE, NONE = 'standard', 'scale', 'none'
 # What networks see of images and vectors.
 NUMBERS = ('normalization', 'mean', 'std')
@@ -207,8 +209,10 @@ class DataHparams:
         f'--{given}={getattr(self, given)}: needs --{absent}; give both, or'
         ' neither'
       )
-    if self.std and min(_numbers('std', self.std)) <= 0:
-      raise UsageError(f'--std={self.std}: must be greater than 0')
+    if self.std and min(_numbers('std', self.std)) < _LEAST_STD:
+      raise UsageError(
+        f'--std={self.std}: must be greater than 0, at least {_LEAST_STD:g}'
+      )
     if self.mean:
       _numbers('mean', self.mean)
 
@@ -273,10 +277,10 @@ def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
     numbers = tuple(float(part) for part in text.split(','))
   except ValueError:
     numbers = (math.nan,)
-  if not all(map(math.isfinite, numbers)):
+  if not all(abs(number) <= _MAX_FLOAT for number in numbers):  # Nor is NaN.
     raise UsageError(
-      f'--{flag}={text}: must be a number, or several with commas between them,'
-      ' such as 0.5,0.5,0.5'
+      f'--{flag}={text}: must be a number of float32, or several with commas'
+      ' between them, such as 0.5,0.5,0.5'
     )
   if size and len(numbers) not in (1, size):
     raise UsageError(

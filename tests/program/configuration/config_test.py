@@ -501,6 +501,8 @@ def test_what_networks_see_of_images():
     (['--mean=1', '--std=0'], '--std=0: must be greater than 0'),
     (['--mean=1', '--std=1,2'], '--std=1,2: has 2 numbers; the data need 3'),
     (['--mean=nan', '--std=1'], '--mean=nan: must be a number'),
+    (['--mean=1e39', '--std=1'], '--mean=1e39: must be a number of float32'),
+    (['--mean=0', '--std=1e-31'], '--std=1e-31: must be greater than 0'),
     (['--mean=1;2', '--std=1'], '--mean=1;2: must be a number'),
     (
       ['--mean=1', '--std=1', '--normalization=scale'],
