@@ -117,7 +117,7 @@ def build_task(
     config,
     data,
     split,
-    experiment.build_views(config, data),
+    experiment.build_views(config, data, split),
     experiment.build_model_fn(config),
   )
   return task, seconds

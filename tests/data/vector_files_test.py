@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from tff_fssl.data import catalog
 from tff_fssl.data import sources
+from tff_fssl.data import vector_files
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.hparams import UsageError
 
@@ -76,7 +77,7 @@ def test_all_kinds_of_files_say_the_same(tmp_path, kind):
   assert (info.num_train, info.num_test, info.num_classes) == (34, 6, 2)
   assert info.example_shape == (3, 3) and info.input_shape == (3,)
   assert (info.num_weak, info.num_strong) == (2, 0)
-  assert info.uses == {'normalization', 'strong_noise', 'strong_dropout'}
+  assert info.uses == {'strong_noise', 'strong_dropout'}
   data = _load(path)
   train = columns['split'] == 'train'
   x = np.concatenate([columns['x'][:, None], columns['x_weak']], axis=1)
@@ -154,7 +155,6 @@ _WRONG = {
   ),
   'nan': (_at('x', 7, np.nan), 'x has numbers that are not finite'),
   'too large': (_at('x_weak', 7, 1e39), 'in 1 rows, first in row 8'),
-  'far away': (_at('x_weak', 7, 1e7), 'row 8: a number is more than 10,000'),
   'flat': ({'x': np.arange(40.0)}, 'it must be numbers (N, D)'),
   'text': ({'x': np.array([['a']] * _NUM)}, 'it must be numbers (N, D)'),
   'several plain ones': ({'x': np.zeros((_NUM, 2, 3))}, 'must be (N, D), one'),
@@ -178,6 +178,17 @@ def test_mistakes_are_one_line(tmp_path, name):
     _load(tmp_path / 'a.npz')
   assert words in str(caught.value) and '\n' not in str(caught.value)
   assert 'a.npz' in str(caught.value)
+
+
+def test_vectors_far_away(tmp_path):
+  _write_npz(tmp_path / 'a.npz', _columns(**_at('x_weak', 7, 1e7)))
+  info = catalog.find(f'features:{tmp_path}/a.npz', '', DataHparams())
+  data = sources.load_found(info, None)
+  words = 'a.npz, row 8: a number is more than 10,000'
+  with pytest.raises(UsageError, match=words):
+    vector_files.check_range(info, data.mean, data.std)
+  others = np.flatnonzero(info.rows != 7)
+  vector_files.check_range(info, data.mean, data.std, others)
 
 
 @pytest.mark.parametrize('kind', list(_WRITE))

@@ -12,6 +12,8 @@ COMPRESSION = 'compression'
 DP = 'dp'
 # With fewer, the honest ones could not outvote a single liar.
 MIN_ROBUST_CLIENTS = 3
+# Those that show nothing of a client but its part in a sum.
+PRIVATE = (SECURE, DP)
 
 
 @dataclasses.dataclass(frozen=True)

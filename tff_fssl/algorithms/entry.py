@@ -140,6 +140,8 @@ class Algorithm:
       programs use them unless the user gives the flag; an embedder writes
       `RoundHparams(**{**entry.round_defaults, ...})`.
     norm: The paper's normalization, the default of `--norm`; '': the programs'.
+    normalization: What the authors feed images as, the default of
+      `--normalization` for them; '': the programs'.
     tiny_hparams: Values for `hparams` with which the algorithm does all of its
       work on a few examples of noise: a threshold that untrained networks
       reach, no warm-up. For tests that run every algorithm.
@@ -156,6 +158,7 @@ class Algorithm:
   compute: Compute = Compute()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   norm: str = ''
+  normalization: str = ''
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: tuple[metrics_lib.Metric, ...] = ()
   paper: str = ''
@@ -163,7 +166,9 @@ class Algorithm:
   @property
   def run_defaults(self) -> Mapping[str, Any]:
     """All flags without a prefix that have defaults of the algorithm's."""
-    return {**self.round_defaults, **({'norm': self.norm} if self.norm else {})}
+    own = {'norm': self.norm, 'normalization': self.normalization}
+    given = {name: value for name, value in own.items() if value}
+    return {**self.round_defaults, **given}
 
   def __post_init__(self) -> None:
     # An unknown name or a value out of range is a mistake of the entry.

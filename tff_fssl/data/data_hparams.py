@@ -1,6 +1,8 @@
 """Which examples of a data set are used, and how they are read. TF-free."""
 
+from collections.abc import Sequence
 import dataclasses
+import math
 import os
 import re
 
@@ -11,6 +13,11 @@ from tff_fssl.hparams import hparam
 
 _SIZE = re.compile(r'([1-9]\d{0,3})(?:x([1-9]\d{0,3}))?', re.ASCII)
 _DEFAULT_SIZE = (32, 32)
+# Networks compute in float32.
+_MAX_FLOAT, _LEAST_STD = 3.4e38, 1e-30
+STANDARD, SCALE, NONE = 'standard', 'scale', 'none'
+# What networks see of images and vectors.
+NUMBERS = ('normalization', 'mean', 'std')
 # What is done to vectors that come without views, and to texts.
 WEAK_VECTORS = ('weak_noise',)
 STRONG_VECTORS = ('strong_noise', 'strong_dropout')
@@ -105,11 +112,25 @@ class DataHparams:
   )
 
   normalization: str = hparam(
-    'standard',
-    'standard: networks see each number of a vector less its mean and divided'
-    ' by its deviation over the training data; none: as it is.',
-    choices=('standard', 'none'),
-    group='Vectors (features:PATH)',
+    STANDARD,
+    'standard: networks see values less their mean and divided by their'
+    ' deviation; scale: pixels / 255, from 0 to 1 (images only); none: pixels'
+    ' from 0 to 255, or the numbers of vectors as they are. Mean and deviation'
+    " are (FL)^2's for the CIFAR and SVHN sets, else of all training examples;"
+    ' with --aggregator=secure or dp, only of the labelled ones at the server'
+    ' and those for validation.',
+    choices=(STANDARD, SCALE, NONE),
+    group='What networks see of images and vectors',
+  )
+  mean: str = hparam(
+    '',
+    'Other means, together with --std: of pixels / 255 for each channel, or of'
+    ' each number of a vector; one number, or several with commas, such as'
+    " 0.4914,0.4822,0.4465 (SemiFL's for CIFAR-10).",
+  )
+  std: str = hparam(
+    '',
+    "Other deviations, such as 0.2023,0.1994,0.2010 (SemiFL's for CIFAR-10).",
   )
   weak_noise: float = hparam(
     0.1,
@@ -118,6 +139,7 @@ class DataHparams:
     ' two where it has strong ones.',
     minimum=0,
     maximum=1e3,
+    group='Vectors (features:PATH)',
   )
   strong_noise: float = hparam(
     0.5,
@@ -181,6 +203,39 @@ class DataHparams:
         f'--image_size={self.image_size}: must be a number of pixels such as'
         ' 32, or HEIGHTxWIDTH such as 32x48, each from 1 to 9999'
       )
+    if bool(self.mean) != bool(self.std):
+      given, absent = ('mean', 'std') if self.mean else ('std', 'mean')
+      raise UsageError(
+        f'--{given}={getattr(self, given)}: needs --{absent}; give both, or'
+        ' neither'
+      )
+    if self.std and min(_numbers('std', self.std)) < _LEAST_STD:
+      raise UsageError(
+        f'--std={self.std}: must be greater than 0, at least {_LEAST_STD:g}'
+      )
+    if self.mean:
+      _numbers('mean', self.mean)
+
+  def moments(
+    self, size: int
+  ) -> tuple[Sequence[float], Sequence[float]] | None:
+    """`mean` and `std` as numbers.
+
+    Args:
+      size: The number of channels, or of a vector's numbers.
+
+    Returns:
+      (mean, std), `size` numbers each; None if they are not given.
+
+    Raises:
+      UsageError: If there are neither `size` numbers nor one.
+    """
+    if not self.mean:
+      return None
+    mean, std = (
+      _numbers(flag, getattr(self, flag), size) for flag in ('mean', 'std')
+    )
+    return mean, std
 
   @property
   def size(self) -> tuple[int, int] | None:
@@ -214,3 +269,22 @@ class DataHparams:
     if not os.path.isabs(parent):  # As the specification of XDG demands.
       parent = os.path.expanduser(os.path.join('~', '.cache'))
     return os.path.join(parent, 'tff_fssl')
+
+
+def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
+  """The numbers in a flag, `size` of them if given; raises `UsageError`."""
+  try:
+    numbers = tuple(float(part) for part in text.split(','))
+  except ValueError:
+    numbers = (math.nan,)
+  if not all(abs(number) <= _MAX_FLOAT for number in numbers):  # Nor is NaN.
+    raise UsageError(
+      f'--{flag}={text}: must be a number of float32, or several with commas'
+      ' between them, such as 0.5,0.5,0.5'
+    )
+  if size and len(numbers) not in (1, size):
+    raise UsageError(
+      f'--{flag}={text}: has {len(numbers)} numbers; the data need {size}, or'
+      ' one for all'
+    )
+  return numbers * size if len(numbers) == 1 and size else numbers

@@ -218,7 +218,7 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
         os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
       count, num_train, facts = make(Writer(file, shape))
       file.truncate(count * int(np.prod(shape)))
-    mean, std = _measure(images, (count, *shape), num_train)
+    mean, std = moments(_map(images, (count, *shape))[:num_train])
     index = {
       'format': _FORMAT,
       'version': _VERSION,
@@ -294,14 +294,21 @@ def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
     yield images[start : start + rows]
 
 
-def _measure(
-  path: str, shape: tuple[int, ...], num_train: int
-) -> tuple[list[float], list[float]]:
-  """(mean, std) of the first `num_train` images, per channel."""
-  images = _map(path, shape)
-  channels = shape[-1]
+def moments(
+  images: np.ndarray,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Measures images.
+
+  Args:
+    images: uint8 [N, H, W, C].
+
+  Returns:
+    (mean, deviation) of pixels / 255, per channel; deviations are at least
+    1 / 255.
+  """
+  channels = images.shape[-1]
   counts = np.zeros((channels, 256), np.int64)
-  for chunk in chunks(images[:num_train]):
+  for chunk in chunks(images):
     for channel in range(channels):
       values = chunk[..., channel].ravel()
       counts[channel] += np.bincount(values, minlength=256)
@@ -310,4 +317,4 @@ def _measure(
   square = counts @ values**2 / max(1, counts[0].sum())
   std = np.sqrt(np.maximum(square - mean**2, 0))
   std = np.maximum(std, _LEAST_DEVIATION)
-  return mean.tolist(), std.tolist()
+  return tuple(mean.tolist()), tuple(std.tolist())

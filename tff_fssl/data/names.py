@@ -193,8 +193,9 @@ def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
 
 
 # For the CIFAR and SVHN sets, mean, deviation and the flipping of SVHN's digits
-# are taken from the code of (FL)^2 (CIFAR-10's moments are ImageNet's). For the
-# others, the moments are those of all pixels of the training images.
+# are from the code of (FL)^2, where CIFAR-10's moments are ImageNet's; its
+# own are in configs/papers/semifl.toml. For the others, the moments are those
+# of all pixels of the training images. All are public.
 DATA_SETS = _table(
   DataSetInfo(
     name='cifar10',

@@ -21,9 +21,10 @@ some words, each with the same probability (random deletion of EDA, Wei and Zou
     pairs one after another;
 3.  words are deleted.
 
-UDA's replacement needs to know in how many training texts a word is. Here this
-is counted over all of them, as mean and deviation of images are; a deployment
-would sum clients' counts securely, or count in public texts.
+UDA's replacement needs to know in how many training texts a word is. The
+program counts in all of them, as it measures mean and deviation of images;
+where the aggregator protects clients, only in those that no client holds. A
+deployment could also sum clients' counts securely.
 """
 
 import numpy as np
@@ -68,7 +69,8 @@ def build_views(
   """Builds the views of a data set's texts.
 
   Args:
-    x: int32 [N, L], training texts, N >= 1; words are counted in them.
+    x: int32 [N, L], texts in which words are counted; N may be 0 without
+      replacement.
     vocabulary_size: How many numbers there are, with 0.
     weak_deletion: Share of the words that a weak view lacks, in [0, 1].
     strong_replacement: p, share of the words of a strong view that UDA's method
@@ -130,7 +132,7 @@ def _statistics(
     lengths = np.maximum(np.sum(texts > 0, axis=1, keepdims=True), 1)
     share = np.broadcast_to(1 / lengths, texts.shape)[texts > 0]
     shares += np.bincount(texts[texts > 0], share, vocabulary_size)
-  rarity = np.log(len(x) / np.maximum(num_texts, 1))
+  rarity = np.log(max(len(x), 1) / np.maximum(num_texts, 1))
   score = shares * rarity
   weight = np.where(num_texts > 0, score.max() - score, 0)
   if not weight.sum():  # All words are alike.

@@ -89,7 +89,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> VectorInfo:
     class_names,
   )
   rows = np.argsort(found.in_test, kind='stable')
-  uses = ['normalization', *found.uses]
+  uses = [*found.uses]
   uses += () if num_weak else data_hparams.WEAK_VECTORS
   uses += () if num_strong else data_hparams.STRONG_VECTORS
   return VectorInfo(
@@ -119,17 +119,7 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
   found, num_train = info.columns, info.num_train
   # Slices, so that there is one copy in memory.
   y, owners = (values[info.rows] for values in (found.y, found.owners))
-  mean, std = _moments(info.x[:num_train, 0])
-  for start in range(0, len(info.x), _at_a_time(info.x)):
-    piece = info.x[start : start + _at_a_time(info.x)]
-    far = np.abs((piece - mean) / std).max(axis=(1, 2)) > MAX_DEVIATIONS
-    if far.any():
-      row = int(info.rows[start + int(np.argmax(far))]) + 1
-      raise UsageError(
-        f'--dataset={info.name}, row {row}: a number is more than'
-        f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; put this'
-        ' right or leave the row out'
-      )
+  mean, std = moments(info.x[:num_train, 0])
   return sources.DataSet(
     name=info.name,
     train=sources.Examples(info.x[:num_train], y[:num_train]),
@@ -140,9 +130,43 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
     notes=info.notes,
     owners=owners[:num_train] if found.client_names else None,
     client_names=found.client_names,
-    mean=tuple(mean.tolist()),
-    std=tuple(std.tolist()),
+    mean=mean,
+    std=std,
   )
+
+
+def check_range(
+  info: names.DataSetInfo,
+  mean: Sequence[float],
+  std: Sequence[float],
+  positions: np.ndarray | None = None,
+) -> None:
+  """Refuses vectors that `vector_views` would not accept.
+
+  Args:
+    info: The file.
+    mean: Of each number.
+    std: Likewise.
+    positions: Which of `VectorInfo.x` are looked at; None: all.
+
+  Raises:
+    UsageError: If there is one; names its row.
+  """
+  info = cast(VectorInfo, info)
+  if positions is None:
+    positions = np.arange(len(info.x))
+  step = _at_a_time(info.x)
+  for start in range(0, len(positions), step):
+    chosen = positions[start : start + step]
+    distances = np.abs((info.x[chosen] - np.asarray(mean)) / np.asarray(std))
+    far = distances.max(axis=(1, 2)) > MAX_DEVIATIONS
+    if far.any():
+      row = int(info.rows[chosen[np.argmax(far)]]) + 1
+      raise UsageError(
+        f'--dataset={info.name}, row {row}: a number is more than'
+        f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; put this'
+        ' right or leave the row out'
+      )
 
 
 def _at_a_time(x: np.ndarray) -> int:
@@ -150,14 +174,22 @@ def _at_a_time(x: np.ndarray) -> int:
   return max(1, 2**22 // max(1, x[:1].size))
 
 
-def _moments(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-  """(mean, std) of each number, float64 [D]; std is 1 if it is constant."""
+def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Measures vectors.
+
+  Args:
+    x: float32 [N, D], N >= 1.
+
+  Returns:
+    (mean, deviation) of each number; a constant one has the deviation 1.
+  """
   pieces = lambda: (chunk.astype(np.float64) for chunk in image_cache.chunks(x))
   mean = sum(piece.sum(axis=0) for piece in pieces()) / len(x)
   square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces()) / len(x)
   std = np.sqrt(square)
   # What is left of a constant number is rounding.
-  return mean, np.where(std > 1e-6 * np.abs(mean) + 1e-30, std, 1.0)
+  std = np.where(std > 1e-6 * np.abs(mean) + 1e-30, std, 1.0)
+  return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _views(path: str, table: _Table) -> tuple[np.ndarray, int, int]:

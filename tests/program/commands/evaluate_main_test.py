@@ -17,6 +17,24 @@ def test_recorded_flags_may_have_no_effect():
   assert config.run.data_dir == 'here'
 
 
+def test_images_of_older_runs_are_normalized():
+  settings = evaluate_main.EvaluateHparams()
+  fedmatch = ['--algorithm=fedmatch', '--dataset=digits', '--num_labels=40']
+  config = evaluate_main._config('run', fedmatch, settings)
+  assert config.data.normalization == 'standard'
+  newer = [*fedmatch, '--normalization=scale']
+  config = evaluate_main._config('run', newer, settings)
+  assert config.data.normalization == 'scale'
+
+
+def test_a_model_has_its_own_mean():
+  inputs = {'formula': '', 'mean': [0.1, 1e-7], 'std': [0.5, 2.0]}
+  flags = evaluate_main._moments({'inputs_of_model.keras': inputs})
+  assert flags == ['--mean=0.1,1e-07', '--std=0.5,2.0']
+  for inputs in (None, [], {'formula': 'image / 255'}, {'mean': 1, 'std': 'a'}):
+    assert not evaluate_main._moments({'inputs_of_model.keras': inputs})
+
+
 def test_a_python_file_of_a_run_is_not_run_unasked(tmp_path):
   path = tmp_path / 'own.py'
   path.write_text('def build(images, num_classes, norm): pass')

@@ -44,6 +44,33 @@ def _train(folder, *flags):
   return main.run(train_main.train_main, [*flags, f'--output_dir={folder}'])
 
 
+# Of a run that protects its clients, what may be published.
+_PUBLIC = {
+  'checkpoints',
+  'flags.txt',
+  'metrics/eval.csv',
+  'metrics/train.csv',
+  'model',
+  'private.txt',
+  'summary.json',
+}
+
+
+@pytest.mark.slow
+def test_every_file_of_a_run_that_protects_clients_is_accounted_for(tmp_path):
+  private = ['--aggregator=dp', '--total_rounds=1', '--tensorboard=true']
+  assert _train(tmp_path / 'run', *_SMALL, *private) == main.DONE
+  names = set()
+  for path in (tmp_path / 'run').rglob('*'):
+    name = path.relative_to(tmp_path / 'run').as_posix()
+    if path.is_file() and not name.startswith('.'):
+      first = name.partition('/')[0]
+      names.add(name if first == 'metrics' else first)
+  hidden = names & output_tree.PRIVATE_FILES.keys()
+  assert names - hidden == _PUBLIC
+  assert {'partition.json', 'compute.json', 'tensorboard'} <= hidden
+
+
 def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
   entry = dataclasses.replace(
     registry.REGISTRY['supervised'],

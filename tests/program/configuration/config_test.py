@@ -4,6 +4,7 @@ import re
 
 import client_files
 import pytest
+import tiny_vectors
 
 from tff_fssl.algorithms import registry
 from tff_fssl.data import streaming
@@ -426,6 +427,119 @@ def test_what_makes_no_sense_is_refused(argv, words):
   assert '\n' not in message
   for word in words:
     assert word in message
+
+
+_OWN_DATA = [
+  *_PRIVATE,
+  '--norm=none',
+  '--num_clients=8',
+  '--num_labels=8',
+  '--clients_per_round=4',
+]
+
+
+@pytest.fixture(name='own_data')
+def _own_data(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  tiny_vectors.write('a.npz', 2, 120)
+  lines = ''.join(f'word {i},{"ab"[i % 2]}\n' for i in range(120))
+  (tmp_path / 'a.csv').write_text(f'text,label\n{lines}')
+
+
+@pytest.mark.parametrize(
+  'argv, words',
+  [
+    (
+      ['--dataset=features:a.npz', '--model=linear'],
+      "of clients' vectors; give --mean and --std, set --normalization=none, or"
+      ' --num_validation=N or --scenario=labels_at_server',
+    ),
+    (
+      ['--dataset=text:a.csv', '--model=text_cnn'],
+      '--strong_replacement=0.5 needs to know how often words occur',
+    ),
+  ],
+)
+@pytest.mark.parametrize('aggregator', ['dp', 'secure'])
+def test_statistics_of_clients_are_refused(own_data, argv, words, aggregator):
+  del own_data
+  secure = aggregator == 'secure'
+  given = [f'--aggregator={aggregator}'] if secure else []
+  given += ['--simulate_secure_aggregation'] if secure else []
+  argv = [*_OWN_DATA, *given, _CLIENTS, *argv]
+  with pytest.raises(UsageError, match=f'^--aggregator={aggregator}: ') as e:
+    _config(*argv)
+  assert words in str(e.value) and '\n' not in str(e.value)
+  instead = {
+    'text': ['--strong_replacement=0'],
+    'feat': ['--normalization=none'],
+  }[argv[-2].partition('=')[2][:4]]
+  ways = [instead, ['--num_validation=9'], ['--scenario=labels_at_server']]
+  if 'feat' in argv[-2]:
+    ways.append(['--mean=1', '--std=2'])
+  for way in ways:
+    assert _config(*argv, *way).is_private
+  unprotected = [flag for flag in argv if not flag.startswith('--simulate')]
+  assert not _config(*unprotected, '--aggregator=mean').is_private
+
+
+def test_the_size_of_clients_images_is_not_looked_up(tmp_path):
+  clients = client_files.draw(dict.fromkeys('abcdefgh', 12))
+  examples = client_files.examples(clients)
+  path = tmp_path / 'a.sqlite'
+  client_files.sqlite(path, {'train': examples, 'test': examples})
+  argv = [*_OWN_DATA, f'--dataset=clientdata:{path}', '--flip=false']
+  argv += [f'--cache_dir={tmp_path}', '--partition=iid']
+  assert _config(*argv, '--aggregator=mean').info.example_shape == (5, 5, 1)
+  for more, words in (
+    ([], '--image_size would be that of the first images of'),
+    (['--image_size=5'], '--color would be that of the first images of'),
+  ):
+    with pytest.raises(UsageError, match=f'^--aggregator=dp: {words}'):
+      _config(*argv, *more)
+  config = _config(*argv, '--image_size=5', '--color=gray')
+  assert config.info.example_shape == (5, 5, 1)
+
+
+def test_what_networks_see_of_images():
+  assert _config().data.normalization == 'standard'
+  assert _config('--algorithm=fedmatch').data.normalization == 'scale'
+  fedmatch = _config('--algorithm=fedmatch', '--normalization=standard')
+  assert fedmatch.data.normalization == 'standard'
+  given = _config('--mean=0.5', '--std=0.2,0.3,0.4')
+  assert given.data.moments(3) == ((0.5, 0.5, 0.5), (0.2, 0.3, 0.4))
+  for name in ('normalization', 'mean', 'std'):
+    assert name in given.flags()
+  for argv, words in (
+    (['--mean=1'], '--mean=1: needs --std'),
+    (['--mean=1', '--std=0'], '--std=0: must be greater than 0'),
+    (['--mean=1', '--std=1,2'], '--std=1,2: has 2 numbers; the data need 3'),
+    (['--mean=nan', '--std=1'], '--mean=nan: must be a number'),
+    (['--mean=1e39', '--std=1'], '--mean=1e39: must be a number of float32'),
+    (['--mean=0', '--std=1e-31'], '--std=1e-31: must be greater than 0'),
+    (['--mean=1;2', '--std=1'], '--mean=1;2: must be a number'),
+    (
+      ['--mean=1', '--std=1', '--normalization=scale'],
+      '--mean: has no effect with --normalization=scale',
+    ),
+  ):
+    with pytest.raises(UsageError) as error:
+      _config(*argv)
+    assert str(error.value).startswith(words)
+
+
+def test_what_networks_see_of_vectors_and_texts(own_data):
+  del own_data
+  vectors = [*_OWN_DATA, '--aggregator=mean', '--dataset=features:a.npz']
+  vectors += ['--model=linear']
+  for algorithm in ('fixmatch', 'fedmatch'):
+    config = _config(*vectors, f'--algorithm={algorithm}')
+    assert config.data.normalization == 'standard'
+  with pytest.raises(UsageError, match='^--normalization=scale: is of pixels'):
+    _config(*vectors, '--normalization=scale')
+  texts = [*_OWN_DATA, '--dataset=text:a.csv', '--model=text_cnn']
+  with pytest.raises(UsageError, match='^--normalization: has no effect'):
+    _config(*texts, '--normalization=none')
 
 
 def test_aggregators():

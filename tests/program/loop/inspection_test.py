@@ -153,6 +153,26 @@ def test_nothing_of_clients_is_shown_where_it_is_private(model, aggregator):
   assert 'nothing of single clients' in figures.about_clients
 
 
+@pytest.mark.parametrize('protects', [False, True])
+def test_duplicates_of_protected_clients_are_not_looked_for(model, protects):
+  flags = ['--algorithm=fixmatch', '--client_test_fraction=0']
+  flags += ['--aggregator=dp'] * protects
+  task = _build_task(*flags)
+  (at_client, *_), *_ = task.partition.client_unlabeled
+  at_server = task.partition.server_labeled[0]
+  x = task.data.train.x.copy()
+  x[at_client], x[at_server] = task.data.test.x[3], task.data.test.x[4]
+  data = dataclasses.replace(
+    task.data, train=sources.Examples(x, task.data.train.y)
+  )
+  planted = dataclasses.replace(task, data=data)
+  doubts = inspection.look_over('x', planted, model, None, ()).doubts
+  (found,) = [text for text in doubts if 'for training, too' in text]
+  assert found.startswith(f'data: {2 - protects} test examples')
+  assert f'test 4 = train {at_server}' in found
+  assert (f'test 3 = train {at_client}' in found) != protects
+
+
 def test_clients_with_own_models_have_no_one_model(task, model):
   alone = server_model.Prediction(member=lambda *_: None)
   figures = inspection.look_over('x', task, model, alone, ())

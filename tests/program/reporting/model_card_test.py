@@ -155,6 +155,54 @@ def test_privacy(subject):
   assert 'no privacy guarantee' not in card
 
 
+@pytest.mark.parametrize('scenario', ['labels_at_server', 'labels_at_clients'])
+def test_nothing_of_protected_clients(subject, scenario):
+  private = (
+    '--aggregator=dp',
+    '--norm=gn',
+    '--num_clients=50',
+    '--label_noise=0.1',
+    f'--scenario={scenario}',
+    *(['--num_labels=10'] if scenario == 'labels_at_clients' else []),
+  )
+  private = [f for f in (*_FLAGS, *private) if 'pretraining' not in f]
+  config = config_lib.from_command_line(private)
+  one = dataclasses.replace(subject(), config=config)
+  labels = one.data.train.y
+  partition = partition_draw.build_partition(labels, config.partition_settings)
+  one = dataclasses.replace(one, partition=partition)
+  # The first client has hardly anything now.
+  unlabeled = [partition.client_unlabeled[0][:1]]
+  unlabeled += partition.client_unlabeled[1:]
+  counts = partition.class_counts.copy()
+  counts[0] = np.arange(10)
+  data = dataclasses.replace(
+    one.data, train=sources.Examples(one.data.train.x[1:], labels[1:])
+  )
+  other = dataclasses.replace(
+    one,
+    data=data,
+    partition=dataclasses.replace(
+      partition,
+      client_unlabeled=unlabeled,
+      class_counts=counts,
+      client_labeled=[a[:1] for a in partition.client_labeled],
+      wrong_examples=partition.wrong_examples[:0],
+      wrong_labels=partition.wrong_labels[:0],
+    ),
+    run=dataclasses.replace(
+      one.run,
+      rows=(*one.run.rows[:2], []),
+      compute=compute_lib.Compute(1e6, 30.0, 10.0, None, 5.0),
+    ),
+  )
+  card = model_card.render(one)
+  assert card == model_card.render(other)
+  assert 'what clients hold is not shown' in card and 'unevenness' not in card
+  unprotected = model_card.render(subject(columns={}))
+  assert 'unevenness' in unprotected and 'time of the rounds' in unprotected
+
+
 def test_labels_only_is_not_called_semi_supervised(subject):
   card = model_card.render(subject())
   assert 'on 40 labelled and 1,195 unlabelled images of digits' in card

@@ -2,7 +2,9 @@
 
 import html.parser
 import os
+import pathlib
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -14,6 +16,7 @@ from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import report
 from tff_fssl.program.reporting import runs
+from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import output_tree
 
 _TRAIN = written_runs.TRAIN
@@ -143,6 +146,29 @@ def test_equal_partitions_are_drawn_once(tmp_path):
   labels = [a.get('aria-label', '') for tag, a in page.elements if tag == 'svg']
   drawn = [label for label in labels if label.startswith('examples of each')]
   assert len(drawn) == 2
+
+
+@pytest.mark.parametrize('aggregator', ['dp', 'secure', 'mean'])
+def test_nothing_of_protected_clients(tmp_path, aggregator):
+  pages = []
+  for alpha in (0.7, 0.3):
+    folder = tmp_path / 'run'
+    shutil.rmtree(folder, ignore_errors=True)
+    path = written_runs.write(folder, 'fixmatch', aggregator=aggregator)
+    written_runs.write_partition(path, partition='dirichlet', alpha=alpha)
+    # As if it were of the same flags.
+    partition = output_tree.OutputTree(path).partition_json
+    text = pathlib.Path(partition).read_text()
+    pathlib.Path(partition).write_text(
+      text.replace('"alpha": 0.3', '"alpha": 0.7')
+    )
+    compute = compute_lib.Compute(1e6, 10 * alpha, 10.0, None, 5.0)
+    compute_lib.write(output_tree.OutputTree(path).compute_json, compute)
+    timing = output_tree.OutputTree(path).timing_csv
+    text = pathlib.Path(timing).read_text()
+    pathlib.Path(timing).write_text(text.replace('2.0', f'{alpha}'))
+    pages.append(report.page(_groups(path)))
+  assert (pages[0] == pages[1]) == (aggregator != 'mean')
 
 
 def test_tables_are_those_of_compare(paths, page):

@@ -28,6 +28,18 @@ def test_a_new_and_a_continued_run(tmp_path):
       assert '--total_rounds=9\n' in file.read()
 
 
+def test_a_run_that_protects_clients_says_what_not_to_publish(tmp_path):
+  private = ['--algorithm=fixmatch', '--norm=none', '--aggregator=dp']
+  with _open(tmp_path / 'private', *private) as tree:
+    with open(tree.private_txt) as file:
+      text = file.read()
+  for name in ('partition.json', 'compute.json', 'metrics/timing.csv'):
+    assert f'\n  {name}: ' in text
+  assert 'Epsilon\ndoes not hold' in text
+  with _open(tmp_path / 'other') as tree:
+    assert not os.path.lexists(tree.private_txt)
+
+
 def test_flags_txt_repeats_the_run(tmp_path):
   with _open(tmp_path / 'run', '--seed=4', '--fl2.rho=0.25') as tree:
     again = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])

@@ -298,6 +298,7 @@ def _look_over_named(
   from tff_fssl.data import inspection
   from tff_fssl.data import sources
   from tff_fssl.data import tfds_sets
+  from tff_fssl.data import vector_files
 
   info = catalog.find(name, data_dir, settings)
   rows = {'data set': name}
@@ -316,6 +317,8 @@ def _look_over_named(
     size = sum(size for _, size, _ in tfds_sets.files_of(folder))
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
+  if name.startswith(data_names.FEATURES):
+    vector_files.check_range(info, data.mean, data.std)
   if is_file:
     rows['what'] = data.notes
   _print_data(rows, data)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
@@ -343,7 +344,8 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
       f'{flag}: the partition of {folder} was taken'
       ' from a file; evaluate the run, which has a copy of it'
     )
-  config = _config(folder, [f'--{n}={v}' for n, v in values.items()], settings)
+  arguments = [f'--{n}={v}' for n, v in values.items()]
+  config = _config(folder, [*arguments, *_moments(about)], settings)
 
   # pylint: disable=import-outside-toplevel
   from tff_fssl.models import server_model
@@ -360,6 +362,27 @@ def _evaluate_model(folder: str, settings: EvaluateHparams) -> _Evaluation:
   return _evaluate_model_of(
     LoadedRun(name, round_num, task, model, network_alone, ()), settings
   )
+
+
+def _moments(about: Mapping[str, Any]) -> list[str]:
+  """The flags of a model's own mean and deviation, whatever the data are now.
+
+  Args:
+    about: What the export recorded; may be anything.
+
+  Returns:
+    The flags; none if the model has none.
+  """
+  inputs = about.get('inputs_of_model.keras')
+  if not isinstance(inputs, dict):
+    return []
+  numbers = [(name, inputs.get(name)) for name in ('mean', 'std')]
+  flags_of = [
+    f'--{name}={",".join(map(str, values))}'
+    for name, values in numbers
+    if isinstance(values, list)
+  ]
+  return flags_of if len(flags_of) == len(numbers) else []
 
 
 def _evaluate_model_of(
@@ -480,6 +503,10 @@ def _config(
     if here := getattr(settings, name):
       arguments = [*arguments, f'--{name}={here}']
   parsed = flags.parse(arguments, config_lib.groups())
+  if not parsed.is_set('normalization'):
+    # Older runs, whose images were all normalized.
+    arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
+    parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
   config = config_lib.from_flags(
     dataclasses.replace(
@@ -525,7 +552,7 @@ def _check_federated(folder: str, config: config_lib.Config) -> None:
 def _check_local_models(folder: str, config: config_lib.Config) -> None:
   """Refuses runs whose single clients are hidden; raises `UsageError`."""
   name = config.aggregator.aggregator
-  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+  if config.is_private:
     raise UsageError(
       f'--local_models: {folder} was trained with --aggregator={name}, which'
       ' hides what a single client learns; leave the flag out'

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
@@ -77,6 +78,7 @@ def check(config: 'config_lib.Config') -> None:
       ' give their weights, --init_from=FILE, or leave it out'
     )
   _check_examples(config)
+  _check_statistics(config)
   run_hparams_lib.parse_rounds(run.profile, run.total_rounds)
   _check_runtime(run)
   _check_trackers(run)
@@ -140,6 +142,55 @@ def _check_examples(config: 'config_lib.Config') -> None:
       )
 
 
+def _check_statistics(config: 'config_lib.Config') -> None:
+  """Refuses numbers that the data or the aggregator do not allow."""
+  run, data, info = config.run, config.data, config.info
+  if info.kind == data_names.VECTORS:
+    if data.normalization == data_hparams.SCALE:
+      raise UsageError(
+        f'--normalization={data.normalization}: is of pixels, which go from 0'
+        f' to 255; the vectors of --dataset={run.dataset} have no such range:'
+        f' set {data_hparams.STANDARD} or {data_hparams.NONE}'
+      )
+  if info.kind != data_names.TEXTS:
+    data.moments(info.example_shape[-1])  # Refuses other numbers of them.
+  if not config.is_private:
+    return
+  given = f'--aggregator={config.aggregator.aggregator}'
+  if run.dataset.startswith((data_names.CLIENT_DATA, data_names.HUB)):
+    for flag, example in (('image_size', '32'), ('color', 'rgb')):
+      if getattr(data, flag) in ('', 'auto'):
+        raise UsageError(
+          f'{given}: --{flag} would be that of the first images of'
+          f' --dataset={run.dataset}, which are of clients; set it, such as'
+          f' --{flag}={example}'
+        )
+  at_server = config.round.scenario == data_names.LABELS_AT_SERVER
+  if run.num_validation or (at_server and run.num_labels):
+    return  # They are measured.
+  public = f'--num_validation=N or --scenario={data_names.LABELS_AT_SERVER}'
+  if info.kind == data_names.TEXTS:
+    if data.strong_replacement:
+      raise UsageError(
+        f'{given}: --strong_replacement={data.strong_replacement:g} needs to'
+        ' know how often words occur, which would be counted in the texts of'
+        f' clients; set --strong_replacement=0, or {public} to count in other'
+        ' texts'
+      )
+    return
+  if (
+    data.normalization == data_hparams.STANDARD
+    and not info.mean
+    and not data.mean
+  ):
+    ways = 'scale or none' if info.kind == data_names.IMAGES else 'none'
+    raise UsageError(
+      f'{given}: mean and deviation of --dataset={run.dataset} would be those'
+      f" of clients' {info.kind.noun}; give --mean and --std, set"
+      f' --normalization={ways}, or {public} to measure other ones'
+    )
+
+
 def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:
   """Refuses cohorts of more clients than there are; raises `UsageError`."""
   if not config.trains_clients:
@@ -175,7 +226,7 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
   if name == aggregator_hparams.ROBUST:
     aggregator_hparams.check_majority(run.clients_per_round)
     _check_labeled_majority(config)
-  if name in (aggregator_hparams.SECURE, aggregator_hparams.DP):
+  if name in aggregator_hparams.PRIVATE:
     for flag in ('debug_non_finite', 'strict_clients'):
       if getattr(run, flag):
         raise UsageError(

@@ -114,6 +114,12 @@ class Config:
     return self.trains_clients and not self.trains_alone
 
   @property
+  def is_private(self) -> bool:
+    """Whether nothing of a client may be released but by the sum."""
+    protects = self.aggregator.aggregator in aggregator_hparams.PRIVATE
+    return self.aggregates and protects
+
+  @property
   def sets_weights(self) -> bool:
     """Whether the algorithm sets the weights of clients."""
     own = self.entry.capabilities.own_weights
@@ -259,6 +265,9 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   entry = registry.REGISTRY[run.algorithm]
   if entry.norm and not parsed.is_set('norm'):
     run = dataclasses.replace(run, norm=entry.norm)
+  is_image = info.kind == data_names.IMAGES
+  if entry.normalization and is_image and not parsed.is_set('normalization'):
+    data = dataclasses.replace(data, normalization=entry.normalization)
   config = Config(
     run,
     parsed.build(
@@ -434,10 +443,16 @@ def _without_effect(config: Config) -> dict[str, str]:
   result |= {
     field.name: f'--dataset={config.run.dataset}'
     for field in dataclasses.fields(DataHparams)
-    if field.name not in config.info.uses
+    if field.name not in (*config.info.uses, *data_hparams.NUMBERS)
   }
   if config.info.kind != data_names.IMAGES:
     result['augmentation'] = f'--dataset={config.run.dataset}'
+  elif config.data.normalization != data_hparams.STANDARD:
+    why = f'--normalization={config.data.normalization}'
+    result |= dict.fromkeys(('mean', 'std'), why)
+  if config.info.kind == data_names.TEXTS:
+    why = f'--dataset={config.run.dataset}'
+    result |= dict.fromkeys(data_hparams.NUMBERS, why)
   result |= dict.fromkeys(
     config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
   )

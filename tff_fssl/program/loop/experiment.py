@@ -16,6 +16,7 @@ from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import clients
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
@@ -206,13 +207,15 @@ def configure_devices(config: config_lib.Config) -> None:
 
 
 def build_views(
-  config: config_lib.Config, data: sources.DataSet
+  config: config_lib.Config,
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
 ) -> augment.Views:
-  """The views of a configuration's examples."""
+  """The views of a configuration's examples, from `holdings.normalized`."""
   settings, info = config.data, config.info
   if info.kind == data_names.TEXTS:
     return text_views.build_views(
-      data.train.x,
+      holdings.measured(config, data, partition).x,
       settings.vocabulary_size,
       weak_deletion=settings.weak_deletion,
       strong_replacement=settings.strong_replacement,
@@ -226,7 +229,7 @@ def build_views(
       data.std,
       num_weak=info.num_weak,
       num_strong=info.num_strong,
-      normalize=settings.normalization == 'standard',
+      normalize=settings.normalization == data_hparams.STANDARD,
       weak_noise=settings.weak_noise,
       strong_noise=settings.strong_noise,
       strong_dropout=settings.strong_dropout,
@@ -347,12 +350,13 @@ def build_task(
   run = config.run
   data = sources.load_found(config.info, run.data_dir or None)
   partition = holdings.partition_of(config, data)
+  data = holdings.normalized(config, data, partition)
   checks.check_cohort(config, partition.num_clients)
   return Task(
     config,
     data,
     partition,
-    build_views(config, data),
+    build_views(config, data, partition),
     build_model_fn(config, frozen_values),
   )
 
@@ -453,12 +457,12 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
   )
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
-  is_private = config.aggregator.aggregator == aggregator_hparams.DP
+  is_noised = config.aggregator.aggregator == aggregator_hparams.DP
   data_source = sampling.build_data_source(
     process,
     load(),
     seed=config.run.seed,
-    on_failure=(lambda *_: None) if is_private else failed_clients.add,
+    on_failure=(lambda *_: None) if is_noised else failed_clients.add,
     participation=config.participation,
     num_clients=partition.num_clients,
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),

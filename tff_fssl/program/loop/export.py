@@ -9,6 +9,7 @@ import tensorflow as tf
 
 import tff_fssl
 from tff_fssl import durable
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import text_views
 from tff_fssl.hparams import UsageError
@@ -19,6 +20,14 @@ from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import exported
 
+# What the network takes of an example.
+_FORMULAS = {
+  (data_names.IMAGES, data_hparams.STANDARD): '(image / 255 - mean) / std',
+  (data_names.IMAGES, data_hparams.SCALE): 'image / 255',
+  (data_names.IMAGES, data_hparams.NONE): 'image',
+  (data_names.VECTORS, data_hparams.STANDARD): '(features - mean) / std',
+  (data_names.VECTORS, data_hparams.NONE): 'features',
+}
 _DISK_ERRORS = (
   tf.errors.ResourceExhaustedError,
   tf.errors.PermissionDeniedError,
@@ -180,12 +189,10 @@ def _inputs(task: experiment.Task) -> dict[str, Any]:
       'vocabulary_size': settings.vocabulary_size,
       'max_words': settings.max_words,
     }
-  moments = {'mean': task.data.mean, 'std': task.data.std}
-  if kind == data_names.VECTORS:
-    if settings.normalization == 'none':
-      return {'formula': 'features'}
-    return {'formula': '(features - mean) / std', **moments}
-  return {'formula': '(image / 255 - mean) / std', **moments}
+  formula = _FORMULAS[kind, settings.normalization]
+  if settings.normalization != data_hparams.STANDARD:
+    return {'formula': formula}
+  return {'formula': formula, 'mean': task.data.mean, 'std': task.data.std}
 
 
 def _exported_network(

@@ -1,8 +1,22 @@
-"""Who holds which training examples in a run. TensorFlow-free."""
+"""Who holds which training examples in a run. TensorFlow-free.
 
+Statistics of examples become part of the model, so they are taken here alone.
+Where the aggregator protects clients, no client's examples are among these.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+
+import numpy as np
+
+from tff_fssl.data import data_hparams
+from tff_fssl.data import image_cache
+from tff_fssl.data import inspection
+from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
+from tff_fssl.data import vector_files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 
@@ -34,3 +48,102 @@ def partition_of(
   except UsageError as error:
     raise UsageError(f'--partition_file={path}: {error}') from error
   return partition
+
+
+def public(partition: partition_lib.Partition) -> np.ndarray:
+  """Indices of the training examples that the server holds or validates by."""
+  held = [partition.server_labeled, partition.validation]
+  return np.sort(np.concatenate(held))
+
+
+def measured(
+  config: config_lib.Config,
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
+) -> sources.Examples:
+  """The training examples of which statistics are taken.
+
+  Args:
+    config: The configuration.
+    data: Its data set.
+    partition: Who holds what.
+
+  Returns:
+    All; if the run protects clients, those that the server holds and those for
+    validation.
+  """
+  if not config.is_private:
+    return data.train
+  held = public(partition)
+  return sources.Examples(data.train.x[held], data.train.y[held])
+
+
+def normalized(
+  config: config_lib.Config,
+  data: sources.DataSet,
+  partition: partition_lib.Partition,
+) -> sources.DataSet:
+  """The data set with the mean and deviation by which networks see it.
+
+  Args:
+    config: The configuration, which has been checked.
+    data: Its data set, as it was loaded.
+    partition: Who holds what.
+
+  Returns:
+    The data set; `scale` and `none` are a mean of 0 and a deviation of 1 and
+    1 / 255 for images. Texts have neither.
+
+  Raises:
+    UsageError: If a class is known from clients' examples alone, although the
+      run protects clients, or a vector is too far from the mean.
+  """
+  examples = measured(config, data, partition)
+  if config.is_private:
+    _check_classes(config, data, examples)
+  kind = data.train.kind
+  if kind == data_names.TEXTS:
+    return data
+  mean, std = _moments(config, data, examples)
+  if kind == data_names.VECTORS:
+    looked_at = None
+    if config.is_private:  # Clients look at theirs.
+      of_test = len(data.train) + np.arange(len(data.test))
+      looked_at = np.concatenate([public(partition), of_test])
+    vector_files.check_range(config.info, mean, std, looked_at)
+  return dataclasses.replace(data, mean=tuple(mean), std=tuple(std))
+
+
+def _moments(
+  config: config_lib.Config, data: sources.DataSet, examples: sources.Examples
+) -> tuple[Sequence[float], Sequence[float]]:
+  """(mean, deviation) by which networks see images or vectors."""
+  normalization, size = config.data.normalization, data.example_shape[-1]
+  is_image = data.train.kind == data_names.IMAGES
+  if is_image and normalization != data_hparams.STANDARD:
+    unit = 1.0 if normalization == data_hparams.SCALE else 1 / 255
+    return (0.0,) * size, (unit,) * size
+  if given := config.data.moments(size):
+    return given
+  if config.info.mean or not config.is_private:
+    return data.mean, data.std
+  x = examples.x
+  if not len(x):  # Vectors that are not normalized.
+    return (0.0,) * size, (1.0,) * size
+  return image_cache.moments(x) if is_image else vector_files.moments(x[:, 0])
+
+
+def _check_classes(
+  config: config_lib.Config, data: sources.DataSet, examples: sources.Examples
+) -> None:
+  """Refuses classes that only clients' examples show."""
+  y = np.concatenate([examples.y, data.test.y])
+  counts = inspection.class_counts(y, data.num_classes)
+  hidden = [name for name, n in zip(data.class_names, counts) if not n]
+  if hidden:
+    raise UsageError(
+      f'--dataset={config.run.dataset}: only examples of clients are of'
+      f' {inspection.shown(hidden)}, but with'
+      f' --aggregator={config.aggregator.aggregator} nothing about them may'
+      ' become part of the model; have a test example of each class'
+    )

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
 from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
@@ -17,6 +16,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import holdings
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import predictions
 
@@ -28,7 +28,6 @@ _NUM_SHOWN = 6
 _NUM_VIEWED, _LEAST_WIDTH, _BORDER = 8, 64, 4
 # Confidences are looked at for so many test examples.
 _MAX_CONFIDENCES = 1_000
-PRIVATE = (aggregator_hparams.DP, aggregator_hparams.SECURE)
 
 View = Callable[[tf.Tensor, int], tf.Tensor]
 _Predict = Callable[[np.ndarray, View], np.ndarray]
@@ -75,7 +74,7 @@ def look_over(
     return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
   doubts.append(predictions.collapse(test, 'predictions for test examples'))
-  if task.config.aggregator.aggregator in PRIVATE:
+  if task.config.is_private:
     figures = figures._replace(
       about_clients='with --aggregator=dp or secure, nothing of single clients'
       ' is shown'
@@ -147,11 +146,18 @@ def _plain(views: augment.Views) -> View:
 
 
 def _doubts_of_data(task: experiment.Task) -> list[str]:
-  """Examples that are there twice; test examples among training ones."""
+  """Examples that are there twice; test examples among training ones.
+
+  Those of protected clients are not looked at.
+  """
   train, test = task.data.train, task.data.test
+  numbers = np.arange(len(train))
+  if task.config.is_private:
+    train = holdings.measured(task.config, task.data, task.partition)
+    numbers = holdings.public(task.partition)
 
   def called(i: int) -> str:
-    return f'train {i}' if i < len(train) else f'test {i - len(train)}'
+    return f'train {numbers[i]}' if i < len(train) else f'test {i - len(train)}'
 
   problems = inspection.duplicate_problems(
     (train.x, test.x), (train.y, test.y), called
@@ -171,8 +177,11 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
     rows = partitions.compare(task.partition, partition)
   except UsageError as error:
     return [f'partition.json: {error}']
+  text = 'partition.json is not what the flags give'
+  if task.config.is_private:
+    return [text]
   found = rows.get('moved', rows.get('differences', ''))
-  return [f'partition.json is not what the flags give: {found}']
+  return [f'{text}: {found}']
 
 
 def _with_clients(
@@ -298,7 +307,7 @@ def sample_views(task: experiment.Task) -> np.ndarray | None:
   """
   partition, seed = task.partition, task.config.run.seed
   held = [partition.server_labeled]
-  if task.config.aggregator.aggregator not in PRIVATE:
+  if not task.config.is_private:
     held = [*partition.client_unlabeled, *partition.client_labeled, *held]
   indices = np.concatenate(held).astype(np.int64)[:_NUM_VIEWED]
   if task.data.train.kind != data_names.IMAGES or not len(indices):

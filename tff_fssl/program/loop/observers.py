@@ -64,8 +64,7 @@ class Observers(contextlib.AbstractContextManager['Observers']):
     self._trackers: dict[str, tracking.TrackerReleaseManager] = {}
     self._has_ended = False
     # Times and sizes of clients depend on their data.
-    aggregator = experiment.task.config.aggregator.aggregator
-    self._is_private = aggregator in inspection.PRIVATE
+    self._is_private = experiment.task.config.is_private
     run = experiment.task.config.run
     is_new = not checkpoint.versions(tree.checkpoints)
     if run.tensorboard:
@@ -202,7 +201,10 @@ class Observers(contextlib.AbstractContextManager['Observers']):
   def _send_files(self, tracker: tracking.TrackerReleaseManager) -> None:
     """Sends curves, tables, flags and models."""
     tree = self._tree
-    group = runs_lib.group_runs([runs_lib.of_tree(tree)])
+    run = runs_lib.of_tree(tree)
+    group = runs_lib.group_runs(
+      [run.without_sizes if self._is_private else run]
+    )
     curves = os.path.join(tree.report, 'curves.png')
     durable.make_folder(tree.report)
     plots.plot(group, curves)

@@ -82,6 +82,13 @@ class Subject:
       return 0
     return sum(map(len, self.partition.client_unlabeled))
 
+  @property
+  def is_semi_supervised(self) -> bool:
+    """Whether clients train on unlabelled examples."""
+    if self.config.is_private:  # Else it says whether they have any.
+      return self.config.learns_unlabeled
+    return bool(self.num_unlabeled)
+
   def measured(self, column: str) -> float | None:
     """A figure of the model's round; None if it is not known."""
     rounds, values = self.run.curve(column)
@@ -208,17 +215,20 @@ def _classes(class_names: Sequence[str]) -> str:
 def _rows_of_data(subject: Subject) -> dict[str, str]:
   """The data and who held them."""
   config, data = subject.config, subject.data
+  training = f'{len(data.train):,} for training, ' * (not config.is_private)
   rows = {
     'data set': _data_name(config.run.dataset),
-    'examples': f'{len(data.train):,} for training, {len(data.test):,} for'
-    f' testing: {subject.kind.noun} of'
-    f' {data_names.shape_text(data.example_shape)}',
+    'examples': f'{training}{len(data.test):,} for testing:'
+    f' {subject.kind.noun} of {data_names.shape_text(data.example_shape)}',
   }
   # Notes on other sets begin with their folder.
   is_file = config.run.dataset.startswith((*data_names.PATHS, data_names.HUB))
   if data.notes and not is_file:
     rows['note'] = data.notes
-  held = partitions.describe(subject.partition)
+  describe = partitions.describe
+  if config.is_private:
+    describe = partitions.describe_public
+  held = describe(subject.partition)
   rows['scenario'] = config.round.scenario.replace('_', ' ')
   rows['division'] = held.pop('partition')
   rows['of the training examples'] = held.pop('examples')
@@ -251,6 +261,8 @@ def _without_folders(text: str) -> str:
 def _cost(subject: Subject) -> dict[str, str]:
   """What training up to the model's round took."""
   config, run = subject.config, subject.config.run
+  if config.is_private:
+    subject = dataclasses.replace(subject, run=subject.run.without_sizes)
   rounds = f'{subject.round_num:,}'
   if subject.is_best:
     rounds += f" of the run's {run.total_rounds:,}"
@@ -298,15 +310,22 @@ def _limits(subject: Subject) -> list[str]:
     takes = f'It reads the first {data.example_shape[0]} words of a text'
   else:
     takes = f'It takes {noun} of {shape} only'
-  labeled = len(partition.labeled)
+  seen = (
+    f'{len(partition.labeled):,} labelled and {subject.num_unlabeled:,}'
+    f' unlabelled {noun}'
+  )
+  if config.is_private:
+    seen = f'{noun} of clients, whose numbers are not shown'
+    if num_labels := len(partition.server_labeled):
+      seen = f'{num_labels:,} labelled {noun} at the server, and {seen},'
   limits = [
     f'{takes}; the preprocessing that follows is part of the SavedModel.',
     f'It knows {num_classes:,} classes, and gives one of them to any input.',
-    f'It was trained on {labeled:,} labelled and {subject.num_unlabeled:,}'
-    f' unlabelled {noun} of {_escaped(_data_name(config.run.dataset))}. Of'
-    ' other data its accuracy is not known.',
+    f'It was trained on {seen} of {_escaped(_data_name(config.run.dataset))}.'
+    ' Of other data its accuracy is not known.',
   ]
-  if num_wrong := len(partition.wrong_examples):
+  num_wrong = len(partition.wrong_examples)
+  if num_wrong and not config.is_private:
     limits.append(f'{num_wrong:,} of the labels were wrong, as requested.')
   if config.run.init_from:
     limits.append(

@@ -81,6 +81,22 @@ def describe(partition: Partition) -> dict[str, str]:
   return rows
 
 
+def describe_public(partition: Partition) -> dict[str, str]:
+  """The rows that do not depend on what clients hold."""
+  settings = partition.settings
+  places = {
+    'labelled at the server': len(partition.server_labeled),
+    'for validation': len(partition.validation),
+  }
+  held = ', '.join(f'{n:,} {where}' for where, n in places.items() if n)
+  return {
+    'partition': f'{settings.title}, seed {settings.seed}',
+    'examples': f'{held or "none"} without a client; what clients hold is not'
+    ' shown',
+    'clients': f'{partition.num_clients:,}',
+  }
+
+
 def _spread(numbers: np.ndarray) -> str:
   """'12' if all are equal, else '2 to 9 (median 5)'."""
   low, middle, high = np.percentile(numbers, [0, 50, 100])

@@ -2,6 +2,7 @@
 
 import base64
 from collections.abc import Mapping, Sequence
+import dataclasses
 import io
 import os
 import shlex
@@ -102,6 +103,7 @@ def page(
   Returns:
     HTML.
   """
+  groups = [_publishable(group) for group in groups]
   doubts = doubts_lib.find(groups)
   for model in models:
     if model.figures is not None:
@@ -141,6 +143,12 @@ def page(
     differing=_differing_flags(members),
     versions=_versions(members),
   )
+
+
+def _publishable(group: runs_lib.RunGroup) -> runs_lib.RunGroup:
+  """The group, without what is not to be shown of protected clients."""
+  members = (run.without_sizes if run.is_private else run for run in group.runs)
+  return dataclasses.replace(group, runs=tuple(members))
 
 
 def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
@@ -296,10 +304,13 @@ def _diagram(
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
   """Who holds what, in the first run of each group; what is equal, once."""
-  found: list[tuple[list[str], partition_lib.Partition | None]] = []
+  found: list[tuple[list[str], partition_lib.Partition | None, bool]] = []
   for group in groups:
+    is_private = group.runs[0].is_private
     partition = doubts_lib.read_partition(group.runs[0])
-    for titles, other in found:
+    for titles, other, is_other_private in found:
+      if is_private != is_other_private:
+        continue
       if (
         partition is not None
         and other is not None
@@ -311,19 +322,24 @@ def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
         titles.append(_first(group))
         break
     else:
-      found.append(([_first(group)], partition))
+      found.append(([_first(group)], partition, is_private))
   return [
-    _partition(f'partition-{i}', '; '.join(titles), partition)
-    for i, (titles, partition) in enumerate(found)
+    _partition(f'partition-{i}', '; '.join(titles), partition, is_private)
+    for i, (titles, partition, is_private) in enumerate(found)
   ]
 
 
 def _partition(
-  name: str, title: str, partition: partition_lib.Partition | None
+  name: str,
+  title: str,
+  partition: partition_lib.Partition | None,
+  is_private: bool,
 ) -> Section:
-  """Who holds what."""
+  """Who holds what; of protected clients, nothing."""
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
+  if is_private:
+    return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
   with svg.style():
     figure = partition_plot.draw(partition)

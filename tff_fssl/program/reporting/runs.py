@@ -10,6 +10,7 @@ import numpy as np
 
 from tff_fssl import hparams
 from tff_fssl import metrics
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
@@ -35,6 +36,16 @@ class Run:
   flags: dict[str, str]
   rows: tuple[list[dict[str, str]], ...]
   compute: compute_lib.Compute | None = None
+
+  @property
+  def is_private(self) -> bool:
+    """Whether the run protects its clients."""
+    return self.flags.get('aggregator') in aggregator_hparams.PRIVATE
+
+  @property
+  def without_sizes(self) -> 'Run':
+    """The run without what depends on how many examples clients hold."""
+    return dataclasses.replace(self, rows=self.rows[:2], compute=None)
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """(rounds int [N], values float64 [N]) where the column is known."""

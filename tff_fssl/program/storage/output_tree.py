@@ -1,6 +1,7 @@
 """The folder to which a run writes. TensorFlow-free.
 
 flags.txt           the flagfile that repeats the run
+private.txt         what not to publish, if the aggregator protects clients
 partition.json/png  who holds which examples
 availability.csv    which clients can be drawn when, if not all always
 compute.json        what clients and server compute in a round
@@ -29,6 +30,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
+from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
@@ -46,9 +48,37 @@ _EARLY = {
   'metrics': re.compile(r'(?!)'),
   'data': re.compile(r'(\.writing_)?server_examples_[0-9a-f]{16}\.bin'),
 }
+# What shows more of clients than the sum of their updates -> what it shows. All
+# else in the folder of a run that protects them may be published.
+PRIVATE_FILES = {
+  'partition.json': 'which examples each client holds',
+  'partition.png': 'how many of each class each client holds',
+  'availability.csv': 'when each client can take part',
+  'compute.json': 'how many examples clients hold on average',
+  'heartbeat.json': 'how long rounds take',
+  'metrics/timing.csv': 'how long rounds take, which depends on how many'
+  ' examples clients hold',
+  'tensorboard': 'the partition, and how long rounds take',
+  'data': 'the labelled examples of the server',
+}
+_PRIVATE_NOTE = """\
+This run protects its clients (--aggregator={aggregator}). Some of its files
+show more of them than the sum of their updates, or what the server holds. They
+are for those who hold all the data of the simulation. Do not publish:
+
+{files}
+
+Nor the console's output, and no plots of hours or computation. Everything else
+may be published.
+"""
+_SEED_NOTE = """
+Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
+does not hold against them; a deployment draws cohorts secretly.
+"""
 _FILES = frozenset(
   {
     FLAGS,
+    'private.txt',
     'frozen.ckpt',
     'partition.json',
     'partition.png',
@@ -183,6 +213,11 @@ class OutputTree:
     return self._join('frozen.ckpt')
 
   @property
+  def private_txt(self) -> str:
+    """Which files are not to be published."""
+    return self._join('private.txt')
+
+  @property
   def partition_json(self) -> str:
     """The partition."""
     return self._join('partition.json')
@@ -241,6 +276,13 @@ class OutputTree:
     """Writes the flags; from now on the folder belongs to this run."""
     text = flags.to_flagfile(config.flags())
     durable.write_file(self.flags_file, [text.encode()])
+    if config.is_private:
+      files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())
+      name = config.aggregator.aggregator
+      note = _PRIVATE_NOTE.format(aggregator=name, files=files_of)
+      if name == aggregator_hparams.DP:
+        note += _SEED_NOTE
+      durable.write_file(self.private_txt, [note.encode()])
     self._made, self._made_lock = [], False
 
   def read_flags(self) -> dict[str, str]:
