@@ -109,7 +109,6 @@ def build_local_algorithm(
       _PROJECTOR: functools.partial(own_models.of_client, is_last=True),
     }
   projector = algorithm_lib.Peer(
-    '',
     trained=True,
     model_fn=two_views.build_projector(hparams.hidden_size),
     start=starts.get(_PROJECTOR),
@@ -121,7 +120,7 @@ def build_local_algorithm(
     after_step=teaching.follow(hparams.target_decay, _TARGET),
     finish=finish if hparams.keeps_state else None,
     peers={
-      _TARGET: algorithm_lib.Peer('', start=starts.get(_TARGET)),
+      _TARGET: algorithm_lib.Peer(start=starts.get(_TARGET)),
       _PROJECTOR: projector,
     },
   )
