@@ -13,7 +13,7 @@ from tff_fssl.hparams import UsageError
 _NUM_SHOWN = 3
 # A trait gives a class away if its share among the class's examples differs
 # this much from that among all others, by so many standard errors.
-_LEAST_DIFFERENCE, _LEAST_ERRORS = 0.2, 4.0
+_LEAST_DIFFERENCE, _LEAST_ERRORS = 0.2, 3.0
 # How far the channels of a gray pixel may be apart.
 _GRAY = 4
 
@@ -149,9 +149,10 @@ def trait_problems(
       _, share, other, name = max(found)
       problems.append(
         Problem(
-          f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a network can tell classes by'
-          ' that, instead of by what the images show, and its accuracy says'
-          ' less than it seems; make all images alike',
+          f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a'
+          ' network can tell classes by that, instead of by what the images'
+          ' show, and its accuracy says less than it seems; make all images'
+          ' alike',
           False,
         )
       )

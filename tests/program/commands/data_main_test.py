@@ -156,7 +156,7 @@ def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
       image.convert('L').convert('RGB').save(path)
   for number, path in enumerate(sorted((root / 'train/b').glob('*.*'))):
     path.unlink()
-    picture_folders.draw(root / f'train/b/{number}.png', 100 + number)
+    picture_folders.draw(root / f'train/b/new{number}.png', 100 + number)
   code, text = shown('folder:photos', '--image_size=6')
   assert code == 0
   for words in (
