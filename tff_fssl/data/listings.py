@@ -25,6 +25,7 @@ TRAIN, TEST, _UNLABELED = 'train', 'test', 'unlabeled'
 _PATH, _LABEL, _CLIENT, _SPLIT = 'path', 'label', 'client', 'split'
 _COLUMNS = (_PATH, _LABEL, _CLIENT, _SPLIT)
 _CLASS_FOLDERS = 'class folders'
+_SEPARATORS = (';', '\t', '|')
 _LAYOUTS = (
   f'it must hold class folders (CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and'
   f' {TEST}/CLASS/*.jpg) or a {_CSV}'
@@ -260,6 +261,13 @@ def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
     raise UsageError(f'{path}, line {reader.line_num}: {error}') from error
   if not rows:
     return [], []
+  header = rows[0][1]
+  separator = next((s for s in _SEPARATORS if s in header[0]), '')
+  if len(header) == 1 and separator:
+    raise UsageError(
+      f'{path}: its columns are separated by {separator!r} ({header[0]}); they'
+      " must be separated by ','"
+    )
   return [name.strip() for name in rows[0][1]], rows[1:]
 
 

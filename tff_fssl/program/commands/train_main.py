@@ -85,6 +85,11 @@ def train_main(argv: Sequence[str]) -> int:
     if config.run.init_from and not checkpoint.versions(tree.checkpoints):
       source = warm_start.find(config.run.init_from)
     main_lib.quiet(config.run.verbose)
+    if config.run.dataset.startswith(data_names.FOLDER):
+      # Damaged files are refused before TensorFlow starts. It needs NumPy.
+      from tff_fssl.data import sources  # pylint: disable=C0415
+
+      sources.load_found(config.info, config.run.data_dir or None)
     return _train(config, tree, view, source)
 
 
