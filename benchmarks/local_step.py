@@ -133,34 +133,7 @@ class Step:
       compute_dtype: The dtype that the network computes in.
     """
     local = task.parts.local
-    factory = network_factory.NetworkFactory(
-      task.parts.network_fn(task.model_fn),
-      dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
-      image_shape=_SHAPE,
-      num_classes=None,
-      seed=0,
-    )
-    network, peers, initial = factory.make_initial(), {}, {}
-    for name, peer in local.peers.items():
-      if peer.model_fn is None:
-        peers[name] = factory.make()
-      else:
-        peers[name], initial[name] = factory.make_other(peer.model_fn, network)
-    self._networks = algorithm_lib.Networks(network, peers)
-    received = round_compute.receive(network, task.parts, _NUM_CLASSES)
-    more = {
-      name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
-      for name, value in received.others.items()
-      if name in _MOST_EXPENSIVE
-    }
-    received = received._replace(others={**received.others, **more})
-    self._weights = received.weights
-    if local.start is not None:
-      self._weights = local.start(received.weights, received.others)
-    self._of_peers = {
-      name: self._start(name, peer, received, initial)
-      for name, peer in local.peers.items()
-    }
+    received, initial = self._receive(task, compute_dtype)
     self._num_steps = task.num_steps
     unlabeled, labeled = task.examples(0), task.examples(1)
     seed = tf.constant([0, 1])
@@ -217,6 +190,42 @@ class Step:
       )
     )
     self._bare = self._build_bare(local, views(), optimizer_of_clients, rate)
+
+  def _receive(self, task, compute_dtype):
+    """Makes the networks: (what a client receives, initial weights of peers).
+
+    Sets the weights from which the networks start.
+    """
+    local = task.parts.local
+    factory = network_factory.NetworkFactory(
+      task.parts.network_fn(task.model_fn),
+      dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
+      image_shape=_SHAPE,
+      num_classes=None,
+      seed=0,
+    )
+    network, peers, initial = factory.make_initial(), {}, {}
+    for name, peer in local.peers.items():
+      if peer.model_fn is None:
+        peers[name] = factory.make()
+      else:
+        peers[name], initial[name] = factory.make_other(peer.model_fn, network)
+    self._networks = algorithm_lib.Networks(network, peers)
+    received = round_compute.receive(network, task.parts, _NUM_CLASSES)
+    more = {
+      name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
+      for name, value in received.others.items()
+      if name in _MOST_EXPENSIVE
+    }
+    received = received._replace(others={**received.others, **more})
+    self._weights = received.weights
+    if local.start is not None:
+      self._weights = local.start(received.weights, received.others)
+    self._of_peers = {
+      name: self._start(name, peer, received, initial)
+      for name, peer in local.peers.items()
+    }
+    return received, initial
 
   @staticmethod
   def _start(name, peer, received, initial):

@@ -292,7 +292,7 @@ def test_a_network_of_ones_own(tmp_path):
     ('1 / 0\ndef build(x, c, n): pass', r'ZeroDivisionError.*line 1\)'),
     (
       '\ndef build(x, c): pass',
-      'line 2: build(x, c) must take images, num_classes and norm',
+      r'line 2: build\(x, c\) must take images, num_classes and norm',
     ),
     ('def build(x, c, n, more): pass', 'nothing else without a default'),
     ('def build(x, c, n, *, more): pass', 'nothing else without a default'),

@@ -214,8 +214,8 @@ class LocalTraining:
     """
     sets = algorithm_lib.Named(sets or {})
     received = algorithm_lib.Named(received or {})
-    if self._algorithm.start is not None:
-      weights = self._algorithm.start(weights, received)
+    if (start := self._algorithm.start) is not None:
+      weights = start(weights, received)
     initial = self._start(weights, sets, received, momentum)
     data = algorithm_lib.ClientData(
       weights,
@@ -240,9 +240,8 @@ class LocalTraining:
       enabled=enabled,
       share=share,
     )
-    ratios, num_examples = self._train(
-      feed, seed, learning_rate, weights, watch
-    )
+    training = self._train(feed, seed, learning_rate, weights, watch)
+    ratios, num_examples = training
     finished = algorithm_lib.Finished()
     if self._algorithm.finish is not None:
       after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
