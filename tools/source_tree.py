@@ -118,7 +118,7 @@ class SourceTree:
       node.value
       for node in self.sources[_PACKAGE].tree.body
       if isinstance(node, ast.Assign)
-      and [target.id for target in node.targets] == [_TABLE]
+      and [ast.unparse(target) for target in node.targets] == [_TABLE]
     )
     return {m for n, m in ast.literal_eval(table).items() if n in used}
 

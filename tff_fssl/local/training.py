@@ -212,10 +212,10 @@ class LocalTraining:
     Returns:
       The result.
     """
-    sets = algorithm_lib.Named(sets or {})
-    received = algorithm_lib.Named(received or {})
-    if (start := self._algorithm.start) is not None:
-      weights = start(weights, received)
+    named = algorithm_lib.Named
+    sets, received = named(sets or {}), named(received or {})
+    if self._algorithm.start is not None:
+      weights = self._algorithm.start(weights, received)
     initial = self._start(weights, sets, received, momentum)
     data = algorithm_lib.ClientData(
       weights,
@@ -240,14 +240,13 @@ class LocalTraining:
       enabled=enabled,
       share=share,
     )
-    training = self._train(feed, seed, learning_rate, weights, watch)
-    ratios, num_examples = training
-    finished = algorithm_lib.Finished()
-    if self._algorithm.finish is not None:
+    ratios, num_examples = self._train(
+      feed, seed, learning_rate, weights, watch
+    )
+    finished, finish = algorithm_lib.Finished(), self._algorithm.finish
+    if finish is not None:
       after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
-      finished = self._algorithm.finish(
-        self._networks, after, self._views, ratios
-      )
+      finished = finish(self._networks, after, self._views, ratios)
     result = self._result(data, prepared, ratios, num_examples, initial)
     if watch is not None:
       local = self._networks.local

@@ -281,7 +281,7 @@ def _measured(entry: registry.Algorithm) -> str:
     cost = compute.measure(
       lambda: networks.build_network('cnn', _IMAGE, 10, 'bn'),
       entry.build_parts(None, hparams),
-      views=augment.build_views(_IMAGE, mean=[0.5], std=[0.5], flip=False),
+      views=augment.build_views(_IMAGE, mean=(0.5,), std=(0.5,), flip=False),
       stored=tf.TensorSpec([None, *_IMAGE], tf.uint8),
       hparams=hparams,
     ).clients

@@ -206,11 +206,12 @@ def _look_over_folder(
     os.path.join(listing.root, path) for path in read[: len(data.train)]
   )
   traits = {}
-  for text, values in (
-    ('{} files', [one.encoding for one in found]),
-    ('{} in their files', [one.size for one in found]),
-    ('partly transparent', [one.is_transparent or None for one in found]),
-  ):
+  texts: dict[str, list[Any]] = {
+    '{} files': [one.encoding for one in found],
+    '{} in their files': [one.size for one in found],
+    'partly transparent': [one.is_transparent or None for one in found],
+  }
+  for text, values in texts.items():
     counts = collections.Counter(v for v in values if v is not None)
     for value, _ in counts.most_common(_MAX_LINES):
       traits[text.format(value)] = np.array([v == value for v in values])
