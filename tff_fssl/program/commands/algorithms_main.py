@@ -301,7 +301,12 @@ def _measured(entry: registry.Algorithm) -> str:
 def _compute(entry: registry.Algorithm) -> str:
   """What clients compute for an example, in forward-equivalents."""
   if not entry.local_algorithm.startswith('tff_fssl.'):
-    return _measured(entry)
+    try:
+      return _measured(entry)
+    except Exception as error:  # pylint: disable=broad-except
+      # The user's code may fail in any way; the rest of the page is known.
+      reason = f'{type(error).__name__}: {files.first_line(error)}'
+      return f'not known, since it cannot be built or measured ({reason})'
   compute, kinds = entry.compute, []
   if compute.unlabeled.forward:
     authors = compute.authors
