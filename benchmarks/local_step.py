@@ -15,6 +15,8 @@ if the network computes in bfloat16.
 """
 
 import argparse
+from collections.abc import Sequence
+import dataclasses
 import os
 import pathlib
 import statistics
@@ -30,18 +32,24 @@ import timing
 
 from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
+from tff_fssl.data import names as data_names
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import compute
 from tff_fssl.local import feed as feed_lib
-from tff_fssl.local import optimizer
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute
+from tff_fssl.rounds import helpers
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
+_MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
+# What a client receives in the first round makes it do less in these cases:
+# nobody helps it (FedMatch).
+_MOST_EXPENSIVE = {helpers.HELPER_WEIGHTS: 1.0}
 
 
 class Task:
@@ -54,6 +62,7 @@ class Task:
     views: The preprocessing: CIFAR-10's.
     batch_sizes: Unlabelled and labelled examples in a batch; 0 if not used.
     num_steps: Steps in a call.
+    num_epochs: Passes in a call: one, but each episode is a pass of its own.
   """
 
   def __init__(self, args: argparse.Namespace):
@@ -78,10 +87,14 @@ class Task:
     local = self.parts.local
     sizes = self.hparams.client_batch_sizes(local.trains_on_unlabeled)
     used = (local.trains_on_unlabeled, local.trains_on_labels)
+    if local.draws_episodes:
+      groups = local.streams[local.own_stream(labeled=True)].episode
+      sizes = self.hparams.client_batch_size, _NUM_CLASSES * sum(groups)
     self.batch_sizes = tuple(
       n if is_used else 0 for n, is_used in zip(sizes, used)
     )
     self.num_steps = args.steps
+    self.num_epochs = args.steps if local.draws_episodes else 1
     self._model = args.model
 
   def model_fn(self) -> tf.keras.Model:
@@ -119,27 +132,28 @@ class Step:
       task: What is done.
       compute_dtype: The dtype that the network computes in.
     """
-    make = lambda: adapter.Network(
-      task.model_fn, seed=0, compute_dtype=compute_dtype
-    )
     local = task.parts.local
-    self._networks = algorithm_lib.Networks(
-      make(), {name: make() for name in local.peers}
-    )
-    self._weights = self._networks.local.initial_weights()
+    received, initial = self._receive(task, compute_dtype)
     self._num_steps = task.num_steps
     unlabeled, labeled = task.examples(0), task.examples(1)
     seed = tf.constant([0, 1])
     data = algorithm_lib.ClientData(
-      self._weights, labeled, unlabeled, {}, tf.constant(1), seed
+      self._weights,
+      labeled,
+      unlabeled,
+      received.others,
+      tf.constant(1),
+      seed,
+      received.sets,
     )
+    self.reset()
     prepared = self._prepared(task, data)
     feed = feed_lib.Feed(
       local,
       task.views,
       data,
       prepared,
-      num_epochs=1,
+      num_epochs=task.num_epochs,
       batch_sizes=task.batch_sizes,
       seed=seed,
       enabled=True,
@@ -148,23 +162,82 @@ class Step:
     self._views = views = tf.function(
       lambda: feed.batch(feed.ahead(tf.constant(0)), tf.constant(0))
     )
-    sgd = optimizer.Sgd(0.9, True, 5e-4, 1.0)
+    optimizer_of_clients = optimizers.of_clients(task.hparams)
     trained = training.LocalTraining(
       self._networks.local,
       local._replace(prepare=lambda *_: prepared, finish=None, signals={}),
       task.views,
-      training.LoopConfig(1, *(max(n, 1) for n in task.batch_sizes), sgd),
+      training.LoopConfig(
+        task.num_epochs,
+        *(max(n, 1) for n in task.batch_sizes),
+        optimizer_of_clients,
+      ),
       self._networks.peers,
+      initial,
     )
     rate = tf.constant(0.03)
     self._complete = tf.function(
       lambda: (
         trained.run(
-          self._weights, labeled, unlabeled, learning_rate=rate, seed=seed
+          received.weights,
+          labeled,
+          unlabeled,
+          learning_rate=rate,
+          seed=seed,
+          sets=received.sets,
+          received=received.others,
         ).num_examples
       )
     )
-    self._bare = self._build_bare(local, views(), sgd, rate)
+    self._bare = self._build_bare(local, views(), optimizer_of_clients, rate)
+
+  def _receive(self, task, compute_dtype):
+    """Makes the networks: (what a client receives, initial weights of peers).
+
+    Sets the weights from which the networks start.
+    """
+    local = task.parts.local
+    factory = network_factory.NetworkFactory(
+      task.parts.network_fn(task.model_fn),
+      dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
+      image_shape=_SHAPE,
+      num_classes=None,
+      seed=0,
+    )
+    network, peers, initial = factory.make_initial(), {}, {}
+    for name, peer in local.peers.items():
+      if peer.model_fn is None:
+        peers[name] = factory.make()
+      else:
+        peers[name], initial[name] = factory.make_other(peer.model_fn, network)
+    self._networks = algorithm_lib.Networks(network, peers)
+    received = round_compute.receive(network, task.parts, _NUM_CLASSES)
+    more = {
+      name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
+      for name, value in received.others.items()
+      if name in _MOST_EXPENSIVE
+    }
+    received = received._replace(others={**received.others, **more})
+    self._weights = received.weights
+    if local.start is not None:
+      self._weights = local.start(received.weights, received.others)
+    self._of_peers = {
+      name: self._start(name, peer, received, initial)
+      for name, peer in local.peers.items()
+    }
+    return received, initial
+
+  @staticmethod
+  def _start(name, peer, received, initial):
+    """The weights from which a peer starts."""
+    weights = received.weights
+    if name in initial:
+      weights = initial[name]()
+    elif peer.starts_from != algorithm_lib.MODEL:
+      weights = received.sets[peer.starts_from]
+    if peer.start is not None:
+      weights = peer.start(weights, received.others)
+    return weights
 
   def _prepared(self, task, data):
     """What the algorithm prepares, but all examples are selected."""
@@ -172,7 +245,6 @@ class Step:
     prepare = task.parts.local.prepare
     if prepare is None:
       return algorithm_lib.Prepared(tf.range(num))
-    self._networks.local.assign(data.weights)
     prepared = tf.function(lambda: prepare(self._networks, data, task.views))()
     # Every other example passes a further test: no branch can be left out.
     passes = {
@@ -184,22 +256,27 @@ class Step:
       tf.range(num), {**prepared.of_example, **passes}, prepared.constants
     )
 
-  def _build_bare(self, local, batch, sgd, rate):
+  def _build_bare(self, local, batch, optimizer, rate):
     """The steps on one batch, and their updates."""
     slots = {
-      name: sgd.initialize(network)
+      name: optimizer.initialize(network)
       for name, network in self._networks.peers.items()
     }
-    of_local = sgd.initialize(self._networks.local)
+    of_local = optimizer.initialize(self._networks.local)
 
     @tf.function
     def bare():
       for step in local.steps:
         result = step(self._networks, batch)
         if result.gradients is not None:
-          sgd.apply(self._networks.local, of_local, result.gradients, rate)
+          optimizer.apply(
+            self._networks.local, of_local, result.gradients, rate
+          )
         for name, gradients in result.of_peers.items():
-          sgd.apply(self._networks.peers[name], slots[name], gradients, rate)
+          peer = self._networks.peers[name]
+          optimizer.apply(peer, slots[name], gradients, rate)
+      if local.after_step is not None:
+        local.after_step(self._networks, batch)
 
     return bare
 
@@ -219,6 +296,8 @@ class Step:
   def reset(self) -> None:
     """Restores untrained weights, so that nothing overflows."""
     self._networks.local.assign(self._weights)
+    for name, weights in self._of_peers.items():
+      self._networks.peers[name].assign(weights)
 
 
 def print_forward_equivalents(task: Task, cost: compute.Cost) -> float:
@@ -249,8 +328,12 @@ def print_forward_equivalents(task: Task, cost: compute.Cost) -> float:
   return needed
 
 
-def main() -> None:
-  """Measures and prints."""
+def main(argv: Sequence[str] | None = None) -> None:
+  """Measures and prints.
+
+  Args:
+    argv: The arguments; those of the process by default.
+  """
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
   parser.add_argument('--algorithm', default='fl2', choices=registry.REGISTRY)
   parser.add_argument(
@@ -260,7 +343,7 @@ def main() -> None:
       round_hparams_lib.LABELS_AT_CLIENTS,
     ),
   )
-  parser.add_argument('--model', default='wrn28_2', choices=names.MODELS)
+  parser.add_argument('--model', default='wrn28_2', choices=_MODELS)
   parser.add_argument('--batch_size', type=int, help="default: the paper's")
   parser.add_argument(
     '--bfloat16', action='store_true', help='compare with --compute_dtype'
@@ -269,7 +352,7 @@ def main() -> None:
     '--steps', type=int, default=8, help='steps in a repetition'
   )
   parser.add_argument('--repetitions', type=int, default=5)
-  args = parser.parse_args()
+  args = parser.parse_args(argv)
   task = Task(args)
   if task.hparams.scenario not in task.entry.capabilities.trains_clients:
     parser.error(f'clients of {args.algorithm} do not train in this scenario')

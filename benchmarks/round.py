@@ -31,6 +31,7 @@ from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
+from tff_fssl.data import names as data_names
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import optimizer
@@ -42,6 +43,7 @@ from tff_fssl.models import statistics
 from tff_fssl.rounds import round_hparams
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
+_MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
 # All pseudo-labels are kept and confident: this is the most expensive round,
 # and every path does the same work.
 _FL2 = fl2_hparams.Fl2Hparams(
@@ -189,7 +191,7 @@ def median_seconds(runs, repetitions):
 def main() -> None:
   """Measures and prints."""
   parser = argparse.ArgumentParser(description=__doc__.split('\n\n')[0])
-  parser.add_argument('--model', default='cnn', choices=names.MODELS)
+  parser.add_argument('--model', default='cnn', choices=_MODELS)
   parser.add_argument('--num_clients', type=int, default=10)
   parser.add_argument('--num_images', type=int, default=500, help='per client')
   parser.add_argument('--repetitions', type=int, default=5)

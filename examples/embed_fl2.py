@@ -10,16 +10,11 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl import runtime
-from tff_fssl.algorithms import registry
-from tff_fssl.data import augment
-from tff_fssl.data import clients
-from tff_fssl.rounds import round_hparams
-from tff_fssl.rounds import sampling
+import tff_fssl as fssl
 
 SHAPE = (32, 32, 3)
-VIEWS = augment.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)
-ROUNDS = round_hparams.RoundHparams(num_pretraining_rounds=0)
+VIEWS = fssl.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)
+ROUNDS = fssl.RoundHparams(num_pretraining_rounds=0)
 
 
 def model_fn():
@@ -45,11 +40,11 @@ def load_client(round_num, client_id):
 
 def build_process(rounds=ROUNDS):
   """The `tff.learning.templates.LearningProcess`."""
-  return registry.REGISTRY['fl2'].build(
+  return fssl.REGISTRY['fl2'].build(
     model_fn,
     views=VIEWS,
-    element_spec=clients.element_spec(SHAPE),
-    server_data_fn=clients.build_server_data_fn(*make_images(20, seed=0)),
+    element_spec=fssl.element_spec(SHAPE),
+    server_data_fn=fssl.build_server_data_fn(*make_images(20, seed=0)),
     round_hparams=rounds,
     seed=0,
   )
@@ -57,13 +52,13 @@ def build_process(rounds=ROUNDS):
 
 def train(process, num_rounds, folder):
   """Trains by TFF's program logic; returns the trained Keras model."""
-  context = runtime.build_async_context()
+  context = fssl.runtime.build_async_context()
   tff.framework.set_default_context(tff.program.NativeFederatedContext(context))
   released = tff.program.MemoryReleaseManager()
   asyncio.run(
     tff.learning.programs.train_model(
       train_process=process,
-      train_data_source=sampling.build_data_source(
+      train_data_source=fssl.build_data_source(
         process, load_client, seed=0, num_clients=100, clients_per_round=2
       ),
       train_per_round_clients=2,
@@ -76,7 +71,7 @@ def train(process, num_rounds, folder):
     )
   )
   *_, state = released.values().values()
-  tff.framework.set_default_context(runtime.build_context())
+  tff.framework.set_default_context(fssl.runtime.build_context())
   model = model_fn()
   process.get_model_weights(state).assign_weights_to(model)
   return model

@@ -1,10 +1,75 @@
-"""Federated semi-supervised learning on TensorFlow Federated."""
+"""Federated semi-supervised learning on TensorFlow Federated.
+
+`import tff_fssl as fssl` gives what a program needs that embeds an algorithm
+(docs/embedding.md): `fssl.REGISTRY['fl2'].build(...)`. TensorFlow is imported
+when a name is used that needs it.
+"""
 
 import atexit
 import gc
+import importlib
 import sys
+from typing import Any
 
 __version__ = '0.3.0'
+
+# Name -> the module that has it; of `runtime` and `training`, the module.
+_EXPORTED = {
+  'REGISTRY': 'tff_fssl.algorithms.registry',
+  'UsageError': 'tff_fssl.hparams',
+  # The process.
+  'LABELS_AT_CLIENTS': 'tff_fssl.rounds.round_hparams',
+  'LABELS_AT_SERVER': 'tff_fssl.rounds.round_hparams',
+  'RoundHparams': 'tff_fssl.rounds.round_hparams',
+  'FrozenFn': 'tff_fssl.models.frozen',
+  'AggregatorHparams': 'tff_fssl.aggregators.hparams',
+  'build_aggregator': 'tff_fssl.aggregators.factory',
+  'is_acceptable': 'tff_fssl.aggregators.guarded',
+  # Data and views.
+  'DataHparams': 'tff_fssl.data.data_hparams',
+  'NaturalClients': 'tff_fssl.data.natural_clients',
+  'OfClientData': 'tff_fssl.data.natural_clients',
+  'load': 'tff_fssl.data.sources',
+  'RandomView': 'tff_fssl.data.augment',
+  'Views': 'tff_fssl.data.augment',
+  'build_views': 'tff_fssl.data.augment',
+  'build_server_data_fn': 'tff_fssl.data.clients',
+  'client_seed': 'tff_fssl.data.clients',
+  'element_spec': 'tff_fssl.data.clients',
+  'make_example': 'tff_fssl.data.clients',
+  # Rounds.
+  'ParticipationHparams': 'tff_fssl.rounds.participation_hparams',
+  'build_data_source': 'tff_fssl.rounds.sampling',
+  'runtime': 'tff_fssl.runtime',
+  'training': 'tff_fssl.program.loop.training',
+  'OutsideRows': 'tff_fssl.program.storage.row_files',
+  'RowFiles': 'tff_fssl.program.storage.row_files',
+  # Evaluation and deployment.
+  'build_evaluate_fn': 'tff_fssl.models.evaluate',
+  'build_evaluation_process': 'tff_fssl.rounds.federated_evaluation',
+  'build_weights_evaluation': 'tff_fssl.rounds.federated_evaluation',
+  'whole_model': 'tff_fssl.rounds.federated_evaluation',
+  'get_map_reduce_form': 'tff_fssl.rounds.deployment',
+}
+
+
+def __getattr__(name: str) -> Any:
+  """Imports an exported name when it is first used (PEP 562)."""
+  if name not in _EXPORTED:
+    raise AttributeError(
+      f'module {__name__!r} has no attribute {name!r}; it has'
+      f' {", ".join(sorted(_EXPORTED))}'
+    )
+  module = importlib.import_module(_EXPORTED[name])
+  is_module = module.__name__.rpartition('.')[2] == name
+  value = module if is_module else getattr(module, name)
+  globals()[name] = value
+  return value
+
+
+def __dir__() -> list[str]:
+  """Lists what `import tff_fssl as fssl` gives."""
+  return sorted({*globals(), *_EXPORTED})
 
 
 @atexit.register

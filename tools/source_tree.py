@@ -16,6 +16,8 @@ FOLDERS = ('tff_fssl', 'programs', 'benchmarks', 'examples', 'tests', 'tools')
 # Folders whose files are imported by their bare names: `pythonpath` in
 # pyproject.toml, except the root; and benchmarks, which import each other.
 _PATH = ('tests/helpers', 'tools', 'benchmarks')
+# The package, and its table of names that it imports when they are used.
+_PACKAGE, _TABLE = 'tff_fssl', '_EXPORTED'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,7 +84,8 @@ class SourceTree:
       they are written.
     """
     result = set()
-    for name in [*_imported_names(source.tree, deferred), source.module]:
+    names = {*_imported_names(source.tree, deferred), source.module}
+    for name in names | self._lazily_imported(source):
       if name not in self.sources:
         # The name may be one that the module defines.
         parent = name.rpartition('.')[0]
@@ -91,6 +94,33 @@ class SourceTree:
       packages = {'.'.join(parts[:i]) for i in range(1, len(parts))}
       result |= {name} | (packages & self.sources.keys())
     return result - {source.module}
+
+  def _lazily_imported(self, source: Source) -> set[str]:
+    """Modules behind the names `fssl.NAME` of `import tff_fssl as fssl`."""
+    nodes = list(ast.walk(source.tree))
+    aliases = {
+      alias.asname
+      for node in nodes
+      if isinstance(node, ast.Import)
+      for alias in node.names
+      if alias.name == _PACKAGE and alias.asname
+    }
+    used = {
+      node.attr
+      for node in nodes
+      if isinstance(node, ast.Attribute)
+      and isinstance(node.value, ast.Name)
+      and node.value.id in aliases
+    }
+    if not used:
+      return set()
+    table = next(
+      node.value
+      for node in self.sources[_PACKAGE].tree.body
+      if isinstance(node, ast.Assign)
+      and [ast.unparse(target) for target in node.targets] == [_TABLE]
+    )
+    return {m for n, m in ast.literal_eval(table).items() if n in used}
 
 
 def _is_deferred(node: ast.AST) -> bool:

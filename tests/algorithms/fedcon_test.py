@@ -1,6 +1,7 @@
 """FedCon: what sections 3.2 and 7 (I11) of its specification say of it."""
 
 import functools
+import types
 
 import numpy as np
 import pytest
@@ -126,6 +127,17 @@ def _check_gradients(variables, gradients, loss_fn):
     assert gradient.numpy()[index] == pytest.approx(difference, abs=2e-3)
 
 
+def test_the_projector_normalizes_with_pytorchs_epsilon():
+  """A hidden unit of 0.01 and -0.01: variance 1e-4, 0.01 / sqrt(1.1e-4)."""
+  local = types.SimpleNamespace(feature_size=1)
+  projector = two_views.build_projector(1)(local)
+  one, zero = np.ones([1, 1]), np.zeros([1])
+  projector.get_layer('hidden').set_weights([one, zero])
+  projector.get_layer('prediction').set_weights([one, zero])
+  output = projector(np.float32([[0.01], [-0.01]]), training=True)
+  np.testing.assert_allclose(output, [[0.953463], [0.0]], atol=1e-6)
+
+
 class TestClientStep:
   def _step(self):
     local, target = _network(1), _network(2)
@@ -149,7 +161,7 @@ class TestClientStep:
         np.float64(v.numpy()) for v in projector.trainable_variables
       )
       hidden = features @ w1 + b1
-      hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-3)
+      hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
       return np.maximum(hidden * gamma + beta, 0.0) @ w2 + b2
 
     def loss():

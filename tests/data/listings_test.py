@@ -99,6 +99,11 @@ def test_parquet_is_read_as_csv_is(tmp_path):
     (['path,lable', '0.png,a'], 'path and label.*did you mean .label'),
     (['path,label,label', '0.png,a,a'], 'its columns are'),
     ([''], 'its columns are none'),
+    (
+      ['path;label', '0.png;a'],
+      "separated by ';' .path;label.; they must be separated by ','",
+    ),
+    (['path\tlabel', '0.png\ta'], r"separated by '.t'"),
     (['path,label', '0.png'], 'row 2: has 1 values for 2 columns'),
     (['path,label', ',a'], 'row 2: path is empty'),
     (['path,label,split', '0.png,a,val'], "row 2: split is 'val'"),

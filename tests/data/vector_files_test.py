@@ -145,6 +145,15 @@ _WRONG = {
   'too few labels': ({'y': np.array(['cat', 'dog'])}, '2 values for 40'),
   'a fraction': ({'y': np.arange(_NUM) / 2}, 'row 2: class 0.5; classes are'),
   'less than -1': ({'y': np.arange(_NUM) - 2}, 'row 1: class -2'),
+  'one-hot': (
+    {'y': np.eye(2)[np.arange(_NUM) % 2]},
+    'y is float64 [40, 2], one-hot; it must be one class for each example, (N,)'
+    ': y.argmax(1)',
+  ),
+  'two classes each': (
+    {'y': np.ones((_NUM, 2), int)},
+    'y is int64 [40, 2]; it must be one class for each example, (N,)',
+  ),
   'class of no name': (
     {'y': np.arange(_NUM) % 5, 'class_names': np.array(['a', 'b'])},
     'row 3: class 2; classes are integers from 0 to 1',

@@ -75,7 +75,7 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
 def test_weights_of_a_keras_model_go_into_the_state(example):
   example.model_fn = _backbone_model
   process = example.build_process()
-  tff.framework.set_default_context(example.runtime.build_context())
+  tff.framework.set_default_context(example.fssl.runtime.build_context())
   model = example.model_fn()
   state = process.set_model_weights(
     process.initialize(), tff.learning.models.ModelWeights.from_model(model)

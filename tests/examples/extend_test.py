@@ -13,6 +13,13 @@ from tff_fssl.data import names as data_names
 from tff_fssl.models import names as model_names
 from tff_fssl.program import console
 from tff_fssl.program.commands import cli
+from tff_fssl.program.commands import compare_main
+from tff_fssl.program.commands import evaluate_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import plot_main
+from tff_fssl.program.commands import report_main
+from tff_fssl.program.commands import runs_main
+from tff_fssl.program.commands import train_main
 
 _TABLES = (
   registry.REGISTRY,
@@ -37,6 +44,7 @@ def _call():
 
   yield call
   console.name_programs(command)
+  console.set_own_file('')
   sys.modules.pop(_MODULE)
   for table, before in zip(_TABLES, previous, strict=True):
     table.clear()
@@ -145,3 +153,51 @@ def test_its_algorithm(call, tmp_path, capsys):
   output = capsys.readouterr().out
   figure = float(evaluation['test/teacher/accuracy'])
   assert f'teacher accuracy  {figure:.4f}' in output
+  _check_other_programs(folder, capsys)
+
+
+def _check_other_programs(folder, capsys):
+  """They say which file made the run, and never run it."""
+  own_file = os.path.abspath('examples/extend.py')
+  with open(os.path.join(folder, 'flags.txt')) as file:
+    assert file.readline() == f'# Written by {own_file}\n'
+  report = f'{folder}/report.html'
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(console, '_own_file', '')
+    patch.delitem(registry.REGISTRY, 'momentum_teacher')
+    for program, *argv in (
+      (evaluate_main.evaluate_main, folder),
+      (report_main.report_main, folder, f'--output={report}'),
+      (train_main.train_main, f'--flagfile={folder}/flags.txt'),
+    ):
+      main.run(program, argv)
+      name = program.__name__.removesuffix('_main')
+      arguments = folder if name != 'train' else argv[0]
+      assert (
+        f'{own_file}, a program whose algorithms and flags are not all known'
+        ' here'
+      ) in (error := capsys.readouterr().err)
+      assert (
+        f'if you trust that file: python {own_file} {name} {arguments}'
+        in (error)
+      )
+    with open(report) as file:
+      assert f'python {own_file} train --flagfile=' in file.read()
+    for program in (compare_main.compare_main, plot_main.plot_main):
+      assert main.run(program, [folder]) == 0, program
+    assert main.run(runs_main.runs_main, [folder]) == 0
+
+
+def test_its_compute_is_measured(call, capsys):
+  """Of the parent's, a copy of the entry would say the parent's."""
+  figures = {}
+  for name in ('fixmatch_confidence', 'momentum_teacher'):
+    assert call('algorithms', name) == 0
+    output = ' '.join(capsys.readouterr().out.split())
+    figures[name] = re.search(
+      r'([\d.]+) for an unlabelled example in a step, ([\d.]+) for a labelled',
+      output,
+    ).groups()
+  # FixMatch's 4, and another pass over the weak views.
+  assert figures['fixmatch_confidence'] == ('5.0', '3.0')
+  assert figures['momentum_teacher'] == ('4.0', '3.0')

@@ -135,7 +135,7 @@ def test_what_is_computed_once_a_round():
     streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
     prepare=prepare,
     finish=finish,
-    peers={'other': algorithm_lib.Peer('')},
+    peers={'other': algorithm_lib.Peer()},
     signals={'sum': algorithm_lib.Signal(0.0, 1.0)},
   )
   cost = _measure(algorithm, received={'scale': tf.TensorSpec([])})

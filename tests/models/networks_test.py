@@ -290,7 +290,13 @@ def test_a_network_of_ones_own(tmp_path):
     ('def build(:', 'own.py is not Python'),
     ('\0', 'own.py is not Python'),
     ('1 / 0\ndef build(x, c, n): pass', r'ZeroDivisionError.*line 1\)'),
-    ('def build(x, c): pass', 'TypeError'),
+    (
+      '\ndef build(x, c): pass',
+      r'line 2: build\(x, c\) must take images, num_classes and norm',
+    ),
+    ('def build(x, c, n, more): pass', 'nothing else without a default'),
+    ('def build(x, c, n, *, more): pass', 'nothing else without a default'),
+    ('def build(x, *rest): raise OSError("no")', 'OSError: no'),
     ('def build(x, c, n): return 3', 'must return the logits.*returned int'),
   ],
 )

@@ -1,6 +1,7 @@
 """The skeleton carries algorithms with sets, signals, a table, two steps."""
 
 import collections
+import dataclasses
 import functools
 
 import numpy as np
@@ -9,10 +10,13 @@ import tensorflow as tf
 import tiny_task
 import two_sets
 
+from tff_fssl import hparams as hparams_lib
 from tff_fssl.data import clients
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
 from tff_fssl.models import evaluate
+from tff_fssl.models import server_model
 from tff_fssl.rounds import assemble
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import parts as parts_lib
@@ -293,3 +297,131 @@ def test_the_moving_average_of_rounds(norm):
     if norm == 'bn':  # It has statistics of its own.
       own, other_set = model.non_trainable[0], model.sets['average']
       assert np.any(own != other_set.non_trainable[0])
+
+
+class TestNames:
+  """A name that nothing has is an error when the process is built."""
+
+  @staticmethod
+  def _changed_local(**changes):
+    parts = two_sets.switching()
+    return dataclasses.replace(parts, local=parts.local._replace(**changes))
+
+  @staticmethod
+  def _changed_server(**changes):
+    parts = two_sets.switching()
+    return dataclasses.replace(parts, server=parts.server._replace(**changes))
+
+  def _check(self, parts, *words):
+    with pytest.raises(hparams_lib.UsageError) as error:
+      _build(parts)
+    for word in words:
+      assert word in str(error.value)
+
+  def test_of_a_set(self):
+    peers = {'teacher': algorithm_lib.Peer(starts_from='techer')}
+    self._check(
+      self._changed_local(peers=peers),
+      "peer 'teacher': starts_from='techer'",
+      'weights that the server sends: model, teacher',
+      "did you mean 'teacher'",
+    )
+
+  def test_of_a_set_that_is_kept_but_never_sent(self):
+    parts = self._changed_server(sends=lambda model: {})
+    self._check(parts, "starts_from='teacher'", 'the server sends: model')
+
+  def test_of_a_set_in_the_servers_training(self):
+    peers = {'target': algorithm_lib.Peer('techer')}
+    training = objective.SUPERVISED._replace(peers=peers)
+    self._check(
+      dataclasses.replace(two_sets.switching(), server_training=training),
+      'weights that the server keeps: model, teacher',
+    )
+
+  def test_of_the_broadcast_model(self):
+    peer = algorithm_lib.Peer(starts_from=algorithm_lib.MODEL)
+    assert peer == algorithm_lib.Peer()
+    first, second = (
+      _run(_build(self._changed_local(peers={'teacher': p})), 1)[0]
+      for p in (peer, algorithm_lib.Peer('teacher'))
+    )
+    # In the first round, the teacher is the model.
+    for a, b in zip(_weights(first), _weights(second)):
+      np.testing.assert_array_equal(a, b)
+
+  def test_of_streams_and_views(self):
+    stream = algorithm_lib.Stream({'weak': 'weak', 'strong': 'storng'})
+    self._check(
+      self._changed_local(streams={'unlabeled': stream}),
+      "view 'strong'='storng'",
+      'plain, weak, strong',
+    )
+    streams = dict(two_sets.switching().local.streams)
+    streams['more'] = algorithm_lib.Stream({}, partner_of='unlabelled')
+    self._check(
+      self._changed_local(streams=streams),
+      "partner_of='unlabelled'",
+      'streams: unlabeled',
+    )
+
+  @pytest.mark.parametrize('field', ['statistics_of', 'statistics_if_sent'])
+  def test_of_statistics(self, field):
+    parts = self._changed_server(**{field: ('techer',)})
+    self._check(parts, f"{field}='techer'", 'teacher')
+
+  def test_of_what_is_sent(self):
+    parts = self._changed_server(sends=lambda model: {'techer': True})
+    self._check(parts, "sends='techer'", 'sets of the model: teacher')
+
+  def test_of_what_is_evaluated(self):
+    prediction = server_model.Prediction(
+      also={'teacher': server_model.of_set('techer')}
+    )
+    parts = dataclasses.replace(two_sets.switching(), prediction=prediction)
+    self._check(parts, "set 'techer'", 'teacher')
+
+  def test_of_signals(self):
+    signals = dict(two_sets.switching().local.signals)
+    del signals['student']
+    self._check(
+      self._changed_local(signals=signals),
+      'signals has student, teacher',
+      'declares teacher',
+    )
+
+  def test_of_rows(self):
+    parts = two_sets.helping()
+    exchange = parts.exchange._replace(
+      row_specs={'embeding': tf.TensorSpec([3], tf.float32)}
+    )
+    parts = dataclasses.replace(parts, exchange=exchange)
+    with pytest.raises(hparams_lib.UsageError, match='row has embedding'):
+      _build(parts, scenario='labels_at_clients')
+
+  def test_of_what_steps_return_and_read(self):
+    """In the graph's code: the error also shows the algorithm's own line."""
+    parts = two_sets.switching()
+    plain = parts.local.steps[0]
+
+    def more_ratios(networks, batch):
+      result = plain(networks, batch)
+      return result._replace(ratios={**result.ratios, 'unsure': (1.0, 1.0)})
+
+    def of_peers(networks, batch):
+      result = plain(networks, batch)
+      return result._replace(of_peers={'teacher': result.gradients})
+
+    def read(networks, batch):
+      return plain(networks, batch._replace(parts={'u': batch.parts['un']}))
+
+    for step, words in (
+      (more_ratios, ("ratio='unsure'", 'student_divergence')),
+      (of_peers, ("of_peers='teacher'", 'trained peers: none')),
+      (read, ("'un': there is no such name", 'unlabeled')),
+    ):
+      changed = self._changed_local(steps=(step,))
+      with pytest.raises(Exception) as error:
+        _build(changed)
+      for word in words:
+        assert word in str(error.value)

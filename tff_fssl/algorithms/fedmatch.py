@@ -29,9 +29,10 @@ docs/algorithms/fedmatch.md lists where paper, code and we differ; decided here:
 the server's model changes by what travels, so that what S2C leaves out is not
 averaged in (the authors' code sends whole models, and only counts); the loss
 that drives a client's rate is that of its batches before it learns from them,
-since the authors' validation data would not exist; clients that come first get
-whole models (2 sets); ties of votes go to the local network; the server's rate
-follows `--learning_rate_schedule`.
+since the authors' validation data would not exist; with labels at the server,
+the model is evaluated after the server's training, theirs before it; clients
+that come first get whole models (2 sets); ties of votes go to the local
+network; the server's rate follows `--learning_rate_schedule`.
 """
 
 import contextlib

@@ -37,7 +37,8 @@ Where paper (P) and code (C) differ; docs/algorithms/protofssl.md says why:
 7   Convolutions have no biases (P), as here; they do (C).
 10  RMSprop starts anew in each round; in C, all clients share its memory.
 12  A class that a client lacks is left out of the softmax; its distance is 1e18
-    in C. A helper that lacks it takes the mean of the other helpers.
+    in C. A helper that lacks it takes the mean of the other helpers. Where the
+    model predicts, these are of the last cohort; in C of the last two.
 
 `--protofssl.support=global` is the ablation of P's appendix B.1: the prototypes
 of step 2 are the mean of the helpers', and support examples are queries, too.

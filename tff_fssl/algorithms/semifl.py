@@ -19,7 +19,11 @@ In a round:
 
 Deviations from the authors' code: momenta of the optimizers start at 0 each
 round (theirs persist). Statistics are gathered once a round, after step 4, over
-cohort and server (theirs: before and after, over all clients).
+cohort and server (theirs: before and after, over all clients). Views are those
+of `--augmentation`, for SVHN, too. Theirs apply two of 15 operations, each with
+a probability of 0.2 to 0.8 and at a fixed size, so that a strong view may be
+black or covered by a gray square; SVHN is cropped only. Inputs are normalized
+as those of all algorithms here; theirs by constants of their own.
 """
 
 import tensorflow as tf

@@ -37,8 +37,9 @@ class DataHparams:
 
   image_size: str = hparam(
     '',
-    'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty, the size'
-    ' in which the data set has them, or 32 if their sizes differ.',
+    'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty: of'
+    ' folder:, 32, whatever the size of its files; of the others, the size in'
+    ' which the data set has them, or 32 if their sizes differ.',
     group='Images of folder:, clientdata: and huggingface:, and other splits'
     ' and sizes of TFDS sets',
   )

@@ -1,6 +1,6 @@
 """What can be wrong with a data set. TensorFlow-free."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import hashlib
 from typing import NamedTuple
 
@@ -11,6 +11,11 @@ from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 
 _NUM_SHOWN = 3
+# A trait gives a class away if its share among the class's examples differs
+# this much from that among all others, by so many standard errors.
+_LEAST_DIFFERENCE, _LEAST_ERRORS = 0.2, 3.0
+# How far the channels of a gray pixel may be apart.
+_GRAY = 4
 
 
 class Problem(NamedTuple):
@@ -84,8 +89,72 @@ def label_problems(
     counts = class_counts(labels, len(class_names))
     missing = [n for n, count in zip(class_names, counts) if not count]
     if missing and len(labels):
+      meaning = '' if stops else '; nothing measures how well they are learnt'
       problems.append(
-        Problem(f'classes without a {split} example: {shown(missing)}', stops)
+        Problem(
+          f'classes without a {split} example: {shown(missing)}{meaning}', stops
+        )
+      )
+  return problems
+
+
+def is_gray(images: np.ndarray) -> np.ndarray:
+  """Tells which images are gray, bool [N].
+
+  Args:
+    images: uint8 [N, H, W, channels].
+
+  Returns:
+    Whether all channels of an image are equal, or there is only one; but for
+    what JPEG makes of gray.
+  """
+  parts = [
+    (np.ptp(chunk, axis=-1) <= _GRAY).all(axis=(1, 2))
+    for chunk in image_cache.chunks(images)
+  ]
+  return np.concatenate([np.zeros(0, bool), *parts])
+
+
+def trait_problems(
+  class_names: Sequence[str],
+  labels: np.ndarray,
+  traits: Mapping[str, np.ndarray],
+) -> list[Problem]:
+  """Finds traits of files that give a class away.
+
+  Args:
+    class_names: The name of each class.
+    labels: The class of each example, integers [N]; -1 is unknown.
+    traits: What examples are ('gray') -> which of them, bool [N].
+
+  Returns:
+    What is wrong; none of it stops training.
+  """
+  problems = []
+  sizes = class_counts(labels, len(class_names))
+  for trait, has in traits.items():
+    counts = class_counts(labels[has], len(class_names))
+    found = []
+    for name, size, count in zip(class_names, sizes, counts):
+      others = sizes.sum() - size
+      if not size or not others:
+        continue
+      share, other = count / size, (counts.sum() - count) / others
+      mean = counts.sum() / sizes.sum()
+      error = np.sqrt(mean * (1 - mean) * (1 / size + 1 / others))
+      difference = abs(share - other)
+      if difference >= max(_LEAST_DIFFERENCE, _LEAST_ERRORS * error):
+        found.append((difference, share, other, name))
+    if found:
+      _, share, other, name = max(found)
+      problems.append(
+        Problem(
+          f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a'
+          ' network can tell classes by that, instead of by what the images'
+          ' show, and its accuracy says less than it seems; make all images'
+          ' alike',
+          False,
+        )
       )
   return problems
 
@@ -132,12 +201,21 @@ def duplicate_problems(
   y = np.concatenate(labels)
   is_known = (y >= 0) & (y[original] >= 0)
   problems = []
-  for found, what in (
-    (again & is_train, 'training examples repeat another one'),
-    (~is_train & (original < num_train), 'test examples are for training, too'),
+  for found, what, meaning in (
+    (
+      again & is_train,
+      'training examples repeat another one',
+      'they count more than others',
+    ),
+    (
+      ~is_train & (original < num_train),
+      'test examples are for training, too',
+      'accuracy on them comes from memory',
+    ),
     (
       again & is_known & (y != y[original]),
       'examples repeat one that has another class',
+      'one of the two labels is wrong',
     ),
   ):
     if found.any():
@@ -145,7 +223,8 @@ def duplicate_problems(
       more = (
         f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
       )
-      problems.append(Problem(more + ', ...' * (len(pairs) > 3), False))
+      more += ', ...' * (len(pairs) > 3)
+      problems.append(Problem(f'{more}; {meaning}', False))
   return problems
 
 

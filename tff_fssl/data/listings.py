@@ -24,6 +24,8 @@ _CSV, _PARQUET = 'manifest.csv', 'manifest.parquet'
 TRAIN, TEST, _UNLABELED = 'train', 'test', 'unlabeled'
 _PATH, _LABEL, _CLIENT, _SPLIT = 'path', 'label', 'client', 'split'
 _COLUMNS = (_PATH, _LABEL, _CLIENT, _SPLIT)
+_CLASS_FOLDERS = 'class folders'
+_SEPARATORS = (';', '\t', '|')
 _LAYOUTS = (
   f'it must hold class folders (CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and'
   f' {TEST}/CLASS/*.jpg) or a {_CSV}'
@@ -80,6 +82,54 @@ class Listing:
       self.class_names, self.labels(TRAIN), self.labels(TEST)
     )
 
+  def unused(self) -> list[inspection.Problem]:
+    """Images that are not part of the data set; classes without an image."""
+    by_folders = self.kind == _CLASS_FOLDERS
+    used = {
+      os.path.normpath(os.path.join(self.root, row.path))
+      for row in (*self.train, *self.test)
+    }
+    counts: dict[str, int] = {}
+    empty = []
+    levels = [self.root]
+    if by_folders and os.path.isdir(os.path.join(self.root, TRAIN)):
+      levels = [os.path.join(self.root, split) for split in (TRAIN, TEST)]
+    for folder, inner, names in os.walk(self.root):
+      inner[:] = sorted(n for n in inner if not n.startswith('.'))
+      if folder in levels:
+        empty += [name for name in inner if name not in self.class_names]
+      found = [
+        name
+        for name in names
+        if not name.startswith('.')
+        and pictures.is_image(name)
+        and os.path.normpath(os.path.join(folder, name)) not in used
+      ]
+      if found:
+        counts[os.path.relpath(folder, self.root)] = len(found)
+    problems = []
+    if counts:
+      where = [f'{count:,} in {folder}' for folder, count in counts.items()]
+      rule = f'{self.kind} does not name them'
+      if by_folders:
+        rule = 'images are read that lie in a class folder itself; move them'
+      problems.append(
+        inspection.Problem(
+          f'{sum(counts.values()):,} image files are not used'
+          f' ({inspection.shown(where)}): {rule}',
+          False,
+        )
+      )
+    if empty and by_folders:
+      problems.append(
+        inspection.Problem(
+          f'class folders without an image: {inspection.shown(empty)}; they are'
+          f' no classes, and the network has {len(self.class_names)} outputs',
+          False,
+        )
+      )
+    return problems
+
 
 class _Image(NamedTuple):
   """An image as it is found; label, client and split may be ''."""
@@ -114,7 +164,7 @@ def read(root: str, test_share: float) -> Listing:
     kind = manifests[0]
     images = list(_of_manifest(root, kind))
   else:
-    kind = 'class folders'
+    kind = _CLASS_FOLDERS
     found = list(_of_folders(root, entries))
     images = [image for image in found if pictures.is_image(image.path)]
     num_ignored = len(found) - len(images)
@@ -211,6 +261,13 @@ def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
     raise UsageError(f'{path}, line {reader.line_num}: {error}') from error
   if not rows:
     return [], []
+  header = rows[0][1]
+  separator = next((s for s in _SEPARATORS if s in header[0]), '')
+  if len(header) == 1 and separator:
+    raise UsageError(
+      f'{path}: its columns are separated by {separator!r} ({header[0]}); they'
+      " must be separated by ','"
+    )
   return [name.strip() for name in rows[0][1]], rows[1:]
 
 

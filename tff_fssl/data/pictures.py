@@ -107,6 +107,34 @@ def decode(file: BinaryIO, form: Form) -> Picture:
     return Picture(_fit(_flat(turned, image.format), form), stored, is_enlarged)
 
 
+class Traits(NamedTuple):
+  """What an image file is like, apart from what it shows.
+
+  Attributes:
+    encoding: Its format, such as PNG.
+    size: 'WIDTH x HEIGHT' of the stored image.
+    is_transparent: Whether it has transparent parts, which become white.
+  """
+
+  encoding: str
+  size: str
+  is_transparent: bool
+
+
+def traits_of(paths: Iterable[str]) -> list[Traits]:
+  """Reads the headers of image files that are known to be readable."""
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  traits = []
+  with quiet():
+    for path in paths:
+      with files.open_binary(path) as file, Image.open(file) as image:
+        size = f'{image.width} x {image.height}'
+        is_transparent = image.has_transparency_data
+        traits.append(Traits(str(image.format), size, is_transparent))
+  return traits
+
+
 def unreadable(error: Exception) -> str:
   """Why an image cannot be decoded; Pillow passes on its parsers' errors."""
   return f'it is not an image that can be read ({_words(error)})'

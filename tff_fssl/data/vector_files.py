@@ -271,6 +271,14 @@ def _labels(
   path: str, values: np.ndarray | None, count: int, known: Sequence[str]
 ) -> list[str]:
   """The classes as text; '' where they are not known."""
+  if values is not None and values.ndim == 2:
+    is_one_hot = _is_one_hot(values)
+    raise UsageError(
+      f'{path}: {_Y} is {values.dtype} {list(values.shape)}'
+      + (', one-hot' if is_one_hot else '')
+      + '; it must be one class for each example, (N,)'
+      + (': y.argmax(1)' if is_one_hot else '')
+    )
   labels = _texts(path, values, count, _Y)
   if values is None or not all(
     isinstance(value, int | float) for value in values.tolist() if value
@@ -289,6 +297,16 @@ def _labels(
   places = [int(number) for number in numbers]
   name = lambda place: known[place] if known else str(place)
   return ['' if place < 0 else name(place) for place in places]
+
+
+def _is_one_hot(values: np.ndarray) -> bool:
+  """Whether each row has one 1 and zeros."""
+  try:
+    values = values.astype(np.float64)
+  except (TypeError, ValueError):  # Texts.
+    return False
+  is_bit = ((values == 0) | (values == 1)).all()
+  return bool(is_bit and (values.sum(axis=1) == 1).all())
 
 
 def _read_npz(path: str) -> _Table:

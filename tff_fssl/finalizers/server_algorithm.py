@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.semisup import moving_average
@@ -134,7 +135,12 @@ class ServerAlgorithm(NamedTuple):
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
     """Name of each set that clients may get -> whether they get it now."""
     if self.sends is not None:
-      return dict(self.sends(model))
+      sent = dict(self.sends(model))
+      for name in sent:
+        algorithm_lib.check_name(
+          name, model.sets, 'server: sends', 'sets of the model'
+        )
+      return sent
     return {name: tf.constant(True) for name in model.sets}
 
   def is_sent(self, name: str, model: ServerModel) -> tf.Tensor:

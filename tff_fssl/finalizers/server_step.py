@@ -8,6 +8,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 
 # (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
@@ -277,24 +278,25 @@ def _aggregated(
   restore: Restore,
 ) -> server_algorithm.Aggregated:
   """What came from the clients; the update split by network."""
+  signals = algorithm_lib.Named(aggregate['signals'])
   if isinstance(aggregate['update'], Mapping):
     return server_algorithm.Aggregated(
       (),
       {},
-      dict(aggregate['signals']),
+      signals,
       aggregate['num_reports'],
       _by_group(aggregate['update']),
     )
   update = tuple(aggregate['update'])
   end = len(update) - sum(peer_sizes.values())
   own, rest = update[:end], update[end:]
-  of_peers = {}
+  of_peers = algorithm_lib.Named()
   for name, size in peer_sizes.items():
     of_peers[name], rest = rest[:size], rest[size:]
   return server_algorithm.Aggregated(
     restore(own),
     of_peers,
-    dict(aggregate['signals']),
+    signals,
     aggregate['num_reports'],
   )
 

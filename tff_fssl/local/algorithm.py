@@ -1,13 +1,20 @@
 """The interface between an algorithm and local training."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from tff_fssl.data import augment
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 from tff_fssl.models import adapter
+
+# The broadcast model, where `Peer.starts_from` names weights.
+MODEL = 'model'
+# The kinds of view in `Stream.views`.
+VIEW_KINDS = ('plain', 'weak', 'strong')
 
 # A metric that is a mean: (sum, count), both float32 scalars. A step's count is
 # at most the number of examples in its batch: clients whose counts are larger
@@ -24,6 +31,38 @@ def mean_metric(mean: tf.Tensor, size: tf.Tensor) -> Ratio:
   """A batch's mean (a loss) as a metric weighted by the batch's size."""
   size = tf.cast(size, tf.float32)
   return (tf.cast(mean, tf.float32) * size, size)
+
+
+def check_name(
+  name: str, known: Collection[str], where: str, what: str
+) -> None:
+  """Checks a name that an algorithm gives.
+
+  Args:
+    name: The name.
+    known: The names that there are.
+    where: Where the algorithm gives it.
+    what: What the names stand for, in the plural.
+
+  Raises:
+    UsageError: If there is no such name.
+  """
+  if name not in known:
+    raise UsageError(
+      f'{where}={name!r}: there is no such name; the {what}:'
+      f' {", ".join(known) or "none"}{closest(name, known)}'
+    )
+
+
+class Named(dict[str, Any]):
+  """Values by their names; the error for another name lists these."""
+
+  def __missing__(self, name: str) -> Any:
+    known = ', '.join(self) or 'none'
+    raise KeyError(
+      f'{name!r}: there is no such name; there are: {known}'
+      f'{closest(name, self)}'
+    )
 
 
 class Examples(NamedTuple):
@@ -65,8 +104,8 @@ class Stream(NamedTuple):
   """Examples that each batch takes from a client's data.
 
   Attributes:
-    views: Name -> kind of view (`plain`, `weak` or `strong`). Views of one kind
-      have their own draws.
+    views: Name -> kind of view, one of `VIEW_KINDS`. Views of one kind have
+      their own draws.
     labeled: Whether the examples are the labelled ones.
     partner_of: The name of another stream. Each of its examples in a batch gets
       a partner from this stream, drawn uniformly, with replacement, from all of
@@ -195,9 +234,10 @@ class Peer(NamedTuple):
   """A further network of a client.
 
   Attributes:
-    starts_from: The name of the server's weight set that it starts from. If the
-      server does not send it in a round, the peer starts from the local
-      network's weights.
+    starts_from: The name of the server's weight set that it starts from; a
+      name that the server never sends is an error. `MODEL`, and any set in a
+      round in which the server does not send it: the local network's weights.
+      Without effect with a `model_fn`.
     trained: Whether steps return gradients for it.
     uploaded: Whether its change is sent to the server, as part of the update.
     model_fn: The local network -> a Keras model of another kind. Such a peer
@@ -207,7 +247,7 @@ class Peer(NamedTuple):
       those from which it starts instead.
   """
 
-  starts_from: str
+  starts_from: str = MODEL
   trained: bool = False
   uploaded: bool = False
   model_fn: Callable[[adapter.Network], tf.keras.Model] | None = None
@@ -305,6 +345,35 @@ class LocalAlgorithm(NamedTuple):
   signals: Mapping[str, Signal] = {}
   weighs: bool = False
   start: Start | None = None
+
+  def check_names(self, sets: Collection[str], sender: str) -> None:
+    """Checks that all that the algorithm refers to by a name exists.
+
+    Args:
+      sets: The names of the weight sets from which peers can start.
+      sender: Where these come from, for messages.
+
+    Raises:
+      UsageError: If something does not exist.
+    """
+    for name, stream in self.streams.items():
+      if stream.partner_of:
+        others = [other for other in self.streams if other != name]
+        check_name(
+          stream.partner_of, others, f'stream {name!r}: partner_of', 'streams'
+        )
+      for view, kind in stream.views.items():
+        check_name(
+          kind, VIEW_KINDS, f'stream {name!r}, view {view!r}', 'kinds of view'
+        )
+    for name, peer in self.peers.items():
+      if peer.model_fn is None:
+        check_name(
+          peer.starts_from,
+          (MODEL, *sets),
+          f'peer {name!r}: starts_from',
+          f'weights that {sender}',
+        )
 
   def own_stream(self, *, labeled: bool) -> str | None:
     """The labelled or unlabelled stream with batches of its own, if any."""

@@ -213,7 +213,9 @@ def _slice(
   """Some examples of a part."""
   group = part.group
   return algorithm_lib.Part(
-    views={name: view[start:end] for name, view in part.views.items()},
+    views=algorithm_lib.Named(
+      (name, view[start:end]) for name, view in part.views.items()
+    ),
     labels=part.labels[start:end],
     weights=part.weights[start:end],
     of_example={k: v[start:end] for k, v in part.of_example.items()},
@@ -372,13 +374,13 @@ class Feed:
   def batch(self, ahead: Ahead, step: tf.Tensor) -> algorithm_lib.Batch:
     """The batch of a step, int32 scalar, one of those of `ahead`."""
     i = step - ahead.first
-    parts = {
-      name: _slice(part, ahead.starts[name][i], ahead.starts[name][i + 1])
+    parts = algorithm_lib.Named(
+      (name, _slice(part, ahead.starts[name][i], ahead.starts[name][i + 1]))
       for name, part in ahead.parts.items()
-    }
+    )
     return algorithm_lib.Batch(
       parts,
-      self._prepared.constants,
+      algorithm_lib.Named(self._prepared.constants),
       algorithm_lib.Clock(self._round_num, step, self.num_steps),
       fold_in(fold_in(self._seed, STEP), step),
     )

@@ -62,10 +62,10 @@ class Sgd:
 
 @dataclasses.dataclass(frozen=True)
 class RmsProp:
-  """RMSprop (Tieleman and Hinton 2012), as in Keras.
+  """RMSprop (Tieleman and Hinton 2012), as in `tf.keras.optimizers.legacy`.
 
   v <- 0.9 v + 0.1 g^2, w <- w - rate g / (sqrt(v) + 1e-7), v = 0 at first. g is
-  as in `Sgd`.
+  as in `Sgd`. Keras's optimizer that is not legacy divides by sqrt(v + 1e-7).
 
   Attributes:
     weight_decay: L2 penalty, added after clipping.

@@ -139,7 +139,9 @@ class LocalTraining:
       peers: A network for each of the algorithm's peers.
       initial: For each peer with a `model_fn`, what gives its initial weights.
     """
-    self._networks = algorithm_lib.Networks(network, dict(peers or {}))
+    self._networks = algorithm_lib.Networks(
+      network, algorithm_lib.Named(peers or {})
+    )
     self._algorithm = algorithm
     self._initial = dict(initial or {})
     self._views = views
@@ -210,17 +212,19 @@ class LocalTraining:
     Returns:
       The result.
     """
+    named = algorithm_lib.Named
+    sets, received = named(sets or {}), named(received or {})
     if self._algorithm.start is not None:
-      weights = self._algorithm.start(weights, received or {})
-    initial = self._start(weights, sets or {}, received or {}, momentum)
+      weights = self._algorithm.start(weights, received)
+    initial = self._start(weights, sets, received, momentum)
     data = algorithm_lib.ClientData(
       weights,
       labeled,
       unlabeled,
-      received or {},
+      received,
       tf.convert_to_tensor(round_num),
       fold_in(seed, feed_lib.PREPARE),
-      dict(sets or {}),
+      sets,
     )
     prepared = self._prepare(data, watch)
     if prepared.rate is not None:
@@ -239,12 +243,10 @@ class LocalTraining:
     ratios, num_examples = self._train(
       feed, seed, learning_rate, weights, watch
     )
-    finished = algorithm_lib.Finished()
-    if self._algorithm.finish is not None:
+    finished, finish = algorithm_lib.Finished(), self._algorithm.finish
+    if finish is not None:
       after = data._replace(seed=fold_in(seed, feed_lib.FINISH))
-      finished = self._algorithm.finish(
-        self._networks, after, self._views, ratios
-      )
+      finished = finish(self._networks, after, self._views, ratios)
     result = self._result(data, prepared, ratios, num_examples, initial)
     if watch is not None:
       local = self._networks.local
@@ -268,9 +270,11 @@ class LocalTraining:
       slot.assign(value)
     start = {}
     for name, peer in self._algorithm.peers.items():
-      start[name] = sets.get(peer.starts_from, weights)
+      start[name] = weights
       if name in self._initial:
         start[name] = self._initial[name]()
+      elif peer.starts_from != algorithm_lib.MODEL:
+        start[name] = sets[peer.starts_from]
       if peer.start is not None:
         start[name] = peer.start(start[name], received)
       self._networks.peers[name].assign(start[name])
@@ -361,6 +365,14 @@ class LocalTraining:
         batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
         draws,
       )
+      for ratio in result.ratios:
+        algorithm_lib.check_name(
+          ratio, self._algorithm.step_ratios, 'a step returns ratio', 'ratios'
+        )
+      for name in result.of_peers:
+        algorithm_lib.check_name(
+          name, self._peer_slots, 'a step returns of_peers', 'trained peers'
+        )
       ratios.update(result.ratios)
       penalties: list[tf.Tensor] = []
       gradients = None

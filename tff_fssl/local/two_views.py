@@ -18,6 +18,7 @@ VIEWS = {'first': 'weak', 'second': 'weak'}
 TARGET, PROJECTOR = 'target', 'projector'
 SIMILARITY_RATIOS = ('loss_similarity', 'feature_deviation')
 CONSISTENCY_RATIOS = (*objective.LABELED_RATIOS, 'loss_consistency')
+_EPSILON = 1e-5
 
 
 def build_projector(
@@ -26,7 +27,8 @@ def build_projector(
   """`Peer.model_fn` of the projector: an MLP from features to as many values.
 
   Args:
-    hidden_size: The width of its one hidden layer, which has batch norm.
+    hidden_size: The width of its one hidden layer, which has batch norm with
+      the epsilon of the authors' framework, PyTorch.
 
   Returns:
     The function.
@@ -38,7 +40,7 @@ def build_projector(
       [
         tf.keras.Input([size]),
         layers.Dense(hidden_size, name='hidden'),
-        layers.BatchNormalization(name='norm'),
+        layers.BatchNormalization(epsilon=_EPSILON, name='norm'),
         layers.ReLU(name='relu'),
         layers.Dense(size, name='prediction'),
       ],

@@ -101,6 +101,8 @@ STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
 
 # `--model=keras:NAME`: a network of `tf.keras.applications`.
 KERAS = 'keras:'
+# Of a function `FILE.py:function`: images, num_classes, norm.
+_NUM_PARAMETERS = 3
 
 
 def layer_pattern(train_layers: str) -> re.Pattern[str]:
@@ -147,11 +149,33 @@ def check_model(model: str) -> None:
     raise UsageError(
       f'--model={model}: {path} is not Python: {files.first_line(error)}'
     ) from error
-  there = [n.name for n in module.body if isinstance(n, ast.FunctionDef)]
+  there = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
   if function not in there:
     raise UsageError(
       f'--model={model}: {path} has no function {function!r}; it has:'
       f' {", ".join(there) or "none"}{closest(function, there)}'
+    )
+  _check_parameters(model, path, there[function])
+
+
+def _check_parameters(model: str, path: str, found: ast.FunctionDef) -> None:
+  """Refuses a function that cannot be called as one of a network."""
+  if found.decorator_list:
+    return  # What it takes then is not known.
+  given = found.args
+  most = len(given.posonlyargs) + len(given.args)
+  least = most - len(given.defaults)
+  named = [
+    argument.arg
+    for argument, default in zip(given.kwonlyargs, given.kw_defaults)
+    if default is None
+  ]
+  too_few = most < _NUM_PARAMETERS and given.vararg is None
+  if too_few or least > _NUM_PARAMETERS or named:
+    raise UsageError(
+      f'--model={model}: {path}, line {found.lineno}: {found.name}'
+      f'({ast.unparse(given)}) must take images, num_classes and norm, and'
+      ' nothing else without a default'
     )
 
 

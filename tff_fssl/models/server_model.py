@@ -6,6 +6,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import closest
 from tff_fssl.models import adapter
 
 
@@ -115,8 +117,19 @@ class Prediction(NamedTuple):
 
 def of_set(name: str, like: Prediction = Prediction()) -> Prediction:
   """Predicts as `like` does, by the network with the weights of a set."""
+
+  def weights(model: ServerModel) -> adapter.Weights:
+    if name not in model.sets:
+      raise UsageError(
+        f'prediction by the set {name!r}: there is no such name; the sets of'
+        f' the model are {", ".join(model.sets) or "none"}'
+        f'{closest(name, model.sets)}'
+      )
+    found: adapter.Weights = model.sets[name]
+    return found
+
   return Prediction(
-    lambda model: model.sets[name],
+    weights,
     lambda network, model, images: like.logits(
       network, model.with_weights(model.sets[name]), images
     ),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import math
 import os
+import shlex
 import sys
 import textwrap
 import threading
@@ -47,6 +48,26 @@ def name_programs(template: str) -> None:
 def command(program: str) -> str:
   """The command that a user types to run a program, such as 'train'."""
   return _program_template.format(program)
+
+
+# The user's file that is the program now (docs/extending.md); '' if none is.
+_own_file = ''
+
+
+def set_own_file(path: str) -> None:
+  """Sets the user's Python file that is the program now."""
+  global _own_file
+  _own_file = path and os.path.realpath(path)
+
+
+def own_file() -> str:
+  """Returns the user's Python file that is the program now, or ''."""
+  return _own_file
+
+
+def command_of_file(path: str, program: str) -> str:
+  """Returns the command that runs a program of a user's Python file."""
+  return f'python {shlex.quote(path)} {program}'
 
 
 def format_seconds(seconds: float) -> str:

@@ -221,6 +221,11 @@ class _Assembly:
       self._delivery,
     )
     message_type = distributor.next.type_signature.result.result.member
+    parts_lib.check_names(
+      self._parts,
+      server_model.ServerModel(*tff.types.type_to_tf_tensor_specs(model_type)),
+      tff.structure.name_list(message_type.sets),
+    )
     part = self._clients.part(release_metrics=not is_confidential)
     work, report_bytes = client_work.build_client_work(
       message_type,

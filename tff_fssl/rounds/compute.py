@@ -170,10 +170,19 @@ def measure(
     )
 
 
-def _received(
+def receive(
   network: adapter.Network, parts: parts_lib.Parts, num_classes: int
-) -> Mapping[str, tf.TensorSpec]:
-  """The specs of `ClientData.received`."""
+) -> exchange_lib.Received:
+  """Makes what a client receives in the first round.
+
+  Args:
+    network: A network of the algorithm.
+    parts: The algorithm.
+    num_classes: The number of classes.
+
+  Returns:
+    The message, as client 0 uses it.
+  """
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
@@ -189,15 +198,21 @@ def _received(
     )
     exchange = exchange(population)
 
-  def receive() -> Mapping[str, tf.Tensor]:
-    table = () if exchange is None else exchange.initialize()
-    model = parts.server.start(network.initial_weights())
-    message = exchange_lib.make_message(
-      exchange, parts.server, table, model, tf.constant(1)
-    )
-    return exchange_lib.read_message(exchange, message, tf.constant(0)).others
+  table = () if exchange is None else exchange.initialize()
+  model = parts.server.start(network.initial_weights())
+  message = exchange_lib.make_message(
+    exchange, parts.server, table, model, tf.constant(1)
+  )
+  return exchange_lib.read_message(exchange, message, tf.constant(0))
 
-  traced = tf.function(receive).get_concrete_function()
+
+def _received(
+  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
+) -> Mapping[str, tf.TensorSpec]:
+  """The specs of `ClientData.received`."""
+  traced = tf.function(
+    lambda: receive(network, parts, num_classes).others
+  ).get_concrete_function()
   specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),
     traced.structured_outputs,

@@ -1,7 +1,9 @@
 """The parts of an algorithm, from which a learning process is assembled."""
 
+from collections.abc import Collection
 import dataclasses
 
+import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl import hparams as hparams_lib
@@ -71,6 +73,40 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   return dataclasses.replace(
     parts, server=server, prediction=parts.prediction._replace(also=also)
   )
+
+
+def check_names(
+  parts: Parts, model: server_model.ServerModel, sent: Collection[str]
+) -> None:
+  """Checks that the parts refer to sets, streams and views that exist.
+
+  Args:
+    parts: The algorithm.
+    model: The model, of `tf.TensorSpec`s.
+    sent: The names of the sets that the server may send to clients.
+
+  Raises:
+    UsageError: If one of them names what does not exist.
+  """
+  # Only networks' weights are sets that another network can start from.
+  kept = [n for n, v in model.sets.items() if isinstance(v, adapter.Weights)]
+  of_clients = [name for name in sent if name in kept]
+  parts.local.check_names(of_clients, 'the server sends')
+  parts.server_training.check_names(kept, 'the server keeps')
+  server = parts.server
+  for names, known, field in (
+    (server.statistics_of, kept, 'statistics_of'),
+    (server.statistics_if_sent, of_clients, 'statistics_if_sent'),
+  ):
+    for name in names:
+      algorithm_lib.check_name(
+        name, known, f'server: {field}', 'sets with statistics'
+      )
+  if parts.prediction.with_table is None:
+    for prediction in (parts.prediction, *parts.prediction.also.values()):
+      # Without AutoGraph, which would replace the class of errors.
+      predicting = tf.function(prediction.weights, autograph=False)
+      predicting.get_concrete_function(model)
 
 
 def with_aggregator(

@@ -9,6 +9,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 from tff_fssl.aggregators import guarded
+from tff_fssl.hparams import UsageError
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
@@ -93,7 +94,11 @@ def build_screen(
   Returns:
     `<result, report> -> <result, <sums, minima, maxima>>`: the values to be
     summed over clients, and those to take the minimum and the maximum of.
+
+  Raises:
+    UsageError: If what clients send is not what the algorithm declares.
   """
+  _check_names(result_type, report_type, bounds)
 
   @tff.tensorflow.computation(result_type, report_type)
   def screen(
@@ -138,6 +143,27 @@ def build_screen(
     )
 
   return screen
+
+
+def _check_names(
+  result_type: tff.Type, report_type: tff.Type, bounds: Bounds
+) -> None:
+  """Checks that clients send what the algorithm declares, by name.
+
+  A signal that is not declared would have no bounds.
+  """
+  names_of = tff.structure.name_list
+  pairs = [('signals', names_of(report_type.signals), bounds.signals)]
+  exchange = bounds.exchange
+  if exchange is not None and not exchange.in_sum:
+    sent = names_of(result_type.update.row['values'])
+    pairs.append(('row', sent, exchange.row_specs))
+  for field, sent, declared in pairs:
+    if set(sent) != set(declared):
+      raise UsageError(
+        f'finish: {field} has {", ".join(sent) or "nothing"}; the algorithm'
+        f' declares {", ".join(sorted(declared)) or "nothing"}'
+      )
 
 
 def _is_possible(

@@ -170,7 +170,10 @@ def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
   assert not any('configs/' in line for line in lines)
   entry = dataclasses.replace(demanding, local_algorithm='nowhere:build')
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
-  assert shown(entry.name)[1][0] == 'nowhere: its source is not there.'
+  code, lines = shown(entry.name)
+  assert code == main.DONE
+  assert lines[0] == 'nowhere: its source is not there.'
+  assert 'not known, since it cannot be built' in ' '.join(lines)
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import client_files
 import h5py
 import hub_files
 import picture_folders
+from PIL import Image
 import pytest
 import tiny_tfds
 
@@ -64,7 +65,7 @@ def test_a_sound_folder(shown, tmp_path):
     'Nothing stops training: --dataset=folder:photos',
   ):
     assert words in text
-  assert 'note' not in text
+  assert 'goes on' not in text
   _, again = shown('folder:photos', '--image_size=6')
   assert again == text
   (tmp_path / 'photos/train/cat/0.png').unlink()
@@ -98,7 +99,7 @@ def test_problems_of_a_folder(shown, tmp_path):
   code, text = shown('folder:photos')
   assert code == 1
   assert 'stops training: classes without a training example: owl' in text
-  assert 'note: classes without a test example: dog' in text
+  assert 'training goes on: classes without a test example: dog; ' in text
   assert '  owl           0     3' in text
   shutil.move(root / 'test/owl', root / 'test/dog')
   (root / 'train/cat/1.jpg').write_text('no image')
@@ -111,20 +112,76 @@ def test_problems_of_a_folder(shown, tmp_path):
   assert code == 1
   for words in (
     'left out   1 files that are no images',
-    'note: 23 images are smaller than 32 x 32, and are enlarged',
+    'training goes on: 23 images are smaller than 32 x 32, and are enlarged',
     'stops training: train/cat/1.jpg: it is not an image that can be read',
-    'note: 2 training examples repeat another one, by their content:'
+    '2 training examples repeat another one, by their content:'
     ' train/cat/again.png = train/cat/0.png,'
     ' train/dog/0.png = train/cat/dog.png',
-    'note: 1 test examples are for training, too, by their content:'
+    '1 test examples are for training, too, by their content:'
     ' test/cat/again.png = train/cat/0.png',
-    'note: 1 examples repeat one that has another class, by their content:'
+    '1 examples repeat one that has another class, by their content:'
     ' train/dog/0.png = train/cat/dog.png',
   ):
     assert words in text
   code, text = shown('folder:photos', '--max_unreadable=1')
   assert code == 0
-  assert 'note: train/cat/1.jpg: it is not an image' in text
+  assert 'training goes on: train/cat/1.jpg: it is not an image' in text
+  assert '; it is left out' in text
+
+
+def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
+  root = tmp_path / 'photos'
+  folders = {f'{s}/{c}': 20 for s in ('train', 'test') for c in 'ab'}
+  picture_folders.class_folders(root, folders)
+  picture_folders.class_folders(
+    root, {'train/b/2023': 7, 'valid/a': 3, 'train/c': 0}
+  )
+  picture_folders.draw(root / 'train/stray.png', 1)
+  code, text = shown('folder:photos', '--image_size=6')
+  assert code == 0
+  lines = text.splitlines()
+  assert (
+    'training goes on: 11 image files are not used (1 in train, 7 in'
+    ' train/b/2023, 3 in valid/a): images are read that lie in a class folder'
+    ' itself; move them'
+  ) in lines
+  assert (
+    'training goes on: class folders without an image: c; they are no classes,'
+    ' and the network has 2 outputs'
+  ) in lines
+  assert 'can tell' not in text
+  # Half of a class is gray; the other is of PNG files of one size.
+  for path in sorted((root / 'train/a').iterdir())[:10]:
+    with Image.open(path) as image:
+      image.convert('L').convert('RGB').save(path)
+  for number, path in enumerate(sorted((root / 'train/b').glob('*.*'))):
+    path.unlink()
+    picture_folders.draw(root / f'train/b/new{number}.png', 100 + number)
+  code, text = shown('folder:photos', '--image_size=6')
+  assert code == 0
+  for words in (
+    'training goes on: 50% of a and 0% of the others are gray: a network can'
+    ' tell classes by that',
+    '100% of b and 35% of the others are PNG files: ',
+    '100% of b and 0% of the others are 9 x 7 in their files: ',
+  ):
+    assert words in text
+
+
+def test_a_manifest_that_does_not_name_all(shown, tmp_path):
+  picture_folders.manifest(
+    tmp_path / 'photos',
+    [
+      'path,label,split',
+      *(
+        f'{i}.png,{"ab"[i % 2]},{"train" if i < 6 else "test"}'
+        for i in range(8)
+      ),
+    ],
+  )
+  code, text = shown('folder:photos', '--image_size=7')
+  assert code == 0
+  assert '4 image files are not used (4 in .): manifest.csv does not' in text
 
 
 def test_a_tfds_set(shown, tmp_path):

@@ -98,8 +98,9 @@ def test_mistakes_are_one_line_before_tensorflow(train, flags, words):
 
 def test_mistakes_in_images_leave_no_run(train, tmp_path):
   (tmp_path / 'photos/train/cat/0.png').write_text('torn')
-  code, _, error = train()
+  code, shown, error = train()
   assert code == main.USAGE and '--max_unreadable=1' in error
+  assert 'TensorFlow' not in shown
   assert len(error.splitlines()) == 1
   assert sorted(os.listdir()) == ['cache', 'photos']
   (tmp_path / 'in_the_way').write_text('')

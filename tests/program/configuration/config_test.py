@@ -297,6 +297,14 @@ def test_labels_at_clients_have_no_pretraining():
       ['--num_unlabeled=99', '--num_clients=100', 'to 0 for all'],
     ),
     (
+      ['--num_validation=50000'],
+      [
+        '--num_validation=50000: cifar10 has 50000 training examples',
+        '140 are needed for --num_labels=40 and for --num_clients=100',
+        'set it to at most 49860',
+      ],
+    ),
+    (
       ['--num_unlabeled=49900', '--num_validation=100'],
       ['--num_unlabeled=49900: only 49860 of cifar10', 'at most that'],
     ),
@@ -733,6 +741,7 @@ def test_readme_names_the_exit_codes(repository):
     main.USAGE,
     main.NOT_FINITE,
     main.INTERRUPTED,
+    main.CLOSED_PIPE,
     main.TERMINATED,
   }
 

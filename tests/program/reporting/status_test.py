@@ -134,6 +134,23 @@ def test_files_that_cannot_be_used_cost_one_line_each(
     assert f' {name}' in err
 
 
+def test_a_run_of_another_program_has_a_short_heading(
+  tmp_path, capsys, monkeypatch
+):
+  monkeypatch.chdir(tmp_path)
+  _write(tmp_path / 'ours')
+  for seed in (0, 1):
+    path = _write(tmp_path / f'theirs_{seed}', algorithm='another', seed=seed)
+    with open(os.path.join(path, 'flags.txt'), 'a') as file:
+      file.writelines(f'--another.flag_{i}={i}\n' for i in range(100))
+  code, out, _ = _call(capsys, '.')
+  lines = out.splitlines()
+  assert code == 0
+  assert sum(line.startswith('another ') for line in lines) == 1
+  assert 'more lines of flags; --json has all)' in out
+  assert len(lines) < 16
+
+
 def test_the_list(tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   monkeypatch.setenv('TZ', 'UTC')

@@ -36,6 +36,8 @@ _ASKED = {
   'cross-device': ('--cross_device',),
 }
 _YES = 'yes'
+# Of images with which the compute of a user's algorithm is measured.
+_IMAGE = (16, 16, 1)
 # Two lines of headings, the algorithm's name apart.
 _HEADS = (
   ('labels', 'client', 'mes-', 'client', 'weight', 'secure', 'dp', 'cross-'),
@@ -260,8 +262,51 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
   return rows
 
 
+def _measured(entry: registry.Algorithm) -> str:
+  """What the steps of a user's algorithm spend: its entry need not say it."""
+  # They need TensorFlow: not for the package's own algorithms.
+  # pylint: disable=import-outside-toplevel
+  main_lib.quiet()
+  import tensorflow as tf
+
+  from tff_fssl.data import augment
+  from tff_fssl.models import networks
+  from tff_fssl.rounds import compute
+
+  kinds: dict[str, str] = {}
+  for scenario in entry.capabilities.trains_clients:
+    hparams = round_hparams.RoundHparams(
+      **{**entry.round_defaults, 'scenario': scenario}
+    )
+    cost = compute.measure(
+      lambda: networks.build_network('cnn', _IMAGE, 10, 'bn'),
+      entry.build_parts(None, hparams),
+      views=augment.build_views(_IMAGE, mean=(0.5,), std=(0.5,), flip=False),
+      stored=tf.TensorSpec([None, *_IMAGE], tf.uint8),
+      hparams=hparams,
+    ).clients
+    for kind, flops in (
+      ('for an unlabelled example in a step', cost.unlabeled),
+      ('for a labelled one in a step', cost.labeled),
+      ('once a round for each unlabelled example', cost.once),
+    ):
+      if flops.most:
+        kinds.setdefault(kind, f'{flops.most / cost.forward:.1f} {kind}')
+  return (
+    f'{", ".join(kinds.values())}, in forward-equivalents (a backward pass'
+    ' counts about 2), as measured with --model=cnn'
+  )
+
+
 def _compute(entry: registry.Algorithm) -> str:
   """What clients compute for an example, in forward-equivalents."""
+  if not entry.local_algorithm.startswith('tff_fssl.'):
+    try:
+      return _measured(entry)
+    except Exception as error:  # pylint: disable=broad-except
+      # The user's code may fail in any way; the rest of the page is known.
+      reason = f'{type(error).__name__}: {files.first_line(error)}'
+      return f'not known, since it cannot be built or measured ({reason})'
   compute, kinds = entry.compute, []
   if compute.unlabeled.forward:
     authors = compute.authors

@@ -41,7 +41,10 @@ def main() -> int:
     The exit code.
   """
   script = sys.argv[0]
-  name = f'python {script}' if script.endswith('.py') else 'tff-fssl'
+  name = 'tff-fssl'
+  if script.endswith('.py'):
+    name = f'python {script}'
+    console.set_own_file(script)
   console.name_programs(f'{name} {{}}')
   return main_lib.run(command_main)
 

@@ -1,5 +1,6 @@
 """`programs/data.py`: lists the data sets, or looks one over. TF-free."""
 
+import collections
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import datetime
@@ -22,8 +23,10 @@ _ABOUT = (
   'Without DATASET, lists the data sets. With one (a name, folder:PATH,'
   ' clientdata:PATH, features:PATH, text:PATH or huggingface:OWNER/NAME), says'
   ' what it is, whether it is there and how to fetch it, and looks it over:'
-  ' examples of each class, files that cannot be read, examples that are there'
-  ' twice or both for training and for testing. With the same flags as'
+  ' examples of each class, files that cannot be read or are not used, examples'
+  ' that are there twice or both for training and for testing, files whose kind'
+  ' gives a class away. Each finding says what it means, and whether training'
+  ' goes on. With the same flags as'
   ' training, it decodes the images for it, and training then starts at once.\n'
   'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
   ' training.'
@@ -90,7 +93,7 @@ def data_main(argv: Sequence[str]) -> int:
   )
   problems = look_over(given[0], data_dir, settings)
   for problem in problems[:_MAX_LINES]:
-    label = 'stops training' if problem.stops else 'note'
+    label = 'stops training' if problem.stops else 'training goes on'
     print(f'{label}: {main_lib.printable(problem.text)}')
   if len(problems) > _MAX_LINES:
     print(f'... and {len(problems) - _MAX_LINES:,} more')
@@ -171,7 +174,11 @@ def _look_over_folder(
   """Prints what a folder is; returns its problems."""
   # They need NumPy: not for `--help`.
   # pylint: disable=import-outside-toplevel
+  import numpy as np
+
   from tff_fssl.data import folders
+  from tff_fssl.data import inspection
+  from tff_fssl.data import pictures
 
   info = folders.describe(name, data_dir, settings)
   listing, problems = info.listing, info.listing.problems()
@@ -185,16 +192,34 @@ def _look_over_folder(
     labels = listing.labels('train'), listing.labels('test')
     print(console.table(rows))
     _print_classes(listing.class_names, *labels)
-    return problems
+    return [*problems, *listing.unused()]
   data, unreadable, sizes = folders.decode(info)
   read = [
     row.path
     for row in (*listing.train, *listing.test)
     if row.path not in unreadable
   ]
-  return _decoded_problems(
+  problems = _decoded_problems(
     rows, data, sizes, unreadable, settings, lambda i: read[i]
   )
+  found = pictures.traits_of(
+    os.path.join(listing.root, path) for path in read[: len(data.train)]
+  )
+  traits = {}
+  texts: dict[str, list[Any]] = {
+    '{} files': [one.encoding for one in found],
+    '{} in their files': [one.size for one in found],
+    'partly transparent': [one.is_transparent or None for one in found],
+  }
+  for text, values in texts.items():
+    counts = collections.Counter(v for v in values if v is not None)
+    for value, _ in counts.most_common(_MAX_LINES):
+      traits[text.format(value)] = np.array([v == value for v in values])
+  return [
+    *listing.unused(),
+    *problems,
+    *inspection.trait_problems(data.class_names, data.train.y, traits),
+  ]
 
 
 def _look_over_rows(
@@ -280,11 +305,15 @@ def _decoded_problems(
   enlarged = sum(count for *_, is_enlarged, count in sizes if is_enlarged)
   if enlarged:
     size = _shape(data.example_shape[:2])
-    text = f'{enlarged:,} images are smaller than {size}, and are enlarged'
+    text = (
+      f'{enlarged:,} images are smaller than {size}, and are enlarged, which'
+      ' blurs them and shows nothing more; --image_size sets another size'
+    )
     problems.insert(0, inspection.Problem(text, False))
   too_many = len(unreadable) > settings.max_unreadable
+  meaning = '' if too_many else '; it is left out'
   return problems + [
-    inspection.Problem(f'{item}: {reason}', too_many)
+    inspection.Problem(f'{item}: {reason}{meaning}', too_many)
     for item, reason in unreadable.items()
   ]
 
@@ -345,9 +374,13 @@ def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
 
   images = data.train.x, data.test.x
   labels = data.train.y, data.test.y
+  traits = {}
+  if data.train.kind == data_names.IMAGES and data.example_shape[-1] > 1:
+    traits['gray'] = inspection.is_gray(data.train.x)
   return [
     *inspection.label_problems(data.class_names, *labels),
     *inspection.duplicate_problems(images, labels, name),
+    *inspection.trait_problems(data.class_names, data.train.y, traits),
   ]
 
 

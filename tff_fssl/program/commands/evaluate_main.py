@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import shlex
 import types
 from typing import Any, NamedTuple
 
@@ -280,12 +281,15 @@ def _evaluate(
   return _evaluate_model(folder, settings)
 
 
-def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
+def load_run(
+  folder: str, settings: EvaluateHparams, program: str = 'evaluate'
+) -> LoadedRun:
   """Loads a checkpoint and the data of its run.
 
   Args:
     folder: The run's folder.
     settings: Which checkpoint, and where the data are.
+    program: The program that needs it, for messages.
 
   Returns:
     These.
@@ -299,7 +303,9 @@ def load_run(folder: str, settings: EvaluateHparams) -> LoadedRun:
   if tree.read_flags().get('partition_file'):
     # The file may have changed; the run has a copy.
     arguments.append(f'--partition_file={tree.partition_json}')
-  config = _config(folder, arguments, settings)
+  command = f'{program} {shlex.quote(folder)}'
+  with flags.naming_own_file(arguments, command):
+    config = _config(folder, arguments, settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 
   # pylint: disable=import-outside-toplevel

@@ -1,7 +1,8 @@
 """What all programs share: errors, exit codes, silence. TensorFlow-free.
 
 Exit codes: 0 done; 1 failure; 2 a user's mistake (the message says what to
-do); 3 training stopped because no update was finite; 130 Ctrl-C; 143 SIGTERM
+do); 3 training stopped because no update was finite; 130 Ctrl-C; 141 whoever
+read standard output has closed it (nothing is printed about it); 143 SIGTERM
 after saving (the same command continues the run).
 """
 
@@ -27,6 +28,7 @@ FAILED = 1
 USAGE = 2
 NOT_FINITE = 3
 INTERRUPTED = 128 + signal.SIGINT
+CLOSED_PIPE = 128 + signal.SIGPIPE
 TERMINATED = 128 + signal.SIGTERM
 
 
@@ -51,12 +53,9 @@ def run(
       sys.stdout.flush()
     return code
   except BrokenPipeError:
+    # As of `head`, which has seen enough: the shell's own programs are silent.
     _drop_output()
-    complain(
-      'standard output was closed before everything was printed; give the'
-      ' command again (a run continues from where it was saved)'
-    )
-    return USAGE
+    return CLOSED_PIPE
   except UsageError as error:
     _flush()
     complain(str(error))

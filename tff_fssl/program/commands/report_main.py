@@ -124,6 +124,7 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
         cache_dir=settings.cache_dir,
         run_model_file=settings.run_model_file,
       ),
+      'report',
     )
     from tff_fssl.program.loop import inspection
 

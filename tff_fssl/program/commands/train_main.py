@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Sequence
 import contextlib
 import os
+import shlex
 from typing import Any
 
 from tff_fssl import durable
@@ -66,7 +67,8 @@ def train_main(argv: Sequence[str]) -> int:
     about = _ABOUT.format(may_differ=continuation.may_differ_text())
     print(usage.help_text(_USAGE, about, config_lib.groups()))
     return main_lib.DONE
-  config = config_lib.from_command_line(argv)
+  with flags.naming_own_file(argv, f'train {shlex.join(argv)}'):
+    config = config_lib.from_command_line(argv)
   view = console.Console(config.run.progress)
   with output_tree.OutputTree(config.run.output_dir) as tree:
     tree.open(config)
@@ -83,6 +85,11 @@ def train_main(argv: Sequence[str]) -> int:
     if config.run.init_from and not checkpoint.versions(tree.checkpoints):
       source = warm_start.find(config.run.init_from)
     main_lib.quiet(config.run.verbose)
+    if config.run.dataset.startswith(data_names.FOLDER):
+      # Damaged files are refused before TensorFlow starts. It needs NumPy.
+      from tff_fssl.data import sources  # pylint: disable=C0415
+
+      sources.load_found(config.info, config.run.data_dir or None)
     return _train(config, tree, view, source)
 
 

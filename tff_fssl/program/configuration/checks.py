@@ -296,6 +296,17 @@ def _check_data(config: 'config_lib.Config') -> None:
       )
     labels = 0
   each = f' for each of {holders} clients' if at_clients else ''
+  all_have_labels = labels and holders == run.num_clients and at_clients
+  needed = labels + (0 if all_have_labels else run.num_clients)
+  most = info.num_train - needed
+  # The larger number is the mistake.
+  if run.num_validation > max(most, needed) and most >= 0:
+    raise UsageError(
+      f'--num_validation={run.num_validation}: {run.dataset} has'
+      f' {info.num_train} training examples, of which {needed} are needed for'
+      f' --num_labels={run.num_labels}{each} and for --num_clients='
+      f'{run.num_clients}; set it to at most {most}'
+    )
   if labels > rest:
     beside = f' after --num_validation={run.num_validation}'
     raise UsageError(
@@ -303,7 +314,6 @@ def _check_data(config: 'config_lib.Config') -> None:
       f' {max(rest, 0)} training examples'
       f'{beside if run.num_validation else ""}'
     )
-  all_have_labels = labels and holders == run.num_clients and at_clients
   if rest - labels < run.num_clients and not all_have_labels:
     raise UsageError(
       f'--num_clients={run.num_clients}: only {rest - labels} of'

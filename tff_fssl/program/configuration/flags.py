@@ -5,7 +5,8 @@ wherever --flagfile stands, positional arguments and unknown flags are errors,
 and each error is one line that says what was given and what is allowed.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import difflib
 import os
@@ -24,6 +25,8 @@ _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
 # Flags of older versions -> what they are called now.
 RENAMED = {'split': 'partition'}
+# Begins a flagfile, and names the Python file that wrote it.
+_OWN_FILE = '# Written by '
 
 
 @dataclasses.dataclass(frozen=True)
@@ -222,9 +225,70 @@ def comments(texts: Sequence[str]) -> list[str]:
   ]
 
 
-def to_flagfile(values: dict[str, Any]) -> str:
-  """The flagfile that sets `values`, sorted by name."""
-  return ''.join(f'{a}\n' for a in arguments(dict(sorted(values.items()))))
+def to_flagfile(values: dict[str, Any], own_file: str = '') -> str:
+  """Makes a flagfile.
+
+  Args:
+    values: Name -> value of each flag.
+    own_file: The user's Python file without which these flags mean nothing.
+
+  Returns:
+    Its text, with a comment that names the file; flags are sorted by name.
+  """
+  head = f'{_OWN_FILE}{own_file}\n' if own_file.isprintable() else ''
+  lines = arguments(dict(sorted(values.items())))
+  return head * bool(own_file) + ''.join(f'{line}\n' for line in lines)
+
+
+def own_file_of(path: str) -> str:
+  """Reads which Python file of its user wrote a flagfile.
+
+  Args:
+    path: The flagfile; may be anybody's.
+
+  Returns:
+    What the flagfile says, in printable characters; '' if it says nothing or
+    cannot be read. Nothing may be run because of it.
+  """
+  try:
+    lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
+  except files.FileError:
+    return ''
+  first = lines[0] if lines else ''
+  name = first.removeprefix(_OWN_FILE)
+  return name if name != first and name.isprintable() else ''
+
+
+@contextlib.contextmanager
+def naming_own_file(argv: Sequence[str], command: str) -> Iterator[None]:
+  """Adds to errors in flags that a user's Python file wrote them.
+
+  Args:
+    argv: Arguments, some of them `--flagfile=FILE`.
+    command: The program and its arguments with which the user goes on.
+
+  Yields:
+    Once, for the flags to be parsed and checked.
+
+  Raises:
+    UsageError: As the block does. If another file of the user's wrote one of
+      the flagfiles, the error names it.
+  """
+  try:
+    yield
+  except UsageError as error:
+    for argument in argv:
+      path = argument.partition('=')[2]
+      if not argument.startswith('--flagfile='):
+        continue
+      own_file = own_file_of(path)
+      if own_file not in ('', console.own_file()):
+        raise UsageError(
+          f'{path} was written by {own_file}, a program whose algorithms and'
+          f' flags are not all known here ({error}); if you trust that file:'
+          f' {console.command_of_file(own_file, command)}'
+        ) from error
+    raise
 
 
 def read_flagfile(path: str) -> dict[str, str]:

@@ -18,6 +18,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import doubts as doubts_lib
 from tff_fssl.program.reporting import model_card
@@ -509,7 +510,10 @@ def _command(run: runs_lib.Run) -> str:
     f'  {shlex.quote(f"--{name}={value}")}'
     for name, value in sorted(run.flags.items())
   ]
+  own_file = flags.own_file_of(path)
   train, flagfile = console.command('train'), shlex.quote(f'--flagfile={path}')
+  if own_file:
+    train = console.command_of_file(own_file, 'train')
   return (
     f'{train} {flagfile} --output_dir=NEW\n# which is, but for the folder:\n'
     f'{train} \\\n' + ' \\\n'.join(lines)

@@ -36,6 +36,7 @@ _NOTES = {
 }
 _COLUMNS = ('run', 'state', 'round', 'last', 'best', 'left', 'started')
 _LEFT_ALIGNED = ('run', 'state')
+_MAX_HEADING_LINES = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -261,7 +262,12 @@ def lines(
   yield _line({c: c for c in shown}, widths)
   for (group, _), members in zip(groups, rows, strict=True):
     yield ''
-    yield from console.wrapped(group.label)
+    heading = console.wrapped(group.label)
+    # A run of another program may have any number of flags.
+    more = len(heading) - _MAX_HEADING_LINES
+    yield from heading[:_MAX_HEADING_LINES]
+    if more > 0:
+      yield f'... ({more:,} more lines of flags; --json has all)'
     for row in members:
       if len(row['run']) > widths['run']:
         # It stays in one piece, so that it can be copied.

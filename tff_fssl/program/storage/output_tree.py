@@ -32,6 +32,7 @@ from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
@@ -274,7 +275,7 @@ class OutputTree:
 
   def record(self, config: config_lib.Config) -> None:
     """Writes the flags; from now on the folder belongs to this run."""
-    text = flags.to_flagfile(config.flags())
+    text = flags.to_flagfile(config.flags(), console.own_file())
     durable.write_file(self.flags_file, [text.encode()])
     if config.is_private:
       files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())

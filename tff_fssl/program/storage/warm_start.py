@@ -122,7 +122,9 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   about = f'{tree.path}, round {round_num} ({made})'
   config = None
   if entry is not None and 'prediction' in entry.other_parts:
-    config = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+    argv = [f'--flagfile={tree.flags_file}']
+    with flags.naming_own_file(argv, f'train --init_from={tree.path}'):
+      config = config_lib.from_command_line(argv)
   return Source(
     about,
     leaves=leaves,

@@ -1,0 +1,39 @@
+"""`import tff_fssl as fssl`: what it gives, and what it costs."""
+
+import subprocess
+import sys
+
+import pytest
+
+import tff_fssl as fssl
+
+_HEAVY = ('tensorflow', 'tensorflow_federated', 'numpy')
+
+
+@pytest.mark.parametrize('name', sorted(fssl._EXPORTED))
+def test_every_name_resolves(name):
+  value = getattr(fssl, name)
+  assert value is getattr(fssl, name)
+  assert name in dir(fssl)
+  # A name stands for what its module calls so.
+  module = sys.modules[fssl._EXPORTED[name]]
+  assert value is module or value is getattr(module, name)
+
+
+def test_the_import_is_cheap():
+  code = (
+    'import sys; before = set(sys.modules); import tff_fssl as fssl; dir(fssl);'
+    f' print(*({_HEAVY} & (set(sys.modules) - before)));'
+    " print(fssl.REGISTRY['fl2'].name);"
+    f' print(*({_HEAVY} & set(sys.modules)))'
+  ).replace(str(_HEAVY), str(set(_HEAVY)))
+  printed = subprocess.run(
+    [sys.executable, '-c', code], capture_output=True, text=True, check=True
+  ).stdout
+  assert printed.splitlines() == ['', 'fl2', '']
+
+
+def test_other_names_are_errors():
+  with pytest.raises(AttributeError, match='no attribute .REGISTER.*REGISTRY'):
+    fssl.REGISTER  # noqa: B018
+  assert not hasattr(fssl, 'registry_of_algorithms')
