@@ -140,8 +140,7 @@ def _train(
     exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = ownership.of_config(config)
-      chunks = checkpoint.to_chunks(loaded.frozen, owner)
-      durable.write_file(tree.frozen, chunks)
+      checkpoint.write(tree.frozen, loaded.frozen, owner)
     _record_partition(task, tree)
     _record_availability(task, tree)
     if compute is not None:

@@ -157,9 +157,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       )
     state = await tff.program.materialize_value(program_state)
     leaves = _to_leaves(state)
-    await asyncio.to_thread(
-      durable.write_file, path, checkpoint.to_chunks(leaves, self._owner)
-    )
+    await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
   def _remove_old(self) -> None:
