@@ -151,6 +151,55 @@ def test_flags(unfinished, flags, words, capsys):
     assert not new.exists()
 
 
+def _edit(path, old, new):
+  text = path.read_text()
+  assert old in text
+  path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+  'file, old, new, words',
+  [
+    ('flags.txt', '=800', '=abc', ['flags.txt: --total_rounds=abc is not a']),
+    ('metrics/eval.csv', '\n2,', '\n2,abc', ['eval.csv: column', "'abc"]),
+    ('metrics/train.csv', '\n2,', '\n3,', ['train.csv: the row of round 2']),
+    ('metrics/train.csv', '\n1,', '\n', ['train.csv, line 3']),
+  ],
+)
+def test_a_changed_file_is_refused_before_anything_is_trained(
+  unfinished, file, old, new, words, capsys
+):
+  folder, _ = unfinished
+  _edit(folder / file, old, new)
+  files = _files(folder)
+  _assert_refused(_train(folder), words, capsys)
+  assert _files(folder) == files
+
+
+def test_without_checkpoints_a_run_begins_again_only_when_asked(
+  unfinished, monkeypatch, capsys
+):
+  folder, files = unfinished
+  for path in (folder / 'checkpoints').iterdir():
+    path.unlink()
+    del files[path]
+  words = ['checkpoints: checkpoints are gone: none is there', '--restart']
+  _assert_refused(_train(folder), words, capsys)
+  assert _files(folder) == files
+
+  def record(config, tree, view, source):
+    tree.record(config)
+    return 0
+
+  monkeypatch.setattr(train_main, '_train', record)
+  assert _train(folder, '--restart') == 0
+  old = folder.parent / 'run.old_1'
+  assert f'is in {old} now' in ' '.join(capsys.readouterr().out.split())
+  assert {old / path.relative_to(folder) for path in files} == set(_files(old))
+  assert set(_files(folder)) == {folder / 'flags.txt'}
+  assert 'restart' not in (folder / 'flags.txt').read_text()
+
+
 def test_a_second_program(unfinished, capsys):
   folder, files = unfinished
   with output_tree.OutputTree(str(folder)) as tree:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
 from typing import Any
 
@@ -12,6 +13,7 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
@@ -42,6 +44,20 @@ _ABOUT = (
   'When a run is continued, its flags must be the same, but these may differ:'
   ' {may_differ}. A larger --total_rounds continues a run that has finished.'
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class StartHparams:
+  """How a command starts. It is no part of the run, nor of `flags.txt`."""
+
+  restart: bool = hparam(
+    False,
+    'Begins again if --output_dir holds a run. That run is kept: its folder is'
+    ' renamed, with .old_1 (.old_2, ...) at the end of its name.',
+    group='Start',
+  )
+
+
 # Exit code -> what the heartbeat says at the end.
 _STATES = {
   main_lib.DONE: heartbeat.FINISHED,
@@ -62,14 +78,18 @@ def train_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
+  groups = [flags.Group(StartHparams), *config_lib.groups()]
   if usage.wants_help(argv):
     about = _ABOUT.format(may_differ=continuation.may_differ_text())
-    print(usage.help_text(_USAGE, about, config_lib.groups()))
+    print(usage.help_text(_USAGE, about, groups))
     return main_lib.DONE
-  config = config_lib.from_command_line(argv)
+  parsed = flags.parse(argv, groups)
+  config = config_lib.from_flags(parsed)
   view = console.Console(config.run.progress)
   with output_tree.OutputTree(config.run.output_dir) as tree:
-    tree.open(config)
+    tree.open(config, restart=parsed.values['restart'])
+    if tree.old:
+      view.say(f'The run that was in {tree.path} is in {tree.old} now.')
     if completion.is_finished(config, tree):
       view.say(
         f'This run has finished its {config.run.total_rounds} rounds; to'

@@ -241,6 +241,16 @@ def read_flagfile(path: str) -> dict[str, str]:
   return {RENAMED.get(name, name): value for name, _, value in pairs}
 
 
+def is_value(field: dataclasses.Field, text: str) -> bool:
+  """Whether a text can be read as a flag's value; says nothing of its range."""
+  kind = type(field.default)
+  parser = _BooleanParser() if kind is bool else _NumberParser(kind)
+  try:
+    return kind not in (bool, int, float) or parser.parse(text) is not None
+  except ValueError:
+    return False
+
+
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
   """All flags, in a `FlagValues` of their own."""
   flag_values = absl_flags.FlagValues()

@@ -37,6 +37,10 @@ _LARGEST_HEADER = 2**26
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
 
 
+# Added to the name of a damaged checkpoint that was set aside.
+DAMAGED = '.damaged'
+
+
 class CheckpointError(Exception):
   """A file that cannot be used as the checkpoint that its name promises."""
 
@@ -78,16 +82,29 @@ def is_name(name: str) -> bool:
   return _NAME.fullmatch(name) is not None
 
 
-def versions(folder: str) -> list[int]:
-  """The versions in a folder, ascending, complete or not."""
+def versions(folder: str, *, set_aside: bool = False) -> list[int]:
+  """The versions in a folder, ascending, complete or not.
+
+  Args:
+    folder: The folder.
+    set_aside: Whether damaged ones that were set aside count, too.
+
+  Returns:
+    The versions.
+
+  Raises:
+    UsageError: If the folder cannot be read.
+  """
   try:
     names = os.listdir(folder)
   except (FileNotFoundError, NotADirectoryError):
     return []
   except OSError as error:
     raise files.FileError(folder, files.reason_of(error)) from error
+  if set_aside:
+    names = [name.removesuffix(DAMAGED) for name in names]
   matches = (_NAME.fullmatch(name) for name in names)
-  return sorted(int(match[1]) for match in matches if match)
+  return sorted({int(match[1]) for match in matches if match})
 
 
 def write(
