@@ -6,6 +6,7 @@ import errno
 import os
 import pathlib
 import signal
+import time
 import types
 
 import faulty_disk
@@ -358,6 +359,28 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
   assert f'--flagfile={tree.flags_file}' in output
   with open(tree.train_csv) as file:
     assert list(csv.DictReader(file))[-1]['round'] == str(saved)
+
+
+@pytest.mark.parametrize('restart', [(), ('--restart',)])
+def test_sigterm_in_the_start_leaves_no_folder(
+  restart, tmp_path, monkeypatch, capsys
+):
+  folder = tmp_path / 'run'
+  if restart:
+    fakes.run(folder, total_rounds=2)
+  files = _files(folder)
+
+  def terminate(config, tree, view, source):
+    assert tree.is_new and os.path.isdir(tree.checkpoints)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(9)
+
+  monkeypatch.setattr(train_main, '_train', terminate)
+  code = _train(folder, *_SMALL, *restart)
+  assert (code, capsys.readouterr().err) == (143, 'error: terminated\n')
+  assert _files(folder) == files
+  assert os.listdir(tmp_path) == (['run'] if restart else [])
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_rounds_without_a_finite_update(tmp_path, capsys):

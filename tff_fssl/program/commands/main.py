@@ -2,17 +2,19 @@
 
 Exit codes: 0 done; 1 failure; 2 a user's mistake (the message says what to
 do); 3 training stopped because no update was finite; 130 Ctrl-C; 143 SIGTERM
-after saving (the same command continues the run).
+(the same command continues the run).
 """
 
 import codecs
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 import contextlib
 import logging
 import os
 import signal
 import sys
 import textwrap
+import threading
+import types
 import warnings
 
 from tff_fssl import durable
@@ -30,6 +32,10 @@ INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
 
+class Terminated(KeyboardInterrupt):
+  """SIGTERM, so that what is open is closed as on Ctrl-C."""
+
+
 def run(
   program: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None
 ) -> int:
@@ -45,7 +51,7 @@ def run(
   """
   try:
     _check_streams()
-    with durable.storage_errors():
+    with durable.storage_errors(), _raising_terminated():
       code = program(sys.argv[1:] if argv is None else argv)
       # Now, not at exit, where Python itself would report an error.
       sys.stdout.flush()
@@ -61,10 +67,31 @@ def run(
     _flush()
     complain(str(error))
     return USAGE
-  except KeyboardInterrupt:
+  except KeyboardInterrupt as error:
     _flush()
-    complain('interrupted')
-    return INTERRUPTED
+    is_asked = isinstance(error, Terminated)
+    complain('terminated' if is_asked else 'interrupted')
+    return TERMINATED if is_asked else INTERRUPTED
+
+
+@contextlib.contextmanager
+def _raising_terminated() -> Iterator[None]:
+  """Lets SIGTERM raise `Terminated`, unless somebody else handles it."""
+
+  def terminate(number: int, frame: types.FrameType | None) -> None:
+    # Another one must not interrupt the cleaning up.
+    signal.signal(number, signal.SIG_IGN)
+    raise Terminated
+
+  is_main = threading.current_thread() is threading.main_thread()
+  if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+    yield
+    return
+  signal.signal(signal.SIGTERM, terminate)
+  try:
+    yield
+  finally:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def complain(message: str) -> None:

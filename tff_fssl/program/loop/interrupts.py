@@ -68,10 +68,12 @@ async def run_until_stopped(
     else:
       os._exit(exit_code(number))
 
+  before = {number: signal.getsignal(number) for number in _SIGNALS}
   for number in _SIGNALS:
     loop.add_signal_handler(number, handle, number)
   try:
     return await task
   finally:
-    for number in _SIGNALS:
+    for number, handler in before.items():
       loop.remove_signal_handler(number)
+      signal.signal(number, handler)
