@@ -169,6 +169,15 @@ def test_the_bar_moves_on_within_a_round():
   view.end()
 
 
+def test_control_characters_are_escaped(capsys):
+  bad, shown = 'a\x1b[31m\x07\u202e', r'a\x1b[31m\x07\u202e'
+  console.show(f'{bad}\n{bad}')
+  assert capsys.readouterr().out == f'{shown}\n{shown}\n'
+  console.Console('lines').say(f'{bad}\n{bad}')
+  assert capsys.readouterr().out == f'{shown}\n{shown}\n'
+  assert console.table({bad: f'{bad}\n{bad}'}) == f'  {shown}  {shown} {shown}'
+
+
 def test_silence():
   stream = io.StringIO()
   view = console.Console('none', stream)

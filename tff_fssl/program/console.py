@@ -14,6 +14,7 @@ from typing import Any, TextIO
 
 import tqdm
 
+from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.program import catalogue
 from tff_fssl.program import progress as progress_lib
@@ -85,10 +86,15 @@ def _format_loss(value: float) -> str:
   return f'{value:.3f}' if value >= 0.01 or not value else f'{value:.2g}'
 
 
+def show(text: str = '', *, flush: bool = False) -> None:
+  """Prints text, with unprintable characters escaped."""
+  print(files.printable(text, lines=True), flush=flush)
+
+
 def wrapped(text: str) -> list[str]:
   """Lines of at most 80 columns, but for words that are longer."""
   lines = []
-  for line in text.splitlines() or ['']:
+  for line in files.printable(text, lines=True).split('\n'):
     if len(line) <= WIDTH:
       lines.append(line)
     else:
@@ -100,6 +106,10 @@ def wrapped(text: str) -> list[str]:
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
   """Labels and their texts in two columns, wrapped."""
+  rows = {
+    files.printable(label): files.printable(text.replace('\n', ' '))
+    for label, text in rows.items()
+  }
   width = max(map(len, rows), default=0) + indent + 2
   lines = []
   for label, text in rows.items():

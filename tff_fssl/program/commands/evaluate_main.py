@@ -200,7 +200,7 @@ def evaluate_main(argv: Sequence[str]) -> int:
     except runs.NotARunError as error:
       left_out.append(str(error))
       continue
-    print('\n' * bool(records) + console.table(done.rows), flush=True)
+    console.show('\n' * bool(records) + console.table(done.rows), flush=True)
     records.append({'model': done.rows['model'], **_plain(done.figures)})
   if not records:
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''

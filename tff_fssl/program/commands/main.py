@@ -18,6 +18,7 @@ import types
 import warnings
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
@@ -96,7 +97,7 @@ def _raising_terminated() -> Iterator[None]:
 
 def complain(message: str) -> None:
   """Prints an error: wrapped on a terminal, as one line elsewhere."""
-  text = f'error: {printable(message)}'
+  text = f'error: {_as_line(message)}'
   if sys.stderr.isatty():
     text = textwrap.fill(
       text, console.WIDTH, break_long_words=False, break_on_hyphens=False
@@ -108,15 +109,12 @@ def complain(message: str) -> None:
 def warn(message: str) -> None:
   """Prints a warning on standard error, in one line."""
   with contextlib.suppress(OSError):
-    print(f'warning: {printable(message)}', file=sys.stderr, flush=True)
+    print(f'warning: {_as_line(message)}', file=sys.stderr, flush=True)
 
 
-def printable(text: str) -> str:
-  """Text as one line, with unprintable characters escaped as in Python."""
-  return ''.join(
-    c if c.isprintable() else ascii(c)[1:-1]
-    for c in ' '.join(text.split('\n  '))
-  )
+def _as_line(message: str) -> str:
+  """A message as one line."""
+  return files.printable(' '.join(message.split('\n  ')))
 
 
 def _check_streams() -> None:

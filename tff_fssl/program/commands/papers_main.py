@@ -140,17 +140,19 @@ def papers_main(argv: Sequence[str]) -> int:
   settings = parsed.build(PapersHparams)
   command, name = _command(parsed.positional)
   if command == 'list':
-    print('\n'.join(_listed(papers.matching(name)) if name else _overview()))
+    console.show(
+      '\n'.join(_listed(papers.matching(name)) if name else _overview())
+    )
   elif command == 'compare':
-    print('\n'.join(_compared(name, settings)))
+    console.show('\n'.join(_compared(name, settings)))
   elif command == 'show':
-    print(_shown(papers.find(name), settings))
+    console.show(_shown(papers.find(name), settings))
   elif command == 'flags':
-    print(_flagfile(papers.find(name), settings))
+    console.show(_flagfile(papers.find(name), settings))
   elif command == 'command':
-    print(_train_command(papers.find(name), settings))
+    console.show(_train_command(papers.find(name), settings))
   elif command == 'hours':
-    print(_hours(papers.find(name), settings))
+    console.show(_hours(papers.find(name), settings))
   else:
     return _run(papers.find(name), settings)
   return main_lib.DONE
@@ -354,7 +356,7 @@ def _rounds_within(
   row: papers.Row, settings: PapersHparams, hours: float
 ) -> int:
   """The rounds that fit into some hours, at most the paper's."""
-  print('Measuring two rounds ...', flush=True)
+  console.show('Measuring two rounds ...', flush=True)
   config, duration = row.config(settings.more()), _measure(row, settings)
   rounds = math.floor(
     (3600 * hours - duration.pretraining * (1 - config.first_round))

@@ -81,7 +81,7 @@ def train_main(argv: Sequence[str]) -> int:
   groups = [flags.Group(StartHparams), *config_lib.groups()]
   if usage.wants_help(argv):
     about = _ABOUT.format(may_differ=continuation.may_differ_text())
-    print(usage.help_text(_USAGE, about, groups))
+    console.show(usage.help_text(_USAGE, about, groups))
     return main_lib.DONE
   parsed = flags.parse(argv, groups)
   config = config_lib.from_flags(parsed)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jinja2
 import numpy as np
 
+from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
@@ -116,7 +117,7 @@ def page(
     undefined=jinja2.StrictUndefined,
   )
   members = [run for group in groups for run in group.runs]
-  return environment.get_template('report.html.j2').render(
+  content = environment.get_template('report.html.j2').render(
     title=_title(groups),
     num_runs=len(members),
     doubts=doubts,
@@ -141,6 +142,7 @@ def page(
     differing=_differing_flags(members),
     versions=_versions(members),
   )
+  return files.printable(content, lines=True)
 
 
 def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
