@@ -93,7 +93,7 @@ def _stored(info: names.DataSetInfo, data_dir: str | None) -> tfds_sets.Stored:
   if missing:
     raise UsageError(
       f'{found.folder} has no split {missing[0]!r}; remove it and run:'
-      f' {tfds_sets.fetch_command(info.name, data_dir)}'
+      f'\n  {tfds_sets.fetch_command(info.name, data_dir)}'
     )
   return found
 

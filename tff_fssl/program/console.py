@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 import contextlib
 import math
 import os
+import shlex
+import shutil
 import sys
 import textwrap
 import threading
@@ -16,6 +18,7 @@ import tqdm
 
 from tff_fssl import files
 from tff_fssl import metrics
+from tff_fssl import processes
 from tff_fssl.program import catalogue
 from tff_fssl.program import progress as progress_lib
 from tff_fssl.program import training_types
@@ -35,8 +38,10 @@ _TROUBLES = {
 }
 
 
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+_OF_SOURCE = 'python programs/{}.py'
 # The command that runs a program; `{}` stands for the program's name.
-_program_template = 'python programs/{}.py'
+_program_template = _OF_SOURCE
 
 
 def name_programs(template: str) -> None:
@@ -46,8 +51,36 @@ def name_programs(template: str) -> None:
 
 
 def command(program: str) -> str:
-  """The command that a user types to run a program, such as 'train'."""
+  """The name of a program, such as 'train', in usages and examples."""
   return _program_template.format(program)
+
+
+class Command(str):
+  """A command, which is never wrapped: its first line alone is another one."""
+
+
+def command_line(program: str, *arguments: str) -> Command:
+  """The command that runs a program here, as a shell takes it.
+
+  Args:
+    program: The program, such as 'train'.
+    *arguments: Its arguments, not quoted.
+
+  Returns:
+    One line, however long. It runs in the current folder, by this Python.
+  """
+  script = sys.argv[0]
+  path = os.path.join(_ROOT, 'programs', f'{program}.py')
+  if _program_template == _OF_SOURCE and os.path.isfile(path):
+    words = [processes.python(), processes.shorter(path)]
+  elif script.endswith('.py') and _program_template != _OF_SOURCE:
+    words = [processes.python(), script, program]
+  else:
+    words = ['tff-fssl', program]
+    if shutil.which(words[0]) is None:
+      beside = os.path.join(os.path.dirname(sys.executable), words[0])
+      words[0] = processes.shorter(beside)
+  return Command(shlex.join([*words, *arguments]))
 
 
 def format_seconds(seconds: float) -> str:
@@ -92,10 +125,18 @@ def show(text: str = '', *, flush: bool = False) -> None:
 
 
 def wrapped(text: str) -> list[str]:
-  """Lines of at most 80 columns, but for words that are longer."""
+  """Lines of at most 80 columns, but for words and commands that are longer.
+
+  Args:
+    text: The text. Its indented lines, which are commands or parts of a table,
+      stay as they are.
+
+  Returns:
+    The lines.
+  """
   lines = []
   for line in files.printable(text, lines=True).split('\n'):
-    if len(line) <= WIDTH:
+    if len(line) <= WIDTH or line.startswith('  '):
       lines.append(line)
     else:
       lines += textwrap.wrap(
@@ -105,7 +146,8 @@ def wrapped(text: str) -> list[str]:
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
-  """Labels and their texts in two columns, wrapped."""
+  """Labels and their texts in two columns, wrapped but for commands."""
+  commands = {label for label, v in rows.items() if isinstance(v, Command)}
   rows = {
     files.printable(label): files.printable(text.replace('\n', ' '))
     for label, text in rows.items()
@@ -113,6 +155,9 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
   width = max(map(len, rows), default=0) + indent + 2
   lines = []
   for label, text in rows.items():
+    if label in commands:
+      lines.append(f'{"":{indent}}{label}'.ljust(width) + text)
+      continue
     lines += textwrap.wrap(
       text,
       WIDTH,
@@ -170,6 +215,14 @@ def round_name(round_num: int, settings: training_types.Settings) -> str:
   if first < 1 and round_num < 1:
     return f'pre-training {round_num + 1 - first}/{1 - first}'
   return f'round {round_num}/{total}'
+
+
+def after(round_num: int, settings: training_types.Settings) -> str:
+  """'after round 3', 'after pre-training 2/5', or 'at the start'."""
+  if round_num < settings.first_round:
+    return 'at the start'
+  name = round_name(round_num, settings)
+  return f'after {name if round_num < 1 else name.partition("/")[0]}'
 
 
 def round_line(

@@ -5,6 +5,7 @@ import dataclasses
 import errno
 import os
 import pathlib
+import shlex
 import signal
 import time
 import types
@@ -354,9 +355,10 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
   assert code == main.INTERRUPTED == 130
   tree = output_tree.OutputTree(str(folder))
   [saved] = checkpoint.versions(tree.checkpoints)
-  output = ' '.join(capsys.readouterr().out.split())
-  assert f'Stopped and saved. To continue after round {saved}, give' in output
-  assert f'--flagfile={tree.flags_file}' in output
+  assert capsys.readouterr().out.endswith(
+    f'Stopped and saved. To continue after round {saved}:\n'
+    f'  {console.command_line("train", f"--flagfile={tree.flags_file}")}\n'
+  )
   with open(tree.train_csv) as file:
     assert list(csv.DictReader(file))[-1]['round'] == str(saved)
 
@@ -381,6 +383,34 @@ def test_sigterm_in_the_start_leaves_no_folder(
   assert _files(folder) == files
   assert os.listdir(tmp_path) == (['run'] if restart else [])
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_the_command_that_resumes_pre_training(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path / 'a run'))
+  settings = fakes.settings(first_round=-4)
+  command = console.command_line('train', f'--flagfile={tree.flags_file}')
+  os.makedirs(tree.checkpoints)
+  for saved, words in (
+    (None, 'at the start'),
+    (-5, 'at the start'),
+    (-2, 'after pre-training 3/5'),
+    (2, 'after round 2'),
+  ):
+    if saved is not None:
+      pathlib.Path(checkpoint.path_of(tree.checkpoints, saved)).touch()
+    text = train_main._how_to_resume(settings, tree)
+    assert text == f'To continue {words}:\n  {command}'
+
+
+def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
+  file = tmp_path / 'net.py'
+  file.write_text('def build(): pass\n')
+  tree = output_tree.OutputTree('a run')
+  for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
+    given = config.from_command_line(['--dataset=digits', f'--model={model}'])
+    command = train_main._evaluate_command(given, tree)
+    words = shlex.split(console.command_line('evaluate'))
+    assert shlex.split(command) == [*words, 'a run', *more]
 
 
 def test_rounds_without_a_finite_update(tmp_path, capsys):

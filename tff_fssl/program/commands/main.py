@@ -23,6 +23,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
 _REPLACING = 'tff_fssl.readable'
+_COMMAND = '\n  '
 _PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
 
 DONE = 0
@@ -96,12 +97,23 @@ def _raising_terminated() -> Iterator[None]:
 
 
 def complain(message: str) -> None:
-  """Prints an error: wrapped on a terminal, as one line elsewhere."""
+  """Prints an error: wrapped on a terminal, as one line elsewhere.
+
+  Args:
+    message: What is wrong. Commands in it are at its end, each after a line
+      feed and two spaces.
+  """
   text = f'error: {_as_line(message)}'
   if sys.stderr.isatty():
-    text = textwrap.fill(
-      text, console.WIDTH, break_long_words=False, break_on_hyphens=False
+    # Commands, which are on lines of their own, stay in one piece.
+    first, *commands = message.split(_COMMAND)
+    lines = textwrap.wrap(
+      f'error: {_as_line(first)}',
+      console.WIDTH,
+      break_long_words=False,
+      break_on_hyphens=False,
     )
+    text = '\n'.join([*lines, *(f'  {_as_line(one)}' for one in commands)])
   with contextlib.suppress(OSError):
     print(text, file=sys.stderr, flush=True)
 
@@ -114,7 +126,7 @@ def warn(message: str) -> None:
 
 def _as_line(message: str) -> str:
   """A message as one line."""
-  return files.printable(' '.join(message.split('\n  ')))
+  return files.printable(' '.join(message.split(_COMMAND)))
 
 
 def _check_streams() -> None:

@@ -7,9 +7,7 @@ import io
 import math
 import os
 import re
-import shlex
 import tempfile
-import textwrap
 from typing import Any
 
 from tff_fssl import hparams
@@ -305,15 +303,7 @@ def _train_command(row: papers.Row, settings: PapersHparams) -> str:
   """The command that trains as the row says."""
   rounds = _known_rounds(row, settings)
   arguments = row.arguments(_run_flags(row, settings, rounds))
-  text = ' '.join(map(shlex.quote, arguments))
-  lines = textwrap.wrap(
-    f'{console.command("train")} {text}',
-    console.WIDTH - 2,
-    subsequent_indent='  ',
-    break_on_hyphens=False,
-    break_long_words=False,
-  )
-  return ' \\\n'.join(lines)
+  return console.command_line('train', *arguments)
 
 
 def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:

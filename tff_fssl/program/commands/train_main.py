@@ -14,6 +14,7 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.models import names as model_names
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
@@ -95,7 +96,7 @@ def train_main(argv: Sequence[str]) -> int:
         f'This run has finished its {config.run.total_rounds} rounds; to'
         ' continue it, give a larger --total_rounds.'
       )
-      _close(view, tree)
+      _close(config, view, tree)
       return main_lib.DONE
     completion.check_outputs(config, tree)
     _check_availability(config, tree)
@@ -171,7 +172,7 @@ def _train(
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
     heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
-      watching.end(tracking.FINISHED, _close(view, tree))
+      watching.end(tracking.FINISHED, _close(config, view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
       watching.end(tracking.KILLED)
   return code
@@ -203,13 +204,13 @@ def _run_rounds(
   from tff_fssl.program.loop import training
 
   task, config = experiment.task, experiment.task.config
-  stop = training_types.StopRequest()
+  stop, settings = training_types.StopRequest(), _settings(task)
   outputs = _outputs(task, tree, view, watching.manager)
   profiler = _profiler(config, tree, view)
   logic = training.train(
     experiment.process,
     experiment.data_source,
-    _settings(task),
+    settings,
     outputs,
     evaluate_fn=experiment.evaluate_fn,
     reporter=view,
@@ -222,16 +223,16 @@ def _run_rounds(
   try:
     result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
   except asyncio.CancelledError:
-    view.say(f'Stopped at once. {_how_to_resume(tree)}')
+    view.say(f'Stopped at once. {_how_to_resume(settings, tree)}')
     return interrupts.exit_code(stop.signal)
   except training.TrainingStoppedError as error:
     main_lib.complain(str(error))
     return main_lib.NOT_FINITE
   except runtime.WorkerError as error:
-    main_lib.complain(f'{error} {_how_to_resume(tree)}')
+    main_lib.complain(f'{error} {_how_to_resume(settings, tree)}')
     return main_lib.FAILED
   if result.stopped_by is not None:
-    view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+    view.say(f'Stopped and saved. {_how_to_resume(settings, tree)}')
     return interrupts.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
     process = result.state.process
@@ -533,7 +534,9 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _close(
-  view: console.Console, tree: output_tree.OutputTree
+  config: config_lib.Config,
+  view: console.Console,
+  tree: output_tree.OutputTree,
 ) -> dict[str, Any]:
   """Writes, shows and returns the results."""
   results = summary.write(tree)
@@ -548,19 +551,28 @@ def _close(
         'metrics': tree.metrics,
         'model': tree.model if has_model else no_model,
         **({'best model': tree.model_best} if has_best else {}),
-        'plot': f'{console.command("plot")} {tree.path}',
-        'evaluate': f'{console.command("evaluate")} {tree.path}',
+        'plot': console.command_line('plot', tree.path),
+        'evaluate': _evaluate_command(config, tree),
       }
     )
   )
   return results
 
 
-def _how_to_resume(tree: output_tree.OutputTree) -> str:
+def _evaluate_command(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> console.Command:
+  """The command that evaluates a run."""
+  is_file = bool(model_names.file_and_function(config.run.model))
+  trust = ['--run_model_file'] * is_file
+  return console.command_line('evaluate', tree.path, *trust)
+
+
+def _how_to_resume(
+  settings: training_types.Settings, tree: output_tree.OutputTree
+) -> str:
   """Says how to resume, and from which round."""
-  versions = checkpoint.versions(tree.checkpoints)
-  after = f'after round {versions[-1]}' if versions else 'at the start'
-  return (
-    f'To continue {after}, give the same command again, or:\n'
-    f'  {console.command("train")} --flagfile={tree.flags_file}'
-  )
+  saved = checkpoint.versions(tree.checkpoints)[-1:]
+  after = console.after(saved[0], settings) if saved else 'at the start'
+  flagfile = f'--flagfile={tree.flags_file}'
+  return f'To continue {after}:\n  {console.command_line("train", flagfile)}'

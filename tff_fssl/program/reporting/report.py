@@ -4,7 +4,6 @@ import base64
 from collections.abc import Mapping, Sequence
 import io
 import os
-import shlex
 from typing import Any, NamedTuple
 
 import jinja2
@@ -18,6 +17,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import doubts as doubts_lib
 from tff_fssl.program.reporting import model_card
@@ -491,14 +491,15 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 def _command(run: runs_lib.Run) -> str:
   """The command that repeats a run, into another folder."""
   path = output_tree.OutputTree(run.path).flags_file
-  lines = [
-    f'  {shlex.quote(f"--{name}={value}")}'
-    for name, value in sorted(run.flags.items())
-  ]
-  train, flagfile = console.command('train'), shlex.quote(f'--flagfile={path}')
-  return (
-    f'{train} {flagfile} --output_dir=NEW\n# which is, but for the folder:\n'
-    f'{train} \\\n' + ' \\\n'.join(lines)
+  again = [f'--flagfile={path}', '--output_dir=NEW']
+  return '\n'.join(
+    [
+      console.command_line('train', *again),
+      '# which is, but for the folder:',
+      console.command_line(
+        'train', *flags.arguments(dict(sorted(run.flags.items())))
+      ),
+    ]
   )
 
 
