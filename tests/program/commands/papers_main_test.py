@@ -26,7 +26,7 @@ def _call(capsys):
     captured = capsys.readouterr()
     lines = captured.out.splitlines()
     # Commands are in one line, so that they can be copied.
-    assert arguments[0] == 'command' or all(len(n) <= 80 for n in lines)
+    assert arguments[:1] == ('command',) or all(len(n) <= 80 for n in lines)
     return code, captured.out, captured.err
 
   return call
