@@ -1,5 +1,6 @@
 """Mistakes and mishaps, given to the program: one message, nothing lost."""
 
+import contextlib
 import csv
 import dataclasses
 import errno
@@ -7,6 +8,7 @@ import os
 import pathlib
 import shlex
 import signal
+import sys
 import time
 import types
 
@@ -22,6 +24,7 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
+from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -364,8 +367,9 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize('restart', [(), ('--restart',)])
-def test_sigterm_in_the_start_leaves_no_folder(
-  restart, tmp_path, monkeypatch, capsys
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_signals_in_the_start_leave_no_folder(
+  number, restart, tmp_path, monkeypatch, capsys
 ):
   folder = tmp_path / 'run'
   if restart:
@@ -374,15 +378,21 @@ def test_sigterm_in_the_start_leaves_no_folder(
 
   def terminate(config, tree, view, source):
     assert tree.is_new and os.path.isdir(tree.checkpoints)
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(9)
+    with contextlib.suppress(KeyboardInterrupt):  # As imports do.
+      os.kill(os.getpid(), number)
+      time.sleep(9)
 
   monkeypatch.setattr(train_main, '_train', terminate)
-  code = _train(folder, *_SMALL, *restart)
-  assert (code, capsys.readouterr().err) == (143, 'error: terminated\n')
+  monkeypatch.setattr(interrupts.os, '_exit', sys.exit)
+  with pytest.raises(SystemExit) as end:
+    _train(folder, *_SMALL, *restart)
+  assert end.value.code == 128 + number
+  how = 'terminated' if number == signal.SIGTERM else 'interrupted'
+  assert capsys.readouterr().err == f'error: {how}\n'
   assert _files(folder) == files
   assert os.listdir(tmp_path) == (['run'] if restart else [])
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
 
 
 def test_the_command_that_resumes_pre_training(tmp_path):

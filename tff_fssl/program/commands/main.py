@@ -6,15 +6,13 @@ do); 3 training stopped because no update was finite; 130 Ctrl-C; 143 SIGTERM
 """
 
 import codecs
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 import contextlib
 import logging
 import os
 import signal
 import sys
 import textwrap
-import threading
-import types
 import warnings
 
 from tff_fssl import durable
@@ -34,10 +32,6 @@ INTERRUPTED = 128 + signal.SIGINT
 TERMINATED = 128 + signal.SIGTERM
 
 
-class Terminated(KeyboardInterrupt):
-  """SIGTERM, so that what is open is closed as on Ctrl-C."""
-
-
 def run(
   program: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None
 ) -> int:
@@ -53,7 +47,7 @@ def run(
   """
   try:
     _check_streams()
-    with durable.storage_errors(), _raising_terminated():
+    with durable.storage_errors():
       code = program(sys.argv[1:] if argv is None else argv)
       # Now, not at exit, where Python itself would report an error.
       sys.stdout.flush()
@@ -69,31 +63,10 @@ def run(
     _flush()
     complain(str(error))
     return USAGE
-  except KeyboardInterrupt as error:
+  except KeyboardInterrupt:
     _flush()
-    is_asked = isinstance(error, Terminated)
-    complain('terminated' if is_asked else 'interrupted')
-    return TERMINATED if is_asked else INTERRUPTED
-
-
-@contextlib.contextmanager
-def _raising_terminated() -> Iterator[None]:
-  """Lets SIGTERM raise `Terminated`, unless somebody else handles it."""
-
-  def terminate(number: int, frame: types.FrameType | None) -> None:
-    # Another one must not interrupt the cleaning up.
-    signal.signal(number, signal.SIG_IGN)
-    raise Terminated
-
-  is_main = threading.current_thread() is threading.main_thread()
-  if not is_main or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
-    yield
-    return
-  signal.signal(signal.SIGTERM, terminate)
-  try:
-    yield
-  finally:
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    complain('interrupted')
+    return INTERRUPTED
 
 
 def complain(message: str) -> None:

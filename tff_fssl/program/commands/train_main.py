@@ -87,7 +87,16 @@ def train_main(argv: Sequence[str]) -> int:
   parsed = flags.parse(argv, groups)
   config = config_lib.from_flags(parsed)
   view = console.Console(config.run.progress)
-  with output_tree.OutputTree(config.run.output_dir) as tree:
+  with contextlib.ExitStack() as exits:
+    tree = exits.enter_context(output_tree.OutputTree(config.run.output_dir))
+
+    def close(how: str) -> None:
+      tree.close()
+      main_lib.complain(how)
+
+    exits.enter_context(
+      interrupts.exit_at_once(lambda: tree.is_recorded, close)
+    )
     tree.open(config, restart=parsed.values['restart'])
     if tree.old:
       view.say(f'The run that was in {tree.path} is in {tree.old} now.')

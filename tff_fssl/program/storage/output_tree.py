@@ -85,6 +85,7 @@ class OutputTree:
     path: The folder.
     is_new: Whether the folder held no run when it was opened.
     old: Where the run is now that was in the folder, if it was set aside.
+    is_recorded: Whether the folder belongs to this run.
   """
 
   def __init__(self, path: str):
@@ -100,7 +101,7 @@ class OutputTree:
     # Folders that `open` made, for a new run; outermost first.
     self._made: list[str] = []
     self._made_lock = False
-    self._is_recorded = False
+    self.is_recorded = False
 
   def _join(self, *names: str) -> str:
     return os.path.join(self.path, *names)
@@ -248,7 +249,7 @@ class OutputTree:
     text = flags.to_flagfile(config.flags())
     durable.write_file(self.flags_file, [text.encode()])
     self._made, self._made_lock = [], False
-    self._is_recorded = True
+    self.is_recorded = True
 
   def read_flags(self) -> dict[str, str]:
     """The run's flags, name -> text.
@@ -285,7 +286,7 @@ class OutputTree:
     try:
       if self._made or self._made_lock:
         self._remove_made()
-      if self.old and not self._is_recorded and not os.path.lexists(self.path):
+      if self.old and not self.is_recorded and not os.path.lexists(self.path):
         durable.rename(self.old, os.path.abspath(self.path))
     finally:
       if self._lock is not None:
