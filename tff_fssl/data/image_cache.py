@@ -325,7 +325,7 @@ def _checksum(index: dict[str, Any], images: np.ndarray) -> int:
   """CRC-32 of an index without its checksum, and of its images."""
   crc = zlib.crc32(json.dumps(index).encode())
   for chunk in chunks(images):
-    crc = zlib.crc32(chunk, crc)
+    crc = zlib.crc32(chunk.data, crc)
   return crc
 
 

@@ -87,33 +87,42 @@ def train_main(argv: Sequence[str]) -> int:
   parsed = flags.parse(argv, groups)
   config = config_lib.from_flags(parsed)
   view = console.Console(config.run.progress)
-  with contextlib.ExitStack() as exits:
-    tree = exits.enter_context(output_tree.OutputTree(config.run.output_dir))
+  tree = output_tree.OutputTree(config.run.output_dir)
 
-    def close(how: str) -> None:
-      tree.close()
-      main_lib.complain(how)
+  def close(how: str) -> None:
+    tree.close()
+    main_lib.complain(how)
 
-    exits.enter_context(
-      interrupts.exit_at_once(lambda: tree.is_recorded, close)
+  with tree, interrupts.exit_at_once(lambda: tree.is_recorded, close):
+    code = _start(config, tree, view, restart=parsed.values['restart'])
+  return code
+
+
+def _start(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  *,
+  restart: bool,
+) -> int:
+  """Opens the folder, and trains if rounds are left."""
+  tree.open(config, restart=restart)
+  if tree.old:
+    view.say(f'The run that was in {tree.path} is in {tree.old} now.')
+  if completion.is_finished(config, tree):
+    view.say(
+      f'This run has finished its {config.run.total_rounds} rounds; to'
+      ' continue it, give a larger --total_rounds.'
     )
-    tree.open(config, restart=parsed.values['restart'])
-    if tree.old:
-      view.say(f'The run that was in {tree.path} is in {tree.old} now.')
-    if completion.is_finished(config, tree):
-      view.say(
-        f'This run has finished its {config.run.total_rounds} rounds; to'
-        ' continue it, give a larger --total_rounds.'
-      )
-      _close(config, view, tree)
-      return main_lib.DONE
-    completion.check_outputs(config, tree)
-    _check_availability(config, tree)
-    source = None
-    if config.run.init_from and not checkpoint.versions(tree.checkpoints):
-      source = warm_start.find(config.run.init_from)
-    main_lib.quiet(config.run.verbose)
-    return _train(config, tree, view, source)
+    _close(config, view, tree)
+    return main_lib.DONE
+  completion.check_outputs(config, tree)
+  _check_availability(config, tree)
+  source = None
+  if config.run.init_from and not checkpoint.versions(tree.checkpoints):
+    source = warm_start.find(config.run.init_from)
+  main_lib.quiet(config.run.verbose)
+  return _train(config, tree, view, source)
 
 
 def _train(

@@ -244,11 +244,14 @@ def read_flagfile(path: str) -> dict[str, str]:
 def is_value(field: dataclasses.Field, text: str) -> bool:
   """Whether a text can be read as a flag's value; says nothing of its range."""
   kind = type(field.default)
-  parser = _BooleanParser() if kind is bool else _NumberParser(kind)
   try:
-    return kind not in (bool, int, float) or parser.parse(text) is not None
+    if kind is bool:
+      _BooleanParser().parse(text)
+    elif kind in (int, float):
+      _NumberParser(kind).parse(text)
   except ValueError:
     return False
+  return True
 
 
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
