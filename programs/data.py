@@ -5,8 +5,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program.commands import data_main
-from tff_fssl.program.commands import main
+from tff_fssl import this_python
 
 if __name__ == '__main__':
+  this_python.check()
+
+  from tff_fssl.program.commands import data_main
+  from tff_fssl.program.commands import main
+
   sys.exit(main.run(data_main.data_main))

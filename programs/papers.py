@@ -5,8 +5,12 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 
-from tff_fssl.program.commands import main
-from tff_fssl.program.commands import papers_main
+from tff_fssl import this_python
 
 if __name__ == '__main__':
+  this_python.check()
+
+  from tff_fssl.program.commands import main
+  from tff_fssl.program.commands import papers_main
+
   sys.exit(main.run(papers_main.papers_main))

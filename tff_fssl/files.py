@@ -51,6 +51,26 @@ def first_line(error: BaseException) -> str:
   return lines[0] if lines else type(error).__name__
 
 
+def printable(text: str, *, lines: bool = False) -> str:
+  """Makes text from anywhere fit to be shown.
+
+  A name in a file may hold codes that a terminal obeys, that turn the direction
+  of writing, or that XML forbids.
+
+  Args:
+    text: The text.
+    lines: Whether it may have several lines.
+
+  Returns:
+    The text, with unprintable characters escaped as Python escapes them.
+  """
+  if lines:
+    return '\n'.join(map(printable, text.split('\n')))
+  if text.isprintable():
+    return text
+  return ''.join(c if c.isprintable() else ascii(c)[1:-1] for c in text)
+
+
 def open_binary(path: str) -> BinaryIO:
   """Opens a regular file for reading.
 

@@ -1,8 +1,13 @@
-"""Other programs that end together with this one. TensorFlow-free."""
+"""Other programs: their names, and that they end with this one. TF-free."""
 
 from collections.abc import Sequence
+import os
+import re
+import shlex
+import shutil
 import signal
 import subprocess
+import sys
 from typing import Any
 
 # The shell becomes the program, after starting a watcher that waits for the end
@@ -15,6 +20,31 @@ _LAUNCHER = (
   'exec 3<&0 </dev/null; { read -r _ <&3; kill -%d 0; } >/dev/null 2>&1 &'
   ' exec "$@" 3<&-'
 )
+
+
+def python() -> str:
+  """The command of this Python: 'python' if a shell finds it by that name."""
+  found = shutil.which('python')
+  if not sys.executable or (
+    found
+    and os.path.dirname(found) == os.path.dirname(sys.executable)
+    and os.path.samefile(found, sys.executable)
+  ):
+    return 'python'
+  return shorter(sys.executable)
+
+
+def shorter(path: str) -> str:
+  """A path from the current folder on, if it is below."""
+  relative = os.path.relpath(path)
+  return path if relative.startswith(os.pardir) else relative
+
+
+def python_code(code: str) -> str:
+  """The command that runs a line of code, for a shell."""
+  # Most code has single quotes: this is easier to read.
+  quoted = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
+  return f'{shlex.quote(python())} -c {quoted}'
 
 
 def start(

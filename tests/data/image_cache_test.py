@@ -1,3 +1,4 @@
+import dataclasses
 import errno
 import json
 import multiprocessing
@@ -196,6 +197,12 @@ def _index(path, **changes):
   (path / 'index.json').write_text(json.dumps({**index, **changes}))
 
 
+def _flip(path, position):
+  content = bytearray(path.read_bytes())
+  content[position] ^= 1
+  path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
   'damage',
   [
@@ -211,6 +218,10 @@ def _index(path, **changes):
     lambda path: _index(path, mean=[float('nan')] * 3),
     lambda path: _index(path, std=[0.0] * 3),
     lambda path: _index(path, facts=3),
+    lambda path: _index(path, facts={'names': ['e']}),
+    lambda path: _index(path, crc32=0),
+    lambda path: _flip(path / 'images.bin', 0),
+    lambda path: _flip(path / 'images.bin', -1),
     lambda path: os.truncate(path / 'images.bin', 7),
     lambda path: (path / 'images.bin').unlink(),
     lambda path: (
@@ -225,3 +236,15 @@ def test_foreign_files_are_refused(tmp_path, damage):
   with pytest.raises(UsageError, match='remove this folder') as error:
     _open(tmp_path, _must_not_make)
   assert '\n' not in str(error.value) and str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+  'values', [[-(2**40)], [-2], [3], [1.0], [True], ['1']]
+)
+def test_numbers_that_int32_would_turn_into_others(tmp_path, values):
+  cached = dataclasses.replace(_open(tmp_path), facts={'y': values})
+  with pytest.raises(ValueError, match='y must be from -1 to 2'):
+    cached.integers('y', 3)
+  cached = dataclasses.replace(cached, facts={'y': [-1, 0, 2]})
+  np.testing.assert_array_equal(cached.integers('y', 3), [-1, 0, 2])
+  assert cached.integers('y', 3).dtype == np.int32

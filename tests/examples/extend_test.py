@@ -177,12 +177,10 @@ def _check_other_programs(folder, capsys):
         f'{own_file}, a program whose algorithms and flags are not all known'
         ' here'
       ) in (error := capsys.readouterr().err)
-      assert (
-        f'if you trust that file: python {own_file} {name} {arguments}'
-        in (error)
-      )
+      go_on = console.command_line(name, arguments, own_file=own_file)
+      assert f'if you trust that file: {go_on}' in error
     with open(report) as file:
-      assert f'python {own_file} train --flagfile=' in file.read()
+      assert f'{own_file} train --flagfile=' in file.read()
     for program in (compare_main.compare_main, plot_main.plot_main):
       assert main.run(program, [folder]) == 0, program
     assert main.run(runs_main.runs_main, [folder]) == 0

@@ -1,9 +1,12 @@
 import io
 import math
 import re
+import shlex
+import subprocess
 import time
 
 from tff_fssl import metrics
+from tff_fssl import processes
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -167,6 +170,53 @@ def test_the_bar_moves_on_within_a_round():
         assert time.monotonic() < deadline
         time.sleep(0.05)
   view.end()
+
+
+def test_control_characters_are_escaped(capsys):
+  bad, shown = 'a\x1b[31m\x07\u202e', r'a\x1b[31m\x07\u202e'
+  console.show(f'{bad}\n{bad}')
+  assert capsys.readouterr().out == f'{shown}\n{shown}\n'
+  console.Console('lines').say(f'{bad}\n{bad}')
+  assert capsys.readouterr().out == f'{shown}\n{shown}\n'
+  assert console.table({bad: f'{bad}\n{bad}'}) == f'  {shown}  {shown} {shown}'
+
+
+def test_a_command_runs_as_it_stands(tmp_path, monkeypatch):
+  folder = tmp_path / "a 'b' $c"
+  folder.mkdir()
+  monkeypatch.chdir(folder)
+  (folder / 'd e').write_text('{}')
+  command = console.command_line('partition', 'd e')
+  assert len(command.splitlines()) == 1
+  done = subprocess.run(
+    command, shell=True, capture_output=True, text=True, check=False
+  )
+  assert done.returncode == 2 and done.stderr.startswith('error: d e: ')
+
+
+def test_programs_are_called_as_this_one_was(monkeypatch, tmp_path):
+  previous = console.command('{}')
+  try:
+    for script, template, words in (
+      ('/x/my alg.py', 'python {}', [processes.python(), '/x/my alg.py']),
+      ('/bin/tff-fssl', 'tff-fssl {}', ['tff-fssl']),
+    ):
+      monkeypatch.setattr('sys.argv', [script])
+      monkeypatch.setattr('shutil.which', lambda name: f'/bin/{name}')
+      monkeypatch.setattr('os.path.samefile', lambda *_: False)
+      console.name_programs(template)
+      command = console.command_line('train', '--a=b c')
+      assert shlex.split(command) == [*words, 'train', '--a=b c']
+  finally:
+    console.name_programs(previous)
+
+
+def test_commands_are_never_wrapped(capsys):
+  command = console.Command(f'python x.py {"folder/" * 20} --flag')
+  console.Console('lines').say(f'{"words " * 20}:\n  {command}')
+  assert capsys.readouterr().out.endswith(f':\n  {command}\n')
+  text = console.table({'long': 'words ' * 20, 'evaluate': command})
+  assert text.endswith(f'\n  evaluate  {command}')
 
 
 def test_silence():

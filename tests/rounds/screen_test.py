@@ -1,4 +1,7 @@
+import numpy as np
 import pytest
+import tensorflow_federated as tff
+import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
@@ -45,3 +48,42 @@ def test_uniform_weights_are_0_or_1_unless_the_algorithm_sets_them(weighs):
   hparams = round_hparams.RoundHparams(client_weighting='uniform')
   weights = screen.build_bounds(local, hparams, None, 3).weights
   assert weights == guarded.AllowedWeights(1.0, all_or_nothing=not weighs)
+
+
+# Each is 0 or 1 for a client.
+_COUNTS = {
+  '',  # Rejected sums of batch norm statistics.
+  'num_clients',
+  'num_clipped',
+  'num_left_out',
+  'num_non_finite_clients',
+  'num_rejected_clients',
+  'num_weighted_clients',
+}
+
+
+def _leaves(type_spec, name=''):
+  if isinstance(type_spec, tff.StructType):
+    for key, element in tff.structure.iter_elements(type_spec):
+      yield from _leaves(element, key or name)
+  else:
+    yield name, type_spec
+
+
+@pytest.mark.parametrize('algorithm', ['fl2', 'fedmatch', 'protofssl'])
+def test_no_sum_of_clients_integers_can_wrap_around(algorithm, monkeypatch):
+  summed = {}
+  federated_sum = tff.federated_sum
+
+  def record(value):
+    summed.update(_leaves(value.type_signature.member))
+    return federated_sum(value)
+
+  monkeypatch.setattr(tff, 'federated_sum', record)
+  tiny_task.build(algorithm)
+  integers = {
+    name
+    for name, of in summed.items()
+    if np.issubdtype(of.dtype, np.integer) and of.dtype != np.int64
+  }
+  assert 'num_clients' in integers and integers <= _COUNTS

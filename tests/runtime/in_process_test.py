@@ -77,6 +77,18 @@ def test_agrees_with_tffs_worker(fed_avg, make_dataset, worker, train):
     )
 
 
+def test_integers_wrap_around_as_in_tffs_worker(worker):
+  @tff.federated_computation(_INTS, tff.FederatedType(np.int64, tff.CLIENTS))
+  def total(x, y):
+    return tff.federated_sum(x), tff.federated_sum(y)
+
+  largest = 2**31 - 1
+  for context in (_context(2), worker):
+    with tff.framework.get_context_stack().install(context):
+      sums = total([largest, 1], [largest, 1])
+    assert tuple(map(int, sums)) == (-(2**31), 2**31)
+
+
 def test_threads_do_not_change_a_bit(fed_avg, make_dataset, train):
   cohort = [lambda i=i: make_dataset(i) for i in range(7)]
   results = [

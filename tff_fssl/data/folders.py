@@ -6,8 +6,6 @@ import functools
 import os
 from typing import Any, NamedTuple, cast
 
-import numpy as np
-
 from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.data import inspection
@@ -157,8 +155,8 @@ def decode(info: FolderInfo) -> Decoded:
   try:
     facts = cached.facts
     num_train = int(facts['num_train'])
-    y = np.array(facts['y'], np.int32)
-    owners = np.array(facts['owners'], np.int32)
+    y = cached.integers('y', info.num_classes)
+    owners = cached.integers('owners', max(1, len(listing.client_names)))
     unreadable = {str(k): str(v) for k, v in facts['unreadable'].items()}
     sizes = [(int(h), int(w), bool(e), int(n)) for h, w, e, n in facts['sizes']]
     if len(y) != len(cached.images) or len(owners) != num_train:

@@ -14,6 +14,7 @@ import functools
 import json
 import os
 import re
+import shlex
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -76,7 +77,7 @@ def folder_of(name: str, data_dir: str) -> str | None:
   if revision not in found:
     raise UsageError(
       f'--dataset={name}: {snapshots} has no snapshot that {main} names; fetch'
-      f' it again: {fetch_command(name, data_dir)}'
+      f' it again:\n  {fetch_command(name, data_dir)}'
     )
   return os.path.join(snapshots, revision)
 
@@ -91,10 +92,12 @@ def base_of(data_dir: str) -> str:
 def fetch_command(name: str, data_dir: str) -> str:
   """The command that fetches a data set, by the hub's own client."""
   owner, plain, _ = _parsed(name)
-  command = f'hf download {owner}/{plain} --repo-type=dataset'
-  if not data_dir:
-    return command
-  return f'{command} --local-dir={os.path.join(data_dir, owner, plain)}'
+  words = ['hf', 'download', f'{owner}/{plain}', '--repo-type=dataset']
+  if data_dir:
+    # No shell expands '~' there.
+    folder = os.path.expanduser(os.path.join(data_dir, owner, plain))
+    words.append(f'--local-dir={folder}')
+  return shlex.join(words)
 
 
 def missing(name: str, data_dir: str) -> str:
@@ -119,8 +122,9 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
   folder = folder_of(name, data_dir)
   if folder is None:
     raise UsageError(
-      f'--dataset={missing(name, data_dir)}; to fetch it, run:'
-      f' {fetch_command(name, data_dir)} (pip install huggingface_hub)'
+      f'--dataset={missing(name, data_dir)}; to fetch it, run'
+      ' (after pip install huggingface_hub):'
+      f'\n  {fetch_command(name, data_dir)}'
     )
   try:
     splits = _chosen(name, _configurations(folder))

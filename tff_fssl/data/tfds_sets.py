@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tff_fssl import files
+from tff_fssl import processes
 from tff_fssl.data import data_hparams
 from tff_fssl.data import listings
 from tff_fssl.data import names
@@ -179,10 +180,11 @@ def folder_of(data_dir: str | None) -> str:
 
 def fetch_command(name: str, data_dir: str | None) -> str:
   """The command that fetches a data set."""
-  return (
-    'python -c "import tensorflow_datasets as tfds;'
-    f" tfds.load('{name}', data_dir='{folder_of(data_dir)}')\""
+  code = (
+    'import tensorflow_datasets as tfds;'
+    f' tfds.load({name!r}, data_dir={folder_of(data_dir)!r})'
   )
+  return processes.python_code(code)
 
 
 def stored_version(name: str, data_dir: str | None) -> str | None:
@@ -240,7 +242,7 @@ def stored(name: str, data_dir: str | None) -> Stored:
   if version is None and name in names.DATA_SETS:
     raise UsageError(
       f'data set {name} is not in --data_dir={given}; to fetch it, run:'
-      f' {fetch_command(name, data_dir)}'
+      f'\n  {fetch_command(name, data_dir)}'
     )
   if version is None:
     known, on_disk = tuple(names.DATA_SETS), there(data_dir)
@@ -274,8 +276,8 @@ def damaged(
   """The error for files that cannot be read."""
   return UsageError(
     f'data set {name} {folder.name} in --data_dir={folder_of(data_dir)} cannot'
-    f' be read; remove {folder} and run: {fetch_command(name, data_dir)}'
-    f' ({type(error).__name__}: {files.first_line(error)})'
+    f' be read ({type(error).__name__}: {files.first_line(error)}); remove'
+    f' {folder} and run:\n  {fetch_command(name, data_dir)}'
   )
 
 

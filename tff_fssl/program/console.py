@@ -8,6 +8,7 @@ import contextlib
 import math
 import os
 import shlex
+import shutil
 import sys
 import textwrap
 import threading
@@ -15,7 +16,9 @@ from typing import Any, TextIO
 
 import tqdm
 
+from tff_fssl import files
 from tff_fssl import metrics
+from tff_fssl import processes
 from tff_fssl.program import catalogue
 from tff_fssl.program import progress as progress_lib
 from tff_fssl.program import training_types
@@ -35,8 +38,10 @@ _TROUBLES = {
 }
 
 
+_ROOT = os.path.abspath(os.path.join(os.path.dirname(__file__), '..', '..'))
+_OF_SOURCE = 'python programs/{}.py'
 # The command that runs a program; `{}` stands for the program's name.
-_program_template = 'python programs/{}.py'
+_program_template = _OF_SOURCE
 
 
 def name_programs(template: str) -> None:
@@ -46,7 +51,7 @@ def name_programs(template: str) -> None:
 
 
 def command(program: str) -> str:
-  """The command that a user types to run a program, such as 'train'."""
+  """The name of a program, such as 'train', in usages and examples."""
   return _program_template.format(program)
 
 
@@ -65,9 +70,35 @@ def own_file() -> str:
   return _own_file
 
 
-def command_of_file(path: str, program: str) -> str:
-  """Returns the command that runs a program of a user's Python file."""
-  return f'python {shlex.quote(path)} {program}'
+class Command(str):
+  """A command, which is never wrapped: its first line alone is another one."""
+
+
+def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
+  """The command that runs a program here, as a shell takes it.
+
+  Args:
+    program: The program, such as 'train'.
+    *arguments: Its arguments, not quoted.
+    own_file: The user's Python file that is to run it; '': this one, if any.
+
+  Returns:
+    One line, however long. It runs in the current folder, by this Python.
+  """
+  script = sys.argv[0]
+  path = os.path.join(_ROOT, 'programs', f'{program}.py')
+  if own_file:
+    words = [processes.python(), own_file, program]
+  elif _program_template == _OF_SOURCE and os.path.isfile(path):
+    words = [processes.python(), processes.shorter(path)]
+  elif script.endswith('.py') and _program_template != _OF_SOURCE:
+    words = [processes.python(), script, program]
+  else:
+    words = ['tff-fssl', program]
+    if shutil.which(words[0]) is None:
+      beside = os.path.join(os.path.dirname(sys.executable), words[0])
+      words[0] = processes.shorter(beside)
+  return Command(shlex.join([*words, *arguments]))
 
 
 def format_seconds(seconds: float) -> str:
@@ -106,11 +137,24 @@ def _format_loss(value: float) -> str:
   return f'{value:.3f}' if value >= 0.01 or not value else f'{value:.2g}'
 
 
+def show(text: str = '', *, flush: bool = False) -> None:
+  """Prints text, with unprintable characters escaped."""
+  print(files.printable(text, lines=True), flush=flush)
+
+
 def wrapped(text: str) -> list[str]:
-  """Lines of at most 80 columns, but for words that are longer."""
+  """Lines of at most 80 columns, but for words and commands that are longer.
+
+  Args:
+    text: The text. Its indented lines, which are commands or parts of a table,
+      stay as they are.
+
+  Returns:
+    The lines.
+  """
   lines = []
-  for line in text.splitlines() or ['']:
-    if len(line) <= WIDTH:
+  for line in files.printable(text, lines=True).split('\n'):
+    if len(line) <= WIDTH or line.startswith('  '):
       lines.append(line)
     else:
       lines += textwrap.wrap(
@@ -120,10 +164,18 @@ def wrapped(text: str) -> list[str]:
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
-  """Labels and their texts in two columns, wrapped."""
+  """Labels and their texts in two columns, wrapped but for commands."""
+  commands = {label for label, v in rows.items() if isinstance(v, Command)}
+  rows = {
+    files.printable(label): files.printable(text.replace('\n', ' '))
+    for label, text in rows.items()
+  }
   width = max(map(len, rows), default=0) + indent + 2
   lines = []
   for label, text in rows.items():
+    if label in commands:
+      lines.append(f'{"":{indent}}{label}'.ljust(width) + text)
+      continue
     lines += textwrap.wrap(
       text,
       WIDTH,
@@ -181,6 +233,14 @@ def round_name(round_num: int, settings: training_types.Settings) -> str:
   if first < 1 and round_num < 1:
     return f'pre-training {round_num + 1 - first}/{1 - first}'
   return f'round {round_num}/{total}'
+
+
+def after(round_num: int, settings: training_types.Settings) -> str:
+  """'after round 3', 'after pre-training 2/5', or 'at the start'."""
+  if round_num < settings.first_round:
+    return 'at the start'
+  name = round_name(round_num, settings)
+  return f'after {name if round_num < 1 else name.partition("/")[0]}'
 
 
 def round_line(

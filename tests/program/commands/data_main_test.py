@@ -193,7 +193,7 @@ def test_a_tfds_set(shown, tmp_path):
   assert 'leaves/1.0.0 (' in ' '.join(text.split())
   (tmp_path / 'leaves/1.0.0/features.json').write_text('{')
   code, text = shown('leaves', f'--data_dir={tmp_path}')
-  assert code == 2 and 'cannot be read; remove' in text
+  assert code == 2 and 'cannot be read (FileError: ' in text
 
 
 def test_many_classes_are_shortened(shown, tmp_path):

@@ -1,3 +1,4 @@
+import dataclasses
 import json
 import os
 import subprocess
@@ -26,6 +27,17 @@ def _call(capsys):
     return code, *capsys.readouterr()
 
   return call
+
+
+def test_control_characters_are_escaped(call, tmp_path):
+  config = config_lib.from_command_line([*_DIGITS, '--clients_per_round=5'])
+  drawn = holdings.partition_of(config, sources.load('digits'))
+  names = tuple(f'{i}\x1b[31m' for i in range(5))
+  file = str(tmp_path / 'a.json')
+  dataclasses.replace(drawn, client_names=names).save_json(file)
+  code, text, _ = call(file)
+  assert code == main.DONE and r'0\x1b[31m, 1\x1b[31m' in text
+  assert '\x1b' not in text
 
 
 def test_draws_writes_and_describes(call, tmp_path):

@@ -1,11 +1,15 @@
 """Mistakes and mishaps, given to the program: one message, nothing lost."""
 
+import contextlib
 import csv
 import dataclasses
 import errno
 import os
 import pathlib
+import shlex
 import signal
+import sys
+import time
 import types
 
 import faulty_disk
@@ -20,6 +24,7 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
+from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -178,6 +183,55 @@ def test_flags(unfinished, flags, words, capsys):
     assert not new.exists()
 
 
+def _edit(path, old, new):
+  text = path.read_text()
+  assert old in text
+  path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+  'file, old, new, words',
+  [
+    ('flags.txt', '=800', '=abc', ['flags.txt: --total_rounds=abc is not a']),
+    ('metrics/eval.csv', '\n2,', '\n2,abc', ['eval.csv: column', "'abc"]),
+    ('metrics/train.csv', '\n2,', '\n3,', ['train.csv: the row of round 2']),
+    ('metrics/train.csv', '\n1,', '\n', ['train.csv, line 3']),
+  ],
+)
+def test_a_changed_file_is_refused_before_anything_is_trained(
+  unfinished, file, old, new, words, capsys
+):
+  folder, _ = unfinished
+  _edit(folder / file, old, new)
+  files = _files(folder)
+  _assert_refused(_train(folder), words, capsys)
+  assert _files(folder) == files
+
+
+def test_without_checkpoints_a_run_begins_again_only_when_asked(
+  unfinished, monkeypatch, capsys
+):
+  folder, files = unfinished
+  for path in (folder / 'checkpoints').iterdir():
+    path.unlink()
+    del files[path]
+  words = ['checkpoints: checkpoints are gone: none is there', '--restart']
+  _assert_refused(_train(folder), words, capsys)
+  assert _files(folder) == files
+
+  def record(config, tree, view, source):
+    tree.record(config)
+    return 0
+
+  monkeypatch.setattr(train_main, '_train', record)
+  assert _train(folder, '--restart') == 0
+  old = folder.parent / 'run.old_1'
+  assert f'is in {old} now' in ' '.join(capsys.readouterr().out.split())
+  assert {old / path.relative_to(folder) for path in files} == set(_files(old))
+  assert set(_files(folder)) == {folder / 'flags.txt'}
+  assert 'restart' not in (folder / 'flags.txt').read_text()
+
+
 def test_a_second_program(unfinished, capsys):
   folder, files = unfinished
   with output_tree.OutputTree(str(folder)) as tree:
@@ -331,11 +385,69 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path, monkeypatch, capsys):
   assert code == main.INTERRUPTED == 130
   tree = output_tree.OutputTree(str(folder))
   [saved] = checkpoint.versions(tree.checkpoints)
-  output = ' '.join(capsys.readouterr().out.split())
-  assert f'Stopped and saved. To continue after round {saved}, give' in output
-  assert f'--flagfile={tree.flags_file}' in output
+  assert capsys.readouterr().out.endswith(
+    f'Stopped and saved. To continue after round {saved}:\n'
+    f'  {console.command_line("train", f"--flagfile={tree.flags_file}")}\n'
+  )
   with open(tree.train_csv) as file:
     assert list(csv.DictReader(file))[-1]['round'] == str(saved)
+
+
+@pytest.mark.parametrize('restart', [(), ('--restart',)])
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+def test_signals_in_the_start_leave_no_folder(
+  number, restart, tmp_path, monkeypatch, capsys
+):
+  folder = tmp_path / 'run'
+  if restart:
+    fakes.run(folder, total_rounds=2)
+  files = _files(folder)
+
+  def terminate(config, tree, view, source):
+    assert tree.is_new and os.path.isdir(tree.checkpoints)
+    with contextlib.suppress(KeyboardInterrupt):  # As imports do.
+      os.kill(os.getpid(), number)
+      time.sleep(9)
+
+  monkeypatch.setattr(train_main, '_train', terminate)
+  monkeypatch.setattr(interrupts.os, '_exit', sys.exit)
+  with pytest.raises(SystemExit) as end:
+    _train(folder, *_SMALL, *restart)
+  assert end.value.code == 128 + number
+  how = 'terminated' if number == signal.SIGTERM else 'interrupted'
+  assert capsys.readouterr().err == f'error: {how}\n'
+  assert _files(folder) == files
+  assert os.listdir(tmp_path) == (['run'] if restart else [])
+  assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+  assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
+
+
+def test_the_command_that_resumes_pre_training(tmp_path):
+  tree = output_tree.OutputTree(str(tmp_path / 'a run'))
+  settings = fakes.settings(first_round=-4)
+  command = console.command_line('train', f'--flagfile={tree.flags_file}')
+  os.makedirs(tree.checkpoints)
+  for saved, words in (
+    (None, 'at the start'),
+    (-5, 'at the start'),
+    (-2, 'after pre-training 3/5'),
+    (2, 'after round 2'),
+  ):
+    if saved is not None:
+      pathlib.Path(checkpoint.path_of(tree.checkpoints, saved)).touch()
+    text = train_main._how_to_resume(settings, tree)
+    assert text == f'To continue {words}:\n  {command}'
+
+
+def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
+  file = tmp_path / 'net.py'
+  file.write_text('def build(): pass\n')
+  tree = output_tree.OutputTree('a run')
+  for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
+    given = config.from_command_line(['--dataset=digits', f'--model={model}'])
+    command = train_main._evaluate_command(given, tree)
+    words = shlex.split(console.command_line('evaluate'))
+    assert shlex.split(command) == [*words, 'a run', *more]
 
 
 def test_rounds_without_a_finite_update(tmp_path, capsys):

@@ -27,7 +27,7 @@ def _run(send, number, seconds=9.0):
       interrupts.run_until_stopped(logic(), stop, said.append, lambda: now)
     )
   finally:
-    signal.signal(number, before)
+    assert signal.getsignal(number) == before
   return result, stop, said
 
 

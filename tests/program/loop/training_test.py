@@ -267,7 +267,8 @@ def test_lost_rows_are_said(tmp_path):
   os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
   reporter = fakes.Reporter()
   fakes.run(tmp_path / 'run', reporter=reporter)
-  assert 'lacks rows before round 3' in reporter.messages[0]
+  assert 'lacks rows of what is saved' in reporter.messages[0]
+  assert 'continues after round 3 without them' in reporter.messages[0]
   assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
 
 
@@ -545,3 +546,18 @@ def test_an_exception_in_a_hook_ends_the_run_which_can_be_continued(
   fakes.run(tmp_path / 'run', process(), total_rounds=3)
   fakes.run(tmp_path / 'other', process(), total_rounds=3)
   assert fakes.results(tmp_path / 'run') == fakes.results(tmp_path / 'other')
+
+
+def test_a_renamed_checkpoint_does_not_skip_rounds(tmp_path):
+  """A round 4 that was renamed to 9 gave rows 1 to 4, and 10 to 12."""
+  folder = tmp_path / 'run'
+  fakes.run(folder)
+  checkpoints = output_tree.OutputTree(str(folder)).checkpoints
+  four, nine = (checkpoint.path_of(checkpoints, n) for n in (4, 9))
+  os.rename(four, nine)
+  with pytest.raises(UsageError, match="it was written as 'round_4.ckpt'"):
+    fakes.run(folder, total_rounds=12)
+  os.rename(nine, four)
+  fakes.run(folder, total_rounds=12)
+  rounds = [int(row['round']) for row in _rows(folder, 'train.csv')]
+  assert rounds == list(range(13))

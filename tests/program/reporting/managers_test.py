@@ -206,6 +206,27 @@ def test_of_whatever_edit_a_checkpoint_is_refused(tmp_path, data):
     assert read is checkpoint.read_header
 
 
+def test_a_renamed_checkpoint_is_refused_and_stays(tmp_path):
+  manager = _manager(tmp_path)
+  _save(manager, 3, 4)
+  renamed = checkpoint.path_of(str(tmp_path), 9)
+  os.rename(checkpoint.path_of(str(tmp_path), 4), renamed)
+  words = "round_9.ckpt cannot be used: it was written as 'round_4.ckpt', and"
+  with pytest.raises(UsageError, match=words):
+    asyncio.run(manager.load_latest(_STATE))
+  with pytest.raises(checkpoint.ForeignError, match='written as'):
+    checkpoint.read_latest(str(tmp_path))
+  assert asyncio.run(manager.get_versions()) == [3, 9]
+  os.rename(renamed, checkpoint.path_of(str(tmp_path), 4))
+  assert asyncio.run(manager.load_latest(_STATE))[1] == 4
+
+
+def test_a_checkpoint_of_an_older_version_does_not_say_its_name(tmp_path):
+  path = tmp_path / 'round_4.ckpt'
+  path.write_bytes(b''.join(checkpoint.to_chunks({'a': np.arange(3)})))
+  np.testing.assert_array_equal(checkpoint.read(str(path))['a'], [0, 1, 2])
+
+
 def test_if_none_is_whole_nothing_is_begun_anew(tmp_path):
   manager = _manager(tmp_path)
   _save(manager, 1, 2)

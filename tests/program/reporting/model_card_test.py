@@ -141,6 +141,15 @@ def test_nothing_of_the_machine_and_no_markup(subject, tmp_path):
   assert r'\<b\>\|, 1, 2' in card
 
 
+def test_control_characters_are_escaped(subject):
+  data = dataclasses.replace(
+    sources.load('digits'), class_names=('a\x1b[31m\u202e', *'123456789')
+  )
+  card = model_card.render(subject(data=data))
+  assert r'a\x1b' in card
+  assert all(line.isprintable() for line in card.split('\n'))
+
+
 def test_privacy(subject):
   private = (
     '--aggregator=dp',

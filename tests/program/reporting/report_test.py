@@ -269,6 +269,14 @@ def test_what_others_wrote_is_escaped(tmp_path):
   assert '&lt;script&gt;alert(1)' in text and '&lt;img src=x&gt;' in text
 
 
+def test_control_characters_are_escaped(tmp_path):
+  path = written_runs.write(tmp_path / 'a', dataset='b\x01\x1b[31m')
+  other = written_runs.write(tmp_path / 'b', 'fl2')
+  text = report.page(_groups(path, other))
+  assert r'b\x01\x1b[31m' in text
+  assert all(line.isprintable() for line in text.split('\n'))
+
+
 def test_a_run_of_one_round_without_clients_reports(tmp_path):
   path = written_runs.write(tmp_path / 'a', 'supervised', rounds=1)
   table = output_tree.OutputTree(path).train_csv

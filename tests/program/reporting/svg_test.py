@@ -37,6 +37,13 @@ def test_a_diagram_is_the_same_every_time_and_shares_no_id():
   assert not set(ids(first)) & set(ids(second))
 
 
+def test_control_characters_are_escaped():
+  text = _draw('a', title='a\x1b[31m\x01\u202eb\nc')
+  root = ElementTree.fromstring(text)
+  shown = {e.text for e in root.iter() if e.text}
+  assert {'a\\x1b[31m\\x01\\u202eb', 'c'} <= shown
+
+
 def test_references_lead_to_what_is_there():
   root = ElementTree.fromstring(_draw('a'))
   ids = {e.get('id') for e in root.iter()}

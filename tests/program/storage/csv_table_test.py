@@ -233,3 +233,57 @@ def test_the_last_key_of_another_file(tmp_path):
   path.write_text('round,x\nseven,1\n')
   with pytest.raises(UsageError):
     csv_table.last_key(str(path))
+
+
+def _numbers(tmp_path, *keys, tail=''):
+  path = str(tmp_path / 'a.csv')
+  with open(path, 'w') as file:
+    file.write('round,x\n' + ''.join(f'{key},0.5\n' for key in keys) + tail)
+  return path
+
+
+@pytest.mark.parametrize(
+  'keys, tail, saved',
+  [
+    ((), '', None),
+    ((), '', 3),  # It was moved away.
+    ((2, 3, 4), '', 4),
+    ((2, 3, 4), '5,0.', 4),  # A kill while round 5 was written.
+    ((2, 3, 4), '5', 4),
+    ((2, 3, 4, 5), '', 4),
+  ],
+)
+def test_tables_that_a_kill_can_leave(tmp_path, keys, tail, saved):
+  path = _numbers(tmp_path, *keys, tail=tail)
+  for every_round in (True, False):
+    csv_table.check(path, saved, every_round=every_round)
+  csv_table.check(str(tmp_path / 'none'), saved, every_round=True)
+
+
+@pytest.mark.parametrize(
+  'keys, tail, row',
+  [
+    ((1, 2, 3), '', 4),
+    ((1, 2, 3), '4', 4),
+    ((1, 2, 4), '', 3),
+    ((1, 2, 3, 5, 6), '', 4),
+    ((1, 2, 10**17), '', 3),
+  ],
+)
+def test_a_table_without_the_row_of_a_saved_round(tmp_path, keys, tail, row):
+  path = _numbers(tmp_path, *keys, tail=tail)
+  with pytest.raises(UsageError, match=f'the row of round {row} is missing'):
+    csv_table.check(path, 4, every_round=True)
+  csv_table.check(path, 4, every_round=False)
+
+
+def test_a_torn_row_of_a_saved_round(tmp_path):
+  path = _numbers(tmp_path, 2, tail='4,0.')
+  with pytest.raises(UsageError, match='the row of round 4 is missing or torn'):
+    csv_table.check(path, 4, every_round=False)
+
+
+def test_a_cell_that_is_not_a_number(tmp_path):
+  path = _numbers(tmp_path, 1, tail='2,abc\n')
+  with pytest.raises(UsageError, match=r"a.csv: column x of round 2 .*'abc'"):
+    csv_table.check(path, 2, every_round=False)

@@ -71,6 +71,62 @@ def test_another_configuration_is_refused(tmp_path):
     pass
 
 
+def test_a_value_in_flags_txt_that_is_none(tmp_path):
+  with _open(tmp_path / 'run') as tree:
+    pass
+  with open(tree.flags_file) as file:
+    text = file.read()
+  for name, value in (
+    ('total_rounds', 'abc'),
+    ('rounds_per_checkpoint', '1.5'),
+    ('fl2.rho', ''),
+    ('tensorboard', 'perhaps'),
+  ):
+    lines = [f for f in text.splitlines() if not f.startswith(f'--{name}=')]
+    with open(tree.flags_file, 'w') as file:
+      file.write('\n'.join([*lines, f'--{name}={value}']))
+    with pytest.raises(UsageError, match=f'flags.txt: --{name}={value} is not'):
+      _open(tmp_path / 'run')
+
+
+def test_a_restart_keeps_the_run_that_was_there(tmp_path):
+  folder = tmp_path / 'run'
+  olds = []
+  for seed in range(3):
+    config = config_lib.from_command_line(
+      [f'--output_dir={folder}/', f'--seed={seed}']
+    )
+    with output_tree.OutputTree(f'{folder}/') as tree:
+      tree.open(config, restart=True)
+      assert tree.is_new
+      tree.record(config)
+      olds.append(tree.old)
+  assert olds == ['', f'{folder}.old_1', f'{folder}.old_2']
+  for path, seed in zip((*olds[1:], folder), range(3)):
+    flags = output_tree.OutputTree(str(path)).read_flags()
+    assert flags['seed'] == str(seed)
+
+
+def test_a_restart_that_fails_changes_nothing(tmp_path, monkeypatch):
+  folder = tmp_path / 'run'
+  with _open(folder):
+    pass
+  before = sorted(os.walk(folder))
+  config = config_lib.from_command_line([f'--output_dir={folder}', '--seed=7'])
+  with output_tree.OutputTree(str(folder)) as tree:
+    tree.open(config, restart=True)
+    assert os.path.isdir(tree.old)
+  assert sorted(os.walk(folder)) == before
+  assert os.listdir(tmp_path) == ['run']
+  with _open(folder):
+    with pytest.raises(UsageError, match='another program'):
+      output_tree.OutputTree(str(folder)).open(config, restart=True)
+  monkeypatch.chdir(folder)
+  with pytest.raises(UsageError, match='it is the working directory'):
+    output_tree.OutputTree('.').open(config, restart=True)
+  assert os.listdir(tmp_path) == ['run']
+
+
 def test_a_folder_with_other_files_is_refused(tmp_path):
   (tmp_path / 'thesis.tex').write_text('')
   with pytest.raises(UsageError, match='thesis.tex'):

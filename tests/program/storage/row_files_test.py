@@ -43,6 +43,14 @@ def test_a_row_of_each_round(rows):
     _assert_is(rows.read(7, round_num), 7, round_num)
 
 
+def test_the_row_of_another_client_is_refused(rows, tmp_path):
+  rows.write(7, 1, _row(7, 1))
+  folder = tmp_path / 'rows'
+  os.rename(folder / 'client_7_round_1.row', folder / 'client_8_round_1.row')
+  with pytest.raises(hparams.UsageError, match="as 'client_7_round_1.row'"):
+    rows.read(8, 1)
+
+
 def test_rounds_that_are_repeated_have_no_rows(rows, tmp_path):
   for round_num in (1, 2, 3):
     rows.write(0, round_num, _row(0, round_num))

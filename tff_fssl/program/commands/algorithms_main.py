@@ -76,14 +76,14 @@ def algorithms_main(argv: Sequence[str]) -> int:
   if len(names) > 1:
     raise UsageError(f'{names[1]!r}: give one name only')
   if not names:
-    print(_overview())
+    console.show(_overview())
     return main_lib.DONE
   if names[0] not in registry.REGISTRY:
     raise UsageError(
       f'{names[0]!r} is not an algorithm; there are'
       f' {", ".join(registry.REGISTRY)}{closest(names[0], registry.REGISTRY)}'
     )
-  print(_page(registry.REGISTRY[names[0]]))
+  console.show(_page(registry.REGISTRY[names[0]]))
   return main_lib.DONE
 
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 import importlib
-import os
 import sys
 
 import tff_fssl
@@ -70,19 +69,19 @@ def command_main(argv: Sequence[str]) -> int:
     module = importlib.import_module(f'tff_fssl.program.commands.{name}_main')
     return getattr(module, f'{name}_main')(arguments)
   if usage.wants_help([name]):
-    print(_help())
+    console.show(_help())
   elif name == '--version':
-    print(f'tff_fssl {tff_fssl.__version__}')
+    console.show(f'tff_fssl {tff_fssl.__version__}')
   elif name != _CONFIGS:
     raise UsageError(
       f'{name!r} is not a program; there are {allowed}{closest(name, known)}'
     )
   elif usage.wants_help(arguments):
-    print(_help())
+    console.show(_help())
   elif arguments:
     raise UsageError(f'{arguments[0]!r}: {_CONFIGS} takes no arguments')
   else:
-    print(*configs.names(), sep=os.linesep)
+    console.show('\n'.join(configs.names()))
   return main_lib.DONE
 
 

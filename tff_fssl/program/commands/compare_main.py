@@ -7,6 +7,7 @@ import os
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
@@ -74,6 +75,8 @@ def compare_main(argv: Sequence[str]) -> int:
       f'--last_round={last_round}: the last round that all runs have evaluated'
       f' is {common}'
     )
-  print(f'Rounds up to {last_round}; mean ± standard deviation over runs.\n')
-  print(compare.markdown(compare.tables(run_groups, last_round)))
+  console.show(
+    f'Rounds up to {last_round}; mean ± standard deviation over runs.\n'
+  )
+  console.show(compare.markdown(compare.tables(run_groups, last_round)))
   return main_lib.DONE

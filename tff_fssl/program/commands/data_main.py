@@ -7,6 +7,7 @@ import datetime
 import os
 from typing import Any
 
+from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
@@ -85,7 +86,7 @@ def data_main(argv: Sequence[str]) -> int:
     return main_lib.DONE
   main_lib.quiet()
   if not given:
-    print(_overview(data_dir))
+    console.show(_overview(data_dir))
     return main_lib.DONE
   look_over = next(
     (f for prefix, f in _BY_PREFIX.items() if given[0].startswith(prefix)),
@@ -94,12 +95,12 @@ def data_main(argv: Sequence[str]) -> int:
   problems = look_over(given[0], data_dir, settings)
   for problem in problems[:_MAX_LINES]:
     label = 'stops training' if problem.stops else 'training goes on'
-    print(f'{label}: {main_lib.printable(problem.text)}')
+    console.show(f'{label}: {files.printable(problem.text)}')
   if len(problems) > _MAX_LINES:
-    print(f'... and {len(problems) - _MAX_LINES:,} more')
+    console.show(f'... and {len(problems) - _MAX_LINES:,} more')
   if any(problem.stops for problem in problems):
     return main_lib.FAILED
-  print(f'Nothing stops training: --dataset={given[0]}')
+  console.show(f'Nothing stops training: --dataset={given[0]}')
   return main_lib.DONE
 
 
@@ -109,7 +110,9 @@ def _remove_caches(folder: str) -> None:
   from tff_fssl.data import image_cache  # pylint: disable=C0415
 
   found = image_cache.made(folder)
-  print(f'Decoded images in {folder}: {"" if found else "none"}'.rstrip())
+  console.show(
+    f'Decoded images in {folder}: {"" if found else "none"}'.rstrip()
+  )
   rows = {
     os.path.basename(one.path)[:12]: (
       f'{one.shape[0]:,} images of {_shape(one.shape[1:])},'
@@ -119,11 +122,11 @@ def _remove_caches(folder: str) -> None:
     for one in found
   }
   if rows:
-    print(console.table(rows), flush=True)
+    console.show(console.table(rows), flush=True)
   image_cache.remove(folder, found)
   if rows:
     size = sum(one.num_bytes for one in found)
-    print(f'Removed: {len(found):,}, of {size / 1e6:,.1f} MB in all')
+    console.show(f'Removed: {len(found):,}, of {size / 1e6:,.1f} MB in all')
 
 
 def _overview(data_dir: str) -> str:
@@ -190,7 +193,7 @@ def _look_over_folder(
     rows['left out'] = f'{listing.num_ignored:,} files that are no images'
   if any(problem.stops for problem in problems):
     labels = listing.labels('train'), listing.labels('test')
-    print(console.table(rows))
+    console.show(console.table(rows))
     _print_classes(listing.class_names, *labels)
     return [*problems, *listing.unused()]
   data, unreadable, sizes = folders.decode(info)
@@ -270,7 +273,7 @@ def _look_over_hub_set(
   from tff_fssl.data import inspection
 
   if hub_sets.folder_of(name, data_dir) is None:
-    print(console.table({'data set': name}))
+    console.show(console.table({'data set': name}))
     _print_fetch_command(hub_sets.fetch_command(name, data_dir))
     return [inspection.Problem(hub_sets.missing(name, data_dir), True)]
   found = hub_sets.locate(name, data_dir, settings)
@@ -279,7 +282,7 @@ def _look_over_hub_set(
 
 def _print_fetch_command(command: str) -> None:
   # In one line, so that it can be copied.
-  print(f'\nTo fetch it:\n  {command}\n')
+  console.show(f'\nTo fetch it:\n  {command}\n')
 
 
 def _decoded_problems(
@@ -337,7 +340,7 @@ def _look_over_named(
     version = tfds_sets.stored_version(name, data_dir)
     if version is None:
       rows['images'] = _sizes(info)
-      print(console.table(rows))
+      console.show(console.table(rows))
       _print_fetch_command(tfds_sets.fetch_command(name, data_dir))
       where = tfds_sets.folder_of(data_dir)
       text = f'{name} is not in --data_dir={where}'
@@ -412,7 +415,7 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
     elif values:
       rows[label] = ', '.join(f'{value:.4f}' for value in values)
   rows['sha256'] = inspection.checksum(*parts)
-  print(console.table(rows))
+  console.show(console.table(rows))
   _print_classes(data.class_names, data.train.y, data.test.y)
 
 
@@ -422,19 +425,19 @@ def _print_classes(class_names: Sequence[str], train: Any, test: Any) -> None:
 
   counts = [inspection.class_counts(y, len(class_names)) for y in (train, test)]
   rows = [
-    (main_lib.printable(name)[:_NAME_WIDTH], f'{a:,}', f'{b:,}')
+    (files.printable(name)[:_NAME_WIDTH], f'{a:,}', f'{b:,}')
     for name, a, b in zip(class_names, *counts)
   ]
   shown = [('class', 'training', 'test'), *rows[:_MAX_LINES]]
   widths = [max(map(len, column)) for column in zip(*shown)]
-  print()
+  console.show()
   for name, *numbers in shown:
     cells = (number.rjust(w) for number, w in zip(numbers, widths[1:]))
-    print('  ' + '  '.join([name.ljust(widths[0]), *cells]))
+    console.show('  ' + '  '.join([name.ljust(widths[0]), *cells]))
   if len(rows) > _MAX_LINES:
     least, most = int(counts[0].min()), int(counts[0].max())
-    print(
+    console.show(
       f'  ... and {len(rows) - _MAX_LINES:,} more; classes have {least:,} to'
       f' {most:,} training examples'
     )
-  print()
+  console.show()

@@ -6,7 +6,6 @@ import json
 import math
 import os
 import re
-import shlex
 import types
 from typing import Any, NamedTuple
 
@@ -202,7 +201,7 @@ def evaluate_main(argv: Sequence[str]) -> int:
     except runs.NotARunError as error:
       left_out.append(str(error))
       continue
-    print('\n' * bool(records) + console.table(done.rows), flush=True)
+    console.show('\n' * bool(records) + console.table(done.rows), flush=True)
     records.append({'model': done.rows['model'], **_plain(done.figures)})
   if not records:
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
@@ -303,8 +302,7 @@ def load_run(
   if tree.read_flags().get('partition_file'):
     # The file may have changed; the run has a copy.
     arguments.append(f'--partition_file={tree.partition_json}')
-  command = f'{program} {shlex.quote(folder)}'
-  with flags.naming_own_file(arguments, command):
+  with flags.naming_own_file(arguments, program, folder):
     config = _config(folder, arguments, settings)
   round_num, leaves = _read_checkpoint(tree, config, settings)
 

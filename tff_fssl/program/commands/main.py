@@ -3,7 +3,7 @@
 Exit codes: 0 done; 1 failure; 2 a user's mistake (the message says what to
 do); 3 training stopped because no update was finite; 130 Ctrl-C; 141 whoever
 read standard output has closed it (nothing is printed about it); 143 SIGTERM
-after saving (the same command continues the run).
+(the same command continues the run).
 """
 
 import codecs
@@ -17,10 +17,12 @@ import textwrap
 import warnings
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 
 _REPLACING = 'tff_fssl.readable'
+_COMMAND = '\n  '
 _PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
 
 DONE = 0
@@ -67,12 +69,23 @@ def run(
 
 
 def complain(message: str) -> None:
-  """Prints an error: wrapped on a terminal, as one line elsewhere."""
-  text = f'error: {printable(message)}'
+  """Prints an error: wrapped on a terminal, as one line elsewhere.
+
+  Args:
+    message: What is wrong. Commands in it are at its end, each after a line
+      feed and two spaces.
+  """
+  text = f'error: {_as_line(message)}'
   if sys.stderr.isatty():
-    text = textwrap.fill(
-      text, console.WIDTH, break_long_words=False, break_on_hyphens=False
+    # Commands, which are on lines of their own, stay in one piece.
+    first, *commands = message.split(_COMMAND)
+    lines = textwrap.wrap(
+      f'error: {_as_line(first)}',
+      console.WIDTH,
+      break_long_words=False,
+      break_on_hyphens=False,
     )
+    text = '\n'.join([*lines, *(f'  {_as_line(one)}' for one in commands)])
   with contextlib.suppress(OSError):
     print(text, file=sys.stderr, flush=True)
 
@@ -80,15 +93,12 @@ def complain(message: str) -> None:
 def warn(message: str) -> None:
   """Prints a warning on standard error, in one line."""
   with contextlib.suppress(OSError):
-    print(f'warning: {printable(message)}', file=sys.stderr, flush=True)
+    print(f'warning: {_as_line(message)}', file=sys.stderr, flush=True)
 
 
-def printable(text: str) -> str:
-  """Text as one line, with unprintable characters escaped as in Python."""
-  return ''.join(
-    c if c.isprintable() else ascii(c)[1:-1]
-    for c in ' '.join(text.split('\n  '))
-  )
+def _as_line(message: str) -> str:
+  """A message as one line."""
+  return files.printable(' '.join(message.split(_COMMAND)))
 
 
 def _check_streams() -> None:

@@ -7,9 +7,7 @@ import io
 import math
 import os
 import re
-import shlex
 import tempfile
-import textwrap
 from typing import Any
 
 from tff_fssl import hparams
@@ -140,17 +138,19 @@ def papers_main(argv: Sequence[str]) -> int:
   settings = parsed.build(PapersHparams)
   command, name = _command(parsed.positional)
   if command == 'list':
-    print('\n'.join(_listed(papers.matching(name)) if name else _overview()))
+    console.show(
+      '\n'.join(_listed(papers.matching(name)) if name else _overview())
+    )
   elif command == 'compare':
-    print('\n'.join(_compared(name, settings)))
+    console.show('\n'.join(_compared(name, settings)))
   elif command == 'show':
-    print(_shown(papers.find(name), settings))
+    console.show(_shown(papers.find(name), settings))
   elif command == 'flags':
-    print(_flagfile(papers.find(name), settings))
+    console.show(_flagfile(papers.find(name), settings))
   elif command == 'command':
-    print(_train_command(papers.find(name), settings))
+    console.show(_train_command(papers.find(name), settings))
   elif command == 'hours':
-    print(_hours(papers.find(name), settings))
+    console.show(_hours(papers.find(name), settings))
   else:
     return _run(papers.find(name), settings)
   return main_lib.DONE
@@ -303,15 +303,7 @@ def _train_command(row: papers.Row, settings: PapersHparams) -> str:
   """The command that trains as the row says."""
   rounds = _known_rounds(row, settings)
   arguments = row.arguments(_run_flags(row, settings, rounds))
-  text = ' '.join(map(shlex.quote, arguments))
-  lines = textwrap.wrap(
-    f'{console.command("train")} {text}',
-    console.WIDTH - 2,
-    subsequent_indent='  ',
-    break_on_hyphens=False,
-    break_long_words=False,
-  )
-  return ' \\\n'.join(lines)
+  return console.command_line('train', *arguments)
 
 
 def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
@@ -354,7 +346,7 @@ def _rounds_within(
   row: papers.Row, settings: PapersHparams, hours: float
 ) -> int:
   """The rounds that fit into some hours, at most the paper's."""
-  print('Measuring two rounds ...', flush=True)
+  console.show('Measuring two rounds ...', flush=True)
   config, duration = row.config(settings.more()), _measure(row, settings)
   rounds = math.floor(
     (3600 * hours - duration.pretraining * (1 - config.first_round))

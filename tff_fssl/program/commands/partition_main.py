@@ -135,7 +135,7 @@ def _describe_files(
     tables.append(partitions.compare(*found))
   else:
     tables[0] |= _plot(found[0], settings)
-  print('\n\n'.join(map(console.table, tables)))
+  console.show('\n\n'.join(map(console.table, tables)))
 
 
 def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
@@ -157,7 +157,7 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
   if settings.output:
     partition.save_json(settings.output)
     rows['written'] = settings.output
-  print(console.table({**rows, **_plot(partition, settings)}))
+  console.show(console.table({**rows, **_plot(partition, settings)}))
 
 
 def _plot(partition: Any, settings: PartitionHparams) -> dict[str, str]:

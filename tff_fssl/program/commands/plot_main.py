@@ -8,6 +8,7 @@ from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
@@ -75,5 +76,5 @@ def plot_main(argv: Sequence[str]) -> int:
   output = settings.output or output_tree.default_report(paths, 'curves.png')
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
   titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
-  print(f'{output}: {", ".join(titles)}')
+  console.show(f'{output}: {", ".join(titles)}')
   return main_lib.DONE

@@ -9,6 +9,7 @@ from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import console
 from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
@@ -107,7 +108,7 @@ def report_main(argv: Sequence[str]) -> int:
   output = settings.output or output_tree.default_report(members, 'report.html')
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
   durable.write_file(output, [content])
-  print(output)
+  console.show(output)
   return main_lib.DONE
 
 

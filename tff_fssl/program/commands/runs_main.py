@@ -11,6 +11,7 @@ import time
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
+from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
@@ -76,7 +77,7 @@ def runs_main(argv: Sequence[str]) -> int:
   folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
   if not settings.watch:
     text, warnings = _listing(folders, settings.json)
-    print(text)
+    console.show(text)
     for warning in warnings:
       main_lib.warn(warning)
     return main_lib.DONE
@@ -115,9 +116,10 @@ def _listing(
 def _show(lines: list[str]) -> None:
   """Prints lines; on a terminal, as many as fit, in place of the last ones."""
   if not sys.stdout.isatty():
-    print(*lines, '', sep='\n', flush=True)
+    console.show('\n'.join([*lines, '']), flush=True)
     return
   height = shutil.get_terminal_size().lines - 1
   if len(lines) > height:
     lines = [*lines[: height - 1], f'... and {len(lines) - height + 1} more']
-  print(f'{_CLEAR}' + '\n'.join(lines), flush=True)
+  print(_CLEAR, end='')
+  console.show('\n'.join(lines), flush=True)

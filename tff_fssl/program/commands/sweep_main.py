@@ -102,10 +102,10 @@ def sweep_main(argv: Sequence[str]) -> int:
   settings = parsed.build(SweepHparams)
   sweep = sweeps.build(parsed, settings.sweep, settings.grid)
   if settings.dry_run:
-    print(_plan(sweep))
+    console.show(_plan(sweep))
     if sweep.search.sampler == sweeps.GRID:
       for number, values in enumerate(sweep.grid()):
-        print(f'trial {number}: {sweeps.values_text(values)}')
+        console.show(f'trial {number}: {sweeps.values_text(values)}')
     return main_lib.DONE
   view = console.Console()
   with sweep_folder.SweepFolder(sweep.folder) as folder:
@@ -212,7 +212,7 @@ def _close(
 
   names = [space.name for space in sweep.spaces]
   view.say('')
-  print(sweep_results.table(records, names), flush=True)
+  console.show(sweep_results.table(records, names), flush=True)
   failed = [r for r in records if r.state == trials_lib.FAILED]
   best = sweep_results.winner(records)
   if best is None:

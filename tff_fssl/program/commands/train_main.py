@@ -3,8 +3,8 @@
 import asyncio
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import os
-import shlex
 from typing import Any
 
 from tff_fssl import durable
@@ -13,6 +13,8 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.models import names as model_names
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
@@ -43,6 +45,20 @@ _ABOUT = (
   'When a run is continued, its flags must be the same, but these may differ:'
   ' {may_differ}. A larger --total_rounds continues a run that has finished.'
 )
+
+
+@dataclasses.dataclass(frozen=True)
+class StartHparams:
+  """How a command starts. It is no part of the run, nor of `flags.txt`."""
+
+  restart: bool = hparam(
+    False,
+    'Begins again if --output_dir holds a run. That run is kept: its folder is'
+    ' renamed, with .old_1 (.old_2, ...) at the end of its name.',
+    group='Start',
+  )
+
+
 # Exit code -> what the heartbeat says at the end.
 _STATES = {
   main_lib.DONE: heartbeat.FINISHED,
@@ -63,34 +79,56 @@ def train_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
+  groups = [flags.Group(StartHparams), *config_lib.groups()]
   if usage.wants_help(argv):
     about = _ABOUT.format(may_differ=continuation.may_differ_text())
-    print(usage.help_text(_USAGE, about, config_lib.groups()))
+    console.show(usage.help_text(_USAGE, about, groups))
     return main_lib.DONE
-  with flags.naming_own_file(argv, f'train {shlex.join(argv)}'):
-    config = config_lib.from_command_line(argv)
+  with flags.naming_own_file(argv, 'train', *argv):
+    parsed = flags.parse(argv, groups)
+    config = config_lib.from_flags(parsed)
   view = console.Console(config.run.progress)
-  with output_tree.OutputTree(config.run.output_dir) as tree:
-    tree.open(config)
-    if completion.is_finished(config, tree):
-      view.say(
-        f'This run has finished its {config.run.total_rounds} rounds; to'
-        ' continue it, give a larger --total_rounds.'
-      )
-      _close(view, tree)
-      return main_lib.DONE
-    completion.check_outputs(config, tree)
-    _check_availability(config, tree)
-    source = None
-    if config.run.init_from and not checkpoint.versions(tree.checkpoints):
-      source = warm_start.find(config.run.init_from)
-    main_lib.quiet(config.run.verbose)
-    if config.run.dataset.startswith(data_names.FOLDER):
-      # Damaged files are refused before TensorFlow starts. It needs NumPy.
-      from tff_fssl.data import sources  # pylint: disable=C0415
+  tree = output_tree.OutputTree(config.run.output_dir)
 
-      sources.load_found(config.info, config.run.data_dir or None)
-    return _train(config, tree, view, source)
+  def close(how: str) -> None:
+    tree.close()
+    main_lib.complain(how)
+
+  with tree, interrupts.exit_at_once(lambda: tree.is_recorded, close):
+    code = _start(config, tree, view, restart=parsed.values['restart'])
+  return code
+
+
+def _start(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  *,
+  restart: bool,
+) -> int:
+  """Opens the folder, and trains if rounds are left."""
+  tree.open(config, restart=restart)
+  if tree.old:
+    view.say(f'The run that was in {tree.path} is in {tree.old} now.')
+  if completion.is_finished(config, tree):
+    view.say(
+      f'This run has finished its {config.run.total_rounds} rounds; to'
+      ' continue it, give a larger --total_rounds.'
+    )
+    _close(config, view, tree)
+    return main_lib.DONE
+  completion.check_outputs(config, tree)
+  _check_availability(config, tree)
+  source = None
+  if config.run.init_from and not checkpoint.versions(tree.checkpoints):
+    source = warm_start.find(config.run.init_from)
+  main_lib.quiet(config.run.verbose)
+  if config.run.dataset.startswith(data_names.FOLDER):
+    # Damaged files are refused before TensorFlow starts. It needs NumPy.
+    from tff_fssl.data import sources  # pylint: disable=C0415
+
+    sources.load_found(config.info, config.run.data_dir or None)
+  return _train(config, tree, view, source)
 
 
 def _train(
@@ -147,8 +185,7 @@ def _train(
     exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = ownership.of_config(config)
-      chunks = checkpoint.to_chunks(loaded.frozen, owner)
-      durable.write_file(tree.frozen, chunks)
+      checkpoint.write(tree.frozen, loaded.frozen, owner)
     _record_partition(task, tree)
     _record_availability(task, tree)
     if compute is not None:
@@ -159,7 +196,7 @@ def _train(
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
     heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
-      watching.end(tracking.FINISHED, _close(view, tree))
+      watching.end(tracking.FINISHED, _close(config, view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
       watching.end(tracking.KILLED)
   return code
@@ -191,13 +228,13 @@ def _run_rounds(
   from tff_fssl.program.loop import training
 
   task, config = experiment.task, experiment.task.config
-  stop = training_types.StopRequest()
+  stop, settings = training_types.StopRequest(), _settings(task)
   outputs = _outputs(task, tree, view, watching.manager)
   profiler = _profiler(config, tree, view)
   logic = training.train(
     experiment.process,
     experiment.data_source,
-    _settings(task),
+    settings,
     outputs,
     evaluate_fn=experiment.evaluate_fn,
     reporter=view,
@@ -210,16 +247,16 @@ def _run_rounds(
   try:
     result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
   except asyncio.CancelledError:
-    view.say(f'Stopped at once. {_how_to_resume(tree)}')
+    view.say(f'Stopped at once. {_how_to_resume(settings, tree)}')
     return interrupts.exit_code(stop.signal)
   except training.TrainingStoppedError as error:
     main_lib.complain(str(error))
     return main_lib.NOT_FINITE
   except runtime.WorkerError as error:
-    main_lib.complain(f'{error} {_how_to_resume(tree)}')
+    main_lib.complain(f'{error} {_how_to_resume(settings, tree)}')
     return main_lib.FAILED
   if result.stopped_by is not None:
-    view.say(f'Stopped and saved. {_how_to_resume(tree)}')
+    view.say(f'Stopped and saved. {_how_to_resume(settings, tree)}')
     return interrupts.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
     process = result.state.process
@@ -521,7 +558,9 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def _close(
-  view: console.Console, tree: output_tree.OutputTree
+  config: config_lib.Config,
+  view: console.Console,
+  tree: output_tree.OutputTree,
 ) -> dict[str, Any]:
   """Writes, shows and returns the results."""
   results = summary.write(tree)
@@ -536,19 +575,28 @@ def _close(
         'metrics': tree.metrics,
         'model': tree.model if has_model else no_model,
         **({'best model': tree.model_best} if has_best else {}),
-        'plot': f'{console.command("plot")} {tree.path}',
-        'evaluate': f'{console.command("evaluate")} {tree.path}',
+        'plot': console.command_line('plot', tree.path),
+        'evaluate': _evaluate_command(config, tree),
       }
     )
   )
   return results
 
 
-def _how_to_resume(tree: output_tree.OutputTree) -> str:
+def _evaluate_command(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> console.Command:
+  """The command that evaluates a run."""
+  is_file = bool(model_names.file_and_function(config.run.model))
+  trust = ['--run_model_file'] * is_file
+  return console.command_line('evaluate', tree.path, *trust)
+
+
+def _how_to_resume(
+  settings: training_types.Settings, tree: output_tree.OutputTree
+) -> str:
   """Says how to resume, and from which round."""
-  versions = checkpoint.versions(tree.checkpoints)
-  after = f'after round {versions[-1]}' if versions else 'at the start'
-  return (
-    f'To continue {after}, give the same command again, or:\n'
-    f'  {console.command("train")} --flagfile={tree.flags_file}'
-  )
+  saved = checkpoint.versions(tree.checkpoints)[-1:]
+  after = console.after(saved[0], settings) if saved else 'at the start'
+  flagfile = f'--flagfile={tree.flags_file}'
+  return f'To continue {after}:\n  {console.command_line("train", flagfile)}'

@@ -60,9 +60,17 @@ def differences(
       continue
     may = field.metadata['may_change'] if field else False
     if may == hparams.UPWARDS:
-      may = float(after or 0) >= float(before or 0)
+      may = _is_at_least(after, before)
     (allowed if may else refused).append(name)
   return refused, allowed
+
+
+def _is_at_least(after: str | None, before: str | None) -> bool:
+  """Compares two values as numbers; False if one is none."""
+  try:
+    return float(after or 0) >= float(before or 0)
+  except ValueError:
+    return False
 
 
 def describe(

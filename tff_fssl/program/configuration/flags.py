@@ -260,12 +260,15 @@ def own_file_of(path: str) -> str:
 
 
 @contextlib.contextmanager
-def naming_own_file(argv: Sequence[str], command: str) -> Iterator[None]:
+def naming_own_file(
+  argv: Sequence[str], program: str, *arguments: str
+) -> Iterator[None]:
   """Adds to errors in flags that a user's Python file wrote them.
 
   Args:
     argv: Arguments, some of them `--flagfile=FILE`.
-    command: The program and its arguments with which the user goes on.
+    program: The program with which the user goes on.
+    *arguments: Its arguments.
 
   Yields:
     Once, for the flags to be parsed and checked.
@@ -286,7 +289,7 @@ def naming_own_file(argv: Sequence[str], command: str) -> Iterator[None]:
         raise UsageError(
           f'{path} was written by {own_file}, a program whose algorithms and'
           f' flags are not all known here ({error}); if you trust that file:'
-          f' {console.command_of_file(own_file, command)}'
+          f'\n  {console.command_line(program, *arguments, own_file=own_file)}'
         ) from error
     raise
 
@@ -303,6 +306,19 @@ def read_flagfile(path: str) -> dict[str, str]:
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
   return {RENAMED.get(name, name): value for name, _, value in pairs}
+
+
+def is_value(field: dataclasses.Field, text: str) -> bool:
+  """Whether a text can be read as a flag's value; says nothing of its range."""
+  kind = type(field.default)
+  try:
+    if kind is bool:
+      _BooleanParser().parse(text)
+    elif kind in (int, float):
+      _NumberParser(kind).parse(text)
+  except ValueError:
+    return False
+  return True
 
 
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:

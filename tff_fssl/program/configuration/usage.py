@@ -44,7 +44,9 @@ def parse(
     UsageError: See `flags.parse`.
   """
   if wants_help(argv):
-    print(help_text(usage, description, groups if shown is None else shown))
+    console.show(
+      help_text(usage, description, groups if shown is None else shown)
+    )
     return None
   return flags.parse(argv, groups, allow_positional=allow_positional)
 

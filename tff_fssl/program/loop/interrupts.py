@@ -1,10 +1,13 @@
 """Handles Ctrl-C and SIGTERM while training runs. TensorFlow-free."""
 
 import asyncio
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
+import contextlib
 import os
 import signal
+import threading
 import time
+import types
 from typing import Any, TypeVar
 
 from tff_fssl.program import training_types
@@ -19,6 +22,45 @@ ONE_SIGNAL_SECS = 2.0
 def exit_code(number: int | None) -> int:
   """A shell's exit code for a signal: 130 for Ctrl-C, 143 for SIGTERM."""
   return 128 + (number or signal.SIGINT)
+
+
+@contextlib.contextmanager
+def exit_at_once(
+  is_started: Callable[[], bool], close: Callable[[str], None]
+) -> Iterator[None]:
+  """Lets Ctrl-C and SIGTERM end the process without an exception.
+
+  While libraries are imported, they swallow exceptions, and go on half made.
+
+  Args:
+    is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.
+    close: Called before the end, with what happened, in words.
+
+  Yields:
+    Once.
+  """
+
+  def handle(number: int, frame: types.FrameType | None) -> None:
+    if number == signal.SIGINT and is_started():
+      signal.default_int_handler(number, frame)
+    for each in _SIGNALS:  # Another one must not interrupt this.
+      signal.signal(each, signal.SIG_IGN)
+    close('interrupted' if number == signal.SIGINT else 'terminated')
+    os._exit(exit_code(number))
+
+  ours = (signal.SIG_DFL, signal.default_int_handler)
+  before = {number: signal.getsignal(number) for number in _SIGNALS}
+  # Who ignores or handles them knows why; threads cannot handle any.
+  if threading.current_thread() is not threading.main_thread():
+    before = {}
+  before = {number: old for number, old in before.items() if old in ours}
+  for number in before:
+    signal.signal(number, handle)
+  try:
+    yield
+  finally:
+    for number, old in before.items():
+      signal.signal(number, old)
 
 
 async def run_until_stopped(
@@ -68,10 +110,12 @@ async def run_until_stopped(
     else:
       os._exit(exit_code(number))
 
+  before = {number: signal.getsignal(number) for number in _SIGNALS}
   for number in _SIGNALS:
     loop.add_signal_handler(number, handle, number)
   try:
     return await task
   finally:
-    for number in _SIGNALS:
+    for number, handler in before.items():
       loop.remove_signal_handler(number)
+      signal.signal(number, handler)

@@ -227,10 +227,10 @@ class _Run:
       last_row is None or last_row < done
     ):
       self._reporter.say(
-        f'{table.path} lacks rows before round {done}: they were removed;'
-        ' training continues without them.'
+        f'{table.path} lacks rows of what is saved: they were removed; training'
+        f' continues {console.after(done, self._settings)} without them.'
       )
-    self._drop_unsaved(done, f'after round {done}')
+    self._drop_unsaved(done, console.after(done, self._settings))
     await self._drop_unneeded()
     return state, done
 
@@ -369,7 +369,8 @@ class _Run:
       self._reporter.say(line)
     warning = self._watch.warning(report.metrics)
     if warning is not None:
-      self._reporter.say(f'round {round_num}: {warning}.')
+      name = console.round_name(round_num, self._settings)
+      self._reporter.say(f'{name}: {warning}.')
     num_clients = int(report.metrics.get(round_checks.NON_FINITE, 0))
     if not num_clients:
       return

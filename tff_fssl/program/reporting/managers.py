@@ -24,7 +24,6 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import ownership
 
-_DAMAGED = '.damaged'
 _LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 # Objects saved by their own `to_bytes`. (TFF does not export the base class.)
 _SERIALIZABLE = tff.program.FederatedDataSourceIterator
@@ -122,10 +121,11 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         ) from error
       for other, reason in damaged.items():
         path = checkpoint.path_of(self._root_dir, other)
-        durable.rename(path, path + _DAMAGED)
+        durable.rename(path, path + checkpoint.DAMAGED)
         self._warn(
           f'{path} cannot be used: {reason}. It was renamed to'
-          f' {os.path.basename(path)}{_DAMAGED}; going back to round {version}.'
+          f' {os.path.basename(path)}{checkpoint.DAMAGED}; going back to round'
+          f' {version}.'
         )
       return state, version
     if damaged:
@@ -157,9 +157,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       )
     state = await tff.program.materialize_value(program_state)
     leaves = _to_leaves(state)
-    await asyncio.to_thread(
-      durable.write_file, path, checkpoint.to_chunks(leaves, self._owner)
-    )
+    await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
   def _remove_old(self) -> None:

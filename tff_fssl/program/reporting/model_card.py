@@ -16,6 +16,7 @@ from typing import Any
 import jinja2
 
 import tff_fssl
+from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -128,7 +129,7 @@ def render(subject: Subject) -> str:
   if accuracy is not None:
     ends = accuracy_interval(accuracy, len(data.test))
     interval = [console.format_percent(end) for end in ends]
-  return environment.get_template('model_card.md.j2').render(
+  content = environment.get_template('model_card.md.j2').render(
     subject=subject,
     config=config,
     data=data,
@@ -148,6 +149,7 @@ def render(subject: Subject) -> str:
     shape=list(data.example_shape),
     versions=installed(_PACKAGES),
   )
+  return files.printable(content, lines=True)
 
 
 def accuracy_interval(

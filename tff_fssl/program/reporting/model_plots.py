@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from tff_fssl import files
 from tff_fssl.program.reporting import predictions
 
 _MAX_TICKS = 20
@@ -53,6 +54,7 @@ def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
 
 
 def _short(name: str) -> str:
+  name = files.printable(name)
   return name if len(name) <= _MAX_NAME else f'{name[: _MAX_NAME - 1]}…'
 
 

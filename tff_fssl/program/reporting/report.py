@@ -5,12 +5,12 @@ from collections.abc import Mapping, Sequence
 import dataclasses
 import io
 import os
-import shlex
 from typing import Any, NamedTuple
 
 import jinja2
 import numpy as np
 
+from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
@@ -119,7 +119,7 @@ def page(
     undefined=jinja2.StrictUndefined,
   )
   members = [run for group in groups for run in group.runs]
-  return environment.get_template('report.html.j2').render(
+  content = environment.get_template('report.html.j2').render(
     title=_title(groups),
     num_runs=len(members),
     doubts=doubts,
@@ -144,6 +144,7 @@ def page(
     differing=_differing_flags(members),
     versions=_versions(members),
   )
+  return files.printable(content, lines=True)
 
 
 def _publishable(group: runs_lib.RunGroup) -> runs_lib.RunGroup:
@@ -506,17 +507,18 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 def _command(run: runs_lib.Run) -> str:
   """The command that repeats a run, into another folder."""
   path = output_tree.OutputTree(run.path).flags_file
-  lines = [
-    f'  {shlex.quote(f"--{name}={value}")}'
-    for name, value in sorted(run.flags.items())
-  ]
+  again = [f'--flagfile={path}', '--output_dir=NEW']
   own_file = flags.own_file_of(path)
-  train, flagfile = console.command('train'), shlex.quote(f'--flagfile={path}')
-  if own_file:
-    train = console.command_of_file(own_file, 'train')
-  return (
-    f'{train} {flagfile} --output_dir=NEW\n# which is, but for the folder:\n'
-    f'{train} \\\n' + ' \\\n'.join(lines)
+  return '\n'.join(
+    [
+      console.command_line('train', *again, own_file=own_file),
+      '# which is, but for the folder:',
+      console.command_line(
+        'train',
+        *flags.arguments(dict(sorted(run.flags.items()))),
+        own_file=own_file,
+      ),
+    ]
   )
 
 

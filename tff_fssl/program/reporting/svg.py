@@ -9,6 +9,8 @@ import io
 from typing import Any
 from xml.etree import ElementTree
 
+from tff_fssl import files
+
 # What is drawn in these colours gets the colour of the page's text: the first
 # is drawn by `style`, the second, '0.3', is that of legends of `plots`.
 _TEXT = '#010203'
@@ -53,7 +55,10 @@ def render(figure: Any, name: str, label: str) -> str:
   with style(), matplotlib.rc_context({'svg.hashsalt': name}):
     nothing = dict.fromkeys(('Creator', 'Date', 'Format', 'Type'))
     figure.savefig(content, format='svg', metadata=nothing)
-  root = ElementTree.fromstring(content.getvalue())
+  # XML has no control characters, but a class may be called so.
+  root = ElementTree.fromstring(
+    files.printable(content.getvalue().decode(), lines=True)
+  )
   for element in root.iter():
     element.tag = element.tag.rpartition('}')[2]
     for key in list(element.attrib):

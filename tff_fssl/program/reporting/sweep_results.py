@@ -174,12 +174,13 @@ def write_winner(
     f' tff_fssl {tff_fssl.__version__}.',
     f'Chosen by the sweep: {flags.to_arguments(record.values)}. The other flags'
     ' were given to it.',
-    f'{console.command("train")} --flagfile={folder.winner}',
   ]
+  command = console.command_line('train', f'--flagfile={folder.winner}')
   arguments = sweep.arguments(record.values)
   own = ('--seed=', '--output_dir=')
   lines = [
     *flags.comments(about),
+    f'# {command}',
     *(a for a in arguments if not a.startswith(own)),
   ]
   durable.write_file(folder.winner, ['\n'.join([*lines, '']).encode()])

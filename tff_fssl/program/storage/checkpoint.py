@@ -3,12 +3,14 @@
     'tff_fssl checkpoint 2' and a line feed
     length of the header, 8 bytes, little-endian
     header, JSON: {"tff_fssl": version that wrote it,
+                   "name": name of the file, such as "round_4.ckpt",
                    "owner": {"flags": {name: text}, "model": {kind: [weight]}},
                    "leaves": [{"path", "kind", "dtype", "shape"}, ...]}
     the leaves' bytes, in that order, C order, little-endian
     SHA-256 of all of it, 32 bytes
 
-One file holds the whole state, so that a single rename makes it current.
+One file holds the whole state, so that a single rename makes it current. The
+file's name says of which round it is, so a file under another name is refused.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,6 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 import tff_fssl
+from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.program.storage import ownership
 
@@ -32,6 +35,10 @@ _ANY_MAGIC = re.compile(rb'tff_fssl checkpoint (\d{1,9})\n')
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _LARGEST_HEADER = 2**26
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
+
+
+# Added to the name of a damaged checkpoint that was set aside.
+DAMAGED = '.damaged'
 
 
 class CheckpointError(Exception):
@@ -75,26 +82,61 @@ def is_name(name: str) -> bool:
   return _NAME.fullmatch(name) is not None
 
 
-def versions(folder: str) -> list[int]:
-  """The versions in a folder, ascending, complete or not."""
+def versions(folder: str, *, set_aside: bool = False) -> list[int]:
+  """The versions in a folder, ascending, complete or not.
+
+  Args:
+    folder: The folder.
+    set_aside: Whether damaged ones that were set aside count, too.
+
+  Returns:
+    The versions.
+
+  Raises:
+    UsageError: If the folder cannot be read.
+  """
   try:
     names = os.listdir(folder)
   except (FileNotFoundError, NotADirectoryError):
     return []
   except OSError as error:
     raise files.FileError(folder, files.reason_of(error)) from error
+  if set_aside:
+    names = [name.removesuffix(DAMAGED) for name in names]
   matches = (_NAME.fullmatch(name) for name in names)
-  return sorted(int(match[1]) for match in matches if match)
+  return sorted({int(match[1]) for match in matches if match})
+
+
+def write(
+  path: str,
+  leaves: Mapping[str, Any],
+  owner: ownership.Owner = ownership.NOBODY,
+) -> None:
+  """Writes a checkpoint, completely or not at all.
+
+  Args:
+    path: The file.
+    leaves: Path -> array, scalar or bytes.
+    owner: The run and the model that it belongs to.
+
+  Raises:
+    TypeError: If a leaf is something else.
+    UsageError: If the disk refuses.
+  """
+  durable.write_file(path, to_chunks(leaves, owner, os.path.basename(path)))
 
 
 def to_chunks(
-  leaves: Mapping[str, Any], owner: ownership.Owner = ownership.NOBODY
+  leaves: Mapping[str, Any],
+  owner: ownership.Owner = ownership.NOBODY,
+  name: str = '',
 ) -> Iterator[bytes | memoryview]:
   """The content of a checkpoint, piece by piece.
 
   Args:
     leaves: Path -> array, scalar or bytes.
     owner: The run and the model that it belongs to.
+    name: The name of its file; '': any, as older versions wrote it.
 
   Yields:
     Pieces of the file.
@@ -126,6 +168,7 @@ def to_chunks(
   header = json.dumps(
     {
       'tff_fssl': tff_fssl.__version__,
+      'name': name,
       'owner': owner.to_json(),
       'leaves': described,
     }
@@ -153,10 +196,11 @@ def read_header(path: str) -> Header:
 
   Raises:
     DamagedError: If it is cut off or changed.
-    ForeignError: If it is no checkpoint of this format, or cannot be read.
+    ForeignError: If it is no checkpoint of this format, was renamed, or cannot
+      be read.
   """
   with _open(path) as file:
-    return _read_header(file)
+    return _read_header(file, os.path.basename(path))
 
 
 def read(path: str) -> dict[str, Any]:
@@ -170,10 +214,11 @@ def read(path: str) -> dict[str, Any]:
 
   Raises:
     DamagedError: If it is cut off or changed.
-    ForeignError: If it is no checkpoint of this format, or cannot be read.
+    ForeignError: If it is no checkpoint of this format, was renamed, or cannot
+      be read.
   """
   with _open(path) as file:
-    header = _read_header(file)
+    header = _read_header(file, os.path.basename(path))
     file.seek(0)
     content = file.read(header.size)
   body = memoryview(content)[:-_DIGEST_SIZE]
@@ -265,8 +310,8 @@ def _open(path: str) -> BinaryIO:
     raise ForeignError(error.reason) from error
 
 
-def _read_header(file: BinaryIO) -> Header:
-  """The header of an open checkpoint; checks the file's size against it."""
+def _read_header(file: BinaryIO, name: str) -> Header:
+  """The header of an open checkpoint; checks the file's name and size."""
   try:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(len(_MAGIC) + 8)
@@ -298,12 +343,17 @@ def _read_header(file: BinaryIO) -> Header:
       for leaf in leaves
     )
     version = str(fields['tff_fssl'])
+    written_as = str(fields.get('name') or name)
   except (ValueError, KeyError, TypeError, RecursionError) as error:
     raise DamagedError('it is damaged (checksum)') from error
   if end + _DIGEST_SIZE != size:
     raise DamagedError(
       'it is truncated or damaged'
       f' (checksum; it has {size:,} bytes of {end + _DIGEST_SIZE:,})'
+    )
+  if written_as != name:
+    raise ForeignError(
+      f'it was written as {written_as!r}, and renamed; give it that name again'
     )
   return Header(version, owner, leaves, start, size)
 

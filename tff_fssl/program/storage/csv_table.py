@@ -66,6 +66,52 @@ def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
   return columns, [row for row, _ in rows]
 
 
+def check(path: str, saved: int | None, *, every_round: bool) -> None:
+  """Checks that a table is as a run, killed or not, can have left it.
+
+  Args:
+    path: The file; may be missing.
+    saved: The last round whose state was saved, if any: rows up to it are
+      complete, and cannot be made again.
+    every_round: Whether the table has a row for every round. The first ones may
+      be missing, since the file may have been moved away once.
+
+  Raises:
+    UsageError: If the file cannot be read or is not such a table, a cell is not
+      a number, or a row is missing.
+  """
+  if not os.path.lexists(path):
+    return
+  content = files.read_bytes(path)
+  columns, rows, end = _parse(path, content)
+  for row, _ in rows:
+    for name in columns:
+      try:
+        number(row, name)
+      except UsageError as error:
+        raise UsageError(f'{path}: {error}') from error
+  missing = None
+  torn, comma, _ = content[end:].decode(errors='replace').partition(',')
+  if saved is not None and comma and _KEY_TEXT.fullmatch(torn):
+    missing = int(torn) if int(torn) <= saved else None
+  if every_round and rows:
+    missing = _first_gap([int(row[KEY]) for row, _ in rows], saved)
+  if missing is not None:
+    raise UsageError(
+      f'{path}: the row of round {missing} is missing or torn, though the round'
+      ' was saved; put the row back, or move the file away (training then'
+      ' continues without its rows)'
+    )
+
+
+def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
+  """The first round after that of the first row that has none, if any."""
+  for expected, key in enumerate(keys, keys[0]):
+    if key != expected:
+      return expected
+  return keys[-1] + 1 if saved is not None and keys[-1] < saved else None
+
+
 def last_key(path: str) -> int | None:
   """The key of the last complete row; reads little of a long table.
 

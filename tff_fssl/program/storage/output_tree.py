@@ -115,6 +115,8 @@ class OutputTree:
   Attributes:
     path: The folder.
     is_new: Whether the folder held no run when it was opened.
+    old: Where the run is now that was in the folder, if it was set aside.
+    is_recorded: Whether the folder belongs to this run.
   """
 
   def __init__(self, path: str):
@@ -125,10 +127,12 @@ class OutputTree:
     """
     self.path = path
     self.is_new = False
+    self.old = ''
     self._lock: int | None = None
     # Folders that `open` made, for a new run; outermost first.
     self._made: list[str] = []
     self._made_lock = False
+    self.is_recorded = False
 
   def _join(self, *names: str) -> str:
     return os.path.join(self.path, *names)
@@ -243,22 +247,25 @@ class OutputTree:
     """What the run is doing, or how it has ended."""
     return self._join('heartbeat.json')
 
-  def open(self, config: config_lib.Config) -> None:
+  def open(self, config: config_lib.Config, *, restart: bool = False) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
 
     Args:
       config: The configuration of the run that is made or continued in it.
+      restart: Whether a run that is there is set aside, to begin a new one.
 
     Raises:
       UsageError: If another program uses the folder, it belongs to another run,
         it is not the folder of a run, or it cannot be written to.
     """
     check_name(self.path)
+    if restart and os.path.lexists(self.flags_file):
+      self._set_aside()
     self.is_new = not os.path.lexists(self.flags_file)
     if self.is_new:
       self._check_empty()
-    self._made = durable.make_folder(self.path) if self.is_new else []
     try:
+      self._made = durable.make_folder(self.path) if self.is_new else []
       has_lock = os.path.lexists(self._join(folder_lock.NAME))
       self._lock = folder_lock.acquire(self.path)
       self._made_lock = self.is_new and not has_lock
@@ -285,6 +292,7 @@ class OutputTree:
         note += _SEED_NOTE
       durable.write_file(self.private_txt, [note.encode()])
     self._made, self._made_lock = [], False
+    self.is_recorded = True
 
   def read_flags(self) -> dict[str, str]:
     """The run's flags, name -> text.
@@ -302,17 +310,27 @@ class OutputTree:
         f'{self.flags_file}: is not complete (--{missing[0]} is missing); put'
         ' it right, or choose another --output_dir'
       )
+    for group in config_lib.groups():
+      for name, field in group.named_fields():
+        if name in values and not flags.is_value(field, values[name]):
+          raise UsageError(
+            f'{self.flags_file}: --{name}={values[name]} is not a value of this'
+            ' flag; put it right, or choose another --output_dir'
+          )
     return values
 
   def close(self) -> None:
     """Lets another program use the folder.
 
     A run that was not recorded leaves nothing behind: folders that `open` made
-    are removed, unless somebody has put something into them.
+    are removed, unless somebody has put something into them, and the run that
+    was set aside is put back.
     """
     try:
       if self._made or self._made_lock:
         self._remove_made()
+      if self.old and not self.is_recorded and not os.path.lexists(self.path):
+        durable.rename(self.old, os.path.abspath(self.path))
     finally:
       if self._lock is not None:
         os.close(self._lock)
@@ -332,6 +350,24 @@ class OutputTree:
       for folder in reversed(self._made):
         os.rmdir(folder)
     self._made, self._made_lock = [], False
+
+  def _set_aside(self) -> None:
+    """Renames the folder of a run; raises `UsageError`."""
+    path = os.path.abspath(self.path)
+    if os.path.commonpath([path, os.getcwd()]) == path:
+      raise UsageError(
+        f'--restart: {path} is to be renamed, but it is the working directory,'
+        ' or holds it; give the command in another folder'
+      )
+    lock = folder_lock.acquire(path)
+    try:
+      number = 1
+      while os.path.lexists(f'{path}.old_{number}'):
+        number += 1
+      durable.rename(path, f'{path}.old_{number}')
+      self.old = f'{path}.old_{number}'
+    finally:
+      os.close(lock)
 
   def _check_empty(self) -> None:
     """Refuses a folder with files that no start of a run can have left.

@@ -49,8 +49,7 @@ class RowFiles:
   ) -> None:
     """Keeps what a client sent in a round; raises `UsageError` if it cannot."""
     durable.make_folder(self._folder)
-    path = self._path(client_id, round_num)
-    durable.write_file(path, checkpoint.to_chunks(row, self._owner))
+    checkpoint.write(self._path(client_id, round_num), row, self._owner)
 
   def read(self, client_id: int, round_num: int) -> dict[str, np.ndarray]:
     """What a client sent in a round.
@@ -63,7 +62,7 @@ class RowFiles:
       Name -> array.
 
     Raises:
-      UsageError: If the file is missing, damaged or another run's.
+      UsageError: If the file is missing, damaged, renamed or another run's.
     """
     path = self._path(client_id, round_num)
     try:

@@ -8,16 +8,17 @@ failed, and another one with the same values takes its place.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
+import math
 import sqlite3
 from typing import Any
 import warnings
 
 import numpy as np
 import optuna
-import sqlalchemy
 
 from tff_fssl import files
 from tff_fssl.data import seeds
+from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import sweeps
 
 COMPLETE, PRUNED, DIVERGED = 'complete', 'pruned', 'diverged'
@@ -123,7 +124,7 @@ class Trials:
       UsageError: If the data base cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    self._sweep, self._jobs = sweep, jobs
+    self._path, self._sweep, self._jobs = path, sweep, jobs
     self._grid = sweep.grid() if sweep.search.sampler == sweeps.GRID else []
     with warnings.catch_warnings():
       # Steps need not end at the greatest value.
@@ -148,33 +149,56 @@ class Trials:
         pruner=pruner,
         load_if_exists=True,
       )
+      if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
+        raise ValueError('it does not look for the largest accuracy')
       for trial in self._latest().values():
         if trial.state == optuna.trial.TrialState.RUNNING:
           self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
         elif _state(trial) != FAILED:
           continue
         self._enqueue(trial.user_attrs[_NUMBER], trial.params)
+    self.records()  # Checked, before anything is trained.
 
   def records(self) -> list[Record]:
     """All trials that have been begun, by number."""
-    with _errors():
-      return [
-        Record(
-          number,
-          dict(trial.params or trial.system_attrs.get('fixed_params', {})),
-          _state(trial),
-          {
-            int(seed): score
-            for seed, score in trial.user_attrs.get(_SCORES, {}).items()
-          },
-          trial.user_attrs.get(_NOTE, ''),
-        )
-        for number, trial in sorted(self._latest().items())
-      ]
+    with _errors(self._path):
+      latest = self._latest()
+      return [self._record(n, latest[n]) for n in sorted(latest)]
+
+  def _record(self, number: int, trial: optuna.trial.FrozenTrial) -> Record:
+    """What a trial says of itself; raises if it cannot have been written so."""
+    record = Record(
+      number,
+      dict(trial.params or trial.system_attrs.get('fixed_params', {})),
+      _state(trial),
+      {
+        int(seed): float(score)
+        for seed, score in trial.user_attrs.get(_SCORES, {}).items()
+      },
+      str(trial.user_attrs.get(_NOTE, '')),
+    )
+    allowed = self._grid[number : number + 1]
+    if self._grid and record.values not in allowed:
+      raise ValueError(f'trial {number} is not that of the grid')
+    is_complete = record.state == COMPLETE
+    odd = record.values.keys() ^ self._distributions.keys()
+    if odd and (is_complete or odd - self._distributions.keys()):
+      raise ValueError(f'trial {number} has other flags: {sorted(odd)}')
+    scores = record.scores.values()
+    if not record.scores.keys() <= set(self._sweep.seeds) or not all(
+      0 <= score <= 1 for score in scores
+    ):
+      raise ValueError(f'trial {number} has the scores {record.scores}')
+    if is_complete and (
+      len(scores) < len(self._sweep.seeds)
+      or not math.isclose(record.mean, trial.value or 0.0)
+    ):
+      raise ValueError(f'the scores of trial {number} are not its value')
+    return record
 
   def take(self) -> Running | None:
     """The next trial that is to be made; None if there are no more."""
-    with _errors():
+    with _errors(self._path):
       latest = self._latest()
       if not any(
         t.state == optuna.trial.TrialState.WAITING for t in latest.values()
@@ -198,8 +222,13 @@ class Trials:
 
   def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
     """The trial that has the place of each number."""
-    trials = self._study.get_trials(deepcopy=False)
-    return {t.user_attrs[_NUMBER]: t for t in trials}
+    latest = {}
+    for trial in self._study.get_trials(deepcopy=False):
+      number = trial.user_attrs[_NUMBER]
+      if not isinstance(number, int) or number < 0:
+        raise ValueError(f'{number!r} is not the number of a trial')
+      latest[number] = trial
+    return latest
 
   def _enqueue(self, number: int, values: dict[str, Any]) -> None:
     self._study.enqueue_trial(values, user_attrs={_NUMBER: number})
@@ -241,14 +270,16 @@ def _distribution(
 
 @contextlib.contextmanager
 def _errors(path: str = 'study.db') -> Iterator[None]:
-  """Turns errors of the data base into a `UsageError`."""
+  """Turns errors of the data base into a `UsageError`.
+
+  Whoever has changed it may make Optuna, SQLAlchemy and what reads JSON fail in
+  any way.
+  """
   try:
     yield
-  except (
-    sqlalchemy.exc.SQLAlchemyError,
-    sqlite3.Error,
-    optuna.exceptions.OptunaError,
-  ) as error:
+  except UsageError:
+    raise
+  except Exception as error:  # pylint: disable=broad-except
     raise files.FileError(
       path,
       f'the study cannot be used ({files.first_line(error)}); free some space'

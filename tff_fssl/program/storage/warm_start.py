@@ -123,7 +123,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   config = None
   if entry is not None and 'prediction' in entry.other_parts:
     argv = [f'--flagfile={tree.flags_file}']
-    with flags.naming_own_file(argv, f'train --init_from={tree.path}'):
+    with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
       config = config_lib.from_command_line(argv)
   return Source(
     about,

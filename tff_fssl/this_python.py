@@ -1,0 +1,33 @@
+"""Whether this Python can run the programs. Needs nothing, and Python 3.6."""
+
+import importlib.util
+import os
+import shlex
+import sys
+
+_LEAST, _BELOW = (3, 10), (3, 12)
+# The others are installed together with these.
+_NEEDED = ('absl', 'numpy', 'tensorflow', 'tensorflow_federated', 'tqdm')
+
+
+def check() -> None:
+  """Ends the program, with a line that says what to do, if it cannot."""
+  problem = find_problem(sys.version_info[:2])
+  if problem:
+    sys.stderr.write(f'error: {problem}\n')
+    sys.exit(2)
+
+
+def find_problem(version: 'tuple[int, int]') -> str:
+  """What is wrong with a Python of a version, in one line; '' if nothing is."""
+  lacking = [n for n in _NEEDED if importlib.util.find_spec(n) is None]
+  if _LEAST <= version < _BELOW and not lacking:
+    return ''
+  problem = f'has no {lacking[0]}' if lacking else ''
+  if not _LEAST <= version < _BELOW:
+    problem = f'is {version[0]}.{version[1]}; needed is 3.10 or 3.11'
+  root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+  python = os.path.join(root, '.venv', 'bin', 'python')
+  way = '' if os.path.exists(python) else f'`make setup` in {root}, then '
+  words = ' '.join(map(shlex.quote, [python] + sys.argv))
+  return f'this Python ({sys.executable}) {problem}; run {way}{words}'
