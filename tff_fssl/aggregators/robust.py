@@ -14,7 +14,7 @@ _FIRST_NORM = 1.0
 _MOST_GROWTH = 2.0
 _LEAST_NORM = 1e-6
 # The share of updates that are not mixed into another, since they are farthest.
-_FAR = 0.2
+_FAR = 0.4
 # Of the geometric median; RFA makes three or four.
 _NUM_STEPS = 8
 _LEAST_DISTANCE = 1e-3
@@ -27,7 +27,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
   1.  limits weights to their median, clips updates to their median L2 norm, and
       skips updates whose norm is above `zeroing_multiple` times that;
-  2.  replaces each update by the mean of the 80% of updates that are nearest to
+  2.  replaces each update by the mean of the 60% of updates that are nearest to
       it (nearest neighbour mixing, Allouah et al., AISTATS 2023), so that one
       that differs from all others is in no mean but its own, and clients that
       differ for an honest reason come closer together;
@@ -217,7 +217,7 @@ def _mixes(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Calculates the share of each update (column) in each mean of neighbours.
 
   Allouah et al., algorithm 2: of n updates, a mean is over the update and the
-  n - 1 - floor(0.2 n) others that are nearest to it.
+  n - 1 - floor(0.4 n) others that are nearest to it.
   """
   num = tf.size(weights)
   num_nearest = num - tf.cast(_FAR * tf.cast(num, tf.float32), tf.int32)
