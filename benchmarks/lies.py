@@ -93,7 +93,7 @@ def _argv(options: argparse.Namespace, algorithm: str, aggregator: str):
   return flags + shlex.split(options.flags)
 
 
-def _lie(num_classes: int, max_weight: float) -> None:
+def _lie(num_classes: int) -> None:
   """Makes clients lie if their seed is marked, each as the mark says."""
   import tensorflow as tf
 
@@ -158,7 +158,10 @@ def _lie(num_classes: int, max_weight: float) -> None:
     result, finite = honest_train(part, local, received, data, *args, **kwargs)
     like = [*result.update, *result.of_peers]
     claims = lies(data, 'flip', 'alone', 'all')
-    num_examples = tf.where(claims, max_weight, result.num_examples)
+    # Without any, a client would weigh nothing.
+    num_examples = tf.where(
+      claims, tf.maximum(result.num_examples, 1.0), result.num_examples
+    )
     num_examples = tf.where(lies(data, 'counts'), 1e5, num_examples)
     weight = result.weight
     if weight is not None:
@@ -216,7 +219,7 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
   config = config_lib.from_command_line(argv)
   tff.framework.set_default_context(runtime.build_context())
   task = experiment_lib.build_task(config)
-  _lie(task.data.num_classes, 1.0)
+  _lie(task.data.num_classes)
   mark = _MARK
   honest_seed = clients.client_seed
 

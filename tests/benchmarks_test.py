@@ -152,3 +152,26 @@ def test_ray(repository):
     '--sleep=0.01',
   )
   assert 'clients a second' in printed
+
+
+@pytest.mark.parametrize(
+  'name', ['semifl', 'fedswitch', 'protofssl', 'fedmatch']
+)
+def test_lies(repository, name):
+  """Of clients that send weights of their own, reports, rows, several sets."""
+  table = subprocess.run(
+    [
+      *(sys.executable, 'benchmarks/lies.py', f'--algorithms={name}'),
+      *('--total_rounds=1', '--aggregators=robust'),
+    ],
+    check=True,
+    cwd=repository,
+    stdout=subprocess.PIPE,
+    text=True,
+  ).stdout
+  header, _, row = table.splitlines()[-3:]
+  cells = dict(zip(header.split('|'), row.split('|'), strict=True))
+  lies = [lie for lie, cell in cells.items() if cell.strip()]
+  assert len(lies) >= 12
+  rejected = [lie.strip() for lie in lies if 'rejected' in cells[lie]]
+  assert 'constant' in rejected and 'flip' not in rejected
