@@ -113,8 +113,8 @@ def build_process(
     seed,
     num_classes,
     num_clients,
-    isinstance(model_aggregator, robust.RobustMeanFactory),
-  ).build(model_aggregator)
+    model_aggregator,
+  ).build()
 
 
 class _Assembly:
@@ -131,9 +131,10 @@ class _Assembly:
     seed: int,
     num_classes: int | None,
     num_clients: int | None,
-    is_robust: bool,
+    model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
   ):
     self._parts = parts
+    self._model_aggregator = model_aggregator
     self._element_spec = element_spec
     self._hparams = hparams
     self._networks = network_factory.NetworkFactory(
@@ -152,7 +153,7 @@ class _Assembly:
       hparams,
       seed,
     )
-    self._exchange = self._make_exchange(num_clients, is_robust)
+    self._exchange = self._make_exchange(num_clients)
     if self._exchange is not None:
       self._element_spec = client_data.with_ids(
         element_spec, self._exchange.num_clients
@@ -182,7 +183,7 @@ class _Assembly:
     )
 
   def _make_exchange(
-    self, num_clients: int | None, is_robust: bool
+    self, num_clients: int | None
   ) -> exchange_lib.Exchange | None:
     """The exchange, if there is one."""
     exchange = self._parts.exchange
@@ -201,17 +202,15 @@ class _Assembly:
         of_peers,
         networks.num_classes,
         networks.num_outputs,
-        is_robust,
+        isinstance(self._model_aggregator, robust.RobustMeanFactory),
       )
     )
 
-  def build(
-    self, model_aggregator: tff.aggregators.WeightedAggregationFactory | None
-  ) -> composer.FsslProcess:
+  def build(self) -> composer.FsslProcess:
     """The process."""
     initial_model = self._server.build_initial_model()
     model_type = initial_model.type_signature.result
-    aggregator, is_confidential = self._aggregator(model_type, model_aggregator)
+    aggregator, is_confidential = self._aggregator(model_type)
     exchange = self._exchange
     distributor = exchange_lib.build_distributor(
       model_type,
@@ -306,9 +305,7 @@ class _Assembly:
       )
 
   def _aggregator(
-    self,
-    model_type: tff.Type,
-    model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
+    self, model_type: tff.Type
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
@@ -323,7 +320,7 @@ class _Assembly:
       update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
     elif exchange is not None:
       beside = True
-    factory = model_aggregator or tff.aggregators.MeanFactory()
+    factory = self._model_aggregator or tff.aggregators.MeanFactory()
     groups = self._delivery.groups
     if groups is not None:
       factory = grouped.GroupedMeanFactory(
