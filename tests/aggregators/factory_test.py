@@ -12,7 +12,8 @@ from tff_fssl.aggregators import privacy
 
 _SIZE = 4
 _VALUE_TYPE = tff.to_type([(np.float32, [_SIZE])])
-_WEIGHTED = ('mean', 'robust', 'secure', 'compression')
+_MEANS = ('mean', 'secure', 'compression')
+_WEIGHTED = (*_MEANS, 'robust')
 
 
 def _build(name, **fields):
@@ -45,7 +46,7 @@ def _next(process, weights, state=None):
   return process.next(state, [[row] for row in _UPDATES], list(weights))
 
 
-@pytest.mark.parametrize('name', _WEIGHTED)
+@pytest.mark.parametrize('name', _MEANS)
 @pytest.mark.parametrize(
   'weights, tolerance',
   [([0.5, 0.25, 1.0], 1e-6), ([1e-3, 4e-3, 2e-3], 1e-4), ([0, 1, 0], 1e-6)],
@@ -59,7 +60,7 @@ def test_it_is_the_weighted_mean(processes, name, weights, tolerance):
   )
 
 
-@pytest.mark.parametrize('name', _WEIGHTED)
+@pytest.mark.parametrize('name', _MEANS)
 def test_very_small_weights(processes, name):
   weights = np.float32([1e-9, 1e-9, 3e-9])
   result = _next(processes[name], weights).result[0]
@@ -78,6 +79,14 @@ def test_weights_of_0_leave_state_and_say_so(processes, name):
   assert np.all(np.isnan(output.result[0]))
   assert str(output.state) == str(state)
   assert output.measurements['num_weighted_clients'] == 0
+
+
+def test_robust_needs_a_majority():
+  settings = aggregator_hparams.AggregatorHparams('robust')
+  with pytest.raises(hparams.UsageError, match='at least 3 clients'):
+    factory.build_aggregator(settings, clients_per_round=2)
+  assert factory.build_aggregator(settings, clients_per_round=3)
+  assert factory.build_aggregator(settings)  # It is not known.
 
 
 def test_compression_repeats():
