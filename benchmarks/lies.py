@@ -93,113 +93,142 @@ def _argv(options: argparse.Namespace, algorithm: str, aggregator: str):
   return flags + shlex.split(options.flags)
 
 
-def _lie(num_classes: int) -> None:
-  """Makes clients lie if their seed is marked, each as the mark says."""
+def _is_lie(data, *names):
+  """Whether a client's mark stands for one of these lies: bool scalar."""
   import tensorflow as tf
 
-  from tff_fssl.rounds import client_work
-  from tff_fssl.rounds import statistics_phase
+  lie = _MARK - data['seed'][0]
+  order = list(_LIES)
+  return tf.reduce_any([tf.equal(lie, order.index(name)) for name in names])
 
-  honest_train = client_work.ClientPart.train
-  honest_sums = statistics_phase.client_sums
-  index = {name: i for i, name in enumerate(_LIES)}
 
-  def lies(data, *names):
-    lie = _MARK - data['seed'][0]
-    return tf.reduce_any([tf.equal(lie, index[name]) for name in names])
+def _false_update(data, update, like, bias_index):
+  """Makes what a client sends in place of an update, or of a part of it.
 
-  def lied(data, update, like, is_main):
-    """What stands for an update or a part of it, `like` all that travels."""
-    norm = tf.linalg.global_norm(like)
-    size = float(sum(t.shape.num_elements() for t in like))
-    last = max(
-      (i for i, t in enumerate(update) if t.shape == [num_classes]),
-      default=len(update) - 1,
-    )
-    first = tf.one_hot(0, tf.size(update[last]))
-    bias = [tf.zeros_like(t) for t in update]
-    if is_main:
-      bias[last] = tf.reshape(-6.0 * norm * first, update[last].shape)
-    sign = 6.0 * norm / size**0.5
-    made = {
-      ('flip',): [-t for t in update],
-      ('minus6', 'alone'): [-6.0 * t for t in update],
-      ('minus10', 'all'): [-10.0 * t for t in update],
-      ('bias',): bias,
-      ('sign',): [-sign * tf.sign(t) for t in update],
-      ('large',): [tf.fill(t.shape, 1e11) for t in update],
-      ('constant',): [tf.fill(t.shape, 1e30) for t in update],
-    }
-    for names, values in made.items():
-      is_lie = lies(data, *names)
-      update = [tf.where(is_lie, v, u) for v, u in zip(values, update)]
-    return tuple(update)
+  Args:
+    data: The client's element.
+    update: The tensors.
+    like: All tensors that travel, by whose norm lies are scaled.
+    bias_index: The tensor that the lie `bias` is about; None: it is not here.
 
-  def false_rows(data, row):
-    made = dict(row)
-    for name, value in row.items():
-      if not value.dtype.is_floating or value.shape.rank == 0:
+  Returns:
+    The tensors.
+  """
+  import tensorflow as tf
+
+  norm = tf.linalg.global_norm(like)
+  sign = 6.0 * norm / float(sum(t.shape.num_elements() for t in like)) ** 0.5
+  bias = [tf.zeros_like(t) for t in update]
+  if bias_index is not None:
+    first = tf.one_hot(0, tf.size(update[bias_index]))
+    shape = update[bias_index].shape
+    bias[bias_index] = tf.reshape(-6.0 * norm * first, shape)
+  made = {
+    ('flip',): [-t for t in update],
+    ('minus6', 'alone'): [-6.0 * t for t in update],
+    ('minus10', 'all'): [-10.0 * t for t in update],
+    ('bias',): bias,
+    ('sign',): [-sign * tf.sign(t) for t in update],
+    ('large',): [tf.fill(t.shape, 1e11) for t in update],
+    ('constant',): [tf.fill(t.shape, 1e30) for t in update],
+  }
+  for names, values in made.items():
+    is_lie = _is_lie(data, *names)
+    update = [tf.where(is_lie, v, u) for v, u in zip(values, update)]
+  return tuple(update)
+
+
+def _false_row(data, row, num_classes):
+  """Makes what a client sends for others in place of its row."""
+  import tensorflow as tf
+
+  made = dict(row)
+  for name, value in row.items():
+    if value.dtype.is_floating and value.shape.rank and name != 'embedding':
+      if name == 'counts':
         continue
       dragged = -6.0 * value
       if name in ('prototypes', 'sums'):
         others = tf.range(num_classes)[:, tf.newaxis] > 0
         dragged = tf.where(others, 1e6, value)
-      elif name in ('embedding', 'counts'):
-        continue
       rolled = tf.roll(value, 1, axis=0)
-      value = tf.where(lies(data, 'drag'), dragged, value)
-      made[name] = tf.where(lies(data, 'permute'), rolled, value)
-    if 'exists' in row:
-      everything = tf.ones_like(row['exists'])
-      made['exists'] = tf.where(lies(data, 'drag'), everything, row['exists'])
-    return made
+      value = tf.where(_is_lie(data, 'drag'), dragged, value)
+      made[name] = tf.where(_is_lie(data, 'permute'), rolled, value)
+  if 'exists' in row:
+    made['exists'] = tf.logical_or(row['exists'], _is_lie(data, 'drag'))
+  return made
+
+
+def _false_result(data, result, num_classes):
+  """Makes what a client sends in place of the result of its training."""
+  import tensorflow as tf
+
+  claims, silent = (
+    _is_lie(data, 'flip', 'alone', 'all'),
+    _is_lie(data, 'silent'),
+  )
+  # Without any, a client would weigh nothing.
+  num_examples = tf.where(
+    claims, tf.maximum(result.num_examples, 1.0), result.num_examples
+  )
+  num_examples = tf.where(_is_lie(data, 'counts'), 1e5, num_examples)
+  num_examples = tf.where(silent, 0.0, num_examples)
+  weight = result.weight
+  if weight is not None:
+    weight = tf.where(silent, 0.0, tf.where(claims, 1.0, weight))
+  most = tf.math.log(float(num_classes))
+  signals = {
+    name: tf.where(_is_lie(data, 'signals'), most, value)
+    for name, value in result.finished.signals.items()
+  }
+  like = [*result.update, *result.of_peers]
+  bias_index = max(
+    (i for i, t in enumerate(result.update) if t.shape == [num_classes]),
+    default=len(result.update) - 1,
+  )
+  of_peers = result.of_peers
+  if of_peers:
+    of_peers = _false_update(data, of_peers, like, None)
+  return result._replace(
+    update=_false_update(data, result.update, like, bias_index),
+    of_peers=of_peers,
+    num_examples=num_examples,
+    weight=weight,
+    finished=result.finished._replace(
+      row=_false_row(data, result.finished.row, num_classes), signals=signals
+    ),
+  )
+
+
+def _false_sums(data, sums):
+  """Makes what a client sends in place of its sums for batch norm."""
+  import tensorflow as tf
+
+  most = 1e5 / tf.maximum(sums.count, 1.0)
+  scale = tf.where(_is_lie(data, 'counts'), most, 1.0)
+  sums = tf.nest.map_structure(lambda t: scale * t, sums)
+  absurd = _is_lie(data, 'statistics', 'all')
+  mean, square = 1e4 * sums.count, 1e9 * sums.count
+  return sums._replace(
+    first=tuple(tf.where(absurd, mean, f) for f in sums.first),
+    second=tuple(tf.where(absurd, square, s) for s in sums.second),
+  )
+
+
+def _let_clients_lie(num_classes: int) -> None:
+  """Makes clients lie if their seed is marked, each as the mark says."""
+  from tff_fssl.rounds import client_work
+  from tff_fssl.rounds import statistics_phase
+
+  honest_train = client_work.ClientPart.train
+  honest_sums = statistics_phase.client_sums
 
   def train(part, local, received, data, *args, **kwargs):
     result, finite = honest_train(part, local, received, data, *args, **kwargs)
-    like = [*result.update, *result.of_peers]
-    claims = lies(data, 'flip', 'alone', 'all')
-    # Without any, a client would weigh nothing.
-    num_examples = tf.where(
-      claims, tf.maximum(result.num_examples, 1.0), result.num_examples
-    )
-    num_examples = tf.where(lies(data, 'counts'), 1e5, num_examples)
-    weight = result.weight
-    if weight is not None:
-      weight = tf.where(claims, 1.0, weight)
-    silent = lies(data, 'silent')
-    num_examples = tf.where(silent, 0.0, num_examples)
-    if weight is not None:
-      weight = tf.where(silent, 0.0, weight)
-    signals = dict(result.finished.signals)
-    for name, value in signals.items():
-      most = tf.math.log(float(num_classes))
-      signals[name] = tf.where(lies(data, 'signals'), most, value)
-    finished = result.finished._replace(
-      row=false_rows(data, result.finished.row), signals=signals
-    )
-    result = result._replace(
-      update=lied(data, result.update, like, True),
-      of_peers=lied(data, result.of_peers, like, False)
-      if result.of_peers
-      else (),
-      num_examples=num_examples,
-      weight=weight,
-      finished=finished,
-    )
-    return result, finite
+    return _false_result(data, result, num_classes), finite
 
   def client_sums(network, weights, data, **options):
-    sums = honest_sums(network, weights, data, **options)
-    scale = tf.where(
-      lies(data, 'counts'), 1e5 / tf.maximum(sums.count, 1.0), 1.0
-    )
-    sums = tf.nest.map_structure(lambda t: scale * t, sums)
-    absurd = lies(data, 'statistics', 'all')
-    mean, square = 1e4 * sums.count, 1e9 * sums.count
-    return sums._replace(
-      first=tuple(tf.where(absurd, mean, f) for f in sums.first),
-      second=tuple(tf.where(absurd, square, s) for s in sums.second),
-    )
+    return _false_sums(data, honest_sums(network, weights, data, **options))
 
   client_work.ClientPart.train = train
   statistics_phase.client_sums = client_sums
@@ -219,7 +248,7 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
   config = config_lib.from_command_line(argv)
   tff.framework.set_default_context(runtime.build_context())
   task = experiment_lib.build_task(config)
-  _lie(task.data.num_classes)
+  _let_clients_lie(task.data.num_classes)
   mark = _MARK
   honest_seed = clients.client_seed
 

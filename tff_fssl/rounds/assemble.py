@@ -76,8 +76,7 @@ def build_process(
     seed: Seed of the initial weights and of the server's training.
     model_aggregator: Combines updates; the weighted mean by default. With a
       `privacy.PrivateMeanFactory`, or an aggregator that sums securely, nothing
-      else about a client is released: no statistics, and no metrics except the
-      number of clients.
+      else about a client is released but the number of clients.
     num_classes: Width of the model's output; None to skip the check.
     num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
       Needed only by algorithms whose server tells clients apart.
