@@ -70,8 +70,17 @@ def _leaves(type_spec, name=''):
     yield name, type_spec
 
 
-@pytest.mark.parametrize('algorithm', ['fl2', 'fedmatch', 'protofssl'])
-def test_no_sum_of_clients_integers_can_wrap_around(algorithm, monkeypatch):
+@pytest.mark.parametrize(
+  'algorithm, scenario',
+  [
+    ('fl2', 'labels_at_server'),
+    ('fedmatch', 'labels_at_server'),
+    ('protofssl', 'labels_at_clients'),
+  ],
+)
+def test_no_sum_of_clients_integers_can_wrap_around(
+  algorithm, scenario, monkeypatch
+):
   summed = {}
   federated_sum = tff.federated_sum
 
@@ -80,7 +89,8 @@ def test_no_sum_of_clients_integers_can_wrap_around(algorithm, monkeypatch):
     return federated_sum(value)
 
   monkeypatch.setattr(tff, 'federated_sum', record)
-  tiny_task.build(algorithm)
+  # Not one that was built before.
+  tiny_task.build.__wrapped__(algorithm, scenario)
   integers = {
     name
     for name, of in summed.items()

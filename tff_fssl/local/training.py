@@ -270,11 +270,10 @@ class LocalTraining:
       slot.assign(value)
     start = {}
     for name, peer in self._algorithm.peers.items():
-      start[name] = weights
+      # That the server has the set was checked when the process was built.
+      start[name] = sets.get(peer.starts_from, weights)
       if name in self._initial:
         start[name] = self._initial[name]()
-      elif peer.starts_from != algorithm_lib.MODEL:
-        start[name] = sets[peer.starts_from]
       if peer.start is not None:
         start[name] = peer.start(start[name], received)
       self._networks.peers[name].assign(start[name])

@@ -183,6 +183,13 @@ def receive(
   Returns:
     The message, as client 0 uses it.
   """
+  return _receive(_exchange(network, parts, num_classes), network, parts)
+
+
+def _exchange(
+  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
+) -> exchange_lib.Exchange | None:
+  """Makes the exchange, if there is one; may make variables."""
   exchange = parts.exchange
   if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
     # The size of the population has no influence on what one client gets.
@@ -197,7 +204,15 @@ def receive(
       1, network.weight_specs, of_peers, num_classes, network.num_outputs
     )
     exchange = exchange(population)
+  return exchange
 
+
+def _receive(
+  exchange: exchange_lib.Exchange | None,
+  network: adapter.Network,
+  parts: parts_lib.Parts,
+) -> exchange_lib.Received:
+  """Makes what a client receives in the first round."""
   table = () if exchange is None else exchange.initialize()
   model = parts.server.start(network.initial_weights())
   message = exchange_lib.make_message(
@@ -210,8 +225,9 @@ def _received(
   network: adapter.Network, parts: parts_lib.Parts, num_classes: int
 ) -> Mapping[str, tf.TensorSpec]:
   """The specs of `ClientData.received`."""
+  exchange = _exchange(network, parts, num_classes)
   traced = tf.function(
-    lambda: receive(network, parts, num_classes).others
+    lambda: _receive(exchange, network, parts).others
   ).get_concrete_function()
   specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

@@ -441,7 +441,7 @@ def test_the_command_that_resumes_pre_training(tmp_path):
 
 def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
   file = tmp_path / 'net.py'
-  file.write_text('def build(): pass\n')
+  file.write_text('def build(images, num_classes, norm): pass\n')
   tree = output_tree.OutputTree('a run')
   for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
     given = config.from_command_line(['--dataset=digits', f'--model={model}'])

@@ -128,7 +128,7 @@ def test_front_matter_is_what_hubs_read(subject):
 
 def test_nothing_of_the_machine_and_no_markup(subject, tmp_path):
   network = tmp_path / 'net.py'
-  network.write_text('def build():\n  pass\n')
+  network.write_text('def build(images, num_classes, norm):\n  pass\n')
   data = dataclasses.replace(
     sources.load('digits'), class_names=('<b>|', *'123456789')
   )
