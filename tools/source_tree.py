@@ -18,6 +18,11 @@ FOLDERS = ('tff_fssl', 'programs', 'benchmarks', 'examples', 'tests', 'tools')
 _PATH = ('tests/helpers', 'tools', 'benchmarks')
 # The package, and its table of names that it imports when they are used.
 _PACKAGE, _TABLE = 'tff_fssl', '_EXPORTED'
+# What `from tff_fssl.lazy import ...` imports on first use.
+_LAZY = {
+  'tff_fssl.lazy.tf': 'tensorflow',
+  'tff_fssl.lazy.tff': 'tensorflow_federated',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,8 +80,8 @@ class SourceTree:
 
     Args:
       source: The file.
-      deferred: Whether imports within functions, and those for types only,
-        count.
+      deferred: Whether imports within functions, those for types only, and
+        those by `tff_fssl.lazy` count.
 
     Returns:
       The full names of modules of this tree, together with the packages that
@@ -85,6 +90,8 @@ class SourceTree:
     """
     result = set()
     names = {*_imported_names(source.tree, deferred), source.module}
+    if deferred:
+      names |= {_LAZY[name] for name in names & _LAZY.keys()}
     for name in names | self._lazily_imported(source):
       if name not in self.sources:
         # The name may be one that the module defines.

@@ -17,6 +17,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams
 
 _CLIENTS, _SERVER = 'labels_at_clients', 'labels_at_server'
@@ -107,9 +108,7 @@ def _reference(hparams, scenario, rate, num_helpers):
 
 def _weights(theta):
   k, b = np.asarray(theta, np.float32)
-  return adapter.Weights(
-    (tf.constant([[k]]), tf.constant([b])), (), tf.constant(0.0)
-  )
+  return Weights((tf.constant([[k]]), tf.constant([b])), (), tf.constant(0.0))
 
 
 def _received(hparams, num_helpers, rate=1.0, own=None, **changed):

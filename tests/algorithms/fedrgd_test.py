@@ -22,6 +22,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import deployment
 from tff_fssl.rounds import round_hparams
@@ -191,9 +192,7 @@ def _update(scenario, hparams, groups, by_group, copies=None):
   round_settings = round_hparams.RoundHparams(scenario=scenario)
   server = fedrgd.build_server(hparams, round_settings)
   theta = np.float32(np.mean(groups))
-  model = server.start(
-    adapter.Weights((tf.constant(theta),), (), tf.constant(1.0))
-  )
+  model = server.start(Weights((tf.constant(theta),), (), tf.constant(1.0)))
   if hparams.keeps_groups:
     model = model.with_sets(groups=(tf.constant(groups, tf.float32),))
   tools = server_algorithm.ServerTools(

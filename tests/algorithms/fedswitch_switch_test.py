@@ -17,7 +17,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import round_hparams
 
@@ -48,7 +48,7 @@ class _Switch:
     self._server = fedswitch.build_server(
       _HPARAMS(**hparams), round_hparams.RoundHparams()
     )
-    weights = adapter.Weights((tf.zeros([2]),), (), tf.constant(1.0))
+    weights = Weights((tf.zeros([2]),), (), tf.constant(1.0))
     self.model = self._server.start(weights)
     self.round_num = 1
 

@@ -16,6 +16,7 @@ from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 _X = np.array([-2.0, -0.7, 0.1, 0.4, 1.5, 3.0])
 _KEPT = np.array([1, 0, 1, 1, 1, 1], bool)
@@ -125,7 +126,7 @@ def test_local_training(change, momentum, nesterov, norm_bound):
       optimizer=optimizer.Sgd(momentum, nesterov, decay, norm_bound),
     ),
   )
-  start = adapter.Weights(
+  start = Weights(
     (tf.constant([[_K]]), tf.constant([_B])), (), tf.constant(1.0)
   )
   images = tf.constant(_X[:, None], tf.float32)

@@ -17,6 +17,7 @@ from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import statistics
+from tff_fssl.models.weights import Weights
 from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -98,9 +99,7 @@ def _by_hand(algorithm, norm, num_rounds, indices, **settings):
       round_num=round_num,
     )
     trained = tuple(v.read_value() for v in network.trainable_variables)
-    weights = adapter.Weights(
-      trained, result.non_trainable, weights.statistics_count
-    )
+    weights = Weights(trained, result.non_trainable, weights.statistics_count)
     if network.is_static:
       kind = hparams.batch_norm_statistics
       images = tf.concat([labeled[0], unlabeled[0]], axis=0)

@@ -21,11 +21,11 @@ from tff_fssl.algorithms import registry
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models import evaluate
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import communication
 from tff_fssl.rounds import deployment
@@ -275,7 +275,7 @@ class TestBytes:
       model = model_fn()
       assert model.count_params() == 6_563_520
       specs = [tf.TensorSpec(v.shape) for v in model.trainable_variables]
-    weights = adapter.Weights(tuple(specs), (), tf.TensorSpec([]))
+    weights = Weights(tuple(specs), (), tf.TensorSpec([]))
     exchange = protofssl.build_exchange(
       _HPARAMS(num_helpers=num_helpers), _AT_CLIENTS
     )(exchange_lib.Population(0, weights, num_classes=10, num_outputs=512))

@@ -17,6 +17,7 @@ from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import round_hparams
 
@@ -324,12 +325,12 @@ def test_a_round_that_weighs_nothing_is_marked(weights):
 
 def test_one_phase_is_tffs_composition():
   """Our composer and TFF's give one process from one set of parts."""
-  weights_type = tff.to_type(adapter.Weights((np.float32,), (), np.float32))
+  weights_type = tff.to_type(Weights((np.float32,), (), np.float32))
   data_type = tff.SequenceType(np.float32)
 
   @tff.tensorflow.computation
   def initial():
-    return adapter.Weights((tf.constant(2.0),), (), tf.constant(1.0))
+    return Weights((tf.constant(2.0),), (), tf.constant(1.0))
 
   @tff.tensorflow.computation(weights_type, data_type)
   def work(weights, dataset):

@@ -10,6 +10,7 @@ from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import mixup
 
@@ -87,7 +88,7 @@ def test_step_against_finite_differences(seed):
   fix_y, mix_y = np.array([0, 1, 1]), np.array([1, 1, 0])
   network = adapter.Network(_model)
   kernel = tf.constant(_K[None], tf.float32)
-  network.assign(adapter.Weights((kernel,), (), tf.constant(1.0)))
+  network.assign(Weights((kernel,), (), tf.constant(1.0)))
 
   def part(labels, **views):
     return algorithm_lib.Part(
@@ -134,7 +135,7 @@ def test_step_against_finite_differences(seed):
 
 def test_prepare_labels_all_and_selects_the_confident():
   network = adapter.Network(_model)
-  weights = adapter.Weights((tf.constant([[3.0, -3.0]]),), (), tf.constant(1.0))
+  weights = Weights((tf.constant([[3.0, -3.0]]),), (), tf.constant(1.0))
   network.assign(weights)
   x = tf.constant([[1.0], [-0.1], [0.0], [-2.0]])
   examples = algorithm_lib.Examples(x, tf.constant([0, 1, 0, 0]))

@@ -11,6 +11,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
+from tff_fssl.models.weights import Weights
 
 _PATH = pathlib.Path(__file__).parents[2] / 'examples' / 'embed_fl2.py'
 _layers = tf.keras.layers
@@ -54,7 +55,7 @@ def test_runs_and_its_weights_go_into_a_keras_model(example, small, tmp_path):
   x, y = example.make_images(50, seed=9)
   logits = model.predict(example.VIEWS.plain(tf.constant(x)), verbose=0)
   # Our evaluation of the weights that the model now has.
-  weights = adapter.Weights(
+  weights = Weights(
     tuple(model.trainable_variables), tuple(model.non_trainable_variables), 1.0
   )
   ours = evaluate.build_evaluate_fn(example.model_fn, example.VIEWS)(

@@ -6,9 +6,9 @@ import tensorflow as tf
 
 from tff_fssl.finalizers import past_models
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
-_START = adapter.Weights(
+_START = Weights(
   (tf.constant([[1.0, 2.0]]), tf.constant(3.0)), (), tf.constant(0.0)
 )
 

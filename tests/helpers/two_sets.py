@@ -9,8 +9,8 @@ from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.semisup import losses
@@ -122,7 +122,7 @@ def switching(
       teacher.trainable, model.trainable, decay
     )
     model = model.with_sets(
-      teacher=adapter.Weights(
+      teacher=Weights(
         tuple(average), model.non_trainable, model.statistics_count
       )
     )
@@ -213,7 +213,7 @@ def helping(num_clients: int = 8) -> parts_lib.Parts:
     changed = tuple(
       p - u for p, u in zip(psi.trainable, aggregated.of_peers['psi'])
     )
-    finite = adapter.all_finite(changed)
+    finite = all_finite(changed)
     changed = tf.nest.map_structure(
       lambda new, old: tf.where(finite, new, old), changed, psi.trainable
     )

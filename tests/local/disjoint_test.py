@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.local import disjoint
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 _SIGMA = np.array([[0.1, -0.2], [0.3, 0.05]], np.float32)
 
@@ -77,7 +77,7 @@ def test_i4_psi_becomes_a_copy_of_sigma_whatever_the_data(l1, expected):
 @pytest.mark.parametrize('factor', [0.0, 0.2, 1.0])
 def test_the_parts_add_up_to_the_bit(factor):
   rng = np.random.default_rng(0)
-  weights = adapter.Weights(
+  weights = Weights(
     (tf.constant(rng.normal(size=5000).astype(np.float32)),),
     (),
     tf.constant(3.0),
@@ -92,7 +92,7 @@ def test_the_parts_add_up_to_the_bit(factor):
 
 
 def test_i5_small_elements_do_not_predict():
-  sigma = adapter.Weights((tf.fill([5], 0.1),), (), tf.constant(0.0))
+  sigma = Weights((tf.fill([5], 0.1),), (), tf.constant(0.0))
   psi = [tf.constant([4e-6, 6e-6, -7e-6, -1e-6, 1e-5])]
   (summed,) = disjoint.summed(sigma, psi, 5e-6).trainable
   np.testing.assert_allclose(

@@ -9,6 +9,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import helping
 from tff_fssl.local import objective
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 _LOCAL = np.array(
   [
@@ -161,7 +162,7 @@ def _data(size=7):
   x, y = tiny_task.examples(size, 3)
   examples = algorithm_lib.Examples(tf.constant(x), tf.constant(y))
   return algorithm_lib.ClientData(
-    adapter.Weights((), (), tf.constant(0.0)),
+    Weights((), (), tf.constant(0.0)),
     examples,
     examples,
     {},

@@ -9,6 +9,7 @@ from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 _U, _L = objective.UNLABELED, objective.LABELED
 _CLOCK = algorithm_lib.Clock(*tf.constant([3, 2, 4]))
@@ -241,7 +242,7 @@ def test_step_against_finite_differences(term, reference):
   """In float64, with targets and masks held constant at the weights."""
   network = adapter.Network(_model)
   kernel = tf.constant(_K[None], tf.float32)
-  network.assign(adapter.Weights((kernel,), (), tf.constant(1.0)))
+  network.assign(Weights((kernel,), (), tf.constant(1.0)))
   parts = {
     name: _part(
       labels=_LABELS,
@@ -283,7 +284,7 @@ def _weighted(name, weight):
 def test_the_weight_scales_the_terms_gradient_and_no_other(name):
   network = adapter.Network(_model)
   kernel = tf.constant(_K[None], tf.float32)
-  network.assign(adapter.Weights((kernel,), (), tf.constant(1.0)))
+  network.assign(Weights((kernel,), (), tf.constant(1.0)))
 
   def gradient(weight, *others):
     chosen = _weighted(name, weight), *others

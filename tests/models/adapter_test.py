@@ -7,6 +7,7 @@ import tensorflow as tf
 from tff_fssl import hparams
 from tff_fssl.models import adapter
 from tff_fssl.models import networks
+from tff_fssl.models.weights import Weights, flatten, unflatten
 
 _LAYERS = tf.keras.layers
 
@@ -110,7 +111,7 @@ def test_normalization_by_the_weights_that_are_assigned():
     @tf.function
     def run():
       mean, variance = tf.constant([1.0, 2.0]), tf.constant([4.0, 9.0])
-      weights = adapter.Weights(
+      weights = Weights(
         (tf.eye(2),), (mean, variance, tf.constant(7, tf.int64)), 1.0
       )
       network.assign(weights)
@@ -237,8 +238,8 @@ def test_the_weights_of_another_network_are_not_assigned(norm):
 
 def test_flatten_and_back():
   tensors = [tf.constant([[1.0, 2.0]]), tf.constant(3.0), tf.constant([4.0])]
-  flat = adapter.flatten(tensors)
+  flat = flatten(tensors)
   np.testing.assert_array_equal(flat, [1.0, 2.0, 3.0, 4.0])
-  for a, b in zip(adapter.unflatten(flat, tensors), tensors, strict=True):
+  for a, b in zip(unflatten(flat, tensors), tensors, strict=True):
     np.testing.assert_array_equal(a, b)
     assert a.shape == b.shape

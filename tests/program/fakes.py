@@ -12,7 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree as tree_lib
 
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import training
@@ -43,7 +43,7 @@ class FakeProcess:
     self._bad_rounds = bad_rounds
     state_type = tff.to_type(
       State(
-        adapter.Weights(
+        Weights(
           (tff.TensorType(np.float32, [3]), tff.TensorType(np.float32)),
           (),
           tff.TensorType(np.float32),
@@ -56,7 +56,7 @@ class FakeProcess:
     )
     self.initialize = _Computation(
       lambda: State(
-        adapter.Weights(
+        Weights(
           (np.zeros([3], np.float32), np.float32(0.1)), (), np.float32(1)
         ),
         self.distributor,
@@ -80,7 +80,7 @@ class FakeProcess:
       momentum = state.finalizer['momentum']
     (vector, scalar), _, count = state.global_model_weights
     state = State(
-      adapter.Weights((vector + momentum, np.float32(scalar * 1.1)), (), count),
+      Weights((vector + momentum, np.float32(scalar * 1.1)), (), count),
       held,
       np.int32(round_num),
       (),

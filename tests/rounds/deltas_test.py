@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import deltas
 
 _SIZE, _DELTA, _ZERO = 4000, 5e-5, 5e-6
@@ -41,7 +41,7 @@ def _received(own, helpers=(), weights=(), known=1.0):
 
 def _weights(values):
   values = tf.reshape(tf.constant(values), [2, -1])
-  return adapter.Weights((values,), (), tf.constant(0.0))
+  return Weights((values,), (), tf.constant(0.0))
 
 
 def _count(share):

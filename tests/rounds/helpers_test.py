@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import helpers
 from tff_fssl.semisup import names
 
-_WEIGHTS = adapter.Weights(
+_WEIGHTS = Weights(
   (tf.TensorSpec([1, 2]), tf.TensorSpec([1])), (), tf.TensorSpec([])
 )
 _SCALARS = {'rate': (1.0, 0.0, 1.0)}

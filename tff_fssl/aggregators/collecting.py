@@ -1,13 +1,14 @@
 """Collects what clients send at the server, client by client."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf, tff
+from tff_fssl.models.weights import no_values
 
 # n rows are copied n / 10 + 1 times, instead of n, while they are collected.
 _LATEST_ROWS = 10
@@ -38,8 +39,7 @@ def build_collect(
   @tff.tensorflow.computation
   def no_rows() -> Any:
     first, *latest = (
-      tf.nest.map_structure(adapter.no_values, specs)
-      for _ in range(1 + _LATEST_ROWS)
+      tf.nest.map_structure(no_values, specs) for _ in range(1 + _LATEST_ROWS)
     )
     return first, tuple(latest)
 
@@ -94,7 +94,7 @@ def collect_rows(rows: tff.Value) -> tff.Value:
 
   @tff.tensorflow.computation
   def no_rows() -> tf.Tensor:
-    return adapter.no_values(tf.TensorSpec([num_columns]))
+    return no_values(tf.TensorSpec([num_columns]))
 
   @tff.tensorflow.computation(rows_type, rows_type)
   def concatenate(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:

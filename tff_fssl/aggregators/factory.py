@@ -1,14 +1,14 @@
 """Builds aggregators from hyper-parameters."""
 
-from typing import Any, TypeAlias
+from __future__ import annotations
 
-import tensorflow as tf
-import tensorflow_federated as tff
+from typing import Any, TypeAlias
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.aggregators import robust
+from tff_fssl.lazy import tf, tff
 
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 _aggregators = tff.aggregators

@@ -1,11 +1,12 @@
 """The means of several groups of clients, in one pass over the cohort."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
+from tff_fssl.lazy import tf, tff
 
 
 class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):

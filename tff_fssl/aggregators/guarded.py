@@ -1,13 +1,13 @@
 """Guards any weighted aggregator against false values and empty rounds."""
 
+from __future__ import annotations
+
 import collections
 import functools
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf, tff
+from tff_fssl.models.weights import zero_unless
 
 # Larger entries of updates are absurd. Up to this size, float32 can hold the
 # squares and norms of updates, and weighted sums over millions of them. A
@@ -123,7 +123,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type, weight_type)
     def screen(value, weight):
       accepted = is_acceptable(value, weight, self._allowed_weights)
-      value, weight = adapter.zero_unless(accepted, (value, weight))
+      value, weight = zero_unless(accepted, (value, weight))
       counts = collections.OrderedDict(
         num_weighted_clients=tf.cast(weight > 0, tf.int32),
         num_rejected_clients=tf.cast(tf.logical_not(accepted), tf.int32),

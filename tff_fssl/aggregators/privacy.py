@@ -1,15 +1,16 @@
 """A differentially private mean that reports the privacy it has spent."""
 
+from __future__ import annotations
+
 import collections
 
 import dp_accounting
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf, tff
+from tff_fssl.models.weights import zero_unless
 
 _ANY_FINITE = guarded.AllowedWeights()
 
@@ -106,7 +107,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(value_type)
     def screen(value):
       accepted = guarded.is_acceptable(value, tf.constant(0.0), _ANY_FINITE)
-      return adapter.zero_unless(accepted, value)
+      return zero_unless(accepted, value)
 
     @tff.tensorflow.computation
     def no_releases():

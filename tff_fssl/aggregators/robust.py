@@ -1,12 +1,12 @@
 """A mean that a minority of lying clients cannot move far."""
 
-import collections
+from __future__ import annotations
 
-import tensorflow as tf
-import tensorflow_federated as tff
+import collections
 
 from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import hparams
+from tff_fssl.lazy import tf, tff
 
 # The clipping norm at most doubles from one round to the next. It starts at 1
 # as in TFF's robust aggregator.

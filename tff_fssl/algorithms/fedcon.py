@@ -33,16 +33,17 @@ MLP (for CIFAR-10 4,096 - 1,024 - 512 - 10, with dropout); ours is the network's
 last layer.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import functools
 import math
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.algorithms import fedcon_hparams
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import teaching

@@ -35,16 +35,17 @@ that come first get whole models (2 sets); ties of votes go to the local
 network; the server's rate follows `--learning_rate_schedule`.
 """
 
+from __future__ import annotations
+
 import contextlib
 import functools
 from typing import Any
-
-import tensorflow as tf
 
 from tff_fssl.algorithms import fedmatch_hparams
 from tff_fssl.finalizers import disjoint as disjoint_server
 from tff_fssl.finalizers import past_models
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import disjoint
 from tff_fssl.local import helping

@@ -28,17 +28,18 @@ start at 0 in each round (theirs stay with the place in the cohort, whoever
 takes it); the learning rate has no warm-up.
 """
 
-import functools
+from __future__ import annotations
 
-import tensorflow as tf
+import functools
 
 from tff_fssl.algorithms import fedrgd_hparams
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed
 from tff_fssl.local import objective
 from tff_fssl.local import terms
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
@@ -68,7 +69,7 @@ def build_local_algorithm(
 
 
 def _averaged(
-  weights: adapter.Weights, round_hparams: RoundHparams
+  weights: Weights, round_hparams: RoundHparams
 ) -> tuple[tf.Tensor, ...]:
   """What clients change, in the order of their updates."""
   if round_hparams.batch_norm_statistics != 'moving_average':
@@ -93,7 +94,7 @@ def build_groups(
   """Who is in which group, and starts from what: step 1."""
   num, at_clients = hparams.num_groups, round_hparams.labels_at_clients
 
-  def starts(model: ServerModel) -> adapter.Weights:
+  def starts(model: ServerModel) -> Weights:
     theta = rows = tf.nest.map_structure(lambda t: t[None], model.weights)
     if hparams.keeps_groups:
       same = tf.nest.map_structure(lambda t: _stacked(t, num), model.weights)
@@ -108,7 +109,7 @@ def build_groups(
         rows = tf.nest.map_structure(
           lambda *pair: tf.concat(pair, axis=0), rows, theta
         )
-    weights: adapter.Weights = rows
+    weights: Weights = rows
     return weights
 
   def place(slot: tf.Tensor, seed: tf.Tensor) -> groups_lib.Place:
@@ -138,7 +139,7 @@ def build_server(
   num_copies = num if hparams.keeps_groups else 1
   averaged = functools.partial(_averaged, round_hparams=round_hparams)
 
-  def start(weights: adapter.Weights) -> ServerModel:
+  def start(weights: Weights) -> ServerModel:
     model = ServerModel(*weights)
     if not hparams.keeps_groups:
       return model

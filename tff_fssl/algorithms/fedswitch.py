@@ -38,19 +38,20 @@ Choices where the paper is silent: T starts as S; a tie goes to the student; T
 predicts with its own batch norm statistics, S with those of the batch.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping
 import math
 
-import tensorflow as tf
-
 from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import teaching
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import divergence
 
@@ -184,7 +185,7 @@ def build_server(
   )
   first = hparams.labeler != fedswitch_hparams.STUDENT
 
-  def start(weights: adapter.Weights) -> ServerModel:
+  def start(weights: Weights) -> ServerModel:
     nothing = dict.fromkeys(_DIVERGENCES, tf.constant(float('nan')))
     model = averaging.start(weights)
     model = model.with_sets(divergences=collections.OrderedDict(nothing))

@@ -34,12 +34,13 @@ the paper: server pre-training and gradient clipping, as in the authors' code.
 `RoundHparams` and `Fl2Hparams` document which of these choices are flags.
 """
 
-from typing import TypeAlias
+from __future__ import annotations
 
-import tensorflow as tf
+from typing import TypeAlias
 
 from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective

@@ -34,15 +34,16 @@ many passes over the test set as there are clients; see
 `--rounds_per_evaluation`.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
-
-import tensorflow as tf
 
 from tff_fssl.algorithms import local_training_hparams
 from tff_fssl.algorithms import supervised_hparams
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms

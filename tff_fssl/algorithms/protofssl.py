@@ -47,14 +47,15 @@ of step 2 are the mean of the helpers', and support examples are queries, too.
 helper, whose prototypes are those of all clients' labelled examples together.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms

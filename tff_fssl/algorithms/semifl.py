@@ -26,10 +26,11 @@ black or covered by a gray square; SVHN is cropped only. Inputs are normalized
 as those of all algorithms here; theirs by constants of their own.
 """
 
-import tensorflow as tf
+from __future__ import annotations
 
 from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective

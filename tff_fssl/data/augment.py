@@ -35,17 +35,19 @@ For images with one channel, color changes nothing, and cutout fills with the
 luminance of its color.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 import dataclasses
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import image_ops
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.lazy import tf
 
 # Different salts make views with the same seed independent.
 WEAK_SALT = 0x5EED0001

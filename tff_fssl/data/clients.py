@@ -5,6 +5,8 @@ of the last two is an `OrderedDict(x, y)`. Labels of unlabelled examples are for
 diagnostics only; -1 means "not known".
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
 import hashlib
@@ -13,7 +15,6 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl import durable
 from tff_fssl.data import names
@@ -22,6 +23,7 @@ from tff_fssl.data import seeds
 from tff_fssl.data import sources
 from tff_fssl.data import streaming as streaming_lib
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 
 # The label of an example whose label is not known.
 UNKNOWN_LABEL = names.UNKNOWN_LABEL

@@ -21,10 +21,13 @@ Operations and their arguments (those of Pillow's functions):
     `Image.transform(AFFINE)`: positive ones move the image to the left, or up.
 """
 
+from __future__ import annotations
+
 import math
 
 import numpy as np
-import tensorflow as tf
+
+from tff_fssl.lazy import tf
 
 # Ordered by kind, which follows from the index: identity, table, blend, affine.
 OPS = (

@@ -27,11 +27,13 @@ where the aggregator protects clients, only in those that no client holds. A
 deployment could also sum clients' counts securely.
 """
 
+from __future__ import annotations
+
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.data import image_cache
+from tff_fssl.lazy import tf
 
 _NO_WORD = r'[^\pL\pM\pN]+'
 

@@ -14,14 +14,16 @@ Noise is in units of each number's deviation over the training data, so that one
 strength suits numbers of any scale.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.data import vector_files
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 
 # Uniform numbers are multiples of 2^-23; half of that makes none of them 0.
 _HALF_STEP = 2.0**-24

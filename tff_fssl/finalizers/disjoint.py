@@ -1,16 +1,17 @@
 """The server of disjoint learning: sigma is the model, psi a further set."""
 
-import tensorflow as tf
+from __future__ import annotations
 
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf
 from tff_fssl.local import disjoint
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 
 ServerModel = server_model.ServerModel
 
 
-def weights_of(model: ServerModel, threshold: float) -> adapter.Weights:
+def weights_of(model: ServerModel, threshold: float) -> Weights:
   """The weights that predict; see `disjoint.summed`."""
   psi = model.sets[disjoint.PSI].trainable
   return disjoint.summed(model.weights, psi, threshold)
@@ -30,7 +31,7 @@ def build_prediction(
     How the model predicts.
   """
 
-  def of_psi(model: ServerModel) -> adapter.Weights:
+  def of_psi(model: ServerModel) -> Weights:
     nothing = tuple(tf.zeros_like(s) for s in model.trainable)
     sigma = model.weights._replace(trainable=nothing)
     return weights_of(model.with_weights(sigma), threshold)
@@ -62,7 +63,7 @@ def build_server(
     The server's part.
   """
 
-  def start(weights: adapter.Weights) -> ServerModel:
+  def start(weights: Weights) -> ServerModel:
     sigma, psi = disjoint.split(weights, psi_factor)
     return ServerModel(*sigma).with_sets(**{disjoint.PSI: psi})
 

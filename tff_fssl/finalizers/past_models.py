@@ -1,12 +1,13 @@
 """A further set: models of earlier rounds, which clients get now and then."""
 
+from __future__ import annotations
+
 import collections
 
-import tensorflow as tf
-
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights, flatten
 
 ServerModel = server_model.ServerModel
 # The set: float32 [models, elements of the trainable weights], latest first.
@@ -50,9 +51,9 @@ def with_past_models(
     return tf.equal(round_num % interval, 0)
 
   def flat(model: ServerModel) -> tf.Tensor:
-    return adapter.flatten(weights_of(model).trainable)
+    return flatten(weights_of(model).trainable)
 
-  def start(weights: adapter.Weights) -> ServerModel:
+  def start(weights: Weights) -> ServerModel:
     model = server.start(weights)
     nothing = tf.zeros([num, *flat(model).shape])
     model = model.with_sets(**{MODELS: nothing})

@@ -1,13 +1,14 @@
 """The server's part of an algorithm, as pure functions."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights, all_finite, select, zero_unless
 from tff_fssl.semisup import moving_average
 
 ServerModel = server_model.ServerModel
@@ -51,13 +52,11 @@ class Aggregated(NamedTuple):
   num_reports: tf.Tensor
   by_group: ByGroup | None = None
 
-  def moved(self, name: str, old: adapter.Weights) -> adapter.Weights:
+  def moved(self, name: str, old: Weights) -> Weights:
     """A set after the mean change of its peer; as it was if there is none."""
     changes = self.of_peers[name]
     new = tuple(w - c for w, c in zip(old.trainable, changes, strict=True))
-    new = adapter.select(
-      adapter.all_finite(new), new, lambda: tuple(old.trainable)
-    )
+    new = select(all_finite(new), new, lambda: tuple(old.trainable))
     return old._replace(trainable=new)
 
   def of_groups(self) -> ByGroup:
@@ -68,11 +67,9 @@ class Aggregated(NamedTuple):
     if self.by_group is not None:
       return self.by_group
     update = tuple(t[None] for t in self.update)
-    some = adapter.all_finite(update)  # Else no client's weight was above 0.
+    some = all_finite(update)  # Else no client's weight was above 0.
     sizes = tf.where(some, self.num_reports, 0.0)[None]
-    return ByGroup(
-      adapter.zero_unless(some, update), sizes, tf.sign(sizes)[:, None]
-    )
+    return ByGroup(zero_unless(some, update), sizes, tf.sign(sizes)[:, None])
 
 
 class ServerTools(NamedTuple):
@@ -89,12 +86,10 @@ class ServerTools(NamedTuple):
       training -> its weights): `train`, in which peers start from the sets.
   """
 
-  apply: Callable[[adapter.Weights, tuple[tf.Tensor, ...]], adapter.Weights]
-  train: Callable[..., adapter.Weights]
+  apply: Callable[[Weights, tuple[tf.Tensor, ...]], Weights]
+  train: Callable[..., Weights]
   round_num: tf.Tensor
-  train_with: (
-    Callable[..., tuple[adapter.Weights, Mapping[str, adapter.Weights]]] | None
-  ) = None
+  train_with: Callable[..., tuple[Weights, Mapping[str, Weights]]] | None = None
 
 
 def _apply_then_train(
@@ -114,14 +109,14 @@ class ServerAlgorithm(NamedTuple):
     sends: The model -> name of a set -> bool scalar, whether clients get it in
       the next round. None: they get every set, always. Sets that clients never
       need are not in the result.
-    statistics_of: Names of sets, `adapter.Weights`, whose static batch norm
+    statistics_of: Names of sets, `Weights`, whose static batch norm
       statistics are gathered with those of the model.
     statistics_if_sent: Names of further such sets, whose statistics are
       gathered only at the end of rounds after which clients get the set.
     num_trainings: How often `update` trains on the server's labels.
   """
 
-  start: Callable[[adapter.Weights], ServerModel] = lambda weights: ServerModel(
+  start: Callable[[Weights], ServerModel] = lambda weights: ServerModel(
     *weights
   )
   update: Callable[[ServerModel, Aggregated, ServerTools], ServerModel] = (
@@ -173,7 +168,7 @@ def with_moving_average(
     The server's part with the set, which is not sent to clients.
   """
 
-  def start(weights: adapter.Weights) -> ServerModel:
+  def start(weights: Weights) -> ServerModel:
     model = server.start(weights)
     return model.with_sets(**{name: weights_of(model)})
 
@@ -197,9 +192,7 @@ def with_moving_average(
         (has_statistics, average.non_trainable, weights.non_trainable),
       )
     )
-    average = adapter.Weights(
-      trainable, non_trainable, weights.statistics_count
-    )
+    average = Weights(trainable, non_trainable, weights.statistics_count)
     return model.with_sets(**{name: average})
 
   def sends(model: ServerModel) -> dict[str, tf.Tensor]:

@@ -1,27 +1,25 @@
 """The server's step: apply the update, then train on the server's labels."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights, all_finite
 
 # (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
 # peers' weights), called inside a computation. It gets the momentum that copy 0
 # returned in the previous round, zeros in the first; and sets from which peers
 # start.
 Momentum = tuple[tf.Tensor, ...]
-Sets = Mapping[str, adapter.Weights]
+Sets = Mapping[str, Weights]
 ServerTraining = Callable[
-  [adapter.Weights, tf.Tensor, Momentum, int, Sets],
-  tuple[
-    adapter.Weights, collections.OrderedDict[str, tf.Tensor], Momentum, Sets
-  ],
+  [Weights, tf.Tensor, Momentum, int, Sets],
+  tuple[Weights, collections.OrderedDict[str, tf.Tensor], Momentum, Sets],
 ]
 Restore = Callable[[Sequence[tf.Tensor]], tuple[tf.Tensor, ...]]
 
@@ -64,9 +62,7 @@ class _Tools:
       self.apply, self.train, self._round_num, self.train_with
     )
 
-  def apply(
-    self, weights: adapter.Weights, update: tuple[tf.Tensor, ...]
-  ) -> adapter.Weights:
+  def apply(self, weights: Weights, update: tuple[tf.Tensor, ...]) -> Weights:
     """Applies an update, unless it or the result is not finite."""
     num_trainable = len(weights.trainable)
     old = (
@@ -85,7 +81,7 @@ class _Tools:
         for index, w in enumerate(old[2])
       )
     new = (*new, non_trainable)
-    applied = adapter.all_finite((update, new))
+    applied = all_finite((update, new))
     self._optimizer_state, trainable, non_trainable = tf.nest.map_structure(
       lambda n, o: tf.where(applied, n, o), new, old
     )
@@ -95,17 +91,17 @@ class _Tools:
       update_norm=tf.where(applied, norm, 0.0),
       weights_norm=tf.linalg.global_norm(weights.trainable),
     )
-    return adapter.Weights(
+    return Weights(
       tuple(trainable), tuple(non_trainable), weights.statistics_count
     )
 
-  def train(self, weights: adapter.Weights, copy: int = 0) -> adapter.Weights:
+  def train(self, weights: Weights, copy: int = 0) -> Weights:
     """Trains on the server's labels, if there are any."""
     return self.train_with(weights, {}, copy)[0]
 
   def train_with(
-    self, weights: adapter.Weights, sets: Sets, copy: int = 0
-  ) -> tuple[adapter.Weights, Sets]:
+    self, weights: Weights, sets: Sets, copy: int = 0
+  ) -> tuple[Weights, Sets]:
     """The same, with peers that start from `sets`; returns their weights."""
     peers = sets
     if self._train is not None:

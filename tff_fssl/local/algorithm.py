@@ -1,15 +1,17 @@
 """The interface between an algorithm and local training."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 import contextlib
-from typing import Any, NamedTuple
-
-import tensorflow as tf
+from typing import Any, NamedTuple, TypeAlias
 
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 # The broadcast model, where `Peer.starts_from` names weights.
 MODEL = 'model'
@@ -19,7 +21,7 @@ VIEW_KINDS = ('plain', 'weak', 'strong')
 # A metric that is a mean: (sum, count), both float32 scalars. A step's count is
 # at most the number of examples in its batch: clients whose counts are larger
 # than what their data allow are rejected.
-Ratio = tuple[tf.Tensor, tf.Tensor]
+Ratio: TypeAlias = 'tuple[tf.Tensor, tf.Tensor]'
 
 
 def ratio(total: tf.Tensor, count: tf.Tensor) -> Ratio:
@@ -201,13 +203,13 @@ class ClientData(NamedTuple):
       start.
   """
 
-  weights: adapter.Weights
+  weights: Weights
   labeled: Examples
   unlabeled: Examples
   received: Mapping[str, tf.Tensor]
   round_num: tf.Tensor
   seed: tf.Tensor
-  sets: Mapping[str, adapter.Weights] = {}
+  sets: Mapping[str, Weights] = {}
 
 
 class Networks(NamedTuple):
@@ -251,7 +253,7 @@ class Peer(NamedTuple):
   trained: bool = False
   uploaded: bool = False
   model_fn: Callable[[adapter.Network], tf.keras.Model] | None = None
-  start: 'Start | None' = None
+  start: Start | None = None
 
 
 class Signal(NamedTuple):
@@ -306,7 +308,7 @@ class Finished(NamedTuple):
 
 Step = Callable[[Networks, Batch], StepResult]
 # (the model's weights, what else the server sent) -> weights.
-Start = Callable[[adapter.Weights, Mapping[str, tf.Tensor]], adapter.Weights]
+Start: TypeAlias = 'Callable[[Weights, Mapping[str, tf.Tensor]], Weights]'
 Prepare = Callable[[Networks, ClientData, augment.Views], Prepared]
 # (networks, data, views, summed ratios of the training) -> Finished.
 Finish = Callable[

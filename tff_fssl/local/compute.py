@@ -1,13 +1,14 @@
 """What a local algorithm computes for each example, measured from its graph."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib

@@ -5,13 +5,14 @@ trainable weights, psi those of a peer. All functions also work without psi:
 then sigma does both.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import sparsity
 
 # The names of the sets; psi is also the peer's.
@@ -31,9 +32,7 @@ def sets_of(
   return {name: n.trainable_variables for name, n in sets.items()}
 
 
-def split(
-  weights: adapter.Weights, factor: float
-) -> tuple[adapter.Weights, adapter.Weights]:
+def split(weights: Weights, factor: float) -> tuple[Weights, Weights]:
   """(sigma, psi) with psi = factor sigma, whose sum is `weights` exactly.
 
   Args:
@@ -49,8 +48,8 @@ def split(
 
 
 def summed(
-  sigma: adapter.Weights, psi: Sequence[tf.Tensor], threshold: float
-) -> adapter.Weights:
+  sigma: Weights, psi: Sequence[tf.Tensor], threshold: float
+) -> Weights:
   """The weights that predict: psi counts only where |psi| > threshold."""
   kept = sparsity.sparsify(psi, threshold)
   return sigma._replace(

@@ -1,11 +1,12 @@
 """Batches of a client's data: seeded orders, partners and views."""
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from __future__ import annotations
 
-import tensorflow as tf
+from collections.abc import Mapping
+from typing import NamedTuple, TypeAlias
 
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 
 # The purposes for which seeds are derived: one number each, never reused.
@@ -45,7 +46,7 @@ _MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
 
 # What is drawn for a stream's part of a batch: _INDEX, _GROUP -> int32 [B];
 # _SIZE -> int32 [1], B; name of a random view -> float32 [B, K], its draws.
-_Drawn = dict[str, tf.Tensor]
+_Drawn: TypeAlias = 'dict[str, tf.Tensor]'
 _INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.
 
 

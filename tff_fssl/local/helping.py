@@ -1,12 +1,14 @@
 """Networks of others that help a client: predictions, agreement, embedding."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.local import objective

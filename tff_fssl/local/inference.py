@@ -1,18 +1,20 @@
 """Passes over a client's data without feed."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 
 def weak_logits(
   network: adapter.Network,
-  weights: adapter.Weights,
+  weights: Weights,
   images: tf.Tensor,
   views: augment.Views,
   seed: tf.Tensor,

@@ -1,10 +1,12 @@
 """Finds where a client's training stops being finite."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import math
 from typing import NamedTuple
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 
 class NonFinite(NamedTuple):

@@ -1,10 +1,11 @@
 """Objectives that are sums of terms, each minimized by one gradient step."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.semisup import losses
@@ -13,7 +14,7 @@ from tff_fssl.semisup import losses
 LABELED, UNLABELED = 'labeled', 'unlabeled'
 
 # (float32 scalar, weight included; name -> metric).
-Loss = tuple[tf.Tensor, Mapping[str, algorithm_lib.Ratio]]
+Loss: TypeAlias = 'tuple[tf.Tensor, Mapping[str, algorithm_lib.Ratio]]'
 
 
 class Term(NamedTuple):

@@ -1,11 +1,12 @@
 """The optimizers of clients and server, and their learning rates."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Sequence
 import dataclasses
 import math
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 
 # RMSprop's, Keras's defaults.

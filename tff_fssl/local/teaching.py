@@ -1,11 +1,12 @@
 """Clients whose pseudo-labels are by a teacher, FixMatch's loss otherwise."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from typing import Any, Protocol
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.local import terms

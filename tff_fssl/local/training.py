@@ -1,18 +1,20 @@
 """The batch loop that clients and server share."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed as feed_lib
 from tff_fssl.local import non_finite
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights, all_finite, select, zero_unless
 
 # The metric for the regularizers' part of the loss, if a model has some.
 REGULARIZATION = 'loss_regularization'
@@ -21,7 +23,8 @@ fold_in = feed_lib.fold_in
 
 # (batch, seed of the networks' draws, if they make any) -> result.
 _CompiledStep = Callable[
-  [algorithm_lib.Batch, tf.Tensor | None], algorithm_lib.StepResult
+  [algorithm_lib.Batch, tf.Tensor | None],
+  algorithm_lib.StepResult,
 ]
 
 
@@ -110,7 +113,7 @@ class _Initial(NamedTuple):
   """
 
   momentum: tuple[tf.Tensor, ...]
-  of_peers: Mapping[str, adapter.Weights]
+  of_peers: Mapping[str, Weights]
 
 
 class LocalTraining:
@@ -127,7 +130,7 @@ class LocalTraining:
     views: augment.Views,
     config: LoopConfig,
     peers: Mapping[str, adapter.Network] | None = None,
-    initial: Mapping[str, Callable[[], adapter.Weights]] | None = None,
+    initial: Mapping[str, Callable[[], Weights]] | None = None,
   ):
     """Makes the optimizers' slots.
 
@@ -177,7 +180,7 @@ class LocalTraining:
 
   def run(
     self,
-    weights: adapter.Weights,
+    weights: Weights,
     labeled: algorithm_lib.Examples,
     unlabeled: algorithm_lib.Examples,
     *,
@@ -187,7 +190,7 @@ class LocalTraining:
     enabled: tf.Tensor | bool = True,
     share: tf.Tensor | None = None,
     momentum: Sequence[tf.Tensor] = (),
-    sets: Mapping[str, adapter.Weights] | None = None,
+    sets: Mapping[str, Weights] | None = None,
     received: Mapping[str, tf.Tensor] | None = None,
     watch: non_finite.Watch | None = None,
   ) -> LocalResult:
@@ -258,8 +261,8 @@ class LocalTraining:
 
   def _start(
     self,
-    weights: adapter.Weights,
-    sets: Mapping[str, adapter.Weights],
+    weights: Weights,
+    sets: Mapping[str, Weights],
     received: Mapping[str, tf.Tensor],
     momentum: Sequence[tf.Tensor],
   ) -> _Initial:
@@ -281,13 +284,13 @@ class LocalTraining:
         slot.assign(tf.zeros_like(slot))
     return _Initial(of_local, start)
 
-  def weights_now(self, statistics_count: tf.Tensor) -> adapter.Weights:
+  def weights_now(self, statistics_count: tf.Tensor) -> Weights:
     """What the local network has learnt; its statistics have this count."""
     return self._networks.local.weights_now(statistics_count)
 
   def weights_of_peers(
-    self, started_from: Mapping[str, adapter.Weights]
-  ) -> dict[str, adapter.Weights]:
+    self, started_from: Mapping[str, Weights]
+  ) -> dict[str, Weights]:
     """What peers have learnt; their statistics are those of the start."""
     return {
       name: network.weights_now(started_from[name].statistics_count)
@@ -317,7 +320,7 @@ class LocalTraining:
     feed: feed_lib.Feed,
     seed: tf.Tensor,
     learning_rate: tf.Tensor,
-    weights: adapter.Weights,
+    weights: Weights,
     watch: non_finite.Watch | None,
   ) -> tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]:
     """Makes all steps: (summed metrics, number of examples processed)."""
@@ -345,7 +348,7 @@ class LocalTraining:
     batch: algorithm_lib.Batch,
     seed: tf.Tensor,
     learning_rate: tf.Tensor,
-    weights: adapter.Weights,
+    weights: Weights,
     watch: non_finite.Watch | None,
   ) -> dict[str, algorithm_lib.Ratio]:
     """Makes the steps of a batch; returns its metrics."""
@@ -411,7 +414,7 @@ class LocalTraining:
     return ratios
 
   def _with_proximal_term(
-    self, gradients: Sequence[tf.Tensor], weights: adapter.Weights
+    self, gradients: Sequence[tf.Tensor], weights: Weights
   ) -> list[tf.Tensor]:
     """Adds the gradient of FedProx's term."""
     strength = self._config.proximal_strength
@@ -442,11 +445,11 @@ class LocalTraining:
       if peer.uploaded
       for change in _change(of_peers[name], self._networks.peers[name])
     ]
-    is_finite = adapter.all_finite((update, uploads))
+    is_finite = all_finite((update, uploads))
     return LocalResult(
-      adapter.zero_unless(is_finite, tuple(update)),
-      adapter.zero_unless(is_finite, tuple(uploads)) if uploads else (),
-      adapter.select(
+      zero_unless(is_finite, tuple(update)),
+      zero_unless(is_finite, tuple(uploads)) if uploads else (),
+      select(
         is_finite,
         tuple(v.read_value() for v in local.non_trainable_variables),
         lambda: tuple(data.weights.non_trainable),
@@ -456,7 +459,7 @@ class LocalTraining:
       prepared.weight,
       {**prepared.ratios, **ratios},
       dict(prepared.ranges),
-      adapter.select(
+      select(
         is_finite,
         tuple(slot.read_value() for slot in self._slots),
         lambda: momentum,
@@ -480,9 +483,7 @@ def _regularized(
   return [g + c for g, c in zip(gradients, changes, strict=True)]
 
 
-def _change(
-  weights: adapter.Weights, network: adapter.Network
-) -> list[tf.Tensor]:
+def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:
   """Trainable weights minus those that the network has now."""
   return [
     start - v

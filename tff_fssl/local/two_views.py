@@ -4,10 +4,11 @@ FedCon's; at clients it is BYOL (Grill et al., "Bootstrap Your Own Latent",
 NeurIPS 2020).
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.models import adapter

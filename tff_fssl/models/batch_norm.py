@@ -1,14 +1,22 @@
 """Batch normalization with the batch's moments, without moving averages."""
 
+from __future__ import annotations
+
+import functools
 import math
+from typing import Any
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
-LAYERS = (
-  tf.keras.layers.BatchNormalization,
-  tf.keras.layers.experimental.SyncBatchNormalization,
-  tf.compat.v1.keras.layers.BatchNormalization,
-)
+
+@functools.cache
+def layer_types() -> tuple[Any, ...]:
+  """Returns Keras's classes of batch normalization layers."""
+  return (
+    tf.keras.layers.BatchNormalization,
+    tf.keras.layers.experimental.SyncBatchNormalization,
+    tf.compat.v1.keras.layers.BatchNormalization,
+  )
 
 
 def trained_layers(
@@ -18,7 +26,7 @@ def trained_layers(
   return tuple(
     layer
     for layer in model._flatten_layers()  # pylint: disable=protected-access
-    if isinstance(layer, LAYERS) and layer.trainable
+    if isinstance(layer, layer_types()) and layer.trainable
   )
 
 
@@ -28,7 +36,7 @@ def by_batch(
   """The outputs of a batch normalization layer in training, and its moments.
 
   Args:
-    layer: One of `LAYERS`.
+    layer: One of `layer_types`.
     inputs: Float tensor of any rank.
 
   Returns:

@@ -4,19 +4,21 @@ This module checks layers, variables and initial weights; `forward_pass.py`
 checks forward passes.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import contextlib
 import re
 import traceback
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import batch_norm
 
-ModelFn = Callable[[], tf.keras.Model]
+ModelFn: TypeAlias = 'Callable[[], tf.keras.Model]'
 
 # TensorFlow's operations whose results depend on hidden state.
 RANDOM = re.compile(
@@ -272,7 +274,7 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
         f'{where} computes in float16, in which small gradients become 0; use'
         ' compute_dtype=bfloat16 without a policy of your own'
       )
-    if isinstance(layer, batch_norm.LAYERS):
+    if isinstance(layer, batch_norm.layer_types()):
       for name in ('renorm', 'virtual_batch_size', 'adjustment'):
         if getattr(layer, name, None):
           raise UsageError(

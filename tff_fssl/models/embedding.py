@@ -1,10 +1,11 @@
 """Networks without their classifier, whose outputs are embeddings."""
 
+from __future__ import annotations
+
 import dataclasses
 
-import tensorflow as tf
-
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import checks
 from tff_fssl.models import frozen

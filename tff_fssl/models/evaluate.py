@@ -1,19 +1,22 @@
 """Accuracy of a weight set on examples in memory."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 
 # Name -> float32 scalar.
-Metrics = collections.OrderedDict[str, tf.Tensor]
+Metrics: TypeAlias = 'collections.OrderedDict[str, tf.Tensor]'
 # (model, x, y), and the exchange's table if each client has its own model.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 # Examples may be mapped from a file that is larger than the memory.
@@ -170,7 +173,7 @@ class Passes:
 
   def measure(
     self,
-    weights: adapter.Weights,
+    weights: Weights,
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
     images: tf.Tensor,
     labels: tf.Tensor,
@@ -188,7 +191,7 @@ class Passes:
 
   def by_class(
     self,
-    weights: adapter.Weights,
+    weights: Weights,
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
     images: tf.Tensor,
     labels: tf.Tensor,
@@ -240,7 +243,7 @@ class Passes:
 
   def of_members(
     self,
-    member: Callable[[tf.Tensor], adapter.Weights],
+    member: Callable[[tf.Tensor], Weights],
     num_clients: tf.Tensor,
     images: tf.Tensor,
     labels: tf.Tensor,

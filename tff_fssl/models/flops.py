@@ -5,11 +5,14 @@ addition: nearly all that a network computes. Operations whose results nobody
 uses are left out, as TensorFlow leaves them out when it runs the function.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
+from typing import TypeAlias
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 
 class UnknownFlopsError(ValueError):
@@ -28,13 +31,13 @@ class Flops:
   least: float = 0.0
   most: float = 0.0
 
-  def __add__(self, other: 'Flops') -> 'Flops':
+  def __add__(self, other: Flops) -> Flops:
     return Flops(self.least + other.least, self.most + other.most)
 
-  def __sub__(self, other: 'Flops') -> 'Flops':
+  def __sub__(self, other: Flops) -> Flops:
     return Flops(self.least - other.least, self.most - other.most)
 
-  def __mul__(self, factor: float) -> 'Flops':
+  def __mul__(self, factor: float) -> Flops:
     return Flops(factor * self.least, factor * self.most)
 
 
@@ -154,7 +157,7 @@ def _product(transposed: str) -> Callable[[tf.Operation, _Sizes], int]:
 
 
 # An operation -> one of its tensors.
-_TensorOf = Callable[[tf.Operation], tf.Tensor]
+_TensorOf: TypeAlias = 'Callable[[tf.Operation], tf.Tensor]'
 
 
 def _convolution(

@@ -3,13 +3,14 @@
 They judge layers by the operations in the graph, not by their names.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import re
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import checks
 
 _PYTHON = re.compile(r'(Eager)?PyFunc')

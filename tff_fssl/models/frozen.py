@@ -6,14 +6,16 @@ state, checkpoint or message, and a client needs them only once, with the
 program that it runs.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import dataclasses
 from typing import Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import checks
 from tff_fssl.models import names as model_names
 

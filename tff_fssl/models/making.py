@@ -1,11 +1,13 @@
 """What Keras's variables and layers are made with."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 import contextlib
 import functools
 from typing import Any
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 
 def seeded_creator(

@@ -16,18 +16,19 @@ dropout.
     activations would double at every block (Fixup, Zhang et al. 2019).
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 import inspect
 import runpy
 import traceback
-
-import tensorflow as tf
 
 from tff_fssl import files
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.hparams import import_function
+from tff_fssl.lazy import tf
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
@@ -40,8 +41,6 @@ _MOMENTUM = 0.9
 # (`compute_dtype` of `adapter.Network`). Moments of batch normalization are
 # always float32.
 _EXACT = 'float32'
-
-_layers = tf.keras.layers
 
 
 def _kaiming_fan_out() -> tf.keras.initializers.Initializer:
@@ -80,11 +79,11 @@ def num_groups(channels: int) -> int:
 def _norm(x: tf.Tensor, norm: str, name: str) -> tf.Tensor:
   """`x` normalized as `norm` says."""
   if norm == 'bn':
-    layer = _layers.BatchNormalization(
+    layer = tf.keras.layers.BatchNormalization(
       epsilon=_EPSILON, momentum=_MOMENTUM, name=name
     )
   elif norm == 'gn':
-    layer = _layers.GroupNormalization(
+    layer = tf.keras.layers.GroupNormalization(
       num_groups(x.shape[-1]), epsilon=_EPSILON, dtype=_EXACT, name=name
     )
   else:
@@ -109,9 +108,11 @@ def _conv(
   """
   padding = 'same'
   if stride > 1 and size > 1:
-    x = _layers.ZeroPadding2D((size - 1) // 2, name=f'{name}_padding')(x)
+    x = tf.keras.layers.ZeroPadding2D((size - 1) // 2, name=f'{name}_padding')(
+      x
+    )
     padding = 'valid'
-  return _layers.Conv2D(
+  return tf.keras.layers.Conv2D(
     filters,
     size,
     stride,
@@ -123,7 +124,7 @@ def _conv(
 
 
 def _relu(x: tf.Tensor, name: str) -> tf.Tensor:
-  return _layers.ReLU(name=name)(x)
+  return tf.keras.layers.ReLU(name=name)(x)
 
 
 def _dense(
@@ -133,7 +134,7 @@ def _dense(
   bias: bool = True,
   initializer: tf.keras.initializers.Initializer | None = None,
 ) -> tf.Tensor:
-  return _layers.Dense(
+  return tf.keras.layers.Dense(
     num_classes,
     use_bias=bias,
     kernel_initializer=initializer or _uniform_fan_in(),
@@ -143,7 +144,9 @@ def _dense(
 
 
 def _average(x: tf.Tensor) -> tf.Tensor:
-  return _layers.GlobalAveragePooling2D(dtype=_EXACT, name='features')(x)
+  return tf.keras.layers.GlobalAveragePooling2D(dtype=_EXACT, name='features')(
+    x
+  )
 
 
 def _wide_resnet_block(
@@ -185,7 +188,7 @@ def _wide_resnet_block(
     ),
     name=f'{name}_conv2',
   )
-  return _layers.Add(name=f'{name}_add')([shortcut, y])
+  return tf.keras.layers.Add(name=f'{name}_add')([shortcut, y])
 
 
 def _wide_resnet(
@@ -226,14 +229,14 @@ def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
     return _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
 
   def pool(x: tf.Tensor, index: int) -> tf.Tensor:
-    return _layers.MaxPooling2D(2, name=f'pool{index}')(x)
+    return tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(x)
 
   x = pool(conv(conv(x, 64, 1), 128, 2), 2)
-  x = _layers.Add(name='add4')([x, conv(conv(x, 128, 3), 128, 4)])
+  x = tf.keras.layers.Add(name='add4')([x, conv(conv(x, 128, 3), 128, 4)])
   x = pool(conv(x, 256, 5), 5)
   x = pool(conv(x, 512, 6), 6)
-  x = _layers.Add(name='add8')([x, conv(conv(x, 512, 7), 512, 8)])
-  x = _layers.GlobalMaxPooling2D(name='features')(x)
+  x = tf.keras.layers.Add(name='add8')([x, conv(conv(x, 512, 7), 512, 8)])
+  x = tf.keras.layers.GlobalMaxPooling2D(name='features')(x)
   return _dense(x, num_classes, bias=False, initializer=_lecun_normal())
 
 
@@ -257,13 +260,15 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
     return _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
 
   def add(x: tf.Tensor, y: tf.Tensor, index: int) -> tf.Tensor:
-    return _layers.Add(name=f'add{index}')([x, y])
+    return tf.keras.layers.Add(name=f'add{index}')([x, y])
 
   x = conv(x, 64, 1)
   index = 2
   for filters in (64, 128, 256, 512):
     if filters > 64:
-      x = _layers.MaxPooling2D(2, name=f'pool{index}')(conv(x, filters, index))
+      x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(
+        conv(x, filters, index)
+      )
       x = add(x, conv(x, filters, index + 1), index + 1)
     else:
       x = add(x, conv(conv(x, filters, 2), filters, 3), 3)
@@ -273,7 +278,7 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
       index + 3,
     )
     index += 4
-  x = _layers.GlobalMaxPooling2D(name='features')(x)
+  x = tf.keras.layers.GlobalMaxPooling2D(name='features')(x)
   return _dense(x, num_classes, initializer=_lecun_normal())
 
 
@@ -285,7 +290,7 @@ def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   dropout is left out (FedMatch does not say that it has it).
   """
   for index, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
-    x = _layers.Conv2D(
+    x = tf.keras.layers.Conv2D(
       filters,
       size,
       use_bias=norm == 'none',
@@ -293,21 +298,21 @@ def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
       name=f'conv{index}',
     )(x)
     x = _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
-    x = _layers.MaxPooling2D(2, name=f'pool{index}')(x)
-  x = _layers.Flatten(name='flatten')(x)
+    x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(x)
+  x = tf.keras.layers.Flatten(name='flatten')(x)
   return _dense(_hidden(x, (2048, 2048), 'none'), num_classes)
 
 
 def build_mlp(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Two hidden layers of 256, for vectors and small images."""
-  x = _layers.Flatten(name='flatten')(x)
+  x = tf.keras.layers.Flatten(name='flatten')(x)
   return _dense(_hidden(x, (256, 256), norm), num_classes)
 
 
 def build_linear(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """A linear classifier; there is nothing to normalize."""
   del norm
-  return _dense(_layers.Flatten(name='features')(x), num_classes)
+  return _dense(tf.keras.layers.Flatten(name='features')(x), num_classes)
 
 
 # Kim has 300 dimensions, of word2vec; these are trained from nothing.
@@ -328,7 +333,7 @@ def build_text_cnn(
   # A word out of range would be an error. Data are checked, but what is
   # exported may be given anything.
   x = tf.clip_by_value(x, 0.0, vocabulary_size - 1.0, name='words')
-  x = _layers.Embedding(
+  x = tf.keras.layers.Embedding(
     vocabulary_size,
     _EMBEDDING,
     embeddings_initializer=tf.keras.initializers.RandomUniform(-0.25, 0.25),
@@ -336,7 +341,7 @@ def build_text_cnn(
   )(x)
   found = []
   for width in _WIDTHS:
-    y = _layers.Conv1D(
+    y = tf.keras.layers.Conv1D(
       _FILTERS,
       width,
       use_bias=norm == 'none',
@@ -344,16 +349,16 @@ def build_text_cnn(
       name=f'conv{width}',
     )(x)
     y = _relu(_norm(y, norm, f'norm{width}'), f'relu{width}')
-    found.append(_layers.GlobalMaxPooling1D(name=f'max{width}')(y))
-  x = _layers.Concatenate(name='concatenation')(found)
-  x = _layers.Dropout(0.5, dtype=_EXACT, name='features')(x)
+    found.append(tf.keras.layers.GlobalMaxPooling1D(name=f'max{width}')(y))
+  x = tf.keras.layers.Concatenate(name='concatenation')(found)
+  x = tf.keras.layers.Dropout(0.5, dtype=_EXACT, name='features')(x)
   return _dense(x, num_classes)
 
 
 def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
   """Dense layers with ReLU; the last one's output is 'features'."""
   for index, width in enumerate(widths, 1):
-    x = _layers.Dense(
+    x = tf.keras.layers.Dense(
       width,
       use_bias=norm == 'none',
       kernel_initializer='he_normal',
@@ -361,7 +366,7 @@ def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
     )(x)
     x = _norm(x, norm, f'hidden_norm{index}')
     last = index == len(widths)
-    x = _layers.ReLU(
+    x = tf.keras.layers.ReLU(
       name='features' if last else f'hidden_relu{index}',
       dtype=_EXACT if last else None,
     )(x)
@@ -378,7 +383,7 @@ def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   stem_stride = 2 if min(x.shape[1:3]) >= 16 else 1
   for index, filters in enumerate((32, 64, 96, 128), start=1):
     if index > 2:
-      x = _layers.MaxPooling2D(2, name=f'pool{index - 1}')(x)
+      x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index - 1}')(x)
     x = _conv(
       x,
       filters,
@@ -435,7 +440,8 @@ def _application(
   except ValueError as error:  # The images are too small for it.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
   has_batch_norm = any(
-    isinstance(layer, _layers.BatchNormalization) for layer in model.layers
+    isinstance(layer, tf.keras.layers.BatchNormalization)
+    for layer in model.layers
   )
   if norm == 'gn' or (norm == 'none' and has_batch_norm):
     raise UsageError(

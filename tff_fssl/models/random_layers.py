@@ -16,18 +16,22 @@ model draws statelessly, from a seed that is a function of
 A seed that was given to a layer (`Dropout(0.5, seed=1)`) has no effect.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator
 import contextlib
+import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 
-# The class of generators is not part of Keras's public interface.
-_Generator: Any = type(
-  tf.keras.__internal__.layers.BaseRandomLayer(name='any')._random_generator  # pylint: disable=protected-access
-)
+
+@functools.cache
+def _generator_type() -> Any:
+  """Returns Keras's class of generators, which has no public name."""
+  layer = tf.keras.__internal__.layers.BaseRandomLayer(name='any')
+  return type(layer._random_generator)  # pylint: disable=protected-access
 
 
 class RandomLayers:
@@ -46,13 +50,13 @@ class RandomLayers:
     self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
       for value in vars(layer).values():
-        if isinstance(value, _Generator):
+        if isinstance(value, _generator_type()):
           generators.setdefault(id(value), (value, layer))
       if hasattr(layer, 'reset_dropout_mask'):
         self._cells.append(layer)
     for place, (generator, layer) in enumerate(generators.values()):
       # pylint: disable=protected-access
-      generator._rng_type = _Generator.RNG_STATELESS
+      generator._rng_type = _generator_type().RNG_STATELESS
       generator._built = True
       # pylint: enable=protected-access
       generator.make_seed_for_stateless_op = self._seed_fn(place, layer)

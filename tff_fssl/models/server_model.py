@@ -1,26 +1,28 @@
 """What the server knows after a round: the model, and what goes with it."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 
 
 class ServerModel(NamedTuple):
   """The model and what goes with it.
 
-  Its first three fields are those of `adapter.Weights`.
+  Its first three fields are those of `Weights`.
 
   Attributes:
-    trainable: See `adapter.Weights`.
-    non_trainable: See `adapter.Weights`.
-    statistics_count: See `adapter.Weights`.
-    sets: Name -> a further set of tensors: `adapter.Weights` of a network (a
+    trainable: See `Weights`.
+    non_trainable: See `Weights`.
+    statistics_count: See `Weights`.
+    sets: Name -> a further set of tensors: `Weights` of a network (a
       teacher), or any other structure (prototypes).
     control: Name -> float32 scalar, which is sent to the clients (a mode).
   """
@@ -32,17 +34,17 @@ class ServerModel(NamedTuple):
   control: Mapping[str, tf.Tensor] = collections.OrderedDict()
 
   @property
-  def weights(self) -> adapter.Weights:
+  def weights(self) -> Weights:
     """The model's weights."""
-    return adapter.Weights(
+    return Weights(
       tuple(self.trainable), tuple(self.non_trainable), self.statistics_count
     )
 
-  def with_weights(self, weights: adapter.Weights) -> 'ServerModel':
+  def with_weights(self, weights: Weights) -> ServerModel:
     """The same with other weights of the model."""
     return ServerModel(*weights, self.sets, self.control)
 
-  def with_sets(self, **sets: Any) -> 'ServerModel':
+  def with_sets(self, **sets: Any) -> ServerModel:
     """The same with other contents of some sets, or with further ones."""
     replaced = collections.OrderedDict(self.sets)
     replaced.update(sets)
@@ -63,10 +65,10 @@ class Head(NamedTuple):
   values: Callable[[ServerModel], Mapping[str, Sequence[tf.Tensor]]]
 
 
-WeightsOf = Callable[[ServerModel], adapter.Weights]
+WeightsOf = Callable[[ServerModel], Weights]
 
 
-def own_weights(model: ServerModel) -> adapter.Weights:
+def own_weights(model: ServerModel) -> Weights:
   """The weights of the model itself."""
   return model.weights
 
@@ -98,8 +100,8 @@ class Prediction(NamedTuple):
       images, model.statistics_count
     )
   )
-  also: Mapping[str, 'Prediction'] = {}
-  member: Callable[[ServerModel, Any, tf.Tensor], adapter.Weights] | None = None
+  also: Mapping[str, Prediction] = {}
+  member: Callable[[ServerModel, Any, tf.Tensor], Weights] | None = None
   with_table: Callable[[ServerModel, Any], ServerModel] | None = None
   head: Head | None = None
 
@@ -118,14 +120,14 @@ class Prediction(NamedTuple):
 def of_set(name: str, like: Prediction = Prediction()) -> Prediction:
   """Predicts as `like` does, by the network with the weights of a set."""
 
-  def weights(model: ServerModel) -> adapter.Weights:
+  def weights(model: ServerModel) -> Weights:
     if name not in model.sets:
       raise UsageError(
         f'prediction by the set {name!r}: there is no such name; the sets of'
         f' the model are {", ".join(model.sets) or "none"}'
         f'{closest(name, model.sets)}'
       )
-    found: adapter.Weights = model.sets[name]
+    found: Weights = model.sets[name]
     return found
 
   return Prediction(

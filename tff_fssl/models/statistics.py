@@ -12,13 +12,15 @@ is the median over clients (and the server) of their pooled moments, which a
 minority of lying clients cannot move outside the range of the honest ones.
 """
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import names
+from tff_fssl.models.weights import Weights, all_finite
 
 POOLED = names.POOLED
 BATCH_MEAN = names.BATCH_MEAN
@@ -45,7 +47,7 @@ class Sums(NamedTuple):
 
 
 def _moving_moments(
-  network: adapter.Network, weights: adapter.Weights
+  network: adapter.Network, weights: Weights
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
   """The moving (mean, variance) in `weights`, per batch norm layer."""
   index = {v.ref(): i for i, v in enumerate(network.non_trainable_variables)}
@@ -68,7 +70,7 @@ def zero_sums(network: adapter.Network) -> Sums:
 
 def gather(
   network: adapter.Network,
-  weights: adapter.Weights,
+  weights: Weights,
   images: tf.Tensor,
   views: augment.Views,
   *,
@@ -116,7 +118,7 @@ def gather(
       first[moments.layer] += share * offset
       second[moments.layer] += share * square
     sums = Sums(tuple(first), tuple(second), sums.count + weight)
-  finite = adapter.all_finite(sums)
+  finite = all_finite(sums)
   usable: Sums = tf.nest.map_structure(
     lambda t: tf.where(finite, t, tf.zeros_like(t)), sums
   )
@@ -177,15 +179,15 @@ def _median(values: tf.Tensor) -> tf.Tensor:
 
 
 def put(
-  network: adapter.Network, weights: adapter.Weights, sums: Sums, *, kind: str
-) -> adapter.Weights:
+  network: adapter.Network, weights: Weights, sums: Sums, *, kind: str
+) -> Weights:
   """`weights` with the statistics that follow from `sums`.
 
   They are unchanged if the count is 0 or any value is not finite.
   """
   moving = {}
   count = tf.maximum(sums.count, 1.0)
-  some = tf.logical_and(sums.count > 0.0, adapter.all_finite(sums))
+  some = tf.logical_and(sums.count > 0.0, all_finite(sums))
   moments = zip(
     network.batch_norm_layers,
     _moving_moments(network, weights),
@@ -201,7 +203,7 @@ def put(
       variance = tf.maximum(variance - tf.square(offset), 0.0)
     moving[layer.moving_mean.ref()] = tf.where(some, shift + offset, old_mean)
     moving[layer.moving_variance.ref()] = tf.where(some, variance, old_variance)
-  return adapter.Weights(
+  return Weights(
     weights.trainable,
     tuple(
       moving.get(variable.ref(), value)
@@ -215,13 +217,13 @@ def put(
 
 def renewed(
   network: adapter.Network,
-  weights: adapter.Weights,
+  weights: Weights,
   images: tf.Tensor,
   views: augment.Views,
   *,
   kind: str,
   batch_size: int,
-) -> adapter.Weights:
+) -> Weights:
   """`weights` with the statistics of these images alone: `gather`, `put`."""
   sums = gather(
     network, weights, images, views, kind=kind, batch_size=batch_size

@@ -1,12 +1,12 @@
 """Builds a learning process from an algorithm's parts."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import grouped
@@ -15,6 +15,7 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.aggregators import robust
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
@@ -31,7 +32,7 @@ from tff_fssl.rounds import screen
 from tff_fssl.rounds import server_side
 
 RoundHparams = round_hparams_lib.RoundHparams
-ServerDataFn = Callable[[], tf.data.Dataset]
+ServerDataFn: TypeAlias = 'Callable[[], tf.data.Dataset]'
 
 
 def build_process(

@@ -1,12 +1,13 @@
 """Accuracy over clients: what each may contribute, and what sums of it say."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping
 import functools
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
+from tff_fssl.lazy import tf, tff
 
 # Quantiles of clients' accuracies are exact to half of 1 / RESOLUTION.
 RESOLUTION = 200

@@ -1,12 +1,12 @@
 """A client's data in TensorFlow graphs, and checks of it."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import algorithm as algorithm_lib
 
 # By kind of examples, the least label.

@@ -1,14 +1,14 @@
 """The clients' side of a round: training, and batch norm statistics."""
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import training
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics

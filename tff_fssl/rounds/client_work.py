@@ -4,19 +4,19 @@ Types are in TFF's notation: `D*@CLIENTS` is a data set of elements of type D at
 each client, `W@SERVER` one value of type W at the server.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import non_finite
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
@@ -24,13 +24,15 @@ from tff_fssl.rounds import screen as screen_lib
 
 # (state of the process, a client's data, round number) -> what was not finite.
 FindNonFinite = Callable[
-  [Any, tf.data.Dataset, int], non_finite.NonFinite | None
+  [Any, tf.data.Dataset, int],
+  non_finite.NonFinite | None,
 ]
 # (state of the process, a client's data, round number) -> the client's model.
 LocalModel = Callable[[Any, tf.data.Dataset, int], server_model.ServerModel]
 # (a client's model, its images) -> the model with statistics of these.
 OwnStatistics = Callable[
-  [server_model.ServerModel, tf.Tensor], server_model.ServerModel
+  [server_model.ServerModel, tf.Tensor],
+  server_model.ServerModel,
 ]
 # What a client sends, and its report.
 _Upload = tuple[
@@ -176,7 +178,7 @@ def build_local_model(
       learnt = learnt.with_sets(**local.weights_of_peers(model.sets))
       images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
       learnt = own_statistics(learnt, images)
-      return adapter.select(finite, learnt, lambda: model)
+      return select(finite, learnt, lambda: model)
 
     compiled: Callable[..., Any] = tf.function(run, reduce_retracing=True)
     return compiled

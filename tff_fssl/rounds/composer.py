@@ -10,15 +10,15 @@ In TFF's type notation, `T@SERVER` is one value of type T at the server,
 `tf.data.Dataset`) of elements of type D.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_work as client_work_lib
 from tff_fssl.rounds import exchange as exchange_lib
 
@@ -56,7 +56,7 @@ class FsslProcess(tff.learning.templates.LearningProcess):
   num_classes: int | None = None
   num_clients: int = 0
   needs_slots: bool = False
-  start: Callable[[adapter.Weights], ServerModel]
+  start: Callable[[Weights], ServerModel]
   prediction: server_model.Prediction
   num_phases: int = 1
   min_clients: int = 0
@@ -81,7 +81,7 @@ def compose_fssl_process(
   aggregator: tff.templates.AggregationProcess,
   finalizer: tff.learning.templates.FinalizerProcess,
   *,
-  start: Callable[[adapter.Weights], ServerModel],
+  start: Callable[[Weights], ServerModel],
   weights_of: server_model.WeightsOf = server_model.own_weights,
   last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
@@ -366,8 +366,8 @@ def _metrics_of_parts(
 
 def _model_weights_fns(
   state_type: tff.Type,
-  start: Callable[[adapter.Weights], ServerModel],
-  weights_of: Callable[[ServerModel], adapter.Weights],
+  start: Callable[[Weights], ServerModel],
+  weights_of: Callable[[ServerModel], Weights],
 ) -> tuple[tff.Computation, tff.Computation]:
   """`get_model_weights` and `set_model_weights` of the process."""
 
@@ -388,7 +388,7 @@ def _model_weights_fns(
     model_weights: tff.learning.models.ModelWeights,
   ) -> LearningAlgorithmState:
     # Weights from outside already contain batch norm statistics.
-    weights = adapter.Weights(
+    weights = Weights(
       tuple(model_weights.trainable),
       tuple(model_weights.non_trainable),
       tf.constant(1.0),

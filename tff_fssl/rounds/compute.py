@@ -1,13 +1,14 @@
 """What a client and the server compute in a round, measured from the graph."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import dataclasses
 import functools
 import math
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import compute
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding

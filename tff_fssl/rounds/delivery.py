@@ -1,12 +1,13 @@
 """Which weights travel between server and clients."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-import tensorflow as tf
-
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import groups as groups_lib
 
 
@@ -29,14 +30,14 @@ class Delivery(NamedTuple):
       s.shape.num_elements() * s.dtype.size for s in self.kept.values()
     )
 
-  def of_model(self, model: server_model.ServerModel) -> adapter.Weights:
+  def of_model(self, model: server_model.ServerModel) -> Weights:
     """What is sent of a model."""
     weights = model.weights
     if self.groups is not None:
       weights = self.groups.starts(model)
     return self.of_weights(weights)
 
-  def of_weights(self, weights: adapter.Weights) -> adapter.Weights:
+  def of_weights(self, weights: Weights) -> Weights:
     """What is sent of any weights of the network."""
     return weights._replace(trainable=self.of_update(weights.trainable))
 
@@ -51,16 +52,14 @@ class Delivery(NamedTuple):
       full.insert(index, tf.zeros(spec.shape, spec.dtype))
     return tuple(full)
 
-  def received(
-    self, sent: adapter.Weights, start: tf.Tensor | None = None
-  ) -> adapter.Weights:
+  def received(self, sent: Weights, start: tf.Tensor | None = None) -> Weights:
     """What a client makes of what was sent; with groups, `start` is its row."""
-    weights = adapter.Weights(
+    weights = Weights(
       self.restored(sent.trainable),
       tuple(sent.non_trainable),
       sent.statistics_count,
     )
     if start is None:
       return weights
-    row: adapter.Weights = tf.nest.map_structure(lambda t: t[start], weights)
+    row: Weights = tf.nest.map_structure(lambda t: t[start], weights)
     return row

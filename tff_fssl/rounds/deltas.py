@@ -1,16 +1,18 @@
 """Sets of weights that travel as sparse differences from what is known."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 import dataclasses
+from typing import TypeAlias
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights, unflatten
 from tff_fssl.rounds import helpers
 from tff_fssl.semisup import sparsity
 
-Tensors = Sequence[tf.Tensor]
+Tensors: TypeAlias = 'Sequence[tf.Tensor]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,9 +47,7 @@ class Deltas:
       return None
     threshold = self.threshold
 
-    def start(
-      weights: adapter.Weights, received: Mapping[str, tf.Tensor]
-    ) -> adapter.Weights:
+    def start(weights: Weights, received: Mapping[str, tf.Tensor]) -> Weights:
       new = self.sparse(name, weights.trainable)
       old = _own(name, new, received)
       kept = sparsity.overwrite(old, new, threshold)
@@ -96,7 +96,7 @@ class Deltas:
     weights = received[helpers.HELPER_WEIGHTS]
     sets, total = [], tf.constant(0.0)
     for index in range(weights.shape[0]):
-      given = adapter.unflatten(received[helpers.HELPERS][index], like)
+      given = unflatten(received[helpers.HELPERS][index], like)
       share = tf.constant(1.0)
       if self.threshold is not None:
         new = self.sparse(name, given)
@@ -139,4 +139,4 @@ def _own(
   name: str, like: Tensors, received: Mapping[str, tf.Tensor]
 ) -> tuple[tf.Tensor, ...]:
   """The client's last upload of a set."""
-  return adapter.unflatten(received[f'own_{name}'], like)
+  return unflatten(received[f'own_{name}'], like)

@@ -1,8 +1,9 @@
 """Compiles a process to the form that TFF deploys."""
 
-import tensorflow_federated as tff
+from __future__ import annotations
 
 from tff_fssl import hparams
+from tff_fssl.lazy import tff
 
 
 def get_map_reduce_form(

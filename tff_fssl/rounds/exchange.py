@@ -1,18 +1,19 @@
 """What travels between server and clients besides the model's update."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf, tff
+from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 
@@ -117,8 +118,8 @@ class Population(NamedTuple):
   """
 
   num_clients: int
-  weights: adapter.Weights
-  of_peers: Mapping[str, adapter.Weights] = {}
+  weights: Weights
+  of_peers: Mapping[str, Weights] = {}
   num_classes: int = 0
   num_outputs: int = 0
   robust: bool = False
@@ -142,14 +143,14 @@ class Message(NamedTuple):
   """What a client is sent at the start of a round.
 
   Attributes:
-    weights: The model's weights that travel, `adapter.Weights`; with groups,
+    weights: The model's weights that travel, `Weights`; with groups,
       the rows that clients start from (`Groups.starts`).
     sets: Name -> a sequence of one element, the set, or of none.
     control: `ServerModel.control`.
     exchange: `Exchange.message`'s result; () without an exchange.
   """
 
-  weights: adapter.Weights
+  weights: Weights
   sets: Mapping[str, tf.data.Dataset]
   control: Mapping[str, tf.Tensor]
   exchange: Any
@@ -165,8 +166,8 @@ class Received(NamedTuple):
       that are not a network's weights (zeros, if one was not sent).
   """
 
-  weights: adapter.Weights
-  sets: Mapping[str, adapter.Weights]
+  weights: Weights
+  sets: Mapping[str, Weights]
   others: Mapping[str, Any]
 
 
@@ -199,10 +200,10 @@ def read_message(
 ) -> Received:
   """What a client uses of a message; with groups, `start` is its row."""
   weights = delivery.received(message.weights, start)
-  sets: dict[str, adapter.Weights] = {}
+  sets: dict[str, Weights] = {}
   others: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
-    is_network = isinstance(dataset.element_spec, adapter.Weights)
+    is_network = isinstance(dataset.element_spec, Weights)
     value = client_data.read_one(dataset, weights if is_network else None)
     (sets if is_network else others)[name] = value
   if exchange is not None:
@@ -394,7 +395,7 @@ def _build_accept_sum(
     counts: tf.Tensor,
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
     # Where no client had any weight, the result is NaN.
-    is_usable = adapter.all_finite(list(values.values()))
+    is_usable = all_finite(list(values.values()))
     usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
     rows = Rows(
       tf.zeros([usable], tf.int32),

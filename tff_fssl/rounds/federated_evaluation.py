@@ -7,6 +7,8 @@ on neither the order nor the number of clients at once. In TFF's type notation,
 elements of type D at each client.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping
 import dataclasses
@@ -14,14 +16,14 @@ import functools
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl import hparams
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import client_accuracy
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import composer
@@ -164,7 +166,7 @@ def build_weights_evaluation(
   def read(weights: Any) -> tuple[server_model.ServerModel, Any]:
     # As `FsslProcess.set_model_weights` does.
     return process.start(
-      adapter.Weights(
+      Weights(
         tuple(weights.trainable), tuple(weights.non_trainable), tf.constant(1.0)
       )
     ), ()

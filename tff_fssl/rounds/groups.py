@@ -1,12 +1,13 @@
 """Groups of a round's clients, whose updates are combined apart."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 
 
 class Place(NamedTuple):
@@ -32,7 +33,7 @@ class Groups(NamedTuple):
   Attributes:
     num_groups: The number of groups.
     num_starts: The number of rows.
-    starts: The model -> `adapter.Weights` whose tensors have one dimension
+    starts: The model -> `Weights` whose tensors have one dimension
       more, the first: the rows.
     place: (slot int32 scalar, seed int32 [2]) -> the client's place. The slot
       is its position in the cohort, in an order drawn for the round.
@@ -41,7 +42,7 @@ class Groups(NamedTuple):
 
   num_groups: int
   num_starts: int
-  starts: Callable[[server_model.ServerModel], adapter.Weights]
+  starts: Callable[[server_model.ServerModel], Weights]
   place: Callable[[tf.Tensor, tf.Tensor], Place]
   needs_slots: bool = True
 

@@ -1,13 +1,14 @@
 """An exchange by which clients get what others that predict alike uploaded."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import functools
 from typing import Any
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import last_uploads
 from tff_fssl.semisup import neighbors

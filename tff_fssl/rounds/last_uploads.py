@@ -9,16 +9,18 @@ slots, a window, which `with_rows` fills before each round, and `without_rows`
 empties after it. The rest is on disk, in the hands of the program.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 import warnings
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf
+from tff_fssl.models.weights import no_values
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.semisup import names
 
@@ -106,8 +108,8 @@ def initialize(
       (
         name,
         collections.OrderedDict(
-          slot=adapter.no_values(tf.TensorSpec([], tf.int32)),
-          values=adapter.no_values(specs[name]),
+          slot=no_values(tf.TensorSpec([], tf.int32)),
+          values=no_values(specs[name]),
         ),
       )
       for name in sorted(outside)

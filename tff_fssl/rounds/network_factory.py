@@ -1,14 +1,16 @@
 """Makes the networks of a process."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 import functools
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 
@@ -89,7 +91,7 @@ class NetworkFactory:
 
   def specs_of(
     self, model_fn: Callable[[adapter.Network], tf.keras.Model]
-  ) -> adapter.Weights:
+  ) -> Weights:
     """The specs of the weights of a peer with this `model_fn`."""
     with tf.Graph().as_default():
       return self.make_other(model_fn, self.make())[0].weight_specs
@@ -98,7 +100,7 @@ class NetworkFactory:
     self,
     model_fn: Callable[[adapter.Network], tf.keras.Model],
     local: adapter.Network,
-  ) -> tuple[adapter.Network, Callable[[], adapter.Weights]]:
+  ) -> tuple[adapter.Network, Callable[[], Weights]]:
     """A network of another kind, and what gives its initial weights.
 
     Args:
@@ -123,7 +125,7 @@ class NetworkFactory:
         lambda: model_fn(local), seed=self._seed, trace=False
       )
 
-    def initial() -> adapter.Weights:
+    def initial() -> Weights:
       trainable, non_trainable = (
         tuple(initializers[v.ref()]() for v in variables)
         for variables in (
@@ -131,7 +133,7 @@ class NetworkFactory:
           network.non_trainable_variables,
         )
       )
-      return adapter.Weights(trainable, non_trainable, tf.constant(0.0))
+      return Weights(trainable, non_trainable, tf.constant(0.0))
 
     return network, initial
 

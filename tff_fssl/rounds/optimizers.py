@@ -1,11 +1,11 @@
 """The optimizers of a round, from its hyper-parameters."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 import functools
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 

@@ -1,13 +1,14 @@
 """A table of the clients' own models, kept by the server, by client id."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import adapter
+from tff_fssl.lazy import tf
+from tff_fssl.models.weights import flatten
 from tff_fssl.rounds import exchange as exchange_lib
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
@@ -82,7 +83,7 @@ def build_exchange(
 
 def to_row(weights: Any) -> dict[str, tf.Tensor]:
   """What a client sends to have its weights kept: `Finished.row`."""
-  return {_WEIGHTS: adapter.flatten(_stored(weights))}
+  return {_WEIGHTS: flatten(_stored(weights))}
 
 
 def row_of(

@@ -1,18 +1,19 @@
 """The parts of an algorithm, from which a learning process is assembled."""
 
+from __future__ import annotations
+
 from collections.abc import Collection
 import dataclasses
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.finalizers import server_algorithm
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -89,7 +90,7 @@ def check_names(
     UsageError: If one of them names what does not exist.
   """
   # Only networks' weights are sets that another network can start from.
-  kept = [n for n, v in model.sets.items() if isinstance(v, adapter.Weights)]
+  kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
   of_clients = [name for name in sent if name in kept]
   parts.local.check_names(of_clients, 'the server sends')
   parts.server_training.check_names(kept, 'the server keeps')

@@ -5,18 +5,20 @@ sets, K classes, D the width of embeddings. It starts without any prototype. If
 other sets are sent than predict, `sent` is a second such table, in the first.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping
-from typing import Any
-
-import tensorflow as tf
+from typing import Any, TypeAlias
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import inference
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import all_finite
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.semisup import names
 from tff_fssl.semisup import prototypes as prototypes_lib
@@ -30,7 +32,7 @@ _TOLERANCE = 1.001
 # shall hold finite numbers, and exp(-1e30) is exactly 0, as exp(-inf) is.
 _FAR = 1e30
 
-_Table = Mapping[str, tf.Tensor]
+_Table: TypeAlias = 'Mapping[str, tf.Tensor]'
 
 
 def _initialize(num_sets: int, population: exchange_lib.Population) -> _Table:
@@ -306,7 +308,7 @@ def build_global(
     exists = tf.logical_and(exists, counts > 0.0)
     means = sums / tf.where(exists, counts, 1.0)[:, tf.newaxis]
     means = tf.where(exists[:, tf.newaxis], means, 0.0)
-    usable = tf.logical_and(tf.reduce_any(exists), adapter.all_finite(means))
+    usable = tf.logical_and(tf.reduce_any(exists), all_finite(means))
     return collections.OrderedDict(
       exists=tf.where(usable, exists[tf.newaxis], table['exists']),
       prototypes=tf.where(usable, means[tf.newaxis], table['prototypes']),

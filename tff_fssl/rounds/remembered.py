@@ -1,17 +1,18 @@
 """Clients that the server remembers: their round with deltas and helpers."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
-
 from tff_fssl.data import augment
 from tff_fssl.finalizers import past_models
+from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import disjoint
 from tff_fssl.local import helping
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights, flatten, unflatten
 from tff_fssl.rounds import deltas as deltas_lib
 from tff_fssl.rounds import helpers as helpers_lib
 from tff_fssl.semisup import patience as patience_lib
@@ -116,7 +117,7 @@ class ClientRound:
       share += sent
       for variable, value in zip(sets[name], cut, strict=True):
         variable.assign(value)
-    flat = {name: adapter.flatten(v) for name, v in sets.items()}
+    flat = {name: flatten(v) for name, v in sets.items()}
     further = {'percent_up': algorithm_lib.ratio(100.0 * share, 1.0)}
     if disjoint.PSI in flat:
       sigma, psi = flat[disjoint.SIGMA], flat[disjoint.PSI]
@@ -135,7 +136,7 @@ class ClientRound:
       row |= state._asdict()
     return algorithm_lib.Finished(row=row, ratios=further)
 
-  def _before(self, name: str, data: ClientData) -> adapter.Weights:
+  def _before(self, name: str, data: ClientData) -> Weights:
     """The set that the client had received."""
     if name == disjoint.SIGMA:
       return data.weights
@@ -153,5 +154,5 @@ def _past_helpers(
   # A round that failed as a whole left no model.
   exists = tf.reduce_any(tf.not_equal(models, 0.0), axis=1)
   is_sent = tf.range(num, dtype=tf.float32) < received[past_models.NUM_SENT]
-  helpers = [adapter.unflatten(models[i], like) for i in range(num)]
+  helpers = [unflatten(models[i], like) for i in range(num)]
   return helpers, tf.cast(tf.logical_and(exists, is_sent), tf.float32)

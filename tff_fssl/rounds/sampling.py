@@ -1,5 +1,7 @@
 """Which clients take part in a round: a function of (seed, round)."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Iterator, Mapping
 import dataclasses
@@ -10,11 +12,10 @@ from typing import Any
 
 from absl import logging
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf, tff
 from tff_fssl.rounds import participation as participation_lib
 
 ParticipationHparams = participation_lib.ParticipationHparams
@@ -48,7 +49,7 @@ class Cohort(list[Any]):
       see `runtime.recipes`.
   """
 
-  recipe: 'CohortRecipe | None' = None
+  recipe: CohortRecipe | None = None
 
   def arguments_of(self, index: int) -> tuple[Any, ...]:
     """(round, client, slot) of a client, for the recipe."""
@@ -138,7 +139,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
   iterators, so the iterator that they get has clients.
   """
 
-  _source: 'CohortDataSource'  # A class attribute.
+  _source: CohortDataSource  # A class attribute.
 
   def __init__(self, seed: int, round_num: int):
     """Points at a round.
@@ -151,7 +152,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     self.round_num = round_num
 
   @classmethod
-  def from_bytes(cls, buffer: bytes) -> 'CohortIterator':
+  def from_bytes(cls, buffer: bytes) -> CohortIterator:
     """Reads what `to_bytes` wrote; raises `ValueError`."""
     iterator = cls(*struct.unpack(_FORMAT, buffer))
     if iterator.seed != cls._source.seed:
@@ -211,7 +212,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
     trains_clients: bool = True,
     participation: ParticipationHparams = ParticipationHparams(),
     min_clients: int = 0,
-    recipe: 'CohortRecipe | None' = None,
+    recipe: CohortRecipe | None = None,
   ):
     """Describes the population.
 

@@ -1,15 +1,15 @@
 """Checks of what a client sent, before anything is summed."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Mapping, Sequence
 import math
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl.aggregators import guarded
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib

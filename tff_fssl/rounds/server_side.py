@@ -1,20 +1,20 @@
 """The server's side of a round: initial model, training on labels, step."""
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.finalizers import server_step
+from tff_fssl.lazy import tf, tff
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
-from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
+from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
@@ -138,13 +138,13 @@ class ServerSide:
     rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
 
     def train(
-      weights: adapter.Weights,
+      weights: Weights,
       round_num: tf.Tensor,
       momentum: server_step.Momentum,
       copy: int,
       sets: server_step.Sets,
     ) -> tuple[
-      adapter.Weights,
+      Weights,
       collections.OrderedDict[str, tf.Tensor],
       server_step.Momentum,
       server_step.Sets,
@@ -161,7 +161,7 @@ class ServerSide:
         momentum=momentum,
         sets=sets,
       )
-      peers = adapter.select(
+      peers = select(
         result.is_finite, local.weights_of_peers(sets), lambda: dict(sets)
       )
       trained = tuple(w - u for w, u in zip(weights.trainable, result.update))

@@ -4,20 +4,21 @@ Types are in TFF's notation: `D*@CLIENTS` is a data set of elements of type D at
 each client, `W@SERVER` one value of type W at the server.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable
 import dataclasses
 import functools
-from typing import Any
-
-import tensorflow as tf
-import tensorflow_federated as tff
+from typing import Any, TypeAlias
 
 from tff_fssl.aggregators import collecting
 from tff_fssl.data import augment
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
+from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
@@ -49,14 +50,14 @@ class Gathering:
   num_classes: int
   server_data_fn: Callable[[], tf.data.Dataset] | None
   server_batch_size: int
-  predicting: Callable[[server_model.ServerModel], adapter.Weights]
+  predicting: Callable[[server_model.ServerModel], Weights]
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
 
-  def weights_of(self, model: Any, set_name: str) -> adapter.Weights:
+  def weights_of(self, model: Any, set_name: str) -> Weights:
     """The weights of a set, or those that predict, ''."""
     model = server_model.ServerModel(*model)
     weights = model.sets[set_name] if set_name else self.predicting(model)
-    return adapter.Weights(
+    return Weights(
       tuple(weights.trainable),
       tuple(weights.non_trainable),
       weights.statistics_count,
@@ -64,7 +65,7 @@ class Gathering:
 
   def of_message(
     self, message: exchange_lib.Message, set_name: str
-  ) -> adapter.Weights | tf.data.Dataset:
+  ) -> Weights | tf.data.Dataset:
     """The same weights, from what clients were sent for training.
 
     Args:
@@ -82,7 +83,7 @@ class Gathering:
     return self.weights_of(model, '')
 
   def of_client(
-    self, weights: adapter.Weights, dataset: tf.data.Dataset
+    self, weights: Weights, dataset: tf.data.Dataset
   ) -> statistics.Sums:
     """A client's sums over all its examples.
 
@@ -97,9 +98,7 @@ class Gathering:
     network = self.make_network()
 
     @tf.function
-    def run(
-      weights: adapter.Weights, dataset: tf.data.Dataset
-    ) -> statistics.Sums:
+    def run(weights: Weights, dataset: tf.data.Dataset) -> statistics.Sums:
       data, _ = client_data.read_client(
         dataset, self.num_classes, self.views.accepts
       )
@@ -124,10 +123,10 @@ class Gathering:
 
   def at_server(
     self,
-    weights: adapter.Weights,
+    weights: Weights,
     combined: statistics.Sums | tf.Tensor,
     is_needed: tf.Tensor | None = None,
-  ) -> adapter.Weights:
+  ) -> Weights:
     """The weights with statistics from clients' combined sums and its own.
 
     Args:
@@ -144,10 +143,10 @@ class Gathering:
 
     @tf.function
     def run(
-      weights: adapter.Weights,
+      weights: Weights,
       combined: statistics.Sums | tf.Tensor,
       is_needed: tf.Tensor | None,
-    ) -> adapter.Weights:
+    ) -> Weights:
       own = statistics.zero_sums(network)
       if self.server_data_fn is not None:
         images = client_data.read_one(self.server_data_fn())['x']
@@ -168,20 +167,20 @@ class Gathering:
         sums = tf.nest.map_structure(tf.add, combined, own)
       result = statistics.put(network, weights, sums, kind=self.kind)
       if is_needed is not None:
-        result = adapter.select(is_needed, result, lambda: weights)
+        result = select(is_needed, result, lambda: weights)
       return result
 
-    with_statistics: adapter.Weights = run(weights, combined, is_needed)
+    with_statistics: Weights = run(weights, combined, is_needed)
     return with_statistics
 
 
 # ServerModel -> bool scalar.
-_IsNeeded = Callable[[server_model.ServerModel], tf.Tensor] | None
+_IsNeeded: TypeAlias = 'Callable[[server_model.ServerModel], tf.Tensor] | None'
 
 
 # (model before the round, what clients were sent, model, data) -> (model,
 # measurements): a client phase, in a federated computation.
-Phase = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], Any]
+Phase: TypeAlias = 'Callable[[tff.Value, tff.Value, tff.Value, tff.Value], Any]'
 
 
 def build_statistics_phase(
@@ -216,9 +215,9 @@ def build_statistics_phase(
     a federated computation; the bytes that a client sends.
   """
   weights_of = functools.partial(gathering.weights_of, set_name=set_name)
-  select = _build_select(model_type, weights_of, is_needed, gathering.delivery)
+  pick = _build_pick(model_type, weights_of, is_needed, gathering.delivery)
   in_training = message_type is not None
-  sent_type = message_type if in_training else select.type_signature.result
+  sent_type = message_type if in_training else pick.type_signature.result
   data_type = client_data.data_type(element_spec)
 
   @tff.tensorflow.computation(sent_type, data_type)
@@ -243,7 +242,7 @@ def build_statistics_phase(
     measured, sent = before, message
     if not in_training:
       measured = model
-      sent = tff.federated_broadcast(tff.federated_map(select, model))
+      sent = tff.federated_broadcast(tff.federated_map(pick, model))
     sums = tff.federated_map(of_client, (sent, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
@@ -291,16 +290,16 @@ def _build_at_server(
   return at_server
 
 
-def _build_select(
+def _build_pick(
   model_type: tff.Type,
-  weights_of: Callable[[server_model.ServerModel], adapter.Weights],
+  weights_of: Callable[[server_model.ServerModel], Weights],
   is_needed: _IsNeeded,
   delivery: delivery_lib.Delivery,
 ) -> tff.Computation:
   """Builds `M -> what clients are sent`: weights, or a sequence of them."""
 
   @tff.tensorflow.computation(model_type)
-  def select(model: server_model.ServerModel) -> Any:
+  def pick(model: server_model.ServerModel) -> Any:
     weights = delivery.of_weights(weights_of(model))
     if is_needed is None:
       return weights
@@ -308,7 +307,7 @@ def _build_select(
       is_needed(server_model.ServerModel(*model)), weights
     )
 
-  return select
+  return pick
 
 
 def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
@@ -330,7 +329,7 @@ def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
 
 
 def client_sums(
-  network: adapter.Network, weights: adapter.Weights, data: Any, **options: Any
+  network: adapter.Network, weights: Weights, data: Any, **options: Any
 ) -> statistics.Sums:
   """The sums over all its examples that a client sends.
 

@@ -1,11 +1,12 @@
 """The devices that clients run on."""
 
+from __future__ import annotations
+
 import os
 import re
 
-import tensorflow as tf
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 
 SERVER_DEVICE = '/device:CPU:0'
 

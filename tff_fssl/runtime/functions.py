@@ -4,18 +4,18 @@ A call costs some hundred microseconds of Python, whatever the function does.
 All operations that can run together are therefore put into one function.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import functools
 import threading
 from typing import Any, Optional
 
-import tensorflow as tf
-
 # No public name sets a function's RewriterConfig.
 from tensorflow.python.eager import context as eager_context
-import tensorflow_federated as tff
 
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 

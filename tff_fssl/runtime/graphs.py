@@ -6,13 +6,15 @@ same graph at a time. Each graph therefore gets names of its own, and each
 execution gets resources of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 import dataclasses
 import functools
 import hashlib
 from typing import Any
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 # The name that TensorFlow treats as 'no name': each execution makes a new
 # variable for a handle with this name, and frees it when the execution ends.

@@ -8,6 +8,8 @@ of the cohort, and for a number of models that depends only on the number of
 threads.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping
 import concurrent.futures
@@ -18,9 +20,7 @@ from typing import Any, Optional
 import warnings
 import weakref
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import devices as devices_lib
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import functions

@@ -6,13 +6,13 @@ symbolically: structures, selections, functions, and the intrinsics that only
 move a value (broadcast, zip, value). At run time they cost nothing.
 """
 
+from __future__ import annotations
+
 import collections
 import dataclasses
 from typing import Any, Union
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import graphs
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences

@@ -5,12 +5,13 @@ compiled. What remains are operations that read and write slots. A slot holds
 one tensor or dataset at the server, or one for each client.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Iterator, Sequence
 import dataclasses
 from typing import Any, Optional, Union
 
-import tensorflow as tf
-import tensorflow_federated as tff
+from tff_fssl.lazy import tf, tff
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

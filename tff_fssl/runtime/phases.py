@@ -5,13 +5,14 @@ are merged in order. Results therefore depend on the size of a group, but not
 on who runs a group, or when.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Mapping, Sequence
 import dataclasses
 import time
 from typing import Any, Optional
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.runtime import devices as devices_lib
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import operations

@@ -1,12 +1,12 @@
 """Values of slots as what can be sent to another process."""
 
+from __future__ import annotations
+
 from collections.abc import Iterable, Mapping, Sequence
 import functools
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import program as program_lib
 from tff_fssl.runtime import recipes

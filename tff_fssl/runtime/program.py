@@ -5,12 +5,13 @@ clients' values are accumulated in the order of the clients, and dropped. Stage
 k + 1 depends on what phase k accumulated.
 """
 
+from __future__ import annotations
+
 from collections.abc import Iterable
 import dataclasses
 from typing import Any, Optional
 
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tff
 from tff_fssl.runtime import functions
 from tff_fssl.runtime import lowering
 from tff_fssl.runtime import operations

@@ -4,6 +4,8 @@ Nothing here imports Ray. A worker is told everything by each call, and may be
 replaced by another one at any time.
 """
 
+from __future__ import annotations
+
 import collections
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -17,10 +19,8 @@ import socket
 import threading
 from typing import Any, NamedTuple
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import devices as devices_lib
 from tff_fssl.runtime import phases
 from tff_fssl.runtime import portable

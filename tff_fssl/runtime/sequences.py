@@ -6,13 +6,13 @@ starts from its initial state. The same holds here: each reader of a sequence
 gets a copy of its own.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
-import tensorflow as tf
-import tensorflow_federated as tff
-
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import operations
 
 # Datasets without state, random numbers or functions: passes are independent.

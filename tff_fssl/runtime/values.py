@@ -1,12 +1,13 @@
 """Converts arguments to tensors, and tensors to results."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Optional
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_fssl.lazy import tf, tff
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences
@@ -278,7 +279,7 @@ class Argument:
     cls,
     parts: Sequence[tuple[str, Sequence[Any], tff.Type, Any]],
     readers: Mapping[operations.Slot, Sequence[operations.Slot]],
-  ) -> 'Argument':
+  ) -> Argument:
     """An argument without the server's values.
 
     Args:

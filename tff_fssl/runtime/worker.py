@@ -16,6 +16,8 @@ It listens on all network interfaces, without authentication, and has no flag
 for the address; the user is warned of this.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Sequence
 import concurrent.futures
@@ -34,9 +36,9 @@ import weakref
 
 from absl import logging
 import grpc
-import tensorflow_federated as tff
 
 from tff_fssl import processes
+from tff_fssl.lazy import tff
 from tff_fssl.runtime import errors
 
 # The most repetitions of one invocation.

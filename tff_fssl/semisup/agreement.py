@@ -1,7 +1,8 @@
 """Pseudo-labels on which several networks agree, and consistency with them."""
 
-import tensorflow as tf
+from __future__ import annotations
 
+from tff_fssl.lazy import tf
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import names
 from tff_fssl.semisup import thresholds

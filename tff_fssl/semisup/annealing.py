@@ -1,10 +1,11 @@
 """What changes with the progress of training: TSA and linear ramps."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 
-import tensorflow as tf
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import names
 

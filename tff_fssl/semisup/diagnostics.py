@@ -1,6 +1,8 @@
 """Quality of pseudo-labels, if hidden labels are known (in a simulation)."""
 
-import tensorflow as tf
+from __future__ import annotations
+
+from tff_fssl.lazy import tf
 
 PSEUDO_LABEL, HIGH_CONFIDENCE = 'pseudo_label', 'high_confidence'
 NAMES = (

@@ -1,7 +1,8 @@
 """How far the predictions of a batch are from equal shares of all classes."""
 
-import tensorflow as tf
+from __future__ import annotations
 
+from tff_fssl.lazy import tf
 from tff_fssl.semisup import names
 
 

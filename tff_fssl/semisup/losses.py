@@ -1,6 +1,8 @@
 """Losses per example and their means. Arguments are named logits or probs."""
 
-import tensorflow as tf
+from __future__ import annotations
+
+from tff_fssl.lazy import tf
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:

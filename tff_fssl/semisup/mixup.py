@@ -4,14 +4,16 @@ Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Shares lam
 are drawn from Beta(a, a).
 """
 
+from __future__ import annotations
+
 import functools
 from typing import Any
 
 import numpy as np
 from scipy import special
-import tensorflow as tf
 
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 from tff_fssl.semisup import losses
 
 _NUM_INTERVALS = 4096

@@ -1,10 +1,11 @@
 """Exponential moving averages (EMA) of weights: teachers, smoothed models."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 
 
 def moving_average(

@@ -1,6 +1,8 @@
 """Nearest neighbours in a space of embeddings, by exact search."""
 
-import tensorflow as tf
+from __future__ import annotations
+
+from tff_fssl.lazy import tf
 
 
 def nearest(

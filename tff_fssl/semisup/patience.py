@@ -1,9 +1,11 @@
 """A learning rate that falls when a loss has stopped falling."""
 
+from __future__ import annotations
+
 import dataclasses
 from typing import NamedTuple
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 # The loss before the first one. Finite, since it travels.
 _NEVER = 1e9

@@ -5,10 +5,11 @@ softmax, so that its probability is exactly 0. K is the number of classes, D the
 width of embeddings, H the number of sets of prototypes.
 """
 
+from __future__ import annotations
+
 import math
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.semisup import names
 
 # Cross-entropy has no more than this for a class without a prototype.

@@ -5,11 +5,12 @@ and in the limit T -> 0 the most probable classes share all of the probability.
 Targets carry no gradient, unless a function says so.
 """
 
+from __future__ import annotations
+
 from collections.abc import Sequence
 
-import tensorflow as tf
-
 from tff_fssl import hparams
+from tff_fssl.lazy import tf
 
 # Within these, neither T nor 1 / T leaves the normal numbers of float32.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30

@@ -1,9 +1,10 @@
 """Perturbations of weights towards sharper loss (SAM, ASAM)."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 
-import tensorflow as tf
-
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 
 _TINY = 1e-16

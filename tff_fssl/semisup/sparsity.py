@@ -1,10 +1,13 @@
 """Sparse weights, and sparse differences between sets of weights."""
 
+from __future__ import annotations
+
 from collections.abc import Sequence
+from typing import TypeAlias
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
-Tensors = Sequence[tf.Tensor]
+Tensors: TypeAlias = 'Sequence[tf.Tensor]'
 
 
 def sparsify(weights: Tensors, threshold: float) -> tuple[tf.Tensor, ...]:

@@ -1,8 +1,10 @@
 """Confidence thresholds for pseudo-labels."""
 
+from __future__ import annotations
+
 from typing import NamedTuple
 
-import tensorflow as tf
+from tff_fssl.lazy import tf
 
 
 class AdaptiveThresholds(NamedTuple):

@@ -9,7 +9,7 @@ import pytest
 
 from tests.program import fakes
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.loop import training
 from tff_fssl.program.storage import checkpoint
@@ -74,7 +74,7 @@ def test_a_finished_run_does_nothing_and_more_rounds_go_on(tmp_path):
 
 
 def _weights(value):
-  return adapter.Weights(
+  return Weights(
     (np.full([3], value, np.float32), np.float32(value)), (), np.float32(7)
   )
 

@@ -3,17 +3,17 @@
 The first is a federated computation; the second repeats clients' work.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import tempfile
 from typing import Any
-
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import clients
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib

@@ -1,5 +1,7 @@
 """Builds what a configuration describes: data, model and process."""
 
+from __future__ import annotations
+
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -8,8 +10,6 @@ import functools
 from typing import Any, cast
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import factory
@@ -23,12 +23,14 @@ from tff_fssl.data import sources
 from tff_fssl.data import text_views
 from tff_fssl.data import vector_files
 from tff_fssl.data import vector_views
+from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import flops
 from tff_fssl.models import frozen
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
@@ -97,10 +99,10 @@ class Experiment:
   evaluate_fn: Callable[[Any], Mapping[str, float]]
   failed_clients: sampling.FailedClients
 
-  def start(self, weights: adapter.Weights) -> server_model.ServerModel:
+  def start(self, weights: Weights) -> server_model.ServerModel:
     """The model of a run that starts from weights; NumPy arrays."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, weights)
-    model = self.process.start(adapter.Weights(*tensors))
+    model = self.process.start(Weights(*tensors))
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), model)
 
   def explain_non_finite(

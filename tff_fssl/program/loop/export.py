@@ -1,11 +1,12 @@
 """Exports the trained model as files that need neither this package nor TFF."""
 
+from __future__ import annotations
+
 import json
 import os
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
 import tff_fssl
 from tff_fssl import durable
@@ -13,6 +14,7 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import text_views
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment

@@ -1,11 +1,12 @@
 """Looks a model over, for the report and for TensorBoard."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 import functools
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
-import tensorflow as tf
 
 from tff_fssl.data import augment
 from tff_fssl.data import inspection
@@ -13,6 +14,7 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import seeds
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
@@ -29,7 +31,7 @@ _NUM_VIEWED, _LEAST_WIDTH, _BORDER = 8, 64, 4
 # Confidences are looked at for so many test examples.
 _MAX_CONFIDENCES = 1_000
 
-View = Callable[[tf.Tensor, int], tf.Tensor]
+View: TypeAlias = 'Callable[[tf.Tensor, int], tf.Tensor]'
 _Predict = Callable[[np.ndarray, View], np.ndarray]
 
 

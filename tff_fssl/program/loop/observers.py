@@ -3,6 +3,8 @@
 Training matters more: whatever fails here is said once, and then left out.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import os
@@ -11,10 +13,10 @@ from typing import Any
 
 import numpy as np
 from PIL import Image
-import tensorflow_federated as tff
 
 from tff_fssl import durable
 from tff_fssl import hparams
+from tff_fssl.lazy import tff
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import run_hparams

@@ -5,6 +5,8 @@ rows after the last saved state are removed: a run that is killed at any moment
 and started again gives the same tables and weights as one that never stopped.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
@@ -13,9 +15,8 @@ import resource
 import time
 from typing import Any, NamedTuple
 
-import tensorflow_federated as tff
-
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tff
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.loop import round_checks

@@ -1,12 +1,13 @@
 """A release manager for TensorBoard that also writes pictures and flags."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
-import tensorflow_federated as tff
 
+from tff_fssl.lazy import tf, tff
 from tff_fssl.program.reporting import managers
 
 # Columns of the HParams dashboard.

@@ -4,6 +4,8 @@ TFF's own are not durable: `FileProgramStateManager` neither flushes nor removes
 what killed saves left; `CSVFileReleaseManager` appends to torn rows.
 """
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
@@ -13,20 +15,17 @@ import struct
 from typing import Any
 
 from absl import logging
-import tensorflow as tf
-import tensorflow_federated as tff
 import tree
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
+from tff_fssl.lazy import tf, tff
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import ownership
 
 _LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
-# Objects saved by their own `to_bytes`. (TFF does not export the base class.)
-_SERIALIZABLE = tff.program.FederatedDataSourceIterator
 
 
 class DurableProgramStateManager(tff.program.ProgramStateManager):
@@ -302,9 +301,14 @@ def _named_leaves(structure: Any) -> list[tuple[str, Any]]:
   ]
 
 
+def _is_serializable(leaf: Any) -> bool:
+  # TFF does not export the base class.
+  return isinstance(leaf, tff.program.FederatedDataSourceIterator)
+
+
 def _to_leaves(state: Any) -> dict[str, Any]:
   return {
-    path: leaf.to_bytes() if isinstance(leaf, _SERIALIZABLE) else leaf
+    path: leaf.to_bytes() if _is_serializable(leaf) else leaf
     for path, leaf in _named_leaves(state)
   }
 
@@ -332,7 +336,7 @@ def to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   values = []
   for path, like in expected:
     value = leaves[path]
-    if isinstance(like, _SERIALIZABLE):
+    if _is_serializable(like):
       try:
         values.append(type(like).from_bytes(value))
       except (ValueError, struct.error) as error:

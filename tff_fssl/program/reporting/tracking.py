@@ -6,6 +6,8 @@ ends training, and a training program that is killed leaves no run behind that
 seems to go on.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 import contextlib
 import json
@@ -20,9 +22,9 @@ import threading
 from typing import Any
 
 import numpy as np
-import tensorflow_federated as tff
 
 from tff_fssl import durable
+from tff_fssl.lazy import tff
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.reporting import tracker_process
 

@@ -1,8 +1,7 @@
 """Weights that a new run starts from (`--init_from`).
 
 TensorFlow is imported only when weights are read, so that a wrong path is
-refused at once. Types of TensorFlow are therefore not annotated here: models
-are `tf.keras.Model`, weights are `adapter.Weights`.
+refused at once.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,6 +13,8 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
+from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
@@ -138,7 +139,7 @@ class Loaded(NamedTuple):
   """What a new run starts from.
 
   Attributes:
-    weights: `adapter.Weights` of NumPy arrays, batch norm statistics included.
+    weights: `Weights` of NumPy arrays, batch norm statistics included.
       Weights from a Keras model have a `statistics_count` of 1: the model has
       statistics, but does not say over how many examples.
     frozen: The weights of layers that do not train, as `frozen.variables` names
@@ -233,8 +234,6 @@ def _from_keras(
   new_weights: Callable[[], Sequence[np.ndarray]] | None,
 ) -> Loaded:
   """Does what `load` does, from a Keras file."""
-  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
-
   whole = whole or model
   # A network with layers after its own has no classifier.
   may_be_new = new_weights is not None and whole is model
@@ -257,7 +256,7 @@ def _from_keras(
     for variables in (model.trainable_variables, model.non_trainable_variables)
   )
   return Loaded(
-    adapter.Weights(trainable, non_trainable, np.float32(1.0)),
+    Weights(trainable, non_trainable, np.float32(1.0)),
     {name: values[ref] for ref, name in names.items()},
     new_layer,
   )
@@ -290,9 +289,6 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
   Raises:
     UsageError: If the checkpoint holds none.
   """
-  from tff_fssl.models import adapter  # pylint: disable=import-outside-toplevel
-  from tff_fssl.models import server_model  # pylint: disable=import-outside-toplevel
-
   tree = _below(leaves, _WEIGHTS)
   if 'statistics_count' not in tree:
     raise UsageError('the checkpoint holds no weights of a model')
@@ -301,7 +297,7 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
     return tuple(numbered[str(index)] for index in range(len(numbered)))
 
   def weights(inner):
-    return adapter.Weights(
+    return Weights(
       tensors(inner.get('trainable', {})),
       tensors(inner.get('non_trainable', {})),
       inner['statistics_count'],
