@@ -10,6 +10,7 @@ account.
 """
 
 import argparse
+import dataclasses
 import functools
 import os
 import pathlib
@@ -26,8 +27,8 @@ import tensorflow_federated as tff
 import timing
 
 from tff_fssl import runtime
+from tff_fssl.algorithms import adapter as algorithm_adapter
 from tff_fssl.algorithms import fl2
-from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
@@ -46,9 +47,7 @@ _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
 # All pseudo-labels are kept and confident: this is the most expensive round,
 # and every path does the same work.
-_FL2 = fl2_hparams.Fl2Hparams(
-  adaptive_threshold=False, confidence_threshold=0.0
-)
+_FL2 = fl2.Fl2(adaptive_threshold=False, confidence_threshold=0.0)
 
 
 def bare_round(views, model_fn, hparams, server, cohort):
@@ -76,12 +75,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
     return network, run
 
   network, train_client = local_training(
-    algorithm_lib.LocalAlgorithm(
-      prepare=fl2.build_prepare(_FL2, hparams.statistics_batch_size),
-      steps=(fl2.build_step(_FL2),),
-      step_ratios=fl2.step_ratios(_FL2),
-      streams={objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
-    ),
+    algorithm_adapter.to_parts(dataclasses.replace(_FL2, round=hparams)).local,
     hparams.client_epochs,
     hparams.client_batch_size,
   )

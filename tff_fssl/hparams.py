@@ -81,13 +81,17 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
     cls: A dataclass, or an instance of one.
 
   Returns:
-    Its fields.
+    Its fields, except those whose metadata say that they are no flags.
 
   Raises:
     TypeError: If a field was not made by `hparam`, or has no help. (This is a
       mistake of the dataclass's author, not of a user.)
   """
-  fields = dataclasses.fields(cls)
+  fields = tuple(
+    field
+    for field in dataclasses.fields(cls)
+    if field.metadata.get('is_flag', True)
+  )
   for field in fields:
     if not field.metadata.get('help'):
       name = cls.__name__ if isinstance(cls, type) else type(cls).__name__
@@ -96,6 +100,14 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
         " hparam(default, 'what it means')"
       )
   return fields
+
+
+def values(instance: Any) -> dict[str, Any]:
+  """Returns the value of each documented field of a dataclass, by name."""
+  return {
+    field.name: getattr(instance, field.name)
+    for field in documented_fields(instance)
+  }
 
 
 def without_effect(
@@ -165,7 +177,7 @@ def validate(instance: Any, prefix: str = '') -> None:
   Raises:
     UsageError: If a value is out of range; says what is allowed.
   """
-  for field in dataclasses.fields(instance):
+  for field in documented_fields(instance):
     value = getattr(instance, field.name)
     metadata, flag = field.metadata, f'--{prefix}{field.name}'
     choices = metadata.get('choices')

@@ -1,7 +1,6 @@
 """FedCon: what sections 3.2 and 7 (I11) of its specification say of it."""
 
 import functools
-import types
 
 import numpy as np
 import pytest
@@ -12,20 +11,15 @@ import tiny_task
 from tff_fssl import hparams as hparams_lib
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedcon
-from tff_fssl.algorithms import fedcon_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import two_views
-from tff_fssl.models import adapter
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import compute
 from tff_fssl.rounds import deployment
 from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 
-_HPARAMS = fedcon_hparams.FedConHparams
 _ROUND = round_hparams.RoundHparams()
 _model = tiny_rounds.model
 
@@ -40,8 +34,8 @@ def _build(own=(), **settings):
   return tiny_rounds.build('fedcon', own=own, **settings)
 
 
-def _clock(round_num, step=0):
-  return algorithm_lib.Clock(
+def _time(round_num, step):
+  return base.StepTime(
     tf.constant(round_num), tf.constant(step), tf.constant(10)
   )
 
@@ -76,8 +70,8 @@ class TestI11:
     ],
   )
   def test_decay(self, round_num, step, tau):
-    share = float(fedcon.server_share(_clock(round_num, step), 0.9996))
-    half = float(fedcon.server_share(_clock(round_num, step), 0.9998))
+    share = float(fedcon.server_share(_time(round_num, step), 0.9996))
+    half = float(fedcon.server_share(_time(round_num, step), 0.9998))
     assert half == pytest.approx(share / 2, abs=1e-9)
     assert 1 - share == pytest.approx(tau, abs=1e-6)
 
@@ -89,194 +83,27 @@ class TestI11:
     assert float(losses.feature_deviation(normal)) == pytest.approx(1, abs=0.02)
 
 
-def _network(seed):
-  return adapter.Network(
-    functools.partial(tiny_task.model_fn, 'none'), seed=seed
-  )
-
-
-def _projector(local, hidden_size=8):
-  model_fn = two_views.build_projector(hidden_size)
-  return adapter.Network(functools.partial(model_fn, local), seed=7)
-
-
-def _batch(name, round_num=50):
-  x, y = tiny_task.examples(8, 3)
-  images = tf.cast(x, tf.float32) / 255.0
-  views = {'first': images, 'second': tf.reverse(images, [1]) ** 2}
-  weights = tf.constant([1.0] * 7 + [0.0])  # A filler.
-  part = algorithm_lib.Part(views, tf.constant(y), weights)
-  return algorithm_lib.Batch(
-    {name: part}, {}, _clock(round_num), tf.constant([0, 0])
-  )
-
-
-def _check_gradients(variables, gradients, loss_fn):
-  """Central differences of the largest entry in each variable."""
-  for variable, gradient in zip(variables, gradients, strict=True):
-    value, step = variable.numpy(), 2e-3
-    index = np.unravel_index(np.argmax(np.abs(gradient)), value.shape)
-    sides = []
-    for sign in (1.0, -1.0):
-      moved = value.copy()
-      moved[index] += sign * step
-      variable.assign(moved)
-      sides.append(loss_fn())
-    variable.assign(value)
-    difference = (sides[0] - sides[1]) / (2 * step)
-    assert gradient.numpy()[index] == pytest.approx(difference, abs=2e-3)
-
-
-def test_the_projector_normalizes_with_pytorchs_epsilon():
-  """A hidden unit of 0.01 and -0.01: variance 1e-4, 0.01 / sqrt(1.1e-4)."""
-  local = types.SimpleNamespace(feature_size=1)
-  projector = two_views.build_projector(1)(local)
-  one, zero = np.ones([1, 1]), np.zeros([1])
-  projector.get_layer('hidden').set_weights([one, zero])
-  projector.get_layer('prediction').set_weights([one, zero])
-  output = projector(np.float32([[0.01], [-0.01]]), training=True)
-  np.testing.assert_allclose(output, [[0.953463], [0.0]], atol=1e-6)
-
-
-class TestClientStep:
-  def _step(self):
-    local, target = _network(1), _network(2)
-    networks = algorithm_lib.Networks(
-      local, {'target': target, 'projector': _projector(local)}
-    )
-    algorithm = fedcon.build_local_algorithm(_HPARAMS(), _ROUND)
-    batch = _batch(objective.UNLABELED)
-    return algorithm, networks, batch, algorithm.steps[0](networks, batch)
-
-  def test_gradients(self):
-    _, networks, batch, result = self._step()
-    local, target = networks.local, networks.peers['target']
-    projector = networks.peers['projector']
-    views = batch.parts[objective.UNLABELED].views
-    targets = {k: target.features(v, training=True) for k, v in views.items()}
-
-    def mlp(features):
-      """The projector, written out; its batch norm sees the filler, too."""
-      w1, b1, gamma, beta, w2, b2 = (
-        np.float64(v.numpy()) for v in projector.trainable_variables
-      )
-      hidden = features @ w1 + b1
-      hidden = (hidden - hidden.mean(0)) / np.sqrt(hidden.var(0) + 1e-5)
-      return np.maximum(hidden * gamma + beta, 0.0) @ w2 + b2
-
-    def loss():
-      total = 0.0
-      for own, other in (('first', 'second'), ('second', 'first')):
-        features = local.features(views[own], training=True).numpy()
-        p, t = mlp(np.float64(features)), targets[other].numpy()
-        norms = np.linalg.norm(p, axis=-1) * np.linalg.norm(t, axis=-1)
-        total -= 0.5 * np.mean((np.sum(p * t, -1) / norms)[:7])
-      return total
-
-    value, count = result.ratios['loss_similarity']
-    assert count == 7
-    assert float(value) / 7 == pytest.approx(loss(), abs=1e-5)
-    _check_gradients(local.trainable_variables, result.gradients, loss)
-    _check_gradients(
-      projector.trainable_variables, result.of_peers['projector'], loss
-    )
-
-  def test_what_is_alive_and_what_is_frozen(self):
-    _, networks, _, result = self._step()
-    local = networks.local
-    assert local.head == (1, 2)
-    for i, gradient in enumerate(result.gradients):
-      assert np.any(gradient.numpy()) == (i not in local.head)
-    # A bias before batch norm has none.
-    alive = [np.abs(g).max() > 1e-5 for g in result.of_peers['projector']]
-    assert alive == [True, False, True, True, True, True]
-    assert set(result.of_peers) == {'projector'}
-
-  @pytest.mark.parametrize('decay', [0.9, 1.0])
-  def test_the_target_follows_after_each_batch(self, decay):
-    algorithm = fedcon.build_local_algorithm(
-      _HPARAMS(target_decay=decay), _ROUND
-    )
-    assert (algorithm.after_step is None) == (decay == 1.0)
-    local, target = _network(1), _network(2)
-    before = [v.numpy() for v in target.trainable_variables]
-    if algorithm.after_step is not None:
-      networks = algorithm_lib.Networks(local, {'target': target})
-      algorithm.after_step(networks, None)
-    for new, old, own in zip(
-      target.trainable_variables, before, local.trainable_variables
-    ):
-      np.testing.assert_allclose(
-        new, decay * old + (1 - decay) * own, atol=1e-6
-      )
-
-
-class TestServerStep:
-  def _step(self, **own):
-    networks = algorithm_lib.Networks(_network(1), {'target': _network(2)})
-    algorithm = fedcon.build_server_training(_HPARAMS(**own), _ROUND)
-    batch = _batch(objective.LABELED)
-    return networks, batch, algorithm.steps[0](networks, batch), algorithm
-
-  @pytest.mark.parametrize('target', ['ema', 'online'])
-  def test_gradients(self, target):
-    networks, batch, result, _ = self._step(server_target=target)
-    local, part = networks.local, batch.parts[objective.LABELED]
-    labeler = networks.peers['target'] if target == 'ema' else local
-    log_softmax = lambda z: np.float64(tf.nn.log_softmax(z).numpy())
-    targets = {
-      k: log_softmax(labeler.logits(v, training=True))
-      for k, v in part.views.items()
-    }
-
-    def loss():
-      total = 0.0
-      for own, other in (('first', 'second'), ('second', 'first')):
-        log_probs = log_softmax(local.logits(part.views[own], training=True))
-        entropy = -log_probs[np.arange(8), part.labels.numpy()]
-        p = targets[other]
-        kl = np.sum(np.exp(p) * (p - log_probs), -1)
-        total += 0.5 * np.mean(entropy[:7]) + 0.286505 * 0.5 * np.mean(kl[:7])
-      return total
-
-    labeled = result.ratios['loss_labeled'][0] / 7
-    consistency = result.ratios['loss_consistency'][0] / 7
-    value = float(labeled + 0.286505 * consistency)
-    assert value == pytest.approx(loss(), abs=1e-5)
-    assert consistency > 1e-6
-    _check_gradients(local.trainable_variables, result.gradients, loss)
-
-  def test_hyper_parameters_are_alive(self):
-    first = self._step()[2].gradients
-    for own in (
-      {'server_consistency_weight': 0.0},
-      {'ramp_rounds': 60},
-      {'server_target': 'online'},
-    ):
-      other = self._step(**own)[2].gradients
-      assert any(np.any(a.numpy() != b.numpy()) for a, b in zip(first, other))
-
-  def test_the_moving_average_is_used_and_kept(self):
-    """In the authors' code it is neither: the first round's one batch."""
-    process = _build()
-    start = process.initialize().global_model_weights
-    tiny_rounds.assert_same(start.trainable, start.sets['target'].trainable)
-    output = process.next(process.initialize(), [])
-    model = _model(output)
-    for old, new, target in zip(
-      start.trainable, model.trainable, model.sets['target'].trainable
-    ):
-      assert np.any(old != new)
-      np.testing.assert_allclose(target, old + 4e-4 * (new - old), atol=1e-7)
-    # It goes on from what it was, not from the new model.
-    after = _model(process.next(output.state, []))
-    share = 4e-4 * (np.cos(np.pi * 1000 / 20000) + 1) / 2
-    for old, new, target in zip(
-      model.sets['target'].trainable,
-      after.trainable,
-      after.sets['target'].trainable,
-    ):
-      np.testing.assert_allclose(target, old + share * (new - old), atol=1e-7)
+def test_the_moving_average_is_used_and_kept():
+  """In the authors' code it is neither: the first round's one batch."""
+  process = _build()
+  start = process.initialize().global_model_weights
+  tiny_rounds.assert_same(start.trainable, start.sets['target'].trainable)
+  output = process.next(process.initialize(), [])
+  model = _model(output)
+  for old, new, target in zip(
+    start.trainable, model.trainable, model.sets['target'].trainable
+  ):
+    assert np.any(old != new)
+    np.testing.assert_allclose(target, old + 4e-4 * (new - old), atol=1e-7)
+  # It goes on from what it was, not from the new model.
+  after = _model(process.next(output.state, []))
+  share = 4e-4 * (np.cos(np.pi * 1000 / 20000) + 1) / 2
+  for old, new, target in zip(
+    model.sets['target'].trainable,
+    after.trainable,
+    after.sets['target'].trainable,
+  ):
+    np.testing.assert_allclose(target, old + share * (new - old), atol=1e-7)
 
 
 class TestRounds:
@@ -350,7 +177,7 @@ class TestRounds:
     cost = compute.measure(
       functools.partial(tiny_task.model_fn, 'none'),
       registry.REGISTRY['fedcon'].build_parts(
-        _HPARAMS(hidden_size=8, client_state=state), _ROUND
+        fedcon.FedCon(hidden_size=8, client_state=state), _ROUND
       ),
       views=tiny_task.VIEWS,
       stored=tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8),

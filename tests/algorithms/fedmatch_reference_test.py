@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import adapter as adapter_lib
 from tff_fssl.algorithms import fedmatch
-from tff_fssl.algorithms import fedmatch_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import optimizer
@@ -29,7 +29,7 @@ _SIGMA, _PSI = np.array([0.8, -0.3]), np.array([0.3, 0.1])
 _HELPERS = np.array([[-0.9, 0.8], [0.4, -0.9]])
 _STEPS, _RATE = 3, 0.02
 # Large enough to be seen beside the penalties.
-_HPARAMS = fedmatch_hparams.FedMatchHparams(
+_HPARAMS = fedmatch.FedMatch(
   confidence_threshold=0.6,
   labeled_loss_weight=3.0,
   pseudo_label_weight=0.9,
@@ -129,9 +129,11 @@ def _received(hparams, num_helpers, rate=1.0, own=None, **changed):
 
 def _client(hparams, scenario, received, labels=_LABELS, x=_X):
   """(sigma, psi or (), result) of a client's round."""
-  algorithm = fedmatch.build_local_algorithm(
-    hparams, round_hparams.RoundHparams(scenario=scenario)
-  )
+  algorithm = adapter_lib.to_parts(
+    dataclasses.replace(
+      hparams, round=round_hparams.RoundHparams(scenario=scenario)
+    )
+  ).local
   local = training.LocalTraining(
     adapter.Network(_model, trace=False),
     algorithm,

@@ -6,7 +6,7 @@ import tensorflow as tf
 import tiny_rounds
 import tiny_task
 
-from tff_fssl.algorithms import fedmatch_hparams
+from tff_fssl.algorithms import fedmatch
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
@@ -17,7 +17,6 @@ from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import deployment
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
-_HPARAMS = fedmatch_hparams.FedMatchHparams
 _DELTA, _ZERO = np.float32(2e-3), np.float32(1e-2)
 # Thresholds that some changes reach.
 _OWN = {'delta_threshold': float(_DELTA), 'psi_threshold': float(_ZERO)}
@@ -515,7 +514,7 @@ def test_uploads_in_files_change_nothing(at_server, tmp_path):
     'fedmatch',
     _SERVER,
     norm='none',
-    hparams=(*_OWN.items(), ('uploads', 'files')),
+    hparams=(*_OWN.items(), ('uploads_in', 'files')),
     average_decay=0.5,
     server_epochs=3,
     **_PLAIN_SGD,
@@ -554,8 +553,8 @@ def test_large_uploads_are_in_files_unless_they_shall_not_be():
   large = _population(6_568_640, 100)
   assert build().exchange(large).outside is not None
   assert build().exchange(_population(1000, 100)).outside is None
-  with pytest.raises(UsageError, match='give --fedmatch.uploads=files, or'):
-    build('--fedmatch.uploads=state').exchange(large)
+  with pytest.raises(UsageError, match='give --fedmatch.uploads_in=files, or'):
+    build('--fedmatch.uploads_in=state').exchange(large)
 
 
 def _population(size, num_clients):
@@ -579,12 +578,12 @@ def _population(size, num_clients):
     ('decomposition=false', 'l1_weight=0.1'),
     ('decomposition=false', 'psi_factor=0.5'),
     ('remembered_clients=0', 'deltas=counted'),
-    ('remembered_clients=0', 'uploads=files'),
-    ('deltas=none', 'num_helpers=0', 'uploads=files'),
+    ('remembered_clients=0', 'uploads_in=files'),
+    ('deltas=none', 'num_helpers=0', 'uploads_in=files'),
     ('remembered_clients=0', 'patience=3'),
     ('remembered_clients=0', 'helper_cache=interval'),
     ('num_helpers=0', 'helpers=past'),
-    ('helpers=past', 'deltas=none', 'uploads=files'),
+    ('helpers=past', 'deltas=none', 'uploads_in=files'),
   ],
 )
 def test_flags_without_effect_are_refused(given):
@@ -609,7 +608,7 @@ def test_flags_without_effect_are_refused(given):
 )
 def test_values_out_of_range_are_refused(flag, message):
   name, value = flag.split('=')
-  kind = type(getattr(_HPARAMS(), name))
+  kind = type(getattr(fedmatch.FedMatch(), name))
   with pytest.raises(UsageError, match=message) as refused:
-    _HPARAMS(**{name: kind(value)})
+    fedmatch.FedMatch(**{name: kind(value)})
   assert str(refused.value).startswith('--fedmatch.')

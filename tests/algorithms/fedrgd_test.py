@@ -15,12 +15,9 @@ from tff_fssl import runtime
 from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedrgd
-from tff_fssl.algorithms import fedrgd_hparams
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import terms
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
@@ -29,13 +26,12 @@ from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen as screen_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
-_HPARAMS = fedrgd_hparams.FedRgdHparams
 _model = tiny_rounds.model
 
 
 def _networks():
-  return algorithm_lib.Networks(
-    adapter.Network(functools.partial(tiny_task.model_fn, 'none'), seed=1)
+  return base.Networks(
+    adapter.Network(functools.partial(tiny_task.model_fn, 'none'), seed=1), {}
   )
 
 
@@ -44,9 +40,13 @@ def _batch():
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
   views = {'weak': images, 'strong': 1.0 - images}
-  part = algorithm_lib.Part(views, tf.constant(y), tf.ones([8]))
-  return algorithm_lib.Batch(
-    {objective.UNLABELED: part}, {}, None, tf.constant([0, 0])
+  examples = base.BatchExamples(views, tf.constant(y), tf.ones([8]))
+  return base.Batch({base.UNLABELED: examples}, {}, None, tf.constant([0, 0]))
+
+
+def _make(scenario=_SERVER, **own):
+  return fedrgd.FedRgd(
+    **own, round=round_hparams.RoundHparams(scenario=scenario)
   )
 
 
@@ -187,38 +187,44 @@ class TestReductions:
     tiny_rounds.assert_same(start.trainable, model.trainable, atol=1e-6)
 
 
-def _update(scenario, hparams, groups, by_group, copies=None):
+class _Server(base.Server):
+  """A server whose copies end at given numbers."""
+
+  def __init__(self, copies):
+    self.round_num = tf.constant(1)
+    self._copies = copies
+
+  def apply(self, weights, update):
+    return weights._replace(trainable=(weights.trainable[0] - update[0],))
+
+  def train(self, weights, copy=0):
+    trained = tf.constant(self._copies[copy], tf.float32)
+    return weights._replace(trainable=(trained,))
+
+
+def _update(algorithm, groups, by_group, copies=None):
   """`update` of scalars: (theta, groups' models) after a round."""
-  round_settings = round_hparams.RoundHparams(scenario=scenario)
-  server = fedrgd.build_server(hparams, round_settings)
   theta = np.float32(np.mean(groups))
-  model = server.start(Weights((tf.constant(theta),), (), tf.constant(1.0)))
-  if hparams.keeps_groups:
-    model = model.with_sets(groups=(tf.constant(groups, tf.float32),))
-  tools = server_algorithm.ServerTools(
-    lambda weights, update: weights._replace(
-      trainable=(weights.trainable[0] - update[0],)
-    ),
-    lambda weights, i=0: weights._replace(
-      trainable=(tf.constant(copies[i], tf.float32),)
-    ),
-    tf.constant(1),
+  state = algorithm.initial_state(
+    Weights((tf.constant(theta),), (), tf.constant(1.0))
   )
+  if algorithm.keeps_groups:
+    state = state.remember(groups=(tf.constant(groups, tf.float32),))
   update, sizes, starts = by_group
-  aggregated = server_algorithm.Aggregated(
+  aggregate = base.Aggregate(
     (),
     {},
     {},
     tf.constant(0.0),
-    server_algorithm.ByGroup(
+    lambda: server_algorithm.ByGroup(
       (tf.constant(update, tf.float32),),
       tf.constant(sizes, tf.float32),
       tf.constant(starts, tf.float32),
     ),
   )
-  after = server.update(model, aggregated, tools)
-  kept = after.sets['groups'][0].numpy() if hparams.keeps_groups else None
-  return float(after.trainable[0]), kept
+  after = algorithm.update(state, aggregate, _Server(copies))
+  kept = after.memory.groups[0].numpy() if after.memory else None
+  return float(after.weights.trainable[0]), kept
 
 
 class TestServer:
@@ -228,7 +234,7 @@ class TestServer:
     """theta_g = (copy_g + sum of its clients) / (1 + |g|)."""
     # Group 0 at 1, three clients end at 2, 3, 4; group 1 at 3, two at 5, 7.
     by_group = ([1 - 3, 3 - 6], [3, 2], [[1, 0], [0, 1]])
-    theta, groups = _update(_SERVER, _HPARAMS(), [1, 3], by_group, [10, 20])
+    theta, groups = _update(_make(), [1, 3], by_group, [10, 20])
     expected = [(10 + 2 + 3 + 4) / 4, (20 + 5 + 7) / 3]
     np.testing.assert_allclose(groups, expected, rtol=1e-6)
     assert theta == pytest.approx(np.mean(expected), abs=1e-5)
@@ -236,25 +242,25 @@ class TestServer:
   def test_labels_at_the_clients(self):
     """The first client of each group started from theta = 2."""
     by_group = ([0.5, -1], [4, 2], [[0.75, 0, 0.25], [0, 0.5, 0.5]])
-    theta, groups = _update(_CLIENTS, _HPARAMS(), [1, 3], by_group)
+    theta, groups = _update(_make(_CLIENTS), [1, 3], by_group)
     expected = [0.75 * 1 + 0.25 * 2 - 0.5, 0.5 * 3 + 0.5 * 2 + 1]
     np.testing.assert_allclose(groups, expected, rtol=1e-6)
     assert theta == pytest.approx(np.mean(expected), abs=1e-6)
 
   def test_a_group_without_clients(self):
     by_group = ([0.0, -1.0], [0, 2], [[0, 0], [0, 1]])
-    _, groups = _update(_SERVER, _HPARAMS(), [1, 3], by_group, [10, 20])
+    _, groups = _update(_make(), [1, 3], by_group, [10, 20])
     np.testing.assert_allclose(groups, [10, (20 + 8) / 3], rtol=1e-6)
     by_group = ([0.0, -1.0], [0, 2], [[0, 0, 0], [0, 1, 0]])
-    theta, groups = _update(_CLIENTS, _HPARAMS(), [1, 3], by_group)
+    theta, groups = _update(_make(_CLIENTS), [1, 3], by_group)
     np.testing.assert_allclose(groups, [1, 4], rtol=1e-6)
     assert theta == pytest.approx(2.5)
 
   def test_two_level_mean(self):
     """One model of the server's counts in each group."""
-    hparams = _HPARAMS(mode='two_level_mean')
+    algorithm = _make(mode='two_level_mean')
     by_group = ([1.0, -2.0], [3, 2], [[1], [1]])
-    theta, kept = _update(_SERVER, hparams, [4, 4], by_group, [10])
+    theta, kept = _update(algorithm, [4, 4], by_group, [10])
     assert kept is None
     assert theta == pytest.approx(((10 + 3 * 3) / 4 + (10 + 2 * 6) / 3) / 2)
 
@@ -296,9 +302,7 @@ class TestClients:
 
   @pytest.mark.parametrize('num_groups', [2, 3])
   def test_groups_by_position_differ_by_one_at_most(self, num_groups):
-    groups = fedrgd.build_groups(
-      _HPARAMS(num_groups=num_groups), round_hparams.RoundHparams()
-    )
+    groups = _make(num_groups=num_groups).groups()
     assert groups.needs_slots
     of_slots = [
       int(groups.place(tf.constant(s), None).group) for s in range(11)
@@ -307,10 +311,7 @@ class TestClients:
     assert len(sizes) == num_groups and sizes.max() - sizes.min() == 1
 
   def test_random_groups_are_drawn_by_the_client(self):
-    groups = fedrgd.build_groups(
-      _HPARAMS(grouping='random', num_groups=3),
-      round_hparams.RoundHparams(scenario=_CLIENTS),
-    )
+    groups = _make(_CLIENTS, grouping='random', num_groups=3).groups()
     assert not groups.needs_slots and groups.num_starts == 4
     places = [
       groups.place(tf.constant(0), tf.constant([i, 1])) for i in range(600)
@@ -332,21 +333,26 @@ class TestClients:
 
   def test_each_view_is_the_loss_of_the_code(self):
     """The mean over 2 B views, each with its own pseudo-label."""
-    network, batch = _networks().local, _batch()
-    views = batch.parts[objective.UNLABELED].views
-    term = terms.self_training(confidence_threshold=0.36, loss_weight=0.7)
-    with tf.GradientTape() as tape:
-      loss, ratios = term.loss(network, batch)
-    gradients = network.gradients(tape, loss)
+    networks, batch = _networks(), _batch()
+    algorithm = _make(
+      confidence_threshold=0.36,
+      unlabeled_loss_weight=0.7,
+      pseudo_labels='each_view',
+    )
+    loss, metrics = algorithm.unlabeled_loss(networks, batch)
+    gradients = algorithm.step(networks, batch).gradients
     logits = np.concatenate(
-      [network.logits(v, training=True) for v in views.values()]
+      [
+        networks.model.logits(v, training=True)
+        for v in batch.unlabeled.views.values()
+      ]
     )
     log_probs = logits - np.log(np.exp(logits).sum(-1, keepdims=True))
     kept = np.exp(log_probs.max(-1)) >= 0.36
     assert 0 < kept.sum() < 16
     expected = 0.7 * np.mean(np.where(kept, -log_probs.max(-1), 0.0))
     assert float(loss) == pytest.approx(expected, abs=1e-6)
-    assert float(ratios['loss_pseudo_label'][1]) == kept.sum() / 2
+    assert float(metrics['loss_pseudo_label'].count) == kept.sum() / 2
     assert any(np.any(g.numpy()) for g in gradients)
 
 
@@ -411,9 +417,7 @@ def screen():
       ),
     )
   )
-  groups = fedrgd.build_groups(
-    _HPARAMS(), round_hparams.RoundHparams(scenario=_CLIENTS)
-  )
+  groups = _make(_CLIENTS).groups()
   bounds = screen_lib.Bounds(guarded.AllowedWeights(1.0), 100.0, groups=groups)
   return screen_lib.build_screen(types[0], types[1], bounds)
 
@@ -501,11 +505,8 @@ def test_it_compiles_to_map_reduce_form():
 )
 def test_the_loss_follows_its_hyper_parameters(own):
   def gradients(**own):
-    local = fedrgd.build_local_algorithm(
-      _HPARAMS(**{'confidence_threshold': 0.34, **own}),
-      round_hparams.RoundHparams(),
-    )
-    return [g.numpy() for g in local.steps[0](_networks(), _batch()).gradients]
+    algorithm = _make(**{'confidence_threshold': 0.34, **own})
+    return [g.numpy() for g in algorithm.step(_networks(), _batch()).gradients]
 
   for first, second in zip(gradients(), gradients(**own), strict=True):
     assert np.any(first != 0.0) and np.any(first != second)

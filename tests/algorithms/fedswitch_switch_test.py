@@ -11,18 +11,15 @@ import tensorflow as tf
 import tiny_rounds
 import tiny_task
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedswitch
-from tff_fssl.algorithms import fedswitch_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import training
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import round_hparams
 
 _SERVER = tiny_rounds.SERVER
-_HPARAMS = fedswitch_hparams.FedSwitchHparams
 _LOG_3 = math.log(3)
 
 
@@ -33,41 +30,54 @@ def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
     'student_divergence': share * of_student,
     'is_measured': share,
   }
-  return server_algorithm.Aggregated(
+  return base.Aggregate(
     (tf.zeros([2]),),
     {},
     {name: tf.constant(value) for name, value in signals.items()},
     tf.constant(num_reports),
+    None,
   )
+
+
+class _IdleServer(base.Server):
+  """A server without labels, to which updates change nothing."""
+
+  def __init__(self, round_num):
+    self.round_num = tf.constant(round_num)
+
+  def apply(self, weights, update):
+    return weights
+
+  def train(self, weights, copy=0):
+    return weights
 
 
 class _Switch:
   """The server's part of FedSwitch, round after round, without clients."""
 
   def __init__(self, **hparams):
-    self._server = fedswitch.build_server(
-      _HPARAMS(**hparams), round_hparams.RoundHparams()
-    )
+    self._algorithm = fedswitch.FedSwitch(**hparams)
     weights = Weights((tf.zeros([2]),), (), tf.constant(1.0))
-    self.model = self._server.start(weights)
+    self._state = self._algorithm.initial_state(weights)
     self.round_num = 1
+
+  @property
+  def memory(self):
+    return self._state.memory
 
   def labels(self, of_teacher, of_student, **more):
     """Who labels after a round with these divergences: 'T' or 'S'."""
-    tools = server_algorithm.ServerTools(
-      lambda weights, update: weights,
-      lambda weights: weights,
-      tf.constant(self.round_num),
-    )
-    self.model = self._server.update(
-      self.model, _aggregated(of_teacher, of_student, **more), tools
+    self._state = self._algorithm.update(
+      self._state,
+      _aggregated(of_teacher, of_student, **more),
+      _IdleServer(self.round_num),
     )
     self.round_num += 1
-    return 'T' if self.model.control['by_teacher'] == 1.0 else 'S'
+    return 'T' if self.memory.by_teacher == 1.0 else 'S'
 
   def sends(self):
     """Whether the teacher is sent next."""
-    return bool(self._server.sends(self.model)['teacher'])
+    return bool(self._algorithm.broadcasts(self._state)['teacher'].when)
 
 
 class TestSwitch:
@@ -92,9 +102,10 @@ class TestSwitch:
 
   def test_c7_the_first_round_is_the_teachers_and_nothing_is_measured(self):
     switch = _Switch()
-    assert switch.model.control['by_teacher'] == 1.0
+    assert switch.memory.by_teacher == 1.0
     assert switch.sends()
-    assert np.all(np.isnan(list(switch.model.sets['divergences'].values())))
+    assert np.isnan(switch.memory.student_divergence)
+    assert np.isnan(switch.memory.teacher_divergence)
     assert not _Switch(labeler='student').sends()
 
   def test_i3_trace_with_hold(self):
@@ -102,7 +113,7 @@ class TestSwitch:
     switch = _Switch(prior_divergence=0.6)
     rounds = [(0.30, 0.45), (0.0, 0.50), (0.0, 0.95), (0.70, 0.80)]
     assert [switch.labels(*pair) for pair in rounds[:2]] == ['S', 'S']
-    held = switch.model.sets['divergences']['teacher_divergence']
+    held = switch.memory.teacher_divergence
     assert float(held) == pytest.approx(0.30)
     assert not switch.sends()
     assert switch.labels(*rounds[2]) == 'T' and switch.sends()
@@ -141,25 +152,22 @@ class TestSwitch:
     """Theirs would be zeros in the mean."""
     switch = _Switch(prior_divergence=0.6)
     assert switch.labels(0.9, 0.5, share=0.5) == 'S'
-    last = switch.model.sets['divergences']
-    assert float(last['teacher_divergence']) == pytest.approx(0.9)
-    assert float(last['student_divergence']) == pytest.approx(0.5)
+    last = switch.memory
+    assert float(last.teacher_divergence) == pytest.approx(0.9)
+    assert float(last.student_divergence) == pytest.approx(0.5)
 
   def test_i2_clients_count_equally_whatever_their_number_of_batches(self):
-    finish = fedswitch.build_local_algorithm(
-      _HPARAMS(), round_hparams.RoundHparams()
-    ).finish
-    constant = lambda *pair: tuple(map(tf.constant, pair))
+    constant = lambda *pair: base.Mean(*map(tf.constant, pair))
     of_clients = [
-      finish(
-        None,
-        None,
+      fedswitch.FedSwitch()
+      .finish(
         None,
         {
           'student_divergence': constant(total, count),
           'teacher_divergence': constant(0.0, 0.0),
         },
-      ).signals
+      )
+      .uploads
       for total, count in ((0.2 + 0.4 + 0.6, 3.0), (1.0, 1.0), (0.0, 0.0))
     ]
     sent = [float(s['student_divergence']) for s in of_clients]
@@ -309,9 +317,9 @@ def test_flags_without_effect_are_refused(given):
 )
 def test_values_out_of_range_are_refused(flag, message):
   name, value = flag.split('=')
-  kind = type(getattr(_HPARAMS(), name))
+  kind = type(getattr(fedswitch.FedSwitch(), name))
   with pytest.raises(UsageError, match=message) as refused:
-    _HPARAMS(**{name: kind(value)})
+    fedswitch.FedSwitch(**{name: kind(value)})
   assert str(refused.value).startswith('--fedswitch.')
 
 

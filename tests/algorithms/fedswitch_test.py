@@ -11,14 +11,10 @@ import tensorflow as tf
 import tiny_rounds
 import tiny_task
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedswitch
-from tff_fssl.algorithms import fedswitch_hparams
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import teaching
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
-from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import statistics_phase
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
@@ -26,7 +22,7 @@ _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 _BOTH = pytest.mark.parametrize(
   'scenario, norm', [(_SERVER, 'bn'), (_CLIENTS, 'none')]
 )
-_HPARAMS = fedswitch_hparams.FedSwitchHparams
+_HPARAMS = fedswitch.FedSwitch
 
 
 class TestReductions:
@@ -123,18 +119,16 @@ class TestTeacher:
   @pytest.mark.parametrize('decay', [0.0, 0.9, 1.0])
   def test_i4_it_follows_at_clients(self, decay):
     """After each batch: T <- a' T + (1 - a') S; statistics stay its own."""
-    networks = algorithm_lib.Networks(
+    networks = base.Networks(
       adapter.Network(tiny_task.model_fn, seed=1),
       {'teacher': adapter.Network(tiny_task.model_fn, seed=2)},
     )
-    student, teacher = networks.local, networks.peers['teacher']
+    student, teacher = networks.model, networks['teacher']
     teacher.non_trainable_variables[0].assign(tf.fill([4], 7.0))
     before = [v.numpy() for v in teacher.trainable_variables]
-    follow = teaching.follow(decay)
-    assert (follow is None) == (decay == 1.0)
+    algorithm = _HPARAMS(local_ema_decay=decay)
     for _ in range(5):
-      if follow is not None:
-        follow(networks, None)
+      algorithm.after_step(networks, None)
     # I4: five updates move it by 1 - a^5 of the way.
     for t, s, old in zip(
       teacher.trainable_variables, student.trainable_variables, before
@@ -147,10 +141,10 @@ class TestTeacher:
     make = functools.partial(
       adapter.Network, tiny_task.model_fn, track_moving_averages=True
     )
-    networks = algorithm_lib.Networks(make(seed=1), {'teacher': make(seed=2)})
-    teacher = networks.peers['teacher']
+    networks = base.Networks(make(seed=1), {'teacher': make(seed=2)})
+    teacher = networks['teacher']
     teacher.non_trainable_variables[0].assign(tf.fill([4], 2.0))
-    teaching.follow(0.75)(networks, None)
+    _HPARAMS(local_ema_decay=0.75).after_step(networks, None)
     np.testing.assert_allclose(teacher.non_trainable_variables[0], 1.5)
 
   def test_clients_do_not_change_what_the_server_keeps(self):
@@ -200,17 +194,17 @@ class TestTeacher:
     network = adapter.Network(tiny_task.model_fn, seed=1)
     peers = {'teacher': adapter.Network(tiny_task.model_fn, seed=1)}
     images = tf.random.stateless_uniform([5, *tiny_task.IMAGE_SHAPE], [1, 2])
-    part = algorithm_lib.Part({'weak': images}, tf.zeros([5]), tf.ones([5]))
+    examples = base.BatchExamples({'weak': images}, tf.zeros([5]), tf.ones([5]))
 
     def probs(count):
-      batch = algorithm_lib.Batch(
-        {objective.UNLABELED: part},
-        {'teacher_statistics': tf.constant(count)},
+      batch = base.Batch(
+        {base.UNLABELED: examples},
+        {'statistics_count': tf.constant(count)},
         None,
         None,
       )
-      networks = algorithm_lib.Networks(network, peers)
-      return teaching.teacher_probs(networks, batch).numpy()
+      networks = base.Networks(network, peers)
+      return _HPARAMS()._teacher_probs(networks, batch).numpy()
 
     of_batch = tf.nn.softmax(network.logits(images, training=True))
     np.testing.assert_allclose(probs(0.0), of_batch, atol=1e-6)
@@ -389,44 +383,40 @@ def _student_first():
 
 def test_the_gradient_is_that_of_the_loss_on_given_labels():
   """Section 2.6: none flows through labels, masks, divergences or teacher."""
-  algorithm = fedswitch.build_local_algorithm(
-    _HPARAMS(confidence_threshold=0.34, unlabeled_loss_weight=0.7),
-    round_hparams.RoundHparams(),
-  )
+  algorithm = _HPARAMS(confidence_threshold=0.34, unlabeled_loss_weight=0.7)
   model_fn = functools.partial(tiny_task.model_fn, 'none')
-  networks = algorithm_lib.Networks(
+  networks = base.Networks(
     adapter.Network(model_fn, seed=1),
     {'teacher': adapter.Network(model_fn, seed=2)},
   )
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
-  part = algorithm_lib.Part(
+  examples = base.BatchExamples(
     {'weak': images, 'strong': images + 0.1}, tf.constant(y), tf.ones([8])
   )
   for by_teacher in (0.0, 1.0):
     constants = {
       'by_teacher': by_teacher,
       'teacher_sent': by_teacher,
-      'teacher_statistics': 1.0,
+      'statistics_count': 1.0,
     }
-    batch = algorithm_lib.Batch(
-      {objective.UNLABELED: part},
+    batch = base.Batch(
+      {base.UNLABELED: examples},
       {name: tf.constant(value) for name, value in constants.items()},
       None,
       tf.constant([0, 0]),
     )
-    step = algorithm.steps[0]
-    result = tf.function(lambda b=batch: step(networks, b))()
-    labeler = networks.peers['teacher'] if by_teacher else networks.local
+    result = tf.function(lambda b=batch: algorithm.step(networks, b))()
+    labeler = networks['teacher'] if by_teacher else networks.model
     probs = tf.nn.softmax(labeler.logits(images, training=True)).numpy()
     mask = probs.max(-1) >= 0.34
     assert 0 < mask.sum()
-    local = networks.local
+    local = networks.model
     losses = lambda: tf.nn.sparse_softmax_cross_entropy_with_logits(
       probs.argmax(-1), local.logits(images + 0.1, training=True)
     )
     expected = 0.7 * np.sum(mask * losses()) / 8
-    total, count = result.ratios['loss_pseudo_label']
+    total, count = result.metrics['loss_pseudo_label']
     assert 0.7 * float(total) / 8 == pytest.approx(float(expected), abs=1e-6)
     assert count == mask.sum()
     # Central differences of one weight in each variable.

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
-from tff_fssl.algorithms import fl2_hparams
 from tff_fssl.data import augment
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
@@ -96,7 +96,7 @@ def _reference(hparams, norm_bound, momentum, nesterov, decay):
   ids=lambda c: '-'.join(c) or 'default',
 )
 def test_local_training(change, momentum, nesterov, norm_bound):
-  hparams = fl2_hparams.Fl2Hparams(**change)
+  hparams = fl2.Fl2(**change)
   network = adapter.Network(_model)
   views = augment.Views(*3 * [lambda x, seed=None: x])
   decay = 0.01
@@ -113,10 +113,9 @@ def test_local_training(change, momentum, nesterov, norm_bound):
   local = training.LocalTraining(
     network,
     algorithm_lib.LocalAlgorithm(
-      steps=(fl2.build_step(hparams),),
-      step_ratios=fl2.step_ratios(hparams),
+      steps=adapter_lib.to_parts(hparams).local.steps,
       prepare=prepare,
-      streams={objective.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
+      streams={base.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
     ),
     views,
     training.LoopConfig(
@@ -146,12 +145,12 @@ def test_local_training(change, momentum, nesterov, norm_bound):
 
 def test_the_reference_tells_its_terms_apart():
   """The reference is not blind: its terms matter at these numbers."""
-  base = _reference(fl2_hparams.Fl2Hparams(rho=0.5), 0.0, 0.9, True, 0.01)
+  first = _reference(fl2.Fl2(rho=0.5), 0.0, 0.9, True, 0.01)
   for change in (
     {'consistency': 'none'},
     {'ascent': 'sam', 'rho': 0.5},
     {'temperature': 0.5, 'rho': 0.5},
     {'rho': 0.6},
   ):
-    other = fl2_hparams.Fl2Hparams(**{'rho': 0.5, **change})
-    assert np.abs(_reference(other, 0.0, 0.9, True, 0.01) - base).max() > 1e-4
+    other = fl2.Fl2(**{'rho': 0.5, **change})
+    assert np.abs(_reference(other, 0.0, 0.9, True, 0.01) - first).max() > 1e-4

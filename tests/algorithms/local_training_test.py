@@ -8,11 +8,13 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import supervised
+from tff_fssl.algorithms import uda
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
 from tff_fssl.local import optimizer
-from tff_fssl.local import terms
 from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
@@ -126,16 +128,20 @@ def _by_hand(algorithm, norm, num_rounds, indices, **settings):
   return result
 
 
+_AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
 _ALGORITHMS = {
-  'local_supervised': (objective.supervised(),),
-  'local_uda': (
-    terms.uda(confidence_threshold=0.3, temperature=0.4, loss_weight=1.0),
-    terms.annealed_supervised(schedule='exp', num_rounds=2),
-  ),
-  'local_fixmatch': (
-    terms.fixmatch(confidence_threshold=0.3, loss_weight=1.0),
-    objective.supervised(),
-  ),
+  name: adapter_lib.to_parts(algorithm).local
+  for name, algorithm in (
+    ('local_supervised', supervised.Supervised(round=_AT_CLIENTS)),
+    (
+      'local_uda',
+      uda.Uda(confidence_threshold=0.3, tsa_rounds=2, round=_AT_CLIENTS),
+    ),
+    (
+      'local_fixmatch',
+      fixmatch.FixMatch(confidence_threshold=0.3, round=_AT_CLIENTS),
+    ),
+  )
 }
 
 
@@ -161,7 +167,7 @@ def test_rounds_are_local_training_that_goes_on(name, norm, settings):
   process = _build(name, norm, **settings)
   cohorts = [[_element(i, r) for i in (0, 3)] for r in (1, 2, 3)]
   state, metrics = _rounds(process, *cohorts)
-  algorithm = objective.minimize(*_ALGORITHMS[name])
+  algorithm = _ALGORITHMS[name]
   ours = [_member(process, state, index) for index in (0, 3)]
   expected = _by_hand(algorithm, norm, 3, (0, 3), **settings)
   # Keras rounds moving averages otherwise in the graphs of TFF.

@@ -4,25 +4,27 @@ The network is linear, 4 pixels to 3 embeddings, so that the whole loss is a few
 lines; gradients are compared with central differences.
 """
 
+import functools
+
 import numpy as np
 import pytest
 import reference
 import tensorflow as tf
 
+from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import protofssl
-from tff_fssl.algorithms import protofssl_hparams
+from tff_fssl.algorithms.protofssl import sets
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
 from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
 from tff_fssl.local import optimizer
 from tff_fssl.local import training
 from tff_fssl.models import adapter
-from tff_fssl.rounds import prototype_sets
 from tff_fssl.rounds import round_hparams
 
-_HPARAMS = protofssl_hparams.ProtoFsslHparams
 _AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
+_HPARAMS = functools.partial(protofssl.ProtoFssl, round=_AT_CLIENTS)
 _RNG = np.random.default_rng(3)
 _WEIGHTS = _RNG.normal(size=(4, 3))
 # The client lacks class 1. Classes 0 and 2 have a support example and two
@@ -112,28 +114,27 @@ def _received(exists=_EXISTS):
 
 
 def _step(hparams, exists=_EXISTS, weights=(1.0,) * 5):
-  labeled = algorithm_lib.Part(
+  labeled = base.BatchExamples(
     {'plain': _images(_X)},
     tf.constant(_LABELS, tf.int32),
     tf.ones([8]),
     group=tf.constant(_GROUPS, tf.int32),
   )
-  unlabeled = algorithm_lib.Part(
+  unlabeled = base.BatchExamples(
     {'plain': _images(_U)},
     tf.constant([0, 1, -1, 3, 2], tf.int32),
     tf.constant(weights),
   )
-  batch = algorithm_lib.Batch(
-    {objective.LABELED: labeled, objective.UNLABELED: unlabeled},
-    prototype_sets.completed(_received(exists)),
+  batch = base.Batch(
+    {base.LABELED: labeled, base.UNLABELED: unlabeled},
+    sets.complete(_received(exists)),
     None,
     tf.constant([0, 0]),
   )
-  networks = algorithm_lib.Networks(_network())
-  (step,) = protofssl.build_local_algorithm(hparams, _AT_CLIENTS).steps
-  result = tf.function(lambda: step(networks, batch))()
-  ratios = {n: (float(a), float(b)) for n, (a, b) in result.ratios.items()}
-  return result.gradients[0].numpy(), ratios
+  networks = base.Networks(_network(), {})
+  result = tf.function(lambda: hparams.step(networks, batch))()
+  metrics = {n: (float(a), float(b)) for n, (a, b) in result.metrics.items()}
+  return result.gradients[0].numpy(), metrics
 
 
 @pytest.mark.parametrize('stop_gradient', [True, False])
@@ -142,10 +143,10 @@ def test_loss_and_gradient(distance, stop_gradient):
   hparams = _HPARAMS(
     distance=distance, stop_gradient=stop_gradient, unlabeled_loss_weight=0.7
   )
-  gradient, ratios = _step(hparams)
+  gradient, metrics = _step(hparams)
   of_labels, of_unlabeled = _losses(_WEIGHTS, hparams)
-  assert ratios['loss_labeled'] == pytest.approx((4 * of_labels, 4), rel=1e-5)
-  assert ratios['loss_prototype_label'] == pytest.approx(
+  assert metrics['loss_labeled'] == pytest.approx((4 * of_labels, 4), rel=1e-5)
+  assert metrics['loss_prototype_label'] == pytest.approx(
     (5 * of_unlabeled, 5), rel=1e-5
   )
   labels = _targets(_WEIGHTS, hparams)
@@ -228,15 +229,15 @@ def test_global_support(distance, exists, num_queries):
   hparams = _HPARAMS(
     support='global', distance=distance, unlabeled_loss_weight=0.7
   )
-  gradient, ratios = _step(hparams, exists=exists)
+  gradient, metrics = _step(hparams, exists=exists)
   (of_labels, of_unlabeled), counted, labels = _losses_of_global_support(
     _WEIGHTS, hparams, exists
   )
   assert counted == num_queries
-  assert ratios['loss_labeled'] == pytest.approx(
+  assert metrics['loss_labeled'] == pytest.approx(
     (counted * of_labels, counted), rel=1e-5
   )
-  assert ratios['loss_prototype_label'] == pytest.approx(
+  assert metrics['loss_prototype_label'] == pytest.approx(
     (5 * of_unlabeled, 5), rel=1e-5
   )
 
@@ -255,18 +256,18 @@ def test_global_support(distance, exists, num_queries):
 def test_global_support_is_the_clients_own_without_helpers():
   none = np.zeros_like(_EXISTS)
   own, expected = _step(_HPARAMS(), exists=none)
-  gradient, ratios = _step(_HPARAMS(support='global'), exists=none)
+  gradient, metrics = _step(_HPARAMS(support='global'), exists=none)
   np.testing.assert_array_equal(gradient, own)
-  assert ratios == expected
+  assert metrics == expected
   # Helpers' prototypes also count where there is nothing to label.
   weights = (0.0,) * 5
-  gradient, ratios = _step(_HPARAMS(support='global'), weights=weights)
+  gradient, metrics = _step(_HPARAMS(support='global'), weights=weights)
   assert np.max(np.abs(gradient - own)) > 1e-2
-  assert ratios['loss_labeled'][1] == 8.0
+  assert metrics['loss_labeled'][1] == 8.0
 
 
 def test_one_set_without_sharpening_teaches_nothing_as_support():
-  """What `ProtoFsslHparams` refuses: labels that are the predictions."""
+  """What `ProtoFssl` refuses: labels that are the predictions."""
   exists = _EXISTS & [[True], [False], [False]]
   own = {'support': 'global', 'num_helpers': 1}
   with pytest.raises(UsageError, match='temperature=1.0: .*nothing is learnt'):
@@ -280,11 +281,11 @@ def test_one_set_without_sharpening_teaches_nothing_as_support():
 
 
 def test_pseudo_labels_are_measured():
-  _, ratios = _step(_HPARAMS())
+  _, metrics = _step(_HPARAMS())
   predicted = _targets(_WEIGHTS, _HPARAMS()).argmax(-1)
   right = np.sum(predicted[[0, 1, 3, 4]] == [0, 1, 3, 2])
-  assert ratios['pseudo_label_ratio'] == (5.0, 5.0)
-  assert ratios['pseudo_label_correct_ratio'] == (right, 4.0)
+  assert metrics['pseudo_label_ratio'] == (5.0, 5.0)
+  assert metrics['pseudo_label_correct_ratio'] == (right, 4.0)
 
 
 @pytest.mark.parametrize(
@@ -292,11 +293,11 @@ def test_pseudo_labels_are_measured():
 )
 def test_only_the_supervised_term_without_helpers_or_examples(without):
   hparams = _HPARAMS()
-  gradient, ratios = _step(hparams, **without)
+  gradient, metrics = _step(hparams, **without)
   expected = reference.gradient(lambda w: _losses(w, hparams)[0], _WEIGHTS)
   np.testing.assert_allclose(gradient, expected, atol=1e-4)
-  assert ratios['loss_prototype_label'] == (0.0, 0.0)
-  assert ratios['pseudo_label_ratio'] == (0.0, 0.0)
+  assert metrics['loss_prototype_label'] == (0.0, 0.0)
+  assert metrics['pseudo_label_ratio'] == (0.0, 0.0)
 
 
 @pytest.mark.parametrize(
@@ -310,21 +311,22 @@ def test_only_the_supervised_term_without_helpers_or_examples(without):
   ids=str,
 )
 def test_every_hyper_parameter_of_the_loss_changes_the_gradient(change):
-  base, _ = _step(_HPARAMS())
+  default, _ = _step(_HPARAMS())
   changed, _ = _step(_HPARAMS(**change))
-  assert np.max(np.abs(base - changed)) > 1e-3
+  assert np.max(np.abs(default - changed)) > 1e-3
   if 'unlabeled_loss_weight' in change:  # And of its own term only.
     alone, _ = _step(_HPARAMS(unlabeled_loss_weight=0.0))
-    np.testing.assert_allclose(changed - alone, 2 * (base - alone), atol=1e-5)
+    np.testing.assert_allclose(
+      changed - alone, 2 * (default - alone), atol=1e-5
+    )
 
 
 def test_episodes_are_those_of_the_hyper_parameters():
-  local = protofssl.build_local_algorithm(
-    _HPARAMS(num_support=3, num_query=4), _AT_CLIENTS
-  )
-  assert local.streams[objective.LABELED].episode == (3, 4)
-  assert local.streams[objective.UNLABELED].episode == ()
-  assert local.draws_episodes
+  algorithm = _HPARAMS(num_support=3, num_query=4)
+  streams = algorithm.streams()
+  assert streams[base.LABELED].episode == (3, 4)
+  assert streams[base.UNLABELED].episode == ()
+  assert adapter_lib.to_parts(algorithm).local.draws_episodes
 
 
 _VIEWS = augment.Views(
@@ -336,7 +338,7 @@ _VIEWS = augment.Views(
 
 def _train(hparams=_HPARAMS(), exists=_EXISTS, unlabeled=_U, **config):
   """A client's round, of three episodes unless `config` says otherwise."""
-  local = protofssl.build_local_algorithm(hparams, _AT_CLIENTS)
+  local = adapter_lib.to_parts(hparams).local
   network = _network()
   settings = {'num_epochs': 3, 'optimizer': optimizer.Sgd(), **config}
   loop = training.LocalTraining(
@@ -435,29 +437,28 @@ def test_a_helper_that_is_the_client_itself():
     'prototypes': tf.constant(own, tf.float32),
     'exists': tf.constant(exists),
   }
-  labeled = algorithm_lib.Part(
+  labeled = base.BatchExamples(
     {'plain': _images(_X)},
     tf.constant(_LABELS, tf.int32),
     tf.ones([8]),
     group=tf.zeros([8], tf.int32),
   )
-  unlabeled = algorithm_lib.Part(
+  unlabeled = base.BatchExamples(
     {'plain': _images(_U)}, tf.zeros([5], tf.int32), tf.ones([5])
   )
-  batch = algorithm_lib.Batch(
-    {objective.LABELED: labeled, objective.UNLABELED: unlabeled},
-    prototype_sets.completed(received),
+  batch = base.Batch(
+    {base.LABELED: labeled, base.UNLABELED: unlabeled},
+    sets.complete(received),
     None,
     tf.constant([0, 0]),
   )
-  networks = algorithm_lib.Networks(_network())
+  networks = base.Networks(_network(), {})
 
   def gradient(**changes):
     hparams = _HPARAMS(
       num_support=8, num_query=1, **{'temperature': 1.0, **changes}
     )
-    (step,) = protofssl.build_local_algorithm(hparams, _AT_CLIENTS).steps
-    return step(networks, batch).gradients[0].numpy()
+    return hparams.step(networks, batch).gradients[0].numpy()
 
   def entropy(weights, targets=None):
     z = _X @ weights

@@ -16,7 +16,6 @@ import tiny_task
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import protofssl
-from tff_fssl.algorithms import protofssl_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
@@ -33,7 +32,6 @@ from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams
 
 _CLIENTS = tiny_rounds.CLIENTS
-_HPARAMS = protofssl_hparams.ProtoFsslHparams
 _AT_CLIENTS = round_hparams.RoundHparams(scenario=_CLIENTS)
 _KINDS = ('helpers', 'global')
 _WIDTH = 4  # Of the tiny network's embeddings.
@@ -276,9 +274,10 @@ class TestBytes:
       assert model.count_params() == 6_563_520
       specs = [tf.TensorSpec(v.shape) for v in model.trainable_variables]
     weights = Weights(tuple(specs), (), tf.TensorSpec([]))
-    exchange = protofssl.build_exchange(
-      _HPARAMS(num_helpers=num_helpers), _AT_CLIENTS
-    )(exchange_lib.Population(0, weights, num_classes=10, num_outputs=512))
+    algorithm = protofssl.ProtoFssl(num_helpers=num_helpers, round=_AT_CLIENTS)
+    exchange = algorithm.exchange()(
+      exchange_lib.Population(0, weights, num_classes=10, num_outputs=512)
+    )
     figures = _figures(weights, exchange)
     # Also sent: a byte for each prototype, which says whether it exists; a
     # weight, a count and a round number; whether a row is valid, and an id.

@@ -10,16 +10,12 @@ import tensorflow_federated as tff
 import tiny_task
 
 from tff_fssl.aggregators import guarded
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
-from tff_fssl.algorithms import fixmatch_hparams
 from tff_fssl.algorithms import fl2
-from tff_fssl.algorithms import fl2_hparams
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import composer
-from tff_fssl.rounds import round_hparams
 
 _AT_CLIENTS = 'labels_at_clients'
 
@@ -201,34 +197,29 @@ def test_every_hyper_parameter_of_fl2_does_something(change):
   )
 
 
-def _batch(of_example=None, constants=None):
+def _batch(per_example=None, constants=None):
   x, y = tiny_task.examples(8, 3)
   images = tf.cast(x, tf.float32) / 255.0
-  part = algorithm_lib.Part(
+  examples = base.BatchExamples(
     {'weak': images, 'strong': images + 0.1},
     tf.constant(y),
     tf.ones([8]),
-    of_example or {},
+    per_example or {},
   )
-  now = algorithm_lib.Clock(*tf.constant([1, 0, 1]))
-  return algorithm_lib.Batch(
-    {objective.UNLABELED: part}, constants or {}, now, tf.constant([0, 0])
+  now = base.StepTime(*tf.constant([1, 0, 1]))
+  return base.Batch(
+    {base.UNLABELED: examples}, constants or {}, now, tf.constant([0, 0])
   )
 
 
 def test_fl2_with_all_kept_and_none_confident_is_fixmatchs_step():
   """E14: ... -> FixMatch step with threshold 0."""
   network = adapter.Network(tiny_task.model_fn, seed=1)
-  ours = fl2.build_step(
-    fl2_hparams.Fl2Hparams(pseudo_labels='per_step', confidence_threshold=1.0)
-  )(
-    algorithm_lib.Networks(network),
-    _batch(constants={'of_class': tf.zeros([3])}),
+  networks = base.Networks(network, {})
+  ours = fl2.Fl2(pseudo_labels='per_step', confidence_threshold=1.0).step(
+    networks, _batch(constants={'limits': tf.zeros([3])})
   )
-  theirs = fixmatch.build_local_algorithm(
-    fixmatch_hparams.FixMatchHparams(confidence_threshold=0.0),
-    round_hparams.RoundHparams(),
-  ).steps[0](algorithm_lib.Networks(network), _batch())
+  theirs = fixmatch.FixMatch(confidence_threshold=0.0).step(networks, _batch())
   for a, b in zip(ours.gradients, theirs.gradients, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
 
@@ -237,22 +228,18 @@ def test_batch_without_a_confident_example_gives_just_l_a():
   network = adapter.Network(tiny_task.model_fn, seed=1)
   labels = tf.constant([0, 1, 2, 0, 1, 2, 0, 1])
   batch = _batch(
-    of_example={'labels': labels, 'confident': tf.zeros([8], tf.bool)}
+    per_example={'labels': labels, 'confident': tf.zeros([8], tf.bool)}
   )
   with tf.GradientTape() as tape:
-    logits = network.logits(
-      batch.parts[objective.UNLABELED].views['strong'], training=True
-    )
+    logits = network.logits(batch.unlabeled.views['strong'], training=True)
     loss = tf.reduce_mean(
       tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
     )
   expected = tape.gradient(loss, network.trainable_variables)
-  result = fl2.build_step(fl2_hparams.Fl2Hparams())(
-    algorithm_lib.Networks(network), batch
-  )
+  result = fl2.Fl2().step(base.Networks(network, {}), batch)
   for a, b in zip(result.gradients, expected, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-7)
-  assert float(result.ratios['loss_consistency'][0]) == 0.0
+  assert float(result.metrics['loss_consistency'][0]) == 0.0
 
 
 @pytest.mark.parametrize('consistency', ['sacr', 'sam', 'none'])
@@ -263,18 +250,16 @@ def test_gradient_norms_are_those_of_the_terms(consistency):
     network = adapter.Network(tiny_task.model_fn, seed=1)
     labels = tf.constant([0, 1, 2, 0, 1, 2, 0, 1])
     batch = _batch(
-      of_example={'labels': labels, 'confident': tf.ones([8], tf.bool)}
+      per_example={'labels': labels, 'confident': tf.ones([8], tf.bool)}
     )
-    hparams = fl2_hparams.Fl2Hparams(
+    algorithm = fl2.Fl2(
       consistency=consistency,
       pseudo_label_loss_weight=0.5,
       consistency_weight=3.0,
       gradient_norms=True,
     )
-    hparams = dataclasses.replace(hparams, **changed)
-    result = fl2.build_step(hparams)(algorithm_lib.Networks(network), batch)
-    assert set(fl2.step_ratios(hparams)) == set(result.ratios)
-    return result
+    algorithm = dataclasses.replace(algorithm, **changed)
+    return algorithm.step(base.Networks(network, {}), batch)
 
   result = run()
   alone = run(consistency='none')
@@ -288,9 +273,9 @@ def test_gradient_norms_are_those_of_the_terms(consistency):
     other = {'sacr': 'consistency', 'sam': 'perturbed'}[consistency]
     norms[f'gradient_norm_{other}'] = tf.linalg.global_norm(difference)
   for name, norm in norms.items():
-    np.testing.assert_allclose(result.ratios[name], [norm, 1.0], rtol=1e-4)
+    np.testing.assert_allclose(result.metrics[name], [norm, 1.0], rtol=1e-4)
     assert norm > 0
-  assert not any('norm' in n for n in run(gradient_norms=False).ratios)
+  assert not any('norm' in n for n in run(gradient_norms=False).metrics)
 
 
 def test_e3_aggregation_by_learning_status():

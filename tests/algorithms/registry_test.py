@@ -4,7 +4,10 @@ import dataclasses
 
 import pytest
 
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
 from tff_fssl.rounds import round_hparams
 
 
@@ -33,3 +36,48 @@ def test_values_of_entries_are_allowed(name):
 def test_wrong_values_are_refused(wrong, word):
   with pytest.raises(TypeError, match=f"'fixmatch' has a wrong value.*{word}"):
     dataclasses.replace(registry.REGISTRY['fixmatch'], **wrong)
+
+
+def test_an_algorithm_is_registered_by_its_class(monkeypatch):
+  monkeypatch.setattr(registry, 'REGISTRY', dict(registry.REGISTRY))
+
+  @dataclasses.dataclass(frozen=True)
+  class Own(fixmatch.FixMatch):
+    """Does what FixMatch does.
+
+    And no more.
+    """
+
+    name = 'own'
+    size: int = hparam(3, 'Its size.', minimum=1)
+
+  registry.register(Own)
+  registry.register(Own)  # A notebook's cell is run twice.
+  entry = registry.REGISTRY['own']
+  assert entry.summary == 'Does what FixMatch does.'
+  assert entry.hparams(size=5).size == 5
+  assert entry.hparams().round == round_hparams.RoundHparams()
+  with pytest.raises(UsageError, match='--own.size=0: must be at least 1'):
+    entry.hparams(size=0)
+
+
+def test_wrong_classes_are_not_registered(monkeypatch):
+  monkeypatch.setattr(registry, 'REGISTRY', dict(registry.REGISTRY))
+
+  class Undecorated(fixmatch.FixMatch):
+    name = 'undecorated'
+    size: int = hparam(3, 'Its size.')
+
+  class Nameless(fixmatch.FixMatch):
+    name = ''
+
+  class Other(fixmatch.FixMatch):
+    name = 'fl2'
+
+  for wrong, message in (
+    (Undecorated, 'Undecorated: size would be no flag; decorate'),
+    (Nameless, 'Nameless: give it a name'),
+    (Other, "fl2 already has an algorithm of the name 'fl2'"),
+  ):
+    with pytest.raises(TypeError, match=message):
+      registry.register(wrong)

@@ -5,13 +5,11 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import semifl
-from tff_fssl.algorithms import semifl_hparams
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import mixup
 
 
@@ -91,26 +89,23 @@ def test_step_against_finite_differences(seed):
   network.assign(Weights((kernel,), (), tf.constant(1.0)))
 
   def part(labels, **views):
-    return algorithm_lib.Part(
+    return base.BatchExamples(
       {k: tf.constant(v[:, None], tf.float32) for k, v in views.items()},
       tf.fill([3], -1),
       tf.ones([3]),
       {'labels': tf.constant(labels, tf.int32)},
     )
 
-  batch = algorithm_lib.Batch(
+  batch = base.Batch(
     {
       'unlabeled': part(fix_y, weak=fix_x, strong=strong_x),
       'mix': part(mix_y, weak=mix_x),
     },
     {},
-    algorithm_lib.Clock(*tf.constant([1, 0, 1])),
+    base.StepTime(*tf.constant([1, 0, 1])),
     tf.constant([seed, 7]),
   )
-  algorithm = semifl.build_local_algorithm(
-    semifl_hparams.SemiFlHparams(), round_hparams.RoundHparams()
-  )
-  result = algorithm.steps[0](algorithm_lib.Networks(network), batch)
+  result = semifl.SemiFl().step(base.Networks(network, {}), batch)
   lam = float(mixup.draw_shares([], 0.75, batch.seed))
   assert 0 < lam < 1
 
@@ -138,13 +133,18 @@ def test_prepare_labels_all_and_selects_the_confident():
   weights = Weights((tf.constant([[3.0, -3.0]]),), (), tf.constant(1.0))
   network.assign(weights)
   x = tf.constant([[1.0], [-0.1], [0.0], [-2.0]])
-  examples = algorithm_lib.Examples(x, tf.constant([0, 1, 0, 0]))
-  data = algorithm_lib.ClientData(
-    weights, examples, examples, {}, tf.constant(1), tf.constant([0, 1])
-  )
+  examples = base.Examples(x, tf.constant([0, 1, 0, 0]))
   plain = lambda images, seed=None: images
-  prepared = semifl.build_local_algorithm(
-    semifl_hparams.SemiFlHparams(), round_hparams.RoundHparams()
-  ).prepare(algorithm_lib.Networks(network), data, augment.Views(*[plain] * 3))
+  client = base.Client(
+    base.Networks(network, {}),
+    weights,
+    examples,
+    examples,
+    {},
+    augment.Views(*[plain] * 3),
+    tf.constant(1),
+    tf.constant([0, 1]),
+  )
+  prepared = semifl.SemiFl().prepare(client)
   np.testing.assert_array_equal(prepared.selected, [0, 3])
-  np.testing.assert_array_equal(prepared.of_example['labels'], [0, 1, 0, 1])
+  np.testing.assert_array_equal(prepared.per_example['labels'], [0, 1, 0, 1])

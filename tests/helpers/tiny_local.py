@@ -6,7 +6,6 @@ import functools
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import registry
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import training
@@ -42,16 +41,12 @@ def train(
     The algorithm and the result.
   """
   entry = registry.REGISTRY[name]
-  hparams = (
+  parts = entry.build_parts(
     entry.hparams(**{**entry.tiny_hparams, **own}),
     round_hparams_lib.RoundHparams(scenario=scenario),
   )
-
-  def part(reference):
-    return hparams_lib.import_function(reference)(*hparams)
-
   # Nobody knows the client yet, so that it starts from the model.
-  algorithm = part(entry.local_algorithm)._replace(start=None)
+  algorithm = parts.local._replace(start=None)
   network = adapter.Network(
     tiny_task.network_fn(name, norm),
     seed=5,
@@ -69,15 +64,9 @@ def train(
       initial[peer] = peers[peer].initial_weights
   received = {}
   if algorithm.peers:
-    server = part(entry.other_parts['server'])
-    received |= server.start(network.initial_weights()).control
-  build = (
-    part(entry.other_parts['exchange'])
-    if ('exchange' in entry.other_parts)
-    else None
-  )
-  if build is not None:
-    exchange = build(
+    received |= parts.server.start(network.initial_weights()).control
+  if parts.exchange is not None:
+    exchange = parts.exchange(
       exchange_lib.Population(
         1,
         network.weight_specs,

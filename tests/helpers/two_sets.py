@@ -8,7 +8,6 @@ import tensorflow as tf
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
-from tff_fssl.local import terms
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import exchange as exchange_lib
@@ -17,8 +16,10 @@ from tff_fssl.semisup import losses
 from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import thresholds
 
-_FIXMATCH = terms.fixmatch(confidence_threshold=0.35, loss_weight=1.0)
 _UNLABELED = objective.UNLABELED
+_STREAMS = {
+  _UNLABELED: algorithm_lib.Stream({'weak': 'weak', 'strong': 'strong'})
+}
 NUM_CLASSES = 3
 
 
@@ -96,8 +97,7 @@ def switching(
   signal = algorithm_lib.Signal(-1e-6, float(np.log(3)) + 1e-6)
   local = algorithm_lib.LocalAlgorithm(
     steps=(step,),
-    step_ratios=('student_divergence', 'teacher_divergence'),
-    streams=_FIXMATCH.streams,
+    streams=_STREAMS,
     prepare=prepare,
     after_step=after_step,
     finish=finish,
@@ -192,8 +192,7 @@ def helping(num_clients: int = 8) -> parts_lib.Parts:
 
   local = algorithm_lib.LocalAlgorithm(
     steps=(supervised_step, unsupervised_step),
-    step_ratios=(*objective.LABELED_RATIOS, 'loss_helper'),
-    streams={**objective.supervised().streams, **_FIXMATCH.streams},
+    streams={**objective.supervised().streams, **_STREAMS},
     prepare=prepare,
     finish=finish,
     peers={'psi': algorithm_lib.Peer('psi', trained=True, uploaded=True)},

@@ -4,13 +4,15 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import compute
 from tff_fssl.local import inference
 from tff_fssl.local import objective
-from tff_fssl.local import terms
 from tff_fssl.models import adapter
 from tff_fssl.models import flops
+from tff_fssl.rounds.round_hparams import RoundHparams
 
 Flops = flops.Flops
 _LAYERS = tf.keras.layers
@@ -19,7 +21,14 @@ _STORED = tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8)
 # units. The first layer needs no gradient of its input.
 _FIRST, _SECOND = 2 * 16 * 9 * 4, 2 * 4 * 3
 _FORWARD, _BACKWARD = _FIRST + _SECOND, _FIRST + 2 * _SECOND
-_FIXMATCH = terms.fixmatch(confidence_threshold=0.5, loss_weight=1.0)
+_FIXMATCH = adapter_lib.to_parts(
+  fixmatch.FixMatch(confidence_threshold=0.5)
+).local
+_WITH_LABELS = adapter_lib.to_parts(
+  fixmatch.FixMatch(
+    confidence_threshold=0.5, round=RoundHparams(scenario='labels_at_clients')
+  )
+).local
 
 
 def _measure(algorithm, model_fn=tiny_task.model_fn, **options):
@@ -68,11 +77,10 @@ def test_networks_counted_by_hand(model_fn, first, second):
 
 
 def test_labelled_and_unlabelled_examples_are_told_apart():
-  both = objective.minimize(_FIXMATCH, objective.supervised())
-  cost = _measure(both)
+  cost = _measure(_WITH_LABELS)
   assert cost.unlabeled == _exactly(cost.passes(2, 1))
   assert cost.labeled == _exactly(cost.passes(1, 1))
-  assert _measure(objective.minimize(_FIXMATCH)).unlabeled == cost.unlabeled
+  assert _measure(_FIXMATCH).unlabeled == cost.unlabeled
 
 
 def test_branches_of_a_step():
@@ -131,7 +139,6 @@ def test_what_is_computed_once_a_round():
 
   algorithm = algorithm_lib.LocalAlgorithm(
     steps=(step, step),
-    step_ratios=('loss',),
     streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
     prepare=prepare,
     finish=finish,

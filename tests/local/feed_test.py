@@ -37,7 +37,7 @@ def _all_batches(feed):
 
 
 def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
-  algorithm = algorithm_lib.LocalAlgorithm((), (), streams)
+  algorithm = algorithm_lib.LocalAlgorithm((), streams)
   data = algorithm_lib.ClientData(
     None,
     _examples(labeled, 100),
@@ -157,7 +157,7 @@ _EPISODE = {
 
 def _episodes(labels, unlabeled=7, epochs=40, seed=5):
   """Batches of clients whose labelled example i is [i], with these labels."""
-  algorithm = algorithm_lib.LocalAlgorithm((), (), _EPISODE)
+  algorithm = algorithm_lib.LocalAlgorithm((), _EPISODE)
   values = np.arange(len(labels), dtype=np.float32)[:, None]
   labeled = algorithm_lib.Examples(
     tf.constant(values), tf.constant(labels, tf.int32, [len(labels)])
@@ -263,7 +263,7 @@ def test_views_made_for_many_steps_at_once_are_those_of_each(
   @tf.function(reduce_retracing=True)
   def batch(first, step):
     feed = feed_lib.Feed(
-      algorithm_lib.LocalAlgorithm((), (), streams),
+      algorithm_lib.LocalAlgorithm((), streams),
       views,
       data,
       algorithm_lib.Prepared(

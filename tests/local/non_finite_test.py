@@ -65,7 +65,6 @@ def _found(values, kernel=0.0):
   """What is found in two epochs from a kernel; after a run without fault."""
   algorithm = algorithm_lib.LocalAlgorithm(
     steps=(_step,),
-    step_ratios=('loss_unlabeled', 'empty'),
     prepare=_prepare,
     streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
     weighs=True,

@@ -69,10 +69,8 @@ def _recorder(labeled=False, unlabeled=True, prepare=None):
       [tf.ones_like(v) for v in networks.local.trainable_variables], ratios
     )
 
-  names = ('sum', 'square') if unlabeled else ()
   return algorithm_lib.LocalAlgorithm(
     steps=(step,),
-    step_ratios=names + (('labeled_sum',) if labeled else ()),
     streams={
       **(_UNLABELED if unlabeled else {}),
       **(_LABELED if labeled else {}),
@@ -176,7 +174,6 @@ def test_only_selected_examples_are_trained_on():
 
   algorithm = algorithm_lib.LocalAlgorithm(
     steps=(step,),
-    step_ratios=('sum',),
     streams=_UNLABELED,
     prepare=prepare,
   )
@@ -191,9 +188,7 @@ def test_non_finite_update_is_zeroed():
       [tf.fill(v.shape, np.nan) for v in networks.local.trainable_variables], {}
     )
 
-  algorithm = algorithm_lib.LocalAlgorithm(
-    steps=(step,), step_ratios=(), streams=_UNLABELED
-  )
+  algorithm = algorithm_lib.LocalAlgorithm(steps=(step,), streams=_UNLABELED)
   result = _run(algorithm, unlabeled=_examples([1.0]))
   assert not bool(result.is_finite)
   np.testing.assert_array_equal(result.update[0], np.zeros([1, 2]))
@@ -248,9 +243,7 @@ def _dropout_algorithm():
       [tf.zeros_like(v) for v in networks.local.trainable_variables], ratios
     )
 
-  return algorithm_lib.LocalAlgorithm(
-    steps=(step,), step_ratios=('sum', 'square'), streams=_UNLABELED
-  )
+  return algorithm_lib.LocalAlgorithm(steps=(step,), streams=_UNLABELED)
 
 
 def _dropout_model() -> tf.keras.Model:

@@ -11,10 +11,11 @@ import tiny_task
 import two_sets
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.algorithms import adapter
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
-from tff_fssl.local import terms
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.rounds import assemble
@@ -76,11 +77,7 @@ def _weights(output):
 
 
 def _fixmatch():
-  return parts_lib.Parts(
-    objective.minimize(
-      terms.fixmatch(confidence_threshold=0.35, loss_weight=1.0)
-    )
-  )
+  return adapter.to_parts(fixmatch.FixMatch(confidence_threshold=0.35))
 
 
 class TestSwitching:
@@ -90,8 +87,8 @@ class TestSwitching:
     ours = _run(
       _build(two_sets.switching(mode='student'), proximal_strength=0.1)
     )
-    fixmatch = _run(_build(_fixmatch(), proximal_strength=0.1))
-    for a, b in zip(_weights(ours[-1]), _weights(fixmatch[-1]), strict=True):
+    plain = _run(_build(_fixmatch(), proximal_strength=0.1))
+    for a, b in zip(_weights(ours[-1]), _weights(plain[-1]), strict=True):
       np.testing.assert_array_equal(a, b)
 
   def test_both_decays_change_the_teacher(self):

@@ -31,7 +31,7 @@ def test_e1_thresholds_and_masks():
     thresholds.fixed_mask(_E1, 0.95), [True] + 4 * [False]
   )
   labels = thresholds.pseudo_labels(_E1)
-  ratios = diagnostics.pseudo_label_ratios(
+  ratios = diagnostics.pseudo_label_metrics(
     labels, np.array([0, 0, 0, 0, 2], np.int32), kept
   )
   mean = {k: float(a) / float(b) for k, (a, b) in ratios.items()}
@@ -107,7 +107,7 @@ def test_no_examples():
 
 
 def test_unknown_hidden_labels_count_for_the_ratio_alone():
-  ratios = diagnostics.pseudo_label_ratios(
+  ratios = diagnostics.pseudo_label_metrics(
     np.array([0, 1], np.int32),
     np.array([-1, 1], np.int32),
     np.array([True, True]),

@@ -1,8 +1,11 @@
-"""What the registry says of an algorithm. TensorFlow-free."""
+"""What the registry says of an algorithm."""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 import dataclasses
 import importlib
+import inspect
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
@@ -127,13 +130,8 @@ class Algorithm:
   Attributes:
     name: The value for `--algorithm`, and the prefix of the algorithm's flags.
     summary: One line.
-    hparams: The dataclass of its hyper-parameters.
-    local_algorithm: 'module:function', called with the algorithm's
-      hyper-parameters and the round's; returns the clients' part, a
-      `local.algorithm.LocalAlgorithm`.
-    other_parts: Likewise, further fields of `parts.Parts`, by name: what the
-      server does (with its labels, with updates), what else travels, how the
-      model predicts. The defaults are FedAvg's.
+    hparams: The class, a `base.Algorithm`. Its fields are its
+      hyper-parameters.
     capabilities: What the algorithm can do.
     compute: What clients compute for an example.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
@@ -152,8 +150,6 @@ class Algorithm:
   name: str
   summary: str
   hparams: type[Any]
-  local_algorithm: str
-  other_parts: Mapping[str, str] = dataclasses.field(default_factory=dict)
   capabilities: Capabilities = Capabilities()
   compute: Compute = Compute()
   round_defaults: Mapping[str, Any] = dataclasses.field(default_factory=dict)
@@ -162,6 +158,34 @@ class Algorithm:
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: tuple[metrics_lib.Metric, ...] = ()
   paper: str = ''
+
+  @classmethod
+  def from_class(cls, algorithm: Any) -> Algorithm:
+    """Makes the entry of a `base.Algorithm`."""
+    docstring = inspect.cleandoc(algorithm.__doc__).partition('\n\n')[0]
+    return cls(
+      algorithm.name,
+      ' '.join(docstring.split()),
+      algorithm,
+      capabilities=algorithm.capabilities,
+      compute=algorithm.compute,
+      round_defaults=algorithm.round_defaults,
+      norm=algorithm.norm,
+      normalization=algorithm.normalization,
+      tiny_hparams=algorithm.tiny,
+      metrics=algorithm.metrics,
+      paper=algorithm.paper,
+    )
+
+  @property
+  def predicts_otherwise(self) -> bool:
+    """Whether not the model alone predicts, but what the server adds to it."""
+    return any(
+      getattr(self.hparams, name) is not getattr(base, name)
+      for base in self.hparams.__mro__
+      if base.__name__ == 'Algorithm'
+      for name in ('prediction', 'predicting_weights', 'other_predictions')
+    )
 
   @property
   def run_defaults(self) -> Mapping[str, Any]:
@@ -185,24 +209,15 @@ class Algorithm:
     self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
   ) -> Any:
     """The algorithm's `parts.Parts` for hyper-parameters; see `build`."""
-    parts_lib = importlib.import_module('tff_fssl.rounds.parts')
-    references = {'local': self.local_algorithm, **self.other_parts}
+    adapter = importlib.import_module('tff_fssl.algorithms.adapter')
     hparams = self.hparams() if hparams is None else hparams
-    return parts_lib.completed(
-      parts_lib.Parts(
-        **{
-          part: hparams_lib.import_function(reference)(hparams, round_hparams)
-          for part, reference in references.items()
-        }
-      ),
-      round_hparams,
-    )
+    return adapter.to_parts(dataclasses.replace(hparams, round=round_hparams))
 
   def build(
     self,
     model_fn: Callable[[], Any],
     *,
-    views: 'augment.Views',
+    views: augment.Views,
     element_spec: Any,
     server_data_fn: Callable[[], Any] | None,
     round_hparams: round_hparams_lib.RoundHparams,

@@ -30,161 +30,310 @@ takes it); the learning rate has no warm-up.
 
 from __future__ import annotations
 
-import functools
+from collections.abc import Sequence
+import dataclasses
+from typing import TYPE_CHECKING, NamedTuple
 
-from tff_fssl.algorithms import fedrgd_hparams
-from tff_fssl.finalizers import server_algorithm
-from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.hparams import hparam
+from tff_fssl.lazy import LazyImport, tf
 from tff_fssl.local import feed
-from tff_fssl.local import objective
-from tff_fssl.local import terms
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import groups as groups_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.semisup import pseudo_labels as pseudo_labels_lib
 
-FedRgdHparams = fedrgd_hparams.FedRgdHparams
-RoundHparams = round_hparams_lib.RoundHparams
-ServerModel = server_algorithm.ServerModel
-_GROUPS = 'groups'
+if TYPE_CHECKING:
+  from tff_fssl.rounds import groups as groups_lib
+else:
+  groups_lib = LazyImport('tff_fssl.rounds.groups')
+
+# Values of flags.
+PERSISTENT_GROUPS, TWO_LEVEL_MEAN = 'persistent_groups', 'two_level_mean'
+POSITION, RANDOM = 'position', 'random'
+WEAK_VIEW, EACH_VIEW = 'weak_view', 'each_view'
 # Random groups have no first client: one in five starts from the global model.
 # (The groups of the authors' code have five clients.)
 _FIRST = 0.2
 
+_METRICS = (
+  metrics_lib.Metric(
+    'aggregator/inner/gradient_diversity',
+    'Gradient diversity of a group, mean |u|² / |mean u|² over its updates u;'
+    ' mean over groups. 1 if all are equal; the more they point apart, the'
+    ' larger.',
+    'ratio',
+    curve=metrics_lib.Curve('Gradient diversity'),
+    figure='diversity',
+  ),
+  metrics_lib.Metric(
+    'aggregator/inner/{smallest,largest}_group',
+    'Clients in the smallest and in the largest group, of those whose update'
+    ' weighs more than 0.',
+    'count',
+  ),
+)
 
-def build_local_algorithm(
-  hparams: FedRgdHparams, round_hparams: RoundHparams
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: step 2."""
-  term = terms.fixmatch
-  if hparams.pseudo_labels == fedrgd_hparams.EACH_VIEW:
-    term = terms.self_training
-  of_clients = term(
-    confidence_threshold=hparams.confidence_threshold,
-    loss_weight=hparams.unlabeled_loss_weight,
+
+class FedRgdMemory(NamedTuple):
+  """The server's memory.
+
+  Attributes:
+    groups: The models of the groups: for each tensor that clients change, one
+      with a first dimension of groups. () if groups start from the same model.
+  """
+
+  groups: tuple[tf.Tensor, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class FedRgd(base.Algorithm):
+  """FedRGD: groups of clients that go on from their own means."""
+
+  name = 'fedrgd'
+  paper = 'Zhang et al., arXiv 2020'
+  unlabeled_views = base.WEAK_AND_STRONG
+  norm = 'gn'
+  capabilities = base.Capabilities(
+    extra_uploads=('group (two numbers)',),
+    groups='has_groups',
+    without_groups='num_groups=1',
   )
-  if not round_hparams.labels_at_clients:
-    return objective.minimize(of_clients)
-  return objective.minimize(of_clients, objective.supervised())
+  compute = base.Compute(base.Passes(2, 1))
+  # The paper's optimizers, except for the learning rate, which depends on the
+  # network: 0.165 for ResNet-18, 0.0075 for ResNet-9.
+  round_defaults = {
+    'client_batch_size': 64,
+    'client_epochs': 1,
+    'client_labeled_batch_size': 64,
+    'max_gradient_norm': 0.0,
+    'num_pretraining_rounds': 0,
+    'server_batch_size': 64,
+    'server_epochs': 1,
+    'server_optimizer_momentum': 0.0,
+    'weight_decay': 1e-4,
+  }
+  tiny = {'confidence_threshold': 0.3}
+  metrics = _METRICS
 
+  confidence_threshold: float = hparam(
+    0.95,
+    'A pseudo-label is used if its probability is at least this. (In the'
+    " authors' code it is a constant; --tao acts on gradient measurements"
+    ' only.)',
+    minimum=0,
+    maximum=1,
+  )
+  unlabeled_loss_weight: float = hparam(
+    1.0,
+    'The weight of the loss on pseudo-labels relative to the loss on labels'
+    " (value: the authors' code).",
+    minimum=0,
+  )
+  num_groups: int = hparam(
+    2,
+    'S, the number of groups that the clients of a round form, and of copies of'
+    " the model that the server trains. The authors' code has 2 for 10 and 20"
+    ' clients a round, 3 for 30 and 5 for 47. With 1, there is one mean of all,'
+    ' in which the server counts as one client more.',
+    minimum=1,
+    maximum=100,
+  )
+  mode: str = hparam(
+    PERSISTENT_GROUPS,
+    'What clients start from. persistent_groups: the last mean of their group'
+    " (the authors' code); two_level_mean: the mean of the groups' means, and"
+    ' the server trains one model that counts in each group (as SemiFL'
+    ' implements it, but with weights whose sum is 1 for groups of any size).',
+    choices=(PERSISTENT_GROUPS, TWO_LEVEL_MEAN),
+  )
+  grouping: str = hparam(
+    POSITION,
+    'How clients are put into groups, anew in each round. position: by their'
+    ' position in the cohort, so that groups differ by at most one client;'
+    ' random: each client draws its own, which needs nothing of the data source'
+    ' and gives unequal groups.',
+    choices=(POSITION, RANDOM),
+  )
+  pseudo_labels: str = hparam(
+    WEAK_VIEW,
+    'What pseudo-labels are learnt on. weak_view: that of the weak view on the'
+    ' strong view (the consistency regularization loss, FixMatch); each_view:'
+    " those of both views on these views themselves (the authors' code with"
+    ' labels at the clients).',
+    choices=(WEAK_VIEW, EACH_VIEW),
+  )
 
-def _averaged(
-  weights: Weights, round_hparams: RoundHparams
-) -> tuple[tf.Tensor, ...]:
-  """What clients change, in the order of their updates."""
-  if round_hparams.batch_norm_statistics != 'moving_average':
-    return tuple(weights.trainable)
-  floats = [t for t in weights.non_trainable if t.dtype.is_floating]
-  return (*weights.trainable, *floats)
+  def without_effect(self) -> dict[str, str]:
+    """Lists fields that change nothing, with the reason."""
+    if self.num_groups > 1:
+      return {}
+    return dict.fromkeys(('mode', 'grouping'), '--fedrgd.num_groups=1')
 
+  @property
+  def has_groups(self) -> bool:
+    """Whether the server sees sums over less than all clients."""
+    return self.num_groups > 1
 
-def _stacked(tensor: tf.Tensor, num: int) -> tf.Tensor:
-  """The tensor `num` times, in a first dimension."""
-  return tf.repeat(tensor[None], num, axis=0)
+  @property
+  def keeps_groups(self) -> bool:
+    """Whether the server keeps a model for each group."""
+    return self.has_groups and self.mode == PERSISTENT_GROUPS
 
+  @property
+  def _num_copies(self) -> int:
+    """The number of models that the server trains."""
+    return self.num_groups if self.keeps_groups else 1
 
-def _beside(values: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-  """`values` with further dimensions, to be multiplied by stacked tensors."""
-  return tf.reshape(values, [*values.shape, *[1] * tensor.shape.rank])
+  @property
+  def num_trainings(self) -> int:
+    """How often the server trains on its labels in a round."""
+    return self._num_copies
 
+  def initial_state(self, weights: Weights) -> base.ServerState:
+    """Starts all groups from the model."""
+    if not self.keeps_groups:
+      return base.ServerState(weights)
+    stacks = (_stack(t, self.num_groups) for t in self._changed(weights))
+    return base.ServerState(weights, FedRgdMemory(tuple(stacks)))
 
-def build_groups(
-  hparams: FedRgdHparams, round_hparams: RoundHparams
-) -> groups_lib.Groups:
-  """Who is in which group, and starts from what: step 1."""
-  num, at_clients = hparams.num_groups, round_hparams.labels_at_clients
+  def _changed(self, weights: Weights) -> tuple[tf.Tensor, ...]:
+    """Returns what clients change, in the order of their updates."""
+    if self.round.batch_norm_statistics != 'moving_average':
+      return tuple(weights.trainable)
+    floats = [t for t in weights.non_trainable if t.dtype.is_floating]
+    return (*weights.trainable, *floats)
 
-  def starts(model: ServerModel) -> Weights:
-    theta = rows = tf.nest.map_structure(lambda t: t[None], model.weights)
-    if hparams.keeps_groups:
-      same = tf.nest.map_structure(lambda t: _stacked(t, num), model.weights)
-      stacks = iter(model.sets[_GROUPS])
-      trainable = tuple(next(stacks) for _ in theta.trainable)
-      floats = (
-        next(stacks, t) if t.dtype.is_floating else t
-        for t in same.non_trainable
+  def groups(self) -> groups_lib.Groups:
+    """Puts clients into groups, and says what they start from (step 1)."""
+    num_starts = 1
+    if self.keeps_groups:
+      num_starts = self.num_groups + int(self.round.labels_at_clients)
+    return groups_lib.Groups(
+      self.num_groups,
+      num_starts,
+      lambda model: self._starts(model.weights, model.sets.get('groups', ())),
+      self._place,
+      self.has_groups and self.grouping == POSITION,
+    )
+
+  def _starts(self, weights: Weights, groups: Sequence[tf.Tensor]) -> Weights:
+    """Stacks the models that clients start from; the global one is last."""
+    theta: Weights = tf.nest.map_structure(lambda t: t[None], weights)
+    if not self.keeps_groups:
+      return theta
+    same = tf.nest.map_structure(lambda t: _stack(t, self.num_groups), weights)
+    stacks = iter(groups)
+    trainable = tuple(next(stacks) for _ in theta.trainable)
+    floats = (
+      next(stacks, t) if t.dtype.is_floating else t for t in same.non_trainable
+    )
+    rows: Weights = same._replace(
+      trainable=trainable, non_trainable=tuple(floats)
+    )
+    if self.round.labels_at_clients:
+      rows = tf.nest.map_structure(
+        lambda *pair: tf.concat(pair, axis=0), rows, theta
       )
-      rows = same._replace(trainable=trainable, non_trainable=tuple(floats))
-      if at_clients:
-        rows = tf.nest.map_structure(
-          lambda *pair: tf.concat(pair, axis=0), rows, theta
-        )
-    weights: Weights = rows
-    return weights
+    return rows
 
-  def place(slot: tf.Tensor, seed: tf.Tensor) -> groups_lib.Place:
+  def _place(self, slot: tf.Tensor, seed: tf.Tensor) -> groups_lib.Place:
+    """Draws a client's group, and the row of `_starts` for it."""
+    num = self.num_groups
     group, is_first = slot % num, tf.equal(slot // num, 0)
-    if hparams.grouping == fedrgd_hparams.RANDOM:
+    if self.grouping == RANDOM:
       own = feed.fold_in(seed, feed.GROUP)
       group = tf.random.stateless_uniform([], own, 0, num, tf.int32)
       is_first = tf.random.stateless_uniform([], feed.fold_in(own, 1)) < _FIRST
-    if not hparams.keeps_groups:
+    if not self.keeps_groups:
       return groups_lib.Place(group, tf.zeros_like(group))
-    start = tf.where(is_first, num, group) if at_clients else group
+    start = group
+    if self.round.labels_at_clients:
+      start = tf.where(is_first, num, group)
     return groups_lib.Place(group, start)
 
-  num_starts = num + int(at_clients) if hparams.keeps_groups else 1
-  by_position = hparams.grouping == fedrgd_hparams.POSITION
-  return groups_lib.Groups(
-    num, num_starts, starts, place, hparams.has_groups and by_position
-  )
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the loss on pseudo-labels (step 2)."""
+    examples = batch.unlabeled
 
+    def learn(
+      labeling: tf.Tensor, logits: tf.Tensor
+    ) -> tuple[tf.Tensor, base.Metrics]:
+      return pseudo_labels_lib.loss(
+        tf.nn.softmax(labeling),
+        logits,
+        examples.labels,
+        examples.weights,
+        self.confidence_threshold,
+      )
 
-def build_server(
-  hparams: FedRgdHparams, round_hparams: RoundHparams
-) -> server_algorithm.ServerAlgorithm:
-  """The server's part: steps 3 to 5."""
-  groups = build_groups(hparams, round_hparams)
-  num, at_clients = hparams.num_groups, round_hparams.labels_at_clients
-  num_copies = num if hparams.keeps_groups else 1
-  averaged = functools.partial(_averaged, round_hparams=round_hparams)
-
-  def start(weights: Weights) -> ServerModel:
-    model = ServerModel(*weights)
-    if not hparams.keeps_groups:
-      return model
-    stacks = (_stacked(t, num) for t in averaged(weights))
-    return model.with_sets(**{_GROUPS: tuple(stacks)})
+    weak = examples.logits(networks.model, 'weak')
+    if self.pseudo_labels == WEAK_VIEW:
+      strong = examples.logits(networks.model, 'strong')
+      loss, metrics = learn(weak, strong)
+      return self.unlabeled_loss_weight * loss, metrics
+    # The mean over both views, each of which labels itself.
+    first, metrics = learn(weak, weak)
+    strong = examples.logits(networks.model, 'strong')
+    second, more = learn(strong, strong)
+    weight = 0.5 * self.unlabeled_loss_weight
+    # A count is at most the number of examples.
+    halves = {
+      name: base.Mean(
+        0.5 * (total + more[name].total), 0.5 * (count + more[name].count)
+      )
+      for name, (total, count) in metrics.items()
+    }
+    return weight * first + weight * second, halves
 
   def update(
-    model: ServerModel,
-    aggregated: server_algorithm.Aggregated,
-    tools: server_algorithm.ServerTools,
-  ) -> ServerModel:
-    by_group = aggregated.of_groups()
-    # Weights are differences from theta: of one group, this is FedAvg's update.
-    theta = averaged(model.weights)
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Averages within groups, and then over groups (steps 3 to 5)."""
+    by_group = aggregate.by_group()
+    # Weights are differences from theta: for one group, as FedAvg's update.
+    theta = self._changed(state.weights)
     copies: list[tuple[tf.Tensor, ...]] = []
-    if not at_clients:
+    if not self.round.labels_at_clients:
       copies = [
-        averaged(tools.train(model.weights, i)) for i in range(num_copies)
+        self._changed(server.train(state.weights, i))
+        for i in range(self._num_copies)
       ]
+    groups = state.memory.groups if self.keeps_groups else ()
+    rows = self._changed(self._starts(state.weights, groups))
     # A group without clients stays at its own row.
-    own = tf.one_hot(tf.range(num) % groups.num_starts, groups.num_starts)
+    num, num_rows = self.num_groups, rows[0].shape[0]
+    own = tf.one_hot(tf.range(num) % num_rows, num_rows)
     shares = tf.where(by_group.sizes[:, None] > 0.0, by_group.starts, own)
-    rows = averaged(groups.starts(model))
-    of_groups = []
+    changes = []
     for i, of_theta in enumerate(theta):
-      far = _beside(shares, of_theta) * (of_theta - rows[i])[None]
+      far = _expand(shares, of_theta) * (of_theta - rows[i])[None]
       change = tf.reduce_sum(far, axis=1) + by_group.update[i]
       if copies:
-        size = _beside(by_group.sizes, of_theta)
-        of_copies = tf.stack([of_theta - copy[i] for copy in copies])
-        change = (size * change + of_copies) / (size + 1.0)
-      of_groups.append(change)
-    mean = tuple(tf.reduce_mean(change, axis=0) for change in of_groups)
-    if at_clients:  # Without any client, there is no update to apply.
+        size = _expand(by_group.sizes, of_theta)
+        trained = tf.stack([of_theta - copy[i] for copy in copies])
+        change = (size * change + trained) / (size + 1.0)
+      changes.append(change)
+    mean = tuple(tf.reduce_mean(change, axis=0) for change in changes)
+    if self.round.labels_at_clients:  # Without clients there is no update.
       nobody = tf.equal(tf.reduce_sum(by_group.sizes), 0.0)
       mean = tuple(tf.where(nobody, float('nan'), t) for t in mean)
-    after = model.with_weights(tools.apply(model.weights, mean))
-    if not hparams.keeps_groups:
-      return after
-    stacks = (t[None] - c for t, c in zip(theta, of_groups, strict=True))
-    return after.with_sets(**{_GROUPS: tuple(stacks)})
+    state = state._replace(weights=server.apply(state.weights, mean))
+    if not self.keeps_groups:
+      return state
+    stacks = (t[None] - c for t, c in zip(theta, changes, strict=True))
+    return state.remember(groups=tuple(stacks))
 
-  return server_algorithm.ServerAlgorithm(
-    start,
-    update,
-    sends=lambda model: {},  # Clients receive rows instead.
-    num_trainings=num_copies,
-  )
+
+def _stack(tensor: tf.Tensor, num: int) -> tf.Tensor:
+  """Repeats a tensor in a new first dimension."""
+  return tf.repeat(tensor[None], num, axis=0)
+
+
+def _expand(values: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+  """Adds dimensions to `values`, to multiply stacked tensors by them."""
+  return tf.reshape(values, [*values.shape, *[1] * tensor.shape.rank])

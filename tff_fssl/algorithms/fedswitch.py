@@ -1,29 +1,35 @@
-"""FedSwitch: teacher or student labels, whichever fits clients' data better.
+"""FedSwitch, and TS-Server EMA and TS-Client EMA, its baselines.
 
 Zhao, Ghosh, Bharadwaj and Ma, "When does the student surpass the teacher?
 Federated Semi-supervised Learning with Teacher-Student EMA", arXiv 2023
 (2301.10114). There is no code of the authors.
 
-In a round:
-1.  The server sends the student S; in a teacher round also the teacher T.
-2.  For each batch, a client makes pseudo-labels from weak views, by T in a
-    teacher round and by S as it is now in a student round. It makes a step of
-    SGD on FixMatch's loss for S (with labels at the clients, plus the loss of a
-    labelled batch; with FedProx's term), then T <- a' T + (1 - a') S.
-3.  It sends the change of S, and how far mean predictions for a batch diverge
-    from uniform: those of S (strong views) and, if it has it, T (weak views),
-    means over batches. Its T is dropped.
-4.  The server averages the changes. With labels at the server, it trains S on
-    them. Then T <- a T + (1 - a) S, in every round.
-5.  With D_T, D_S the means over clients: the next round is a teacher round if
-    and only if |D_T - beta| < |D_S - beta|. The first one is.
+In a round of TS-Server EMA:
+1.  The server sends the student S and the teacher T.
+2.  For each batch, a client predicts weak views by T and makes a step of SGD on
+    FixMatch's loss for S (with labels at the clients, plus the loss of a
+    labelled batch; with FedProx's term).
+3.  It sends the change of S. The server averages and, with labels at the
+    server, trains S on them. Then T <- a T + (1 - a) S.
+
+TS-Client EMA: after each batch T <- a' T + (1 - a') S, and clients send the
+change of T, too. The server's T is the mean of the clients' teachers. With
+labels at the server, it ends with T <- a T + (1 - a) S (our choice: without it,
+labels would reach T only through clients).
+
+FedSwitch: the server decides who labels, the teacher or the student as it is
+now. T follows S at clients as in TS-Client EMA, but is dropped there, and at
+the server as in TS-Server EMA. Clients also send how far mean predictions for a
+batch diverge from uniform: those of S (strong views) and, if they have it, T
+(weak views), means over batches. With D_T, D_S the means over clients, T labels
+the next round if and only if |D_T - beta| < |D_S - beta|. T labels the first.
 
 The paper contradicts itself. docs/algorithms/fedswitch.md lists all places, by
 these ids; what is decided here:
 C1  The closer one labels (eq. 3); algorithms 1 and 2 have it inverted
     (`--fedswitch.labeler=farthest`).
-C2  What is not needed is not sent (text); algorithms 1 and 2 always send T
-    (`--fedswitch.teacher_probe=always_send`).
+C2  A network is sent only if clients need it (text); algorithms 1 and 2 always
+    send T (`--fedswitch.teacher_probe=always_send`).
 C4  T follows S at clients (text); in the algorithms only at the server
     (`--fedswitch.local_ema_decay=1`).
 C5  Divergences are means over batches (eq. 2), not sums.
@@ -31,6 +37,8 @@ C6  D_T in student rounds is the last one measured (`teacher_probe`).
 C8  D_S is of strong views (section 4.2), though S labels weak ones
     (`student_view`).
 C9  The proximal term is mu/2 |S - S_round|^2, by `--proximal_strength`.
+C13 The paper also calls the global teacher of TS-Client EMA an average of
+    global students: that is `--fedswitch.labeler=teacher`.
 C15 The loss on pseudo-labels is a mean over the batch, with a threshold.
 C16 The divergences leave clients beside the sum: `secure` and `dp` refuse them.
 
@@ -40,171 +48,496 @@ predicts with its own batch norm statistics, S with those of the batch.
 
 from __future__ import annotations
 
-import collections
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+import dataclasses
 import math
+from typing import NamedTuple
 
-from tff_fssl.algorithms import fedswitch_hparams
-from tff_fssl.data import augment
-from tff_fssl.finalizers import server_algorithm
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import channels
+from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import teaching
 from tff_fssl.models.weights import Weights
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import divergence
+from tff_fssl.semisup import moving_average
+from tff_fssl.semisup import pseudo_labels
 
-FedSwitchHparams = fedswitch_hparams.FedSwitchHparams
-ServerModel = server_algorithm.ServerModel
-Networks = algorithm_lib.Networks
-Batch = algorithm_lib.Batch
-_BY_TEACHER = 'labeled_by_teacher'
+TEACHER = 'teacher'
+# Values of hyper-parameters.
+CLOSEST, FARTHEST, STUDENT = 'closest', 'farthest', 'student'
+HOLD, PROBE, ALWAYS_SEND = 'hold', 'probe', 'always_send'
+_SWITCHES = {'labeler': (CLOSEST, FARTHEST)}
+# The two divergences, as uploads and as metrics.
 _DIVERGENCES = ('student_divergence', 'teacher_divergence')
+_MEASURED = 'is_measured'
 
 
-def _predict(
-  hparams: FedSwitchHparams, networks: Networks, batch: Batch
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
-  """(predictions to label with; the teacher's, if it was sent; the student's).
+class TeacherMemory(NamedTuple):
+  """The server's memory.
 
-  Of weak views. The student's are made only where they are needed.
+  Attributes:
+    teacher: The moving average of the students.
   """
-  images = batch.parts[objective.UNLABELED].views['weak']
-  by_teacher, is_sent = (
-    batch.constants[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
+
+  teacher: Weights
+
+
+@dataclasses.dataclass(frozen=True)
+class TsServerEma(base.Algorithm):
+  """TS-Server EMA: the server keeps a teacher, which labels."""
+
+  name = 'ts_server_ema'
+  paper = 'Zhao et al., arXiv 2023'
+  unlabeled_views = base.WEAK_AND_STRONG
+  compute = base.Compute(base.Passes(2, 1))
+  capabilities = base.Capabilities(weight_sets_down=2)
+  # The paper's optimizers are plain SGD and FedAvg, with FedProx's term.
+  round_defaults = {
+    'client_epochs': 1,
+    'server_epochs': 1,
+    'max_gradient_norm': 0.0,
+    'num_pretraining_rounds': 0,
+    'proximal_strength': 0.01,
+    'server_optimizer_momentum': 0.0,
+  }
+  tiny = {'confidence_threshold': 0.3}
+
+  confidence_threshold: float = hparam(
+    0.95,
+    'Minimum probability of a pseudo-label (the paper tunes it and gives no'
+    ' value; this is FixMatch, table 4).',
+    minimum=0,
+    maximum=1,
+  )
+  unlabeled_loss_weight: float = hparam(
+    1.0,
+    'lambda_u, the weight of the loss on pseudo-labels relative to the loss on'
+    ' labels (the paper gives no value; this is FixMatch, table 4).',
+    minimum=0,
+  )
+  ema_decay: float = hparam(
+    0.97,
+    "alpha, the share of the old teacher in the server's moving average, a"
+    ' round. The paper tunes it and gives no value; 0.5^(1 / (0.03 R)) halves'
+    ' the weight of a student within 3% of R rounds: 0.89 for 200, 0.97 for'
+    ' 800, 0.9986 for 16,000.',
+    minimum=0,
+    maximum=1,
   )
 
-  def student() -> tf.Tensor:
-    return tf.nn.softmax(networks.local.logits(images, training=True))
+  def initial_state(self, weights: Weights) -> base.ServerState:
+    """Starts the teacher as the student."""
+    return base.ServerState(weights, TeacherMemory(weights))
 
-  of_student = student() if hparams.student_view == 'weak' else None
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Sends the teacher in every round."""
+    return {TEACHER: base.Broadcast(state.memory.teacher, own_statistics=True)}
 
-  def label() -> tf.Tensor:
-    return student() if of_student is None else tf.identity(of_student)
+  def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
+    """Gives clients the teacher."""
+    return {TEACHER: base.AuxiliaryNetwork(TEACHER)}
 
-  def with_teacher() -> tuple[tf.Tensor, tf.Tensor]:
-    of_teacher = teaching.teacher_probs(networks, batch)
-    if not hparams.measuring_period:  # Then it is sent only to label.
-      return of_teacher, of_teacher
-    return tf.cond(by_teacher, lambda: of_teacher, label), of_teacher
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Keeps the count that says whether the teacher has statistics."""
+    teacher = client.received[TEACHER]
+    return base.Prepared(
+      constants={'statistics_count': teacher.statistics_count}
+    )
 
-  probs, of_teacher = tf.cond(is_sent, with_teacher, lambda: (label(),) * 2)
-  return probs, of_teacher, of_student
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes FixMatch's loss with the teacher's pseudo-labels (step 2)."""
+    probs = self._teacher_probs(networks, batch)
+    logits = batch.unlabeled.logits(networks.model, 'strong')
+    return self._pseudo_label_loss(probs, logits, batch)
 
+  def _pseudo_label_loss(
+    self, probs: tf.Tensor, logits: tf.Tensor, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the weighted loss on pseudo-labels that anybody made."""
+    examples = batch.unlabeled
+    loss, metrics = pseudo_labels.loss(
+      probs,
+      logits,
+      examples.labels,
+      examples.weights,
+      self.confidence_threshold,
+    )
+    return self.unlabeled_loss_weight * loss, metrics
 
-def build_local_algorithm(
-  hparams: FedSwitchHparams, round_hparams: round_hparams_lib.RoundHparams
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: steps 2 and 3."""
-
-  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
-    weights = batch.parts[objective.UNLABELED].weights
-    probs, of_teacher, of_student = _predict(hparams, networks, batch)
-    result, of_strong = teaching.learn(hparams, networks, batch, probs)
-    # A batch of labelled examples alone has no divergence.
-    count = tf.cast(tf.reduce_any(weights > 0.0), tf.float32)
-    counts = (count, count * batch.constants['teacher_sent'])
-    of_both = (of_strong if of_student is None else of_student, of_teacher)
-    ratios = {_BY_TEACHER: (count * batch.constants['by_teacher'], count)}
-    for name, of_one, size in zip(_DIVERGENCES, of_both, counts, strict=True):
-      value = divergence.from_uniform(of_one, weights, hparams.divergence_of)
-      ratios[name] = (tf.math.multiply_no_nan(value, size), size)
-    return result._replace(ratios={**result.ratios, **ratios})
-
-  def finish(
-    networks: Networks,
-    data: algorithm_lib.ClientData,
-    views: augment.Views,
-    ratios: Mapping[str, algorithm_lib.Ratio],
-  ) -> algorithm_lib.Finished:
-    del networks, data, views
-    signals = {n: tf.math.divide_no_nan(*ratios[n]) for n in _DIVERGENCES}
-    # 0 of a client without unlabelled examples.
-    is_measured = tf.cast(ratios[_DIVERGENCES[0]][1] > 0.0, tf.float32)
-    return algorithm_lib.Finished({**signals, 'is_measured': is_measured})
-
-  local = teaching.clients(
-    step,
-    labels_at_clients=round_hparams.labels_at_clients,
-    local_decay=hparams.local_ema_decay,
-    ratios=(*_DIVERGENCES, _BY_TEACHER),
-  )
-  if not hparams.switches:
-    return local
-  # Rounding may take them this far out of [0, log C].
-  signal = algorithm_lib.Signal(-1e-4, lambda c: math.log(c) + 1e-4)
-  signals = dict.fromkeys(_DIVERGENCES, signal)
-  signals['is_measured'] = algorithm_lib.Signal(0.0, 1.0)
-  return local._replace(finish=finish, signals=signals)
-
-
-def _control(
-  hparams: FedSwitchHparams, by_teacher: tf.Tensor, round_num: tf.Tensor | int
-) -> collections.OrderedDict[str, tf.Tensor]:
-  """Of a round: whether the teacher labels, and whether it is sent."""
-  is_sent = by_teacher
-  if hparams.measuring_period:
-    is_sent |= tf.equal(round_num % hparams.measuring_period, 0)
-  return collections.OrderedDict(
-    by_teacher=tf.cast(by_teacher, tf.float32),
-    teacher_sent=tf.cast(is_sent, tf.float32),
-  )
-
-
-def _switch(
-  hparams: FedSwitchHparams,
-  model: ServerModel,
-  aggregated: server_algorithm.Aggregated,
-) -> tuple[tf.Tensor, collections.OrderedDict[str, tf.Tensor]]:
-  """(whether the teacher labels next, the last divergences): step 5."""
-  num = aggregated.signals['is_measured']
-  counts = (num, num * model.control['teacher_sent'])
-  last = collections.OrderedDict(model.sets['divergences'])
-  for name, count in zip(_DIVERGENCES, counts, strict=True):
-    mean = aggregated.signals[name] / count
-    last[name] = tf.where(count > 0.0, mean, last[name])
-  of_student, of_teacher = (
-    tf.abs(last[n] - hparams.prior_divergence) for n in _DIVERGENCES
-  )
-  by_teacher = of_teacher < of_student
-  if hparams.labeler == fedswitch_hparams.FARTHEST:
-    by_teacher = tf.logical_not(by_teacher)
-  # Without a report, the round is of the same kind.
-  as_before = model.control['by_teacher'] > 0.5
-  return tf.where(num > 0.0, by_teacher, as_before), last
-
-
-def build_server(
-  hparams: FedSwitchHparams, round_hparams: round_hparams_lib.RoundHparams
-) -> server_algorithm.ServerAlgorithm:
-  """The server's part: steps 4 and 5."""
-  del round_hparams
-  averaging = server_algorithm.with_moving_average(
-    server_algorithm.FEDAVG, teaching.TEACHER, hparams.ema_decay
-  )
-  first = hparams.labeler != fedswitch_hparams.STUDENT
-
-  def start(weights: Weights) -> ServerModel:
-    nothing = dict.fromkeys(_DIVERGENCES, tf.constant(float('nan')))
-    model = averaging.start(weights)
-    model = model.with_sets(divergences=collections.OrderedDict(nothing))
-    return model._replace(control=_control(hparams, tf.constant(first), 1))
+  def _teacher_probs(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> tf.Tensor:
+    """Predicts weak views by the teacher, as in evaluation: float32 [B, C]."""
+    logits = networks[TEACHER].inference_logits(
+      batch.unlabeled.views['weak'], batch.prepared['statistics_count']
+    )
+    return tf.nn.softmax(logits)
 
   def update(
-    model: ServerModel,
-    aggregated: server_algorithm.Aggregated,
-    tools: server_algorithm.ServerTools,
-  ) -> ServerModel:
-    model = averaging.update(model, aggregated, tools)
-    by_teacher = tf.constant(first)
-    if hparams.switches:
-      by_teacher, last = _switch(hparams, model, aggregated)
-      model = model.with_sets(divergences=last)
-    next_round = tools.round_num + 1
-    return model._replace(control=_control(hparams, by_teacher, next_round))
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Updates the student as FedAvg does; then the teacher follows it."""
+    state = super().update(state, aggregate, server)
+    teacher = moving_average.follow(
+      state.memory.teacher,
+      state.weights,
+      self.ema_decay,
+      # Server pre-training moves the student alone; the teacher is a copy.
+      started=server.round_num >= 1,
+    )
+    return state.remember(teacher=teacher)
 
-  sends = lambda model: {teaching.TEACHER: model.control['teacher_sent'] > 0.5}
-  return server_algorithm.ServerAlgorithm(
-    start, update, sends, statistics_if_sent=(teaching.TEACHER,)
+  def other_predictions(
+    self,
+  ) -> Mapping[str, Callable[[base.ServerState], Weights]]:
+    """Evaluates the teacher as well."""
+    return {TEACHER: lambda state: state.memory.teacher}
+
+
+_LOCAL_EMA_DECAY = (
+  "alpha of the client's moving average, a batch; 1: the teacher stays as it"
+  ' was sent. The paper has one alpha for both; at 0.999, five batches would'
+  ' move the teacher by half a percent of the way to the student.'
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class TsClientEma(TsServerEma):
+  """TS-Client EMA: clients train a teacher, too, and send it back."""
+
+  name = 'ts_client_ema'
+  capabilities = base.Capabilities(weight_sets_down=2, weight_sets_up=2)
+
+  local_ema_decay: float = hparam(0.97, _LOCAL_EMA_DECAY, minimum=0, maximum=1)
+
+  def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
+    """Has clients upload the teacher."""
+    return {TEACHER: base.AuxiliaryNetwork(TEACHER, uploaded=True)}
+
+  def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
+    """Moves the client's teacher towards its student."""
+    del batch
+    moving_average.follow_network(
+      networks[TEACHER], networks.model, self.local_ema_decay
+    )
+
+  def update(
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Averages the teachers, too."""
+    average = aggregate.move(TEACHER, state.memory.teacher)
+    state = super().update(state.remember(teacher=average), aggregate, server)
+    if not self.round.labels_at_clients:
+      return state
+    # The mean of the teachers stands; only the statistics of the moving average
+    # are of use.
+    teacher = state.memory.teacher._replace(trainable=average.trainable)
+    return state.remember(teacher=teacher)
+
+
+class SwitchMemory(NamedTuple):
+  """The memory of FedSwitch's server.
+
+  Attributes:
+    teacher: The moving average of the students.
+    student_divergence: The last mean over clients, float32; NaN before.
+    teacher_divergence: The same for the teacher.
+    by_teacher: float32, 1 if the teacher labels in the next round, else 0.
+    teacher_sent: float32, 1 if clients get the teacher in the next round.
+  """
+
+  teacher: Weights
+  student_divergence: tf.Tensor
+  teacher_divergence: tf.Tensor
+  by_teacher: tf.Tensor
+  teacher_sent: tf.Tensor
+
+
+@dataclasses.dataclass(frozen=True)
+class FedSwitch(TsServerEma):
+  """FedSwitch: teacher or student makes the pseudo-labels of a round."""
+
+  name = 'fedswitch'
+  capabilities = base.Capabilities(
+    extra_uploads=('divergences of predictions from uniform',),
+    weight_sets_down=2,
+    signals='switches',
+    without_signals='labeler=teacher',
   )
+  metrics = (
+    metrics_lib.of_clients(
+      'student_divergence',
+      "Divergence of the student's mean prediction for a batch from the uniform"
+      ' distribution, mean over batches. (The switch compares means over'
+      ' clients.)',
+      metrics_lib.NATS,
+      curve=metrics_lib.Curve('Divergence from uniform', 'student'),
+    ),
+    metrics_lib.of_clients(
+      'teacher_divergence',
+      "The same for the teacher's predictions of weak views; `nan` in rounds in"
+      ' which clients do not get the teacher.',
+      metrics_lib.NATS,
+      curve=metrics_lib.Curve(
+        'Divergence from uniform', 'teacher', metrics_lib.DASHED
+      ),
+    ),
+    metrics_lib.of_clients(
+      'labeled_by_teacher',
+      'Share of batches that the teacher labels: 1 in a teacher round, 0 in a'
+      ' student round.',
+      metrics_lib.SHARE,
+      curve=metrics_lib.Curve('Labelled by the teacher'),
+      figure='by teacher',
+    ),
+  )
+
+  local_ema_decay: float = hparam(
+    0.97,
+    _LOCAL_EMA_DECAY,
+    minimum=0,
+    maximum=1,
+    needs={'labeler': (CLOSEST, FARTHEST, TEACHER)},
+  )
+  labeler: str = hparam(
+    CLOSEST,
+    'Who makes the pseudo-labels of a round. closest: the one whose divergence'
+    ' from uniform is closer to prior_divergence (eq. 3 and text); farthest:'
+    ' the other one (algorithms 1 and 2); teacher, student: always this one.',
+    choices=(CLOSEST, FARTHEST, TEACHER, STUDENT),
+  )
+  prior_divergence: float = hparam(
+    0.0,
+    "beta, the divergence of clients' labels from equal shares of all C"
+    ' classes, in nats: 0 for IID clients, at most log C. The paper gives no'
+    ' value; the expected one of Dir(a) with 10 classes is 1.46 for a = 0.1,'
+    ' 0.37 for a = 1 and 0.04 for a = 10. Labels cannot tell it: clients hold'
+    ' equally many labels of each class.',
+    minimum=0,
+    maximum=25,
+    needs=_SWITCHES,
+  )
+  student_view: str = hparam(
+    'strong',
+    "The views by which the student's divergence is measured. strong: those"
+    ' that it learns from (section 4.2); weak: those that it labels, at the'
+    ' cost of one more pass in teacher rounds. (Strong views flatten'
+    ' predictions.)',
+    choices=('strong', 'weak'),
+  )
+  divergence_of: str = hparam(
+    divergence.PROBABILITIES,
+    'The distribution whose divergence is measured. probabilities: the mean'
+    ' prediction for a batch; labels: the histogram of the most probable'
+    ' classes, which is biased in small batches. The paper does not say which.',
+    choices=(divergence.PROBABILITIES, divergence.LABELS),
+  )
+  teacher_probe: str = hparam(
+    HOLD,
+    "Where the teacher's divergence comes from while the student labels, and"
+    ' clients do not get the teacher. hold: it is the last one measured; probe:'
+    ' every probe_period rounds the teacher is sent and measured, while the'
+    ' student still labels; always_send: it is sent in each round, as in'
+    ' algorithms 1 and 2, which costs what the switch saves.',
+    choices=(HOLD, PROBE, ALWAYS_SEND),
+    needs=_SWITCHES,
+  )
+  probe_period: int = hparam(
+    20,
+    'Rounds from probe to probe; 20 are an epoch over 100 clients, five a'
+    ' round.',
+    minimum=1,
+    maximum=10**6,
+    needs={**_SWITCHES, 'teacher_probe': (PROBE,)},
+  )
+
+  @property
+  def switches(self) -> bool:
+    """Whether divergences decide who labels. Clients then send them."""
+    return self.labeler in (CLOSEST, FARTHEST)
+
+  @property
+  def probe_interval(self) -> int:
+    """The rounds after which the teacher is sent, whoever labels; 0: never."""
+    if not self.switches:
+      return 0
+    return {HOLD: 0, PROBE: self.probe_period, ALWAYS_SEND: 1}[
+      self.teacher_probe
+    ]
+
+  def initial_state(self, weights: Weights) -> base.ServerState:
+    """Starts with a teacher round, unless the student always labels."""
+    unknown = tf.constant(float('nan'))
+    by_teacher = tf.constant(self.labeler != STUDENT)
+    memory = SwitchMemory(
+      weights, unknown, unknown, *self._next_round(by_teacher, 1)
+    )
+    return base.ServerState(weights, memory)
+
+  def _next_round(
+    self, by_teacher: tf.Tensor, round_num: tf.Tensor | int
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """Returns the `by_teacher` and `teacher_sent` of a round."""
+    is_sent = by_teacher
+    if self.probe_interval:
+      is_sent |= tf.equal(round_num % self.probe_interval, 0)
+    return tf.cast(by_teacher, tf.float32), tf.cast(is_sent, tf.float32)
+
+  def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
+    """Sends the teacher only where clients need it (C2)."""
+    memory = state.memory
+    return {
+      TEACHER: base.Broadcast(
+        memory.teacher, when=memory.teacher_sent > 0.5, own_statistics=True
+      ),
+      'by_teacher': base.Broadcast(memory.by_teacher),
+      'teacher_sent': base.Broadcast(memory.teacher_sent),
+    }
+
+  def uploads(self) -> Mapping[str, base.Upload]:
+    """Sends divergences if they decide who labels (C16)."""
+    if not self.switches:
+      return {}
+    report = base.Upload(
+      channels.REPORT,
+      'divergence of predictions from uniform',
+      # Rounding may take a divergence this far out of [0, log C].
+      low=-1e-4,
+      high=lambda sizes: math.log(sizes['classes']) + 1e-4,
+      avoided_by='fedswitch.labeler=teacher',
+    )
+    measured = report._replace(
+      meaning='whether there are divergences', low=0.0, high=1.0
+    )
+    return {**dict.fromkeys(_DIVERGENCES, report), _MEASURED: measured}
+
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Adds the server's two flags of the round."""
+    prepared = super().prepare(client)
+    sent = {n: client.received[n] for n in ('by_teacher', 'teacher_sent')}
+    return prepared._replace(constants={**prepared.constants, **sent})
+
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the loss on pseudo-labels, and divergences (steps 2 and 3)."""
+    examples = batch.unlabeled
+    probs, teacher, student = self._predict(networks, batch)
+    logits = examples.logits(networks.model, 'strong')
+    loss, metrics = self._pseudo_label_loss(probs, logits, batch)
+    if student is None:
+      student = tf.nn.softmax(logits)
+    # A batch without unlabelled examples has no divergence.
+    count = tf.cast(tf.reduce_any(examples.weights > 0.0), tf.float32)
+    counts = (count, count * batch.prepared['teacher_sent'])
+    metrics['labeled_by_teacher'] = base.Mean(
+      count * batch.prepared['by_teacher'], count
+    )
+    for name, predicted, size in zip(
+      _DIVERGENCES, (student, teacher), counts, strict=True
+    ):
+      value = divergence.from_uniform(
+        tf.stop_gradient(predicted), examples.weights, self.divergence_of
+      )
+      metrics[name] = base.Mean(tf.math.multiply_no_nan(value, size), size)
+    return loss, metrics
+
+  def _predict(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+    """Predicts weak views by those networks that are needed.
+
+    Args:
+      networks: The client's networks.
+      batch: The batch.
+
+    Returns:
+      The predictions to label with; the teacher's, or any if it was not sent;
+      the student's, or None if its strong views are measured.
+    """
+    by_teacher, is_sent = (
+      batch.prepared[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
+    )
+
+    def predict_by_student() -> tf.Tensor:
+      # Without the weights of fillers, unlike the logits that learn.
+      images = batch.unlabeled.views['weak']
+      return tf.nn.softmax(networks.model.logits(images, training=True))
+
+    student = predict_by_student() if self.student_view == 'weak' else None
+
+    def label() -> tf.Tensor:
+      return predict_by_student() if student is None else tf.identity(student)
+
+    def predict_by_both() -> tuple[tf.Tensor, tf.Tensor]:
+      teacher = self._teacher_probs(networks, batch)
+      if not self.probe_interval:  # Then it is sent only to label.
+        return teacher, teacher
+      return tf.cond(by_teacher, lambda: teacher, label), teacher
+
+    probs, teacher = tf.cond(is_sent, predict_by_both, lambda: (label(),) * 2)
+    return probs, teacher, student
+
+  def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
+    """Moves the client's teacher towards its student (C4)."""
+    del batch
+    moving_average.follow_network(
+      networks[TEACHER], networks.model, self.local_ema_decay
+    )
+
+  def finish(
+    self, client: base.Client, metrics: Mapping[str, base.Mean]
+  ) -> base.ClientOutput:
+    """Uploads the means of the divergences over batches (C5)."""
+    del client
+    if not self.switches:
+      return base.ClientOutput()
+    uploads = {n: tf.math.divide_no_nan(*metrics[n]) for n in _DIVERGENCES}
+    # A client without unlabelled examples has no divergence.
+    _, num_batches = metrics[_DIVERGENCES[0]]
+    uploads[_MEASURED] = tf.cast(num_batches > 0.0, tf.float32)
+    return base.ClientOutput(uploads)
+
+  def update(
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Updates student and teacher, then decides who labels next."""
+    state = super().update(state, aggregate, server)
+    by_teacher = tf.constant(self.labeler != STUDENT)
+    if self.switches:
+      by_teacher, divergences = self._switch(state.memory, aggregate.uploads)
+      state = state.remember(**divergences)
+    by_teacher, is_sent = self._next_round(by_teacher, server.round_num + 1)
+    return state.remember(by_teacher=by_teacher, teacher_sent=is_sent)
+
+  def _switch(
+    self, memory: SwitchMemory, uploads: Mapping[str, tf.Tensor]
+  ) -> tuple[tf.Tensor, dict[str, tf.Tensor]]:
+    """Returns whether the teacher labels next, and the last divergences."""
+    num_measured = uploads[_MEASURED]
+    counts = (num_measured, num_measured * memory.teacher_sent)
+    last = {}
+    for name, count in zip(_DIVERGENCES, counts, strict=True):
+      old = getattr(memory, name)
+      last[name] = tf.where(count > 0.0, uploads[name] / count, old)
+    student, teacher = (
+      tf.abs(last[name] - self.prior_divergence) for name in _DIVERGENCES
+    )
+    by_teacher = teacher < student
+    if self.labeler == FARTHEST:
+      by_teacher = tf.logical_not(by_teacher)
+    # Without any divergence, the next round is like this one.
+    same = memory.by_teacher > 0.5
+    return tf.where(num_measured > 0.0, by_teacher, same), last

@@ -5,35 +5,69 @@ and Confidence", NeurIPS 2020.
 
 In a round:
 1.  The server broadcasts the model.
-2.  For each batch, a client makes pseudo-labels from the weak view with its
-    current weights, and keeps those whose probability reaches the threshold.
-    The loss is the cross-entropy of the strong view with the kept
-    pseudo-labels, summed over these and divided by the size of the whole batch.
-    With labels at the clients, the cross-entropy of a labelled batch is added.
-    The optimizer is SGD.
+2.  For each batch, a client predicts the weak views with its current weights.
+    Predictions whose probability reaches the threshold become pseudo-labels.
+    The loss is the cross-entropy of the strong views with these, summed over
+    the kept examples and divided by the size of the whole batch. With labels at
+    the clients, the cross-entropy of a labelled batch is added.
 3.  The server averages. With labels at the server, it then trains on them.
 
 Deviations: batch norm sees weak, strong and labelled views as separate batches
-(FixMatch interleaves them on its accelerators). There is no exponential moving
-average (EMA) of the weights.
+(FixMatch interleaves them on its accelerators). There is no moving average of
+the weights.
 """
 
-from tff_fssl.algorithms import fixmatch_hparams
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import terms
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from __future__ import annotations
+
+import dataclasses
+
+from tff_fssl.algorithms import base
+from tff_fssl.hparams import hparam
+from tff_fssl.lazy import tf
+from tff_fssl.semisup import pseudo_labels
 
 
-def build_local_algorithm(
-  hparams: fixmatch_hparams.FixMatchHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: step 2."""
-  of_clients = terms.fixmatch(
-    confidence_threshold=hparams.confidence_threshold,
-    loss_weight=hparams.unlabeled_loss_weight,
+@dataclasses.dataclass(frozen=True)
+class FixMatch(base.Algorithm):
+  """FixMatch at clients, with FedAvg or FedProx."""
+
+  name = 'fixmatch'
+  paper = 'Sohn et al., NeurIPS 2020'
+  unlabeled_views = base.WEAK_AND_STRONG
+  compute = base.Compute(
+    base.Passes(2, 1),
+    authors=base.Passes(2, 2),
+    note=(
+      "The authors' code (google-research) differentiates one pass over all"
+      ' views, the weak ones included, whose gradients are 0.'
+    ),
   )
-  if not round_hparams.labels_at_clients:
-    return objective.minimize(of_clients)
-  return objective.minimize(of_clients, objective.supervised())
+
+  confidence_threshold: float = hparam(
+    0.95,
+    'Minimum probability of a pseudo-label (FixMatch, table 4).',
+    minimum=0,
+    maximum=1,
+  )
+  unlabeled_loss_weight: float = hparam(
+    1.0,
+    'lambda_u, the weight of the loss on pseudo-labels relative to the loss on'
+    ' labels (FixMatch, table 4).',
+    minimum=0,
+  )
+
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the cross-entropy of strong views with pseudo-labels (eq. 4)."""
+    examples = batch.unlabeled
+    probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
+    logits = examples.logits(networks.model, 'strong')
+    loss, metrics = pseudo_labels.loss(
+      probs,
+      logits,
+      examples.labels,
+      examples.weights,
+      self.confidence_threshold,
+    )
+    return self.unlabeled_loss_weight * loss, metrics

@@ -4,16 +4,16 @@ Lee, Le, Shin and Lee, NeurIPS 2024. There, the labels are at the server.
 
 In a round:
 1.  The server broadcasts weights W and batch norm statistics.
-2.  A client makes pseudo-labels for all its examples, from the weak view at W.
-    Its learning status tau is their mean confidence. Its thresholds tau(c)
-    scale tau by how often each class is predicted (CAT, eq. 6-9). Examples that
-    reach the threshold of their class are kept.
+2.  A client predicts the weak view of each of its examples at W. Its learning
+    status tau is the mean confidence. Its thresholds tau(c) scale tau by how
+    often each class is predicted (CAT, eq. 6-9). It keeps the examples that
+    reach the threshold of their class.
 3.  For each batch of kept examples, from the strong view, a client computes
     L_a, their mean cross-entropy; L_p, the same over those that also reach the
     fixed threshold; eps, an ascent step on L_p (eq. 12); and L_cs = KL(Q(W) ||
     Q(W + eps)) over the same examples as L_p, with its gradient taken at
-    W + eps (SACR, eq. 13). It adds the gradients of w_a L_a at W and of
-    w_cs L_cs, clips the sum and makes a step of SGD.
+    W + eps (SACR, eq. 13). It descends along the gradients of w_a L_a at W and
+    of w_cs L_cs.
 4.  The server averages with weights (1 - tau) (LSAA, eq. 14) and with momentum,
     then trains on its labels.
 5.  Static batch norm gathers statistics.
@@ -24,177 +24,398 @@ kept examples of a batch reach the fixed threshold (always, without CAT), since
 L_p is then L_a, and three if none does, since eps and L_cs are then 0.
 
 With labels at the clients, which the paper does not have, the cross-entropy of
-a labelled batch is added to the loss; the rest of a round is the same.
+a labelled batch is added to the loss.
 
 Deviations from the authors' code: the momenta of the optimizers start at 0 each
 round (theirs persist across rounds, and are stale at clients). Statistics are
 pooled over cohort and server (theirs: over all clients). After pre-training
 they come only from the server, since no client has taken part. Deviations from
 the paper: server pre-training and gradient clipping, as in the authors' code.
-`RoundHparams` and `Fl2Hparams` document which of these choices are flags.
 """
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from collections.abc import Callable, Sequence
+import dataclasses
 
-from tff_fssl.algorithms import fl2_hparams
-from tff_fssl.data import augment
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import inference
-from tff_fssl.local import objective
-from tff_fssl.models import adapter
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
-Fl2Hparams = fl2_hparams.Fl2Hparams
-Networks: TypeAlias = algorithm_lib.Networks
-Batch: TypeAlias = algorithm_lib.Batch
-# The second loss for each `consistency`. Cross-entropy at W + eps is not a
-# consistency loss, hence the other name.
-_SECOND_LOSS = {'sacr': ['consistency'], 'sam': ['perturbed'], 'none': []}
+SACR, SAM, NONE = 'sacr', 'sam', 'none'
+PER_ROUND, PER_STEP = 'per_round', 'per_step'
+# What only concerns the second loss has no effect without it.
+_TERM = {'consistency': (SACR, SAM)}
 
 
-def build_prepare(
-  hparams: Fl2Hparams, batch_size: int
-) -> algorithm_lib.Prepare:
-  """Builds `prepare`: thresholds, pseudo-labels and weight (steps 2 and 4)."""
+def _curve(
+  panel: str, label: str = '', dashes: str = metrics_lib.SOLID
+) -> metrics_lib.Curve:
+  return metrics_lib.Curve(panel, label, dashes)
 
-  def prepare(
-    networks: Networks, data: algorithm_lib.ClientData, views: augment.Views
-  ) -> algorithm_lib.Prepared:
-    probs = inference.weak_probs(networks.local, data, views, batch_size)
-    fixed = hparams.confidence_threshold
-    tau, of_class = thresholds.adaptive_thresholds(probs)
-    if not hparams.adaptive_threshold:
-      of_class = tf.fill(tf.shape(of_class), fixed)
-    labels, kept, confident = thresholds.select(probs, of_class, fixed)
-    prepared = algorithm_lib.Prepared(
-      tf.range(tf.size(labels)),
-      constants={'of_class': of_class},
-      ranges=diagnostics.of_thresholds(tau, of_class, hparams.class_thresholds),
+
+_METRICS = (
+  metrics_lib.of_clients(
+    'loss_consistency',
+    "(FL)^2's L_cs, eq. 13: the Kullback-Leibler divergence between predictions"
+    ' at W and at W + eps, mean over the examples that are trained on. Examples'
+    ' below the fixed threshold count as 0.',
+    metrics_lib.NATS,
+    metrics_lib.LOWER,
+    curve=_curve(
+      metrics_lib.LOSS_AT_CLIENTS, 'consistency', metrics_lib.DOTTED
+    ),
+  ),
+  metrics_lib.of_clients(
+    'loss_perturbed',
+    'With `--fl2.consistency=sam`: cross-entropy at W + eps, mean over the'
+    ' examples that it is taken over.',
+    metrics_lib.NATS,
+    metrics_lib.LOWER,
+    curve=_curve(metrics_lib.LOSS_AT_CLIENTS, 'at W + eps', metrics_lib.DOTTED),
+  ),
+  metrics_lib.of_clients(
+    'gradient_norm_{pseudo_label,consistency,perturbed}',
+    'With `--fl2.gradient_norms`: the norm of the gradient of one weighted loss'
+    ' before clipping, mean over steps.',
+    'norm',
+  ),
+  metrics_lib.of_clients(
+    'high_confidence_ratio',
+    'Share of pseudo-labels that are kept and reach'
+    ' `--fl2.confidence_threshold`.',
+    metrics_lib.SHARE,
+    curve=_curve(metrics_lib.PSEUDO_LABELS, 'confident', metrics_lib.DASHED),
+    compared='confident',
+  ),
+  metrics_lib.of_clients(
+    'high_confidence_accuracy',
+    'Accuracy of these pseudo-labels.',
+    metrics_lib.SHARE,
+    metrics_lib.HIGHER,
+    curve=_curve(
+      metrics_lib.PSEUDO_LABEL_ACCURACY, 'confident', metrics_lib.DASHED
+    ),
+    compared='right among them',
+  ),
+  metrics_lib.of_clients(
+    'high_confidence_{correct_ratio,wrong_ratio}',
+    'Share of pseudo-labels that are confident and right, or wrong.',
+    metrics_lib.SHARE,
+  ),
+  metrics_lib.of_clients(
+    'high_confidence_correct_to_wrong',
+    'Right to wrong ones, among confident pseudo-labels.',
+    'ratio',
+    metrics_lib.HIGHER,
+  ),
+  metrics_lib.range_of_clients(
+    'learning_status',
+    "tau, (FL)^2, eq. 7: a client's mean confidence in its pseudo-labels.",
+    curve=_curve('Learning status'),
+  ),
+  metrics_lib.range_of_clients(
+    'lowest_class_threshold',
+    "A client's lowest threshold of a class, tau(c), eq. 9. The highest is tau."
+    ' With `--fl2.adaptive_threshold=false` all are'
+    ' `--fl2.confidence_threshold`.',
+    curve=_curve("Lowest of a client's class thresholds"),
+  ),
+  metrics_lib.range_of_clients(
+    'mean_class_threshold',
+    "A client's mean threshold over classes.",
+    curve=_curve("Mean of a client's class thresholds"),
+  ),
+  metrics_lib.range_of_clients(
+    'class_threshold_...',
+    'With `--fl2.class_thresholds`: the threshold of the class with the number'
+    ' `...`.',
+    curve=_curve('Class thresholds'),
+  ),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Fl2(base.Algorithm):
+  """(FL)^2: adaptive thresholds, sharpness-aware consistency, LSAA.
+
+  Three hyper-parameters switch the rows of the paper's table 2:
+  `adaptive_threshold`, `consistency` and `learning_status_aggregation`.
+  """
+
+  name = 'fl2'
+  paper = 'Lee et al., NeurIPS 2024'
+  capabilities = base.Capabilities(
+    extra_uploads=('learning status (in the weight)',),
+    own_weights='learning_status_aggregation',
+  )
+  compute = base.Compute(
+    base.Passes(2, 3),
+    once=base.Passes(1, 0),
+    authors=base.Passes(5, 3),
+    note=(
+      '6 if the kept examples of a batch are the confident ones; 3 if no'
+      " example is confident. The authors' code predicts the weak view for"
+      ' nothing, and repeats the pass at W for Q, L_p and L_a.'
+    ),
+  )
+  metrics = _METRICS
+
+  adaptive_threshold: bool = hparam(
+    True,
+    'CAT: a pseudo-label is kept if it reaches the threshold of its class,'
+    ' which adapts to the client; if false, if it reaches'
+    ' confidence_threshold.',
+  )
+  consistency: str = hparam(
+    SACR,
+    'The term added to the loss on pseudo-labels. sacr: consistency between'
+    ' weights W and W + eps (paper, eq. 13); none: no term; sam: the'
+    ' cross-entropy of the pseudo-labels at W + eps (SAM, figure 4).',
+    choices=(SACR, NONE, SAM),
+  )
+  consistency_on: str = hparam(
+    'confident',
+    'The kept examples that the consistency term uses. confident: those that'
+    ' reach confidence_threshold; all; correct: those whose pseudo-label equals'
+    ' the hidden label (figure 4; a diagnostic that no deployment can run).',
+    choices=('confident', 'all', 'correct'),
+    needs=_TERM,
+  )
+  learning_status_aggregation: bool = hparam(
+    True,
+    'LSAA: the weight of an update is 1 - tau, where tau is the learning status'
+    ' of the client; if false, client_weighting decides.',
+  )
+  confidence_threshold: float = hparam(
+    0.95, 'tau_f, the fixed threshold (paper, table 4).', minimum=0, maximum=1
+  )
+  pseudo_label_loss_weight: float = hparam(
+    1.0, 'w_a, the weight of the loss on pseudo-labels (table 4).', minimum=0
+  )
+  consistency_weight: float = hparam(
+    1.0,
+    'w_cs, the weight of the consistency term (table 4).',
+    minimum=0,
+    needs=_TERM,
+  )
+  rho: float = hparam(
+    0.1,
+    'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
+    ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
+    minimum=0,
+    needs=_TERM,
+  )
+  ascent: str = hparam(
+    'asam',
+    'Whether eps scales with the weights. asam: it does (paper text and code);'
+    ' sam: it does not (eq. 12).',
+    choices=('asam', 'sam'),
+    needs=_TERM,
+  )
+  asam_eta: float = hparam(
+    0.01,
+    "eta of ASAM, added to |w| (value: the authors' code).",
+    minimum=0,
+    needs={**_TERM, 'ascent': ('asam',)},
+  )
+  temperature: float = hparam(
+    1.0,
+    'Divisor of the perturbed logits in the consistency term (value: the'
+    " authors' code).",
+    minimum=0,
+    exclusive_minimum=True,
+    needs={'consistency': (SACR,)},
+  )
+  pseudo_labels: str = hparam(
+    PER_ROUND,
+    'When pseudo-labels are made. per_round: once, with the broadcast weights;'
+    " batches then hold only kept examples (the authors' code). per_step: for"
+    ' each batch of all examples, with the current weights (algorithm 1, line'
+    ' 13). In both cases thresholds are computed once a round.',
+    choices=(PER_ROUND, PER_STEP),
+  )
+  gradient_norms: bool = hparam(
+    False,
+    'Whether to report the mean gradient norms of the two losses, weighted as'
+    ' in their sum and before clipping, as gradient_norm_pseudo_label and'
+    ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
+  )
+  class_thresholds: bool = hparam(
+    False,
+    'Whether to report the threshold of each class as class_threshold_0,'
+    ' class_threshold_1, ...: mean, minimum and maximum over clients.',
+    needs={'adaptive_threshold': (True,)},
+  )
+
+  def without_effect(self) -> dict[str, str]:
+    """Lists fields that change nothing, in addition to those with `needs`."""
+    if self.rho:
+      return {}
+    return dict.fromkeys(('ascent', 'asam_eta'), f'--fl2.rho={self.rho}')
+
+  def unlabeled_stream(self) -> base.Stream:
+    """Draws weak views only if each step makes its pseudo-labels."""
+    if self.pseudo_labels == PER_STEP:
+      return base.Stream(base.WEAK_AND_STRONG)
+    return base.Stream({'strong': 'strong'})
+
+  @property
+  def sets_weights(self) -> bool:
+    """Whether the learning status sets the weight of an update (LSAA)."""
+    return self.learning_status_aggregation
+
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Computes thresholds, pseudo-labels and the weight (steps 2 and 4)."""
+    probs = client.predict(self.round.statistics_batch_size)
+    tau, limits = thresholds.adaptive_thresholds(probs)
+    if not self.adaptive_threshold:
+      limits = tf.fill(tf.shape(limits), self.confidence_threshold)
+    prepared = base.Prepared(
+      constants={'limits': limits}, ranges=self._ranges(tau, limits)
     )
-    if not hparams.per_step:
-      prepared = prepared._replace(
-        selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
-        of_example={'labels': labels, 'confident': confident},
-        ratios=diagnostics.kept_and_confident(
-          labels, data.unlabeled.y, kept, confident
-        ),
-      )
-    if hparams.learning_status_aggregation:
+    if self.learning_status_aggregation:
       prepared = prepared._replace(weight=tf.maximum(1.0 - tau, 0.0))
-    return prepared
+    if self.pseudo_labels == PER_STEP:
+      return prepared
+    labels, kept, confident = thresholds.select(
+      probs, limits, self.confidence_threshold
+    )
+    return prepared._replace(
+      selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
+      per_example={'labels': labels, 'confident': confident},
+      metrics=diagnostics.kept_and_confident(
+        labels, client.unlabeled.y, kept, confident
+      ),
+    )
 
-  return prepare
-
-
-def _targets(
-  hparams: Fl2Hparams, network: adapter.Network, batch: Batch
-) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, dict[str, algorithm_lib.Ratio]]:
-  """(labels, kept, confident, metrics) of a batch."""
-  part = batch.parts[objective.UNLABELED]
-  if not hparams.per_step:
-    confident = part.of_example['confident']
-    return part.of_example['labels'], tf.ones_like(confident), confident, {}
-  probs = tf.nn.softmax(objective.training_logits(network, part, 'weak'))
-  labels, kept, confident = thresholds.select(
-    probs, batch.constants['of_class'], hparams.confidence_threshold
-  )
-  ratios = diagnostics.kept_and_confident(
-    labels, part.labels, kept, confident, part.weights
-  )
-  return labels, kept, confident, ratios
-
-
-def step_ratios(hparams: Fl2Hparams) -> tuple[str, ...]:
-  """The names of the metrics that a step returns."""
-  kinds = ('loss', 'gradient_norm') if hparams.gradient_norms else ('loss',)
-  terms = ['pseudo_label', *_SECOND_LOSS[hparams.consistency]]
-  names = tuple(f'{kind}_{term}' for kind in kinds for term in terms)
-  return names + (diagnostics.KEPT_AND_CONFIDENT if hparams.per_step else ())
-
-
-def build_step(hparams: Fl2Hparams) -> algorithm_lib.Step:
-  """Builds `step`: the gradient of w_a L_a + w_cs L_cs (step 3)."""
-
-  def step(networks: Networks, batch: Batch) -> algorithm_lib.StepResult:
-    network, part = networks.local, batch.parts[objective.UNLABELED]
-    variables, images = network.trainable_variables, part.views['strong']
-    labels, kept, confident, ratios = _targets(hparams, network, batch)
+  def unlabeled_step(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.StepResult:
+    """Computes the gradient of w_a L_a + w_cs L_cs (step 3)."""
+    model, examples = networks.model, batch.unlabeled
+    labels, kept, confident, metrics = self._pseudo_labels(networks, batch)
     mask = {
       'confident': confident,
       'all': kept,
-      'correct': tf.logical_and(kept, tf.equal(labels, part.labels)),
-    }[hparams.consistency_on]
-    mask, kept = (tf.cast(m, tf.float32) * part.weights for m in (mask, kept))
-
+      'correct': tf.logical_and(kept, tf.equal(labels, examples.labels)),
+    }[self.consistency_on]
+    mask, kept = (
+      tf.cast(m, tf.float32) * examples.weights for m in (mask, kept)
+    )
+    # Persistent: L_a and L_p are differentiated one after the other.
     with tf.GradientTape(persistent=True) as tape:
-      logits = network.logits(images, training=True, weights=part.weights)
+      logits = examples.logits(model, 'strong')
       entropies = losses.cross_entropy(labels, logits)
       loss_a = losses.masked_mean(entropies, kept)
       loss_p = losses.masked_mean(entropies, mask)
-    gradients_a = network.gradients(tape, loss_a)
-    gradients = [hparams.pseudo_label_loss_weight * g for g in gradients_a]
-    gradients_p = lambda: network.gradients(tape, loss_p)
-    # Where all kept examples are in the mask, L_p is L_a.
-    same = tf.reduce_all(tf.equal(mask, kept))
+    gradients_a = model.gradients(tape, loss_a)
+    gradients = [self.pseudo_label_loss_weight * g for g in gradients_a]
+    # For each loss: mean, number of examples, weighted gradient.
+    terms = {'pseudo_label': (loss_a, tf.reduce_sum(kept), gradients)}
+    if self.consistency != NONE:
+      # If all kept examples are in the mask, L_p is L_a. A function, so that
+      # the backward pass is made only if some example is in the mask.
+      gradients_p = lambda: tf.cond(
+        tf.reduce_all(tf.equal(mask, kept)),
+        lambda: gradients_a,
+        lambda: model.gradients(tape, loss_p),
+      )
+      loss_cs, gradients_cs = self._perturbed_loss(
+        networks, batch, gradients_p, labels, logits, mask
+      )
+      gradients_cs = [self.consistency_weight * g for g in gradients_cs]
+      gradients = [a + c for a, c in zip(gradients, gradients_cs, strict=True)]
+      # L_cs is a mean over the whole batch; unconfident examples contribute 0.
+      # Cross-entropy at W + eps is not a consistency loss, hence another name.
+      if self.consistency == SAM:
+        terms['perturbed'] = loss_cs, tf.reduce_sum(mask), gradients_cs
+      else:
+        terms['consistency'] = loss_cs, tf.size(labels), gradients_cs
+    for name, (loss, size, weighted) in terms.items():
+      metrics[f'loss_{name}'] = base.Mean.weighted(loss, size)
+      if self.gradient_norms:
+        norm = tf.linalg.global_norm(weighted)
+        metrics[f'gradient_norm_{name}'] = base.Mean.ratio(norm, 1.0)
+    return base.StepResult(gradients, metrics)
 
-    def loss_at_perturbed() -> tf.Tensor:
-      perturbed = network.logits(images, training=True, weights=part.weights)
-      if hparams.consistency == 'sam':
+  def _pseudo_labels(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, base.Metrics]:
+    """Returns (labels, kept, confident, metrics) of a batch."""
+    examples = batch.unlabeled
+    if self.pseudo_labels == PER_ROUND:  # The batch holds kept examples only.
+      confident = examples.prepared['confident']
+      return examples.prepared['labels'], tf.ones_like(confident), confident, {}
+    probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
+    labels, kept, confident = thresholds.select(
+      probs, batch.prepared['limits'], self.confidence_threshold
+    )
+    metrics = diagnostics.kept_and_confident(
+      labels, examples.labels, kept, confident, examples.weights
+    )
+    return labels, kept, confident, metrics
+
+  def _perturbed_loss(
+    self,
+    networks: base.Networks,
+    batch: base.Batch,
+    gradients_p: Callable[[], list[tf.Tensor]],
+    labels: tf.Tensor,
+    logits: tf.Tensor,
+    mask: tf.Tensor,
+  ) -> tuple[tf.Tensor, Sequence[tf.Tensor]]:
+    """Computes L_cs and its gradient at W + eps (eq. 12 and 13).
+
+    Args:
+      networks: The client's networks, at W.
+      batch: The batch.
+      gradients_p: Computes the gradients of L_p at W.
+      labels: int32 [B], pseudo-labels.
+      logits: float32 [B, C], of strong views at W.
+      mask: float32 [B], the examples that count.
+
+    Returns:
+      The loss and its gradients; zeros if no example counts.
+    """
+    model = networks.model
+
+    def loss_fn() -> tf.Tensor:
+      perturbed = batch.unlabeled.logits(model, 'strong')
+      if self.consistency == SAM:
         return losses.masked_mean(losses.cross_entropy(labels, perturbed), mask)
       return losses.masked_consistency(
-        tf.nn.softmax(logits), perturbed, mask, hparams.temperature
+        tf.nn.softmax(logits), perturbed, mask, self.temperature
       )
 
-    # For each loss: (mean, number of examples, weighted gradient).
-    terms = {'pseudo_label': (loss_a, tf.reduce_sum(kept), gradients)}
-    if hparams.consistency != 'none':
-      loss_cs, gradients_cs = tf.cond(
-        tf.reduce_any(mask > 0.0),
-        lambda: sharpness.loss_and_gradients_at_ascent(
-          network,
-          tf.cond(same, lambda: gradients_a, gradients_p),
-          loss_at_perturbed,
-          rho=hparams.rho,
-          eta=hparams.asam_eta,
-          adaptive=hparams.ascent == 'asam',
-        ),
-        lambda: (tf.constant(0.0), tuple(map(tf.zeros_like, variables))),
-      )
-      gradients_cs = [hparams.consistency_weight * g for g in gradients_cs]
-      gradients = [a + c for a, c in zip(gradients, gradients_cs)]
-      # L_cs is a mean over the whole batch; unconfident examples contribute 0.
-      (name,) = _SECOND_LOSS[hparams.consistency]
-      size = tf.reduce_sum(mask) if name == 'perturbed' else tf.size(labels)
-      terms[name] = loss_cs, size, gradients_cs
-    for name, (loss, size, of_loss) in terms.items():
-      ratios[f'loss_{name}'] = algorithm_lib.mean_metric(loss, size)
-      if hparams.gradient_norms:
-        norm = tf.linalg.global_norm(of_loss)
-        ratios[f'gradient_norm_{name}'] = algorithm_lib.ratio(norm, 1.0)
-    return algorithm_lib.StepResult(gradients, ratios)
+    result: tuple[tf.Tensor, Sequence[tf.Tensor]] = tf.cond(
+      tf.reduce_any(mask > 0.0),
+      lambda: sharpness.loss_and_gradients_at_ascent(
+        model,
+        gradients_p(),
+        loss_fn,
+        rho=self.rho,
+        eta=self.asam_eta,
+        adaptive=self.ascent == 'asam',
+      ),
+      lambda: (
+        tf.constant(0.0),
+        tuple(map(tf.zeros_like, model.trainable_variables)),
+      ),
+    )
+    return result
 
-  return step
-
-
-def build_local_algorithm(
-  hparams: Fl2Hparams, round_hparams: round_hparams_lib.RoundHparams
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: steps 2 and 3."""
-  views = ('weak', 'strong') if hparams.per_step else ('strong',)
-  local = algorithm_lib.LocalAlgorithm(
-    prepare=build_prepare(hparams, round_hparams.statistics_batch_size),
-    steps=(build_step(hparams),),
-    step_ratios=step_ratios(hparams),
-    streams={objective.UNLABELED: algorithm_lib.Stream({v: v for v in views})},
-    weighs=hparams.learning_status_aggregation,
-  )
-  if not round_hparams.labels_at_clients:
-    return local
-  return objective.plus(local, objective.supervised())
+  def _ranges(self, tau: tf.Tensor, limits: tf.Tensor) -> dict[str, tf.Tensor]:
+    """Reports the learning status and thresholds, each in [0, 1]."""
+    each = tf.unstack(limits) if self.class_thresholds else []
+    return {
+      'learning_status': tau,
+      'lowest_class_threshold': tf.reduce_min(limits),
+      'mean_class_threshold': tf.reduce_mean(limits),
+      **{f'class_threshold_{c}': limit for c, limit in enumerate(each)},
+    }

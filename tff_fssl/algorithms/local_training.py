@@ -36,129 +36,63 @@ many passes over the test set as there are clients; see
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+import dataclasses
+from typing import ClassVar
 
-from tff_fssl.algorithms import local_training_hparams
-from tff_fssl.algorithms import supervised_hparams
-from tff_fssl.data import augment
-from tff_fssl.finalizers import server_algorithm
-from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import terms
-from tff_fssl.models import server_model
-from tff_fssl.models import statistics
-from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import own_models
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import supervised
+from tff_fssl.algorithms import uda
 
-RoundHparams = round_hparams_lib.RoundHparams
-
-
-def build_supervised(
-  hparams: supervised_hparams.SupervisedHparams, round_hparams: RoundHparams
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part of `local_supervised`."""
-  del hparams  # It has no choices.
-  return _keeping(round_hparams, objective.supervised())
+_PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
+_CAPABILITIES = base.Capabilities(
+  scenarios=(base.LABELS_AT_CLIENTS,),
+  trains_clients=(base.LABELS_AT_CLIENTS,),
+  client_state=True,
+  per_client_broadcast=True,
+  weight_sets_down=0,
+  weight_sets_up=0,
+)
 
 
-def build_uda(
-  hparams: local_training_hparams.LocalUdaHparams, round_hparams: RoundHparams
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part of `local_uda`."""
-  return _keeping(
-    round_hparams,
-    terms.uda(
-      confidence_threshold=hparams.confidence_threshold,
-      temperature=hparams.temperature,
-      loss_weight=hparams.unlabeled_loss_weight,
-    ),
-    terms.annealed_supervised(
-      schedule=hparams.tsa, num_rounds=hparams.tsa_rounds
-    ),
+@dataclasses.dataclass(frozen=True)
+class LocalSupervised(supervised.Supervised):
+  """Labels only by each client alone, without federation."""
+
+  name = 'local_supervised'
+  paper = _PAPER
+  scenarios = (base.LABELS_AT_CLIENTS,)
+  capabilities = _CAPABILITIES
+  alone = True
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalUda(uda.Uda):
+  """UDA by each client alone, without federation."""
+
+  name = 'local_uda'
+  paper = _PAPER
+  scenarios = (base.LABELS_AT_CLIENTS,)
+  capabilities = _CAPABILITIES
+  compute = base.Compute(base.Passes(2, 1))
+  # The server does not train.
+  metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = tuple(
+    metric
+    for metric in uda.Uda.metrics
+    if not metric.column.startswith('finalizer/')
   )
+  alone = True
 
 
-def build_fixmatch(
-  hparams: local_training_hparams.LocalFixMatchHparams,
-  round_hparams: RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part of `local_fixmatch`."""
-  return _keeping(
-    round_hparams,
-    terms.fixmatch(
-      confidence_threshold=hparams.confidence_threshold,
-      loss_weight=hparams.unlabeled_loss_weight,
-    ),
-    objective.supervised(),
-  )
+@dataclasses.dataclass(frozen=True)
+class LocalFixMatch(fixmatch.FixMatch):
+  """FixMatch by each client alone, without federation."""
 
-
-def _keeping(
-  round_hparams: RoundHparams, *summed: objective.Term
-) -> algorithm_lib.LocalAlgorithm:
-  """Steps on the sum of terms, from the client's own model: steps 1 to 4."""
-  kind = round_hparams.batch_norm_statistics
-
-  def finish(
-    networks: algorithm_lib.Networks,
-    data: algorithm_lib.ClientData,
-    views: augment.Views,
-    ratios: Mapping[str, algorithm_lib.Ratio],
-  ) -> algorithm_lib.Finished:
-    del ratios
-    network = networks.local
-    weights = network.weights_now(data.weights.statistics_count)
-    if network.is_static:
-      weights = statistics.renewed(
-        network,
-        weights,
-        tf.concat([data.labeled.x, data.unlabeled.x], axis=0),
-        views,
-        kind=kind,
-        batch_size=round_hparams.statistics_batch_size,
-      )
-    return algorithm_lib.Finished(row=own_models.to_row(weights))
-
-  return objective.minimize(*summed)._replace(
-    start=own_models.of_client, finish=finish
-  )
-
-
-def build_server(
-  hparams: Any, round_hparams: RoundHparams
-) -> server_algorithm.ServerAlgorithm:
-  """The server's part: the common model stays the initial one."""
-  del hparams, round_hparams
-  return server_algorithm.ServerAlgorithm(
-    update=lambda model, aggregated, tools: model
-  )
-
-
-def build_exchange(
-  hparams: Any, round_hparams: RoundHparams
-) -> exchange_lib.BuildExchange:
-  """The table of the clients' models; zeros for those without one yet."""
-  del hparams, round_hparams
-
-  return own_models.build_exchange
-
-
-def build_prediction(
-  hparams: Any, round_hparams: RoundHparams
-) -> server_model.Prediction:
-  """Each client predicts by its own model."""
-  del hparams, round_hparams
-  return server_model.Prediction(
-    member=lambda model, table, client_id: own_models.of_client(
-      model.weights, own_models.row_of(table, client_id)
-    )
-  )
-
-
-def build_alone(hparams: Any, round_hparams: RoundHparams) -> bool:
-  """`parts.Parts.alone`."""
-  del hparams, round_hparams
-  return True
+  name = 'local_fixmatch'
+  tiny = {'confidence_threshold': 0.3}
+  paper = _PAPER
+  scenarios = (base.LABELS_AT_CLIENTS,)
+  capabilities = _CAPABILITIES
+  compute = base.Compute(base.Passes(2, 1))
+  alone = True

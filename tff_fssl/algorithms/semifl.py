@@ -5,15 +5,14 @@ Clients with Alternate Training", NeurIPS 2022; details from the authors' code.
 
 In a round:
 1.  The server broadcasts weights and batch norm statistics.
-2.  A client makes pseudo-labels for all its examples, from one weak view, with
-    the weights it received. Those whose probability reaches the threshold are
-    its fix set. A client without any sends no update.
+2.  A client predicts one weak view of each of its examples with the weights it
+    received. Predictions whose probability reaches the threshold are its fix
+    set. A client with an empty fix set sends no update.
 3.  For each batch of the fix set, each example gets a partner, drawn anew from
-    all of the client's examples (the mix set: with their pseudo-labels, also
-    unconfident ones). The loss is the cross-entropy of the strong view, plus
-    lam CE(mixed, label) + (1 - lam) CE(mixed, partner's label), where mixed =
-    lam weak + (1 - lam) partner's weak, and one lam ~ Beta(a, a) is drawn for
-    the batch. The optimizer is SGD with gradients clipped to norm 1.
+    all of the client's examples (the mix set, which includes unconfident
+    ones). The loss is the cross-entropy of the strong view, plus lam CE(mixed,
+    label) + (1 - lam) CE(mixed, partner's label), where mixed = lam weak + (1 -
+    lam) partner's weak, and one lam ~ Beta(a, a) is drawn for the batch.
 4.  The server averages, with momentum, then trains on its labels.
 5.  Static batch norm gathers statistics.
 
@@ -28,85 +27,132 @@ as those of all algorithms here; theirs by constants of their own.
 
 from __future__ import annotations
 
-from tff_fssl.algorithms import semifl_hparams
-from tff_fssl.data import augment
+import dataclasses
+
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import inference
-from tff_fssl.local import objective
-from tff_fssl.models import adapter
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import mixup
 from tff_fssl.semisup import thresholds
 
-_FIX, _MIX = objective.UNLABELED, 'mix'
+_MIX = 'mix'
 
 
-def build_local_algorithm(
-  hparams: semifl_hparams.SemiFlHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: steps 2 and 3."""
+@dataclasses.dataclass(frozen=True)
+class SemiFl(base.Algorithm):
+  """SemiFL: global pseudo-labels, mixup, alternate training."""
 
-  def prepare(
-    networks: algorithm_lib.Networks,
-    data: algorithm_lib.ClientData,
-    views: augment.Views,
-  ) -> algorithm_lib.Prepared:
-    probs = inference.weak_probs(
-      networks.local, data, views, round_hparams.statistics_batch_size
-    )
+  name = 'semifl'
+  paper = 'Diao et al., NeurIPS 2022'
+  scenarios = (base.LABELS_AT_SERVER,)
+  capabilities = base.Capabilities(
+    scenarios=(base.LABELS_AT_SERVER,),
+    trains_clients=(base.LABELS_AT_SERVER,),
+    without_mixing='mixup=false',
+  )
+  compute = base.Compute(
+    base.Passes(2, 2),
+    once=base.Passes(1, 0),
+    authors=base.Passes(3, 2),
+    note="The authors' code also predicts the weak view, for its log.",
+  )
+  round_defaults = {
+    'client_batch_size': 10,
+    'learning_rate_schedule': 'cosine',
+    'num_pretraining_rounds': 0,
+  }
+  tiny = {'confidence_threshold': 0.3}
+  metrics = (
+    metrics_lib.of_clients(
+      'loss_mixed',
+      "Cross-entropy of mixed images (each a share of a kept example's weak"
+      " view, the rest its partner's) with both pseudo-labels, in the same"
+      ' shares, mean over kept examples.',
+      metrics_lib.NATS,
+      metrics_lib.LOWER,
+      curve=metrics_lib.Curve(
+        metrics_lib.LOSS_AT_CLIENTS, 'mixed', metrics_lib.DOTTED
+      ),
+    ),
+  )
+
+  confidence_threshold: float = hparam(
+    0.95,
+    'Minimum probability of a pseudo-label in the fix set (value: the'
+    " authors' code).",
+    minimum=0,
+    maximum=1,
+  )
+  mixup: bool = hparam(
+    True,
+    'Whether to add the loss on mixed examples; if false, the client step is'
+    " that of (FL)^2's FixMatch baseline.",
+  )
+  mixup_concentration: float = hparam(
+    0.75,
+    'a of Beta(a, a), from which the share of mixup is drawn (value: the'
+    " authors' code).",
+    minimum=0,
+    maximum=1e6,
+    needs={'mixup': (True,)},
+  )
+
+  def streams(self) -> dict[str, base.Stream]:
+    """Pairs each example of the fix set with one of the mix set."""
+    if not self.mixup:
+      return {base.UNLABELED: base.Stream({'strong': 'strong'})}
+    return {
+      base.UNLABELED: base.Stream({'strong': 'strong', 'weak': 'weak'}),
+      _MIX: base.Stream(base.WEAK, partner_of=base.UNLABELED),
+    }
+
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Makes pseudo-labels by the global model, and the fix set (step 2)."""
+    probs = client.predict(self.round.statistics_batch_size)
     labels = thresholds.pseudo_labels(probs)
-    kept = thresholds.fixed_mask(probs, hparams.confidence_threshold)
-    # Trained on, predictions that are NaN make the update NaN, which is
-    # counted; left out, they would only make the fix set smaller.
+    kept = thresholds.fixed_mask(probs, self.confidence_threshold)
+    # NaN would drop examples silently. If kept, it makes the update NaN, and
+    # the client is counted.
     kept |= tf.reduce_any(tf.math.is_nan(probs), axis=-1)
-    return algorithm_lib.Prepared(
-      tf.cast(tf.where(kept)[:, 0], tf.int32),
-      of_example={'labels': labels},
-      ratios=diagnostics.pseudo_label_ratios(labels, data.unlabeled.y, kept),
+    return base.Prepared(
+      selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
+      per_example={'labels': labels},
+      metrics=diagnostics.pseudo_label_metrics(
+        labels, client.unlabeled.y, kept
+      ),
     )
 
-  def fix_loss(
-    network: adapter.Network, batch: algorithm_lib.Batch
-  ) -> objective.Loss:
-    fix = batch.parts[_FIX]
-    logits = network.logits(fix.views['strong'], training=True)
-    entropies = losses.cross_entropy(fix.of_example['labels'], logits)
-    loss = losses.masked_mean(entropies, fix.weights)
-    size = tf.reduce_sum(fix.weights)
-    return loss, {'loss_pseudo_label': algorithm_lib.mean_metric(loss, size)}
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Adds the losses of the fix set and of mixed examples (step 3)."""
+    loss, metrics = self._fix_loss(networks, batch)
+    if self.mixup:
+      mix_loss, mix_metrics = self._mix_loss(networks, batch)
+      loss, metrics = loss + mix_loss, {**metrics, **mix_metrics}
+    return loss, metrics
 
-  def mix_loss(
-    network: adapter.Network, batch: algorithm_lib.Batch
-  ) -> objective.Loss:
-    fix, mix = batch.parts[_FIX], batch.parts[_MIX]
-    share = mixup.draw_shares([], hparams.mixup_concentration, batch.seed)
+  def _fix_loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
+    """Computes the cross-entropy of strong views with pseudo-labels."""
+    fix = batch.unlabeled
+    logits = networks.model.logits(fix.views['strong'], training=True)
+    entropies = losses.cross_entropy(fix.prepared['labels'], logits)
+    loss = losses.masked_mean(entropies, fix.weights)
+    return loss, {'loss_pseudo_label': base.Mean.weighted(loss, fix.size)}
+
+  def _mix_loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
+    """Computes the cross-entropy of mixed weak views with both labels."""
+    fix, mix = batch.unlabeled, batch.streams[_MIX]
+    share = mixup.draw_shares([], self.mixup_concentration, batch.seed)
     images = mixup.mix(share, fix.views['weak'], mix.views['weak'])
     loss = mixup.mixed_cross_entropy(
-      network.logits(images, training=True),
-      fix.of_example['labels'],
-      mix.of_example['labels'],
+      networks.model.logits(images, training=True),
+      fix.prepared['labels'],
+      mix.prepared['labels'],
       share,
       fix.weights,
     )
-    size = tf.reduce_sum(fix.weights)
-    return loss, {'loss_mixed': algorithm_lib.mean_metric(loss, size)}
-
-  terms = [
-    objective.Term(
-      fix_loss,
-      ('loss_pseudo_label',),
-      {_FIX: algorithm_lib.Stream({'strong': 'strong'})},
-    )
-  ]
-  if hparams.mixup:
-    weak = {'weak': 'weak'}
-    streams = {
-      _FIX: algorithm_lib.Stream(weak),
-      _MIX: algorithm_lib.Stream(weak, partner_of=_FIX),
-    }
-    terms.append(objective.Term(mix_loss, ('loss_mixed',), streams))
-  return objective.minimize(*terms)._replace(prepare=prepare)
+    return loss, {'loss_mixed': base.Mean.weighted(loss, fix.size)}

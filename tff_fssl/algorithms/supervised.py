@@ -10,16 +10,17 @@ their labelled examples and ignore the others. With `--full_labels` all their
 examples are labelled, which is the upper bound.
 """
 
-from tff_fssl.algorithms import supervised_hparams
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from __future__ import annotations
+
+import dataclasses
+
+from tff_fssl.algorithms import base
 
 
-def build_local_algorithm(
-  hparams: supervised_hparams.SupervisedHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part."""
-  del hparams, round_hparams  # It has no choices.
-  return objective.SUPERVISED
+@dataclasses.dataclass(frozen=True)
+class Supervised(base.Algorithm):
+  """Labels only: FedAvg at clients, or training at the server only."""
+
+  name = 'supervised'
+  paper = 'McMahan et al., AISTATS 2017; Li et al., MLSys 2020'
+  capabilities = base.Capabilities(trains_clients=(base.LABELS_AT_CLIENTS,))

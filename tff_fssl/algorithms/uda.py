@@ -7,55 +7,168 @@ In a round:
 1.  The server broadcasts the model.
 2.  For each batch, a client predicts the weak views with its current weights.
     Examples whose largest probability exceeds a threshold are kept. The loss is
-    the KL divergence from their sharpened predictions to those for the strong
-    views, summed over the kept ones and divided by the size of the batch. With
-    labels at the clients, the cross-entropy of a labelled batch is added. The
-    optimizer is SGD.
+    the KL divergence of the predictions for strong views from the sharpened
+    predictions for weak views, summed over the kept examples and divided by the
+    size of the batch. With labels at the clients, the cross-entropy of a
+    labelled batch is added.
 3.  The server averages. With labels at the server, it then trains on them.
 
-Wherever labels are trained on, training signal annealing (TSA) leaves out those
-that are learned already, by a threshold that rises over the rounds.
+Wherever labels are trained on, training signal annealing (TSA) skips the
+examples that the network already predicts with a probability above a threshold.
+The threshold rises to 1 over the rounds.
 
 Choices, since the paper is not federated: the threshold rises with the rounds
-(the server broadcasts the number of the round), and steps within it; before
-round 1 nothing is left out. FedMatch's authors ran their UDA baseline with the
-`exp` schedule, hence the default; the CIFAR-10 scripts of UDA's authors have no
-TSA. There is no exponential moving average (EMA) of the weights.
+and, within a round, with the steps; before round 1 no example is skipped.
+FedMatch's authors ran their UDA baseline with the `exp` schedule, hence the
+default; the CIFAR-10 scripts of UDA's authors have no TSA. There is no moving
+average of the weights.
 """
 
-from tff_fssl.algorithms import uda_hparams
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import terms
-from tff_fssl.rounds import round_hparams as round_hparams_lib
+from __future__ import annotations
+
+import dataclasses
+from typing import ClassVar
+
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.hparams import hparam
+from tff_fssl.lazy import tf
+from tff_fssl.semisup import annealing
+from tff_fssl.semisup import diagnostics
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import sharpening
+from tff_fssl.semisup import thresholds
+
+_NO_TSA = 'none'
 
 
-def build_local_algorithm(
-  hparams: uda_hparams.UdaHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """The clients' part: step 2."""
-  of_clients = terms.uda(
-    confidence_threshold=hparams.confidence_threshold,
-    temperature=hparams.temperature,
-    loss_weight=hparams.unlabeled_loss_weight,
+@dataclasses.dataclass(frozen=True)
+class Uda(base.Algorithm):
+  """UDA with annealed labels at clients, with FedAvg or FedProx."""
+
+  name = 'uda'
+  paper = 'Xie et al., NeurIPS 2020'
+  unlabeled_views = base.WEAK_AND_STRONG
+  compute = base.Compute(
+    base.Passes(2, 1),
+    authors=base.Passes(2, 2),
+    note=(
+      "The authors' code (google-research) differentiates one pass over all"
+      ' views, the weak ones included, whose gradients are 0.'
+    ),
   )
-  if not round_hparams.labels_at_clients:
-    return objective.minimize(of_clients)
-  return objective.minimize(of_clients, _labeled(hparams))
-
-
-def build_server_training(
-  hparams: uda_hparams.UdaHparams,
-  round_hparams: round_hparams_lib.RoundHparams,
-) -> algorithm_lib.LocalAlgorithm:
-  """What the server does with its labels: step 3."""
-  del round_hparams
-  return objective.minimize(_labeled(hparams))
-
-
-def _labeled(hparams: uda_hparams.UdaHparams) -> objective.Term:
-  """The term on labels, with TSA."""
-  return terms.annealed_supervised(
-    schedule=hparams.tsa, num_rounds=hparams.tsa_rounds
+  tiny = {'confidence_threshold': 0.3, 'tsa_rounds': 2}
+  metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = (
+    metrics_lib.of_clients(
+      'loss_soft_pseudo_label',
+      'KL divergence of predictions for strong views from sharpened predictions'
+      ' for weak views, mean over the kept examples.',
+      metrics_lib.NATS,
+      metrics_lib.LOWER,
+      curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'soft ones'),
+      figure='loss',
+    ),
+    metrics_lib.of_clients(
+      'tsa_ratio',
+      'With labels at the clients: the share of labelled examples that training'
+      ' signal annealing keeps.',
+      metrics_lib.SHARE,
+    ),
+    metrics_lib.Metric(
+      'finalizer/server_tsa_ratio',
+      'The same at the server. `server_loss_labeled` and'
+      ' `server_labeled_accuracy` are over all of its examples.',
+      metrics_lib.SHARE,
+    ),
   )
+
+  confidence_threshold: float = hparam(
+    0.8,
+    "An example is used if its largest probability exceeds this (UDA's CIFAR-10"
+    ' scripts).',
+    minimum=0,
+    maximum=1,
+  )
+  temperature: float = hparam(
+    0.4,
+    "T, the divisor of the logits that become targets (UDA's CIFAR-10"
+    ' scripts).',
+    minimum=1e-6,
+    maximum=1e6,
+  )
+  unlabeled_loss_weight: float = hparam(
+    1.0,
+    'The weight of the consistency loss relative to the loss on labels (UDA).',
+    minimum=0,
+  )
+  tsa: str = hparam(
+    annealing.EXP,
+    'Training signal annealing: how the threshold rises to 1 above which a'
+    " label counts as learnt and is skipped (FedMatch's baseline: exp). none:"
+    ' all labels are used.',
+    choices=(_NO_TSA, *annealing.TSA_SCHEDULES),
+  )
+  tsa_rounds: int = hparam(
+    800,
+    'Rounds over which that threshold rises.',
+    minimum=1,
+    maximum=10**7,
+    needs={'tsa': annealing.TSA_SCHEDULES},
+  )
+
+  def unlabeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the consistency loss (UDA, section 3.2).
+
+    (1/B) sum_b 1[max q_b > beta] KL(softmax(z_b / T) || f(strong_b)), where
+    z_b are the logits of the weak view and q_b = softmax(z_b), both without
+    gradient.
+
+    Args:
+      networks: The client's networks.
+      batch: The batch.
+
+    Returns:
+      The loss and its metrics.
+    """
+    examples = batch.unlabeled
+    logits = examples.logits(networks.model, 'weak')
+    probs = tf.nn.softmax(logits)
+    # The mask sees probabilities before sharpening.
+    mask = thresholds.strict_mask(probs, self.confidence_threshold)
+    kept = tf.cast(mask, tf.float32) * examples.weights
+    targets = sharpening.sharpened_softmax(logits, self.temperature)
+    strong = examples.logits(networks.model, 'strong')
+    divergences = losses.kl_divergence(targets, strong)
+    metrics = diagnostics.pseudo_label_metrics(
+      thresholds.pseudo_labels(probs),
+      examples.labels,
+      kept,
+      weights=examples.weights,
+    )
+    metrics['loss_soft_pseudo_label'] = base.Mean(
+      tf.reduce_sum(kept * divergences), tf.reduce_sum(kept)
+    )
+    loss = losses.masked_mean(kept * divergences, examples.weights)
+    return self.unlabeled_loss_weight * loss, metrics
+
+  def labeled_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the cross-entropy of labels not yet learnt (section 3.3)."""
+    if self.tsa == _NO_TSA:
+      return super().labeled_loss(networks, batch)
+    examples = batch.labeled
+    logits = examples.logits(networks.model, 'weak')
+    threshold = annealing.tsa_threshold(
+      batch.time.progress(self.tsa_rounds), self.tsa, logits.shape[-1]
+    )
+    # Server pre-training, before round 1, uses all labels.
+    threshold = tf.where(batch.time.round_num >= 1, threshold, 1.0)
+    loss, kept = annealing.tsa_cross_entropy(
+      examples.labels, logits, threshold, examples.weights
+    )
+    _, metrics = base.cross_entropy_loss(logits, examples)
+    metrics['tsa_ratio'] = base.Mean(tf.reduce_sum(kept), examples.size)
+    return loss, metrics

@@ -322,7 +322,6 @@ class LocalAlgorithm(NamedTuple):
   Attributes:
     steps: Made one after another on each batch. They must leave the weights of
       all networks as they were: the loop clips and applies the gradients.
-    step_ratios: The names of the metrics that the steps return.
     streams: Name -> stream. At most one labelled and one unlabelled stream have
       batches of their own; the longer of the two decides the number of steps.
     prepare: Called once a round. None: all examples are selected, nothing is
@@ -338,7 +337,6 @@ class LocalAlgorithm(NamedTuple):
   """
 
   steps: tuple[Step, ...]
-  step_ratios: tuple[str, ...]
   streams: Mapping[str, Stream]
   prepare: Prepare | None = None
   after_step: Callable[[Networks, Batch], None] | None = None

@@ -105,8 +105,8 @@ def of_algorithm(
   tracing = _Tracing(network, algorithm, views, shape)
   data = tracing.client_data(stored, received or {})
   prepared, once = tracing.prepare(data)
-  once += tracing.finish(data)
   total = tracing.steps({False: _SIZE, True: _SIZE}, prepared)
+  once += tracing.finish(data)
   if not algorithm.trains_on_labels:
     unlabeled = total * (1 / _SIZE)
   elif not algorithm.trains_on_unlabeled:
@@ -139,6 +139,7 @@ class _Tracing:
     self._networks = algorithm_lib.Networks(network, peers)
     self._algorithm, self._views = algorithm, views
     self._image_shape = image_shape
+    self._ratios: dict[str, Any] = {}
 
   def client_data(
     self, stored: tf.TensorSpec, received: Mapping[str, tf.TensorSpec]
@@ -164,11 +165,11 @@ class _Tracing:
     return _trace(lambda d: prepare(self._networks, d, self._views), data)
 
   def finish(self, data: algorithm_lib.ClientData) -> Flops:
-    """The FLOPs of `finish` for an example."""
+    """Counts the FLOPs of `finish` for an example; call `steps` before."""
     finish = self._algorithm.finish
     if finish is None:
       return Flops()
-    ratios = dict.fromkeys(self._algorithm.step_ratios, (_FLOAT, _FLOAT))
+    ratios = dict.fromkeys(self._ratios, (_FLOAT, _FLOAT))
     _, flops = _trace(
       lambda d, r: finish(self._networks, d, self._views, r), data, ratios
     )
@@ -184,9 +185,10 @@ class _Tracing:
         return [step(self._networks, batch) for step in self._algorithm.steps]
 
     batch = self._batch(sizes, prepared)
-    return flops_lib.of_graph(
-      tf.function(run).get_concrete_function(batch).graph
-    )
+    traced = tf.function(run).get_concrete_function(batch)
+    for result in traced.structured_outputs:
+      self._ratios |= dict.fromkeys(result.ratios)
+    return flops_lib.of_graph(traced.graph)
 
   def _batch(
     self, sizes: Mapping[bool, int], prepared: algorithm_lib.Prepared

@@ -1,4 +1,4 @@
-"""Passes over a client's data without feed."""
+"""Inference over a client's data."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from collections.abc import Callable
 
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import feed
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
@@ -80,41 +79,30 @@ def outputs(
   return results.concat()[:num_images]
 
 
-def weak_probs(
+def plain_probs(
   network: adapter.Network,
-  data: algorithm_lib.ClientData,
+  images: tf.Tensor,
+  statistics_count: tf.Tensor,
   views: augment.Views,
   batch_size: int,
 ) -> tf.Tensor:
-  """A client's predictions for weak views of all its unlabelled examples.
+  """Predicts images without augmentation.
 
   Args:
-    network: The network, with the weights that the client received.
-    data: The client's data, as `prepare` gets them.
+    network: The network, with its weights.
+    images: [N, ...] as stored; N may be 0.
+    statistics_count: See `Network.inference_logits`.
     views: The preprocessing.
     batch_size: Images in a batch.
 
   Returns:
-    float32 [N, C], rows sum to 1.
+    Probabilities, float32 [N, C].
   """
-  logits = weak_logits(
-    network, data.weights, data.unlabeled.x, views, data.seed, batch_size
-  )
-  return tf.nn.softmax(logits)
-
-
-def plain_probs(
-  network: adapter.Network,
-  data: algorithm_lib.ClientData,
-  views: augment.Views,
-  batch_size: int,
-) -> tf.Tensor:
-  """The same for the examples as they are, without augmentation."""
   logits = outputs(
     network,
-    data.unlabeled.x,
+    images,
     lambda batch, i: views.plain(batch),
-    data.weights.statistics_count,
+    statistics_count,
     batch_size,
   )
   return tf.nn.softmax(logits)

@@ -56,7 +56,6 @@ def minimize(*terms: Term) -> algorithm_lib.LocalAlgorithm:
       streams[name] = stream._replace(views=views)
   return algorithm_lib.LocalAlgorithm(
     steps=(step,),
-    step_ratios=tuple(name for term in terms for name in term.ratios),
     streams=streams,
   )
 
@@ -82,7 +81,6 @@ def plus(
 
   return algorithm._replace(
     steps=(step, *others),
-    step_ratios=(*algorithm.step_ratios, *term.ratios),
     streams={**algorithm.streams, **term.streams},
   )
 
@@ -105,7 +103,6 @@ def in_turn(
     peers |= algorithm.peers
   return algorithm_lib.LocalAlgorithm(
     steps=tuple(step for a in algorithms for step in a.steps),
-    step_ratios=tuple(name for a in algorithms for name in a.step_ratios),
     streams=streams,
     peers=peers,
   )

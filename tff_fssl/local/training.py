@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
@@ -324,7 +324,7 @@ class LocalTraining:
     watch: non_finite.Watch | None,
   ) -> tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]:
     """Makes all steps: (summed metrics, number of examples processed)."""
-    names = self._algorithm.step_ratios
+    names = self._metric_names(feed)
     if self._is_regularized:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
@@ -342,6 +342,24 @@ class LocalTraining:
         }
         num_examples += feed.num_examples(batch.parts)
     return ratios, num_examples
+
+  def _metric_names(self, feed: feed_lib.Feed) -> tuple[str, ...]:
+    """Names the metrics of the steps, by tracing these on a batch's type."""
+    batch = (
+      tf.function(lambda step: feed.batch(feed.ahead(step), step))
+      .get_concrete_function(tf.TensorSpec([], tf.int32))
+      .structured_outputs
+    )
+    networks = (self._networks.local, *self._networks.peers.values())
+    seed = None
+    if any(network.is_random for network in networks):
+      seed = tf.TensorSpec([2], tf.int32)
+    names: dict[str, None] = {}
+    for step in self._steps:
+      traced: Any = step
+      result = traced.get_concrete_function(batch, seed).structured_outputs
+      names |= dict.fromkeys(result.ratios)
+    return tuple(names)
 
   def _make_steps(
     self,
@@ -367,10 +385,6 @@ class LocalTraining:
         batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
         draws,
       )
-      for ratio in result.ratios:
-        algorithm_lib.check_name(
-          ratio, self._algorithm.step_ratios, 'a step returns ratio', 'ratios'
-        )
       for name in result.of_peers:
         algorithm_lib.check_name(
           name, self._peer_slots, 'a step returns of_peers', 'trained peers'

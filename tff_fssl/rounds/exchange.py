@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from tff_fssl.aggregators import collecting
-from tff_fssl.aggregators import guarded
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import LazyImport, tf, tff
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
+
+if TYPE_CHECKING:
+  from tff_fssl.aggregators import collecting
+  from tff_fssl.aggregators import guarded
+else:  # They define classes of TFF, which algorithms need not import.
+  collecting = LazyImport('tff_fssl.aggregators.collecting')
+  guarded = LazyImport('tff_fssl.aggregators.guarded')
 
 ServerModel = server_algorithm.ServerModel
 # Values between computations end at 2 GB, as TensorFlow's messages do: a table

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import losses
-from tff_fssl.semisup import names
+
+LINEAR, LOG, EXP = 'linear', 'log', 'exp'
+TSA_SCHEDULES = (LINEAR, LOG, EXP)
 
 # Training signal annealing: the share a(r) of the way from 1 / C to 1.
 _SHARES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
-  names.LINEAR: lambda r: r,
-  names.LOG: lambda r: 1.0 - tf.exp(-5.0 * r),
-  names.EXP: lambda r: tf.exp(5.0 * (r - 1.0)),
+  LINEAR: lambda r: r,
+  LOG: lambda r: 1.0 - tf.exp(-5.0 * r),
+  EXP: lambda r: tf.exp(5.0 * (r - 1.0)),
 }
 
 
@@ -29,7 +31,7 @@ def tsa_threshold(
   Args:
     progress: r, float32 scalar: the share of training that is done; clipped to
       [0, 1].
-    schedule: One of `names.TSA_SCHEDULES`.
+    schedule: One of `TSA_SCHEDULES`.
     num_classes: C.
 
   Returns:

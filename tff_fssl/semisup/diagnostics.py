@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tff_fssl.lazy import tf
+from tff_fssl.semisup.means import Mean
 
 PSEUDO_LABEL, HIGH_CONFIDENCE = 'pseudo_label', 'high_confidence'
 NAMES = (
@@ -14,14 +15,14 @@ NAMES = (
 )
 
 
-def pseudo_label_ratios(
+def pseudo_label_metrics(
   pseudo_labels: tf.Tensor,
   hidden_labels: tf.Tensor,
   mask: tf.Tensor,
   prefix: str = PSEUDO_LABEL,
   *,
   weights: tf.Tensor | None = None,
-) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
+) -> dict[str, Mean]:
   """The paper's figures of pseudo-label quality, each as (sum, count).
 
   Args:
@@ -53,7 +54,7 @@ def pseudo_label_ratios(
     (wrong, num_known),
     (correct, wrong),
   )
-  return {f'{prefix}_{n}': v for n, v in zip(NAMES, values, strict=True)}
+  return {f'{prefix}_{n}': Mean(*v) for n, v in zip(NAMES, values, strict=True)}
 
 
 def kept_and_confident(
@@ -62,11 +63,11 @@ def kept_and_confident(
   kept: tf.Tensor,
   confident: tf.Tensor,
   weights: tf.Tensor | None = None,
-) -> dict[str, tuple[tf.Tensor, tf.Tensor]]:
-  """`pseudo_label_ratios` of kept pseudo-labels and of confident ones."""
+) -> dict[str, Mean]:
+  """`pseudo_label_metrics` of kept pseudo-labels and of confident ones."""
   return {
-    **pseudo_label_ratios(pseudo_labels, hidden_labels, kept, weights=weights),
-    **pseudo_label_ratios(
+    **pseudo_label_metrics(pseudo_labels, hidden_labels, kept, weights=weights),
+    **pseudo_label_metrics(
       pseudo_labels,
       hidden_labels,
       confident,
@@ -77,7 +78,7 @@ def kept_and_confident(
 
 
 def names(*prefixes: str) -> tuple[str, ...]:
-  """The names of the metrics of `pseudo_label_ratios`, for each prefix."""
+  """The names of the metrics of `pseudo_label_metrics`, for each prefix."""
   return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from tff_fssl.lazy import tf
-from tff_fssl.semisup import names
+
+# The distribution whose divergence is measured.
+PROBABILITIES, LABELS = 'probabilities', 'labels'
 
 
 def from_uniform(
-  probs: tf.Tensor, weights: tf.Tensor, of: str = names.PROBABILITIES
+  probs: tf.Tensor, weights: tf.Tensor, of: str = PROBABILITIES
 ) -> tf.Tensor:
   """KL(P || uniform), where P is the mean prediction of a batch.
 
@@ -18,7 +20,7 @@ def from_uniform(
   Args:
     probs: float32 [B, C], rows sum to 1.
     weights: float32 [B], >= 0; 0 for examples that do not count.
-    of: `names.LABELS`: P is the histogram of the most probable classes instead.
+    of: `LABELS`: P is the histogram of the most probable classes instead.
       In small batches that is biased upwards: by 0.53 for 10 examples of 10
       equally frequent classes.
 
@@ -26,7 +28,7 @@ def from_uniform(
     float32 scalar in [0, log C], in nats; log C if no example counts.
   """
   num_classes = probs.shape[-1]
-  if of == names.LABELS:
+  if of == LABELS:
     probs = tf.one_hot(tf.argmax(probs, axis=-1), num_classes)
   mean = tf.math.divide_no_nan(
     tf.reduce_sum(probs * weights[:, tf.newaxis], axis=0),

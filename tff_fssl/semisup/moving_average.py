@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
+from tff_fssl.models.weights import Weights
+
+if TYPE_CHECKING:
+  from tff_fssl.models import adapter
 
 
 def moving_average(
@@ -42,3 +47,54 @@ def moving_average(
     return old + (1.0 - decay) * (new - old)
 
   return [average(*pair) for pair in zip(old, new, strict=True)]
+
+
+def follow(
+  old: Weights, new: Weights, decay: float, *, started: tf.Tensor
+) -> Weights:
+  """Averages a network's weights over rounds: decay old + (1 - decay) new.
+
+  Args:
+    old: The average so far.
+    new: The weights that it follows.
+    decay: In [0, 1].
+    started: bool scalar; if false, the result is a copy of `new`.
+
+  Returns:
+    The average.
+  """
+  # An average without statistics of its own takes those of the model.
+  has_statistics = tf.logical_and(started, old.statistics_count > 0.0)
+  trainable, non_trainable = (
+    tf.nest.map_structure(
+      lambda average, current: tf.where(averages, average, current),
+      tuple(moving_average(before, after, decay)),
+      tuple(after),
+    )
+    for averages, before, after in (
+      (started, old.trainable, new.trainable),
+      (has_statistics, old.non_trainable, new.non_trainable),
+    )
+  )
+  return Weights(trainable, non_trainable, new.statistics_count)
+
+
+def follow_network(
+  average: adapter.Network, network: adapter.Network, decay: float
+) -> None:
+  """Moves a network's variables towards those of another, in place.
+
+  Args:
+    average: The network that is moved.
+    network: The network that it follows.
+    decay: In [0, 1]; 1 changes nothing.
+  """
+  if decay == 1.0:
+    return
+  old, new = average.trainable_variables, network.trainable_variables
+  # Static batch norm statistics are gathered: each network has its own.
+  if not network.is_static:
+    old += average.non_trainable_variables
+    new += network.non_trainable_variables
+  for variable, value in zip(old, moving_average(old, new, decay), strict=True):
+    variable.assign(value)

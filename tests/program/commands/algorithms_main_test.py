@@ -6,6 +6,9 @@ import sys
 
 import pytest
 
+from tff_fssl import hparams
+from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import entry as entry_lib
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import algorithms_main
@@ -36,7 +39,7 @@ def _demanding(monkeypatch):
     registry.REGISTRY['fixmatch'],
     name='demanding_and_its_name_is_long',
     round_defaults={'client_epochs': 3},
-    capabilities=registry.Capabilities(
+    capabilities=entry_lib.Capabilities(
       client_state=True,
       per_client_broadcast=True,
       extra_uploads=('its shoe size', 'its age'),
@@ -118,10 +121,8 @@ def test_a_page(name, shown):
   assert code == main.DONE
   assert max(map(len, lines)) <= 80
   entry, text = registry.REGISTRY[name], '\n'.join(lines)
-  module = entry.local_algorithm.partition(':')[0]
   assert 'tensorflow' in before or 'tensorflow' not in sys.modules
-  assert module in before or module not in sys.modules
-  for field in dataclasses.fields(entry.hparams):
+  for field in hparams.documented_fields(entry.hparams):
     assert f'\n  --{name}.{field.name}=' in text
   for path in configs.names():
     # Their data need not be there.
@@ -161,15 +162,22 @@ def test_pages_have_docstrings_and_what_is_refused(shown):
 
 
 def test_a_page_of_a_user_s_algorithm(shown, demanding, monkeypatch):
-  entry = dataclasses.replace(demanding, local_algorithm=f'{__name__}:build')
+
+  class Own(fixmatch.FixMatch):
+    def streams(self):
+      raise ValueError('it has none')
+
+  entry = dataclasses.replace(demanding, hparams=Own)
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
   code, lines = shown(entry.name)
   assert code == main.DONE
   assert lines[0] == f'{__name__}: it has no docstring.'
   assert '  Unless given: --client_epochs=3.' in lines
   assert not any('configs/' in line for line in lines)
-  entry = dataclasses.replace(demanding, local_algorithm='nowhere:build')
-  monkeypatch.setitem(registry.REGISTRY, entry.name, entry)
+  assert 'cannot be built or measured (ValueError: it has none)' in ' '.join(
+    ' '.join(lines).split()
+  )
+  Own.__module__ = 'nowhere'
   code, lines = shown(entry.name)
   assert code == main.DONE
   assert lines[0] == 'nowhere: its source is not there.'

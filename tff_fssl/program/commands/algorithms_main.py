@@ -174,7 +174,7 @@ def _wrapped(text: str) -> list[str]:
 def _page(entry: registry.Algorithm) -> str:
   """All that there is to know about an algorithm."""
   group = config_lib.own_group(entry)
-  lines = [_docstring(entry.local_algorithm.partition(':')[0])]
+  lines = [_docstring(entry.hparams.__module__)]
   lines += usage.group_lines(group)
   names = _configs(entry.name)
   if names:
@@ -300,7 +300,7 @@ def _measured(entry: registry.Algorithm) -> str:
 
 def _compute(entry: registry.Algorithm) -> str:
   """What clients compute for an example, in forward-equivalents."""
-  if not entry.local_algorithm.startswith('tff_fssl.'):
+  if not entry.hparams.__module__.startswith('tff_fssl.'):
     try:
       return _measured(entry)
     except Exception as error:  # pylint: disable=broad-except

@@ -428,7 +428,7 @@ def _all_flags(config: Config) -> dict[str, Any]:
   return {
     f'{prefix}{name}': value
     for part, prefix in _parts(config)
-    for name, value in dataclasses.asdict(part).items()
+    for name, value in hparams.values(part).items()
   }
 
 

@@ -104,7 +104,7 @@ class ParsedFlags:
     """An instance of a dataclass from the flags that start with `prefix`."""
     given = {
       field.name: self.values[f'{prefix}{field.name}']
-      for field in dataclasses.fields(cls)
+      for field in hparams.documented_fields(cls)
     }
     return cls(**{**given, **replaced})
 

@@ -122,7 +122,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   made = ' '.join(f'--{n}={given[n]}' for n in _MODEL_FLAGS if n in given)
   about = f'{tree.path}, round {round_num} ({made})'
   config = None
-  if entry is not None and 'prediction' in entry.other_parts:
+  if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
     with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
       config = config_lib.from_command_line(argv)

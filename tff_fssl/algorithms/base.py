@@ -1,0 +1,645 @@
+"""The interface of an algorithm: its methods, and the types they exchange.
+
+An algorithm is one class. Its fields are its hyper-parameters, from which its
+flags are made. Its methods are the steps of a round, in the order in which they
+stand in `Algorithm`. The base class is FedAvg on labelled examples; a paper
+overrides what it changes. `fixmatch.py` is the smallest example.
+
+Shapes: B examples in a batch, N examples of a client, C classes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+import dataclasses
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, TypeAlias
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import channels
+from tff_fssl.algorithms import entry
+from tff_fssl.lazy import tf
+from tff_fssl.local import inference
+from tff_fssl.models.weights import Weights, all_finite, select
+from tff_fssl.rounds import round_hparams
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import means
+
+if TYPE_CHECKING:
+  from tff_fssl.data import augment
+  from tff_fssl.finalizers import server_algorithm
+  from tff_fssl.models import adapter
+  from tff_fssl.models import server_model
+  from tff_fssl.rounds import exchange as exchange_lib
+  from tff_fssl.rounds import groups as groups_lib
+
+RoundHparams = round_hparams.RoundHparams
+Broadcast = channels.Broadcast
+Upload = channels.Upload
+Capabilities = entry.Capabilities
+Compute = entry.Compute
+Passes = entry.Passes
+Mean = means.Mean
+Tensors: TypeAlias = 'Mapping[str, tf.Tensor]'
+
+LABELS_AT_SERVER = round_hparams.LABELS_AT_SERVER
+LABELS_AT_CLIENTS = round_hparams.LABELS_AT_CLIENTS
+LABELED, UNLABELED = 'labeled', 'unlabeled'
+WEAK = {'weak': 'weak'}
+WEAK_AND_STRONG = {'weak': 'weak', 'strong': 'strong'}
+
+
+Metrics: TypeAlias = 'dict[str, Mean]'
+# A differentiable scalar, its weight included, and the metrics of the batch.
+Loss: TypeAlias = 'tuple[tf.Tensor, Metrics]'
+
+
+class Examples(NamedTuple):
+  """Examples as a client stores them.
+
+  Attributes:
+    x: [N, ...] in the stored type; images are uint8 [N, H, W, channels].
+    y: int32 [N]. For unlabelled examples the hidden label, or -1 if it is not
+      known. Hidden labels serve diagnostics only; training never reads them.
+  """
+
+  x: tf.Tensor
+  y: tf.Tensor
+
+
+class Stream(NamedTuple):
+  """Describes the examples that each batch takes from a client's data.
+
+  Attributes:
+    views: Name -> kind of view: `plain`, `weak` or `strong`. Views of one kind
+      are drawn independently.
+    labeled: Whether these are the labelled examples.
+    partner_of: The name of another stream. Each of its examples gets a partner
+      from this stream, drawn with replacement. '': the stream has batches of
+      its own, cut from seeded permutations of the examples.
+    episode: If not None, each batch is drawn anew from all examples. For
+      labelled examples, the numbers of examples of a class in each group: (1,
+      2) draws one support and two query examples. For unlabelled ones, ().
+  """
+
+  views: Mapping[str, str]
+  labeled: bool = False
+  partner_of: str = ''
+  episode: tuple[int, ...] | None = None
+
+
+class BatchExamples(NamedTuple):
+  """The examples of one stream in a batch.
+
+  Attributes:
+    views: Name -> network inputs, float32 [B, ...].
+    labels: int32 [B]; hidden labels of unlabelled examples (`Examples.y`).
+    weights: float32 [B], 1, or 0 for fillers that stand in for examples which
+      the client does not have. Losses and metrics must ignore fillers.
+    prepared: `Prepared.per_example`, for these examples.
+    group: int32 [B], the group of each example in an episode; else None.
+  """
+
+  views: Tensors
+  labels: tf.Tensor
+  weights: tf.Tensor
+  prepared: Tensors = {}
+  group: tf.Tensor | None = None
+
+  @property
+  def size(self) -> tf.Tensor:
+    """Counts the examples that are not fillers: float32 scalar."""
+    return tf.reduce_sum(self.weights)
+
+  def logits(self, network: adapter.Network, view: str) -> tf.Tensor:
+    """Computes logits in training mode, float32 [B, C]; ignores fillers."""
+    return network.logits(self.views[view], training=True, weights=self.weights)
+
+
+class StepTime(NamedTuple):
+  """Says when a step is made.
+
+  Attributes:
+    round_num: int32 scalar; clients train from round 1 on.
+    step: int32 scalar, counts this client's steps in this round from 0.
+    num_steps: int32 scalar, the steps of the whole round.
+  """
+
+  round_num: tf.Tensor
+  step: tf.Tensor
+  num_steps: tf.Tensor
+
+  def progress(self, num_rounds: int) -> tf.Tensor:
+    """Computes the elapsed share of `num_rounds` rounds, in [0, 1]."""
+    within = tf.cast(self.step, tf.float32) / tf.cast(
+      tf.maximum(self.num_steps, 1), tf.float32
+    )
+    elapsed = tf.cast(self.round_num - 1, tf.float32) + within
+    return tf.clip_by_value(elapsed / num_rounds, 0.0, 1.0)
+
+
+class Batch(NamedTuple):
+  """The input of a step.
+
+  Attributes:
+    streams: Name of a stream -> its examples.
+    prepared: `Prepared.constants`.
+    time: When the step is made.
+    seed: int32 [2], for the step's own random draws.
+  """
+
+  streams: Mapping[str, BatchExamples]
+  prepared: Tensors
+  time: StepTime
+  seed: tf.Tensor
+
+  @property
+  def labeled(self) -> BatchExamples:
+    """Returns the labelled examples."""
+    return self.streams[LABELED]
+
+  @property
+  def unlabeled(self) -> BatchExamples:
+    """Returns the unlabelled examples."""
+    return self.streams[UNLABELED]
+
+
+@dataclasses.dataclass(frozen=True)
+class Networks:
+  """The networks of a client: `networks.model`, `networks['teacher']`.
+
+  Attributes:
+    model: The network that the client trains for the server.
+    auxiliary: Name -> further network (`Algorithm.networks`).
+  """
+
+  model: adapter.Network
+  auxiliary: Mapping[str, adapter.Network]
+
+  def __getitem__(self, name: str) -> adapter.Network:
+    return self.auxiliary[name]
+
+
+class AuxiliaryNetwork(NamedTuple):
+  """A further network of a client.
+
+  Attributes:
+    starts_from: The broadcast with its weights. If that was not sent in a
+      round, or is '', the network starts from the model's weights.
+    trained: Whether steps return gradients for it.
+    uploaded: Whether its change is uploaded and averaged like the model's.
+    build: The client's model -> another Keras model. Its initial weights are a
+      function of the run's seed, the same for all clients in all rounds.
+    start: (weights, received) -> the weights to start from instead.
+  """
+
+  starts_from: str = ''
+  trained: bool = False
+  uploaded: bool = False
+  build: Callable[[adapter.Network], tf.keras.Model] | None = None
+  start: Callable[[Weights, Mapping[str, Any]], Weights] | None = None
+
+
+# Not a NamedTuple: AutoGraph does not convert the methods of those, so that
+# `predict` could not loop over batches.
+@dataclasses.dataclass(frozen=True)
+class Client:
+  """A client in a round, before or after its steps.
+
+  Attributes:
+    networks: Its networks, with their current weights.
+    weights: The model's weights that it started from.
+    labeled: Its labelled examples, possibly none.
+    unlabeled: Its unlabelled examples, possibly none.
+    received: Name of a broadcast -> value. A network that was not sent is the
+      model's weights; any other value that was not sent is 0.
+    views: Makes network inputs of stored examples.
+    round_num: int32 scalar.
+    seed: int32 [2], for random draws outside of steps.
+    key: Tells this client from the others of the round.
+  """
+
+  networks: Networks
+  weights: Weights
+  labeled: Examples
+  unlabeled: Examples
+  received: Mapping[str, Any]
+  views: augment.Views
+  round_num: tf.Tensor
+  seed: tf.Tensor
+  key: channels.ClientKey | None = None
+
+  def predict(self, batch_size: int) -> tf.Tensor:
+    """Predicts a weak view of each unlabelled example by the model.
+
+    Args:
+      batch_size: Examples in a forward pass.
+
+    Returns:
+      Probabilities, float32 [N, C].
+    """
+    logits = inference.weak_logits(
+      self.networks.model,
+      self.weights,
+      self.unlabeled.x,
+      self.views,
+      self.seed,
+      batch_size,
+    )
+    return tf.nn.softmax(logits)
+
+
+class Prepared(NamedTuple):
+  """Values that a client computes before its first step.
+
+  Attributes:
+    selected: int32 [M], indices of the unlabelled examples to train on; None:
+      all of them.
+    per_example: Name -> [N, ...], a value for each unlabelled example, such as
+      its pseudo-label.
+    constants: Name -> tensor, values for all batches.
+    metrics: Name -> metric of the round.
+    ranges: Name -> float32 scalar in [0, 1], reported as minimum, mean and
+      maximum over clients. A client with another value is rejected.
+    weight: float32 scalar in [0, 1], the weight of the client's update; None:
+      `RoundHparams.client_weighting` decides. See `Algorithm.sets_weights`.
+    learning_rate_factor: float32 scalar; None: 1.
+  """
+
+  selected: tf.Tensor | None = None
+  per_example: Tensors = {}
+  constants: Tensors = {}
+  metrics: Mapping[str, Mean] = {}
+  ranges: Tensors = {}
+  weight: tf.Tensor | None = None
+  learning_rate_factor: tf.Tensor | None = None
+
+
+class StepResult(NamedTuple):
+  """The result of a step. The loop clips and applies the gradients.
+
+  Attributes:
+    gradients: One per trainable variable of the model; None if the step does
+      not train it.
+    metrics: Metrics of the batch.
+    auxiliary: Name of a trained auxiliary network -> its gradients.
+  """
+
+  gradients: Sequence[tf.Tensor] | None
+  metrics: Metrics
+  auxiliary: Mapping[str, Sequence[tf.Tensor]] = {}
+
+
+class ClientOutput(NamedTuple):
+  """A client's uploads and metrics at the end of its round.
+
+  Attributes:
+    uploads: Name -> value, for each of `Algorithm.uploads`.
+    metrics: Metrics of the round.
+  """
+
+  uploads: Tensors = {}
+  metrics: Mapping[str, Mean] = {}
+
+
+class ServerState(NamedTuple):
+  """The server's state between rounds, without optimizer states.
+
+  Attributes:
+    weights: The model.
+    memory: The algorithm's own NamedTuple, or (). A discarded round leaves it
+      unchanged.
+  """
+
+  weights: Weights
+  memory: Any = ()
+
+  def remember(self, **values: Any) -> ServerState:
+    """Returns the state with some fields of the memory replaced."""
+    return self._replace(memory=self.memory._replace(**values))
+
+
+class Aggregate(NamedTuple):
+  """The combined uploads of a round's clients.
+
+  Attributes:
+    update: Combined change of the model: weights before training minus weights
+      after it. NaN if no client's weight was positive.
+    networks: Name of an uploaded auxiliary network -> its combined change.
+    uploads: Name of an upload -> its combined value. (Rows go to `row_table`.)
+    num_reports: float32 scalar, the clients that `uploads` are means over.
+    by_group: Returns the combined updates of each of several groups.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  networks: Mapping[str, tuple[tf.Tensor, ...]]
+  uploads: Tensors
+  num_reports: tf.Tensor
+  by_group: Callable[[], server_algorithm.ByGroup]
+
+  def move(self, name: str, old: Weights) -> Weights:
+    """Applies the combined change of a network, unless it is not finite."""
+    changes = self.networks[name]
+    new = tuple(w - c for w, c in zip(old.trainable, changes, strict=True))
+    new = select(all_finite(new), new, lambda: tuple(old.trainable))
+    return old._replace(trainable=new)
+
+
+class Server:
+  """The server in a round: its optimizer and its labelled examples.
+
+  Attributes:
+    round_num: int32 scalar, below 1 in server pre-training.
+  """
+
+  round_num: tf.Tensor
+
+  def apply(self, weights: Weights, update: Sequence[tf.Tensor]) -> Weights:
+    """Applies an update by the server's optimizer. Call it once a round."""
+    raise NotImplementedError
+
+  def train(self, weights: Weights, copy: int = 0) -> Weights:
+    """Trains on the server's labels; without labels, changes nothing.
+
+    Args:
+      weights: The weights to start from.
+      copy: Trainings with different numbers draw different batches and views.
+
+    Returns:
+      The trained weights.
+    """
+    raise NotImplementedError
+
+  def train_networks(
+    self, weights: Weights, networks: Mapping[str, Weights]
+  ) -> tuple[Weights, Mapping[str, Weights]]:
+    """Trains the model together with `server_trainer`'s networks."""
+    raise NotImplementedError
+
+
+@dataclasses.dataclass(frozen=True)
+class Algorithm:
+  """An algorithm: its hyper-parameters, and its steps as methods.
+
+  As it stands, this class is FedAvg on labelled examples. In a round:
+
+  1.  The server broadcasts its model, and `broadcasts`.
+  2.  Each client starts its `networks`, and calls `prepare`.
+  3.  For each batch of its `streams` it makes a `step` on `unlabeled_loss` and
+      `labeled_loss`, then calls `after_step`.
+  4.  It uploads the change of its model, and the values that `finish` returns
+      for the declared `uploads`.
+  5.  The server combines the uploads and calls `update`.
+
+  Methods run inside TensorFlow graphs. They are pure functions of `self` and
+  their arguments, but for `after_step` and `finish`, which may assign to
+  networks.
+
+  Class attributes:
+    name: The value of `--algorithm` and the prefix of the algorithm's flags.
+    paper: Authors, venue and year.
+    scenarios: Where the labels may be.
+    labeled_views: See `Stream.views`.
+    unlabeled_views: The same; {} if clients use no unlabelled examples.
+    embeds: Whether networks are used without their classifier, their last
+      layer, so that their outputs are embeddings.
+    head_stays: Whether the model's last layer stays at the server. Clients get
+      zeros for it and send no change of it.
+    needs_slot: Whether a client must know its position in the cohort.
+    alternates: Whether labelled and unlabelled examples move the weights one
+      after the other, in this order, instead of by the sum of their gradients.
+    alone: Whether each client keeps a model of its own, without federation.
+    round_defaults: The paper's values of fields of `RoundHparams`.
+    norm: The paper's normalization layers; '': those of the program.
+    normalization: How the authors normalize images; '': as the program.
+    compute: Passes over the network for an example; a test measures them.
+    capabilities: What a deployment must offer.
+    metrics: Declarations of the metrics that only this algorithm reports.
+    tiny: Hyper-parameters by which tests reach all of the code with a few
+      examples and an untrained network.
+
+  Attributes:
+    round: Hyper-parameters that all algorithms share. They say where the labels
+      are, how long clients train, and so on. By default, the paper's.
+  """
+
+  name: ClassVar[str] = ''
+  paper: ClassVar[str] = ''
+  scenarios: ClassVar[tuple[str, ...]] = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
+  labeled_views: ClassVar[Mapping[str, str]] = WEAK
+  unlabeled_views: ClassVar[Mapping[str, str]] = {}
+  embeds: ClassVar[bool] = False
+  head_stays: ClassVar[bool] = False
+  needs_slot: ClassVar[bool] = False
+  alternates: ClassVar[bool] = False
+  alone: ClassVar[bool] = False
+  round_defaults: ClassVar[Mapping[str, Any]] = {}
+  norm: ClassVar[str] = ''
+  normalization: ClassVar[str] = ''
+  compute: ClassVar[Compute] = Compute()
+  capabilities: ClassVar[Capabilities] = Capabilities()
+  metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = ()
+  tiny: ClassVar[Mapping[str, Any]] = {}
+
+  # None becomes the paper's values, so that `Fl2().round` is complete.
+  round: RoundHparams = dataclasses.field(
+    default=None,  # type: ignore[assignment]
+    kw_only=True,
+    metadata={'is_flag': False},
+  )
+
+  def __post_init__(self) -> None:
+    if self.round is None:
+      values = {'scenario': self.scenarios[0], **self.round_defaults}
+      object.__setattr__(self, 'round', RoundHparams(**values))
+    hparams_lib.validate(self, f'{self.name}.')
+    self.check()
+
+  def check(self) -> None:
+    """Raises `UsageError` for combinations of values that make no sense."""
+
+  # The server, before a round.
+
+  def initial_state(self, weights: Weights) -> ServerState:
+    """Makes the state before the first round, or from a user's weights."""
+    return ServerState(weights)
+
+  def broadcasts(self, state: ServerState) -> Mapping[str, Broadcast]:
+    """Names the values that clients receive in addition to the model."""
+    del state
+    return {}
+
+  # A client.
+
+  def networks(self) -> Mapping[str, AuxiliaryNetwork]:
+    """Declares the further networks of a client."""
+    return {}
+
+  def uploads(self) -> Mapping[str, Upload]:
+    """Declares the values that clients send in addition to changes."""
+    return {}
+
+  @property
+  def sets_weights(self) -> bool:
+    """Whether `prepare` sets the weight of the client's update."""
+    return False
+
+  def streams(self) -> dict[str, Stream]:
+    """Declares the examples of a client's batch."""
+    streams, unlabeled = {}, self.unlabeled_stream()
+    if unlabeled is not None:
+      streams[UNLABELED] = unlabeled
+    # Clients that do not train still need a batch's type.
+    if self.round.labels_at_clients or not streams:
+      streams[LABELED] = self.labeled_stream()
+    return streams
+
+  def unlabeled_stream(self) -> Stream | None:
+    """Declares the unlabelled examples of a batch, if clients use some."""
+    return Stream(self.unlabeled_views) if self.unlabeled_views else None
+
+  def labeled_stream(self) -> Stream:
+    """Declares the labelled examples of a batch, also of the server's."""
+    return Stream(self.labeled_views, labeled=True)
+
+  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
+    """Returns the weights that a client's training starts from."""
+    del received
+    return weights
+
+  def prepare(self, client: Client) -> Prepared:
+    """Computes values that all steps of the round use."""
+    del client
+    return Prepared()
+
+  def unlabeled_loss(self, networks: Networks, batch: Batch) -> Loss:
+    """Computes the loss on unlabelled examples."""
+    raise NotImplementedError
+
+  def labeled_loss(self, networks: Networks, batch: Batch) -> Loss:
+    """Computes the mean cross-entropy of labelled examples."""
+    examples = batch.labeled
+    return cross_entropy_loss(examples.logits(networks.model, 'weak'), examples)
+
+  def unlabeled_step(self, networks: Networks, batch: Batch) -> StepResult:
+    """Differentiates `unlabeled_loss`."""
+    return minimize(self.unlabeled_loss, networks, batch)
+
+  def labeled_step(self, networks: Networks, batch: Batch) -> StepResult:
+    """Differentiates `labeled_loss`, at clients and at the server."""
+    return minimize(self.labeled_loss, networks, batch)
+
+  def step(self, networks: Networks, batch: Batch) -> StepResult:
+    """Adds the gradients of a batch's unlabelled and labelled examples."""
+    results = []
+    if UNLABELED in batch.streams:
+      results.append(self.unlabeled_step(networks, batch))
+    if LABELED in batch.streams:
+      results.append(self.labeled_step(networks, batch))
+    return add_results(*results)
+
+  def after_step(self, networks: Networks, batch: Batch) -> None:
+    """Changes auxiliary networks after the gradients were applied."""
+
+  def finish(self, client: Client, metrics: Mapping[str, Mean]) -> ClientOutput:
+    """Computes the uploads, and metrics of the whole round.
+
+    Assignments to networks become part of the uploaded change.
+
+    Args:
+      client: The client after its last step.
+      metrics: The metrics of its steps, summed.
+
+    Returns:
+      A value for each of `uploads`.
+    """
+    del client, metrics
+    return ClientOutput()
+
+  # The server, after a round.
+
+  def server_trainer(self) -> Algorithm:
+    """Returns the algorithm whose `labeled_step` the server trains with.
+
+    Its `networks` start from the server's memory, by name.
+    """
+    return self
+
+  @property
+  def num_trainings(self) -> int:
+    """The number of calls of `Server.train` in a round."""
+    return 1
+
+  def update(
+    self, state: ServerState, aggregate: Aggregate, server: Server
+  ) -> ServerState:
+    """Applies the clients' update, then trains on the server's labels."""
+    weights = server.apply(state.weights, aggregate.update)
+    return state._replace(weights=server.train(weights))
+
+  def exchange(self) -> exchange_lib.BuildExchange | None:
+    """Makes the table that the server keeps, where `row_table` cannot."""
+    return None
+
+  def prediction(self) -> server_model.Prediction | None:
+    """Says how the model predicts, where `predict` cannot."""
+    return None
+
+  def groups(self) -> groups_lib.Groups | None:
+    """Says which clients are combined separately, if some are."""
+    return None
+
+  # Evaluation.
+
+  def predicting_weights(self, state: ServerState) -> Weights:
+    """Returns the weights that predict, and that are exported."""
+    return state.weights
+
+  def other_predictions(self) -> Mapping[str, Callable[[ServerState], Weights]]:
+    """Names further weights that evaluation reports on, such as a teacher's."""
+    return {}
+
+
+def minimize(
+  loss_fn: Callable[[Networks, Batch], Loss], networks: Networks, batch: Batch
+) -> StepResult:
+  """Differentiates a loss with respect to the model's weights."""
+  with tf.GradientTape() as tape:
+    loss, metrics = loss_fn(networks, batch)
+  return StepResult(networks.model.gradients(tape, loss), metrics)
+
+
+def add_results(first: StepResult, *others: StepResult) -> StepResult:
+  """Adds gradients of the model, and merges metrics."""
+  for other in others:
+    assert first.gradients is not None and other.gradients is not None
+    gradients = [
+      a + b for a, b in zip(first.gradients, other.gradients, strict=True)
+    ]
+    first = first._replace(
+      gradients=gradients, metrics={**first.metrics, **other.metrics}
+    )
+  return first
+
+
+def cross_entropy_loss(logits: tf.Tensor, examples: BatchExamples) -> Loss:
+  """Computes the mean cross-entropy of labels, and the accuracy.
+
+  Args:
+    logits: float32 [B, C].
+    examples: Labelled examples.
+
+  Returns:
+    The loss and the metrics `loss_labeled` and `labeled_accuracy`.
+  """
+  entropies = losses.cross_entropy(examples.labels, logits)
+  loss = losses.masked_mean(entropies, examples.weights)
+  correct = tf.cast(
+    tf.equal(tf.argmax(logits, -1, tf.int32), examples.labels), tf.float32
+  )
+  return loss, {
+    'loss_labeled': Mean.weighted(loss, examples.size),
+    'labeled_accuracy': Mean(
+      tf.reduce_sum(correct * examples.weights), examples.size
+    ),
+  }

@@ -1,0 +1,310 @@
+"""An exchange by which clients get what others that predict alike uploaded."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Collection, Mapping, Sequence
+import dataclasses
+import functools
+from typing import Any
+
+from tff_fssl.algorithms.fedmatch import upload_cache
+from tff_fssl.lazy import tf
+from tff_fssl.rounds import exchange as exchange_lib
+
+EMBEDDING, IS_KNOWN, HELPERS, HELPER_WEIGHTS = (
+  'embedding',
+  'is_known',
+  'helpers',
+  'helper_weights',
+)
+# How far rounding may take an embedding from a distribution.
+_TOLERANCE = 1e-3
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+  """What is kept, and who helps whom.
+
+  Attributes:
+    sets: Names of sets of weights that are kept of each client, each flat,
+      float32 [elements of the trainable weights].
+    scalars: Name -> (initial value, least, greatest) of float32 scalars that
+      are kept of each client.
+    helper_set: The set that helpers are sent of; '': there are no helpers.
+    num_helpers: The most helpers that a client gets.
+    interval: Helpers are chosen anew in rounds whose number is a multiple.
+    in_every_round: Whether clients also get helpers in the rounds between.
+    num_slots: The most clients that are remembered.
+    where: Where sets are kept: see `upload_cache.is_outside`.
+    flags: The flags that set `num_slots` and `where`.
+  """
+
+  sets: tuple[str, ...]
+  scalars: Mapping[str, tuple[float, float, float]]
+  helper_set: str
+  num_helpers: int
+  interval: int
+  in_every_round: bool
+  num_slots: int
+  where: str
+  flags: tuple[str, str]
+
+
+def build_exchange(
+  settings: Settings, population: exchange_lib.Population
+) -> exchange_lib.Exchange:
+  """The exchange.
+
+  A client sends a row: its sets, its scalars and, if there are helpers, an
+  embedding of its network, a distribution float32 [C]. It receives
+
+  *   `is_known`: float32 scalar, 1 if the server remembers it;
+  *   `own_NAME`: each of its sets; zeros if it is not known;
+  *   its scalars; their initial values if it is not known;
+  *   `helpers`: float32 [H, D], the last uploads of the others whose embeddings
+      were closest to its own when helpers were last chosen, and
+      `helper_weights`, float32 [H], 0 where there is none.
+
+  Args:
+    settings: What is kept.
+    population: The clients and the model.
+
+  Returns:
+    The exchange. None of this counts as bytes: its own sets and scalars are on
+    a client's disk in reality, and the algorithm counts what it gets of others.
+
+  Raises:
+    UsageError: If the number of clients is not known, or the table too large.
+  """
+  specs = _row_specs(settings, population)
+  num_slots = min(settings.num_slots, population.known_clients())
+  sets = {name: specs[name] for name in settings.sets}
+  is_outside = upload_cache.is_outside(
+    sets, num_slots, settings.where, settings.flags
+  )
+  helping = _Helping(settings, specs, num_slots, sets if is_outside else {})
+  return exchange_lib.Exchange(
+    helping.initialize,
+    helping.message,
+    helping.receive,
+    specs,
+    helping.accept,
+    population.known_clients(),
+    is_possible=helping.is_possible,
+    not_counted=(
+      *specs,
+      *(f'own_{name}' for name in settings.sets),
+      IS_KNOWN,
+      HELPERS,
+      HELPER_WEIGHTS,
+    ),
+    outside=(
+      exchange_lib.Outside(helping.bring, helping.take) if is_outside else None
+    ),
+  )
+
+
+def _row_specs(
+  settings: Settings, population: exchange_lib.Population
+) -> dict[str, tf.TensorSpec]:
+  """What a client sends."""
+  weights = population.weights.trainable
+  size = sum(spec.shape.num_elements() for spec in weights)
+  specs = {name: tf.TensorSpec([size], tf.float32) for name in settings.sets}
+  specs |= {name: tf.TensorSpec([], tf.float32) for name in settings.scalars}
+  if settings.helper_set:
+    specs[EMBEDDING] = tf.TensorSpec([population.num_classes], tf.float32)
+  return specs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Helping:
+  """The functions of the exchange; see `exchange.Exchange`.
+
+  The table is OrderedDict(chosen, uploads): what helpers are chosen by until
+  that is renewed, and a table of `upload_cache`.
+  """
+
+  settings: Settings
+  specs: Mapping[str, tf.TensorSpec]
+  num_slots: int
+  outside: Collection[str]
+
+  def initialize(self) -> Mapping[str, Any]:
+    uploads = upload_cache.initialize(self.specs, self.num_slots, self.outside)
+    return collections.OrderedDict(
+      chosen=self._chosen(uploads), uploads=uploads
+    )
+
+  def _chosen(self, uploads: upload_cache.Table) -> Mapping[str, tf.Tensor]:
+    """What helpers are chosen by, if there are any."""
+    chosen: collections.OrderedDict[str, tf.Tensor] = collections.OrderedDict()
+    if self.settings.helper_set:
+      chosen['embedding'] = uploads['values'][EMBEDDING]
+      chosen['owner'] = uploads['owner']
+    return chosen
+
+  def message(
+    self,
+    table: Mapping[str, Any],
+    model: exchange_lib.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    del model
+    return self._sent(table, round_num)
+
+  def _sent(
+    self, table: Mapping[str, Any], round_num: tf.Tensor
+  ) -> Mapping[str, Any]:
+    """The message."""
+    is_due = tf.equal(round_num % self.settings.interval, 0)
+    helps = tf.logical_or(is_due, self.settings.in_every_round)
+    return collections.OrderedDict(
+      chosen=table['chosen'], helps=helps, uploads=table['uploads']
+    )
+
+  def receive(
+    self, sent: Mapping[str, Any], client_id: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    uploads = sent['uploads']
+    slot, is_known = upload_cache.find(uploads, client_id)
+    own = functools.partial(
+      upload_cache.read, uploads, slots=slot, is_wanted=is_known
+    )
+    received = {IS_KNOWN: tf.cast(is_known, tf.float32)}
+    for name in self.settings.sets:
+      received[f'own_{name}'] = own(name)
+    for name, (first, *_) in self.settings.scalars.items():
+      received[name] = tf.where(is_known, own(name), first)
+    if self.settings.helper_set:
+      received |= self._helpers_of(sent, slot, is_known)
+    return received
+
+  def _helpers_of(
+    self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
+  ) -> dict[str, tf.Tensor]:
+    """What a client gets of its helpers."""
+    slots, helps = self._helping_slots(sent, slot, is_known)
+    rows = upload_cache.read(
+      sent['uploads'], self.settings.helper_set, slots, helps
+    )
+    return {HELPERS: rows, HELPER_WEIGHTS: tf.cast(helps, tf.float32)}
+
+  def _helping_slots(
+    self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
+  ) -> tuple[tf.Tensor, tf.Tensor]:
+    """(slots of the helpers of a client, int32 [H]; whether they help)."""
+    uploads, chosen = sent['uploads'], sent['chosen']
+    # Who came later, perhaps into the slot of another, was not to choose from.
+    is_old = tf.logical_and(
+      chosen['owner'] >= 0, tf.equal(chosen['owner'], uploads['owner'])
+    )
+    slots, weights = nearest(
+      chosen['embedding'], is_old, slot, self.settings.num_helpers
+    )
+    helps = tf.reduce_all([sent['helps'], is_known, is_old[slot]])
+    return slots, tf.logical_and(weights > 0.0, helps)
+
+  def bring(
+    self,
+    table: Mapping[str, Any],
+    client_ids: Sequence[int],
+    round_num: int,
+    read: exchange_lib.ReadRow,
+  ) -> Mapping[str, Any]:
+    """See `exchange.Outside`."""
+    uploads, sent = table['uploads'], self._sent(table, tf.constant(round_num))
+    own: set[int] = set()
+    of_helpers: set[int] = set()
+    for client_id in client_ids:
+      slot, is_known = upload_cache.find(
+        uploads, tf.constant(client_id, tf.int32)
+      )
+      if not is_known:
+        continue
+      own.add(int(slot))
+      if self.settings.helper_set:
+        slots, helps = self._helping_slots(sent, slot, is_known)
+        of_helpers.update(int(s) for s, h in zip(slots, helps) if h)
+    # Only one set is needed of those that merely help.
+    wanted = {
+      name: own | of_helpers if name == self.settings.helper_set else own
+      for name in self.settings.sets
+    }
+    every = sorted(own | of_helpers)
+    rows = (read(*entry) for entry in upload_cache.entries(uploads, every))
+    uploads = upload_cache.with_rows(uploads, wanted, zip(every, rows))
+    return collections.OrderedDict(table, uploads=uploads)
+
+  def take(
+    self, table: Mapping[str, Any], write: exchange_lib.WriteRow
+  ) -> Mapping[str, Any]:
+    """See `exchange.Outside`."""
+    uploads, taken = upload_cache.without_rows(table['uploads'])
+    for entry, row in taken:
+      write(*entry, row)
+    return collections.OrderedDict(table, uploads=uploads)
+
+  def accept(
+    self,
+    table: Mapping[str, Any],
+    rows: exchange_lib.Rows,
+    model: exchange_lib.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    del model
+    uploads = upload_cache.write(table['uploads'], rows, round_num)
+    is_due = tf.equal((round_num + 1) % self.settings.interval, 0)
+    chosen = tf.nest.map_structure(
+      lambda new, old: tf.where(is_due, new, old),
+      self._chosen(uploads),
+      table['chosen'],
+    )
+    return collections.OrderedDict(chosen=chosen, uploads=uploads)
+
+  def is_possible(self, row: Mapping[str, tf.Tensor]) -> tf.Tensor:
+    """Whether an honest client can have sent a row's small values."""
+    conditions = [tf.constant(True)]
+    for name, (_, least, most) in self.settings.scalars.items():
+      conditions += [row[name] >= least, row[name] <= most]
+    if self.settings.helper_set:
+      embedding = row[EMBEDDING]
+      conditions += [
+        tf.reduce_all(embedding >= -_TOLERANCE),
+        tf.abs(tf.reduce_sum(embedding) - 1.0) <= _TOLERANCE,
+      ]
+    return tf.reduce_all(conditions)
+
+
+def nearest(
+  embeddings: tf.Tensor, is_known: tf.Tensor, own: tf.Tensor, num: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """The rows closest to a row, by Euclidean distance.
+
+  Comparing with all rows takes N C operations, fewer than a k-d tree, which is
+  built anew in each round, needs for the cohort's few queries.
+
+  Args:
+    embeddings: float32 [N, C].
+    is_known: bool [N]; the others are never found.
+    own: int32 scalar, the row that asks; it does not find itself.
+    num: How many are wanted, >= 1.
+
+  Returns:
+    (rows int32 [num], of equally close ones the first; float32 [num], 1, or 0
+    where there are fewer: at the end).
+  """
+  size = tf.shape(embeddings)[0]
+  # In double precision, so that whatever runs this finds the same rows.
+  embeddings = tf.cast(embeddings, tf.float64)
+  squares = tf.math.squared_difference(embeddings, embeddings[own])
+  distances = tf.reduce_sum(squares, axis=-1)
+  is_other = tf.logical_and(is_known, tf.not_equal(tf.range(size), own))
+  far = tf.constant(float('inf'), tf.float64)
+  distances = tf.where(is_other, distances, far)
+  # Room for `num` rows, however few there are.
+  distances = tf.pad(distances, [[0, num]], constant_values=far)
+  found, rows = tf.math.top_k(-distances, num)
+  exists = tf.math.is_finite(found)
+  return tf.where(exists, rows, 0), tf.cast(exists, tf.float32)

@@ -1,0 +1,424 @@
+"""ProtoFSSL: pseudo-labels by other clients' prototypes. Labels at clients.
+
+Kim, Park, Sohn, Shu and Kim, "Federated Semi-Supervised Learning with
+Prototypical Networks", arXiv 2022 (2205.13921). The authors' code:
+github.com/kimwj94/ProtoFSSL.
+
+The network has no classifier: it gives embeddings. A prototype is the mean
+embedding of a class, and softmax(-distances from prototypes) a prediction.
+
+In a round:
+1.  The server sends the network, and the prototypes of clients of the round
+    before (helpers), the same to all; with `--protofssl.helper_interval` R_H,
+    new ones in rounds 1, 1 + R_H, ... only, and the same again in the others.
+2.  For each of E episodes (`--client_epochs`), a client draws n_S support and
+    n_Q query examples of each of its classes and n_QU unlabelled ones
+    (`--client_batch_size`), and embeds all of them, not augmented, in one pass.
+    Its own prototypes are those of the support examples.
+3.  It makes a step on L = CE(label, own prediction), mean over query examples,
+    + lambda_U CE(p, own prediction), mean over unlabelled examples; p is the
+    mean of the helpers' predictions, sharpened. Before there are prototypes,
+    the second term, and the unlabelled examples, are left out.
+4.  It sends the change of the network, and prototypes of all its labelled
+    examples by the network as it is now.
+5.  The server averages the changes, and keeps the prototypes in place of those
+    of the round before. The mean prediction by them is that of the model.
+
+Where paper (P) and code (C) differ; docs/algorithms/protofssl.md says why:
+1   Distance: Euclidean (P); squared, mean over dimensions (C): the default,
+    `--protofssl.distance`.
+2   p is a label (P): the default; gradients flow through it (C):
+    `--protofssl.stop_gradient=false`.
+3,4 FedProx and L2 have no gradient in C. Here they have:
+    `--proximal_strength`, `--weight_decay`.
+5   Clients are weighed by examples (P) (`--client_weighting=examples`) or
+    equally (C): the default.
+6   sBN is static batch norm (P), as here; batch norm without memory (C).
+7   Convolutions have no biases (P), as here; they do (C).
+10  RMSprop starts anew in each round; in C, all clients share its memory.
+12  A class that a client lacks is left out of the softmax; its distance is 1e18
+    in C. A helper that lacks it takes the mean of the other helpers. Where the
+    model predicts, these are of the last cohort; in C of the last two.
+
+`--protofssl.support=global` is the ablation of P's appendix B.1: the prototypes
+of step 2 are the mean of the helpers', and support examples are queries, too.
+
+`--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec): one
+helper, whose prototypes are those of all clients' labelled examples together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import TYPE_CHECKING
+
+from tff_fssl import metrics as metrics_lib
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
+from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import hparam
+from tff_fssl.hparams import to_text
+from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.local import inference
+from tff_fssl.semisup import diagnostics
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import sharpening
+from tff_fssl.semisup import thresholds
+
+if TYPE_CHECKING:
+  from tff_fssl.algorithms.protofssl import sets
+  from tff_fssl.models import server_model
+  from tff_fssl.rounds import exchange as exchange_lib
+else:
+  sets = LazyImport('tff_fssl.algorithms.protofssl.sets')
+
+# Values of flags.
+HELPERS, GLOBAL, OWN = 'helpers', 'global', 'own'
+# The groups of an episode.
+_SUPPORT, _QUERY = 0, 1
+
+
+@dataclasses.dataclass(frozen=True)
+class ProtoFssl(base.Algorithm):
+  """ProtoFSSL: pseudo-labels by other clients' prototypes, in episodes.
+
+  Episodes in a round are `--client_epochs`, unlabelled examples in an episode
+  `--client_batch_size`.
+  """
+
+  name = 'protofssl'
+  paper = 'Kim et al., arXiv 2022'
+  scenarios = (base.LABELS_AT_CLIENTS,)
+  embeds = True
+  normalization = 'scale'
+  capabilities = base.Capabilities(
+    scenarios=(base.LABELS_AT_CLIENTS,),
+    trains_clients=(base.LABELS_AT_CLIENTS,),
+    extra_uploads=('prototypes of the classes that a client has',),
+    signals='sends_rows',
+    without_signals='prototypes=global',
+    ignores=('client_labeled_batch_size',),
+    labels_of_class='least_labels',
+  )
+  compute = base.Compute(
+    base.Passes(1, 1),
+    once=base.Passes(1, 0),
+    authors=base.Passes(1, 1),
+    note='Once: for each labelled example, whose prototypes are sent.',
+  )
+  round_defaults = {
+    'client_epochs': 10,
+    'client_batch_size': 100,
+    'client_optimizer': 'rmsprop',
+    'client_learning_rate': 0.001,
+    'weight_decay': 0.0001,
+    'max_gradient_norm': 0.0,
+    'server_optimizer_momentum': 0.0,
+  }
+  tiny = {'num_query': 1}
+  metrics = (
+    metrics_lib.of_clients(
+      'loss_prototype_label',
+      "Cross-entropy of predictions by a client's own prototypes with sharpened"
+      " predictions by other clients' prototypes, mean over unlabelled"
+      ' examples; `nan` in rounds before there are such prototypes.',
+      metrics_lib.NATS,
+      metrics_lib.LOWER,
+      curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'by prototypes'),
+      figure='loss',
+    ),
+  )
+
+  num_support: int = hparam(
+    1,
+    'n_S, the labelled examples of each class of whose embeddings an episode'
+    ' makes its prototypes (table 5).',
+    minimum=1,
+    maximum=10**6,
+  )
+  num_query: int = hparam(
+    2,
+    'n_Q, the other labelled examples of each class that an episode classifies'
+    ' by them (table 5). A class with fewer examples has fewer of them.',
+    minimum=1,
+    maximum=10**6,
+  )
+  prototypes: str = hparam(
+    HELPERS,
+    'What clients are sent. helpers: prototypes of single clients of the round'
+    ' before, which the server keeps; global: the mean of all of them, class by'
+    ' class, of sums and numbers of examples that are part of the same sum as'
+    ' the update, so that secure sums and differential privacy are possible.',
+    choices=(HELPERS, GLOBAL),
+  )
+  num_helpers: int = hparam(
+    5,
+    '|H|, the most clients whose prototypes are sent and used, and by which the'
+    ' global model predicts (section 5). Of a larger cohort, some are drawn.',
+    minimum=1,
+    maximum=1000,
+    needs={'prototypes': (HELPERS,)},
+  )
+  helper_interval: int = hparam(
+    1,
+    'R_H, the rounds after which clients are sent other prototypes: in rounds'
+    ' 1, 1 + R_H, 1 + 2 R_H and so on those of the round before, in the others'
+    ' the same again; so there are none in the first R_H rounds. The global'
+    ' model predicts by the last ones in any case (figures 4b and 5b).',
+    minimum=1,
+    maximum=10**7,
+    needs={'prototypes': (HELPERS,)},
+  )
+  sum_norm: float = hparam(
+    1.0,
+    "The norm that a client's sums and numbers of examples, taken together, are"
+    ' scaled down to, so that aggregators that clip them together with the'
+    " update clip the update little; clients' shares in the mean are then no"
+    ' longer proportional to their examples. 0: they are not scaled.',
+    minimum=0,
+    needs={'prototypes': (GLOBAL,)},
+  )
+  support: str = hparam(
+    OWN,
+    'By whose prototypes a client predicts in training. own: its own, of n_S'
+    ' support examples of each class; global: the mean of those that it was'
+    ' sent, which are constants, so that all n_S + n_Q examples of a class are'
+    ' classified (section B.1, an ablation). Of classes that nobody sent, and'
+    ' in rounds without helpers, its own.',
+    choices=(OWN, GLOBAL),
+  )
+  unlabeled_loss_weight: float = hparam(
+    0.3,
+    'lambda_U, the weight of the loss on unlabelled examples (table 5).',
+    minimum=0,
+  )
+  temperature: float = hparam(
+    0.5,
+    'T, by which the mean prediction of helpers is sharpened; 1: it is not'
+    ' (table 5).',
+    minimum=1e-3,
+    maximum=1e3,
+  )
+  distance: str = hparam(
+    prototypes_lib.MEAN_SQUARED,
+    'The distance of an embedding from a prototype; its negative is the logit.'
+    ' mse: the mean over dimensions of squared differences; sqeuclid: their'
+    " sum; euclid: the root of the sum. The authors' code has mse, the paper"
+    ' says "Euclidean distance".',
+    choices=prototypes_lib.DISTANCES,
+  )
+  stop_gradient: bool = hparam(
+    True,
+    "Whether helpers' predictions are labels, through which no gradient flows,"
+    " as in the paper. The authors' code differentiates them, too, which also"
+    ' rewards embeddings for which these labels are easy to predict.',
+  )
+  prototype_noise: float = hparam(
+    0.0,
+    'Standard deviation of Gaussian noise that a client adds to each entry of'
+    ' the prototypes that it sends (table 9).',
+    minimum=0,
+    maximum=1e6,
+    needs={'prototypes': (HELPERS,)},
+  )
+
+  def check(self) -> None:
+    """Refuses settings in which unlabelled examples teach nothing."""
+    labels_are_predictions = (
+      self.support == GLOBAL
+      and self.num_sets == 1
+      and self.temperature == 1
+      and self.stop_gradient
+    )
+    if labels_are_predictions and self.unlabeled_loss_weight:
+      raise UsageError(
+        f'--protofssl.temperature={to_text(self.temperature)}: with'
+        ' --protofssl.support=global and one set of prototypes, the labels of'
+        " unlabelled examples are then the client's own predictions, from which"
+        ' nothing is learnt; give another temperature or more'
+        ' --protofssl.num_helpers, or set --protofssl.unlabeled_loss_weight=0'
+      )
+
+  @property
+  def sends_rows(self) -> bool:
+    """Whether prototypes leave clients in addition to the sum of updates."""
+    return self.prototypes == HELPERS
+
+  @property
+  def least_labels(self) -> int:
+    """The fewest labels of a class from which a client can learn it."""
+    return self.num_support + 1
+
+  @property
+  def num_sets(self) -> int:
+    """The number of sets of prototypes that the server keeps, at most."""
+    return self.num_helpers if self.sends_rows else 1
+
+  def exchange(self) -> exchange_lib.BuildExchange:
+    """Keeps and sends sets of prototypes (steps 1 and 5)."""
+    if self.sends_rows:
+      return functools.partial(
+        sets.build_list,
+        num_sets=self.num_helpers,
+        interval=self.helper_interval,
+      )
+    return functools.partial(
+      sets.build_global,
+      norm=self.sum_norm,
+      max_examples=self.round.most_client_examples,
+    )
+
+  def streams(self) -> dict[str, base.Stream]:
+    """Draws episodes (step 2)."""
+    plain, groups = {'plain': 'plain'}, (self.num_support, self.num_query)
+    return {
+      base.LABELED: base.Stream(plain, labeled=True, episode=groups),
+      base.UNLABELED: base.Stream(plain, episode=()),
+    }
+
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Completes the sets: a class that a helper lacks is others' mean."""
+    return base.Prepared(constants=sets.complete(client.received))
+
+  def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
+    """Skips unlabelled examples until there are prototypes (step 3)."""
+    with_helpers = tf.logical_and(
+      tf.reduce_any(batch.prepared['used'] > 0.0),
+      tf.reduce_any(batch.unlabeled.weights > 0.0),
+    )
+    gradients, metrics = tf.cond(
+      with_helpers,
+      lambda: self._differentiate(networks, batch, with_helpers=True),
+      lambda: self._differentiate(networks, batch, with_helpers=False),
+    )
+    return base.StepResult(gradients, metrics)
+
+  def _differentiate(
+    self, networks: base.Networks, batch: base.Batch, *, with_helpers: bool
+  ) -> tuple[list[tf.Tensor], base.Metrics]:
+    """Returns gradients of the loss, and metrics."""
+    labeled, unlabeled = batch.labeled, batch.unlabeled
+    images, num_labeled = labeled.views['plain'], tf.size(labeled.labels)
+    if with_helpers:  # One pass: batch norm sees all examples together.
+      images = tf.concat([images, unlabeled.views['plain']], axis=0)
+    with tf.GradientTape() as tape:
+      embeddings = networks.model.logits(images, training=True)
+      own, exists, in_query = self._own_prototypes(
+        embeddings[:num_labeled], batch
+      )
+      log_probs = prototypes_lib.log_probs(
+        embeddings, own, exists, self.distance
+      )
+      loss, metrics = base.cross_entropy_loss(
+        log_probs[:num_labeled], labeled._replace(weights=in_query)
+      )
+      helped, more = self._helper_loss(
+        embeddings[num_labeled:],
+        log_probs[num_labeled:],
+        batch,
+        with_helpers=with_helpers,
+      )
+      if with_helpers:
+        loss += self.unlabeled_loss_weight * helped
+    return networks.model.gradients(tape, loss), {**metrics, **more}
+
+  def _own_prototypes(
+    self, embeddings: tf.Tensor, batch: base.Batch
+  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+    """Makes the prototypes by which the client itself predicts.
+
+    Args:
+      embeddings: float32 [B, D], of the labelled examples.
+      batch: The batch.
+
+    Returns:
+      Prototypes float32 [K, D]; which exist, bool [K]; the weights of the
+      examples that they classify, float32 [B].
+    """
+    labeled = batch.labeled
+    in_support, in_query = (
+      tf.cast(tf.equal(labeled.group, group), tf.float32) * labeled.weights
+      for group in (_SUPPORT, _QUERY)
+    )
+    own, exists = prototypes_lib.class_means(
+      embeddings,
+      labeled.labels,
+      in_support,
+      batch.prepared['prototypes'].shape[1],
+    )
+    if self.support == GLOBAL:
+      is_helped = tf.gather(batch.prepared['exists'], labeled.labels)
+      in_query += in_support * tf.cast(is_helped, tf.float32)
+      own, exists = prototypes_lib.replace(own, exists, **batch.prepared)
+    return own, exists, in_query
+
+  def _helper_loss(
+    self,
+    embeddings: tf.Tensor,
+    log_probs: tf.Tensor,
+    batch: base.Batch,
+    *,
+    with_helpers: bool,
+  ) -> base.Loss:
+    """Computes mean_b CE(p_b, own prediction), p by helpers, sharpened."""
+    examples = batch.unlabeled
+    if not with_helpers:
+      names = diagnostics.names(diagnostics.PSEUDO_LABEL)
+      return tf.constant(0.0), {
+        name: base.Mean.ratio(0.0, 0.0)
+        for name in ('loss_prototype_label', *names)
+      }
+    probs = prototypes_lib.mean_probs(
+      embeddings, **batch.prepared, distance=self.distance
+    )
+    targets = sharpening.sharpen_with_gradient(probs, self.temperature)
+    if self.stop_gradient:
+      targets = tf.stop_gradient(targets)
+    entropies = prototypes_lib.cross_entropy(targets, log_probs)
+    loss = losses.masked_mean(entropies, examples.weights)
+    metrics = diagnostics.pseudo_label_metrics(
+      thresholds.pseudo_labels(probs),
+      examples.labels,
+      examples.weights,
+      weights=examples.weights,
+    )
+    metrics['loss_prototype_label'] = base.Mean.weighted(loss, examples.size)
+    return loss, metrics
+
+  def finish(
+    self, client: base.Client, metrics: Mapping[str, base.Mean]
+  ) -> base.ClientOutput:
+    """Sends prototypes of all labelled examples (step 4)."""
+    del metrics
+    sums, counts = self._class_sums(client)
+    if not self.sends_rows:
+      return base.ClientOutput(sets.make_sum_row(sums, counts, self.sum_norm))
+    own, exists = prototypes_lib.means(sums, counts)
+    own = prototypes_lib.add_noise(
+      own, exists, self.prototype_noise, client.seed
+    )
+    return base.ClientOutput({'exists': exists, 'prototypes': own})
+
+  def _class_sums(self, client: base.Client) -> tuple[tf.Tensor, tf.Tensor]:
+    """Sums the embeddings of the labelled examples, class by class."""
+    embeddings = inference.outputs(
+      client.networks.model,
+      client.labeled.x,
+      lambda images, i: client.views.plain(images),
+      # Static batch norm takes the examples' own moments: the statistics that
+      # the client received are those of the network before training.
+      tf.constant(0.0),
+      self.round.statistics_batch_size,
+    )
+    return prototypes_lib.class_sums(
+      embeddings,
+      client.labeled.y,
+      tf.ones_like(client.labeled.y, tf.float32),
+      client.received['prototypes'].shape[1],
+    )
+
+  def prediction(self) -> server_model.Prediction:
+    """Averages the predictions by all sets of prototypes (step 5)."""
+    return sets.build_prediction(self.num_sets, self.distance)

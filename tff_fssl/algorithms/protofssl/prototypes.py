@@ -1,0 +1,248 @@
+"""Prototypes, the mean embeddings of classes, and predictions by them.
+
+A class of which there is no example has no prototype: it is left out of every
+softmax, so that its probability is exactly 0. K is the number of classes, D the
+width of embeddings, H the number of sets of prototypes.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tff_fssl.lazy import tf
+
+# The distance of an embedding from a prototype.
+MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
+DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)
+
+# Cross-entropy has no more than this for a class without a prototype.
+_LEAST = 1e-7
+LOG_LEAST = math.log(_LEAST)
+# Below, the gradient of the square root is cut off: it is infinite at 0.
+_LEAST_SQUARE = 1e-12
+
+
+def class_sums(
+  embeddings: tf.Tensor,
+  labels: tf.Tensor,
+  weights: tf.Tensor,
+  num_classes: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Sums of embeddings, class by class.
+
+  Args:
+    embeddings: float32 [N, D].
+    labels: int32 [N], in [0, K).
+    weights: float32 [N], 1 for examples that count, else 0.
+    num_classes: K.
+
+  Returns:
+    (sums float32 [K, D], numbers of examples float32 [K]).
+  """
+  sums = tf.math.unsorted_segment_sum(
+    embeddings * weights[:, tf.newaxis], labels, num_classes
+  )
+  return sums, tf.math.unsorted_segment_sum(weights, labels, num_classes)
+
+
+def means(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+  """Prototypes from sums: (float32 [K, D], which exist bool [K]).
+
+  Those of classes without examples are 0.
+  """
+  return tf.math.divide_no_nan(sums, counts[:, tf.newaxis]), counts > 0.0
+
+
+def class_means(
+  embeddings: tf.Tensor,
+  labels: tf.Tensor,
+  weights: tf.Tensor,
+  num_classes: int,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Prototypes of examples: `means` of `class_sums`."""
+  return means(*class_sums(embeddings, labels, weights, num_classes))
+
+
+def distances(
+  embeddings: tf.Tensor, prototypes: tf.Tensor, distance: str
+) -> tf.Tensor:
+  """Of each embedding from each prototype.
+
+  Args:
+    embeddings: float32 [N, D].
+    prototypes: float32 [K, D].
+    distance: `mse`, the mean over dimensions of squared differences;
+      `sqeuclid`, their sum; `euclid`, the root of their sum.
+
+  Returns:
+    float32 [N, K], >= 0.
+  """
+  squares = tf.math.squared_difference(
+    embeddings[:, tf.newaxis], prototypes[tf.newaxis]
+  )
+  if distance == MEAN_SQUARED:
+    return tf.reduce_mean(squares, axis=-1)
+  sums = tf.reduce_sum(squares, axis=-1)
+  if distance == SQUARED:
+    return sums
+  return tf.sqrt(tf.maximum(sums, _LEAST_SQUARE))
+
+
+def log_probs(
+  embeddings: tf.Tensor,
+  prototypes: tf.Tensor,
+  exists: tf.Tensor,
+  distance: str,
+) -> tf.Tensor:
+  """Log softmax of negative distances, over the prototypes that exist.
+
+  Args:
+    embeddings: float32 [N, D].
+    prototypes: float32 [K, D], finite.
+    exists: bool [K].
+    distance: See `distances`.
+
+  Returns:
+    float32 [N, K]; log 1e-7, as a constant, for prototypes that do not exist.
+  """
+  scores = -distances(embeddings, prototypes, distance)
+  some = tf.reduce_any(exists)
+  lowest = scores.dtype.min
+  largest = tf.stop_gradient(
+    tf.reduce_max(tf.where(exists, scores, lowest), axis=-1, keepdims=True)
+  )
+  shifted = tf.where(exists, scores - tf.where(some, largest, 0.0), 0.0)
+  powers = tf.where(exists, tf.exp(shifted), 0.0)
+  total = tf.reduce_sum(powers, axis=-1, keepdims=True)
+  total += tf.where(some, 0.0, 1.0)
+  return tf.where(exists, shifted - tf.math.log(total), LOG_LEAST)
+
+
+def probs(
+  embeddings: tf.Tensor,
+  prototypes: tf.Tensor,
+  exists: tf.Tensor,
+  distance: str,
+) -> tf.Tensor:
+  """The same as probabilities: exactly 0 for prototypes that do not exist."""
+  logs = log_probs(embeddings, prototypes, exists, distance)
+  return tf.where(exists, tf.exp(logs), 0.0)
+
+
+def complete(
+  prototypes: tf.Tensor, exists: tf.Tensor
+) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
+  """Sets of prototypes, each missing one replaced by the mean of the others'.
+
+  Args:
+    prototypes: float32 [H, K, D].
+    exists: bool [H, K].
+
+  Returns:
+    (prototypes float32 [H, K, D]; which classes any set has, bool [K]; which
+    sets have any class, float32 [H], 1 or 0).
+  """
+  counts = tf.cast(exists, tf.float32)[..., tf.newaxis]
+  mean = tf.math.divide_no_nan(
+    tf.reduce_sum(prototypes * counts, axis=0), tf.reduce_sum(counts, axis=0)
+  )
+  whole = tf.where(exists[..., tf.newaxis], prototypes, mean)
+  used = tf.cast(tf.reduce_any(exists, axis=1), tf.float32)
+  return whole, tf.reduce_any(exists, axis=0), used
+
+
+def replace(
+  own: tf.Tensor,
+  own_exists: tf.Tensor,
+  prototypes: tf.Tensor,
+  exists: tf.Tensor,
+  used: tf.Tensor,
+) -> tuple[tf.Tensor, tf.Tensor]:
+  """Own prototypes, but the mean over sets of classes that any set has.
+
+  ProtoFSSL, appendix B.1, algorithm 2: c_k = mean over j of c_(j,k).
+
+  Args:
+    own: float32 [K, D].
+    own_exists: bool [K].
+    prototypes: float32 [H, K, D], made whole; see `complete`.
+    exists: bool [K].
+    used: float32 [H], 1 for sets that count, else 0.
+
+  Returns:
+    (prototypes float32 [K, D], which exist bool [K]).
+  """
+  mean = tf.math.divide_no_nan(
+    tf.tensordot(used, prototypes, 1), tf.reduce_sum(used)
+  )
+  return (
+    tf.where(exists[:, tf.newaxis], mean, own),
+    tf.logical_or(exists, own_exists),
+  )
+
+
+def mean_probs(
+  embeddings: tf.Tensor,
+  prototypes: tf.Tensor,
+  exists: tf.Tensor,
+  used: tf.Tensor,
+  distance: str,
+) -> tf.Tensor:
+  """The mean over sets of the probabilities by each; see `complete`.
+
+  Args:
+    embeddings: float32 [N, D].
+    prototypes: float32 [H, K, D].
+    exists: bool [K].
+    used: float32 [H], 1 for sets that count, else 0.
+    distance: See `distances`.
+
+  Returns:
+    float32 [N, K]; rows sum to 1, or are 0 if no set counts.
+  """
+  # Set by set: all at once would take H times the memory.
+  total = tf.add_n(
+    [
+      used[j] * probs(embeddings, prototypes[j], exists, distance)
+      for j in range(prototypes.shape[0])
+    ]
+  )
+  return tf.math.divide_no_nan(total, tf.reduce_sum(used))
+
+
+def logits(predicted: tf.Tensor) -> tf.Tensor:
+  """Probabilities float32 [N, K] as logits; at least log 1e-7."""
+  return tf.math.log(tf.maximum(predicted, _LEAST))
+
+
+def cross_entropy(targets: tf.Tensor, log_predicted: tf.Tensor) -> tf.Tensor:
+  """-sum_k t(k) log p(k), per example; differentiates its targets, too.
+
+  Args:
+    targets: float32 [N, K], rows sum to 1.
+    log_predicted: float32 [N, K], finite.
+
+  Returns:
+    float32 [N], in nats.
+  """
+  return -tf.reduce_sum(targets * log_predicted, axis=-1)
+
+
+def add_noise(
+  prototypes: tf.Tensor, exists: tf.Tensor, deviation: float, seed: tf.Tensor
+) -> tf.Tensor:
+  """Prototypes with Gaussian noise; those that do not exist stay 0.
+
+  Args:
+    prototypes: float32 [K, D].
+    exists: bool [K].
+    deviation: Its standard deviation, >= 0.
+    seed: int32 [2].
+
+  Returns:
+    float32 [K, D].
+  """
+  if not deviation:
+    return prototypes
+  noise = deviation * tf.random.stateless_normal(tf.shape(prototypes), seed)
+  return tf.where(exists[:, tf.newaxis], prototypes + noise, 0.0)

@@ -1,0 +1,387 @@
+"""Sets of prototypes that the server keeps, sends and predicts by.
+
+The table is OrderedDict(exists bool [H, K], prototypes float32 [H, K, D]): H
+sets, K classes, D the width of embeddings. It starts without any prototype. If
+other sets are sent than predict, `sent` is a second such table, in the first.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+from typing import Any, TypeAlias
+
+from tff_fssl.aggregators import hparams as aggregator_hparams
+from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
+from tff_fssl.lazy import tf
+from tff_fssl.models import adapter
+from tff_fssl.models import server_model
+from tff_fssl.models.weights import all_finite
+from tff_fssl.rounds import exchange as exchange_lib
+
+_SET = 'prototypes'
+# A class whose share in a combined sum is smaller is noise.
+_LEAST_SHARE = 1e-3
+# A client that rounds differently may exceed its norm by this factor.
+_TOLERANCE = 1.001
+# In an exported model, the distance of prototypes that do not exist: files
+# shall hold finite numbers, and exp(-1e30) is exactly 0, as exp(-inf) is.
+_FAR = 1e30
+
+_Table: TypeAlias = 'Mapping[str, tf.Tensor]'
+
+
+def _initialize(num_sets: int, population: exchange_lib.Population) -> _Table:
+  shape = [num_sets, population.num_classes]
+  return collections.OrderedDict(
+    exists=tf.zeros(shape, tf.bool),
+    prototypes=tf.zeros([*shape, population.num_outputs]),
+  )
+
+
+def complete(table: Mapping[str, Any]) -> dict[str, tf.Tensor]:
+  """The table with all sets made whole: see `prototypes.complete`.
+
+  Args:
+    table: As it is kept (then these are the sets that predict) or sent.
+
+  Returns:
+    prototypes float32 [H, K, D], exists bool [K], used float32 [H].
+  """
+  whole = prototypes_lib.complete(table['prototypes'], table['exists'])
+  return dict(zip(('prototypes', 'exists', 'used'), whole, strict=True))
+
+
+def build_list(
+  population: exchange_lib.Population, *, num_sets: int, interval: int = 1
+) -> exchange_lib.Exchange:
+  """The exchange that keeps the prototypes of the last cohort's clients.
+
+  A client sends exists bool [K] and prototypes float32 [K, D], 0 where they do
+  not exist. If more clients than `num_sets` sent some, which are kept is drawn:
+  a function of the round and of what was sent, not of its order. Where none
+  did, the old ones stay.
+
+  With a robust aggregator there is one set instead: for each class, the median
+  of all clients' prototypes, entry by entry, so that no client in the minority
+  takes it out of the others' range. A class that fewer than three clients have
+  keeps the prototype that it had.
+
+  Args:
+    population: The classes and the width of embeddings.
+    num_sets: H, the most clients whose prototypes are kept.
+    interval: R_H >= 1, the rounds after which others are sent.
+
+  Returns:
+    The exchange.
+  """
+  shape = [population.num_classes, population.num_outputs]
+
+  def is_possible(values: _Table) -> tf.Tensor:
+    is_zero = tf.reduce_all(tf.equal(values['prototypes'], 0.0), axis=-1)
+    return tf.reduce_all(tf.logical_or(values['exists'], is_zero))
+
+  def accept(
+    table: _Table,
+    rows: exchange_lib.Rows,
+    model: server_model.ServerModel,
+    round_num: tf.Tensor,
+  ) -> _Table:
+    del model
+    sent = collections.OrderedDict(sorted(rows.values.items()))
+    if population.robust:
+      return _with_medians(table, **sent)
+    # Clients without labels send none.
+    some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
+    sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
+    drawn = tf.argsort(
+      tf.random.stateless_uniform(tf.shape(some), [round_num, 0]), stable=True
+    )
+    order = tf.gather(tf.argsort(sums, stable=True), drawn)[:num_sets]
+    kept = tf.gather(some, order)
+    missing = num_sets - tf.size(kept)
+
+    def keep(values: tf.Tensor, old: tf.Tensor) -> tf.Tensor:
+      empty = [[0, missing]] + [[0, 0]] * (old.shape.rank - 1)
+      new = tf.pad(tf.gather(values, kept), empty)
+      return tf.where(tf.size(kept) > 0, tf.ensure_shape(new, old.shape), old)
+
+    return collections.OrderedDict(
+      (name, keep(values, table[name])) for name, values in sent.items()
+    )
+
+  every_round = exchange_lib.Exchange(
+    initialize=lambda: _initialize(num_sets, population),
+    message=lambda table, model, round_num: table,
+    receive=lambda table, client_id: dict(table),
+    row_specs={
+      'exists': tf.TensorSpec(shape[:1], tf.bool),
+      'prototypes': tf.TensorSpec(shape),
+    },
+    accept=accept,
+    is_possible=is_possible,
+  )
+  return every_round if interval == 1 else _held(every_round, interval)
+
+
+def _with_medians(
+  table: _Table, exists: tf.Tensor, prototypes: tf.Tensor
+) -> _Table:
+  """Puts the medians over clients into a table, as its first set.
+
+  Args:
+    table: The table; its other sets are empty.
+    exists: bool [n, K].
+    prototypes: float32 [n, K, D].
+
+  Returns:
+    The table.
+  """
+  missing = tf.fill(table['prototypes'][:1].shape, float('inf'))
+  rows = tf.where(exists[..., tf.newaxis], prototypes, missing)
+  # One row more, for rounds without any.
+  ordered = tf.sort(tf.concat([rows, missing], axis=0), axis=0)
+  num = tf.reduce_sum(tf.cast(exists, tf.int32), axis=0)
+  last = tf.maximum(num - 1, 0)
+  middle = tf.stack([last // 2, (last + 1) // 2], axis=1)
+  medians = tf.reduce_mean(
+    tf.gather(tf.transpose(ordered, [1, 0, 2]), middle, batch_dims=1), axis=1
+  )
+  enough = num >= aggregator_hparams.MIN_ROBUST_CLIENTS
+  new = collections.OrderedDict(
+    exists=tf.logical_or(enough, table['exists'][0]),
+    prototypes=tf.where(enough[:, tf.newaxis], medians, table['prototypes'][0]),
+  )
+  return collections.OrderedDict(
+    (name, tf.concat([value[tf.newaxis], table[name][1:]], axis=0))
+    for name, value in new.items()
+  )
+
+
+def _held(
+  every_round: exchange_lib.Exchange, interval: int
+) -> exchange_lib.Exchange:
+  """The exchange whose clients get the sets of rounds R_H, 2 R_H and so on.
+
+  Each of them from the next round on, until the next are due.
+
+  Args:
+    every_round: The exchange whose clients get those of the round before.
+    interval: R_H.
+
+  Returns:
+    The exchange. What predicts is that of `every_round`: prototypes that are
+    held belong to a network that is no longer the model.
+  """
+
+  def initialize() -> Mapping[str, Any]:
+    latest = every_round.initialize()
+    return collections.OrderedDict(latest, sent=every_round.initialize())
+
+  def accept(
+    table: Mapping[str, Any],
+    rows: exchange_lib.Rows,
+    model: server_model.ServerModel,
+    round_num: tf.Tensor,
+  ) -> Mapping[str, Any]:
+    latest = every_round.accept(table, rows, model, round_num)
+    is_due = tf.equal(round_num % interval, 0)
+    sent = collections.OrderedDict(
+      (name, tf.where(is_due, value, table['sent'][name]))
+      for name, value in latest.items()
+    )
+    return collections.OrderedDict(latest, sent=sent)
+
+  return every_round._replace(
+    initialize=initialize,
+    message=lambda table, model, round_num: table['sent'],
+    accept=accept,
+  )
+
+
+def make_sum_row(
+  sums: tf.Tensor, counts: tf.Tensor, norm: float
+) -> dict[str, tf.Tensor]:
+  """What a client sends to `build_global`.
+
+  Args:
+    sums: float32 [K, D], of embeddings, class by class.
+    counts: float32 [K], their numbers.
+    norm: Both are scaled down to this norm together; 0: they are not.
+
+  Returns:
+    The row.
+  """
+  factor = tf.constant(1.0)
+  if norm:
+    length = tf.linalg.global_norm([sums, counts])
+    factor = tf.minimum(1.0, tf.math.divide_no_nan(norm, length))
+  return {'counts': factor * counts, 'sums': factor * sums}
+
+
+def build_global(
+  population: exchange_lib.Population, *, norm: float, max_examples: int
+) -> exchange_lib.Exchange:
+  """The exchange that keeps one set, of all clients' examples together.
+
+  Its prototypes are combined sums / combined numbers, whatever mean or sum the
+  aggregator takes of both.
+
+  Args:
+    population: The classes and the width of embeddings.
+    norm: See `make_sum_row`.
+    max_examples: The most examples that a client can have.
+
+  Returns:
+    The exchange.
+  """
+  shape = [population.num_classes, population.num_outputs]
+
+  def is_possible(values: _Table) -> tf.Tensor:
+    sums, counts = values['sums'], values['counts']
+    is_zero = tf.reduce_all(tf.equal(sums, 0.0), axis=-1)
+    conditions = [
+      tf.reduce_all(counts >= 0.0),
+      tf.reduce_all(tf.logical_or(counts > 0.0, is_zero)),
+    ]
+    if norm:
+      length = tf.linalg.global_norm([sums, counts])
+      conditions.append(length <= _TOLERANCE * norm)
+    else:
+      conditions += [
+        tf.reduce_all(tf.equal(counts, tf.round(counts))),
+        tf.reduce_sum(counts) <= max_examples,
+      ]
+    return tf.reduce_all(conditions)
+
+  def accept(
+    table: _Table,
+    rows: exchange_lib.Rows,
+    model: server_model.ServerModel,
+    round_num: tf.Tensor,
+  ) -> _Table:
+    del model, round_num
+    # At most one row: what the aggregator made of all.
+    sums, counts = (
+      tf.reduce_sum(rows.values[name], axis=0) for name in ('sums', 'counts')
+    )
+    exists = counts > _LEAST_SHARE * tf.reduce_max(counts)
+    exists = tf.logical_and(exists, counts > 0.0)
+    means = sums / tf.where(exists, counts, 1.0)[:, tf.newaxis]
+    means = tf.where(exists[:, tf.newaxis], means, 0.0)
+    usable = tf.logical_and(tf.reduce_any(exists), all_finite(means))
+    return collections.OrderedDict(
+      exists=tf.where(usable, exists[tf.newaxis], table['exists']),
+      prototypes=tf.where(usable, means[tf.newaxis], table['prototypes']),
+    )
+
+  return exchange_lib.Exchange(
+    initialize=lambda: _initialize(1, population),
+    message=lambda table, model, round_num: table,
+    receive=lambda table, client_id: dict(table),
+    row_specs={
+      'counts': tf.TensorSpec(shape[:1]),
+      'sums': tf.TensorSpec(shape),
+    },
+    accept=accept,
+    is_possible=is_possible,
+    in_sum=True,
+  )
+
+
+def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
+  """The mean over sets of predictions by their prototypes.
+
+  Without any prototype, all classes are equally probable.
+
+  Args:
+    num_sets: H.
+    distance: See `prototypes.distances`.
+
+  Returns:
+    The prediction; it needs the exchange's table.
+  """
+
+  def with_table(
+    model: server_model.ServerModel, table: Any
+  ) -> server_model.ServerModel:
+    return model.with_sets(**{_SET: complete(table)})
+
+  def logits(
+    network: adapter.Network,
+    model: server_model.ServerModel,
+    images: tf.Tensor,
+  ) -> tf.Tensor:
+    embeddings = network.inference_logits(images, model.statistics_count)
+    predicted = prototypes_lib.mean_probs(
+      embeddings, **model.sets[_SET], distance=distance
+    )
+    return prototypes_lib.logits(predicted)
+
+  return server_model.Prediction(
+    logits=logits,
+    with_table=with_table,
+    head=server_model.Head(
+      lambda network, num_classes: _build_head(
+        network, num_classes, num_sets, distance
+      ),
+      lambda model: _head_values(model.sets[_SET], distance),
+    ),
+  )
+
+
+def _build_head(
+  network: tf.keras.Model, num_classes: int, num_sets: int, distance: str
+) -> tf.keras.Model:
+  """The network, followed by a prediction by prototypes, of Keras's layers.
+
+  |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2, which
+  only `euclid` needs: in the softmax of the others it cancels out.
+  """
+  layers = tf.keras.layers
+  embeddings = network.output
+  scores = layers.Dense(
+    num_sets * num_classes, dtype='float32', name='prototypes'
+  )(embeddings)
+  if distance == prototypes_lib.EUCLIDEAN:
+    squares = layers.Dot(1, dtype='float32', name='squares')(
+      [embeddings, embeddings]
+    )
+    scores = layers.Add(name='distances')([scores, squares])
+    scores = -tf.sqrt(layers.ReLU(name='not_negative')(scores))
+  predicted = layers.Softmax(name='of_each')(
+    layers.Reshape((num_sets, num_classes), name='sets')(scores)
+  )
+  mean = layers.Dense(1, use_bias=False, dtype='float32', name='mean')(
+    layers.Permute((2, 1), name='classes')(predicted)
+  )
+  mean = layers.Reshape((num_classes,), name='probabilities')(mean)
+  return tf.keras.Model(network.inputs, prototypes_lib.logits(mean))
+
+
+def _head_values(
+  sets: Mapping[str, tf.Tensor], distance: str
+) -> dict[str, list[tf.Tensor]]:
+  """The weights of `_build_head`'s layers; `sets` is `complete`'s result."""
+  prototypes = tf.convert_to_tensor(sets['prototypes'])
+  exists = tf.convert_to_tensor(sets['exists'])
+  used = tf.convert_to_tensor(sets['used'])
+  num_outputs = prototypes.shape[-1]
+  flat = tf.reshape(prototypes, [-1, num_outputs])
+  # -1, but the distance itself where its root is taken first.
+  scale = {
+    prototypes_lib.MEAN_SQUARED: -1.0 / num_outputs,
+    prototypes_lib.SQUARED: -1.0,
+    prototypes_lib.EUCLIDEAN: 1.0,
+  }[distance]
+  far = _FAR if scale > 0.0 else -_FAR
+  squares = scale * tf.reduce_sum(tf.square(prototypes), axis=-1)
+  biases = tf.where(exists, squares, far)
+  shares = tf.math.divide_no_nan(used, tf.reduce_sum(used))
+  return {
+    'prototypes': [
+      tf.transpose(-2.0 * scale * flat),
+      tf.reshape(biases, [-1]),
+    ],
+    'mean': [shares[:, tf.newaxis]],
+  }

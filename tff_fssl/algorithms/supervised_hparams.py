@@ -1,8 +1,0 @@
-"""Hyper-parameters of `supervised`. TensorFlow-free."""
-
-import dataclasses
-
-
-@dataclasses.dataclass(frozen=True)
-class SupervisedHparams:
-  """`supervised` has no hyper-parameters of its own."""

@@ -1,0 +1,44 @@
+"""The loss on hard pseudo-labels, which several papers share."""
+
+from __future__ import annotations
+
+from tff_fssl.lazy import tf
+from tff_fssl.semisup import diagnostics
+from tff_fssl.semisup import losses
+from tff_fssl.semisup import thresholds
+from tff_fssl.semisup.means import Mean
+
+
+def loss(
+  probs: tf.Tensor,
+  logits: tf.Tensor,
+  hidden_labels: tf.Tensor,
+  weights: tf.Tensor,
+  threshold: float,
+) -> tuple[tf.Tensor, dict[str, Mean]]:
+  """Computes FixMatch's loss on pseudo-labels (Sohn et al. 2020, eq. 4).
+
+  (1/B) sum_b 1[max p_b >= threshold] CE(argmax p_b, logits_b)
+
+  Args:
+    probs: float32 [B, C], predictions that label; no gradient flows through
+      them.
+    logits: float32 [B, C], predictions that learn.
+    hidden_labels: int32 [B], for metrics only; -1 where unknown.
+    weights: float32 [B], 0 for fillers, which do not count.
+    threshold: The least probability of a pseudo-label, in [0, 1].
+
+  Returns:
+    The loss, float32 scalar, and metrics of the pseudo-labels.
+  """
+  labels = thresholds.pseudo_labels(probs)
+  mask = thresholds.fixed_mask(probs, threshold)
+  kept = tf.cast(mask, tf.float32) * weights
+  entropies = losses.cross_entropy(labels, logits)
+  metrics = diagnostics.pseudo_label_metrics(
+    labels, hidden_labels, kept, weights=weights
+  )
+  metrics['loss_pseudo_label'] = Mean(
+    tf.reduce_sum(kept * entropies), tf.reduce_sum(kept)
+  )
+  return tf.reduce_mean(kept * entropies), metrics
