@@ -293,11 +293,9 @@ def test_the_summary_selects_on_validation_only(tmp_path):
   os.mkdir(tree.metrics)
   table = csv_table.CsvTable(tree.eval_csv)
   for key, test, validation in ((1, 0.9, 0.1), (2, 0.5, 0.7), (3, 0.8, 0.7)):
-    table.append(
-      key, {'test/accuracy': test, 'validation/accuracy': validation}
-    )
-  table.append(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
-  csv_table.CsvTable(tree.train_csv).append(4, {'x': 1})
+    table.log(key, {'test/accuracy': test, 'validation/accuracy': validation})
+  table.log(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
+  csv_table.CsvTable(tree.train_csv).log(4, {'x': 1})
   result = summary.write(tree)
   assert result['rounds'] == 4
   assert result['last'] == {'round': 4, 'test/accuracy': 0.6}

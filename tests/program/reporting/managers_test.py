@@ -12,6 +12,7 @@ from tests.program import fakes
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import ownership
 
 _STATE = collections.OrderedDict(
@@ -251,25 +252,26 @@ def test_what_a_checkpoint_cannot_hold(tmp_path):
   assert os.listdir(tmp_path) == []
 
 
-def test_rows_are_flattened_in_order(tmp_path):
-  manager = managers.CsvReleaseManager(str(tmp_path / 'a.csv'))
+def test_metrics_are_logged_flat_and_in_order(tmp_path):
+  table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
+  manager = managers.LoggerReleaseManager(table, 'It', print)
   nested = collections.OrderedDict(
     z=collections.OrderedDict(b=1, a=np.float32(2)), c=(3, ()), d=()
   )
   asyncio.run(manager.release(nested, 5))
-  assert manager.table.columns == ['round', 'z/b', 'z/a', 'c/0']
+  assert table.columns == ['round', 'z/b', 'z/a', 'c/0']
 
 
-def test_best_effort_stops_after_a_failure_and_says_so_once():
-  class Failing(tff.program.ReleaseManager):
+def test_a_logger_that_fails_is_reported_once():
+  class Failing:
     calls = 0
 
-    async def release(self, value, key):
+    def log(self, round_num, metrics):
       Failing.calls += 1
       raise OSError('no')
 
   said = []
-  manager = managers.BestEffortReleaseManager(Failing(), 'It', said.append)
+  manager = managers.LoggerReleaseManager(Failing(), 'It', said.append)
   for _ in range(3):
     asyncio.run(manager.release({}, 1))
   assert Failing.calls == 1 and said == ['It stops: OSError: no']

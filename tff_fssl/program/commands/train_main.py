@@ -28,6 +28,7 @@ from tff_fssl.program.loop import profiling
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import completion
 from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
@@ -145,8 +146,8 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.loop import observers
-  from tff_fssl.program.reporting import tracking
+  from tff_fssl.program.loop import loggers as run_loggers
+  from tff_fssl.program.reporting import loggers
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
@@ -191,14 +192,14 @@ def _train(
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
-    watching = observers.Observers(experiment, tree, view.say)
+    watching = run_loggers.RunLoggers(experiment, tree, view.say)
     exits.enter_context(watching)
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
     heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
-      watching.end(tracking.FINISHED, _close(config, view, tree))
+      watching.finish(loggers.FINISHED, _close(config, view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
-      watching.end(tracking.KILLED)
+      watching.finish(loggers.KILLED)
   return code
 
 
@@ -229,7 +230,7 @@ def _run_rounds(
 
   task, config = experiment.task, experiment.task.config
   stop, settings = training_types.StopRequest(), _settings(task)
-  outputs = _outputs(task, tree, view, watching.manager)
+  outputs = _outputs(task, tree, view, watching)
   profiler = _profiler(config, tree, view)
   logic = training.train(
     experiment.process,
@@ -334,7 +335,7 @@ def _outputs(
   view: console.Console,
   also: Any,
 ) -> Any:
-  """The managers of a run's folder, and those of others."""
+  """The outputs of a run's folder, and its loggers."""
   from tff_fssl.program.loop import training  # pylint: disable=C0415
   from tff_fssl.program.reporting import managers  # pylint: disable=C0415
 
@@ -347,11 +348,11 @@ def _outputs(
       owner=owner,
       keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
-    managers.CsvReleaseManager(tree.train_csv),
-    managers.CsvReleaseManager(tree.eval_csv),
-    managers.CsvReleaseManager(tree.timing_csv),
+    csv_table.CsvTable(tree.train_csv),
+    csv_table.CsvTable(tree.eval_csv),
+    csv_table.CsvTable(tree.timing_csv),
     also,
-    managers.LinesReleaseManager(tree.non_finite_txt),
+    csv_table.RoundLines(tree.non_finite_txt),
     row_files.RowFiles(tree.client_rows, owner),
   )
 

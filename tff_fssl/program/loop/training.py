@@ -20,7 +20,9 @@ from tff_fssl.lazy import tff
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.loop import round_checks
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
@@ -56,36 +58,36 @@ class Outputs:
     evaluation: Receives a row per evaluation.
     timing: Receives a row per round. These rows differ between equal runs.
     also: Receives all three (TensorBoard), if given.
-    non_finite: Receives what `Hooks.explain_non_finite` says, if given.
+    non_finite: Receives the lines of `Hooks.explain_non_finite`, if given.
     rows: Keeps what `FsslProcess.outside` keeps outside of the state.
   """
 
   states: tff.program.ProgramStateManager
-  train: managers.CsvReleaseManager
-  evaluation: managers.CsvReleaseManager
-  timing: managers.CsvReleaseManager
-  also: tff.program.ReleaseManager | None = None
-  non_finite: managers.LinesReleaseManager | None = None
+  train: csv_table.CsvTable
+  evaluation: csv_table.CsvTable
+  timing: csv_table.CsvTable
+  also: loggers.Logger | None = None
+  non_finite: csv_table.RoundLines | None = None
   rows: row_files.RowFiles | None = None
 
   def truncate_after(self, round_num: int) -> int:
     """Removes the rows of later rounds; returns how many rounds had one."""
-    every_round = (self.train.table, self.timing.table)
+    every_round = (self.train, self.timing)
     for table in every_round:
       table.check_after(round_num)
     # Every evaluated round is in another table, too.
     last = [t.last_key for t in every_round if t.last_key is not None]
-    self.evaluation.table.check_after(round_num, max([round_num, *last]))
-    removed = self.train.table.truncate_after(round_num)
-    self.evaluation.table.truncate_after(round_num)
-    self.timing.table.truncate_after(round_num)
+    self.evaluation.check_after(round_num, max([round_num, *last]))
+    removed = self.train.truncate_after(round_num)
+    self.evaluation.truncate_after(round_num)
+    self.timing.truncate_after(round_num)
     if self.rows is not None:
       self.rows.drop_after(round_num)
     return removed
 
   def best_round(self) -> int | None:
     """The round with the best validation accuracy so far, if any."""
-    return summary.best_round_num(self.evaluation.table.path)
+    return summary.best_round_num(self.evaluation.path)
 
 
 class TrainingStoppedError(Exception):
@@ -222,7 +224,7 @@ class _Run:
     state, done = await self._outputs.states.load_latest(structure)
     if state is None:
       return await self._initialize(initial_model)
-    table = self._outputs.train.table
+    table = self._outputs.train
     last_row = table.last_key
     if done >= self._settings.first_round and (
       last_row is None or last_row < done
@@ -264,9 +266,9 @@ class _Run:
     )
     with self._reporter.phase(training_types.EVALUATING, done):
       evaluation = await asyncio.to_thread(self._evaluate_fn, state.process)
-    await self._outputs.evaluation.release(evaluation, done)
+    await asyncio.to_thread(self._outputs.evaluation.log, done, evaluation)
     if self._outputs.also is not None:
-      await self._outputs.also.release(evaluation, done)
+      self._outputs.also.log(done, evaluation)
     await self._outputs.states.save(state, done)
     figures = '  '.join(console.evaluation_figures(evaluation))
     self._reporter.say(f'At the start: {figures}')
@@ -355,13 +357,15 @@ class _Run:
   async def _release(self, report: RoundReport) -> None:
     """Releases the figures of a round."""
     outputs, round_num = self._outputs, report.round_num
-    await outputs.train.release(report.metrics, round_num)
+    tables = [(outputs.train, report.metrics)]
     if report.evaluation:
-      await outputs.evaluation.release(report.evaluation, round_num)
-    await outputs.timing.release(report.timing, round_num)
+      tables.append((outputs.evaluation, report.evaluation))
+    tables.append((outputs.timing, report.timing))
+    for table, metrics in tables:
+      await asyncio.to_thread(table.log, round_num, metrics)
     if outputs.also is not None:
       together = {**report.metrics, **report.evaluation, **report.timing}
-      await outputs.also.release(together, round_num)
+      outputs.also.log(round_num, together)
 
   async def report_troubles(self, before: Any, report: RoundReport) -> None:
     """Says what went wrong in a round that began with the state `before`."""
@@ -379,7 +383,7 @@ class _Run:
       self._hooks.explain_non_finite, before, round_num, num_clients
     )
     if lines and self._outputs.non_finite is not None:
-      await self._outputs.non_finite.release(lines, round_num)
+      await asyncio.to_thread(self._outputs.non_finite.log, round_num, lines)
     for line in lines:
       self._reporter.say(f'round {round_num}: {line}')
 

@@ -22,6 +22,7 @@ from tff_fssl.hparams import UsageError
 
 KEY = 'round'
 _TAIL_BYTES = 2**14
+_LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
@@ -237,26 +238,26 @@ class CsvTable:
       self._offsets = kept
     return removed
 
-  def append(self, key: int, values: Mapping[str, Any]) -> None:
-    """Appends a row, after removing rows of the same and of later keys.
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Appends a row, after removing rows of the same and of later rounds.
 
     Args:
-      key: The row's key.
-      values: Column -> scalar; see `to_cell`. New columns are allowed.
+      round_num: The row's key.
+      metrics: Column -> scalar; see `to_cell`. New columns are allowed.
 
     Raises:
       UsageError: If the disk refuses. The table is then unchanged.
     """
-    self.truncate_after(key - 1)
-    new = [name for name in values if name not in self.columns]
+    self.truncate_after(round_num - 1)
+    new = [name for name in metrics if name not in self.columns]
     if new:
       self._add_columns(new)
-    row = {name: to_cell(value) for name, value in values.items()}
-    row[KEY] = str(key)
+    row = {name: to_cell(value) for name, value in metrics.items()}
+    row[KEY] = str(round_num)
     data = _to_bytes([row.get(name, '') for name in self.columns])
     durable.append(self.path, data)
     self._size += len(data)
-    self._offsets.append((key, self._size))
+    self._offsets.append((round_num, self._size))
 
   def _add_columns(self, names: list[str]) -> None:
     """Rewrites the table with additional columns."""
@@ -272,6 +273,50 @@ class CsvTable:
     for row, line in zip(rows, lines[1:]):
       self._size += len(line)
       self._offsets.append((int(row[KEY]), self._size))
+
+
+class RoundLines:
+  """A text file whose lines begin with 'round N: '."""
+
+  def __init__(self, path: str):
+    """Sets the file, which is made when there is something to write.
+
+    Args:
+      path: The file; its folder must exist.
+
+    Raises:
+      UsageError: If the path holds something else.
+    """
+    self.path = path
+    self._read()
+
+  def log(self, round_num: int, lines: Sequence[str]) -> None:
+    """Appends lines, after removing those of the same and of later rounds.
+
+    Args:
+      round_num: The round.
+      lines: The lines, without their 'round N: '.
+    """
+    kept = [line for old, line in self._read() if old < round_num]
+    kept += [f'round {round_num}: {line}\n' for line in lines]
+    durable.write_file(self.path, [''.join(kept).encode()])
+
+  def _read(self) -> list[tuple[int, str]]:
+    """(round, line) of all lines; raises `UsageError`."""
+    if not os.path.lexists(self.path):
+      return []
+    lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
+    matches = [_LINE.match(line) for line in lines]
+    result = []
+    for line_num, (line, match) in enumerate(zip(lines, matches), 1):
+      if match is None or not line.endswith('\n'):
+        raise UsageError(
+          f'{self.path}, line {line_num}: does not begin with "round N: ", or'
+          ' has no line end; the file was changed: put it right, or move it'
+          ' away'
+        )
+      result.append((int(match[1]), line))
+    return result
 
 
 def _to_bytes(cells: list[str]) -> bytes:

@@ -1,4 +1,4 @@
-"""A release manager for TensorBoard that also writes pictures and flags."""
+"""A logger for TensorBoard that also writes pictures and flags."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from tff_fssl.lazy import tf, tff
-from tff_fssl.program.reporting import managers
+from tff_fssl.lazy import tf
+from tff_fssl.program.reporting import loggers
 
 # Columns of the HParams dashboard.
 _RESULTS = {
@@ -18,12 +19,11 @@ _RESULTS = {
 }
 
 
-class TensorBoardReleaseManager(tff.program.ReleaseManager):
-  """Releases values to TensorBoard, under TFF's names.
+class TensorBoardLogger:
+  """Writes a run to TensorBoard, under TFF's names.
 
-  Unlike TFF's manager of that name, it can write pictures and hyper-parameters
-  into the same file: of several files in a folder, TensorBoard follows only the
-  newest one.
+  TFF's own manager cannot write pictures and hyper-parameters into the same
+  file. TensorBoard follows only the newest of several files in a folder.
   """
 
   def __init__(self, folder: str):
@@ -34,20 +34,10 @@ class TensorBoardReleaseManager(tff.program.ReleaseManager):
     """
     self._writer = tf.summary.create_file_writer(folder)
 
-  async def release(self, value: Any, key: int) -> None:
-    """Writes scalars, and histograms of arrays.
-
-    Args:
-      value: Nested mapping of numbers or arrays, or of references to these.
-      key: The round.
-    """
-    value = await tff.program.materialize_value(value)
-    self.write(managers.flatten(value), key)
-
-  def write(self, values: Mapping[str, Any], round_num: int) -> None:
-    """Writes numbers as scalars and arrays as histograms, by name."""
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Writes numbers as scalars, and arrays as histograms."""
     with self._writer.as_default(round_num):
-      for name, value in values.items():
+      for name, value in metrics.items():
         array = np.asarray(value)
         if array.dtype.kind not in 'biuf':
           continue
@@ -56,15 +46,20 @@ class TensorBoardReleaseManager(tff.program.ReleaseManager):
         else:
           tf.summary.scalar(name, array)
 
-  def write_picture(
-    self, name: str, pixels: np.ndarray, round_num: int, about: str
+  def log_picture(self, name: str, path: str, round_num: int = 0) -> None:
+    """Writes a PNG file."""
+    with Image.open(path) as picture:
+      self.log_pixels(name, np.asarray(picture.convert('RGB')), round_num)
+
+  def log_pixels(
+    self, name: str, pixels: np.ndarray, round_num: int, about: str = ''
   ) -> None:
     """Writes a picture, uint8 [H, W, 1 or 3], and what it shows."""
     with self._writer.as_default(round_num):
-      tf.summary.image(name, pixels[np.newaxis], description=about)
+      tf.summary.image(name, pixels[np.newaxis], description=about or None)
     self._writer.flush()
 
-  def write_hparams(self, values: Mapping[str, Any]) -> None:
+  def log_hparams(self, values: Mapping[str, Any]) -> None:
     """Writes hyper-parameters: bool, int, float or str by name."""
     # TensorBoard's plugin takes a second.
     # pylint: disable-next=import-outside-toplevel
@@ -77,13 +72,24 @@ class TensorBoardReleaseManager(tff.program.ReleaseManager):
       )
       api.hparams(dict(values))
 
-  def end(self, is_finished: bool) -> None:
-    """Says whether the run has reached its last round, and ends the file."""
+  def log_file(self, name: str, path: str) -> None:
+    """Does nothing: TensorBoard shows no files."""
+
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
+    """Writes the results of the best round; it has those of the last."""
+    best = {n: v for n, v in summary.items() if n.startswith('best_')}
+    self.log(round_num, best)
+
+  def finish(self, state: str, seconds: float = 0.0) -> None:
+    """Writes whether the run has reached its last round; ends the file."""
     # pylint: disable=import-outside-toplevel
     from tensorboard.plugins.hparams import api_pb2
     from tensorboard.plugins.hparams import summary
 
-    status = api_pb2.STATUS_SUCCESS if is_finished else api_pb2.STATUS_FAILURE
+    del seconds  # The disk is near.
+    status = api_pb2.STATUS_FAILURE
+    if state == loggers.FINISHED:
+      status = api_pb2.STATUS_SUCCESS
     with self._writer.as_default(0):
       tf.summary.experimental.write_raw_pb(
         summary.session_end_pb(status).SerializeToString()
