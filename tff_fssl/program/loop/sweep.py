@@ -23,7 +23,7 @@ from tff_fssl.program import training_types
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import sweep_results
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import folder_lock
+from tff_fssl.program.storage import locked_folder
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
@@ -220,7 +220,7 @@ class Sweeper:
   async def _wait_until_free(self, path: str) -> None:
     """Waits for a run of a sweep that was killed, which still saves."""
     is_told = False
-    while folder_lock.is_held(path):
+    while locked_folder.is_held(path):
       if not is_told:
         self._say(f'waiting for the program that still writes to {path}')
         is_told = True

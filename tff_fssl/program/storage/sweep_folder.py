@@ -12,67 +12,30 @@ winner.flags      the flagfile of the best trial
 from collections.abc import Mapping
 import json
 import os
-import types
 from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import continuation
-from tff_fssl.program.storage import folder_lock
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import locked_folder
 
 _SWEEP = 'sweep.json'
 _NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
 
-class SweepFolder:
-  """A sweep's folder, locked from `open` on, as long as this lives.
+class SweepFolder(locked_folder.LockedFolder):
+  """A sweep's folder, with the paths in it."""
 
-  Attributes:
-    path: The folder.
-  """
-
-  def __init__(self, path: str):
-    """Only sets names; neither makes nor locks anything.
-
-    Args:
-      path: The folder.
-    """
-    self.path = path
-    self._lock: int | None = None
-
-  def _join(self, *names: str) -> str:
-    return os.path.join(self.path, *names)
-
-  @property
-  def sweep_json(self) -> str:
-    """What is searched."""
-    return self._join(_SWEEP)
-
-  @property
-  def study(self) -> str:
-    """Optuna's data base."""
-    return self._join('study.db')
-
-  @property
-  def trials_csv(self) -> str:
-    """The table of trials."""
-    return self._join('trials.csv')
-
-  @property
-  def picture(self) -> str:
-    """The trials, drawn."""
-    return self._join('trials.png')
-
-  @property
-  def winner(self) -> str:
-    """The flagfile of the best trial."""
-    return self._join('winner.flags')
+  sweep_json = locked_folder.PathInside(_SWEEP)
+  study = locked_folder.PathInside('study.db')
+  trials_csv = locked_folder.PathInside('trials.csv')
+  picture = locked_folder.PathInside('trials.png')
+  winner = locked_folder.PathInside('winner.flags')
 
   def run(self, trial: int, seed: int) -> str:
     """The folder of a trial's run with a seed."""
-    return self._join('trials', f'{trial:03}', f'seed{seed}')
+    return os.path.join(self.path, 'trials', f'{trial:03}', f'seed{seed}')
 
   def log(self, trial: int, seed: int) -> str:
     """The file with what that run has printed."""
@@ -88,11 +51,11 @@ class SweepFolder:
       UsageError: If another program uses the folder, it belongs to another
         sweep, it is not the folder of a sweep, or it cannot be written to.
     """
-    output_tree.check_name(self.path)
+    self.check_path()
     if not os.path.lexists(self.sweep_json):
       self._check_empty()
     durable.make_folder(self.path)
-    self._lock = folder_lock.acquire(self.path)
+    self.lock()
     try:
       durable.remove_leftovers(self.path, lambda name: name in _NAMES)
       if os.path.lexists(self.sweep_json):
@@ -103,23 +66,6 @@ class SweepFolder:
     except BaseException:
       self.close()
       raise
-
-  def close(self) -> None:
-    """Lets another program use the folder."""
-    if self._lock is not None:
-      os.close(self._lock)
-      self._lock = None
-
-  def __enter__(self) -> 'SweepFolder':
-    return self
-
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
-    self.close()
 
   def _check_empty(self) -> None:
     """Refuses a folder with other files; raises `UsageError`."""
