@@ -1,7 +1,7 @@
-"""What a sweep has come to: table, CSV file, picture, flagfile.
+"""Shows the results of a sweep: table, CSV file, picture, flagfile.
 
-TensorFlow-free. Only validation accuracy is shown of all trials; test accuracy
-is read of the best one and of the base configuration, at the end.
+Of all trials, only validation accuracy is shown. Test accuracy is read at the
+end, for the best trial and for the base configuration.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,12 @@ import csv
 import io
 import math
 import re
+import warnings
 
+import matplotlib
 import numpy as np
+import optuna
+from optuna.visualization import matplotlib as visualization
 
 import tff_fssl
 from tff_fssl import durable
@@ -20,6 +24,7 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import plots
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
@@ -47,10 +52,14 @@ def ranked(records: Sequence[trials.Record]) -> list[trials.Record]:
   )
 
 
+def complete(records: Sequence[trials.Record]) -> list[trials.Record]:
+  """Returns the complete trials, the best one first."""
+  return [r for r in ranked(records) if r.state == trials.COMPLETE]
+
+
 def winner(records: Sequence[trials.Record]) -> trials.Record | None:
-  """The complete trial with the best mean; the first of these, or None."""
-  complete = [r for r in ranked(records) if r.state == trials.COMPLETE]
-  return complete[0] if complete else None
+  """Returns the complete trial with the best mean; the first of these."""
+  return next(iter(complete(records)), None)
 
 
 def score_text(record: trials.Record) -> str:
@@ -70,31 +79,30 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
     The table.
   """
   rows = ranked(records)
-  fixed = [
+  first, *last = (
     (['trial'], [str(r.number) for r in rows]),
     (['validation, %'], [score_text(r) for r in rows]),
     (['state'], [r.state for r in rows]),
-  ]
-  room = console.WIDTH - sum(_width(column) + len(_GAP) for column in fixed[:2])
-  room -= _width(fixed[2])
-  columns: list[tuple[list[str], list[str]]] = []
+  )
+  columns = []
   for name in names:
     cells = [
       sweeps.value_text(r.values[name]) if name in r.values else ''
       for r in rows
     ]
     column = broken(name, max(map(len, cells), default=0)), cells
-    room -= _width(column) + len(_GAP)
-    if room < 0:
+    shown = [first, *columns, column, *last]
+    if sum(map(_width, shown)) + len(_GAP) * (len(shown) - 1) > console.WIDTH:
       break
     columns.append(column)
-  shown = [fixed[0], *columns, *fixed[1:]]
-  height = max(len(header) for header, _ in shown)
-  padded = []
-  for header, cells in shown:
-    width = _width((header, cells))
-    whole = [''] * (height - len(header)) + header + cells
-    padded.append([cell.ljust(width) for cell in whole])
+  height = max(len(header) for header, _ in [first, *columns, *last])
+  padded = [
+    [
+      cell.ljust(_width((header, cells)))
+      for cell in [''] * (height - len(header)) + header + cells
+    ]
+    for header, cells in [first, *columns, *last]
+  ]
   lines = [_GAP.join(line).rstrip() for line in zip(*padded)]
   if len(columns) < len(names):
     left_out = ', '.join(names[len(columns) :])
@@ -124,29 +132,20 @@ def write_csv(
   sweep: sweeps.Sweep,
 ) -> None:
   """Writes a row for each trial; raises `UsageError`."""
-  text = io.StringIO()
   names = [space.name for space in sweep.spaces]
+  seeds = [f'seed{seed}' for seed in sweep.seeds]
+  about = ['validation/accuracy', 'standard_deviation', *seeds, 'state', 'note']
+  text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(
-    [
-      'trial',
-      *names,
-      'validation/accuracy',
-      'standard_deviation',
-      *(f'seed{seed}' for seed in sweep.seeds),
-      'state',
-      'note',
-    ]
-  )
+  writer.writerow(['trial', *names, *about])
   for record in records:
     scores = list(record.scores.values())
-    spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else ''
     writer.writerow(
       [
         record.number,
         *(hparams.to_text(record.values.get(name, '')) for name in names),
         record.mean if scores else '',
-        spread,
+        float(np.std(scores, ddof=1)) if len(scores) > 1 else '',
         *(record.scores.get(seed, '') for seed in sweep.seeds),
         record.state,
         record.note,
@@ -217,8 +216,32 @@ def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
 def base(
   records: Sequence[trials.Record], sweep: sweeps.Sweep
 ) -> trials.Record | None:
-  """The complete trial with the values that the base has, if there is one."""
-  for record in records:
-    if record.state == trials.COMPLETE and record.values == sweep.base_values:
-      return record
-  return None
+  """Returns the complete trial with the base's values, if there is one."""
+  return next(
+    (r for r in complete(records) if r.values == sweep.base_values), None
+  )
+
+
+def draw(path: str, study: optuna.Study, num_axes: int) -> None:
+  """Draws the complete trials of a study as lines through parallel axes.
+
+  Args:
+    path: The PNG file.
+    study: The study; at least one trial is complete.
+    num_axes: How many flags vary.
+
+  Raises:
+    UsageError: If the file cannot be written.
+  """
+  # No window system is chosen for the whole process.
+  matplotlib.use('agg')
+  with warnings.catch_warnings():
+    # Optuna calls its diagrams experimental.
+    warnings.simplefilter('ignore')
+    axes = visualization.plot_parallel_coordinate(
+      study, target_name='validation accuracy'
+    )
+  axes.set_title('')
+  axes.figure.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
+  axes.figure.set_layout_engine('tight')
+  plots.save_png(axes.figure, path)

@@ -1,8 +1,8 @@
-"""The trials of a sweep, kept as a study of Optuna. TensorFlow-free.
+"""The trials of a sweep, kept as a study of Optuna.
 
 A trial of the sweep has a number of its own, since Optuna's trials cannot be
-taken up again: one that was interrupted or has failed is told to Optuna as
-failed, and another one with the same values takes its place.
+resumed: one that was interrupted or has failed counts as failed for Optuna, and
+another one with the same values takes its place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,11 +27,8 @@ FAILED, OPEN = 'failed', 'open'
 _NUMBER, _SCORES, _NOTE = 'number', 'scores', 'note'
 # Optuna calls it failed, but to repeat it would be of no use.
 _DIVERGED = 'diverged'
-_STATES = {
-  optuna.trial.TrialState.COMPLETE: COMPLETE,
-  optuna.trial.TrialState.PRUNED: PRUNED,
-  optuna.trial.TrialState.FAIL: FAILED,
-}
+_State = optuna.trial.TrialState
+_ENDS = {COMPLETE: _State.COMPLETE, PRUNED: _State.PRUNED, FAILED: _State.FAIL}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,22 +92,24 @@ class Running:
     self, state: str, scores: Mapping[int, float], note: str = ''
   ) -> None:
     """Ends the trial, as any state but `OPEN`."""
+    value = None
+    if state == COMPLETE:
+      value = float(np.mean(list(scores.values())))
     with _errors():
       # JSON has texts as keys.
       texts = {str(seed): score for seed, score in scores.items()}
       self._trial.set_user_attr(_SCORES, texts)
       self._trial.set_user_attr(_NOTE, note)
       self._trial.set_user_attr(_DIVERGED, state == DIVERGED)
-      if state == COMPLETE:
-        self._study.tell(self._trial, float(np.mean(list(scores.values()))))
-      else:
-        ends = {ours: theirs for theirs, ours in _STATES.items()}
-        failed = optuna.trial.TrialState.FAIL
-        self._study.tell(self._trial, state=ends.get(state, failed))
+      self._study.tell(self._trial, value, _ENDS.get(state, _State.FAIL))
 
 
 class Trials:
-  """All trials of a sweep."""
+  """All trials of a sweep.
+
+  Attributes:
+    study: Optuna's study of them.
+  """
 
   def __init__(self, path: str, sweep: sweeps.Sweep, jobs: int):
     """Opens a study, or makes one; trials that are not over are taken up.
@@ -142,18 +141,18 @@ class Trials:
         'sqlite:///study.db',
         engine_kwargs={'creator': lambda: sqlite3.connect(path)},
       )
-      self._study = optuna.create_study(
+      self.study = optuna.create_study(
         study_name='sweep',
         storage=storage,
         direction='maximize',
         pruner=pruner,
         load_if_exists=True,
       )
-      if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
+      if self.study.direction != optuna.study.StudyDirection.MAXIMIZE:
         raise ValueError('it does not look for the largest accuracy')
       for trial in self._latest().values():
-        if trial.state == optuna.trial.TrialState.RUNNING:
-          self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        if trial.state == _State.RUNNING:
+          self.study.tell(trial.number, state=_State.FAIL)
         elif _state(trial) != FAILED:
           continue
         self._enqueue(trial.user_attrs[_NUMBER], trial.params)
@@ -200,9 +199,7 @@ class Trials:
     """The next trial that is to be made; None if there are no more."""
     with _errors(self._path):
       latest = self._latest()
-      if not any(
-        t.state == optuna.trial.TrialState.WAITING for t in latest.values()
-      ):
+      if not any(t.state == _State.WAITING for t in latest.values()):
         free = set(range(self._sweep.num_trials)) - latest.keys()
         if not free:
           return None
@@ -213,17 +210,17 @@ class Trials:
       number = min(
         (trial.number, number)
         for number, trial in latest.items()
-        if trial.state == optuna.trial.TrialState.WAITING
+        if trial.state == _State.WAITING
       )[1]
-      self._study.sampler = self._sampler(number)
-      trial = self._study.ask(self._distributions)
+      self.study.sampler = self._sampler(number)
+      trial = self.study.ask(self._distributions)
       assert trial.user_attrs[_NUMBER] == number
-      return Running(number, trial, self._study)
+      return Running(number, trial, self.study)
 
   def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
     """The trial that has the place of each number."""
     latest = {}
-    for trial in self._study.get_trials(deepcopy=False):
+    for trial in self.study.get_trials(deepcopy=False):
       number = trial.user_attrs[_NUMBER]
       if not isinstance(number, int) or number < 0:
         raise ValueError(f'{number!r} is not the number of a trial')
@@ -231,7 +228,7 @@ class Trials:
     return latest
 
   def _enqueue(self, number: int, values: dict[str, Any]) -> None:
-    self._study.enqueue_trial(values, user_attrs={_NUMBER: number})
+    self.study.enqueue_trial(values, user_attrs={_NUMBER: number})
 
   def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
     """The sampler of a trial: after a kill, it draws what it would have."""
@@ -251,7 +248,8 @@ class Trials:
 def _state(trial: optuna.trial.FrozenTrial) -> str:
   if trial.user_attrs.get(_DIVERGED):
     return DIVERGED
-  return _STATES.get(trial.state, OPEN)
+  names = {theirs: ours for ours, theirs in _ENDS.items()}
+  return names.get(trial.state, OPEN)
 
 
 def _distribution(
