@@ -31,7 +31,6 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -435,9 +434,9 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
   path = checkpoint.path_of(tree.checkpoints, 4)
   leaves, header = checkpoint.read(path), checkpoint.read_header(path)
   for owner, word in (
-    (ownership.Owner({**header.owner.flags, 'norm': 'gn'}), '--norm=gn there'),
+    (checkpoint.Owner({**header.owner.flags, 'norm': 'gn'}), '--norm=gn there'),
     (
-      ownership.Owner(
+      checkpoint.Owner(
         header.owner.flags, {**header.owner.model, 'non_trainable': []}
       ),
       '0 non_trainable_variables there, 8 here',
@@ -575,7 +574,7 @@ def test_layers_that_do_not_train(finished, tmp_path, capsys):
   # The weights of another run, a torn file, and none at all.
   content = _bytes(tree.frozen)
   leaves = checkpoint.read(tree.frozen)
-  other = b''.join(checkpoint.to_chunks(leaves, ownership.Owner({})))
+  other = b''.join(checkpoint.to_chunks(leaves, checkpoint.Owner({})))
   for damaged, word in (
     (other, 'another run'),
     (content[:-9], 'truncated'),

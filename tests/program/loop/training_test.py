@@ -407,7 +407,7 @@ class _Recorder(training.Hooks):
     self._note('begin', done, settings.total_rounds)
 
   @contextlib.contextmanager
-  def around_round(self, round_num):
+  def round_context(self, round_num):
     self._note('enter', round_num)
     try:
       yield
@@ -479,12 +479,12 @@ def test_a_resumed_run_begins_after_its_saved_round(tmp_path):
 
 
 def test_hooks_find_what_is_written(tmp_path):
-  """The rows when `around_round` is left, the state at `round_done`."""
+  """The rows when `round_context` is left, the state at `round_done`."""
   found = []
 
   class Look(training.Hooks):
     @contextlib.contextmanager
-    def around_round(self, round_num):
+    def round_context(self, round_num):
       yield
       rows = _rows(tmp_path / 'run', 'train.csv')
       found.append(('rows', round_num, len(rows)))

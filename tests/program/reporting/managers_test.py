@@ -13,7 +13,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import ownership
 
 _STATE = collections.OrderedDict(
   weights=(np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(0.1)),
@@ -112,7 +111,7 @@ def test_one_of_another_program_is_refused_and_stays(tmp_path):
   assert asyncio.run(manager.get_versions()) == [2, 3, 4]
 
 
-_OWNER = ownership.Owner(
+_OWNER = checkpoint.Owner(
   {'seed': '1'}, {'trainable': ['w'], 'non_trainable': []}
 )
 
@@ -120,7 +119,7 @@ _OWNER = ownership.Owner(
 @pytest.mark.parametrize(
   'other, words',
   [
-    (ownership.NOBODY, 'which run it belongs to'),
+    (checkpoint.NOBODY, 'which run it belongs to'),
     (_OWNER.__class__({'seed': '2'}, _OWNER.model), '--seed=2 there, 1 here'),
     (_OWNER.__class__({}), '--seed=.its default. there, 1 here'),
     (

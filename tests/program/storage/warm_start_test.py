@@ -16,7 +16,6 @@ from tff_fssl.models import networks
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import keras_weights
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import warm_start
 
 
@@ -37,8 +36,8 @@ def _run(folder, model, rounds=(1,)):
   for kind in ('trainable', 'non_trainable'):
     for index, variable in enumerate(getattr(model, f'{kind}_variables')):
       leaves[f'{prefix}/{kind}/{index}'] = variable.numpy()
-  owner = ownership.with_model(
-    ownership.of_flags({'model': 'cnn', 'dataset': 'digits'}), model
+  owner = checkpoint.model_owner(
+    checkpoint.flags_owner({'model': 'cnn', 'dataset': 'digits'}), model
   )
   for round_num in rounds:
     path = checkpoint.path_of(str(folder / 'checkpoints'), round_num)
@@ -84,7 +83,7 @@ def _run_of_fedmatch(folder, model):
     'algorithm': 'fedmatch',
     'num_labels': '10',
   }
-  owner = ownership.with_model(ownership.of_flags(given), model)
+  owner = checkpoint.model_owner(checkpoint.flags_owner(given), model)
   with open(file, 'wb') as opened:
     opened.writelines(checkpoint.to_chunks(leaves, owner))
   return path

@@ -74,7 +74,7 @@ class SweepHparams:
 
 
 def sweep_main(argv: Sequence[str]) -> int:
-  """The program.
+  """Runs the program.
 
   Args:
     argv: Its arguments.
@@ -114,7 +114,7 @@ def sweep_main(argv: Sequence[str]) -> int:
 
 
 def train_command() -> list[str]:
-  """The command that trains, started as this program was."""
+  """Returns the command that trains, started as this program was."""
   script = os.path.abspath(sys.argv[0])
   folder, name = os.path.split(script)
   if name == 'sweep.py':
@@ -164,7 +164,7 @@ def _sweep(
 
 
 def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
-  """The cores of each run if the trials are to share them; else 0."""
+  """Returns the cores of a run if trials share them, else 0."""
   has_effect = 'intra_op_threads' in sweep.config.flags()
   if settings.jobs == 1 or sweep.base.is_set('intra_op_threads'):
     return 0
@@ -173,7 +173,7 @@ def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
 
 
 def _plan(sweep: sweeps.Sweep) -> str:
-  """What is to be run."""
+  """Describes the trials and their runs."""
   search, run = sweep.search, sweep.config.run
   num_runs = sweep.num_trials * len(sweep.seeds)
   how = search.sampler

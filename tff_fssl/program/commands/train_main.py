@@ -24,7 +24,7 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import interrupts
-from tff_fssl.program.loop import profiling
+from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import completion
 from tff_fssl.program.storage import compute as compute_lib
@@ -32,7 +32,6 @@ from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -185,7 +184,7 @@ def _train(
     heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
     exits.enter_context(heart)
     if loaded and loaded.frozen:
-      owner = ownership.of_config(config)
+      owner = checkpoint.run_owner(config)
       checkpoint.write(tree.frozen, loaded.frozen, owner)
     _record_partition(task, tree)
     _record_availability(task, tree)
@@ -211,7 +210,7 @@ def _frozen(
   """The weights of layers that do not train; None if all layers do."""
   if loaded:
     return loaded.frozen if config.run.train_layers else None
-  return warm_start.read_frozen(tree, ownership.of_config(config))
+  return warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
 def _run_rounds(
@@ -306,10 +305,10 @@ def _export(
     export.export_model(task, model, tree.model_best, best, run, is_best=True)
 
 
-def _owner(task: Any) -> ownership.Owner:
+def _owner(task: Any) -> checkpoint.Owner:
   """The owner of a task's checkpoints."""
-  run = ownership.of_config(task.config)
-  return ownership.with_model(run, task.model_fn())
+  run = checkpoint.run_owner(task.config)
+  return checkpoint.model_owner(run, task.model_fn())
 
 
 def _settings(task: Any) -> training_types.Settings:
@@ -359,14 +358,14 @@ def _outputs(
 
 def _profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
-) -> profiling.RoundProfiler:
+) -> tensorboard.RoundProfiler:
   """The profiler of the chosen rounds; says if all of them are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)
   if rounds and max(rounds) <= done:
     view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
-  return profiling.RoundProfiler(rounds, tree.tensorboard, view.say)
+  return tensorboard.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
 def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:

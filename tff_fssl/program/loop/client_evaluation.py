@@ -17,8 +17,8 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import remote_data
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
@@ -77,8 +77,8 @@ def evaluate_clients(
     max_client_examples=max(map(len, partition.client_test)),
     secure_sum=config.aggregator.aggregator == aggregator_hparams.SECURE,
   )
-  held = elsewhere.Held(config, task.data, partition)
-  load = elsewhere.Loader(held, elsewhere.test_examples)
+  held = remote_data.Held(config, task.data, partition)
+  load = remote_data.Loader(held, remote_data.test_examples)
   source = sampling.build_data_source(
     process,
     load(),
@@ -148,7 +148,7 @@ def evaluate_local_models(
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
-      state = row_files.OutsideRows(process.outside, rows).bring(
+      state = row_files.OutsideRows(process.outside, rows).load(
         state, source.client_ids(config.run.seed, round_num)
       )
     table = state.distributor['table'] if state.distributor else ()
@@ -172,7 +172,7 @@ def evaluate_local_models(
 def _local_model_of(
   config: config_lib.Config, process: composer.FsslProcess
 ) -> client_work.LocalModel:
-  """`process.local_model`; raises `UsageError` if there is none."""
+  """Returns `process.local_model`; raises `UsageError` if there is none."""
   if process.local_model is not None and config.trains_clients:
     return process.local_model
   why = 'its clients keep models of their own, or have no whole ones'
@@ -185,7 +185,7 @@ def _local_model_of(
 
 
 def describe(figures: Mapping[str, Any], num_clients: int) -> dict[str, str]:
-  """The rows of a summary, for `console.table`.
+  """Returns the rows of a summary, for `console.table`.
 
   Args:
     figures: A result of `evaluate_clients`.

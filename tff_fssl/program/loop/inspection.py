@@ -18,7 +18,7 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
-from tff_fssl.program.loop import holdings
+from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import predictions
 
@@ -148,15 +148,15 @@ def _plain(views: augment.Views) -> View:
 
 
 def _doubts_of_data(task: experiment.Task) -> list[str]:
-  """Examples that are there twice; test examples among training ones.
+  """Finds duplicates, and test examples among the training examples.
 
   Those of protected clients are not looked at.
   """
   train, test = task.data.train, task.data.test
   numbers = np.arange(len(train))
   if task.config.is_private:
-    train = holdings.measured(task.config, task.data, task.partition)
-    numbers = holdings.public(task.partition)
+    train = run_data.measured_examples(task.config, task.data, task.partition)
+    numbers = run_data.public_examples(task.partition)
 
   def called(i: int) -> str:
     return f'train {numbers[i]}' if i < len(train) else f'test {i - len(train)}'
@@ -168,7 +168,7 @@ def _doubts_of_data(task: experiment.Task) -> list[str]:
 
 
 def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
-  """How the recorded partition differs from what flags and data give."""
+  """Describes how the recorded partition differs from the flags'."""
   if not recorded:
     return []
   try:
@@ -191,7 +191,7 @@ def _with_clients(
   task: experiment.Task,
   predict: _Predict,
 ) -> predictions.ModelFigures:
-  """The accuracy of each client's examples."""
+  """Adds the accuracy of each client's examples."""
   held, train = task.partition.client_test, task.data.train
   holders = [indices for indices in held if len(indices)]
   if holders:
@@ -224,7 +224,7 @@ def _with_pseudo_labels(
   task: experiment.Task,
   predict: _Predict,
 ) -> predictions.ModelFigures:
-  """Pseudo-labels of clients' examples by the last model, and some to see."""
+  """Adds pseudo-labels of clients' examples, and pictures of some."""
   train, seed = task.data.train, task.config.run.seed
   indices = np.concatenate(
     [np.zeros([0], np.int64), *task.partition.client_unlabeled]
@@ -279,7 +279,7 @@ def confidences(
   model: server_model.ServerModel,
   table: Any,
 ) -> np.ndarray:
-  """How probable a model finds the class that it predicts.
+  """Returns the probability of each predicted class.
 
   Args:
     task: Data and network.
@@ -296,7 +296,7 @@ def confidences(
 
 
 def sample_views(task: experiment.Task) -> np.ndarray | None:
-  """A picture of views of a few training images.
+  """Draws views of a few training images.
 
   Under `--aggregator=dp` and `secure`, images of clients are not shown.
 
@@ -332,7 +332,7 @@ def sample_views(task: experiment.Task) -> np.ndarray | None:
 
 
 def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:
-  """uint8 [H, W, C], from a normalized image."""
+  """Returns uint8 [H, W, C] of a normalized image."""
   std, mean = np.asarray(task.data.std), np.asarray(task.data.mean)
   values = view.numpy() * std + mean
   return np.rint(255 * values.clip(0, 1)).astype(np.uint8)

@@ -14,7 +14,7 @@ _FAR = 10.0
 
 
 def is_bad_round(metrics: Mapping[str, Any]) -> bool:
-  """Whether a round had updates, but none of them could be used.
+  """Returns whether a round had updates, but no usable one.
 
   Args:
     metrics: The round's metrics, as in train.csv.

@@ -58,7 +58,7 @@ class _EndedError(Exception):
 
 
 class Sweeper:
-  """Makes what is left of a sweep."""
+  """Makes the remaining trials of a sweep."""
 
   def __init__(
     self,
@@ -159,7 +159,9 @@ class Sweeper:
     """Returns the best validation accuracy of a run so far, if any."""
     tree = output_tree.OutputTree(self._folder.run(number, seed))
     best = summary.best_round(csv_table.read(tree.eval_csv)[1])
-    return best and csv_table.number(best, summary.VALIDATION_ACCURACY)
+    if best is None:
+      return None
+    return csv_table.number(best, summary.VALIDATION_ACCURACY)
 
   async def _score(self, trial: trials_lib.Running, seed: int) -> float:
     """Returns a run's best validation accuracy; retries it if it fails."""
@@ -252,7 +254,7 @@ class Sweeper:
 
 
 def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
-  """The last evaluated round, if a trial is worse than others by then."""
+  """Returns the last evaluated round if a trial is worse than others."""
   try:
     rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
     scores = {
@@ -268,7 +270,7 @@ def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
 
 
 def _last_words(log: str, begin: int) -> str:
-  """The last error in a log, or else its last line, from an offset on."""
+  """Returns the last error after an offset in a log, or the last line."""
   with open(log, 'rb') as file:
     file.seek(max(begin, os.path.getsize(log) - _MAX_ERROR_BYTES))
     lines = file.read().decode(errors='replace').split('\n')

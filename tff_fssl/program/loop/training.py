@@ -86,7 +86,7 @@ class Outputs:
     return removed
 
   def best_round(self) -> int | None:
-    """The round with the best validation accuracy so far, if any."""
+    """Returns the round with the best validation accuracy so far, if any."""
     return summary.best_round_num(self.evaluation.path)
 
 
@@ -170,7 +170,7 @@ async def train(
       done += 1
       state = await run.prepared(state)
       before_round = state.process
-      with hooks.around_round(done):
+      with hooks.round_context(done):
         state, report = await run.run_round(state, done)
       await run.report_troubles(before_round, report)
       if run.saves(state, report):
@@ -186,7 +186,7 @@ def state_structure(
   process: tff.learning.templates.LearningProcess,
   data_source: sampling.CohortDataSource,
 ) -> ProgramState:
-  """The structure of a process's saved states, for loading them."""
+  """Returns the structure of a process's saved states, to load them."""
   state_type = process.initialize.type_signature.result.member
   return ProgramState(
     tff.types.type_to_tf_tensor_specs(state_type),
@@ -219,7 +219,7 @@ class _Run:
       self._rows = row_files.OutsideRows(outside, outputs.rows)
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
-    """(state to start from, last finished round)."""
+    """Returns (state to start from, last finished round)."""
     structure = state_structure(self._process, self._data_source)
     state, done = await self._outputs.states.load_latest(structure)
     if state is None:
@@ -238,7 +238,7 @@ class _Run:
     return state, done
 
   async def _initialize(self, initial_model: Any) -> tuple[ProgramState, int]:
-    """(initial state, the round before the first)."""
+    """Returns (initial state, the round before the first)."""
     done = self._settings.first_round - 1
     self._drop_unsaved(done, 'at the start')
     initial = await tff.program.materialize_value(self._process.initialize())
@@ -285,12 +285,12 @@ class _Run:
       yield
 
   async def prepared(self, state: ProgramState) -> ProgramState:
-    """The state before a round, with all that the round needs."""
+    """Loads the rows of clients that a round needs into its state."""
     if self._rows is None:
       return state
     at = state.iterator
     cohort = self._data_source.client_ids(at.seed, at.round_num)
-    process = await asyncio.to_thread(self._rows.bring, state.process, cohort)
+    process = await asyncio.to_thread(self._rows.load, state.process, cohort)
     return state._replace(process=process)
 
   async def save(self, state: ProgramState, round_num: int) -> None:
@@ -304,7 +304,7 @@ class _Run:
     if self._rows is None:
       return
     versions = await self._outputs.states.get_versions()
-    await asyncio.to_thread(self._rows.keep_for, versions or ())
+    await asyncio.to_thread(self._rows.retain_versions, versions or ())
 
   async def run_round(
     self, state: ProgramState, round_num: int
@@ -319,7 +319,7 @@ class _Run:
       )
     process = output.state
     if self._rows is not None:
-      process = await asyncio.to_thread(self._rows.take, process)
+      process = await asyncio.to_thread(self._rows.store, process)
     failures = self._left_out(round_num)
     in_round = self._hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
@@ -343,7 +343,7 @@ class _Run:
     return ProgramState(process, state.iterator, num_bad), report
 
   def _left_out(self, round_num: int) -> list[str]:
-    """A line for each client whose data could not be used."""
+    """Returns a line for each client with unusable data."""
     lines = [
       f'round {round_num}: client {client_id} is left out: {reason}'
       for client_id, reason in self._hooks.left_out_clients(round_num)
@@ -388,7 +388,7 @@ class _Run:
       self._reporter.say(f'round {round_num}: {line}')
 
   def saves(self, state: ProgramState, report: RoundReport) -> bool:
-    """Whether the state is saved after a round."""
+    """Returns whether the state is saved after a round."""
     settings, done = self._settings, report.round_num
     return bool(
       _is_due(done, settings.rounds_per_checkpoint, settings)

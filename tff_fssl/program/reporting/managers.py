@@ -21,7 +21,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf, tff
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import ownership
 
 
 class DurableProgramStateManager(tff.program.ProgramStateManager):
@@ -37,7 +36,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     *,
     keep_total: int = 3,
     warn: Callable[[str], None] = logging.warning,
-    owner: ownership.Owner = ownership.NOBODY,
+    owner: checkpoint.Owner = checkpoint.NOBODY,
     keep_also_fn: Callable[[], int | None] = lambda: None,
   ):
     """Opens a folder of checkpoints; removes what killed saves left there.
@@ -62,7 +61,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     self._warn = warn
 
   async def get_versions(self) -> list[int] | None:
-    """The saved versions, ascending, or None."""
+    """Lists the saved versions, ascending; returns None if there are none."""
     return checkpoint.versions(self._root_dir) or None
 
   async def load(self, version: int, structure: Any) -> Any:
@@ -200,7 +199,7 @@ class LoggerReleaseManager(tff.program.ReleaseManager):
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
-  """Nested mappings (and named tuples) as one mapping, names joined by '/'."""
+  """Flattens nested mappings and named tuples; joins names by '/'."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
   if isinstance(value, (list, tuple)):

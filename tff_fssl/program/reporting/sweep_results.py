@@ -9,6 +9,7 @@ import csv
 import io
 import math
 import re
+from typing import Any
 import warnings
 
 import matplotlib
@@ -41,7 +42,7 @@ _GAP = '  '
 
 
 def ranked(records: Sequence[trials.Record]) -> list[trials.Record]:
-  """Complete trials first, the best of each state first."""
+  """Sorts trials: complete ones first, the best of each state first."""
   return sorted(
     records,
     key=lambda r: (
@@ -63,13 +64,13 @@ def winner(records: Sequence[trials.Record]) -> trials.Record | None:
 
 
 def score_text(record: trials.Record) -> str:
-  """'92.5 ± 0.4': validation accuracy in percent; '-' if not known."""
+  """Formats validation accuracy in percent: '92.5 ± 0.4', or '-'."""
   scores = [100 * score for score in record.scores.values()]
   return compare.mean_and_spread(scores, 1) if scores else '-'
 
 
 def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
-  """The trials as a table of at most 80 columns, the best ones first.
+  """Formats trials as a table of at most 80 columns, the best ones first.
 
   Args:
     records: The trials.
@@ -84,7 +85,7 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
     (['validation, %'], [score_text(r) for r in rows]),
     (['state'], [r.state for r in rows]),
   )
-  columns = []
+  columns: list[tuple[list[str], list[str]]] = []
   for name in names:
     cells = [
       sweeps.value_text(r.values[name]) if name in r.values else ''
@@ -115,7 +116,7 @@ def _width(column: tuple[list[str], list[str]]) -> int:
 
 
 def broken(name: str, width: int) -> list[str]:
-  """A flag's name in lines of at most `width`, if its parts allow it."""
+  """Breaks a flag's name into lines of `width`, if its parts allow it."""
   pieces = re.findall(r'[^_. ]+[_. ]?', name)
   width = max(width, *map(len, pieces))
   lines = ['']
@@ -186,7 +187,7 @@ def write_winner(
 
 
 def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
-  """'92.1 ± 0.7 %': test accuracy in the rounds that validation selects.
+  """Formats test accuracy in the selected rounds: '92.1 ± 0.7 %'.
 
   Args:
     folder: The sweep's.
@@ -242,6 +243,7 @@ def draw(path: str, study: optuna.Study, num_axes: int) -> None:
       study, target_name='validation accuracy'
     )
   axes.set_title('')
-  axes.figure.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
-  axes.figure.set_layout_engine('tight')
-  plots.save_png(axes.figure, path)
+  canvas: Any = axes.figure
+  canvas.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
+  canvas.set_layout_engine('tight')
+  plots.save_png(canvas, path)

@@ -1,4 +1,4 @@
-"""compute.json: what clients and server compute in a round. TensorFlow-free."""
+"""compute.json: what clients and server compute in a round."""
 
 import dataclasses
 import json
@@ -33,11 +33,11 @@ class Compute:
   server: float
 
   def flops(self, forward_equivalents: float) -> float:
-    """The FLOPs of so many forward passes."""
+    """Converts a number of forward passes to FLOPs."""
     return self.forward_flops * forward_equivalents
 
   def describe(self) -> str:
-    """One sentence about it, for the start of a run."""
+    """Describes it in a sentence, for the start of a run."""
     parts = []
     if self.client:
       authors = ''
@@ -89,7 +89,7 @@ def read(path: str) -> Compute | None:
 
 
 def flops_text(number: float) -> str:
-  """'4.2 GFLOP'."""
+  """Formats FLOPs: '4.2 GFLOP'."""
   for factor, prefix in _PREFIXES:
     if number >= factor:
       return f'{number / factor:.3g} {prefix}FLOP'

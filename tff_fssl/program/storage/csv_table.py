@@ -1,4 +1,4 @@
-"""A CSV file with one row per round that survives kills. TensorFlow-free.
+"""A CSV file with one row per round that survives kills.
 
 Each row is appended by a single write and flushed. A kill may leave a part of a
 row at the end, without its line feed: it is cut off on opening. Anything else
@@ -27,7 +27,7 @@ _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
 def to_cell(value: Any) -> str:
-  """A value as text: the shortest that is read back as the same value.
+  """Formats a value: the shortest text that is read as the same value.
 
   Args:
     value: A Python or NumPy scalar, or an array of shape []; None if unknown.
@@ -50,7 +50,7 @@ def to_cell(value: Any) -> str:
 
 
 def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
-  """The columns and the complete rows of a table; does not change the file.
+  """Reads the columns and the complete rows of a table.
 
   Args:
     path: The file.
@@ -106,7 +106,7 @@ def check(path: str, saved: int | None, *, every_round: bool) -> None:
 
 
 def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
-  """The first round after that of the first row that has none, if any."""
+  """Returns the first missing round after that of the first row, if any."""
   for expected, key in enumerate(keys, keys[0]):
     if key != expected:
       return expected
@@ -114,7 +114,7 @@ def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
 
 
 def last_key(path: str) -> int | None:
-  """The key of the last complete row; reads little of a long table.
+  """Returns the key of the last complete row; reads only the file's end.
 
   Args:
     path: The file.
@@ -140,7 +140,7 @@ def last_key(path: str) -> int | None:
 
 
 def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-  """A column as float64 [rows]; NaN where it is empty or missing.
+  """Returns a column as float64 [rows]; NaN where it is empty or missing.
 
   Args:
     rows: The rows of a table.
@@ -156,7 +156,7 @@ def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
 
 
 def number(row: Mapping[str, str], name: str) -> float:
-  """A cell as a number; NaN if empty or missing. Raises `UsageError`."""
+  """Converts a cell; NaN if empty or missing. Raises `UsageError`."""
   text = row.get(name) or 'nan'
   try:
     return float(text)
@@ -302,7 +302,7 @@ class RoundLines:
     durable.write_file(self.path, [''.join(kept).encode()])
 
   def _read(self) -> list[tuple[int, str]]:
-    """(round, line) of all lines; raises `UsageError`."""
+    """Returns (round, line) of all lines; raises `UsageError`."""
     if not os.path.lexists(self.path):
       return []
     lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
@@ -328,7 +328,7 @@ def _to_bytes(cells: list[str]) -> bytes:
 def _parse(
   path: str, content: bytes
 ) -> tuple[list[str], list[tuple[dict[str, str], int]], int]:
-  """(columns, [(row, offset of its end)], end of the last complete row).
+  """Returns (columns, [(row, offset of its end)], end of the last row).
 
   Raises:
     UsageError: If a complete line is not one that this module writes.
@@ -369,7 +369,7 @@ def _parse(
 
 
 def _cells(line: bytes) -> list[str] | None:
-  """The cells of a line; None if it cannot be a row."""
+  """Splits a line into cells; returns None if it cannot be a row."""
   if not line or b'\0' in line or b'\r' in line:
     return None
   try:

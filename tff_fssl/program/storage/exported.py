@@ -1,4 +1,4 @@
-"""The files of an exported model, and whether they are complete. TF-free.
+"""The files of an exported model, and whether they are complete.
 
 `manifest.json` is written last. It names the round and the version, and the
 size and SHA-256 of each other file. A folder is complete if all of this holds.
@@ -33,7 +33,7 @@ _NEW, _OLD = '.writing_', '.replaced_'
 
 
 def new_folder(folder: str) -> str:
-  """Where the next export into `folder` is written."""
+  """Returns the folder in which the next export of `folder` is written."""
   return _beside(folder, _NEW)
 
 
@@ -122,7 +122,7 @@ def replace(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-  """Cleans up what a killed export left beside `folder`.
+  """Removes the leftovers of a killed export beside `folder`.
 
   Raises:
     UsageError: If something else stands there.
@@ -136,7 +136,7 @@ def remove_leftovers(folder: str) -> None:
 
 
 def read_about(folder: str) -> dict[str, Any]:
-  """What an export recorded about its model; raises `UsageError`."""
+  """Reads the record of an exported model; raises `UsageError`."""
   return files.read_json(os.path.join(folder, ABOUT_FILE), limit=2**24)
 
 
@@ -146,7 +146,7 @@ def _beside(folder: str, prefix: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-  """Relative paths of everything in a folder."""
+  """Lists relative paths of everything in a folder."""
   return sorted(
     os.path.relpath(os.path.join(path, name), folder)
     for path, folders, names in os.walk(folder)
@@ -155,7 +155,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _measure(path: str) -> tuple[int, str]:
-  """Size and SHA-256 of a file; raises `FileError`."""
+  """Measures size and SHA-256 of a file; raises `FileError`."""
   digest, size = hashlib.sha256(), 0
   with files.open_binary(path) as file:
     try:

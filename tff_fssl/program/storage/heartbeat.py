@@ -1,4 +1,4 @@
-"""A file that says what a run is doing, and whether it lives. TensorFlow-free.
+"""A file that says what a run is doing, and whether it lives.
 
 A thread writes it at most once a second, when something has changed, and every
 ten seconds in any case. A write that fails is left out: the file is for people
@@ -102,7 +102,7 @@ class Heart:
 
 
 def this_process() -> dict[str, Any]:
-  """What distinguishes this process from all others, also later ones."""
+  """Identifies this process among all others, also later ones."""
   return {
     'host': os.uname().nodename,
     # Two machines may have one name, and a container its own numbers.
@@ -114,7 +114,7 @@ def this_process() -> dict[str, Any]:
 
 
 def read(path: str) -> dict[str, Any] | None:
-  """The last heartbeat, with the state that it means now.
+  """Reads the last heartbeat, and corrects its state.
 
   Args:
     path: The file.
@@ -149,7 +149,7 @@ def _is_alive(beat: Mapping[str, Any]) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-  """When a process began, in ticks since the boot; None if there is none."""
+  """Returns a process's start, in ticks since the boot; None if it is gone."""
   # After the name in parentheses, which may hold anything; a zombie is gone.
   fields = _first_line(f'/proc/{pid}/stat').rpartition(')')[2].split()
   return int(fields[19]) if len(fields) > 19 and fields[0] not in 'ZX' else None

@@ -1,4 +1,4 @@
-"""A folder that one program at a time writes to.
+"""Folders that one program at a time writes to.
 
 The system releases the lock when the process ends, however that ends.
 """

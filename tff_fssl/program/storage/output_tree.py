@@ -1,4 +1,4 @@
-"""The folder to which a run writes. TensorFlow-free.
+"""The folder to which a run writes.
 
 flags.txt           the flagfile that repeats the run
 private.txt         what not to publish, if the aggregator protects clients
@@ -197,7 +197,7 @@ class OutputTree(locked_folder.LockedFolder):
     self.is_recorded = True
 
   def read_flags(self) -> dict[str, str]:
-    """The run's flags, name -> text.
+    """Reads the run's flags, name -> text.
 
     Returns:
       The flags.
@@ -303,7 +303,7 @@ class OutputTree(locked_folder.LockedFolder):
 
 
 def default_report(paths: Sequence[str], name: str) -> str:
-  """Where a report on runs is written if the user does not say it.
+  """Returns the default path of a report on runs.
 
   Args:
     paths: The runs' folders, at least one.
@@ -322,7 +322,7 @@ def default_report(paths: Sequence[str], name: str) -> str:
 def _refusal(
   path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
 ) -> str:
-  """The error that says how a run differs from the one in the folder."""
+  """Describes how a run differs from the one in the folder."""
   differing = continuation.describe(names, old, new)
   return (
     f'--output_dir={path}: holds a run of another configuration ({differing}).'

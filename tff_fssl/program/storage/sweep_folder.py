@@ -1,4 +1,4 @@
-"""The folder to which a sweep writes. TensorFlow-free.
+"""The folder to which a sweep writes.
 
 sweep.json        what is searched; a sweep of other flags is refused
 study.db          the trials, a study of Optuna
@@ -34,11 +34,11 @@ class SweepFolder(locked_folder.LockedFolder):
   winner = locked_folder.PathInside('winner.flags')
 
   def run(self, trial: int, seed: int) -> str:
-    """The folder of a trial's run with a seed."""
+    """Returns the folder of a trial's run with a seed."""
     return os.path.join(self.path, 'trials', f'{trial:03}', f'seed{seed}')
 
   def log(self, trial: int, seed: int) -> str:
-    """The file with what that run has printed."""
+    """Returns the file with the output of that run."""
     return f'{self.run(trial, seed)}.log'
 
   def open(self, definition: Mapping[str, Mapping[str, str]]) -> None:
@@ -97,7 +97,7 @@ class SweepFolder(locked_folder.LockedFolder):
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """The names in which two definitions differ."""
+  """Returns the names in which two definitions differ."""
   names, _ = continuation.differences(old['flags'], dict(new['flags']))
   # A larger --total_rounds continues a run, but not one that is over here.
   if old['flags']['total_rounds'] != new['flags']['total_rounds']:
@@ -109,7 +109,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-  """All parts of a definition in one; the flags that vary come last."""
+  """Joins the parts of a definition; the flags that vary come last."""
   return {
     **definition['flags'],
     **definition['search'],

@@ -64,7 +64,7 @@ class Running:
   """
 
   def __init__(self, number: int, trial: optuna.Trial, study: optuna.Study):
-    """Names it; `Trials.take` makes it."""
+    """Sets the trial; `Trials.take` calls this."""
     self.number = number
     self.values: dict[str, Any] = dict(trial.params)
     self._trial = trial
@@ -159,13 +159,13 @@ class Trials:
     self.records()  # Checked, before anything is trained.
 
   def records(self) -> list[Record]:
-    """All trials that have been begun, by number."""
+    """Lists all trials that have begun, by number."""
     with _errors(self._path):
       latest = self._latest()
       return [self._record(n, latest[n]) for n in sorted(latest)]
 
   def _record(self, number: int, trial: optuna.trial.FrozenTrial) -> Record:
-    """What a trial says of itself; raises if it cannot have been written so."""
+    """Reads a trial; raises if we cannot have written it."""
     record = Record(
       number,
       dict(trial.params or trial.system_attrs.get('fixed_params', {})),
@@ -196,7 +196,7 @@ class Trials:
     return record
 
   def take(self) -> Running | None:
-    """The next trial that is to be made; None if there are no more."""
+    """Begins the next trial; returns None if there are no more."""
     with _errors(self._path):
       latest = self._latest()
       if not any(t.state == _State.WAITING for t in latest.values()):
@@ -218,7 +218,7 @@ class Trials:
       return Running(number, trial, self.study)
 
   def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
-    """The trial that has the place of each number."""
+    """Returns Optuna's current trial of each number."""
     latest = {}
     for trial in self.study.get_trials(deepcopy=False):
       number = trial.user_attrs[_NUMBER]
@@ -231,7 +231,7 @@ class Trials:
     self.study.enqueue_trial(values, user_attrs={_NUMBER: number})
 
   def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of a trial: after a kill, it draws what it would have."""
+    """Returns the sampler of a trial, which draws the same after a kill."""
     search = self._sweep.search
     generator = seeds.generator(
       search.sampler_seed, seeds.Purpose.SWEEP, number
