@@ -363,7 +363,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
   for tree in (a, b):
     assert exported.problem(tree.model_best, best) == ''
     leaves = checkpoint.read(checkpoint.path_of(tree.checkpoints, best))
-    weights = warm_start.from_leaves(leaves)
+    weights = warm_start.extract_model(leaves)
     task = experiment.build_task(
       config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
     )
@@ -443,7 +443,7 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
     ),
   ):
     with open(path, 'wb') as file:
-      file.writelines(checkpoint.to_chunks(leaves, owner))
+      file.writelines(checkpoint.encode(leaves, owner))
     content = _bytes(path)
     for program, argv in (
       (evaluate_main.evaluate_main, [folder]),
@@ -518,7 +518,9 @@ def test_a_warm_start(finished, tmp_path, capsys):
   assert first['test/accuracy'] == last['test/accuracy']
   assert first['test/loss'] == last['test/loss']
   new, old = (
-    warm_start.from_leaves(checkpoint.read(checkpoint.path_of(folder, version)))
+    warm_start.extract_model(
+      checkpoint.read(checkpoint.path_of(folder, version))
+    )
     for folder, version in ((tree.checkpoints, 0), (of_source.checkpoints, 4))
   )
   assert new.statistics_count == old.statistics_count > 1
@@ -574,7 +576,7 @@ def test_layers_that_do_not_train(finished, tmp_path, capsys):
   # The weights of another run, a torn file, and none at all.
   content = _bytes(tree.frozen)
   leaves = checkpoint.read(tree.frozen)
-  other = b''.join(checkpoint.to_chunks(leaves, checkpoint.Owner({})))
+  other = b''.join(checkpoint.encode(leaves, checkpoint.Owner({})))
   for damaged, word in (
     (other, 'another run'),
     (content[:-9], 'truncated'),

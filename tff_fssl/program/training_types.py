@@ -1,4 +1,4 @@
-"""What training and its observers exchange."""
+"""Types that training and its observers exchange."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -29,7 +29,7 @@ class Settings:
       last round, are saved.
     max_bad_rounds: Training stops after this many consecutive bad rounds.
     strict_clients: Whether a client whose data cannot be used stops training.
-    evaluated_on: What evaluations measure on, in words, for users.
+    evaluated_on: The examples of evaluations, in words, for users.
   """
 
   first_round: int = 1
@@ -43,7 +43,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class RoundReport:
-  """What users are told about a finished round.
+  """The figures of a finished round.
 
   Attributes:
     round_num: The number of the round.
@@ -84,7 +84,7 @@ class Reporter(Protocol):
 
 
 class Hooks:
-  """What takes part in training from outside. By default, nothing does.
+  """Hooks into training. By default, they do nothing.
 
   To take part, override methods of a subclass and give an instance of it to
   `training.train(..., hooks=)`. In a run the methods are called in this order:

@@ -187,7 +187,7 @@ def test_of_whatever_edit_a_checkpoint_is_refused(tmp_path, data):
   """No edit is read as if nothing were, and none raises something else."""
   path = tmp_path / 'x.ckpt'
   content = b''.join(
-    checkpoint.to_chunks({'a': np.arange(3), 'b': b'x', 'c': np.float32(2)})
+    checkpoint.encode({'a': np.arange(3), 'b': b'x', 'c': np.float32(2)})
   )
   start = data.draw(st.integers(0, len(content)))
   end = data.draw(st.integers(start, min(start + 60, len(content))))
@@ -223,7 +223,7 @@ def test_a_renamed_checkpoint_is_refused_and_stays(tmp_path):
 
 def test_a_checkpoint_of_an_older_version_does_not_say_its_name(tmp_path):
   path = tmp_path / 'round_4.ckpt'
-  path.write_bytes(b''.join(checkpoint.to_chunks({'a': np.arange(3)})))
+  path.write_bytes(b''.join(checkpoint.encode({'a': np.arange(3)})))
   np.testing.assert_array_equal(checkpoint.read(str(path))['a'], [0, 1, 2])
 
 

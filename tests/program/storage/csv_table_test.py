@@ -31,7 +31,7 @@ def _table(tmp_path, rows=3):
   ],
 )
 def test_cells_read_back_as_the_same(value, text):
-  assert csv_table.to_cell(value) == text
+  assert csv_table.format_cell(value) == text
   if isinstance(value, (float, np.floating, np.ndarray)):
     kind = np.asarray(value).dtype.type
     np.testing.assert_array_equal(kind(text), kind(value))
@@ -40,7 +40,7 @@ def test_cells_read_back_as_the_same(value, text):
 @pytest.mark.parametrize('value', [np.zeros([2]), 1j, b'x'])
 def test_other_values_are_refused(value):
   with pytest.raises(TypeError):
-    csv_table.to_cell(value)
+    csv_table.format_cell(value)
 
 
 def test_rows_are_read_back(tmp_path):

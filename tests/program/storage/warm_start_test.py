@@ -42,7 +42,7 @@ def _run(folder, model, rounds=(1,)):
   for round_num in rounds:
     path = checkpoint.path_of(str(folder / 'checkpoints'), round_num)
     with open(path, 'wb') as file:
-      file.writelines(checkpoint.to_chunks(leaves, owner))
+      file.writelines(checkpoint.encode(leaves, owner))
   return str(folder)
 
 
@@ -85,7 +85,7 @@ def _run_of_fedmatch(folder, model):
   }
   owner = checkpoint.model_owner(checkpoint.flags_owner(given), model)
   with open(file, 'wb') as opened:
-    opened.writelines(checkpoint.to_chunks(leaves, owner))
+    opened.writelines(checkpoint.encode(leaves, owner))
   return path
 
 

@@ -320,9 +320,9 @@ def load_run(
     f'{folder}, round {round_num}',
     round_num,
     task,
-    warm_start.from_leaves(leaves),
+    warm_start.extract_model(leaves),
     experiment.prediction_of(config),
-    warm_start.table_from_leaves(leaves),
+    warm_start.extract_table(leaves),
     leaves,
     row_files.RowFiles(tree.client_rows, owner),
   )

@@ -298,8 +298,8 @@ def _export(
     return
   model = experiment.complete_model(
     task.config,
-    warm_start.from_leaves(leaves),
-    warm_start.table_from_leaves(leaves),
+    warm_start.extract_model(leaves),
+    warm_start.extract_table(leaves),
   )
   with view.phase(training_types.EXPORTING, best):
     export.export_model(task, model, tree.model_best, best, run, is_best=True)

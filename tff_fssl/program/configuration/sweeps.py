@@ -274,7 +274,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
 
   Args:
     parsed: The command line, with the flags of training and of the search.
-    path: The sweep file; '' if there is none.
+    path: The sweep file, or '' if there is none.
     grid: 'FLAG=VALUE,VALUE,...' of flags; they replace those of the file.
 
   Returns:

@@ -1,6 +1,6 @@
-"""Evaluates a run's clients: what they hold out, or what they make of models.
+"""Evaluates models on held-out examples of clients, or models of clients.
 
-The first is a federated computation; the second repeats clients' work.
+The first is a federated computation. The second repeats clients' work.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def evaluate_clients(
     task: Data and network; its partition has held out examples of clients.
     model: The model; arrays.
     prediction: How it predicts.
-    table: What the exchange keeps, if the prediction needs it.
+    table: The table of the exchange, if the prediction needs it.
     context: The execution context, of `runtime.build_context`.
     max_clients: The number of clients, drawn by the run's seed; 0, or more than
       there are: all.
@@ -144,7 +144,7 @@ def evaluate_local_models(
     )
     try:
       structure = training.state_structure(process, source)
-      state = managers.to_structure(leaves, structure).process
+      state = managers.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
@@ -172,7 +172,7 @@ def evaluate_local_models(
 def _local_model_of(
   config: config_lib.Config, process: composer.FsslProcess
 ) -> client_work.LocalModel:
-  """Returns `process.local_model`; raises `UsageError` if there is none."""
+  """Returns `process.local_model`, or raises `UsageError` if there is none."""
   if process.local_model is not None and config.trains_clients:
     return process.local_model
   why = 'its clients keep models of their own, or have no whole ones'

@@ -1,4 +1,4 @@
-"""Builds what a configuration describes: data, model and process."""
+"""Builds the data, the model and the process of a configuration."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class Task:
   Attributes:
     config: The configuration.
     data: The data set.
-    partition: Which training examples the server and each client hold.
+    partition: The training examples of the server and of each client.
     views: How examples become the network's inputs.
     model_fn: Builds the network.
   """
@@ -83,7 +83,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What `training.train` needs.
+  """The arguments of `training.train`.
 
   Attributes:
     task: Data and model.
@@ -135,7 +135,7 @@ class Experiment:
 
 
 class ExperimentHooks(training_types.Hooks):
-  """What the training program adds to training."""
+  """The hooks of the training program."""
 
   def __init__(
     self,
@@ -187,9 +187,9 @@ class ExperimentHooks(training_types.Hooks):
 
 
 def configure_devices(config: config_lib.Config) -> None:
-  """Sets devices up; call it before their first use.
+  """Sets devices up, before their first use.
 
-  GPUs share memory and repeat results; operations use as many cores as wanted.
+  GPUs share memory and repeat results. The flag sets the cores of operations.
 
   Args:
     config: The configuration.
@@ -278,7 +278,7 @@ def build_model_fn(
 def load_weights(
   config: config_lib.Config, source: warm_start.Source
 ) -> warm_start.Loaded:
-  """Loads the weights that a new run starts from; raises `UsageError`."""
+  """Loads the weights that a new run starts from, or raises `UsageError`."""
   model_fn = build_model_fn(config)
 
   def new_weights() -> Sequence[np.ndarray]:
@@ -319,7 +319,7 @@ def complete_model(
   Args:
     config: The configuration of its run.
     model: The model.
-    table: What the exchange keeps, if there is one.
+    table: The table of the exchange, if there is one.
 
   Returns:
     The model, as `Prediction.completed` gives it.
@@ -370,7 +370,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     task: Data and model.
 
   Returns:
-    The figures; None if they depend on the data.
+    The figures, or None if they depend on the data.
 
   Raises:
     UsageError: If algorithm and model do not fit together.
@@ -520,7 +520,7 @@ def _bound_clients(
 
 
 def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
-  """Refuses parts that no client could fill; raises `UsageError`."""
+  """Refuses parts that no client could fill (`UsageError`)."""
   most = max(map(len, partition.client_unlabeled))
   if steps > max(most, 1):
     raise hparams.UsageError(

@@ -1,4 +1,4 @@
-"""Looks a model over, for the report and for TensorBoard."""
+"""Inspects a model, for the report and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -43,21 +43,21 @@ def look_over(
   table: Any,
   recorded: str = '',
 ) -> predictions.ModelFigures:
-  """Looks over a model and the data it was trained on.
+  """Inspects a model and its training data.
 
-  What clients hold is looked at as only a simulation can; under
-  `--aggregator=dp` and `secure`, not at all.
+  Only a simulation can read examples of clients. Under `--aggregator=dp` and
+  `secure`, they are not read.
 
   Args:
-    name: What it is called.
+    name: The model's name.
     task: Its data and network.
     model: The model; arrays.
     prediction: How it predicts; None: by its network alone.
-    table: What the exchange keeps, if the prediction needs it.
-    recorded: The run's file of its partition; '' if there is none.
+    table: The table of the exchange, if the prediction needs it.
+    recorded: The run's file of its partition, or '' if there is none.
 
   Returns:
-    What was found.
+    The figures.
   """
   prediction = prediction or server_model.Prediction()
   doubts = [*_doubts_of_data(task), *_doubts_of_partition(task, recorded)]
@@ -82,8 +82,8 @@ def look_over(
       ' is shown'
     )
   else:
-    figures = _with_clients(figures, task, predict)
-    figures = _with_pseudo_labels(figures, task, predict)
+    figures = _add_clients(figures, task, predict)
+    figures = _add_pseudo_labels(figures, task, predict)
     if figures.pseudo is not None:
       doubts.append(
         predictions.collapse(figures.pseudo, 'pseudo-labels of the last model')
@@ -97,11 +97,11 @@ class Predictor:
   def __init__(
     self, task: experiment.Task, prediction: server_model.Prediction
   ):
-    """Sets what predicts; it is traced at the first use.
+    """Sets the prediction, which is traced at the first use.
 
     Args:
       task: Data and network.
-      prediction: How models predict; not one of a model for each client.
+      prediction: How models predict, with one model for all clients.
     """
     self._logits_fn = evaluate.build_logits_fn(
       task.model_fn,
@@ -125,7 +125,7 @@ class Predictor:
 
     Args:
       model: The model; arrays.
-      table: What the exchange keeps, if the prediction needs it.
+      table: The table of the exchange, if the prediction needs it.
       x: Examples [N, ...] as they are stored.
       view: Gets a batch, and the number of its first example.
 
@@ -150,7 +150,7 @@ def _plain(views: augment.Views) -> View:
 def _doubts_of_data(task: experiment.Task) -> list[str]:
   """Finds duplicates, and test examples among the training examples.
 
-  Those of protected clients are not looked at.
+  Examples of protected clients are skipped.
   """
   train, test = task.data.train, task.data.test
   numbers = np.arange(len(train))
@@ -186,7 +186,7 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
   return [f'{text}: {found}']
 
 
-def _with_clients(
+def _add_clients(
   figures: predictions.ModelFigures,
   task: experiment.Task,
   predict: _Predict,
@@ -219,7 +219,7 @@ def _with_clients(
   )
 
 
-def _with_pseudo_labels(
+def _add_pseudo_labels(
   figures: predictions.ModelFigures,
   task: experiment.Task,
   predict: _Predict,
@@ -285,7 +285,7 @@ def confidences(
     task: Data and network.
     predictor: Predicts for the task.
     model: The model; arrays.
-    table: What the exchange keeps, if the prediction needs it.
+    table: The table of the exchange, if the prediction needs it.
 
   Returns:
     float32 [N], for up to 1,000 test examples, evenly spread over all.

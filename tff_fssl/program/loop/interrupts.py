@@ -30,7 +30,7 @@ def exit_at_once(
 ) -> Iterator[None]:
   """Lets Ctrl-C and SIGTERM end the process without an exception.
 
-  While libraries are imported, they swallow exceptions, and go on half made.
+  Libraries that are being imported swallow exceptions, and continue half made.
 
   Args:
     is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.

@@ -97,7 +97,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
   def finish(
     self, state: str, results: Mapping[str, Any] | None = None
   ) -> None:
-    """Ends them; once.
+    """Ends them, once.
 
     Args:
       state: `loggers.FINISHED`, `FAILED` or `KILLED`.

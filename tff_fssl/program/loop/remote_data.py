@@ -79,13 +79,13 @@ def test_examples(held: Held) -> sampling.LoadClient:
 
 
 class Loader:
-  """Loads the clients of a run wherever it is called; small when pickled."""
+  """Loads the clients of a run on any machine. Small when pickled."""
 
   def __init__(self, held: Held, load_fn: LoadFn):
-    """Describes what is loaded.
+    """Sets the data.
 
     Args:
-      held: Who holds what.
+      held: The data and the partition.
       load_fn: `training_examples` or `test_examples`.
     """
     self._held = held
@@ -122,7 +122,7 @@ class _RemoteLoader:
   load_fn: LoadFn
 
   def __call__(self) -> sampling.LoadClient:
-    """Loads the data set and divides it; raises `UsageError`."""
+    """Loads the data set and divides it, or raises `UsageError`."""
     if os.path.isdir(self.folder):
       os.chdir(self.folder)
     config = config_lib.from_command_line(self.arguments)

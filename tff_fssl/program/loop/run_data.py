@@ -66,7 +66,7 @@ def measured_examples(
   Args:
     config: The configuration.
     data: Its data set.
-    partition: Who holds what.
+    partition: The partition.
 
   Returns:
     All; if the run protects clients, those that the server holds and those for
@@ -88,7 +88,7 @@ def normalize(
   Args:
     config: The configuration, which has been checked.
     data: Its data set, as it was loaded.
-    partition: Who holds what.
+    partition: The partition.
 
   Returns:
     The data set; `scale` and `none` are a mean of 0 and a deviation of 1 and

@@ -35,14 +35,14 @@ _MAX_ERROR_BYTES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How the runs are made.
+  """The settings of the runs.
 
   Attributes:
     command: The training program, without its arguments.
     diverged: Its exit code if no update could be used, however often it is
       started again.
-    jobs: How many trials are made at a time.
-    retries: How often a run that fails is started again.
+    jobs: The number of trials at a time.
+    retries: The number of restarts of a run that fails.
     intra_op_threads: The cores of a run; 0: not said.
   """
 
@@ -54,7 +54,7 @@ class Settings:
 
 
 class _EndedError(Exception):
-  """Ends a trial before it is complete; has a state and a note."""
+  """Ends a trial before it is complete, with a state and a note."""
 
 
 class Sweeper:
@@ -72,10 +72,10 @@ class Sweeper:
     """Starts nothing yet.
 
     Args:
-      sweep: What is searched.
+      sweep: The sweep.
       folder: The sweep's folder, open.
       trials: The trials.
-      settings: How the runs are made.
+      settings: The settings of the runs.
       stop: Asks for the end: runs that are being made then save and stop.
       say: Tells the user.
     """
@@ -164,7 +164,7 @@ class Sweeper:
     return csv_table.number(best, summary.VALIDATION_ACCURACY)
 
   async def _score(self, trial: trials_lib.Running, seed: int) -> float:
-    """Returns a run's best validation accuracy; retries it if it fails."""
+    """Runs a seed, again if it fails, and returns the best accuracy."""
     path = self._folder.run(trial.number, seed)
     more = {**trial.values, 'seed': seed, 'output_dir': path}
     if self._settings.intra_op_threads:
@@ -223,7 +223,7 @@ class Sweeper:
 
     Args:
       command: The command.
-      output: The file for what it prints.
+      output: The file for its output.
       judged: The trial that may be pruned by this run, if any.
       path: The run's folder.
 

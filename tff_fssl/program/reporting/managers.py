@@ -84,7 +84,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     if not os.path.lexists(path):
       raise tff.program.ProgramStateNotFoundError(version)
     leaves = await asyncio.to_thread(checkpoint.read_own, path, self._owner)
-    return to_structure(leaves, structure)
+    return fill_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the latest complete version.
@@ -150,7 +150,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         version=version, path=self._root_dir
       )
     state = await tff.program.materialize_value(program_state)
-    leaves = _to_leaves(state)
+    leaves = _name_values(state)
     await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
@@ -224,14 +224,14 @@ def _is_serializable(leaf: Any) -> bool:
   return isinstance(leaf, tff.program.FederatedDataSourceIterator)
 
 
-def _to_leaves(state: Any) -> dict[str, Any]:
+def _name_values(state: Any) -> dict[str, Any]:
   return {
     path: leaf.to_bytes() if _is_serializable(leaf) else leaf
     for path, leaf in _named_leaves(state)
   }
 
 
-def to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
+def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   """Puts a checkpoint's leaves in their places.
 
   Args:

@@ -55,7 +55,7 @@ class CheckpointError(Exception):
 
 
 class DamagedError(CheckpointError):
-  """A checkpoint of which a part is missing or changed."""
+  """A checkpoint with a missing or changed part."""
 
 
 class ForeignError(CheckpointError):
@@ -67,19 +67,19 @@ class Owner:
   """A run and its model.
 
   Attributes:
-    flags: The run's flags that must not differ, as text; None if there is no
+    flags: The run's flags that must not differ, as text, or None if there is no
       run.
-    model: The model's weights; None if not known.
+    model: The model's weights, or None if not known.
   """
 
   flags: dict[str, str] | None = None
   model: Model | None = None
 
   def difference(self, other: 'Owner') -> str:
-    """Describes how another owner differs; '' if it does not.
+    """Describes how another owner differs, or '' if it does not.
 
     Args:
-      other: The owner of a file. What this owner states and `other` does not
+      other: The owner of a file. A value that this owner states and `other` not
         counts as a difference.
     """
     if self.flags is not None:
@@ -102,13 +102,13 @@ class Owner:
         return f'it belongs to another model ({wrong})'
     return ''
 
-  def to_json(self) -> dict[str, Any]:
-    """Returns values for JSON, which `from_json` reads."""
+  def encode(self) -> dict[str, Any]:
+    """Returns values for JSON, which `decode` reads."""
     return dataclasses.asdict(self)
 
   @classmethod
-  def from_json(cls, value: Mapping[str, Any]) -> 'Owner':
-    """Reads what `to_json` wrote; raises KeyError, TypeError or ValueError."""
+  def decode(cls, value: Mapping[str, Any]) -> 'Owner':
+    """Reads values of `encode`, or raises KeyError, TypeError or ValueError."""
     given, model = value['flags'], value['model']
     if given is not None:
       given = {str(name): str(text) for name, text in given.items()}
@@ -125,7 +125,7 @@ NOBODY = Owner()
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-  """What a checkpoint says about itself.
+  """The header of a checkpoint.
 
   Attributes:
     version: Version of the tff_fssl that wrote it.
@@ -193,10 +193,10 @@ def write(
     TypeError: If a leaf is something else.
     UsageError: If the disk refuses.
   """
-  durable.write_file(path, to_chunks(leaves, owner, os.path.basename(path)))
+  durable.write_file(path, encode(leaves, owner, os.path.basename(path)))
 
 
-def to_chunks(
+def encode(
   leaves: Mapping[str, Any],
   owner: Owner = NOBODY,
   name: str = '',
@@ -239,7 +239,7 @@ def to_chunks(
     {
       'tff_fssl': tff_fssl.__version__,
       'name': name,
-      'owner': owner.to_json(),
+      'owner': owner.encode(),
       'leaves': described,
     }
   ).encode()
@@ -406,7 +406,7 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     raise ForeignError(files.reason_of(error)) from error
   try:
     fields = json.loads(text)
-    owner = Owner.from_json(fields['owner'])
+    owner = Owner.decode(fields['owner'])
     leaves = fields['leaves']
     end = start + sum(
       math.prod(leaf['shape']) * _dtype(leaf['dtype']).itemsize
@@ -472,7 +472,7 @@ def describe_weight(name: str, dtype: Any, shape: Sequence[int]) -> str:
 def model_differences(
   there: Mapping[str, Sequence[str]], here: Mapping[str, Sequence[str]]
 ) -> str:
-  """Describes how the weights of two models differ; '' if they do not."""
+  """Describes how the weights of two models differ, or '' if they do not."""
   wrong = []
   for kind in (TRAINABLE, NON_TRAINABLE):
     a, b = there.get(kind, []), here.get(kind, [])

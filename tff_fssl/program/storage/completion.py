@@ -1,4 +1,4 @@
-"""Tells whether a run is finished, and whether it can be."""
+"""Tells whether a run is finished, and whether it can finish."""
 
 import contextlib
 import os

@@ -2,8 +2,8 @@
 
 Each row is appended by a single write and flushed. A kill may leave a part of a
 row at the end, without its line feed: it is cut off on opening. Anything else
-that this module would not write has been changed by somebody else, and is
-refused: cutting it off could lose rows. To add a column, the whole file is
+that this module would not write is refused: somebody changed it, and cutting it
+off could lose rows. To add a column, the whole file is
 rewritten.
 """
 
@@ -26,11 +26,11 @@ _LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
-def to_cell(value: Any) -> str:
+def format_cell(value: Any) -> str:
   """Formats a value: the shortest text that is read as the same value.
 
   Args:
-    value: A Python or NumPy scalar, or an array of shape []; None if unknown.
+    value: A Python or NumPy scalar, an array of shape [], or None if unknown.
 
   Returns:
     The text; '' for None, 'nan' for not a number.
@@ -120,7 +120,7 @@ def last_key(path: str) -> int | None:
     path: The file.
 
   Returns:
-    The key; None if the file is missing or has no row.
+    The key, or None if the file is missing or has no row.
 
   Raises:
     UsageError: If the file cannot be read or is not such a table.
@@ -156,7 +156,7 @@ def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
 
 
 def number(row: Mapping[str, str], name: str) -> float:
-  """Converts a cell; NaN if empty or missing. Raises `UsageError`."""
+  """Converts a cell, or NaN if empty or missing. Raises `UsageError`."""
   text = row.get(name) or 'nan'
   try:
     return float(text)
@@ -187,17 +187,17 @@ class CsvTable:
     """
     self.path = path
     if not os.path.lexists(path):
-      durable.write_file(path, [_to_bytes([KEY])])
+      durable.write_file(path, [_encode_row([KEY])])
     content = files.read_bytes(path)
     self.columns, rows, self._size = _parse(path, content)
     if self._size != len(content):
       durable.truncate(path, self._size)
     self._offsets = [(int(row[KEY]), end) for row, end in rows]
-    self._header_size = len(_to_bytes(self.columns))
+    self._header_size = len(_encode_row(self.columns))
 
   @property
   def last_key(self) -> int | None:
-    """The key of the last row; None if there is none."""
+    """The key of the last row, or None if there is none."""
     return self._offsets[-1][0] if self._offsets else None
 
   def check_after(self, key: int, last: int | None = None) -> None:
@@ -243,7 +243,7 @@ class CsvTable:
 
     Args:
       round_num: The row's key.
-      metrics: Column -> scalar; see `to_cell`. New columns are allowed.
+      metrics: Column -> scalar; see `format_cell`. New columns are allowed.
 
     Raises:
       UsageError: If the disk refuses. The table is then unchanged.
@@ -252,9 +252,9 @@ class CsvTable:
     new = [name for name in metrics if name not in self.columns]
     if new:
       self._add_columns(new)
-    row = {name: to_cell(value) for name, value in metrics.items()}
+    row = {name: format_cell(value) for name, value in metrics.items()}
     row[KEY] = str(round_num)
-    data = _to_bytes([row.get(name, '') for name in self.columns])
+    data = _encode_row([row.get(name, '') for name in self.columns])
     durable.append(self.path, data)
     self._size += len(data)
     self._offsets.append((round_num, self._size))
@@ -263,9 +263,9 @@ class CsvTable:
     """Rewrites the table with additional columns."""
     _, rows = read(self.path)
     self.columns = [*self.columns, *names]
-    lines = [_to_bytes(self.columns)]
+    lines = [_encode_row(self.columns)]
     lines += [
-      _to_bytes([row.get(name, '') for name in self.columns]) for row in rows
+      _encode_row([row.get(name, '') for name in self.columns]) for row in rows
     ]
     durable.write_file(self.path, lines)
     self._header_size = self._size = len(lines[0])
@@ -302,7 +302,7 @@ class RoundLines:
     durable.write_file(self.path, [''.join(kept).encode()])
 
   def _read(self) -> list[tuple[int, str]]:
-    """Returns (round, line) of all lines; raises `UsageError`."""
+    """Returns (round, line) of all lines, or raises `UsageError`."""
     if not os.path.lexists(self.path):
       return []
     lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
@@ -319,7 +319,7 @@ class RoundLines:
     return result
 
 
-def _to_bytes(cells: list[str]) -> bytes:
+def _encode_row(cells: list[str]) -> bytes:
   line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(cells)
   return line.getvalue().encode()

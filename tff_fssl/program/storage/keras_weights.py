@@ -40,7 +40,7 @@ class _Layer(NamedTuple):
   """A layer with weights.
 
   Attributes:
-    name: Name of the layer; '' if not known.
+    name: Name of the layer, or '' if not known.
     key: Name of the layer in the `.keras` layout.
     weights: (name or '', dataset or variable) of each weight, in Keras's order.
   """

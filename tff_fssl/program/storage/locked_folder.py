@@ -20,13 +20,17 @@ _HOLDER = 'process '  # What a lock begins with.
 
 
 class PathInside:
-  """An attribute of a folder: the path of something in it."""
+  """An attribute of a folder: the path of something in it.
+
+  Attributes:
+    names: The names of the path's parts.
+  """
 
   def __init__(self, *names: str):
-    self._names = names
+    self.names = names
 
   def __get__(self, folder: Any, owner: type[Any] | None = None) -> str:
-    return os.path.join(folder.path, *self._names)
+    return os.path.join(folder.path, *self.names)
 
 
 class LockedFolder:
@@ -37,7 +41,7 @@ class LockedFolder:
   """
 
   def __init__(self, path: str):
-    """Sets the path; neither makes nor locks anything."""
+    """Sets the path. Neither makes nor locks anything."""
     self.path = path
     self._lock: int | None = None
 
@@ -90,7 +94,7 @@ class LockedFolder:
     self.close()
 
   def check_path(self) -> None:
-    """Refuses a path that is not a folder; raises `UsageError`."""
+    """Refuses a path that is not a folder (`UsageError`)."""
     try:
       mode = os.stat(self.path).st_mode
     except FileNotFoundError:
@@ -122,7 +126,7 @@ def is_held(folder: str) -> bool:
 
 
 def _lock_file(lock: int, folder: str) -> None:
-  """Locks an open file; raises `UsageError` if that is not possible."""
+  """Locks an open file, or raises `UsageError` if that is not possible."""
   path = os.path.join(folder, NAME)
   holder = b'not a file'
   if stat.S_ISREG(os.fstat(lock).st_mode):

@@ -1,18 +1,18 @@
-"""The folder to which a run writes.
+"""The folder of a run.
 
 flags.txt           the flagfile that repeats the run
-private.txt         what not to publish, if the aggregator protects clients
-partition.json/png  who holds which examples
+private.txt         files not to publish, if the aggregator protects clients
+partition.json/png  the partition of the examples
 availability.csv    which clients can be drawn when, if not all always
-compute.json        what clients and server compute in a round
-heartbeat.json      what the run is doing, or how it has ended
+compute.json        the compute of clients and server in a round
+heartbeat.json      the state of the run
 checkpoints/        round_N.ckpt
-client_rows/        what clients last sent, if it is kept beside the checkpoints
+client_rows/        the last rows of clients, if they are not in checkpoints
 metrics/            train.csv, eval.csv: equal for equal commands;
                     timing.csv: seconds and memory;
                     non_finite.txt: report of --debug_non_finite
 tensorboard/
-tracking/           which run of a tracker (--track) this is
+tracking/           the run's names at trackers (--track)
 model/              the model of the last round, for serving
 model_best/         the model with the best validation accuracy, if any
 report/
@@ -39,15 +39,14 @@ from tff_fssl.program.storage import locked_folder
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
-# What an early kill may have left: folders that hold nothing but files which
-# the next start makes again.
+# Leftovers of an early kill: folders with files that the next start rewrites.
 _EARLY = {
   'checkpoints': re.compile(r'(?!)'),
   'metrics': re.compile(r'(?!)'),
   'data': re.compile(r'(\.writing_)?server_examples_[0-9a-f]{16}\.bin'),
 }
-# What shows more of clients than the sum of their updates -> what it shows. All
-# else in the folder of a run that protects them may be published.
+# Files that show more of clients than the sum of their updates, and why. All
+# other files of a run that protects its clients may be published.
 PRIVATE_FILES = {
   'partition.json': 'which examples each client holds',
   'partition.png': 'how many of each class each client holds',
@@ -73,37 +72,6 @@ _SEED_NOTE = """
 Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
-_FILES = frozenset(
-  {
-    FLAGS,
-    'private.txt',
-    'frozen.ckpt',
-    'partition.json',
-    'partition.png',
-    'availability.csv',
-    'compute.json',
-    'heartbeat.json',
-    'summary.json',
-    'train.csv',
-    'eval.csv',
-    'timing.csv',
-    'non_finite.txt',
-  }
-)
-# Folders in which there are only files of the run itself.
-FOLDERS = frozenset(
-  {
-    'checkpoints',
-    'client_rows',
-    'metrics',
-    'tensorboard',
-    'tracking',
-    'model',
-    'model_best',
-    'report',
-    'data',
-  }
-)
 
 
 class OutputTree(locked_folder.LockedFolder):
@@ -111,7 +79,7 @@ class OutputTree(locked_folder.LockedFolder):
 
   Attributes:
     is_new: Whether the folder held no run when it was opened.
-    old: Where the run is now that was in the folder, if it was set aside.
+    old: The new path of the run that was in the folder, if it was set aside.
     is_recorded: Whether the folder belongs to this run.
   """
 
@@ -140,7 +108,7 @@ class OutputTree(locked_folder.LockedFolder):
   heartbeat_json = locked_folder.PathInside('heartbeat.json')
 
   def __init__(self, path: str):
-    """Sets the path; neither makes nor locks anything."""
+    """Sets the path. Neither makes nor locks anything."""
     super().__init__(path)
     self.is_new = False
     self.old = ''
@@ -175,7 +143,7 @@ class OutputTree(locked_folder.LockedFolder):
         made = durable.make_folder(folder)
         self._made += made if self.is_new else []
         durable.remove_leftovers(
-          folder, lambda n: n in _FILES or checkpoint.is_name(n)
+          folder, lambda n: n in _NAMES or checkpoint.is_name(n)
         )
       self._compare(config)
     except BaseException:
@@ -252,7 +220,7 @@ class OutputTree(locked_folder.LockedFolder):
     self._made, self._made_lock = [], False
 
   def _set_aside(self) -> None:
-    """Renames the folder of a run; raises `UsageError`."""
+    """Renames the folder of a run, or raises `UsageError`."""
     path = os.path.abspath(self.path)
     if os.path.commonpath([path, os.getcwd()]) == path:
       raise UsageError(
@@ -292,7 +260,7 @@ class OutputTree(locked_folder.LockedFolder):
           raise refuse(name, 'other files')
 
   def _compare(self, config: config_lib.Config) -> None:
-    """Refuses if the run that is there has other flags."""
+    """Refuses to continue a run of other flags."""
     if self.is_new:
       return
     old = self.read_flags()
@@ -330,3 +298,14 @@ def _refusal(
     f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
     f' may differ: {continuation.may_differ_text()}'
   )
+
+
+_INSIDE = [
+  path.names
+  for path in vars(OutputTree).values()
+  if isinstance(path, locked_folder.PathInside)
+]
+# Names of files, and of folders.
+_NAMES = frozenset(names[-1] for names in _INSIDE)
+# Folders in which there are only files of the run itself.
+FOLDERS = frozenset(first for first, *_ in _INSIDE if '.' not in first)

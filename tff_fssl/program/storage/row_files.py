@@ -1,4 +1,4 @@
-"""What a server keeps of each client, in files beside the checkpoints.
+"""Rows that a server keeps of each client, in files beside the checkpoints.
 
 A row, once written, is never changed: a client's row of another round is in
 another file. So every checkpoint that is kept finds the rows of its round, and
@@ -46,7 +46,7 @@ class RowFiles:
   def write(
     self, client_id: int, round_num: int, row: Mapping[str, np.ndarray]
   ) -> None:
-    """Writes the row that a client sent in a round; raises `UsageError`."""
+    """Writes the row that a client sent in a round, or raises `UsageError`."""
     durable.make_folder(self._folder)
     checkpoint.write(self._path(client_id, round_num), row, self._owner)
 
@@ -151,18 +151,18 @@ class OutsideRows:
     table = self._outside.bring(
       held['table'], client_ids, int(held['round_num']), self._rows.read
     )
-    return _with_table(state, table)
+    return _replace_table(state, table)
 
   def store(self, state: Any) -> Any:
     """Stores the rows of the state after a round in files."""
     table = state.distributor['table']
-    return _with_table(state, self._outside.take(table, self._rows.write))
+    return _replace_table(state, self._outside.take(table, self._rows.write))
 
   def retain_versions(self, versions: Iterable[int]) -> None:
-    """Removes the rows that no kept checkpoint needs; see `RowFiles`."""
+    """Removes the rows that no kept checkpoint needs, as `RowFiles` does."""
     self._rows.retain_versions(versions)
 
 
-def _with_table(state: Any, table: Any) -> Any:
+def _replace_table(state: Any, table: Any) -> Any:
   held = collections.OrderedDict(state.distributor, table=table)
   return state._replace(distributor=held)

@@ -73,7 +73,7 @@ def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
 
 
 def write(tree: output_tree.OutputTree) -> dict[str, Any]:
-  """Writes `summary.json`; returns what it holds."""
+  """Writes `summary.json`, and returns its content."""
   result = summarize(tree)
   text = json.dumps(result, indent=2) + '\n'
   durable.write_file(tree.summary_json, [text.encode()])

@@ -1,9 +1,9 @@
-"""The folder to which a sweep writes.
+"""The folder of a sweep.
 
-sweep.json        what is searched; a sweep of other flags is refused
+sweep.json        the search; a sweep of other flags is refused
 study.db          the trials, a study of Optuna
 trials/N/seedS/   the run of trial N with seed S, a folder of a training run
-trials/N/seedS.log    what that run has printed
+trials/N/seedS.log    the output of that run
 trials.csv        a row for each trial
 trials.png        flags and validation accuracy of each trial, as lines
 winner.flags      the flagfile of the best trial
@@ -68,7 +68,7 @@ class SweepFolder(locked_folder.LockedFolder):
       raise
 
   def _check_empty(self) -> None:
-    """Refuses a folder with other files; raises `UsageError`."""
+    """Refuses a folder with other files (`UsageError`)."""
     if not os.path.lexists(self.path):
       return
     with durable.storage_errors():
@@ -80,7 +80,7 @@ class SweepFolder(locked_folder.LockedFolder):
       )
 
   def _compare(self, new: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuses if the sweep that is there is another one."""
+    """Refuses to resume another sweep."""
     old: dict[str, Any] = files.read_json(self.sweep_json)
     try:
       names = _differences(old, new)

@@ -33,7 +33,7 @@ _ENDS = {COMPLETE: _State.COMPLETE, PRUNED: _State.PRUNED, FAILED: _State.FAIL}
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """What is known of a trial.
+  """The record of a trial.
 
   Attributes:
     number: Its number in the sweep.
@@ -51,12 +51,12 @@ class Record:
 
   @property
   def mean(self) -> float:
-    """The mean of the scores; NaN if there are none."""
+    """The mean of the scores, or NaN if there are none."""
     return float(np.mean(list(self.scores.values()))) if self.scores else np.nan
 
 
 class Running:
-  """A trial that is being made.
+  """A trial that is running.
 
   Attributes:
     number: Its number in the sweep.
@@ -72,10 +72,10 @@ class Running:
     self._reported: set[int] = set()
 
   def is_bad(self, scores: Mapping[int, float]) -> bool:
-    """Reports the first seed's validation accuracy; whether to stop.
+    """Reports the first seed's validation accuracy, and judges it.
 
     Args:
-      scores: Round -> accuracy. What was reported before is not repeated.
+      scores: Round -> accuracy. Values that were reported are not repeated.
 
     Returns:
       Whether it is worse than other trials, as far as pruning can tell.
@@ -112,15 +112,15 @@ class Trials:
   """
 
   def __init__(self, path: str, sweep: sweeps.Sweep, jobs: int):
-    """Opens a study, or makes one; trials that are not over are taken up.
+    """Opens or makes a study, and queues trials that are not over.
 
     Args:
-      path: The data base.
-      sweep: What is searched.
-      jobs: How many trials are made at a time.
+      path: The database.
+      sweep: The sweep.
+      jobs: The number of trials at a time.
 
     Raises:
-      UsageError: If the data base cannot be used.
+      UsageError: If the database cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     self._path, self._sweep, self._jobs = path, sweep, jobs
@@ -268,10 +268,10 @@ def _distribution(
 
 @contextlib.contextmanager
 def _errors(path: str = 'study.db') -> Iterator[None]:
-  """Turns errors of the data base into a `UsageError`.
+  """Turns errors of the database into a `UsageError`.
 
-  Whoever has changed it may make Optuna, SQLAlchemy and what reads JSON fail in
-  any way.
+  A database that somebody changed makes Optuna, SQLAlchemy and the reader of
+  JSON fail in any way.
   """
   try:
     yield

@@ -34,13 +34,13 @@ _MODEL_FLAGS = ('model', 'norm', 'dataset', 'train_layers')
 
 
 class Source(NamedTuple):
-  """Where weights come from.
+  """The source of weights.
 
   Attributes:
     about: Description of the source for users.
     keras: The Keras file; '' for a run.
     leaves: Leaves of the run's checkpoint.
-    model: Descriptions of the weights of the run's model; None if not known.
+    model: Descriptions of the weights of the run's model, or None if not known.
     frozen: Weights of the run's layers that do not train.
     config: The configuration of a run whose model predicts in a way of its own.
   """
@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
 
 def find(init_from: str) -> Source:
-  """Finds what `--init_from` names, and reads it if it is a run.
+  """Finds the weights that `--init_from` names. Reads those of a run.
 
   Args:
     init_from: A run's folder, whose last complete checkpoint is used; an
@@ -96,7 +96,7 @@ def find(init_from: str) -> Source:
 
 
 def _find_run(tree: output_tree.OutputTree) -> Source:
-  """Reads the last complete checkpoint of a run; raises `UsageError`."""
+  """Reads the last complete checkpoint of a run, or raises `UsageError`."""
   given = flags.read_flagfile(tree.flags_file)
   entry = registry.REGISTRY.get(given.get('algorithm', ''))
   if entry is not None and not entry.capabilities.weight_sets_up:
@@ -154,7 +154,7 @@ class Loaded(NamedTuple):
 def read_frozen(
   tree: output_tree.OutputTree, owner: checkpoint.Owner
 ) -> Mapping[str, np.ndarray] | None:
-  """Reads the weights of layers that do not train; None if all layers do.
+  """Reads the weights of layers that do not train, or None if all layers do.
 
   Args:
     tree: The run.
@@ -205,7 +205,7 @@ def load(
     UsageError: If they belong to another network, or are not finite.
   """
   if source.keras:
-    loaded = _from_keras(source.keras, model, frozen, whole, new_weights)
+    loaded = _load_keras(source.keras, model, frozen, whole, new_weights)
   else:
     wrong = checkpoint.model_differences(
       source.model or {}, checkpoint.describe_model(model)
@@ -225,7 +225,7 @@ def load(
   return loaded
 
 
-def _from_keras(
+def _load_keras(
   path: str,
   model: Any,
   frozen: Mapping[str, Any],
@@ -263,7 +263,7 @@ def _from_keras(
 
 def _predicting(source: Source) -> Any:
   """Returns the weights with which the model of a run predicts."""
-  model = from_leaves(source.leaves)
+  model = extract_model(source.leaves)
   if source.config is None:
     return model.weights
   config = source.config
@@ -276,7 +276,7 @@ def _predicting(source: Source) -> Any:
   )
 
 
-def from_leaves(leaves: Mapping[str, Any]) -> Any:
+def extract_model(leaves: Mapping[str, Any]) -> Any:
   """Returns the model among the leaves of a checkpoint.
 
   Args:
@@ -311,7 +311,7 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
   )
 
 
-def table_from_leaves(leaves: Mapping[str, Any]) -> Any:
+def extract_table(leaves: Mapping[str, Any]) -> Any:
   """Returns the exchange's table among the leaves, as nested dicts.
 
   Args:
