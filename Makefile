@@ -21,7 +21,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format build-file notebooks lock clean
+	test-slow lint format notebooks lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -29,13 +29,12 @@ help:
 	@echo 'make test        set up, check format, lint and types, run the tests'
 	@echo 'make test-slow   set up, run the tests that take longer'
 	@echo 'make lint        run only the checks'
-	@echo 'make format      format the code, sort imports, update BUILD.bazel'
+	@echo 'make format      format the code, sort imports'
 	@echo 'make setup       make .venv with everything that training needs'
 	@echo 'make setup-dev   also install what the tests and checks need'
 	@echo 'make setup-gpu   also install the CUDA 11.8 libraries'
 	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
-	@echo 'make build-file  update BUILD.bazel from the imports'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
@@ -100,12 +99,9 @@ test: lint setup-ray setup-track
 test-slow: setup-dev setup-ray setup-track
 	$(PYTEST) -m slow $(ARGS)
 
-format: setup-dev build-file
+format: setup-dev
 	$(BIN)/ruff check --fix-only .
 	$(BIN)/ruff format .
-
-build-file: setup-dev
-	$(BIN)/python tools/update_build.py
 
 notebooks: setup-dev
 	$(BIN)/python tools/run_notebooks.py

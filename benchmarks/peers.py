@@ -189,6 +189,7 @@ def run_ours(take_turn, runtime_name: str) -> None:
   from tff_fssl.program import console
   from tff_fssl.program.loop import training
   from tff_fssl.program.reporting import managers
+  from tff_fssl.program.storage import csv_table
 
   process, source = build_ours()
   stop = training_types.StopRequest()
@@ -206,7 +207,7 @@ def run_ours(take_turn, runtime_name: str) -> None:
         training.Outputs(
           managers.DurableProgramStateManager(os.path.join(folder, 'states')),
           *(
-            managers.CsvReleaseManager(os.path.join(folder, name))
+            csv_table.CsvTable(os.path.join(folder, name))
             for name in ('train.csv', 'eval.csv', 'timing.csv')
           ),
         ),

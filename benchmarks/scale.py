@@ -304,13 +304,13 @@ def measure_uploads(remembered: int) -> dict[str, float]:
     for _ in range(5):
       start = time.perf_counter()
       if rows is not None:
-        state = rows.bring(state, source.client_ids(0, 1))
+        state = rows.load(state, source.client_ids(0, 1))
       state = process.next(state, source.cohort(0, 1)).state
       if rows is not None:
-        state = rows.take(state)
+        state = rows.store(state)
       times.append(time.perf_counter() - start)
       if rows is not None:
-        rows.keep_for([int(state.client_work) - 1])
+        rows.retain_versions([int(state.client_work) - 1])
     kept = sum(file.stat().st_size for file in pathlib.Path(folder).iterdir())
   return {
     'seconds': statistics.median(times[2:]),

@@ -15,7 +15,7 @@ from typing import Any, Optional, Union
 # around, become infinite or become 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
-UPWARDS = 'upwards'
+INCREASE_ONLY = 'upwards'
 
 
 class UsageError(ValueError):
@@ -49,8 +49,8 @@ def hparam(
     other_choices: Whether `choices` are not all; others are checked elsewhere.
     group: The heading in `--help` under which this field and those after it
       stand; '': that of the field before.
-    may_change: Whether a run may be continued with another value; `UPWARDS`:
-      only with a larger one.
+    may_change: Whether a run may be continued with another value;
+      `INCREASE_ONLY`: only with a larger one.
     needs: The field has an effect only where other fields have certain values:
       name -> these values. A name is that of a field of the same dataclass, or
       else of a flag without a prefix: `needs={'partition': ('dirichlet',)}`.

@@ -1,7 +1,7 @@
 """The Python files of the source tree, and what each of them imports.
 
-`update_build.py` makes BUILD.bazel from this, and tests/architecture_test.py
-checks the layers with it.
+tests/architecture_test.py checks the layers with it, tests/build_test.py the
+requirements.
 """
 
 from __future__ import annotations

@@ -528,8 +528,8 @@ def test_uploads_in_files_change_nothing(at_server, tmp_path):
     if round_num > 1:
       with pytest.raises(Exception, match='have not been brought'):
         _next(process, state, cohort)
-    result = _next(process, rows.bring(state, ids), cohort)
-    state = rows.take(result.state)
+    result = _next(process, rows.load(state, ids), cohort)
+    state = rows.store(result.state)
     tiny_rounds.assert_same(
       (result.metrics, *state[::4]),
       (output.metrics, *output.state[::4]),

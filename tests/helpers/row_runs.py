@@ -36,8 +36,8 @@ def write(
     tree.record(config)
     train = csv_table.CsvTable(tree.train_csv)
     evaluation = csv_table.CsvTable(tree.eval_csv)
-    train.append(1, {'bad_round': 0})
+    train.log(1, {'bad_round': 0})
     for round_num, (test, validation) in accuracies.items():
-      evaluation.append(
+      evaluation.log(
         round_num, {'test/accuracy': test, 'validation/accuracy': validation}
       )

@@ -67,7 +67,7 @@ def write(
   ):
     table = csv_table.CsvTable(path)
     for r in range(1, rounds + 1):
-      table.append(r, {k: v(r) if callable(v) else v for k, v in shown.items()})
+      table.log(r, {k: v(r) if callable(v) else v for k, v in shown.items()})
   return str(folder)
 
 

@@ -18,8 +18,8 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import exchange
@@ -256,15 +256,15 @@ def outputs(tree, warn=lambda message: None, keep=2):
       tree.checkpoints,
       keep_total=keep,
       warn=warn,
-      owner=ownership.of_config(config(tree.path)),
+      owner=checkpoint.run_owner(config(tree.path)),
       keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
-    managers.CsvReleaseManager(tree.train_csv),
-    managers.CsvReleaseManager(tree.eval_csv),
-    managers.CsvReleaseManager(tree.timing_csv),
-    non_finite=managers.LinesReleaseManager(tree.non_finite_txt),
+    csv_table.CsvTable(tree.train_csv),
+    csv_table.CsvTable(tree.eval_csv),
+    csv_table.CsvTable(tree.timing_csv),
+    non_finite=csv_table.RoundLines(tree.non_finite_txt),
     rows=row_files.RowFiles(
-      tree.client_rows, ownership.of_config(config(tree.path))
+      tree.client_rows, checkpoint.run_owner(config(tree.path))
     ),
   )
 

@@ -31,7 +31,6 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -364,7 +363,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
   for tree in (a, b):
     assert exported.problem(tree.model_best, best) == ''
     leaves = checkpoint.read(checkpoint.path_of(tree.checkpoints, best))
-    weights = warm_start.from_leaves(leaves)
+    weights = warm_start.extract_model(leaves)
     task = experiment.build_task(
       config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
     )
@@ -435,16 +434,16 @@ def test_the_checkpoint_of_another_model_is_refused(finished, tmp_path, capsys):
   path = checkpoint.path_of(tree.checkpoints, 4)
   leaves, header = checkpoint.read(path), checkpoint.read_header(path)
   for owner, word in (
-    (ownership.Owner({**header.owner.flags, 'norm': 'gn'}), '--norm=gn there'),
+    (checkpoint.Owner({**header.owner.flags, 'norm': 'gn'}), '--norm=gn there'),
     (
-      ownership.Owner(
+      checkpoint.Owner(
         header.owner.flags, {**header.owner.model, 'non_trainable': []}
       ),
       '0 non_trainable_variables there, 8 here',
     ),
   ):
     with open(path, 'wb') as file:
-      file.writelines(checkpoint.to_chunks(leaves, owner))
+      file.writelines(checkpoint.encode(leaves, owner))
     content = _bytes(path)
     for program, argv in (
       (evaluate_main.evaluate_main, [folder]),
@@ -519,7 +518,9 @@ def test_a_warm_start(finished, tmp_path, capsys):
   assert first['test/accuracy'] == last['test/accuracy']
   assert first['test/loss'] == last['test/loss']
   new, old = (
-    warm_start.from_leaves(checkpoint.read(checkpoint.path_of(folder, version)))
+    warm_start.extract_model(
+      checkpoint.read(checkpoint.path_of(folder, version))
+    )
     for folder, version in ((tree.checkpoints, 0), (of_source.checkpoints, 4))
   )
   assert new.statistics_count == old.statistics_count > 1
@@ -575,7 +576,7 @@ def test_layers_that_do_not_train(finished, tmp_path, capsys):
   # The weights of another run, a torn file, and none at all.
   content = _bytes(tree.frozen)
   leaves = checkpoint.read(tree.frozen)
-  other = b''.join(checkpoint.to_chunks(leaves, ownership.Owner({})))
+  other = b''.join(checkpoint.encode(leaves, checkpoint.Owner({})))
   for damaged, word in (
     (other, 'another run'),
     (content[:-9], 'truncated'),

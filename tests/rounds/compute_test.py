@@ -55,7 +55,7 @@ def test_what_the_registry_says_is_spent(name, scenario):
 
 
 def test_passes_in_forward_equivalents():
-  assert registry.Passes(2, 3).equivalents == 8
+  assert entry.Passes(2, 3).equivalents == 8
   compute_of = {n: e.compute for n, e in registry.REGISTRY.items()}
   assert compute_of['fl2'].authors.equivalents == 11
   assert compute_of['semifl'].authors.equivalents == 7

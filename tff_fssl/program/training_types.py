@@ -1,4 +1,4 @@
-"""What training and its observers exchange. TensorFlow-free."""
+"""Types that training and its observers exchange."""
 
 from collections.abc import Mapping, Sequence
 import contextlib
@@ -29,7 +29,7 @@ class Settings:
       last round, are saved.
     max_bad_rounds: Training stops after this many consecutive bad rounds.
     strict_clients: Whether a client whose data cannot be used stops training.
-    evaluated_on: What evaluations measure on, in words, for users.
+    evaluated_on: The examples of evaluations, in words, for users.
   """
 
   first_round: int = 1
@@ -43,7 +43,7 @@ class Settings:
 
 @dataclasses.dataclass(frozen=True)
 class RoundReport:
-  """What users are told about a finished round.
+  """The figures of a finished round.
 
   Attributes:
     round_num: The number of the round.
@@ -66,66 +66,66 @@ class Reporter(Protocol):
   """Tells users about the progress of training."""
 
   def begin(self, done: int, settings: Settings) -> None:
-    """Training begins, or continues, after round `done`."""
+    """Reports that training begins, or continues, after round `done`."""
 
   def phase(
     self, name: str, round_num: int
   ) -> contextlib.AbstractContextManager[Any]:
-    """A context manager around one of `PHASES`, in or after a round."""
+    """Returns a context manager around one of `PHASES`."""
 
   def round_done(self, report: RoundReport) -> None:
-    """A round has been finished and its metrics released."""
+    """Reports that a round is finished and its metrics released."""
 
   def say(self, message: str) -> None:
-    """Something else worth knowing."""
+    """Reports something else."""
 
   def end(self) -> None:
-    """Training has ended, successfully or not."""
+    """Reports that training has ended, successfully or not."""
 
 
 class Hooks:
-  """What takes part in training from outside. By default, nothing does.
+  """Hooks into training. By default, they do nothing.
 
   To take part, override methods of a subclass and give an instance of it to
   `training.train(..., hooks=)`. In a run the methods are called in this order:
 
       begin
       for each round:
-        around_round, entered
+        round_context, entered
           left_out_clients, seconds
-        around_round, left
+        round_context, left
         explain_non_finite, if clients were not finite
         round_done
       end
 
-  When `around_round` is left, the round has been computed, evaluated if that
+  When `round_context` is left, the round has been computed, evaluated if that
   was due, and its metrics released. When `round_done` is called, its state has
   been saved, if that was due.
 
-  An exception in a hook ends training: `around_round` is left, `end` is called,
-  and `train` raises the exception. The last saved state stays valid, and the
-  same command continues from it. Rounds after it are repeated: their rows are
-  replaced, and their hooks are called again. Hooks see the values that training
-  works with, and must not change them.
+  An exception in a hook ends training: `round_context` is left, `end` is
+  called, and `train` raises the exception. The last saved state stays valid,
+  and the same command continues from it. Rounds after it are repeated: their
+  rows are replaced, and their hooks are called again. Hooks see the values that
+  training works with, and must not change them.
   """
 
   def begin(self, done: int, settings: Settings) -> None:
-    """Training begins, or continues, after round `done`."""
+    """Reports that training begins, or continues, after round `done`."""
 
-  def around_round(
+  def round_context(
     self, round_num: int
   ) -> contextlib.AbstractContextManager[Any]:
-    """A context manager around a round, its evaluation and its metrics."""
+    """Returns a context manager around a round, with its evaluation."""
     del round_num
     return contextlib.nullcontext()
 
   def left_out_clients(self, round_num: int) -> Sequence[tuple[int, str]]:
-    """(client, reason) of each client whose data could not be used."""
+    """Returns (client, reason) of each client with unusable data."""
     del round_num
     return ()
 
   def seconds(self) -> Mapping[str, float]:
-    """Where the last round's seconds went: columns `seconds/...`, by name."""
+    """Returns the seconds of a round's parts: columns `seconds/...`."""
     return {}
 
   def explain_non_finite(
@@ -145,7 +145,7 @@ class Hooks:
     return ()
 
   def round_done(self, state: Any, report: RoundReport) -> None:
-    """A round is finished.
+    """Runs after a round is finished.
 
     Args:
       state: The process's state after the round.
@@ -153,7 +153,7 @@ class Hooks:
     """
 
   def end(self) -> None:
-    """Training has ended, successfully or not, after `begin` was called."""
+    """Runs after training has ended, successfully or not, if it began."""
 
 
 class StopRequest:

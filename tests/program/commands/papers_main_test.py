@@ -47,7 +47,7 @@ def _trained(monkeypatch):
       table = csv_table.CsvTable(tree.timing_csv)
       for round_num, seconds in zip((-1, 0, 1, 2), (10, 4, 20, 5)):
         evaluation = {'seconds/evaluation': 60.0} if round_num == 2 else {}
-        table.append(round_num, {'seconds/round': seconds, **evaluation})
+        table.log(round_num, {'seconds/round': seconds, **evaluation})
     return main.DONE
 
   monkeypatch.setattr(train_main, 'train_main', train)

@@ -13,7 +13,7 @@ from tff_fssl.data import sources
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import partition_main
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import holdings
+from tff_fssl.program.loop import run_data
 
 _DIGITS = ('--dataset=digits', '--num_clients=5')
 
@@ -31,7 +31,7 @@ def _call(capsys):
 
 def test_control_characters_are_escaped(call, tmp_path):
   config = config_lib.from_command_line([*_DIGITS, '--clients_per_round=5'])
-  drawn = holdings.partition_of(config, sources.load('digits'))
+  drawn = run_data.load_partition(config, sources.load('digits'))
   names = tuple(f'{i}\x1b[31m' for i in range(5))
   file = str(tmp_path / 'a.json')
   dataclasses.replace(drawn, client_names=names).save_json(file)
@@ -51,7 +51,7 @@ def test_draws_writes_and_describes(call, tmp_path):
   assert open(image, 'rb').read(4) == b'\x89PNG'
   # It is what training draws.
   config = config_lib.from_command_line([*flags, '--clients_per_round=5'])
-  wanted = holdings.partition_of(config, sources.load('digits'))
+  wanted = run_data.load_partition(config, sources.load('digits'))
   assert open(file).read() == wanted.to_json()
   code, read, _ = call(file)
   assert code == main.DONE
@@ -158,7 +158,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
   assert config.round.scenario == 'labels_at_clients' and run.seed == 0
   assert config.first_round == 1
   assert _flagged(given, *made).flags() == config.flags()
-  partition = holdings.partition_of(config, sources.load('digits'))
+  partition = run_data.load_partition(config, sources.load('digits'))
   assert partition.to_json() == file.read_text()
   assert partition.settings.seed == 7
   # All of it together, as flags.txt has it.
@@ -201,7 +201,7 @@ def test_a_file_of_other_data(call, tmp_path):
   file.write_text(json.dumps(fields))
   config = _flagged(f'--partition_file={file}')
   with pytest.raises(partition_main.UsageError, match='made for other data'):
-    holdings.partition_of(config, sources.load('digits'))
+    run_data.load_partition(config, sources.load('digits'))
   fields['settings']['num_clients'] = 6
   file.write_text(json.dumps(fields))
   with pytest.raises(partition_main.UsageError, match='json: not a part'):

@@ -17,7 +17,7 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import sweep_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import sweep as sweep_lib
-from tff_fssl.program.storage import folder_lock
+from tff_fssl.program.storage import locked_folder
 from tff_fssl.program.storage import sweep_folder
 
 _BASE = (
@@ -244,7 +244,7 @@ def test_a_sweep_that_is_stopped_goes_on(
     assert 'Stopped and saved. To continue' in output
   # Without the sweep, its run has ended, or does so.
   deadline = time.monotonic() + 20
-  while folder_lock.is_held(folder.run(1, 0)):
+  while locked_folder.is_held(folder.run(1, 0)):
     assert time.monotonic() < deadline
     time.sleep(0.02)
   assert _evaluated(folder, 1) == [1, 2, 3]

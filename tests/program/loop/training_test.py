@@ -293,11 +293,9 @@ def test_the_summary_selects_on_validation_only(tmp_path):
   os.mkdir(tree.metrics)
   table = csv_table.CsvTable(tree.eval_csv)
   for key, test, validation in ((1, 0.9, 0.1), (2, 0.5, 0.7), (3, 0.8, 0.7)):
-    table.append(
-      key, {'test/accuracy': test, 'validation/accuracy': validation}
-    )
-  table.append(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
-  csv_table.CsvTable(tree.train_csv).append(4, {'x': 1})
+    table.log(key, {'test/accuracy': test, 'validation/accuracy': validation})
+  table.log(4, {'test/accuracy': 0.6, 'validation/accuracy': np.nan})
+  csv_table.CsvTable(tree.train_csv).log(4, {'x': 1})
   result = summary.write(tree)
   assert result['rounds'] == 4
   assert result['last'] == {'round': 4, 'test/accuracy': 0.6}
@@ -409,7 +407,7 @@ class _Recorder(training.Hooks):
     self._note('begin', done, settings.total_rounds)
 
   @contextlib.contextmanager
-  def around_round(self, round_num):
+  def round_context(self, round_num):
     self._note('enter', round_num)
     try:
       yield
@@ -481,12 +479,12 @@ def test_a_resumed_run_begins_after_its_saved_round(tmp_path):
 
 
 def test_hooks_find_what_is_written(tmp_path):
-  """The rows when `around_round` is left, the state at `round_done`."""
+  """The rows when `round_context` is left, the state at `round_done`."""
   found = []
 
   class Look(training.Hooks):
     @contextlib.contextmanager
-    def around_round(self, round_num):
+    def round_context(self, round_num):
       yield
       rows = _rows(tmp_path / 'run', 'train.csv')
       found.append(('rows', round_num, len(rows)))

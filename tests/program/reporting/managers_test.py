@@ -2,8 +2,6 @@ import asyncio
 import collections
 import os
 
-import hypothesis
-from hypothesis import strategies as st
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -12,7 +10,7 @@ from tests.program import fakes
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import csv_table
 
 _STATE = collections.OrderedDict(
   weights=(np.arange(6, dtype=np.float32).reshape(2, 3), np.float64(0.1)),
@@ -111,7 +109,7 @@ def test_one_of_another_program_is_refused_and_stays(tmp_path):
   assert asyncio.run(manager.get_versions()) == [2, 3, 4]
 
 
-_OWNER = ownership.Owner(
+_OWNER = checkpoint.Owner(
   {'seed': '1'}, {'trainable': ['w'], 'non_trainable': []}
 )
 
@@ -119,7 +117,7 @@ _OWNER = ownership.Owner(
 @pytest.mark.parametrize(
   'other, words',
   [
-    (ownership.NOBODY, 'which run it belongs to'),
+    (checkpoint.NOBODY, 'which run it belongs to'),
     (_OWNER.__class__({'seed': '2'}, _OWNER.model), '--seed=2 there, 1 here'),
     (_OWNER.__class__({}), '--seed=.its default. there, 1 here'),
     (
@@ -178,34 +176,6 @@ def test_one_more_is_kept(tmp_path):
   assert asyncio.run(manager.get_versions()) == [3, 5]
 
 
-@hypothesis.given(st.data())
-@hypothesis.settings(
-  max_examples=150, deadline=None, derandomize=True, database=None,
-  suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
-)  # fmt: skip
-def test_of_whatever_edit_a_checkpoint_is_refused(tmp_path, data):
-  """No edit is read as if nothing were, and none raises something else."""
-  path = tmp_path / 'x.ckpt'
-  content = b''.join(
-    checkpoint.to_chunks({'a': np.arange(3), 'b': b'x', 'c': np.float32(2)})
-  )
-  start = data.draw(st.integers(0, len(content)))
-  end = data.draw(st.integers(start, min(start + 60, len(content))))
-  new = data.draw(st.one_of(st.binary(max_size=9), st.just(content[:end] * 2)))
-  edited = content[:start] + new + content[end:]
-  path.write_bytes(edited)
-  if edited == content:
-    return
-  for read in (checkpoint.read, checkpoint.read_header):
-    try:
-      read(str(path))
-    except checkpoint.CheckpointError as error:
-      assert '\n' not in str(error)
-      continue
-    # The header alone does not see what the leaves hold.
-    assert read is checkpoint.read_header
-
-
 def test_a_renamed_checkpoint_is_refused_and_stays(tmp_path):
   manager = _manager(tmp_path)
   _save(manager, 3, 4)
@@ -219,12 +189,6 @@ def test_a_renamed_checkpoint_is_refused_and_stays(tmp_path):
   assert asyncio.run(manager.get_versions()) == [3, 9]
   os.rename(renamed, checkpoint.path_of(str(tmp_path), 4))
   assert asyncio.run(manager.load_latest(_STATE))[1] == 4
-
-
-def test_a_checkpoint_of_an_older_version_does_not_say_its_name(tmp_path):
-  path = tmp_path / 'round_4.ckpt'
-  path.write_bytes(b''.join(checkpoint.to_chunks({'a': np.arange(3)})))
-  np.testing.assert_array_equal(checkpoint.read(str(path))['a'], [0, 1, 2])
 
 
 def test_if_none_is_whole_nothing_is_begun_anew(tmp_path):
@@ -245,31 +209,26 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path):
   assert os.listdir(tmp_path) == ['round_1.ckpt']
 
 
-def test_what_a_checkpoint_cannot_hold(tmp_path):
-  with pytest.raises(TypeError, match='x: a checkpoint cannot hold'):
-    asyncio.run(_manager(tmp_path).save({'x': 'text'}, 1))
-  assert os.listdir(tmp_path) == []
-
-
-def test_rows_are_flattened_in_order(tmp_path):
-  manager = managers.CsvReleaseManager(str(tmp_path / 'a.csv'))
+def test_metrics_are_logged_flat_and_in_order(tmp_path):
+  table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
+  manager = managers.LoggerReleaseManager(table, 'It', print)
   nested = collections.OrderedDict(
     z=collections.OrderedDict(b=1, a=np.float32(2)), c=(3, ()), d=()
   )
   asyncio.run(manager.release(nested, 5))
-  assert manager.table.columns == ['round', 'z/b', 'z/a', 'c/0']
+  assert table.columns == ['round', 'z/b', 'z/a', 'c/0']
 
 
-def test_best_effort_stops_after_a_failure_and_says_so_once():
-  class Failing(tff.program.ReleaseManager):
+def test_a_logger_that_fails_is_reported_once():
+  class Failing:
     calls = 0
 
-    async def release(self, value, key):
+    def log(self, round_num, metrics):
       Failing.calls += 1
       raise OSError('no')
 
   said = []
-  manager = managers.BestEffortReleaseManager(Failing(), 'It', said.append)
+  manager = managers.LoggerReleaseManager(Failing(), 'It', said.append)
   for _ in range(3):
     asyncio.run(manager.release({}, 1))
   assert Failing.calls == 1 and said == ['It stops: OSError: no']

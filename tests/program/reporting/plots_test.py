@@ -24,9 +24,9 @@ def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
   evaluation = csv_table.CsvTable(tree.eval_csv)
   for r in range(1, rounds + 1):
     kept = np.nan if r == 1 else 0.1 * r
-    train.append(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
+    train.log(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
     if r % 2 == 0:
-      evaluation.append(r, {'test/accuracy': 0.1 * r + offset})
+      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
   return str(folder)
 
 
@@ -74,7 +74,7 @@ def test_no_diagram_is_empty(tmp_path, monkeypatch):
   )
   path = _run(tmp_path / 'a', 0)
   table = csv_table.CsvTable(output_tree.OutputTree(path).train_csv)
-  table.append(5, {f'{_TRAIN}/loss_guess': 0.1})
+  table.log(5, {f'{_TRAIN}/loss_guess': 0.1})
   (group,) = runs.group_runs([runs.read_run(path)])
   assert len(plots.plot([group], str(tmp_path / 'x.png'))) == 3
   assert [a.get_visible() for a in drawn[0].axes] == [True] * 3 + [False]
@@ -157,7 +157,7 @@ def test_bytes_and_hours(tmp_path, capsys):
   )
   train.truncate_after(0)
   for r, clients in ((0, 0), (1, 5), (2, 5), (3, 5), (4, 5)):
-    train.append(
+    train.log(
       r,
       {
         f'{_TRAIN}/num_clients': clients,
@@ -166,7 +166,7 @@ def test_bytes_and_hours(tmp_path, capsys):
         'communication/bytes_down_per_client': 30,
       },
     )
-    timing.append(r, {'seconds/round': 2 * r})
+    timing.log(r, {'seconds/round': 2 * r})
   (group,) = runs.group_runs([runs.read_run(str(path))])
   rounds, used = group.positions('bytes')
   np.testing.assert_array_equal(rounds, range(5))

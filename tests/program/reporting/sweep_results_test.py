@@ -1,10 +1,10 @@
 from matplotlib import image
 import numpy as np
+import optuna
 
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
-from tff_fssl.program.reporting import sweep_plot
 from tff_fssl.program.reporting import sweep_results
 from tff_fssl.program.storage import trials
 
@@ -76,11 +76,21 @@ def test_the_base_is_among_the_trials_or_not():
 
 
 def test_the_picture(tmp_path):
-  path = str(tmp_path / 'a.png')
-  sweep = _sweep('momentum=0.1,0.2,0.3,0.4,0.5')
-  sweep_plot.draw(path, _RECORDS, sweep)
-  picture = image.imread(path)
-  assert picture.shape[1] > 500 and picture.std() > 0
+  path, pictures = str(tmp_path / 'a.png'), []
+  study = optuna.create_study(direction='maximize')
+  allowed = {
+    'momentum': optuna.distributions.FloatDistribution(0, 1),
+    'norm': optuna.distributions.CategoricalDistribution(['gn', 'none']),
+  }
+  for momentum, norm, accuracy in ((0.1, 'gn', 0.5), (0.5, 'none', 0.7)):
+    values = {'momentum': momentum, 'norm': norm}
+    study.add_trial(
+      optuna.trial.create_trial(
+        params=values, distributions=allowed, value=accuracy
+      )
+    )
+    sweep_results.draw(path, study, 2)
+    pictures.append(image.imread(path))
+  assert all(p.shape[1] > 500 and p.std() > 0 for p in pictures)
   # One more line is one more line in the picture.
-  sweep_plot.draw(path, _RECORDS[:4], sweep)
-  assert not np.array_equal(image.imread(path), picture)
+  assert not np.array_equal(*pictures)

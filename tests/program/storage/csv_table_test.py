@@ -12,7 +12,7 @@ from tff_fssl.program.storage import csv_table
 def _table(tmp_path, rows=3):
   table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
   for key in range(rows):
-    table.append(key, {'x': np.float32(key / 3), 'n': key, 'name': 'a,"b"'})
+    table.log(key, {'x': np.float32(key / 3), 'n': key, 'name': 'a,"b"'})
   return table
 
 
@@ -31,7 +31,7 @@ def _table(tmp_path, rows=3):
   ],
 )
 def test_cells_read_back_as_the_same(value, text):
-  assert csv_table.to_cell(value) == text
+  assert csv_table.format_cell(value) == text
   if isinstance(value, (float, np.floating, np.ndarray)):
     kind = np.asarray(value).dtype.type
     np.testing.assert_array_equal(kind(text), kind(value))
@@ -40,7 +40,7 @@ def test_cells_read_back_as_the_same(value, text):
 @pytest.mark.parametrize('value', [np.zeros([2]), 1j, b'x'])
 def test_other_values_are_refused(value):
   with pytest.raises(TypeError):
-    csv_table.to_cell(value)
+    csv_table.format_cell(value)
 
 
 def test_rows_are_read_back(tmp_path):
@@ -55,8 +55,8 @@ def test_rows_are_read_back(tmp_path):
 
 def test_new_columns_keep_old_rows(tmp_path):
   table = _table(tmp_path)
-  table.append(3, {'x': 1, 'extra': 5})
-  table.append(4, {'n': 1})
+  table.log(3, {'x': 1, 'extra': 5})
+  table.log(4, {'n': 1})
   _, rows = csv_table.read(table.path)
   assert [row['extra'] for row in rows] == ['', '', '', '5', '']
   assert rows[0]['x'] == '0.0' and rows[4]['x'] == ''
@@ -66,7 +66,7 @@ def test_new_columns_keep_old_rows(tmp_path):
 
 def test_a_row_replaces_its_own_and_later_ones(tmp_path):
   table = _table(tmp_path)
-  table.append(1, {'x': 9})
+  table.log(1, {'x': 9})
   _, rows = csv_table.read(table.path)
   assert [(row['round'], row['x']) for row in rows] == [
     ('0', '0.0'),
@@ -90,7 +90,7 @@ def test_cut_anywhere_it_is_repaired_to_whole_rows(tmp_path):
       ends.index(whole) - 1 if whole > ends[0] else None
     )
     # And what is appended then is a row of its own.
-    reopened.append(7, {'x': 1.5, 'n': 7, 'name': ''})
+    reopened.log(7, {'x': 1.5, 'n': 7, 'name': ''})
     assert csv_table.read(table.path)[1][-1]['round'] == '7'
 
 
@@ -182,7 +182,7 @@ def test_of_whatever_edit_nothing_is_lost(tmp_path, content, done):
 def test_rows_that_the_run_cannot_have_written(tmp_path):
   table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
   for key in (1, 2, 4):
-    table.append(key, {'x': 1})
+    table.log(key, {'x': 1})
   table.check_after(4)
   table.check_after(1, last=4)
   for done, last in ((2, None), (1, None), (2, 3)):
@@ -192,7 +192,7 @@ def test_rows_that_the_run_cannot_have_written(tmp_path):
 
 def test_a_cell_that_is_no_number(tmp_path):
   table = csv_table.CsvTable(str(tmp_path / 'a.csv'))
-  table.append(3, {'x': 'much'})
+  table.log(3, {'x': 'much'})
   _, rows = csv_table.read(table.path)
   with pytest.raises(UsageError, match="column x of round 3 holds 'much'"):
     csv_table.column(rows, 'x')
@@ -211,10 +211,10 @@ def test_the_last_key_is_read_without_the_rest(tmp_path, monkeypatch):
   assert csv_table.last_key(path) is None
   table = _table(tmp_path, rows=0)
   assert csv_table.last_key(path) is None
-  table.append(-3, {'x': 1})
+  table.log(-3, {'x': 1})
   assert csv_table.last_key(path) == -3
   for key in range(200):
-    table.append(key, {'x': key})
+    table.log(key, {'x': key})
   monkeypatch.setattr(csv_table, 'read', None)  # It is not called.
   for size in (100, 10**6):
     monkeypatch.setattr(csv_table, '_TAIL_BYTES', size)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tff_fssl import hparams
-from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import row_files
 
 _MODEL = {'trainable': ['w float32 [2]'], 'non_trainable': []}
@@ -36,7 +36,7 @@ def _rows(tmp_path):
 
 def test_a_row_of_each_round(rows):
   rows.drop_after(0)
-  rows.keep_for([1, 2])
+  rows.retain_versions([1, 2])
   for round_num in (1, 3):
     rows.write(7, round_num, _row(7, round_num))
   for round_num in (1, 3):
@@ -82,7 +82,7 @@ def test_every_kept_checkpoint_finds_its_rows(tmp_path_factory, rounds, total):
     if is_saved:
       of_version[round_num] = dict(last)
       kept = sorted(of_version)[-total:]
-      rows.keep_for(kept)
+      rows.retain_versions(kept)
       for version in kept:
         for client_id, of_round in of_version[version].items():
           _assert_is(rows.read(client_id, of_round), client_id, of_round)
@@ -116,7 +116,7 @@ def test_what_is_not_a_row_is_one_line(rows, tmp_path, damage):
 def test_rows_of_others_are_refused(tmp_path):
   mine, theirs = (
     row_files.RowFiles(
-      str(tmp_path), ownership.Owner({'seed': seed, 'algorithm': 'x'}, _MODEL)
+      str(tmp_path), checkpoint.Owner({'seed': seed, 'algorithm': 'x'}, _MODEL)
     )
     for seed in '12'
   )

@@ -26,7 +26,6 @@ from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -309,10 +308,10 @@ def load_run(
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import experiment
 
-  frozen = warm_start.read_frozen(tree, ownership.of_config(config))
+  frozen = warm_start.read_frozen(tree, checkpoint.run_owner(config))
   task = experiment.build_task(config, frozen)
   path = checkpoint.path_of(tree.checkpoints, round_num)
-  owner = ownership.with_model(ownership.of_config(config), task.model_fn())
+  owner = checkpoint.model_owner(checkpoint.run_owner(config), task.model_fn())
   try:
     checkpoint.check_owner(path, owner)
   except checkpoint.CheckpointError as error:
@@ -321,9 +320,9 @@ def load_run(
     f'{folder}, round {round_num}',
     round_num,
     task,
-    warm_start.from_leaves(leaves),
+    warm_start.extract_model(leaves),
     experiment.prediction_of(config),
-    warm_start.table_from_leaves(leaves),
+    warm_start.extract_table(leaves),
     leaves,
     row_files.RowFiles(tree.client_rows, owner),
   )
@@ -592,7 +591,7 @@ def _read_checkpoint(
     wanted = [round_num]
   try:
     return checkpoint.read_latest(
-      tree.checkpoints, ownership.of_config(config), wanted
+      tree.checkpoints, checkpoint.run_owner(config), wanted
     )
   except checkpoint.CheckpointError as error:
     raise UsageError(

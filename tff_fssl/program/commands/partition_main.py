@@ -148,11 +148,11 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
   main_lib.quiet(config.run.verbose)
   # pylint: disable=import-outside-toplevel
   from tff_fssl.data import sources
-  from tff_fssl.program.loop import holdings
+  from tff_fssl.program.loop import run_data
   from tff_fssl.program.reporting import partitions
 
   data = sources.load_found(config.info, config.run.data_dir or None)
-  partition = holdings.partition_of(config, data)
+  partition = run_data.load_partition(config, data)
   rows = {'data set': data.name, **partitions.describe(partition)}
   if settings.output:
     partition.save_json(settings.output)

@@ -74,7 +74,7 @@ class SweepHparams:
 
 
 def sweep_main(argv: Sequence[str]) -> int:
-  """The program.
+  """Runs the program.
 
   Args:
     argv: Its arguments.
@@ -114,7 +114,7 @@ def sweep_main(argv: Sequence[str]) -> int:
 
 
 def train_command() -> list[str]:
-  """The command that trains, started as this program was."""
+  """Returns the command that trains, started as this program was."""
   script = os.path.abspath(sys.argv[0])
   folder, name = os.path.split(script)
   if name == 'sweep.py':
@@ -157,15 +157,14 @@ def _sweep(
   except asyncio.CancelledError:
     view.say(f'Stopped at once. {again}')
     return interrupts.exit_code(stop.signal)
-  records = trials.records()
   if stop.signal is not None:
     view.say(f'Stopped and saved. {again}')
     return interrupts.exit_code(stop.signal)
-  return _close(sweep, folder, records, view)
+  return _close(sweep, folder, trials, view)
 
 
 def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
-  """The cores of each run if the trials are to share them; else 0."""
+  """Returns the cores of a run if trials share them, else 0."""
   has_effect = 'intra_op_threads' in sweep.config.flags()
   if settings.jobs == 1 or sweep.base.is_set('intra_op_threads'):
     return 0
@@ -174,7 +173,7 @@ def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
 
 
 def _plan(sweep: sweeps.Sweep) -> str:
-  """What is to be run."""
+  """Describes the trials and their runs."""
   search, run = sweep.search, sweep.config.run
   num_runs = sweep.num_trials * len(sweep.seeds)
   how = search.sampler
@@ -201,35 +200,32 @@ def _plan(sweep: sweeps.Sweep) -> str:
 def _close(
   sweep: sweeps.Sweep,
   folder: sweep_folder.SweepFolder,
-  records: 'Sequence[trials_lib.Record]',
+  trials: 'trials_lib.Trials',
   view: console.Console,
 ) -> int:
   """Writes and shows the results; returns the exit code."""
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.reporting import sweep_plot
-  from tff_fssl.program.reporting import sweep_results
+  from tff_fssl.program.reporting import sweep_results as results
   from tff_fssl.program.storage import trials as trials_lib
 
+  records = trials.records()
   names = [space.name for space in sweep.spaces]
   view.say('')
-  console.show(sweep_results.table(records, names), flush=True)
-  failed = [r for r in records if r.state == trials_lib.FAILED]
-  best = sweep_results.winner(records)
+  console.show(results.table(records, names), flush=True)
+  best, given = results.winner(records), results.base(records, sweep)
   if best is None:
     raise UsageError(
       f'no trial is complete: trial {records[0].number}: {records[0].note}'
     )
-  complete = sum(r.state == trials_lib.COMPLETE for r in records)
-  sweep_plot.draw(folder.picture, records, sweep)
-  sweep_results.write_winner(folder, best, sweep, complete)
-  given = sweep_results.base(records, sweep)
-  shown = {'best': best, **({'as given': given} if given else {})}
-  if given is best:
-    shown = {'best, as given': best}
+  results.draw(folder.picture, trials.study, len(names))
+  results.write_winner(folder, best, sweep, len(results.complete(records)))
+  shown = {'best, as given' if given is best else 'best': best}
+  if given and given is not best:
+    shown['as given'] = given
   rows = {
     label: f'trial {record.number}: test accuracy'
-    f' {sweep_results.test_text(folder, record)}, validation'
-    f' {sweep_results.score_text(record)} %'
+    f' {results.test_text(folder, record)}, validation'
+    f' {results.score_text(record)} %'
     for label, record in shown.items()
   }
   rows |= {
@@ -239,6 +235,7 @@ def _close(
   }
   view.say('')
   view.say(console.table(rows))
+  failed = [r for r in records if r.state == trials_lib.FAILED]
   for record in failed:
     main_lib.complain(f'trial {record.number}: {record.note}')
   if failed:

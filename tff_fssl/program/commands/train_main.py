@@ -24,14 +24,14 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import interrupts
-from tff_fssl.program.loop import profiling
+from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import completion
 from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
@@ -145,8 +145,8 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.loop import observers
-  from tff_fssl.program.reporting import tracking
+  from tff_fssl.program.loop import loggers as run_loggers
+  from tff_fssl.program.reporting import loggers
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
@@ -184,21 +184,21 @@ def _train(
     heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
     exits.enter_context(heart)
     if loaded and loaded.frozen:
-      owner = ownership.of_config(config)
+      owner = checkpoint.run_owner(config)
       checkpoint.write(tree.frozen, loaded.frozen, owner)
     _record_partition(task, tree)
     _record_availability(task, tree)
     if compute is not None:
       compute_lib.write(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
-    watching = observers.Observers(experiment, tree, view.say)
+    watching = run_loggers.RunLoggers(experiment, tree, view.say)
     exits.enter_context(watching)
     code = _run_rounds(experiment, context, tree, view, initial_model, watching)
     heart.state = _STATES.get(code, heartbeat.FAILED)
     if code == main_lib.DONE:
-      watching.end(tracking.FINISHED, _close(config, view, tree))
+      watching.finish(loggers.FINISHED, _close(config, view, tree))
     elif code in (main_lib.INTERRUPTED, main_lib.TERMINATED):
-      watching.end(tracking.KILLED)
+      watching.finish(loggers.KILLED)
   return code
 
 
@@ -210,7 +210,7 @@ def _frozen(
   """The weights of layers that do not train; None if all layers do."""
   if loaded:
     return loaded.frozen if config.run.train_layers else None
-  return warm_start.read_frozen(tree, ownership.of_config(config))
+  return warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
 def _run_rounds(
@@ -229,7 +229,7 @@ def _run_rounds(
 
   task, config = experiment.task, experiment.task.config
   stop, settings = training_types.StopRequest(), _settings(task)
-  outputs = _outputs(task, tree, view, watching.manager)
+  outputs = _outputs(task, tree, view, watching)
   profiler = _profiler(config, tree, view)
   logic = training.train(
     experiment.process,
@@ -298,17 +298,17 @@ def _export(
     return
   model = experiment.complete_model(
     task.config,
-    warm_start.from_leaves(leaves),
-    warm_start.table_from_leaves(leaves),
+    warm_start.extract_model(leaves),
+    warm_start.extract_table(leaves),
   )
   with view.phase(training_types.EXPORTING, best):
     export.export_model(task, model, tree.model_best, best, run, is_best=True)
 
 
-def _owner(task: Any) -> ownership.Owner:
+def _owner(task: Any) -> checkpoint.Owner:
   """The owner of a task's checkpoints."""
-  run = ownership.of_config(task.config)
-  return ownership.with_model(run, task.model_fn())
+  run = checkpoint.run_owner(task.config)
+  return checkpoint.model_owner(run, task.model_fn())
 
 
 def _settings(task: Any) -> training_types.Settings:
@@ -334,7 +334,7 @@ def _outputs(
   view: console.Console,
   also: Any,
 ) -> Any:
-  """The managers of a run's folder, and those of others."""
+  """The outputs of a run's folder, and its loggers."""
   from tff_fssl.program.loop import training  # pylint: disable=C0415
   from tff_fssl.program.reporting import managers  # pylint: disable=C0415
 
@@ -347,25 +347,25 @@ def _outputs(
       owner=owner,
       keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
     ),
-    managers.CsvReleaseManager(tree.train_csv),
-    managers.CsvReleaseManager(tree.eval_csv),
-    managers.CsvReleaseManager(tree.timing_csv),
+    csv_table.CsvTable(tree.train_csv),
+    csv_table.CsvTable(tree.eval_csv),
+    csv_table.CsvTable(tree.timing_csv),
     also,
-    managers.LinesReleaseManager(tree.non_finite_txt),
+    csv_table.RoundLines(tree.non_finite_txt),
     row_files.RowFiles(tree.client_rows, owner),
   )
 
 
 def _profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
-) -> profiling.RoundProfiler:
+) -> tensorboard.RoundProfiler:
   """The profiler of the chosen rounds; says if all of them are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)
   if rounds and max(rounds) <= done:
     view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
-  return profiling.RoundProfiler(rounds, tree.tensorboard, view.say)
+  return tensorboard.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
 def _check_partition(task: Any, tree: output_tree.OutputTree) -> None:

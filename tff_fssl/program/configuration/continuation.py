@@ -25,7 +25,8 @@ def without_influence() -> frozenset[str]:
 def may_differ_text() -> str:
   """The names in `may_differ`, for users."""
   return ', '.join(
-    name + (f' ({hparams.UPWARDS})' if may == hparams.UPWARDS else '')
+    name
+    + (f' ({hparams.INCREASE_ONLY})' if may == hparams.INCREASE_ONLY else '')
     for name, may in sorted(may_differ().items())
   )
 
@@ -59,7 +60,7 @@ def differences(
     if before == after:
       continue
     may = field.metadata['may_change'] if field else False
-    if may == hparams.UPWARDS:
+    if may == hparams.INCREASE_ONLY:
       may = _is_at_least(after, before)
     (allowed if may else refused).append(name)
   return refused, allowed

@@ -281,7 +281,7 @@ class RunHparams:
     minimum=1,
     maximum=10**7,
     group='Rounds',
-    may_change=hparams.UPWARDS,
+    may_change=hparams.INCREASE_ONLY,
   )
   clients_per_round: int = hparam(
     10,

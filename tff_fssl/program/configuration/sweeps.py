@@ -1,11 +1,12 @@
-"""What a sweep searches: flags, their values, and how. TensorFlow-free.
+"""The search of a sweep: flags, their values, and the sampler.
 
-A sweep trains a configuration again and again, each time with other values of
-some flags, a trial, and chooses the values with the best validation accuracy.
-Everything that can be refused before the first trial is refused here.
+A sweep trains a configuration with several values of some flags, and chooses
+the values with the best validation accuracy. Training with one set of values is
+a trial. Errors are found here, before the first trial.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+import contextlib
 import dataclasses
 import itertools
 import math
@@ -36,7 +37,7 @@ _NOT_VARIED = {
 
 @dataclasses.dataclass(frozen=True)
 class SearchHparams:
-  """How a sweep searches: flags, or keys of the sweep file."""
+  """The search of a sweep: flags, or keys of the sweep file."""
 
   sampler: str = hparam(
     GRID,
@@ -48,14 +49,14 @@ class SearchHparams:
   )
   trials: int = hparam(
     20,
-    'How many combinations are drawn.',
+    'Number of combinations that are drawn.',
     minimum=1,
     maximum=_MAX_TRIALS,
     needs={'sampler': _SAMPLED},
   )
   sampler_seed: int = hparam(
     0,
-    'Seed of what is drawn.',
+    'Seed of the draws.',
     minimum=0,
     maximum=2**31 - 1,
     needs={'sampler': _SAMPLED},
@@ -74,13 +75,13 @@ class SearchHparams:
   )
   pruning_trials: int = hparam(
     5,
-    'How many trials must be complete before one is stopped.',
+    'Number of complete trials before one may be stopped.',
     minimum=1,
     needs={'pruning': (MEDIAN,)},
   )
   pruning_rounds: int = hparam(
     0,
-    'How many rounds each trial trains before it may be stopped.',
+    'Number of rounds that each trial trains before it may be stopped.',
     minimum=0,
     needs={'pruning': (MEDIAN,)},
   )
@@ -90,7 +91,7 @@ class SearchHparams:
     self.seed_numbers()
 
   def seed_numbers(self) -> tuple[int, ...]:
-    """The seeds; raises `UsageError`."""
+    """Parses the seeds; raises `UsageError`."""
     parts = self.seeds.split(',')
     if not all(re.fullmatch(r'\d{1,10}', part, re.ASCII) for part in parts):
       raise UsageError(
@@ -100,7 +101,7 @@ class SearchHparams:
     numbers = tuple(map(int, parts))
     if len(set(numbers)) < len(numbers):
       raise UsageError(
-        f'--seeds={self.seeds}: a seed is there twice; its run would be the'
+        f'--seeds={self.seeds}: a seed is given twice; its run would be the'
         ' same'
       )
     return numbers
@@ -108,7 +109,7 @@ class SearchHparams:
 
 @dataclasses.dataclass(frozen=True)
 class Space:
-  """The values that a flag may take.
+  """The values of a flag that varies.
 
   Attributes:
     name: The flag.
@@ -129,7 +130,7 @@ class Space:
 
   @property
   def text(self) -> str:
-    """The space in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
+    """The values in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
     if self.choices:
       return ', '.join(map(hparams.to_text, self.choices))
     how = 'log' if self.log else f'step {self.step}' if self.step else ''
@@ -137,11 +138,11 @@ class Space:
     return f'{ends} ({how})' if how else ends
 
   def probes(self) -> tuple[Any, ...]:
-    """The values that are checked before the first trial."""
+    """Returns the values that are checked before the first trial."""
     return self.choices or (self.low, self.high)
 
   def listed(self) -> 'Space':
-    """The same values as a list; raises `UsageError` if they are too many."""
+    """Lists the values; raises `UsageError` if they are too many."""
     if self.choices:
       return self
     if self.step is None or self.log:
@@ -154,7 +155,7 @@ class Space:
     if count > _MAX_TRIALS:
       raise UsageError(f'{self.name}: {self.text} are {count:,} values')
     values = (self.low + i * self.step for i in range(count))
-    # 0.1 + 2 * 0.1 is 0.30000000000000004.
+    # 0.1 + 2 * 0.1 is 0.30000000000000004: round to 12 digits.
     return Space(
       self.name,
       tuple(float(f'{v:.12g}') if isinstance(v, float) else v for v in values),
@@ -163,12 +164,12 @@ class Space:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """A sweep that has been checked.
+  """A checked sweep.
 
   Attributes:
     base: The flags of all trials.
     spaces: The flags that vary.
-    search: How they are searched.
+    search: The search.
     config: The configuration of `base`, with the first seed.
   """
 
@@ -190,7 +191,7 @@ class Sweep:
 
   @property
   def num_trials(self) -> int:
-    """How many trials there are."""
+    """The number of trials."""
     if self.search.sampler == GRID:
       return math.prod(len(space.choices) for space in self.spaces)
     return self.search.trials
@@ -202,13 +203,13 @@ class Sweep:
     return {s.name: known.get(s.name) for s in self.spaces}
 
   def grid(self) -> list[dict[str, Any]]:
-    """All combinations of a grid, the last flag varying fastest."""
+    """Returns all combinations; the last flag varies fastest."""
     names = [space.name for space in self.spaces]
     values = itertools.product(*(space.choices for space in self.spaces))
     return [dict(zip(names, combination)) for combination in values]
 
   def config_of(self, values: Mapping[str, Any]) -> config_lib.Config:
-    """The configuration with other values of some flags; `UsageError`."""
+    """Builds the configuration of a trial; raises `UsageError`."""
     parsed = dataclasses.replace(
       self.base,
       values={**self.base.values, **values},
@@ -218,7 +219,7 @@ class Sweep:
     return config_lib.from_flags(parsed)
 
   def arguments(self, values: Mapping[str, Any]) -> list[str]:
-    """Arguments of the training program: the flags that were given.
+    """Returns arguments of the training program: the flags that were given.
 
     Args:
       values: Flags that take precedence over the base's.
@@ -237,7 +238,7 @@ class Sweep:
     return flags.arguments({n: given[n] for n in has_effect if n in given})
 
   def definition(self) -> dict[str, dict[str, str]]:
-    """What must not change while a sweep goes on, as texts."""
+    """Describes, as texts, what must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
     left_out = {*continuation.without_influence(), 'seed', *varied}
     # What has no effect on the base may have one on a trial.
@@ -259,36 +260,36 @@ class Sweep:
 
 
 def values_text(values: Mapping[str, Any]) -> str:
-  """'momentum=0.9 fl2.rho=0.05'."""
+  """Formats values: 'momentum=0.9 fl2.rho=0.05'."""
   return ' '.join(f'{n}={value_text(v)}' for n, v in values.items())
 
 
 def value_text(value: Any) -> str:
-  """A value as tables show it: four digits of a float."""
+  """Formats a value for tables: four digits of a float."""
   return f'{value:.4g}' if isinstance(value, float) else hparams.to_text(value)
 
 
 def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
-  """A checked sweep.
+  """Builds a sweep, and checks it.
 
   Args:
     parsed: The command line, with the flags of training and of the search.
-    path: The sweep file; '' if there is none.
+    path: The sweep file, or '' if there is none.
     grid: 'FLAG=VALUE,VALUE,...' of flags; they replace those of the file.
 
   Returns:
     The sweep.
 
   Raises:
-    UsageError: One line: what was given, what is allowed, what to do.
+    UsageError: If it makes no sense.
   """
   in_file: dict[str, Any] = {}
   if path:
-    in_file = _of_file(
-      '--sweep', lambda: files.read_toml(path, limit=_MAX_BYTES)
-    )
-  spaces = _spaces_of_file(path, in_file.pop('flags', {}))
-  typed = [_space_of_text(text) for text in grid]
+    with _about('--sweep'):
+      in_file = files.read_toml(path, limit=_MAX_BYTES)
+  with _about(path):
+    spaces = _read_spaces(in_file.pop('flags', {}))
+  typed = [_parse_space(text) for text in grid]
   names = [space.name for space in typed]
   for name in names:
     if names.count(name) > 1:
@@ -326,95 +327,87 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
 
 
 def _check(sweep: Sweep) -> None:
-  """Refuses values that are not allowed; raises `UsageError`."""
+  """Builds the configurations of trials; raises `UsageError`."""
   if sweep.search.sampler == GRID:
     combinations = sweep.grid()
   else:
     combinations = [{s.name: v} for s in sweep.spaces for v in s.probes()]
-  for values in combinations:
-    for seed in sweep.seeds[: None if values is combinations[0] else 1]:
-      try:
+  for number, values in enumerate(combinations):
+    given = flags.to_arguments(values)
+    with _about(f'with {given}' if len(values) > 1 else ''):
+      # Other seeds are checked once.
+      for seed in sweep.seeds if number == 0 else sweep.seeds[:1]:
         sweep.config_of({**values, 'seed': seed})
-      except UsageError as error:
-        if len(values) == 1:
-          raise
-        given = flags.to_arguments(values)
-        raise UsageError(f'with {given}: {error}') from error
 
 
 def _search(
   parsed: flags.ParsedFlags, path: str, in_file: Mapping[str, Any]
 ) -> SearchHparams:
-  """How is searched, by the file and the command line; raises `UsageError`."""
+  """Reads the search in the file and on the command line, which wins."""
   fields = [field.name for field in dataclasses.fields(SearchHparams)]
   given = {n: parsed.values[n] for n in fields if parsed.is_set(n)}
-  for name, value in in_file.items():
-    if name not in fields:
-      raise UsageError(
-        f'{path}: {name!r} is not a key of a sweep file; there are flags,'
-        f' {", ".join(fields)}{hparams.closest(name, ["flags", *fields])}'
-      )
-    if isinstance(value, list):
-      value = ','.join(map(str, value))
-    text = flags.arguments({name: value})
-    value = _of_file(path, lambda: _parse(text, SearchHparams)[name])
-    given.setdefault(name, value)
-  search = _of_file(path if in_file else '', lambda: SearchHparams(**given))
+  with _about(path if in_file else ''):
+    for name, value in in_file.items():
+      if name not in fields:
+        raise UsageError(
+          f'{name!r} is not a key of a sweep file; there are flags,'
+          f' {", ".join(fields)}{hparams.closest(name, ["flags", *fields])}'
+        )
+      if isinstance(value, list):
+        value = ','.join(map(str, value))
+      group = flags.Group(SearchHparams)
+      read = flags.parse(flags.arguments({name: value}), [group]).values
+      given.setdefault(name, read[name])
+    search = SearchHparams(**given)
   unused = hparams.without_effect(SearchHparams, dataclasses.asdict(search))
-  for name in given:
-    if name in unused:
-      where = '' if parsed.is_set(name) else f' (in {path})'
-      raise UsageError(
-        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
-      )
+  for name in (name for name in given if name in unused):
+    where = '' if parsed.is_set(name) else f' (in {path})'
+    raise UsageError(
+      f'--{name}{where}: has no effect with {unused[name]}; leave it out'
+    )
   return search
 
 
-def _of_file(path: str, function: Any) -> Any:
-  """What a function returns; its errors say which file they are about."""
+@contextlib.contextmanager
+def _about(subject: str) -> Iterator[None]:
+  """Puts a subject in front of an error, if it is not empty."""
   try:
-    return function()
+    yield
   except UsageError as error:
-    raise UsageError(f'{path}: {error}' if path else str(error)) from error
+    raise UsageError(
+      f'{subject}: {error}' if subject else str(error)
+    ) from error
 
 
-def _parse(arguments: list[str], cls: type[Any]) -> dict[str, Any]:
-  return flags.parse(arguments, [flags.Group(cls)]).values
-
-
-def _spaces_of_file(path: str, table: Any) -> dict[str, Space]:
-  """The flags of a sweep file, by name."""
+def _read_spaces(table: Any) -> dict[str, Space]:
+  """Reads the flags of a sweep file, by name."""
   if not isinstance(table, Mapping):
-    raise UsageError(f'{path}: flags must be a table, [flags]')
-  return _of_file(
-    path, lambda: {n: _space(n, values) for n, values in _flat(table).items()}
-  )
+    raise UsageError('flags must be a table, [flags]')
+  return {name: _space(name, v) for name, v in _flatten(table).items()}
 
 
-def _flat(table: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'fl2': {'rho': [1]}} as {'fl2.rho': [1]}: dotted keys are tables."""
+def _flatten(table: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
+  """Joins names: TOML reads 'fl2.rho = [1]' as {'fl2': {'rho': [1]}}."""
   result: dict[str, Any] = {}
   for name, value in table.items():
     if isinstance(value, Mapping) and not set(value) & set(_RANGE):
-      result |= _flat(value, f'{prefix}{name}.')
+      result |= _flatten(value, f'{prefix}{name}.')
     else:
       result[f'{prefix}{name}'] = value
   return result
 
 
-def _space_of_text(text: str) -> Space:
-  """The space that 'FLAG=VALUE,VALUE,...' names; raises `UsageError`."""
-  name, equals, values = text.partition('=')
-  try:
-    if not equals or not values:
+def _parse_space(text: str) -> Space:
+  """Reads 'FLAG=VALUE,VALUE,...'; raises `UsageError`."""
+  name, _, values = text.partition('=')
+  with _about(f'--grid={text}'):
+    if not values:
       raise UsageError('must be FLAG=VALUE,VALUE,...')
     return _space(name.lstrip('-'), values.split(','))
-  except UsageError as error:
-    raise UsageError(f'--grid={text}: {error}') from error
 
 
 def _space(name: str, given: Any) -> Space:
-  """A flag's space as a file gives it; raises `UsageError`."""
+  """Reads a flag's list or range; raises `UsageError`."""
   _check_name(name)
   if isinstance(given, list):
     if not given:
@@ -422,7 +415,7 @@ def _space(name: str, given: Any) -> Space:
     choices = tuple(_value(name, value) for value in given)
     twice = [v for i, v in enumerate(choices) if v in choices[:i]]
     if twice:
-      raise UsageError(f'{name}: {hparams.to_text(twice[0])} is there twice')
+      raise UsageError(f'{name}: {hparams.to_text(twice[0])} is given twice')
     return Space(name, choices)
   if not isinstance(given, Mapping) or not {'low', 'high'} <= set(given):
     raise UsageError(
@@ -436,42 +429,34 @@ def _space(name: str, given: Any) -> Space:
         f' {", ".join(_RANGE)}{hparams.closest(key, _RANGE)}'
       )
   low, high, step = (
-    None if key not in given else _value(name, given[key])
+    _value(name, given[key]) if key in given else None
     for key in ('low', 'high', 'step')
   )
-  space = Space(name, (), low, high, given.get('log', False), step)
-  _check_range(space)
+  log = given.get('log', False)
+  space = Space(name, (), low, high, log, step)
+  wrong = ''
+  if type(low) not in (int, float):
+    wrong = 'only flags that are numbers have ranges; give a list'
+  elif not space.low < space.high:
+    wrong = 'low must be less than high'
+  elif not isinstance(log, bool):
+    wrong = 'log must be true or false'
+  elif log and (space.low <= 0 or step is not None):
+    wrong = 'with log, low must be above 0, and there is no step'
+  elif step is not None and not 0 < step <= space.high - space.low:
+    wrong = 'step must be above 0, and at most high - low'
+  if wrong:
+    raise UsageError(f'{name}: {space.text}: {wrong}')
   return space
 
 
-def _check_range(space: Space) -> None:
-  """Refuses ranges that make no sense; raises `UsageError`."""
-  given = f'{space.name}: {space.text}'
-  if type(space.low) not in (int, float):
-    raise UsageError(
-      f'{given}: only flags that are numbers have ranges; give a list'
-    )
-  if not space.low < space.high:
-    raise UsageError(f'{given}: low must be less than high')
-  if not isinstance(space.log, bool):
-    raise UsageError(f'{space.name}: log must be true or false')
-  if space.log and (space.low <= 0 or space.step is not None):
-    raise UsageError(
-      f'{given}: with log, low must be above 0, and there is no step'
-    )
-  if space.step is not None and not 0 < space.step <= space.high - space.low:
-    raise UsageError(
-      f'{given}: step must be above 0, and at most high less low'
-    )
-
-
 def _names() -> set[str]:
-  """The flags of training."""
+  """Returns the names of the flags of training."""
   return {n for group in config_lib.groups() for n, _ in group.named_fields()}
 
 
 def _check_name(name: str) -> None:
-  """Refuses what is no flag, or none that can vary; raises `UsageError`."""
+  """Refuses a name that is no flag, or cannot vary; raises `UsageError`."""
   known = _names()
   if name not in known:
     matches = hparams.closest(name, sorted(known))
@@ -486,6 +471,6 @@ def _check_name(name: str) -> None:
 
 
 def _value(name: str, given: Any) -> Any:
-  """A value of a flag, of the flag's own type; raises `UsageError`."""
+  """Converts a value to the flag's type; raises `UsageError`."""
   text = flags.arguments({name: given})
   return flags.parse(text, config_lib.groups()).values[name]

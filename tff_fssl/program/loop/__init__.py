@@ -1,1 +1,1 @@
-"""The training loop and what it runs."""
+"""The training loop and its parts."""

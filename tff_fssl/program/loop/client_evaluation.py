@@ -1,6 +1,6 @@
-"""Evaluates a run's clients: what they hold out, or what they make of models.
+"""Evaluates models on held-out examples of clients, or models of clients.
 
-The first is a federated computation; the second repeats clients' work.
+The first is a federated computation. The second repeats clients' work.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import elsewhere
 from tff_fssl.program.loop import experiment
+from tff_fssl.program.loop import remote_data
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
@@ -52,7 +52,7 @@ def evaluate_clients(
     task: Data and network; its partition has held out examples of clients.
     model: The model; arrays.
     prediction: How it predicts.
-    table: What the exchange keeps, if the prediction needs it.
+    table: The table of the exchange, if the prediction needs it.
     context: The execution context, of `runtime.build_context`.
     max_clients: The number of clients, drawn by the run's seed; 0, or more than
       there are: all.
@@ -77,8 +77,8 @@ def evaluate_clients(
     max_client_examples=max(map(len, partition.client_test)),
     secure_sum=config.aggregator.aggregator == aggregator_hparams.SECURE,
   )
-  held = elsewhere.Held(config, task.data, partition)
-  load = elsewhere.Loader(held, elsewhere.test_examples)
+  held = remote_data.Held(config, task.data, partition)
+  load = remote_data.Loader(held, remote_data.test_examples)
   source = sampling.build_data_source(
     process,
     load(),
@@ -144,11 +144,11 @@ def evaluate_local_models(
     )
     try:
       structure = training.state_structure(process, source)
-      state = managers.to_structure(leaves, structure).process
+      state = managers.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
-      state = row_files.OutsideRows(process.outside, rows).bring(
+      state = row_files.OutsideRows(process.outside, rows).load(
         state, source.client_ids(config.run.seed, round_num)
       )
     table = state.distributor['table'] if state.distributor else ()
@@ -172,7 +172,7 @@ def evaluate_local_models(
 def _local_model_of(
   config: config_lib.Config, process: composer.FsslProcess
 ) -> client_work.LocalModel:
-  """`process.local_model`; raises `UsageError` if there is none."""
+  """Returns `process.local_model`, or raises `UsageError` if there is none."""
   if process.local_model is not None and config.trains_clients:
     return process.local_model
   why = 'its clients keep models of their own, or have no whole ones'
@@ -185,7 +185,7 @@ def _local_model_of(
 
 
 def describe(figures: Mapping[str, Any], num_clients: int) -> dict[str, str]:
-  """The rows of a summary, for `console.table`.
+  """Returns the rows of a summary, for `console.table`.
 
   Args:
     figures: A result of `evaluate_clients`.

@@ -1,4 +1,4 @@
-"""Builds what a configuration describes: data, model and process."""
+"""Builds the data, the model and the process of a configuration."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import elsewhere
-from tff_fssl.program.loop import holdings
-from tff_fssl.program.loop import profiling
+from tff_fssl.program.loop import remote_data
+from tff_fssl.program.loop import run_data
+from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
@@ -49,7 +49,7 @@ _ON_CPU = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
 
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
-  """How the model of a configuration predicts."""
+  """Returns how the model of a configuration predicts."""
   parts = config.entry.build_parts(config.algorithm, config.round)
   return parts.prediction
 
@@ -61,7 +61,7 @@ class Task:
   Attributes:
     config: The configuration.
     data: The data set.
-    partition: Which training examples the server and each client hold.
+    partition: The training examples of the server and of each client.
     views: How examples become the network's inputs.
     model_fn: Builds the network.
   """
@@ -73,7 +73,7 @@ class Task:
   model_fn: Callable[[], tf.keras.Model]
 
   def examples(self, split: str) -> sources.Examples:
-    """The examples of 'test' or 'validation'."""
+    """Returns the examples of 'test' or 'validation'."""
     if split == 'test':
       return self.data.test
     indices = self.partition.validation
@@ -83,7 +83,7 @@ class Task:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What `training.train` needs.
+  """The arguments of `training.train`.
 
   Attributes:
     task: Data and model.
@@ -100,7 +100,7 @@ class Experiment:
   failed_clients: sampling.FailedClients
 
   def start(self, weights: Weights) -> server_model.ServerModel:
-    """The model of a run that starts from weights; NumPy arrays."""
+    """Returns the model of a run that starts from weights; NumPy arrays."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, weights)
     model = self.process.start(Weights(*tensors))
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), model)
@@ -135,13 +135,13 @@ class Experiment:
 
 
 class ExperimentHooks(training_types.Hooks):
-  """What the training program adds to training."""
+  """The hooks of the training program."""
 
   def __init__(
     self,
     experiment: Experiment,
     context: Any,
-    profiler: profiling.RoundProfiler,
+    profiler: tensorboard.RoundProfiler,
     on_round_done: Callable[[Any, training_types.RoundReport], None],
   ):
     """Initializes the hooks.
@@ -157,18 +157,18 @@ class ExperimentHooks(training_types.Hooks):
     self._profiler = profiler
     self._on_round_done = on_round_done
 
-  def around_round(
+  def round_context(
     self, round_num: int
   ) -> contextlib.AbstractContextManager[None]:
     """Profiles the round, if it was chosen."""
     return self._profiler.round(round_num)
 
   def left_out_clients(self, round_num: int) -> list[tuple[int, str]]:
-    """Those that the data source could not load."""
+    """Returns the clients that the data source could not load."""
     return self._experiment.failed_clients.take(round_num)
 
   def seconds(self) -> Mapping[str, float]:
-    """What the runtime reports, if it does."""
+    """Returns the times that the runtime reports, if any."""
     timing = getattr(self._context, 'timing', None)
     return {} if timing is None else dataclasses.asdict(timing)
 
@@ -187,9 +187,9 @@ class ExperimentHooks(training_types.Hooks):
 
 
 def configure_devices(config: config_lib.Config) -> None:
-  """Sets devices up; call it before their first use.
+  """Sets devices up, before their first use.
 
-  GPUs share memory and repeat results; operations use as many cores as wanted.
+  GPUs share memory and repeat results. The flag sets the cores of operations.
 
   Args:
     config: The configuration.
@@ -213,11 +213,11 @@ def build_views(
   data: sources.DataSet,
   partition: partition_lib.Partition,
 ) -> augment.Views:
-  """The views of a configuration's examples, from `holdings.normalized`."""
+  """Builds the views of examples that `run_data.normalize` has returned."""
   settings, info = config.data, config.info
   if info.kind == data_names.TEXTS:
     return text_views.build_views(
-      holdings.measured(config, data, partition).x,
+      run_data.measured_examples(config, data, partition).x,
       settings.vocabulary_size,
       weak_deletion=settings.weak_deletion,
       strong_replacement=settings.strong_replacement,
@@ -248,7 +248,7 @@ def build_views(
 def build_model_fn(
   config: config_lib.Config, frozen_values: frozen.Values | None = None
 ) -> adapter.ModelFn:
-  """The function that builds a configuration's network.
+  """Returns the function that builds a configuration's network.
 
   Args:
     config: The configuration.
@@ -278,7 +278,7 @@ def build_model_fn(
 def load_weights(
   config: config_lib.Config, source: warm_start.Source
 ) -> warm_start.Loaded:
-  """The weights that a new run starts from; raises `UsageError`."""
+  """Loads the weights that a new run starts from, or raises `UsageError`."""
   model_fn = build_model_fn(config)
 
   def new_weights() -> Sequence[np.ndarray]:
@@ -303,7 +303,7 @@ def load_weights(
 def build_exported_fn(
   config: config_lib.Config,
 ) -> Callable[[], tf.keras.Model]:
-  """The function that builds what is exported: a model that gives logits."""
+  """Returns the function that builds the exported model of logits."""
   model_fn, head = build_model_fn(config), prediction_of(config).head
   if head is None:
     return model_fn
@@ -314,12 +314,12 @@ def build_exported_fn(
 def complete_model(
   config: config_lib.Config, model: server_model.ServerModel, table: Any
 ) -> server_model.ServerModel:
-  """A model with all by which it predicts; NumPy arrays.
+  """Adds to a model the values by which it predicts; NumPy arrays.
 
   Args:
     config: The configuration of its run.
     model: The model.
-    table: What the exchange keeps, if there is one.
+    table: The table of the exchange, if there is one.
 
   Returns:
     The model, as `Prediction.completed` gives it.
@@ -351,8 +351,8 @@ def build_task(
   """
   run = config.run
   data = sources.load_found(config.info, run.data_dir or None)
-  partition = holdings.partition_of(config, data)
-  data = holdings.normalized(config, data, partition)
+  partition = run_data.load_partition(config, data)
+  data = run_data.normalize(config, data, partition)
   checks.check_cohort(config, partition.num_clients)
   return Task(
     config,
@@ -364,13 +364,13 @@ def build_task(
 
 
 def measure_compute(task: Task) -> compute_lib.Compute | None:
-  """What a client of mean size and the server compute in a round.
+  """Measures the compute of a client of mean size and of the server.
 
   Args:
     task: Data and model.
 
   Returns:
-    The figures; None if they depend on the data.
+    The figures, or None if they depend on the data.
 
   Raises:
     UsageError: If algorithm and model do not fit together.
@@ -454,8 +454,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     model_aggregator=_build_aggregator(config),
   )
   _check_streaming(config.streaming.steps, partition)
-  load = elsewhere.Loader(
-    elsewhere.Held(config, data, partition), elsewhere.training_examples
+  load = remote_data.Loader(
+    remote_data.Held(config, data, partition), remote_data.training_examples
   )
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.
@@ -501,7 +501,7 @@ def _build_aggregator(
 def _bound_clients(
   config: config_lib.Config, partition: partition_lib.Partition
 ) -> round_hparams.RoundHparams:
-  """The round's settings, with the largest client's size as bound.
+  """Sets the largest client's size as the bound of examples.
 
   Raises:
     UsageError: If the given bound would reject honest clients.
@@ -520,7 +520,7 @@ def _bound_clients(
 
 
 def _check_streaming(steps: int, partition: partition_lib.Partition) -> None:
-  """Refuses parts that no client could fill; raises `UsageError`."""
+  """Refuses parts that no client could fill (`UsageError`)."""
   most = max(map(len, partition.client_unlabeled))
   if steps > max(most, 1):
     raise hparams.UsageError(

@@ -154,7 +154,7 @@ def _card(
   run: runs_lib.Run,
   is_best: bool,
 ) -> str:
-  """The model's card."""
+  """Renders the model's card."""
   num_weights, num_others = (
     sum(variable.shape.num_elements() for variable in variables)
     for variables in (
@@ -181,7 +181,7 @@ def _card(
 
 
 def _inputs(task: experiment.Task) -> dict[str, Any]:
-  """What the network takes, for people who use it without the SavedModel."""
+  """Describes the network's input, for use without the SavedModel."""
   kind, settings = task.data.train.kind, task.config.data
   if kind == data_names.TEXTS:
     return {
@@ -200,7 +200,7 @@ def _inputs(task: experiment.Task) -> dict[str, Any]:
 def _exported_network(
   task: experiment.Task, module: ServingModel, model: server_model.ServerModel
 ) -> tf.keras.Model:
-  """The Keras model that predicts as `module` does."""
+  """Returns the Keras model that predicts as `module` does."""
   network = task.model_fn()
   network.set_weights(module.network.model.get_weights())
   head = module.prediction.head

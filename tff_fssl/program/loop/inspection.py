@@ -1,4 +1,4 @@
-"""Looks a model over, for the report and for TensorBoard."""
+"""Inspects a model, for the report and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.loop import experiment
-from tff_fssl.program.loop import holdings
+from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import predictions
 
@@ -43,21 +43,21 @@ def look_over(
   table: Any,
   recorded: str = '',
 ) -> predictions.ModelFigures:
-  """Looks over a model and the data it was trained on.
+  """Inspects a model and its training data.
 
-  What clients hold is looked at as only a simulation can; under
-  `--aggregator=dp` and `secure`, not at all.
+  Only a simulation can read examples of clients. Under `--aggregator=dp` and
+  `secure`, they are not read.
 
   Args:
-    name: What it is called.
+    name: The model's name.
     task: Its data and network.
     model: The model; arrays.
     prediction: How it predicts; None: by its network alone.
-    table: What the exchange keeps, if the prediction needs it.
-    recorded: The run's file of its partition; '' if there is none.
+    table: The table of the exchange, if the prediction needs it.
+    recorded: The run's file of its partition, or '' if there is none.
 
   Returns:
-    What was found.
+    The figures.
   """
   prediction = prediction or server_model.Prediction()
   doubts = [*_doubts_of_data(task), *_doubts_of_partition(task, recorded)]
@@ -82,8 +82,8 @@ def look_over(
       ' is shown'
     )
   else:
-    figures = _with_clients(figures, task, predict)
-    figures = _with_pseudo_labels(figures, task, predict)
+    figures = _add_clients(figures, task, predict)
+    figures = _add_pseudo_labels(figures, task, predict)
     if figures.pseudo is not None:
       doubts.append(
         predictions.collapse(figures.pseudo, 'pseudo-labels of the last model')
@@ -97,11 +97,11 @@ class Predictor:
   def __init__(
     self, task: experiment.Task, prediction: server_model.Prediction
   ):
-    """Sets what predicts; it is traced at the first use.
+    """Sets the prediction, which is traced at the first use.
 
     Args:
       task: Data and network.
-      prediction: How models predict; not one of a model for each client.
+      prediction: How models predict, with one model for all clients.
     """
     self._logits_fn = evaluate.build_logits_fn(
       task.model_fn,
@@ -125,7 +125,7 @@ class Predictor:
 
     Args:
       model: The model; arrays.
-      table: What the exchange keeps, if the prediction needs it.
+      table: The table of the exchange, if the prediction needs it.
       x: Examples [N, ...] as they are stored.
       view: Gets a batch, and the number of its first example.
 
@@ -148,15 +148,15 @@ def _plain(views: augment.Views) -> View:
 
 
 def _doubts_of_data(task: experiment.Task) -> list[str]:
-  """Examples that are there twice; test examples among training ones.
+  """Finds duplicates, and test examples among the training examples.
 
-  Those of protected clients are not looked at.
+  Examples of protected clients are skipped.
   """
   train, test = task.data.train, task.data.test
   numbers = np.arange(len(train))
   if task.config.is_private:
-    train = holdings.measured(task.config, task.data, task.partition)
-    numbers = holdings.public(task.partition)
+    train = run_data.measured_examples(task.config, task.data, task.partition)
+    numbers = run_data.public_examples(task.partition)
 
   def called(i: int) -> str:
     return f'train {numbers[i]}' if i < len(train) else f'test {i - len(train)}'
@@ -168,7 +168,7 @@ def _doubts_of_data(task: experiment.Task) -> list[str]:
 
 
 def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
-  """How the recorded partition differs from what flags and data give."""
+  """Describes how the recorded partition differs from the flags'."""
   if not recorded:
     return []
   try:
@@ -186,12 +186,12 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
   return [f'{text}: {found}']
 
 
-def _with_clients(
+def _add_clients(
   figures: predictions.ModelFigures,
   task: experiment.Task,
   predict: _Predict,
 ) -> predictions.ModelFigures:
-  """The accuracy of each client's examples."""
+  """Adds the accuracy of each client's examples."""
   held, train = task.partition.client_test, task.data.train
   holders = [indices for indices in held if len(indices)]
   if holders:
@@ -219,12 +219,12 @@ def _with_clients(
   )
 
 
-def _with_pseudo_labels(
+def _add_pseudo_labels(
   figures: predictions.ModelFigures,
   task: experiment.Task,
   predict: _Predict,
 ) -> predictions.ModelFigures:
-  """Pseudo-labels of clients' examples by the last model, and some to see."""
+  """Adds pseudo-labels of clients' examples, and pictures of some."""
   train, seed = task.data.train, task.config.run.seed
   indices = np.concatenate(
     [np.zeros([0], np.int64), *task.partition.client_unlabeled]
@@ -279,13 +279,13 @@ def confidences(
   model: server_model.ServerModel,
   table: Any,
 ) -> np.ndarray:
-  """How probable a model finds the class that it predicts.
+  """Returns the probability of each predicted class.
 
   Args:
     task: Data and network.
     predictor: Predicts for the task.
     model: The model; arrays.
-    table: What the exchange keeps, if the prediction needs it.
+    table: The table of the exchange, if the prediction needs it.
 
   Returns:
     float32 [N], for up to 1,000 test examples, evenly spread over all.
@@ -296,7 +296,7 @@ def confidences(
 
 
 def sample_views(task: experiment.Task) -> np.ndarray | None:
-  """A picture of views of a few training images.
+  """Draws views of a few training images.
 
   Under `--aggregator=dp` and `secure`, images of clients are not shown.
 
@@ -332,7 +332,7 @@ def sample_views(task: experiment.Task) -> np.ndarray | None:
 
 
 def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:
-  """uint8 [H, W, C], from a normalized image."""
+  """Returns uint8 [H, W, C] of a normalized image."""
   std, mean = np.asarray(task.data.std), np.asarray(task.data.mean)
   values = view.numpy() * std + mean
   return np.rint(255 * values.clip(0, 1)).astype(np.uint8)

@@ -1,4 +1,4 @@
-"""Handles Ctrl-C and SIGTERM while training runs. TensorFlow-free."""
+"""Handles Ctrl-C and SIGTERM while training runs."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator
@@ -20,7 +20,7 @@ ONE_SIGNAL_SECS = 2.0
 
 
 def exit_code(number: int | None) -> int:
-  """A shell's exit code for a signal: 130 for Ctrl-C, 143 for SIGTERM."""
+  """Returns a shell's exit code: 130 for Ctrl-C, 143 for SIGTERM."""
   return 128 + (number or signal.SIGINT)
 
 
@@ -30,7 +30,7 @@ def exit_at_once(
 ) -> Iterator[None]:
   """Lets Ctrl-C and SIGTERM end the process without an exception.
 
-  While libraries are imported, they swallow exceptions, and go on half made.
+  Libraries that are being imported swallow exceptions, and continue half made.
 
   Args:
     is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.

@@ -1,4 +1,4 @@
-"""Tells from a round's metrics whether training still works."""
+"""Tells from metrics whether training still works."""
 
 import collections
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ _FAR = 10.0
 
 
 def is_bad_round(metrics: Mapping[str, Any]) -> bool:
-  """Whether a round had updates, but none of them could be used.
+  """Returns whether a round had updates, but no usable one.
 
   Args:
     metrics: The round's metrics, as in train.csv.
@@ -51,7 +51,7 @@ class UpdateWatch:
     self._recent: collections.deque[float] = collections.deque(maxlen=10)
 
   def warning(self, metrics: Mapping[str, Any]) -> str | None:
-    """Describes what is suspicious about a round's update.
+    """Describes a suspicious update.
 
     Args:
       metrics: Metrics of the next round, as in train.csv.

@@ -1,9 +1,9 @@
-"""Makes the trials of a sweep, each run a process. TensorFlow-free.
+"""Makes the trials of a sweep, each run a process.
 
 A run is the training program with the flags of a trial and one seed, in a
-folder of its own. The runs of a trial follow each other; several trials are
-made at a time. Whatever ends the sweep, its runs end, too, after saving, and
-what was begun goes on when the sweep is started again.
+folder of its own. The runs of a trial follow each other. Several trials are
+made at a time. When the sweep ends for any reason, its runs save and end, too.
+They are resumed when the sweep is started again.
 """
 
 import asyncio
@@ -23,7 +23,7 @@ from tff_fssl.program import training_types
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import sweep_results
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import folder_lock
+from tff_fssl.program.storage import locked_folder
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
@@ -35,14 +35,14 @@ _MAX_ERROR_BYTES = 10_000
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How the runs are made.
+  """The settings of the runs.
 
   Attributes:
     command: The training program, without its arguments.
     diverged: Its exit code if no update could be used, however often it is
       started again.
-    jobs: How many trials are made at a time.
-    retries: How often a run that fails is started again.
+    jobs: The number of trials at a time.
+    retries: The number of restarts of a run that fails.
     intra_op_threads: The cores of a run; 0: not said.
   """
 
@@ -53,24 +53,12 @@ class Settings:
   intra_op_threads: int = 0
 
 
-class _PrunedError(Exception):
-  """The trial is worse than others; the message says since when."""
-
-
-class _DivergedError(Exception):
-  """A run could use no update; the message says more."""
-
-
-class _FailedError(Exception):
-  """A run of the trial has failed, as often as it may; the message says how."""
-
-
-class _StoppedError(Exception):
-  """The sweep was asked to stop, and the run has stopped."""
+class _EndedError(Exception):
+  """Ends a trial before it is complete, with a state and a note."""
 
 
 class Sweeper:
-  """Makes what is left of a sweep."""
+  """Makes the remaining trials of a sweep."""
 
   def __init__(
     self,
@@ -84,10 +72,10 @@ class Sweeper:
     """Starts nothing yet.
 
     Args:
-      sweep: What is searched.
+      sweep: The sweep.
       folder: The sweep's folder, open.
       trials: The trials.
-      settings: How the runs are made.
+      settings: The settings of the runs.
       stop: Asks for the end: runs that are being made then save and stop.
       say: Tells the user.
     """
@@ -123,31 +111,30 @@ class Sweeper:
     sweep_results.write_csv(self._folder, records, self._sweep)
 
   async def _make(self, trial: trials_lib.Running) -> None:
-    """Makes a trial, and says what it has come to."""
+    """Makes a trial, and reports its result."""
     self._say(f'trial {trial.number}: {sweeps.values_text(trial.values)}')
     start = time.monotonic()
     scores: dict[int, float] = {}
+    state, note = trials_lib.COMPLETE, ''
     try:
-      for place, seed in enumerate(self._sweep.seeds):
-        scores[seed] = await self._score(trial, seed, is_first=not place)
-    except _StoppedError:
+      for seed in self._sweep.seeds:
+        scores[seed] = await self._score(trial, seed)
+    except _EndedError as error:
+      state, note = error.args
+    except UsageError as error:
+      state, note = trials_lib.FAILED, str(error)
+    if state == trials_lib.OPEN:
       return
-    except _PrunedError as error:
+    if state == trials_lib.PRUNED:
       first = self._sweep.seeds[0]
       best = self._best(trial.number, first)
       scores = {} if best is None else {first: best}
-      trial.end(trials_lib.PRUNED, scores, str(error))
-    except _DivergedError as error:
-      trial.end(trials_lib.DIVERGED, scores, str(error))
-    except (_FailedError, UsageError) as error:
-      trial.end(trials_lib.FAILED, scores, str(error))
-    else:
-      trial.end(trials_lib.COMPLETE, scores)
+    trial.end(state, scores, note)
     self._seconds.append(time.monotonic() - start)
     self._say(self._news(trial.number))
 
   def _news(self, number: int) -> str:
-    """A trial's result, and how far the sweep is."""
+    """Returns a trial's result, and how far the sweep is."""
     records = self._trials.records()
     (record,) = (r for r in records if r.number == number)
     news = f'trial {number}: {record.state}'
@@ -160,27 +147,24 @@ class Sweeper:
     if best and best.number != number:
       score = sweep_results.score_text(best)
       more.append(f'best: trial {best.number}, {score} %')
-    left = self._sweep.num_trials - sum(
-      r.state != trials_lib.OPEN for r in records
-    )
+    done = sum(r.state != trials_lib.OPEN for r in records)
+    left = self._sweep.num_trials - done
     if left > 0:
       each = sum(self._seconds) / len(self._seconds)
       seconds = each * math.ceil(left / self._settings.jobs)
       more.append(f'{left} left, about {console.format_seconds(seconds)}')
-    return '\n  '.join([news, *(['; '.join(more)] if more else [])])
+    return '\n  '.join([news, *filter(None, ['; '.join(more)])])
 
   def _best(self, number: int, seed: int) -> float | None:
-    """The best validation accuracy of a run so far, if there is one."""
+    """Returns the best validation accuracy of a run so far, if any."""
     tree = output_tree.OutputTree(self._folder.run(number, seed))
     best = summary.best_round(csv_table.read(tree.eval_csv)[1])
     if best is None:
       return None
     return csv_table.number(best, summary.VALIDATION_ACCURACY)
 
-  async def _score(
-    self, trial: trials_lib.Running, seed: int, is_first: bool
-  ) -> float:
-    """A run's best validation accuracy; starts it again if it fails."""
+  async def _score(self, trial: trials_lib.Running, seed: int) -> float:
+    """Runs a seed, again if it fails, and returns the best accuracy."""
     path = self._folder.run(trial.number, seed)
     more = {**trial.values, 'seed': seed, 'output_dir': path}
     if self._settings.intra_op_threads:
@@ -188,39 +172,39 @@ class Sweeper:
     command = [*self._settings.command, *self._sweep.arguments(more)]
     log = self._folder.log(trial.number, seed)
     durable.make_folder(os.path.dirname(log))
+    judged = trial if seed == self._sweep.seeds[0] else None
     for attempt in range(self._settings.retries + 1):
       await self._wait_until_free(path)
-      if self._stop.signal is not None:
-        raise _StoppedError
+      self._raise_if_stopped()
       begin = os.path.getsize(log) if os.path.exists(log) else 0
       with durable.storage_errors(), open(log, 'ab') as output:
-        status = await self._call(
-          command, output, trial if is_first else None, path
-        )
+        status = await self._call(command, output, judged, path)
       if not status:
         break
-      if self._stop.signal is not None:
-        raise _StoppedError
+      self._raise_if_stopped()
       reason = _last_words(log, begin) or 'it printed nothing'
       reason = (
         f'seed {seed}: {processes.describe_end(status)}: {reason}; see {log}'
       )
       if status == self._settings.diverged:
-        raise _DivergedError(reason)
+        raise _EndedError(trials_lib.DIVERGED, reason)
       if attempt == self._settings.retries:
-        raise _FailedError(reason)
+        raise _EndedError(trials_lib.FAILED, reason)
       self._say(f'trial {trial.number}: starting again; {reason}')
     best = self._best(trial.number, seed)
     if best is None:
-      raise _FailedError(
-        f'seed {seed}: it has no validation accuracy; see {log}'
-      )
+      reason = f'seed {seed}: it has no validation accuracy; see {log}'
+      raise _EndedError(trials_lib.FAILED, reason)
     return best
+
+  def _raise_if_stopped(self) -> None:
+    if self._stop.signal is not None:
+      raise _EndedError(trials_lib.OPEN, '')
 
   async def _wait_until_free(self, path: str) -> None:
     """Waits for a run of a sweep that was killed, which still saves."""
     is_told = False
-    while folder_lock.is_held(path):
+    while locked_folder.is_held(path):
       if not is_told:
         self._say(f'waiting for the program that still writes to {path}')
         is_told = True
@@ -239,7 +223,7 @@ class Sweeper:
 
     Args:
       command: The command.
-      output: The file for what it prints.
+      output: The file for its output.
       judged: The trial that may be pruned by this run, if any.
       path: The run's folder.
 
@@ -265,12 +249,12 @@ class Sweeper:
       processes.end_watch(process)
       process.wait()
     if bad_round:
-      raise _PrunedError(f'in round {bad_round}')
+      raise _EndedError(trials_lib.PRUNED, f'in round {bad_round}')
     return process.returncode
 
 
 def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
-  """The last evaluated round, if a trial is worse than others by then."""
+  """Returns the last evaluated round if a trial is worse than others."""
   try:
     rows = csv_table.read(output_tree.OutputTree(path).eval_csv)[1]
     scores = {
@@ -286,7 +270,7 @@ def _bad_round(trial: trials_lib.Running, path: str) -> int | None:
 
 
 def _last_words(log: str, begin: int) -> str:
-  """The last error in a log, or else its last line, from an offset on."""
+  """Returns the last error after an offset in a log, or the last line."""
   with open(log, 'rb') as file:
     file.seek(max(begin, os.path.getsize(log) - _MAX_ERROR_BYTES))
     lines = file.read().decode(errors='replace').split('\n')

@@ -20,7 +20,9 @@ from tff_fssl.lazy import tff
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.loop import round_checks
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
@@ -33,7 +35,7 @@ StopRequest = training_types.StopRequest
 
 
 class ProgramState(NamedTuple):
-  """What is saved after a round; its version is the round's number.
+  """The state after a round, as it is saved. Its version is the round.
 
   Attributes:
     process: State of the learning process.
@@ -48,7 +50,7 @@ class ProgramState(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Outputs:
-  """Where results go.
+  """The outputs of training.
 
   Attributes:
     states: Saves program states.
@@ -56,45 +58,45 @@ class Outputs:
     evaluation: Receives a row per evaluation.
     timing: Receives a row per round. These rows differ between equal runs.
     also: Receives all three (TensorBoard), if given.
-    non_finite: Receives what `Hooks.explain_non_finite` says, if given.
-    rows: Keeps what `FsslProcess.outside` keeps outside of the state.
+    non_finite: Receives the lines of `Hooks.explain_non_finite`, if given.
+    rows: Keeps the rows of `FsslProcess.outside`.
   """
 
   states: tff.program.ProgramStateManager
-  train: managers.CsvReleaseManager
-  evaluation: managers.CsvReleaseManager
-  timing: managers.CsvReleaseManager
-  also: tff.program.ReleaseManager | None = None
-  non_finite: managers.LinesReleaseManager | None = None
+  train: csv_table.CsvTable
+  evaluation: csv_table.CsvTable
+  timing: csv_table.CsvTable
+  also: loggers.Logger | None = None
+  non_finite: csv_table.RoundLines | None = None
   rows: row_files.RowFiles | None = None
 
   def truncate_after(self, round_num: int) -> int:
-    """Removes the rows of later rounds; returns how many rounds had one."""
-    every_round = (self.train.table, self.timing.table)
+    """Removes rows of later rounds, and returns the number of rounds."""
+    every_round = (self.train, self.timing)
     for table in every_round:
       table.check_after(round_num)
     # Every evaluated round is in another table, too.
     last = [t.last_key for t in every_round if t.last_key is not None]
-    self.evaluation.table.check_after(round_num, max([round_num, *last]))
-    removed = self.train.table.truncate_after(round_num)
-    self.evaluation.table.truncate_after(round_num)
-    self.timing.table.truncate_after(round_num)
+    self.evaluation.check_after(round_num, max([round_num, *last]))
+    removed = self.train.truncate_after(round_num)
+    self.evaluation.truncate_after(round_num)
+    self.timing.truncate_after(round_num)
     if self.rows is not None:
       self.rows.drop_after(round_num)
     return removed
 
   def best_round(self) -> int | None:
-    """The round with the best validation accuracy so far, if any."""
-    return summary.best_round_num(self.evaluation.table.path)
+    """Returns the round with the best validation accuracy so far, if any."""
+    return summary.best_round_num(self.evaluation.path)
 
 
 class TrainingStoppedError(Exception):
-  """Training cannot continue; the message says why and what may help."""
+  """An end of training: the message says why, and suggests a remedy."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """How training ended.
+  """The end of training.
 
   Attributes:
     state: The last state.
@@ -133,7 +135,7 @@ async def train(
       scalars.
     data_source: The clients, of type `{D*}@CLIENTS`.
     settings: How long to train, and how often to evaluate and save.
-    outputs: Where results go.
+    outputs: The outputs.
     evaluate_fn: Process state -> metrics by name; called in another thread.
     reporter: Told about every round.
     stop: Checked after each round.
@@ -168,7 +170,7 @@ async def train(
       done += 1
       state = await run.prepared(state)
       before_round = state.process
-      with hooks.around_round(done):
+      with hooks.round_context(done):
         state, report = await run.run_round(state, done)
       await run.report_troubles(before_round, report)
       if run.saves(state, report):
@@ -184,7 +186,7 @@ def state_structure(
   process: tff.learning.templates.LearningProcess,
   data_source: sampling.CohortDataSource,
 ) -> ProgramState:
-  """The structure of a process's saved states, for loading them."""
+  """Returns the structure of a process's saved states, to load them."""
   state_type = process.initialize.type_signature.result.member
   return ProgramState(
     tff.types.type_to_tf_tensor_specs(state_type),
@@ -193,64 +195,64 @@ def state_structure(
   )
 
 
+@dataclasses.dataclass
 class _Run:
-  """The steps of `train`, whose arguments it holds."""
+  """The steps of `train`, with its arguments."""
 
-  def __init__(
-    self, process, data_source, settings, outputs, evaluate_fn, reporter, hooks
-  ):
-    self._process: tff.learning.templates.LearningProcess = process
-    self._data_source: sampling.CohortDataSource = data_source
-    self._settings: Settings = settings
-    self._outputs: Outputs = outputs
-    self._evaluate_fn: Callable[[Any], Mapping[str, float]] = evaluate_fn
-    self._reporter: Reporter = reporter
-    self._hooks: Hooks = hooks
+  process: tff.learning.templates.LearningProcess
+  data_source: sampling.CohortDataSource
+  settings: Settings
+  outputs: Outputs
+  evaluate_fn: Callable[[Any], Mapping[str, float]]
+  reporter: Reporter
+  hooks: Hooks
+
+  def __post_init__(self):
     self._watch = round_checks.UpdateWatch()
     self._rows: row_files.OutsideRows | None = None
-    outside = getattr(process, 'outside', None)
+    outside = getattr(self.process, 'outside', None)
     if outside is not None:
-      if outputs.rows is None:
+      if self.outputs.rows is None:
         raise ValueError(
           'The process keeps rows outside of its state: give `Outputs.rows`.'
         )
-      self._rows = row_files.OutsideRows(outside, outputs.rows)
+      self._rows = row_files.OutsideRows(outside, self.outputs.rows)
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
-    """(state to start from, last finished round)."""
-    structure = state_structure(self._process, self._data_source)
-    state, done = await self._outputs.states.load_latest(structure)
+    """Returns (state to start from, last finished round)."""
+    structure = state_structure(self.process, self.data_source)
+    state, done = await self.outputs.states.load_latest(structure)
     if state is None:
       return await self._initialize(initial_model)
-    table = self._outputs.train.table
+    table = self.outputs.train
     last_row = table.last_key
-    if done >= self._settings.first_round and (
+    if done >= self.settings.first_round and (
       last_row is None or last_row < done
     ):
-      self._reporter.say(
+      self.reporter.say(
         f'{table.path} lacks rows of what is saved: they were removed; training'
-        f' continues {console.after(done, self._settings)} without them.'
+        f' continues {console.after(done, self.settings)} without them.'
       )
-    self._drop_unsaved(done, console.after(done, self._settings))
+    self._drop_unsaved(done, console.after(done, self.settings))
     await self._drop_unneeded()
     return state, done
 
   async def _initialize(self, initial_model: Any) -> tuple[ProgramState, int]:
-    """(initial state, the round before the first)."""
-    done = self._settings.first_round - 1
+    """Returns (initial state, the round before the first)."""
+    done = self.settings.first_round - 1
     self._drop_unsaved(done, 'at the start')
-    initial = await tff.program.materialize_value(self._process.initialize())
-    state = ProgramState(initial, self._data_source.iterator(), 0)
+    initial = await tff.program.materialize_value(self.process.initialize())
+    state = ProgramState(initial, self.data_source.iterator(), 0)
     if initial_model is not None:
       state = await self._warm_start(state, done, initial_model)
     return state, done
 
   def _drop_unsaved(self, done: int, where: str) -> None:
-    """Removes rows of rounds whose state was not saved, or is missing."""
-    removed = self._outputs.truncate_after(done)
+    """Removes rows of rounds without a saved state."""
+    removed = self.outputs.truncate_after(done)
     if removed:
       rounds = 'a round is' if removed == 1 else f'{removed} rounds are'
-      self._reporter.say(
+      self.reporter.say(
         f'Training continues {where}: there is no later checkpoint, so'
         f' {rounds} repeated.'
       )
@@ -262,64 +264,64 @@ class _Run:
     state = state._replace(
       process=state.process._replace(global_model_weights=model)
     )
-    with self._reporter.phase(training_types.EVALUATING, done):
-      evaluation = await asyncio.to_thread(self._evaluate_fn, state.process)
-    await self._outputs.evaluation.release(evaluation, done)
-    if self._outputs.also is not None:
-      await self._outputs.also.release(evaluation, done)
-    await self._outputs.states.save(state, done)
+    with self.reporter.phase(training_types.EVALUATING, done):
+      evaluation = await asyncio.to_thread(self.evaluate_fn, state.process)
+    await asyncio.to_thread(self.outputs.evaluation.log, done, evaluation)
+    if self.outputs.also is not None:
+      self.outputs.also.log(done, evaluation)
+    await self.outputs.states.save(state, done)
     figures = '  '.join(console.evaluation_figures(evaluation))
-    self._reporter.say(f'At the start: {figures}')
+    self.reporter.say(f'At the start: {figures}')
     return state
 
   @contextlib.contextmanager
   def announced(self, done: int) -> Iterator[None]:
     """Says that training begins, and in any case that it has ended."""
     with contextlib.ExitStack() as exits:
-      exits.callback(self._reporter.end)
-      self._reporter.begin(done, self._settings)
-      exits.callback(self._hooks.end)
-      self._hooks.begin(done, self._settings)
+      exits.callback(self.reporter.end)
+      self.reporter.begin(done, self.settings)
+      exits.callback(self.hooks.end)
+      self.hooks.begin(done, self.settings)
       yield
 
   async def prepared(self, state: ProgramState) -> ProgramState:
-    """The state before a round, with all that the round needs."""
+    """Loads the rows of clients that a round needs into its state."""
     if self._rows is None:
       return state
     at = state.iterator
-    cohort = self._data_source.client_ids(at.seed, at.round_num)
-    process = await asyncio.to_thread(self._rows.bring, state.process, cohort)
+    cohort = self.data_source.client_ids(at.seed, at.round_num)
+    process = await asyncio.to_thread(self._rows.load, state.process, cohort)
     return state._replace(process=process)
 
   async def save(self, state: ProgramState, round_num: int) -> None:
     """Saves the state after a round."""
-    with self._reporter.phase(training_types.SAVING, round_num):
-      await self._outputs.states.save(state, round_num)
+    with self.reporter.phase(training_types.SAVING, round_num):
+      await self.outputs.states.save(state, round_num)
       await self._drop_unneeded()
 
   async def _drop_unneeded(self) -> None:
     """Removes clients' rows that no saved state needs."""
     if self._rows is None:
       return
-    versions = await self._outputs.states.get_versions()
-    await asyncio.to_thread(self._rows.keep_for, versions or ())
+    versions = await self.outputs.states.get_versions()
+    await asyncio.to_thread(self._rows.retain_versions, versions or ())
 
   async def run_round(
     self, state: ProgramState, round_num: int
   ) -> tuple[ProgramState, RoundReport]:
     """Runs a round, evaluates if that is due, and releases the results."""
     start = time.monotonic()
-    counts = self._data_source.counts(state.iterator.seed, round_num)
+    counts = self.data_source.counts(state.iterator.seed, round_num)
     cohort = state.iterator.select()
-    with self._reporter.phase(training_types.ROUND, round_num):
+    with self.reporter.phase(training_types.ROUND, round_num):
       output = await tff.program.materialize_value(
-        self._process.next(state.process, cohort)
+        self.process.next(state.process, cohort)
       )
     process = output.state
     if self._rows is not None:
-      process = await asyncio.to_thread(self._rows.take, process)
+      process = await asyncio.to_thread(self._rows.store, process)
     failures = self._left_out(round_num)
-    in_round = self._hooks.seconds()
+    in_round = self.hooks.seconds()
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
     metrics = {**managers.flatten(output.metrics), **counts}
@@ -327,9 +329,9 @@ class _Run:
     metrics['bad_round'] = int(is_bad)
     evaluation: Mapping[str, float] = {}
     start = time.monotonic()
-    if _is_due(round_num, self._settings.rounds_per_evaluation, self._settings):
-      with self._reporter.phase(training_types.EVALUATING, round_num):
-        evaluation = await asyncio.to_thread(self._evaluate_fn, process)
+    if _is_due(round_num, self.settings.rounds_per_evaluation, self.settings):
+      with self.reporter.phase(training_types.EVALUATING, round_num):
+        evaluation = await asyncio.to_thread(self.evaluate_fn, process)
     timing['seconds/evaluation'] = time.monotonic() - start
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     timing['peak_memory_mb'] = peak / 1024.0  # Linux gives KiB.
@@ -341,12 +343,12 @@ class _Run:
     return ProgramState(process, state.iterator, num_bad), report
 
   def _left_out(self, round_num: int) -> list[str]:
-    """A line for each client whose data could not be used."""
+    """Returns a line for each client with unusable data."""
     lines = [
       f'round {round_num}: client {client_id} is left out: {reason}'
-      for client_id, reason in self._hooks.left_out_clients(round_num)
+      for client_id, reason in self.hooks.left_out_clients(round_num)
     ]
-    if lines and self._settings.strict_clients:
+    if lines and self.settings.strict_clients:
       raise UsageError(
         f'{lines[0]}; because of --strict_clients, this stops the run'
       )
@@ -354,43 +356,45 @@ class _Run:
 
   async def _release(self, report: RoundReport) -> None:
     """Releases the figures of a round."""
-    outputs, round_num = self._outputs, report.round_num
-    await outputs.train.release(report.metrics, round_num)
+    outputs, round_num = self.outputs, report.round_num
+    tables = [(outputs.train, report.metrics)]
     if report.evaluation:
-      await outputs.evaluation.release(report.evaluation, round_num)
-    await outputs.timing.release(report.timing, round_num)
+      tables.append((outputs.evaluation, report.evaluation))
+    tables.append((outputs.timing, report.timing))
+    for table, metrics in tables:
+      await asyncio.to_thread(table.log, round_num, metrics)
     if outputs.also is not None:
       together = {**report.metrics, **report.evaluation, **report.timing}
-      await outputs.also.release(together, round_num)
+      outputs.also.log(round_num, together)
 
   async def report_troubles(self, before: Any, report: RoundReport) -> None:
-    """Says what went wrong in a round that began with the state `before`."""
+    """Reports failures of a round that began with the state `before`."""
     round_num = report.round_num
     for line in report.failures:
-      self._reporter.say(line)
+      self.reporter.say(line)
     warning = self._watch.warning(report.metrics)
     if warning is not None:
-      name = console.round_name(round_num, self._settings)
-      self._reporter.say(f'{name}: {warning}.')
+      name = console.round_name(round_num, self.settings)
+      self.reporter.say(f'{name}: {warning}.')
     num_clients = int(report.metrics.get(round_checks.NON_FINITE, 0))
     if not num_clients:
       return
     lines = await asyncio.to_thread(
-      self._hooks.explain_non_finite, before, round_num, num_clients
+      self.hooks.explain_non_finite, before, round_num, num_clients
     )
-    if lines and self._outputs.non_finite is not None:
-      await self._outputs.non_finite.release(lines, round_num)
+    if lines and self.outputs.non_finite is not None:
+      await asyncio.to_thread(self.outputs.non_finite.log, round_num, lines)
     for line in lines:
-      self._reporter.say(f'round {round_num}: {line}')
+      self.reporter.say(f'round {round_num}: {line}')
 
   def saves(self, state: ProgramState, report: RoundReport) -> bool:
-    """Whether the state is saved after a round."""
-    settings, done = self._settings, report.round_num
+    """Returns whether the state is saved after a round."""
+    settings, done = self.settings, report.round_num
     return bool(
       _is_due(done, settings.rounds_per_checkpoint, settings)
       or int(state.num_bad_rounds) >= settings.max_bad_rounds
       # The model of the best round is exported at the end.
-      or (report.evaluation and self._outputs.best_round() == done)
+      or (report.evaluation and self.outputs.best_round() == done)
     )
 
 

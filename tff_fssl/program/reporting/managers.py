@@ -1,16 +1,15 @@
-"""Durable managers that implement the interfaces of `tff.program`.
+"""Implementations of the interfaces of `tff.program`.
 
-TFF's own are not durable: `FileProgramStateManager` neither flushes nor removes
-what killed saves left; `CSVFileReleaseManager` appends to torn rows.
+TFF's `FileProgramStateManager` is not durable: it neither flushes nor removes
+what killed saves left.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 import contextlib
 import os
-import re
 import struct
 from typing import Any
 
@@ -18,14 +17,10 @@ from absl import logging
 import tree
 
 from tff_fssl import durable
-from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf, tff
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import ownership
-
-_LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 
 
 class DurableProgramStateManager(tff.program.ProgramStateManager):
@@ -41,7 +36,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     *,
     keep_total: int = 3,
     warn: Callable[[str], None] = logging.warning,
-    owner: ownership.Owner = ownership.NOBODY,
+    owner: checkpoint.Owner = checkpoint.NOBODY,
     keep_also_fn: Callable[[], int | None] = lambda: None,
   ):
     """Opens a folder of checkpoints; removes what killed saves left there.
@@ -66,7 +61,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     self._warn = warn
 
   async def get_versions(self) -> list[int] | None:
-    """The saved versions, ascending, or None."""
+    """Lists the saved versions, ascending; returns None if there are none."""
     return checkpoint.versions(self._root_dir) or None
 
   async def load(self, version: int, structure: Any) -> Any:
@@ -89,7 +84,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     if not os.path.lexists(path):
       raise tff.program.ProgramStateNotFoundError(version)
     leaves = await asyncio.to_thread(checkpoint.read_own, path, self._owner)
-    return to_structure(leaves, structure)
+    return fill_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the latest complete version.
@@ -155,7 +150,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         version=version, path=self._root_dir
       )
     state = await tff.program.materialize_value(program_state)
-    leaves = _to_leaves(state)
+    leaves = _name_values(state)
     await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
@@ -172,116 +167,39 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         durable.remove(path)
 
 
-class CsvReleaseManager(tff.program.ReleaseManager):
-  """Releases nested scalars as a row of a `CsvTable`; joins names with '/'."""
+class LoggerReleaseManager(tff.program.ReleaseManager):
+  """Lets programs of TFF release metrics to a logger.
 
-  def __init__(self, path: str):
-    """Opens the table, or makes it; cuts off a torn last line.
-
-    Args:
-      path: The file; its folder must exist.
-
-    Raises:
-      UsageError: If the file is not such a table.
-    """
-    self.table = csv_table.CsvTable(path)
-
-  async def release(self, value: Any, key: int) -> None:
-    """Appends a row; rows of `key` and later ones are removed first.
-
-    Args:
-      value: Nested mapping of scalars, or of references to scalars.
-      key: The round.
-    """
-    value = await tff.program.materialize_value(value)
-    await asyncio.to_thread(self.table.append, key, flatten(value))
-
-
-class LinesReleaseManager(tff.program.ReleaseManager):
-  """Releases lines of text that begin with 'round N: '."""
-
-  def __init__(self, path: str):
-    """Sets the file, which is made when there is something to write.
-
-    Args:
-      path: The file; its folder must exist.
-
-    Raises:
-      UsageError: If the path holds something else.
-    """
-    self.path = path
-    self._read()
-
-  async def release(self, value: Sequence[str], key: int) -> None:
-    """Appends lines; those of round `key` and later ones are removed first.
-
-    Args:
-      value: The lines, without their 'round N: '.
-      key: The round.
-    """
-    lines = [line for of_round, line in self._read() if of_round < key]
-    lines += [f'round {key}: {line}\n' for line in value]
-    await asyncio.to_thread(
-      durable.write_file, self.path, [''.join(lines).encode()]
-    )
-
-  def _read(self) -> list[tuple[int, str]]:
-    """(round, line) of all lines; raises `UsageError`."""
-    if not os.path.lexists(self.path):
-      return []
-    lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
-    matches = [_LINE.match(line) for line in lines]
-    result = []
-    for line_num, (line, match) in enumerate(zip(lines, matches), 1):
-      if match is None or not line.endswith('\n'):
-        raise UsageError(
-          f'{self.path}, line {line_num}: does not begin with "round N: ", or'
-          ' has no line end; the file was changed: put it right, or move it'
-          ' away'
-        )
-      result.append((int(match[1]), line))
-    return result
-
-
-class BestEffortReleaseManager(tff.program.ReleaseManager):
-  """Releases through another manager, whose failure does not stop a run."""
+  A logger that fails does not stop the program.
+  """
 
   def __init__(
-    self,
-    manager: tff.program.ReleaseManager,
-    name: str,
-    warn: Callable[[str], None],
+    self, logger: loggers.Logger, name: str, warn: Callable[[str], None]
   ):
-    """Wraps a manager.
+    """Wraps a logger.
 
     Args:
-      manager: The manager.
-      name: Name of the manager in the warning.
-      warn: Called at the first failure; nothing more is released after it.
+      logger: The logger.
+      name: Its name in the warning.
+      warn: Called at the first failure. Nothing is logged after it.
     """
-    self._manager: tff.program.ReleaseManager | None = manager
-    self._name = name
-    self._warn = warn
+    self._logger: loggers.Logger | None = logger
+    self._name, self._warn = name, warn
 
   async def release(self, value: Any, key: int) -> None:
-    """Releases the value, if nothing has failed so far."""
-    if self._manager is None:
+    """Logs nested scalars, or references to scalars, of round `key`."""
+    value = await tff.program.materialize_value(value)
+    if self._logger is None:
       return
     try:
-      await self._manager.release(value, key)
+      self._logger.log(int(key), flatten(value))
     except Exception as error:  # pylint: disable=broad-except
-      # Any error: training and the CSV files matter more.
-      self._manager = None
-      self._warn(failure(self._name, error))
-
-
-def failure(name: str, error: Exception) -> str:
-  """The warning that something which may fail is left out from now on."""
-  return f'{name} stops: {type(error).__name__}: {files.first_line(error)}'
+      self._logger = None
+      self._warn(loggers.failure(self._name, error))
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
-  """Nested mappings (and named tuples) as one mapping, names joined by '/'."""
+  """Flattens nested mappings and named tuples; joins names by '/'."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
   if isinstance(value, (list, tuple)):
@@ -306,14 +224,14 @@ def _is_serializable(leaf: Any) -> bool:
   return isinstance(leaf, tff.program.FederatedDataSourceIterator)
 
 
-def _to_leaves(state: Any) -> dict[str, Any]:
+def _name_values(state: Any) -> dict[str, Any]:
   return {
     path: leaf.to_bytes() if _is_serializable(leaf) else leaf
     for path, leaf in _named_leaves(state)
   }
 
 
-def to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
+def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   """Puts a checkpoint's leaves in their places.
 
   Args:

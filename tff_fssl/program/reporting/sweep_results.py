@@ -1,7 +1,7 @@
-"""What a sweep has come to: table, CSV file, picture, flagfile.
+"""Shows the results of a sweep: table, CSV file, picture, flagfile.
 
-TensorFlow-free. Only validation accuracy is shown of all trials; test accuracy
-is read of the best one and of the base configuration, at the end.
+Of all trials, only validation accuracy is shown. Test accuracy is read at the
+end, for the best trial and for the base configuration.
 """
 
 from collections.abc import Sequence
@@ -9,8 +9,13 @@ import csv
 import io
 import math
 import re
+from typing import Any
+import warnings
 
+import matplotlib
 import numpy as np
+import optuna
+from optuna.visualization import matplotlib as visualization
 
 import tff_fssl
 from tff_fssl import durable
@@ -20,6 +25,7 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import plots
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
@@ -36,7 +42,7 @@ _GAP = '  '
 
 
 def ranked(records: Sequence[trials.Record]) -> list[trials.Record]:
-  """Complete trials first, the best of each state first."""
+  """Sorts trials: complete ones first, the best of each state first."""
   return sorted(
     records,
     key=lambda r: (
@@ -47,20 +53,24 @@ def ranked(records: Sequence[trials.Record]) -> list[trials.Record]:
   )
 
 
+def complete(records: Sequence[trials.Record]) -> list[trials.Record]:
+  """Returns the complete trials, the best one first."""
+  return [r for r in ranked(records) if r.state == trials.COMPLETE]
+
+
 def winner(records: Sequence[trials.Record]) -> trials.Record | None:
-  """The complete trial with the best mean; the first of these, or None."""
-  complete = [r for r in ranked(records) if r.state == trials.COMPLETE]
-  return complete[0] if complete else None
+  """Returns the complete trial with the best mean; the first of these."""
+  return next(iter(complete(records)), None)
 
 
 def score_text(record: trials.Record) -> str:
-  """'92.5 ± 0.4': validation accuracy in percent; '-' if not known."""
+  """Formats validation accuracy in percent: '92.5 ± 0.4', or '-'."""
   scores = [100 * score for score in record.scores.values()]
   return compare.mean_and_spread(scores, 1) if scores else '-'
 
 
 def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
-  """The trials as a table of at most 80 columns, the best ones first.
+  """Formats trials as a table of at most 80 columns, the best ones first.
 
   Args:
     records: The trials.
@@ -70,13 +80,11 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
     The table.
   """
   rows = ranked(records)
-  fixed = [
+  first, *last = (
     (['trial'], [str(r.number) for r in rows]),
     (['validation, %'], [score_text(r) for r in rows]),
     (['state'], [r.state for r in rows]),
-  ]
-  room = console.WIDTH - sum(_width(column) + len(_GAP) for column in fixed[:2])
-  room -= _width(fixed[2])
+  )
   columns: list[tuple[list[str], list[str]]] = []
   for name in names:
     cells = [
@@ -84,17 +92,18 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
       for r in rows
     ]
     column = broken(name, max(map(len, cells), default=0)), cells
-    room -= _width(column) + len(_GAP)
-    if room < 0:
+    shown = [first, *columns, column, *last]
+    if sum(map(_width, shown)) + len(_GAP) * (len(shown) - 1) > console.WIDTH:
       break
     columns.append(column)
-  shown = [fixed[0], *columns, *fixed[1:]]
-  height = max(len(header) for header, _ in shown)
-  padded = []
-  for header, cells in shown:
-    width = _width((header, cells))
-    whole = [''] * (height - len(header)) + header + cells
-    padded.append([cell.ljust(width) for cell in whole])
+  height = max(len(header) for header, _ in [first, *columns, *last])
+  padded = [
+    [
+      cell.ljust(_width((header, cells)))
+      for cell in [''] * (height - len(header)) + header + cells
+    ]
+    for header, cells in [first, *columns, *last]
+  ]
   lines = [_GAP.join(line).rstrip() for line in zip(*padded)]
   if len(columns) < len(names):
     left_out = ', '.join(names[len(columns) :])
@@ -107,7 +116,7 @@ def _width(column: tuple[list[str], list[str]]) -> int:
 
 
 def broken(name: str, width: int) -> list[str]:
-  """A flag's name in lines of at most `width`, if its parts allow it."""
+  """Breaks a flag's name into lines of `width`, if its parts allow it."""
   pieces = re.findall(r'[^_. ]+[_. ]?', name)
   width = max(width, *map(len, pieces))
   lines = ['']
@@ -124,29 +133,20 @@ def write_csv(
   sweep: sweeps.Sweep,
 ) -> None:
   """Writes a row for each trial; raises `UsageError`."""
-  text = io.StringIO()
   names = [space.name for space in sweep.spaces]
+  seeds = [f'seed{seed}' for seed in sweep.seeds]
+  about = ['validation/accuracy', 'standard_deviation', *seeds, 'state', 'note']
+  text = io.StringIO()
   writer = csv.writer(text, lineterminator='\n')
-  writer.writerow(
-    [
-      'trial',
-      *names,
-      'validation/accuracy',
-      'standard_deviation',
-      *(f'seed{seed}' for seed in sweep.seeds),
-      'state',
-      'note',
-    ]
-  )
+  writer.writerow(['trial', *names, *about])
   for record in records:
     scores = list(record.scores.values())
-    spread = float(np.std(scores, ddof=1)) if len(scores) > 1 else ''
     writer.writerow(
       [
         record.number,
         *(hparams.to_text(record.values.get(name, '')) for name in names),
         record.mean if scores else '',
-        spread,
+        float(np.std(scores, ddof=1)) if len(scores) > 1 else '',
         *(record.scores.get(seed, '') for seed in sweep.seeds),
         record.state,
         record.note,
@@ -187,7 +187,7 @@ def write_winner(
 
 
 def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
-  """'92.1 ± 0.7 %': test accuracy in the rounds that validation selects.
+  """Formats test accuracy in the selected rounds: '92.1 ± 0.7 %'.
 
   Args:
     folder: The sweep's.
@@ -217,8 +217,33 @@ def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
 def base(
   records: Sequence[trials.Record], sweep: sweeps.Sweep
 ) -> trials.Record | None:
-  """The complete trial with the values that the base has, if there is one."""
-  for record in records:
-    if record.state == trials.COMPLETE and record.values == sweep.base_values:
-      return record
-  return None
+  """Returns the complete trial with the base's values, if there is one."""
+  return next(
+    (r for r in complete(records) if r.values == sweep.base_values), None
+  )
+
+
+def draw(path: str, study: optuna.Study, num_axes: int) -> None:
+  """Draws the complete trials of a study as lines through parallel axes.
+
+  Args:
+    path: The PNG file.
+    study: The study; at least one trial is complete.
+    num_axes: How many flags vary.
+
+  Raises:
+    UsageError: If the file cannot be written.
+  """
+  # No window system is chosen for the whole process.
+  matplotlib.use('agg')
+  with warnings.catch_warnings():
+    # Optuna calls its diagrams experimental.
+    warnings.simplefilter('ignore')
+    axes = visualization.plot_parallel_coordinate(
+      study, target_name='validation accuracy'
+    )
+  axes.set_title('')
+  canvas: Any = axes.figure
+  canvas.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
+  canvas.set_layout_engine('tight')
+  plots.save_png(canvas, path)

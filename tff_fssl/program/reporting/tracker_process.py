@@ -1,14 +1,15 @@
-"""The process in which a tracker's library runs. TensorFlow-free.
+"""The process in which a tracker's library runs.
 
     python -m tff_fssl.program.reporting.tracker_process mlflow:URI FOLDER
 
-reads JSON, a message in each line, from its standard input: first `name`,
-`params` and `tags` of the run, then `round` and `metrics`, `picture` or
-`artifact` and `path`, `summary` and `round`, and at last `end`, a state. If the
-input ends without that, whoever wrote it was killed. FOLDER/KIND.json says
-which run of the tracker this is, and its last round: it is continued, and
-rounds that it has are skipped.
+reads calls of a `loggers.RunLogger` from its standard input: a JSON list in
+each line, the method and its arguments. The first one is 'start', with name,
+flags and algorithm of the run. If the input ends without 'finish', the program
+that wrote it was killed. FOLDER/KIND.json remembers the run of the tracker and
+its last round. That run is continued, and rounds that it has are skipped.
 """
+
+from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 import importlib
@@ -17,185 +18,21 @@ import os
 import re
 import sys
 import time
-from typing import Any, Protocol
+from typing import Any
 import uuid
 
 import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
+from tff_fssl.program.reporting import loggers
 
-FINISHED, FAILED, KILLED = 'FINISHED', 'FAILED', 'KILLED'
 _FORMAT = 'tff_fssl.tracker'
 _EXPERIMENT = 'tff_fssl'
 _ROUND = 'round'
-# What MLflow takes at once, and in a name.
-_MAX_PARAMS, _MAX_METRICS, _MAX_VALUE = 100, 900, 500
+# The longest value that MLflow takes, and what it takes in a name.
+_MAX_VALUE = 500
 _NOT_IN_NAMES = re.compile(r'[^/\w.\- ]')
-
-
-class Tracker(Protocol):
-  """A run of a tracker.
-
-  Attributes:
-    id: Its name at the tracker.
-  """
-
-  id: str
-
-  def log(self, round_num: int, metrics: Mapping[str, float]) -> None:
-    """Adds the metrics of a round."""
-
-  def log_picture(self, name: str, path: str) -> None:
-    """Adds a PNG file."""
-
-  def log_artifact(self, name: str, path: str) -> None:
-    """Adds a file or a folder."""
-
-  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
-    """Adds the results."""
-
-  def end(self, state: str) -> None:
-    """Ends the run as FINISHED, FAILED or KILLED."""
-
-
-class _MlflowTracker:
-  """A run of an MLflow server, or in a folder of MLflow's."""
-
-  def __init__(self, uri: str, start: Mapping[str, Any], run_id: str | None):
-    mlflow = importlib.import_module('mlflow')
-    entities = importlib.import_module('mlflow.entities')
-
-    self._entities = entities
-    mlflow.set_tracking_uri(uri)
-    self._client = mlflow.MlflowClient(uri)
-    if run_id is None or not self._continues(run_id, start['params']):
-      run_id = self._begin(start)
-    self.id = run_id
-
-  def _begin(self, start: Mapping[str, Any]) -> str:
-    name = os.environ.get('MLFLOW_EXPERIMENT_NAME') or _EXPERIMENT
-    experiment = self._client.get_experiment_by_name(name)
-    if experiment is None:
-      experiment_id = self._client.create_experiment(name)
-    else:
-      experiment_id = experiment.experiment_id
-    run = self._client.create_run(
-      experiment_id, run_name=start['name'], tags=start['tags']
-    )
-    params = [
-      self._entities.Param(_mlflow_name(name), _short(value))
-      for name, value in start['params'].items()
-    ]
-    for i in range(0, len(params), _MAX_PARAMS):
-      self._client.log_batch(
-        run.info.run_id, params=params[i : i + _MAX_PARAMS]
-      )
-    return str(run.info.run_id)
-
-  def _continues(self, run_id: str, params: Mapping[str, str]) -> bool:
-    """Whether there is still such a run, which then goes on."""
-    exceptions = importlib.import_module('mlflow.exceptions')
-
-    try:
-      run = self._client.get_run(run_id)
-    except exceptions.MlflowException as error:
-      if error.error_code == 'RESOURCE_DOES_NOT_EXIST':
-        return False
-      raise
-    self._client.update_run(run_id, status='RUNNING')
-    # Parameters cannot be changed: those of a continued run are tags.
-    for name, value in params.items():
-      name, value = _mlflow_name(name), _short(value)
-      if run.data.params.get(name) != value:
-        self._client.set_tag(run_id, f'continued/{name}', value)
-    return True
-
-  def log(self, round_num: int, metrics: Mapping[str, float]) -> None:
-    made = [
-      self._entities.Metric(_mlflow_name(name), value, _now(), round_num)
-      for name, value in metrics.items()
-    ]
-    for i in range(0, len(made), _MAX_METRICS):
-      self._client.log_batch(self.id, metrics=made[i : i + _MAX_METRICS])
-
-  def log_picture(self, name: str, path: str) -> None:
-    del name
-    self._client.log_artifact(self.id, path, 'pictures')
-
-  def log_artifact(self, name: str, path: str) -> None:
-    if os.path.isdir(path):
-      self._client.log_artifacts(self.id, path, name)
-    else:
-      self._client.log_artifact(self.id, path)
-
-  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
-    self.log(round_num, summary)
-
-  def end(self, state: str) -> None:
-    self._client.set_terminated(self.id, state)
-
-
-class _WandbTracker:
-  """A run of Weights & Biases; offline, in the folder."""
-
-  def __init__(
-    self,
-    project: str,
-    start: Mapping[str, Any],
-    run_id: str | None,
-    folder: str,
-  ):
-    wandb = importlib.import_module('wandb')
-
-    self._wandb = wandb
-    entity, _, name = project.rpartition('/')
-    self.id = run_id or uuid.uuid4().hex[:8]
-    try:
-      self._run = wandb.init(
-        entity=entity or None,
-        project=name,
-        id=self.id,
-        resume='allow',
-        name=start['name'],
-        config=start['params'],
-        tags=[start['tags']['algorithm']],
-        dir=folder,
-        settings=_WANDB,
-      )
-    except wandb.errors.UsageError as error:
-      raise UsageError(
-        f'{files.first_line(error)}; `wandb login` gives it a key, and'
-        ' WANDB_MODE=offline does without'
-      ) from error
-    # Rounds of pre-training are not positive, which wandb's own steps must be.
-    self._run.define_metric(_ROUND)
-    self._run.define_metric('*', step_metric=_ROUND)
-
-  def log(self, round_num: int, metrics: Mapping[str, float]) -> None:
-    self._run.log({_ROUND: round_num, **metrics})
-
-  def log_picture(self, name: str, path: str) -> None:
-    self._run.log({name: self._wandb.Image(path)})
-
-  def log_artifact(self, name: str, path: str) -> None:
-    kind = 'model' if os.path.isdir(path) else 'file'
-    name = re.sub(r'[^\w.\-]', '_', f'{self.id}-{name}')
-    artifact = self._wandb.Artifact(name, kind)
-    if os.path.isdir(path):
-      artifact.add_dir(path)
-    else:
-      artifact.add_file(path)
-    self._run.log_artifact(artifact)
-
-  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
-    del round_num
-    self._run.summary.update(dict(summary))
-
-  def end(self, state: str) -> None:
-    self._run.finish(exit_code=0 if state == FINISHED else 1)
-
-
 # Nothing of the machine and its users: no code, command, packages or output.
 _WANDB = {
   'console': 'off',
@@ -210,6 +47,141 @@ _WANDB = {
 }
 
 
+class _MlflowLogger:
+  """A run of an MLflow server, or in a folder of MLflow's."""
+
+  def __init__(
+    self,
+    uri: str,
+    name: str,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    run_id: str | None,
+  ):
+    mlflow = importlib.import_module('mlflow')
+    self._entities = importlib.import_module('mlflow.entities')
+    mlflow.set_tracking_uri(uri)
+    self._client = mlflow.MlflowClient(uri)
+    known = {_mlflow_name(n): _short(value) for n, value in params.items()}
+    if run_id is None or not self._continues(run_id, known):
+      run_id = self._begin(name, known, tags)
+    self.id = run_id
+
+  def _begin(
+    self, name: str, params: Mapping[str, str], tags: Mapping[str, str]
+  ) -> str:
+    title = os.environ.get('MLFLOW_EXPERIMENT_NAME') or _EXPERIMENT
+    experiment = self._client.get_experiment_by_name(title)
+    experiment_id = (
+      self._client.create_experiment(title)
+      if experiment is None
+      else experiment.experiment_id
+    )
+    run = self._client.create_run(experiment_id, run_name=name, tags=tags)
+    made = [self._entities.Param(*param) for param in params.items()]
+    self._client.log_batch(run.info.run_id, params=made)
+    return str(run.info.run_id)
+
+  def _continues(self, run_id: str, params: Mapping[str, str]) -> bool:
+    """Continues a run; returns whether there still is one."""
+    exceptions = importlib.import_module('mlflow.exceptions')
+    try:
+      run = self._client.get_run(run_id)
+    except exceptions.MlflowException as error:
+      if error.error_code == 'RESOURCE_DOES_NOT_EXIST':
+        return False
+      raise
+    self._client.update_run(run_id, status='RUNNING')
+    # Parameters cannot be changed: those of a continued run are tags.
+    for name, value in params.items():
+      if run.data.params.get(name) != value:
+        self._client.set_tag(run_id, f'continued/{name}', value)
+    return True
+
+  def log(self, round_num: int, metrics: Mapping[str, float]) -> None:
+    now = round(1000 * time.time())
+    made = [
+      self._entities.Metric(_mlflow_name(name), value, now, round_num)
+      for name, value in metrics.items()
+    ]
+    self._client.log_batch(self.id, metrics=made)
+
+  def log_picture(self, name: str, path: str) -> None:
+    del name
+    self._client.log_artifact(self.id, path, 'pictures')
+
+  def log_file(self, name: str, path: str) -> None:
+    if os.path.isdir(path):
+      self._client.log_artifacts(self.id, path, name)
+    else:
+      self._client.log_artifact(self.id, path)
+
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
+    self.log(round_num, summary)
+
+  def finish(self, state: str, seconds: float = 0.0) -> None:
+    self._client.set_terminated(self.id, state)
+
+
+class _WandbLogger:
+  """A run of Weights & Biases; offline, in the folder."""
+
+  def __init__(
+    self,
+    project: str,
+    name: str,
+    params: Mapping[str, str],
+    tags: Mapping[str, str],
+    run_id: str | None,
+    folder: str,
+  ):
+    self._wandb = importlib.import_module('wandb')
+    entity, _, project = project.rpartition('/')
+    self.id = run_id or uuid.uuid4().hex[:8]
+    try:
+      self._run = self._wandb.init(
+        entity=entity or None,
+        project=project,
+        id=self.id,
+        resume='allow',
+        name=name,
+        config=dict(params),
+        tags=[tags['algorithm']],
+        dir=folder,
+        settings=_WANDB,
+      )
+    except self._wandb.errors.UsageError as error:
+      raise UsageError(
+        f'{files.first_line(error)}; `wandb login` gives it a key, and'
+        ' WANDB_MODE=offline does without'
+      ) from error
+    # Rounds of pre-training are not positive, which wandb's own steps must be.
+    self._run.define_metric(_ROUND)
+    self._run.define_metric('*', step_metric=_ROUND)
+
+  def log(self, round_num: int, metrics: Mapping[str, float]) -> None:
+    self._run.log({_ROUND: round_num, **metrics})
+
+  def log_picture(self, name: str, path: str) -> None:
+    self._run.log({name: self._wandb.Image(path)})
+
+  def log_file(self, name: str, path: str) -> None:
+    is_folder = os.path.isdir(path)
+    artifact = self._wandb.Artifact(
+      re.sub(r'[^\w.\-]', '_', f'{self.id}-{name}'),
+      'model' if is_folder else 'file',
+    )
+    (artifact.add_dir if is_folder else artifact.add_file)(path)
+    self._run.log_artifact(artifact)
+
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
+    del round_num
+    self._run.summary.update(dict(summary))
+
+  def finish(self, state: str, seconds: float = 0.0) -> None:
+    self._run.finish(exit_code=0 if state == loggers.FINISHED else 1)
+
+
 def _mlflow_name(name: str) -> str:
   return _NOT_IN_NAMES.sub('_', name)
 
@@ -218,13 +190,8 @@ def _short(value: str) -> str:
   return value if len(value) <= _MAX_VALUE else f'{value[: _MAX_VALUE - 3]}...'
 
 
-def _now() -> int:
-  """Milliseconds, as MLflow wants them."""
-  return round(1000 * time.time())
-
-
 class _Record:
-  """FOLDER/KIND.json: which run it is, and its last round."""
+  """FOLDER/KIND.json: the run of the tracker, and its last round."""
 
   def __init__(self, folder: str, target: str):
     self._path = os.path.join(folder, f'{target.partition(":")[0]}.json')
@@ -260,48 +227,47 @@ class _Record:
 
 
 def _open(
-  target: str, folder: str, start: Mapping[str, Any], run_id: str | None
-) -> Tracker:
+  target: str,
+  folder: str,
+  run_id: str | None,
+  name: str,
+  params: Mapping[str, str],
+  algorithm: str,
+) -> Any:
+  """Opens a tracker's run: the logger, with the run's `id`."""
+  tags = {'algorithm': algorithm, 'tff_fssl': tff_fssl.__version__}
   kind, _, where = target.partition(':')
   if kind == 'mlflow':
-    return _MlflowTracker(where, start, run_id)
-  return _WandbTracker(where, start, run_id, folder)
+    return _MlflowLogger(where, name, params, tags, run_id)
+  return _WandbLogger(where, name, params, tags, run_id, folder)
 
 
-def track(target: str, folder: str, messages: Iterator[dict[str, Any]]) -> None:
+def track(target: str, folder: str, calls: Iterator[list[Any]]) -> None:
   """Sends a run to a tracker.
 
   Args:
     target: 'mlflow:URI' or 'wandb:PROJECT'.
-    folder: Where to keep which run it is, and what the tracker keeps.
-    messages: What there is to send; the module says what they are.
+    folder: Holds the record of the tracker's run, and the tracker's own files.
+    calls: Methods with their arguments; see the module.
   """
-  start = next(messages)
-  start['tags'] = {**start['tags'], 'tff_fssl': tff_fssl.__version__}
   record = _Record(folder, target)
-  tracker = _open(target, folder, start, record.id)
+  tracker = _open(target, folder, record.id, *next(calls)[1:])
   if tracker.id != record.id:
     record.write(tracker.id, None)
-  state = KILLED
-  for message in messages:
-    if 'metrics' in message:
-      round_num = message[_ROUND]
-      if record.round is None or round_num > record.round:
-        tracker.log(round_num, message['metrics'])
-        record.write(tracker.id, round_num)
-    elif 'picture' in message:
-      tracker.log_picture(message['picture'], message['path'])
-    elif 'artifact' in message:
-      tracker.log_artifact(message['artifact'], message['path'])
-    elif 'summary' in message:
-      tracker.log_summary(message[_ROUND], message['summary'])
-    else:
-      state = message['end']
-  tracker.end(state)
+  state = loggers.KILLED
+  for method, *arguments in calls:
+    if method == 'finish':
+      (state,) = arguments
+    elif method != 'log':
+      getattr(tracker, method)(*arguments)
+    elif record.round is None or arguments[0] > record.round:
+      tracker.log(*arguments)
+      record.write(tracker.id, arguments[0])
+  tracker.finish(state)
 
 
 def main() -> int:
-  """The process; its last line on standard error says what went wrong."""
+  """Runs the process; its last line on standard error reports an error."""
   target, folder = sys.argv[1:]
   try:
     track(target, folder, map(json.loads, sys.stdin))

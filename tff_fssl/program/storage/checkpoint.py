@@ -1,4 +1,4 @@
-"""The file format of a checkpoint: named arrays, self-checking. TF-free.
+"""Checkpoints: named arrays in a file that checks itself and knows its owner.
 
     'tff_fssl checkpoint 2' and a line feed
     length of the header, 8 bytes, little-endian
@@ -13,7 +13,7 @@ One file holds the whole state, so that a single rename makes it current. The
 file's name says of which round it is, so a file under another name is refused.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import dataclasses
 import hashlib
 import json
@@ -27,7 +27,9 @@ import numpy as np
 import tff_fssl
 from tff_fssl import durable
 from tff_fssl import files
-from tff_fssl.program.storage import ownership
+from tff_fssl import hparams
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import continuation
 
 _FORMAT = 2
 _MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
@@ -35,6 +37,13 @@ _ANY_MAGIC = re.compile(rb'tff_fssl checkpoint (\d{1,9})\n')
 _DIGEST_SIZE = hashlib.sha256().digest_size
 _LARGEST_HEADER = 2**26
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
+
+
+TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
+_NUM_SHOWN = 3
+
+# Kind -> a line for each weight: its name, dtype and shape.
+Model = dict[str, list[str]]
 
 
 # Added to the name of a damaged checkpoint that was set aside.
@@ -46,7 +55,7 @@ class CheckpointError(Exception):
 
 
 class DamagedError(CheckpointError):
-  """A checkpoint of which a part is missing or changed."""
+  """A checkpoint with a missing or changed part."""
 
 
 class ForeignError(CheckpointError):
@@ -54,8 +63,69 @@ class ForeignError(CheckpointError):
 
 
 @dataclasses.dataclass(frozen=True)
+class Owner:
+  """A run and its model.
+
+  Attributes:
+    flags: The run's flags that must not differ, as text, or None if there is no
+      run.
+    model: The model's weights, or None if not known.
+  """
+
+  flags: dict[str, str] | None = None
+  model: Model | None = None
+
+  def difference(self, other: 'Owner') -> str:
+    """Describes how another owner differs, or '' if it does not.
+
+    Args:
+      other: The owner of a file. A value that this owner states and `other` not
+        counts as a difference.
+    """
+    if self.flags is not None:
+      if other.flags is None:
+        return 'it does not say which run it belongs to'
+      names, _ = continuation.differences(other.flags, self.flags)
+      if names:
+        return 'it belongs to another run (' + (
+          '; '.join(
+            f'--{name}={_shown(other.flags, name)} there,'
+            f' {_shown(self.flags, name)} here'
+            for name in names[:_NUM_SHOWN]
+          )
+          + _more(len(names))
+          + ')'
+        )
+    if self.model is not None:
+      wrong = model_differences(other.model or {}, self.model)
+      if wrong:
+        return f'it belongs to another model ({wrong})'
+    return ''
+
+  def encode(self) -> dict[str, Any]:
+    """Returns values for JSON, which `decode` reads."""
+    return dataclasses.asdict(self)
+
+  @classmethod
+  def decode(cls, value: Mapping[str, Any]) -> 'Owner':
+    """Reads values of `encode`, or raises KeyError, TypeError or ValueError."""
+    given, model = value['flags'], value['model']
+    if given is not None:
+      given = {str(name): str(text) for name, text in given.items()}
+    if model is not None:
+      model = {
+        kind: [str(weight) for weight in model[kind]]
+        for kind in (TRAINABLE, NON_TRAINABLE)
+      }
+    return cls(given, model)
+
+
+NOBODY = Owner()
+
+
+@dataclasses.dataclass(frozen=True)
 class Header:
-  """What a checkpoint says about itself.
+  """The header of a checkpoint.
 
   Attributes:
     version: Version of the tff_fssl that wrote it.
@@ -66,24 +136,24 @@ class Header:
   """
 
   version: str
-  owner: ownership.Owner
+  owner: Owner
   leaves: list[dict[str, Any]]
   start: int
   size: int
 
 
 def path_of(folder: str, version: int) -> str:
-  """The file of a version, which is the number of the last finished round."""
+  """Returns the file of a version, the number of the last finished round."""
   return os.path.join(folder, f'round_{version}.ckpt')
 
 
 def is_name(name: str) -> bool:
-  """Whether a file of this name is a checkpoint."""
+  """Returns whether a file of this name is a checkpoint."""
   return _NAME.fullmatch(name) is not None
 
 
 def versions(folder: str, *, set_aside: bool = False) -> list[int]:
-  """The versions in a folder, ascending, complete or not.
+  """Lists the versions in a folder, ascending, complete or not.
 
   Args:
     folder: The folder.
@@ -110,7 +180,7 @@ def versions(folder: str, *, set_aside: bool = False) -> list[int]:
 def write(
   path: str,
   leaves: Mapping[str, Any],
-  owner: ownership.Owner = ownership.NOBODY,
+  owner: Owner = NOBODY,
 ) -> None:
   """Writes a checkpoint, completely or not at all.
 
@@ -123,15 +193,15 @@ def write(
     TypeError: If a leaf is something else.
     UsageError: If the disk refuses.
   """
-  durable.write_file(path, to_chunks(leaves, owner, os.path.basename(path)))
+  durable.write_file(path, encode(leaves, owner, os.path.basename(path)))
 
 
-def to_chunks(
+def encode(
   leaves: Mapping[str, Any],
-  owner: ownership.Owner = ownership.NOBODY,
+  owner: Owner = NOBODY,
   name: str = '',
 ) -> Iterator[bytes | memoryview]:
-  """The content of a checkpoint, piece by piece.
+  """Yields the content of a checkpoint, piece by piece.
 
   Args:
     leaves: Path -> array, scalar or bytes.
@@ -169,7 +239,7 @@ def to_chunks(
     {
       'tff_fssl': tff_fssl.__version__,
       'name': name,
-      'owner': owner.to_json(),
+      'owner': owner.encode(),
       'leaves': described,
     }
   ).encode()
@@ -186,7 +256,7 @@ def to_chunks(
 
 
 def read_header(path: str) -> Header:
-  """What a checkpoint says about itself; the rest is not read.
+  """Reads only the header of a checkpoint.
 
   Args:
     path: The file.
@@ -204,7 +274,7 @@ def read_header(path: str) -> Header:
 
 
 def read(path: str) -> dict[str, Any]:
-  """The leaves of a checkpoint.
+  """Reads the leaves of a checkpoint.
 
   Args:
     path: The file.
@@ -231,7 +301,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
-  """(path, value) of each leaf; raises ValueError or TypeError."""
+  """Yields (path, value) of each leaf; raises ValueError or TypeError."""
   offset = header.start
   for leaf in header.leaves:
     dtype = _dtype(leaf['dtype'])
@@ -246,8 +316,8 @@ def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
     offset += size
 
 
-def read_own(path: str, owner: ownership.Owner) -> dict[str, Any]:
-  """The leaves of a checkpoint, if it belongs to this owner.
+def read_own(path: str, owner: Owner) -> dict[str, Any]:
+  """Reads the leaves of a checkpoint, if it belongs to this owner.
 
   Args:
     path: The file.
@@ -264,7 +334,7 @@ def read_own(path: str, owner: ownership.Owner) -> dict[str, Any]:
   return read(path)
 
 
-def check_owner(path: str, owner: ownership.Owner) -> None:
+def check_owner(path: str, owner: Owner) -> None:
   """Raises `ForeignError` if a checkpoint belongs to another owner."""
   difference = owner.difference(read_header(path).owner)
   if difference:
@@ -273,10 +343,10 @@ def check_owner(path: str, owner: ownership.Owner) -> None:
 
 def read_latest(
   folder: str,
-  owner: ownership.Owner = ownership.NOBODY,
+  owner: Owner = NOBODY,
   among: Iterable[int] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-  """The latest complete checkpoint in a folder.
+  """Reads the latest complete checkpoint in a folder.
 
   Args:
     folder: The folder.
@@ -311,7 +381,7 @@ def _open(path: str) -> BinaryIO:
 
 
 def _read_header(file: BinaryIO, name: str) -> Header:
-  """The header of an open checkpoint; checks the file's name and size."""
+  """Reads the header of an open file; checks the file's name and size."""
   try:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(len(_MAGIC) + 8)
@@ -336,7 +406,7 @@ def _read_header(file: BinaryIO, name: str) -> Header:
     raise ForeignError(files.reason_of(error)) from error
   try:
     fields = json.loads(text)
-    owner = ownership.Owner.from_json(fields['owner'])
+    owner = Owner.decode(fields['owner'])
     leaves = fields['leaves']
     end = start + sum(
       math.prod(leaf['shape']) * _dtype(leaf['dtype']).itemsize
@@ -364,3 +434,60 @@ def _dtype(name: str) -> np.dtype:
 
     return np.dtype(ml_dtypes.bfloat16)
   return np.dtype(name)
+
+
+def flags_owner(given: Mapping[str, str]) -> Owner:
+  """Returns the run with these flags, without those that may differ."""
+  may_differ = continuation.may_differ()
+  return Owner({n: v for n, v in given.items() if n not in may_differ})
+
+
+def run_owner(config: config_lib.Config) -> Owner:
+  """Returns the run with this configuration."""
+  return flags_owner({n: hparams.to_text(v) for n, v in config.flags().items()})
+
+
+def model_owner(owner: Owner, model: Any) -> Owner:
+  """Adds a Keras model's weights to an owner."""
+  return dataclasses.replace(owner, model=describe_model(model))
+
+
+def describe_model(model: Any) -> Model:
+  """Describes the weights of a Keras model."""
+  return {
+    kind: [
+      describe_weight(variable.name, variable.dtype, variable.shape)
+      for variable in getattr(model, f'{kind}_variables')
+    ]
+    for kind in (TRAINABLE, NON_TRAINABLE)
+  }
+
+
+def describe_weight(name: str, dtype: Any, shape: Sequence[int]) -> str:
+  """Describes a weight: 'conv1/kernel float32 [3, 3, 1, 32]'."""
+  dtype = np.dtype(getattr(dtype, 'as_numpy_dtype', dtype)).name
+  return f'{name.removesuffix(":0")} {dtype} {[int(n) for n in shape]}'
+
+
+def model_differences(
+  there: Mapping[str, Sequence[str]], here: Mapping[str, Sequence[str]]
+) -> str:
+  """Describes how the weights of two models differ, or '' if they do not."""
+  wrong = []
+  for kind in (TRAINABLE, NON_TRAINABLE):
+    a, b = there.get(kind, []), here.get(kind, [])
+    if len(a) != len(b):
+      wrong.append(f'{len(a)} {kind}_variables there, {len(b)} here')
+    else:
+      wrong += [f'{x} there, {y} here' for x, y in zip(a, b) if x != y]
+  if not wrong:
+    return ''
+  return '; '.join(wrong[:_NUM_SHOWN]) + _more(len(wrong))
+
+
+def _more(count: int) -> str:
+  return f'; and {count - _NUM_SHOWN} more' if count > _NUM_SHOWN else ''
+
+
+def _shown(given: Mapping[str, str], name: str) -> str:
+  return given.get(name, '(its default)')

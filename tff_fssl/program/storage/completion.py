@@ -1,4 +1,4 @@
-"""Tells whether a run is finished, and whether it can be. TensorFlow-free."""
+"""Tells whether a run is finished, and whether it can finish."""
 
 import contextlib
 import os
@@ -9,14 +9,13 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 from tff_fssl.program.storage import summary
 
 
 def is_finished(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> bool:
-  """Whether all rounds are saved and their models completely exported.
+  """Returns whether all rounds are saved, and all models exported.
 
   Where each client trains alone, there is no model to export.
   """
@@ -25,7 +24,7 @@ def is_finished(
     return False
   path = checkpoint.path_of(tree.checkpoints, last)
   try:
-    checkpoint.read_own(path, ownership.of_config(config))
+    checkpoint.read_own(path, checkpoint.run_owner(config))
   except checkpoint.CheckpointError:
     return False
   models = {} if config.trains_alone else {tree.model: last}
@@ -40,7 +39,7 @@ def is_finished(
 def check_outputs(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> None:
-  """Refuses, before anything is loaded, what would be refused at the end.
+  """Refuses, before loading, files that would be refused at the end.
 
   Raises:
     UsageError: If a table was changed, a model's folder holds other files,
@@ -59,8 +58,8 @@ def check_outputs(
     path = checkpoint.path_of(tree.checkpoints, version)
     with contextlib.suppress(checkpoint.DamagedError):
       try:
-        if checkpoint.read_header(path).owner != ownership.NOBODY:
-          checkpoint.check_owner(path, ownership.of_config(config))
+        if checkpoint.read_header(path).owner != checkpoint.NOBODY:
+          checkpoint.check_owner(path, checkpoint.run_owner(config))
       except checkpoint.ForeignError as error:
         raise UsageError(
           f'{path} cannot be used: {error}. Move it away, or choose another'

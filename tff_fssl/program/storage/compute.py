@@ -1,4 +1,4 @@
-"""compute.json: what clients and server compute in a round. TensorFlow-free."""
+"""compute.json: the compute of clients and server in a round."""
 
 import dataclasses
 import json
@@ -21,8 +21,8 @@ class Compute:
       forward-equivalent.
     client: The most forward-equivalents of a client of mean size in a round.
     client_least: The least, if it keeps all its examples.
-    client_authors: What the authors' code would spend at most; None if that is
-      not known.
+    client_authors: The most that the authors' code would spend, or None if not
+      known.
     server: Forward-equivalents of the server in a round.
   """
 
@@ -33,11 +33,11 @@ class Compute:
   server: float
 
   def flops(self, forward_equivalents: float) -> float:
-    """The FLOPs of so many forward passes."""
+    """Converts a number of forward passes to FLOPs."""
     return self.forward_flops * forward_equivalents
 
   def describe(self) -> str:
-    """One sentence about it, for the start of a run."""
+    """Describes it in a sentence, for the start of a run."""
     parts = []
     if self.client:
       authors = ''
@@ -54,7 +54,7 @@ class Compute:
 
 
 def write(path: str, compute: Compute) -> None:
-  """Writes the file; raises `UsageError` if the disk refuses."""
+  """Writes the file, or raises `UsageError` if the disk refuses."""
   content = {'format': _FORMAT, **dataclasses.asdict(compute)}
   durable.write_file(path, [(json.dumps(content, indent=2) + '\n').encode()])
 
@@ -66,7 +66,7 @@ def read(path: str) -> Compute | None:
     path: The file.
 
   Returns:
-    What it holds; None if it is not there, as in runs of older versions.
+    The content. None if there is no file, as in runs of older versions.
 
   Raises:
     FileError: If it is not such a file.
@@ -89,7 +89,7 @@ def read(path: str) -> Compute | None:
 
 
 def flops_text(number: float) -> str:
-  """'4.2 GFLOP'."""
+  """Formats FLOPs: '4.2 GFLOP'."""
   for factor, prefix in _PREFIXES:
     if number >= factor:
       return f'{number / factor:.3g} {prefix}FLOP'

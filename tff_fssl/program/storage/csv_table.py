@@ -1,9 +1,9 @@
-"""A CSV file with one row per round that survives kills. TensorFlow-free.
+"""A CSV file with one row per round that survives kills.
 
 Each row is appended by a single write and flushed. A kill may leave a part of a
 row at the end, without its line feed: it is cut off on opening. Anything else
-that this module would not write has been changed by somebody else, and is
-refused: cutting it off could lose rows. To add a column, the whole file is
+that this module would not write is refused: somebody changed it, and cutting it
+off could lose rows. To add a column, the whole file is
 rewritten.
 """
 
@@ -22,14 +22,15 @@ from tff_fssl.hparams import UsageError
 
 KEY = 'round'
 _TAIL_BYTES = 2**14
+_LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
 
 
-def to_cell(value: Any) -> str:
-  """A value as text: the shortest that is read back as the same value.
+def format_cell(value: Any) -> str:
+  """Formats a value: the shortest text that is read as the same value.
 
   Args:
-    value: A Python or NumPy scalar, or an array of shape []; None if unknown.
+    value: A Python or NumPy scalar, an array of shape [], or None if unknown.
 
   Returns:
     The text; '' for None, 'nan' for not a number.
@@ -49,7 +50,7 @@ def to_cell(value: Any) -> str:
 
 
 def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
-  """The columns and the complete rows of a table; does not change the file.
+  """Reads the columns and the complete rows of a table.
 
   Args:
     path: The file.
@@ -105,7 +106,7 @@ def check(path: str, saved: int | None, *, every_round: bool) -> None:
 
 
 def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
-  """The first round after that of the first row that has none, if any."""
+  """Returns the first missing round after that of the first row, if any."""
   for expected, key in enumerate(keys, keys[0]):
     if key != expected:
       return expected
@@ -113,13 +114,13 @@ def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
 
 
 def last_key(path: str) -> int | None:
-  """The key of the last complete row; reads little of a long table.
+  """Returns the key of the last complete row; reads only the file's end.
 
   Args:
     path: The file.
 
   Returns:
-    The key; None if the file is missing or has no row.
+    The key, or None if the file is missing or has no row.
 
   Raises:
     UsageError: If the file cannot be read or is not such a table.
@@ -139,7 +140,7 @@ def last_key(path: str) -> int | None:
 
 
 def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-  """A column as float64 [rows]; NaN where it is empty or missing.
+  """Returns a column as float64 [rows]; NaN where it is empty or missing.
 
   Args:
     rows: The rows of a table.
@@ -155,7 +156,7 @@ def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
 
 
 def number(row: Mapping[str, str], name: str) -> float:
-  """A cell as a number; NaN if empty or missing. Raises `UsageError`."""
+  """Converts a cell, or NaN if empty or missing. Raises `UsageError`."""
   text = row.get(name) or 'nan'
   try:
     return float(text)
@@ -186,17 +187,17 @@ class CsvTable:
     """
     self.path = path
     if not os.path.lexists(path):
-      durable.write_file(path, [_to_bytes([KEY])])
+      durable.write_file(path, [_encode_row([KEY])])
     content = files.read_bytes(path)
     self.columns, rows, self._size = _parse(path, content)
     if self._size != len(content):
       durable.truncate(path, self._size)
     self._offsets = [(int(row[KEY]), end) for row, end in rows]
-    self._header_size = len(_to_bytes(self.columns))
+    self._header_size = len(_encode_row(self.columns))
 
   @property
   def last_key(self) -> int | None:
-    """The key of the last row; None if there is none."""
+    """The key of the last row, or None if there is none."""
     return self._offsets[-1][0] if self._offsets else None
 
   def check_after(self, key: int, last: int | None = None) -> None:
@@ -237,34 +238,34 @@ class CsvTable:
       self._offsets = kept
     return removed
 
-  def append(self, key: int, values: Mapping[str, Any]) -> None:
-    """Appends a row, after removing rows of the same and of later keys.
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Appends a row, after removing rows of the same and of later rounds.
 
     Args:
-      key: The row's key.
-      values: Column -> scalar; see `to_cell`. New columns are allowed.
+      round_num: The row's key.
+      metrics: Column -> scalar; see `format_cell`. New columns are allowed.
 
     Raises:
       UsageError: If the disk refuses. The table is then unchanged.
     """
-    self.truncate_after(key - 1)
-    new = [name for name in values if name not in self.columns]
+    self.truncate_after(round_num - 1)
+    new = [name for name in metrics if name not in self.columns]
     if new:
       self._add_columns(new)
-    row = {name: to_cell(value) for name, value in values.items()}
-    row[KEY] = str(key)
-    data = _to_bytes([row.get(name, '') for name in self.columns])
+    row = {name: format_cell(value) for name, value in metrics.items()}
+    row[KEY] = str(round_num)
+    data = _encode_row([row.get(name, '') for name in self.columns])
     durable.append(self.path, data)
     self._size += len(data)
-    self._offsets.append((key, self._size))
+    self._offsets.append((round_num, self._size))
 
   def _add_columns(self, names: list[str]) -> None:
     """Rewrites the table with additional columns."""
     _, rows = read(self.path)
     self.columns = [*self.columns, *names]
-    lines = [_to_bytes(self.columns)]
+    lines = [_encode_row(self.columns)]
     lines += [
-      _to_bytes([row.get(name, '') for name in self.columns]) for row in rows
+      _encode_row([row.get(name, '') for name in self.columns]) for row in rows
     ]
     durable.write_file(self.path, lines)
     self._header_size = self._size = len(lines[0])
@@ -274,7 +275,51 @@ class CsvTable:
       self._offsets.append((int(row[KEY]), self._size))
 
 
-def _to_bytes(cells: list[str]) -> bytes:
+class RoundLines:
+  """A text file whose lines begin with 'round N: '."""
+
+  def __init__(self, path: str):
+    """Sets the file, which is made when there is something to write.
+
+    Args:
+      path: The file; its folder must exist.
+
+    Raises:
+      UsageError: If the path holds something else.
+    """
+    self.path = path
+    self._read()
+
+  def log(self, round_num: int, lines: Sequence[str]) -> None:
+    """Appends lines, after removing those of the same and of later rounds.
+
+    Args:
+      round_num: The round.
+      lines: The lines, without their 'round N: '.
+    """
+    kept = [line for old, line in self._read() if old < round_num]
+    kept += [f'round {round_num}: {line}\n' for line in lines]
+    durable.write_file(self.path, [''.join(kept).encode()])
+
+  def _read(self) -> list[tuple[int, str]]:
+    """Returns (round, line) of all lines, or raises `UsageError`."""
+    if not os.path.lexists(self.path):
+      return []
+    lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
+    matches = [_LINE.match(line) for line in lines]
+    result = []
+    for line_num, (line, match) in enumerate(zip(lines, matches), 1):
+      if match is None or not line.endswith('\n'):
+        raise UsageError(
+          f'{self.path}, line {line_num}: does not begin with "round N: ", or'
+          ' has no line end; the file was changed: put it right, or move it'
+          ' away'
+        )
+      result.append((int(match[1]), line))
+    return result
+
+
+def _encode_row(cells: list[str]) -> bytes:
   line = io.StringIO()
   csv.writer(line, lineterminator='\n').writerow(cells)
   return line.getvalue().encode()
@@ -283,7 +328,7 @@ def _to_bytes(cells: list[str]) -> bytes:
 def _parse(
   path: str, content: bytes
 ) -> tuple[list[str], list[tuple[dict[str, str], int]], int]:
-  """(columns, [(row, offset of its end)], end of the last complete row).
+  """Returns (columns, [(row, offset of its end)], end of the last row).
 
   Raises:
     UsageError: If a complete line is not one that this module writes.
@@ -324,7 +369,7 @@ def _parse(
 
 
 def _cells(line: bytes) -> list[str] | None:
-  """The cells of a line; None if it cannot be a row."""
+  """Splits a line into cells; returns None if it cannot be a row."""
   if not line or b'\0' in line or b'\r' in line:
     return None
   try:

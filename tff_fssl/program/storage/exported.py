@@ -1,4 +1,4 @@
-"""The files of an exported model, and whether they are complete. TF-free.
+"""The files of an exported model, and whether they are complete.
 
 `manifest.json` is written last. It names the round and the version, and the
 size and SHA-256 of each other file. A folder is complete if all of this holds.
@@ -33,12 +33,12 @@ _NEW, _OLD = '.writing_', '.replaced_'
 
 
 def new_folder(folder: str) -> str:
-  """Where the next export into `folder` is written."""
+  """Returns the folder in which the next export of `folder` is written."""
   return _beside(folder, _NEW)
 
 
 def write_manifest(folder: str, round_num: int) -> None:
-  """Describes a folder's files, already flushed; raises `UsageError`."""
+  """Describes a folder's files, already flushed, or raises `UsageError`."""
   described = {}
   for name in _names(folder):
     path = os.path.join(folder, name)
@@ -57,7 +57,7 @@ def write_manifest(folder: str, round_num: int) -> None:
 
 
 def problem(folder: str, round_num: int | None = None) -> str:
-  """Says why a folder is not a complete exported model; '' if it is one.
+  """Says why a folder is not a complete exported model, or '' if it is one.
 
   Args:
     folder: The folder.
@@ -89,7 +89,7 @@ def problem(folder: str, round_num: int | None = None) -> str:
 
 
 def check_replaceable(folder: str) -> None:
-  """Refuses a folder with files that no export wrote; raises `UsageError`."""
+  """Refuses a folder with files of no export (`UsageError`)."""
   for path in (folder, _beside(folder, _NEW), _beside(folder, _OLD)):
     if not os.path.lexists(path):
       continue
@@ -108,7 +108,7 @@ def check_replaceable(folder: str) -> None:
 
 
 def replace(folder: str) -> None:
-  """Replaces a folder by its new export; raises `UsageError`.
+  """Replaces a folder by its new export, or raises `UsageError`.
 
   Args:
     folder: The folder, whose `new_folder` is complete and flushed.
@@ -122,10 +122,10 @@ def replace(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-  """Cleans up what a killed export left beside `folder`.
+  """Removes the leftovers of a killed export beside `folder`.
 
   Raises:
-    UsageError: If something else stands there.
+    UsageError: If something else is there.
   """
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
   check_replaceable(folder)
@@ -136,7 +136,7 @@ def remove_leftovers(folder: str) -> None:
 
 
 def read_about(folder: str) -> dict[str, Any]:
-  """What an export recorded about its model; raises `UsageError`."""
+  """Reads the record of an exported model, or raises `UsageError`."""
   return files.read_json(os.path.join(folder, ABOUT_FILE), limit=2**24)
 
 
@@ -146,7 +146,7 @@ def _beside(folder: str, prefix: str) -> str:
 
 
 def _names(folder: str) -> list[str]:
-  """Relative paths of everything in a folder."""
+  """Lists relative paths of everything in a folder."""
   return sorted(
     os.path.relpath(os.path.join(path, name), folder)
     for path, folders, names in os.walk(folder)
@@ -155,7 +155,7 @@ def _names(folder: str) -> list[str]:
 
 
 def _measure(path: str) -> tuple[int, str]:
-  """Size and SHA-256 of a file; raises `FileError`."""
+  """Measures size and SHA-256 of a file, or raises `FileError`."""
   digest, size = hashlib.sha256(), 0
   with files.open_binary(path) as file:
     try:

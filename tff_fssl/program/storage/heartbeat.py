@@ -1,7 +1,7 @@
-"""A file that says what a run is doing, and whether it lives. TensorFlow-free.
+"""A file with the state of a run, and whether its process lives.
 
 A thread writes it at most once a second, when something has changed, and every
-ten seconds in any case. A write that fails is left out: the file is for people
+ten seconds in any case. A write that fails is skipped: the file is for people
 who look, and nothing is resumed from it.
 """
 
@@ -36,7 +36,7 @@ class Heart:
   """Writes heartbeats as long as it is entered.
 
   Attributes:
-    state: What is written at the end: `FINISHED`, `STOPPED` or `FAILED`.
+    state: The state at the end: `FINISHED`, `STOPPED` or `FAILED`.
   """
 
   def __init__(self, path: str, status: Callable[[], Mapping[str, Any]]):
@@ -102,25 +102,25 @@ class Heart:
 
 
 def this_process() -> dict[str, Any]:
-  """What distinguishes this process from all others, also later ones."""
+  """Identifies this process among all others, also later ones."""
   return {
     'host': os.uname().nodename,
     # Two machines may have one name, and a container its own numbers.
     'boot': _first_line('/proc/sys/kernel/random/boot_id'),
     'namespace': _link('/proc/self/ns/pid'),
     'pid': os.getpid(),
-    'pid_started': _start_of(os.getpid()),
+    'pid_started': _start_ticks(os.getpid()),
   }
 
 
 def read(path: str) -> dict[str, Any] | None:
-  """The last heartbeat, with the state that it means now.
+  """Reads the last heartbeat, and corrects its state.
 
   Args:
     path: The file.
 
   Returns:
-    What `Heart` wrote, whose 'state' may be `DEAD`; None if there is no such
+    The content, whose 'state' may be `DEAD`. None if there is no such
     file.
 
   Raises:
@@ -143,13 +143,13 @@ def _is_alive(beat: Mapping[str, Any]) -> bool:
   here = this_process()
   names = ('host', 'boot', 'namespace')
   if here['boot'] and all(beat.get(name) == here[name] for name in names):
-    started = _start_of(int(beat['pid']))
+    started = _start_ticks(int(beat['pid']))
     return started is not None and started == beat.get('pid_started')
   return time.time() - beat['beat'] < _PATIENCE_SECS
 
 
-def _start_of(pid: int) -> int | None:
-  """When a process began, in ticks since the boot; None if there is none."""
+def _start_ticks(pid: int) -> int | None:
+  """Returns the start of a process in ticks since the boot, or None."""
   # After the name in parentheses, which may hold anything; a zombie is gone.
   fields = _first_line(f'/proc/{pid}/stat').rpartition(')')[2].split()
   return int(fields[19]) if len(fields) > 19 and fields[0] not in 'ZX' else None

@@ -1,4 +1,4 @@
-"""The weights in a Keras file, read without Keras. TensorFlow-free.
+"""The weights in a Keras file, read without Keras.
 
 Before Keras reads weights, it builds the model that the file describes, and a
 description can hold code (Lambda layers, any class by its name). Here only
@@ -24,7 +24,7 @@ import h5py
 import numpy as np
 
 from tff_fssl import files
-from tff_fssl.program.storage import ownership
+from tff_fssl.program.storage import checkpoint
 
 _ZIP, _HDF5 = b'PK\x03\x04', b'\x89HDF\r\n\x1a\n'
 _WEIGHTS_FILE, _CONFIG_FILE = 'model.weights.h5', 'config.json'
@@ -40,7 +40,7 @@ class _Layer(NamedTuple):
   """A layer with weights.
 
   Attributes:
-    name: Name of the layer; '' if not known.
+    name: Name of the layer, or '' if not known.
     key: Name of the layer in the `.keras` layout.
     weights: (name or '', dataset or variable) of each weight, in Keras's order.
   """
@@ -51,7 +51,7 @@ class _Layer(NamedTuple):
 
 
 def is_keras_file(path: str) -> bool:
-  """Whether a file begins as a `.keras` or `.h5` file; raises `FileError`."""
+  """Returns whether a file begins as `.keras` or `.h5`; or `FileError`."""
   with files.open_binary(path) as file:
     start = file.read(len(_HDF5))
   return start == _HDF5 or start.startswith(_ZIP)
@@ -60,7 +60,7 @@ def is_keras_file(path: str) -> bool:
 def read(
   path: str, model: Any, *, new_head: bool = False
 ) -> list[np.ndarray | None]:
-  """The weights of a model in a Keras file.
+  """Reads the weights of a model from a Keras file.
 
   Args:
     path: The file.
@@ -96,7 +96,7 @@ def _read(
   new_head: bool,
   exits: contextlib.ExitStack,
 ) -> list[np.ndarray | None]:
-  """Does what `read` does, but may raise any exception."""
+  """Reads weights as `read` does, but may raise any exception."""
   names: dict[str, str] = {}
   if file.read(len(_ZIP)) == _ZIP:
     archive = exits.enter_context(zipfile.ZipFile(file))
@@ -129,7 +129,7 @@ def _read(
 def _extract(
   path: str, archive: zipfile.ZipFile, name: str, limit: int
 ) -> bytes:
-  """The content of an archive's member, if it is not larger than expected."""
+  """Extracts an archive's member that is not larger than expected."""
   if name not in archive.namelist():
     raise files.FileError(path, f'it is not a Keras model (it lacks {name})')
   with archive.open(name) as member:
@@ -141,14 +141,14 @@ def _extract(
 
 
 def _layer_names(path: str, config: bytes) -> dict[str, str]:
-  """Key of each layer of `config.json` in the layout -> the layer's name."""
+  """Maps the key of each layer in the layout to the layer's name."""
   layers = files.parse_json(path, config)['config']['layers']
   keys = _keys([str(layer['class_name']) for layer in layers])
   return {k: str(layer['config']['name']) for k, layer in zip(keys, layers)}
 
 
 def _keys(classes: Sequence[str]) -> list[str]:
-  """The keys of layers of these classes in the `.keras` layout, in order."""
+  """Returns the keys of layers of these classes in the `.keras` layout."""
   counts: dict[str, int] = {}
   keys = []
   for name in classes:
@@ -161,7 +161,7 @@ def _keys(classes: Sequence[str]) -> list[str]:
 
 
 def _layers_of(model: Any) -> list[_Layer]:
-  """The layers of a model that have weights."""
+  """Lists the layers of a model that have weights."""
   keys = _keys([type(layer).__name__ for layer in model.layers])
   return [
     _Layer(
@@ -175,7 +175,7 @@ def _layers_of(model: Any) -> list[_Layer]:
 def _layers_in(
   path: str, root: h5py.File, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
-  """The layers of a file that have weights, in any layout."""
+  """Lists the layers of a file that have weights, in any layout."""
   legacy = root
   if 'layer_names' not in root.attrs:
     for container in _CONTAINERS:
@@ -198,7 +198,7 @@ def _layers_in(
 def _layers_by_class(
   path: str, container: Any, here: Sequence[_Layer], names: dict[str, str]
 ) -> list[_Layer]:
-  """The layers of a file in the `.keras` layout."""
+  """Lists the layers of a file in the `.keras` layout."""
   own = {layer.key: layer for layer in here}
   layers = []
   for key in container:
@@ -222,7 +222,7 @@ def _layers_by_class(
 def _pair(
   path: str, there: Sequence[_Layer], here: Sequence[_Layer]
 ) -> list[tuple[Any, Any]]:
-  """(dataset, variable) of each weight, if the two models have equal weights.
+  """Pairs (dataset, variable) of each weight, if the models are equal.
 
   Raises:
     FileError: If the models differ; says how.
@@ -241,9 +241,9 @@ def _pair(
   if len(datasets) != len(variables):
     reason = f'{len(datasets)} weights there, {len(variables)} here'
   else:
-    reason = ownership.model_differences(
-      {ownership.TRAINABLE: _described(datasets)},
-      {ownership.TRAINABLE: _described(variables)},
+    reason = checkpoint.model_differences(
+      {checkpoint.TRAINABLE: _described(datasets)},
+      {checkpoint.TRAINABLE: _described(variables)},
     )
   if reason:
     raise files.FileError(path, f'it belongs to another model ({reason})')
@@ -253,7 +253,7 @@ def _pair(
 def _pair_but_last(
   path: str, there: Sequence[_Layer], here: Sequence[_Layer]
 ) -> list[tuple[Any, Any]] | None:
-  """What `_pair` gives for all layers but the last, if these are equal."""
+  """Pairs the weights of all layers but the last, if these are equal."""
   *first, last = here
   others = [x for x in there if last.name != x.name and last.key != x.key]
   # The file's own last layer may have another name.
@@ -265,11 +265,11 @@ def _pair_but_last(
 
 
 def _described(weights: Sequence[tuple[str, Any]]) -> list[str]:
-  return [ownership.describe(n, w.dtype, w.shape) for n, w in weights]
+  return [checkpoint.describe_weight(n, w.dtype, w.shape) for n, w in weights]
 
 
 def _member(path: str, group: Any, name: str) -> Any:
-  """The member of a group by its name; links to elsewhere are refused."""
+  """Opens the member of a group; refuses links to elsewhere."""
   for part in name.split('/'):
     if not isinstance(group, h5py.Group) or part in ('', '.', '..'):
       raise files.FileError(path, f'it has no weight {name!r}')
@@ -282,7 +282,7 @@ def _member(path: str, group: Any, name: str) -> Any:
 
 
 def _text_list(path: str, group: Any, name: str) -> list[str]:
-  """An attribute that is a list of texts; Keras splits long ones."""
+  """Reads an attribute that is a list of texts; Keras splits long ones."""
   parts = [name] if name in group.attrs else []
   while not parts or parts[-1] != name:
     part = f'{name}{len(parts)}'
@@ -303,7 +303,7 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
 
 
 def _check_dataset(path: str, dataset: Any) -> None:
-  """Refuses datasets that would read other files, or more than they state."""
+  """Refuses datasets that read other files, or more than they state."""
   name = getattr(dataset, 'name', '?')
   if not isinstance(dataset, h5py.Dataset):
     raise files.FileError(path, f'{name!r} is not a weight')
@@ -319,7 +319,7 @@ def _check_dataset(path: str, dataset: Any) -> None:
 
 
 def _values(path: str, dataset: Any) -> np.ndarray:
-  """The numbers of a dataset, whose shape has been checked."""
+  """Reads the numbers of a dataset with a checked shape."""
   try:
     return np.asarray(dataset[()])
   except Exception as error:  # pylint: disable=broad-except

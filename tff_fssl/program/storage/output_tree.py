@@ -1,18 +1,18 @@
-"""The folder to which a run writes. TensorFlow-free.
+"""The folder of a run.
 
 flags.txt           the flagfile that repeats the run
-private.txt         what not to publish, if the aggregator protects clients
-partition.json/png  who holds which examples
+private.txt         files not to publish, if the aggregator protects clients
+partition.json/png  the partition of the examples
 availability.csv    which clients can be drawn when, if not all always
-compute.json        what clients and server compute in a round
-heartbeat.json      what the run is doing, or how it has ended
+compute.json        the compute of clients and server in a round
+heartbeat.json      the state of the run
 checkpoints/        round_N.ckpt
-client_rows/        what clients last sent, if it is kept beside the checkpoints
+client_rows/        the last rows of clients, if they are not in checkpoints
 metrics/            train.csv, eval.csv: equal for equal commands;
                     timing.csv: seconds and memory;
                     non_finite.txt: report of --debug_non_finite
 tensorboard/
-tracking/           which run of a tracker (--track) this is
+tracking/           the run's names at trackers (--track)
 model/              the model of the last round, for serving
 model_best/         the model with the best validation accuracy, if any
 report/
@@ -23,12 +23,9 @@ from collections.abc import Sequence
 import contextlib
 import os
 import re
-import stat
-import types
 from typing import Any
 
 from tff_fssl import durable
-from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
@@ -37,20 +34,19 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import folder_lock
+from tff_fssl.program.storage import locked_folder
 
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
-# What an early kill may have left: folders that hold nothing but files which
-# the next start makes again.
+# Leftovers of an early kill: folders with files that the next start rewrites.
 _EARLY = {
   'checkpoints': re.compile(r'(?!)'),
   'metrics': re.compile(r'(?!)'),
   'data': re.compile(r'(\.writing_)?server_examples_[0-9a-f]{16}\.bin'),
 }
-# What shows more of clients than the sum of their updates -> what it shows. All
-# else in the folder of a run that protects them may be published.
+# Files that show more of clients than the sum of their updates, and why. All
+# other files of a run that protects its clients may be published.
 PRIVATE_FILES = {
   'partition.json': 'which examples each client holds',
   'partition.png': 'how many of each class each client holds',
@@ -76,176 +72,50 @@ _SEED_NOTE = """
 Who knows the seed (flags.txt, about.json, README.md) knows the cohorts. Epsilon
 does not hold against them; a deployment draws cohorts secretly.
 """
-_FILES = frozenset(
-  {
-    FLAGS,
-    'private.txt',
-    'frozen.ckpt',
-    'partition.json',
-    'partition.png',
-    'availability.csv',
-    'compute.json',
-    'heartbeat.json',
-    'summary.json',
-    'train.csv',
-    'eval.csv',
-    'timing.csv',
-    'non_finite.txt',
-  }
-)
-# Folders in which there are only files of the run itself.
-FOLDERS = frozenset(
-  {
-    'checkpoints',
-    'client_rows',
-    'metrics',
-    'tensorboard',
-    'tracking',
-    'model',
-    'model_best',
-    'report',
-    'data',
-  }
-)
 
 
-class OutputTree:
-  """A run's folder, locked as long as this lives.
+class OutputTree(locked_folder.LockedFolder):
+  """A run's folder, with the paths in it.
 
   Attributes:
-    path: The folder.
     is_new: Whether the folder held no run when it was opened.
-    old: Where the run is now that was in the folder, if it was set aside.
+    old: The new path of the run that was in the folder, if it was set aside.
     is_recorded: Whether the folder belongs to this run.
   """
 
-  def __init__(self, path: str):
-    """Only sets names; neither makes nor locks anything.
+  _lock_file = locked_folder.PathInside(locked_folder.NAME)
+  flags_file = locked_folder.PathInside(FLAGS)
+  checkpoints = locked_folder.PathInside('checkpoints')
+  client_rows = locked_folder.PathInside('client_rows')
+  metrics = locked_folder.PathInside('metrics')
+  train_csv = locked_folder.PathInside('metrics', 'train.csv')
+  eval_csv = locked_folder.PathInside('metrics', 'eval.csv')
+  timing_csv = locked_folder.PathInside('metrics', 'timing.csv')
+  non_finite_txt = locked_folder.PathInside('metrics', 'non_finite.txt')
+  tensorboard = locked_folder.PathInside('tensorboard')
+  tracking = locked_folder.PathInside('tracking')
+  model = locked_folder.PathInside('model')
+  model_best = locked_folder.PathInside('model_best')
+  report = locked_folder.PathInside('report')
+  summary_json = locked_folder.PathInside('summary.json')
+  server_data = locked_folder.PathInside('data')
+  frozen = locked_folder.PathInside('frozen.ckpt')
+  private_txt = locked_folder.PathInside('private.txt')
+  partition_json = locked_folder.PathInside('partition.json')
+  partition_png = locked_folder.PathInside('partition.png')
+  availability_csv = locked_folder.PathInside('availability.csv')
+  compute_json = locked_folder.PathInside('compute.json')
+  heartbeat_json = locked_folder.PathInside('heartbeat.json')
 
-    Args:
-      path: The folder.
-    """
-    self.path = path
+  def __init__(self, path: str):
+    """Sets the path. Neither makes nor locks anything."""
+    super().__init__(path)
     self.is_new = False
     self.old = ''
-    self._lock: int | None = None
     # Folders that `open` made, for a new run; outermost first.
     self._made: list[str] = []
     self._made_lock = False
     self.is_recorded = False
-
-  def _join(self, *names: str) -> str:
-    return os.path.join(self.path, *names)
-
-  @property
-  def flags_file(self) -> str:
-    """The flagfile that repeats the run."""
-    return self._join(FLAGS)
-
-  @property
-  def checkpoints(self) -> str:
-    """Folder of the checkpoints."""
-    return self._join('checkpoints')
-
-  @property
-  def client_rows(self) -> str:
-    """Folder of what clients last sent."""
-    return self._join('client_rows')
-
-  @property
-  def metrics(self) -> str:
-    """Folder of the CSV files."""
-    return self._join('metrics')
-
-  @property
-  def train_csv(self) -> str:
-    """The metrics of training rounds."""
-    return self._join('metrics', 'train.csv')
-
-  @property
-  def eval_csv(self) -> str:
-    """The metrics of evaluations."""
-    return self._join('metrics', 'eval.csv')
-
-  @property
-  def timing_csv(self) -> str:
-    """Seconds and memory."""
-    return self._join('metrics', 'timing.csv')
-
-  @property
-  def non_finite_txt(self) -> str:
-    """Which clients failed, and where."""
-    return self._join('metrics', 'non_finite.txt')
-
-  @property
-  def tensorboard(self) -> str:
-    """Folder of TensorBoard's events."""
-    return self._join('tensorboard')
-
-  @property
-  def tracking(self) -> str:
-    """Folder of what belongs to trackers."""
-    return self._join('tracking')
-
-  @property
-  def model(self) -> str:
-    """Folder of the exported model of the last round."""
-    return self._join('model')
-
-  @property
-  def model_best(self) -> str:
-    """Folder of the exported model with the best validation accuracy."""
-    return self._join('model_best')
-
-  @property
-  def report(self) -> str:
-    """Folder of plots."""
-    return self._join('report')
-
-  @property
-  def summary_json(self) -> str:
-    """The run's main results."""
-    return self._join('summary.json')
-
-  @property
-  def server_data(self) -> str:
-    """Folder of data that the server's computation reads."""
-    return self._join('data')
-
-  @property
-  def frozen(self) -> str:
-    """The weights of layers that do not train."""
-    return self._join('frozen.ckpt')
-
-  @property
-  def private_txt(self) -> str:
-    """Which files are not to be published."""
-    return self._join('private.txt')
-
-  @property
-  def partition_json(self) -> str:
-    """The partition."""
-    return self._join('partition.json')
-
-  @property
-  def partition_png(self) -> str:
-    """The partition, drawn."""
-    return self._join('partition.png')
-
-  @property
-  def availability_csv(self) -> str:
-    """Which clients can be drawn in which rounds."""
-    return self._join('availability.csv')
-
-  @property
-  def compute_json(self) -> str:
-    """What clients and server compute in a round."""
-    return self._join('compute.json')
-
-  @property
-  def heartbeat_json(self) -> str:
-    """What the run is doing, or how it has ended."""
-    return self._join('heartbeat.json')
 
   def open(self, config: config_lib.Config, *, restart: bool = False) -> None:
     """Makes the folder, locks it, and checks that it belongs to this run.
@@ -258,7 +128,7 @@ class OutputTree:
       UsageError: If another program uses the folder, it belongs to another run,
         it is not the folder of a run, or it cannot be written to.
     """
-    check_name(self.path)
+    self.check_path()
     if restart and os.path.lexists(self.flags_file):
       self._set_aside()
     self.is_new = not os.path.lexists(self.flags_file)
@@ -266,14 +136,14 @@ class OutputTree:
       self._check_empty()
     try:
       self._made = durable.make_folder(self.path) if self.is_new else []
-      has_lock = os.path.lexists(self._join(folder_lock.NAME))
-      self._lock = folder_lock.acquire(self.path)
+      has_lock = os.path.lexists(self._lock_file)
+      self.lock()
       self._made_lock = self.is_new and not has_lock
       for folder in (self.path, self.checkpoints, self.metrics):
         made = durable.make_folder(folder)
         self._made += made if self.is_new else []
         durable.remove_leftovers(
-          folder, lambda n: n in _FILES or checkpoint.is_name(n)
+          folder, lambda n: n in _NAMES or checkpoint.is_name(n)
         )
       self._compare(config)
     except BaseException:
@@ -295,7 +165,7 @@ class OutputTree:
     self.is_recorded = True
 
   def read_flags(self) -> dict[str, str]:
-    """The run's flags, name -> text.
+    """Reads the run's flags, name -> text.
 
     Returns:
       The flags.
@@ -332,9 +202,7 @@ class OutputTree:
       if self.old and not self.is_recorded and not os.path.lexists(self.path):
         durable.rename(self.old, os.path.abspath(self.path))
     finally:
-      if self._lock is not None:
-        os.close(self._lock)
-        self._lock = None
+      super().close()
 
   def _remove_made(self) -> None:
     """Removes the folders that `open` made, if they are empty."""
@@ -345,29 +213,27 @@ class OutputTree:
       os.rmdir(self.server_data)
     with contextlib.suppress(OSError):
       if self._made_lock:
-        os.unlink(self._join(folder_lock.NAME))
+        os.unlink(self._lock_file)
     with contextlib.suppress(OSError):
       for folder in reversed(self._made):
         os.rmdir(folder)
     self._made, self._made_lock = [], False
 
   def _set_aside(self) -> None:
-    """Renames the folder of a run; raises `UsageError`."""
+    """Renames the folder of a run, or raises `UsageError`."""
     path = os.path.abspath(self.path)
     if os.path.commonpath([path, os.getcwd()]) == path:
       raise UsageError(
         f'--restart: {path} is to be renamed, but it is the working directory,'
         ' or holds it; give the command in another folder'
       )
-    lock = folder_lock.acquire(path)
-    try:
+    with locked_folder.LockedFolder(path) as old:
+      old.lock()
       number = 1
       while os.path.lexists(f'{path}.old_{number}'):
         number += 1
       durable.rename(path, f'{path}.old_{number}')
       self.old = f'{path}.old_{number}'
-    finally:
-      os.close(lock)
 
   def _check_empty(self) -> None:
     """Refuses a folder with files that no start of a run can have left.
@@ -386,26 +252,15 @@ class OutputTree:
 
     with durable.storage_errors():
       for name in sorted(os.listdir(self.path)):
-        if name in _EARLY and os.path.isdir(self._join(name)):
-          for inner in sorted(os.listdir(self._join(name))):
+        if name in _EARLY and os.path.isdir(os.path.join(self.path, name)):
+          for inner in sorted(os.listdir(os.path.join(self.path, name))):
             if not _EARLY[name].fullmatch(inner):
               raise refuse(os.path.join(name, inner), 'files of another run')
         elif not name.startswith('.'):
           raise refuse(name, 'other files')
 
-  def __enter__(self) -> 'OutputTree':
-    return self
-
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
-    self.close()
-
   def _compare(self, config: config_lib.Config) -> None:
-    """Refuses if the run that is there has other flags."""
+    """Refuses to continue a run of other flags."""
     if self.is_new:
       return
     old = self.read_flags()
@@ -416,7 +271,7 @@ class OutputTree:
 
 
 def default_report(paths: Sequence[str], name: str) -> str:
-  """Where a report on runs is written if the user does not say it.
+  """Returns the default path of a report on runs.
 
   Args:
     paths: The runs' folders, at least one.
@@ -432,27 +287,10 @@ def default_report(paths: Sequence[str], name: str) -> str:
   return os.path.relpath(os.path.join(folder, name))
 
 
-def check_name(path: str) -> None:
-  """Refuses a path that is not a folder; raises `UsageError`."""
-  try:
-    mode = os.stat(path).st_mode
-  except FileNotFoundError:
-    if not os.path.islink(path):
-      return
-    reason = 'it is a broken link'
-  except OSError as error:
-    reason = files.reason_of(error)
-  else:
-    if stat.S_ISDIR(mode):
-      return
-    reason = 'it is not a folder'
-  raise UsageError(f'--output_dir={path}: {reason}; choose another')
-
-
 def _refusal(
   path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
 ) -> str:
-  """The error that says how a run differs from the one in the folder."""
+  """Describes how a run differs from the one in the folder."""
   differing = continuation.describe(names, old, new)
   return (
     f'--output_dir={path}: holds a run of another configuration ({differing}).'
@@ -460,3 +298,14 @@ def _refusal(
     f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
     f' may differ: {continuation.may_differ_text()}'
   )
+
+
+_INSIDE = [
+  path.names
+  for path in vars(OutputTree).values()
+  if isinstance(path, locked_folder.PathInside)
+]
+# Names of files, and of folders.
+_NAMES = frozenset(names[-1] for names in _INSIDE)
+# Folders in which there are only files of the run itself.
+FOLDERS = frozenset(first for first, *_ in _INSIDE if '.' not in first)

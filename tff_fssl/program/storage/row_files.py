@@ -1,4 +1,4 @@
-"""What a server keeps of each client, in files beside the checkpoints. TF-free.
+"""Rows that a server keeps of each client, in files beside the checkpoints.
 
 A row, once written, is never changed: a client's row of another round is in
 another file. So every checkpoint that is kept finds the rows of its round, and
@@ -20,7 +20,6 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import ownership
 
 _NAME = re.compile(
   r'client_(0|[1-9]\d{0,8})_round_([1-9]\d{0,8})\.row', re.ASCII
@@ -28,15 +27,15 @@ _NAME = re.compile(
 
 
 def is_name(name: str) -> bool:
-  """Whether a file of this name is a row."""
+  """Returns whether a file of this name is a row."""
   return _NAME.fullmatch(name) is not None
 
 
 class RowFiles:
   """The rows of a run."""
 
-  def __init__(self, folder: str, owner: ownership.Owner = ownership.NOBODY):
-    """Rows in a folder, which is made when the first one is written.
+  def __init__(self, folder: str, owner: checkpoint.Owner = checkpoint.NOBODY):
+    """Sets the folder, which is made when the first row is written.
 
     Args:
       folder: The folder.
@@ -47,12 +46,12 @@ class RowFiles:
   def write(
     self, client_id: int, round_num: int, row: Mapping[str, np.ndarray]
   ) -> None:
-    """Keeps what a client sent in a round; raises `UsageError` if it cannot."""
+    """Writes the row that a client sent in a round, or raises `UsageError`."""
     durable.make_folder(self._folder)
     checkpoint.write(self._path(client_id, round_num), row, self._owner)
 
   def read(self, client_id: int, round_num: int) -> dict[str, np.ndarray]:
-    """What a client sent in a round.
+    """Reads the row that a client sent in a round.
 
     Args:
       client_id: The client.
@@ -82,7 +81,7 @@ class RowFiles:
     if os.path.isdir(self._folder):
       durable.remove_leftovers(self._folder, is_name)
 
-  def keep_for(self, versions: Iterable[int]) -> None:
+  def retain_versions(self, versions: Iterable[int]) -> None:
     """Removes the rows that no kept checkpoint needs.
 
     Args:
@@ -108,7 +107,7 @@ class RowFiles:
     )
 
   def _all(self) -> list[tuple[int, int, str]]:
-    """(client, round, path) of each row, in order."""
+    """Lists (client, round, path) of each row, in order."""
     try:
       names = os.listdir(self._folder)
     except FileNotFoundError:
@@ -135,8 +134,8 @@ class OutsideRows:
     """
     self._outside, self._rows = outside, rows
 
-  def bring(self, state: Any, client_ids: Sequence[int]) -> Any:
-    """The state before a round, with the rows that the round needs.
+  def load(self, state: Any, client_ids: Sequence[int]) -> Any:
+    """Loads the rows that a round needs into the state before it.
 
     Args:
       state: The process's state; NumPy arrays.
@@ -152,18 +151,18 @@ class OutsideRows:
     table = self._outside.bring(
       held['table'], client_ids, int(held['round_num']), self._rows.read
     )
-    return _with_table(state, table)
+    return _replace_table(state, table)
 
-  def take(self, state: Any) -> Any:
-    """The state after a round, without the rows, which are then in files."""
+  def store(self, state: Any) -> Any:
+    """Stores the rows of the state after a round in files."""
     table = state.distributor['table']
-    return _with_table(state, self._outside.take(table, self._rows.write))
+    return _replace_table(state, self._outside.take(table, self._rows.write))
 
-  def keep_for(self, versions: Iterable[int]) -> None:
-    """See `RowFiles`."""
-    self._rows.keep_for(versions)
+  def retain_versions(self, versions: Iterable[int]) -> None:
+    """Removes the rows that no kept checkpoint needs, as `RowFiles` does."""
+    self._rows.retain_versions(versions)
 
 
-def _with_table(state: Any, table: Any) -> Any:
+def _replace_table(state: Any, table: Any) -> Any:
   held = collections.OrderedDict(state.distributor, table=table)
   return state._replace(distributor=held)

@@ -1,4 +1,4 @@
-"""Summarizes a run's results from its tables. TensorFlow-free."""
+"""Summarizes a run's results from its tables."""
 
 import json
 import math
@@ -14,7 +14,7 @@ VALIDATION_ACCURACY = 'validation/accuracy'
 def best_round(
   rows: list[dict[str, str]], name: str = VALIDATION_ACCURACY
 ) -> dict[str, str] | None:
-  """The first row of an evaluation table with the largest value in a column.
+  """Returns the first row with the largest value in a column.
 
   Args:
     rows: Rows of eval.csv.
@@ -32,7 +32,7 @@ def best_round(
 
 
 def best_round_num(eval_csv: str) -> int | None:
-  """The number of the round with the best validation accuracy, or None.
+  """Returns the round with the best validation accuracy, or None.
 
   Args:
     eval_csv: The evaluation table.
@@ -48,7 +48,7 @@ def best_round_num(eval_csv: str) -> int | None:
 
 
 def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
-  """The main results of a run.
+  """Reads the main results of a run.
 
   Args:
     tree: The run's folder.
@@ -73,7 +73,7 @@ def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
 
 
 def write(tree: output_tree.OutputTree) -> dict[str, Any]:
-  """Writes `summary.json`; returns what it holds."""
+  """Writes `summary.json`, and returns its content."""
   result = summarize(tree)
   text = json.dumps(result, indent=2) + '\n'
   durable.write_file(tree.summary_json, [text.encode()])

@@ -1,9 +1,9 @@
-"""The folder to which a sweep writes. TensorFlow-free.
+"""The folder of a sweep.
 
-sweep.json        what is searched; a sweep of other flags is refused
+sweep.json        the search; a sweep of other flags is refused
 study.db          the trials, a study of Optuna
 trials/N/seedS/   the run of trial N with seed S, a folder of a training run
-trials/N/seedS.log    what that run has printed
+trials/N/seedS.log    the output of that run
 trials.csv        a row for each trial
 trials.png        flags and validation accuracy of each trial, as lines
 winner.flags      the flagfile of the best trial
@@ -12,70 +12,33 @@ winner.flags      the flagfile of the best trial
 from collections.abc import Mapping
 import json
 import os
-import types
 from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import continuation
-from tff_fssl.program.storage import folder_lock
-from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import locked_folder
 
 _SWEEP = 'sweep.json'
 _NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
 
-class SweepFolder:
-  """A sweep's folder, locked from `open` on, as long as this lives.
+class SweepFolder(locked_folder.LockedFolder):
+  """A sweep's folder, with the paths in it."""
 
-  Attributes:
-    path: The folder.
-  """
-
-  def __init__(self, path: str):
-    """Only sets names; neither makes nor locks anything.
-
-    Args:
-      path: The folder.
-    """
-    self.path = path
-    self._lock: int | None = None
-
-  def _join(self, *names: str) -> str:
-    return os.path.join(self.path, *names)
-
-  @property
-  def sweep_json(self) -> str:
-    """What is searched."""
-    return self._join(_SWEEP)
-
-  @property
-  def study(self) -> str:
-    """Optuna's data base."""
-    return self._join('study.db')
-
-  @property
-  def trials_csv(self) -> str:
-    """The table of trials."""
-    return self._join('trials.csv')
-
-  @property
-  def picture(self) -> str:
-    """The trials, drawn."""
-    return self._join('trials.png')
-
-  @property
-  def winner(self) -> str:
-    """The flagfile of the best trial."""
-    return self._join('winner.flags')
+  sweep_json = locked_folder.PathInside(_SWEEP)
+  study = locked_folder.PathInside('study.db')
+  trials_csv = locked_folder.PathInside('trials.csv')
+  picture = locked_folder.PathInside('trials.png')
+  winner = locked_folder.PathInside('winner.flags')
 
   def run(self, trial: int, seed: int) -> str:
-    """The folder of a trial's run with a seed."""
-    return self._join('trials', f'{trial:03}', f'seed{seed}')
+    """Returns the folder of a trial's run with a seed."""
+    return os.path.join(self.path, 'trials', f'{trial:03}', f'seed{seed}')
 
   def log(self, trial: int, seed: int) -> str:
-    """The file with what that run has printed."""
+    """Returns the file with the output of that run."""
     return f'{self.run(trial, seed)}.log'
 
   def open(self, definition: Mapping[str, Mapping[str, str]]) -> None:
@@ -88,11 +51,11 @@ class SweepFolder:
       UsageError: If another program uses the folder, it belongs to another
         sweep, it is not the folder of a sweep, or it cannot be written to.
     """
-    output_tree.check_name(self.path)
+    self.check_path()
     if not os.path.lexists(self.sweep_json):
       self._check_empty()
     durable.make_folder(self.path)
-    self._lock = folder_lock.acquire(self.path)
+    self.lock()
     try:
       durable.remove_leftovers(self.path, lambda name: name in _NAMES)
       if os.path.lexists(self.sweep_json):
@@ -104,25 +67,8 @@ class SweepFolder:
       self.close()
       raise
 
-  def close(self) -> None:
-    """Lets another program use the folder."""
-    if self._lock is not None:
-      os.close(self._lock)
-      self._lock = None
-
-  def __enter__(self) -> 'SweepFolder':
-    return self
-
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
-    self.close()
-
   def _check_empty(self) -> None:
-    """Refuses a folder with other files; raises `UsageError`."""
+    """Refuses a folder with other files (`UsageError`)."""
     if not os.path.lexists(self.path):
       return
     with durable.storage_errors():
@@ -134,7 +80,7 @@ class SweepFolder:
       )
 
   def _compare(self, new: Mapping[str, Mapping[str, str]]) -> None:
-    """Refuses if the sweep that is there is another one."""
+    """Refuses to resume another sweep."""
     old: dict[str, Any] = files.read_json(self.sweep_json)
     try:
       names = _differences(old, new)
@@ -151,7 +97,7 @@ class SweepFolder:
 
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
-  """The names in which two definitions differ."""
+  """Returns the names in which two definitions differ."""
   names, _ = continuation.differences(old['flags'], dict(new['flags']))
   # A larger --total_rounds continues a run, but not one that is over here.
   if old['flags']['total_rounds'] != new['flags']['total_rounds']:
@@ -163,7 +109,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-  """All parts of a definition in one; the flags that vary come last."""
+  """Joins the parts of a definition; the flags that vary come last."""
   return {
     **definition['flags'],
     **definition['search'],

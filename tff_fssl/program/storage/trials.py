@@ -1,8 +1,8 @@
-"""The trials of a sweep, kept as a study of Optuna. TensorFlow-free.
+"""The trials of a sweep, kept as a study of Optuna.
 
 A trial of the sweep has a number of its own, since Optuna's trials cannot be
-taken up again: one that was interrupted or has failed is told to Optuna as
-failed, and another one with the same values takes its place.
+resumed: one that was interrupted or has failed counts as failed for Optuna, and
+another one with the same values takes its place.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,16 +27,13 @@ FAILED, OPEN = 'failed', 'open'
 _NUMBER, _SCORES, _NOTE = 'number', 'scores', 'note'
 # Optuna calls it failed, but to repeat it would be of no use.
 _DIVERGED = 'diverged'
-_STATES = {
-  optuna.trial.TrialState.COMPLETE: COMPLETE,
-  optuna.trial.TrialState.PRUNED: PRUNED,
-  optuna.trial.TrialState.FAIL: FAILED,
-}
+_State = optuna.trial.TrialState
+_ENDS = {COMPLETE: _State.COMPLETE, PRUNED: _State.PRUNED, FAILED: _State.FAIL}
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """What is known of a trial.
+  """The record of a trial.
 
   Attributes:
     number: Its number in the sweep.
@@ -54,12 +51,12 @@ class Record:
 
   @property
   def mean(self) -> float:
-    """The mean of the scores; NaN if there are none."""
+    """The mean of the scores, or NaN if there are none."""
     return float(np.mean(list(self.scores.values()))) if self.scores else np.nan
 
 
 class Running:
-  """A trial that is being made.
+  """A trial that is running.
 
   Attributes:
     number: Its number in the sweep.
@@ -67,7 +64,7 @@ class Running:
   """
 
   def __init__(self, number: int, trial: optuna.Trial, study: optuna.Study):
-    """Names it; `Trials.take` makes it."""
+    """Sets the trial; `Trials.take` calls this."""
     self.number = number
     self.values: dict[str, Any] = dict(trial.params)
     self._trial = trial
@@ -75,10 +72,10 @@ class Running:
     self._reported: set[int] = set()
 
   def is_bad(self, scores: Mapping[int, float]) -> bool:
-    """Reports the first seed's validation accuracy; whether to stop.
+    """Reports the first seed's validation accuracy, and judges it.
 
     Args:
-      scores: Round -> accuracy. What was reported before is not repeated.
+      scores: Round -> accuracy. Values that were reported are not repeated.
 
     Returns:
       Whether it is worse than other trials, as far as pruning can tell.
@@ -95,33 +92,35 @@ class Running:
     self, state: str, scores: Mapping[int, float], note: str = ''
   ) -> None:
     """Ends the trial, as any state but `OPEN`."""
+    value = None
+    if state == COMPLETE:
+      value = float(np.mean(list(scores.values())))
     with _errors():
       # JSON has texts as keys.
       texts = {str(seed): score for seed, score in scores.items()}
       self._trial.set_user_attr(_SCORES, texts)
       self._trial.set_user_attr(_NOTE, note)
       self._trial.set_user_attr(_DIVERGED, state == DIVERGED)
-      if state == COMPLETE:
-        self._study.tell(self._trial, float(np.mean(list(scores.values()))))
-      else:
-        ends = {ours: theirs for theirs, ours in _STATES.items()}
-        failed = optuna.trial.TrialState.FAIL
-        self._study.tell(self._trial, state=ends.get(state, failed))
+      self._study.tell(self._trial, value, _ENDS.get(state, _State.FAIL))
 
 
 class Trials:
-  """All trials of a sweep."""
+  """All trials of a sweep.
+
+  Attributes:
+    study: Optuna's study of them.
+  """
 
   def __init__(self, path: str, sweep: sweeps.Sweep, jobs: int):
-    """Opens a study, or makes one; trials that are not over are taken up.
+    """Opens or makes a study, and queues trials that are not over.
 
     Args:
-      path: The data base.
-      sweep: What is searched.
-      jobs: How many trials are made at a time.
+      path: The database.
+      sweep: The sweep.
+      jobs: The number of trials at a time.
 
     Raises:
-      UsageError: If the data base cannot be used.
+      UsageError: If the database cannot be used.
     """
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     self._path, self._sweep, self._jobs = path, sweep, jobs
@@ -142,31 +141,31 @@ class Trials:
         'sqlite:///study.db',
         engine_kwargs={'creator': lambda: sqlite3.connect(path)},
       )
-      self._study = optuna.create_study(
+      self.study = optuna.create_study(
         study_name='sweep',
         storage=storage,
         direction='maximize',
         pruner=pruner,
         load_if_exists=True,
       )
-      if self._study.direction != optuna.study.StudyDirection.MAXIMIZE:
+      if self.study.direction != optuna.study.StudyDirection.MAXIMIZE:
         raise ValueError('it does not look for the largest accuracy')
       for trial in self._latest().values():
-        if trial.state == optuna.trial.TrialState.RUNNING:
-          self._study.tell(trial.number, state=optuna.trial.TrialState.FAIL)
+        if trial.state == _State.RUNNING:
+          self.study.tell(trial.number, state=_State.FAIL)
         elif _state(trial) != FAILED:
           continue
         self._enqueue(trial.user_attrs[_NUMBER], trial.params)
     self.records()  # Checked, before anything is trained.
 
   def records(self) -> list[Record]:
-    """All trials that have been begun, by number."""
+    """Lists all trials that have begun, by number."""
     with _errors(self._path):
       latest = self._latest()
       return [self._record(n, latest[n]) for n in sorted(latest)]
 
   def _record(self, number: int, trial: optuna.trial.FrozenTrial) -> Record:
-    """What a trial says of itself; raises if it cannot have been written so."""
+    """Reads a trial; raises if we cannot have written it."""
     record = Record(
       number,
       dict(trial.params or trial.system_attrs.get('fixed_params', {})),
@@ -197,12 +196,10 @@ class Trials:
     return record
 
   def take(self) -> Running | None:
-    """The next trial that is to be made; None if there are no more."""
+    """Begins the next trial; returns None if there are no more."""
     with _errors(self._path):
       latest = self._latest()
-      if not any(
-        t.state == optuna.trial.TrialState.WAITING for t in latest.values()
-      ):
+      if not any(t.state == _State.WAITING for t in latest.values()):
         free = set(range(self._sweep.num_trials)) - latest.keys()
         if not free:
           return None
@@ -213,17 +210,17 @@ class Trials:
       number = min(
         (trial.number, number)
         for number, trial in latest.items()
-        if trial.state == optuna.trial.TrialState.WAITING
+        if trial.state == _State.WAITING
       )[1]
-      self._study.sampler = self._sampler(number)
-      trial = self._study.ask(self._distributions)
+      self.study.sampler = self._sampler(number)
+      trial = self.study.ask(self._distributions)
       assert trial.user_attrs[_NUMBER] == number
-      return Running(number, trial, self._study)
+      return Running(number, trial, self.study)
 
   def _latest(self) -> dict[int, optuna.trial.FrozenTrial]:
-    """The trial that has the place of each number."""
+    """Returns Optuna's current trial of each number."""
     latest = {}
-    for trial in self._study.get_trials(deepcopy=False):
+    for trial in self.study.get_trials(deepcopy=False):
       number = trial.user_attrs[_NUMBER]
       if not isinstance(number, int) or number < 0:
         raise ValueError(f'{number!r} is not the number of a trial')
@@ -231,10 +228,10 @@ class Trials:
     return latest
 
   def _enqueue(self, number: int, values: dict[str, Any]) -> None:
-    self._study.enqueue_trial(values, user_attrs={_NUMBER: number})
+    self.study.enqueue_trial(values, user_attrs={_NUMBER: number})
 
   def _sampler(self, number: int) -> optuna.samplers.BaseSampler:
-    """The sampler of a trial: after a kill, it draws what it would have."""
+    """Returns the sampler of a trial, which draws the same after a kill."""
     search = self._sweep.search
     generator = seeds.generator(
       search.sampler_seed, seeds.Purpose.SWEEP, number
@@ -251,7 +248,8 @@ class Trials:
 def _state(trial: optuna.trial.FrozenTrial) -> str:
   if trial.user_attrs.get(_DIVERGED):
     return DIVERGED
-  return _STATES.get(trial.state, OPEN)
+  names = {theirs: ours for ours, theirs in _ENDS.items()}
+  return names.get(trial.state, OPEN)
 
 
 def _distribution(
@@ -270,10 +268,10 @@ def _distribution(
 
 @contextlib.contextmanager
 def _errors(path: str = 'study.db') -> Iterator[None]:
-  """Turns errors of the data base into a `UsageError`.
+  """Turns errors of the database into a `UsageError`.
 
-  Whoever has changed it may make Optuna, SQLAlchemy and what reads JSON fail in
-  any way.
+  A database that somebody changed makes Optuna, SQLAlchemy and the reader of
+  JSON fail in any way.
   """
   try:
     yield

@@ -21,7 +21,6 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import keras_weights
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import ownership
 
 _SUFFIXES = '.keras, .h5'
 # In a checkpoint.
@@ -35,13 +34,13 @@ _MODEL_FLAGS = ('model', 'norm', 'dataset', 'train_layers')
 
 
 class Source(NamedTuple):
-  """Where weights come from.
+  """The source of weights.
 
   Attributes:
     about: Description of the source for users.
     keras: The Keras file; '' for a run.
     leaves: Leaves of the run's checkpoint.
-    model: Descriptions of the weights of the run's model; None if not known.
+    model: Descriptions of the weights of the run's model, or None if not known.
     frozen: Weights of the run's layers that do not train.
     config: The configuration of a run whose model predicts in a way of its own.
   """
@@ -49,13 +48,13 @@ class Source(NamedTuple):
   about: str
   keras: str = ''
   leaves: Mapping[str, Any] = {}
-  model: ownership.Model | None = None
+  model: checkpoint.Model | None = None
   frozen: Mapping[str, np.ndarray] = {}
   config: config_lib.Config | None = None
 
 
 def find(init_from: str) -> Source:
-  """Finds what `--init_from` names, and reads it if it is a run.
+  """Finds the weights that `--init_from` names. Reads those of a run.
 
   Args:
     init_from: A run's folder, whose last complete checkpoint is used; an
@@ -97,7 +96,7 @@ def find(init_from: str) -> Source:
 
 
 def _find_run(tree: output_tree.OutputTree) -> Source:
-  """The last complete checkpoint of a run; raises `UsageError`."""
+  """Reads the last complete checkpoint of a run, or raises `UsageError`."""
   given = flags.read_flagfile(tree.flags_file)
   entry = registry.REGISTRY.get(given.get('algorithm', ''))
   if entry is not None and not entry.capabilities.weight_sets_up:
@@ -108,7 +107,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
     )
   try:
     round_num, leaves = checkpoint.read_latest(
-      tree.checkpoints, ownership.of_flags(given)
+      tree.checkpoints, checkpoint.flags_owner(given)
     )
     header = checkpoint.read_header(
       checkpoint.path_of(tree.checkpoints, round_num)
@@ -130,7 +129,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
     about,
     leaves=leaves,
     model=header.owner.model,
-    frozen=read_frozen(tree, ownership.of_flags(given)) or {},
+    frozen=read_frozen(tree, checkpoint.flags_owner(given)) or {},
     config=config,
   )
 
@@ -153,9 +152,9 @@ class Loaded(NamedTuple):
 
 
 def read_frozen(
-  tree: output_tree.OutputTree, owner: ownership.Owner
+  tree: output_tree.OutputTree, owner: checkpoint.Owner
 ) -> Mapping[str, np.ndarray] | None:
-  """The weights of layers of a run that do not train; None if all layers do.
+  """Reads the weights of layers that do not train, or None if all layers do.
 
   Args:
     tree: The run.
@@ -206,10 +205,10 @@ def load(
     UsageError: If they belong to another network, or are not finite.
   """
   if source.keras:
-    loaded = _from_keras(source.keras, model, frozen, whole, new_weights)
+    loaded = _load_keras(source.keras, model, frozen, whole, new_weights)
   else:
-    wrong = ownership.model_differences(
-      source.model or {}, ownership.describe_model(model)
+    wrong = checkpoint.model_differences(
+      source.model or {}, checkpoint.describe_model(model)
     )
     if wrong:
       raise UsageError(
@@ -226,14 +225,14 @@ def load(
   return loaded
 
 
-def _from_keras(
+def _load_keras(
   path: str,
   model: Any,
   frozen: Mapping[str, Any],
   whole: Any,
   new_weights: Callable[[], Sequence[np.ndarray]] | None,
 ) -> Loaded:
-  """Does what `load` does, from a Keras file."""
+  """Loads weights as `load` does, from a Keras file."""
   whole = whole or model
   # A network with layers after its own has no classifier.
   may_be_new = new_weights is not None and whole is model
@@ -263,8 +262,8 @@ def _from_keras(
 
 
 def _predicting(source: Source) -> Any:
-  """The weights with which the model of a run predicts."""
-  model = from_leaves(source.leaves)
+  """Returns the weights with which the model of a run predicts."""
+  model = extract_model(source.leaves)
   if source.config is None:
     return model.weights
   config = source.config
@@ -277,8 +276,8 @@ def _predicting(source: Source) -> Any:
   )
 
 
-def from_leaves(leaves: Mapping[str, Any]) -> Any:
-  """The model among the leaves of a checkpoint.
+def extract_model(leaves: Mapping[str, Any]) -> Any:
+  """Returns the model among the leaves of a checkpoint.
 
   Args:
     leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
@@ -312,8 +311,8 @@ def from_leaves(leaves: Mapping[str, Any]) -> Any:
   )
 
 
-def table_from_leaves(leaves: Mapping[str, Any]) -> Any:
-  """The exchange's table among the leaves of a checkpoint, as nested dicts.
+def extract_table(leaves: Mapping[str, Any]) -> Any:
+  """Returns the exchange's table among the leaves, as nested dicts.
 
   Args:
     leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
@@ -325,7 +324,7 @@ def table_from_leaves(leaves: Mapping[str, Any]) -> Any:
 
 
 def _below(leaves: Mapping[str, Any], root: str) -> dict[str, Any]:
-  """The leaves whose paths start with `root`, nested."""
+  """Returns the leaves whose paths start with `root`, nested."""
   prefix = f'{root}/'
   tree: dict[str, Any] = {}
   for path, leaf in leaves.items():

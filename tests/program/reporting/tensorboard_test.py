@@ -4,7 +4,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.program.configuration import run_hparams
-from tff_fssl.program.loop import profiling
+from tff_fssl.program.reporting import tensorboard
 
 
 @pytest.mark.parametrize(
@@ -23,7 +23,7 @@ def test_rounds(text, rounds):
 
 def test_rounds_are_profiled_one_by_one(tmp_path):
   said = []
-  profiler = profiling.RoundProfiler(
+  profiler = tensorboard.RoundProfiler(
     frozenset({1, 2}), str(tmp_path), said.append
   )
   for round_num in range(4):
@@ -37,7 +37,7 @@ def test_rounds_are_profiled_one_by_one(tmp_path):
 
 
 def test_a_round_that_fails_ends_its_profile(tmp_path):
-  profiler = profiling.RoundProfiler(
+  profiler = tensorboard.RoundProfiler(
     frozenset({1}), str(tmp_path), lambda text: None
   )
   for _ in range(2):  # The second could not start were the first still on.
@@ -49,7 +49,7 @@ def test_a_round_that_fails_ends_its_profile(tmp_path):
 
 def test_a_profile_that_cannot_be_does_not_stop_training(tmp_path):
   said, done = [], []
-  profiler = profiling.RoundProfiler(
+  profiler = tensorboard.RoundProfiler(
     frozenset({1}), str(tmp_path / 'a'), said.append
   )
   tf.profiler.experimental.start(str(tmp_path / 'b'))  # There can be one only.

@@ -1,4 +1,4 @@
-"""Who holds which training examples in a run. TensorFlow-free.
+"""The data of a run: its partition, and statistics of its examples.
 
 Statistics of examples become part of the model, so they are taken here alone.
 Where the aggregator protects clients, no client's examples are among these.
@@ -21,10 +21,10 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 
 
-def partition_of(
+def load_partition(
   config: config_lib.Config, data: sources.DataSet
 ) -> partition_lib.Partition:
-  """The partition of a configuration: from its file, or drawn.
+  """Reads a configuration's partition from its file, or draws it.
 
   Args:
     config: The configuration.
@@ -50,23 +50,23 @@ def partition_of(
   return partition
 
 
-def public(partition: partition_lib.Partition) -> np.ndarray:
-  """Indices of the training examples that the server holds or validates by."""
+def public_examples(partition: partition_lib.Partition) -> np.ndarray:
+  """Returns indices of training examples for the server or validation."""
   held = [partition.server_labeled, partition.validation]
   return np.sort(np.concatenate(held))
 
 
-def measured(
+def measured_examples(
   config: config_lib.Config,
   data: sources.DataSet,
   partition: partition_lib.Partition,
 ) -> sources.Examples:
-  """The training examples of which statistics are taken.
+  """Returns the training examples from which statistics are taken.
 
   Args:
     config: The configuration.
     data: Its data set.
-    partition: Who holds what.
+    partition: The partition.
 
   Returns:
     All; if the run protects clients, those that the server holds and those for
@@ -74,21 +74,21 @@ def measured(
   """
   if not config.is_private:
     return data.train
-  held = public(partition)
+  held = public_examples(partition)
   return sources.Examples(data.train.x[held], data.train.y[held])
 
 
-def normalized(
+def normalize(
   config: config_lib.Config,
   data: sources.DataSet,
   partition: partition_lib.Partition,
 ) -> sources.DataSet:
-  """The data set with the mean and deviation by which networks see it.
+  """Sets the mean and deviation by which networks see a data set.
 
   Args:
     config: The configuration, which has been checked.
     data: Its data set, as it was loaded.
-    partition: Who holds what.
+    partition: The partition.
 
   Returns:
     The data set; `scale` and `none` are a mean of 0 and a deviation of 1 and
@@ -98,7 +98,7 @@ def normalized(
     UsageError: If a class is known from clients' examples alone, although the
       run protects clients, or a vector is too far from the mean.
   """
-  examples = measured(config, data, partition)
+  examples = measured_examples(config, data, partition)
   if config.is_private:
     _check_classes(config, data, examples)
   kind = data.train.kind
@@ -109,7 +109,7 @@ def normalized(
     looked_at = None
     if config.is_private:  # Clients look at theirs.
       of_test = len(data.train) + np.arange(len(data.test))
-      looked_at = np.concatenate([public(partition), of_test])
+      looked_at = np.concatenate([public_examples(partition), of_test])
     vector_files.check_range(config.info, mean, std, looked_at)
   return dataclasses.replace(data, mean=tuple(mean), std=tuple(std))
 
@@ -117,7 +117,7 @@ def normalized(
 def _moments(
   config: config_lib.Config, data: sources.DataSet, examples: sources.Examples
 ) -> tuple[Sequence[float], Sequence[float]]:
-  """(mean, deviation) by which networks see images or vectors."""
+  """Returns (mean, deviation) by which networks see images or vectors."""
   normalization, size = config.data.normalization, data.example_shape[-1]
   is_image = data.train.kind == data_names.IMAGES
   if is_image and normalization != data_hparams.STANDARD:

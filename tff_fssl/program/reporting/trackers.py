@@ -1,9 +1,9 @@
-"""Release managers that send runs to MLflow and to Weights & Biases.
+"""A logger that sends runs to MLflow or to Weights & Biases.
 
 A tracker's library runs in a process of its own (`tracker_process`). A server
 that does not answer, a full disk or a library that fails neither delays nor
-ends training, and a training program that is killed leaves no run behind that
-seems to go on.
+ends training. A training program that is killed leaves no run behind that
+seems to continue.
 """
 
 from __future__ import annotations
@@ -24,18 +24,13 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
-from tff_fssl.lazy import tff
-from tff_fssl.program.reporting import managers
 from tff_fssl.program.reporting import tracker_process
 
-FINISHED = tracker_process.FINISHED
-FAILED = tracker_process.FAILED
-KILLED = tracker_process.KILLED
 # Messages that wait for a slow tracker; one for each round.
 _MAX_WAITING = 100_000
 _MAX_ERROR = 2**16
 # Defaults of the libraries' own settings: they do not try for long, and say
-# nothing. Whoever sets these variables wants other values.
+# nothing. Variables that the user set take precedence.
 _SETTINGS = {
   'GIT_PYTHON_REFRESH': 'quiet',
   'MLFLOW_HTTP_REQUEST_MAX_RETRIES': '3',
@@ -46,15 +41,15 @@ _SETTINGS = {
 
 
 class TrackerError(Exception):
-  """A tracker does not take what it is sent; the message says why."""
+  """A tracker that does not take what it is sent; the message says why."""
 
 
-class TrackerReleaseManager(tff.program.ReleaseManager):
-  """Releases the metrics of rounds to a tracker.
+class TrackerLogger:
+  """Sends a run to a tracker.
 
-  Nothing here waits for the tracker, except `end`. Rounds that the tracker's
-  run has already are not sent again. Use it with `BestEffortReleaseManager`,
-  unless the end of a tracker shall end the program.
+  Only `finish` waits for the tracker. Rounds that the tracker's run has already
+  are not sent again. Each method raises `TrackerError`, once, if the tracker
+  has failed.
   """
 
   def __init__(
@@ -72,14 +67,14 @@ class TrackerReleaseManager(tff.program.ReleaseManager):
       target: 'mlflow:URI', a server or a folder; or 'wandb:PROJECT', perhaps
         with 'ENTITY/' before it.
       folder: A folder of this run alone. It remembers the tracker's run, which
-        is continued by a later manager with the same folder.
-      name: What the tracker calls the run.
+        is continued by a later logger with the same folder.
+      name: The name of the run at the tracker.
       params: Flags or hyper-parameters, which the tracker shows. Nothing
         secret.
       algorithm: The algorithm, as a tag.
     """
     durable.make_folder(folder)
-    # Nothing reads a pipe while training goes on.
+    # Nothing reads a pipe while training continues.
     self._errors = tempfile.TemporaryFile()
     module = tracker_process.__name__
     self._process = subprocess.Popen(
@@ -95,62 +90,42 @@ class TrackerReleaseManager(tff.program.ReleaseManager):
         'PYTHONPATH': os.pathsep.join(filter(None, sys.path)),
       },
     )
-    self._waiting: queue.Queue[dict[str, Any] | None] = queue.Queue(
-      _MAX_WAITING
-    )
+    self._waiting: queue.Queue[list[Any]] = queue.Queue(_MAX_WAITING)
     self._has_raised = False
     threading.Thread(target=self._write, daemon=True).start()
-    self._send(name=name, params=dict(params), tags={'algorithm': algorithm})
+    self._send('start', name, dict(params), algorithm)
 
-  @property
-  def has_failed(self) -> bool:
-    """Whether a failure of the tracker was raised."""
-    return self._has_raised
-
-  async def release(self, value: Any, key: int) -> None:
-    """Sends metrics; those that are not scalars or not known are left out.
-
-    Args:
-      value: Nested mapping of scalars, or of references to scalars.
-      key: The round.
-
-    Raises:
-      TrackerError: Once, if the tracker has failed.
-    """
-    value = await tff.program.materialize_value(value)
+  def log(self, round_num: int, metrics: Mapping[str, Any]) -> None:
+    """Sends the known scalars of a round."""
     self._check()
-    metrics = {}
-    for name, item in managers.flatten(value).items():
-      if np.ndim(item) == 0 and not isinstance(item, (str, bytes)):
-        number = float(item)
-        if not math.isnan(number):
-          metrics[name] = number
-    self._send(round=int(key), metrics=metrics)
+    scalars = {
+      name: float(value)
+      for name, value in metrics.items()
+      if np.ndim(value) == 0 and not isinstance(value, (str, bytes))
+    }
+    known = {name: v for name, v in scalars.items() if not math.isnan(v)}
+    self._send('log', round_num, known)
 
-  def send_picture(self, name: str, path: str) -> None:
-    """Sends a PNG file, which must stay until `end`."""
-    self._send(picture=name, path=os.path.abspath(path))
+  def log_picture(self, name: str, path: str) -> None:
+    """Sends a PNG file, which must stay until `finish`."""
+    self._send('log_picture', name, os.path.abspath(path))
 
-  def send_artifact(self, name: str, path: str) -> None:
-    """Sends a file or a folder, which must stay until `end`."""
-    self._send(artifact=name, path=os.path.abspath(path))
+  def log_file(self, name: str, path: str) -> None:
+    """Sends a file or a folder, which must stay until `finish`."""
+    self._send('log_file', name, os.path.abspath(path))
 
-  def send_summary(self, summary: Mapping[str, float], round_num: int) -> None:
+  def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
     """Sends the results after the last round."""
-    self._send(summary=dict(summary), round=round_num)
+    self._send('log_summary', round_num, dict(summary))
 
-  def end(self, state: str, seconds: float) -> None:
+  def finish(self, state: str, seconds: float) -> None:
     """Ends the tracker's run, and waits until it has taken all; once.
 
     Args:
       state: `FINISHED`, `FAILED` or `KILLED`.
       seconds: How long to wait. After that, the tracker's process is ended.
-
-    Raises:
-      TrackerError: If the tracker has not taken all, and `release` has not said
-        so.
     """
-    self._send(end=state)
+    self._send('finish', state)
     self._send()
     try:
       self._process.wait(seconds)
@@ -165,13 +140,11 @@ class TrackerReleaseManager(tff.program.ReleaseManager):
         ) from error
     self._check()
 
-  def _send(self, **message: Any) -> None:
-    """Queues a message; an empty one is the last."""
-    try:
-      self._waiting.put_nowait(message or None)
-    except queue.Full:
-      # It hangs, or its disk does. `end` ends it.
-      return
+  def _send(self, *call: Any) -> None:
+    """Queues a call; an empty one is the last."""
+    # If the queue is full, the tracker or its disk hangs. `finish` ends it.
+    with contextlib.suppress(queue.Full):
+      self._waiting.put_nowait([*call])
 
   def _check(self) -> None:
     """Raises `TrackerError`, once, if the process has failed."""
@@ -185,10 +158,10 @@ class TrackerReleaseManager(tff.program.ReleaseManager):
     raise TrackerError(lines[-1] if lines else f'its process ended with {code}')
 
   def _write(self) -> None:
-    """Passes messages on, until the last one or the end of the process."""
+    """Passes calls on, until the last one or the end of the process."""
     assert self._process.stdin is not None
-    # What is wrong with the process, `_check` says.
+    # `_check` reports errors of the process.
     with contextlib.suppress(OSError), self._process.stdin as stream:
-      while (message := self._waiting.get()) is not None:
-        stream.write(json.dumps(message).encode() + b'\n')
+      while call := self._waiting.get():
+        stream.write(json.dumps(call).encode() + b'\n')
         stream.flush()

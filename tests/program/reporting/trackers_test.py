@@ -12,13 +12,13 @@ import time
 import numpy as np
 import pytest
 
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
-from tff_fssl.program.reporting import tracker_process
-from tff_fssl.program.reporting import tracking
+from tff_fssl.program.reporting import trackers
 
 
 def _start(target, folder, **params):
-  return tracking.TrackerReleaseManager(
+  return trackers.TrackerLogger(
     target,
     str(folder),
     name='my run',
@@ -27,13 +27,10 @@ def _start(target, folder, **params):
   )
 
 
-def _release(manager, *rounds):
+def _log(logger, *rounds):
   for round_num in rounds:
-    value = collections.OrderedDict(
-      test=collections.OrderedDict(accuracy=np.float32(round_num / 10)),
-      unknown=np.float32('nan'),
-    )
-    asyncio.run(manager.release(value, round_num))
+    accuracy, unknown = np.float32(round_num / 10), np.float32('nan')
+    logger.log(round_num, {'test/accuracy': accuracy, 'unknown': unknown})
 
 
 @pytest.fixture(name='store')
@@ -63,7 +60,7 @@ def test_mlflow_gets_all_and_is_continued(store, tmp_path):
   (model / 'README.md').write_text('card')
   file.write_text('round\n')
   first = _start(target, folder)
-  _release(first, -1, 0, 1)
+  _log(first, -1, 0, 1)
   first._send()  # Ends the input, as the death of a program does.
   assert first._process.wait(60) == 0
   client, (run,) = read()
@@ -74,12 +71,12 @@ def test_mlflow_gets_all_and_is_continued(store, tmp_path):
   assert set(run.data.metrics) == {'test/accuracy'}
   # Round 1 is repeated, since its state was not saved.
   second = _start(target, folder, total_rounds='9')
-  _release(second, 1, 2)
-  second.send_artifact('model', str(model))
-  second.send_artifact('train.csv', str(file))
-  second.send_picture('curves', str(file))
-  second.send_summary({'last/round': 2}, 2)
-  second.end(tracking.FINISHED, 60)
+  _log(second, 1, 2)
+  second.log_file('model', str(model))
+  second.log_file('train.csv', str(file))
+  second.log_picture('curves', str(file))
+  second.log_summary(2, {'last/round': 2})
+  second.finish(loggers.FINISHED, 60)
   client, (run,) = read()
   assert run.info.status == 'FINISHED'
   assert _steps(client, run) == [-1, 0, 1, 2]
@@ -97,23 +94,23 @@ def test_mlflow_gets_all_and_is_continued(store, tmp_path):
 def test_a_run_that_the_tracker_has_lost_begins_anew(store, tmp_path):
   target, read = store
   for rounds in ((1, 2), (3,)):
-    manager = _start(target, tmp_path / 'tracking')
-    _release(manager, *rounds)
-    manager.end(tracking.KILLED, 60)
+    logger = _start(target, tmp_path / 'tracking')
+    _log(logger, *rounds)
+    logger.finish(loggers.KILLED, 60)
     client, (run,) = read()
     assert _steps(client, run) == list(rounds)
     shutil.rmtree(pathlib.Path(run.info.artifact_uri).parent)
 
 
-def _failure(manager):
-  """What a manager says when it is ended, and how long that took."""
+def _failure(logger):
+  """What a logger says when it is ended, and how long that took."""
   start = time.monotonic()
   said = []
-  best = managers.BestEffortReleaseManager(manager, 'MLflow', said.append)
+  best = managers.LoggerReleaseManager(logger, 'MLflow', said.append)
   asyncio.run(best.release({'a': 1}, 1))
   try:
-    manager.end(tracking.FINISHED, 30)
-  except tracking.TrackerError as error:
+    logger.finish(loggers.FINISHED, 30)
+  except trackers.TrackerError as error:
     said.append(str(error))
   return said, time.monotonic() - start
 
@@ -140,23 +137,23 @@ def test_what_a_tracker_cannot_do_is_said_once(
   else:
     monkeypatch.setenv('MLFLOW_HTTP_REQUEST_MAX_RETRIES', '0')
     target = 'mlflow:http://127.0.0.1:9'
-  manager = _start(target, folder)
-  (said,), _ = _failure(manager)
+  logger = _start(target, folder)
+  (said,), _ = _failure(logger)
   assert words in said and '\n' not in said
   # It was said; nothing more is.
-  _release(manager, 2)
-  manager.end(tracking.FINISHED, 1)
+  _log(logger, 2)
+  logger.finish(loggers.FINISHED, 1)
 
 
 def test_a_server_that_does_not_answer_ends_with_the_run(store, tmp_path):
   del store
   with socket.create_server(('127.0.0.1', 0)) as server:
     port = server.getsockname()[1]
-    manager = _start(f'mlflow:http://127.0.0.1:{port}', tmp_path / 'tracking')
-    _release(manager, 1, 2)
-    with pytest.raises(tracking.TrackerError, match='within 0.5 s, and was'):
-      manager.end(tracking.FINISHED, 0.5)
-    assert manager._process.returncode == -9
+    logger = _start(f'mlflow:http://127.0.0.1:{port}', tmp_path / 'tracking')
+    _log(logger, 1, 2)
+    with pytest.raises(trackers.TrackerError, match='within 0.5 s, and was'):
+      logger.finish(loggers.FINISHED, 0.5)
+    assert logger._process.returncode == -9
 
 
 def test_wandb_offline(tmp_path, monkeypatch):
@@ -165,12 +162,12 @@ def test_wandb_offline(tmp_path, monkeypatch):
   picture = tmp_path / 'curves.png'
   _write_png(picture)
   for rounds in ((-1, 0, 1), (1, 2)):
-    manager = _start('wandb:my-project', tmp_path / 'tracking')
-    _release(manager, *rounds)
-    manager.send_picture('curves', str(picture))
-    manager.send_artifact('curves.png', str(picture))
-    manager.send_summary({'last/round': 2}, 2)
-    manager.end(tracking.FINISHED, 120)
+    logger = _start('wandb:my-project', tmp_path / 'tracking')
+    _log(logger, *rounds)
+    logger.log_picture('curves', str(picture))
+    logger.log_file('curves.png', str(picture))
+    logger.log_summary(2, {'last/round': 2})
+    logger.finish(loggers.FINISHED, 120)
   runs = sorted((tmp_path / 'tracking' / 'wandb').glob('offline-run-*'))
   with open(tmp_path / 'tracking' / 'wandb.json') as file:
     record = json.load(file)
@@ -188,11 +185,9 @@ def test_wandb_without_a_key(tmp_path, monkeypatch):
   for name in ('WANDB_API_KEY', 'WANDB_MODE'):
     monkeypatch.delenv(name, raising=False)
   monkeypatch.setenv('HOME', str(tmp_path))
-  manager = _start('wandb:my-project', tmp_path / 'tracking')
-  assert not manager.has_failed
-  with pytest.raises(tracking.TrackerError, match='`wandb login` gives'):
-    manager.end(tracking.FINISHED, 120)
-  assert manager.has_failed
+  logger = _start('wandb:my-project', tmp_path / 'tracking')
+  with pytest.raises(trackers.TrackerError, match='`wandb login` gives'):
+    logger.finish(loggers.FINISHED, 120)
 
 
 def _write_png(path):
@@ -201,69 +196,17 @@ def _write_png(path):
   Image.fromarray(np.zeros([4, 4], np.uint8)).save(path)
 
 
-class _Fake:
-  """A tracker that remembers."""
-
-  def __init__(self, target, folder, start, run_id):
-    self.calls = [(target.partition(':')[0], start['params'], run_id)]
-    self.id = run_id or 'new'
-
-  def __getattr__(self, name):
-    return lambda *args: self.calls.append((name, *args))
-
-
-_NOTHING = {'name': 'run', 'params': {}, 'tags': {}}
-
-
-def test_messages_become_calls(tmp_path, monkeypatch):
-  made = []
-
-  def make(*args):
-    made.append(_Fake(*args))
-    return made[-1]
-
-  monkeypatch.setattr(tracker_process, '_open', make)
-  messages = [
-    _NOTHING,
-    {'round': 1, 'metrics': {'a': 1}},
-    {'picture': 'p', 'path': '/p.png'},
-    {'round': 2, 'metrics': {'a': 2}},
-    {'round': 2, 'summary': {'b': 3}},
-    {'artifact': 'm', 'path': '/m'},
-  ]
-  tracker_process.track('fake:x', str(tmp_path), iter(messages))
-  assert made[0].calls == [
-    ('fake', {}, None),
-    ('log', 1, {'a': 1}),
-    ('log_picture', 'p', '/p.png'),
-    ('log', 2, {'a': 2}),
-    ('log_summary', 2, {'b': 3}),
-    ('log_artifact', 'm', '/m'),
-    ('end', 'KILLED'),
-  ]
-  # The same run goes on after its last round; that of another target does not.
-  messages = [*messages[:2], {'round': 3, 'metrics': {}}, {'end': 'FINISHED'}]
-  tracker_process.track('fake:x', str(tmp_path), iter(messages))
-  assert made[1].calls == [
-    ('fake', {}, 'new'),
-    ('log', 3, {}),
-    ('end', 'FINISHED'),
-  ]
-  tracker_process.track('fake:y', str(tmp_path), iter(messages))
-  assert made[2].calls[:2] == [('fake', {}, None), ('log', 1, {'a': 1})]
-
-
 def test_what_the_page_shows_runs(repository, store, tmp_path, monkeypatch):
   _, read = store
   page = (repository / 'docs' / 'tracking.md').read_text()
   (code,) = re.findall('```python\n(.*?)```', page, re.DOTALL)
   monkeypatch.chdir(tmp_path)
-  names = {'tracking': tracking, 'managers': managers}
+  names = {'trackers': trackers, 'managers': managers}
   # pylint: disable-next=exec-used
   exec(code.replace('/tmp/mlruns', str(tmp_path / 'mlruns')), names)
   # As `train_model` releases metrics.
   value = collections.OrderedDict(client_work={'train': {'loss': 0.5}})
   asyncio.run(names['manager'].release(value, 1))
-  names['tracker'].end(tracking.FINISHED, 60)
+  names['tracker'].finish(loggers.FINISHED, 60)
   client, (run,) = read()
   assert _steps(client, run, 'client_work/train/loss') == [1]

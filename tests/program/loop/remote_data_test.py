@@ -9,8 +9,8 @@ import pytest
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import elsewhere
-from tff_fssl.program.loop import holdings
+from tff_fssl.program.loop import remote_data
+from tff_fssl.program.loop import run_data
 
 _FLAGS = [
   '--dataset=digits',
@@ -28,12 +28,12 @@ _FLAGS = [
 def _held():
   config = config_lib.from_command_line([*_FLAGS, '--algorithm=fixmatch'])
   data = sources.load_found(config.info, None)
-  partition = holdings.partition_of(config, data)
-  return elsewhere.Held(config, data, partition)
+  partition = run_data.load_partition(config, data)
+  return remote_data.Held(config, data, partition)
 
 
 def test_gives_what_the_program_has(held):
-  loader = elsewhere.Loader(held, elsewhere.training_examples)
+  loader = remote_data.Loader(held, remote_data.training_examples)
   sent = pickle.dumps(loader)
   assert len(sent) < 10_000
   here, there = loader(), pickle.loads(sent)()
@@ -49,7 +49,7 @@ def test_gives_what_the_program_has(held):
 
 
 def test_gives_what_clients_hold_out(held):
-  loader = elsewhere.Loader(held, elsewhere.test_examples)
+  loader = remote_data.Loader(held, remote_data.test_examples)
   here, there = loader(), pickle.loads(pickle.dumps(loader))()
   sizes = []
   for client_id in range(10):
@@ -60,7 +60,7 @@ def test_gives_what_clients_hold_out(held):
 
 
 def test_other_data_are_refused(held, monkeypatch):
-  loader = pickle.dumps(elsewhere.Loader(held, elsewhere.training_examples))
+  loader = pickle.dumps(remote_data.Loader(held, remote_data.training_examples))
   load = sources.load_found
 
   def load_others(*args):
@@ -77,7 +77,7 @@ def test_relative_paths_begin_at_the_programs_folder(
   held, tmp_path, monkeypatch
 ):
   folder = os.getcwd()
-  loader = pickle.dumps(elsewhere.Loader(held, elsewhere.training_examples))
+  loader = pickle.dumps(remote_data.Loader(held, remote_data.training_examples))
   monkeypatch.chdir(tmp_path)
   pickle.loads(loader)()
   assert os.getcwd() == folder

@@ -1,4 +1,4 @@
-"""How another machine loads a run's clients: by the run's flags."""
+"""Loads a run's clients on another machine, by the run's flags."""
 
 from collections.abc import Callable
 import dataclasses
@@ -16,21 +16,21 @@ from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.loop import holdings
+from tff_fssl.program.loop import run_data
 from tff_fssl.rounds import sampling
 
-# How many examples at the begin and the end of a data set are compared.
+# How many examples at the start and the end of a data set are compared.
 _NUM_COMPARED = 64
 
 
 @dataclasses.dataclass(frozen=True)
 class Held:
-  """Who holds what in a run.
+  """The data and the partition of a run.
 
   Attributes:
     config: The run's configuration.
     data: Its data set.
-    partition: What its clients hold.
+    partition: The partition.
   """
 
   config: config_lib.Config
@@ -39,7 +39,7 @@ class Held:
 
   @functools.cached_property
   def digest(self) -> str:
-    """A digest of who holds what, of labels, and of a few examples."""
+    """A digest of the partition, of labels, and of a few examples."""
     result = hashlib.sha256()
     train, partition = self.data.train, self.partition
     for part in (
@@ -58,12 +58,12 @@ class Held:
     return result.hexdigest()
 
 
-# What gives a client's examples, of who holds what.
+# Makes a function that loads clients.
 LoadFn = Callable[[Held], sampling.LoadClient]
 
 
 def training_examples(held: Held) -> sampling.LoadClient:
-  """What clients train on."""
+  """Returns the function that loads training examples of clients."""
   streaming = held.config.streaming
   return lambda round_num, client_id: clients.client_examples(
     held.data, held.partition, client_id, round_num, streaming
@@ -71,7 +71,7 @@ def training_examples(held: Held) -> sampling.LoadClient:
 
 
 def test_examples(held: Held) -> sampling.LoadClient:
-  """What clients hold out for evaluation."""
+  """Returns the function that loads clients' examples for evaluation."""
   return lambda _, client_id: (
     clients.client_test_examples(held.data, held.partition, client_id),
     None,
@@ -79,13 +79,13 @@ def test_examples(held: Held) -> sampling.LoadClient:
 
 
 class Loader:
-  """Loads the clients of a run wherever it is called; small when pickled."""
+  """Loads the clients of a run on any machine. Small when pickled."""
 
   def __init__(self, held: Held, load_fn: LoadFn):
-    """Describes what is loaded.
+    """Sets the data.
 
     Args:
-      held: Who holds what.
+      held: The data and the partition.
       load_fn: `training_examples` or `test_examples`.
     """
     self._held = held
@@ -97,7 +97,7 @@ class Loader:
 
   def __reduce__(self) -> Any:
     arguments = flags.to_flagfile(self._held.config.flags()).splitlines()
-    return _LoaderElsewhere, (
+    return _RemoteLoader, (
       tuple(arguments),
       os.getcwd(),
       self._held.digest,
@@ -106,7 +106,7 @@ class Loader:
 
 
 @dataclasses.dataclass(frozen=True)
-class _LoaderElsewhere:
+class _RemoteLoader:
   """A `Loader` on another machine.
 
   Attributes:
@@ -122,12 +122,12 @@ class _LoaderElsewhere:
   load_fn: LoadFn
 
   def __call__(self) -> sampling.LoadClient:
-    """Loads the data set and divides it; raises `UsageError`."""
+    """Loads the data set and divides it, or raises `UsageError`."""
     if os.path.isdir(self.folder):
       os.chdir(self.folder)
     config = config_lib.from_command_line(self.arguments)
     data = sources.load_found(config.info, config.run.data_dir or None)
-    held = Held(config, data, holdings.partition_of(config, data))
+    held = Held(config, data, run_data.load_partition(config, data))
     if held.digest != self.digest:
       raise UsageError(
         f'{socket.gethostname()}: its data set, or the division of it, is not'
