@@ -57,34 +57,19 @@ cross-device   --cross_device: no identities, one phase a round; TFF's
 """
 
 
-def algorithms_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  parsed = usage.parse(argv, _USAGE, _ABOUT, [])
-  if parsed is None:
-    return main_lib.DONE
+@main_lib.command(_USAGE, _ABOUT, main_lib.NoHparams, most=1)
+def algorithms_main(_: main_lib.NoHparams, parsed: flags.ParsedFlags) -> None:
+  """Lists the algorithms, or explains the one that is named."""
   names = parsed.positional
-  if len(names) > 1:
-    raise UsageError(f'{names[1]!r}: give one name only')
   if not names:
     console.show(_overview())
-    return main_lib.DONE
+    return
   if names[0] not in registry.REGISTRY:
     raise UsageError(
       f'{names[0]!r} is not an algorithm; there are'
       f' {", ".join(registry.REGISTRY)}{closest(names[0], registry.REGISTRY)}'
     )
   console.show(_page(registry.REGISTRY[names[0]]))
-  return main_lib.DONE
 
 
 def _refusal(entry: registry.Algorithm, asked: str) -> str:

@@ -17,7 +17,6 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
 
 _USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
@@ -40,9 +39,7 @@ _NAME_WIDTH, _MAX_VALUES = 40, 4
 class DataFlags:
   """Flags of `programs/data.py`, besides those of how data are read."""
 
-  data_dir: str = hparam(
-    '', "The data's folder, as for training.", group='Flags'
-  )
+  data_dir: str = hparam('', "The data's folder, as for training.")
   remove_caches: bool = hparam(
     False,
     'Instead, list the decoded images in --cache_dir, with their sizes, and'
@@ -54,28 +51,17 @@ class DataFlags:
     hparams.validate(self)
 
 
-def data_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(DataFlags), flags.Group(data_hparams.DataHparams)]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  own = parsed.build(DataFlags)
-  data_dir = own.data_dir
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  DataFlags,
+  more=lambda: [flags.Group(data_hparams.DataHparams)],
+  most=1,
+)
+def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
+  """Lists the data sets, or looks one over."""
+  data_dir, given = own.data_dir, parsed.positional
   settings = parsed.build(data_hparams.DataHparams)
-  given = parsed.positional
-  if len(given) > 1:
-    raise UsageError(f'{given[1]!r}: give one name only')
   if own.remove_caches:
     if given:
       raise UsageError(

@@ -9,17 +9,23 @@ read standard output has closed it (nothing is printed about it); 143 SIGTERM
 import codecs
 from collections.abc import Callable, Sequence
 import contextlib
+import dataclasses
+import functools
 import logging
 import os
 import signal
 import sys
 import textwrap
+from typing import Any
 import warnings
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import usage
 
 _REPLACING = 'tff_fssl.readable'
 _COMMAND = '\n  '
@@ -66,6 +72,68 @@ def run(
     _flush()
     complain('interrupted')
     return INTERRUPTED
+
+
+def command(
+  usage_line: str,
+  about: str,
+  own: type[Any],
+  *,
+  more: Callable[[], Sequence[flags.Group]] = tuple,
+  shown: Callable[[], Sequence[flags.Group]] | None = None,
+  missing: str = '',
+  most: int | None = None,
+) -> Callable[
+  [Callable[[Any, flags.ParsedFlags], int | None]],
+  Callable[[Sequence[str]], int],
+]:
+  """Makes a program of a function: it parses, prints the help and checks.
+
+  Args:
+    usage_line: How the program is called; see `usage.help_text`.
+    about: What the program does; see `usage.help_text`.
+    own: The dataclass of the program's own flags.
+    more: Returns the other flags that exist.
+    shown: Returns the other flags that `--help` shows, if not all of `more`.
+    missing: The error if there is no argument that is not a flag; '': such an
+      argument is not needed.
+    most: The most arguments that are not flags; None: any number.
+
+  Returns:
+    A decorator. The function takes an instance of `own` and all flags; it
+    returns the exit code, or None for `DONE`. The program takes the arguments
+    and raises `UsageError` for a user's mistake.
+  """
+
+  def decorate(
+    function: Callable[[Any, flags.ParsedFlags], int | None],
+  ) -> Callable[[Sequence[str]], int]:
+    @functools.wraps(function)
+    def program(argv: Sequence[str]) -> int:
+      groups = [flags.Group(own, 'Flags')] if dataclasses.fields(own) else []
+      in_help = None if shown is None else [*groups, *shown()]
+      parsed = usage.parse(argv, usage_line, about, [*groups, *more()], in_help)
+      if parsed is None:
+        return DONE
+      settings, given = parsed.build(own), parsed.positional
+      values = dataclasses.asdict(settings)
+      parsed.refuse(hparams.without_effect(own, values))
+      if missing and not given:
+        raise UsageError(missing)
+      if most is not None and len(given) > most:
+        allowed = 'one name only' if most == 1 else f'at most {most} names'
+        raise UsageError(f'{given[most]!r}: give {allowed}')
+      code = function(settings, parsed)
+      return DONE if code is None else code
+
+    return program
+
+  return decorate
+
+
+@dataclasses.dataclass(frozen=True)
+class NoHparams:
+  """The flags of a program that has none of its own."""
 
 
 def complain(message: str) -> None:

@@ -129,6 +129,9 @@ class RunGroup:
     return common, np.mean(stacked, axis=0)
 
 
+NO_RUN = 'no run was given; give one folder or more'
+
+
 class NotARunError(UsageError):
   """A path that is not a run, or a run that has nothing to show yet."""
 
