@@ -4,7 +4,7 @@ TensorFlow-free: `--help` and every check that needs no data run before
 TensorFlow is imported (which takes seconds).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 import dataclasses
 import difflib
 import importlib
@@ -33,7 +33,7 @@ def hparam(
   other_choices: bool = False,
   group: str = '',
   may_change: Union[bool, str] = False,
-  needs: Optional[Mapping[str, Collection[Any]]] = None,
+  when: Optional[Callable[[Any], Any]] = None,
 ) -> Any:
   """A dataclass field with all that is known of its flag.
 
@@ -51,9 +51,11 @@ def hparam(
       stand; '': that of the field before.
     may_change: Whether a run may be continued with another value; `UPWARDS`:
       only with a larger one.
-    needs: The field has an effect only where other fields have certain values:
-      name -> these values. A name is that of a field of the same dataclass, or
-      else of a flag without a prefix: `needs={'partition': ('dirichlet',)}`.
+    when: The field has an effect only if this predicate is true. It takes an
+      instance of the dataclass: `when=lambda run: run.partition == 'iid'`. In a
+      run, it may also read flags of other dataclasses and properties of the
+      whole `Config` as if they were the instance's: `run.scenario`,
+      `run.trains_clients`. The flag that it reads last is named as the reason.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -69,7 +71,7 @@ def hparam(
       'other_choices': other_choices,
       'group': group,
       'may_change': may_change,
-      'needs': needs or {},
+      'when': when,
     },
   )
 
@@ -96,39 +98,6 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
         " hparam(default, 'what it means')"
       )
   return fields
-
-
-def without_effect(
-  cls: type[Any], values: Mapping[str, Any], prefix: str = ''
-) -> dict[str, str]:
-  """The flags of a dataclass whose `needs` are not met.
-
-  Args:
-    cls: The dataclass.
-    values: The value of every flag, by name.
-    prefix: Prefix of the dataclass's flags (`'fl2.'`).
-
-  Returns:
-    Name of each flag that changes nothing -> the flag that is the reason, as it
-    is written (`'--partition=iid'`).
-
-  Raises:
-    TypeError: If a `needs` names a flag that does not exist, or from
-      `documented_fields`.
-  """
-  own = {field.name for field in documented_fields(cls)}
-  result: dict[str, str] = {}
-  for field in documented_fields(cls):
-    for needed, allowed in field.metadata['needs'].items():
-      name = f'{prefix}{needed}' if needed in own else needed
-      if name not in values:
-        raise TypeError(
-          f'{cls.__name__}.{field.name} needs {needed!r}, which is no flag'
-        )
-      if values[name] not in allowed:
-        result[f'{prefix}{field.name}'] = f'--{name}={to_text(values[name])}'
-        break
-  return result
 
 
 def to_text(value: Any) -> str:

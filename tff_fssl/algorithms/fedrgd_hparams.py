@@ -64,6 +64,7 @@ class FedRgdHparams:
     ' the server trains one model that counts in each group (as SemiFL'
     ' implements it, but with weights whose sum is 1 for groups of any size).',
     choices=(PERSISTENT_GROUPS, TWO_LEVEL_MEAN),
+    when=lambda fedrgd: fedrgd.has_groups,
   )
   grouping: str = hparam(
     POSITION,
@@ -72,6 +73,7 @@ class FedRgdHparams:
     ' random: each client draws its own, which needs nothing of the data source'
     ' and gives unequal groups.',
     choices=(POSITION, RANDOM),
+    when=lambda fedrgd: fedrgd.has_groups,
   )
   pseudo_labels: str = hparam(
     WEAK_VIEW,
@@ -84,12 +86,6 @@ class FedRgdHparams:
 
   def __post_init__(self) -> None:
     hparams.validate(self, 'fedrgd.')
-
-  def without_effect(self) -> dict[str, str]:
-    """Field -> why it changes nothing."""
-    if self.num_groups > 1:
-      return {}
-    return dict.fromkeys(('mode', 'grouping'), '--fedrgd.num_groups=1')
 
   @property
   def has_groups(self) -> bool:

@@ -43,7 +43,6 @@ CLOSEST, FARTHEST, TEACHER, STUDENT = (
   'student',
 )
 HOLD, PROBE, ALWAYS_SEND = 'hold', 'probe', 'always_send'
-_SWITCHES = {'labeler': (CLOSEST, FARTHEST)}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,7 +105,7 @@ class FedSwitchHparams(TsServerHparams):
     _LOCAL_EMA,
     minimum=0,
     maximum=1,
-    needs={'labeler': (CLOSEST, FARTHEST, TEACHER)},
+    when=lambda fedswitch: fedswitch.labeler != STUDENT,
   )
   labeler: str = hparam(
     CLOSEST,
@@ -124,7 +123,7 @@ class FedSwitchHparams(TsServerHparams):
     ' clients hold equally many of each class.',
     minimum=0,
     maximum=25,
-    needs=_SWITCHES,
+    when=lambda fedswitch: fedswitch.switches,
   )
   student_view: str = hparam(
     'strong',
@@ -148,7 +147,7 @@ class FedSwitchHparams(TsServerHparams):
     ' student goes on labelling; always_send: it is sent in each round, as in'
     ' algorithms 1 and 2, which costs what the switch saves.',
     choices=(HOLD, PROBE, ALWAYS_SEND),
-    needs=_SWITCHES,
+    when=lambda fedswitch: fedswitch.switches,
   )
   probe_period: int = hparam(
     20,
@@ -156,13 +155,13 @@ class FedSwitchHparams(TsServerHparams):
     ' round.',
     minimum=1,
     maximum=10**6,
-    needs={**_SWITCHES, 'teacher_probe': (PROBE,)},
+    when=lambda own: own.switches and own.teacher_probe == PROBE,
   )
 
   @property
   def switches(self) -> bool:
     """Whether divergences decide who labels; clients then send them."""
-    return self.labeler in _SWITCHES['labeler']
+    return self.labeler in (CLOSEST, FARTHEST)
 
   @property
   def measuring_period(self) -> int:

@@ -6,10 +6,6 @@ from tff_fssl import hparams
 from tff_fssl import metrics
 from tff_fssl.hparams import hparam
 
-# What only concerns the second loss term has no effect without it.
-_TERM = {'consistency': ('sacr', 'sam')}
-
-
 _CONFIDENT = 'confident'
 METRICS = (
   metrics.of_clients(
@@ -130,7 +126,7 @@ class Fl2Hparams:
     ' reach confidence_threshold; all; correct: those whose pseudo-label equals'
     ' the hidden label (figure 4; a diagnostic that no deployment can run).',
     choices=('confident', 'all', 'correct'),
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   learning_status_aggregation: bool = hparam(
     True,
@@ -147,27 +143,27 @@ class Fl2Hparams:
     1.0,
     'w_cs, the weight of the consistency term (table 4).',
     minimum=0,
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   rho: float = hparam(
     0.1,
     'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
     ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
     minimum=0,
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   ascent: str = hparam(
     'asam',
     'Whether eps scales with the weights. asam: it does (paper text and code);'
     ' sam: it does not (eq. 12).',
     choices=('asam', 'sam'),
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term and fl2.rho,
   )
   asam_eta: float = hparam(
     0.01,
     "eta of ASAM, added to |w| (value: the authors' code).",
     minimum=0,
-    needs={**_TERM, 'ascent': ('asam',)},
+    when=lambda fl2: fl2.has_term and fl2.rho and fl2.ascent == 'asam',
   )
   temperature: float = hparam(
     1.0,
@@ -175,7 +171,7 @@ class Fl2Hparams:
     " authors' code).",
     minimum=0,
     exclusive_minimum=True,
-    needs={'consistency': ('sacr',)},
+    when=lambda fl2: fl2.consistency == 'sacr',
   )
   pseudo_labels: str = hparam(
     'per_round',
@@ -196,17 +192,16 @@ class Fl2Hparams:
     False,
     'Whether to report the threshold of each class as class_threshold_0,'
     ' class_threshold_1, ...: mean, minimum and maximum over clients.',
-    needs={'adaptive_threshold': (True,)},
+    when=lambda fl2: fl2.adaptive_threshold,
   )
 
   def __post_init__(self) -> None:
     hparams.validate(self, 'fl2.')
 
-  def without_effect(self) -> dict[str, str]:
-    """Fields that change nothing, beyond what their `needs` say."""
-    if self.rho:
-      return {}
-    return dict.fromkeys(('ascent', 'asam_eta'), f'--fl2.rho={self.rho}')
+  @property
+  def has_term(self) -> bool:
+    """Whether there is a second loss term."""
+    return self.consistency != 'none'
 
   @property
   def per_step(self) -> bool:

@@ -60,7 +60,7 @@ class ProtoFsslHparams:
     ' global model predicts (section 5). Of a larger cohort, some are drawn.',
     minimum=1,
     maximum=1000,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
   helper_interval: int = hparam(
     1,
@@ -70,7 +70,7 @@ class ProtoFsslHparams:
     ' model predicts by the last ones in any case (figures 4b and 5b).',
     minimum=1,
     maximum=10**7,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
   sum_norm: float = hparam(
     1.0,
@@ -79,7 +79,7 @@ class ProtoFsslHparams:
     " update clip the update little; clients' shares in the mean are then no"
     ' longer proportional to their examples. 0: they are not scaled.',
     minimum=0,
-    needs={'prototypes': (GLOBAL,)},
+    when=lambda proto: proto.prototypes == GLOBAL,
   )
   support: str = hparam(
     OWN,
@@ -122,7 +122,7 @@ class ProtoFsslHparams:
     ' the prototypes that it sends (table 9).',
     minimum=0,
     maximum=1e6,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
 
   def __post_init__(self) -> None:

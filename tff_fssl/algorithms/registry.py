@@ -312,7 +312,6 @@ REGISTRY = {
         extra_uploads=('prototypes of the classes that a client has',),
         signals='sends_rows',
         without_signals='prototypes=global',
-        ignores=('client_labeled_batch_size',),
         labels_of_class='least_labels',
       ),
       compute=Compute(

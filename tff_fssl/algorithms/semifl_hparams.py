@@ -41,7 +41,7 @@ class SemiFlHparams:
     " authors' code).",
     minimum=0,
     maximum=1e6,
-    needs={'mixup': (True,)},
+    when=lambda semifl: semifl.mixup,
   )
 
   def __post_init__(self) -> None:

@@ -67,7 +67,7 @@ class UdaHparams:
     'Rounds over which that threshold rises.',
     minimum=1,
     maximum=10**7,
-    needs={'tsa': names.TSA_SCHEDULES},
+    when=lambda uda: uda.tsa in names.TSA_SCHEDULES,
   )
 
   def __post_init__(self) -> None:

@@ -183,21 +183,6 @@ def test_a_field_without_documentation_is_an_error_of_its_author():
         call()
 
 
-def test_needs_name_flags_and_values_that_exist():
-  groups = config.groups()
-  fields = {name: field for g in groups for name, field in g.named_fields()}
-  seen = 0
-  for group in groups:
-    own = {field.name for _, field in group.named_fields()}
-    for _, field in group.named_fields():
-      for needed, allowed in field.metadata['needs'].items():
-        of = fields[f'{group.prefix if needed in own else ""}{needed}']
-        choices = of.metadata['choices'] or (True, False)
-        assert allowed and set(allowed) < set(choices), field.name
-        seen += 1
-  assert seen > 10
-
-
 def test_no_two_flags_have_one_name():
   names = [n for g in config.groups() for n, _ in g.named_fields()]
   assert len(names) == len(set(names))

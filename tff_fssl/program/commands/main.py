@@ -21,10 +21,10 @@ import warnings
 
 from tff_fssl import durable
 from tff_fssl import files
-from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import idle
 from tff_fssl.program.configuration import usage
 
 _REPLACING = 'tff_fssl.readable'
@@ -116,8 +116,7 @@ def command(
       if parsed is None:
         return DONE
       settings, given = parsed.build(own), parsed.positional
-      values = dataclasses.asdict(settings)
-      parsed.refuse(hparams.without_effect(own, values))
+      parsed.refuse(idle.find_idle(settings))
       if missing and not given:
         raise UsageError(missing)
       if most is not None and len(given) > most:

@@ -45,21 +45,21 @@ class ReportHparams:
   data_dir: str = hparam(
     '',
     "The data's folder, as for train; if empty, the run's own setting.",
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   cache_dir: str = hparam(
     '',
     "Folder of decoded images; if empty, the run's own setting.",
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   run_model_file: bool = hparam(
     False,
     "Run the Python file that a run's --model=FILE.py:function names. Only for"
     ' runs of your own: the flags that name it come with the folder.',
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   verbose: bool = hparam(
-    False, "Show TensorFlow's messages.", needs={'evaluate': (True,)}
+    False, "Show TensorFlow's messages.", when=lambda report: report.evaluate
   )
 
   def __post_init__(self):

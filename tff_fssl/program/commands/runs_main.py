@@ -49,7 +49,7 @@ class RunsHparams:
   json: bool = hparam(
     False,
     'One JSON array, with all that is known of each run.',
-    needs={'watch': (0.0,)},
+    when=lambda runs: not runs.watch,
   )
 
   def __post_init__(self):

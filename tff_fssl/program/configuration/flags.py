@@ -5,7 +5,7 @@ wherever --flagfile stands, positional arguments and unknown flags are errors,
 and each error is one line that says what was given and what is allowed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import difflib
@@ -207,6 +207,30 @@ def to_arguments(values: Mapping[str, Any]) -> str:
 def arguments(values: Mapping[str, Any]) -> list[str]:
   """The arguments that set `values`, in order: '--NAME=VALUE' for each."""
   return [f'--{n}={hparams.to_text(value)}' for n, value in values.items()]
+
+
+def flatten(
+  table: Mapping[str, Any],
+  is_value: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+  prefix: str = '',
+) -> dict[str, Any]:
+  """Joins names: {'fl2': {'rho': 1}}, TOML's `fl2.rho = 1`, is {'fl2.rho': 1}.
+
+  Args:
+    table: The nested tables.
+    is_value: Says which inner tables are values.
+    prefix: What all names begin with.
+
+  Returns:
+    Flag -> value.
+  """
+  result: dict[str, Any] = {}
+  for name, value in table.items():
+    if isinstance(value, Mapping) and not is_value(value):
+      result |= flatten(value, is_value, f'{prefix}{name}.')
+    else:
+      result[f'{prefix}{name}'] = value
+  return result
 
 
 def comments(texts: Sequence[str]) -> list[str]:

@@ -272,19 +272,8 @@ def _flags(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   """The flags of a row, those of other algorithms left out."""
   given: dict[str, Any] = {}
   for layer in layers:
-    given |= _flat(layer.get('flags', {}))
+    given |= flags.flatten(layer.get('flags', {}))
   prefix = f'{given.get("algorithm")}.'
   return {
     n: v for n, v in given.items() if '.' not in n or n.startswith(prefix)
   }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'fl2': {'rho': 1}} as {'fl2.rho': 1}: TOML's dotted keys are tables."""
-  result: dict[str, Any] = {}
-  for name, value in values.items():
-    if isinstance(value, Mapping):
-      result |= _flat(value, f'{prefix}{name}.')
-    else:
-      result[f'{prefix}{name}'] = value
-  return result

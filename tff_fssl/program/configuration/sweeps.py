@@ -19,6 +19,7 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import idle
 
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
@@ -51,14 +52,14 @@ class SearchHparams:
     'How many combinations are drawn.',
     minimum=1,
     maximum=_MAX_TRIALS,
-    needs={'sampler': _SAMPLED},
+    when=lambda search: search.sampler in _SAMPLED,
   )
   sampler_seed: int = hparam(
     0,
     'Seed of what is drawn.',
     minimum=0,
     maximum=2**31 - 1,
-    needs={'sampler': _SAMPLED},
+    when=lambda search: search.sampler in _SAMPLED,
   )
   seeds: str = hparam(
     '0',
@@ -76,13 +77,13 @@ class SearchHparams:
     5,
     'How many trials must be complete before one is stopped.',
     minimum=1,
-    needs={'pruning': (MEDIAN,)},
+    when=lambda search: search.pruning == MEDIAN,
   )
   pruning_rounds: int = hparam(
     0,
     'How many rounds each trial trains before it may be stopped.',
     minimum=0,
-    needs={'pruning': (MEDIAN,)},
+    when=lambda search: search.pruning == MEDIAN,
   )
 
   def __post_init__(self):
@@ -360,7 +361,7 @@ def _search(
     value = _of_file(path, lambda: _parse(text, SearchHparams)[name])
     given.setdefault(name, value)
   search = _of_file(path if in_file else '', lambda: SearchHparams(**given))
-  unused = hparams.without_effect(SearchHparams, dataclasses.asdict(search))
+  unused = idle.find_idle(search)
   for name in given:
     if name in unused:
       where = '' if parsed.is_set(name) else f' (in {path})'
@@ -387,19 +388,17 @@ def _spaces_of_file(path: str, table: Any) -> dict[str, Space]:
   if not isinstance(table, Mapping):
     raise UsageError(f'{path}: flags must be a table, [flags]')
   return _of_file(
-    path, lambda: {n: _space(n, values) for n, values in _flat(table).items()}
+    path,
+    lambda: {
+      n: _space(n, values)
+      for n, values in flags.flatten(table, _is_range).items()
+    },
   )
 
 
-def _flat(table: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'fl2': {'rho': [1]}} as {'fl2.rho': [1]}: dotted keys are tables."""
-  result: dict[str, Any] = {}
-  for name, value in table.items():
-    if isinstance(value, Mapping) and not set(value) & set(_RANGE):
-      result |= _flat(value, f'{prefix}{name}.')
-    else:
-      result[f'{prefix}{name}'] = value
-  return result
+def _is_range(value: Mapping[str, Any]) -> bool:
+  """Whether a table of a sweep file is a range of values."""
+  return bool(set(value) & set(_RANGE))
 
 
 def _space_of_text(text: str) -> Space:

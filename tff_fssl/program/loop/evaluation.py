@@ -62,7 +62,7 @@ class EvaluateHparams:
     'Evaluate the models that the clients of the next round make of it before'
     ' they are averaged, all on the same examples: mean and spread over clients'
     ' (FedMatch: averaged local accuracy). A run only.',
-    needs={'federated': (False,)},
+    when=lambda own: not own.federated,
   )
   federated: bool = hparam(
     False,
@@ -74,35 +74,35 @@ class EvaluateHparams:
     "Number of clients that evaluate, drawn by the run's --seed; 0: all.",
     minimum=0,
     maximum=10**6,
-    needs={'federated': (True,)},
+    when=lambda own: own.federated,
   )
   runtime: str = hparam(
     'in_process',
     "What runs TFF's computations, as for train.",
     choices=('in_process', 'tff_worker', 'ray'),
-    needs={'federated': (True,)},
+    when=lambda own: own.federated,
   )
   ray_address: str = hparam(
     '',
     'The Ray cluster, as for train.',
-    needs={'federated': (True,), 'runtime': ('ray',)},
+    when=lambda own: own.federated and own.runtime == 'ray',
   )
   ray_workers: int = hparam(
     0,
     'How many worker processes evaluate clients, as for train.',
     minimum=0,
     maximum=10**5,
-    needs={'federated': (True,), 'runtime': ('ray',)},
+    when=lambda own: own.federated and own.runtime == 'ray',
   )
   ray_trusted_network: bool = hparam(
     False,
     'Use a cluster that asks nobody for a token, as for train.',
-    needs={'federated': (True,), 'runtime': ('ray',)},
+    when=lambda own: own.federated and own.runtime == 'ray',
   )
   client_devices: str = hparam(
     'auto',
     'Where clients evaluate, as for train.',
-    needs={'federated': (True,), 'runtime': ('in_process', 'ray')},
+    when=lambda own: own.federated and own.runtime != 'tff_worker',
   )
   client_threads: int = hparam(
     0,
@@ -110,7 +110,7 @@ class EvaluateHparams:
     ' suits the devices. Results do not depend on it.',
     minimum=0,
     maximum=1024,
-    needs={'federated': (True,)},
+    when=lambda own: own.federated,
   )
   output: str = hparam(
     '',
