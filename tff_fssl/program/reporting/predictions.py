@@ -75,8 +75,8 @@ class ModelFigures(NamedTuple):
   doubts: Sequence[str] = ()
 
 
-class OfClass(NamedTuple):
-  """Figures of a class; NaN where there is nothing to take them of."""
+class ClassFigures(NamedTuple):
+  """Figures of classes, each float [C]; NaN where they are not defined."""
 
   precision: np.ndarray
   recall: np.ndarray
@@ -104,27 +104,32 @@ class Bins(NamedTuple):
 
 
 def confusion(predictions: Predictions) -> np.ndarray:
-  """int64 [C, C]: examples of each true class (row) by predicted class."""
-  num_classes = predictions.probs.shape[1]
-  counts = np.zeros([num_classes, num_classes], np.int64)
-  np.add.at(counts, (predictions.labels, predictions.classes), 1)
-  return counts
+  """Counts examples of each true class (row) by predicted class, int [C, C]."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from sklearn import metrics
+
+  classes = np.arange(predictions.probs.shape[1])
+  return metrics.confusion_matrix(
+    predictions.labels, predictions.classes, labels=classes
+  )
 
 
-def of_classes(counts: np.ndarray) -> OfClass:
-  """Figures [C] of each class, from a confusion matrix.
+def class_figures(predictions: Predictions) -> ClassFigures:
+  """Computes precision, recall and F1 of each class.
 
-  Args:
-    counts: See `confusion`.
-
-  Returns:
-    Precision, recall and F1. The F1 of a class that is there, but never
-    predicted, is 0; of one that is neither, NaN.
+  The F1 of a class that occurs but is never predicted is 0. That of a class
+  that is neither is NaN.
   """
-  right = counts.diagonal().astype(np.float64)
-  of, by = counts.sum(1), counts.sum(0)
-  with np.errstate(invalid='ignore'):
-    return OfClass(right / by, right / of, 2 * right / (of + by))
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from sklearn import metrics
+
+  *figures, _ = metrics.precision_recall_fscore_support(
+    predictions.labels,
+    predictions.classes,
+    labels=np.arange(predictions.probs.shape[1]),
+    zero_division=np.nan,
+  )
+  return ClassFigures(*figures)
 
 
 def bins(predictions: Predictions) -> Bins:
@@ -147,7 +152,7 @@ def worst_decile(accuracies: np.ndarray) -> float:
 
 
 def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
-  """exp(entropy) of how often each class occurs: C if all do alike, 1 if one.
+  """Computes exp(entropy) of classes: C if all are as frequent, 1 if one is.
 
   Args:
     classes: int [N], N >= 1.
@@ -156,9 +161,11 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
   Returns:
     That number.
   """
-  shares = np.bincount(classes, minlength=num_classes) / len(classes)
-  shares = shares[shares > 0]
-  return float(np.exp(-np.sum(shares * np.log(shares))))
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  counts = np.bincount(classes, minlength=num_classes)
+  return float(np.exp(stats.entropy(counts)))
 
 
 def collapse(predictions: Predictions, what: str) -> str:

@@ -1,8 +1,9 @@
 """The report of runs: one HTML page with all in it. TensorFlow-free."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import io
 import os
 from typing import Any, NamedTuple
@@ -20,14 +21,13 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
-from tff_fssl.program.reporting import doubts as doubts_lib
+from tff_fssl.program.reporting import diagnostics
+from tff_fssl.program.reporting import figures as figures_lib
 from tff_fssl.program.reporting import model_card
-from tff_fssl.program.reporting import model_plots
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
 from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import svg
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 
@@ -105,11 +105,11 @@ def page(
     HTML.
   """
   groups = [_publishable(group) for group in groups]
-  doubts = doubts_lib.find(groups)
+  doubts = diagnostics.find(groups)
   for model in models:
     if model.figures is not None:
       found = model.figures.doubts
-      doubts += [doubts_lib.Doubt(model.run, text) for text in found]
+      doubts += [diagnostics.Finding(model.run, text) for text in found]
   tables, note = _results(groups)
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_fssl.program.reporting', '.'),
@@ -216,10 +216,9 @@ def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
       whose = f': {group.label}' if len(groups) > 1 else ''
       title = f'{panel.title}{whose}'
       ends = [f'class {n} {_ends(group, c)}' for n, c in columns.items()]
-      with svg.style():
-        figure = plots.draw_of_classes(group, columns)
       label = f'{title} over rounds: {"; ".join(ends)}'
-      result.append(_diagram(title, figure, f'classes-{i}-{j}', label))
+      draw = functools.partial(plots.draw_classes, group, columns)
+      result.append(_diagram(title, draw, f'classes-{i}-{j}', label))
   return result
 
 
@@ -271,8 +270,7 @@ def _drawn(
   """Diagrams over rounds."""
   result = []
   for i, panel in enumerate(panels):
-    with svg.style():
-      figure = plots.draw_alone(panel, groups, _MAX_POINTS)
+    draw = functools.partial(plots.draw_alone, panel, groups, _MAX_POINTS)
     arrow = metrics.ARROWS[panel.better]
     means = {
       metrics.HIGHER: ', higher is better',
@@ -286,7 +284,7 @@ def _drawn(
       )
     )
     result.append(
-      _diagram(f'{panel.title} {arrow}'.rstrip(), figure, f'{name}-{i}', label)
+      _diagram(f'{panel.title} {arrow}'.rstrip(), draw, f'{name}-{i}', label)
     )
   return result
 
@@ -299,9 +297,12 @@ def _ends(group: runs_lib.RunGroup, column: str) -> str:
 
 
 def _diagram(
-  title: str, figure: Any, name: str, label: str, note: str = ''
+  title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
-  return Diagram(title, svg.render(figure, name, label), note)
+  """Draws a diagram in the page's style."""
+  with figures_lib.style():
+    figure = draw()
+  return Diagram(title, figures_lib.render(figure, name, label), note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
@@ -309,7 +310,7 @@ def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
   found: list[tuple[list[str], partition_lib.Partition | None, bool]] = []
   for group in groups:
     is_private = group.runs[0].is_private
-    partition = doubts_lib.read_partition(group.runs[0])
+    partition = diagnostics.read_partition(group.runs[0])
     for titles, other, is_other_private in found:
       if is_private != is_other_private:
         continue
@@ -343,10 +344,9 @@ def _partition(
   if is_private:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
-  with svg.style():
-    figure = partition_plot.draw(partition)
+  draw = functools.partial(partition_plot.draw, partition)
   label = f'examples of each class at each client: {rows["partition"]}'
-  diagram = _diagram('Classes at clients', figure, name, label)
+  diagram = _diagram('Classes at clients', draw, name, label)
   return Section(title, [diagram], rows=rows)
 
 
@@ -363,7 +363,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   if figures.test is None:
     return Section(title, note=figures.about_clients)
   counts = predictions.confusion(figures.test)
-  of_class = predictions.of_classes(counts)
+  of_class = predictions.class_figures(figures.test)
   bins = predictions.bins(figures.test)
   rows = {
     'accuracy': f'{figures.test.accuracy:.4f}',
@@ -372,37 +372,36 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
     'test examples': f'{len(figures.test.labels):,}',
   }
   names = tuple(figures.class_names)
-  with svg.style():
-    diagrams = [
+  diagrams = [
+    _diagram(
+      'Confusion matrix',
+      lambda: plots.draw_confusion(counts, names),
+      f'confusion-{i}',
+      f'confusion matrix of {len(names)} classes; its figures are in the table'
+      ' of classes',
+    ),
+    _diagram(
+      'Reliability',
+      lambda: plots.draw_reliability(bins),
+      f'reliability-{i}',
+      'accuracy by confidence; expected calibration error'
+      f' {bins.calibration_error:.4f}',
+    ),
+  ]
+  if len(figures.clients):
+    worst = predictions.worst_decile(figures.clients)
+    diagrams.append(
       _diagram(
-        'Confusion matrix',
-        model_plots.draw_confusion(counts, names),
-        f'confusion-{i}',
-        f'confusion matrix of {len(names)} classes; its figures are in the'
-        ' table of classes',
-      ),
-      _diagram(
-        'Reliability',
-        model_plots.draw_reliability(bins),
-        f'reliability-{i}',
-        'accuracy by confidence; expected calibration error'
-        f' {bins.calibration_error:.4f}',
-      ),
-    ]
-    if len(figures.clients):
-      worst = predictions.worst_decile(figures.clients)
-      diagrams.append(
-        _diagram(
-          f'Accuracy at {len(figures.clients):,} clients',
-          model_plots.draw_clients(figures.clients),
-          f'clients-{i}',
-          f'histogram of accuracies of clients: mean'
-          f' {figures.clients.mean():.4f}, worst tenth {worst:.4f}',
-          f'{figures.about_clients}.',
-        )
+        f'Accuracy at {len(figures.clients):,} clients',
+        lambda: plots.draw_clients(figures.clients),
+        f'clients-{i}',
+        f'histogram of accuracies of clients: mean'
+        f' {figures.clients.mean():.4f}, worst tenth {worst:.4f}',
+        f'{figures.about_clients}.',
       )
-      rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
-      rows['  mean of the worst tenth'] = f'{worst:.4f}'
+    )
+    rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
+    rows['  mean of the worst tenth'] = f'{worst:.4f}'
   if figures.pseudo is not None:
     rows['pseudo-labels by it that are right, all kept'] = (
       f'{figures.pseudo.accuracy:.4f} of {len(figures.pseudo.labels):,}'
@@ -427,7 +426,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
 def _of_classes(
   names: tuple[str, ...],
   counts: np.ndarray,
-  figures: predictions.OfClass,
+  figures: predictions.ClassFigures,
   pseudo: predictions.Predictions | None,
 ) -> compare.Table:
   """Figures of each class, and how many pseudo-labels are of it."""

@@ -13,7 +13,7 @@ import numpy as np
 from tff_fssl import hparams
 from tff_fssl.program import console
 from tff_fssl.program.configuration import sweeps
-from tff_fssl.program.reporting import plots
+from tff_fssl.program.reporting import figures
 from tff_fssl.program.reporting import sweep_results
 from tff_fssl.program.storage import trials
 
@@ -88,10 +88,7 @@ def draw(
   Raises:
     UsageError: If the file cannot be written.
   """
-  # Without pyplot, which would choose a window system for the whole process.
-  # pylint: disable=import-outside-toplevel
-  import matplotlib
-  from matplotlib import figure
+  import matplotlib  # pylint: disable=import-outside-toplevel
 
   known = [r for r in sweep_results.ranked(records) if r.scores]
   means = [r.mean for r in known]
@@ -102,10 +99,7 @@ def draw(
     *map(_of_space, sweep.spaces),
     _of_range('validation accuracy', low, high, False, console.format_percent),
   ]
-  canvas = figure.Figure(
-    figsize=(max(5.5, 1.6 * len(axes) + 1), 4.2), layout='constrained'
-  )
-  plot = canvas.subplots()
+  canvas, plot = figures.new_figure(max(5.5, 1.6 * len(axes) + 1), 4.2)
   plot.set_axis_off()
   for place, axis in enumerate(axes):
     _draw_axis(plot, place, axis, is_last=axis is axes[-1])
@@ -137,7 +131,7 @@ def draw(
     fontsize=9,
     pad=34,
   )
-  plots.save_png(canvas, path)
+  figures.save_png(canvas, path)
 
 
 def _draw_axis(plot: Any, place: int, axis: _Axis, is_last: bool) -> None:

@@ -83,7 +83,7 @@ _SETTINGS = (
 )
 
 
-class Doubt(NamedTuple):
+class Finding(NamedTuple):
   """Something that looks wrong.
 
   Attributes:
@@ -95,10 +95,10 @@ class Doubt(NamedTuple):
   text: str
 
 
-def find(groups: Sequence[runs_lib.RunGroup]) -> list[Doubt]:
+def find(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
   """All that looks wrong, by each run and then between runs."""
   found = [
-    Doubt(run.path, text)
+    Finding(run.path, text)
     for group in groups
     for run in group.runs
     for check in _CHECKS
@@ -337,7 +337,7 @@ def _usual_unevenness(counts: np.ndarray) -> float:
 
 def _different_budgets(
   groups: Sequence[runs_lib.RunGroup],
-) -> Iterator[Doubt]:
+) -> Iterator[Finding]:
   """Runs that are not of the same budget, data and labels."""
   members = [run for group in groups for run in group.runs]
   all_runs = f'{len(members)} runs'
@@ -349,7 +349,7 @@ def _different_budgets(
       min(last, key=last.__getitem__),
       max(last, key=last.__getitem__),
     )
-    yield Doubt(
+    yield Finding(
       all_runs,
       f'runs are of different length: {short} has {last[short]} rounds, {long}'
       f' {last[long]}; tables take the last round that all have evaluated',
@@ -357,7 +357,7 @@ def _different_budgets(
   for run in members:
     total = _number(run, 'total_rounds', last[run.path])
     if last[run.path] < total:
-      yield Doubt(
+      yield Finding(
         run.path,
         f'it is not finished: {last[run.path]} of {total:.0f} rounds',
       )
@@ -369,7 +369,7 @@ def _different_budgets(
       shown = ' / '.join(value or '(not given)' for value in values[:4])
       differing.append(f'--{flag} {shown}')
   if differing:
-    yield Doubt(
+    yield Finding(
       all_runs,
       'runs are of different budgets, data or labels:'
       f' {", ".join(differing)}; differences in accuracy may come from that',
@@ -378,7 +378,7 @@ def _different_budgets(
     try:
       compare.check_seeds([group])
     except UsageError as error:
-      yield Doubt(group.label, str(error))
+      yield Finding(group.label, str(error))
 
 
 _CHECKS: tuple[Callable[[runs_lib.Run], Iterator[str]], ...] = (
