@@ -35,7 +35,7 @@ def hparam(
   may_change: Union[bool, str] = False,
   when: Optional[Callable[[Any], Any]] = None,
 ) -> Any:
-  """A dataclass field with all that is known of its flag.
+  """Makes a dataclass field with all that is known of its flag.
 
   Args:
     default: The default; its type (bool, int, float, str) is the field's. If it
@@ -76,8 +76,24 @@ def hparam(
   )
 
 
+def borrow(cls: type[Any], name: str, when: Callable[[Any], Any]) -> Any:
+  """Makes a field like one of another dataclass, with a condition of its own.
+
+  Args:
+    cls: The other dataclass of `hparam` fields.
+    name: The field.
+    when: See `hparam`.
+
+  Returns:
+    A `dataclasses.field`.
+  """
+  (field,) = (f for f in dataclasses.fields(cls) if f.name == name)
+  metadata = {**field.metadata, 'when': when, 'group': ''}
+  return dataclasses.field(default=field.default, metadata=metadata)
+
+
 def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-  """The fields of a hyper-parameter dataclass, in order.
+  """Returns the fields of a hyper-parameter dataclass, in order.
 
   Args:
     cls: A dataclass, or an instance of one.
@@ -101,7 +117,7 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
 
 
 def to_text(value: Any) -> str:
-  """A value as it is written in a flag."""
+  """Writes a value as a flag has it."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, tuple):
@@ -110,13 +126,13 @@ def to_text(value: Any) -> str:
 
 
 def closest(name: str, names: Collection[str]) -> str:
-  """A hint ('; did you mean X?') naming the closest of `names`, or ''."""
+  """Makes a hint ('; did you mean X?') at the closest of `names`, or ''."""
   matches = difflib.get_close_matches(name, names, n=1)
   return f'; did you mean {matches[0]!r}?' if matches else ''
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-  """The function 'module:function'; tables name what is slow to import so."""
+  """Imports 'module:function', as tables name slow imports."""
   module, _, function = reference.partition(':')
   imported: Callable[..., Any] = getattr(
     importlib.import_module(module), function
@@ -165,6 +181,6 @@ def validate(instance: Any, prefix: str = '') -> None:
 
 
 def _shortened(value: int) -> str:
-  """A whole number as text, shortened if it is very long."""
+  """Writes a whole number, shortened if it is very long."""
   text = str(value)
   return text if len(text) <= 20 else f'{text[:10]}...({len(text)} digits)'

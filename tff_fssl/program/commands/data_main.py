@@ -116,7 +116,7 @@ def _remove_caches(folder: str) -> None:
 
 
 def _overview(data_dir: str) -> str:
-  """What data sets there are."""
+  """Lists the data sets."""
   from tff_fssl.data import text_files  # pylint: disable=C0415
   from tff_fssl.data import tfds_sets  # pylint: disable=C0415
 
@@ -351,14 +351,14 @@ _BY_PREFIX = {
 
 
 def _numbered(num_train: int) -> Callable[[int], str]:
-  """What images without names are called."""
+  """Names images by their numbers."""
   return lambda i: (
     f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
 
 
 def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
-  """What is wrong with a loaded data set."""
+  """Finds the problems of a loaded data set."""
   from tff_fssl.data import inspection  # pylint: disable=C0415
 
   images = data.train.x, data.test.x

@@ -142,17 +142,17 @@ def complain(message: str) -> None:
     message: What is wrong. Commands in it are at its end, each after a line
       feed and two spaces.
   """
-  text = f'error: {_as_line(message)}'
+  text = f'error: {_join_lines(message)}'
   if sys.stderr.isatty():
     # Commands, which are on lines of their own, stay in one piece.
     first, *commands = message.split(_COMMAND)
     lines = textwrap.wrap(
-      f'error: {_as_line(first)}',
+      f'error: {_join_lines(first)}',
       console.WIDTH,
       break_long_words=False,
       break_on_hyphens=False,
     )
-    text = '\n'.join([*lines, *(f'  {_as_line(one)}' for one in commands)])
+    text = '\n'.join([*lines, *(f'  {_join_lines(one)}' for one in commands)])
   with contextlib.suppress(OSError):
     print(text, file=sys.stderr, flush=True)
 
@@ -160,11 +160,11 @@ def complain(message: str) -> None:
 def warn(message: str) -> None:
   """Prints a warning on standard error, in one line."""
   with contextlib.suppress(OSError):
-    print(f'warning: {_as_line(message)}', file=sys.stderr, flush=True)
+    print(f'warning: {_join_lines(message)}', file=sys.stderr, flush=True)
 
 
-def _as_line(message: str) -> str:
-  """A message as one line."""
+def _join_lines(message: str) -> str:
+  """Joins a message to one line."""
   return files.printable(' '.join(message.split(_COMMAND)))
 
 

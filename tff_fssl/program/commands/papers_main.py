@@ -76,12 +76,12 @@ class PapersHparams:
 
   @property
   def hours(self) -> float | None:
-    """The hours of `budget`, if it is of hours."""
+    """Returns the hours of `budget`, if it is in hours."""
     match = _BUDGET.fullmatch(self.budget)
     return float(match[2]) if match and match[2] else None
 
   def rounds(self, row: papers.Row) -> int:
-    """The rounds of `budget`, unless it is of hours; raises `UsageError`."""
+    """Returns the rounds of `budget`, unless it is in hours."""
     total = row.flags['total_rounds']
     match = _BUDGET.fullmatch(self.budget)
     if not match or not match[1]:
@@ -94,7 +94,7 @@ class PapersHparams:
     return int(match[1])
 
   def more(self) -> dict[str, Any]:
-    """The flags that a run takes from these."""
+    """Returns the flags that a run takes from these."""
     places = {'data_dir': self.data_dir, 'cache_dir': self.cache_dir}
     more = {**{n: v for n, v in places.items() if v}, 'seed': self.seed}
     if self.compute_dtype != papers.FLOAT32:
@@ -102,7 +102,7 @@ class PapersHparams:
     return more
 
   def folder(self, row: papers.Row) -> str:
-    """The folder of the row's run."""
+    """Returns the folder of the row's run."""
     return row.folder(self.runs_dir, self.budget, self.seed, self.compute_dtype)
 
 
@@ -143,7 +143,7 @@ def papers_main(
     text = paper_runs.describe(row, settings.runs_dir, main_lib.warn)
   elif command == 'flags':
     more = {**settings.more(), 'total_rounds': _known_rounds(row, settings)}
-    text = paper_runs.to_flagfile(row, more)
+    text = paper_runs.write_flagfile(row, more)
   else:
     text = (_train_command if command == 'command' else _hours)(row, settings)
   console.show(text)
@@ -151,7 +151,7 @@ def papers_main(
 
 
 def _command(given: Sequence[str]) -> tuple[str, str]:
-  """(command, row or pattern, perhaps ''); raises `UsageError`."""
+  """Splits the arguments into (command, row or pattern)."""
   allowed = f'{", ".join(_COMMANDS)} (--help explains them)'
   if not given:
     raise UsageError(f'no command was given; give one of {allowed}')
@@ -170,14 +170,14 @@ def _command(given: Sequence[str]) -> tuple[str, str]:
 
 
 def _train_command(row: papers.Row, settings: PapersHparams) -> str:
-  """The command that trains as the row says."""
+  """Makes the command that trains as the row says."""
   rounds = _known_rounds(row, settings)
   arguments = row.arguments(_run_flags(row, settings, rounds))
   return console.command_line('train', *arguments)
 
 
 def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
-  """The rounds of a budget that is not of hours; raises `UsageError`."""
+  """Returns the rounds of a budget, unless it is in hours."""
   if settings.hours is not None:
     raise UsageError(
       f'--budget={settings.budget}: only `run` measures how many rounds that'
@@ -189,7 +189,7 @@ def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
 def _run_flags(
   row: papers.Row, settings: PapersHparams, rounds: int
 ) -> dict[str, Any]:
-  """The flags of the row's run beside the row's own."""
+  """Returns the flags of a row's run that are not the row's."""
   return {
     **settings.more(),
     'total_rounds': rounds,
@@ -213,7 +213,7 @@ def _run(row: papers.Row, settings: PapersHparams) -> int:
 def _rounds_within(
   row: papers.Row, settings: PapersHparams, hours: float
 ) -> int:
-  """The rounds that fit into some hours, at most the paper's."""
+  """Counts the rounds that fit into hours, at most the paper's."""
   console.show('Measuring two rounds ...', flush=True)
   config, duration = row.config(settings.more()), _measure(row, settings)
   rounds = math.floor(
@@ -229,7 +229,7 @@ def _rounds_within(
 
 
 def _hours(row: papers.Row, settings: PapersHparams) -> str:
-  """How long the row takes on this machine."""
+  """Measures the time that the row takes on this machine."""
   rounds, config = _known_rounds(row, settings), row.config(settings.more())
   duration = _measure(row, settings)
   pretraining = 1 - config.first_round

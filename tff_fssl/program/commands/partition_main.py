@@ -71,7 +71,7 @@ def partition_main(
 
 
 def _drawing_group() -> flags.Group:
-  """The flags of training that decide the partition, for `--help`."""
+  """Collects the flags that decide the partition, for `--help`."""
   settings = dataclasses.fields(partition_settings.PartitionSettings)
   shown = {*_DATA, *(field.name for field in settings)}
   kept: list[Any] = [

@@ -89,7 +89,7 @@ def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
 
 
 def _look_over(path: str, settings: ReportHparams) -> Any:
-  """What is found out about the last model of a run, or why nothing is."""
+  """Examines the last model of a run, or says why it cannot."""
   try:
     loaded = evaluation.load_run(
       path,
@@ -117,6 +117,6 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
 
 
 def _recorded(path: str) -> str:
-  """The file of a run's partition; '' if there is none."""
+  """Returns the file of a run's partition; '' if there is none."""
   recorded = output_tree.OutputTree(path).partition_json
   return recorded if os.path.lexists(recorded) else ''

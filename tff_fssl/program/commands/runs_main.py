@@ -76,7 +76,7 @@ def runs_main(settings: RunsHparams, parsed: flags.ParsedFlags) -> None:
 def _listing(
   folders: Sequence[str], as_json: bool = False
 ) -> tuple[str, list[str]]:
-  """(what is printed, warnings)."""
+  """Lists runs: (text, warnings)."""
   statuses: list[status.Status] = []
   warnings: list[str] = []
   for path in status.find(folders, warnings.append):

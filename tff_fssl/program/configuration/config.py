@@ -34,7 +34,7 @@ _CLIENTS = data_names.LABELS_AT_CLIENTS
 
 
 def groups() -> list[flags.Group]:
-  """All flags of `programs/train.py`."""
+  """Returns all flags of `programs/train.py`."""
   return [
     flags.Group(RunHparams),
     flags.Group(DataHparams),
@@ -46,7 +46,7 @@ def groups() -> list[flags.Group]:
 
 
 def own_group(entry: registry.Algorithm) -> flags.Group:
-  """The flags of an algorithm."""
+  """Returns the flags of an algorithm."""
   return flags.Group(
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
@@ -58,7 +58,7 @@ def own_group(entry: registry.Algorithm) -> flags.Group:
 
 
 def from_command_line(argv: Sequence[str]) -> Config:
-  """A checked configuration.
+  """Builds a checked configuration.
 
   Args:
     argv: The arguments, without the program's name.
@@ -73,13 +73,13 @@ def from_command_line(argv: Sequence[str]) -> Config:
 
 
 def from_flags(parsed: flags.ParsedFlags) -> Config:
-  """A checked configuration from parsed flags; raises `UsageError`."""
+  """Builds a checked configuration; raises `UsageError`."""
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
   model_names.check_model(run.model)
   info = catalog.find(run.dataset, run.data_dir, data)
   if run.partition_file:
-    in_file = _of_partition_file(run, parsed, info.num_classes)
+    in_file = _read_partition_file(run, parsed, info.num_classes)
     run = dataclasses.replace(
       run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
     )
@@ -123,8 +123,8 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   # them, so neither a partition nor a cohort may depend on them.
   config = dataclasses.replace(
     config,
-    run=_at_defaults(config.run, idle),
-    participation=_at_defaults(config.participation, idle),
+    run=_reset(config.run, idle),
+    participation=_reset(config.participation, idle),
   )
   checks.check(config)
   if not run.output_dir:
@@ -139,7 +139,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
 
 
 def _data_name(run: RunHparams) -> str:
-  """The data set, as a part of a folder's name."""
+  """Names the data set, as a part of a folder's name."""
   if not run.dataset.startswith(data_names.PATHS):
     # Configurations of TFDS's and the hub's sets, and its owners.
     return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
@@ -147,10 +147,10 @@ def _data_name(run: RunHparams) -> str:
   return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
-def _of_partition_file(
+def _read_partition_file(
   run: RunHparams, parsed: flags.ParsedFlags, known: int
 ) -> dict[str, Any]:
-  """The flags that follow from the partition in a file, by name.
+  """Reads the flags that follow from the partition in a file.
 
   The seed does not: it is that of training. `known` are the data's classes.
 
@@ -187,7 +187,7 @@ def _of_partition_file(
 
 
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
-  """Values that follow from others, unless the user set them."""
+  """Sets values that follow from others, unless the user set them."""
   run, round_hparams = config.run, config.round
   is_robust = config.aggregator.aggregator == aggregator_hparams.ROBUST
   kind = None
@@ -225,8 +225,8 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
-def _at_defaults(part: Any, names: Collection[str]) -> Any:
-  """Hyper-parameters, those of `names` with their defaults."""
+def _reset(part: Any, names: Collection[str]) -> Any:
+  """Sets the fields `names` to their defaults."""
   fields = dataclasses.fields(part)
   defaults = {f.name: f.default for f in fields if f.name in names}
   return dataclasses.replace(part, **defaults)

@@ -45,22 +45,22 @@ class Config:
 
   @property
   def entry(self) -> registry.Algorithm:
-    """The algorithm's registry entry."""
+    """Returns the algorithm's registry entry."""
     return registry.REGISTRY[self.run.algorithm]
 
   @property
   def prefix(self) -> str:
-    """The prefix of the algorithm's flags."""
+    """Returns the prefix of the algorithm's flags."""
     return f'{self.run.algorithm}.'
 
   @property
   def first_round(self) -> int:
-    """The number of the first round: 1, or less with pre-training."""
+    """Returns the number of the first round, below 1 with pre-training."""
     return 1 - self.round.num_pretraining_rounds
 
   @property
   def trains_clients(self) -> bool:
-    """Whether rounds have a cohort."""
+    """Says whether rounds have a cohort."""
     # --algorithm, which is read last, is the reason if they have none.
     return (
       self.run.full_labels
@@ -69,31 +69,31 @@ class Config:
 
   @property
   def trains_alone(self) -> bool:
-    """Whether each client trains alone, so that there is no common model."""
+    """Says whether clients train alone, without a common model."""
     return not self.entry.capabilities.weight_sets_up
 
   @property
   def learns_unlabeled(self) -> bool:
-    """Whether clients train on unlabelled examples."""
+    """Says whether clients train on unlabelled examples."""
     compute = self.entry.compute
     passes = compute.unlabeled.equivalents + compute.once.equivalents
     return self.trains_clients and bool(passes)
 
   @property
   def uses_unlabeled(self) -> bool:
-    """Whether clients train on them, or take batch norm statistics of them."""
+    """Says whether these are trained on, or batch norm uses them."""
     return self.learns_unlabeled or (
       self.trains_clients and self.run.norm == model_names.STATIC_BATCH_NORM
     )
 
   @property
   def streams(self) -> bool:
-    """Whether it matters when clients have their unlabelled examples."""
+    """Says whether the time at which clients have examples matters."""
     return not self.run.full_labels and self.uses_unlabeled
 
   @property
   def has_moments(self) -> bool:
-    """Whether networks see values less their mean, or may."""
+    """Says whether networks see values minus their mean, or may."""
     kind = self.info.kind
     return kind != data_names.TEXTS and (
       kind != data_names.IMAGES
@@ -102,63 +102,63 @@ class Config:
 
   @property
   def has_episodes(self) -> bool:
-    """Whether clients learn from so many labels of each class at a time."""
+    """Says whether clients learn from some labels of each class at a time."""
     return bool(self.entry.capabilities.labels_of_class)
 
   @property
   def aggregates(self) -> bool:
-    """Whether rounds combine updates of clients."""
+    """Says whether rounds combine updates of clients."""
     return not self.trains_alone and self.trains_clients
 
   @property
   def is_private(self) -> bool:
-    """Whether nothing of a client may be released but by the sum."""
+    """Says whether only the sum over clients may be released."""
     protects = self.aggregator.aggregator in aggregator_hparams.PRIVATE
     return self.aggregates and protects
 
   @property
   def sets_weights(self) -> bool:
-    """Whether the algorithm sets the weights of clients."""
+    """Says whether the algorithm sets the weights of clients."""
     own = self.entry.capabilities.own_weights
     return bool(own) and getattr(self.algorithm, own)
 
   @property
   def own_weights_flag(self) -> str:
-    """The flag that makes the algorithm set weights, if `sets_weights`."""
+    """Names the flag that makes the algorithm set weights."""
     return f'{self.prefix}{self.entry.capabilities.own_weights}'
 
   @property
   def keeps_client_state(self) -> bool:
-    """Whether there is a state for each client, by its identity."""
+    """Says whether each client has a state, by its identity."""
     return self.entry.capabilities.keeps_client_state(self.algorithm)
 
   @property
   def sends_signals(self) -> bool:
-    """Whether clients send numbers that are not part of the sum of updates."""
+    """Says whether clients send numbers outside of the sum of updates."""
     name = self.entry.capabilities.signals
     return bool(name) and getattr(self.algorithm, name)
 
   @property
   def without_signals(self) -> str:
-    """The flag that turns these off, if there is one."""
+    """Names the flag that turns these off, if there is one."""
     flag = self.entry.capabilities.without_signals
     return f'--{self.prefix}{flag}' if flag else ''
 
   @property
   def has_groups(self) -> bool:
-    """Whether the updates of several groups of clients are combined apart."""
+    """Says whether groups of clients are aggregated separately."""
     name = self.entry.capabilities.groups
     return bool(name) and getattr(self.algorithm, name)
 
   @property
   def model_norm(self) -> str:
-    """The norm that the network is built with: 'bn', 'gn' or 'none'."""
+    """Returns the norm of the network: 'bn', 'gn' or 'none'."""
     is_static = self.run.norm == model_names.STATIC_BATCH_NORM
     return model_names.BATCH_NORM if is_static else self.run.norm
 
   @property
   def partition_settings(self) -> partition_settings.PartitionSettings:
-    """The settings of the data's partition; raises `UsageError`."""
+    """Returns the partition's settings; raises `UsageError`."""
     run = self.run
     return partition_settings.PartitionSettings(
       num_classes=self.info.num_classes,
@@ -185,7 +185,7 @@ class Config:
 
   @property
   def streaming(self) -> streaming_lib.Streaming:
-    """When clients have which of their unlabelled examples."""
+    """Says when clients have which of their unlabelled examples."""
     # It needs NumPy: not for `--help`.
     from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
 

@@ -471,7 +471,7 @@ class RunHparams:
 
 
 def parse_trackers(text: str) -> dict[str, str]:
-  """The trackers that `--track` names.
+  """Parses the trackers that `--track` names.
 
   Args:
     text: 'mlflow:URI', 'wandb:PROJECT', both with a comma between them, or ''
@@ -511,12 +511,12 @@ def parse_trackers(text: str) -> dict[str, str]:
 
 
 def _shown(text: str) -> str:
-  """Text without what may be a password."""
+  """Hides parts of a text that may be a password."""
   return _SECRETS.sub('...', text)
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
-  """The rounds that `--profile` names.
+  """Parses the rounds that `--profile` names.
 
   Args:
     text: '3', '3-5', '2,4', '2,4-6', or '' for none.

@@ -144,7 +144,7 @@ def evaluate_local_models(
     )
     try:
       structure = training.state_structure(process, source)
-      state = managers.to_structure(leaves, structure).process
+      state = managers.fill_structure(leaves, structure).process
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:

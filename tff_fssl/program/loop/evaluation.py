@@ -14,10 +14,12 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import borrow
 from tff_fssl.hparams import hparam
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -27,7 +29,13 @@ from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
+RunHparams = run_hparams.RunHparams
 LAST, BEST = 'last', 'best'
+
+
+def _uses_ray(settings: EvaluateHparams) -> bool:
+  """Says whether the clients evaluate on a Ray cluster."""
+  return settings.federated and settings.runtime == 'ray'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,41 +84,25 @@ class EvaluateHparams:
     maximum=10**6,
     when=lambda own: own.federated,
   )
-  runtime: str = hparam(
-    'in_process',
-    "What runs TFF's computations, as for train.",
-    choices=('in_process', 'tff_worker', 'ray'),
-    when=lambda own: own.federated,
-  )
-  ray_address: str = hparam(
-    '',
-    'The Ray cluster, as for train.',
-    when=lambda own: own.federated and own.runtime == 'ray',
-  )
+  runtime: str = borrow(RunHparams, 'runtime', lambda own: own.federated)
+  ray_address: str = borrow(RunHparams, 'ray_address', _uses_ray)
   ray_workers: int = hparam(
     0,
     'How many worker processes evaluate clients, as for train.',
     minimum=0,
     maximum=10**5,
-    when=lambda own: own.federated and own.runtime == 'ray',
+    when=_uses_ray,
   )
-  ray_trusted_network: bool = hparam(
-    False,
-    'Use a cluster that asks nobody for a token, as for train.',
-    when=lambda own: own.federated and own.runtime == 'ray',
+  ray_trusted_network: bool = borrow(
+    RunHparams, 'ray_trusted_network', _uses_ray
   )
-  client_devices: str = hparam(
-    'auto',
-    'Where clients evaluate, as for train.',
-    when=lambda own: own.federated and own.runtime != 'tff_worker',
+  client_devices: str = borrow(
+    RunHparams,
+    'client_devices',
+    lambda own: own.federated and own.runtime != 'tff_worker',
   )
-  client_threads: int = hparam(
-    0,
-    'Number of clients that evaluate at the same time; 0 chooses a number that'
-    ' suits the devices. Results do not depend on it.',
-    minimum=0,
-    maximum=1024,
-    when=lambda own: own.federated,
+  client_threads: int = borrow(
+    RunHparams, 'client_threads', lambda own: own.federated
   )
   output: str = hparam(
     '',
@@ -274,7 +266,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
 
 
 def moment_flags(about: Mapping[str, Any]) -> list[str]:
-  """The flags of a model's own mean and deviation, whatever the data are now.
+  """Writes the flags of a model's own mean and deviation.
 
   Args:
     about: What the export recorded; may be anything.

@@ -98,7 +98,7 @@ def banner(
 
 
 def _streaming_row(streaming: Any) -> dict[str, str]:
-  """What clients have when, if not all at once."""
+  """Describes when clients have which examples, if not all at once."""
   if streaming.steps == 1:
     return {}
   rounds = (
@@ -112,7 +112,7 @@ def _streaming_row(streaming: Any) -> dict[str, str]:
 
 
 def _participation_row(config: config_lib.Config) -> dict[str, str]:
-  """Who takes part, if not all that are drawn, fully."""
+  """Describes participation, if not all take part fully."""
   settings, parts = config.participation, []
   if settings.availability_file:
     period = settings.availability_period
@@ -181,7 +181,7 @@ def closing(
 def evaluate_command(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> console.Command:
-  """The command that evaluates a run."""
+  """Writes the command that evaluates a run."""
   is_file = bool(model_names.file_and_function(config.run.model))
   trust = ['--run_model_file'] * is_file
   return console.command_line('evaluate', tree.path, *trust)

@@ -82,20 +82,20 @@ def read_frozen(
   tree: output_tree.OutputTree,
   loaded: warm_start.Loaded | None,
 ) -> Any:
-  """The weights of layers that do not train; None if all layers do."""
+  """Reads the weights that do not train; None if all do."""
   if loaded:
     return loaded.frozen if config.run.train_layers else None
   return warm_start.read_frozen(tree, ownership.of_config(config))
 
 
 def _owner(task: Any) -> ownership.Owner:
-  """The owner of a task's checkpoints."""
+  """Returns the owner of a task's checkpoints."""
   run = ownership.of_config(task.config)
   return ownership.with_model(run, task.model_fn())
 
 
 def build_settings(task: Any) -> training_types.Settings:
-  """The settings of training in a task's configuration."""
+  """Builds the settings of training."""
   config = task.config
   evaluated_on = f'{len(task.data.test):,} test'
   if config.run.num_validation:
@@ -117,7 +117,7 @@ def build_outputs(
   view: console.Console,
   also: Any,
 ) -> Any:
-  """The managers of a run's folder, and those of others."""
+  """Builds the managers of a run's folder, beside those of others."""
   # They import TensorFlow. pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import training
   from tff_fssl.program.reporting import managers
@@ -143,7 +143,7 @@ def build_outputs(
 def build_profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
 ) -> profiling.RoundProfiler:
-  """The profiler of the chosen rounds; says if all of them are over."""
+  """Builds the profiler of rounds; says if all of them are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)

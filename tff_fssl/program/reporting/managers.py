@@ -66,7 +66,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     self._warn = warn
 
   async def get_versions(self) -> list[int] | None:
-    """The saved versions, ascending, or None."""
+    """Returns the saved versions, ascending, or None."""
     return checkpoint.versions(self._root_dir) or None
 
   async def load(self, version: int, structure: Any) -> Any:
@@ -89,7 +89,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     if not os.path.lexists(path):
       raise tff.program.ProgramStateNotFoundError(version)
     leaves = await asyncio.to_thread(checkpoint.read_own, path, self._owner)
-    return to_structure(leaves, structure)
+    return fill_structure(leaves, structure)
 
   async def load_latest(self, structure: Any) -> tuple[Any, int]:
     """Loads the latest complete version.
@@ -155,7 +155,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
         version=version, path=self._root_dir
       )
     state = await tff.program.materialize_value(program_state)
-    leaves = _to_leaves(state)
+    leaves = _list_leaves(state)
     await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
     await asyncio.to_thread(self._remove_old)
 
@@ -226,7 +226,7 @@ class LinesReleaseManager(tff.program.ReleaseManager):
     )
 
   def _read(self) -> list[tuple[int, str]]:
-    """(round, line) of all lines; raises `UsageError`."""
+    """Reads (round, line) of all lines; raises `UsageError`."""
     if not os.path.lexists(self.path):
       return []
     lines = re.findall('[^\n]*\n|[^\n]+$', files.read_text(self.path))
@@ -276,12 +276,12 @@ class BestEffortReleaseManager(tff.program.ReleaseManager):
 
 
 def failure(name: str, error: Exception) -> str:
-  """The warning that something which may fail is left out from now on."""
+  """Warns that something which failed is skipped from now on."""
   return f'{name} stops: {type(error).__name__}: {files.first_line(error)}'
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
-  """Nested mappings (and named tuples) as one mapping, names joined by '/'."""
+  """Flattens nested mappings and named tuples, joining names by '/'."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
   if isinstance(value, (list, tuple)):
@@ -306,14 +306,14 @@ def _is_serializable(leaf: Any) -> bool:
   return isinstance(leaf, tff.program.FederatedDataSourceIterator)
 
 
-def _to_leaves(state: Any) -> dict[str, Any]:
+def _list_leaves(state: Any) -> dict[str, Any]:
   return {
     path: leaf.to_bytes() if _is_serializable(leaf) else leaf
     for path, leaf in _named_leaves(state)
   }
 
 
-def to_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
+def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   """Puts a checkpoint's leaves in their places.
 
   Args:

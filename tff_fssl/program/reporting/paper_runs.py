@@ -45,14 +45,14 @@ class Result:
 
   @property
   def label(self) -> str:
-    """What it is called: a smaller budget is never 'ours'."""
+    """Names it: a smaller budget is never 'ours'."""
     if self.budget != papers.ALL_ROUNDS:
       return self.budget
     return 'ours' if self.rounds >= self.total_rounds else 'ours, unfinished'
 
   @property
   def text(self) -> str:
-    """'81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
+    """Writes '81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
     seeds = 'seed' if len(self.seeds) == 1 else 'seeds'
     is_usual = self.compute_dtype == papers.FLOAT32
     return (
@@ -65,7 +65,7 @@ class Result:
 def results(
   runs_dir: str, row: papers.Row, warn: Callable[[str], None]
 ) -> list[Result]:
-  """What has been run of a row, the paper's budget first.
+  """Reads the results of a row's runs, the paper's budget first.
 
   Args:
     runs_dir: The folder of all runs of rows.
@@ -94,7 +94,7 @@ def results(
 
 
 def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
-  """The matches of what in a folder has such a name."""
+  """Matches the names in a folder."""
   try:
     entries = os.listdir(path)
   except OSError:  # Nothing has been run.
@@ -103,7 +103,7 @@ def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
 
 
 def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
-  """A run of the row; raises `UsageError` if it is none, or has no result."""
+  """Reads a run of the row; raises `UsageError` without a result."""
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
@@ -142,7 +142,7 @@ def _result(
 
 
 def _accuracy(run: runs_lib.Run, row: papers.Row, last_round: int) -> float:
-  """Test accuracy in percent, of the round that the paper reports."""
+  """Returns test accuracy in percent in the round that is reported."""
   if row.reported == papers.BEST_VALIDATION:
     return 100 * compare.best_validation(run, last_round)
   return 100 * compare.at(run, compare.TEST_ACCURACY, last_round)
@@ -194,7 +194,7 @@ def _mark(row: papers.Row) -> str:
 
 
 def _reported(row: papers.Row) -> str:
-  """What the paper says, in words."""
+  """Writes the paper's figure in words."""
   if row.printed == papers.CURVE:
     return 'a curve, no figure'
   if row.printed == papers.UNKNOWN:
@@ -209,7 +209,7 @@ def _reported(row: papers.Row) -> str:
 
 
 def _about(row: papers.Row) -> dict[str, str]:
-  """What there is to know about a row, apart from its flags."""
+  """Describes a row, apart from its flags."""
   return {
     'of': row.title,
     'paper': _reported(row),
@@ -231,7 +231,7 @@ def describe(
 
 
 def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
-  """The row's flags: those that have an effect, as far as that is known."""
+  """Writes the row's flags that have an effect, as far as that is known."""
   try:
     return row.arguments(more)
   except UsageError:  # Its data are not there, or it cannot be run.
@@ -267,7 +267,7 @@ def compare_rows(
   return lines
 
 
-def to_flagfile(row: papers.Row, more: dict[str, Any]) -> str:
+def write_flagfile(row: papers.Row, more: dict[str, Any]) -> str:
   """Makes a flagfile of a row and `more` flags, with comments about it."""
   arguments = _arguments(row, more)
   about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]

@@ -55,7 +55,7 @@ class Style:
 
 
 def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """The style of each group: a function of its algorithm and its flags.
+  """Chooses each group's style by its algorithm and its flags.
 
   Args:
     groups: The groups in one figure.
@@ -82,7 +82,7 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """`styles`, with pale colours darkened, so that thin lines are legible."""
+  """Darkens the pale colours of `styles`, so that thin lines are legible."""
   from matplotlib import colors  # pylint: disable=import-outside-toplevel
 
   result = []
@@ -97,13 +97,13 @@ def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def _place(algorithm: str) -> int:
-  """An algorithm's place in the registry; past the end if it is not there."""
+  """Finds an algorithm's place; past the end if it is not registered."""
   known = algorithm in _ALGORITHMS
   return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
 
 
 def _color(index: int) -> str:
-  """The strong colours of `tab20`, then its light ones, as a hex string."""
+  """Returns the strong colours of `tab20`, then its light ones, in hex."""
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   index %= _NUM_COLORS
@@ -175,7 +175,7 @@ def plot(
 def known_panels(
   groups: Sequence[runs.RunGroup], x_axis: str = 'rounds'
 ) -> list[metrics.Panel]:
-  """The diagrams, with those of their lines that some group has."""
+  """Returns the diagrams, with those of their lines that a group has."""
   panels = []
   for panel in metrics.panels(catalogue.all_metrics()):
     known = tuple(
@@ -191,7 +191,7 @@ def known_panels(
 def draw_alone(
   panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
 ) -> Any:
-  """A figure of one diagram over rounds, whose title is left to the page.
+  """Draws one diagram over rounds, whose title is left to the page.
 
   Args:
     panel: The diagram.
@@ -208,7 +208,7 @@ def draw_alone(
 
 
 def _small_figure() -> tuple[Any, Any]:
-  """(a figure among many of a page, its axes)."""
+  """Makes one of a page's many figures: (figure, its axes)."""
   canvas, axis = figures.new_figure(_WIDTH, 2.2, adapts=False)
   canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
   axis.tick_params(labelsize=8)
@@ -216,7 +216,7 @@ def _small_figure() -> tuple[Any, Any]:
 
 
 def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
-  """A heat map of shares over rounds, a row for each class.
+  """Draws a heat map of shares over rounds, a row for each class.
 
   Args:
     group: What is drawn, as means over its runs.
@@ -250,7 +250,7 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
 def _values(
   group: runs.RunGroup, line: metrics.Line, x_axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-  """(x, mean, spread) of a line, or None if it is not known."""
+  """Returns (x, mean, spread) of a line, or None if it is not known."""
   values = group.curve(line.column)
   if values is None or x_axis == 'rounds':
     return values
@@ -336,14 +336,14 @@ def _draw_panel(
 
 
 def _percent(value: float, position: int | None = None) -> str:
-  """A tick's label, exact: '2.5%'."""
+  """Writes a tick's label exactly: '2.5%'."""
   del position
   # Ticks are sums of floats: 0.30000000000000004 is 30%.
   return f'{float(f"{100 * value:.6g}"):g}%'
 
 
 def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
-  """A heat map of a confusion matrix, int [C, C]; rows are true classes."""
+  """Draws a confusion matrix, int [C, C], whose rows are true classes."""
   canvas, axes = figures.new_figure(_WIDTH, 3.3)
   num_classes = len(counts)
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
@@ -379,7 +379,7 @@ def _short(name: str) -> str:
 
 
 def draw_reliability(bins: predictions.Bins) -> Any:
-  """A reliability diagram: accuracy by confidence, and how many there are."""
+  """Draws accuracy by confidence, and how often it occurs."""
   canvas, axes = figures.new_figure(_WIDTH, 3.0)
   edges = np.arange(predictions.NUM_BINS) / predictions.NUM_BINS
   width = 1 / predictions.NUM_BINS
@@ -407,7 +407,7 @@ def draw_reliability(bins: predictions.Bins) -> Any:
 
 
 def draw_clients(accuracies: np.ndarray) -> Any:
-  """A histogram of accuracies of clients, float [clients] in [0, 1]."""
+  """Draws a histogram of accuracies, float [clients] in [0, 1]."""
   canvas, axes = figures.new_figure(_WIDTH, 2.4)
   low, high = accuracies.min(), accuracies.max()
   spread = (

@@ -21,12 +21,12 @@ class Predictions(NamedTuple):
 
   @property
   def classes(self) -> np.ndarray:
-    """The most probable class of each example, int [N]."""
+    """Returns the most probable class of each example, int [N]."""
     return self.probs.argmax(1)
 
   @property
   def accuracy(self) -> float:
-    """The share of examples that are classified correctly."""
+    """Returns the share of examples that are classified correctly."""
     return float(np.mean(self.classes == self.labels))
 
 
@@ -98,7 +98,7 @@ class Bins(NamedTuple):
 
   @property
   def calibration_error(self) -> float:
-    """The expected calibration error, in [0, 1]."""
+    """Computes the expected calibration error, in [0, 1]."""
     gaps = np.abs(self.confidence - self.accuracy)
     return float(np.nansum(self.share * gaps))
 
@@ -133,7 +133,7 @@ def class_figures(predictions: Predictions) -> ClassFigures:
 
 
 def bins(predictions: Predictions) -> Bins:
-  """Predictions in bins of equal width, (0, 0.1], ..., by their confidence."""
+  """Counts predictions in bins (0, 0.1], ... of their confidence."""
   confidence = predictions.probs.max(1)
   is_right = predictions.classes == predictions.labels
   place = np.ceil(confidence * NUM_BINS).astype(int) - 1
@@ -147,7 +147,7 @@ def bins(predictions: Predictions) -> Bins:
 
 
 def worst_decile(accuracies: np.ndarray) -> float:
-  """The mean of the least tenth, rounded up to whole clients."""
+  """Computes the mean of the least tenth, rounded up to whole clients."""
   return float(np.sort(accuracies)[: (len(accuracies) + 9) // 10].mean())
 
 
@@ -169,7 +169,7 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
 
 
 def collapse(predictions: Predictions, what: str) -> str:
-  """What looks wrong with the classes that are predicted; '' if nothing."""
+  """Says if the predicted classes look wrong; '' if they do not."""
   num_classes = predictions.probs.shape[1]
   there = num_effective_classes(predictions.labels, num_classes)
   found = num_effective_classes(predictions.classes, num_classes)

@@ -95,7 +95,7 @@ class Model(NamedTuple):
 def page(
   groups: Sequence[runs_lib.RunGroup], models: Sequence[Model] = ()
 ) -> str:
-  """The page.
+  """Writes the page.
 
   Args:
     groups: At least one group.
@@ -148,8 +148,8 @@ def page(
 
 
 def _publishable(group: runs_lib.RunGroup) -> runs_lib.RunGroup:
-  """The group, without what is not to be shown of protected clients."""
-  members = (run.without_sizes if run.is_private else run for run in group.runs)
+  """Drops the figures of protected clients."""
+  members = (run.public if run.is_private else run for run in group.runs)
   return dataclasses.replace(group, runs=tuple(members))
 
 
@@ -163,7 +163,7 @@ def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
 def _results(
   groups: Sequence[runs_lib.RunGroup],
 ) -> tuple[list[compare.Table], str]:
-  """The tables of `compare.py`, and a sentence about them."""
+  """Makes the tables of `compare.py`, and a sentence about them."""
   try:
     last = compare.last_common_round(groups)
   except UsageError as error:
@@ -183,7 +183,7 @@ def _results(
 
 
 def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """The declared diagrams; then what comparisons show: bytes and seconds."""
+  """Draws the declared diagrams, then bytes and seconds."""
   declared = plots.known_panels(groups)
   drawn = {line.column for panel in declared for line in panel.lines}
   compared = [
@@ -204,7 +204,7 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
 
 
 def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """What is drawn for each class by itself: a diagram for each group."""
+  """Draws the figures of single classes: a diagram for each group."""
   result = []
   panels = metrics.panels(catalogue.all_metrics())
   for j, group in enumerate(groups[:MAX_PICTURES]):
@@ -223,7 +223,7 @@ def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
 
 
 def _columns(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
-  """The columns of the last rows of each table of all runs."""
+  """Lists the columns of the last rows of each table of all runs."""
   names = dict.fromkeys(
     name
     for group in groups
@@ -239,7 +239,7 @@ def _capital(text: str) -> str:
 
 
 def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """A diagram for each other column whose values change."""
+  """Draws a diagram for each other column whose values change."""
   columns = _columns(groups)
   shown = {'round'}
   for panel in metrics.panels(catalogue.all_metrics()):
@@ -267,7 +267,7 @@ def _drawn(
   groups: Sequence[runs_lib.RunGroup],
   name: str,
 ) -> list[Diagram]:
-  """Diagrams over rounds."""
+  """Draws diagrams over rounds."""
   result = []
   for i, panel in enumerate(panels):
     draw = functools.partial(plots.draw_alone, panel, groups, _MAX_POINTS)
@@ -290,7 +290,7 @@ def _drawn(
 
 
 def _ends(group: runs_lib.RunGroup, column: str) -> str:
-  """'from 0.1 to 0.9'."""
+  """Writes 'from 0.1 to 0.9'."""
   curve = group.curve(column)
   assert curve is not None
   return f'from {curve[1][0]:.4g} to {curve[1][-1]:.4g}'
@@ -306,7 +306,7 @@ def _diagram(
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
-  """Who holds what, in the first run of each group; what is equal, once."""
+  """Shows the partition of each group's first run, each partition once."""
   found: list[tuple[list[str], partition_lib.Partition | None, bool]] = []
   for group in groups:
     is_private = group.runs[0].is_private
@@ -338,7 +338,7 @@ def _partition(
   partition: partition_lib.Partition | None,
   is_private: bool,
 ) -> Section:
-  """Who holds what; of protected clients, nothing."""
+  """Shows a partition; of protected clients, nothing."""
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
   if is_private:
@@ -355,7 +355,7 @@ def _first(group: runs_lib.RunGroup) -> str:
 
 
 def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
-  """What is known of a model."""
+  """Shows the figures of a model."""
   figures = model.figures
   if figures is None:
     return Section(_first(group), note=model.reason)
@@ -409,7 +409,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   return Section(
     title,
     diagrams,
-    [_of_classes(names, counts, of_class, figures.pseudo)],
+    [_class_table(names, counts, of_class, figures.pseudo)],
     rows,
     {
       kind: [_shown(example) for example in examples]
@@ -423,13 +423,13 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   )
 
 
-def _of_classes(
+def _class_table(
   names: tuple[str, ...],
   counts: np.ndarray,
   figures: predictions.ClassFigures,
   pseudo: predictions.Predictions | None,
 ) -> compare.Table:
-  """Figures of each class, and how many pseudo-labels are of it."""
+  """Shows figures of each class, and its pseudo-labels."""
   header = ['class', 'test examples', 'accuracy', 'precision', 'F1']
   rows = [
     [name, f'{counts[i].sum():,}']
@@ -458,7 +458,7 @@ def _shown(example: predictions.ShownExample) -> dict[str, Any]:
 
 
 def _png(pixels: np.ndarray) -> str:
-  """An image as a URL that holds it."""
+  """Writes an image as a URL that holds it."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   content = io.BytesIO()
@@ -470,7 +470,7 @@ def _png(pixels: np.ndarray) -> str:
 
 
 def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
-  """What each run cost."""
+  """Shows the cost of each run."""
   header = [
     'run',
     'rounds',
@@ -504,7 +504,7 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 
 
 def _command(run: runs_lib.Run) -> str:
-  """The command that repeats a run, into another folder."""
+  """Writes the command that repeats a run, into another folder."""
   path = output_tree.OutputTree(run.path).flags_file
   again = [f'--flagfile={path}', '--output_dir=NEW']
   own_file = flags.own_file_of(path)
@@ -522,7 +522,7 @@ def _command(run: runs_lib.Run) -> str:
 
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
-  """The flags in which runs differ; None if there are none."""
+  """Shows the flags in which runs differ; None if there are none."""
   ignored = continuation.without_influence()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
@@ -543,7 +543,7 @@ def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
 
 
 def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
-  """Versions that runs have recorded, and those of this program."""
+  """Lists versions that runs have recorded, and those of this program."""
   rows = {}
   for run in members:
     folder = output_tree.OutputTree(run.path).model

@@ -39,16 +39,16 @@ class Run:
 
   @property
   def is_private(self) -> bool:
-    """Whether the run protects its clients."""
+    """Says whether the run protects its clients."""
     return self.flags.get('aggregator') in aggregator_hparams.PRIVATE
 
   @property
-  def without_sizes(self) -> 'Run':
-    """The run without what depends on how many examples clients hold."""
+  def public(self) -> 'Run':
+    """Drops all that depends on how many examples clients hold."""
     return dataclasses.replace(self, rows=self.rows[:2], compute=None)
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds int [N], values float64 [N]) where the column is known."""
+    """Returns (rounds int [N], values float64 [N]) where they are known."""
     for rows in self.rows:
       try:
         values = csv_table.column(rows, column)
@@ -61,7 +61,7 @@ class Run:
     return np.zeros([0], np.int64), np.zeros([0])
 
   def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds, what the run had used after each); see `positions`."""
+    """Sums up the use of bytes or hours: (rounds, used so far)."""
     if x_axis == 'hours':
       rounds, each = self.curve('seconds/round')
       return rounds, np.cumsum(each)
@@ -94,7 +94,7 @@ class RunGroup:
   def curve(
     self, column: str
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(rounds, mean, sample standard deviation) over runs, or None.
+    """Computes (rounds, mean, sample standard deviation) over runs.
 
     Rounds are those that all runs with this column have in common.
     """
@@ -112,7 +112,7 @@ class RunGroup:
     return common, stacked.mean(0), spread
 
   def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(rounds, mean over runs of what they had used by then), or None.
+    """Averages the use over runs: (rounds, used so far), or None.
 
     Args:
       x_axis: 'bytes', those sent and received by all clients; or 'hours', the
@@ -195,7 +195,7 @@ def read_run(path: str) -> Run:
 
 
 def of_tree(tree: output_tree.OutputTree) -> Run:
-  """What a run's folder holds so far; raises `UsageError`."""
+  """Reads a run's folder, finished or not; raises `UsageError`."""
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   return Run(
     tree.path,
@@ -206,7 +206,7 @@ def of_tree(tree: output_tree.OutputTree) -> Run:
 
 
 def usual_flags(algorithm: str = '') -> dict[str, str]:
-  """The defaults of all flags, as text.
+  """Returns the defaults of all flags, as text.
 
   Args:
     algorithm: The algorithm whose own defaults are included; '' for none. One
