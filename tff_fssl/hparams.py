@@ -9,13 +9,14 @@ import dataclasses
 import difflib
 import importlib
 import math
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union, cast
 
 # TensorFlow computes in int32 and float32: outside these limits, numbers wrap
 # around, become infinite or become 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
 UPWARDS = 'upwards'
+_T = TypeVar('_T')
 
 
 class UsageError(ValueError):
@@ -74,6 +75,22 @@ def hparam(
       'when': when,
     },
   )
+
+
+def build_from(source: Any, cls: type[_T], **others: Any) -> _T:
+  """Builds a dataclass from an object that has fields of the same names.
+
+  Args:
+    source: The object; may lack some of the fields, or have more.
+    cls: The dataclass.
+    **others: Fields that are not read from `source`.
+
+  Returns:
+    An instance.
+  """
+  names = [field.name for field in dataclasses.fields(cast(Any, cls))]
+  read = {n: getattr(source, n) for n in names if hasattr(source, n)}
+  return cls(**{**read, **others})
 
 
 def borrow(cls: type[Any], name: str, when: Callable[[Any], Any]) -> Any:

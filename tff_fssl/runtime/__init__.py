@@ -39,7 +39,6 @@ from tff_fssl.runtime.recipes import Recipe
 from tff_fssl.runtime.settings import RUNTIMES
 from tff_fssl.runtime.settings import TFF_WORKER
 from tff_fssl.runtime.settings import Settings
-from tff_fssl.runtime.settings import read_settings
 from tff_fssl.runtime.worker import AsyncWorkerContext
 from tff_fssl.runtime.worker import WorkerContext
 
@@ -56,7 +55,6 @@ __all__ = [
   'WorkerError',
   'build_async_context',
   'build_context',
-  'read_settings',
 ]
 
 

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from typing import Any
 
 from tff_fssl import hparams
 
@@ -124,18 +123,3 @@ class Settings:
       raise hparams.UsageError(
         f'--client_threads={self.client_threads}: must be at least 0'
       )
-
-
-def read_settings(flags: Any, **others: Any) -> Settings:
-  """Builds settings from flags that are called as their fields are.
-
-  Args:
-    flags: An object with some of the fields of `Settings`.
-    **others: Fields that are not read from `flags`.
-
-  Returns:
-    The settings.
-  """
-  names = [field.name for field in dataclasses.fields(Settings)]
-  read = {n: getattr(flags, n) for n in names if hasattr(flags, n)}
-  return Settings(**{**read, **others})

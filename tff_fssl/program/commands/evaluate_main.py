@@ -1,6 +1,7 @@
 """`programs/evaluate.py`: accuracy of checkpoints or of exported models."""
 
 from collections.abc import Mapping
+import itertools
 import json
 import math
 import os
@@ -39,24 +40,16 @@ def evaluate_main(
   """Measures the accuracy of a run or of an exported model."""
   _check(settings, parsed)
   main_lib.quiet(settings.verbose)
-  records: list[dict[str, Any]] = []
-  left_out = []
-  for path in parsed.positional:
-    folder = os.path.normpath(path)
-    try:
-      done = evaluation.evaluate(
-        folder, settings, parsed.is_set('round'), main_lib.warn
-      )
-    except runs.NotARunError as error:
-      left_out.append(str(error))
-      continue
-    console.show('\n' * bool(records) + console.table(done.rows), flush=True)
-    records.append({'model': done.rows['model'], **_plain(done.figures)})
-  if not records:
-    more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
-    raise UsageError(f'{left_out[0]}{more}')
-  for reason in left_out:
-    main_lib.warn(f'left out: {reason}')
+  breaks = itertools.chain([''], itertools.repeat('\n'))
+
+  def evaluate(path: str) -> dict[str, Any]:
+    done = evaluation.evaluate(
+      os.path.normpath(path), settings, parsed.is_set('round'), main_lib.warn
+    )
+    console.show(next(breaks) + console.table(done.rows), flush=True)
+    return {'model': done.rows['model'], **_plain(done.figures)}
+
+  records = runs.read_each(parsed.positional, evaluate, main_lib.warn)
   if settings.output:
     durable.write_file(
       settings.output, [f'{json.dumps(records, indent=2)}\n'.encode()]

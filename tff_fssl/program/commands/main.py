@@ -130,6 +130,12 @@ def command(
   return decorate
 
 
+def check_output(flag: str, path: str) -> None:
+  """Refuses a folder where a file is to be written; raises `UsageError`."""
+  if os.path.isdir(path):
+    raise UsageError(f'--{flag}={path}: is a folder; give the name of a file')
+
+
 @dataclasses.dataclass(frozen=True)
 class NoHparams:
   """The flags of a program that has none of its own."""

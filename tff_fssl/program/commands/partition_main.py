@@ -62,8 +62,8 @@ def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
 ) -> None:
   """Draws, describes or compares who holds which examples."""
-  for path in (settings.output, settings.plot):
-    _check_output(path)
+  main_lib.check_output('output', settings.output)
+  main_lib.check_output('plot', settings.plot)
   if parsed.positional:
     _describe_files(parsed, settings)
   else:
@@ -88,12 +88,6 @@ def _drawing_group() -> flags.Group:
   ]
   hparams_of_data = dataclasses.make_dataclass('DataHparams', kept)
   return flags.Group(hparams_of_data, 'As for training')
-
-
-def _check_output(path: str) -> None:
-  """Refuses a folder before the work is done; raises `UsageError`."""
-  if os.path.isdir(path):
-    raise UsageError(f'{path}: is a folder; give the name of a file')
 
 
 def _describe_files(

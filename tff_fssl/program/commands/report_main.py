@@ -69,10 +69,7 @@ class ReportHparams:
 @main_lib.command(_USAGE, _ABOUT, ReportHparams, missing=runs_lib.NO_RUN)
 def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
   """Reports on runs, as one HTML page."""
-  if os.path.isdir(settings.output):
-    raise UsageError(
-      f'--output={settings.output}: is a folder; give the name of a file'
-    )
+  main_lib.check_output('output', settings.output)
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(runs_lib.read_all(paths, main_lib.warn))
   models = []
@@ -93,11 +90,7 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
   try:
     loaded = evaluation.load_run(
       path,
-      evaluation.EvaluateHparams(
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-        run_model_file=settings.run_model_file,
-      ),
+      hparams.build_from(settings, evaluation.EvaluateHparams),
       'report',
     )
     from tff_fssl.program.loop import inspection  # pylint: disable=C0415

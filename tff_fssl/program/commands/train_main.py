@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 from typing import Any
 
+from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import hparam
@@ -142,8 +143,9 @@ def _train(
 
   experiment_lib.configure_devices(config)
   context = runtime.build_async_context(
-    runtime.read_settings(
+    hparams.build_from(
       config.run,
+      runtime.Settings,
       is_deterministic=config.aggregator.aggregator != aggregator_hparams.DP,
     ),
     warn=view.say,

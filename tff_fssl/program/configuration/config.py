@@ -128,7 +128,9 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   )
   checks.check(config)
   if not run.output_dir:
-    folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
+    # Names of TFDS's and the hub's sets have slashes.
+    data_set = data_name(run.dataset).replace('/', '-')
+    folder = f'runs/{run.algorithm}_{data_set}_{config.round.scenario}'
     config = dataclasses.replace(
       config,
       run=dataclasses.replace(
@@ -138,12 +140,11 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   return config
 
 
-def _data_name(run: RunHparams) -> str:
-  """Names the data set, as a part of a folder's name."""
-  if not run.dataset.startswith(data_names.PATHS):
-    # Configurations of TFDS's and the hub's sets, and its owners.
-    return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
-  path = run.dataset.partition(':')[2]
+def data_name(dataset: str) -> str:
+  """Shortens the value of --dataset to a name without a folder."""
+  if not dataset.startswith(data_names.PATHS):
+    return dataset.removeprefix(data_names.HUB)
+  path = dataset.partition(':')[2]
   return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 

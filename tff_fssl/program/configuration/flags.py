@@ -355,23 +355,13 @@ def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
       if kind is bool:
         flag = absl_flags.BooleanFlag(name, field.default, text)
         flag.parser = _BooleanParser()
-      elif kind in (int, float):
-        flag = absl_flags.Flag(
-          _NumberParser(kind),
-          absl_flags.ArgumentSerializer(),
-          name,
-          field.default,
-          text,
-        )
       else:
-        flag_type = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
-        flag = flag_type(
-          absl_flags.ArgumentParser(),
-          absl_flags.ArgumentSerializer(),
-          name,
-          field.default,
-          text,
-        )
+        make = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
+        parser = absl_flags.ArgumentParser()
+        if kind in (int, float):
+          parser = _NumberParser(kind)
+        serializer = absl_flags.ArgumentSerializer()
+        flag = make(parser, serializer, name, field.default, text)
       absl_flags.DEFINE_flag(flag, flag_values)
   return flag_values
 

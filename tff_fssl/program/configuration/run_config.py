@@ -159,28 +159,11 @@ class Config:
   @property
   def partition_settings(self) -> partition_settings.PartitionSettings:
     """Returns the partition's settings; raises `UsageError`."""
-    run = self.run
-    return partition_settings.PartitionSettings(
+    return hparams.build_from(
+      self.run,
+      partition_settings.PartitionSettings,
       num_classes=self.info.num_classes,
-      num_clients=run.num_clients,
-      num_labels=run.num_labels,
       scenario=self.round.scenario,
-      partition=run.partition,
-      alpha=run.alpha,
-      alpha_meaning=run.alpha_meaning,
-      equal_sizes=run.equal_sizes,
-      min_client_examples=run.min_client_examples,
-      class_draws=run.class_draws,
-      shards_per_client=run.shards_per_client,
-      num_validation=run.num_validation,
-      num_unlabeled=run.num_unlabeled,
-      full_labels=run.full_labels,
-      labeled_clients=run.labeled_clients,
-      client_labels=run.client_labels,
-      client_label_classes=run.client_label_classes,
-      label_noise=run.label_noise,
-      client_test_fraction=run.client_test_fraction,
-      seed=run.seed,
     )
 
   @property

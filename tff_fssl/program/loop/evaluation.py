@@ -357,8 +357,10 @@ def _evaluate_clients(
 
   run = loaded.task.config.run
   context = runtime.build_context(
-    runtime.read_settings(
-      settings, simulate_secure_aggregation=run.simulate_secure_aggregation
+    hparams.build_from(
+      settings,
+      runtime.Settings,
+      simulate_secure_aggregation=run.simulate_secure_aggregation,
     ),
     warn=warn,
   )

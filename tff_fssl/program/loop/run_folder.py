@@ -5,6 +5,7 @@ from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import files
+from tff_fssl import hparams
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
@@ -100,13 +101,10 @@ def build_settings(task: Any) -> training_types.Settings:
   evaluated_on = f'{len(task.data.test):,} test'
   if config.run.num_validation:
     evaluated_on += f' and {config.run.num_validation:,} validation'
-  return training_types.Settings(
+  return hparams.build_from(
+    config.run,
+    training_types.Settings,
     first_round=config.first_round,
-    total_rounds=config.run.total_rounds,
-    rounds_per_evaluation=config.run.rounds_per_evaluation,
-    rounds_per_checkpoint=config.run.rounds_per_checkpoint,
-    max_bad_rounds=config.run.max_bad_rounds,
-    strict_clients=config.run.strict_clients,
     evaluated_on=f'{evaluated_on} examples',
   )
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import dataclasses
 import importlib.metadata
 import json
-import os
 import platform
 import re
 from typing import Any
@@ -133,7 +132,7 @@ def render(subject: Subject) -> str:
     subject=subject,
     config=config,
     data=data,
-    data_name=_data_name(config.run.dataset),
+    data_name=config_lib.data_name(config.run.dataset),
     from_hub=config.run.dataset.startswith(data_names.HUB),
     task=_TASKS[subject.kind],
     network=_strip_folders(config.run.model),
@@ -200,14 +199,6 @@ def _escaped(text: Any) -> str:
   return _MARKUP.sub(r'\\\1', ' '.join(str(text).split()))
 
 
-def _data_name(dataset: str) -> str:
-  """Returns a data set's name without its folder."""
-  if dataset.startswith(data_names.PATHS):
-    path = dataset.partition(':')[2]
-    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
-  return dataset.removeprefix(data_names.HUB)
-
-
 def _classes(class_names: Sequence[str]) -> str:
   shown = ', '.join(class_names[:_MAX_CLASSES])
   more = len(class_names) - _MAX_CLASSES
@@ -219,7 +210,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
   config, data = subject.config, subject.data
   training = f'{len(data.train):,} for training, ' * (not config.is_private)
   rows = {
-    'data set': _data_name(config.run.dataset),
+    'data set': config_lib.data_name(config.run.dataset),
     'examples': f'{training}{len(data.test):,} for testing:'
     f' {subject.kind.noun} of {data_names.shape_text(data.example_shape)}',
   }
@@ -307,6 +298,7 @@ def _limits(subject: Subject) -> list[str]:
   """Lists limits of the model that follow from the configuration."""
   config, data, partition = subject.config, subject.data, subject.partition
   noun, num_classes = subject.kind.noun, data.num_classes
+  name = config_lib.data_name(config.run.dataset)
   shape = data_names.shape_text(data.example_shape)
   if subject.kind == data_names.TEXTS:
     takes = f'It reads the first {data.example_shape[0]} words of a text'
@@ -323,7 +315,7 @@ def _limits(subject: Subject) -> list[str]:
   limits = [
     f'{takes}; the preprocessing that follows is part of the SavedModel.',
     f'It knows {num_classes:,} classes, and gives one of them to any input.',
-    f'It was trained on {seen} of {_escaped(_data_name(config.run.dataset))}.'
+    f'It was trained on {seen} of {_escaped(name)}.'
     ' Of other data its accuracy is not known.',
   ]
   num_wrong = len(partition.wrong_examples)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import os
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,21 +155,44 @@ def read_all(
   Raises:
     UsageError: If no run is left, or a run's files cannot be read.
   """
-  runs, left_out = [], []
+
+  def read(path: str) -> Run:
+    run = read_run(path)
+    if column and not len(run.curve(column)[0]):
+      raise NotARunError(f'{path}: this run has no evaluation yet')
+    return run
+
+  return read_each(paths, read, warn)
+
+
+def read_each(
+  paths: Sequence[str], read: Callable[[str], _T], warn: Callable[[str], None]
+) -> list[_T]:
+  """Calls `read` for each path; warns about those that are not runs.
+
+  Args:
+    paths: Folders, at least one.
+    read: Returns what a path holds, or raises `NotARunError`.
+    warn: Called for each path that is left out.
+
+  Returns:
+    What `read` returned, at least one value.
+
+  Raises:
+    UsageError: If no path is left, or from `read`.
+  """
+  found, left_out = [], []
   for path in paths:
     try:
-      run = read_run(path)
-      if column and not len(run.curve(column)[0]):
-        raise NotARunError(f'{path}: this run has no evaluation yet')
-      runs.append(run)
+      found.append(read(path))
     except NotARunError as error:
       left_out.append(str(error))
-  if not runs:
+  if not found:
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
     raise UsageError(f'{left_out[0]}{more}')
   for reason in left_out:
     warn(f'left out: {reason}')
-  return runs
+  return found
 
 
 def read_run(path: str) -> Run:
