@@ -31,6 +31,7 @@ import tensorflow as tf
 import timing
 
 from tff_fssl.algorithms import registry
+from tff_fssl.algorithms.fedmatch import helper_selection
 from tff_fssl.data import augment
 from tff_fssl.data import names as data_names
 from tff_fssl.local import algorithm as algorithm_lib
@@ -40,7 +41,6 @@ from tff_fssl.local import training
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute
-from tff_fssl.rounds import helpers
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import round_hparams as round_hparams_lib
@@ -49,7 +49,7 @@ _SHAPE, _NUM_CLASSES = (32, 32, 3), 10
 _MODELS = [n for n, m in names.MODELS.items() if data_names.IMAGES in m.inputs]
 # What a client receives in the first round makes it do less in these cases:
 # nobody helps it (FedMatch).
-_MOST_EXPENSIVE = {helpers.HELPER_WEIGHTS: 1.0}
+_MOST_EXPENSIVE = {helper_selection.HELPER_WEIGHTS: 1.0}
 
 
 class Task:

@@ -9,26 +9,25 @@ from tff_fssl.hparams import hparam
 @dataclasses.dataclass(frozen=True)
 class _Hparams:
   kind: str = hparam('a', 'Which.', choices=('a', 'b'))
-  rate: float = hparam(0.5, 'How fast, with b.', needs={'kind': ('b',)})
-  depth: int = hparam(
-    3, 'How deep.', needs={'kind': ('b',), 'general': (True,)}
-  )
+  rate: float = hparam(0.5, 'How fast.', minimum=0, maximum=1)
 
 
 @pytest.mark.parametrize(
-  'kind, general, expected',
+  'given, message',
   [
-    ('b', True, {}),
-    ('b', False, {'x.depth': '--general=false'}),
-    ('a', True, {'x.rate': '--x.kind=a', 'x.depth': '--x.kind=a'}),
+    ({'kind': 'aa'}, "^--x.kind=aa: allowed are a, b; did you mean 'a'?"),
+    ({'rate': -0.1}, '^--x.rate=-0.1: must be at least 0'),
+    ({'rate': float('nan')}, 'must be a finite number'),
+    ({'rate': 1e-40}, 'the range of float32'),
   ],
 )
-def test_needs_refer_to_own_fields_first(kind, general, expected):
-  # Another dataclass has a flag of the same name.
-  values = {'x.kind': kind, 'kind': 'z', 'general': general}
-  assert hparams.without_effect(_Hparams, values, 'x.') == expected
+def test_values_are_checked_against_their_fields(given, message):
+  hparams.validate(_Hparams())
+  with pytest.raises(hparams.UsageError, match=message):
+    hparams.validate(_Hparams(**given), 'x.')
 
 
-def test_needs_of_flags_that_do_not_exist_are_an_error_of_the_author():
-  with pytest.raises(TypeError, match="_Hparams.depth needs 'general'"):
-    hparams.without_effect(_Hparams, {'kind': 'b'})
+def test_fields_without_documentation_are_an_error_of_the_author():
+  cls = dataclasses.make_dataclass('Wrong', [('depth', int, 3)])
+  with pytest.raises(TypeError, match='Wrong.depth has no documentation'):
+    hparams.documented_fields(cls)

@@ -4,18 +4,19 @@ TensorFlow-free: `--help` and every check that needs no data run before
 TensorFlow is imported (which takes seconds).
 """
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 import dataclasses
 import difflib
 import importlib
 import math
-from typing import Any, Optional, Union
+from typing import Any, Optional, TypeVar, Union, cast
 
 # TensorFlow computes in int32 and float32: outside these limits, numbers wrap
 # around, become infinite or become 0.
 _MAX_INT = 2**31 - 1
 _MAX_FLOAT, _MIN_FLOAT = 3.4e38, 1.2e-38
 INCREASE_ONLY = 'upwards'
+_T = TypeVar('_T')
 
 
 class UsageError(ValueError):
@@ -33,9 +34,9 @@ def hparam(
   other_choices: bool = False,
   group: str = '',
   may_change: Union[bool, str] = False,
-  needs: Optional[Mapping[str, Collection[Any]]] = None,
+  when: Optional[Callable[[Any], Any]] = None,
 ) -> Any:
-  """A dataclass field with all that is known of its flag.
+  """Makes a dataclass field with all that is known of its flag.
 
   Args:
     default: The default; its type (bool, int, float, str) is the field's. If it
@@ -51,9 +52,11 @@ def hparam(
       stand; '': that of the field before.
     may_change: Whether a run may be continued with another value;
       `INCREASE_ONLY`: only with a larger one.
-    needs: The field has an effect only where other fields have certain values:
-      name -> these values. A name is that of a field of the same dataclass, or
-      else of a flag without a prefix: `needs={'partition': ('dirichlet',)}`.
+    when: The field has an effect only if this predicate is true. It takes an
+      instance of the dataclass: `when=lambda run: run.partition == 'iid'`. In a
+      run, it may also read flags of other dataclasses and properties of the
+      whole `Config` as if they were the instance's: `run.scenario`,
+      `run.trains_clients`. The flag that it reads last is named as the reason.
 
   Returns:
     A `dataclasses.field` whose metadata holds all of these.
@@ -69,13 +72,45 @@ def hparam(
       'other_choices': other_choices,
       'group': group,
       'may_change': may_change,
-      'needs': needs or {},
+      'when': when,
     },
   )
 
 
+def build_from(source: Any, cls: type[_T], **others: Any) -> _T:
+  """Builds a dataclass from an object that has fields of the same names.
+
+  Args:
+    source: The object; may lack some of the fields, or have more.
+    cls: The dataclass.
+    **others: Fields that are not read from `source`.
+
+  Returns:
+    An instance.
+  """
+  names = [field.name for field in dataclasses.fields(cast(Any, cls))]
+  read = {n: getattr(source, n) for n in names if hasattr(source, n)}
+  return cls(**{**read, **others})
+
+
+def borrow(cls: type[Any], name: str, when: Callable[[Any], Any]) -> Any:
+  """Makes a field like one of another dataclass, with a condition of its own.
+
+  Args:
+    cls: The other dataclass of `hparam` fields.
+    name: The field.
+    when: See `hparam`.
+
+  Returns:
+    A `dataclasses.field`.
+  """
+  (field,) = (f for f in dataclasses.fields(cls) if f.name == name)
+  metadata = {**field.metadata, 'when': when, 'group': ''}
+  return dataclasses.field(default=field.default, metadata=metadata)
+
+
 def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
-  """The fields of a hyper-parameter dataclass, in order.
+  """Returns the fields of a hyper-parameter dataclass, in order.
 
   Args:
     cls: A dataclass, or an instance of one.
@@ -102,49 +137,8 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
   return fields
 
 
-def values(instance: Any) -> dict[str, Any]:
-  """Returns the value of each documented field of a dataclass, by name."""
-  return {
-    field.name: getattr(instance, field.name)
-    for field in documented_fields(instance)
-  }
-
-
-def without_effect(
-  cls: type[Any], values: Mapping[str, Any], prefix: str = ''
-) -> dict[str, str]:
-  """The flags of a dataclass whose `needs` are not met.
-
-  Args:
-    cls: The dataclass.
-    values: The value of every flag, by name.
-    prefix: Prefix of the dataclass's flags (`'fl2.'`).
-
-  Returns:
-    Name of each flag that changes nothing -> the flag that is the reason, as it
-    is written (`'--partition=iid'`).
-
-  Raises:
-    TypeError: If a `needs` names a flag that does not exist, or from
-      `documented_fields`.
-  """
-  own = {field.name for field in documented_fields(cls)}
-  result: dict[str, str] = {}
-  for field in documented_fields(cls):
-    for needed, allowed in field.metadata['needs'].items():
-      name = f'{prefix}{needed}' if needed in own else needed
-      if name not in values:
-        raise TypeError(
-          f'{cls.__name__}.{field.name} needs {needed!r}, which is no flag'
-        )
-      if values[name] not in allowed:
-        result[f'{prefix}{field.name}'] = f'--{name}={to_text(values[name])}'
-        break
-  return result
-
-
 def to_text(value: Any) -> str:
-  """A value as it is written in a flag."""
+  """Writes a value as a flag has it."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, tuple):
@@ -153,13 +147,13 @@ def to_text(value: Any) -> str:
 
 
 def closest(name: str, names: Collection[str]) -> str:
-  """A hint ('; did you mean X?') naming the closest of `names`, or ''."""
+  """Makes a hint ('; did you mean X?') at the closest of `names`, or ''."""
   matches = difflib.get_close_matches(name, names, n=1)
   return f'; did you mean {matches[0]!r}?' if matches else ''
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-  """The function 'module:function'; tables name what is slow to import so."""
+  """Imports 'module:function', as tables name slow imports."""
   module, _, function = reference.partition(':')
   imported: Callable[..., Any] = getattr(
     importlib.import_module(module), function
@@ -208,6 +202,6 @@ def validate(instance: Any, prefix: str = '') -> None:
 
 
 def _shortened(value: int) -> str:
-  """A whole number as text, shortened if it is very long."""
+  """Writes a whole number, shortened if it is very long."""
   text = str(value)
   return text if len(text) <= 20 else f'{text[:10]}...({len(text)} digits)'

@@ -12,6 +12,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 import tree as tree_lib
 
+from tff_fssl.algorithms.fedmatch import upload_cache
 from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
@@ -23,7 +24,6 @@ from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import exchange
-from tff_fssl.rounds import last_uploads
 from tff_fssl.rounds import sampling
 
 State = tff.learning.templates.LearningAlgorithmState
@@ -139,17 +139,17 @@ class RememberingProcess(FakeProcess):
     self._cohort = client_ids
     assert not table['window']['sum']['slot'].size
     known = [i for i in client_ids if table['last_round'][i]]
-    entries = last_uploads.entries(table, known)
+    entries = upload_cache.entries(table, known)
     assert all(entry.round_num < round_num for entry in entries)
     rows = [read(*entry) for entry in entries]
     return self._with_rows(table, known, rows)
 
   def _with_rows(self, table, slots, rows):
-    table = last_uploads.with_rows(table, {'sum': slots}, zip(slots, rows))
+    table = upload_cache.with_rows(table, {'sum': slots}, zip(slots, rows))
     return tf.nest.map_structure(np.asarray, table)
 
   def _take(self, table, write):
-    table, taken = last_uploads.without_rows(table)
+    table, taken = upload_cache.without_rows(table)
     for entry, row in taken:
       write(*entry, row)
     return table

@@ -27,6 +27,7 @@ from tff_fssl.program.commands import plot_main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.loop import evaluation
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
 
@@ -272,11 +273,11 @@ def test_checkpoints_without_flags_are_not_adopted(run, capsys):
 def test_what_is_no_run_is_left_out_with_a_warning(
   program, run, capsys, monkeypatch
 ):
-  monkeypatch.setattr(evaluate_main, 'load_run', lambda folder, _: folder)
+  monkeypatch.setattr(evaluation, 'load_run', lambda folder, _: folder)
   monkeypatch.setattr(
-    evaluate_main,
-    '_evaluate_model_of',
-    lambda folder, settings: evaluate_main._Evaluation({'model': folder}, {}),
+    evaluation,
+    '_evaluate_loaded',
+    lambda folder, *_: evaluation.Evaluation({'model': folder}, {}),
   )
   folder = run.parent
   (folder / 'notes.txt').write_text('')

@@ -8,6 +8,7 @@ import tensorflow as tf
 import tiny_task
 import two_sets
 
+from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import registry
 from tff_fssl.models import flops
 from tff_fssl.rounds import compute

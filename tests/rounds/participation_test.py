@@ -137,16 +137,6 @@ def test_over_selection_counts_in_decimals():
     settings.check_cohort(10, 14)
 
 
-def test_what_has_no_effect():
-  assert set(Hparams().without_effect()) == {
-    'availability_period',
-    'straggler_least_share',
-    'overselect',
-  }
-  settings = Hparams(availability_file='x', straggler_probability=0.1)
-  assert not settings.without_effect()
-
-
 def test_availability():
   once = participation.Availability(((0, 2, 4), (0, 6, 7), (2, 1, 3)))
   ids = [once.ids(r, 4).tolist() for r in range(1, 8)]

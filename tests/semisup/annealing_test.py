@@ -10,7 +10,6 @@ import tensorflow as tf
 from tff_fssl import hparams
 from tff_fssl.semisup import annealing
 from tff_fssl.semisup import losses
-from tff_fssl.semisup import names
 
 # I6: step of 1000 -> the thresholds of linear, log, exp for 10 classes.
 _I6 = {
@@ -32,7 +31,7 @@ def _binary_logits(correct):
 @pytest.mark.parametrize('step', _I6)
 def test_i6_and_i15_thresholds(step):
   thresholds = [
-    annealing.tsa_threshold(step / 1000, s, 10) for s in names.TSA_SCHEDULES
+    annealing.tsa_threshold(step / 1000, s, 10) for s in annealing.TSA_SCHEDULES
   ]
   np.testing.assert_allclose(thresholds, _I6[step], atol=1e-6)
 
@@ -81,7 +80,7 @@ def test_the_end_of_training_drops_nothing(schedule, num_classes):
   np.testing.assert_array_equal(kept, [1.0, 1.0])
 
 
-@pytest.mark.parametrize('schedule', names.TSA_SCHEDULES)
+@pytest.mark.parametrize('schedule', annealing.TSA_SCHEDULES)
 @pytest.mark.parametrize('size', [0, 3])
 def test_nothing_kept_is_a_loss_of_zero_with_zero_gradient(schedule, size):
   logits = tf.constant(size * [[9.0, 0, 0]], tf.float32, [size, 3])
@@ -138,7 +137,7 @@ def test_no_gradient_through_the_kept_weights():
 @hypothesis.given(
   strategies.floats(-2, 3),
   strategies.floats(0, 1),
-  strategies.sampled_from(names.TSA_SCHEDULES),
+  strategies.sampled_from(annealing.TSA_SCHEDULES),
   strategies.integers(2, 1000),
 )
 def test_thresholds_rise_within_bounds(progress, more, schedule, num_classes):

@@ -5,12 +5,11 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.semisup import divergence
-from tff_fssl.semisup import names
 
 _ROWS = [[0.9, 0.05, 0.05], [0.1, 0.8, 0.1], [0.7, 0.2, 0.1], [0.05, 0.05, 0.9]]
 
 
-def _from_uniform(rows, weights=None, of=names.PROBABILITIES):
+def _from_uniform(rows, weights=None, of=divergence.PROBABILITIES):
   rows = tf.constant(rows, tf.float32)
   weights = tf.ones(len(rows)) if weights is None else tf.constant(weights)
   return float(divergence.from_uniform(rows, weights, of))
@@ -35,11 +34,11 @@ def test_i1_of_a_batch_it_is_that_of_the_mean():
   assert _from_uniform(_ROWS) == pytest.approx(0.023542, abs=1e-6)
   mean_of_rows = np.mean([_from_uniform([row]) for row in _ROWS])
   assert mean_of_rows == pytest.approx(0.541201, abs=1e-6)
-  histogram = _from_uniform(_ROWS, of=names.LABELS)
+  histogram = _from_uniform(_ROWS, of=divergence.LABELS)
   assert histogram == pytest.approx(0.058892, abs=1e-6)
 
 
-@pytest.mark.parametrize('of', [names.PROBABILITIES, names.LABELS])
+@pytest.mark.parametrize('of', [divergence.PROBABILITIES, divergence.LABELS])
 def test_fillers_do_not_count(of):
   more = [*_ROWS, [1.0, 0.0, 0.0]]
   weights = [1.0, 1.0, 1.0, 1.0, 0.0]
@@ -61,7 +60,10 @@ def test_i9_histograms_are_biased_and_mean_predictions_are_not(size, bias):
     # Little confidence, which mean predictions keep and histograms lose.
     rows = np.full([size, 10], 0.09) + 0.1 * np.eye(10)[labels]
     found.append(
-      [_from_uniform(rows, of=of) for of in (names.LABELS, names.PROBABILITIES)]
+      [
+        _from_uniform(rows, of=of)
+        for of in (divergence.LABELS, divergence.PROBABILITIES)
+      ]
     )
   of_labels, of_probabilities = np.mean(found, axis=0)
   assert of_labels == pytest.approx(bias, rel=0.1)

@@ -1,6 +1,8 @@
 """Hyper-parameters of the aggregation of updates. TensorFlow-free."""
 
+from collections.abc import Callable
 import dataclasses
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.hparams import hparam
@@ -68,6 +70,13 @@ AGGREGATORS = {
 _SUMMARIES = '; '.join(f'{n}: {a.summary}' for n, a in AGGREGATORS.items())
 
 
+def _read(name: str) -> Callable[[Any], bool]:
+  """Builds the predicate of a field that only some aggregators read."""
+  return lambda own: (
+    own.aggregates and name in AGGREGATORS[own.aggregator].fields
+  )
+
+
 @dataclasses.dataclass(frozen=True)
 class AggregatorHparams:
   """Hyper-parameters of the aggregation, whatever the algorithm."""
@@ -78,17 +87,20 @@ class AggregatorHparams:
     ' nothing else about a client is released, not even metrics.',
     choices=AGGREGATORS,
     group='Aggregation',
+    when=lambda own: own.aggregates,
   )
   aggregator_clipping: bool = hparam(
     True,
     'Whether updates are clipped: to their median norm, and to at most twice'
     ' the norm of the round before (robust), or to the 0.8 quantile of norms'
     ' (secure, compression).',
+    when=_read('aggregator_clipping'),
   )
   aggregator_zeroing: bool = hparam(
     True,
     'Whether very large updates are skipped (robust: above 10 times the median'
     ' norm) or zeroed (secure, compression).',
+    when=_read('aggregator_zeroing'),
   )
   secure_min_weight: float = hparam(
     1e-3,
@@ -96,6 +108,7 @@ class AggregatorHparams:
     ' fixed steps, in which smaller weights are lost (secure).',
     minimum=1e-6,
     maximum=1.0,
+    when=_read('secure_min_weight'),
   )
   dp_noise_multiplier: float = hparam(
     1.0,
@@ -103,12 +116,14 @@ class AggregatorHparams:
     ' the clipping norm; it covers the privacy cost of adaptive clipping (dp).',
     minimum=0,
     exclusive_minimum=True,
+    when=_read('dp_noise_multiplier'),
   )
   dp_clipping_norm: float = hparam(
     0.0,
     'Norm that updates are clipped to; 0: the median norm, estimated privately'
     ' starting from 0.1 (dp).',
     minimum=0,
+    when=_read('dp_clipping_norm'),
   )
   dp_delta: float = hparam(
     1e-5,
@@ -116,19 +131,11 @@ class AggregatorHparams:
     minimum=0,
     maximum=0.5,
     exclusive_minimum=True,
+    when=_read('dp_delta'),
   )
 
   def __post_init__(self) -> None:
     hparams.validate(self)
-
-  def without_effect(self) -> dict[str, str]:
-    """Fields that the chosen aggregator ignores -> the flag that chose it."""
-    of = AGGREGATORS[self.aggregator].fields
-    return {
-      field.name: f'--aggregator={self.aggregator}'
-      for field in dataclasses.fields(self)
-      if field.name not in ('aggregator', *of)
-    }
 
 
 def check_sizes(

@@ -52,7 +52,6 @@ class Capabilities:
       less than all clients, and other aggregators than the mean refuse the
       algorithm; '' if there is none.
     without_groups: 'name=value', the hyper-parameter that turns these off.
-    ignores: Fields of `RoundHparams` that change nothing.
     labels_of_class: The hyper-parameter, or property of them, that says how
       many labels of a class a client needs; '' if it needs none.
     without_mixing: 'name=value', the hyper-parameter by whose value the
@@ -75,7 +74,6 @@ class Capabilities:
   without_signals: str = ''
   groups: str = ''
   without_groups: str = ''
-  ignores: tuple[str, ...] = ()
   labels_of_class: str = ''
   without_mixing: str = ''
 

@@ -145,6 +145,7 @@ class FedRgd(base.Algorithm):
     ' the server trains one model that counts in each group (as SemiFL'
     ' implements it, but with weights whose sum is 1 for groups of any size).',
     choices=(PERSISTENT_GROUPS, TWO_LEVEL_MEAN),
+    when=lambda fedrgd: fedrgd.has_groups,
   )
   grouping: str = hparam(
     POSITION,
@@ -153,6 +154,7 @@ class FedRgd(base.Algorithm):
     ' random: each client draws its own, which needs nothing of the data source'
     ' and gives unequal groups.',
     choices=(POSITION, RANDOM),
+    when=lambda fedrgd: fedrgd.has_groups,
   )
   pseudo_labels: str = hparam(
     WEAK_VIEW,
@@ -162,12 +164,6 @@ class FedRgd(base.Algorithm):
     ' labels at the clients).',
     choices=(WEAK_VIEW, EACH_VIEW),
   )
-
-  def without_effect(self) -> dict[str, str]:
-    """Lists fields that change nothing, with the reason."""
-    if self.num_groups > 1:
-      return {}
-    return dict.fromkeys(('mode', 'grouping'), '--fedrgd.num_groups=1')
 
   @property
   def has_groups(self) -> bool:

@@ -67,7 +67,6 @@ TEACHER = 'teacher'
 # Values of hyper-parameters.
 CLOSEST, FARTHEST, STUDENT = 'closest', 'farthest', 'student'
 HOLD, PROBE, ALWAYS_SEND = 'hold', 'probe', 'always_send'
-_SWITCHES = {'labeler': (CLOSEST, FARTHEST)}
 # The two divergences, as uploads and as metrics.
 _DIVERGENCES = ('student_divergence', 'teacher_divergence')
 _MEASURED = 'is_measured'
@@ -306,7 +305,7 @@ class FedSwitch(TsServerEma):
     _LOCAL_EMA_DECAY,
     minimum=0,
     maximum=1,
-    needs={'labeler': (CLOSEST, FARTHEST, TEACHER)},
+    when=lambda fedswitch: fedswitch.labeler != STUDENT,
   )
   labeler: str = hparam(
     CLOSEST,
@@ -324,7 +323,7 @@ class FedSwitch(TsServerEma):
     ' equally many labels of each class.',
     minimum=0,
     maximum=25,
-    needs=_SWITCHES,
+    when=lambda fedswitch: fedswitch.switches,
   )
   student_view: str = hparam(
     'strong',
@@ -349,7 +348,7 @@ class FedSwitch(TsServerEma):
     ' student still labels; always_send: it is sent in each round, as in'
     ' algorithms 1 and 2, which costs what the switch saves.',
     choices=(HOLD, PROBE, ALWAYS_SEND),
-    needs=_SWITCHES,
+    when=lambda fedswitch: fedswitch.switches,
   )
   probe_period: int = hparam(
     20,
@@ -357,7 +356,7 @@ class FedSwitch(TsServerEma):
     ' round.',
     minimum=1,
     maximum=10**6,
-    needs={**_SWITCHES, 'teacher_probe': (PROBE,)},
+    when=lambda own: own.switches and own.teacher_probe == PROBE,
   )
 
   @property

@@ -49,8 +49,6 @@ from tff_fssl.semisup import thresholds
 
 SACR, SAM, NONE = 'sacr', 'sam', 'none'
 PER_ROUND, PER_STEP = 'per_round', 'per_step'
-# What only concerns the second loss has no effect without it.
-_TERM = {'consistency': (SACR, SAM)}
 
 
 def _curve(
@@ -185,7 +183,7 @@ class Fl2(base.Algorithm):
     ' reach confidence_threshold; all; correct: those whose pseudo-label equals'
     ' the hidden label (figure 4; a diagnostic that no deployment can run).',
     choices=('confident', 'all', 'correct'),
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   learning_status_aggregation: bool = hparam(
     True,
@@ -202,27 +200,27 @@ class Fl2(base.Algorithm):
     1.0,
     'w_cs, the weight of the consistency term (table 4).',
     minimum=0,
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   rho: float = hparam(
     0.1,
     'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
     ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
     minimum=0,
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term,
   )
   ascent: str = hparam(
     'asam',
     'Whether eps scales with the weights. asam: it does (paper text and code);'
     ' sam: it does not (eq. 12).',
     choices=('asam', 'sam'),
-    needs=_TERM,
+    when=lambda fl2: fl2.has_term and fl2.rho,
   )
   asam_eta: float = hparam(
     0.01,
     "eta of ASAM, added to |w| (value: the authors' code).",
     minimum=0,
-    needs={**_TERM, 'ascent': ('asam',)},
+    when=lambda fl2: fl2.has_term and fl2.rho and fl2.ascent == 'asam',
   )
   temperature: float = hparam(
     1.0,
@@ -230,7 +228,7 @@ class Fl2(base.Algorithm):
     " authors' code).",
     minimum=0,
     exclusive_minimum=True,
-    needs={'consistency': (SACR,)},
+    when=lambda fl2: fl2.consistency == SACR,
   )
   pseudo_labels: str = hparam(
     PER_ROUND,
@@ -250,14 +248,13 @@ class Fl2(base.Algorithm):
     False,
     'Whether to report the threshold of each class as class_threshold_0,'
     ' class_threshold_1, ...: mean, minimum and maximum over clients.',
-    needs={'adaptive_threshold': (True,)},
+    when=lambda fl2: fl2.adaptive_threshold,
   )
 
-  def without_effect(self) -> dict[str, str]:
-    """Lists fields that change nothing, in addition to those with `needs`."""
-    if self.rho:
-      return {}
-    return dict.fromkeys(('ascent', 'asam_eta'), f'--fl2.rho={self.rho}')
+  @property
+  def has_term(self) -> bool:
+    """Whether there is a second loss term."""
+    return self.consistency != NONE
 
   def unlabeled_stream(self) -> base.Stream:
     """Draws weak views only if each step makes its pseudo-labels."""

@@ -97,7 +97,7 @@ class SemiFl(base.Algorithm):
     " authors' code).",
     minimum=0,
     maximum=1e6,
-    needs={'mixup': (True,)},
+    when=lambda semifl: semifl.mixup,
   )
 
   def streams(self) -> dict[str, base.Stream]:

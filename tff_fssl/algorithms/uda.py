@@ -113,7 +113,7 @@ class Uda(base.Algorithm):
     'Rounds over which that threshold rises.',
     minimum=1,
     maximum=10**7,
-    needs={'tsa': annealing.TSA_SCHEDULES},
+    when=lambda uda: uda.tsa != _NO_TSA,
   )
 
   def unlabeled_loss(

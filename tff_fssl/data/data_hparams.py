@@ -1,10 +1,11 @@
 """Which examples of a data set are used, and how they are read. TF-free."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 import dataclasses
 import math
 import os
 import re
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.data import names
@@ -31,6 +32,11 @@ TEXTS = (
 )
 
 
+def _read(name: str) -> Callable[[Any], bool]:
+  """Builds the predicate of a field that only some data sets read."""
+  return lambda data: name in data.info.uses
+
+
 @dataclasses.dataclass(frozen=True)
 class DataHparams:
   """Flags of how a data set is read, without a prefix."""
@@ -42,23 +48,27 @@ class DataHparams:
     ' which the data set has them, or 32 if their sizes differ.',
     group='Images of folder:, clientdata: and huggingface:, and other splits'
     ' and sizes of TFDS sets',
+    when=_read('image_size'),
   )
   resize: str = hparam(
     'crop',
     'How images get this size. crop: the middle part of that shape, scaled;'
     ' squash: the whole image, without keeping its proportions.',
     choices=('crop', 'squash'),
+    when=_read('resize'),
   )
   color: str = hparam(
     'auto',
     'Channels: rgb; gray; auto: gray if the data set says that its images are,'
     ' else rgb.',
     choices=('auto', 'rgb', 'gray'),
+    when=_read('color'),
   )
   flip: bool = hparam(
     True,
     'Whether views may be mirrored. Set it to false where a mirrored image has'
     ' another meaning, such as text.',
+    when=_read('flip'),
   )
   test_share: float = hparam(
     0.2,
@@ -67,6 +77,7 @@ class DataHparams:
     ' a hash of its content, so adding examples moves no other.',
     minimum=0.001,
     maximum=0.999,
+    when=_read('test_share'),
   )
   max_unreadable: int = hparam(
     0,
@@ -74,21 +85,25 @@ class DataHparams:
     ' default: a damaged file may mean a damaged copy of the folder.',
     minimum=0,
     may_change=True,
+    when=_read('max_unreadable'),
   )
   image_field: str = hparam(
     '',
     'The field of clientdata:PATH, or the column of huggingface:OWNER/NAME,'
     ' with the images; if empty, it is found by its name, such as image.',
+    when=_read('image_field'),
   )
   label_field: str = hparam(
     '',
     'The field or the column of the classes; if empty, it is found by its name,'
     ' such as label.',
+    when=_read('label_field'),
   )
   client_field: str = hparam(
     '',
     'huggingface:OWNER/NAME: the column that says whose each image is, for'
     ' --partition=natural.',
+    when=_read('client_field'),
   )
   split_preset: str = hparam(
     names.OFFICIAL,
@@ -100,16 +115,19 @@ class DataHparams:
     " 2,000); protofssl: ProtoFSSL's, of each class (CIFAR-10: 5,400 / 300 /"
     ' 300; SVHN: 5,400 / 200 / 200; STL-10: 1,000 / 150 / 150).',
     choices=(names.OFFICIAL, *names.SPLIT_PRESETS),
+    when=_read('split_preset'),
   )
   svhn_extra: bool = hparam(
     False,
     'svhn_cropped: also train on its 531,131 extra images.',
+    when=_read('svhn_extra'),
   )
   cache_dir: str = hparam(
     '',
     'Folder of decoded images, which are made once and may be removed at any'
     ' time; if empty, tff_fssl in $XDG_CACHE_HOME or else in ~/.cache.',
     may_change=True,
+    when=_read('cache_dir'),
   )
 
   normalization: str = hparam(
@@ -122,16 +140,19 @@ class DataHparams:
     ' and those for validation.',
     choices=(STANDARD, SCALE, NONE),
     group='What networks see of images and vectors',
+    when=lambda data: data.info.kind != names.TEXTS,
   )
   mean: str = hparam(
     '',
     'Other means, together with --std: of pixels / 255 for each channel, or of'
     ' each number of a vector; one number, or several with commas, such as'
     " 0.4914,0.4822,0.4465 (SemiFL's for CIFAR-10).",
+    when=lambda data: data.has_moments,
   )
   std: str = hparam(
     '',
     "Other deviations, such as 0.2023,0.1994,0.2010 (SemiFL's for CIFAR-10).",
+    when=lambda data: data.has_moments,
   )
   weak_noise: float = hparam(
     0.1,
@@ -141,18 +162,21 @@ class DataHparams:
     minimum=0,
     maximum=1e3,
     group='Vectors (features:PATH)',
+    when=_read('weak_noise'),
   )
   strong_noise: float = hparam(
     0.5,
     'The same for strong views.',
     minimum=0,
     maximum=1e3,
+    when=_read('strong_noise'),
   )
   strong_dropout: float = hparam(
     0.2,
     'Share of the numbers of a strong view that are replaced by their means.',
     minimum=0,
     maximum=1,
+    when=_read('strong_dropout'),
   )
 
   vocabulary_size: int = hparam(
@@ -162,12 +186,14 @@ class DataHparams:
     minimum=256,
     maximum=2**24,
     group='Texts (text:PATH, ag_news)',
+    when=_read('vocabulary_size'),
   )
   max_words: int = hparam(
     64,
     'How many words of a text are used, from its start.',
     minimum=5,
     maximum=4096,
+    when=_read('max_words'),
   )
   weak_deletion: float = hparam(
     0.1,
@@ -175,6 +201,7 @@ class DataHparams:
     ' random deletion).',
     minimum=0,
     maximum=1,
+    when=_read('weak_deletion'),
   )
   strong_replacement: float = hparam(
     0.5,
@@ -183,18 +210,21 @@ class DataHparams:
     ' ours).',
     minimum=0,
     maximum=1,
+    when=_read('strong_replacement'),
   )
   strong_swaps: float = hparam(
     0.1,
     "Share of a strong view's words that change places (value: EDA's code).",
     minimum=0,
     maximum=1,
+    when=_read('strong_swaps'),
   )
   strong_deletion: float = hparam(
     0.1,
     'Share of the words that a strong view lacks.',
     minimum=0,
     maximum=1,
+    when=_read('strong_deletion'),
   )
 
   def __post_init__(self):

@@ -51,7 +51,7 @@ def name_programs(template: str) -> None:
 
 
 def command(program: str) -> str:
-  """The name of a program, such as 'train', in usages and examples."""
+  """Returns the name of a program in usages and examples."""
   return _program_template.format(program)
 
 
@@ -75,7 +75,7 @@ class Command(str):
 
 
 def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
-  """The command that runs a program here, as a shell takes it.
+  """Writes the command that runs a program here, as a shell takes it.
 
   Args:
     program: The program, such as 'train'.
@@ -102,7 +102,7 @@ def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
 
 
 def format_seconds(seconds: float) -> str:
-  """'0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min'."""
+  """Writes '0.42 s', '12.3 s', '3 min 04 s', '2 h 05 min'."""
   if seconds < 10:
     return f'{seconds:.2f} s'
   if seconds < 60:
@@ -114,7 +114,7 @@ def format_seconds(seconds: float) -> str:
 
 
 def format_left(seconds: float) -> str:
-  """'45 s', '12 min', '2 h 05 min', '3 d 4 h': what is left is an estimate."""
+  """Writes an estimate: '45 s', '12 min', '2 h 05 min', '3 d 4 h'."""
   if seconds < 59.5:
     return f'{seconds:.0f} s'
   minutes = round(seconds / 60)
@@ -127,13 +127,13 @@ def format_left(seconds: float) -> str:
 
 
 def format_percent(value: float | str | None) -> str:
-  """'81.2%', or '-' if not known."""
+  """Writes '81.2%', or '-' if not known."""
   number = math.nan if value is None or value == '' else float(value)
   return '-' if math.isnan(number) else f'{100 * number:.1f}%'
 
 
 def _format_loss(value: float) -> str:
-  """'1.234', '0.012', '0.0012': MixMatch's squared errors are small."""
+  """Writes '1.234', '0.012', '0.0012': squared errors are small."""
   return f'{value:.3f}' if value >= 0.01 or not value else f'{value:.2g}'
 
 
@@ -143,7 +143,7 @@ def show(text: str = '', *, flush: bool = False) -> None:
 
 
 def wrapped(text: str) -> list[str]:
-  """Lines of at most 80 columns, but for words and commands that are longer.
+  """Wraps at 80 columns all but words and commands that are longer.
 
   Args:
     text: The text. Its indented lines, which are commands or parts of a table,
@@ -164,7 +164,7 @@ def wrapped(text: str) -> list[str]:
 
 
 def table(rows: Mapping[str, str], indent: int = 2) -> str:
-  """Labels and their texts in two columns, wrapped but for commands."""
+  """Writes labels and texts in two columns, wrapped but for commands."""
   commands = {label for label, v in rows.items() if isinstance(v, Command)}
   rows = {
     files.printable(label): files.printable(text.replace('\n', ' '))
@@ -189,7 +189,7 @@ def table(rows: Mapping[str, str], indent: int = 2) -> str:
 
 
 def figures(report: training_types.RoundReport) -> list[str]:
-  """A round's figures, most important first."""
+  """Writes a round's figures, most important first."""
   if report.metrics.get(_TOO_FEW, 0) and not report.is_bad:
     return ['too few clients: nothing changed']  # By what was not kept.
   parts = []
@@ -212,7 +212,7 @@ def figures(report: training_types.RoundReport) -> list[str]:
 
 
 def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
-  """'test 81.2%', 'val 79.0%'; of clients alone 'test 81.2% (worst 61.0%)'."""
+  """Writes 'test 81.2%'; of clients alone 'test 81.2% (worst 61.0%)'."""
   parts = []
   for split, label in (('test', 'test'), ('validation', 'val')):
     accuracy, worst = (
@@ -228,7 +228,7 @@ def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
 
 
 def round_name(round_num: int, settings: training_types.Settings) -> str:
-  """'round 3/60', or before round 1 'pre-training 2/5'."""
+  """Writes 'round 3/60', or before round 1 'pre-training 2/5'."""
   first, total = settings.first_round, settings.total_rounds
   if first < 1 and round_num < 1:
     return f'pre-training {round_num + 1 - first}/{1 - first}'
@@ -236,7 +236,7 @@ def round_name(round_num: int, settings: training_types.Settings) -> str:
 
 
 def after(round_num: int, settings: training_types.Settings) -> str:
-  """'after round 3', 'after pre-training 2/5', or 'at the start'."""
+  """Writes 'after round 3', 'after pre-training 2/5', or 'at the start'."""
   if round_num < settings.first_round:
     return 'at the start'
   name = round_name(round_num, settings)
@@ -248,7 +248,7 @@ def round_line(
   settings: training_types.Settings,
   seconds_left: float | None = None,
 ) -> str:
-  """One line about a round; figures that do not fit are only in the CSVs.
+  """Writes one line about a round, without figures that do not fit.
 
   Args:
     report: The round.
@@ -396,7 +396,7 @@ class Console:
       bar.refresh()
 
   def _show_postfix(self, bar: tqdm.tqdm) -> None:
-    """What is left; what is done besides training, or the last figures."""
+    """Shows the time left, and the phase or the last figures."""
     left, phase = self.progress.seconds_left(), self.progress.phase
     parts = [] if left is None else [f'{format_left(left)} left']
     if phase in (training_types.EVALUATING, training_types.SAVING):
@@ -425,7 +425,7 @@ def _columns() -> int:
 def summary_rows(
   summary: Mapping[str, Any],
 ) -> dict[str, str]:
-  """The lines of the closing summary, made from `summary.json`."""
+  """Writes the lines of the closing summary, from `summary.json`."""
   rows = {}
   last, best = summary.get('last'), summary.get('best_validation')
   if last:
@@ -447,7 +447,7 @@ def _accuracies(row: Mapping[str, Any]) -> list[str]:
 
 
 def _spread(row: Mapping[str, Any], name: str) -> str:
-  """How an accuracy varies over clients, if each has its own model."""
+  """Writes how an accuracy varies over clients with own models."""
   deviation, worst = (
     row.get(f'{name}_{figure}') for figure in ('deviation', 'worst_decile')
   )

@@ -47,18 +47,18 @@ class Progress:
     self._took: dict[str, float] = {}
 
   def begin(self, done: int, settings: training_types.Settings) -> None:
-    """Training begins after round `done`."""
+    """Notes that training begins after round `done`."""
     self.done, self.settings, self._last = done, settings, self._clock()
 
   def enter(self, phase: str, round_num: int) -> None:
-    """A phase begins, in or after a round."""
+    """Notes that a phase begins, in or after a round."""
     if phase == training_types.ROUND and round_num < 1:
       phase = training_types.PRETRAINING
     self._phase = self._clock(), self._took.get(phase)
     self.phase = phase
 
   def leave(self) -> None:
-    """The phase has ended."""
+    """Notes that the phase has ended."""
     self._took[self.phase] = self._clock() - self._phase[0]
 
   def round_done(self, report: training_types.RoundReport) -> None:
@@ -80,7 +80,7 @@ class Progress:
     self.done, self._last = report.round_num, now
 
   def phase_left(self) -> float | None:
-    """Until the end of the phase, if it takes as long as the last of its kind.
+    """Estimates the rest of the phase by the last of its kind.
 
     Returns:
       The seconds; None if there has been none of its kind.
@@ -91,7 +91,7 @@ class Progress:
     return max(0.0, took - (self._clock() - began))
 
   def seconds_left(self) -> float | None:
-    """Until the end of the rounds, of pre-training in it, or of an export.
+    """Estimates the rest of the rounds, of pre-training, or of an export.
 
     Returns:
       The seconds; None if they are not known yet.

@@ -23,6 +23,7 @@ class ParticipationHparams:
     ' are not named are always available. The run keeps a copy,'
     ' availability.csv (docs/participation.md).',
     group='Participation of clients',
+    when=lambda own: own.trains_clients,
   )
   availability_period: int = hparam(
     0,
@@ -31,6 +32,7 @@ class ParticipationHparams:
     ' after their last row.',
     minimum=0,
     maximum=10**7,
+    when=lambda own: own.trains_clients and own.availability_file,
   )
   dropout_probability: float = hparam(
     0.0,
@@ -38,6 +40,7 @@ class ParticipationHparams:
     ' does not take part.',
     minimum=0,
     maximum=0.999,
+    when=lambda own: own.trains_clients,
   )
   straggler_probability: float = hparam(
     0.0,
@@ -45,6 +48,7 @@ class ParticipationHparams:
     ' one, and sends what it has then.',
     minimum=0,
     maximum=1,
+    when=lambda own: own.trains_clients,
   )
   straggler_least_share: float = hparam(
     0.0,
@@ -52,6 +56,7 @@ class ParticipationHparams:
     ' drawn evenly between this and 1.',
     minimum=0,
     maximum=1,
+    when=lambda own: own.trains_clients and own.straggler_probability,
   )
   overselect: float = hparam(
     0.0,
@@ -60,34 +65,21 @@ class ParticipationHparams:
     ' that report take part. Stragglers report last.',
     minimum=0,
     maximum=100,
+    when=lambda own: own.trains_clients and own.some_report_late,
   )
 
   def __post_init__(self) -> None:
     hparams.validate(self)
 
-  def without_effect(self) -> dict[str, str]:
-    """Fields that change nothing -> the flags that are the reason."""
-    result = {}
-    if not self.availability_file:
-      result['availability_period'] = '--availability_file='
-    if not self.straggler_probability:
-      result['straggler_least_share'] = '--straggler_probability=0.0'
-    if not self._some_report_late:
-      result['overselect'] = (
-        '--dropout_probability=0.0 and --straggler_probability=0.0: all that'
-        ' are drawn report at the same time'
-      )
-    return result
-
   @property
-  def _some_report_late(self) -> bool:
+  def some_report_late(self) -> bool:
     """Whether it makes a difference to draw more clients than are needed."""
     return bool(self.dropout_probability or self.straggler_probability)
 
   @property
   def is_on(self) -> bool:
     """Whether anything differs from cohorts in which all take part fully."""
-    return self._some_report_late or bool(self.availability_file)
+    return self.some_report_late or bool(self.availability_file)
 
   @property
   def may_be_empty(self) -> bool:
@@ -96,7 +88,7 @@ class ParticipationHparams:
 
   def num_drawn(self, clients_per_round: int) -> int:
     """How many clients are drawn for a round, if so many are available."""
-    if not self._some_report_late:
+    if not self.some_report_late:
       return clients_per_round
     # In decimals, as it was written: 1.1 * 10 in binary is more than 11.
     more = fractions.Fraction(repr(self.overselect)) * clients_per_round

@@ -50,7 +50,8 @@ class RoundHparams:
     ' clients.',
     minimum=1,
     maximum=2**20,
-    needs={'scenario': (LABELS_AT_CLIENTS,)},
+    # Episodes need no batches of labelled examples.
+    when=lambda own: own.labels_at_clients and not own.has_episodes,
   )
   client_optimizer: str = hparam(
     'sgd',
@@ -66,32 +67,40 @@ class RoundHparams:
     'Epochs that the server trains on its labels in a round.',
     minimum=1,
     maximum=10_000,
-    needs={'scenario': (LABELS_AT_SERVER,)},
+    when=lambda own: own.scenario == LABELS_AT_SERVER,
   )
   server_batch_size: int = hparam(
     10,
     'Labelled examples in a batch at the server.',
     minimum=1,
     maximum=2**20,
-    needs={'scenario': (LABELS_AT_SERVER,)},
+    when=lambda own: own.scenario == LABELS_AT_SERVER,
   )
   server_learning_rate: float = hparam(
     0.03,
     'Learning rate of the SGD with which the server trains on its labels.',
     minimum=0,
-    needs={'scenario': (LABELS_AT_SERVER,)},
+    when=lambda own: own.scenario == LABELS_AT_SERVER,
   )
   momentum: float = hparam(
-    0.9, 'Momentum of SGD at clients and server.', minimum=0, maximum=1
+    0.9,
+    'Momentum of SGD at clients and server.',
+    minimum=0,
+    maximum=1,
+    when=lambda own: own.uses_sgd,
   )
   server_keeps_momentum: bool = hparam(
     False,
     "Whether the server's SGD keeps its momentum from round to round, as in the"
     " authors' code. If false, it starts at 0 each round. At clients it always"
     ' starts at 0.',
-    needs={'scenario': (LABELS_AT_SERVER,)},
+    when=lambda own: own.scenario == LABELS_AT_SERVER,
   )
-  nesterov: bool = hparam(True, "Whether that momentum is Nesterov's.")
+  nesterov: bool = hparam(
+    True,
+    "Whether that momentum is Nesterov's.",
+    when=lambda own: own.uses_sgd,
+  )
   weight_decay: float = hparam(
     5e-4, 'L2 penalty added to the gradient, after clipping.', minimum=0
   )
@@ -119,7 +128,7 @@ class RoundHparams:
     800,
     'Rounds over which the cosine schedule falls to 0.',
     minimum=1,
-    needs={'learning_rate_schedule': ('cosine',)},
+    when=lambda own: own.learning_rate_schedule == 'cosine',
   )
   num_pretraining_rounds: int = hparam(
     10,
@@ -128,7 +137,7 @@ class RoundHparams:
     ' and 16 for SVHN-250; the paper has none.',
     minimum=0,
     maximum=10**6,
-    needs={'scenario': (LABELS_AT_SERVER,)},
+    when=lambda own: own.scenario == LABELS_AT_SERVER,
   )
   client_weighting: str = hparam(
     'uniform',
@@ -136,6 +145,7 @@ class RoundHparams:
     ' uniform: the same for all; examples: the number of examples that it'
     ' trained on.',
     choices=('uniform', 'examples'),
+    when=lambda own: not own.trains_alone and not own.sets_weights,
   )
   max_client_examples: int = hparam(
     0,
@@ -158,25 +168,28 @@ class RoundHparams:
     ' --availability_file, unless given: 1.',
     minimum=0,
     maximum=10**6,
+    when=lambda own: own.aggregates,
   )
   server_optimizer: str = hparam(
     'sgd',
     'The optimizer that applies the mean update: sgd (FedAvg; with momentum,'
     ' FedAvgM), adam (FedAdam) or yogi (FedYogi).',
     choices=('sgd', 'adam', 'yogi'),
+    when=lambda own: not own.trains_alone,
   )
   server_optimizer_learning_rate: float = hparam(
     1.0,
     'Learning rate of the server optimizer.',
     minimum=0,
     exclusive_minimum=True,
+    when=lambda own: not own.trains_alone,
   )
   server_optimizer_momentum: float = hparam(
     0.5,
     'Momentum of the server optimizer sgd.',
     minimum=0,
     maximum=1,
-    needs={'server_optimizer': ('sgd',)},
+    when=lambda own: not own.trains_alone and own.server_optimizer == 'sgd',
   )
   batch_norm_statistics: str = hparam(
     model_names.POOLED,
@@ -191,7 +204,7 @@ class RoundHparams:
     ' 2,048 mix clients, labelled examples count less). moving_average: the'
     ' moving averages of the clients, aggregated with their updates.',
     choices=model_names.STATISTICS,
-    needs={'norm': model_names.BATCH_NORMS},
+    when=lambda own: own.norm in model_names.BATCH_NORMS,
   )
   statistics_phase: str = hparam(
     OWN,
@@ -200,7 +213,9 @@ class RoundHparams:
     ' of the weights that they were sent, so that clients are needed once, but'
     ' statistics are one update old.',
     choices=(OWN, TRAINING),
-    needs={'norm': (model_names.STATIC_BATCH_NORM,)},
+    when=lambda own: (
+      own.aggregates and own.norm == model_names.STATIC_BATCH_NORM
+    ),
   )
   statistics_batch_size: int = hparam(
     256,
@@ -217,6 +232,7 @@ class RoundHparams:
     ' norm it costs a further pass over the data in each round.',
     minimum=0,
     maximum=1,
+    when=lambda own: not own.trains_alone,
   )
   compute_dtype: str = hparam(
     'float32',
@@ -234,12 +250,10 @@ class RoundHparams:
   def __post_init__(self) -> None:
     hparams.validate(self)
 
-  def without_effect(self) -> dict[str, str]:
-    """Fields of SGD, where nobody uses it -> the flag that is the reason."""
-    if self.client_optimizer == 'sgd' or not self.labels_at_clients:
-      return {}
-    reason = f'--client_optimizer={self.client_optimizer}'
-    return dict.fromkeys(('momentum', 'nesterov'), reason)
+  @property
+  def uses_sgd(self) -> bool:
+    """Whether clients or the server train by SGD."""
+    return not self.labels_at_clients or self.client_optimizer == 'sgd'
 
   @property
   def labels_at_clients(self) -> bool:

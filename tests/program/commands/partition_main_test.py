@@ -80,7 +80,7 @@ def test_compares_and_reads_runs(call, tmp_path):
 @pytest.mark.parametrize(
   'arguments, words',
   [
-    (('a', 'b', 'c'), '3 files were given; give one, or two'),
+    (('a', 'b', 'c'), "'c': give at most 2 names"),
     (('missing.json',), 'missing.json: it does not exist'),
     (('{folder}',), 'partition.json: it does not exist'),
     (('{file}', '--alpha=0.3'), '--alpha: has no effect on a partition'),

@@ -2,15 +2,12 @@
 
 import contextlib
 import csv
-import dataclasses
 import errno
 import os
 import pathlib
-import shlex
 import signal
 import sys
 import time
-import types
 
 import faulty_disk
 import numpy as np
@@ -18,12 +15,9 @@ import pytest
 import tiny_tfds
 
 from tests.program import fakes
-from tff_fssl.algorithms import registry
-from tff_fssl.data import partition_draw
 from tff_fssl.program import console
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
-from tff_fssl.program.configuration import config
 from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
@@ -74,49 +68,6 @@ def test_every_file_of_a_run_that_protects_clients_is_accounted_for(tmp_path):
   hidden = names & output_tree.PRIVATE_FILES.keys()
   assert names - hidden == _PUBLIC
   assert {'partition.json', 'compute.json', 'tensorboard'} <= hidden
-
-
-def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
-  entry = dataclasses.replace(
-    registry.REGISTRY['supervised'],
-    name='paper',
-    # The second has no effect without clients' batch norm.
-    round_defaults={'client_epochs': 3, 'batch_norm_statistics': 'batch_mean'},
-  )
-  monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
-  small = ['--algorithm=paper', *(f for f in _SMALL if 'algorithm' not in f)]
-  for given, shown in ((small, '2'), (small[:-3], '3')):
-    parsed = config.from_command_line(given)
-    task = types.SimpleNamespace(
-      config=parsed,
-      data=types.SimpleNamespace(
-        name='digits',
-        train=[],
-        test=[],
-        example_shape=(8, 8, 1),
-        num_classes=10,
-      ),
-      partition=partition_draw.build_partition(
-        np.arange(1_000) % 10, parsed.partition_settings
-      ),
-      model_fn=lambda: types.SimpleNamespace(trainable_variables=[]),
-    )
-    lines = train_main._banner(task, None, None, None, None).splitlines()
-    (line,) = [line for line in lines if line.startswith('  with ')]
-    assert line.split() == ['with', f'--client_epochs={shown}']
-
-
-def test_parts_that_are_not_reached(capsys):
-  flags = ['--streaming_steps=10', '--streaming_rounds=5', '--total_rounds']
-  for total, words in (
-    (16, '--total_rounds=16: clients have 4 of --streaming_steps=10 parts'),
-    (45, 'have 9 of --streaming_steps=10 parts of their examples; the last'),
-    (46, ''),
-  ):
-    given = config.from_command_line([*flags[:2], f'{flags[2]}={total}'])
-    train_main._warn_of_parts_not_reached(given)
-    said = capsys.readouterr().err
-    assert words in said and len(said.splitlines()) == bool(words)
 
 
 def _files(folder):
@@ -420,34 +371,6 @@ def test_signals_in_the_start_leave_no_folder(
   assert os.listdir(tmp_path) == (['run'] if restart else [])
   assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
   assert signal.getsignal(signal.SIGINT) == signal.default_int_handler
-
-
-def test_the_command_that_resumes_pre_training(tmp_path):
-  tree = output_tree.OutputTree(str(tmp_path / 'a run'))
-  settings = fakes.settings(first_round=-4)
-  command = console.command_line('train', f'--flagfile={tree.flags_file}')
-  os.makedirs(tree.checkpoints)
-  for saved, words in (
-    (None, 'at the start'),
-    (-5, 'at the start'),
-    (-2, 'after pre-training 3/5'),
-    (2, 'after round 2'),
-  ):
-    if saved is not None:
-      pathlib.Path(checkpoint.path_of(tree.checkpoints, saved)).touch()
-    text = train_main._how_to_resume(settings, tree)
-    assert text == f'To continue {words}:\n  {command}'
-
-
-def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
-  file = tmp_path / 'net.py'
-  file.write_text('def build(images, num_classes, norm): pass\n')
-  tree = output_tree.OutputTree('a run')
-  for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
-    given = config.from_command_line(['--dataset=digits', f'--model={model}'])
-    command = train_main._evaluate_command(given, tree)
-    words = shlex.split(console.command_line('evaluate'))
-    assert shlex.split(command) == [*words, 'a run', *more]
 
 
 def test_rounds_without_a_finite_update(tmp_path, capsys):

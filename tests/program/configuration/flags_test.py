@@ -4,13 +4,11 @@ import sys
 
 import pytest
 
-from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
-from tff_fssl.rounds import round_hparams
 
 
 @dataclasses.dataclass(frozen=True)
@@ -138,31 +136,6 @@ def test_flagfile_round_trip(tmp_path):
   assert flags.read_flagfile(path)['rate'] == repr(1 / 3)
 
 
-def test_groups_stand_in_the_order_of_their_fields():
-  @dataclasses.dataclass(frozen=True)
-  class Grouped:
-    a: int = hparam(1, 'About a.')
-    b: int = hparam(2, 'About b.', group='Second')
-    c: int = hparam(3, 'About c.')
-    d: int = hparam(4, 'About d.', group='Third')
-
-  text = usage.help_text('usage', 'about', [flags.Group(Grouped, 'First')])
-  shown = [
-    line.strip()
-    for line in text.splitlines()
-    if line.startswith(('  --', 'Se')) or line in ('First:', 'Third:')
-  ]
-  assert shown[:7] == [
-    'First:', '--a=1', 'Second:', '--b=2', '--c=3', 'Third:', '--d=4'
-  ]  # fmt: skip
-
-
-def test_every_flag_stands_under_a_heading():
-  for group in config.groups():
-    for _, field in group.named_fields()[:1]:
-      assert group.title or field.metadata['group']
-
-
 def test_a_field_without_documentation_is_an_error_of_its_author():
   @dataclasses.dataclass(frozen=True)
   class Bare:
@@ -183,37 +156,9 @@ def test_a_field_without_documentation_is_an_error_of_its_author():
         call()
 
 
-def test_needs_name_flags_and_values_that_exist():
-  groups = config.groups()
-  fields = {name: field for g in groups for name, field in g.named_fields()}
-  seen = 0
-  for group in groups:
-    own = {field.name for _, field in group.named_fields()}
-    for _, field in group.named_fields():
-      for needed, allowed in field.metadata['needs'].items():
-        of = fields[f'{group.prefix if needed in own else ""}{needed}']
-        choices = of.metadata['choices'] or (True, False)
-        assert allowed and set(allowed) < set(choices), field.name
-        seen += 1
-  assert seen > 10
-
-
 def test_no_two_flags_have_one_name():
   names = [n for g in config.groups() for n, _ in g.named_fields()]
   assert len(names) == len(set(names))
-
-
-def test_help_is_complete_and_80_columns_wide():
-  text = usage.help_text('usage', 'about', config.groups())
-  assert max(map(len, text.splitlines())) <= 80
-  for group in config.groups():
-    for name, _ in group.named_fields():
-      assert f'  --{name}=' in text
-  fields = dataclasses.fields(round_hparams.RoundHparams)
-  assert f'--{fields[0].name}={fields[0].default}' in text
-  for entry in registry.REGISTRY.values():
-    if dataclasses.fields(entry.hparams):
-      assert f'--algorithm={entry.name} (' in text
 
 
 def test_help_and_bad_flags_do_not_import_tensorflow():

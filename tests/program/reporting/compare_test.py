@@ -154,22 +154,6 @@ def test_metrics_of_any_unit(tmp_path, capsys, monkeypatch):
   assert _cells(out, 'fl2')[0].count('0.250') == len(metrics.UNITS) - 4
 
 
-def test_what_cannot_be_compared(tmp_path, capsys):
-  assert _compare(capsys)[0] == 2
-  assert _compare(capsys, 'x', '--last_round=-1')[0] == 2
-  assert 'is not a run' in _compare(capsys, str(tmp_path))[2]
-  first = _run(tmp_path / 'a', 'fl2', 0, [0.1], every=2)
-  other = _run(tmp_path / 'b', 'fl2', 1, [0.1], every=3)
-  code, _, err = _compare(capsys, first, other)
-  assert code == 2 and 'no evaluated round in common' in err
-  none = _run(tmp_path / 'c', 'fl2', 2, [0.1])
-  csv_table.CsvTable(output_tree.OutputTree(none).eval_csv).truncate_after(0)
-  assert 'no evaluation yet' in _compare(capsys, first, none)[2]
-  same = _run(tmp_path / 'd', 'fl2', 0, [0.2])
-  code, _, err = _compare(capsys, first, same)
-  assert code == 2 and 'one sample' in err
-
-
 def _record(path, client, authors=None):
   figures = compute.Compute(2e6, client, client, authors, 500.0)
   compute.write(output_tree.OutputTree(path).compute_json, figures)

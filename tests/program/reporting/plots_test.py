@@ -1,9 +1,7 @@
 from matplotlib import figure
 import numpy as np
-import pytest
 
 from tff_fssl import metrics
-from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import plot_main
 from tff_fssl.program.reporting import plots
@@ -30,42 +28,6 @@ def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
   return str(folder)
 
 
-def test_runs_that_differ_by_seed_are_one_group(tmp_path):
-  paths = [
-    _run(tmp_path / 'a', 0, client_threads=1),
-    _run(tmp_path / 'b', 1, offset=0.2, client_threads=2),
-    _run(tmp_path / 'c', 0, 'fixmatch', alpha=0.3),
-    _run(tmp_path / 'd', 0, 'fixmatch', alpha=0.1),
-  ]
-  groups = runs.group_runs([runs.read_run(path) for path in paths])
-  assert [len(group.runs) for group in groups] == [2, 1, 1]
-  assert groups[0].label == 'fl2 (2 seeds)'
-  assert groups[1].label == 'fixmatch alpha=0.3'
-  assert groups[2].label == 'fixmatch'  # Its alpha is the default.
-  rounds, mean, spread = groups[0].curve('test/accuracy')
-  np.testing.assert_array_equal(rounds, [2, 4])
-  np.testing.assert_allclose(mean, [0.3, 0.5])
-  np.testing.assert_allclose(spread, [0.2 / np.sqrt(2)] * 2)
-  rounds, _, _ = groups[0].curve(f'{_TRAIN}/pseudo_label_ratio')
-  np.testing.assert_array_equal(rounds, [2, 3, 4])
-  assert groups[0].curve('unknown') is None
-
-
-def test_an_algorithm_at_its_own_defaults_is_no_variant(tmp_path):
-  own = {'client_batch_size': 10, 'learning_rate_schedule': 'cosine'}
-  paths = [
-    _run(tmp_path / 'a', 0, 'semifl', **own),
-    _run(tmp_path / 'b', 0, 'semifl', **{**own, 'client_batch_size': 32}),
-    _run(tmp_path / 'c', 0, 'fixmatch', client_batch_size=32),
-  ]
-  groups = runs.group_runs([runs.read_run(path) for path in paths])
-  assert [group.label for group in groups] == [
-    'semifl',
-    'semifl client_batch_size=32',
-    'fixmatch',
-  ]
-
-
 def test_no_diagram_is_empty(tmp_path, monkeypatch):
   """Three panels are in two rows: the fourth place stays blank."""
   drawn = []
@@ -78,47 +40,6 @@ def test_no_diagram_is_empty(tmp_path, monkeypatch):
   (group,) = runs.group_runs([runs.read_run(path)])
   assert len(plots.plot([group], str(tmp_path / 'x.png'))) == 3
   assert [a.get_visible() for a in drawn[0].axes] == [True] * 3 + [False]
-
-
-def test_a_flag_that_a_run_does_not_know_is_at_its_default(tmp_path):
-  paths = [
-    _run(tmp_path / 'old', 0),
-    _run(tmp_path / 'new', 1, compute_dtype='float32'),
-    _run(tmp_path / 'other', 0, compute_dtype='bfloat16'),
-  ]
-  groups = runs.group_runs([runs.read_run(path) for path in paths])
-  assert [group.label for group in groups] == [
-    'fl2 (2 seeds)',
-    'fl2 compute_dtype=bfloat16',
-  ]
-
-
-def test_runs_of_different_length_meet_where_all_have_rounds(tmp_path):
-  paths = [_run(tmp_path / 'a', 0, rounds=8), _run(tmp_path / 'b', 1)]
-  (group,) = runs.group_runs([runs.read_run(path) for path in paths])
-  np.testing.assert_array_equal(group.curve('test/accuracy')[0], [2, 4])
-
-
-def test_the_program(tmp_path, capsys):
-  paths = [_run(tmp_path / 'a', 0), _run(tmp_path / 'b', 1, 'fixmatch')]
-  assert main.run(plot_main.plot_main, paths) == 0
-  output = capsys.readouterr().out
-  assert 'Test accuracy' in output and 'Pseudo-labels kept' in output
-  assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
-  assert main.run(plot_main.plot_main, paths[:1]) == 0
-  assert (tmp_path / 'a' / 'report' / 'curves.png').exists()
-  named = tmp_path / 'new' / 'x.png'
-  assert main.run(plot_main.plot_main, [*paths, f'--output={named}']) == 0
-  assert named.exists()
-
-
-def test_what_cannot_be_drawn(tmp_path, capsys):
-  assert main.run(plot_main.plot_main, []) == 2
-  assert main.run(plot_main.plot_main, [str(tmp_path)]) == 2
-  assert 'is not a run' in capsys.readouterr().err
-  empty = _run(tmp_path / 'empty', 0, rounds=0)
-  with pytest.raises(UsageError, match='no round'):
-    runs.read_run(empty)
 
 
 def test_ticks_are_true():

@@ -23,7 +23,7 @@ def test_confusion_and_figures_of_classes(drawn):
   precision, recall, f1, _ = metrics.precision_recall_fscore_support(
     drawn.labels, drawn.classes
   )
-  figures = predictions.of_classes(counts)
+  figures = predictions.class_figures(drawn)
   np.testing.assert_allclose(figures.precision, precision)
   np.testing.assert_allclose(figures.recall, recall)
   np.testing.assert_allclose(figures.f1, f1)
@@ -31,8 +31,9 @@ def test_confusion_and_figures_of_classes(drawn):
 
 
 def test_classes_that_are_not_there():
-  counts = np.array([[3, 0, 0], [1, 0, 0], [0, 0, 0]])
-  figures = predictions.of_classes(counts)
+  labels = np.array([0, 0, 0, 1])
+  probs = np.eye(3)[[0, 0, 0, 0]]
+  figures = predictions.class_figures(predictions.Predictions(labels, probs))
   np.testing.assert_array_equal(figures.recall, [1, 0, np.nan])
   np.testing.assert_array_equal(figures.precision, [0.75, np.nan, np.nan])
   np.testing.assert_array_equal(figures.f1[1:], [0, np.nan])

@@ -66,8 +66,6 @@ SIGMA, PSI = 'sigma', 'psi'
 CLIENTS, PAST = 'clients', 'past'
 ONE_ROUND, INTERVAL = 'one_round', 'interval'
 APPLIED, COUNTED, NONE = 'applied', 'counted', 'none'
-_REMEMBERED = '--fedmatch.remembered_clients=0'
-_OF_PSI = {'decomposition': (True,)}
 
 _TRAVELS = 'What travels (% of one dense model)'
 _METRICS = (
@@ -210,13 +208,14 @@ class FedMatch(base.Algorithm):
     'lambda_i, the weight of the divergence from helpers (lambda_ICCS); 0: no'
     ' inter-client consistency.',
     minimum=0,
+    when=lambda own: own.num_helpers and own.finds_helpers,
   )
   l1_weight: float = hparam(
     1e-5,
     'lambda_L1, of the sum of |psi|: 1e-5 with labels at the server, 1e-4 with'
     ' labels at the clients.',
     minimum=0,
-    needs=_OF_PSI,
+    when=lambda fedmatch: fedmatch.decomposition,
   )
   l2_weight: float = hparam(
     10.0,
@@ -224,7 +223,7 @@ class FedMatch(base.Algorithm):
     ' takes psi the share 2 r lambda_L2 of the way to sigma: with the default'
     ' rate psi becomes a copy of sigma. Above r lambda_L2 = 1 it diverges.',
     minimum=0,
-    needs=_OF_PSI,
+    when=lambda fedmatch: fedmatch.decomposition,
   )
   psi_factor: float = hparam(
     0.2,
@@ -232,7 +231,7 @@ class FedMatch(base.Algorithm):
     ' does not say). Their sum is what a network without psi starts from.',
     minimum=0,
     maximum=1,
-    needs=_OF_PSI,
+    when=lambda fedmatch: fedmatch.decomposition,
   )
   psi_threshold: float = hparam(
     1e-5,
@@ -240,7 +239,7 @@ class FedMatch(base.Algorithm):
     ' server, and where psi is sent (code: 1e-5 with labels at the server, 5e-6'
     ' with labels at the clients).',
     minimum=0,
-    needs=_OF_PSI,
+    when=lambda fedmatch: fedmatch.decomposition,
   )
   decomposition: bool = hparam(
     True,
@@ -252,17 +251,19 @@ class FedMatch(base.Algorithm):
     'Whether evaluation also measures the network with sigma alone and with psi'
     ' alone (figure 6b): sigma/accuracy, psi/accuracy. Statistics of batch norm'
     ' are those of the sum, and wrong for each alone: take --norm=none or gn.',
-    needs=_OF_PSI,
+    when=lambda fedmatch: fedmatch.decomposition,
   )
   agreement: bool = hparam(
     True,
     'Whether helpers vote on pseudo-labels; if false, the local model decides.',
+    when=lambda own: own.num_helpers and own.finds_helpers,
   )
   tie: str = hparam(
     helper_predictions.LOCAL,
     'Which class has a tied vote. local: that of the local model; lowest: the'
     " lowest one, as in the authors' code.",
     choices=(helper_predictions.LOCAL, helper_predictions.LOWEST),
+    when=lambda fedmatch: fedmatch.uses_helpers and fedmatch.agreement,
   )
   num_helpers: int = hparam(
     2,
@@ -270,6 +271,7 @@ class FedMatch(base.Algorithm):
     ' consistency nor agreement has an effect.',
     minimum=0,
     maximum=100,
+    when=lambda own: own.wants_help and own.finds_helpers,
   )
   helpers: str = hparam(
     CLIENTS,
@@ -278,12 +280,14 @@ class FedMatch(base.Algorithm):
     ' all clients get (ours). With --fedmatch.remembered_clients=0 the server'
     ' then needs to know no client.',
     choices=(CLIENTS, PAST),
+    when=lambda fedmatch: fedmatch.num_helpers and fedmatch.wants_help,
   )
   helper_interval: int = hparam(
     10,
     'R_H: helpers are chosen in rounds whose number is a multiple of this.',
     minimum=1,
     maximum=10**6,
+    when=lambda fedmatch: fedmatch.uses_helpers,
   )
   helper_cache: str = hparam(
     ONE_ROUND,
@@ -292,6 +296,7 @@ class FedMatch(base.Algorithm):
     ' (the other way to read the paper), which costs the clients H more sets'
     ' in each round.',
     choices=(ONE_ROUND, INTERVAL),
+    when=lambda fedmatch: fedmatch.uses_helpers,
   )
   deltas: str = hparam(
     APPLIED,
@@ -300,13 +305,14 @@ class FedMatch(base.Algorithm):
     ' the same is counted, but a client gets the whole model, and only its'
     " upload is cut (authors' code); none: whole models.",
     choices=(APPLIED, COUNTED, NONE),
+    when=lambda fedmatch: fedmatch.remembered_clients,
   )
   delta_threshold: float = hparam(
     1e-5,
     'Differences of at most this size are not sent (paper: 1e-5 to 5e-5; code:'
     ' 1e-5 with labels at the server, 5e-5 with labels at the clients).',
     minimum=0,
-    needs={'deltas': (APPLIED, COUNTED)},
+    when=lambda fedmatch: fedmatch.sends_deltas,
   )
   patience: int = hparam(
     5,
@@ -315,9 +321,13 @@ class FedMatch(base.Algorithm):
     ' with labels at the server).',
     minimum=0,
     maximum=10**6,
+    when=lambda fedmatch: fedmatch.remembered_clients,
   )
   patience_factor: float = hparam(
-    3.0, 'By what the learning rate is then divided.', minimum=1
+    3.0,
+    'Factor by which the learning rate is then divided.',
+    minimum=1,
+    when=lambda fedmatch: fedmatch.adapts_rates,
   )
   remembered_clients: int = hparam(
     10**6,
@@ -335,6 +345,7 @@ class FedMatch(base.Algorithm):
     " only its cohort's and their helpers'; auto: files above 200 MB. Results"
     ' are the same. A program of your own must bring what is in files.',
     choices=(upload_cache.AUTO, upload_cache.STATE, upload_cache.FILES),
+    when=lambda fedmatch: fedmatch.uses_clients or fedmatch.sends_deltas,
   )
 
   @property
@@ -347,7 +358,17 @@ class FedMatch(base.Algorithm):
   @property
   def uses_helpers(self) -> bool:
     """Whether clients get helpers."""
-    return self.uses_clients or self.uses_past
+    return self._asks_for_helpers and self.finds_helpers
+
+  @property
+  def wants_help(self) -> bool:
+    """Whether helpers, if there are any, have something to do."""
+    return bool(self.agreement or self.consistency_weight)
+
+  @property
+  def finds_helpers(self) -> bool:
+    """Whether the server has something that can help."""
+    return self.helpers == PAST or bool(self.remembered_clients)
 
   @property
   def uses_clients(self) -> bool:
@@ -365,9 +386,8 @@ class FedMatch(base.Algorithm):
 
   @property
   def _asks_for_helpers(self) -> bool:
-    """Whether helpers, if there are any, have something to do."""
-    used = self.agreement or self.consistency_weight
-    return bool(self.num_helpers and used)
+    """Whether helpers are asked for."""
+    return bool(self.num_helpers) and self.wants_help
 
   @property
   def sends_deltas(self) -> bool:
@@ -388,32 +408,6 @@ class FedMatch(base.Algorithm):
   def adapts_rates(self) -> bool:
     """Whether clients have learning rates of their own."""
     return bool(self.remembered_clients and self.patience)
-
-  def without_effect(self) -> dict[str, str]:
-    """Lists fields that change nothing, with the flag that is the reason."""
-    result: dict[str, str] = {}
-    of_helpers: tuple[str, ...] = ('helper_interval', 'helper_cache', 'tie')
-    if not self.patience:
-      result['patience_factor'] = '--fedmatch.patience=0'
-    if not self.agreement:
-      result['tie'] = '--fedmatch.agreement=false'
-    if not self.num_helpers:
-      why = '--fedmatch.num_helpers=0'
-      of_helpers += ('helpers', 'agreement', 'consistency_weight')
-      result |= dict.fromkeys(of_helpers, why)
-    elif not self.agreement and not self.consistency_weight:
-      why = '--fedmatch.agreement=false --fedmatch.consistency_weight=0'
-      of_helpers += ('helpers', 'num_helpers')
-      result |= dict.fromkeys(of_helpers, why)
-    elif not self.uses_helpers:
-      of_helpers += ('agreement', 'consistency_weight', 'num_helpers')
-      result |= dict.fromkeys(of_helpers, _REMEMBERED)
-    if not self.sends_deltas and not self.uses_clients:
-      result['uploads_in'] = '--fedmatch.deltas=none, without helpers'
-    if not self.remembered_clients:
-      of_clients = ('deltas', 'delta_threshold', 'patience', 'patience_factor')
-      result |= dict.fromkeys((*of_clients, 'uploads_in'), _REMEMBERED)
-    return result
 
   @property
   def set_names(self) -> tuple[str, ...]:

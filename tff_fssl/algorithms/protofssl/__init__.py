@@ -99,7 +99,6 @@ class ProtoFssl(base.Algorithm):
     extra_uploads=('prototypes of the classes that a client has',),
     signals='sends_rows',
     without_signals='prototypes=global',
-    ignores=('client_labeled_batch_size',),
     labels_of_class='least_labels',
   )
   compute = base.Compute(
@@ -159,7 +158,7 @@ class ProtoFssl(base.Algorithm):
     ' global model predicts (section 5). Of a larger cohort, some are drawn.',
     minimum=1,
     maximum=1000,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
   helper_interval: int = hparam(
     1,
@@ -169,7 +168,7 @@ class ProtoFssl(base.Algorithm):
     ' model predicts by the last ones in any case (figures 4b and 5b).',
     minimum=1,
     maximum=10**7,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
   sum_norm: float = hparam(
     1.0,
@@ -178,7 +177,7 @@ class ProtoFssl(base.Algorithm):
     " update clip the update little; clients' shares in the mean are then no"
     ' longer proportional to their examples. 0: they are not scaled.',
     minimum=0,
-    needs={'prototypes': (GLOBAL,)},
+    when=lambda proto: proto.prototypes == GLOBAL,
   )
   support: str = hparam(
     OWN,
@@ -221,7 +220,7 @@ class ProtoFssl(base.Algorithm):
     ' the prototypes that it sends (table 9).',
     minimum=0,
     maximum=1e6,
-    needs={'prototypes': (HELPERS,)},
+    when=lambda proto: proto.prototypes == HELPERS,
   )
 
   def check(self) -> None:

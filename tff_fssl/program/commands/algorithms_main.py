@@ -57,38 +57,23 @@ cross-device   --cross_device: no identities, one phase a round; TFF's
 """
 
 
-def algorithms_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  parsed = usage.parse(argv, _USAGE, _ABOUT, [])
-  if parsed is None:
-    return main_lib.DONE
+@main_lib.command(_USAGE, _ABOUT, main_lib.NoHparams, most=1)
+def algorithms_main(_: main_lib.NoHparams, parsed: flags.ParsedFlags) -> None:
+  """Lists the algorithms, or explains the one that is named."""
   names = parsed.positional
-  if len(names) > 1:
-    raise UsageError(f'{names[1]!r}: give one name only')
   if not names:
     console.show(_overview())
-    return main_lib.DONE
+    return
   if names[0] not in registry.REGISTRY:
     raise UsageError(
       f'{names[0]!r} is not an algorithm; there are'
       f' {", ".join(registry.REGISTRY)}{closest(names[0], registry.REGISTRY)}'
     )
   console.show(_page(registry.REGISTRY[names[0]]))
-  return main_lib.DONE
 
 
 def _refusal(entry: registry.Algorithm, asked: str) -> str:
-  """Why the programs refuse `asked` for an algorithm; '' if they do not."""
+  """Finds why `asked` is refused for an algorithm; '' if it is not."""
   scenarios = entry.capabilities.trains_clients or entry.capabilities.scenarios
   try:
     config_lib.from_command_line(
@@ -105,7 +90,7 @@ def _refusal(entry: registry.Algorithm, asked: str) -> str:
 
 
 def _overview() -> str:
-  """The table of all algorithms, with notes."""
+  """Shows the table of all algorithms, with notes."""
   rows = [['', *_HEADS[0]], ['', *_HEADS[1]]]
   uploads: list[str] = []
   # Reason -> the aggregators that it is about, if any.
@@ -172,7 +157,7 @@ def _wrapped(text: str) -> list[str]:
 
 
 def _page(entry: registry.Algorithm) -> str:
-  """All that there is to know about an algorithm."""
+  """Explains an algorithm: source, flags, files and deployment."""
   group = config_lib.own_group(entry)
   lines = [_docstring(entry.hparams.__module__)]
   lines += usage.group_lines(group)
@@ -193,7 +178,7 @@ def _page(entry: registry.Algorithm) -> str:
 
 
 def _docstring(module: str) -> str:
-  """A module's docstring, read without importing the module."""
+  """Reads a module's docstring without importing the module."""
   loaded = sys.modules.get(module)
   path = getattr(loaded, '__file__', None)
   if path is None:
@@ -206,7 +191,7 @@ def _docstring(module: str) -> str:
 
 
 def _configs(name: str) -> list[str]:
-  """The package's flagfiles for an algorithm."""
+  """Lists the package's flagfiles for an algorithm."""
   default = run_hparams.RunHparams.algorithm
   return [
     path
@@ -216,7 +201,7 @@ def _configs(name: str) -> list[str]:
 
 
 def _client_state(entry: registry.Algorithm) -> str:
-  """Whether the server keeps something of each client."""
+  """Says whether the server keeps something of each client."""
   can = entry.capabilities
   if not can.keeps_client_state(entry.hparams()):
     return 'none is kept from round to round'
@@ -227,7 +212,7 @@ def _client_state(entry: registry.Algorithm) -> str:
 
 
 def _deployment(entry: registry.Algorithm) -> dict[str, str]:
-  """What a deployment must provide, and may add."""
+  """Lists the needs of a deployment and its options."""
   can = entry.capabilities
   rows = {
     'labels': ' or '.join(can.scenarios).replace('_', ' '),
@@ -263,7 +248,7 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
 
 
 def _measured(entry: registry.Algorithm) -> str:
-  """What the steps of a user's algorithm spend: its entry need not say it."""
+  """Measures the steps of a user's algorithm."""
   # They need TensorFlow: not for the package's own algorithms.
   # pylint: disable=import-outside-toplevel
   main_lib.quiet()
@@ -299,7 +284,7 @@ def _measured(entry: registry.Algorithm) -> str:
 
 
 def _compute(entry: registry.Algorithm) -> str:
-  """What clients compute for an example, in forward-equivalents."""
+  """Says what clients compute for an example."""
   if not entry.hparams.__module__.startswith('tff_fssl.'):
     try:
       return _measured(entry)

@@ -31,7 +31,7 @@ _ABOUT_CONFIGS = 'Lists the flagfiles that come with the package.'
 
 
 def main() -> int:
-  """The console script `tff-fssl`.
+  """Runs the console script `tff-fssl`.
 
   A Python file that ends in `sys.exit(cli.main())` is the same command, plus
   the algorithms, models and so on that the file has registered before.

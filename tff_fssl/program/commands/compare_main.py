@@ -1,6 +1,5 @@
 """`programs/compare.py`: compares the results of several runs, as tables."""
 
-from collections.abc import Sequence
 import dataclasses
 import os
 
@@ -10,7 +9,8 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import runs as runs_lib
 
 _USAGE = 'programs/compare.py RUN RUN [RUN ...] [--last_round=N]'
 _ABOUT = (
@@ -39,30 +39,9 @@ class CompareHparams:
     hparams.validate(self)
 
 
-def compare_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(CompareHparams, 'Flags')]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(CompareHparams)
-  if not parsed.positional:
-    raise UsageError('no run was given; give two folders or more')
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.reporting import compare
-  from tff_fssl.program.reporting import runs as runs_lib
-
+@main_lib.command(_USAGE, _ABOUT, CompareHparams, missing=runs_lib.NO_RUN)
+def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
+  """Compares runs over seeds, as tables."""
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(
     runs_lib.read_all(paths, main_lib.warn, compare.TEST_ACCURACY)
@@ -79,4 +58,3 @@ def compare_main(argv: Sequence[str]) -> int:
     f'Rounds up to {last_round}; mean ± standard deviation over runs.\n'
   )
   console.show(compare.markdown(compare.tables(run_groups, last_round)))
-  return main_lib.DONE

@@ -17,7 +17,6 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
 
 _USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
@@ -40,9 +39,7 @@ _NAME_WIDTH, _MAX_VALUES = 40, 4
 class DataFlags:
   """Flags of `programs/data.py`, besides those of how data are read."""
 
-  data_dir: str = hparam(
-    '', "The data's folder, as for training.", group='Flags'
-  )
+  data_dir: str = hparam('', "The data's folder, as for training.")
   remove_caches: bool = hparam(
     False,
     'Instead, list the decoded images in --cache_dir, with their sizes, and'
@@ -54,28 +51,17 @@ class DataFlags:
     hparams.validate(self)
 
 
-def data_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(DataFlags), flags.Group(data_hparams.DataHparams)]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  own = parsed.build(DataFlags)
-  data_dir = own.data_dir
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  DataFlags,
+  more=lambda: [flags.Group(data_hparams.DataHparams)],
+  most=1,
+)
+def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
+  """Lists the data sets, or looks one over."""
+  data_dir, given = own.data_dir, parsed.positional
   settings = parsed.build(data_hparams.DataHparams)
-  given = parsed.positional
-  if len(given) > 1:
-    raise UsageError(f'{given[1]!r}: give one name only')
   if own.remove_caches:
     if given:
       raise UsageError(
@@ -130,7 +116,7 @@ def _remove_caches(folder: str) -> None:
 
 
 def _overview(data_dir: str) -> str:
-  """What data sets there are."""
+  """Lists the data sets."""
   from tff_fssl.data import text_files  # pylint: disable=C0415
   from tff_fssl.data import tfds_sets  # pylint: disable=C0415
 
@@ -365,14 +351,14 @@ _BY_PREFIX = {
 
 
 def _numbered(num_train: int) -> Callable[[int], str]:
-  """What images without names are called."""
+  """Names images by their numbers."""
   return lambda i: (
     f'test {i - num_train}' if i >= num_train else f'training {i}'
   )
 
 
 def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
-  """What is wrong with a loaded data set."""
+  """Finds the problems of a loaded data set."""
   from tff_fssl.data import inspection  # pylint: disable=C0415
 
   images = data.train.x, data.test.x

@@ -9,17 +9,23 @@ read standard output has closed it (nothing is printed about it); 143 SIGTERM
 import codecs
 from collections.abc import Callable, Sequence
 import contextlib
+import dataclasses
+import functools
 import logging
 import os
 import signal
 import sys
 import textwrap
+from typing import Any
 import warnings
 
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
+from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import idle
+from tff_fssl.program.configuration import usage
 
 _REPLACING = 'tff_fssl.readable'
 _COMMAND = '\n  '
@@ -68,6 +74,73 @@ def run(
     return INTERRUPTED
 
 
+def command(
+  usage_line: str,
+  about: str,
+  own: type[Any],
+  *,
+  more: Callable[[], Sequence[flags.Group]] = tuple,
+  shown: Callable[[], Sequence[flags.Group]] | None = None,
+  missing: str = '',
+  most: int | None = None,
+) -> Callable[
+  [Callable[[Any, flags.ParsedFlags], int | None]],
+  Callable[[Sequence[str]], int],
+]:
+  """Makes a program of a function: it parses, prints the help and checks.
+
+  Args:
+    usage_line: How the program is called; see `usage.help_text`.
+    about: What the program does; see `usage.help_text`.
+    own: The dataclass of the program's own flags.
+    more: Returns the other flags that exist.
+    shown: Returns the other flags that `--help` shows, if not all of `more`.
+    missing: The error if there is no argument that is not a flag; '': such an
+      argument is not needed.
+    most: The most arguments that are not flags; None: any number.
+
+  Returns:
+    A decorator. The function takes an instance of `own` and all flags; it
+    returns the exit code, or None for `DONE`. The program takes the arguments
+    and raises `UsageError` for a user's mistake.
+  """
+
+  def decorate(
+    function: Callable[[Any, flags.ParsedFlags], int | None],
+  ) -> Callable[[Sequence[str]], int]:
+    @functools.wraps(function)
+    def program(argv: Sequence[str]) -> int:
+      groups = [flags.Group(own, 'Flags')] if dataclasses.fields(own) else []
+      in_help = None if shown is None else [*groups, *shown()]
+      parsed = usage.parse(argv, usage_line, about, [*groups, *more()], in_help)
+      if parsed is None:
+        return DONE
+      settings, given = parsed.build(own), parsed.positional
+      parsed.refuse(idle.find_idle(settings))
+      if missing and not given:
+        raise UsageError(missing)
+      if most is not None and len(given) > most:
+        allowed = 'one name only' if most == 1 else f'at most {most} names'
+        raise UsageError(f'{given[most]!r}: give {allowed}')
+      code = function(settings, parsed)
+      return DONE if code is None else code
+
+    return program
+
+  return decorate
+
+
+def check_output(flag: str, path: str) -> None:
+  """Refuses a folder where a file is to be written; raises `UsageError`."""
+  if os.path.isdir(path):
+    raise UsageError(f'--{flag}={path}: is a folder; give the name of a file')
+
+
+@dataclasses.dataclass(frozen=True)
+class NoHparams:
+  """The flags of a program that has none of its own."""
+
+
 def complain(message: str) -> None:
   """Prints an error: wrapped on a terminal, as one line elsewhere.
 
@@ -75,17 +148,17 @@ def complain(message: str) -> None:
     message: What is wrong. Commands in it are at its end, each after a line
       feed and two spaces.
   """
-  text = f'error: {_as_line(message)}'
+  text = f'error: {_join_lines(message)}'
   if sys.stderr.isatty():
     # Commands, which are on lines of their own, stay in one piece.
     first, *commands = message.split(_COMMAND)
     lines = textwrap.wrap(
-      f'error: {_as_line(first)}',
+      f'error: {_join_lines(first)}',
       console.WIDTH,
       break_long_words=False,
       break_on_hyphens=False,
     )
-    text = '\n'.join([*lines, *(f'  {_as_line(one)}' for one in commands)])
+    text = '\n'.join([*lines, *(f'  {_join_lines(one)}' for one in commands)])
   with contextlib.suppress(OSError):
     print(text, file=sys.stderr, flush=True)
 
@@ -93,11 +166,11 @@ def complain(message: str) -> None:
 def warn(message: str) -> None:
   """Prints a warning on standard error, in one line."""
   with contextlib.suppress(OSError):
-    print(f'warning: {_as_line(message)}', file=sys.stderr, flush=True)
+    print(f'warning: {_join_lines(message)}', file=sys.stderr, flush=True)
 
 
-def _as_line(message: str) -> str:
-  """A message as one line."""
+def _join_lines(message: str) -> str:
+  """Joins a message to one line."""
   return files.printable(' '.join(message.split(_COMMAND)))
 
 

@@ -15,9 +15,11 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
+from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import papers
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import paper_runs
+from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
 _USAGE = 'programs/papers.py COMMAND [ROW|PATTERN] [--FLAG=VALUE ...]'
@@ -74,12 +76,12 @@ class PapersHparams:
 
   @property
   def hours(self) -> float | None:
-    """The hours of `budget`, if it is of hours."""
+    """Returns the hours of `budget`, if it is in hours."""
     match = _BUDGET.fullmatch(self.budget)
     return float(match[2]) if match and match[2] else None
 
   def rounds(self, row: papers.Row) -> int:
-    """The rounds of `budget`, unless it is of hours; raises `UsageError`."""
+    """Returns the rounds of `budget`, unless it is in hours."""
     total = row.flags['total_rounds']
     match = _BUDGET.fullmatch(self.budget)
     if not match or not match[1]:
@@ -92,7 +94,7 @@ class PapersHparams:
     return int(match[1])
 
   def more(self) -> dict[str, Any]:
-    """The flags that a run takes from these."""
+    """Returns the flags that a run takes from these."""
     places = {'data_dir': self.data_dir, 'cache_dir': self.cache_dir}
     more = {**{n: v for n, v in places.items() if v}, 'seed': self.seed}
     if self.compute_dtype != papers.FLOAT32:
@@ -100,7 +102,7 @@ class PapersHparams:
     return more
 
   def folder(self, row: papers.Row) -> str:
-    """The folder of the row's run."""
+    """Returns the folder of the row's run."""
     return row.folder(self.runs_dir, self.budget, self.seed, self.compute_dtype)
 
 
@@ -119,45 +121,37 @@ class Duration:
   evaluation: float
 
 
-def papers_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(PapersHparams, 'Flags')]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(PapersHparams)
+@main_lib.command(_USAGE, _ABOUT, PapersHparams)
+def papers_main(
+  settings: PapersHparams, parsed: flags.ParsedFlags
+) -> int | None:
+  """Lists, times, runs and compares the rows of the papers' tables."""
   command, name = _command(parsed.positional)
-  if command == 'list':
-    console.show(
-      '\n'.join(_listed(papers.matching(name)) if name else _overview())
-    )
-  elif command == 'compare':
-    console.show('\n'.join(_compared(name, settings)))
-  elif command == 'show':
-    console.show(_shown(papers.find(name), settings))
+  if command in ('list', 'compare'):
+    if command == 'compare':
+      lines = paper_runs.compare_rows(name, settings.runs_dir, main_lib.warn)
+    elif name:
+      lines = paper_runs.list_rows(papers.matching(name))
+    else:
+      lines = paper_runs.overview()
+    console.show('\n'.join(lines))
+    return None
+  row = papers.find(name)
+  if command == 'run':
+    return _run(row, settings)
+  if command == 'show':
+    text = paper_runs.describe(row, settings.runs_dir, main_lib.warn)
   elif command == 'flags':
-    console.show(_flagfile(papers.find(name), settings))
-  elif command == 'command':
-    console.show(_train_command(papers.find(name), settings))
-  elif command == 'hours':
-    console.show(_hours(papers.find(name), settings))
+    more = {**settings.more(), 'total_rounds': _known_rounds(row, settings)}
+    text = paper_runs.write_flagfile(row, more)
   else:
-    return _run(papers.find(name), settings)
-  return main_lib.DONE
+    text = (_train_command if command == 'command' else _hours)(row, settings)
+  console.show(text)
+  return None
 
 
 def _command(given: Sequence[str]) -> tuple[str, str]:
-  """(command, row or pattern, perhaps ''); raises `UsageError`."""
+  """Splits the arguments into (command, row or pattern)."""
   allowed = f'{", ".join(_COMMANDS)} (--help explains them)'
   if not given:
     raise UsageError(f'no command was given; give one of {allowed}')
@@ -175,139 +169,15 @@ def _command(given: Sequence[str]) -> tuple[str, str]:
   return command, names[0] if names else ''
 
 
-def _overview() -> list[str]:
-  """All tables."""
-  tables: dict[str, list[papers.Row]] = {}
-  for row in papers.rows().values():
-    tables.setdefault(row.table, []).append(row)
-  width = max(map(len, tables))
-  counts = {
-    f'{name:{width}}  {len(rows):2}': rows[0].title
-    + (f' ({without} cannot be run)' if (without := _without(rows)) else '')
-    for name, rows in tables.items()
-  }
-  program = console.command('papers')
-  return [
-    'Tables and figures, with the number of their rows:',
-    console.table(counts),
-    '',
-    f"{program} list PATTERN lists rows ('*': all),",
-    f'{program} show ROW explains one.',
-  ]
-
-
-def _without(rows: Sequence[papers.Row]) -> int:
-  return sum(bool(row.why) for row in rows)
-
-
-def _listed(rows: Sequence[papers.Row]) -> list[str]:
-  """A line for each row: its name, its figure, and whether it can be run."""
-  width = max(len(row.name) for row in rows)
-  lines = [
-    f'{row.name:{width}}  {row.short_figure:>11}{_mark(row)}' for row in rows
-  ]
-  notes = []
-  if _without(rows):
-    notes.append('no: cannot be run; `show` says why.')
-  if any(row.needs for row in rows):
-    notes.append('data: needs data that no program fetches; `show` says which.')
-  return [*lines, *([''] if notes else []), *notes]
-
-
-def _mark(row: papers.Row) -> str:
-  if row.why:
-    return '  no'
-  return '  data' if row.needs else ''
-
-
-def _reported(row: papers.Row) -> str:
-  """What the paper says, in words."""
-  if row.printed == papers.CURVE:
-    return 'a curve, no figure'
-  if row.printed == papers.UNKNOWN:
-    return 'not known to us'
-  short = row.short_figure
-  words = [f'{short} %{row.printed.removeprefix(short)}']
-  if row.spread:
-    words.append(f'in parentheses: {row.spread}')
-  if row.reported == papers.BEST_VALIDATION:
-    words.append('of the round with the best validation accuracy')
-  return '; '.join(words)
-
-
-def _about(row: papers.Row) -> dict[str, str]:
-  """What there is to know about a row, apart from its flags."""
-  return {
-    'of': row.title,
-    'paper': _reported(row),
-    **({'cannot be run': row.why} if row.why else {}),
-    **({'needs': row.needs} if row.needs else {}),
-    **({'differs': '; '.join(row.differs)} if row.differs else {}),
-  }
-
-
-def _shown(row: papers.Row, settings: PapersHparams) -> str:
-  """A row: the paper, its flags, what has been run."""
-  arguments = ' '.join(_arguments(row, {}))
-  lines = [row.name, console.table({**_about(row), 'flags': arguments})]
-  if not row.why:
-    lines += _results(row, settings.runs_dir)
-  return '\n'.join(lines)
-
-
-def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
-  """The row's flags: those that have an effect, as far as that is known."""
-  try:
-    return row.arguments(more)
-  except UsageError:  # Its data are not there, or it cannot be run.
-    values = {**row.flags, **more}
-    return flags.to_flagfile(values).splitlines()
-
-
-def _results(row: papers.Row, runs_dir: str) -> list[str]:
-  """A line for each budget with which the row has been run."""
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.program.reporting import paper_runs  # pylint: disable=C0415
-
-  found = paper_runs.results(runs_dir, row, main_lib.warn)
-  return [f'  {result.label:17}{result.text}' for result in found]
-
-
-def _compared(pattern: str, settings: PapersHparams) -> list[str]:
-  """The paper beside what has been run."""
-  lines = []
-  for row in papers.matching(pattern or '*'):
-    # Most rows have not been run: not worth a look.
-    if not os.path.isdir(os.path.join(settings.runs_dir, row.name)):
-      continue
-    if found := _results(row, settings.runs_dir):
-      figure = row.short_figure + (' %' if row.figure else '')
-      lines += [row.name, f'  {"paper":17}{figure}', *found]
-  if not lines:
-    raise UsageError(
-      f'nothing has been run of {pattern or "any row"} in --runs_dir='
-      f'{settings.runs_dir}; {console.command("papers")} run ROW runs a row'
-    )
-  return lines
-
-
-def _flagfile(row: papers.Row, settings: PapersHparams) -> str:
-  """The flagfile of a row, with what is to be known about it."""
-  rounds = _known_rounds(row, settings)
-  arguments = _arguments(row, {**settings.more(), 'total_rounds': rounds})
-  about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]
-  return '\n'.join([*flags.comments(about), *arguments])
-
-
 def _train_command(row: papers.Row, settings: PapersHparams) -> str:
-  """The command that trains as the row says."""
+  """Makes the command that trains as the row says."""
   rounds = _known_rounds(row, settings)
   arguments = row.arguments(_run_flags(row, settings, rounds))
   return console.command_line('train', *arguments)
 
 
 def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
-  """The rounds of a budget that is not of hours; raises `UsageError`."""
+  """Returns the rounds of a budget, unless it is in hours."""
   if settings.hours is not None:
     raise UsageError(
       f'--budget={settings.budget}: only `run` measures how many rounds that'
@@ -319,7 +189,7 @@ def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
 def _run_flags(
   row: papers.Row, settings: PapersHparams, rounds: int
 ) -> dict[str, Any]:
-  """The flags of the row's run beside the row's own."""
+  """Returns the flags of a row's run that are not the row's."""
   return {
     **settings.more(),
     'total_rounds': rounds,
@@ -329,8 +199,6 @@ def _run_flags(
 
 def _run(row: papers.Row, settings: PapersHparams) -> int:
   """Trains as the row says, or continues; returns the exit code."""
-  from tff_fssl.program.commands import train_main  # pylint: disable=C0415
-
   rounds = settings.rounds(row)
   tree = output_tree.OutputTree(settings.folder(row))
   if settings.hours is not None:
@@ -345,7 +213,7 @@ def _run(row: papers.Row, settings: PapersHparams) -> int:
 def _rounds_within(
   row: papers.Row, settings: PapersHparams, hours: float
 ) -> int:
-  """The rounds that fit into some hours, at most the paper's."""
+  """Counts the rounds that fit into hours, at most the paper's."""
   console.show('Measuring two rounds ...', flush=True)
   config, duration = row.config(settings.more()), _measure(row, settings)
   rounds = math.floor(
@@ -361,7 +229,7 @@ def _rounds_within(
 
 
 def _hours(row: papers.Row, settings: PapersHparams) -> str:
-  """How long the row takes on this machine."""
+  """Measures the time that the row takes on this machine."""
   rounds, config = _known_rounds(row, settings), row.config(settings.more())
   duration = _measure(row, settings)
   pretraining = 1 - config.first_round
@@ -384,10 +252,6 @@ def _hours(row: papers.Row, settings: PapersHparams) -> str:
 
 def _measure(row: papers.Row, settings: PapersHparams) -> Duration:
   """Runs two rounds in a folder that is then removed."""
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.commands import train_main
-  from tff_fssl.program.storage import csv_table
-
   pretraining = 1 - row.config(settings.more()).first_round
   with tempfile.TemporaryDirectory(prefix='tff_fssl_') as folder:
     tree = output_tree.OutputTree(os.path.join(folder, 'run'))

@@ -3,21 +3,24 @@
 It needs neither a model nor TensorFlow Federated.
 """
 
-from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
 
 from tff_fssl import durable
 from tff_fssl import hparams
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_plot
 from tff_fssl.data import partition_settings
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.loop import run_data
+from tff_fssl.program.reporting import partitions
 from tff_fssl.program.storage import output_tree
 
 _USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
@@ -47,40 +50,28 @@ class PartitionHparams:
     hparams.validate(self)
 
 
-def partition_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  own = flags.Group(PartitionHparams, 'Flags')
-  groups = [own, *config_lib.groups()]
-  shown = [own, _drawing_group()]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups, shown)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(PartitionHparams)
-  if len(parsed.positional) > 2:
-    raise UsageError(
-      f'{len(parsed.positional)} files were given; give one, or two to compare'
-    )
-  for path in (settings.output, settings.plot):
-    _check_output(path)
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  PartitionHparams,
+  more=config_lib.groups,
+  shown=lambda: [_drawing_group()],
+  most=2,
+)
+def partition_main(
+  settings: PartitionHparams, parsed: flags.ParsedFlags
+) -> None:
+  """Draws, describes or compares who holds which examples."""
+  main_lib.check_output('output', settings.output)
+  main_lib.check_output('plot', settings.plot)
   if parsed.positional:
     _describe_files(parsed, settings)
   else:
     _draw(parsed, settings)
-  return main_lib.DONE
 
 
 def _drawing_group() -> flags.Group:
-  """The flags of training that decide the partition, for `--help`."""
+  """Collects the flags that decide the partition, for `--help`."""
   settings = dataclasses.fields(partition_settings.PartitionSettings)
   shown = {*_DATA, *(field.name for field in settings)}
   kept: list[Any] = [
@@ -99,12 +90,6 @@ def _drawing_group() -> flags.Group:
   return flags.Group(hparams_of_data, 'As for training')
 
 
-def _check_output(path: str) -> None:
-  """Refuses a folder before the work is done; raises `UsageError`."""
-  if os.path.isdir(path):
-    raise UsageError(f'{path}: is a folder; give the name of a file')
-
-
 def _describe_files(
   parsed: flags.ParsedFlags, settings: PartitionHparams
 ) -> None:
@@ -116,11 +101,6 @@ def _describe_files(
     raise UsageError(
       f'--{typed[0]}: has no effect on {what} from a file; leave it out'
     )
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.data import partition as partition_lib
-  from tff_fssl.program.reporting import partitions
-
   found = []
   for path in map(os.path.normpath, parsed.positional):
     file = path
@@ -146,11 +126,6 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
     parsed = dataclasses.replace(parsed, values=values)
   config = config_lib.from_flags(parsed)
   main_lib.quiet(config.run.verbose)
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.data import sources
-  from tff_fssl.program.loop import run_data
-  from tff_fssl.program.reporting import partitions
-
   data = sources.load_found(config.info, config.run.data_dir or None)
   partition = run_data.load_partition(config, data)
   rows = {'data set': data.name, **partitions.describe(partition)}
@@ -164,8 +139,6 @@ def _plot(partition: Any, settings: PartitionHparams) -> dict[str, str]:
   """Draws a PNG file, if one is wanted; the row that says so."""
   if not settings.plot:
     return {}
-  from tff_fssl.data import partition_plot  # pylint: disable=C0415
-
   durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
   partition_plot.plot(partition, settings.plot)
   return {'drawn': settings.plot}

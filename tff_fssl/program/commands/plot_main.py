@@ -1,17 +1,16 @@
 """`programs/plot.py`: draws curves of one or several runs as a PNG."""
 
-from collections.abc import Sequence
 import dataclasses
 import os
 
 from tff_fssl import durable
 from tff_fssl import hparams
-from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import plots
+from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import output_tree
 
 _USAGE = (
@@ -46,30 +45,9 @@ class PlotHparams:
     hparams.validate(self)
 
 
-def plot_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(PlotHparams, 'Flags')]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(PlotHparams)
-  if not parsed.positional:
-    raise UsageError('no run was given; give one folder or more')
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.reporting import plots
-  from tff_fssl.program.reporting import runs as runs_lib
-
+@main_lib.command(_USAGE, _ABOUT, PlotHparams, missing=runs_lib.NO_RUN)
+def plot_main(settings: PlotHparams, parsed: flags.ParsedFlags) -> None:
+  """Draws the curves of runs."""
   paths = [os.path.normpath(path) for path in parsed.positional]
   runs = runs_lib.read_all(paths, main_lib.warn)
   paths = [run.path for run in runs]
@@ -77,4 +55,3 @@ def plot_main(argv: Sequence[str]) -> int:
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
   titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
   console.show(f'{output}: {", ".join(titles)}')
-  return main_lib.DONE

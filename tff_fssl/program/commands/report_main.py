@@ -1,6 +1,5 @@
 """`programs/report.py`: reports on runs, as one HTML page."""
 
-from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
@@ -10,10 +9,11 @@ from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
-from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.loop import evaluation
+from tff_fssl.program.reporting import report
+from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import output_tree
 
 _USAGE = 'programs/report.py RUN [RUN ...] [--output=FILE] [--noevaluate]'
@@ -45,57 +45,31 @@ class ReportHparams:
   data_dir: str = hparam(
     '',
     "The data's folder, as for train; if empty, the run's own setting.",
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   cache_dir: str = hparam(
     '',
     "Folder of decoded images; if empty, the run's own setting.",
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   run_model_file: bool = hparam(
     False,
     "Run the Python file that a run's --model=FILE.py:function names. Only for"
     ' runs of your own: the flags that name it come with the folder.',
-    needs={'evaluate': (True,)},
+    when=lambda report: report.evaluate,
   )
   verbose: bool = hparam(
-    False, "Show TensorFlow's messages.", needs={'evaluate': (True,)}
+    False, "Show TensorFlow's messages.", when=lambda report: report.evaluate
   )
 
   def __post_init__(self):
     hparams.validate(self)
 
 
-def report_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(ReportHparams, 'Flags')]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(ReportHparams)
-  values = dataclasses.asdict(settings)
-  parsed.refuse(hparams.without_effect(ReportHparams, values))
-  if not parsed.positional:
-    raise UsageError('no run was given; give one folder or more')
-  if os.path.isdir(settings.output):
-    raise UsageError(
-      f'--output={settings.output}: is a folder; give the name of a file'
-    )
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.reporting import report
-  from tff_fssl.program.reporting import runs as runs_lib
-
+@main_lib.command(_USAGE, _ABOUT, ReportHparams, missing=runs_lib.NO_RUN)
+def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
+  """Reports on runs, as one HTML page."""
+  main_lib.check_output('output', settings.output)
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(runs_lib.read_all(paths, main_lib.warn))
   models = []
@@ -109,25 +83,17 @@ def report_main(argv: Sequence[str]) -> int:
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
   durable.write_file(output, [content])
   console.show(output)
-  return main_lib.DONE
 
 
 def _look_over(path: str, settings: ReportHparams) -> Any:
-  """What is found out about the last model of a run, or why nothing is."""
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.program.reporting import report
-
+  """Examines the last model of a run, or says why it cannot."""
   try:
-    loaded = evaluate_main.load_run(
+    loaded = evaluation.load_run(
       path,
-      evaluate_main.EvaluateHparams(
-        data_dir=settings.data_dir,
-        cache_dir=settings.cache_dir,
-        run_model_file=settings.run_model_file,
-      ),
+      hparams.build_from(settings, evaluation.EvaluateHparams),
       'report',
     )
-    from tff_fssl.program.loop import inspection
+    from tff_fssl.program.loop import inspection  # pylint: disable=C0415
 
     figures = inspection.look_over(
       loaded.name,
@@ -144,6 +110,6 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
 
 
 def _recorded(path: str) -> str:
-  """The file of a run's partition; '' if there is none."""
+  """Returns the file of a run's partition; '' if there is none."""
   recorded = output_tree.OutputTree(path).partition_json
   return recorded if os.path.lexists(recorded) else ''

@@ -1,6 +1,7 @@
 """`programs/runs.py`: lists runs and how they are going."""
 
 from collections.abc import Sequence
+import contextlib
 import dataclasses
 import json
 import os
@@ -14,7 +15,7 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import status
 
 _USAGE = 'programs/runs.py [FOLDER ...] [--watch=SECONDS] [--json]'
 _ABOUT = (
@@ -48,55 +49,34 @@ class RunsHparams:
   json: bool = hparam(
     False,
     'One JSON array, with all that is known of each run.',
-    needs={'watch': (0.0,)},
+    when=lambda runs: not runs.watch,
   )
 
   def __post_init__(self):
     hparams.validate(self)
 
 
-def runs_main(argv: Sequence[str]) -> int:
-  """The program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  groups = [flags.Group(RunsHparams, 'Flags')]
-  parsed = usage.parse(argv, _USAGE, _ABOUT, groups)
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(RunsHparams)
-  values = dataclasses.asdict(settings)
-  parsed.refuse(hparams.without_effect(RunsHparams, values))
+@main_lib.command(_USAGE, _ABOUT, RunsHparams)
+def runs_main(settings: RunsHparams, parsed: flags.ParsedFlags) -> None:
+  """Lists runs and how they are going."""
   folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
   if not settings.watch:
     text, warnings = _listing(folders, settings.json)
     console.show(text)
     for warning in warnings:
       main_lib.warn(warning)
-    return main_lib.DONE
-  try:
+    return
+  with contextlib.suppress(KeyboardInterrupt):
     while True:
       text, warnings = _listing(folders)
       _show([*text.splitlines(), *(f'warning: {w}' for w in warnings)])
       time.sleep(settings.watch)
-  except KeyboardInterrupt:
-    return main_lib.DONE
 
 
 def _listing(
   folders: Sequence[str], as_json: bool = False
 ) -> tuple[str, list[str]]:
-  """(what is printed, warnings)."""
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.program.reporting import status  # pylint: disable=C0415
-
+  """Lists runs: (text, warnings)."""
   statuses: list[status.Status] = []
   warnings: list[str] = []
   for path in status.find(folders, warnings.append):

@@ -1,7 +1,6 @@
 """Refuses configurations that make no sense. TensorFlow-free."""
 
 import importlib.util
-from typing import TYPE_CHECKING
 
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
@@ -9,16 +8,14 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
+from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
-
-if TYPE_CHECKING:
-  from tff_fssl.program.configuration import config as config_lib
 
 _CLIENTS = data_names.LABELS_AT_CLIENTS
 
 
-def check(config: 'config_lib.Config') -> None:
+def check(config: run_config.Config) -> None:
   """Refuses combinations of values that make no sense.
 
   Args:
@@ -89,7 +86,7 @@ def check(config: 'config_lib.Config') -> None:
     _check_cross_device(config)
 
 
-def _check_runtime(run: 'config_lib.RunHparams') -> None:
+def _check_runtime(run: run_hparams_lib.RunHparams) -> None:
   """Refuses what a runtime cannot do; raises `UsageError`."""
   in_process = run.runtime == 'in_process'
   if run.profile and not in_process:
@@ -116,7 +113,7 @@ def _check_runtime(run: 'config_lib.RunHparams') -> None:
       )
 
 
-def _check_trackers(run: 'config_lib.RunHparams') -> None:
+def _check_trackers(run: run_hparams_lib.RunHparams) -> None:
   """Refuses trackers that are not installed; raises `UsageError`."""
   for kind, where in run_hparams_lib.parse_trackers(run.track).items():
     spec = importlib.util.find_spec(kind)
@@ -129,7 +126,7 @@ def _check_trackers(run: 'config_lib.RunHparams') -> None:
       )
 
 
-def _check_examples(config: 'config_lib.Config') -> None:
+def _check_examples(config: run_config.Config) -> None:
   """Refuses what is not possible with images, vectors or texts."""
   kind = config.info.kind
   model_names.check_inputs(config.run.model, kind)
@@ -142,7 +139,7 @@ def _check_examples(config: 'config_lib.Config') -> None:
       )
 
 
-def _check_statistics(config: 'config_lib.Config') -> None:
+def _check_statistics(config: run_config.Config) -> None:
   """Refuses numbers that the data or the aggregator do not allow."""
   run, data, info = config.run, config.data, config.info
   if info.kind == data_names.VECTORS:
@@ -191,7 +188,7 @@ def _check_statistics(config: 'config_lib.Config') -> None:
     )
 
 
-def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:
+def check_cohort(config: run_config.Config, num_clients: int) -> None:
   """Refuses cohorts of more clients than there are; raises `UsageError`."""
   if not config.trains_clients:
     return
@@ -203,7 +200,7 @@ def check_cohort(config: 'config_lib.Config', num_clients: int) -> None:
   config.participation.check_cohort(config.run.clients_per_round, num_clients)
 
 
-def _check_aggregator(config: 'config_lib.Config') -> None:
+def _check_aggregator(config: run_config.Config) -> None:
   """Refuses what the aggregator cannot do with these clients."""
   run, aggregator = config.run, config.aggregator
   if (
@@ -260,7 +257,7 @@ def _check_aggregator(config: 'config_lib.Config') -> None:
     )
 
 
-def _check_labeled_majority(config: 'config_lib.Config') -> None:
+def _check_labeled_majority(config: run_config.Config) -> None:
   """Refuses fewer clients that train than `robust` needs in a round."""
   run, least = config.run, aggregator_hparams.MIN_ROBUST_CLIENTS
   if config.entry.compute.unlabeled.forward or not run.num_clients:
@@ -275,7 +272,7 @@ def _check_labeled_majority(config: 'config_lib.Config') -> None:
     )
 
 
-def _check_data(config: 'config_lib.Config') -> None:
+def _check_data(config: run_config.Config) -> None:
   """Refuses what the data set's published size and classes rule out."""
   run = config.run
   info = config.info
@@ -328,7 +325,7 @@ def _check_data(config: 'config_lib.Config') -> None:
     )
 
 
-def _check_labels_of_class(config: 'config_lib.Config') -> None:
+def _check_labels_of_class(config: run_config.Config) -> None:
   """Refuses fewer labels than the algorithm can learn from."""
   run, name = config.run, config.entry.capabilities.labels_of_class
   if not name or run.full_labels or run.client_labels == data_names.OWN:
@@ -344,7 +341,7 @@ def _check_labels_of_class(config: 'config_lib.Config') -> None:
     )
 
 
-def _check_cross_device(config: 'config_lib.Config') -> None:
+def _check_cross_device(config: run_config.Config) -> None:
   """Refuses what clients without identity, that take part once, cannot run."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'

@@ -1,4 +1,4 @@
-"""The configuration of a run: built from its flags, and checked as a whole.
+"""Builds the configuration of a run from its flags, and checks it.
 
 TensorFlow-free: everything that can be refused without data is refused here.
 """
@@ -6,7 +6,7 @@ TensorFlow-free: everything that can be refused without data is refused here.
 from collections.abc import Collection, Sequence
 import dataclasses
 import os
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -14,199 +14,27 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
-from tff_fssl.data import partition_settings as partition_settings_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import run_hparams as run_hparams_lib
 from tff_fssl.rounds import participation_hparams
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
-if TYPE_CHECKING:
-  from tff_fssl.data import streaming as streaming_lib
-
-PartitionSettings = partition_settings_lib.PartitionSettings
+Config = run_config.Config
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 DataHparams = data_hparams.DataHparams
 ParticipationHparams = participation_hparams.ParticipationHparams
 RoundHparams = round_hparams_lib.RoundHparams
 RunHparams = run_hparams_lib.RunHparams
 
-_SERVER = data_names.LABELS_AT_SERVER
 _CLIENTS = data_names.LABELS_AT_CLIENTS
-# Flags that say what becomes of updates, besides those of aggregation.
-_OF_COMMON_MODEL = (
-  'client_weighting',
-  'server_optimizer',
-  'server_optimizer_learning_rate',
-  'server_optimizer_momentum',
-  'average_decay',
-  'statistics_phase',
-  'min_clients',
-)
-
-
-@dataclasses.dataclass(frozen=True)
-class Config:
-  """The configuration of a run.
-
-  Attributes:
-    run: Hyper-parameters of the run.
-    round: Hyper-parameters of a round.
-    aggregator: Hyper-parameters of the aggregation.
-    algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
-    data: How the images of the data set are read.
-    participation: Hyper-parameters of who takes part in rounds.
-    info: The data set, as far as it is known without loading it.
-  """
-
-  run: RunHparams
-  round: RoundHparams
-  aggregator: AggregatorHparams
-  algorithm: Any
-  data: DataHparams
-  participation: ParticipationHparams
-  info: data_names.DataSetInfo
-
-  @property
-  def entry(self) -> registry.Algorithm:
-    """The algorithm's registry entry."""
-    return registry.REGISTRY[self.run.algorithm]
-
-  @property
-  def prefix(self) -> str:
-    """The prefix of the algorithm's flags."""
-    return f'{self.run.algorithm}.'
-
-  @property
-  def first_round(self) -> int:
-    """The number of the first round: 1, or less with pre-training."""
-    return 1 - self.round.num_pretraining_rounds
-
-  @property
-  def trains_clients(self) -> bool:
-    """Whether rounds have a cohort."""
-    trains = self.entry.capabilities.trains_clients
-    return self.round.scenario in trains or self.run.full_labels
-
-  @property
-  def trains_alone(self) -> bool:
-    """Whether each client trains alone, so that there is no common model."""
-    return not self.entry.capabilities.weight_sets_up
-
-  @property
-  def learns_unlabeled(self) -> bool:
-    """Whether clients train on unlabelled examples."""
-    compute = self.entry.compute
-    passes = compute.unlabeled.equivalents + compute.once.equivalents
-    return self.trains_clients and bool(passes)
-
-  @property
-  def uses_unlabeled(self) -> bool:
-    """Whether clients train on them, or take batch norm statistics of them."""
-    is_static = self.run.norm == model_names.STATIC_BATCH_NORM
-    return self.learns_unlabeled or (self.trains_clients and is_static)
-
-  @property
-  def aggregates(self) -> bool:
-    """Whether rounds combine updates of clients."""
-    return self.trains_clients and not self.trains_alone
-
-  @property
-  def is_private(self) -> bool:
-    """Whether nothing of a client may be released but by the sum."""
-    protects = self.aggregator.aggregator in aggregator_hparams.PRIVATE
-    return self.aggregates and protects
-
-  @property
-  def sets_weights(self) -> bool:
-    """Whether the algorithm sets the weights of clients."""
-    own = self.entry.capabilities.own_weights
-    return bool(own) and getattr(self.algorithm, own)
-
-  @property
-  def own_weights_flag(self) -> str:
-    """The flag that makes the algorithm set weights, if `sets_weights`."""
-    return f'{self.prefix}{self.entry.capabilities.own_weights}'
-
-  @property
-  def keeps_client_state(self) -> bool:
-    """Whether there is a state for each client, by its identity."""
-    return self.entry.capabilities.keeps_client_state(self.algorithm)
-
-  @property
-  def sends_signals(self) -> bool:
-    """Whether clients send numbers that are not part of the sum of updates."""
-    name = self.entry.capabilities.signals
-    return bool(name) and getattr(self.algorithm, name)
-
-  @property
-  def without_signals(self) -> str:
-    """The flag that turns these off, if there is one."""
-    flag = self.entry.capabilities.without_signals
-    return f'--{self.prefix}{flag}' if flag else ''
-
-  @property
-  def has_groups(self) -> bool:
-    """Whether the updates of several groups of clients are combined apart."""
-    name = self.entry.capabilities.groups
-    return bool(name) and getattr(self.algorithm, name)
-
-  @property
-  def model_norm(self) -> str:
-    """The norm that the network is built with: 'bn', 'gn' or 'none'."""
-    is_static = self.run.norm == model_names.STATIC_BATCH_NORM
-    return model_names.BATCH_NORM if is_static else self.run.norm
-
-  @property
-  def partition_settings(self) -> PartitionSettings:
-    """The settings of the data's partition; raises `UsageError`."""
-    run = self.run
-    return PartitionSettings(
-      num_classes=self.info.num_classes,
-      num_clients=run.num_clients,
-      num_labels=run.num_labels,
-      scenario=self.round.scenario,
-      partition=run.partition,
-      alpha=run.alpha,
-      alpha_meaning=run.alpha_meaning,
-      equal_sizes=run.equal_sizes,
-      min_client_examples=run.min_client_examples,
-      class_draws=run.class_draws,
-      shards_per_client=run.shards_per_client,
-      num_validation=run.num_validation,
-      num_unlabeled=run.num_unlabeled,
-      full_labels=run.full_labels,
-      labeled_clients=run.labeled_clients,
-      client_labels=run.client_labels,
-      client_label_classes=run.client_label_classes,
-      label_noise=run.label_noise,
-      client_test_fraction=run.client_test_fraction,
-      seed=run.seed,
-    )
-
-  @property
-  def streaming(self) -> 'streaming_lib.Streaming':
-    """When clients have which of their unlabelled examples."""
-    # It needs NumPy: not for `--help`.
-    from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
-
-    run = self.run
-    return streaming_lib.Streaming(
-      run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
-    )
-
-  def flags(self) -> dict[str, Any]:
-    """Every flag that has an effect, by name: together they repeat the run."""
-    values = _all_flags(self)
-    for name in _without_effect(self):
-      del values[name]
-    return values
 
 
 def groups() -> list[flags.Group]:
-  """All flags of `programs/train.py`."""
+  """Returns all flags of `programs/train.py`."""
   return [
     flags.Group(RunHparams),
     flags.Group(DataHparams),
@@ -218,7 +46,7 @@ def groups() -> list[flags.Group]:
 
 
 def own_group(entry: registry.Algorithm) -> flags.Group:
-  """The flags of an algorithm."""
+  """Returns the flags of an algorithm."""
   return flags.Group(
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
@@ -230,7 +58,7 @@ def own_group(entry: registry.Algorithm) -> flags.Group:
 
 
 def from_command_line(argv: Sequence[str]) -> Config:
-  """A checked configuration.
+  """Builds a checked configuration.
 
   Args:
     argv: The arguments, without the program's name.
@@ -245,13 +73,13 @@ def from_command_line(argv: Sequence[str]) -> Config:
 
 
 def from_flags(parsed: flags.ParsedFlags) -> Config:
-  """A checked configuration from parsed flags; raises `UsageError`."""
+  """Builds a checked configuration; raises `UsageError`."""
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
   model_names.check_model(run.model)
   info = catalog.find(run.dataset, run.data_dir, data)
   if run.partition_file:
-    in_file = _of_partition_file(run, parsed, info.num_classes)
+    in_file = _read_partition_file(run, parsed, info.num_classes)
     run = dataclasses.replace(
       run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
     )
@@ -289,11 +117,20 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   # An aggregator is meant wherever it is set: nobody shall believe in a
   # protection that is not there.
   meant = ('aggregator',) if config.trains_alone else ()
-  parsed.refuse(_without_effect(config), meant)
-  config = _drop_idle(config)
+  idle = config.idle()
+  parsed.refuse(idle, meant)
+  # They may stand in a flagfile that serves several runs. `Config.flags` drops
+  # them, so neither a partition nor a cohort may depend on them.
+  config = dataclasses.replace(
+    config,
+    run=_reset(config.run, idle),
+    participation=_reset(config.participation, idle),
+  )
   checks.check(config)
   if not run.output_dir:
-    folder = f'runs/{run.algorithm}_{_data_name(run)}_{config.round.scenario}'
+    # Names of TFDS's and the hub's sets have slashes.
+    data_set = data_name(run.dataset).replace('/', '-')
+    folder = f'runs/{run.algorithm}_{data_set}_{config.round.scenario}'
     config = dataclasses.replace(
       config,
       run=dataclasses.replace(
@@ -303,19 +140,18 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
   return config
 
 
-def _data_name(run: RunHparams) -> str:
-  """The data set, as a part of a folder's name."""
-  if not run.dataset.startswith(data_names.PATHS):
-    # Configurations of TFDS's and the hub's sets, and its owners.
-    return run.dataset.removeprefix(data_names.HUB).replace('/', '-')
-  path = run.dataset.partition(':')[2]
+def data_name(dataset: str) -> str:
+  """Shortens the value of --dataset to a name without a folder."""
+  if not dataset.startswith(data_names.PATHS):
+    return dataset.removeprefix(data_names.HUB)
+  path = dataset.partition(':')[2]
   return os.path.basename(os.path.abspath(os.path.expanduser(path)))
 
 
-def _of_partition_file(
+def _read_partition_file(
   run: RunHparams, parsed: flags.ParsedFlags, known: int
 ) -> dict[str, Any]:
-  """The flags that follow from the partition in a file, by name.
+  """Reads the flags that follow from the partition in a file.
 
   The seed does not: it is that of training. `known` are the data's classes.
 
@@ -352,7 +188,7 @@ def _of_partition_file(
 
 
 def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
-  """Values that follow from others, unless the user set them."""
+  """Sets values that follow from others, unless the user set them."""
   run, round_hparams = config.run, config.round
   is_robust = config.aggregator.aggregator == aggregator_hparams.ROBUST
   kind = None
@@ -390,95 +226,8 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
   return dataclasses.replace(config, run=run, round=round_hparams)
 
 
-def _drop_idle(config: Config) -> Config:
-  """Flags of data and participation that have no effect, at their defaults.
-
-  They may stand in a flagfile that serves several runs. `Config.flags` leaves
-  them out, so neither a partition nor a cohort may depend on them.
-  """
-  idle = _without_effect(config)
-  return dataclasses.replace(
-    config,
-    run=_at_defaults(config.run, idle),
-    participation=_at_defaults(config.participation, idle),
-  )
-
-
-def _at_defaults(part: Any, names: Collection[str]) -> Any:
-  """Hyper-parameters, those of `names` with their defaults."""
+def _reset(part: Any, names: Collection[str]) -> Any:
+  """Sets the fields `names` to their defaults."""
   fields = dataclasses.fields(part)
   defaults = {f.name: f.default for f in fields if f.name in names}
   return dataclasses.replace(part, **defaults)
-
-
-def _parts(config: Config) -> tuple[tuple[Any, str], ...]:
-  """All hyper-parameters, each with the prefix of its flags."""
-  return (
-    (config.run, ''),
-    (config.data, ''),
-    (config.round, ''),
-    (config.participation, ''),
-    (config.aggregator, ''),
-    (config.algorithm, config.prefix),
-  )
-
-
-def _all_flags(config: Config) -> dict[str, Any]:
-  """The value of every flag that the algorithm allows, by name."""
-  return {
-    f'{prefix}{name}': value
-    for part, prefix in _parts(config)
-    for name, value in hparams.values(part).items()
-  }
-
-
-def _without_effect(config: Config) -> dict[str, str]:
-  """Flags that change nothing in this configuration -> the reason."""
-  values = _all_flags(config)
-  result: dict[str, str] = {}
-  for part, prefix in _parts(config):
-    result |= hparams.without_effect(type(part), values, prefix)
-    own_rules = getattr(part, 'without_effect', dict)
-    result |= {f'{prefix}{name}': why for name, why in own_rules().items()}
-  result |= {
-    field.name: f'--dataset={config.run.dataset}'
-    for field in dataclasses.fields(DataHparams)
-    if field.name not in (*config.info.uses, *data_hparams.NUMBERS)
-  }
-  if config.info.kind != data_names.IMAGES:
-    result['augmentation'] = f'--dataset={config.run.dataset}'
-  elif config.data.normalization != data_hparams.STANDARD:
-    why = f'--normalization={config.data.normalization}'
-    result |= dict.fromkeys(('mean', 'std'), why)
-  if config.info.kind == data_names.TEXTS:
-    why = f'--dataset={config.run.dataset}'
-    result |= dict.fromkeys(data_hparams.NUMBERS, why)
-  result |= dict.fromkeys(
-    config.entry.capabilities.ignores, f'--algorithm={config.run.algorithm}'
-  )
-  if config.sets_weights:
-    result['client_weighting'] = f'--{config.own_weights_flag}=true'
-  if not config.trains_clients:
-    result |= dict.fromkeys(
-      (
-        *dataclasses.asdict(config.aggregator),
-        *dataclasses.asdict(config.participation),
-        'debug_non_finite',
-        'min_clients',
-        'statistics_phase',
-      ),
-      f'--algorithm={config.run.algorithm} and --scenario={_SERVER}: clients do'
-      ' not train',
-    )
-  if not config.uses_unlabeled:
-    result |= dict.fromkeys(
-      run_hparams_lib.STREAMING,
-      f'--algorithm={config.run.algorithm} and --norm={config.run.norm}:'
-      ' clients use no unlabelled examples',
-    )
-  if config.trains_alone:
-    result |= dict.fromkeys(
-      (*dataclasses.asdict(config.aggregator), *_OF_COMMON_MODEL),
-      f'--algorithm={config.run.algorithm}, whose clients train alone',
-    )
-  return result

@@ -12,7 +12,7 @@ _PREFIX = 'configs'
 
 
 def _folder() -> str:
-  """The folder that holds them."""
+  """Returns the folder that holds them."""
   package = os.path.dirname(os.path.abspath(tff_fssl.__file__))
   installed = os.path.join(package, _PREFIX)
   if os.path.isdir(installed):
@@ -21,12 +21,12 @@ def _folder() -> str:
 
 
 def path_of(name: str) -> str:
-  """The path of a file of configs/, given its path in that folder."""
+  """Returns the path of a file, given its path in configs/."""
   return os.path.join(_folder(), name)
 
 
 def names() -> list[str]:
-  """All flagfiles, sorted, as `--flagfile` takes them: configs/X.flags."""
+  """Lists all flagfiles, sorted, as --flagfile=configs/X.flags takes them."""
   folder = _folder()
   return sorted(
     os.path.join(_PREFIX, os.path.relpath(os.path.join(path, file), folder))
@@ -37,7 +37,7 @@ def names() -> list[str]:
 
 
 def find(path: str) -> str:
-  """The file that the name of a flagfile refers to.
+  """Finds the file that the name of a flagfile refers to.
 
   Args:
     path: The name. A file of the file system comes first.

@@ -23,7 +23,7 @@ def without_influence() -> frozenset[str]:
 
 
 def may_differ_text() -> str:
-  """The names in `may_differ`, for users."""
+  """Lists the names in `may_differ`, for users."""
   return ', '.join(
     name
     + (f' ({hparams.INCREASE_ONLY})' if may == hparams.INCREASE_ONLY else '')
@@ -77,7 +77,7 @@ def _is_at_least(after: str | None, before: str | None) -> bool:
 def describe(
   names: Sequence[str], old: Mapping[str, str], new: Mapping[str, str]
 ) -> str:
-  """How flags differ, for messages: '--a=1 there, 2 now; --b only now'."""
+  """Describes differences: '--a=1 there, 2 now; --b only now'."""
   return '; '.join(
     f'--{name}={old[name]} there, {new[name]} now'
     if name in old and name in new

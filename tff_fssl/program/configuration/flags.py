@@ -5,7 +5,7 @@ wherever --flagfile stands, positional arguments and unknown flags are errors,
 and each error is one line that says what was given and what is allowed.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import difflib
@@ -46,7 +46,7 @@ class Group:
   note: str = ''
 
   def named_fields(self) -> list[tuple[str, dataclasses.Field]]:
-    """(flag's name, field) in order; raises TypeError if one has no help."""
+    """Returns (flag's name, field); raises TypeError without a help."""
     return [
       (f'{self.prefix}{field.name}', field)
       for field in hparams.documented_fields(self.hparams)
@@ -70,11 +70,11 @@ class ParsedFlags:
   positional: tuple[str, ...] = ()
 
   def is_set(self, name: str) -> bool:
-    """Whether the user gave the flag, even with its default value."""
+    """Says whether the user gave the flag, even with its default value."""
     return name in self.command_line or name in self.files
 
   def source(self, name: str) -> str:
-    """Where a flag was set, for messages: '' or ' (in FILE)'."""
+    """Says where a flag was set, for messages: '' or ' (in FILE)'."""
     if name in self.command_line or name not in self.files:
       return ''
     return f' (in {self.files[name]})'
@@ -101,7 +101,7 @@ class ParsedFlags:
         )
 
   def build(self, cls: type[Any], prefix: str = '', **replaced: Any) -> Any:
-    """An instance of a dataclass from the flags that start with `prefix`."""
+    """Builds a dataclass from the flags that start with `prefix`."""
     given = {
       field.name: self.values[f'{prefix}{field.name}']
       for field in hparams.documented_fields(cls)
@@ -200,17 +200,41 @@ def _check_text(prefix: str, value: Any) -> None:
 
 
 def to_arguments(values: Mapping[str, Any]) -> str:
-  """The arguments that set `values`, for messages: '--a=1, --b=2'."""
+  """Writes the arguments that set `values`: '--a=1, --b=2'."""
   return ', '.join(arguments(values))
 
 
 def arguments(values: Mapping[str, Any]) -> list[str]:
-  """The arguments that set `values`, in order: '--NAME=VALUE' for each."""
+  """Writes the arguments that set `values`: '--NAME=VALUE' for each."""
   return [f'--{n}={hparams.to_text(value)}' for n, value in values.items()]
 
 
+def flatten(
+  table: Mapping[str, Any],
+  is_value: Callable[[Mapping[str, Any]], bool] = lambda _: False,
+  prefix: str = '',
+) -> dict[str, Any]:
+  """Joins names: {'fl2': {'rho': 1}}, TOML's `fl2.rho = 1`, is {'fl2.rho': 1}.
+
+  Args:
+    table: The nested tables.
+    is_value: Says which inner tables are values.
+    prefix: What all names begin with.
+
+  Returns:
+    Flag -> value.
+  """
+  result: dict[str, Any] = {}
+  for name, value in table.items():
+    if isinstance(value, Mapping) and not is_value(value):
+      result |= flatten(value, is_value, f'{prefix}{name}.')
+    else:
+      result[f'{prefix}{name}'] = value
+  return result
+
+
 def comments(texts: Sequence[str]) -> list[str]:
-  """Texts as the comments of a flagfile, wrapped."""
+  """Wraps texts as the comments of a flagfile."""
   return [
     line
     for text in texts
@@ -295,7 +319,7 @@ def naming_own_file(
 
 
 def read_flagfile(path: str) -> dict[str, str]:
-  """Name -> text of every flag of a flagfile that `to_flagfile` wrote.
+  """Reads a flagfile that `to_flagfile` wrote: flag's name -> text.
 
   Args:
     path: The flagfile, perhaps of an older version.
@@ -309,7 +333,7 @@ def read_flagfile(path: str) -> dict[str, str]:
 
 
 def is_value(field: dataclasses.Field, text: str) -> bool:
-  """Whether a text can be read as a flag's value; says nothing of its range."""
+  """Says whether a text is a value of the flag's type, in any range."""
   kind = type(field.default)
   try:
     if kind is bool:
@@ -322,7 +346,7 @@ def is_value(field: dataclasses.Field, text: str) -> bool:
 
 
 def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
-  """All flags, in a `FlagValues` of their own."""
+  """Defines all flags, in a `FlagValues` of their own."""
   flag_values = absl_flags.FlagValues()
   for group in groups:
     for name, field in group.named_fields():
@@ -331,23 +355,13 @@ def _define(groups: Sequence[Group]) -> absl_flags.FlagValues:
       if kind is bool:
         flag = absl_flags.BooleanFlag(name, field.default, text)
         flag.parser = _BooleanParser()
-      elif kind in (int, float):
-        flag = absl_flags.Flag(
-          _NumberParser(kind),
-          absl_flags.ArgumentSerializer(),
-          name,
-          field.default,
-          text,
-        )
       else:
-        flag_type = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
-        flag = flag_type(
-          absl_flags.ArgumentParser(),
-          absl_flags.ArgumentSerializer(),
-          name,
-          field.default,
-          text,
-        )
+        make = absl_flags.MultiFlag if kind is tuple else absl_flags.Flag
+        parser = absl_flags.ArgumentParser()
+        if kind in (int, float):
+          parser = _NumberParser(kind)
+        serializer = absl_flags.ArgumentSerializer()
+        flag = make(parser, serializer, name, field.default, text)
       absl_flags.DEFINE_flag(flag, flag_values)
   return flag_values
 
@@ -358,7 +372,7 @@ def _names(flag_values: absl_flags.FlagValues) -> list[str]:
 
 
 def _present(flag_values: absl_flags.FlagValues) -> dict[str, int]:
-  """How often each flag was set."""
+  """Counts how often each flag was set."""
   return {name: flag_values[name].present for name in _names(flag_values)}
 
 
@@ -397,7 +411,7 @@ def _parse_into(
 def _split_flagfiles(
   argv: Sequence[str],
 ) -> tuple[list[tuple[str, str]], list[str]]:
-  """([(argument, file) of flagfiles], [the other arguments])."""
+  """Splits arguments: ([(argument, flagfile)], [the other arguments])."""
   from_files, others = [], []
   num_read: list[str] = []
   arguments = iter(argv)
@@ -417,7 +431,7 @@ def _split_flagfiles(
 def _read_flagfile(
   path: str, including: tuple[str, ...], already_read: list[str]
 ) -> list[tuple[str, str]]:
-  """[(argument, file)] of a flagfile and of those that it names."""
+  """Reads a flagfile and those that it names: [(argument, file)]."""
   _check_text('--flagfile=', path)
   path = os.path.expanduser(path)
   if including and not os.path.isabs(path):
@@ -457,7 +471,7 @@ def _read_flagfile(
 
 
 def _similar_file(path: str) -> str:
-  """A hint at a file of a similar name, or ''; the name itself is no hint."""
+  """Makes a hint at a file of a similar, but not the same, name; or ''."""
   if os.path.lexists(path):
     return ''
   folder = os.path.dirname(path) or '.'

@@ -71,12 +71,12 @@ class Row:
 
   @property
   def table(self) -> str:
-    """The name of its table, 'PAPER/TABLE'."""
+    """Returns the name of its table, 'PAPER/TABLE'."""
     return '/'.join(self.name.split('/')[:2])
 
   @property
   def figure(self) -> tuple[float, float | None] | None:
-    """(mean, spread or None) in percent, if the paper gives a number."""
+    """Returns (mean, spread or None) in percent, if it is a number."""
     match = _FIGURE.fullmatch(self.printed)
     if match is None:
       return None
@@ -84,12 +84,12 @@ class Row:
 
   @property
   def short_figure(self) -> str:
-    """The figure without the words that follow it."""
+    """Returns the figure without the words that follow it."""
     match = _FIGURE.fullmatch(self.printed)
     return self.printed.removesuffix(f' {match[3]}') if match else self.printed
 
   def config(self, more: Mapping[str, Any] | None = None) -> config_lib.Config:
-    """The configuration of the row's run.
+    """Builds the configuration of the row's run.
 
     Args:
       more: Flags that take precedence over the row's.
@@ -112,7 +112,7 @@ class Row:
     )
 
   def arguments(self, more: Mapping[str, Any] | None = None) -> list[str]:
-    """Arguments of the training program: those that have an effect.
+    """Writes the row's arguments of the training program with an effect.
 
     Args:
       more: Flags that take precedence over the row's.
@@ -130,7 +130,7 @@ class Row:
   def folder(
     self, runs_dir: str, budget: str, seed: int, compute_dtype: str = FLOAT32
   ) -> str:
-    """The folder of a run of the row.
+    """Returns the folder of a run of the row.
 
     Args:
       runs_dir: The folder of all runs of rows.
@@ -149,7 +149,7 @@ class Row:
 
 @functools.cache
 def rows() -> dict[str, Row]:
-  """All rows, by name, in the order of the files.
+  """Reads all rows, by name, in the order of the files.
 
   Returns:
     The rows.
@@ -157,11 +157,11 @@ def rows() -> dict[str, Row]:
   Raises:
     UsageError: If a file cannot be read.
   """
-  return {row.name: row for paper in NAMES for row in _of_paper(paper)}
+  return {row.name: row for paper in NAMES for row in _read_paper(paper)}
 
 
 def matching(pattern: str) -> list[Row]:
-  """The rows whose name matches a pattern.
+  """Finds the rows whose name matches a pattern.
 
   Args:
     pattern: As of file names ('fl2/table1/*'), or without '*', '?' and '[' a
@@ -185,7 +185,7 @@ def matching(pattern: str) -> list[Row]:
 
 
 def find(name: str) -> Row:
-  """The row of a name; raises `UsageError` if there is none."""
+  """Finds the row of a name; raises `UsageError` if there is none."""
   row = rows().get(name.strip('/'))
   if row is None:
     parts = [n for n in rows() if name.strip('/') and name.strip('/') in n]
@@ -196,18 +196,18 @@ def find(name: str) -> Row:
   return row
 
 
-def _of_paper(paper: str) -> Iterator[Row]:
-  """The rows of a file."""
+def _read_paper(paper: str) -> Iterator[Row]:
+  """Reads the rows of a file."""
   path = configs.path_of(f'papers/{paper}.toml')
   content = files.read_toml(path)
   for table in content['tables']:
-    yield from _of_table(paper, content, table)
+    yield from _make_rows(paper, content, table)
 
 
-def _of_table(
+def _make_rows(
   paper_name: str, paper: Mapping[str, Any], table_name: str
 ) -> Iterator[Row]:
-  """The rows of a table, given the content of the file."""
+  """Makes the rows of a table, given the content of the file."""
   table = paper['tables'][table_name]
   axes = {
     axis: {v: paper['axes'][axis][v] for v in values}
@@ -251,7 +251,7 @@ def _of_table(
 def _cell(
   figures: Any, axes: Mapping[str, Mapping[str, Any]], values: Sequence[str]
 ) -> str:
-  """The figure of a row: by the values of its axes, the last one's by place."""
+  """Finds a row's figure: by its axes' values, the last one's by place."""
   *outer, last = values
   for value in outer:
     figures = figures.get(value, {})
@@ -262,29 +262,18 @@ def _cell(
 
 
 def _layer(values: Mapping[str, Any]) -> dict[str, Any]:
-  """A value of an axis, or a rule: its flags apart from what it says."""
+  """Splits a value of an axis, or a rule, into flags and notes."""
   said = {n: v for n, v in values.items() if n in _NOTES}
   other = {n: v for n, v in values.items() if n not in (*_NOTES, 'rows')}
   return {**said, 'flags': other}
 
 
 def _flags(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-  """The flags of a row, those of other algorithms left out."""
+  """Merges the flags of a row, without those of other algorithms."""
   given: dict[str, Any] = {}
   for layer in layers:
-    given |= _flat(layer.get('flags', {}))
+    given |= flags.flatten(layer.get('flags', {}))
   prefix = f'{given.get("algorithm")}.'
   return {
     n: v for n, v in given.items() if '.' not in n or n.startswith(prefix)
   }
-
-
-def _flat(values: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """{'fl2': {'rho': 1}} as {'fl2.rho': 1}: TOML's dotted keys are tables."""
-  result: dict[str, Any] = {}
-  for name, value in values.items():
-    if isinstance(value, Mapping):
-      result |= _flat(value, f'{prefix}{name}.')
-    else:
-      result[f'{prefix}{name}'] = value
-  return result

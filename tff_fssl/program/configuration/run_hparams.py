@@ -14,7 +14,6 @@ from tff_fssl.models import names as model_names
 
 # A profile takes megabytes and seconds.
 _MAX_PROFILED_ROUNDS = 1_000
-STREAMING = ('streaming_steps', 'streaming_rounds', 'streaming_cycles')
 # Where `--track` sends runs: the name of the package -> that of the product.
 TRACKERS = {'mlflow': 'MLflow', 'wandb': 'Weights & Biases'}
 _PROJECT = re.compile(r'([\w.-]+/)?[\w.-]+', re.ASCII)
@@ -102,6 +101,7 @@ class RunHparams:
     'How weak and strong views of images are made: by the RandAugment of (FL)^2'
     ' or by that of FixMatch.',
     choices=data_names.AUGMENTATION_POLICIES,
+    when=lambda run: run.info.kind == data_names.IMAGES,
   )
   num_labels: int = hparam(
     40,
@@ -122,7 +122,7 @@ class RunHparams:
     'Which clients hold labels: all; a number of clients, such as 3; or a share'
     ' of them, such as 0.1 (at least one). They are drawn by --seed; a larger'
     ' number includes them.',
-    needs={'scenario': (data_names.LABELS_AT_CLIENTS,)},
+    when=lambda run: run.scenario == data_names.LABELS_AT_CLIENTS,
   )
   client_labels: str = hparam(
     data_names.BALANCED,
@@ -131,10 +131,9 @@ class RunHparams:
     ' --partition=natural): --num_labels of its share, drawn at random, so of'
     ' the classes that it has.',
     choices=data_names.CLIENT_LABELS,
-    needs={
-      'scenario': (data_names.LABELS_AT_CLIENTS,),
-      'full_labels': (False,),
-    },
+    when=lambda run: (
+      run.scenario == data_names.LABELS_AT_CLIENTS and not run.full_labels
+    ),
   )
   client_label_classes: int = hparam(
     0,
@@ -143,11 +142,11 @@ class RunHparams:
     ' divided evenly among them. The rest of its data stays as it is. 0: of all'
     ' classes.',
     minimum=0,
-    needs={
-      'scenario': (data_names.LABELS_AT_CLIENTS,),
-      'full_labels': (False,),
-      'client_labels': (data_names.BALANCED,),
-    },
+    when=lambda run: (
+      run.scenario == data_names.LABELS_AT_CLIENTS
+      and not run.full_labels
+      and run.client_labels == data_names.BALANCED
+    ),
   )
   label_noise: float = hparam(
     0.0,
@@ -199,28 +198,30 @@ class RunHparams:
     ' uneven.',
     minimum=0,
     exclusive_minimum=True,
-    needs={'partition': (data_names.DIRICHLET,)},
+    when=lambda run: run.partition == data_names.DIRICHLET,
   )
   alpha_meaning: str = hparam(
     data_names.EACH,
     'What --alpha is. each: the concentration of each class; total: of all'
     ' together, so that each has alpha / classes (Hsu et al., 2019).',
     choices=data_names.ALPHA_MEANINGS,
-    needs={'partition': (data_names.DIRICHLET,)},
+    when=lambda run: run.partition == data_names.DIRICHLET,
   )
   equal_sizes: bool = hparam(
     False,
     'The Dirichlet partition gives each client equally many examples, of'
     ' classes by shares of its own (Hsu et al., 2019), instead of dividing each'
     ' class among clients.',
-    needs={'partition': (data_names.DIRICHLET,)},
+    when=lambda run: run.partition == data_names.DIRICHLET,
   )
   min_client_examples: int = hparam(
     10,
     'The Dirichlet partition is redrawn until each client has at least this'
     ' many examples.',
     minimum=0,
-    needs={'partition': (data_names.DIRICHLET,), 'equal_sizes': (False,)},
+    when=lambda run: (
+      run.partition == data_names.DIRICHLET and not run.equal_sizes
+    ),
   )
   class_draws: str = hparam(
     data_names.EXACT,
@@ -229,14 +230,14 @@ class RunHparams:
     ' client size for which no class runs out; multinomial: drawn, as in'
     " FedMatch's code; who comes last gets fewer if a class runs out.",
     choices=data_names.CLASS_DRAWS,
-    needs={'partition': (data_names.FEDMATCH, data_names.EXTREME)},
+    when=lambda run: run.partition in (data_names.FEDMATCH, data_names.EXTREME),
   )
   shards_per_client: int = hparam(
     2,
     'Number of shards of each client (--partition=shards).',
     minimum=1,
     maximum=10**6,
-    needs={'partition': (data_names.SHARDS,)},
+    when=lambda run: run.partition == data_names.SHARDS,
   )
   streaming_steps: int = hparam(
     1,
@@ -245,20 +246,20 @@ class RunHparams:
     ' always all.',
     minimum=1,
     maximum=10**6,
-    needs={'full_labels': (False,)},
+    when=lambda run: run.streams,
   )
   streaming_rounds: int = hparam(
     10,
     'For how many rounds each part of --streaming_steps lasts.',
     minimum=1,
     maximum=10**7,
-    needs={'full_labels': (False,)},
+    when=lambda run: run.streams and run.streaming_steps > 1,
   )
   streaming_cycles: bool = hparam(
     False,
     'Begin again with the first part after the last one (FedSwitch), instead of'
     ' staying at the last one.',
-    needs={'full_labels': (False,)},
+    when=lambda run: run.streams and run.streaming_steps > 1,
   )
   num_validation: int = hparam(
     0,
@@ -386,7 +387,7 @@ class RunHparams:
     ' or, with ray, 1.',
     minimum=0,
     maximum=10**6,
-    needs={'runtime': ('in_process', 'ray')},
+    when=lambda run: run.runtime in ('in_process', 'ray'),
     may_change=True,
   )
   intra_op_threads: int = hparam(
@@ -395,14 +396,14 @@ class RunHparams:
     ' this machine has. Results depend on it within rounding.',
     minimum=0,
     maximum=1024,
-    needs={'runtime': ('in_process', 'ray')},
+    when=lambda run: run.runtime in ('in_process', 'ray'),
     may_change=True,
   )
   ray_address: str = hparam(
     '',
     'The Ray cluster: an address, auto (the one that runs on this machine), or'
     ' empty for a cluster of this machine alone, for this run.',
-    needs={'runtime': ('ray',)},
+    when=lambda run: run.runtime == 'ray',
     may_change=True,
   )
   ray_workers: int = hparam(
@@ -412,7 +413,7 @@ class RunHparams:
     ' depend on it.',
     minimum=0,
     maximum=10**5,
-    needs={'runtime': ('ray',)},
+    when=lambda run: run.runtime == 'ray',
     may_change=True,
   )
   clients_per_gpu: int = hparam(
@@ -420,21 +421,21 @@ class RunHparams:
     'How many workers share a GPU. Results do not depend on it.',
     minimum=1,
     maximum=64,
-    needs={'runtime': ('ray',)},
+    when=lambda run: run.runtime == 'ray',
     may_change=True,
   )
   ray_trusted_network: bool = hparam(
     False,
     'Use a cluster that asks nobody for a token: whoever reaches its ports can'
     ' run programs on its machines.',
-    needs={'runtime': ('ray',)},
+    when=lambda run: run.runtime == 'ray',
     may_change=True,
   )
   simulate_secure_aggregation: bool = hparam(
     False,
     'Replace secure sums (--aggregator=secure) by plain sums, which protect'
     ' nothing. For simulation only.',
-    needs={'aggregator': (aggregator_hparams.SECURE,)},
+    when=lambda run: run.aggregator.aggregator == aggregator_hparams.SECURE,
   )
   strict_clients: bool = hparam(
     False,
@@ -450,6 +451,7 @@ class RunHparams:
     ' report which clients failed, at which local step, and what was not finite'
     ' first. The report is also written to metrics/non_finite.txt.',
     may_change=True,
+    when=lambda run: run.trains_clients,
   )
   progress: str = hparam(
     'auto',
@@ -467,14 +469,9 @@ class RunHparams:
   def __post_init__(self):
     hparams.validate(self)
 
-  def without_effect(self) -> dict[str, str]:
-    """How parts follow each other, where there is one."""
-    is_whole = self.streaming_steps == 1
-    return dict.fromkeys(STREAMING[1:] * is_whole, '--streaming_steps=1')
-
 
 def parse_trackers(text: str) -> dict[str, str]:
-  """The trackers that `--track` names.
+  """Parses the trackers that `--track` names.
 
   Args:
     text: 'mlflow:URI', 'wandb:PROJECT', both with a comma between them, or ''
@@ -514,12 +511,12 @@ def parse_trackers(text: str) -> dict[str, str]:
 
 
 def _shown(text: str) -> str:
-  """Text without what may be a password."""
+  """Hides parts of a text that may be a password."""
   return _SECRETS.sub('...', text)
 
 
 def parse_rounds(text: str, total_rounds: int) -> frozenset[int]:
-  """The rounds that `--profile` names.
+  """Parses the rounds that `--profile` names.
 
   Args:
     text: '3', '3-5', '2,4', '2,4-6', or '' for none.

@@ -20,6 +20,7 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
+from tff_fssl.program.configuration import idle
 
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
@@ -52,14 +53,14 @@ class SearchHparams:
     'Number of combinations that are drawn.',
     minimum=1,
     maximum=_MAX_TRIALS,
-    needs={'sampler': _SAMPLED},
+    when=lambda search: search.sampler in _SAMPLED,
   )
   sampler_seed: int = hparam(
     0,
     'Seed of the draws.',
     minimum=0,
     maximum=2**31 - 1,
-    needs={'sampler': _SAMPLED},
+    when=lambda search: search.sampler in _SAMPLED,
   )
   seeds: str = hparam(
     '0',
@@ -77,13 +78,13 @@ class SearchHparams:
     5,
     'Number of complete trials before one may be stopped.',
     minimum=1,
-    needs={'pruning': (MEDIAN,)},
+    when=lambda search: search.pruning == MEDIAN,
   )
   pruning_rounds: int = hparam(
     0,
     'Number of rounds that each trial trains before it may be stopped.',
     minimum=0,
-    needs={'pruning': (MEDIAN,)},
+    when=lambda search: search.pruning == MEDIAN,
   )
 
   def __post_init__(self):
@@ -359,12 +360,13 @@ def _search(
       read = flags.parse(flags.arguments({name: value}), [group]).values
       given.setdefault(name, read[name])
     search = SearchHparams(**given)
-  unused = hparams.without_effect(SearchHparams, dataclasses.asdict(search))
-  for name in (name for name in given if name in unused):
-    where = '' if parsed.is_set(name) else f' (in {path})'
-    raise UsageError(
-      f'--{name}{where}: has no effect with {unused[name]}; leave it out'
-    )
+  unused = idle.find_idle(search)
+  for name in given:
+    if name in unused:
+      where = '' if parsed.is_set(name) else f' (in {path})'
+      raise UsageError(
+        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
+      )
   return search
 
 
@@ -383,18 +385,13 @@ def _read_spaces(table: Any) -> dict[str, Space]:
   """Reads the flags of a sweep file, by name."""
   if not isinstance(table, Mapping):
     raise UsageError('flags must be a table, [flags]')
-  return {name: _space(name, v) for name, v in _flatten(table).items()}
+  named = flags.flatten(table, _is_range)
+  return {name: _space(name, values) for name, values in named.items()}
 
 
-def _flatten(table: Mapping[str, Any], prefix: str = '') -> dict[str, Any]:
-  """Joins names: TOML reads 'fl2.rho = [1]' as {'fl2': {'rho': [1]}}."""
-  result: dict[str, Any] = {}
-  for name, value in table.items():
-    if isinstance(value, Mapping) and not set(value) & set(_RANGE):
-      result |= _flatten(value, f'{prefix}{name}.')
-    else:
-      result[f'{prefix}{name}'] = value
-  return result
+def _is_range(value: Mapping[str, Any]) -> bool:
+  """Whether a table of a sweep file is a range of values."""
+  return bool(set(value) & set(_RANGE))
 
 
 def _parse_space(text: str) -> Space:

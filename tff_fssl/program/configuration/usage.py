@@ -14,7 +14,7 @@ _HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
 
 
 def wants_help(argv: Sequence[str]) -> bool:
-  """Whether a command line asks for help."""
+  """Says whether a command line asks for help."""
   return any(argument in _HELP_FLAGS for argument in argv)
 
 
@@ -54,7 +54,7 @@ def parse(
 def help_text(
   usage: str, description: str, groups: Sequence[flags.Group]
 ) -> str:
-  """The text of `--help`, at most 80 columns wide.
+  """Writes the text of `--help`, at most 80 columns wide.
 
   Args:
     usage: How the program is called. `programs/X.py` is replaced by the command
@@ -94,7 +94,7 @@ def help_text(
 
 
 def group_lines(group: flags.Group) -> list[str]:
-  """The lines of `--help` on a group's flags; none if it says nothing."""
+  """Writes the lines of `--help` on a group's flags."""
   lines: list[str] = []
   named_fields = group.named_fields()
   titled = named_fields and not named_fields[0][1].metadata['group']
@@ -120,7 +120,7 @@ def _indented(text: str, indent: int) -> list[str]:
 
 
 def _allowed(field: dataclasses.Field) -> str:
-  """A field's range as a sentence, or ''."""
+  """Writes a field's range as a sentence, or ''."""
   choices = field.metadata.get('choices')
   if choices:
     of = '' if field.metadata['other_choices'] else 'One of '

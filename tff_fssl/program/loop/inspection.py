@@ -208,7 +208,7 @@ def _add_clients(
   counts = counts[counts.sum(1) > 0]
   if test is None or not len(counts):
     return figures
-  recall = predictions.of_classes(predictions.confusion(test)).recall
+  recall = predictions.class_figures(test).recall
   known = np.isfinite(recall)
   counts = counts[counts[:, known].sum(1) > 0][:, known]
   return figures._replace(

@@ -172,9 +172,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     """Sends curves, tables, flags and models."""
     tree = self._tree
     run = runs_lib.of_tree(tree)
-    group = runs_lib.group_runs(
-      [run.without_sizes if self._is_private else run]
-    )
+    group = runs_lib.group_runs([run.public if self._is_private else run])
     curves = os.path.join(tree.report, 'curves.png')
     durable.make_folder(tree.report)
     plots.plot(group, curves)

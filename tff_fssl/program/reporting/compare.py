@@ -40,10 +40,10 @@ class Table(NamedTuple):
   rows: list[list[str]]
 
 
-def _of_compute(
+def _compute_column(
   value: Callable[[compute_lib.Compute], float | None],
 ) -> Callable[[runs_lib.Run], float]:
-  """A column of figures of `compute.json`."""
+  """Makes a column of figures of `compute.json`."""
 
   def cell(run: runs_lib.Run) -> float:
     found = None if run.compute is None else value(run.compute)
@@ -56,14 +56,14 @@ def _of_compute(
 _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
   (
     'GFLOP a client and round',
-    _of_compute(lambda c: c.flops(c.client) / _GIGA),
+    _compute_column(lambda c: c.flops(c.client) / _GIGA),
     1,
   ),
-  ('forward-equivalents', _of_compute(lambda c: c.client), 0),
-  ("by the authors' code", _of_compute(lambda c: c.client_authors), 0),
+  ('forward-equivalents', _compute_column(lambda c: c.client), 0),
+  ("by the authors' code", _compute_column(lambda c: c.client_authors), 0),
   (
     'GFLOP of the server, a round',
-    _of_compute(lambda c: c.flops(c.server) / _GIGA),
+    _compute_column(lambda c: c.flops(c.server) / _GIGA),
     1,
   ),
 ]
@@ -84,7 +84,7 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
 
 
 def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
-  """The last round that all runs have evaluated on test data.
+  """Finds the last round that all runs have evaluated on test data.
 
   Args:
     groups: The groups of runs.
@@ -112,7 +112,7 @@ def last_common_round(groups: Sequence[runs_lib.RunGroup]) -> int:
 
 
 def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
-  """Tables of results, and of tests of the first group against the others.
+  """Makes tables of results, and of tests of the first group.
 
   Args:
     groups: At least one group of runs that differ only in their seeds.
@@ -168,7 +168,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
 
 
 def markdown(shown: Sequence[Table]) -> str:
-  """Tables as Markdown, with an empty line between two."""
+  """Writes tables as Markdown, with an empty line between two."""
   return '\n\n'.join(
     '\n'.join(
       f'| {" | ".join(cells)} |'
@@ -181,7 +181,7 @@ def markdown(shown: Sequence[Table]) -> str:
 def _declared(
   last_round: int,
 ) -> list[tuple[str, Callable[[runs_lib.Run], float], int]]:
-  """The columns that the declarations of metrics ask for."""
+  """Makes the columns that the declarations of metrics ask for."""
 
   def mean(column: str, scale: float) -> Callable[[runs_lib.Run], float]:
     return lambda run: scale * _late(run, column, last_round)
@@ -198,14 +198,14 @@ def _declared(
 
 
 def at(run: runs_lib.Run, column: str, round_num: int) -> float:
-  """A run's value in a column after a round; NaN if there is none."""
+  """Returns a run's value after a round; NaN if there is none."""
   rounds, values = run.curve(column)
   (at,) = np.nonzero(rounds == round_num)
   return float(values[at[0]]) if len(at) else math.nan
 
 
 def best_validation(run: runs_lib.Run, last_round: int) -> float:
-  """Test accuracy where validation accuracy is largest; the first of these."""
+  """Returns test accuracy where validation accuracy is largest first."""
   rounds, values = run.curve(summary.VALIDATION_ACCURACY)
   before = rounds <= last_round
   if not before.any():
@@ -214,14 +214,14 @@ def best_validation(run: runs_lib.Run, last_round: int) -> float:
 
 
 def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
-  """Mean over the last rounds, up to `last_round`."""
+  """Computes the mean over the last rounds, up to `last_round`."""
   rounds, values = run.curve(column)
   late = (rounds > last_round - _WINDOW) & (rounds <= last_round)
   return float(values[late].mean()) if late.any() else math.nan
 
 
 def mean_and_spread(values: Sequence[float], digits: int) -> str:
-  """The mean and, for several values, the sample standard deviation."""
+  """Writes the mean and, of several values, the sample deviation."""
   if not np.isfinite(values).all():
     return ''
   mean = f'{np.mean(values):.{digits}f}'
@@ -231,7 +231,7 @@ def mean_and_spread(values: Sequence[float], digits: int) -> str:
 
 
 def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
-  """p-values of the differences between the first group and each other."""
+  """Computes p-values of differences from the first group."""
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 import dataclasses
 import importlib.metadata
 import json
-import os
 import platform
 import re
 from typing import Any
@@ -73,38 +72,38 @@ class Subject:
 
   @property
   def kind(self) -> data_names.Kind:
-    """What the model classifies."""
+    """Returns the kind of the examples."""
     return self.data.train.kind
 
   @property
   def num_unlabeled(self) -> int:
-    """How many unlabelled examples clients train on."""
+    """Counts the unlabelled examples that clients train on."""
     if not self.config.learns_unlabeled:
       return 0
     return sum(map(len, self.partition.client_unlabeled))
 
   @property
   def is_semi_supervised(self) -> bool:
-    """Whether clients train on unlabelled examples."""
+    """Says whether clients train on unlabelled examples."""
     if self.config.is_private:  # Else it says whether they have any.
       return self.config.learns_unlabeled
     return bool(self.num_unlabeled)
 
   def measured(self, column: str) -> float | None:
-    """A figure of the model's round; None if it is not known."""
+    """Returns a figure of the model's round; None if it is not known."""
     rounds, values = self.run.curve(column)
     at = rounds == self.round_num
     return float(values[at][0]) if at.any() else None
 
   def total(self, column: str) -> float | None:
-    """A figure summed up to the model's round; None if it is not known."""
+    """Sums a figure up to the model's round; None if it is not known."""
     rounds, values = self.run.curve(column)
     until = rounds <= self.round_num
     return float(values[until].sum()) if until.any() else None
 
 
 def render(subject: Subject) -> str:
-  """The card.
+  """Writes the card.
 
   Args:
     subject: The model.
@@ -133,10 +132,10 @@ def render(subject: Subject) -> str:
     subject=subject,
     config=config,
     data=data,
-    data_name=_data_name(config.run.dataset),
+    data_name=config_lib.data_name(config.run.dataset),
     from_hub=config.run.dataset.startswith(data_names.HUB),
     task=_TASKS[subject.kind],
-    network=_without_folders(config.run.model),
+    network=_strip_folders(config.run.model),
     accuracy=accuracy,
     interval=interval,
     validation=subject.measured(summary.VALIDATION_ACCURACY),
@@ -155,7 +154,7 @@ def render(subject: Subject) -> str:
 def accuracy_interval(
   accuracy: float, num_examples: int
 ) -> tuple[float, float]:
-  """Wilson's 95% interval of an accuracy, for the draw of the examples.
+  """Computes Wilson's 95% interval of an accuracy.
 
   Args:
     accuracy: The share of them that is right.
@@ -174,7 +173,7 @@ def accuracy_interval(
 
 
 def installed(packages: Sequence[str]) -> str:
-  """The versions of this package, of Python and of other packages.
+  """Lists the versions of this package, of Python and of others.
 
   Args:
     packages: Names on the package index; those that are not installed are left
@@ -196,16 +195,8 @@ def installed(packages: Sequence[str]) -> str:
 
 
 def _escaped(text: Any) -> str:
-  """Text of a data set or a flag, which is no markup."""
+  """Escapes a text of a data set or a flag as no markup."""
   return _MARKUP.sub(r'\\\1', ' '.join(str(text).split()))
-
-
-def _data_name(dataset: str) -> str:
-  """A data set's name without the folder in which it is."""
-  if dataset.startswith(data_names.PATHS):
-    path = dataset.partition(':')[2]
-    return os.path.basename(os.path.abspath(os.path.expanduser(path)))
-  return dataset.removeprefix(data_names.HUB)
 
 
 def _classes(class_names: Sequence[str]) -> str:
@@ -215,11 +206,11 @@ def _classes(class_names: Sequence[str]) -> str:
 
 
 def _rows_of_data(subject: Subject) -> dict[str, str]:
-  """The data and who held them."""
+  """Describes the data and their holders."""
   config, data = subject.config, subject.data
   training = f'{len(data.train):,} for training, ' * (not config.is_private)
   rows = {
-    'data set': _data_name(config.run.dataset),
+    'data set': config_lib.data_name(config.run.dataset),
     'examples': f'{training}{len(data.test):,} for testing:'
     f' {subject.kind.noun} of {data_names.shape_text(data.example_shape)}',
   }
@@ -239,7 +230,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
 
 
 def _flags(config: config_lib.Config) -> list[str]:
-  """The flags that are not at their defaults and not about the machine."""
+  """Lists the flags that are not at their defaults."""
   usual = runs_lib.usual_flags(config.run.algorithm)
   ignored = continuation.without_influence()
   result = []
@@ -248,23 +239,23 @@ def _flags(config: config_lib.Config) -> list[str]:
     if name in ignored or text == usual.get(name):
       continue
     if name in _WITH_PATHS:
-      text = _without_folders(text)
+      text = _strip_folders(text)
     result.append(f'--{name}={text}')
   return result
 
 
-def _without_folders(text: str) -> str:
-  """The value of a flag, in which a path is reduced to its last name."""
+def _strip_folders(text: str) -> str:
+  """Reduces a path in a flag's value to its last name."""
   if text.startswith(data_names.HUB):
     return text
   return re.sub('[^:]*/(?=[^/])', '', text)
 
 
 def _cost(subject: Subject) -> dict[str, str]:
-  """What training up to the model's round took."""
+  """Describes the cost of training up to the model's round."""
   config, run = subject.config, subject.config.run
   if config.is_private:
-    subject = dataclasses.replace(subject, run=subject.run.without_sizes)
+    subject = dataclasses.replace(subject, run=subject.run.public)
   rounds = f'{subject.round_num:,}'
   if subject.is_best:
     rounds += f" of the run's {run.total_rounds:,}"
@@ -304,9 +295,10 @@ def _cost(subject: Subject) -> dict[str, str]:
 
 
 def _limits(subject: Subject) -> list[str]:
-  """Sentences on what the model can do, which follow from the configuration."""
+  """Lists limits of the model that follow from the configuration."""
   config, data, partition = subject.config, subject.data, subject.partition
   noun, num_classes = subject.kind.noun, data.num_classes
+  name = config_lib.data_name(config.run.dataset)
   shape = data_names.shape_text(data.example_shape)
   if subject.kind == data_names.TEXTS:
     takes = f'It reads the first {data.example_shape[0]} words of a text'
@@ -323,7 +315,7 @@ def _limits(subject: Subject) -> list[str]:
   limits = [
     f'{takes}; the preprocessing that follows is part of the SavedModel.',
     f'It knows {num_classes:,} classes, and gives one of them to any input.',
-    f'It was trained on {seen} of {_escaped(_data_name(config.run.dataset))}.'
+    f'It was trained on {seen} of {_escaped(name)}.'
     ' Of other data its accuracy is not known.',
   ]
   num_wrong = len(partition.wrong_examples)
@@ -344,7 +336,7 @@ def _limits(subject: Subject) -> list[str]:
 
 
 def _privacy(subject: Subject) -> str:
-  """What is guaranteed of the privacy of training data."""
+  """Says which guarantee of privacy training data have."""
   aggregator = subject.config.aggregator
   if not subject.config.aggregates:
     name = ''

@@ -1,4 +1,4 @@
-"""What has been run of the rows of the papers' tables. TensorFlow-free.
+"""Shows rows of the papers' tables and what has been run of them. TF-free.
 
 The folder of a run is `papers.Row.folder`.
 """
@@ -11,7 +11,9 @@ from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import papers
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import runs as runs_lib
@@ -43,14 +45,14 @@ class Result:
 
   @property
   def label(self) -> str:
-    """What it is called: a smaller budget is never 'ours'."""
+    """Names it: a smaller budget is never 'ours'."""
     if self.budget != papers.ALL_ROUNDS:
       return self.budget
     return 'ours' if self.rounds >= self.total_rounds else 'ours, unfinished'
 
   @property
   def text(self) -> str:
-    """'81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
+    """Writes '81.0 ± 2.0 % after 800 of 800 rounds, seeds 0, 1, 2'."""
     seeds = 'seed' if len(self.seeds) == 1 else 'seeds'
     is_usual = self.compute_dtype == papers.FLOAT32
     return (
@@ -63,7 +65,7 @@ class Result:
 def results(
   runs_dir: str, row: papers.Row, warn: Callable[[str], None]
 ) -> list[Result]:
-  """What has been run of a row, the paper's budget first.
+  """Reads the results of a row's runs, the paper's budget first.
 
   Args:
     runs_dir: The folder of all runs of rows.
@@ -92,7 +94,7 @@ def results(
 
 
 def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
-  """The matches of what in a folder has such a name."""
+  """Matches the names in a folder."""
   try:
     entries = os.listdir(path)
   except OSError:  # Nothing has been run.
@@ -101,7 +103,7 @@ def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
 
 
 def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
-  """A run of the row; raises `UsageError` if it is none, or has no result."""
+  """Reads a run of the row; raises `UsageError` without a result."""
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
@@ -140,7 +142,133 @@ def _result(
 
 
 def _accuracy(run: runs_lib.Run, row: papers.Row, last_round: int) -> float:
-  """Test accuracy in percent, of the round that the paper reports."""
+  """Returns test accuracy in percent in the round that is reported."""
   if row.reported == papers.BEST_VALIDATION:
     return 100 * compare.best_validation(run, last_round)
   return 100 * compare.at(run, compare.TEST_ACCURACY, last_round)
+
+
+def overview() -> list[str]:
+  """Lists all tables."""
+  tables: dict[str, list[papers.Row]] = {}
+  for row in papers.rows().values():
+    tables.setdefault(row.table, []).append(row)
+  width = max(map(len, tables))
+  counts = {
+    f'{name:{width}}  {len(rows):2}': rows[0].title
+    + (f' ({without} cannot be run)' if (without := _without(rows)) else '')
+    for name, rows in tables.items()
+  }
+  program = console.command('papers')
+  return [
+    'Tables and figures, with the number of their rows:',
+    console.table(counts),
+    '',
+    f"{program} list PATTERN lists rows ('*': all),",
+    f'{program} show ROW explains one.',
+  ]
+
+
+def _without(rows: Sequence[papers.Row]) -> int:
+  return sum(bool(row.why) for row in rows)
+
+
+def list_rows(rows: Sequence[papers.Row]) -> list[str]:
+  """Shows a line for each row: name, figure, and whether it can be run."""
+  width = max(len(row.name) for row in rows)
+  lines = [
+    f'{row.name:{width}}  {row.short_figure:>11}{_mark(row)}' for row in rows
+  ]
+  notes = []
+  if _without(rows):
+    notes.append('no: cannot be run; `show` says why.')
+  if any(row.needs for row in rows):
+    notes.append('data: needs data that no program fetches; `show` says which.')
+  return [*lines, *([''] if notes else []), *notes]
+
+
+def _mark(row: papers.Row) -> str:
+  if row.why:
+    return '  no'
+  return '  data' if row.needs else ''
+
+
+def _reported(row: papers.Row) -> str:
+  """Writes the paper's figure in words."""
+  if row.printed == papers.CURVE:
+    return 'a curve, no figure'
+  if row.printed == papers.UNKNOWN:
+    return 'not known to us'
+  short = row.short_figure
+  words = [f'{short} %{row.printed.removeprefix(short)}']
+  if row.spread:
+    words.append(f'in parentheses: {row.spread}')
+  if row.reported == papers.BEST_VALIDATION:
+    words.append('of the round with the best validation accuracy')
+  return '; '.join(words)
+
+
+def _about(row: papers.Row) -> dict[str, str]:
+  """Describes a row, apart from its flags."""
+  return {
+    'of': row.title,
+    'paper': _reported(row),
+    **({'cannot be run': row.why} if row.why else {}),
+    **({'needs': row.needs} if row.needs else {}),
+    **({'differs': '; '.join(row.differs)} if row.differs else {}),
+  }
+
+
+def describe(
+  row: papers.Row, runs_dir: str, warn: Callable[[str], None]
+) -> str:
+  """Describes a row: the paper, its flags, what has been run."""
+  arguments = ' '.join(_arguments(row, {}))
+  lines = [row.name, console.table({**_about(row), 'flags': arguments})]
+  if not row.why:
+    lines += _result_lines(row, runs_dir, warn)
+  return '\n'.join(lines)
+
+
+def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
+  """Writes the row's flags that have an effect, as far as that is known."""
+  try:
+    return row.arguments(more)
+  except UsageError:  # Its data are not there, or it cannot be run.
+    values = {**row.flags, **more}
+    return flags.to_flagfile(values).splitlines()
+
+
+def _result_lines(
+  row: papers.Row, runs_dir: str, warn: Callable[[str], None]
+) -> list[str]:
+  """Shows a line for each budget with which the row has been run."""
+  found = results(runs_dir, row, warn)
+  return [f'  {result.label:17}{result.text}' for result in found]
+
+
+def compare_rows(
+  pattern: str, runs_dir: str, warn: Callable[[str], None]
+) -> list[str]:
+  """Shows the paper beside what has been run; raises `UsageError`."""
+  lines = []
+  for row in papers.matching(pattern or '*'):
+    # Most rows have not been run: not worth a look.
+    if not os.path.isdir(os.path.join(runs_dir, row.name)):
+      continue
+    if found := _result_lines(row, runs_dir, warn):
+      figure = row.short_figure + (' %' if row.figure else '')
+      lines += [row.name, f'  {"paper":17}{figure}', *found]
+  if not lines:
+    raise UsageError(
+      f'nothing has been run of {pattern or "any row"} in --runs_dir='
+      f'{runs_dir}; {console.command("papers")} run ROW runs a row'
+    )
+  return lines
+
+
+def write_flagfile(row: papers.Row, more: dict[str, Any]) -> str:
+  """Makes a flagfile of a row and `more` flags, with comments about it."""
+  arguments = _arguments(row, more)
+  about = [row.name, *(f'{k}: {v}' for k, v in _about(row).items())]
+  return '\n'.join([*flags.comments(about), *arguments])

@@ -11,7 +11,7 @@ _NUM_NAMES = 8
 
 
 def unevenness(partition: Partition) -> tuple[float, float]:
-  """How far clients' classes are from those of all clients together.
+  """Measures how far clients' classes are from those of all clients.
 
   Args:
     partition: A partition.
@@ -32,7 +32,7 @@ def unevenness(partition: Partition) -> tuple[float, float]:
 
 
 def describe(partition: Partition) -> dict[str, str]:
-  """The rows of a summary, for `console.table`."""
+  """Describes a partition in rows for `console.table`."""
   settings, counts = partition.settings, partition.class_counts
   labeled = np.array([len(a) for a in partition.client_labeled])
   unlabeled = np.array([len(a) for a in partition.client_unlabeled])
@@ -82,7 +82,7 @@ def describe(partition: Partition) -> dict[str, str]:
 
 
 def describe_public(partition: Partition) -> dict[str, str]:
-  """The rows that do not depend on what clients hold."""
+  """Describes only what does not depend on clients' examples."""
   settings = partition.settings
   places = {
     'labelled at the server': len(partition.server_labeled),
@@ -98,7 +98,7 @@ def describe_public(partition: Partition) -> dict[str, str]:
 
 
 def _spread(numbers: np.ndarray) -> str:
-  """'12' if all are equal, else '2 to 9 (median 5)'."""
+  """Writes '12' if all are equal, else '2 to 9 (median 5)'."""
   low, middle, high = np.percentile(numbers, [0, 50, 100])
   if low == high:
     return f'{low:,g}'
@@ -106,7 +106,7 @@ def _spread(numbers: np.ndarray) -> str:
 
 
 def compare(first: Partition, second: Partition) -> dict[str, str]:
-  """The rows that say how two partitions of the same examples differ.
+  """Compares two partitions of the same examples, in rows.
 
   Args:
     first: A partition.
@@ -145,7 +145,7 @@ def compare(first: Partition, second: Partition) -> dict[str, str]:
 
 
 def _shared(first: np.ndarray, second: np.ndarray) -> str:
-  """How many examples are in both of two sets."""
+  """Counts the examples that are in both of two sets."""
   if np.array_equal(np.sort(first), np.sort(second)):
     return f'the same {len(first):,} examples' if len(first) else 'none'
   shared = len(np.intersect1d(first, second))
@@ -153,7 +153,7 @@ def _shared(first: np.ndarray, second: np.ndarray) -> str:
 
 
 def _holders(partition: Partition) -> np.ndarray:
-  """Who holds each example: nobody -1, server 0, validation 1, clients 2 ...
+  """Numbers holders: nobody -1, server 0, validation 1, clients 2 ...
 
   What clients hold out: -2 ...
   """

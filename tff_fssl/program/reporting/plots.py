@@ -3,17 +3,18 @@
 from collections.abc import Mapping, Sequence
 import colorsys
 import dataclasses
-import io
 from typing import Any
 import zlib
 
 import numpy as np
 
-from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
+from tff_fssl.program.reporting import figures
+from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import runs
 
 # What the horizontal axis can be: name -> (label, unit).
@@ -31,6 +32,11 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
 # Classes with a tick.
 _MAX_CLASSES = 10
+# Names of classes on axes, and what they are cut to.
+_MAX_TICKS, _MAX_NAME = 20, 12
+_BLUE, _ORANGE = 'tab:blue', 'tab:orange'
+# Inches: on a phone, text is then about as large as it says, in points.
+_WIDTH = 3.7
 # Of lines on a page that may be white or black.
 _MAX_LIGHTNESS = 0.58
 
@@ -49,7 +55,7 @@ class Style:
 
 
 def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """The style of each group: a function of its algorithm and its flags.
+  """Chooses each group's style by its algorithm and its flags.
 
   Args:
     groups: The groups in one figure.
@@ -76,7 +82,7 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
-  """`styles`, with pale colours darkened, so that thin lines are legible."""
+  """Darkens the pale colours of `styles`, so that thin lines are legible."""
   from matplotlib import colors  # pylint: disable=import-outside-toplevel
 
   result = []
@@ -91,13 +97,13 @@ def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def _place(algorithm: str) -> int:
-  """An algorithm's place in the registry; past the end if it is not there."""
+  """Finds an algorithm's place; past the end if it is not registered."""
   known = algorithm in _ALGORITHMS
   return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
 
 
 def _color(index: int) -> str:
-  """The strong colours of `tab20`, then its light ones, as a hex string."""
+  """Returns the strong colours of `tab20`, then its light ones, in hex."""
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   index %= _NUM_COLORS
@@ -124,12 +130,9 @@ def plot(
   Raises:
     UsageError: If there is nothing to draw.
   """
-  # Without pyplot, which would choose a window system for the whole process.
-  # pylint: disable=import-outside-toplevel
-  from matplotlib import figure
+  # Slow to import. pylint: disable=import-outside-toplevel
   from matplotlib import lines
   from matplotlib import patches
-  from matplotlib.backends import backend_agg
 
   panels = known_panels(groups, x_axis)
   if not panels:
@@ -137,11 +140,10 @@ def plot(
     raise UsageError(f'the runs have nothing to draw{what} yet')
   num_columns = min(2, len(panels))
   num_rows = -(-len(panels) // num_columns)
-  canvas = figure.Figure(
-    figsize=(5.5 * num_columns, 2.9 * num_rows + 0.5), layout='constrained'
+  canvas, grid = figures.new_figure(
+    5.5 * num_columns, 2.9 * num_rows + 0.5, num_rows, num_columns
   )
-  backend_agg.FigureCanvasAgg(canvas)
-  axes = list(canvas.subplots(num_rows, num_columns, squeeze=False).flat)
+  axes = list(grid.flat)
   group_styles = styles(groups)
   has_band = False
   for axis, panel in zip(axes, panels):
@@ -166,21 +168,14 @@ def plot(
   canvas.legend(
     handles=handles, loc='outside lower center', ncols=1, frameon=False
   )
-  save_png(canvas, path)
+  figures.save_png(canvas, path)
   return [panel.title for panel in panels]
-
-
-def save_png(canvas: Any, path: str) -> None:
-  """Writes a matplotlib figure as a PNG file; raises `UsageError`."""
-  content = io.BytesIO()
-  canvas.savefig(content, dpi=110, format='png')
-  durable.write_file(path, [content.getvalue()])
 
 
 def known_panels(
   groups: Sequence[runs.RunGroup], x_axis: str = 'rounds'
 ) -> list[metrics.Panel]:
-  """The diagrams, with those of their lines that some group has."""
+  """Returns the diagrams, with those of their lines that a group has."""
   panels = []
   for panel in metrics.panels(catalogue.all_metrics()):
     known = tuple(
@@ -196,7 +191,7 @@ def known_panels(
 def draw_alone(
   panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
 ) -> Any:
-  """A figure of one diagram over rounds, whose title is left to the page.
+  """Draws one diagram over rounds, whose title is left to the page.
 
   Args:
     panel: The diagram.
@@ -213,19 +208,15 @@ def draw_alone(
 
 
 def _small_figure() -> tuple[Any, Any]:
-  """(a figure among many of a page, its axes)."""
-  from matplotlib import figure  # pylint: disable=import-outside-toplevel
-
-  # A layout that adapts to the labels would take most of the time.
-  canvas = figure.Figure(figsize=(3.7, 2.2))
+  """Makes one of a page's many figures: (figure, its axes)."""
+  canvas, axis = figures.new_figure(_WIDTH, 2.2, adapts=False)
   canvas.subplots_adjust(left=0.16, right=0.97, bottom=0.19, top=0.93)
-  axis = canvas.subplots()
   axis.tick_params(labelsize=8)
   return canvas, axis
 
 
-def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
-  """A heat map of shares over rounds, a row for each class.
+def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
+  """Draws a heat map of shares over rounds, a row for each class.
 
   Args:
     group: What is drawn, as means over its runs.
@@ -259,7 +250,7 @@ def draw_of_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
 def _values(
   group: runs.RunGroup, line: metrics.Line, x_axis: str
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-  """(x, mean, spread) of a line, or None if it is not known."""
+  """Returns (x, mean, spread) of a line, or None if it is not known."""
   values = group.curve(line.column)
   if values is None or x_axis == 'rounds':
     return values
@@ -345,7 +336,93 @@ def _draw_panel(
 
 
 def _percent(value: float, position: int | None = None) -> str:
-  """A tick's label, exact: '2.5%'."""
+  """Writes a tick's label exactly: '2.5%'."""
   del position
   # Ticks are sums of floats: 0.30000000000000004 is 30%.
   return f'{float(f"{100 * value:.6g}"):g}%'
+
+
+def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
+  """Draws a confusion matrix, int [C, C], whose rows are true classes."""
+  canvas, axes = figures.new_figure(_WIDTH, 3.3)
+  num_classes = len(counts)
+  shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
+  image = axes.imshow(
+    shares, vmin=0, vmax=1, cmap='viridis', interpolation='nearest'
+  )
+  step = -(-num_classes // _MAX_TICKS)
+  shown = np.arange(0, num_classes, step)
+  names = [_short(class_names[i]) for i in shown]
+  turned = 90 if max(map(len, names)) > 3 else 0
+  axes.set_xticks(shown, names, fontsize=8, rotation=turned)
+  axes.set_yticks(shown, names, fontsize=8)
+  axes.set(xlabel='predicted class', ylabel='true class')
+  if num_classes <= _MAX_TICKS:
+    for (row, column), count in np.ndenumerate(counts):
+      if count:
+        axes.text(
+          column,
+          row,
+          count,
+          ha='center',
+          va='center',
+          size=7,
+          color='black' if shares[row, column] > 0.5 else 'white',
+        )
+  canvas.colorbar(image, ax=axes, label='share of the true class')
+  return canvas
+
+
+def _short(name: str) -> str:
+  name = files.printable(name)
+  return name if len(name) <= _MAX_NAME else f'{name[: _MAX_NAME - 1]}…'
+
+
+def draw_reliability(bins: predictions.Bins) -> Any:
+  """Draws accuracy by confidence, and how often it occurs."""
+  canvas, axes = figures.new_figure(_WIDTH, 3.0)
+  edges = np.arange(predictions.NUM_BINS) / predictions.NUM_BINS
+  width = 1 / predictions.NUM_BINS
+  axes.bar(
+    edges,
+    np.nan_to_num(bins.accuracy),
+    width,
+    align='edge',
+    color=_BLUE,
+    alpha=0.75,
+    lw=0,
+    label='accuracy in a bin',
+  )
+  axes.step(
+    [*edges, 1.0],
+    [*bins.share, bins.share[-1]],
+    where='post',
+    color=_ORANGE,
+    label='share of predictions',
+  )
+  axes.plot([0, 1], [0, 1], ':', color='0.5', label='calibrated')
+  axes.set(xlim=(0, 1), ylim=(0, 1), xlabel='confidence')
+  canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
+  return canvas
+
+
+def draw_clients(accuracies: np.ndarray) -> Any:
+  """Draws a histogram of accuracies, float [clients] in [0, 1]."""
+  canvas, axes = figures.new_figure(_WIDTH, 2.4)
+  low, high = accuracies.min(), accuracies.max()
+  spread = (
+    (0, 1) if high - low > 0.2 else (max(0, low - 0.1), min(1, high + 0.1))
+  )
+  axes.hist(accuracies, 20, range=spread, color=_BLUE, alpha=0.75)
+  worst = predictions.worst_decile(accuracies)
+  axes.axvline(
+    accuracies.mean(),
+    color=_BLUE,
+    ls='--',
+    label=f'mean {accuracies.mean():.3f}',
+  )
+  axes.axvline(worst, color=_ORANGE, label=f'worst tenth {worst:.3f}')
+  axes.set(xlabel='accuracy', ylabel='clients')
+  axes.yaxis.get_major_locator().set_params(integer=True)
+  axes.legend(frameon=False, fontsize=8)
+  return canvas

@@ -21,12 +21,12 @@ class Predictions(NamedTuple):
 
   @property
   def classes(self) -> np.ndarray:
-    """The most probable class of each example, int [N]."""
+    """Returns the most probable class of each example, int [N]."""
     return self.probs.argmax(1)
 
   @property
   def accuracy(self) -> float:
-    """The share of examples that are classified correctly."""
+    """Returns the share of examples that are classified correctly."""
     return float(np.mean(self.classes == self.labels))
 
 
@@ -75,8 +75,8 @@ class ModelFigures(NamedTuple):
   doubts: Sequence[str] = ()
 
 
-class OfClass(NamedTuple):
-  """Figures of a class; NaN where there is nothing to take them of."""
+class ClassFigures(NamedTuple):
+  """Figures of classes, each float [C]; NaN where they are not defined."""
 
   precision: np.ndarray
   recall: np.ndarray
@@ -98,37 +98,42 @@ class Bins(NamedTuple):
 
   @property
   def calibration_error(self) -> float:
-    """The expected calibration error, in [0, 1]."""
+    """Computes the expected calibration error, in [0, 1]."""
     gaps = np.abs(self.confidence - self.accuracy)
     return float(np.nansum(self.share * gaps))
 
 
 def confusion(predictions: Predictions) -> np.ndarray:
-  """int64 [C, C]: examples of each true class (row) by predicted class."""
-  num_classes = predictions.probs.shape[1]
-  counts = np.zeros([num_classes, num_classes], np.int64)
-  np.add.at(counts, (predictions.labels, predictions.classes), 1)
-  return counts
+  """Counts examples of each true class (row) by predicted class, int [C, C]."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from sklearn import metrics
+
+  classes = np.arange(predictions.probs.shape[1])
+  return metrics.confusion_matrix(
+    predictions.labels, predictions.classes, labels=classes
+  )
 
 
-def of_classes(counts: np.ndarray) -> OfClass:
-  """Figures [C] of each class, from a confusion matrix.
+def class_figures(predictions: Predictions) -> ClassFigures:
+  """Computes precision, recall and F1 of each class.
 
-  Args:
-    counts: See `confusion`.
-
-  Returns:
-    Precision, recall and F1. The F1 of a class that is there, but never
-    predicted, is 0; of one that is neither, NaN.
+  The F1 of a class that occurs but is never predicted is 0. That of a class
+  that is neither is NaN.
   """
-  right = counts.diagonal().astype(np.float64)
-  of, by = counts.sum(1), counts.sum(0)
-  with np.errstate(invalid='ignore'):
-    return OfClass(right / by, right / of, 2 * right / (of + by))
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from sklearn import metrics
+
+  *figures, _ = metrics.precision_recall_fscore_support(
+    predictions.labels,
+    predictions.classes,
+    labels=np.arange(predictions.probs.shape[1]),
+    zero_division=np.nan,
+  )
+  return ClassFigures(*figures)
 
 
 def bins(predictions: Predictions) -> Bins:
-  """Predictions in bins of equal width, (0, 0.1], ..., by their confidence."""
+  """Counts predictions in bins (0, 0.1], ... of their confidence."""
   confidence = predictions.probs.max(1)
   is_right = predictions.classes == predictions.labels
   place = np.ceil(confidence * NUM_BINS).astype(int) - 1
@@ -142,12 +147,12 @@ def bins(predictions: Predictions) -> Bins:
 
 
 def worst_decile(accuracies: np.ndarray) -> float:
-  """The mean of the least tenth, rounded up to whole clients."""
+  """Computes the mean of the least tenth, rounded up to whole clients."""
   return float(np.sort(accuracies)[: (len(accuracies) + 9) // 10].mean())
 
 
 def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
-  """exp(entropy) of how often each class occurs: C if all do alike, 1 if one.
+  """Computes exp(entropy) of classes: C if all are as frequent, 1 if one is.
 
   Args:
     classes: int [N], N >= 1.
@@ -156,13 +161,15 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
   Returns:
     That number.
   """
-  shares = np.bincount(classes, minlength=num_classes) / len(classes)
-  shares = shares[shares > 0]
-  return float(np.exp(-np.sum(shares * np.log(shares))))
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  counts = np.bincount(classes, minlength=num_classes)
+  return float(np.exp(stats.entropy(counts)))
 
 
 def collapse(predictions: Predictions, what: str) -> str:
-  """What looks wrong with the classes that are predicted; '' if nothing."""
+  """Says if the predicted classes look wrong; '' if they do not."""
   num_classes = predictions.probs.shape[1]
   there = num_effective_classes(predictions.labels, num_classes)
   found = num_effective_classes(predictions.classes, num_classes)

@@ -1,8 +1,9 @@
 """The report of runs: one HTML page with all in it. TensorFlow-free."""
 
 import base64
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import dataclasses
+import functools
 import io
 import os
 from typing import Any, NamedTuple
@@ -20,14 +21,13 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
-from tff_fssl.program.reporting import doubts as doubts_lib
+from tff_fssl.program.reporting import diagnostics
+from tff_fssl.program.reporting import figures as figures_lib
 from tff_fssl.program.reporting import model_card
-from tff_fssl.program.reporting import model_plots
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
 from tff_fssl.program.reporting import predictions
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import svg
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 
@@ -95,7 +95,7 @@ class Model(NamedTuple):
 def page(
   groups: Sequence[runs_lib.RunGroup], models: Sequence[Model] = ()
 ) -> str:
-  """The page.
+  """Writes the page.
 
   Args:
     groups: At least one group.
@@ -105,11 +105,11 @@ def page(
     HTML.
   """
   groups = [_publishable(group) for group in groups]
-  doubts = doubts_lib.find(groups)
+  doubts = diagnostics.find(groups)
   for model in models:
     if model.figures is not None:
       found = model.figures.doubts
-      doubts += [doubts_lib.Doubt(model.run, text) for text in found]
+      doubts += [diagnostics.Finding(model.run, text) for text in found]
   tables, note = _results(groups)
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_fssl.program.reporting', '.'),
@@ -148,8 +148,8 @@ def page(
 
 
 def _publishable(group: runs_lib.RunGroup) -> runs_lib.RunGroup:
-  """The group, without what is not to be shown of protected clients."""
-  members = (run.without_sizes if run.is_private else run for run in group.runs)
+  """Drops the figures of protected clients."""
+  members = (run.public if run.is_private else run for run in group.runs)
   return dataclasses.replace(group, runs=tuple(members))
 
 
@@ -163,7 +163,7 @@ def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
 def _results(
   groups: Sequence[runs_lib.RunGroup],
 ) -> tuple[list[compare.Table], str]:
-  """The tables of `compare.py`, and a sentence about them."""
+  """Makes the tables of `compare.py`, and a sentence about them."""
   try:
     last = compare.last_common_round(groups)
   except UsageError as error:
@@ -183,7 +183,7 @@ def _results(
 
 
 def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """The declared diagrams; then what comparisons show: bytes and seconds."""
+  """Draws the declared diagrams, then bytes and seconds."""
   declared = plots.known_panels(groups)
   drawn = {line.column for panel in declared for line in panel.lines}
   compared = [
@@ -204,7 +204,7 @@ def _curves(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
 
 
 def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """What is drawn for each class by itself: a diagram for each group."""
+  """Draws the figures of single classes: a diagram for each group."""
   result = []
   panels = metrics.panels(catalogue.all_metrics())
   for j, group in enumerate(groups[:MAX_PICTURES]):
@@ -216,15 +216,14 @@ def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
       whose = f': {group.label}' if len(groups) > 1 else ''
       title = f'{panel.title}{whose}'
       ends = [f'class {n} {_ends(group, c)}' for n, c in columns.items()]
-      with svg.style():
-        figure = plots.draw_of_classes(group, columns)
       label = f'{title} over rounds: {"; ".join(ends)}'
-      result.append(_diagram(title, figure, f'classes-{i}-{j}', label))
+      draw = functools.partial(plots.draw_classes, group, columns)
+      result.append(_diagram(title, draw, f'classes-{i}-{j}', label))
   return result
 
 
 def _columns(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
-  """The columns of the last rows of each table of all runs."""
+  """Lists the columns of the last rows of each table of all runs."""
   names = dict.fromkeys(
     name
     for group in groups
@@ -240,7 +239,7 @@ def _capital(text: str) -> str:
 
 
 def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """A diagram for each other column whose values change."""
+  """Draws a diagram for each other column whose values change."""
   columns = _columns(groups)
   shown = {'round'}
   for panel in metrics.panels(catalogue.all_metrics()):
@@ -268,11 +267,10 @@ def _drawn(
   groups: Sequence[runs_lib.RunGroup],
   name: str,
 ) -> list[Diagram]:
-  """Diagrams over rounds."""
+  """Draws diagrams over rounds."""
   result = []
   for i, panel in enumerate(panels):
-    with svg.style():
-      figure = plots.draw_alone(panel, groups, _MAX_POINTS)
+    draw = functools.partial(plots.draw_alone, panel, groups, _MAX_POINTS)
     arrow = metrics.ARROWS[panel.better]
     means = {
       metrics.HIGHER: ', higher is better',
@@ -286,30 +284,33 @@ def _drawn(
       )
     )
     result.append(
-      _diagram(f'{panel.title} {arrow}'.rstrip(), figure, f'{name}-{i}', label)
+      _diagram(f'{panel.title} {arrow}'.rstrip(), draw, f'{name}-{i}', label)
     )
   return result
 
 
 def _ends(group: runs_lib.RunGroup, column: str) -> str:
-  """'from 0.1 to 0.9'."""
+  """Writes 'from 0.1 to 0.9'."""
   curve = group.curve(column)
   assert curve is not None
   return f'from {curve[1][0]:.4g} to {curve[1][-1]:.4g}'
 
 
 def _diagram(
-  title: str, figure: Any, name: str, label: str, note: str = ''
+  title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
-  return Diagram(title, svg.render(figure, name, label), note)
+  """Draws a diagram in the page's style."""
+  with figures_lib.style():
+    figure = draw()
+  return Diagram(title, figures_lib.render(figure, name, label), note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
-  """Who holds what, in the first run of each group; what is equal, once."""
+  """Shows the partition of each group's first run, each partition once."""
   found: list[tuple[list[str], partition_lib.Partition | None, bool]] = []
   for group in groups:
     is_private = group.runs[0].is_private
-    partition = doubts_lib.read_partition(group.runs[0])
+    partition = diagnostics.read_partition(group.runs[0])
     for titles, other, is_other_private in found:
       if is_private != is_other_private:
         continue
@@ -337,16 +338,15 @@ def _partition(
   partition: partition_lib.Partition | None,
   is_private: bool,
 ) -> Section:
-  """Who holds what; of protected clients, nothing."""
+  """Shows a partition; of protected clients, nothing."""
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
   if is_private:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
-  with svg.style():
-    figure = partition_plot.draw(partition)
+  draw = functools.partial(partition_plot.draw, partition)
   label = f'examples of each class at each client: {rows["partition"]}'
-  diagram = _diagram('Classes at clients', figure, name, label)
+  diagram = _diagram('Classes at clients', draw, name, label)
   return Section(title, [diagram], rows=rows)
 
 
@@ -355,7 +355,7 @@ def _first(group: runs_lib.RunGroup) -> str:
 
 
 def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
-  """What is known of a model."""
+  """Shows the figures of a model."""
   figures = model.figures
   if figures is None:
     return Section(_first(group), note=model.reason)
@@ -363,7 +363,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   if figures.test is None:
     return Section(title, note=figures.about_clients)
   counts = predictions.confusion(figures.test)
-  of_class = predictions.of_classes(counts)
+  of_class = predictions.class_figures(figures.test)
   bins = predictions.bins(figures.test)
   rows = {
     'accuracy': f'{figures.test.accuracy:.4f}',
@@ -372,37 +372,36 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
     'test examples': f'{len(figures.test.labels):,}',
   }
   names = tuple(figures.class_names)
-  with svg.style():
-    diagrams = [
+  diagrams = [
+    _diagram(
+      'Confusion matrix',
+      lambda: plots.draw_confusion(counts, names),
+      f'confusion-{i}',
+      f'confusion matrix of {len(names)} classes; its figures are in the table'
+      ' of classes',
+    ),
+    _diagram(
+      'Reliability',
+      lambda: plots.draw_reliability(bins),
+      f'reliability-{i}',
+      'accuracy by confidence; expected calibration error'
+      f' {bins.calibration_error:.4f}',
+    ),
+  ]
+  if len(figures.clients):
+    worst = predictions.worst_decile(figures.clients)
+    diagrams.append(
       _diagram(
-        'Confusion matrix',
-        model_plots.draw_confusion(counts, names),
-        f'confusion-{i}',
-        f'confusion matrix of {len(names)} classes; its figures are in the'
-        ' table of classes',
-      ),
-      _diagram(
-        'Reliability',
-        model_plots.draw_reliability(bins),
-        f'reliability-{i}',
-        'accuracy by confidence; expected calibration error'
-        f' {bins.calibration_error:.4f}',
-      ),
-    ]
-    if len(figures.clients):
-      worst = predictions.worst_decile(figures.clients)
-      diagrams.append(
-        _diagram(
-          f'Accuracy at {len(figures.clients):,} clients',
-          model_plots.draw_clients(figures.clients),
-          f'clients-{i}',
-          f'histogram of accuracies of clients: mean'
-          f' {figures.clients.mean():.4f}, worst tenth {worst:.4f}',
-          f'{figures.about_clients}.',
-        )
+        f'Accuracy at {len(figures.clients):,} clients',
+        lambda: plots.draw_clients(figures.clients),
+        f'clients-{i}',
+        f'histogram of accuracies of clients: mean'
+        f' {figures.clients.mean():.4f}, worst tenth {worst:.4f}',
+        f'{figures.about_clients}.',
       )
-      rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
-      rows['  mean of the worst tenth'] = f'{worst:.4f}'
+    )
+    rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
+    rows['  mean of the worst tenth'] = f'{worst:.4f}'
   if figures.pseudo is not None:
     rows['pseudo-labels by it that are right, all kept'] = (
       f'{figures.pseudo.accuracy:.4f} of {len(figures.pseudo.labels):,}'
@@ -410,7 +409,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   return Section(
     title,
     diagrams,
-    [_of_classes(names, counts, of_class, figures.pseudo)],
+    [_class_table(names, counts, of_class, figures.pseudo)],
     rows,
     {
       kind: [_shown(example) for example in examples]
@@ -424,13 +423,13 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
   )
 
 
-def _of_classes(
+def _class_table(
   names: tuple[str, ...],
   counts: np.ndarray,
-  figures: predictions.OfClass,
+  figures: predictions.ClassFigures,
   pseudo: predictions.Predictions | None,
 ) -> compare.Table:
-  """Figures of each class, and how many pseudo-labels are of it."""
+  """Shows figures of each class, and its pseudo-labels."""
   header = ['class', 'test examples', 'accuracy', 'precision', 'F1']
   rows = [
     [name, f'{counts[i].sum():,}']
@@ -459,7 +458,7 @@ def _shown(example: predictions.ShownExample) -> dict[str, Any]:
 
 
 def _png(pixels: np.ndarray) -> str:
-  """An image as a URL that holds it."""
+  """Writes an image as a URL that holds it."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   content = io.BytesIO()
@@ -471,7 +470,7 @@ def _png(pixels: np.ndarray) -> str:
 
 
 def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
-  """What each run cost."""
+  """Shows the cost of each run."""
   header = [
     'run',
     'rounds',
@@ -505,7 +504,7 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
 
 
 def _command(run: runs_lib.Run) -> str:
-  """The command that repeats a run, into another folder."""
+  """Writes the command that repeats a run, into another folder."""
   path = output_tree.OutputTree(run.path).flags_file
   again = [f'--flagfile={path}', '--output_dir=NEW']
   own_file = flags.own_file_of(path)
@@ -523,7 +522,7 @@ def _command(run: runs_lib.Run) -> str:
 
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
-  """The flags in which runs differ; None if there are none."""
+  """Shows the flags in which runs differ; None if there are none."""
   ignored = continuation.without_influence()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
@@ -544,7 +543,7 @@ def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
 
 
 def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
-  """Versions that runs have recorded, and those of this program."""
+  """Lists versions that runs have recorded, and those of this program."""
   rows = {}
   for run in members:
     folder = output_tree.OutputTree(run.path).model

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import os
+from typing import TypeVar
 
 import numpy as np
 
@@ -19,6 +20,8 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
+
+_T = TypeVar('_T')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,16 +42,16 @@ class Run:
 
   @property
   def is_private(self) -> bool:
-    """Whether the run protects its clients."""
+    """Says whether the run protects its clients."""
     return self.flags.get('aggregator') in aggregator_hparams.PRIVATE
 
   @property
-  def without_sizes(self) -> 'Run':
-    """The run without what depends on how many examples clients hold."""
+  def public(self) -> 'Run':
+    """Drops all that depends on how many examples clients hold."""
     return dataclasses.replace(self, rows=self.rows[:2], compute=None)
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds int [N], values float64 [N]) where the column is known."""
+    """Returns (rounds int [N], values float64 [N]) where they are known."""
     for rows in self.rows:
       try:
         values = csv_table.column(rows, column)
@@ -61,7 +64,7 @@ class Run:
     return np.zeros([0], np.int64), np.zeros([0])
 
   def used(self, x_axis: str) -> tuple[np.ndarray, np.ndarray]:
-    """(rounds, what the run had used after each); see `positions`."""
+    """Sums up the use of bytes or hours: (rounds, used so far)."""
     if x_axis == 'hours':
       rounds, each = self.curve('seconds/round')
       return rounds, np.cumsum(each)
@@ -94,7 +97,7 @@ class RunGroup:
   def curve(
     self, column: str
   ) -> tuple[np.ndarray, np.ndarray, np.ndarray] | None:
-    """(rounds, mean, sample standard deviation) over runs, or None.
+    """Computes (rounds, mean, sample standard deviation) over runs.
 
     Rounds are those that all runs with this column have in common.
     """
@@ -112,7 +115,7 @@ class RunGroup:
     return common, stacked.mean(0), spread
 
   def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
-    """(rounds, mean over runs of what they had used by then), or None.
+    """Averages the use over runs: (rounds, used so far), or None.
 
     Args:
       x_axis: 'bytes', those sent and received by all clients; or 'hours', the
@@ -127,6 +130,9 @@ class RunGroup:
       common = np.intersect1d(common, rounds)
     stacked = [values[np.isin(rounds, common)] for rounds, values in used]
     return common, np.mean(stacked, axis=0)
+
+
+NO_RUN = 'no run was given; give one folder or more'
 
 
 class NotARunError(UsageError):
@@ -149,21 +155,44 @@ def read_all(
   Raises:
     UsageError: If no run is left, or a run's files cannot be read.
   """
-  runs, left_out = [], []
+
+  def read(path: str) -> Run:
+    run = read_run(path)
+    if column and not len(run.curve(column)[0]):
+      raise NotARunError(f'{path}: this run has no evaluation yet')
+    return run
+
+  return read_each(paths, read, warn)
+
+
+def read_each(
+  paths: Sequence[str], read: Callable[[str], _T], warn: Callable[[str], None]
+) -> list[_T]:
+  """Calls `read` for each path; warns about those that are not runs.
+
+  Args:
+    paths: Folders, at least one.
+    read: Returns what a path holds, or raises `NotARunError`.
+    warn: Called for each path that is left out.
+
+  Returns:
+    What `read` returned, at least one value.
+
+  Raises:
+    UsageError: If no path is left, or from `read`.
+  """
+  found, left_out = [], []
   for path in paths:
     try:
-      run = read_run(path)
-      if column and not len(run.curve(column)[0]):
-        raise NotARunError(f'{path}: this run has no evaluation yet')
-      runs.append(run)
+      found.append(read(path))
     except NotARunError as error:
       left_out.append(str(error))
-  if not runs:
+  if not found:
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
     raise UsageError(f'{left_out[0]}{more}')
   for reason in left_out:
     warn(f'left out: {reason}')
-  return runs
+  return found
 
 
 def read_run(path: str) -> Run:
@@ -192,7 +221,7 @@ def read_run(path: str) -> Run:
 
 
 def of_tree(tree: output_tree.OutputTree) -> Run:
-  """What a run's folder holds so far; raises `UsageError`."""
+  """Reads a run's folder, finished or not; raises `UsageError`."""
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   return Run(
     tree.path,
@@ -203,7 +232,7 @@ def of_tree(tree: output_tree.OutputTree) -> Run:
 
 
 def usual_flags(algorithm: str = '') -> dict[str, str]:
-  """The defaults of all flags, as text.
+  """Returns the defaults of all flags, as text.
 
   Args:
     algorithm: The algorithm whose own defaults are included; '' for none. One

@@ -73,7 +73,7 @@ class Status:
   pid: int | None
 
   def to_json(self, group: str) -> dict[str, Any]:
-    """Values for JSON.
+    """Returns values for JSON.
 
     Args:
       group: The label of its group.
@@ -88,7 +88,7 @@ class Status:
 
 
 def find(folders: Sequence[str], warn: Callable[[str], None]) -> list[str]:
-  """The folders of runs in folders, at any depth, each once.
+  """Finds the folders of runs, at any depth, each once.
 
   Links are followed. What a run itself writes is not searched for runs, nor are
   folders whose names begin with a dot.
@@ -150,7 +150,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def read(path: str, warn: Callable[[str], None]) -> Status:
-  """How a run is going.
+  """Reads how a run is going.
 
   Args:
     path: Its folder.
@@ -203,7 +203,7 @@ def read(path: str, warn: Callable[[str], None]) -> Status:
 
 
 def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
-  """(test accuracy of the last row, of the row that validation selects)."""
+  """Reads test accuracy: (of the last row, of the row selected)."""
   rows = csv_table.read(eval_csv)[1]
   chosen = summary.best_round(rows) if rows else None
   last = csv_table.number(rows[-1], _TEST_ACCURACY) if rows else None
@@ -244,7 +244,7 @@ def grouped(
 def lines(
   groups: Sequence[tuple[runs_lib.RunGroup, Sequence[Status]]],
 ) -> Iterator[str]:
-  """A table of runs, and what their states mean, in 80 columns.
+  """Writes a table of runs and their states, in 80 columns.
 
   Args:
     groups: As of `grouped`.
@@ -284,7 +284,7 @@ def lines(
 
 
 def _row(status: Status) -> dict[str, str]:
-  """The cells of a run."""
+  """Writes the cells of a run."""
   done, total = status.round_num, status.total_rounds
   if done is not None and done < 1:
     first = min(status.first_round, done)

@@ -4,18 +4,18 @@ from xml.etree import ElementTree
 
 from matplotlib import figure
 
-from tff_fssl.program.reporting import svg
+from tff_fssl.program.reporting import figures
 
 
 def _draw(name, label='what', title='x'):
-  with svg.style():
+  with figures.style():
     canvas = figure.Figure(figsize=(3, 2))
     axes = canvas.subplots()
     axes.plot([1, 2, 3], marker='o')
     axes.plot([3, 2, 1], color='0.3')  # As in legends of `plots`.
     axes.fill_between([0, 1, 2], [1, 2, 3])
     axes.set_title(title)
-  return svg.render(canvas, name, label)
+  return figures.render(canvas, name, label)
 
 
 def test_text_has_the_color_of_the_page():

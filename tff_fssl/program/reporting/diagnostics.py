@@ -83,7 +83,7 @@ _SETTINGS = (
 )
 
 
-class Doubt(NamedTuple):
+class Finding(NamedTuple):
   """Something that looks wrong.
 
   Attributes:
@@ -95,10 +95,10 @@ class Doubt(NamedTuple):
   text: str
 
 
-def find(groups: Sequence[runs_lib.RunGroup]) -> list[Doubt]:
-  """All that looks wrong, by each run and then between runs."""
+def find(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
+  """Finds what looks wrong, in each run and then between runs."""
   found = [
-    Doubt(run.path, text)
+    Finding(run.path, text)
     for group in groups
     for run in group.runs
     for check in _CHECKS
@@ -108,7 +108,7 @@ def find(groups: Sequence[runs_lib.RunGroup]) -> list[Doubt]:
 
 
 def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
-  """'round 3', 'rounds 3 to 9', or '4 rounds from 3 to 9'."""
+  """Writes 'round 3', 'rounds 3 to 9', or '4 rounds from 3 to 9'."""
   first, last = int(min(rounds)), int(max(rounds))
   if first == last:
     return f'round {first}'
@@ -118,7 +118,7 @@ def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
 
 
 def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
-  """A run's partition, or None if it has none that can be read."""
+  """Reads a run's partition; None if there is none to read."""
   path = output_tree.OutputTree(run.path).partition_json
   if not os.path.lexists(path):
     return None
@@ -129,7 +129,7 @@ def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
 
 
 def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
-  """Pseudo-labels that are all dropped, all kept, or no better than chance."""
+  """Finds pseudo-labels all dropped, all kept, or no better than chance."""
   column = f'{_TRAIN}/pseudo_label_ratio'
   rounds, kept = (values[-_LAST:] for values in run.curve(column))
   if not len(rounds):
@@ -161,14 +161,14 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
 
 
 def _has_threshold(run: runs_lib.Run) -> bool:
-  """Whether its algorithm drops pseudo-labels at all."""
+  """Says whether its algorithm drops pseudo-labels at all."""
   entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
   fields = config.own_group(entry).named_fields() if entry else []
   return not entry or any('threshold' in name for name, _ in fields)
 
 
 def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
-  """Losses that are 0 or never change, and weights of losses that are 0."""
+  """Finds losses that are 0 or never change, and weights of 0."""
   columns = dict.fromkeys(
     name for rows in run.rows for row in rows[:1] for name in row
   )
@@ -206,7 +206,7 @@ def _is_zero(text: str) -> bool:
 
 
 def _optimistic_selection(run: runs_lib.Run) -> Iterator[str]:
-  """Accuracy on the examples of selection far above that on the test set."""
+  """Finds accuracy on validation far above that on test examples."""
   rounds, values = run.curve(summary.VALIDATION_ACCURACY)
   if not len(rounds):
     return
@@ -233,7 +233,7 @@ def _number(run: runs_lib.Run, flag: str, default: float) -> float:
 
 
 def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
-  """Clients that were rejected, or that decide a round alone."""
+  """Finds rejected clients, and those that decide a round alone."""
   told: list[list[float]] = []
   for column, what in _TROUBLES.items():
     rounds, counts = run.curve(column)
@@ -258,7 +258,7 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
 
 
 def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
-  """Results that are not numbers."""
+  """Finds results that are not numbers."""
   for rows in run.rows:
     for column in (compare.TEST_ACCURACY, 'test/loss'):
       bad = [
@@ -271,7 +271,7 @@ def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
 
 
 def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
-  """A partition that contradicts itself or the flags."""
+  """Finds a partition that contradicts itself or the flags."""
   path = output_tree.OutputTree(run.path).partition_json
   if not os.path.lexists(path):
     return
@@ -324,7 +324,7 @@ def _same(first: str, second: str) -> bool:
 
 
 def _usual_unevenness(counts: np.ndarray) -> float:
-  """About what `partitions.unevenness` is if examples are drawn alike."""
+  """Estimates `partitions.unevenness` of examples drawn evenly."""
   counts = counts[counts.sum(1) > 0]
   if not len(counts):
     return 0.0
@@ -337,8 +337,8 @@ def _usual_unevenness(counts: np.ndarray) -> float:
 
 def _different_budgets(
   groups: Sequence[runs_lib.RunGroup],
-) -> Iterator[Doubt]:
-  """Runs that are not of the same budget, data and labels."""
+) -> Iterator[Finding]:
+  """Finds runs of different budgets, data or labels."""
   members = [run for group in groups for run in group.runs]
   all_runs = f'{len(members)} runs'
   last = {
@@ -349,7 +349,7 @@ def _different_budgets(
       min(last, key=last.__getitem__),
       max(last, key=last.__getitem__),
     )
-    yield Doubt(
+    yield Finding(
       all_runs,
       f'runs are of different length: {short} has {last[short]} rounds, {long}'
       f' {last[long]}; tables take the last round that all have evaluated',
@@ -357,7 +357,7 @@ def _different_budgets(
   for run in members:
     total = _number(run, 'total_rounds', last[run.path])
     if last[run.path] < total:
-      yield Doubt(
+      yield Finding(
         run.path,
         f'it is not finished: {last[run.path]} of {total:.0f} rounds',
       )
@@ -369,7 +369,7 @@ def _different_budgets(
       shown = ' / '.join(value or '(not given)' for value in values[:4])
       differing.append(f'--{flag} {shown}')
   if differing:
-    yield Doubt(
+    yield Finding(
       all_runs,
       'runs are of different budgets, data or labels:'
       f' {", ".join(differing)}; differences in accuracy may come from that',
@@ -378,7 +378,7 @@ def _different_budgets(
     try:
       compare.check_seeds([group])
     except UsageError as error:
-      yield Doubt(group.label, str(error))
+      yield Finding(group.label, str(error))
 
 
 _CHECKS: tuple[Callable[[runs_lib.Run], Iterator[str]], ...] = (

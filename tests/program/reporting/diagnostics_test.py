@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import written_runs
 
-from tff_fssl.program.reporting import doubts
+from tff_fssl.program.reporting import diagnostics
 from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import output_tree
 
@@ -12,7 +12,7 @@ _TRAIN = written_runs.TRAIN
 
 
 def _find(*paths):
-  found = doubts.find(runs.group_runs([runs.read_run(p) for p in paths]))
+  found = diagnostics.find(runs.group_runs([runs.read_run(p) for p in paths]))
   return [doubt.text for doubt in found]
 
 
@@ -171,4 +171,4 @@ def test_a_run_that_counts_twice(tmp_path):
   ],
 )
 def test_rounds_in_words(rounds, text):
-  assert doubts.rounds_text(rounds) == text
+  assert diagnostics.rounds_text(rounds) == text

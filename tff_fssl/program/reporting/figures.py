@@ -1,6 +1,6 @@
-"""Diagrams as parts of a page: their text takes the page's colour and font.
+"""Makes matplotlib's figures, as PNG files and as parts of a page. TF-free.
 
-TensorFlow-free.
+On a page, their text takes the page's colour and font.
 """
 
 from collections.abc import Iterator
@@ -9,6 +9,7 @@ import io
 from typing import Any
 from xml.etree import ElementTree
 
+from tff_fssl import durable
 from tff_fssl import files
 
 # What is drawn in these colours gets the colour of the page's text: the first
@@ -17,9 +18,38 @@ _TEXT = '#010203'
 _CURRENT = (_TEXT, '#4c4c4c')
 
 
+def new_figure(
+  width: float, height: float, *grid: int, adapts: bool = True
+) -> tuple[Any, Any]:
+  """Makes a figure without pyplot, which would choose a window system.
+
+  Args:
+    width: Inches.
+    height: Inches.
+    *grid: Rows and columns of diagrams; one diagram if not given.
+    adapts: Whether the layout adapts to labels, which takes most of the time.
+
+  Returns:
+    (the figure, its axes).
+  """
+  from matplotlib import figure  # pylint: disable=import-outside-toplevel
+
+  canvas = figure.Figure(
+    figsize=(width, height), layout='constrained' if adapts else None
+  )
+  return canvas, canvas.subplots(*grid, squeeze=not grid)
+
+
+def save_png(canvas: Any, path: str) -> None:
+  """Writes a figure as a PNG file; raises `UsageError`."""
+  content = io.BytesIO()
+  canvas.savefig(content, dpi=110, format='png')
+  durable.write_file(path, [content.getvalue()])
+
+
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """Within it, matplotlib's figures have a style that suits any page."""
+  """Gives figures that are made within it a style that suits any page."""
   import matplotlib  # pylint: disable=import-outside-toplevel
 
   colored = ('axes.edgecolor', 'axes.labelcolor', 'text.color')
@@ -39,7 +69,7 @@ def style() -> Iterator[None]:
 
 
 def render(figure: Any, name: str, label: str) -> str:
-  """A figure as the text of an SVG element, for HTML.
+  """Renders a figure as the text of an SVG element, for HTML.
 
   Args:
     figure: A matplotlib figure, made within `style`.

@@ -1,0 +1,53 @@
+import dataclasses
+import re
+
+import pytest
+
+from tff_fssl import hparams
+from tff_fssl.hparams import hparam
+from tff_fssl.program.commands import main
+
+
+def test_readme_names_the_exit_codes(repository):
+  readme = (repository / 'README.md').read_text()
+  rows = [re.findall(r'\d+', line.split('|')[1])
+          for line in readme.splitlines() if line.startswith('| ')]  # fmt: skip
+  named = {int(code) for row in rows for code in row}
+  assert named == {
+    main.DONE,
+    main.FAILED,
+    main.USAGE,
+    main.NOT_FINITE,
+    main.INTERRUPTED,
+    main.CLOSED_PIPE,
+    main.TERMINATED,
+  }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Hparams:
+  kind: str = hparam('a', 'Which.', choices=('a', 'b'))
+  depth: int = hparam(3, 'How deep.', when=lambda own: own.kind == 'b')
+
+  def __post_init__(self):
+    hparams.validate(self)
+
+
+@main.command('programs/x.py NAME', 'Tries.', _Hparams, missing='none', most=1)
+def _program(settings, parsed):
+  return settings.depth if parsed.positional == ('code',) else None
+
+
+def test_a_command_parses_checks_and_returns_a_code(capsys):
+  assert _program(['code', '--kind=b', '--depth=7']) == 7
+  assert _program(['other']) == main.DONE
+  assert _program(['--help']) == main.DONE
+  assert '--depth=3' in capsys.readouterr().out
+  for argv, message in (
+    ([], '^none$'),
+    (['a', 'b'], "^'b': give one name only$"),
+    (['code', '--depth=7'], '^--depth: has no effect with --kind=a; leave it'),
+    (['code', '--kind=c'], '^--kind=c: allowed are a, b'),
+  ):
+    with pytest.raises(hparams.UsageError, match=message):
+      _program(argv)

@@ -1,0 +1,27 @@
+import importlib.util
+
+import pytest
+
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config
+from tff_fssl.program.configuration import run_hparams
+
+
+def _config(*argv):
+  return config.from_command_line(argv)
+
+
+def test_trackers(monkeypatch):
+  assert run_hparams.parse_trackers('') == {}
+  assert run_hparams.parse_trackers('mlflow:http://h:1/x,wandb:me/it') == {
+    'mlflow': 'http://h:1/x',
+    'wandb': 'me/it',
+  }
+  # A password is not printed.
+  for text in ('mlflow:https://me:secret@h', 'mlflow:http://h?token=secret'):
+    with pytest.raises(UsageError) as error:
+      run_hparams.parse_trackers(text)
+    assert 'secret' not in str(error.value)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
+  with pytest.raises(UsageError, match='W.* is not installed; `make setup-tr'):
+    _config('--track=wandb:it')

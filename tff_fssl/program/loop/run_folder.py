@@ -1,0 +1,186 @@
+"""What a training run reads from its folder and writes to it."""
+
+import os
+from typing import Any
+
+from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl import hparams
+from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_plot
+from tff_fssl.hparams import UsageError
+from tff_fssl.program import console
+from tff_fssl.program import training_types
+from tff_fssl.program.configuration import config as config_lib
+from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.reporting import tensorboard
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import row_files
+from tff_fssl.program.storage import summary
+from tff_fssl.program.storage import warm_start
+from tff_fssl.rounds import participation
+
+
+def check_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Raises `UsageError` if the run was made with another partition."""
+  if not os.path.lexists(tree.partition_json):
+    return
+  text = files.read_text(tree.partition_json)
+  try:
+    recorded = partition_lib.Partition.from_json(text)
+    is_same = recorded.has_same_examples(task.partition)
+  except UsageError:
+    is_same = False
+  if not is_same:
+    raise UsageError(
+      f'{tree.partition_json} is not the partition that the flags give now: the'
+      ' file, the data or the code have changed since the run was made, so the'
+      ' run cannot be continued; choose another --output_dir'
+    )
+
+
+def record_partition(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes the partition; one that is already there has been checked."""
+  if not os.path.lexists(tree.partition_json):
+    task.partition.save_json(tree.partition_json)
+  if not os.path.lexists(tree.partition_png):
+    partition_plot.plot(task.partition, tree.partition_png)
+
+
+def check_availability(
+  config: config_lib.Config, tree: output_tree.OutputTree
+) -> None:
+  """Raises `UsageError` if the file is wrong, or not that of the run."""
+  availability = participation.read_availability(
+    config.participation, config.run.num_clients
+  )
+  if availability is None or not os.path.lexists(tree.availability_csv):
+    return
+  if files.read_text(tree.availability_csv) != availability.to_csv():
+    raise UsageError(
+      f'--availability_file={config.participation.availability_file}: has'
+      ' changed since the run was made, so the run cannot be continued; give'
+      f' what is in its copy, {tree.availability_csv}, or choose another'
+      ' --output_dir'
+    )
+
+
+def record_availability(task: Any, tree: output_tree.OutputTree) -> None:
+  """Writes a copy of the file; one that is already there has been checked."""
+  availability = participation.read_availability(
+    task.config.participation, task.partition.num_clients
+  )
+  if availability and not os.path.lexists(tree.availability_csv):
+    text = availability.to_csv()
+    durable.write_file(tree.availability_csv, [text.encode()])
+
+
+def read_frozen(
+  config: config_lib.Config,
+  tree: output_tree.OutputTree,
+  loaded: warm_start.Loaded | None,
+) -> Any:
+  """Reads the weights that do not train; None if all do."""
+  if loaded:
+    return loaded.frozen if config.run.train_layers else None
+  return warm_start.read_frozen(tree, checkpoint.run_owner(config))
+
+
+def _owner(task: Any) -> checkpoint.Owner:
+  """Returns the owner of a task's checkpoints."""
+  run = checkpoint.run_owner(task.config)
+  return checkpoint.model_owner(run, task.model_fn())
+
+
+def build_settings(task: Any) -> training_types.Settings:
+  """Builds the settings of training."""
+  config = task.config
+  evaluated_on = f'{len(task.data.test):,} test'
+  if config.run.num_validation:
+    evaluated_on += f' and {config.run.num_validation:,} validation'
+  return hparams.build_from(
+    config.run,
+    training_types.Settings,
+    first_round=config.first_round,
+    evaluated_on=f'{evaluated_on} examples',
+  )
+
+
+def build_outputs(
+  task: Any,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+  also: Any,
+) -> Any:
+  """Builds the managers of a run's folder, beside those of others."""
+  # They import TensorFlow. pylint: disable=import-outside-toplevel
+  from tff_fssl.program.loop import training
+  from tff_fssl.program.reporting import managers
+
+  run, owner = task.config.run, _owner(task)
+  return training.Outputs(
+    managers.DurableProgramStateManager(
+      tree.checkpoints,
+      keep_total=run.keep_checkpoints,
+      warn=view.say,
+      owner=owner,
+      keep_also_fn=lambda: summary.best_round_num(tree.eval_csv),
+    ),
+    csv_table.CsvTable(tree.train_csv),
+    csv_table.CsvTable(tree.eval_csv),
+    csv_table.CsvTable(tree.timing_csv),
+    also,
+    csv_table.RoundLines(tree.non_finite_txt),
+    row_files.RowFiles(tree.client_rows, owner),
+  )
+
+
+def build_profiler(
+  config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
+) -> tensorboard.RoundProfiler:
+  """Builds the profiler of rounds; says if all of them are over."""
+  run = config.run
+  rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
+  done = max(checkpoint.versions(tree.checkpoints), default=0)
+  if rounds and max(rounds) <= done:
+    view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
+  return tensorboard.RoundProfiler(rounds, tree.tensorboard, view.say)
+
+
+def export_models(
+  task: Any,
+  model: Any,
+  round_num: int,
+  best: int | None,
+  tree: output_tree.OutputTree,
+  view: console.Console,
+) -> None:
+  """Exports the model of the last round, and that of the round `best`."""
+  # They import TensorFlow. pylint: disable=import-outside-toplevel
+  from tff_fssl.program.loop import experiment
+  from tff_fssl.program.loop import export
+
+  run = runs_lib.of_tree(tree)
+  with view.phase(training_types.EXPORTING, round_num):
+    export.export_model(task, model, tree.model, round_num, run, is_best=False)
+  if best is None:
+    return
+  path = checkpoint.path_of(tree.checkpoints, best)
+  try:
+    leaves = checkpoint.read_own(path, _owner(task))
+  except checkpoint.CheckpointError as error:
+    view.say(
+      f'{tree.model_best} is not written: the checkpoint of round {best}, which'
+      f' has the best validation accuracy, is missing ({path}: {error}).'
+    )
+    return
+  model = experiment.complete_model(
+    task.config,
+    warm_start.extract_model(leaves),
+    warm_start.extract_table(leaves),
+  )
+  with view.phase(training_types.EXPORTING, best):
+    export.export_model(task, model, tree.model_best, best, run, is_best=True)
