@@ -163,7 +163,7 @@ def refuse(where: str, problems: Sequence[Problem]) -> None:
   """Raises `UsageError` if a problem stops training."""
   texts = [problem.text for problem in problems if problem.stops]
   if texts:
-    raise UsageError(f'{where}: {"; ".join(texts)}; put this right')
+    raise UsageError(f'{where}: {"; ".join(texts)}; fix it, then retry')
 
 
 def checksum(*arrays: np.ndarray) -> str:

@@ -9,9 +9,8 @@ from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import pictures
-from tff_fssl.data import pixel_values
-from tff_fssl.data import row_sets
 from tff_fssl.data import sources
+from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 
 # (x uint8 [N, H, W, C], y int32 [N])
@@ -100,9 +99,10 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
       raise UsageError(
         'ClientData: there is no example, or it is no mapping of fields'
       )
-    self._image = row_sets.image_field(first, settings)
-    self._label = row_sets.label_field(first, settings)
-    shape = pixel_values.stored_shape(self._image_of(first))
+    self._image, self._label = images.choose_fields(
+      first, settings.image_field, settings.label_field
+    )
+    shape = pictures.stored_shape(self._image_of(first))
     self.image_shape = settings.image_shape(shape)
     self._form = pictures.Form(self.image_shape, settings.resize)
 
@@ -112,7 +112,7 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
 
   def _image_of(self, row: Mapping[str, Any]) -> Any:
     image = row[self._image]
-    return pixel_values.of_bytes(image) if isinstance(image, bytes) else image
+    return pictures.parse_bytes(image) if isinstance(image, bytes) else image
 
   def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
     """The examples of a client; raises KeyError if there is none.
@@ -125,9 +125,9 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     x, y = [], []
     for number, row in enumerate(self._rows(name)):
       try:
-        picture = pixel_values.read(self._image_of(row), self._form)
+        picture = pictures.read(self._image_of(row), self._form)
         x.append(picture.pixels)
-        label = row_sets.as_label(row[self._label])
+        label = images.parse_label(row[self._label])
         if isinstance(label, str):
           raise ValueError(f'its label is {label!r}, not an integer')
         y.append(names.UNKNOWN_LABEL if label is None else label)
@@ -136,11 +136,11 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
         raise UsageError(
           f'ClientData: client {name}, example {number}: {reason}'
         ) from error
-    images = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
+    stacked = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
     labels = np.array(y, np.int32)
     is_known = labels >= 0
-    return (images[is_known], labels[is_known]), (
-      images[~is_known],
+    return (stacked[is_known], labels[is_known]), (
+      stacked[~is_known],
       labels[~is_known],
     )
 

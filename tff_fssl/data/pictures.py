@@ -1,10 +1,12 @@
-"""Reads an image file of any size and mode as an array. TensorFlow-free."""
+"""Reads an image of any size and mode, from a file or from numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
+import io
 import itertools
+import math
 import os
 from typing import BinaryIO, NamedTuple, TypeVar
 import warnings
@@ -24,6 +26,8 @@ _DRAFT = 2
 _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
+# An image as it is stored; see `read`.
+Stored = str | bytes | np.ndarray | Callable[[], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,30 +70,85 @@ def quiet() -> Iterator[None]:
     yield
 
 
-def read(path: str, form: Form) -> Picture:
-  """Reads an image file.
+def read(image: Stored, form: Form) -> Picture:
+  """Brings an image into a form.
 
-  The image is turned as its EXIF orientation says. Of an animation, the first
-  frame counts; what is transparent becomes white; 16-bit values lose their
-  lower byte; palettes, CMYK and other color spaces become RGB.
+  Of a file, the image is turned as its EXIF orientation says. Of an animation,
+  the first frame counts. What is transparent becomes white, 16-bit values lose
+  their lower byte, and palettes, CMYK and other color spaces become RGB.
+
+  Numbers are integers from 0 to 255, or floats from 0 to 1, which become
+  round(255 x). None is inverted.
 
   Args:
-    path: The file.
+    image: The path of a file, or its content. Or [H, W], [H, W, channels] with
+      1, 3 or 4 channels, or [N], which is a square image, gray or RGB. Or a
+      function that decodes an image to these numbers, and may raise anything.
     form: What it is to become.
 
   Returns:
     The image.
 
   Raises:
-    files.FileError: If the file is not an image that can be read.
+    files.FileError: If it is no such image; only its `reason` matters.
   """
-  with files.open_binary(path) as file:
-    try:
-      return decode(file, form)
-    except files.FileError:
-      raise
-    except Exception as error:  # pylint: disable=broad-except
-      raise files.FileError(path, unreadable(error)) from error
+  path = image if isinstance(image, str) else ''
+  if callable(image):
+    image = image()
+  try:
+    if isinstance(image, str):
+      with files.open_binary(image) as file:
+        return decode(file, form)
+    if isinstance(image, bytes):
+      return decode(io.BytesIO(image), form)
+    pixels = _as_uint8(_shaped(image))
+    height, width = pixels.shape[:2]
+    is_enlarged = height < form.shape[0] or width < form.shape[1]
+    return Picture(convert(pixels, form), (height, width), is_enlarged)
+  except files.FileError:
+    raise
+  except Exception as error:  # pylint: disable=broad-except
+    # Pillow passes on the errors of its parsers.
+    raise files.FileError(path, _unreadable(error)) from error
+
+
+def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
+  """Returns (height, width, channels) of an image, as it is stored.
+
+  Args:
+    image: The content of a file, or numbers, as `read` takes them.
+
+  Returns:
+    Its shape; of files, with 1 or 3 channels.
+
+  Raises:
+    files.FileError: As `read` does, but not for all damages of files.
+  """
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  try:
+    if not isinstance(image, bytes):
+      height, width, channels = _as_uint8(_shaped(image)).shape
+      return height, width, channels
+    with quiet(), Image.open(io.BytesIO(image)) as file:
+      is_gray = file.mode.startswith(('1', 'L', 'I')) and file.mode != 'LA'
+      is_gray = is_gray and not file.has_transparency_data
+      return file.height, file.width, 1 if is_gray else 3
+  except Exception as error:  # pylint: disable=broad-except
+    raise files.FileError('', _unreadable(error)) from error
+
+
+def parse_bytes(content: bytes) -> np.ndarray | bytes:
+  """Tells the content of an image file from numbers; `read` takes either."""
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  try:
+    with quiet(), Image.open(io.BytesIO(content)):
+      return content
+  except Image.UnidentifiedImageError:
+    return np.frombuffer(content, np.uint8)
+  except Exception:  # pylint: disable=broad-except
+    return content  # `read` will say what is wrong with this file.
 
 
 def decode(file: BinaryIO, form: Form) -> Picture:
@@ -135,7 +194,7 @@ def traits_of(paths: Iterable[str]) -> list[Traits]:
   return traits
 
 
-def unreadable(error: Exception) -> str:
+def _unreadable(error: Exception) -> str:
   """Why an image cannot be decoded; Pillow passes on its parsers' errors."""
   return f'it is not an image that can be read ({_words(error)})'
 
@@ -237,3 +296,38 @@ def _words(error: Exception) -> str:
   if isinstance(error, UnidentifiedImageError):
     return 'of no known format'
   return files.first_line(error)
+
+
+def _shaped(values: np.ndarray) -> np.ndarray:
+  """An image's numbers as [H, W, channels]; raises ValueError."""
+  if values.ndim == 1:
+    for channels in (1, 3):
+      side = math.isqrt(len(values) // channels)
+      if side and side * side * channels == len(values):
+        return values.reshape(side, side, channels)
+    raise ValueError(f'{len(values):,} values are no square image')
+  if values.ndim == 2:
+    values = values[..., None]
+  if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or not values.size:
+    raise ValueError(f'its shape is {list(values.shape)}')
+  return values
+
+
+def _as_uint8(values: np.ndarray) -> np.ndarray:
+  """Pixels of any type of numbers; raises ValueError."""
+  if values.dtype == np.uint8:
+    return values
+  is_float = np.issubdtype(values.dtype, np.floating)
+  if not is_float and not np.issubdtype(values.dtype, np.integer):
+    raise ValueError(f'its values are {values.dtype}')
+  least, most = values.min(), values.max()
+  largest = 1 if is_float else 255
+  if not (least >= 0 and most <= largest):  # Nor is NaN.
+    kind = 'floats' if is_float else 'integers'
+    raise ValueError(
+      f'its values go from {least:g} to {most:g}; {kind} must be from 0 to'
+      f' {largest}'
+    )
+  if is_float:
+    values = np.rint(255 * values.astype(np.float64))
+  return values.astype(np.uint8)

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_fssl.data import augment
-from tff_fssl.data import vector_files
+from tff_fssl.data.sources import vectors as vectors_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 
@@ -81,7 +81,7 @@ def build_views(
   def accepts(vectors: tf.Tensor) -> tf.Tensor:
     # Comparisons with NaN are false.
     return tf.reduce_all(
-      tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS
+      tf.abs(normalized(vectors)) <= vectors_lib.MAX_DEVIATIONS
     )
 
   def weak(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:

@@ -1,6 +1,6 @@
 """What lies on disk of Hugging Face's hub: `--dataset=huggingface:OWNER/NAME`.
 
-TensorFlow-free. The Parquet files of a data set are read where the hub's client
+The Parquet files of a data set are read where the hub's client
 or git has put them; nothing here uses the network. Names of splits and of
 configurations are those of the files:
 
@@ -21,27 +21,26 @@ import numpy as np
 
 from tff_fssl import files
 from tff_fssl.data import data_hparams
-from tff_fssl.data import listings
 from tff_fssl.data import names
-from tff_fssl.data import row_sets
+from tff_fssl.data.sources import images
+from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 DataHparams = data_hparams.DataHparams
-Row = row_sets.Row
+Row = images.Row
 _NAME = re.compile(r'([\w.-]*\w)/([\w.-]*\w)(?:/([\w./-]*\w))?', re.ASCII)
 _PARQUET, _DATA, _DEFAULT = '.parquet', 'data', 'default'
-_SPLITS = (row_sets.TRAIN, *row_sets.TESTS, *row_sets.UNLABELED)
+_SPLITS = (table.TRAIN, *images.TESTS, *images.UNLABELED)
 _SHARD = re.compile(r'(.*?)-\d+-of-\d+.*')
 _POINTER = b'version https://git-lfs'
 _MAX_DEPTH = 3
 _BATCH = 64
-_USES = row_sets.USES | {'client_field'}
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
+def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
   """Finds a data set, and decodes it if that was not done; see `catalog`."""
-  return row_sets.find(name, locate(name, data_dir, settings), settings)
+  return images.find(locate(name, data_dir, settings))
 
 
 def folder_of(name: str, data_dir: str) -> str | None:
@@ -68,9 +67,8 @@ def folder_of(name: str, data_dir: str) -> str | None:
   if not os.path.isdir(snapshots):
     return None
   main = os.path.join(cached, 'refs', 'main')
-  found = [
-    n for n, is_folder in listings.entries_of(snapshots).items() if is_folder
-  ]
+  inside = files.list_folder(snapshots)
+  found = [name for name, is_folder in inside.items() if is_folder]
   revision = found[0] if len(found) == 1 else ''
   if os.path.lexists(main):
     revision = files.read_text(main, limit=1_000).strip()
@@ -105,7 +103,7 @@ def missing(name: str, data_dir: str) -> str:
   return f'{name} is not in --data_dir={base_of(data_dir)}'
 
 
-def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
+def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
   """Finds the files, without reading them.
 
   Args:
@@ -114,10 +112,10 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
     settings: Which columns are read.
 
   Returns:
-    The files.
+    The data set.
 
   Raises:
-    UsageError: If they are not there.
+    UsageError: If the files are not there.
   """
   folder = folder_of(name, data_dir)
   if folder is None:
@@ -128,14 +126,20 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
     )
   try:
     splits = _chosen(name, _configurations(folder))
-    paths = [
-      os.path.join(folder, p) for group in splits.values() for p in group
-    ]
-    states = tuple(row_sets.state_of(path) for path in paths)
+    states = images.file_states(
+      os.path.join(folder, path) for paths in splits.values() for path in paths
+    )
   except UsageError as error:
     raise UsageError(f'--dataset={name}: {error}') from error
-  return row_sets.Files(
-    folder, states, '', lambda: _open(folder, splits, settings), _USES
+  return images.Found(
+    name=name,
+    root=folder,
+    key=(states,),
+    settings=settings,
+    open=lambda: _open(folder, splits, settings),
+    uses=images.SHAPED
+    | {'test_share', 'max_unreadable'}
+    | {'image_field', 'label_field', 'client_field'},
   )
 
 
@@ -168,7 +172,7 @@ def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
 
 def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
   """Paths from `root`; what is deeper belongs to something else."""
-  entries = listings.entries_of(os.path.join(root, folder))
+  entries = files.list_folder(os.path.join(root, folder))
   for name, is_folder in entries.items():
     path = f'{folder}/{name}' if folder else name
     if is_folder and depth:
@@ -239,26 +243,21 @@ def _parquet(path: str) -> Iterator[Any]:
 
 def _open(
   folder: str, splits: Mapping[str, Sequence[str]], settings: DataHparams
-) -> row_sets.Source:
+) -> images.Rows:
   """Reads the schema and the numbers of rows; raises `UsageError`."""
-  sizes: dict[str, int] = {}
+  found: dict[str, images.Split] = {}
   columns = None
   for split, paths in splits.items():
+    size = 0
     for path in paths:
       with _parquet(os.path.join(folder, path)) as file:
-        sizes[split] = sizes.get(split, 0) + file.metadata.num_rows
-        if columns is None:
-          columns = _columns(file.schema_arrow, settings)
+        size += file.metadata.num_rows
+        columns = columns or _columns(file.schema_arrow, settings)
+    assert columns is not None
+    read = functools.partial(_rows, folder, paths, columns)
+    found[split] = images.Split(size, read)
   assert columns is not None
-  return row_sets.Source(
-    {
-      split: row_sets.Split(
-        sizes[split], functools.partial(_rows, folder, paths, columns)
-      )
-      for split, paths in splits.items()
-    },
-    columns.class_names,
-  )
+  return images.open_splits(found, settings, columns.class_names)
 
 
 def _columns(schema: Any, settings: DataHparams) -> _Columns:
@@ -266,12 +265,10 @@ def _columns(schema: Any, settings: DataHparams) -> _Columns:
   features = _features(schema.metadata or {})
   image = settings.image_field or _only(features, 'Image', schema.names)
   label = settings.label_field or _only(features, 'ClassLabel', schema.names)
-  chosen = DataHparams(image_field=image, label_field=label)
-  image = row_sets.image_field(schema.names, chosen)
-  label = row_sets.label_field(schema.names, chosen)
+  image, label = images.choose_fields(schema.names, image, label)
   client = settings.client_field
   if client:
-    client = row_sets.field(schema.names, client, 'client_field', ())
+    images.choose_field(schema.names, client, 'client_field')
   known = features.get(label, {}).get('names', ())
   return _Columns(image, label, client, tuple(map(str, known)))
 
@@ -312,30 +309,22 @@ def _rows(
         raise files.FileError(path, f'it has no column {absent[0]!r}')
       for batch in file.iter_batches(_BATCH, columns=wanted):
         values = [batch.column(name).to_pylist() for name in wanted]
-        for image, label, *client in zip(*values):
-          yield _row(str(number), image, label, client, columns.class_names)
+        for row in zip(*values):
+          yield _row(str(number), *row)
           number += 1
 
 
-def _row(
-  name: str,
-  image: Any,
-  label: Any,
-  client: Sequence[Any],
-  class_names: Sequence[str],
-) -> Row:
-  """The row of what Parquet has."""
-  owner = '' if not client or client[0] is None else str(client[0])
+def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
+  """Makes the row of what Parquet has."""
+  if isinstance(image, dict):
+    image = image.get('bytes')
+  if isinstance(image, list):
+    image = np.array(image)
+  if not isinstance(image, (bytes, np.ndarray)):
+    return Row(name, b'', problem='its image is not in the file')
   try:
-    known = row_sets.as_label(label)
-    if class_names and isinstance(known, int) and known >= len(class_names):
-      raise ValueError(f'its label is {label}, of {len(class_names)} classes')
-    if isinstance(image, dict):
-      image = image.get('bytes')
-    if isinstance(image, list):
-      image = np.array(image)
-    if not isinstance(image, (bytes, np.ndarray)):
-      raise ValueError('its image is not in the file')
-    return Row(name, image, known, owner)
+    label = images.parse_label(label)
   except ValueError as error:
-    return Row(name, b'', None, owner, files.first_line(error))
+    return Row(name, b'', problem=files.first_line(error))
+  owner = None if client is None else str(client) or None
+  return Row(name, image, label, owner)

@@ -1,8 +1,12 @@
-"""Data sets as arrays. TensorFlow-free."""
+"""Data sets as arrays, and the readers of their formats.
 
+Each module of this package that has a function `find` reads one format.
+`catalog.find` chooses the module, `load` also reads the examples.
+"""
+
+from collections.abc import Callable
 import dataclasses
-import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -143,6 +147,24 @@ class DataSet:
       )
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Info(names.DataSetInfo):
+  """A data set that a reader has found.
+
+  Attributes:
+    read: Reads it.
+  """
+
+  read: Callable[[], DataSet]
+  loader: str = f'{__name__}:load_info'
+
+
+def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
+  """Reads what a reader has found; see `load`."""
+  del data_dir  # The reader knows the folder.
+  return cast(Info, info).read()
+
+
 def load(
   name: str,
   data_dir: str | None = None,
@@ -177,31 +199,6 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   if data.mean:
     return data
   return dataclasses.replace(data, mean=info.mean, std=info.std)
-
-
-def progress(num_images: int) -> Any:
-  """A progress bar of images that are read, on standard error.
-
-  Args:
-    num_images: How many there are.
-
-  Returns:
-    The bar. In a file, it shows up after a minute, and once a minute.
-  """
-  import tqdm  # pylint: disable=import-outside-toplevel
-
-  seconds = 0.1 if sys.stderr.isatty() else 60
-  return tqdm.tqdm(
-    total=num_images,
-    desc='Reading images',
-    unit='',
-    unit_scale=True,
-    delay=seconds,
-    mininterval=seconds,
-    maxinterval=2 * seconds,
-    leave=False,
-    dynamic_ncols=True,
-  )
 
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:

@@ -71,7 +71,7 @@ def parse(content: bytes) -> dict[str, Any]:
     content: The bytes.
 
   Returns:
-    Name -> feature, for `value_of`.
+    Name -> feature, for `read_value`.
 
   Raises:
     ValueError: If it is something else.
@@ -85,7 +85,7 @@ def parse(content: bytes) -> dict[str, Any]:
   return {entry.key: entry.value for entry in example.features.feature}
 
 
-def value_of(feature: Any) -> np.ndarray | bytes:
+def read_value(feature: Any) -> np.ndarray | bytes:
   """A feature's value: float32 [N], int64 [N] or one string of bytes.
 
   Args:
