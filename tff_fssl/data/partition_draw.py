@@ -46,7 +46,6 @@ import numpy as np
 
 from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_owners
 from tff_fssl.data import partition_settings
 from tff_fssl.data import partition_splits
 from tff_fssl.data import seeds
@@ -79,7 +78,7 @@ def build_partition(
   _check_labels(labels, num_classes)
   natural = np.zeros([0], np.int64)
   if settings.partition == names.NATURAL:
-    natural = partition_owners.choose(owners, labels, settings)
+    natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
   num_clients, seed = settings.num_clients, settings.seed
   shuffled = _shuffled_classes(labels, num_classes, seed)
@@ -97,7 +96,9 @@ def build_partition(
   unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
   if len(natural):
     assert owners is not None
-    unlabeled = partition_owners.split([*hidden, unknown], owners, natural)
+    unlabeled = partition_splits.split_by_owner(
+      [*hidden, unknown], owners, natural
+    )
     unlabeled = _draw_unlabeled(unlabeled, settings, len(holders))
   else:
     unlabeled = _split_rest(hidden, unknown, settings, len(holders))
