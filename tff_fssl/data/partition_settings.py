@@ -87,40 +87,43 @@ class PartitionSettings:
   seed: int = 0
 
   def __post_init__(self):
-    for flag, choice, allowed in (
-      ('scenario', self.scenario, names.SCENARIOS),
-      ('partition', self.partition, names.PARTITIONS),
-      ('client_labels', self.client_labels, names.CLIENT_LABELS),
-      ('alpha_meaning', self.alpha_meaning, names.ALPHA_MEANINGS),
-      ('class_draws', self.class_draws, names.CLASS_DRAWS),
+    is_natural = self.partition == names.NATURAL
+    for flag, allowed in (
+      ('scenario', names.SCENARIOS),
+      ('partition', names.PARTITIONS),
+      ('client_labels', names.CLIENT_LABELS),
+      ('alpha_meaning', names.ALPHA_MEANINGS),
+      ('class_draws', names.CLASS_DRAWS),
     ):
+      choice = getattr(self, flag)
       if choice not in allowed:
         raise UsageError(
           f'--{flag}={choice}: allowed are {", ".join(allowed)}'
           f'{closest(str(choice), allowed)}'
         )
-    is_natural = self.partition == names.NATURAL
-    for flag, count, minimum in (
-      ('num_classes', self.num_classes, 2),
-      ('num_clients', self.num_clients, 0 if is_natural else 1),
-      ('num_labels', self.num_labels, 0),
-      ('min_client_examples', self.min_client_examples, 0),
-      ('num_validation', self.num_validation, 0),
-      ('num_unlabeled', self.num_unlabeled, 0),
-      ('client_label_classes', self.client_label_classes, 0),
-      ('shards_per_client', self.shards_per_client, 1),
+    for flag, least in (
+      ('num_classes', 2),
+      ('num_clients', 0 if is_natural else 1),
+      ('num_labels', 0),
+      ('min_client_examples', 0),
+      ('num_validation', 0),
+      ('num_unlabeled', 0),
+      ('client_label_classes', 0),
+      ('shards_per_client', 1),
     ):
-      if count < minimum:
-        raise UsageError(f'--{flag}={count}: must be at least {minimum}')
-    if not 0 <= self.label_noise <= 1:
-      raise UsageError(
-        f'--label_noise={self.label_noise:g}: must be a share, from 0 to 1'
-      )
-    if not 0 <= self.client_test_fraction <= MAX_TEST_FRACTION:
-      raise UsageError(
-        f'--client_test_fraction={self.client_test_fraction:g}: must be a'
-        f' share, from 0 to {MAX_TEST_FRACTION:g}'
-      )
+      if getattr(self, flag) < least:
+        raise UsageError(
+          f'--{flag}={getattr(self, flag)}: must be at least {least}'
+        )
+    for flag, most in (
+      ('label_noise', 1),
+      ('client_test_fraction', MAX_TEST_FRACTION),
+    ):
+      share = getattr(self, flag)
+      if not 0 <= share <= most:
+        raise UsageError(
+          f'--{flag}={share:g}: must be a share, from 0 to {most:g}'
+        )
     self._check_partition()
     # Refuses what is neither a number nor a share.
     _ = self.num_labeled_clients

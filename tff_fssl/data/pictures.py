@@ -27,7 +27,7 @@ _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
 # An image as it is stored; see `read`.
-Stored = str | bytes | np.ndarray | Callable[[], np.ndarray]
+Stored = str | bytes | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,8 +82,7 @@ def read(image: Stored, form: Form) -> Picture:
 
   Args:
     image: The path of a file, or its content. Or [H, W], [H, W, channels] with
-      1, 3 or 4 channels, or [N], which is a square image, gray or RGB. Or a
-      function that decodes an image to these numbers, and may raise anything.
+      1, 3 or 4 channels, or [N], which is a square image, gray or RGB.
     form: What it is to become.
 
   Returns:
@@ -93,8 +92,6 @@ def read(image: Stored, form: Form) -> Picture:
     files.FileError: If it is no such image; only its `reason` matters.
   """
   path = image if isinstance(image, str) else ''
-  if callable(image):
-    image = image()
   try:
     if isinstance(image, str):
       with files.open_binary(image) as file:

@@ -7,7 +7,6 @@ network.
 from collections.abc import Iterator, Mapping
 import contextlib
 import dataclasses
-import functools
 import json
 import os
 import pathlib
@@ -95,10 +94,8 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
   else:
     stored = read_stored(name, data_dir)
     uses |= images.SHAPED
-    num_train, num_test = (
-      stored.sizes[_TRAIN],
-      stored.sizes.get(stored.test or '', 0),
-    )
+    num_train = stored.sizes[_TRAIN]
+    num_test = stored.sizes.get(stored.test or '', 0)
     if stored.test is None:
       uses.add('test_share')
       num_test = int(_draw_test(num_train, settings.test_share).sum())
@@ -208,7 +205,7 @@ def _open(
   sizes = [stored.sizes[split] for split in pooled]
   # Which of the pooled examples are for testing (True), and for training.
   if preset is not None:
-    labels = [row.label for split in pooled for row in _rows(stored, split)]
+    labels = [label for split in pooled for label in _labels(stored, split)]
     chosen = _draw_preset(info, preset, np.array(labels), settings)
   elif stored.test:
     chosen = dict(enumerate(np.repeat([False, True], sizes)))
@@ -231,15 +228,19 @@ def _open(
   return images.Rows(most, read, stored.class_names, has_test=has_test)
 
 
-def _rows(stored: Stored, split: str) -> Iterator[images.Row]:
+def _rows(
+  stored: Stored, split: str, decoders: Mapping[str, Any] | None = None
+) -> Iterator[images.Row]:
   """Reads a split in its stored order.
 
   Args:
     stored: The data set.
     split: The split.
+    decoders: TFDS's decoders of features; None: its own. (Pillow would give
+      other pixels of a JPEG file.)
 
   Yields:
-    Its rows, whose images are not decoded yet.
+    Its rows.
 
   Raises:
     ValueError: If there are more or fewer than there should be. TFDS raises
@@ -248,38 +249,36 @@ def _rows(stored: Stored, split: str) -> Iterator[images.Row]:
   import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
 
   image, label = stored.image, stored.label
-  builder = tfds.builder_from_directory(str(stored.folder))
-  # TFDS's own decoder: Pillow would give other pixels of a JPEG file.
-  decoder = builder.info.features[image]
-  dataset = builder.as_dataset(
+  dataset = tfds.builder_from_directory(str(stored.folder)).as_dataset(
     split=split,
     shuffle_files=False,
-    decoders={image: tfds.decode.SkipDecoding()},
+    decoders=decoders,
     # Shards are read one after the other: interleaving would change the order.
     read_config=tfds.ReadConfig(
       interleave_cycle_length=1, try_autocache=False, skip_prefetch=True
     ),
   )
   dataset = dataset.map(lambda element: (element[image], element[label]))
+  # Images of different sizes make no batch.
+  size = 1 if min(stored.shape) < 1 and not decoders else _BATCH_SIZE
   count = 0
-  for contents, labels in tfds.as_numpy(dataset.batch(_BATCH_SIZE).prefetch(2)):
-    for content, y in zip(contents, labels):
+  for pixels, labels in tfds.as_numpy(dataset.batch(size).prefetch(2)):
+    for x, y in zip(pixels, labels):
       if count == stored.sizes[split]:
         raise ValueError(f'{split} has more than {count} examples')
-      known = int(y) >= 0 and split not in _UNLABELED
-      yield images.Row(
-        f'{split} {count}',
-        functools.partial(_decode_image, decoder, content),
-        int(y) if known else None,
-      )
+      is_known = y >= 0 and split not in _UNLABELED
+      yield images.Row(f'{split} {count}', x, int(y) if is_known else None)
       count += 1
   if count < stored.sizes[split]:
     raise ValueError(f'{split} should have {stored.sizes[split]} examples')
 
 
-def _decode_image(decoder: Any, content: bytes) -> np.ndarray:
-  """Decodes an image as TFDS does."""
-  return decoder.decode_example(content).numpy()
+def _labels(stored: Stored, split: str) -> list[int | str | None]:
+  """Reads the classes of a split, without decoding its images."""
+  import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
+
+  decoders = {stored.image: tfds.decode.SkipDecoding()}
+  return [row.label for row in _rows(stored, split, decoders)]
 
 
 def _draw_preset(
@@ -410,10 +409,8 @@ def read_stored(name: str, data_dir: str | None) -> Stored:
     return _parse(folder, version)
   except OSError as error:
     raise files.FileError(str(folder), files.reason_of(error)) from error
-  except (files.FileError, KeyError, TypeError, AttributeError) as error:
-    raise _damaged(name, data_dir, folder, error) from error
-  except ValueError as error:
-    if isinstance(error, UsageError):
+  except (KeyError, TypeError, AttributeError, ValueError) as error:
+    if isinstance(error, UsageError) and not isinstance(error, files.FileError):
       raise
     raise _damaged(name, data_dir, folder, error) from error
 
