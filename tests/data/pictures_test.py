@@ -14,7 +14,7 @@ _GRAY = pictures.Form((4, 6, 1))
 
 def _read(image, path, form=_RGB, **saving):
   image.save(path, **saving)
-  result = pictures.read(str(path), form).pixels
+  result = pictures.read(path, form).pixels
   assert result.dtype == np.uint8 and result.shape == form.shape
   return result
 
@@ -56,7 +56,7 @@ def test_palettes(tmp_path):
 
 def test_16_bit_pgm(tmp_path):
   (tmp_path / 'a.pgm').write_bytes(b'P5 6 4 65535\n' + b'\x64\x32' * 24)
-  read = pictures.read(str(tmp_path / 'a.pgm'), _GRAY)
+  read = pictures.read(tmp_path / 'a.pgm', _GRAY)
   assert (read.pixels == 0x64).all()
 
 
@@ -115,7 +115,7 @@ def test_what_is_no_image_is_refused(tmp_path):
     ('floats.tif', '32 bits a pixel'),
   ):
     with pytest.raises(files.FileError, match=words) as error:
-      pictures.read(str(tmp_path / name), _RGB)
+      pictures.read(tmp_path / name, _RGB)
     assert '\n' not in str(error.value)
 
 
@@ -135,7 +135,7 @@ def test_names_of_images():
 
 @pytest.mark.parametrize('suffix', ['png', 'jpg'])
 def test_stored_sizes(tmp_path, suffix):
-  path = str(tmp_path / f'a.{suffix}')
+  path = tmp_path / f'a.{suffix}'
   Image.new('RGB', (600, 40)).save(path)
   for shape, is_enlarged in (
     ((40, 60, 3), False),
@@ -187,6 +187,13 @@ def test_the_content_of_files(mode, channels):
   assert pictures.parse_bytes(content) is content
   with pytest.raises(files.FileError):
     pictures.read(content[:-30], _FORM)
+
+
+def test_a_text_is_no_path(tmp_path):
+  path = tmp_path / 'secret.png'
+  Image.new('RGB', (6, 4)).save(path)
+  with pytest.raises(files.FileError, match='it is not an image'):
+    pictures.read(str(path), _RGB)
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import io
 import itertools
 import math
 import os
+import pathlib
 from typing import BinaryIO, NamedTuple, TypeVar
 import warnings
 
@@ -26,8 +27,9 @@ _DRAFT = 2
 _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
-# An image as it is stored; see `read`.
-Stored = str | bytes | np.ndarray
+# An image as it is stored; see `read`. A text is never a path: a file could
+# name another one by it.
+Stored = pathlib.Path | bytes | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,14 +93,14 @@ def read(image: Stored, form: Form) -> Picture:
   Raises:
     files.FileError: If it is no such image; only its `reason` matters.
   """
-  path = image if isinstance(image, str) else ''
+  path = str(image) if isinstance(image, pathlib.Path) else ''
   try:
-    if isinstance(image, str):
-      with files.open_binary(image) as file:
+    if path:
+      with files.open_binary(path) as file:
         return decode(file, form)
     if isinstance(image, bytes):
       return decode(io.BytesIO(image), form)
-    pixels = _as_uint8(_shaped(image))
+    pixels = _as_uint8(_shaped(image))  # type: ignore[arg-type]
     height, width = pixels.shape[:2]
     is_enlarged = height < form.shape[0] or width < form.shape[1]
     return Picture(convert(pixels, form), (height, width), is_enlarged)

@@ -199,19 +199,18 @@ class _Fields:
     """Makes the row of a serialized example."""
     try:
       features = tf_records.parse(content)
-    except ValueError as error:
-      return Row(name, b'', problem=files.first_line(error))
-    fields = self.choose(features)
-    try:
+      fields = self.choose(features)
       for field in fields:
         if field not in features:
           raise ValueError(f'it has no feature {field!r}')
       image, label = (tf_records.read_value(features[f]) for f in fields)
-      if isinstance(image, bytes):
-        image = pictures.parse_bytes(image)
-      return Row(name, image, images.parse_label(label), owner)
+    except UsageError:
+      raise
     except ValueError as error:
       return Row(name, b'', problem=files.first_line(error))
+    if isinstance(image, bytes):
+      image = pictures.parse_bytes(image)
+    return images.make_row(name, image, label, owner)
 
 
 def _read_users(paths: list[str], fields: _Fields) -> Split:
@@ -318,31 +317,21 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
 
   def rows() -> Iterator[Row]:
     with readable(), clients() as found:
-      for client, images, labels in found:
-        size = max(1, _CHUNK_BYTES // _bytes_each(images))
-        for start in range(0, len(images), size):
+      for client, pixels, labels in found:
+        size = max(1, _CHUNK_BYTES // _bytes_each(pixels))
+        for start in range(0, len(pixels), size):
           chunk = slice(start, start + size)
-          for i, (image, label) in enumerate(
-            zip(images[chunk], labels[chunk]), start
-          ):
-            yield _row_of(f'{client}/{i}', client, image, label)
+          pairs = zip(pixels[chunk], labels[chunk])
+          for i, (image, label) in enumerate(pairs, start):
+            if not isinstance(image, bytes):
+              image = np.asarray(image)
+            yield images.make_row(f'{client}/{i}', image, label, client)
 
   with readable(), clients() as found:
-    count = sum(len(images) for _, images, _ in found)
+    count = sum(len(pixels) for _, pixels, _ in found)
   return Split(count, rows)
 
 
-def _bytes_each(images: Any) -> int:
+def _bytes_each(pixels: Any) -> int:
   """The size of an image in an HDF5 dataset."""
-  return max(1, math.prod(images.shape[1:]) * images.dtype.itemsize)
-
-
-def _row_of(name: str, owner: str, image: Any, label: Any) -> Row:
-  """The row of an image and a label of HDF5."""
-  try:
-    value = label if isinstance(label, bytes) else np.asarray(label)
-    if not isinstance(image, bytes):
-      image = np.asarray(image)
-    return Row(name, image, images.parse_label(value), owner)
-  except ValueError as error:
-    return Row(name, b'', problem=files.first_line(error))
+  return max(1, math.prod(pixels.shape[1:]) * pixels.dtype.itemsize)

@@ -7,6 +7,7 @@ are decoded.
 from collections.abc import Iterator, Mapping
 import dataclasses
 import os
+import pathlib
 import stat
 from typing import NamedTuple
 
@@ -78,7 +79,7 @@ class Listing:
       for image in self.test if for_test else self.train:
         yield images.Row(
           image.path,
-          os.path.join(self.root, image.path),
+          pathlib.Path(self.root, image.path),
           None if image.label < 0 else image.label,
           None if image.owner < 0 else image.owner,
         )

@@ -322,9 +322,5 @@ def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
     image = np.array(image)
   if not isinstance(image, (bytes, np.ndarray)):
     return Row(name, b'', problem='its image is not in the file')
-  try:
-    label = images.parse_label(label)
-  except ValueError as error:
-    return Row(name, b'', problem=files.first_line(error))
   owner = None if client is None else str(client) or None
-  return Row(name, image, label, owner)
+  return images.make_row(name, image, label, owner)

@@ -262,17 +262,27 @@ def choose_fields(
 
 def parse_label(value: Any) -> int | str | None:
   """Reads a label, as `Row` has it, from what a file has; or ValueError."""
-  if isinstance(value, np.ndarray) and value.size == 1:
+  if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
     value = value.item()
   if isinstance(value, bytes):
     value = value.decode()  # Its error is a ValueError.
   if value is None or isinstance(value, str):
     return value or None
-  if not isinstance(value, (int, np.integer)):
+  if not isinstance(value, int):
     raise ValueError('its label is neither a whole number nor a text')
   if not names.UNKNOWN_LABEL <= value < _MAX_CLASSES:
     raise ValueError(f'its label is {value}')
   return None if value == names.UNKNOWN_LABEL else int(value)
+
+
+def make_row(
+  name: str, image: pictures.Stored, label: Any, owner: str | None = None
+) -> Row:
+  """Makes a row, whose problem is a label that cannot be read."""
+  try:
+    return Row(name, image, parse_label(label), owner)
+  except ValueError as error:
+    return Row(name, b'', problem=files.first_line(error))
 
 
 def open_splits(
