@@ -17,7 +17,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
 
 
-def as_labels(labels: Any) -> np.ndarray:
+def _convert_labels(labels: Any) -> np.ndarray:
   """Converts integer labels to int32.
 
   Args:
@@ -49,7 +49,7 @@ class Examples:
 
   Attributes:
     x: uint8 [N, H, W, C], float32 [N, V, D] or int32 [N, L], see
-      `names.KINDS`; may be mapped from a file.
+      `names.KINDS`. May be mapped from a file.
     y: int32 [N], in [0, number of classes), or -1 if it is not known. Other
       integer types are converted.
   """
@@ -58,7 +58,7 @@ class Examples:
   y: np.ndarray
 
   def __post_init__(self):
-    object.__setattr__(self, 'y', as_labels(self.y))
+    object.__setattr__(self, 'y', _convert_labels(self.y))
     if not 2 <= self.x.ndim <= 4 or self.x.dtype != self.kind.dtype:
       raise UsageError(
         f'examples must be {", ".join(map(str, names.KINDS[:-1]))} or'
@@ -76,7 +76,7 @@ class Examples:
 
   @property
   def kind(self) -> names.Kind:
-    """What they are."""
+    """Their kind."""
     return names.kind_of(self.x.shape[1:])
 
 
@@ -86,16 +86,16 @@ class DataSet:
 
   Attributes:
     name: Its name.
-    train: Training examples, in their stored order; labels may be unknown.
+    train: Training examples, in their stored order. Labels may be unknown.
     test: Test examples, in their stored order, all with a label.
     num_classes: The number of classes.
     class_names: One name per class.
     example_shape: (height, width, channels), (views, numbers) or (words,).
-    notes: A remark to give with all results on these data; '' if none.
-    owners: int32 [number of training examples], whose each one is: an index
-      into `client_names`, or -1 if nobody's. None: the data say nothing.
+    notes: A remark to give with all results on these data, or '' if none.
+    owners: int32 [number of training examples], the client of each one: an
+      index into `client_names`, or -1. None: the data say nothing.
     client_names: The name of each natural client.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]; of vectors, per
+    mean: Per channel, subtracted from pixels scaled to [0, 1]. Of vectors, per
       number. From `load`, always given but for texts.
     std: Per channel or number, divisor of the result.
   """
@@ -160,7 +160,7 @@ class Info(names.DataSetInfo):
 
 
 def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Reads what a reader has found; see `load`."""
+  """Reads the data set of an `Info` (see `load`)."""
   del data_dir  # The reader knows the folder.
   return cast(Info, info).read()
 
@@ -176,12 +176,13 @@ def load(
     name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`,
       `features:PATH`, `text:PATH`, `ag_news`, `clientdata:PATH`,
       `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
-    data_dir: The folder of TFDS's and the hub's data sets; None: their default.
-      `digits` needs no folder; for a PATH, where a relative one starts.
-    settings: How examples are read; None: `DataHparams()`.
+    data_dir: The folder of TFDS's and the hub's data sets, by default
+      theirs.
+      `digits` needs no folder. For a PATH, where a relative one starts.
+    settings: How examples are read, or None: `DataHparams()`.
 
   Returns:
-    The data set; the same arrays every time. Images are decoded once, into
+    The data set, the same arrays every time. Images are decoded once, into
     `DataHparams.cache_dir`, and mapped from there.
 
   Raises:
@@ -193,7 +194,7 @@ def load(
 
 
 def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Loads what `catalog.find` has found; see `load`."""
+  """Loads the data set that `catalog.find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
   if data.mean:
@@ -202,7 +203,7 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """scikit-learn's 1,797 digits; every fifth of a class is a test example."""
+  """Loads scikit-learn's 1,797 digits, every fifth of a class for testing."""
   del data_dir  # The digits are part of scikit-learn.
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 

@@ -6,9 +6,9 @@ PATH is one of:
     `examples` has a split, a client and a serialized `tf.train.Example` a row.
     Splits are `train` and `test`, or `X_train` and `X_test` of several X (TFF's
     EMNIST: `digits_only`, `all`), of which PATH/X takes one.
-*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST;
+*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST.
 *   a folder with a TFRecord file of such examples for each client, as of
-    `tff.simulation.datasets.FilePerUserClientData`;
+    `tff.simulation.datasets.FilePerUserClientData`.
 *   a folder with two of these, whose names end in `train` and `test`.
 
 Nothing of TFF or TensorFlow is needed to read them.
@@ -46,7 +46,7 @@ _CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it if that was not done; see `catalog`."""
+  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
   return images.find(locate(name, data_dir, settings))
 
 
@@ -55,7 +55,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
   Args:
     name: `names.CLIENT_DATA` and a path.
-    data_dir: Where a relative path starts; '': the current folder.
+    data_dir: Where a relative path starts, or '': the current folder.
     settings: Which fields are read.
 
   Returns:
@@ -87,7 +87,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
 
 def _parts(root: str) -> dict[str, str]:
-  """Returns split -> file or folder; '' stands for all splits."""
+  """Returns split -> file or folder. '' stands for all splits."""
   if not os.path.isdir(root):
     return {'': root}
   found: dict[str, str] = {}
@@ -105,7 +105,7 @@ def _parts(root: str) -> dict[str, str]:
 
 
 def _files(part: str) -> list[str]:
-  """Lists the files of a part; raises `UsageError` if there are none."""
+  """Lists the files of a part or raises `UsageError` if there are none."""
   if not os.path.isdir(part):
     return [part]
   found = [
@@ -121,7 +121,7 @@ def _files(part: str) -> list[str]:
 def _open(
   parts: Mapping[str, str], choice: str, settings: DataHparams
 ) -> dict[str, Split]:
-  """Opens the files; raises `UsageError` if they are of another kind."""
+  """Opens the files or raises `UsageError` if they are of another kind."""
   splits: dict[str, Split] = {}
   for split, path in parts.items():
     found = _splits(path, _Fields(settings))
@@ -140,7 +140,7 @@ def _open(
 def _chosen(
   path: str, found: Mapping[str, Split], choice: str
 ) -> dict[str, Split]:
-  """The splits of one set, by their plain names."""
+  """Chooses the splits of one set, by their plain names."""
   sets = {
     name.removesuffix(_TRAIN).rstrip('_'): name
     for name in found
@@ -167,7 +167,7 @@ def _chosen(
 
 
 def _splits(path: str, fields: '_Fields') -> dict[str, Split]:
-  """The splits of a file or a folder; of most, one."""
+  """Opens the splits of a file or a folder, usually one."""
   if os.path.isdir(path):
     return {_TRAIN: _read_users(_files(path), fields)}
   with files.open_binary(path) as file:
@@ -187,7 +187,7 @@ class _Fields:
     self._names: tuple[str, str] | None = None
 
   def choose(self, found: Mapping[str, Any]) -> tuple[str, str]:
-    """Chooses (image, label) by the first example; raises `UsageError`."""
+    """Chooses (image, label) by the first example or raises `UsageError`."""
     if self._names is None:
       settings = self._settings
       self._names = images.choose_fields(
@@ -214,7 +214,7 @@ class _Fields:
 
 
 def _read_users(paths: list[str], fields: _Fields) -> Split:
-  """TFRecord files, one for each client."""
+  """Reads TFRecord files, one for each client."""
 
   def records() -> Iterator[tuple[str, int, bytes]]:
     for path in paths:
@@ -233,7 +233,7 @@ def _read_users(paths: list[str], fields: _Fields) -> Split:
 
 
 def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
-  """The splits of a SQLite file."""
+  """Reads the splits of a SQLite file."""
   uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro'
 
   def query(text: str, *values: str) -> Iterator[tuple[Any, ...]]:
@@ -271,7 +271,7 @@ def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
 
 
 def _read_hdf5(path: str, fields: _Fields) -> Split:
-  """An HDF5 file."""
+  """Reads an HDF5 file."""
   import h5py  # pylint: disable=import-outside-toplevel
 
   def inside(group: Any, name: str) -> Any:
@@ -282,7 +282,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
 
   @contextlib.contextmanager
   def clients() -> Iterator[Iterator[tuple[str, Any, Any]]]:
-    """(client, images, labels) of each."""
+    """Opens the file, and yields (client, images, labels) of each client."""
     with files.open_binary(path) as file, h5py.File(file, 'r') as data:
       examples = inside(data, 'examples')
 
@@ -333,5 +333,5 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
 
 
 def _bytes_each(pixels: Any) -> int:
-  """The size of an image in an HDF5 dataset."""
+  """Computes the size of an image in an HDF5 dataset."""
   return max(1, math.prod(pixels.shape[1:]) * pixels.dtype.itemsize)

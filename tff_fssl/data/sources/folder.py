@@ -39,7 +39,7 @@ class Image(NamedTuple):
     path: Relative to the folder, or absolute.
     label: The class's number, or -1 if it is not known.
     owner: The client's number, or -1 if it belongs to nobody.
-    state: Size, time and mode of the file; () if it is missing.
+    state: Size, time and mode of the file, or () if it is missing.
   """
 
   path: str
@@ -54,10 +54,10 @@ class Listing:
 
   Attributes:
     root: The folder.
-    kind: What says so: 'class folders' or the manifest's name.
+    kind: 'class folders' or the name of the manifest.
     train: Images for training.
     test: Images for testing, all with a label.
-    marks: What is known of all images.
+    marks: Classes, clients and splits of all images.
     num_ignored: How many files are no images, by their names.
   """
 
@@ -164,15 +164,15 @@ def find(
 def describe(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> FolderInfo:
-  """Lists a folder, whatever may be wrong with it.
+  """Lists a folder, despite problems.
 
   Args:
     name: `names.FOLDER` and the folder's path.
-    data_dir: Where a relative path starts; '': the current folder.
+    data_dir: Where a relative path starts, or '': the current folder.
     settings: How images are read.
 
   Returns:
-    What is known without opening an image.
+    The facts that are known without opening an image.
 
   Raises:
     UsageError: If the folder cannot be read, or is of another kind.
@@ -213,7 +213,7 @@ def describe(
 
 
 class _Entry(NamedTuple):
-  """An image as it is found, of which little may be known."""
+  """An image as it is found. Unknown facts are empty."""
 
   path: str
   name: str = ''
@@ -300,7 +300,7 @@ def _list_folder(root: str, folder: str, folders: bool = False) -> list[str]:
 
 
 def _read_manifest(path: str) -> tuple[list[_Entry], list[str]]:
-  """Reads (rows, what messages call them); raises `UsageError`."""
+  """Reads (rows, their names in messages) or raises `UsageError`."""
   optional = (table.CLIENT, table.SPLIT)
   found = table.read(path, (_PATH, table.LABEL), optional)
   paths = found.column(_PATH)
@@ -314,7 +314,7 @@ def _read_manifest(path: str) -> tuple[list[_Entry], list[str]]:
 
 
 def _state(path: str) -> tuple[int, ...]:
-  """Returns what changes when a file changes."""
+  """Returns facts that change when a file changes."""
   try:
     found = os.stat(path)
   except (OSError, ValueError):

@@ -1,8 +1,8 @@
-"""What lies on disk of Hugging Face's hub: `--dataset=huggingface:OWNER/NAME`.
+"""Sets of Hugging Face's hub on disk: `--dataset=huggingface:OWNER/NAME`.
 
-The Parquet files of a data set are read where the hub's client
-or git has put them; nothing here uses the network. Names of splits and of
-configurations are those of the files:
+The Parquet files of a data set are read where the hub's client or git has put
+them. Nothing here uses the network. Splits and configurations have the names of
+the files:
 
     data/train-00000-of-00002.parquet   CONFIG/train-00000-of-00001.parquet
     train.parquet                       CONFIG/train/0000.parquet
@@ -39,12 +39,12 @@ _BATCH = 64
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it if that was not done; see `catalog`."""
+  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
   return images.find(locate(name, data_dir, settings))
 
 
 def folder_of(name: str, data_dir: str) -> str | None:
-  """The folder of a data set's files.
+  """Finds the folder of a data set's files.
 
   Args:
     name: `names.HUB` and OWNER/NAME or OWNER/NAME/CONFIG.
@@ -52,7 +52,7 @@ def folder_of(name: str, data_dir: str) -> str | None:
 
   Returns:
     DATA_DIR/OWNER/NAME, or the newest snapshot in the cache of the hub's
-    client, if that is DATA_DIR; None if there is neither.
+    client, if that is DATA_DIR, or None if there is neither.
 
   Raises:
     UsageError: If it is no such name.
@@ -81,14 +81,14 @@ def folder_of(name: str, data_dir: str) -> str | None:
 
 
 def base_of(data_dir: str) -> str:
-  """The folder of all data sets, as it was given, or the hub's default."""
+  """Returns the folder of all data sets, as given or the hub's default."""
   home = os.environ.get('HF_HOME') or os.path.join('~', '.cache', 'huggingface')
   cache = os.environ.get('HF_HUB_CACHE') or os.path.join(home, 'hub')
   return data_dir or cache
 
 
 def fetch_command(name: str, data_dir: str) -> str:
-  """The command that fetches a data set, by the hub's own client."""
+  """Returns the command of the hub's client that fetches a data set."""
   owner, plain, _ = _parsed(name)
   words = ['hf', 'download', f'{owner}/{plain}', '--repo-type=dataset']
   if data_dir:
@@ -99,7 +99,7 @@ def fetch_command(name: str, data_dir: str) -> str:
 
 
 def missing(name: str, data_dir: str) -> str:
-  """Says that a data set is not there, in words."""
+  """Says that a data set was not found, in words."""
   return f'{name} is not in --data_dir={base_of(data_dir)}'
 
 
@@ -144,7 +144,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
 
 def _parsed(name: str) -> tuple[str, str, str]:
-  """(owner, name, configuration or ''); raises `UsageError`."""
+  """Returns (owner, name, configuration or '') or raises `UsageError`."""
   match = _NAME.fullmatch(name.removeprefix(names.HUB))
   if match is None or '..' in name:
     raise UsageError(
@@ -155,7 +155,7 @@ def _parsed(name: str) -> tuple[str, str, str]:
 
 
 def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
-  """Configuration -> split -> paths of its files, in their order."""
+  """Returns configuration -> split -> paths of its files, in order."""
   found: dict[str, dict[str, list[str]]] = {}
   for path in sorted(_parquet_files(folder, '', _MAX_DEPTH)):
     *parents, file = path.split('/')
@@ -171,7 +171,7 @@ def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
-  """Paths from `root`; what is deeper belongs to something else."""
+  """Yields paths relative to `root`. Skips deeper folders."""
   entries = files.list_folder(os.path.join(root, folder))
   for name, is_folder in entries.items():
     path = f'{folder}/{name}' if folder else name
@@ -184,7 +184,7 @@ def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
 def _chosen(
   name: str, found: Mapping[str, dict[str, list[str]]]
 ) -> dict[str, list[str]]:
-  """The splits of the configuration that the name says."""
+  """Chooses the splits of the configuration in the name."""
   owner, plain, config = _parsed(name)
   if not found:
     raise UsageError(
@@ -204,12 +204,12 @@ def _chosen(
 
 
 class _Columns(NamedTuple):
-  """What is read of each row.
+  """Columns of a row that are read.
 
   Attributes:
     image: Column of images, bytes or a struct with bytes.
     label: Column of classes.
-    client: Column of owners; '': none.
+    client: Column of owners, or '': none.
     class_names: The name of each class, if the file says so.
   """
 
@@ -221,7 +221,7 @@ class _Columns(NamedTuple):
 
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-  """An open `pyarrow.parquet.ParquetFile`; raises `files.FileError`."""
+  """Opens a `pyarrow.parquet.ParquetFile` or raises `files.FileError`."""
   from pyarrow import parquet  # pylint: disable=import-outside-toplevel
 
   with files.open_binary(path) as file:
@@ -244,7 +244,7 @@ def _parquet(path: str) -> Iterator[Any]:
 def _open(
   folder: str, splits: Mapping[str, Sequence[str]], settings: DataHparams
 ) -> images.Rows:
-  """Reads the schema and the numbers of rows; raises `UsageError`."""
+  """Reads the schema and the numbers of rows or raises `UsageError`."""
   found: dict[str, images.Split] = {}
   columns = None
   for split, paths in splits.items():
@@ -261,7 +261,7 @@ def _open(
 
 
 def _columns(schema: Any, settings: DataHparams) -> _Columns:
-  """The columns, by their types, names and the settings."""
+  """Chooses the columns by their types, names and the settings."""
   features = _features(schema.metadata or {})
   image = settings.image_field or _only(features, 'Image', schema.names)
   label = settings.label_field or _only(features, 'ClassLabel', schema.names)
@@ -274,7 +274,7 @@ def _columns(schema: Any, settings: DataHparams) -> _Columns:
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
-  """Column -> what the library `datasets` has written of it."""
+  """Returns column -> facts that the library `datasets` wrote."""
   try:
     features = json.loads(metadata[b'huggingface'])['info']['features']
     return {str(k): dict(v) for k, v in features.items()}
@@ -286,7 +286,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 def _only(
   features: Mapping[str, Mapping[str, Any]], kind: str, found: Collection[str]
 ) -> str:
-  """The only column of a kind; '' if there is none, or several."""
+  """Returns the only column of a kind, or '' if there is none or several."""
   of_kind = [
     name
     for name, facts in features.items()
@@ -298,7 +298,7 @@ def _only(
 def _rows(
   folder: str, paths: Sequence[str], columns: _Columns
 ) -> Iterator[Row]:
-  """The rows of files; raises `files.FileError`."""
+  """Reads the rows of files or raises `files.FileError`."""
   number = 0
   wanted = [columns.image, columns.label]
   wanted += [columns.client] if columns.client else []
@@ -315,7 +315,7 @@ def _rows(
 
 
 def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
-  """Makes the row of what Parquet has."""
+  """Makes the row of the values in Parquet."""
   if isinstance(image, dict):
     image = image.get('bytes')
   if isinstance(image, list):

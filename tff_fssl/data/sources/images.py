@@ -48,14 +48,14 @@ _MAX_UNREADABLE = 1_000
 
 
 class Row(NamedTuple):
-  """A row: an image, and what is known of it.
+  """An image with its class and its owner.
 
   Attributes:
     name: Its place in the data. A hash of it can decide its split.
-    image: What `pictures.read` takes.
-    label: The class's number or name; None if it is not known.
-    owner: The client's number or name; None if it belongs to nobody.
-    problem: Why it cannot be read. Image and label then count for nothing.
+    image: An image as `pictures.read` takes it.
+    label: The class's number or name, or None if it is not known.
+    owner: The client's number or name, or None if it belongs to nobody.
+    problem: The reason why it cannot be read. Image and label are then ignored.
   """
 
   name: str
@@ -71,8 +71,8 @@ class Rows(NamedTuple):
   Attributes:
     most: How many rows there are at most.
     read: Yields the rows for testing (True) or training, always in one order.
-    class_names: The name of each class; () if labels are their names.
-    client_names: The name of each client; () if owners are their names.
+    class_names: The name of each class, or () if labels are their names.
+    client_names: The name of each client, or () if owners are their names.
     has_test: Whether the data say which rows are for testing.
   """
 
@@ -100,15 +100,15 @@ class Found:
   """A data set of images that was found.
 
   Attributes:
-    name: What `--dataset` says.
+    name: The value of `--dataset`.
     root: Its folder, or its only file.
-    key: What decides, besides settings, which rows there are, for JSON.
+    key: Facts that, besides settings, decide on the rows, for JSON.
     settings: How images are read.
-    open: Opens the rows; raises `UsageError` if they are of another kind.
+    open: Opens the rows or raises `UsageError` if they are of another kind.
     uses: As in `names.DataSetInfo`.
-    notes: What to say with all results; '': `root`.
-    shape: Shape of the images; None: that of the first ones decides.
-    moments: (mean, deviation) of channels; (): they are measured.
+    notes: A remark to give with all results, by default `root`.
+    shape: Shape of the images, by default that of the first ones.
+    moments: (mean, deviation) of channels, by default measured.
   """
 
   name: str
@@ -123,12 +123,12 @@ class Found:
 
   @property
   def num_bytes(self) -> int:
-    """The size of its files, where `key` is from `file_states`."""
+    """The size of its files, where `key` begins with `file_states`."""
     return sum(size for _, size, _ in self.key[0])
 
 
 class Decoded(NamedTuple):
-  """What came of the images.
+  """The images of a data set after decoding.
 
   Attributes:
     data: The data set.
@@ -150,7 +150,7 @@ class ImagesInfo(names.DataSetInfo):
 
   Attributes:
     settings: How they are read.
-    decode: Decodes what can be read, once; raises `UsageError`.
+    decode: Decodes what can be read, once, or raises `UsageError`.
   """
 
   settings: DataHparams
@@ -159,7 +159,7 @@ class ImagesInfo(names.DataSetInfo):
 
 
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
-  """Decodes a data set; refuses what cannot be trained on."""
+  """Decodes a data set, and refuses one that cannot be trained on."""
   del data_dir  # The reader that found it knows the folder.
   info = cast(ImagesInfo, info)
   data, unreadable, *_ = info.decode()
@@ -178,7 +178,7 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
 
 
 def find(found: Found) -> ImagesInfo:
-  """Decodes a data set of which no more is known without; also refuses it.
+  """Decodes a data set whose facts are not known otherwise.
 
   Args:
     found: The data set.
@@ -209,7 +209,7 @@ def find(found: Found) -> ImagesInfo:
 
 
 def file_states(paths: Iterator[str]) -> tuple[tuple[str, int, int], ...]:
-  """Returns (path, size, time) of each file; raises `files.FileError`."""
+  """Returns (path, size, time) of each file or raises `files.FileError`."""
 
   def state(path):
     with files.open_binary(path) as file:
@@ -226,9 +226,9 @@ def choose_field(
 
   Args:
     found: The names of all fields.
-    given: The value of the flag that names it; may be ''.
+    given: The value of the flag that names it. May be ''.
     flag: This flag.
-    usual: What is taken if the flag is not given.
+    usual: Names to look for if the flag is not given.
 
   Returns:
     The name.
@@ -253,7 +253,7 @@ def choose_field(
 def choose_fields(
   found: Collection[str], image: str, label: str
 ) -> tuple[str, str]:
-  """Chooses (image, label), of which flags may name one; see `choose_field`."""
+  """Chooses (image, label) as `choose_field` does."""
   return (
     choose_field(found, image, 'image_field', _USUAL_IMAGES),
     choose_field(found, label, 'label_field', _USUAL_LABELS),
@@ -261,7 +261,7 @@ def choose_fields(
 
 
 def parse_label(value: Any) -> int | str | None:
-  """Reads a label, as `Row` has it, from what a file has; or ValueError."""
+  """Converts a label of a file to one of a `Row`, or raises ValueError."""
   if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
     value = value.item()
   if isinstance(value, bytes):
@@ -278,7 +278,7 @@ def parse_label(value: Any) -> int | str | None:
 def make_row(
   name: str, image: pictures.Stored, label: Any, owner: str | None = None
 ) -> Row:
-  """Makes a row, whose problem is a label that cannot be read."""
+  """Makes a row. A label that cannot be read becomes its problem."""
   try:
     return Row(name, image, parse_label(label), owner)
   except ValueError as error:
@@ -298,7 +298,7 @@ def open_splits(
     class_names: As in `Rows`.
 
   Returns:
-    The rows; their names begin with those of their splits.
+    The rows. Their names begin with those of their splits.
 
   Raises:
     UsageError: If there is nothing to train on.
@@ -344,7 +344,7 @@ def open_splits(
 
 
 def decode(found: Found) -> Decoded:
-  """Decodes a data set, once, whatever may be wrong with it.
+  """Decodes a data set, once, despite problems.
 
   Args:
     found: The data set.
@@ -356,11 +356,9 @@ def decode(found: Found) -> Decoded:
     UsageError: If the files cannot be read, or the cache cannot be written.
   """
   settings = found.settings
-  key = image_cache.key_of(
-    os.path.realpath(found.root),
-    found.key,
-    *(getattr(settings, name) for name in sorted(found.uses & _DECISIVE)),
-  )
+  flags = {n: getattr(settings, n) for n in sorted(found.uses & _DECISIVE)}
+  root = os.path.realpath(found.root)
+  key = image_cache.key_of(root, found.key, flags)
   cached = image_cache.find(settings.cache_folder, key)
   if cached is None:
     try:
@@ -376,7 +374,7 @@ def decode(found: Found) -> Decoded:
       rows.most,
       lambda writer: _decode(found, rows, form, writer),
     )
-  return _from_cache(found, cached)
+  return _load_cached(found, cached)
 
 
 def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
@@ -466,8 +464,8 @@ def _number(
   return numbers, tuple(known)
 
 
-def _from_cache(found: Found, cached: image_cache.Cached) -> Decoded:
-  """Makes the data set of decoded images, whose facts may be anybody's."""
+def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
+  """Makes the data set of decoded images. Somebody may have edited them."""
   try:
     facts = cached.facts
     class_names, client_names = (
@@ -478,8 +476,11 @@ def _from_cache(found: Found, cached: image_cache.Cached) -> Decoded:
     unreadable = {str(k): str(v) for k, v in facts['unreadable'].items()}
     sizes = [(int(h), int(w), bool(e), int(n)) for h, w, e, n in facts['sizes']]
     has_test, num_train = bool(facts['has_test']), len(owners)
-    if len(y) != len(cached.images) or num_train > len(y):
+    shape = cached.images.shape
+    if len(y) != shape[0] or num_train > len(y):
       raise ValueError('counts differ')
+    if found.shape is not None and shape[1:] != tuple(found.shape):
+      raise ValueError('shapes differ')
   except (KeyError, TypeError, ValueError, AttributeError) as error:
     raise image_cache.foreign(cached) from error
   share = f'; {found.settings.test_share:g} of the images are for testing'
@@ -490,7 +491,7 @@ def _from_cache(found: Found, cached: image_cache.Cached) -> Decoded:
     test=sources.Examples(cached.images[num_train:], y[num_train:]),
     num_classes=len(class_names),
     class_names=class_names,
-    example_shape=cached.images.shape[1:],
+    example_shape=shape[1:],
     notes=(found.notes or found.root) + ('' if has_test else share),
     owners=owners if client_names else None,
     client_names=client_names,

@@ -1,4 +1,4 @@
-"""Tables that say of each row what it is, whose, and what for.
+"""Tables with the class, the client and the split of each row.
 
 Manifests of images, files of vectors and files of texts have the columns
 `label`, `client` and `split` in common.
@@ -26,7 +26,7 @@ _SEPARATORS = (';', '\t', '|')
 
 
 def resolve_path(dataset: str, data_dir: str, prefix: str) -> str:
-  """Returns the path in `--dataset`; a relative one starts at `data_dir`."""
+  """Returns the path in `--dataset`. A relative one starts at `data_dir`."""
   path = os.path.expanduser(dataset.removeprefix(prefix))
   if not path:
     raise UsageError(f'--dataset={dataset}: give the path, {prefix}PATH')
@@ -38,14 +38,14 @@ class Table(NamedTuple):
 
   Attributes:
     cells: Column -> text of each row, [N].
-    places: What messages call each row, [N].
+    places: The name of each row in messages, [N].
   """
 
   cells: dict[str, list[str]]
   places: list[str]
 
   def column(self, name: str) -> list[str]:
-    """Returns a column; one that the file does not have is ''."""
+    """Returns a column. One that the file does not have is ''."""
     return self.cells.get(name) or [''] * len(self.places)
 
 
@@ -53,7 +53,7 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
   """Reads a CSV file with a header, or a Parquet file.
 
   Args:
-    path: The file; one that ends with .parquet is Parquet.
+    path: The file. One that ends with .parquet is Parquet.
     needed: Columns that it must have.
     optional: Columns that it may have.
 
@@ -89,7 +89,7 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
 
 
 def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
-  """Reads (columns, (line, values) of each row); raises `UsageError`."""
+  """Reads (columns, (line, values) of each row) or raises `UsageError`."""
   text = files.read_text(path).removeprefix('\ufeff')
   reader = csv.reader(io.StringIO(text, newline=''), strict=True)
   try:
@@ -109,7 +109,7 @@ def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
 
 
 def read_parquet(path: str) -> Any:
-  """Reads a `pyarrow.Table`; raises `files.FileError`."""
+  """Reads a `pyarrow.Table` or raises `files.FileError`."""
   from pyarrow import parquet  # pylint: disable=import-outside-toplevel
 
   with files.open_binary(path) as file:
@@ -139,14 +139,14 @@ def _text(value: Any) -> str:
 
 
 class Marks(NamedTuple):
-  """What a table says of its rows, as numbers.
+  """Classes, clients and splits of rows, as numbers.
 
   Attributes:
-    y: int32 [N], the classes; -1 if not known.
-    owners: int32 [N], the clients; -1 if it belongs to nobody.
-    in_test: bool [N], whether a row is for testing.
+    y: int32 [N], the classes, or -1 if not known.
+    owners: int32 [N], the clients, or -1 if it belongs to nobody.
+    in_test: bool [N], true for testing.
     class_names: The name of each class.
-    client_names: The name of each client; () if there are none.
+    client_names: The name of each client, or () if there are none.
     uses_share: Whether a share decides which rows are for testing.
   """
 
@@ -159,7 +159,7 @@ class Marks(NamedTuple):
 
   @property
   def uses(self) -> frozenset[str]:
-    """The flags of how rows are split that change something."""
+    """The flags of the split that change something."""
     return frozenset({'test_share'} if self.uses_share else ())
 
   def problems(self) -> list[inspection.Problem]:
@@ -170,12 +170,12 @@ class Marks(NamedTuple):
 
   @property
   def order(self) -> np.ndarray:
-    """The rows, int [N], those for training first."""
+    """The places of the rows, int [N], those for training first."""
     return np.argsort(self.in_test, kind='stable')
 
   @property
   def num_train(self) -> int:
-    """How many rows are for training."""
+    """The number of rows for training."""
     return int((~self.in_test).sum())
 
   def info(self, **facts: Any) -> dict[str, Any]:
@@ -246,14 +246,14 @@ def mark(
 
   Args:
     where: The file, for messages.
-    labels: The class of each row, [N]; '' if it is not known.
-    clients: The client of each row, [N]; '' if it belongs to nobody.
+    labels: The class of each row, [N], or '' if it is not known.
+    clients: The client of each row, [N], or '' if it belongs to nobody.
     splits: 'train', 'test' or '' of each row, [N].
-    contents: What a row is. Where it has a label and no split, its hash
-      decides, so that equal rows are on one side.
-    test_share: The share of these that are for testing.
+    contents: The content of each row. Its hash decides on the split of a row
+      with a label and no split, so that equal rows are on one side.
+    test_share: The share of these rows that is for testing.
     class_names: All classes, in their order. (): those that there are, sorted.
-    place: Returns what messages call a row.
+    place: Returns the name of a row in messages.
 
   Returns:
     The marks.
@@ -294,14 +294,14 @@ def mark(
 
 
 def _number(values: Sequence[str], known: Sequence[str]) -> np.ndarray:
-  """Finds the place of each value in `known`, int32 [N]; -1 if none."""
+  """Finds the place of each value in `known`, int32 [N], or -1 if none."""
   places = {name: i for i, name in enumerate(known)}
   unknown = names.UNKNOWN_LABEL
   return np.array([places.get(value, unknown) for value in values], np.int32)
 
 
 def sorted_names(found: set[str]) -> tuple[str, ...]:
-  """Sorts names, numbers by their size; leaves '' out."""
+  """Sorts names, numbers by their size. Leaves '' out."""
   result = sorted(found - {''})
   if all(name.isascii() and name.isdigit() for name in result):
     result.sort(key=lambda name: (len(name.lstrip('0')), name.lstrip('0')))
@@ -309,7 +309,7 @@ def sorted_names(found: set[str]) -> tuple[str, ...]:
 
 
 def is_in_share(content: str | bytes, share: float) -> bool:
-  """Tells whether a hash is in a share of all; depends on nothing else."""
+  """Tells whether a hash is in a share of all. Depends on nothing else."""
   if isinstance(content, str):
     content = content.encode(errors='surrogateescape')
   digest = hashlib.blake2b(content, digest_size=8).digest()

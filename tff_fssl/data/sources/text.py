@@ -22,7 +22,7 @@ _BATCH = 2**14
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
-  """Reads `text:PATH`; see `catalog.find`."""
+  """Reads `text:PATH` (see `catalog.find`)."""
   path = table.resolve_path(name, data_dir, names.TEXT)
   optional = (_TITLE, table.CLIENT, table.SPLIT)
   found = table.read(path, (_TEXT, table.LABEL), optional)
@@ -42,7 +42,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
 
 
 def ag_news_folder(data_dir: str) -> str:
-  """Returns where AG News is, if it is there."""
+  """Returns the folder in which AG News is looked for."""
   folder = os.path.expanduser(tfds.root_folder(data_dir))
   return os.path.join(folder, names.AG_NEWS)
 
@@ -50,7 +50,7 @@ def ag_news_folder(data_dir: str) -> str:
 def find_ag_news(
   name: str, data_dir: str, settings: DataHparams
 ) -> sources.Info:
-  """Reads AG News (Zhang et al. 2015) as published; see `catalog.find`.
+  """Reads AG News (Zhang et al. 2015) as published (see `catalog.find`).
 
   `ag_news` in `data_dir` holds `train.csv` and `test.csv`, of class (from 1),
   title and description and without a header, and `classes.txt`. Without

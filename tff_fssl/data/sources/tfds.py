@@ -40,7 +40,7 @@ _BATCH_SIZE = 1_000
 
 
 class Stored(NamedTuple):
-  """What a data set's files say of it.
+  """Facts that the files of a data set state.
 
   Attributes:
     folder: The folder of its version.
@@ -64,17 +64,17 @@ class Stored(NamedTuple):
 
   @property
   def test(self) -> str | None:
-    """The split that is for testing, if there is one."""
+    """The split for testing, if there is one."""
     return next((split for split in _TESTS if self.sizes.get(split)), None)
 
   @property
   def unlabeled(self) -> list[str]:
-    """The splits whose labels are not known."""
+    """The splits without known labels."""
     return [split for split in _UNLABELED if split in self.sizes]
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set by its JSON, or by our table; see `catalog.find`."""
+  """Finds a data set by its JSON, or by our table (see `catalog.find`)."""
   preset = _preset(name, settings)
   known = names.DATA_SETS.get(name)
   uses = {'cache_dir'}
@@ -129,7 +129,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
 
 
 def _preset(name: str, settings: DataHparams) -> names.SplitPreset | None:
-  """Returns how the set is split anew; None: as published."""
+  """Returns how the set is split anew, or None: as published."""
   if settings.split_preset == names.OFFICIAL:
     return None
   splits = names.SPLIT_PRESETS[settings.split_preset]
@@ -153,7 +153,7 @@ def _decode(
   settings: DataHparams,
   preset: names.SplitPreset | None,
 ) -> images.Decoded:
-  """Decodes a set; refuses files that are not the set of our table."""
+  """Decodes a set. Refuses files that are not the set of our table."""
   stored = read_stored(info.name, data_dir)
   is_known = bool(info.mean)
   if is_known and (
@@ -200,7 +200,7 @@ def _open(
   settings: DataHparams,
   preset: names.SplitPreset | None,
 ) -> images.Rows:
-  """Opens the rows; raises errors of any class if files are damaged."""
+  """Opens the rows. Raises errors of any class if files are damaged."""
   pooled = [_TRAIN, stored.test] if stored.test else [_TRAIN]
   sizes = [stored.sizes[split] for split in pooled]
   # Which of the pooled examples are for testing (True), and for training.
@@ -236,7 +236,7 @@ def _rows(
   Args:
     stored: The data set.
     split: The split.
-    decoders: TFDS's decoders of features; None: its own. (Pillow would give
+    decoders: Decoders of features, by default TFDS's own. (Pillow would give
       other pixels of a JPEG file.)
 
   Yields:
@@ -296,7 +296,7 @@ def _draw_preset(
     settings: The name of the preset.
 
   Returns:
-    Place -> whether the example there is for testing; others are not used.
+    Place -> whether the example there is for testing. Others are not used.
   """
   # Not the run's seed: runs with other seeds have the same test images.
   rng = seeds.generator(0, seeds.Purpose.SPLIT_PRESET)
@@ -326,7 +326,7 @@ def root_folder(data_dir: str | None) -> str:
 
 
 def fetch_command(name: str, data_dir: str | None) -> str:
-  """The command that fetches a data set."""
+  """Returns the command that fetches a data set."""
   code = (
     'import tensorflow_datasets as tfds;'
     f' tfds.load({name!r}, data_dir={root_folder(data_dir)!r})'
@@ -335,7 +335,7 @@ def fetch_command(name: str, data_dir: str | None) -> str:
 
 
 def stored_version(name: str, data_dir: str | None) -> str | None:
-  """The newest version of a data set that is on disk, if there is any."""
+  """Finds the newest version of a data set on disk, if there is any."""
   root = pathlib.Path(os.path.expanduser(root_folder(data_dir))) / name
   try:
     if not stat.S_ISDIR(os.stat(root).st_mode):
@@ -355,7 +355,7 @@ def stored_version(name: str, data_dir: str | None) -> str | None:
 
 
 def list_stored(data_dir: str | None) -> list[str]:
-  """The names of the data sets that are on disk."""
+  """Lists the names of the data sets on disk."""
   folder = os.path.expanduser(root_folder(data_dir))
   try:
     entries = sorted(os.listdir(folder))
@@ -371,7 +371,7 @@ def list_stored(data_dir: str | None) -> list[str]:
 
 
 def read_stored(name: str, data_dir: str | None) -> Stored:
-  """Reads what a data set says of itself, from its JSON files.
+  """Reads the facts of a data set from its JSON files.
 
   Args:
     name: Its name, perhaps with a configuration: 'name/config'.
@@ -418,7 +418,7 @@ def read_stored(name: str, data_dir: str | None) -> Stored:
 def _damaged(
   name: str, data_dir: str | None, folder: pathlib.Path, error: Exception
 ) -> UsageError:
-  """The error for files that cannot be read."""
+  """Makes the error for files that cannot be read."""
   return UsageError(
     f'data set {name} {folder.name} in --data_dir={root_folder(data_dir)}'
     f' cannot be read ({type(error).__name__}: {files.first_line(error)});'
@@ -427,7 +427,7 @@ def _damaged(
 
 
 def _parse(folder: pathlib.Path, version: str) -> Stored:
-  """The facts in a folder; errors of many classes if they are not there."""
+  """Parses the facts in a folder. Raises errors of many classes."""
   info = files.read_json(str(folder / 'dataset_info.json'))
   features = _features(files.read_json(str(folder / 'features.json')))
   image = _feature(folder, features, 'image', 'image')
@@ -474,7 +474,7 @@ def _parse(folder: pathlib.Path, version: str) -> Stored:
 
 
 def _features(content: Mapping[str, Any]) -> dict[str, Any]:
-  """Feature -> kind -> facts, also of what older versions of TFDS wrote."""
+  """Returns feature -> kind -> facts, also of older versions of TFDS."""
   if 'featuresDict' in content:
     return content['featuresDict']['features']
   content = _content(content)
@@ -494,7 +494,7 @@ def _content(feature: Mapping[str, Any]) -> dict[str, Any]:
 def _feature(
   folder: pathlib.Path, features: Mapping[str, Any], kind: str, usual: str
 ) -> str:
-  """The name of the one feature of a kind."""
+  """Finds the only feature of a kind."""
   found = [name for name, feature in features.items() if kind in feature]
   if usual in found:
     return usual
@@ -508,6 +508,6 @@ def _feature(
 
 
 def file_states(folder: pathlib.Path) -> list[tuple[str, int, int]]:
-  """(name, size, time) of each file of a data set."""
+  """Returns (name, size, time) of each file of a data set."""
   found = ((path.name, path.stat()) for path in sorted(folder.iterdir()))
   return [(name, state.st_size, state.st_mtime_ns) for name, state in found]

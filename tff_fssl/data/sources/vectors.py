@@ -1,8 +1,9 @@
 """Vectors in NPZ, Parquet or TFRecord: `--dataset=features:PATH`.
 
-Columns: `x`, (N, D); `y`, N classes as text or integers; may be: `x_weak` and
-`x_strong`, (N, D) or (N, K, D), views of the vectors; `client`; `split`. In an
-NPZ file also `class_names`, of which integers in `y` are then places.
+Columns are `x`, (N, D), and `y`, N classes as text or integers. Optional
+columns are `client`, `split`, `x_weak` and `x_strong`. The last two are views,
+(N, D) or (N, K, D). An NPZ file may also have `class_names`, the names of the
+integers in `y`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,7 @@ class VectorInfo(sources.Info):
 
   Attributes:
     x: float32 [N, V, D], those for training first.
-    rows: Of each of them, its row in the file, from 0; int [N].
+    rows: int [N], the row of each of them in the file, from 0.
     num_weak: How many of the V views are weak ones, after the plain one.
     num_strong: How many are strong ones, after these.
   """
@@ -53,7 +54,7 @@ class VectorInfo(sources.Info):
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> VectorInfo:
-  """Reads the file, whole; see `catalog.find`."""
+  """Reads the file, whole (see `catalog.find`)."""
   path = table.resolve_path(name, data_dir, names.FEATURES)
   ending = next((end for end in _READERS if path.endswith(end)), None)
   if ending is None:
@@ -117,10 +118,10 @@ def check_range(
     info: The file.
     mean: Of each number.
     std: Likewise.
-    positions: Which of `VectorInfo.x` are looked at; None: all.
+    positions: Places in `VectorInfo.x` to look at, by default all.
 
   Raises:
-    UsageError: If there is one; names its row.
+    UsageError: If there is one. Names its row.
   """
   info = cast(VectorInfo, info)
   if positions is None:
@@ -146,7 +147,7 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     x: float32 [N, D], N >= 1.
 
   Returns:
-    (mean, deviation) of each number; a constant one has the deviation 1.
+    (mean, deviation) of each number. A constant one has the deviation 1.
   """
   pieces = lambda: (chunk.astype(np.float64) for chunk in image_cache.chunks(x))
   mean = sum(piece.sum(axis=0) for piece in pieces()) / len(x)
@@ -191,7 +192,7 @@ def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
 
 
 def _finite(path: str, name: str, values: np.ndarray) -> np.ndarray:
-  """Converts to float32; refuses numbers that are not finite then."""
+  """Converts to float32. Refuses numbers that are not finite then."""
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
   wrong = ~np.isfinite(values).all(axis=(1, 2))
@@ -223,7 +224,7 @@ def _flat(path: str, values: np.ndarray) -> list[Any]:
 def _texts(
   path: str, values: np.ndarray | None, count: int, name: str
 ) -> list[str]:
-  """Converts a column to text; '' where it has nothing."""
+  """Converts a column to text, or '' where it has nothing."""
   if values is None:
     return [''] * count
   found = _flat(path, values)
@@ -237,7 +238,7 @@ def _texts(
 def _labels(
   path: str, values: np.ndarray | None, count: int, known: Sequence[str]
 ) -> list[str]:
-  """Converts the classes to text; '' where they are not known."""
+  """Converts the classes to text, or '' where they are not known."""
   if values is not None and values.ndim == 2:
     is_one_hot = _is_one_hot(values)
     raise UsageError(
@@ -277,7 +278,7 @@ def _is_one_hot(values: np.ndarray) -> bool:
 
 
 def _read_npz(path: str) -> _Arrays:
-  """Reads arrays of numbers and text; pickled objects are refused."""
+  """Reads arrays of numbers and text. Pickled objects are refused."""
   with files.open_binary(path) as file:
     try:
       with np.load(file, allow_pickle=False) as archive:
@@ -334,7 +335,7 @@ def _stack(path: str, name: str, values: Any) -> np.ndarray:
 
 
 def _read_tfrecord(path: str) -> _Arrays:
-  """Reads `tf.train.Example`s; all have the features of the first one."""
+  """Reads `tf.train.Example`s. All have the features of the first one."""
   with files.open_binary(path):
     pass  # TensorFlow would wait for a pipe.
   try:
