@@ -1,4 +1,4 @@
-"""What `--dataset` means: facts that are known without loading."""
+"""Finds the data set that `--dataset` names, without loading it."""
 
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
@@ -25,8 +25,8 @@ def find(
   found for the first time.
 
   Args:
-    name: What `--dataset` takes; see `sources.load`.
-    data_dir: `--data_dir`; may be ''.
+    name: The value of `--dataset` (see `sources.load`).
+    data_dir: `--data_dir`. May be ''.
     settings: How examples are read.
 
   Returns:

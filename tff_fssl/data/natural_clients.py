@@ -1,4 +1,4 @@
-"""The clients that a data set itself knows, by their names. TF-free."""
+"""The clients that a data set itself knows, by their names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -20,7 +20,7 @@ _Pair = tuple[np.ndarray, np.ndarray]
 class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
   """Client's name -> its (labelled, unlabelled) training examples.
 
-  Both are pairs as `clients.make_example` takes them; examples are read when a
+  Both are pairs as `clients.make_example` takes them. Examples are read when a
   client is asked for. Those whose label is not known are unlabelled, with -1.
   """
 
@@ -28,7 +28,7 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     """Sorts examples by client.
 
     Args:
-      data: A data set with owners; those of nobody are left out.
+      data: A data set with owners. Examples without one are skipped.
 
     Raises:
       UsageError: If it says nothing of clients.
@@ -49,7 +49,7 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     }
 
   def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
-    """The examples of a client; raises KeyError if there is none."""
+    """Returns the examples of a client, or raises KeyError."""
     held = self._held[name]
     is_known = self._train.y[held] >= 0
     return self._examples(held[is_known]), self._examples(held[~is_known])
@@ -58,11 +58,11 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     return self._train.x[held], self._train.y[held]
 
   def __iter__(self) -> Iterator[str]:
-    """The names."""
+    """Yields the names."""
     return iter(self._held)
 
   def __len__(self) -> int:
-    """The number of clients."""
+    """Returns the number of clients."""
     return len(self._held)
 
 
@@ -81,10 +81,10 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     """Looks at the first client's first example.
 
     Args:
-      client_data: Its examples are mappings; one field is an image (pixels
+      client_data: Its examples are mappings. One field is an image (pixels
         from 0 to 255, floats from 0 to 1, or the content of a file), one the
         class, an integer, or -1.
-      settings: Which fields these are, and how images are read; None:
+      settings: Which fields these are, and how images are read. None:
         `DataHparams()`.
 
     Raises:
@@ -115,10 +115,10 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     return pictures.parse_bytes(image) if isinstance(image, bytes) else image
 
   def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
-    """The examples of a client; raises KeyError if there is none.
+    """Returns the examples of a client, or raises KeyError.
 
     Raises:
-      UsageError: If an image or a label cannot be used; names the client.
+      UsageError: If an image or a label cannot be used. Names the client.
     """
     if name not in self._names:
       raise KeyError(name)
@@ -145,9 +145,9 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     )
 
   def __iter__(self) -> Iterator[str]:
-    """The names."""
+    """Yields the names."""
     return iter(self._names)
 
   def __len__(self) -> int:
-    """The number of clients."""
+    """Returns the number of clients."""
     return len(self._names)

@@ -34,11 +34,11 @@ Stored = pathlib.Path | bytes | np.ndarray
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """What all images of a data set become.
+  """The form of all images of a data set.
 
   Attributes:
     shape: (height, width, channels), channels 1 or 3.
-    resize: 'crop' or 'squash'; see `DataHparams`.
+    resize: 'crop' or 'squash' (see `DataHparams`).
   """
 
   shape: tuple[int, ...]
@@ -46,7 +46,7 @@ class Form:
 
 
 def is_image(path: str) -> bool:
-  """Whether a file is one of images, by its name."""
+  """Tells by the name of a file whether it is an image."""
   return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
@@ -56,7 +56,7 @@ class Picture(NamedTuple):
   Attributes:
     pixels: uint8 [height, width, channels], not to be written to.
     stored: (height, width) of the file's image.
-    is_enlarged: Whether it was smaller than what is wanted.
+    is_enlarged: Whether it was smaller than the form.
   """
 
   pixels: np.ndarray
@@ -66,7 +66,7 @@ class Picture(NamedTuple):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silences Pillow's warnings, for all threads; yields once."""
+  """Silences Pillow's warnings, for all threads. Yields once."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     yield
@@ -85,13 +85,13 @@ def read(image: Stored, form: Form) -> Picture:
   Args:
     image: The path of a file, or its content. Or [H, W], [H, W, channels] with
       1, 3 or 4 channels, or [N], which is a square image, gray or RGB.
-    form: What it is to become.
+    form: Its form after that.
 
   Returns:
     The image.
 
   Raises:
-    files.FileError: If it is no such image; only its `reason` matters.
+    files.FileError: If it is no such image. Only its `reason` matters.
   """
   path = str(image) if isinstance(image, pathlib.Path) else ''
   try:
@@ -100,7 +100,7 @@ def read(image: Stored, form: Form) -> Picture:
         return decode(file, form)
     if isinstance(image, bytes):
       return decode(io.BytesIO(image), form)
-    pixels = _as_uint8(_shaped(image))  # type: ignore[arg-type]
+    pixels = _quantize(_shaped(image))  # type: ignore[arg-type]
     height, width = pixels.shape[:2]
     is_enlarged = height < form.shape[0] or width < form.shape[1]
     return Picture(convert(pixels, form), (height, width), is_enlarged)
@@ -118,7 +118,7 @@ def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
     image: The content of a file, or numbers, as `read` takes them.
 
   Returns:
-    Its shape; of files, with 1 or 3 channels.
+    Its shape, of files with 1 or 3 channels.
 
   Raises:
     files.FileError: As `read` does, but not for all damages of files.
@@ -127,7 +127,7 @@ def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
 
   try:
     if not isinstance(image, bytes):
-      height, width, channels = _as_uint8(_shaped(image)).shape
+      height, width, channels = _quantize(_shaped(image)).shape
       return height, width, channels
     with quiet(), Image.open(io.BytesIO(image)) as file:
       is_gray = file.mode.startswith(('1', 'L', 'I')) and file.mode != 'LA'
@@ -138,7 +138,7 @@ def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
 
 
 def parse_bytes(content: bytes) -> np.ndarray | bytes:
-  """Tells the content of an image file from numbers; `read` takes either."""
+  """Tells the content of an image file from numbers. `read` takes either."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   try:
@@ -151,7 +151,7 @@ def parse_bytes(content: bytes) -> np.ndarray | bytes:
 
 
 def decode(file: BinaryIO, form: Form) -> Picture:
-  """Reads an open image file; like `read`, but raises errors of any class."""
+  """Reads an open image file. Like `read`, but raises errors of any class."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
@@ -166,7 +166,7 @@ def decode(file: BinaryIO, form: Form) -> Picture:
 
 
 class Traits(NamedTuple):
-  """What an image file is like, apart from what it shows.
+  """Traits of an image file that do not depend on its content.
 
   Attributes:
     encoding: Its format, such as PNG.
@@ -194,7 +194,7 @@ def traits_of(paths: Iterable[str]) -> list[Traits]:
 
 
 def _unreadable(error: Exception) -> str:
-  """Why an image cannot be decoded; Pillow passes on its parsers' errors."""
+  """Says why an image cannot be decoded."""
   return f'it is not an image that can be read ({_words(error)})'
 
 
@@ -204,9 +204,9 @@ def read_all(
   """Reads many images, with as many threads as there are cores.
 
   Args:
-    items: What is to be read.
-    read_item: Reads one; raises `files.FileError` if that is not possible.
-    form: What the images become.
+    items: Identifies the images.
+    read_item: Reads one, or raises `files.FileError` if that is not possible.
+    form: Their form after that.
 
   Yields:
     Each item, in order, with its image, or why it cannot be read.
@@ -232,7 +232,7 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
 
   Args:
     pixels: uint8 [H, W, channels], channels 1, 3 or 4 (RGBA).
-    form: What it is to become.
+    form: Its form after that.
 
   Returns:
     uint8 [height, width, channels].
@@ -251,7 +251,7 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
 
 
 def _flat(image, file_format=None):
-  """An image of 8 bits, without transparency: mode L or RGB."""
+  """Converts an image to 8 bits without transparency: mode L or RGB."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   if image.mode.startswith('I;16') or (
@@ -272,7 +272,7 @@ def _flat(image, file_format=None):
 
 
 def _fit(image, form: Form) -> np.ndarray:
-  """An image of mode L or RGB in its form."""
+  """Brings an image of mode L or RGB into its form."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
@@ -298,7 +298,7 @@ def _words(error: Exception) -> str:
 
 
 def _shaped(values: np.ndarray) -> np.ndarray:
-  """An image's numbers as [H, W, channels]; raises ValueError."""
+  """Shapes numbers as [H, W, channels], or raises ValueError."""
   if values.ndim == 1:
     for channels in (1, 3):
       side = math.isqrt(len(values) // channels)
@@ -312,8 +312,8 @@ def _shaped(values: np.ndarray) -> np.ndarray:
   return values
 
 
-def _as_uint8(values: np.ndarray) -> np.ndarray:
-  """Pixels of any type of numbers; raises ValueError."""
+def _quantize(values: np.ndarray) -> np.ndarray:
+  """Converts numbers of any type to pixels, or raises ValueError."""
   if values.dtype == np.uint8:
     return values
   is_float = np.issubdtype(values.dtype, np.floating)
