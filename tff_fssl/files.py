@@ -164,6 +164,31 @@ def parse_json(path: str, text: str | bytes) -> dict[str, Any]:
   return value
 
 
+def list_folder(folder: str) -> dict[str, bool]:
+  """Lists a folder.
+
+  Args:
+    folder: The folder.
+
+  Returns:
+    Name -> whether it is a folder, sorted; without hidden ones.
+
+  Raises:
+    FileError: If it cannot be read.
+  """
+  try:
+    with os.scandir(folder) as found:
+      return {
+        entry.name: entry.is_dir()
+        for entry in sorted(found, key=lambda entry: entry.name)
+        if not entry.name.startswith('.')
+      }
+  except OSError as error:
+    raise FileError(folder, reason_of(error)) from error
+  except ValueError as error:
+    raise FileError(folder, 'no folder can have this name') from error
+
+
 def reason_of(error: OSError) -> str:
   """Why a file cannot be read, in words."""
   reason = _REASONS.get(error.errno or 0)

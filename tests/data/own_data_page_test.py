@@ -11,10 +11,10 @@ import pytest
 from tensorflow_federated.python.simulation.datasets import emnist
 
 from tff_fssl.data import catalog
-from tff_fssl.data import hub_sets
-from tff_fssl.data import listings
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.sources import folder
+from tff_fssl.data.sources import hub
 from tff_fssl.program.commands import data_main
 from tff_fssl.program.configuration import config
 
@@ -77,7 +77,7 @@ def test_its_folders(page, tmp_path):
       picture_folders.draw(root / name, 20 * number + copy)
   info = catalog.find('folder:plain/photos', '', DataHparams())
   assert info.num_train + info.num_test == 40 and info.num_test
-  listing = listings.read('split/photos', 0.2)
+  listing = folder.read('split/photos', 0.2)
   assert listing.labels('train').tolist() == [0] * 20 + [-1] * 20
   assert listing.labels('test').tolist() == [0] * 20
 
@@ -123,7 +123,7 @@ def test_its_commands(page, tmp_path):
     assert data_main.data_main(argv) == 0
   ((*_, folder),) = _commands(page, 'hf download')
   assert folder == '--local-dir=DIR/uoft-cs/cifar10'
-  assert shlex.join(_commands(page, 'hf')[0]) in hub_sets.fetch_command(
+  assert shlex.join(_commands(page, 'hf')[0]) in hub.fetch_command(
     'huggingface:uoft-cs/cifar10', 'DIR'
   )
 

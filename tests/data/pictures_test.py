@@ -1,3 +1,4 @@
+import io
 import os
 
 import numpy as np
@@ -13,7 +14,7 @@ _GRAY = pictures.Form((4, 6, 1))
 
 def _read(image, path, form=_RGB, **saving):
   image.save(path, **saving)
-  result = pictures.read(str(path), form).pixels
+  result = pictures.read(path, form).pixels
   assert result.dtype == np.uint8 and result.shape == form.shape
   return result
 
@@ -55,7 +56,7 @@ def test_palettes(tmp_path):
 
 def test_16_bit_pgm(tmp_path):
   (tmp_path / 'a.pgm').write_bytes(b'P5 6 4 65535\n' + b'\x64\x32' * 24)
-  read = pictures.read(str(tmp_path / 'a.pgm'), _GRAY)
+  read = pictures.read(tmp_path / 'a.pgm', _GRAY)
   assert (read.pixels == 0x64).all()
 
 
@@ -114,7 +115,7 @@ def test_what_is_no_image_is_refused(tmp_path):
     ('floats.tif', '32 bits a pixel'),
   ):
     with pytest.raises(files.FileError, match=words) as error:
-      pictures.read(str(tmp_path / name), _RGB)
+      pictures.read(tmp_path / name, _RGB)
     assert '\n' not in str(error.value)
 
 
@@ -134,7 +135,7 @@ def test_names_of_images():
 
 @pytest.mark.parametrize('suffix', ['png', 'jpg'])
 def test_stored_sizes(tmp_path, suffix):
-  path = str(tmp_path / f'a.{suffix}')
+  path = tmp_path / f'a.{suffix}'
   Image.new('RGB', (600, 40)).save(path)
   for shape, is_enlarged in (
     ((40, 60, 3), False),
@@ -144,3 +145,75 @@ def test_stored_sizes(tmp_path, suffix):
   ):
     read = pictures.read(path, pictures.Form(shape))
     assert (read.stored, read.is_enlarged) == ((40, 600), is_enlarged)
+
+
+_FORM = pictures.Form((4, 4, 1))
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    np.arange(16, dtype=np.int64),
+    np.arange(16, dtype=np.uint8).reshape(4, 4),
+    np.arange(16, dtype=np.float32).reshape(4, 4, 1) / np.float32(255),
+    np.arange(16, dtype=np.float64) / 255,
+    pictures.parse_bytes(bytes(range(16))),
+  ],
+)
+def test_forms_of_the_same_numbers(value):
+  picture = pictures.read(value, _FORM)
+  assert picture.pixels.ravel().tolist() == list(range(16))
+  assert picture.stored == (4, 4) and not picture.is_enlarged
+  assert pictures.stored_shape(value) == (4, 4, 1)
+
+
+def test_color_and_sizes():
+  flat = np.arange(48)
+  assert pictures.stored_shape(flat) == (4, 4, 3)
+  form = pictures.Form((6, 6, 3))
+  picture = pictures.read(flat, form)
+  assert picture.pixels.shape == (6, 6, 3) and picture.is_enlarged
+
+
+@pytest.mark.parametrize(
+  'mode,channels', [('L', 1), ('1', 1), ('RGB', 3), ('LA', 3), ('P', 3)]
+)
+def test_the_content_of_files(mode, channels):
+  file = io.BytesIO()
+  Image.new('RGB', (6, 5), 'red').convert(mode).save(file, 'PNG')
+  content = file.getvalue()
+  assert pictures.stored_shape(content) == (5, 6, channels)
+  assert pictures.read(content, _FORM).stored == (5, 6)
+  assert pictures.parse_bytes(content) is content
+  with pytest.raises(files.FileError):
+    pictures.read(content[:-30], _FORM)
+
+
+def test_a_text_is_no_path(tmp_path):
+  path = tmp_path / 'secret.png'
+  Image.new('RGB', (6, 4)).save(path)
+  with pytest.raises(files.FileError, match='it is not an image'):
+    pictures.read(str(path), _RGB)
+
+
+@pytest.mark.parametrize(
+  'value',
+  [
+    np.zeros((4, 4, 2)),
+    np.zeros((0, 4)),
+    np.zeros(0),
+    np.zeros(5),
+    np.array(['a'] * 16),
+    np.zeros(16, bool),
+    np.full(16, 256),
+    np.full(16, 1.01),
+    np.full(16, np.nan),
+    b'',
+    b'1234',
+    pictures.parse_bytes(b'12345'),
+  ],
+)
+def test_what_is_no_image(value):
+  with pytest.raises(files.FileError) as error:
+    pictures.read(value, _FORM)
+  assert error.value.reason.startswith('it is not an image')

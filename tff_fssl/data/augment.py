@@ -61,7 +61,7 @@ class Views(NamedTuple):
     plain: x -> normalized, float32.
     weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2]. A
       `RandomView` is faster in training than another function.
-    strong: (x, seed) -> strongly augmented, normalized; likewise.
+    strong: (x, seed) -> strongly augmented, normalized, likewise.
     accepts: x -> whether all of these examples, of the right type, can be
       examples, bool scalar. A client that has others is left out. None: any
       can, as any bytes can be an image.
@@ -79,9 +79,9 @@ class RandomView:
 
   Attributes:
     num_draws: How many random numbers an example needs, K.
-    render: (examples [N, ...], draws float32 [N, K] in [0, 1)) -> their views;
-      each is a function of its own example and draws only.
-    salt: int32; views with the same seed but other salts are independent.
+    render: (examples [N, ...], draws float32 [N, K] in [0, 1)) -> their views.
+      Each is a function of its own example and draws only.
+    salt: int32. Views with the same seed but other salts are independent.
   """
 
   num_draws: int
@@ -89,26 +89,26 @@ class RandomView:
   salt: int
 
   def draw(self, num: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
-    """The draws of `num` examples, float32 [num, K]; `seed` is int32 [2]."""
+    """Draws for `num` examples, float32 [num, K]. `seed` is int32 [2]."""
     seed = tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, self.salt])
     return tf.random.stateless_uniform(
       [num, self.num_draws], seed, alg='philox'
     )
 
   def __call__(self, examples: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """The view of examples with one seed."""
+    """Renders the view of examples with one seed."""
     return self.render(examples, self.draw(tf.shape(examples)[0], seed))
 
 
 def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
-  """The shape of one example as the network sees it.
+  """Finds the shape of one example as the network sees it.
 
   Args:
-    views: The preprocessing; `plain` is traced.
+    views: The preprocessing. `plain` is traced.
     stored: The spec of a batch of examples as they are stored, [None, ...].
 
   Returns:
-    The shape; None for a dimension that `plain` leaves open.
+    The shape, or None for a dimension that `plain` leaves open.
   """
   plain = tf.function(lambda x: views.plain(x)).get_concrete_function(stored)
   return tuple(plain.outputs[0].shape[1:])
@@ -137,13 +137,13 @@ class _Policy:
 def normalization(
   data_set: str,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Mean and deviation of a data set's pixels / 255, per channel.
+  """Returns mean and deviation of a data set's pixels / 255, per channel.
 
   Args:
     data_set: One of `names.DATA_SETS`.
 
   Returns:
-    (mean, std); see `names` for their source.
+    (mean, std). See `names` for their source.
 
   Raises:
     UsageError: If the name is unknown.
@@ -207,7 +207,7 @@ def build_views(
   strong_policy = build(height, width)
   fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
-    gray = image_ops.to_gray(tf.constant([[[fill]]], tf.uint8))
+    gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
     fill = (int(gray),)
   padding = _padding(height), _padding(width)
   # One number for every value, since broadcasting over a short axis is slow.

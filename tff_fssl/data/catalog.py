@@ -1,19 +1,18 @@
-"""What `--dataset` means: facts that are known without loading. TF-free."""
+"""Finds the data set that `--dataset` names, without loading it."""
 
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.hparams import import_function
 
-# They know `sources`, which knows this module.
+# Readers need NumPy, which `--help` does without.
 _BY_PREFIX = {
-  names.FOLDER: 'tff_fssl.data.folders:find',
-  names.CLIENT_DATA: 'tff_fssl.data.client_data:find',
-  names.HUB: 'tff_fssl.data.hub_sets:find',
-  names.FEATURES: 'tff_fssl.data.vector_files:find',
-  names.TEXT: 'tff_fssl.data.text_files:find',
+  names.FOLDER: 'folder:find',
+  names.CLIENT_DATA: 'client_data:find',
+  names.HUB: 'hub:find',
+  names.FEATURES: 'vectors:find',
+  names.TEXT: 'text:find',
+  names.AG_NEWS: 'text:find_ag_news',
 }
-_AG_NEWS = 'tff_fssl.data.text_files:find_ag_news'
-_TFDS = 'tff_fssl.data.tfds_sets:find'
 
 
 def find(
@@ -26,8 +25,8 @@ def find(
   found for the first time.
 
   Args:
-    name: What `--dataset` takes; see `sources.load`.
-    data_dir: `--data_dir`; may be ''.
+    name: The value of `--dataset` (see `sources.load`).
+    data_dir: `--data_dir`. May be ''.
     settings: How examples are read.
 
   Returns:
@@ -36,12 +35,10 @@ def find(
   Raises:
     UsageError: If there is no such data set, or it is of another kind.
   """
-  for prefix, function in _BY_PREFIX.items():
-    if name.startswith(prefix):
-      return import_function(function)(name, data_dir, settings)
-  if name == names.AG_NEWS:
-    return import_function(_AG_NEWS)(name, data_dir, settings)
   known = names.DATA_SETS.get(name)
   if known is not None and known.loader:
     return known
-  return import_function(_TFDS)(name, data_dir, settings)
+  start, colon, _ = name.partition(':')
+  reader = _BY_PREFIX.get(start + colon, 'tfds:find')
+  find_fn = import_function(f'tff_fssl.data.sources.{reader}')
+  return find_fn(name, data_dir, settings)

@@ -2,7 +2,7 @@
 
 A client's data are ONE element, `OrderedDict(seed, labeled, unlabeled)`. Each
 of the last two is an `OrderedDict(x, y)`. Labels of unlabelled examples are for
-diagnostics only; -1 means "not known".
+diagnostics only. -1 means "not known".
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ MAX_CONSTANT_BYTES = 16 * 2**20
 def element_spec(
   example_shape: tuple[int, ...], *, stragglers: bool = False
 ) -> collections.OrderedDict[str, Any]:
-  """The type of a client's one element, for any number of examples.
+  """Returns the type of a client's one element, for any number of examples.
 
   Args:
-    example_shape: (height, width, channels); of vectors (views, numbers), of
+    example_shape: (height, width, channels), of vectors (views, numbers), of
       texts (words,).
     stragglers: Whether an element says how many of its steps its client makes.
 
   Returns:
-    Nested `tf.TensorSpec`s: seed int32 [2]; labeled and unlabeled with x uint8
-    [None, H, W, C], float32 [None, V, D] or int32 [None, L], and y int32
-    [None]; with `stragglers`, share float32 [], the share of its local steps
-    that the client makes, in [0, 1] (at least one step).
+    Nested `tf.TensorSpec`s: seed int32 [2], labeled and unlabeled. These two
+    have x, uint8 [None, H, W, C], float32 [None, V, D] or int32 [None, L], and
+    y, int32 [None]. With `stragglers` also share, float32 [], the share of its
+    local steps that the client makes, in [0, 1] (at least one step).
   """
   examples = collections.OrderedDict(
     x=tf.TensorSpec([None, *example_shape], names.kind_of(example_shape).dtype),
@@ -62,12 +62,12 @@ def element_spec(
 
 
 def client_seed(seed: int, round_num: int, client_id: int) -> np.ndarray:
-  """The seed of everything random that a client does in a round.
+  """Derives the seed of all randomness of a client in a round.
 
   Args:
-    seed: The seed of the run; any integer.
-    round_num: The round number; 0 or negative in pre-training.
-    client_id: The client's number; any integer.
+    seed: The seed of the run, any integer.
+    round_num: The round number, 0 or negative in pre-training.
+    client_id: The client's number, any integer.
 
   Returns:
     int32 [2].
@@ -85,11 +85,11 @@ def make_example(
   """Makes a client's element from plain arrays.
 
   Args:
-    seed: int32 [2], another one each round; see `client_seed`.
-    labeled: (x, y integers [N]), x as in `sources.Examples`; None if it has
+    seed: int32 [2], another one each round (see `client_seed`).
+    labeled: (x, y integers [N]), x as in `sources.Examples`, or None if it has
       none.
     unlabeled: (x, y) as for `labeled`, or (x, None) if true labels are not
-      known; None if it has none. `labeled` or `unlabeled` must be given.
+      known, or None if it has none. `labeled` or `unlabeled` must be given.
     num_classes: Labels must be less. None: they are not checked here, and the
       process leaves out clients with labels that the model does not have.
 
@@ -135,7 +135,7 @@ def make_example(
 def check_labels(
   labels: np.ndarray, lowest: int, num_classes: int | None
 ) -> None:
-  """Refuses labels outside [lowest, num_classes); raises `UsageError`."""
+  """Refuses labels outside [lowest, num_classes) by a `UsageError`."""
   if num_classes is None or not labels.size:
     return
   if labels.min() < lowest or labels.max() >= num_classes:
@@ -146,7 +146,7 @@ def check_labels(
 
 
 def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
-  """A placeholder for a client whose data cannot be used.
+  """Makes a placeholder for a client whose data cannot be used.
 
   Args:
     element_spec: A result of the function `element_spec`.
@@ -176,7 +176,7 @@ def client_examples(
   round_num: int = 1,
   streaming: streaming_lib.Streaming = streaming_lib.Streaming(),
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
-  """The examples of a client of a partition in a round.
+  """Returns the examples of a client of a partition in a round.
 
   Args:
     data: The data set.
@@ -186,7 +186,7 @@ def client_examples(
     streaming: Which unlabelled examples the client has in that round.
 
   Returns:
-    (labeled, unlabeled), each (x, y) as for `make_example`; copies. Some labels
+    (labeled, unlabeled), each (x, y) as for `make_example`, copied. Some labels
     of `labeled` may be wrong, as the partition says.
 
   Raises:
@@ -208,7 +208,7 @@ def client_examples(
 def client_test_examples(
   data: sources.DataSet, partition: partition_lib.Partition, client_id: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What a client of a partition holds out for evaluation.
+  """Returns the examples that a client holds out for evaluation.
 
   Args:
     data: The data set.
@@ -216,7 +216,7 @@ def client_test_examples(
     client_id: In [0, partition.num_clients).
 
   Returns:
-    (x, y) as for `make_example`, with the true labels; copies.
+    (x, y) as for `make_example`, with the true labels, copied.
   """
   held = partition.client_test[client_id]
   return data.train.x[held], data.train.y[held]
@@ -236,7 +236,7 @@ def build_server_data_fn(
   Args:
     x: As in `sources.Examples`.
     y: Integers [N].
-    directory: The folder for that file; needed only for large data.
+    directory: The folder for that file, needed only for large data.
 
   Returns:
     A function without arguments, called inside a graph (or eagerly), that

@@ -1,4 +1,4 @@
-"""Which examples of a data set are used, and how they are read. TF-free."""
+"""Flags of how a data set is read."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -250,13 +250,13 @@ class DataHparams:
   def moments(
     self, size: int
   ) -> tuple[Sequence[float], Sequence[float]] | None:
-    """`mean` and `std` as numbers.
+    """Parses `mean` and `std`.
 
     Args:
       size: The number of channels, or of a vector's numbers.
 
     Returns:
-      (mean, std), `size` numbers each; None if they are not given.
+      (mean, std), `size` numbers each, or None if they are not given.
 
     Raises:
       UsageError: If there are neither `size` numbers nor one.
@@ -270,15 +270,15 @@ class DataHparams:
 
   @property
   def size(self) -> tuple[int, int] | None:
-    """(height, width) of `image_size`; None if it is empty."""
+    """(height, width) of `image_size`, or None if it is empty."""
     match = _SIZE.fullmatch(self.image_size)
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
   def image_shape(self, stored: tuple[int, ...] = ()) -> tuple[int, int, int]:
-    """The shape of an image.
+    """Chooses the shape of an image.
 
     Args:
-      stored: (height, width, channels) as the data set says; -1 for what
+      stored: (height, width, channels) as the data set says, or -1 for what
         differs between images, () if it says nothing.
 
     Returns:
@@ -303,7 +303,7 @@ class DataHparams:
 
 
 def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
-  """The numbers in a flag, `size` of them if given; raises `UsageError`."""
+  """Parses the numbers in a flag, `size` of them, or raises `UsageError`."""
   try:
     numbers = tuple(float(part) for part in text.split(','))
   except ValueError:

@@ -1,4 +1,4 @@
-"""Decoded images in a file that is mapped into memory. TensorFlow-free.
+"""Decoded images in a file that is mapped into memory.
 
 A data set's images are decoded once, into a folder whose name says from what
 they were made: `images.bin`, uint8 [N, H, W, C], and `index.json`, all else.
@@ -47,7 +47,7 @@ class Cached:
   Attributes:
     path: Their folder.
     images: uint8 [N, H, W, C], mapped, read-only.
-    facts: What the maker said about them.
+    facts: Facts that the maker stated about them.
     mean: Mean of the training images' pixels / 255, per channel.
     std: Their standard deviation, > 0.
   """
@@ -59,11 +59,11 @@ class Cached:
   std: tuple[float, ...]
 
   def integers(self, name: str, below: int) -> np.ndarray:
-    """A list among the facts, int32.
+    """Returns a list among the facts, int32.
 
     Args:
       name: Its name.
-      below: What its values are below, at most 2**31; they are at least -1.
+      below: What its values are below, at most 2**31. They are at least -1.
 
     Returns:
       The values.
@@ -98,13 +98,13 @@ Make = Callable[[Writer], tuple[int, int, dict[str, Any]]]
 
 
 def key_of(*parts: Any) -> str:
-  """The name of a folder: a hash of all that its images depend on."""
+  """Names a folder by a hash of all that its images depend on."""
   text = json.dumps([_VERSION, *parts], default=dataclasses.asdict)
   return hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]
 
 
 def find(folder: str, key: str) -> Cached | None:
-  """Opens decoded images of whatever shape; None if they are not there."""
+  """Opens decoded images of whatever shape, or None if they are not there."""
   path = os.path.join(folder, key)
   return _open(path) if os.path.lexists(path) else None
 
@@ -112,20 +112,20 @@ def find(folder: str, key: str) -> Cached | None:
 def open_or_make(
   folder: str, key: str, shape: tuple[int, ...], most: int, make: Make
 ) -> Cached:
-  """Opens decoded images; makes them if they are not there.
+  """Opens decoded images. Makes them if they are not there.
 
   Args:
     folder: The folder of all caches.
     key: From `key_of`.
     shape: (height, width, channels).
-    most: How many images there can be; space for them is reserved.
+    most: How many images there can be. Space for them is reserved.
     make: Puts the images.
 
   Returns:
     The images.
 
   Raises:
-    UsageError: If the disk refuses, or what is there is something else.
+    UsageError: If the disk refuses, or other files are in the folder.
   """
   path = os.path.join(folder, key)
   if os.path.lexists(path):
@@ -155,7 +155,7 @@ def _locked(folder: str):
 
 
 def _remove_leftovers(folder: str) -> None:
-  """Removes what killed programs left; nobody else is writing."""
+  """Removes what killed programs left. Nobody else is writing."""
   for name in os.listdir(folder):
     if _OURS.fullmatch(name):
       shutil.rmtree(os.path.join(folder, name))
@@ -181,10 +181,10 @@ def made(folder: str) -> list[Made]:
   """Lists the decoded images in a folder of caches, the oldest first.
 
   Args:
-    folder: The folder of all caches; may be missing.
+    folder: The folder of all caches. May be missing.
 
   Returns:
-    What was made here; what else is there, or holds more, is not ours.
+    Our folders. Folders that hold other files are not ours.
 
   Raises:
     UsageError: If the folder cannot be read.
@@ -293,7 +293,7 @@ def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
 
 
 def foreign(cached: Cached) -> UsageError:
-  """The error for facts that the maker cannot have written."""
+  """Makes the error for facts that the maker cannot have written."""
   return _foreign(cached.path, 'its index.json is damaged')
 
 
@@ -322,7 +322,7 @@ def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
 
 
 def _checksum(index: dict[str, Any], images: np.ndarray) -> int:
-  """CRC-32 of an index without its checksum, and of its images."""
+  """Computes CRC-32 of an index without its checksum, and of its images."""
   crc = zlib.crc32(json.dumps(index).encode())
   for chunk in chunks(images):
     crc = zlib.crc32(chunk.data, crc)
@@ -338,7 +338,7 @@ def moments(
     images: uint8 [N, H, W, C].
 
   Returns:
-    (mean, deviation) of pixels / 255, per channel; deviations are at least
+    (mean, deviation) of pixels / 255, per channel. Deviations are at least
     1 / 255.
   """
   channels = images.shape[-1]

@@ -61,9 +61,9 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies one operation to each image.
 
   Args:
-    images: uint8 [B, H, W, C], C 1 or 3; all but B static; B may be 0.
+    images: uint8 [B, H, W, C], C 1 or 3. All but B static. B may be 0.
     ops: int32 [B], indices into `OPS`.
-    args: float32 [B], their arguments; see the module's docstring.
+    args: float32 [B], their arguments. See the module's docstring.
 
   Returns:
     uint8 [B, H, W, C].
@@ -83,7 +83,7 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def _is(ops: tf.Tensor, name: str, rank: int) -> tf.Tensor:
-  """Which operations are `name`: bool [B, 1, ...] with `rank` dimensions."""
+  """Compares operations with `name`: bool [B, 1, ...] of rank `rank`."""
   flags = tf.equal(ops, OPS.index(name))
   return tf.reshape(flags, [-1] + [1] * (rank - 1))
 
@@ -108,7 +108,7 @@ def _stretched_tables(low: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
 
 
 def _equalized_tables(images: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
-  """Equalize's tables, int32 [B, C, 256]; `high` are maxima [B, C, 1]."""
+  """Computes equalize's tables, int32 [B, C, 256], by maxima [B, C, 1]."""
   channels = images.shape[-1]
   size = tf.shape(images)[0] * channels * 256
   histogram = tf.math.bincount(
@@ -146,7 +146,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   return tf.gather(tables, _offset_by_channel(images))
 
 
-def to_gray(images: tf.Tensor) -> tf.Tensor:
+def convert_to_gray(images: tf.Tensor) -> tf.Tensor:
   """Pillow's luminance, int32 [B, H, W, 1], of uint8 [B, H, W, C]."""
   values = tf.cast(images, tf.int32)
   if images.shape[-1] == 1:
@@ -158,7 +158,7 @@ def to_gray(images: tf.Tensor) -> tf.Tensor:
 
 
 def _smooth(images: tf.Tensor) -> tf.Tensor:
-  """Pillow's SMOOTH filter on float32 images; the outermost pixels stay."""
+  """Pillow's SMOOTH filter on float32 images. The outermost pixels stay."""
   _, height, width, _ = images.shape
   if min(height, width) < 3:
     return images
@@ -175,7 +175,7 @@ def _smooth(images: tf.Tensor) -> tf.Tensor:
 def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Operations that blend with, or away from, a degenerate image."""
   values = tf.cast(images, tf.float32)
-  gray = to_gray(images)
+  gray = convert_to_gray(images)
   total = tf.reduce_sum(gray, [1, 2], keepdims=True)
   num_pixels = images.shape[1] * images.shape[2]
   # Rounds half up, in integers.
@@ -194,7 +194,7 @@ def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def _gather_pixels(images: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
-  """Gathers pixels of the batch by index [B, H, W]; black if it is negative."""
+  """Gathers pixels of the batch by index [B, H, W], black for negative ones."""
   _, height, width, channels = images.shape
   pixels = tf.reshape(images, [-1, channels])
   black = tf.shape(pixels)[0]
@@ -258,7 +258,7 @@ def flip_and_crop(
     flip: bool [B], whether to mirror left and right.
     offset_y: int32 [B], upper edge of the crop, 0 to twice the padding.
     offset_x: int32 [B], left edge of the crop, 0 to twice the padding.
-    padding: Padding of height and width, on each side; less than the side.
+    padding: Padding of height and width on each side, less than the side.
 
   Returns:
     uint8 [B, H, W, C].

@@ -1,4 +1,4 @@
-"""What can be wrong with a data set. TensorFlow-free."""
+"""Finds problems of a data set."""
 
 from collections.abc import Callable, Mapping, Sequence
 import hashlib
@@ -19,11 +19,11 @@ _GRAY = 4
 
 
 class Problem(NamedTuple):
-  """Something that is wrong.
+  """A problem of a data set.
 
   Attributes:
-    text: What, in one line.
-    stops: Whether training is not possible.
+    text: One line.
+    stops: Whether it makes training impossible.
   """
 
   text: str
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 def shown(items: Sequence[str], separator: str = ', ') -> str:
-  """The first items, and how many more there are."""
+  """Joins the first items, and says how many more there are."""
   more = len(items) - _NUM_SHOWN
   return separator.join(items[:_NUM_SHOWN]) + (
     f'{separator}and {more:,} more' if more > 0 else ''
@@ -39,7 +39,7 @@ def shown(items: Sequence[str], separator: str = ', ') -> str:
 
 
 def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:
-  """int64 [num_classes]: examples of each class; other labels do not count."""
+  """Counts examples of each class, int64 [num_classes]."""
   return np.bincount(
     labels[(labels >= 0) & (labels < num_classes)], minlength=num_classes
   )
@@ -52,11 +52,11 @@ def label_problems(
 
   Args:
     class_names: The name of each class.
-    train: Labels of training examples, integers [N]; -1 is unknown.
+    train: Labels of training examples, integers [N]. -1 is unknown.
     test: Labels of test examples.
 
   Returns:
-    What is wrong.
+    The problems.
   """
   problems = [
     Problem(f'there are no {split} examples', True)
@@ -105,8 +105,8 @@ def is_gray(images: np.ndarray) -> np.ndarray:
     images: uint8 [N, H, W, channels].
 
   Returns:
-    Whether all channels of an image are equal, or there is only one; but for
-    what JPEG makes of gray.
+    Whether all channels of an image are equal, or there is only one. Small
+    differences are allowed, since JPEG makes them of gray.
   """
   parts = [
     (np.ptp(chunk, axis=-1) <= _GRAY).all(axis=(1, 2))
@@ -124,11 +124,11 @@ def trait_problems(
 
   Args:
     class_names: The name of each class.
-    labels: The class of each example, integers [N]; -1 is unknown.
-    traits: What examples are ('gray') -> which of them, bool [N].
+    labels: The class of each example, integers [N]. -1 is unknown.
+    traits: Trait ('gray') -> whether each example has it, bool [N].
 
   Returns:
-    What is wrong; none of it stops training.
+    The problems. None of them stops training.
   """
   problems = []
   sizes = class_counts(labels, len(class_names))
@@ -163,11 +163,11 @@ def refuse(where: str, problems: Sequence[Problem]) -> None:
   """Raises `UsageError` if a problem stops training."""
   texts = [problem.text for problem in problems if problem.stops]
   if texts:
-    raise UsageError(f'{where}: {"; ".join(texts)}; put this right')
+    raise UsageError(f'{where}: {"; ".join(texts)}; fix it, then retry')
 
 
 def checksum(*arrays: np.ndarray) -> str:
-  """SHA-256 of arrays: shapes, types and content."""
+  """Computes SHA-256 of arrays: shapes, types and content."""
   digest = hashlib.sha256()
   for array in arrays:
     digest.update(f'{array.dtype} {array.shape}'.encode())
@@ -181,15 +181,15 @@ def duplicate_problems(
   labels: Sequence[np.ndarray],
   name: Callable[[int], str],
 ) -> list[Problem]:
-  """Finds examples that are there more than once, by a hash of their content.
+  """Finds examples that repeat others, by a hash of their content.
 
   Args:
     examples: [N, ...] for training, [M, ...] for testing, as they are stored.
     labels: Their labels.
-    name: What an example is called; those for testing have numbers from N.
+    name: Names an example. Those for testing have numbers from N.
 
   Returns:
-    What is wrong; none of it stops training.
+    The problems. None of them stops training.
   """
   num_train = len(examples[0])
   hashes = np.concatenate([_hashes(part) for part in examples])
@@ -229,7 +229,7 @@ def duplicate_problems(
 
 
 def _hashes(examples: np.ndarray) -> np.ndarray:
-  """A hash of each example, bytes [N]."""
+  """Hashes each example, bytes [N]."""
   hashes = [
     # `S17`, since NumPy drops zeros at the end.
     hashlib.blake2b(example.tobytes(), digest_size=16).digest() + b'.'

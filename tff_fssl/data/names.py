@@ -1,4 +1,4 @@
-"""The named data sets and partitions. TensorFlow-free, for flags."""
+"""The named data sets and partitions, for flags."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -51,10 +51,10 @@ AG_NEWS = 'ag_news'
 
 
 class Kind(NamedTuple):
-  """What examples are.
+  """A kind of examples.
 
   Attributes:
-    noun: What they are called.
+    noun: Its name.
     dtype: The type in which they are stored.
     axes: Their axes.
   """
@@ -77,7 +77,7 @@ _OF_RANK = {3: IMAGES, 2: VECTORS, 1: TEXTS}
 
 
 def kind_of(example_shape: Sequence[int]) -> Kind:
-  """What examples of a shape are.
+  """Finds the kind of examples by their shape.
 
   Args:
     example_shape: (height, width, channels), (views, numbers) or (words,).
@@ -98,7 +98,7 @@ def kind_of(example_shape: Sequence[int]) -> Kind:
 
 
 def shape_text(example_shape: Sequence[int]) -> str:
-  """The shape of an example, in words."""
+  """Describes the shape of an example, in words."""
   kind = kind_of(example_shape)
   if kind == TEXTS:
     return f'up to {example_shape[0]} words'
@@ -116,7 +116,7 @@ class SplitPreset:
     train: How many are for training.
     validation: How many more, by default, for validation.
     test: How many are for testing.
-    of_class: Whether these are numbers of each class, or of all.
+    of_class: Whether these are numbers per class.
   """
 
   train: int
@@ -147,18 +147,18 @@ class DataSetInfo:
   """Facts about a data set that are known without loading it.
 
   Attributes:
-    name: Its name; for data sets of TFDS, their name there.
+    name: Its name. For data sets of TFDS, their name there.
     num_classes: Classes are 0 .. num_classes - 1.
     example_shape: (height, width, channels), (views, numbers) or (words,).
     num_train: Training examples.
     num_test: Test examples.
     flip: Whether a mirrored image keeps its class, so that augmentation may
       flip images horizontally.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]; () if only the
-      loaded data set knows it, or for texts. Of vectors: per number.
-    std: Per channel, divisor of the result; () likewise.
+    mean: Per channel, subtracted from pixels scaled to [0, 1]. (): for
+      texts, or if only the loaded data set knows it. Of vectors: per number.
+    std: Per channel, divisor of the result, or () likewise.
     loader: 'module:function', called with this entry and the folder `data_dir`
-      (None: not given); returns the `sources.DataSet`. '': one of TFDS's, to be
+      (None: not given). Returns the `sources.DataSet`. '': one of TFDS's, to be
       looked for by `catalog.find`.
     uses: The flags of `DataHparams` that change something.
     num_validation: The default of --num_validation.
@@ -178,12 +178,12 @@ class DataSetInfo:
 
   @property
   def kind(self) -> Kind:
-    """What its examples are."""
+    """The kind of its examples."""
     return kind_of(self.example_shape)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
-    """The shape of what a network sees of an example."""
+    """The shape of an example as a network sees it."""
     is_vector = self.kind == VECTORS
     return self.example_shape[1:] if is_vector else self.example_shape
 
@@ -252,7 +252,7 @@ DATA_SETS = _table(
 
 
 def data_set_info(name: str) -> DataSetInfo:
-  """The entry of `name` in `DATA_SETS`.
+  """Returns the entry of `name` in `DATA_SETS`.
 
   Args:
     name: A data set's name.

@@ -1,4 +1,4 @@
-"""The clients that a data set itself knows, by their names. TF-free."""
+"""The clients that a data set itself knows, by their names."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,9 +9,8 @@ from tff_fssl import files
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import pictures
-from tff_fssl.data import pixel_values
-from tff_fssl.data import row_sets
 from tff_fssl.data import sources
+from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 
 # (x uint8 [N, H, W, C], y int32 [N])
@@ -21,7 +20,7 @@ _Pair = tuple[np.ndarray, np.ndarray]
 class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
   """Client's name -> its (labelled, unlabelled) training examples.
 
-  Both are pairs as `clients.make_example` takes them; examples are read when a
+  Both are pairs as `clients.make_example` takes them. Examples are read when a
   client is asked for. Those whose label is not known are unlabelled, with -1.
   """
 
@@ -29,7 +28,7 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     """Sorts examples by client.
 
     Args:
-      data: A data set with owners; those of nobody are left out.
+      data: A data set with owners. Examples without one are skipped.
 
     Raises:
       UsageError: If it says nothing of clients.
@@ -50,7 +49,7 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     }
 
   def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
-    """The examples of a client; raises KeyError if there is none."""
+    """Returns the examples of a client, or raises KeyError."""
     held = self._held[name]
     is_known = self._train.y[held] >= 0
     return self._examples(held[is_known]), self._examples(held[~is_known])
@@ -59,11 +58,11 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     return self._train.x[held], self._train.y[held]
 
   def __iter__(self) -> Iterator[str]:
-    """The names."""
+    """Yields the names."""
     return iter(self._held)
 
   def __len__(self) -> int:
-    """The number of clients."""
+    """Returns the number of clients."""
     return len(self._held)
 
 
@@ -82,10 +81,10 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     """Looks at the first client's first example.
 
     Args:
-      client_data: Its examples are mappings; one field is an image (pixels
+      client_data: Its examples are mappings. One field is an image (pixels
         from 0 to 255, floats from 0 to 1, or the content of a file), one the
         class, an integer, or -1.
-      settings: Which fields these are, and how images are read; None:
+      settings: Which fields these are, and how images are read. None:
         `DataHparams()`.
 
     Raises:
@@ -100,9 +99,10 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
       raise UsageError(
         'ClientData: there is no example, or it is no mapping of fields'
       )
-    self._image = row_sets.image_field(first, settings)
-    self._label = row_sets.label_field(first, settings)
-    shape = pixel_values.stored_shape(self._image_of(first))
+    self._image, self._label = images.choose_fields(
+      first, settings.image_field, settings.label_field
+    )
+    shape = pictures.stored_shape(self._image_of(first))
     self.image_shape = settings.image_shape(shape)
     self._form = pictures.Form(self.image_shape, settings.resize)
 
@@ -112,22 +112,22 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
 
   def _image_of(self, row: Mapping[str, Any]) -> Any:
     image = row[self._image]
-    return pixel_values.of_bytes(image) if isinstance(image, bytes) else image
+    return pictures.parse_bytes(image) if isinstance(image, bytes) else image
 
   def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
-    """The examples of a client; raises KeyError if there is none.
+    """Returns the examples of a client, or raises KeyError.
 
     Raises:
-      UsageError: If an image or a label cannot be used; names the client.
+      UsageError: If an image or a label cannot be used. Names the client.
     """
     if name not in self._names:
       raise KeyError(name)
     x, y = [], []
     for number, row in enumerate(self._rows(name)):
       try:
-        picture = pixel_values.read(self._image_of(row), self._form)
+        picture = pictures.read(self._image_of(row), self._form)
         x.append(picture.pixels)
-        label = row_sets.as_label(row[self._label])
+        label = images.parse_label(row[self._label])
         if isinstance(label, str):
           raise ValueError(f'its label is {label!r}, not an integer')
         y.append(names.UNKNOWN_LABEL if label is None else label)
@@ -136,18 +136,18 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
         raise UsageError(
           f'ClientData: client {name}, example {number}: {reason}'
         ) from error
-    images = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
+    stacked = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
     labels = np.array(y, np.int32)
     is_known = labels >= 0
-    return (images[is_known], labels[is_known]), (
-      images[~is_known],
+    return (stacked[is_known], labels[is_known]), (
+      stacked[~is_known],
       labels[~is_known],
     )
 
   def __iter__(self) -> Iterator[str]:
-    """The names."""
+    """Yields the names."""
     return iter(self._names)
 
   def __len__(self) -> int:
-    """The number of clients."""
+    """Returns the number of clients."""
     return len(self._names)

@@ -1,4 +1,4 @@
-"""Who holds which training examples, and its file. NumPy only."""
+"""A partition of training examples, and its file."""
 
 import dataclasses
 import json
@@ -25,13 +25,13 @@ _LATER = ('num_unlabeled', 'client_label_classes')
 
 
 def _none() -> Any:
-  """A field of no indices."""
+  """Makes a field without indices."""
   return dataclasses.field(default_factory=lambda: np.zeros([0], np.int64))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Partition:
-  """Indices into the training examples; no example is held twice.
+  """Indices into the training examples. No example is held twice.
 
   `partition_draw.build_partition` makes one.
 
@@ -41,14 +41,14 @@ class Partition:
     client_labeled: Labelled examples per client, int64, ascending.
     client_unlabeled: Unlabelled examples per client, int64, ascending.
     class_counts: int64 [clients, classes], how many examples of each true class
-      a client trains on; those of unknown class are not counted.
-    settings: What it was made by; `num_clients` is the number that there are.
+      a client trains on. Those of unknown class are not counted.
+    settings: Its settings, with `num_clients` as the number that there are.
     num_examples: The number of training examples.
     client_names: The name of each client, if clients are natural ones.
     wrong_examples: int64, ascending: labelled examples with a wrong label.
     wrong_labels: int64, these labels.
     client_test: Per client, the examples of known class that are held out for
-      evaluation at the client, int64, ascending; nobody trains on them. Empty,
+      evaluation at the client, int64, ascending. Nobody trains on them. Empty,
       without an entry for each client, if nothing is held out.
   """
 
@@ -77,7 +77,7 @@ class Partition:
   def given_labels(
     self, labels: np.ndarray, examples: np.ndarray
   ) -> np.ndarray:
-    """The labels with which labelled examples are trained on.
+    """Returns the labels that training uses, some of them wrong.
 
     Args:
       labels: int [N], the true classes of the training examples.
@@ -133,7 +133,7 @@ class Partition:
       raise UsageError('the partition has wrong labels where there are none')
 
   def has_same_examples(self, other: 'Partition') -> bool:
-    """Whether everybody holds the same in both, under the same labels."""
+    """Tells whether everybody holds the same under the same labels."""
     mine, theirs = (
       [*p._held(), p.wrong_examples, p.wrong_labels] for p in (self, other)
     )
@@ -142,7 +142,7 @@ class Partition:
     )
 
   def _held(self) -> list[np.ndarray]:
-    """What the server, validation and each client hold."""
+    """Lists the examples of the server, of validation and of each client."""
     return [
       self.server_labeled,
       self.validation,
@@ -152,7 +152,7 @@ class Partition:
     ]
 
   def to_json(self) -> str:
-    """This partition as JSON text, which `from_json` reads."""
+    """Writes this partition as JSON text, which `from_json` reads."""
     settings = self.settings.recorded()
     held_out: dict[str, Any] = {}
     if settings[_TEST_FRACTION]:
@@ -181,7 +181,7 @@ class Partition:
 
   @classmethod
   def from_json(cls, text: str) -> 'Partition':
-    """The partition that `to_json` wrote.
+    """Reads the partition that `to_json` wrote.
 
     Args:
       text: JSON text.
@@ -205,7 +205,7 @@ class Partition:
         client_labeled=[_read_indices(a) for a in fields['client_labeled']],
         client_unlabeled=[_read_indices(a) for a in fields['client_unlabeled']],
         class_counts=_read_indices(fields['class_counts'], 2),
-        settings=partition_settings.PartitionSettings.from_record(settings),
+        settings=partition_settings.PartitionSettings.parse_record(settings),
         num_examples=int(settings['num_examples']),
         client_names=tuple(map(str, fields.get('client_names', ()))),
         wrong_examples=_read_indices(fields.get('wrong_examples', ())),
@@ -229,7 +229,7 @@ class Partition:
     return partition
 
   def _check_form(self) -> None:
-    """Checks that the parts fit to each other; raises `ValueError`."""
+    """Checks that the parts agree, or raises `ValueError`."""
     settings = self.settings
     clients = self.num_clients
     has_server = settings.scenario == names.LABELS_AT_SERVER
@@ -260,13 +260,13 @@ class Partition:
         raise ValueError(f'its {what} does not fit to the rest')
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
-    """Writes `to_json` to a file atomically; creates its folder."""
+    """Writes `to_json` to a file atomically. Creates its folder."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
     durable.write_file(os.fspath(path), [self.to_json().encode()])
 
 
 def read(path: str) -> Partition:
-  """The partition in a file.
+  """Reads the partition in a file.
 
   Args:
     path: A file that `Partition.save_json` wrote.
@@ -290,7 +290,7 @@ def count_classes(
   unlabeled: list[np.ndarray],
   num_classes: int,
 ) -> np.ndarray:
-  """int64 [clients, classes]: how many examples of a class a client holds."""
+  """Counts the examples of a class at a client, int64 [clients, classes]."""
   # The first count is that of unknown labels.
   counts = [
     np.bincount(labels[np.concatenate(held)] + 1, minlength=num_classes + 1)[1:]
@@ -300,7 +300,7 @@ def count_classes(
 
 
 def _read_indices(values: Any, rank: int = 1) -> np.ndarray:
-  """Integers of a file, which may hold anything; raises `ValueError`."""
+  """Reads integers of a file that may hold anything, or raises `ValueError`."""
   array = np.asarray(values)
   if array.size and (array.ndim != rank or array.dtype != np.int64):
     raise ValueError(f'it has {array.dtype} {list(array.shape)} for integers')

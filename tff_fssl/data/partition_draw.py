@@ -1,6 +1,6 @@
 """Partitions training examples among the server, validation and the clients.
 
-NumPy only. A partition is a function of the labels, the settings and the seed.
+A partition is a function of the labels, the settings and the seed.
 The label split and the IID and Dirichlet partitions are those of (FL)^2's
 published code; docs/partitions.md says where the others are from. The steps:
 
@@ -46,7 +46,6 @@ import numpy as np
 
 from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_owners
 from tff_fssl.data import partition_settings
 from tff_fssl.data import partition_splits
 from tff_fssl.data import seeds
@@ -62,9 +61,9 @@ def build_partition(
   """Partitions training examples, in the steps that stand above.
 
   Args:
-    labels: int [N], the true classes of the training examples;
+    labels: int [N], the true classes of the training examples.
       `names.UNKNOWN_LABEL` where they are not known.
-    settings: All else; the steps use its names.
+    settings: All else. The steps use its names.
     owners: int [N], whose each example is, -1 for nobody's (`natural`).
     client_names: The names of the owners.
 
@@ -72,14 +71,14 @@ def build_partition(
     The partition.
 
   Raises:
-    UsageError: If the settings cannot be satisfied; names the flags.
+    UsageError: If the settings cannot be satisfied. Names the flags.
   """
   labels = np.asarray(labels)
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
   natural = np.zeros([0], np.int64)
   if settings.partition == names.NATURAL:
-    natural = partition_owners.choose(owners, labels, settings)
+    natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
   num_clients, seed = settings.num_clients, settings.seed
   shuffled = _shuffled_classes(labels, num_classes, seed)
@@ -97,7 +96,9 @@ def build_partition(
   unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
   if len(natural):
     assert owners is not None
-    unlabeled = partition_owners.split([*hidden, unknown], owners, natural)
+    unlabeled = partition_splits.split_by_owner(
+      [*hidden, unknown], owners, natural
+    )
     unlabeled = _draw_unlabeled(unlabeled, settings, len(holders))
   else:
     unlabeled = _split_rest(hidden, unknown, settings, len(holders))
@@ -125,13 +126,13 @@ def build_partition(
     client_names=tuple(client_names[i] for i in natural),
     client_test=client_test,
   )
-  return _with_noise(partition, labels)
+  return _add_noise(partition, labels)
 
 
-def _with_noise(
+def _add_noise(
   partition: partition_lib.Partition, labels: np.ndarray
 ) -> partition_lib.Partition:
-  """The partition with its wrong labels drawn."""
+  """Draws wrong labels."""
   settings, labeled = partition.settings, partition.labeled
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
   order = rng.permutation(len(labeled))
@@ -164,7 +165,7 @@ def _draw_unlabeled(
     What is left of each group, in the same order.
 
   Raises:
-    UsageError: If there are too few; names the flags.
+    UsageError: If there are too few. Names the flags.
   """
   if not settings.num_unlabeled:
     return groups
@@ -191,12 +192,12 @@ def _split_rest(
   settings: partition_settings.PartitionSettings,
   num_holders: int,
 ) -> list[np.ndarray]:
-  """Splits what is not labelled, per class, over the clients.
+  """Splits unlabelled examples, per class, over the clients.
 
   Args:
     hidden: The examples of each class.
     unknown: The examples of unknown class.
-    settings: How to split; not `natural`.
+    settings: How to split, but not `natural`.
     num_holders: The number of clients with labels. If all have some beside
       their share, they may get nothing.
 
@@ -204,7 +205,7 @@ def _split_rest(
     The examples of each client, ascending.
 
   Raises:
-    UsageError: If there are too few; names the flags.
+    UsageError: If there are too few. Names the flags.
   """
   *hidden, unknown = _draw_unlabeled([*hidden, unknown], settings, num_holders)
   num_clients = settings.num_clients
@@ -265,7 +266,7 @@ def _hold_out(
 def _labeled_clients(
   settings: partition_settings.PartitionSettings,
 ) -> list[int]:
-  """The clients that hold labels, or that get them by `full_labels`."""
+  """Draws the clients that hold labels, or get them by `full_labels`."""
   every, num = settings.num_clients, settings.num_labeled_clients
   if settings.scenario == names.LABELS_AT_SERVER:
     return list(range(every)) if settings.full_labels else []
@@ -367,7 +368,7 @@ def _split_labels(
     per_class: How many labels of each of its classes a holder gets.
 
   Raises:
-    UsageError: If a class has too few; names the flags.
+    UsageError: If a class has too few. Names the flags.
   """
   counts = _label_counts(settings, num_holders, per_class)
   wanted, holders = counts.sum(0), np.count_nonzero(counts, axis=0)
@@ -392,7 +393,7 @@ def _label_counts(
   num_holders: int,
   per_class: int,
 ) -> np.ndarray:
-  """How many labels of each class holders get, int64 [holders, classes]."""
+  """Draws the number of labels of each class, int64 [holders, classes]."""
   counts = np.zeros((num_holders, settings.num_classes), np.int64)
   if settings.label_classes == settings.num_classes:
     return counts + per_class

@@ -15,7 +15,7 @@ _MAX_ROWS = 1_000
 
 
 def _ticks(count: int) -> np.ndarray:
-  """At most `_MAX_TICKS` evenly spaced numbers below `count`."""
+  """Spaces at most `_MAX_TICKS` numbers below `count` evenly."""
   steps = np.outer(10 ** np.arange(8), [1, 2, 5]).ravel()
   step = steps[np.searchsorted(steps, count / _MAX_TICKS)]
   return np.arange(0, count, step)
@@ -27,7 +27,7 @@ def _range(counts: np.ndarray) -> str:
 
 
 def _means(values: np.ndarray, size: int) -> np.ndarray:
-  """The mean of each group of `size` rows; the last group may be smaller."""
+  """Averages each group of `size` rows. The last group may be smaller."""
   starts = np.arange(0, len(values), size)
   lengths = np.diff([*starts, len(values)])
   sums = np.add.reduceat(values, starts, axis=0)
@@ -85,7 +85,7 @@ def draw(partition: partition_lib.Partition) -> Any:
 
 
 def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:
-  """Draws the heat map, each row the mean of `in_row` clients; returns it."""
+  """Draws the heat map, each row the mean of `in_row` clients. Returns it."""
   from matplotlib import colors  # pylint: disable=import-outside-toplevel
 
   num_clients, num_classes = counts.shape
@@ -119,7 +119,7 @@ def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:
 
 
 def _held(partition: partition_lib.Partition) -> tuple[np.ndarray, np.ndarray]:
-  """How many labelled and unlabelled examples each client holds."""
+  """Counts the labelled and unlabelled examples of each client."""
   return (
     np.array([len(a) for a in partition.client_labeled]),
     np.array([len(a) for a in partition.client_unlabeled]),
@@ -153,7 +153,7 @@ def _draw_sizes(
 
 
 def _title(partition: partition_lib.Partition) -> str:
-  """The partition in two lines."""
+  """Describes the partition in two lines."""
   settings = partition.settings
   labeled, unlabeled = _held(partition)
   wrong = len(partition.wrong_examples)

@@ -1,4 +1,4 @@
-"""How training examples are to be partitioned. TensorFlow-free."""
+"""The settings of a partition of training examples."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -29,15 +29,15 @@ class PartitionSettings:
 
   Attributes:
     num_classes: The number of classes, >= 2.
-    num_clients: The number of clients, >= 1; with `natural`, 0 stands for all.
+    num_clients: The number of clients, >= 1. With `natural`, 0 stands for all.
     num_labels: The number of labelled examples: in total, or with labels at the
-      clients for each client that holds labels; a multiple of `label_classes`,
+      clients for each client that holds labels, a multiple of `label_classes`,
       unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
     partition: One of `names.PARTITIONS`.
-    alpha: Parameter of the Dirichlet distribution, > 0; a smaller one gives a
+    alpha: Parameter of the Dirichlet distribution, > 0. A smaller one gives a
       more uneven split.
-    alpha_meaning: What `alpha` is, one of `names.ALPHA_MEANINGS`; see
+    alpha_meaning: What `alpha` is, one of `names.ALPHA_MEANINGS`. See
       `concentration`.
     equal_sizes: Whether `dirichlet` gives each client equally many examples.
     min_client_examples: The least number of unlabelled examples of a client
@@ -47,17 +47,17 @@ class PartitionSettings:
     shards_per_client: The number of a client's shards (`shards`), >= 1.
     num_validation: The number of validation examples, >= 0.
     num_unlabeled: How many of what is then left the clients together get,
-      besides their labels, before anything is held out; at least one for each
+      besides their labels, before anything is held out. At least one for each
       client, or 0 for all. With `full_labels`, these are labelled.
     full_labels: Whether all examples of a client that holds labels are
       labelled.
     labeled_clients: With labels at the clients, how many hold labels: `all`, a
       number ('3'), or a share of the clients ('0.1': a tenth, at least one).
     client_labels: With labels at the clients, which examples are labelled.
-      `balanced`: equally many of each class, whatever else the client holds;
+      `balanced`: equally many of each class, whatever else the client holds.
       `own`: some of the client's examples, as their classes come.
     client_label_classes: Of how many classes the labels of a client are, if
-      they are `balanced`; drawn for each client. 0: of all.
+      they are `balanced`, drawn for each client. 0: of all.
     label_noise: The share of the labelled examples whose label is wrong, in
       [0, 1].
     client_test_fraction: The share of each client's examples that is held out
@@ -87,40 +87,43 @@ class PartitionSettings:
   seed: int = 0
 
   def __post_init__(self):
-    for flag, choice, allowed in (
-      ('scenario', self.scenario, names.SCENARIOS),
-      ('partition', self.partition, names.PARTITIONS),
-      ('client_labels', self.client_labels, names.CLIENT_LABELS),
-      ('alpha_meaning', self.alpha_meaning, names.ALPHA_MEANINGS),
-      ('class_draws', self.class_draws, names.CLASS_DRAWS),
+    is_natural = self.partition == names.NATURAL
+    for flag, allowed in (
+      ('scenario', names.SCENARIOS),
+      ('partition', names.PARTITIONS),
+      ('client_labels', names.CLIENT_LABELS),
+      ('alpha_meaning', names.ALPHA_MEANINGS),
+      ('class_draws', names.CLASS_DRAWS),
     ):
+      choice = getattr(self, flag)
       if choice not in allowed:
         raise UsageError(
           f'--{flag}={choice}: allowed are {", ".join(allowed)}'
           f'{closest(str(choice), allowed)}'
         )
-    is_natural = self.partition == names.NATURAL
-    for flag, count, minimum in (
-      ('num_classes', self.num_classes, 2),
-      ('num_clients', self.num_clients, 0 if is_natural else 1),
-      ('num_labels', self.num_labels, 0),
-      ('min_client_examples', self.min_client_examples, 0),
-      ('num_validation', self.num_validation, 0),
-      ('num_unlabeled', self.num_unlabeled, 0),
-      ('client_label_classes', self.client_label_classes, 0),
-      ('shards_per_client', self.shards_per_client, 1),
+    for flag, least in (
+      ('num_classes', 2),
+      ('num_clients', 0 if is_natural else 1),
+      ('num_labels', 0),
+      ('min_client_examples', 0),
+      ('num_validation', 0),
+      ('num_unlabeled', 0),
+      ('client_label_classes', 0),
+      ('shards_per_client', 1),
     ):
-      if count < minimum:
-        raise UsageError(f'--{flag}={count}: must be at least {minimum}')
-    if not 0 <= self.label_noise <= 1:
-      raise UsageError(
-        f'--label_noise={self.label_noise:g}: must be a share, from 0 to 1'
-      )
-    if not 0 <= self.client_test_fraction <= MAX_TEST_FRACTION:
-      raise UsageError(
-        f'--client_test_fraction={self.client_test_fraction:g}: must be a'
-        f' share, from 0 to {MAX_TEST_FRACTION:g}'
-      )
+      if getattr(self, flag) < least:
+        raise UsageError(
+          f'--{flag}={getattr(self, flag)}: must be at least {least}'
+        )
+    for flag, most in (
+      ('label_noise', 1),
+      ('client_test_fraction', MAX_TEST_FRACTION),
+    ):
+      share = getattr(self, flag)
+      if not 0 <= share <= most:
+        raise UsageError(
+          f'--{flag}={share:g}: must be a share, from 0 to {most:g}'
+        )
     self._check_partition()
     # Refuses what is neither a number nor a share.
     _ = self.num_labeled_clients
@@ -157,7 +160,7 @@ class PartitionSettings:
       )
 
   def _check_partition(self) -> None:
-    """Refuses what the chosen partition cannot do."""
+    """Refuses settings that the chosen partition does not support."""
     if (
       self.partition == names.DIRICHLET
       and not _MIN_ALPHA <= self.concentration <= _MAX_ALPHA
@@ -196,7 +199,7 @@ class PartitionSettings:
 
   @property
   def has_rows(self) -> bool:
-    """Whether clients' shares of classes are rows that papers publish."""
+    """Whether shares of classes are rows that papers publish."""
     return self.partition in (names.FEDMATCH, names.EXTREME)
 
   @property
@@ -218,7 +221,7 @@ class PartitionSettings:
 
   @property
   def labels_own(self) -> bool:
-    """Whether clients hold labels of their own examples, as these come."""
+    """Whether clients hold labels of their own examples."""
     return (
       self.scenario == names.LABELS_AT_CLIENTS
       and self.client_labels == names.OWN
@@ -227,7 +230,7 @@ class PartitionSettings:
 
   @property
   def label_classes(self) -> int:
-    """Of how many classes labels are, at the server or at each client.
+    """The number of classes of the labels at the server or at each client.
 
     With `labels_own`, nobody says so.
     """
@@ -237,12 +240,12 @@ class PartitionSettings:
 
   @property
   def or_more_unlabeled(self) -> str:
-    """What else to do where clients have too few examples, for messages."""
+    """Another remedy where clients have too few examples, for messages."""
     return ', or raise --num_unlabeled' if self.num_unlabeled else ''
 
   @property
   def num_labeled_clients(self) -> int:
-    """The number of clients that hold labels; 0 if the server holds them."""
+    """The number of clients that hold labels, or 0 if the server holds them."""
     if self.scenario == names.LABELS_AT_SERVER:
       return 0
     text = self.labeled_clients
@@ -260,7 +263,7 @@ class PartitionSettings:
     )
 
   def recorded(self) -> dict[str, Any]:
-    """The settings as JSON shows them; `from_record` reads them."""
+    """Returns the settings as JSON shows them. `parse_record` reads them."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(self):
       kind: Any = field.type  # JSON knows no integers of NumPy.
@@ -268,11 +271,11 @@ class PartitionSettings:
     return result
 
   @classmethod
-  def from_record(cls, record: Mapping[str, Any]) -> 'PartitionSettings':
-    """The settings that `recorded` wrote, in this version or an older one.
+  def parse_record(cls, record: Mapping[str, Any]) -> 'PartitionSettings':
+    """Reads the settings of this version or an older one.
 
     Args:
-      record: Names and values; what is missing has its default.
+      record: Names and values. What is missing has its default.
 
     Returns:
       The settings.

@@ -1,4 +1,4 @@
-"""Splits examples over clients, by their classes. NumPy only."""
+"""Splits examples over clients, by their classes or owners."""
 
 import numpy as np
 
@@ -19,17 +19,17 @@ _ROWS = {
 def split(
   hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
 ) -> list[np.ndarray]:
-  """Splits examples over clients; `partition_draw.build_partition` says how.
+  """Splits examples over clients. `partition_draw.build_partition` says how.
 
   Args:
     hidden: The examples of each class, int64.
-    settings: How to split; any partition but `natural`.
+    settings: How to split, by any partition but `natural`.
 
   Returns:
     The examples of each client, in no order.
 
   Raises:
-    UsageError: If no such split is found; names the flags.
+    UsageError: If no such split is found. Names the flags.
   """
   rng = seeds.generator(settings.seed, seeds.Purpose.PARTITION)
   if settings.partition == names.IID:
@@ -46,10 +46,76 @@ def split(
 def split_evenly(
   examples: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-  """Gives each client equally many, at random; a remainder is not used."""
+  """Gives each client equally many, at random. A remainder is not used."""
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
+
+
+def choose_owners(
+  owners: np.ndarray | None,
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+) -> np.ndarray:
+  """Chooses the owners that are clients.
+
+  All that have an example, or `num_clients` of them, drawn at random. A larger
+  number includes those of a smaller one.
+
+  Args:
+    owners: int [N], the owner of each example, negative if it has none. None:
+      the data set does not say.
+    labels: int [N].
+    settings: The number of clients, and the seed.
+
+  Returns:
+    int64 [clients], ascending.
+
+  Raises:
+    UsageError: If there are no owners, or too few.
+  """
+  if owners is None:
+    raise UsageError(
+      '--partition=natural: the data set does not say whose its examples are;'
+      ' iid, dirichlet and shards make clients of any data set'
+    )
+  owners = np.asarray(owners)
+  if owners.shape != labels.shape or not np.issubdtype(
+    owners.dtype, np.integer
+  ):
+    raise UsageError(
+      f'owners of {len(labels)} examples must be integers [{len(labels)}], not'
+      f' {owners.dtype} {list(owners.shape)}'
+    )
+  present = np.unique(owners[owners >= 0]).astype(np.int64)
+  wanted = settings.num_clients or len(present)
+  if not 1 <= wanted <= len(present):
+    raise UsageError(
+      f'--num_clients={settings.num_clients} --partition=natural: the data set'
+      f' has {len(present)} clients with examples; 0 takes them all'
+    )
+  rng = seeds.generator(settings.seed, seeds.Purpose.NATURAL_CLIENTS)
+  return np.sort(rng.permutation(present)[:wanted])
+
+
+def split_by_owner(
+  hidden: list[np.ndarray], owners: np.ndarray, clients: np.ndarray
+) -> list[np.ndarray]:
+  """Gives each client its own examples. Those of others are not used.
+
+  Args:
+    hidden: Groups of examples, int64.
+    owners: int [N], whose each example is.
+    clients: The owners that are clients, ascending.
+
+  Returns:
+    The examples of each client, ascending, perhaps none.
+  """
+  pool = np.sort(np.concatenate(hidden))
+  pool = pool[np.argsort(owners[pool], kind='stable')]
+  starts = np.searchsorted(owners[pool], clients, 'left')
+  stops = np.searchsorted(owners[pool], clients, 'right')
+  return [pool[start:stop] for start, stop in zip(starts, stops)]
 
 
 def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
@@ -70,7 +136,7 @@ def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
 
 
 def row_counts(partition: str, client: int, size: int) -> np.ndarray:
-  """How many examples of each class a client of `fedmatch` or `extreme` has.
+  """Computes the counts of each class at a client of `fedmatch` or `extreme`.
 
   Shares of the row are rounded to the nearest number, halves to the odd one,
   and the client's main class takes the difference: this, and no usual rounding
@@ -225,7 +291,7 @@ def _draw_dirichlet(
     rng: The random generator.
 
   Returns:
-    Per class, int64 [num_clients - 1]; None if a draw gave all examples of a
+    Per class, int64 [num_clients - 1], or None if a draw gave all examples of a
     class to clients that are full.
   """
   all_cuts = []
@@ -247,6 +313,6 @@ def _draw_dirichlet(
 def _cut(
   hidden: list[np.ndarray], all_cuts: list[np.ndarray]
 ) -> list[np.ndarray]:
-  """The examples of each client, class by class."""
+  """Cuts classes into the examples of each client, class by class."""
   pieces = [np.split(members, cuts) for members, cuts in zip(hidden, all_cuts)]
   return [np.concatenate(of_client) for of_client in zip(*pieces)]

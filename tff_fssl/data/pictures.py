@@ -1,11 +1,14 @@
-"""Reads an image file of any size and mode as an array. TensorFlow-free."""
+"""Reads an image of any size and mode, from a file or from numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
 import contextlib
 import dataclasses
+import io
 import itertools
+import math
 import os
+import pathlib
 from typing import BinaryIO, NamedTuple, TypeVar
 import warnings
 
@@ -24,15 +27,18 @@ _DRAFT = 2
 _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
+# An image as it is stored; see `read`. A text is never a path: a file could
+# name another one by it.
+Stored = pathlib.Path | bytes | np.ndarray
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-  """What all images of a data set become.
+  """The form of all images of a data set.
 
   Attributes:
     shape: (height, width, channels), channels 1 or 3.
-    resize: 'crop' or 'squash'; see `DataHparams`.
+    resize: 'crop' or 'squash' (see `DataHparams`).
   """
 
   shape: tuple[int, ...]
@@ -40,7 +46,7 @@ class Form:
 
 
 def is_image(path: str) -> bool:
-  """Whether a file is one of images, by its name."""
+  """Tells by the name of a file whether it is an image."""
   return os.path.splitext(path)[1].lower() in SUFFIXES
 
 
@@ -50,7 +56,7 @@ class Picture(NamedTuple):
   Attributes:
     pixels: uint8 [height, width, channels], not to be written to.
     stored: (height, width) of the file's image.
-    is_enlarged: Whether it was smaller than what is wanted.
+    is_enlarged: Whether it was smaller than the form.
   """
 
   pixels: np.ndarray
@@ -60,40 +66,92 @@ class Picture(NamedTuple):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silences Pillow's warnings, for all threads; yields once."""
+  """Silences Pillow's warnings, for all threads. Yields once."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     yield
 
 
-def read(path: str, form: Form) -> Picture:
-  """Reads an image file.
+def read(image: Stored, form: Form) -> Picture:
+  """Brings an image into a form.
 
-  The image is turned as its EXIF orientation says. Of an animation, the first
-  frame counts; what is transparent becomes white; 16-bit values lose their
-  lower byte; palettes, CMYK and other color spaces become RGB.
+  Of a file, the image is turned as its EXIF orientation says. Of an animation,
+  the first frame counts. What is transparent becomes white, 16-bit values lose
+  their lower byte, and palettes, CMYK and other color spaces become RGB.
+
+  Numbers are integers from 0 to 255, or floats from 0 to 1, which become
+  round(255 x). None is inverted.
 
   Args:
-    path: The file.
-    form: What it is to become.
+    image: The path of a file, or its content. Or [H, W], [H, W, channels] with
+      1, 3 or 4 channels, or [N], which is a square image, gray or RGB.
+    form: Its form after that.
 
   Returns:
     The image.
 
   Raises:
-    files.FileError: If the file is not an image that can be read.
+    files.FileError: If it is no such image. Only its `reason` matters.
   """
-  with files.open_binary(path) as file:
-    try:
-      return decode(file, form)
-    except files.FileError:
-      raise
-    except Exception as error:  # pylint: disable=broad-except
-      raise files.FileError(path, unreadable(error)) from error
+  path = str(image) if isinstance(image, pathlib.Path) else ''
+  try:
+    if path:
+      with files.open_binary(path) as file:
+        return decode(file, form)
+    if isinstance(image, bytes):
+      return decode(io.BytesIO(image), form)
+    pixels = _quantize(_shaped(image))  # type: ignore[arg-type]
+    height, width = pixels.shape[:2]
+    is_enlarged = height < form.shape[0] or width < form.shape[1]
+    return Picture(convert(pixels, form), (height, width), is_enlarged)
+  except files.FileError:
+    raise
+  except Exception as error:  # pylint: disable=broad-except
+    # Pillow passes on the errors of its parsers.
+    raise files.FileError(path, _unreadable(error)) from error
+
+
+def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
+  """Returns (height, width, channels) of an image, as it is stored.
+
+  Args:
+    image: The content of a file, or numbers, as `read` takes them.
+
+  Returns:
+    Its shape, of files with 1 or 3 channels.
+
+  Raises:
+    files.FileError: As `read` does, but not for all damages of files.
+  """
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  try:
+    if not isinstance(image, bytes):
+      height, width, channels = _quantize(_shaped(image)).shape
+      return height, width, channels
+    with quiet(), Image.open(io.BytesIO(image)) as file:
+      is_gray = file.mode.startswith(('1', 'L', 'I')) and file.mode != 'LA'
+      is_gray = is_gray and not file.has_transparency_data
+      return file.height, file.width, 1 if is_gray else 3
+  except Exception as error:  # pylint: disable=broad-except
+    raise files.FileError('', _unreadable(error)) from error
+
+
+def parse_bytes(content: bytes) -> np.ndarray | bytes:
+  """Tells the content of an image file from numbers. `read` takes either."""
+  from PIL import Image  # pylint: disable=import-outside-toplevel
+
+  try:
+    with quiet(), Image.open(io.BytesIO(content)):
+      return content
+  except Image.UnidentifiedImageError:
+    return np.frombuffer(content, np.uint8)
+  except Exception:  # pylint: disable=broad-except
+    return content  # `read` will say what is wrong with this file.
 
 
 def decode(file: BinaryIO, form: Form) -> Picture:
-  """Reads an open image file; like `read`, but raises errors of any class."""
+  """Reads an open image file. Like `read`, but raises errors of any class."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
@@ -108,7 +166,7 @@ def decode(file: BinaryIO, form: Form) -> Picture:
 
 
 class Traits(NamedTuple):
-  """What an image file is like, apart from what it shows.
+  """Traits of an image file that do not depend on its content.
 
   Attributes:
     encoding: Its format, such as PNG.
@@ -135,8 +193,8 @@ def traits_of(paths: Iterable[str]) -> list[Traits]:
   return traits
 
 
-def unreadable(error: Exception) -> str:
-  """Why an image cannot be decoded; Pillow passes on its parsers' errors."""
+def _unreadable(error: Exception) -> str:
+  """Says why an image cannot be decoded."""
   return f'it is not an image that can be read ({_words(error)})'
 
 
@@ -146,9 +204,9 @@ def read_all(
   """Reads many images, with as many threads as there are cores.
 
   Args:
-    items: What is to be read.
-    read_item: Reads one; raises `files.FileError` if that is not possible.
-    form: What the images become.
+    items: Identifies the images.
+    read_item: Reads one, or raises `files.FileError` if that is not possible.
+    form: Their form after that.
 
   Yields:
     Each item, in order, with its image, or why it cannot be read.
@@ -174,7 +232,7 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
 
   Args:
     pixels: uint8 [H, W, channels], channels 1, 3 or 4 (RGBA).
-    form: What it is to become.
+    form: Its form after that.
 
   Returns:
     uint8 [height, width, channels].
@@ -193,7 +251,7 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
 
 
 def _flat(image, file_format=None):
-  """An image of 8 bits, without transparency: mode L or RGB."""
+  """Converts an image to 8 bits without transparency: mode L or RGB."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   if image.mode.startswith('I;16') or (
@@ -214,7 +272,7 @@ def _flat(image, file_format=None):
 
 
 def _fit(image, form: Form) -> np.ndarray:
-  """An image of mode L or RGB in its form."""
+  """Brings an image of mode L or RGB into its form."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
@@ -237,3 +295,38 @@ def _words(error: Exception) -> str:
   if isinstance(error, UnidentifiedImageError):
     return 'of no known format'
   return files.first_line(error)
+
+
+def _shaped(values: np.ndarray) -> np.ndarray:
+  """Shapes numbers as [H, W, channels], or raises ValueError."""
+  if values.ndim == 1:
+    for channels in (1, 3):
+      side = math.isqrt(len(values) // channels)
+      if side and side * side * channels == len(values):
+        return values.reshape(side, side, channels)
+    raise ValueError(f'{len(values):,} values are no square image')
+  if values.ndim == 2:
+    values = values[..., None]
+  if values.ndim != 3 or values.shape[2] not in (1, 3, 4) or not values.size:
+    raise ValueError(f'its shape is {list(values.shape)}')
+  return values
+
+
+def _quantize(values: np.ndarray) -> np.ndarray:
+  """Converts numbers of any type to pixels, or raises ValueError."""
+  if values.dtype == np.uint8:
+    return values
+  is_float = np.issubdtype(values.dtype, np.floating)
+  if not is_float and not np.issubdtype(values.dtype, np.integer):
+    raise ValueError(f'its values are {values.dtype}')
+  least, most = values.min(), values.max()
+  largest = 1 if is_float else 255
+  if not (least >= 0 and most <= largest):  # Nor is NaN.
+    kind = 'floats' if is_float else 'integers'
+    raise ValueError(
+      f'its values go from {least:g} to {most:g}; {kind} must be from 0 to'
+      f' {largest}'
+    )
+  if is_float:
+    values = np.rint(255 * values.astype(np.float64))
+  return values.astype(np.uint8)

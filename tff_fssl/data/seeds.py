@@ -1,6 +1,6 @@
 """Streams of random numbers, as functions of a seed, a purpose and a key.
 
-NumPy only. Global random state is neither read nor written.
+Global random state is neither read nor written.
 """
 
 import enum
@@ -46,12 +46,12 @@ def _sequence(seed: int, purpose: Purpose, *key: int) -> np.random.SeedSequence:
 
 
 def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
-  """A separate generator for each `purpose` and `key`.
+  """Makes a separate generator for each `purpose` and `key`.
 
   Args:
-    seed: Any integer; taken modulo 2**64.
+    seed: Any integer, taken modulo 2**64.
     purpose: The purpose of the numbers.
-    *key: Any integers, which distinguish the streams of one purpose; taken
+    *key: Any integers, which distinguish the streams of one purpose. Taken
       modulo 2**64.
 
   Returns:
@@ -61,7 +61,7 @@ def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
 
 
 def cohort_generator(seed: int, round_num: int) -> np.random.Generator:
-  """The generator that draws a round's cohort.
+  """Makes the generator that draws a round's cohort.
 
   Args:
     seed: Seed of the run, >= 0.
@@ -75,6 +75,6 @@ def cohort_generator(seed: int, round_num: int) -> np.random.Generator:
 
 
 def seed_pair(seed: int, purpose: Purpose, *key: int) -> np.ndarray:
-  """A seed for `tf.random.stateless_*`, int32 [2], from the same arguments."""
+  """Makes a seed for `tf.random.stateless_*`, int32 [2]."""
   state = _sequence(seed, purpose, *key).generate_state(2, np.uint32)
   return state.view(np.int32)

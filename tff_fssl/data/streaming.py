@@ -1,4 +1,4 @@
-"""Unlabelled examples that come to clients in parts. NumPy only."""
+"""Unlabelled examples that come to clients in parts."""
 
 import dataclasses
 
@@ -17,9 +17,9 @@ class Streaming:
 
   Attributes:
     steps: Into how many parts each client's examples are cut, at random and
-      evenly, >= 1; 1: clients always have all.
+      evenly, >= 1. 1: clients always have all.
     rounds: For how many rounds each part lasts, >= 1.
-    cycles: Whether the first part follows the last one; else the last part
+    cycles: Whether the first part follows the last one, else the last part
       stays.
     seed: Any integer.
   """
@@ -35,14 +35,14 @@ class Streaming:
     return (self.steps - 1) * self.rounds + 1
 
   def step(self, round_num: int) -> int:
-    """The part of a round, in [0, steps); rounds are numbered from 1."""
+    """Returns the part of a round, in [0, steps). Rounds begin with 1."""
     step = (round_num - 1) // self.rounds
     return step % self.steps if self.cycles else min(step, self.steps - 1)
 
   def part(
     self, examples: np.ndarray, client_id: int, round_num: int
   ) -> np.ndarray:
-    """What a client has in a round.
+    """Returns a client's examples in a round.
 
     Args:
       examples: int64 [N], all unlabelled examples of the client, ascending.

@@ -39,12 +39,12 @@ _NO_WORD = r'[^\pL\pM\pN]+'
 
 
 def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
-  """The numbers of the words of texts; also in a graph that is exported.
+  """Numbers the words of texts, also in a graph that is exported.
 
   Args:
-    texts: string [N], UTF-8; what is not becomes replacement characters.
+    texts: string [N], UTF-8. What is not becomes replacement characters.
     vocabulary_size: How many numbers there are, with 0.
-    max_words: L, of how many words a text may have; others are left out.
+    max_words: L, of how many words a text may have. Others are left out.
 
   Returns:
     int32 [N, L].
@@ -71,7 +71,7 @@ def build_views(
   """Builds the views of a data set's texts.
 
   Args:
-    x: int32 [N, L], texts in which words are counted; N may be 0 without
+    x: int32 [N, L], texts in which words are counted. N may be 0 without
       replacement.
     vocabulary_size: How many numbers there are, with 0.
     weak_deletion: Share of the words that a weak view lacks, in [0, 1].
@@ -115,7 +115,7 @@ def build_views(
 def _statistics(
   x: np.ndarray, vocabulary_size: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """What UDA's replacement needs to know of words.
+  """Measures words for UDA's replacement.
 
   Args:
     x: int32 [N, L], texts.
@@ -147,7 +147,7 @@ def _statistics(
 
 
 def _replaceable(words: tf.Tensor, rarity: np.ndarray) -> tf.Tensor:
-  """(C - t_i) / Z of each word, float32 [B, L]; 0 where there is none."""
+  """Computes (C - t_i) / Z of each word, float32 [B, L], 0 without a word."""
   is_word = tf.cast(words > 0, tf.float32)
   length = tf.reduce_sum(is_word, axis=1, keepdims=True)
   in_order = tf.sort(words, axis=1)
@@ -163,7 +163,7 @@ def _replaceable(words: tf.Tensor, rarity: np.ndarray) -> tf.Tensor:
 
 
 def _swap(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
-  """The words, of which a share change places with each other."""
+  """Lets a share of the words change places with each other."""
   place = tf.cast(tf.range(words.shape[1]), tf.float32)
   moves = (draws < share) & (words > 0)
   # Words that move come first, in the order of places and in one of draws.
@@ -175,7 +175,7 @@ def _swap(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
 
 
 def _delete(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
-  """The words but for a share of them, moved together; never none of them."""
+  """Deletes a share of the words, but never all of them."""
   draws = tf.where(words > 0, draws, -1.0)
   last = tf.reduce_max(draws, axis=1, keepdims=True)
   keeps = (words > 0) & ((draws >= share) | (draws >= last))

@@ -1,7 +1,7 @@
 """Views of vectors, such as the embeddings of a frozen encoder.
 
 Every function maps a batch float32 [B, V, D] to float32 [B, D], in the graph.
-Of V views the first is the plain one; weak and strong ones may follow, which
+Of V views the first is the plain one. Weak and strong ones may follow, which
 their owner has made (of another wording, another photo, another crop). Then
 one of these is drawn. Where there is none, it is made of the plain one:
 
@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tff_fssl.data import augment
-from tff_fssl.data import vector_files
+from tff_fssl.data.sources import vectors as vectors_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 
@@ -47,7 +47,7 @@ def build_views(
     std: Likewise the standard deviation, > 0.
     num_weak: How many weak views are given, after the plain one.
     num_strong: How many strong views are given, after these.
-    normalize: Whether networks see (x - mean) / std; else they see x.
+    normalize: Whether networks see (x - mean) / std, else x.
     weak_noise: Deviation of the noise of a weak view that is made.
     strong_noise: The same of a strong view.
     strong_dropout: Share of the numbers of a strong view that is made that
@@ -81,7 +81,7 @@ def build_views(
   def accepts(vectors: tf.Tensor) -> tf.Tensor:
     # Comparisons with NaN are false.
     return tf.reduce_all(
-      tf.abs(normalized(vectors)) <= vector_files.MAX_DEVIATIONS
+      tf.abs(normalized(vectors)) <= vectors_lib.MAX_DEVIATIONS
     )
 
   def weak(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:

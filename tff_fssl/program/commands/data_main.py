@@ -117,15 +117,15 @@ def _remove_caches(folder: str) -> None:
 
 def _overview(data_dir: str) -> str:
   """Lists the data sets."""
-  from tff_fssl.data import text_files  # pylint: disable=C0415
-  from tff_fssl.data import tfds_sets  # pylint: disable=C0415
+  from tff_fssl.data.sources import text  # pylint: disable=C0415
+  from tff_fssl.data.sources import tfds  # pylint: disable=C0415
 
   rows = {}
   for name, info in data_names.DATA_SETS.items():
-    is_there = info.loader or tfds_sets.stored_version(name, data_dir)
+    is_there = info.loader or tfds.stored_version(name, data_dir)
     rows[name] = f'{_sizes(info)}{"" if is_there else "; not there"}'
-  others = tfds_sets.there(data_dir)
-  if os.path.isdir(text_files.ag_news_folder(data_dir)):
+  others = tfds.list_stored(data_dir)
+  if os.path.isdir(text.ag_news_folder(data_dir)):
     others = [data_names.AG_NEWS, *others]
   for name in others:
     if name not in rows:
@@ -137,7 +137,7 @@ def _overview(data_dir: str) -> str:
   command = console.command('data')
   return '\n'.join(
     [
-      f'In --data_dir={tfds_sets.folder_of(data_dir)}:',
+      f'In --data_dir={tfds.root_folder(data_dir)}:',
       console.table(rows),
       '',
       f'{command} NAME looks one over,',
@@ -165,12 +165,12 @@ def _look_over_folder(
   # pylint: disable=import-outside-toplevel
   import numpy as np
 
-  from tff_fssl.data import folders
   from tff_fssl.data import inspection
   from tff_fssl.data import pictures
+  from tff_fssl.data.sources import folder
 
-  info = folders.describe(name, data_dir, settings)
-  listing, problems = info.listing, info.listing.problems()
+  info = folder.describe(name, data_dir, settings)
+  listing, problems = info.listing, info.listing.marks.problems()
   rows = {
     'data set': f'{name}, by {listing.kind}',
     'where': os.path.abspath(listing.root),
@@ -180,9 +180,9 @@ def _look_over_folder(
   if any(problem.stops for problem in problems):
     labels = listing.labels('train'), listing.labels('test')
     console.show(console.table(rows))
-    _print_classes(listing.class_names, *labels)
+    _print_classes(listing.marks.class_names, *labels)
     return [*problems, *listing.unused()]
-  data, unreadable, sizes = folders.decode(info)
+  data, unreadable, sizes, _ = info.decode()
   read = [
     row.path
     for row in (*listing.train, *listing.test)
@@ -212,25 +212,25 @@ def _look_over_folder(
 
 
 def _look_over_rows(
-  found: Any, name: str, settings: data_hparams.DataHparams
+  found: Any, settings: data_hparams.DataHparams
 ) -> list[Any]:
   """Prints what a data set of rows, in the files `found`, is."""
   # It needs NumPy: not for `--help`.
-  from tff_fssl.data import row_sets  # pylint: disable=C0415
+  from tff_fssl.data.sources import images  # pylint: disable=C0415
 
-  info = row_sets.describe(name, found, settings)
+  data, unreadable, sizes, _ = images.decode(found)
   where = os.path.abspath(found.root)
   rows = {
-    'data set': name,
+    'data set': found.name,
     'where': f'{where} ({found.num_bytes / 1e6:,.1f} MB)',
   }
   return _decoded_problems(
     rows,
-    info.data,
-    info.sizes,
-    info.unreadable,
+    data,
+    sizes,
+    unreadable,
     settings,
-    _numbered(len(info.data.train)),
+    _numbered(len(data.train)),
   )
 
 
@@ -243,10 +243,10 @@ def _look_over_client_data(
 ) -> list[Any]:
   """Prints what a file of TFF's `ClientData` is; returns its problems."""
   # It needs NumPy: not for `--help`.
-  from tff_fssl.data import client_data  # pylint: disable=C0415
+  from tff_fssl.data.sources import client_data  # pylint: disable=C0415
 
   found = client_data.locate(name, data_dir, settings)
-  return _look_over_rows(found, name, settings)
+  return _look_over_rows(found, settings)
 
 
 def _look_over_hub_set(
@@ -255,15 +255,15 @@ def _look_over_hub_set(
   """Prints what a set of Hugging Face's hub is; returns its problems."""
   # They need NumPy: not for `--help`.
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.data import hub_sets
   from tff_fssl.data import inspection
+  from tff_fssl.data.sources import hub
 
-  if hub_sets.folder_of(name, data_dir) is None:
+  if hub.folder_of(name, data_dir) is None:
     console.show(console.table({'data set': name}))
-    _print_fetch_command(hub_sets.fetch_command(name, data_dir))
-    return [inspection.Problem(hub_sets.missing(name, data_dir), True)]
-  found = hub_sets.locate(name, data_dir, settings)
-  return _look_over_rows(found, name, settings)
+    _print_fetch_command(hub.fetch_command(name, data_dir))
+    return [inspection.Problem(hub.missing(name, data_dir), True)]
+  found = hub.locate(name, data_dir, settings)
+  return _look_over_rows(found, settings)
 
 
 def _print_fetch_command(command: str) -> None:
@@ -315,28 +315,28 @@ def _look_over_named(
   # pylint: disable=import-outside-toplevel
   from tff_fssl.data import inspection
   from tff_fssl.data import sources
-  from tff_fssl.data import tfds_sets
-  from tff_fssl.data import vector_files
+  from tff_fssl.data.sources import tfds
+  from tff_fssl.data.sources import vectors
 
   info = catalog.find(name, data_dir, settings)
   rows = {'data set': name}
   known = data_names.DATA_SETS.get(name)
   is_file = name.startswith(data_names.PATHS) or name == data_names.AG_NEWS
   if not is_file and (known is None or not known.loader):
-    version = tfds_sets.stored_version(name, data_dir)
+    version = tfds.stored_version(name, data_dir)
     if version is None:
       rows['images'] = _sizes(info)
       console.show(console.table(rows))
-      _print_fetch_command(tfds_sets.fetch_command(name, data_dir))
-      where = tfds_sets.folder_of(data_dir)
+      _print_fetch_command(tfds.fetch_command(name, data_dir))
+      where = tfds.root_folder(data_dir)
       text = f'{name} is not in --data_dir={where}'
       return [inspection.Problem(text, True)]
-    folder = tfds_sets.stored(name, data_dir).folder
-    size = sum(size for _, size, _ in tfds_sets.files_of(folder))
+    folder = tfds.read_stored(name, data_dir).folder
+    size = sum(size for _, size, _ in tfds.file_states(folder))
     rows['where'] = f'{folder} ({size / 1e6:,.1f} MB)'
   data = sources.load_found(info, data_dir or None)
   if name.startswith(data_names.FEATURES):
-    vector_files.check_range(info, data.mean, data.std)
+    vectors.check_range(info, data.mean, data.std)
   if is_file:
     rows['what'] = data.notes
   _print_data(rows, data)

@@ -21,8 +21,8 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 from tff_fssl.data import text_views
-from tff_fssl.data import vector_files
 from tff_fssl.data import vector_views
+from tff_fssl.data.sources import vectors
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
@@ -225,7 +225,7 @@ def build_views(
       strong_deletion=settings.strong_deletion,
     )
   if info.kind == data_names.VECTORS:
-    info = cast(vector_files.VectorInfo, info)
+    info = cast(vectors.VectorInfo, info)
     return vector_views.build_views(
       data.mean,
       data.std,

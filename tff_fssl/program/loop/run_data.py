@@ -16,7 +16,7 @@ from tff_fssl.data import names as data_names
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
-from tff_fssl.data import vector_files
+from tff_fssl.data.sources import vectors
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 
@@ -110,7 +110,7 @@ def normalize(
     if config.is_private:  # Clients look at theirs.
       of_test = len(data.train) + np.arange(len(data.test))
       looked_at = np.concatenate([public_examples(partition), of_test])
-    vector_files.check_range(config.info, mean, std, looked_at)
+    vectors.check_range(config.info, mean, std, looked_at)
   return dataclasses.replace(data, mean=tuple(mean), std=tuple(std))
 
 
@@ -130,7 +130,7 @@ def _moments(
   x = examples.x
   if not len(x):  # Vectors that are not normalized.
     return (0.0,) * size, (1.0,) * size
-  return image_cache.moments(x) if is_image else vector_files.moments(x[:, 0])
+  return image_cache.moments(x) if is_image else vectors.moments(x[:, 0])
 
 
 def _check_classes(

@@ -1,8 +1,9 @@
-"""Vectors in NPZ, Parquet or TFRecord: `--dataset=features:PATH`. TF-free.
+"""Vectors in NPZ, Parquet or TFRecord: `--dataset=features:PATH`.
 
-Columns: `x`, (N, D); `y`, N classes as text or integers; may be: `x_weak` and
-`x_strong`, (N, D) or (N, K, D), views of the vectors; `client`; `split`. In an
-NPZ file also `class_names`, of which integers in `y` are then places.
+Columns are `x`, (N, D), and `y`, N classes as text or integers. Optional
+columns are `client`, `split`, `x_weak` and `x_strong`. The last two are views,
+(N, D) or (N, K, D). An NPZ file may also have `class_names`, the names of the
+integers in `y`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -13,125 +14,95 @@ import zipfile
 import numpy as np
 
 from tff_fssl import files
-from tff_fssl.data import columns as columns_lib
 from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
+from tff_fssl.data import inspection
 from tff_fssl.data import names
 from tff_fssl.data import sources
+from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
+from tff_fssl.lazy import tf
 
-DataHparams = data_hparams.DataHparams
 _X, _Y, _WEAK, _STRONG, _CLASSES = 'x', 'y', 'x_weak', 'x_strong', 'class_names'
 _VECTORS = (_X, _WEAK, _STRONG)
-_COLUMNS = (*_VECTORS, _Y, columns_lib.CLIENT, columns_lib.SPLIT)
-_KINDS = ('.npz', '.parquet', '.tfrecord')
+_COLUMNS = (*_VECTORS, _Y, table.CLIENT, table.SPLIT)
 # No number of n training examples is further than sqrt(n - 1) deviations from
 # their mean (Samuelson's inequality).
 MAX_DEVIATIONS = 1e4
 # Name -> values, one for each example.
-_Table = Mapping[str, np.ndarray]
+_Arrays = Mapping[str, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
-class VectorInfo(names.DataSetInfo):
+class VectorInfo(sources.Info):
   """A file of vectors.
 
   Attributes:
     x: float32 [N, V, D], those for training first.
-    rows: Of each of them, its row in the file, from 0; int [N].
+    rows: int [N], the row of each of them in the file, from 0.
     num_weak: How many of the V views are weak ones, after the plain one.
     num_strong: How many are strong ones, after these.
-    columns: What is said of the vectors.
-    notes: What to say with all results.
   """
 
   x: np.ndarray
   rows: np.ndarray
   num_weak: int
   num_strong: int
-  columns: columns_lib.Columns
-  notes: str
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> VectorInfo:
-  """Reads the file, whole; see `catalog.find`."""
-  path = columns_lib.path_of(name, data_dir, names.FEATURES)
-  reader = {
-    '.npz': _read_npz,
-    '.parquet': _read_parquet,
-    '.tfrecord': _read_tfrecord,
-  }
-  ending = next((kind for kind in _KINDS if path.endswith(kind)), None)
+def find(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> VectorInfo:
+  """Reads the file, whole (see `catalog.find`)."""
+  path = table.resolve_path(name, data_dir, names.FEATURES)
+  ending = next((end for end in _READERS if path.endswith(end)), None)
   if ending is None:
     raise UsageError(
-      f'--dataset={name}: a file of vectors ends with {", ".join(_KINDS)}'
+      f'--dataset={name}: a file of vectors ends with {", ".join(_READERS)}'
     )
-  table = dict(reader[ending](path))
+  arrays = dict(_READERS[ending](path))
   known = (*_COLUMNS, *([_CLASSES] if ending == '.npz' else []))
-  unknown = [column for column in table if column not in known]
-  if _X not in table or unknown:
+  unknown = [column for column in arrays if column not in known]
+  if _X not in arrays or unknown:
     hint = closest(unknown[0], known) if unknown else ''
     raise UsageError(
-      f'{path}: holds {", ".join(table) or "nothing"}; it must hold {_X}, and'
+      f'{path}: holds {", ".join(arrays) or "nothing"}; it must hold {_X}, and'
       f' may hold {", ".join(known[1:])}{hint}'
     )
-  class_names = [str(c) for c in _flat(path, table.pop(_CLASSES, np.array([])))]
-  x, num_weak, num_strong = _views(path, table)
-  of_column = lambda column: _texts(path, table.get(column), len(x), column)
-  found = columns_lib.build(
+  class_names = [
+    str(c) for c in _flat(path, arrays.pop(_CLASSES, np.array([])))
+  ]
+  x, num_weak, num_strong = _views(path, arrays)
+  marks = table.mark(
     path,
-    _labels(path, table.get(_Y), len(x), class_names),
-    of_column(columns_lib.CLIENT),
-    of_column(columns_lib.SPLIT),
+    _labels(path, arrays.get(_Y), len(x), class_names),
+    _texts(path, arrays.get(table.CLIENT), len(x), table.CLIENT),
+    _texts(path, arrays.get(table.SPLIT), len(x), table.SPLIT),
     (row.tobytes() for row in x[:, 0]),
     settings.test_share,
-    class_names,
+    class_names=class_names,
   )
-  rows = np.argsort(found.in_test, kind='stable')
-  uses = [*found.uses]
-  uses += () if num_weak else data_hparams.WEAK_VECTORS
-  uses += () if num_strong else data_hparams.STRONG_VECTORS
+  inspection.refuse(path, marks.problems())
+  rows = marks.order
+  x = x[rows]
+
+  def read() -> sources.DataSet:
+    mean, std = moments(x[: marks.num_train, 0])
+    return marks.data_set(name, x, path, settings.test_share, mean, std)
+
+  uses = marks.uses.union(
+    () if num_weak else data_hparams.WEAK_VECTORS,
+    () if num_strong else data_hparams.STRONG_VECTORS,
+  )
+  facts = marks.info(name=name, example_shape=x.shape[1:], uses=uses)
   return VectorInfo(
-    name=name,
-    num_classes=len(found.class_names),
-    example_shape=x.shape[1:],
-    num_train=len(x) - found.num_test,
-    num_test=found.num_test,
-    flip=False,
-    mean=(),
-    std=(),
-    loader=f'{__name__}:load',
-    uses=frozenset(uses),
-    x=x[rows],
+    **facts,
+    read=read,
+    x=x,
     rows=rows,
     num_weak=num_weak,
     num_strong=num_strong,
-    columns=found,
-    notes=found.notes(path, settings.test_share),
-  )
-
-
-def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
-  """Splits the vectors, and measures them; see `sources.load`."""
-  del data_dir  # The file has been read.
-  info = cast(VectorInfo, info)
-  found, num_train = info.columns, info.num_train
-  # Slices, so that there is one copy in memory.
-  y, owners = (values[info.rows] for values in (found.y, found.owners))
-  mean, std = moments(info.x[:num_train, 0])
-  return sources.DataSet(
-    name=info.name,
-    train=sources.Examples(info.x[:num_train], y[:num_train]),
-    test=sources.Examples(info.x[num_train:], y[num_train:]),
-    num_classes=info.num_classes,
-    class_names=found.class_names,
-    example_shape=info.example_shape,
-    notes=info.notes,
-    owners=owners[:num_train] if found.client_names else None,
-    client_names=found.client_names,
-    mean=mean,
-    std=std,
   )
 
 
@@ -147,15 +118,15 @@ def check_range(
     info: The file.
     mean: Of each number.
     std: Likewise.
-    positions: Which of `VectorInfo.x` are looked at; None: all.
+    positions: Places in `VectorInfo.x` to look at, by default all.
 
   Raises:
-    UsageError: If there is one; names its row.
+    UsageError: If there is one. Names its row.
   """
   info = cast(VectorInfo, info)
   if positions is None:
     positions = np.arange(len(info.x))
-  step = _at_a_time(info.x)
+  step = max(1, 2**22 // max(1, info.x[:1].size))
   for start in range(0, len(positions), step):
     chosen = positions[start : start + step]
     distances = np.abs((info.x[chosen] - np.asarray(mean)) / np.asarray(std))
@@ -164,14 +135,9 @@ def check_range(
       row = int(info.rows[chosen[np.argmax(far)]]) + 1
       raise UsageError(
         f'--dataset={info.name}, row {row}: a number is more than'
-        f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; put this'
-        ' right or leave the row out'
+        f' {MAX_DEVIATIONS:,.0f} standard deviations from its mean; correct it'
+        ' or remove the row'
       )
-
-
-def _at_a_time(x: np.ndarray) -> int:
-  """How many vectors are looked at at a time."""
-  return max(1, 2**22 // max(1, x[:1].size))
 
 
 def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
@@ -181,42 +147,44 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     x: float32 [N, D], N >= 1.
 
   Returns:
-    (mean, deviation) of each number; a constant one has the deviation 1.
+    (mean, deviation) of each number. A constant one has the deviation 1.
   """
   pieces = lambda: (chunk.astype(np.float64) for chunk in image_cache.chunks(x))
   mean = sum(piece.sum(axis=0) for piece in pieces()) / len(x)
   square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces()) / len(x)
   std = np.sqrt(square)
-  # What is left of a constant number is rounding.
+  # The deviation that rounding gives a constant number counts for nothing.
   std = np.where(std > 1e-6 * np.abs(mean) + 1e-30, std, 1.0)
   return tuple(mean.tolist()), tuple(std.tolist())
 
 
-def _views(path: str, table: _Table) -> tuple[np.ndarray, int, int]:
-  """(float32 [N, V, D], how many weak and how many strong views)."""
+def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
+  """Joins the views: (float32 [N, V, D], number of weak, of strong ones)."""
   parts: list[np.ndarray] = []
   for name in _VECTORS:
-    values = table.get(name)
+    values = arrays.get(name)
     if values is None:
-      parts.append(np.zeros((len(parts[0]), 0, parts[0].shape[2]), np.float32))
+      parts.append(parts[0][:, :0])
       continue
+    given = f'{path}: {name} is {values.dtype} {list(values.shape)}'
     is_number = values.dtype.kind in 'fiu'
-    if values.ndim == 2:
+    if name != _X and values.ndim == 3:
+      pass
+    elif values.ndim == 2:
       values = values[:, np.newaxis]
-    if not is_number or values.ndim != 3 or 0 in values.shape[1:]:
+    else:
+      is_number = False
+    if not is_number or 0 in values.shape[1:]:
       raise UsageError(
-        f'{path}: {name} is {values.dtype} {list(table[name].shape)}; it must'
-        ' be numbers (N, D)' + (', or (N, K, D)' if name != _X else '')
-      )
-    if name == _X and values.shape[1] > 1:
-      raise UsageError(
-        f'{path}: {_X} is {list(values.shape)}; it must be (N, D), one vector'
-        f' for each example; views of it are {_WEAK} and {_STRONG}'
+        f'{given}; it must be numbers (N, D)'
+        + (
+          ', or (N, K, D)' if name != _X else f'; views are {_WEAK}, {_STRONG}'
+        )
       )
     if parts and (len(values), values.shape[2]) != parts[0].shape[::2]:
       raise UsageError(
-        f'{path}: {name} is {list(table[name].shape)}, but {_X} has'
-        f' {len(parts[0]):,} vectors of {parts[0].shape[2]} numbers'
+        f'{given}, but {_X} has {len(parts[0]):,} vectors of'
+        f' {parts[0].shape[2]} numbers'
       )
     parts.append(_finite(path, name, values))
   x = np.ascontiguousarray(np.concatenate(parts, axis=1))
@@ -224,7 +192,7 @@ def _views(path: str, table: _Table) -> tuple[np.ndarray, int, int]:
 
 
 def _finite(path: str, name: str, values: np.ndarray) -> np.ndarray:
-  """float32; refuses what is not finite in it."""
+  """Converts to float32. Refuses numbers that are not finite then."""
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
   wrong = ~np.isfinite(values).all(axis=(1, 2))
@@ -238,7 +206,7 @@ def _finite(path: str, name: str, values: np.ndarray) -> np.ndarray:
 
 
 def _flat(path: str, values: np.ndarray) -> list[Any]:
-  """A column as a list; text that came as bytes is decoded."""
+  """Converts a column to a list, and bytes in it to text."""
   if values.ndim != 1 or values.dtype.kind not in 'iufUSO':
     raise UsageError(
       f'{path}: a column is {values.dtype} {list(values.shape)}; besides'
@@ -256,7 +224,7 @@ def _flat(path: str, values: np.ndarray) -> list[Any]:
 def _texts(
   path: str, values: np.ndarray | None, count: int, name: str
 ) -> list[str]:
-  """A column as text; '' where it has nothing."""
+  """Converts a column to text, or '' where it has nothing."""
   if values is None:
     return [''] * count
   found = _flat(path, values)
@@ -270,7 +238,7 @@ def _texts(
 def _labels(
   path: str, values: np.ndarray | None, count: int, known: Sequence[str]
 ) -> list[str]:
-  """The classes as text; '' where they are not known."""
+  """Converts the classes to text, or '' where they are not known."""
   if values is not None and values.ndim == 2:
     is_one_hot = _is_one_hot(values)
     raise UsageError(
@@ -300,7 +268,7 @@ def _labels(
 
 
 def _is_one_hot(values: np.ndarray) -> bool:
-  """Whether each row has one 1 and zeros."""
+  """Tells whether each row has one 1 and zeros."""
   try:
     values = values.astype(np.float64)
   except (TypeError, ValueError):  # Texts.
@@ -309,7 +277,8 @@ def _is_one_hot(values: np.ndarray) -> bool:
   return bool(is_bit and (values.sum(axis=1) == 1).all())
 
 
-def _read_npz(path: str) -> _Table:
+def _read_npz(path: str) -> _Arrays:
+  """Reads arrays of numbers and text. Pickled objects are refused."""
   with files.open_binary(path) as file:
     try:
       with np.load(file, allow_pickle=False) as archive:
@@ -335,37 +304,22 @@ def _read_npz(path: str) -> _Table:
       raise files.FileError(path, reason) from error
 
 
-def _read_parquet(path: str) -> _Table:
-  from pyarrow import parquet  # pylint: disable=import-outside-toplevel
-
-  with files.open_binary(path) as file:
-    try:
-      table = parquet.read_table(file)
-    except Exception as error:  # pylint: disable=broad-except
-      # Of pyarrow, of many classes.
-      reason = f'it is not Parquet ({files.first_line(error)})'
-      raise files.FileError(path, reason) from error
+def _read_parquet(path: str) -> _Arrays:
+  """Reads columns, those of vectors as lists of numbers."""
+  columns = table.read_parquet(path)
   return {
-    name: _of_lists(path, name, table.column(name).combine_chunks())
+    name: _stack(path, name, columns.column(name).combine_chunks())
     if name in _VECTORS
-    else np.array(table.column(name).to_pylist(), object)
-    for name in table.column_names
+    else np.array(columns.column(name).to_pylist(), object)
+    for name in columns.column_names
   }
 
 
-def _of_lists(path: str, name: str, values: Any) -> np.ndarray:
-  """An Arrow array of lists, or of lists of lists, as an array."""
-  from pyarrow import types  # pylint: disable=import-outside-toplevel
-
-  shape, is_list = (
-    [len(values)],
-    lambda of: (
-      types.is_list(of)
-      or types.is_large_list(of)
-      or types.is_fixed_size_list(of)
-    ),
-  )
-  while is_list(values.type):
+def _stack(path: str, name: str, values: Any) -> np.ndarray:
+  """Converts an Arrow array of lists, or of lists of lists."""
+  shape = [len(values)]
+  # So have lists, large lists and lists of a fixed size.
+  while hasattr(values, 'value_lengths'):
     sizes = np.unique(values.value_lengths().drop_null().to_numpy())
     if values.null_count or len(sizes) > 1:
       given = 'nothing' if values.null_count else f'{sizes[1]} numbers'
@@ -380,12 +334,10 @@ def _of_lists(path: str, name: str, values: Any) -> np.ndarray:
   return values.to_numpy(zero_copy_only=False).reshape(shape)
 
 
-def _read_tfrecord(path: str) -> _Table:
-  """`tf.train.Example`s; all have the features of the first one."""
+def _read_tfrecord(path: str) -> _Arrays:
+  """Reads `tf.train.Example`s. All have the features of the first one."""
   with files.open_binary(path):
     pass  # TensorFlow would wait for a pipe.
-  import tensorflow as tf  # pylint: disable=import-outside-toplevel
-
   try:
     records = tf.data.TFRecordDataset(path)
     first = next(iter(records.take(1)), None)
@@ -405,25 +357,32 @@ def _read_tfrecord(path: str) -> _Table:
     # Of protocol buffers and of TensorFlow.
     reason = f'its records are torn or differ ({files.first_line(error)})'
     raise files.FileError(path, reason[:200]) from error
-  table = {
+  arrays = {
     name: np.concatenate([batch[name].numpy() for batch in batches])
     for name in spec
   }
-  size = table[_X].shape[1] if _X in table and table[_X].ndim == 2 else 0
+  size = arrays[_X].shape[1] if _X in arrays and arrays[_X].ndim == 2 else 0
   for name in (_WEAK, _STRONG):  # K views of D numbers, one after another.
-    if name in table and size and table[name].ndim == 2:
-      if table[name].shape[1] % size:
+    if name in arrays and size and arrays[name].ndim == 2:
+      if arrays[name].shape[1] % size:
         raise UsageError(
-          f'{path}: {name} has {table[name].shape[1]} numbers, no multiple of'
+          f'{path}: {name} has {arrays[name].shape[1]} numbers, no multiple of'
           f" {_X}'s {size}"
         )
-      table[name] = table[name].reshape(len(table[name]), -1, size)
-  return table
+      arrays[name] = arrays[name].reshape(len(arrays[name]), -1, size)
+  return arrays
 
 
 def _form(name: str, feature: Any) -> tuple[list[int], str]:
-  """(shape, type) of a feature of a `tf.train.Example`."""
+  """Returns (shape, type) of a feature of a `tf.train.Example`."""
   kind = feature.WhichOneof('kind')
   dtype = {'float_list': 'float32', 'int64_list': 'int64'}.get(kind, 'string')
   count = len(getattr(feature, kind).value) if kind else 0
   return ([count] if name in _VECTORS or count != 1 else []), dtype
+
+
+_READERS = {
+  '.npz': _read_npz,
+  '.parquet': _read_parquet,
+  '.tfrecord': _read_tfrecord,
+}

@@ -59,7 +59,7 @@ def test_equal_texts_are_on_one_side(tmp_path):
 @pytest.mark.parametrize(
   'content,words',
   [
-    (b'', 'its columns are none; its first line must name text and label'),
+    (b'', 'its columns are none; there must be text and label'),
     (b'txt,label\na,b\n', 'did you mean'),
     (b'text,lable\na,b\n', 'did you mean'),
     (b'text,text,label\na,a,b\n', 'its columns are text, text, label'),
@@ -72,8 +72,8 @@ def test_equal_texts_are_on_one_side(tmp_path):
       b'text,label,split\na,b,train\nb,c,train\nc,d,test\n',
       'without a training example: d',
     ),
-    (b'text,label,split\na,b,val\n', "row 1: 'val' is not allowed"),
-    (b'text,label,split\na,,test\n', 'row 1: a test example needs a label'),
+    (b'text,label,split\na,b,val\n', "line 2: its split is 'val'"),
+    (b'text,label,split\na,,test\n', 'line 2: a test example needs a label'),
     (
       b'text,label,split\n?,b,train\n!,c,train\na,b,test\n',
       'no training text has a word',

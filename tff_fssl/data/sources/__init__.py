@@ -1,8 +1,12 @@
-"""Data sets as arrays. TensorFlow-free."""
+"""Data sets as arrays, and the readers of their formats.
 
+Each module of this package that has a function `find` reads one format.
+`catalog.find` chooses the module, `load` also reads the examples.
+"""
+
+from collections.abc import Callable
 import dataclasses
-import sys
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -13,7 +17,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
 
 
-def as_labels(labels: Any) -> np.ndarray:
+def _convert_labels(labels: Any) -> np.ndarray:
   """Converts integer labels to int32.
 
   Args:
@@ -45,7 +49,7 @@ class Examples:
 
   Attributes:
     x: uint8 [N, H, W, C], float32 [N, V, D] or int32 [N, L], see
-      `names.KINDS`; may be mapped from a file.
+      `names.KINDS`. May be mapped from a file.
     y: int32 [N], in [0, number of classes), or -1 if it is not known. Other
       integer types are converted.
   """
@@ -54,7 +58,7 @@ class Examples:
   y: np.ndarray
 
   def __post_init__(self):
-    object.__setattr__(self, 'y', as_labels(self.y))
+    object.__setattr__(self, 'y', _convert_labels(self.y))
     if not 2 <= self.x.ndim <= 4 or self.x.dtype != self.kind.dtype:
       raise UsageError(
         f'examples must be {", ".join(map(str, names.KINDS[:-1]))} or'
@@ -72,7 +76,7 @@ class Examples:
 
   @property
   def kind(self) -> names.Kind:
-    """What they are."""
+    """Their kind."""
     return names.kind_of(self.x.shape[1:])
 
 
@@ -82,16 +86,16 @@ class DataSet:
 
   Attributes:
     name: Its name.
-    train: Training examples, in their stored order; labels may be unknown.
+    train: Training examples, in their stored order. Labels may be unknown.
     test: Test examples, in their stored order, all with a label.
     num_classes: The number of classes.
     class_names: One name per class.
     example_shape: (height, width, channels), (views, numbers) or (words,).
-    notes: A remark to give with all results on these data; '' if none.
-    owners: int32 [number of training examples], whose each one is: an index
-      into `client_names`, or -1 if nobody's. None: the data say nothing.
+    notes: A remark to give with all results on these data, or '' if none.
+    owners: int32 [number of training examples], the client of each one: an
+      index into `client_names`, or -1. None: the data say nothing.
     client_names: The name of each natural client.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]; of vectors, per
+    mean: Per channel, subtracted from pixels scaled to [0, 1]. Of vectors, per
       number. From `load`, always given but for texts.
     std: Per channel or number, divisor of the result.
   """
@@ -143,6 +147,24 @@ class DataSet:
       )
 
 
+@dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
+class Info(names.DataSetInfo):
+  """A data set that a reader has found.
+
+  Attributes:
+    read: Reads it.
+  """
+
+  read: Callable[[], DataSet]
+  loader: str = f'{__name__}:load_info'
+
+
+def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
+  """Reads the data set of an `Info` (see `load`)."""
+  del data_dir  # The reader knows the folder.
+  return cast(Info, info).read()
+
+
 def load(
   name: str,
   data_dir: str | None = None,
@@ -154,12 +176,13 @@ def load(
     name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`,
       `features:PATH`, `text:PATH`, `ag_news`, `clientdata:PATH`,
       `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
-    data_dir: The folder of TFDS's and the hub's data sets; None: their default.
-      `digits` needs no folder; for a PATH, where a relative one starts.
-    settings: How examples are read; None: `DataHparams()`.
+    data_dir: The folder of TFDS's and the hub's data sets, by default
+      theirs.
+      `digits` needs no folder. For a PATH, where a relative one starts.
+    settings: How examples are read, or None: `DataHparams()`.
 
   Returns:
-    The data set; the same arrays every time. Images are decoded once, into
+    The data set, the same arrays every time. Images are decoded once, into
     `DataHparams.cache_dir`, and mapped from there.
 
   Raises:
@@ -171,7 +194,7 @@ def load(
 
 
 def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Loads what `catalog.find` has found; see `load`."""
+  """Loads the data set that `catalog.find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
   if data.mean:
@@ -179,33 +202,8 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   return dataclasses.replace(data, mean=info.mean, std=info.std)
 
 
-def progress(num_images: int) -> Any:
-  """A progress bar of images that are read, on standard error.
-
-  Args:
-    num_images: How many there are.
-
-  Returns:
-    The bar. In a file, it shows up after a minute, and once a minute.
-  """
-  import tqdm  # pylint: disable=import-outside-toplevel
-
-  seconds = 0.1 if sys.stderr.isatty() else 60
-  return tqdm.tqdm(
-    total=num_images,
-    desc='Reading images',
-    unit='',
-    unit_scale=True,
-    delay=seconds,
-    mininterval=seconds,
-    maxinterval=2 * seconds,
-    leave=False,
-    dynamic_ncols=True,
-  )
-
-
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """scikit-learn's 1,797 digits; every fifth of a class is a test example."""
+  """Loads scikit-learn's 1,797 digits, every fifth of a class for testing."""
   del data_dir  # The digits are part of scikit-learn.
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 

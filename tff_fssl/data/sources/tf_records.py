@@ -1,4 +1,4 @@
-"""`tf.train.Example` and TFRecord files. TensorFlow-free.
+"""`tf.train.Example` and TFRecord files, without TensorFlow.
 
 They are read where flags are checked, before TensorFlow is loaded. The messages
 are declared here as TensorFlow's example.proto and feature.proto have them.
@@ -26,7 +26,7 @@ _LISTS = {
 
 @functools.cache
 def _example_class() -> Any:
-  """The message `tf.train.Example`, apart from TensorFlow's own."""
+  """Builds the message `tf.train.Example`, separate from TensorFlow's."""
   # pylint: disable=import-outside-toplevel
   from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
   from google.protobuf import descriptor_pool
@@ -65,13 +65,13 @@ def _example_class() -> Any:
 
 
 def parse(content: bytes) -> dict[str, Any]:
-  """The features of a serialized `tf.train.Example`.
+  """Parses a serialized `tf.train.Example`.
 
   Args:
     content: The bytes.
 
   Returns:
-    Name -> feature, for `value_of`.
+    Name -> feature, for `read_value`.
 
   Raises:
     ValueError: If it is something else.
@@ -85,8 +85,8 @@ def parse(content: bytes) -> dict[str, Any]:
   return {entry.key: entry.value for entry in example.features.feature}
 
 
-def value_of(feature: Any) -> np.ndarray | bytes:
-  """A feature's value: float32 [N], int64 [N] or one string of bytes.
+def read_value(feature: Any) -> np.ndarray | bytes:
+  """Returns a feature's value: float32 [N], int64 [N], or bytes.
 
   Args:
     feature: From `parse`.
@@ -109,7 +109,7 @@ def value_of(feature: Any) -> np.ndarray | bytes:
 
 
 def records(path: str, file: BinaryIO) -> Iterator[bytes]:
-  """The records of a TFRecord file, without compression.
+  """Reads the records of a TFRecord file without compression.
 
   Of a record, the checksum of its length is checked, not that of its content,
   which in Python would take longer than to decode an image.
@@ -142,7 +142,7 @@ def records(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _masked_crc(data: bytes) -> int:
-  """The checksum that TFRecord gives to a few bytes."""
+  """Computes the checksum that TFRecord gives to a few bytes."""
   crc = 0xFFFFFFFF
   for byte in data:
     crc ^= byte

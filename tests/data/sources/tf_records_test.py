@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl import files
-from tff_fssl.data import tf_records
+from tff_fssl.data.sources import tf_records
 
 
 def _example(**features):
@@ -27,14 +27,14 @@ def test_values_are_those_of_tensorflow():
     )
   )
   assert sorted(parsed) == ['empty', 'floats', 'integers', 'text', 'two']
-  floats = tf_records.value_of(parsed['floats'])
+  floats = tf_records.read_value(parsed['floats'])
   assert floats.dtype == np.float32 and floats.tolist() == [0.25, -3]
-  integers = tf_records.value_of(parsed['integers'])
+  integers = tf_records.read_value(parsed['integers'])
   assert integers.dtype == np.int64 and integers.tolist() == [-(2**40), 7]
-  assert tf_records.value_of(parsed['text']) == b'a\xff'
+  assert tf_records.read_value(parsed['text']) == b'a\xff'
   for name in ('empty', 'two'):
     with pytest.raises(ValueError):
-      tf_records.value_of(parsed[name])
+      tf_records.read_value(parsed[name])
 
 
 @pytest.mark.parametrize('content', [b'\xff' * 9, 'text', None, 3])

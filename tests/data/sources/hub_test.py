@@ -9,10 +9,10 @@ import pyarrow as pa
 from pyarrow import parquet
 import pytest
 
-from tff_fssl.data import hub_sets
 from tff_fssl.data import image_cache
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.sources import hub
 from tff_fssl.hparams import UsageError
 
 _NAME = 'huggingface:owner/pets'
@@ -123,18 +123,18 @@ def test_the_cache_of_the_hubs_client(tmp_path, load):
   (cached / 'refs').mkdir()
   (cached / 'refs' / 'main').write_text('new')
   assert len(load(test_share=0.3).train) < 8
-  assert hub_sets.folder_of(_NAME, str(tmp_path)).endswith('snapshots/new')
+  assert hub.folder_of(_NAME, str(tmp_path)).endswith('snapshots/new')
 
 
 def test_default_folder(monkeypatch):
   for name in ('HF_HOME', 'HF_HUB_CACHE'):
     monkeypatch.delenv(name, raising=False)
-  assert hub_sets.base_of('') == '~/.cache/huggingface/hub'
+  assert hub.base_of('') == '~/.cache/huggingface/hub'
   monkeypatch.setenv('HF_HOME', '/models')
-  assert hub_sets.base_of('') == '/models/hub'
+  assert hub.base_of('') == '/models/hub'
   monkeypatch.setenv('HF_HUB_CACHE', '/cache')
-  assert hub_sets.base_of('') == '/cache' and hub_sets.base_of('x') == 'x'
-  assert '--local-dir' not in hub_sets.fetch_command(_NAME, '')
+  assert hub.base_of('') == '/cache' and hub.base_of('x') == 'x'
+  assert '--local-dir' not in hub.fetch_command(_NAME, '')
 
 
 @pytest.mark.parametrize(

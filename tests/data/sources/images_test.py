@@ -4,9 +4,9 @@ import client_files
 import numpy as np
 import pytest
 
-from tff_fssl.data import row_sets
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 
 
@@ -16,61 +16,66 @@ def _source(labels, **more):
   def read(of_split):
     for i, label in enumerate(of_split):
       pixels = np.full((2, 2), i % 255, np.uint8)
-      yield row_sets.Row(str(i), pixels, label, owner=f'w{i % 2}')
+      yield images.Row(str(i), pixels, label, owner=f'w{i % 2}')
 
   splits = {'train': labels, **more}
-  return row_sets.Source(
-    {
-      name: row_sets.Split(len(held), lambda held=held: read(held))
-      for name, held in splits.items()
-    }
-  )
+  return {
+    name: images.Split(len(held), lambda held=held: read(held))
+    for name, held in splits.items()
+  }
 
 
-def _find(tmp_path, source, **settings):
-  found = row_sets.Files(str(tmp_path), (), '', lambda: source)
+def _decode(tmp_path, splits, **settings):
   settings = DataHparams(cache_dir=str(tmp_path / 'cache'), **settings)
-  return row_sets.find('rows', found, settings)
+  found = images.Found(
+    name='rows',
+    root=str(tmp_path),
+    key=(),
+    settings=settings,
+    open=lambda: images.open_splits(splits, settings),
+    uses=images.SHAPED | {'test_share'},
+  )
+  return images.find(found)
 
 
 def test_labels_of_which_some_are_texts(tmp_path):
-  info = _find(tmp_path, _source(['b', 7, None, 'a'], test=['b', '7', 'a']))
-  assert info.data.class_names == ('7', 'a', 'b')
-  assert info.data.train.y.tolist() == [2, 0, -1, 1]
-  assert info.data.test.y.tolist() == [2, 0, 1]
-  assert info.data.owners.tolist() == [0, 1, 0, 1]
-  assert info.data.example_shape == (2, 2, 1)
+  info = _decode(tmp_path, _source(['b', 7, None, 'a'], test=['b', '7', 'a']))
+  assert info.decode().data.class_names == ('7', 'a', 'b')
+  assert info.decode().data.train.y.tolist() == [2, 0, -1, 1]
+  assert info.decode().data.test.y.tolist() == [2, 0, 1]
+  assert info.decode().data.owners.tolist() == [0, 1, 0, 1]
+  assert info.decode().data.example_shape == (2, 2, 1)
 
 
 def test_what_is_not_labelled_is_not_for_testing(tmp_path):
-  info = _find(tmp_path, _source([0, 1] * 20 + [None] * 40, unlabeled=[0] * 3))
-  y = info.data.train.y
+  info = _decode(
+    tmp_path, _source([0, 1] * 20 + [None] * 40, unlabeled=[0] * 3)
+  )
+  y = info.decode().data.train.y
   assert (y < 0).sum() == 43
-  assert len(info.data.test) == 40 - (y >= 0).sum() > 0
+  assert len(info.decode().data.test) == 40 - (y >= 0).sum() > 0
   assert 'test_share' in info.uses
 
 
 def test_splits_that_cannot_be_used(tmp_path):
   with pytest.raises(UsageError, match="it has no split 'train', but a, b"):
-    _find(tmp_path, _source([], a=[1], b=[0]))
+    _decode(tmp_path, _source([], a=[1], b=[0]))
   with pytest.raises(
     UsageError, match='1 images cannot be read .*test 1: a te'
   ):
-    _find(tmp_path, _source([0, 1], test=[0, None]))
+    _decode(tmp_path, _source([0, 1], test=[0, None]))
   with pytest.raises(UsageError, match="no split 'train', but no rows"):
-    _find(tmp_path / 'empty', _source([]))
+    _decode(tmp_path / 'empty', _source([]))
 
 
 def test_fields():
-  settings = DataHparams()
-  assert row_sets.image_field(['img', 'pixels'], settings) == 'pixels'
-  assert row_sets.label_field({'class', 'label'}, settings) == 'label'
-  given = DataHparams(label_field='kind')
-  assert row_sets.label_field(['kind', 'label'], given) == 'kind'
+  choose = images.choose_fields
+  assert choose(['img', 'pixels', 'label'], '', '') == ('pixels', 'label')
+  assert choose({'image', 'class', 'label'}, '', 'class') == ('image', 'class')
   with pytest.raises(
     UsageError, match="--label_field=kind: .*did you mean 'ki"
   ):
-    row_sets.label_field(['kinds', 'label'], given)
+    choose(['image', 'kinds', 'label'], '', 'kind')
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from tff_fssl.data import catalog
 from tff_fssl.data import sources
-from tff_fssl.data import vector_files
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.sources import vectors
 from tff_fssl.hparams import UsageError
 
 _NUM, _SIZE = 40, 3
@@ -160,13 +160,16 @@ _WRONG = {
   ),
   'a split': (
     {'split': np.array(['val'] * _NUM)},
-    "row 1: 'val' is not allowed",
+    "row 1: its split is 'val'",
   ),
   'nan': (_at('x', 7, np.nan), 'x has numbers that are not finite'),
   'too large': (_at('x_weak', 7, 1e39), 'in 1 rows, first in row 8'),
   'flat': ({'x': np.arange(40.0)}, 'it must be numbers (N, D)'),
   'text': ({'x': np.array([['a']] * _NUM)}, 'it must be numbers (N, D)'),
-  'several plain ones': ({'x': np.zeros((_NUM, 2, 3))}, 'must be (N, D), one'),
+  'several plain ones': (
+    {'x': np.zeros((_NUM, 2, 3))},
+    '(N, D); views are',
+  ),
   'other sizes': ({'x_strong': np.zeros((_NUM, 4))}, '40 vectors of 3 numbers'),
   'others': ({'x_strong': np.zeros((9, 3))}, 'x has 40 vectors'),
   'objects': ({'y': np.array([{}] * _NUM, object)}, 'Python objects'),
@@ -195,9 +198,9 @@ def test_vectors_far_away(tmp_path):
   data = sources.load_found(info, None)
   words = 'a.npz, row 8: a number is more than 10,000'
   with pytest.raises(UsageError, match=words):
-    vector_files.check_range(info, data.mean, data.std)
+    vectors.check_range(info, data.mean, data.std)
   others = np.flatnonzero(info.rows != 7)
-  vector_files.check_range(info, data.mean, data.std, others)
+  vectors.check_range(info, data.mean, data.std, others)
 
 
 @pytest.mark.parametrize('kind', list(_WRITE))
@@ -240,5 +243,5 @@ def test_rows_that_differ(tmp_path):
 def test_other_files(tmp_path):
   with pytest.raises(UsageError, match=r'ends with \.npz, \.parquet'):
     _load(tmp_path / 'a.csv')
-  with pytest.raises(UsageError, match='give the file, features:PATH'):
+  with pytest.raises(UsageError, match='give the path, features:PATH'):
     _load('')

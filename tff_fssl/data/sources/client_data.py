@@ -1,4 +1,4 @@
-"""Files of TFF's `ClientData`: `--dataset=clientdata:PATH`. TF-free.
+"""Files of TFF's `ClientData`: `--dataset=clientdata:PATH`.
 
 PATH is one of:
 
@@ -6,9 +6,9 @@ PATH is one of:
     `examples` has a split, a client and a serialized `tf.train.Example` a row.
     Splits are `train` and `test`, or `X_train` and `X_test` of several X (TFF's
     EMNIST: `digits_only`, `all`), of which PATH/X takes one.
-*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST;
+*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST.
 *   a folder with a TFRecord file of such examples for each client, as of
-    `tff.simulation.datasets.FilePerUserClientData`;
+    `tff.simulation.datasets.FilePerUserClientData`.
 *   a folder with two of these, whose names end in `train` and `test`.
 
 Nothing of TFF or TensorFlow is needed to read them.
@@ -28,68 +28,70 @@ import numpy as np
 
 from tff_fssl import files
 from tff_fssl.data import data_hparams
-from tff_fssl.data import listings
 from tff_fssl.data import names
-from tff_fssl.data import pixel_values
-from tff_fssl.data import row_sets
-from tff_fssl.data import tf_records
+from tff_fssl.data import pictures
+from tff_fssl.data.sources import images
+from tff_fssl.data.sources import table
+from tff_fssl.data.sources import tf_records
 from tff_fssl.hparams import UsageError
 
 DataHparams = data_hparams.DataHparams
-Row = row_sets.Row
-Split = row_sets.Split
-_TRAIN, _TEST = row_sets.TRAIN, row_sets.TESTS[0]
+Row = images.Row
+Split = images.Split
+_TRAIN, _TEST = table.TRAIN, table.TEST
 _SQLITE, _HDF5 = b'SQLite format 3\0', b'\x89HDF\r\n\x1a\n'
 _RECORD_SUFFIXES = ('.tfrecord', '.tfrecords')
 # What is read of an HDF5 file at a time, and the most that an image can be.
 _CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
-  """Finds a data set, and decodes it if that was not done; see `catalog`."""
-  return row_sets.find(name, locate(name, data_dir, settings), settings)
+def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
+  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
+  return images.find(locate(name, data_dir, settings))
 
 
-def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
+def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
   """Finds the files, without reading them.
 
   Args:
     name: `names.CLIENT_DATA` and a path.
-    data_dir: Where a relative path starts; '': the current folder.
+    data_dir: Where a relative path starts, or '': the current folder.
     settings: Which fields are read.
 
   Returns:
-    The files.
+    The data set.
 
   Raises:
-    UsageError: If there are none.
+    UsageError: If there are no files.
   """
-  path = os.path.expanduser(name.removeprefix(names.CLIENT_DATA))
-  if not path:
-    raise UsageError(
-      f'--dataset={name}: give a file or a folder, {names.CLIENT_DATA}PATH'
-    )
-  root, choice = os.path.join(os.path.expanduser(data_dir), path), ''
+  root, choice = table.resolve_path(name, data_dir, names.CLIENT_DATA), ''
   file, _, last = root.rpartition('/')
   if last and os.path.isfile(file):
     root, choice = file, last
   try:
     parts = _parts(root)
-    paths = [path for part in parts.values() for path in _files(part)]
-    states = tuple(row_sets.state_of(path) for path in paths)
+    states = images.file_states(
+      path for part in parts.values() for path in _files(part)
+    )
   except UsageError as error:
     raise UsageError(f'--dataset={name}: {error}') from error
-  return row_sets.Files(
-    root, states, choice, lambda: _open(parts, choice, settings)
+  return images.Found(
+    name=name,
+    root=root,
+    key=(states, choice),
+    settings=settings,
+    open=lambda: images.open_splits(_open(parts, choice, settings), settings),
+    uses=images.SHAPED
+    | {'test_share', 'max_unreadable', 'image_field', 'label_field'},
   )
 
 
 def _parts(root: str) -> dict[str, str]:
-  """Split -> file or folder; '' stands for all splits."""
+  """Returns split -> file or folder. '' stands for all splits."""
   if not os.path.isdir(root):
     return {'': root}
   found: dict[str, str] = {}
-  for entry in listings.entries_of(root):
+  for entry in files.list_folder(root):
     stem = entry.partition('.')[0].lower()
     for split in (_TRAIN, _TEST):
       if stem.endswith(split):
@@ -103,12 +105,12 @@ def _parts(root: str) -> dict[str, str]:
 
 
 def _files(part: str) -> list[str]:
-  """The files of a part; raises `UsageError` if there are none."""
+  """Lists the files of a part or raises `UsageError` if there are none."""
   if not os.path.isdir(part):
     return [part]
   found = [
     os.path.join(part, name)
-    for name, is_folder in listings.entries_of(part).items()
+    for name, is_folder in files.list_folder(part).items()
     if not is_folder
   ]
   if not found:
@@ -118,12 +120,11 @@ def _files(part: str) -> list[str]:
 
 def _open(
   parts: Mapping[str, str], choice: str, settings: DataHparams
-) -> row_sets.Source:
-  """Opens the files; raises `UsageError` if they are of another kind."""
+) -> dict[str, Split]:
+  """Opens the files or raises `UsageError` if they are of another kind."""
   splits: dict[str, Split] = {}
   for split, path in parts.items():
-    fields = _Fields(settings)
-    found = _splits_of(path, fields)
+    found = _splits(path, _Fields(settings))
     if not split:
       splits = _chosen(path, found, choice)
     elif len(found) == 1:  # Whatever it is called in there.
@@ -133,13 +134,13 @@ def _open(
         f'{path}: has the splits {", ".join(found) or "none"}, although its'
         f' name says {split}; give {names.CLIENT_DATA}{path}'
       )
-  return row_sets.Source(splits)
+  return splits
 
 
 def _chosen(
   path: str, found: Mapping[str, Split], choice: str
 ) -> dict[str, Split]:
-  """The splits of one set, by their plain names."""
+  """Chooses the splits of one set, by their plain names."""
   sets = {
     name.removesuffix(_TRAIN).rstrip('_'): name
     for name in found
@@ -165,17 +166,17 @@ def _chosen(
   }
 
 
-def _splits_of(path: str, fields: '_Fields') -> dict[str, Split]:
-  """The splits of a file or a folder; of most, one."""
+def _splits(path: str, fields: '_Fields') -> dict[str, Split]:
+  """Opens the splits of a file or a folder, usually one."""
   if os.path.isdir(path):
-    return {_TRAIN: _of_users(_files(path), fields)}
+    return {_TRAIN: _read_users(_files(path), fields)}
   with files.open_binary(path) as file:
     start = file.read(max(len(_SQLITE), len(_HDF5)))
   if start.startswith(_SQLITE):
-    return _of_sql(path, fields)
+    return _read_sql(path, fields)
   if start.startswith(_HDF5):
-    return {_TRAIN: _of_hdf5(path, fields)}
-  return {_TRAIN: _of_users([path], fields)}
+    return {_TRAIN: _read_hdf5(path, fields)}
+  return {_TRAIN: _read_users([path], fields)}
 
 
 class _Fields:
@@ -185,41 +186,35 @@ class _Fields:
     self._settings = settings
     self._names: tuple[str, str] | None = None
 
-  def of(self, found: Mapping[str, Any]) -> tuple[str, str]:
-    """(image, label), as the first example decides; raises `UsageError`."""
+  def choose(self, found: Mapping[str, Any]) -> tuple[str, str]:
+    """Chooses (image, label) by the first example or raises `UsageError`."""
     if self._names is None:
-      self._names = (
-        row_sets.image_field(found, self._settings),
-        row_sets.label_field(found, self._settings),
+      settings = self._settings
+      self._names = images.choose_fields(
+        found, settings.image_field, settings.label_field
       )
     return self._names
 
   def row(self, name: str, owner: str, content: Any) -> Row:
-    """The row of a serialized example."""
+    """Makes the row of a serialized example."""
     try:
       features = tf_records.parse(content)
-    except ValueError as error:
-      return Row(name, b'', None, owner, files.first_line(error))
-    image, label = self.of(features)
-    try:
-      for field in (image, label):
+      fields = self.choose(features)
+      for field in fields:
         if field not in features:
           raise ValueError(f'it has no feature {field!r}')
-      value = tf_records.value_of(features[image])
-      if isinstance(value, bytes):
-        value = pixel_values.of_bytes(value)
-      return Row(
-        name,
-        value,
-        row_sets.as_label(tf_records.value_of(features[label])),
-        owner,
-      )
+      image, label = (tf_records.read_value(features[f]) for f in fields)
+    except UsageError:
+      raise
     except ValueError as error:
-      return Row(name, b'', None, owner, files.first_line(error))
+      return Row(name, b'', problem=files.first_line(error))
+    if isinstance(image, bytes):
+      image = pictures.parse_bytes(image)
+    return images.make_row(name, image, label, owner)
 
 
-def _of_users(paths: list[str], fields: _Fields) -> Split:
-  """TFRecord files, one for each client."""
+def _read_users(paths: list[str], fields: _Fields) -> Split:
+  """Reads TFRecord files, one for each client."""
 
   def records() -> Iterator[tuple[str, int, bytes]]:
     for path in paths:
@@ -237,8 +232,8 @@ def _of_users(paths: list[str], fields: _Fields) -> Split:
   return Split(sum(1 for _ in records()), rows)
 
 
-def _of_sql(path: str, fields: _Fields) -> dict[str, Split]:
-  """The splits of a SQLite file."""
+def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
+  """Reads the splits of a SQLite file."""
   uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro'
 
   def query(text: str, *values: str) -> Iterator[tuple[Any, ...]]:
@@ -275,8 +270,8 @@ def _of_sql(path: str, fields: _Fields) -> dict[str, Split]:
   }
 
 
-def _of_hdf5(path: str, fields: _Fields) -> Split:
-  """An HDF5 file."""
+def _read_hdf5(path: str, fields: _Fields) -> Split:
+  """Reads an HDF5 file."""
   import h5py  # pylint: disable=import-outside-toplevel
 
   def inside(group: Any, name: str) -> Any:
@@ -287,14 +282,14 @@ def _of_hdf5(path: str, fields: _Fields) -> Split:
 
   @contextlib.contextmanager
   def clients() -> Iterator[Iterator[tuple[str, Any, Any]]]:
-    """(client, images, labels) of each."""
+    """Opens the file, and yields (client, images, labels) of each client."""
     with files.open_binary(path) as file, h5py.File(file, 'r') as data:
       examples = inside(data, 'examples')
 
       def each():
         for client in sorted(examples):
           group = inside(examples, client)
-          image, label = (inside(group, name) for name in fields.of(group))
+          image, label = (inside(group, name) for name in fields.choose(group))
           if not image.shape or label.shape[:1] != image.shape[:1]:
             raise ValueError(
               f'{group.name} has {list(image.shape)} images and'
@@ -322,31 +317,21 @@ def _of_hdf5(path: str, fields: _Fields) -> Split:
 
   def rows() -> Iterator[Row]:
     with readable(), clients() as found:
-      for client, images, labels in found:
-        size = max(1, _CHUNK_BYTES // _bytes_each(images))
-        for start in range(0, len(images), size):
+      for client, pixels, labels in found:
+        size = max(1, _CHUNK_BYTES // _bytes_each(pixels))
+        for start in range(0, len(pixels), size):
           chunk = slice(start, start + size)
-          for i, (image, label) in enumerate(
-            zip(images[chunk], labels[chunk]), start
-          ):
-            yield _row_of(f'{client}/{i}', client, image, label)
+          pairs = zip(pixels[chunk], labels[chunk])
+          for i, (image, label) in enumerate(pairs, start):
+            if not isinstance(image, bytes):
+              image = np.asarray(image)
+            yield images.make_row(f'{client}/{i}', image, label, client)
 
   with readable(), clients() as found:
-    count = sum(len(images) for _, images, _ in found)
+    count = sum(len(pixels) for _, pixels, _ in found)
   return Split(count, rows)
 
 
-def _bytes_each(images: Any) -> int:
-  """The size of an image in an HDF5 dataset."""
-  return max(1, math.prod(images.shape[1:]) * images.dtype.itemsize)
-
-
-def _row_of(name: str, owner: str, image: Any, label: Any) -> Row:
-  """The row of an image and a label of HDF5."""
-  try:
-    value = label if isinstance(label, bytes) else np.asarray(label)
-    if not isinstance(image, bytes):
-      image = np.asarray(image)
-    return Row(name, image, row_sets.as_label(value), owner)
-  except ValueError as error:
-    return Row(name, b'', None, owner, files.first_line(error))
+def _bytes_each(pixels: Any) -> int:
+  """Computes the size of an image in an HDF5 dataset."""
+  return max(1, math.prod(pixels.shape[1:]) * pixels.dtype.itemsize)

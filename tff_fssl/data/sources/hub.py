@@ -1,8 +1,8 @@
-"""What lies on disk of Hugging Face's hub: `--dataset=huggingface:OWNER/NAME`.
+"""Sets of Hugging Face's hub on disk: `--dataset=huggingface:OWNER/NAME`.
 
-TensorFlow-free. The Parquet files of a data set are read where the hub's client
-or git has put them; nothing here uses the network. Names of splits and of
-configurations are those of the files:
+The Parquet files of a data set are read where the hub's client or git has put
+them. Nothing here uses the network. Splits and configurations have the names of
+the files:
 
     data/train-00000-of-00002.parquet   CONFIG/train-00000-of-00001.parquet
     train.parquet                       CONFIG/train/0000.parquet
@@ -21,31 +21,30 @@ import numpy as np
 
 from tff_fssl import files
 from tff_fssl.data import data_hparams
-from tff_fssl.data import listings
 from tff_fssl.data import names
-from tff_fssl.data import row_sets
+from tff_fssl.data.sources import images
+from tff_fssl.data.sources import table
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 DataHparams = data_hparams.DataHparams
-Row = row_sets.Row
+Row = images.Row
 _NAME = re.compile(r'([\w.-]*\w)/([\w.-]*\w)(?:/([\w./-]*\w))?', re.ASCII)
 _PARQUET, _DATA, _DEFAULT = '.parquet', 'data', 'default'
-_SPLITS = (row_sets.TRAIN, *row_sets.TESTS, *row_sets.UNLABELED)
+_SPLITS = (table.TRAIN, *images.TESTS, *images.UNLABELED)
 _SHARD = re.compile(r'(.*?)-\d+-of-\d+.*')
 _POINTER = b'version https://git-lfs'
 _MAX_DEPTH = 3
 _BATCH = 64
-_USES = row_sets.USES | {'client_field'}
 
 
-def find(name: str, data_dir: str, settings: DataHparams) -> row_sets.RowsInfo:
-  """Finds a data set, and decodes it if that was not done; see `catalog`."""
-  return row_sets.find(name, locate(name, data_dir, settings), settings)
+def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
+  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
+  return images.find(locate(name, data_dir, settings))
 
 
 def folder_of(name: str, data_dir: str) -> str | None:
-  """The folder of a data set's files.
+  """Finds the folder of a data set's files.
 
   Args:
     name: `names.HUB` and OWNER/NAME or OWNER/NAME/CONFIG.
@@ -53,7 +52,7 @@ def folder_of(name: str, data_dir: str) -> str | None:
 
   Returns:
     DATA_DIR/OWNER/NAME, or the newest snapshot in the cache of the hub's
-    client, if that is DATA_DIR; None if there is neither.
+    client, if that is DATA_DIR, or None if there is neither.
 
   Raises:
     UsageError: If it is no such name.
@@ -68,9 +67,8 @@ def folder_of(name: str, data_dir: str) -> str | None:
   if not os.path.isdir(snapshots):
     return None
   main = os.path.join(cached, 'refs', 'main')
-  found = [
-    n for n, is_folder in listings.entries_of(snapshots).items() if is_folder
-  ]
+  inside = files.list_folder(snapshots)
+  found = [name for name, is_folder in inside.items() if is_folder]
   revision = found[0] if len(found) == 1 else ''
   if os.path.lexists(main):
     revision = files.read_text(main, limit=1_000).strip()
@@ -83,14 +81,14 @@ def folder_of(name: str, data_dir: str) -> str | None:
 
 
 def base_of(data_dir: str) -> str:
-  """The folder of all data sets, as it was given, or the hub's default."""
+  """Returns the folder of all data sets, as given or the hub's default."""
   home = os.environ.get('HF_HOME') or os.path.join('~', '.cache', 'huggingface')
   cache = os.environ.get('HF_HUB_CACHE') or os.path.join(home, 'hub')
   return data_dir or cache
 
 
 def fetch_command(name: str, data_dir: str) -> str:
-  """The command that fetches a data set, by the hub's own client."""
+  """Returns the command of the hub's client that fetches a data set."""
   owner, plain, _ = _parsed(name)
   words = ['hf', 'download', f'{owner}/{plain}', '--repo-type=dataset']
   if data_dir:
@@ -101,11 +99,11 @@ def fetch_command(name: str, data_dir: str) -> str:
 
 
 def missing(name: str, data_dir: str) -> str:
-  """Says that a data set is not there, in words."""
+  """Says that a data set was not found, in words."""
   return f'{name} is not in --data_dir={base_of(data_dir)}'
 
 
-def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
+def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
   """Finds the files, without reading them.
 
   Args:
@@ -114,10 +112,10 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
     settings: Which columns are read.
 
   Returns:
-    The files.
+    The data set.
 
   Raises:
-    UsageError: If they are not there.
+    UsageError: If the files are not there.
   """
   folder = folder_of(name, data_dir)
   if folder is None:
@@ -128,19 +126,25 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> row_sets.Files:
     )
   try:
     splits = _chosen(name, _configurations(folder))
-    paths = [
-      os.path.join(folder, p) for group in splits.values() for p in group
-    ]
-    states = tuple(row_sets.state_of(path) for path in paths)
+    states = images.file_states(
+      os.path.join(folder, path) for paths in splits.values() for path in paths
+    )
   except UsageError as error:
     raise UsageError(f'--dataset={name}: {error}') from error
-  return row_sets.Files(
-    folder, states, '', lambda: _open(folder, splits, settings), _USES
+  return images.Found(
+    name=name,
+    root=folder,
+    key=(states,),
+    settings=settings,
+    open=lambda: _open(folder, splits, settings),
+    uses=images.SHAPED
+    | {'test_share', 'max_unreadable'}
+    | {'image_field', 'label_field', 'client_field'},
   )
 
 
 def _parsed(name: str) -> tuple[str, str, str]:
-  """(owner, name, configuration or ''); raises `UsageError`."""
+  """Returns (owner, name, configuration or '') or raises `UsageError`."""
   match = _NAME.fullmatch(name.removeprefix(names.HUB))
   if match is None or '..' in name:
     raise UsageError(
@@ -151,7 +155,7 @@ def _parsed(name: str) -> tuple[str, str, str]:
 
 
 def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
-  """Configuration -> split -> paths of its files, in their order."""
+  """Returns configuration -> split -> paths of its files, in order."""
   found: dict[str, dict[str, list[str]]] = {}
   for path in sorted(_parquet_files(folder, '', _MAX_DEPTH)):
     *parents, file = path.split('/')
@@ -167,8 +171,8 @@ def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
-  """Paths from `root`; what is deeper belongs to something else."""
-  entries = listings.entries_of(os.path.join(root, folder))
+  """Yields paths relative to `root`. Skips deeper folders."""
+  entries = files.list_folder(os.path.join(root, folder))
   for name, is_folder in entries.items():
     path = f'{folder}/{name}' if folder else name
     if is_folder and depth:
@@ -180,7 +184,7 @@ def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
 def _chosen(
   name: str, found: Mapping[str, dict[str, list[str]]]
 ) -> dict[str, list[str]]:
-  """The splits of the configuration that the name says."""
+  """Chooses the splits of the configuration in the name."""
   owner, plain, config = _parsed(name)
   if not found:
     raise UsageError(
@@ -200,12 +204,12 @@ def _chosen(
 
 
 class _Columns(NamedTuple):
-  """What is read of each row.
+  """Columns of a row that are read.
 
   Attributes:
     image: Column of images, bytes or a struct with bytes.
     label: Column of classes.
-    client: Column of owners; '': none.
+    client: Column of owners, or '': none.
     class_names: The name of each class, if the file says so.
   """
 
@@ -217,7 +221,7 @@ class _Columns(NamedTuple):
 
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-  """An open `pyarrow.parquet.ParquetFile`; raises `files.FileError`."""
+  """Opens a `pyarrow.parquet.ParquetFile` or raises `files.FileError`."""
   from pyarrow import parquet  # pylint: disable=import-outside-toplevel
 
   with files.open_binary(path) as file:
@@ -239,45 +243,38 @@ def _parquet(path: str) -> Iterator[Any]:
 
 def _open(
   folder: str, splits: Mapping[str, Sequence[str]], settings: DataHparams
-) -> row_sets.Source:
-  """Reads the schema and the numbers of rows; raises `UsageError`."""
-  sizes: dict[str, int] = {}
+) -> images.Rows:
+  """Reads the schema and the numbers of rows or raises `UsageError`."""
+  found: dict[str, images.Split] = {}
   columns = None
   for split, paths in splits.items():
+    size = 0
     for path in paths:
       with _parquet(os.path.join(folder, path)) as file:
-        sizes[split] = sizes.get(split, 0) + file.metadata.num_rows
-        if columns is None:
-          columns = _columns(file.schema_arrow, settings)
+        size += file.metadata.num_rows
+        columns = columns or _columns(file.schema_arrow, settings)
+    assert columns is not None
+    read = functools.partial(_rows, folder, paths, columns)
+    found[split] = images.Split(size, read)
   assert columns is not None
-  return row_sets.Source(
-    {
-      split: row_sets.Split(
-        sizes[split], functools.partial(_rows, folder, paths, columns)
-      )
-      for split, paths in splits.items()
-    },
-    columns.class_names,
-  )
+  return images.open_splits(found, settings, columns.class_names)
 
 
 def _columns(schema: Any, settings: DataHparams) -> _Columns:
-  """The columns, by their types, names and the settings."""
+  """Chooses the columns by their types, names and the settings."""
   features = _features(schema.metadata or {})
   image = settings.image_field or _only(features, 'Image', schema.names)
   label = settings.label_field or _only(features, 'ClassLabel', schema.names)
-  chosen = DataHparams(image_field=image, label_field=label)
-  image = row_sets.image_field(schema.names, chosen)
-  label = row_sets.label_field(schema.names, chosen)
+  image, label = images.choose_fields(schema.names, image, label)
   client = settings.client_field
   if client:
-    client = row_sets.field(schema.names, client, 'client_field', ())
+    images.choose_field(schema.names, client, 'client_field')
   known = features.get(label, {}).get('names', ())
   return _Columns(image, label, client, tuple(map(str, known)))
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
-  """Column -> what the library `datasets` has written of it."""
+  """Returns column -> facts that the library `datasets` wrote."""
   try:
     features = json.loads(metadata[b'huggingface'])['info']['features']
     return {str(k): dict(v) for k, v in features.items()}
@@ -289,7 +286,7 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 def _only(
   features: Mapping[str, Mapping[str, Any]], kind: str, found: Collection[str]
 ) -> str:
-  """The only column of a kind; '' if there is none, or several."""
+  """Returns the only column of a kind, or '' if there is none or several."""
   of_kind = [
     name
     for name, facts in features.items()
@@ -301,7 +298,7 @@ def _only(
 def _rows(
   folder: str, paths: Sequence[str], columns: _Columns
 ) -> Iterator[Row]:
-  """The rows of files; raises `files.FileError`."""
+  """Reads the rows of files or raises `files.FileError`."""
   number = 0
   wanted = [columns.image, columns.label]
   wanted += [columns.client] if columns.client else []
@@ -312,30 +309,18 @@ def _rows(
         raise files.FileError(path, f'it has no column {absent[0]!r}')
       for batch in file.iter_batches(_BATCH, columns=wanted):
         values = [batch.column(name).to_pylist() for name in wanted]
-        for image, label, *client in zip(*values):
-          yield _row(str(number), image, label, client, columns.class_names)
+        for row in zip(*values):
+          yield _row(str(number), *row)
           number += 1
 
 
-def _row(
-  name: str,
-  image: Any,
-  label: Any,
-  client: Sequence[Any],
-  class_names: Sequence[str],
-) -> Row:
-  """The row of what Parquet has."""
-  owner = '' if not client or client[0] is None else str(client[0])
-  try:
-    known = row_sets.as_label(label)
-    if class_names and isinstance(known, int) and known >= len(class_names):
-      raise ValueError(f'its label is {label}, of {len(class_names)} classes')
-    if isinstance(image, dict):
-      image = image.get('bytes')
-    if isinstance(image, list):
-      image = np.array(image)
-    if not isinstance(image, (bytes, np.ndarray)):
-      raise ValueError('its image is not in the file')
-    return Row(name, image, known, owner)
-  except ValueError as error:
-    return Row(name, b'', None, owner, files.first_line(error))
+def _row(name: str, image: Any, label: Any, client: Any = None) -> Row:
+  """Makes the row of the values in Parquet."""
+  if isinstance(image, dict):
+    image = image.get('bytes')
+  if isinstance(image, list):
+    image = np.array(image)
+  if not isinstance(image, (bytes, np.ndarray)):
+    return Row(name, b'', problem='its image is not in the file')
+  owner = None if client is None else str(client) or None
+  return images.make_row(name, image, label, owner)
