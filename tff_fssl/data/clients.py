@@ -117,7 +117,8 @@ def make_example(
         f'labelled examples are {list(like.shape[1:])}, unlabelled ones'
         f' {list(checked.x.shape[1:])}: they must be alike'
       )
-    check_labels(checked.y, lowest, num_classes)
+    if num_classes is not None:
+      sources.check_labels(checked.y, lowest, num_classes)
     return collections.OrderedDict(x=checked.x, y=checked.y)
 
   seed = np.asarray(seed)
@@ -130,19 +131,6 @@ def make_example(
     labeled=examples(labeled, 0),
     unlabeled=examples(unlabeled, UNKNOWN_LABEL),
   )
-
-
-def check_labels(
-  labels: np.ndarray, lowest: int, num_classes: int | None
-) -> None:
-  """Refuses labels outside [lowest, num_classes) by a `UsageError`."""
-  if num_classes is None or not labels.size:
-    return
-  if labels.min() < lowest or labels.max() >= num_classes:
-    raise UsageError(
-      f'labels go from {labels.min()} to {labels.max()}; allowed are {lowest}'
-      f' to {num_classes - 1}'
-    )
 
 
 def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:

@@ -49,6 +49,7 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import partition_settings
 from tff_fssl.data import partition_splits
 from tff_fssl.data import seeds
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 
@@ -75,7 +76,11 @@ def build_partition(
   """
   labels = np.asarray(labels)
   num_classes = settings.num_classes
-  _check_labels(labels, num_classes)
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise UsageError(
+      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
+    )
+  sources.check_labels(labels, names.UNKNOWN_LABEL, num_classes)
   natural = np.zeros([0], np.int64)
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
@@ -331,19 +336,6 @@ def _label_all(
 
 def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
   return np.asarray(values, np.int64)
-
-
-def _check_labels(labels: np.ndarray, num_classes: int) -> None:
-  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-    raise UsageError(
-      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
-    )
-  lowest = names.UNKNOWN_LABEL
-  if len(labels) and not lowest <= labels.min() <= labels.max() < num_classes:
-    raise UsageError(
-      f'labels go from {labels.min()} to {labels.max()}; with {num_classes}'
-      f' classes, allowed are 0 to {num_classes - 1}, and {lowest} for unknown'
-    )
 
 
 def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:

@@ -43,6 +43,27 @@ def _convert_labels(labels: Any) -> np.ndarray:
   return labels.astype(np.int32)
 
 
+def check_labels(
+  labels: np.ndarray, lowest: int, num_classes: int, what: str = 'labels'
+) -> None:
+  """Refuses labels outside of a range.
+
+  Args:
+    labels: Integers.
+    lowest: The lowest label: 0, or -1 if labels may be unknown.
+    num_classes: The number that all labels are below.
+    what: Names the labels in messages.
+
+  Raises:
+    UsageError: If a label is out of range.
+  """
+  if labels.size and (labels.min() < lowest or labels.max() >= num_classes):
+    raise UsageError(
+      f'{what} go from {labels.min()} to {labels.max()}; allowed are {lowest}'
+      f' to {num_classes - 1}'
+    )
+
+
 @dataclasses.dataclass(frozen=True)
 class Examples:
   """Labelled images, vectors or texts.
@@ -123,23 +144,13 @@ class DataSet:
           f' {list(examples.x.shape[1:])}, instead of'
           f' {list(self.example_shape)}'
         )
-      if len(examples) and not (
-        lowest <= examples.y.min() and examples.y.max() < self.num_classes
-      ):
-        raise UsageError(
-          f'data set {self.name}: {split} labels go from {examples.y.min()} to'
-          f' {examples.y.max()}, allowed are {lowest} to {self.num_classes - 1}'
-        )
+      what = f'data set {self.name}: {split} labels'
+      check_labels(examples.y, lowest, self.num_classes, what)
     if self.owners is not None and (
       self.owners.shape != self.train.y.shape
       or not np.issubdtype(self.owners.dtype, np.integer)
-      or (
-        len(self.owners)
-        and not -1
-        <= self.owners.min()
-        <= self.owners.max()
-        < len(self.client_names)
-      )
+      or self.owners.min(initial=-1) < -1
+      or self.owners.max(initial=-1) >= len(self.client_names)
     ):
       raise UsageError(
         f'data set {self.name}: owners must be integers [{len(self.train)}],'
