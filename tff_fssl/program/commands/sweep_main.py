@@ -40,7 +40,7 @@ _ABOUT = (
 
 @dataclasses.dataclass(frozen=True)
 class SweepHparams:
-  """Flags of `programs/sweep.py` beside those of the search."""
+  """Flags of `programs/sweep.py`, without those of the search."""
 
   sweep: str = hparam(
     '',
@@ -128,7 +128,7 @@ def _sweep(
   settings: SweepHparams,
   view: console.Console,
 ) -> int:
-  """Makes what is left of a sweep; returns the exit code."""
+  """Makes the remaining trials, and returns the exit code."""
   # Optuna is slow to import.
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import sweep as sweep_lib
@@ -203,7 +203,7 @@ def _close(
   trials: 'trials_lib.Trials',
   view: console.Console,
 ) -> int:
-  """Writes and shows the results; returns the exit code."""
+  """Writes and shows the results, and returns the exit code."""
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.reporting import sweep_results as results
   from tff_fssl.program.storage import trials as trials_lib

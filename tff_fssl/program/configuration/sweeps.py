@@ -92,7 +92,7 @@ class SearchHparams:
     self.seed_numbers()
 
   def seed_numbers(self) -> tuple[int, ...]:
-    """Parses the seeds; raises `UsageError`."""
+    """Parses the seeds, or raises `UsageError`."""
     parts = self.seeds.split(',')
     if not all(re.fullmatch(r'\d{1,10}', part, re.ASCII) for part in parts):
       raise UsageError(
@@ -143,7 +143,7 @@ class Space:
     return self.choices or (self.low, self.high)
 
   def listed(self) -> 'Space':
-    """Lists the values; raises `UsageError` if they are too many."""
+    """Lists the values, or raises `UsageError` if they are too many."""
     if self.choices:
       return self
     if self.step is None or self.log:
@@ -204,13 +204,13 @@ class Sweep:
     return {s.name: known.get(s.name) for s in self.spaces}
 
   def grid(self) -> list[dict[str, Any]]:
-    """Returns all combinations; the last flag varies fastest."""
+    """Returns all combinations. The last flag varies fastest."""
     names = [space.name for space in self.spaces]
     values = itertools.product(*(space.choices for space in self.spaces))
     return [dict(zip(names, combination)) for combination in values]
 
   def config_of(self, values: Mapping[str, Any]) -> config_lib.Config:
-    """Builds the configuration of a trial; raises `UsageError`."""
+    """Builds the configuration of a trial, or raises `UsageError`."""
     parsed = dataclasses.replace(
       self.base,
       values={**self.base.values, **values},
@@ -328,7 +328,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
 
 
 def _check(sweep: Sweep) -> None:
-  """Builds the configurations of trials; raises `UsageError`."""
+  """Builds the configurations of trials, or raises `UsageError`."""
   if sweep.search.sampler == GRID:
     combinations = sweep.grid()
   else:
@@ -395,7 +395,7 @@ def _is_range(value: Mapping[str, Any]) -> bool:
 
 
 def _parse_space(text: str) -> Space:
-  """Reads 'FLAG=VALUE,VALUE,...'; raises `UsageError`."""
+  """Reads 'FLAG=VALUE,VALUE,...', or raises `UsageError`."""
   name, _, values = text.partition('=')
   with _about(f'--grid={text}'):
     if not values:
@@ -404,7 +404,7 @@ def _parse_space(text: str) -> Space:
 
 
 def _space(name: str, given: Any) -> Space:
-  """Reads a flag's list or range; raises `UsageError`."""
+  """Reads a flag's list or range, or raises `UsageError`."""
   _check_name(name)
   if isinstance(given, list):
     if not given:
@@ -453,7 +453,7 @@ def _names() -> set[str]:
 
 
 def _check_name(name: str) -> None:
-  """Refuses a name that is no flag, or cannot vary; raises `UsageError`."""
+  """Refuses a name that is no flag, or cannot vary (`UsageError`)."""
   known = _names()
   if name not in known:
     matches = hparams.closest(name, sorted(known))
@@ -468,6 +468,6 @@ def _check_name(name: str) -> None:
 
 
 def _value(name: str, given: Any) -> Any:
-  """Converts a value to the flag's type; raises `UsageError`."""
+  """Converts a value to the flag's type, or raises `UsageError`."""
   text = flags.arguments({name: given})
   return flags.parse(text, config_lib.groups()).values[name]

@@ -1,4 +1,4 @@
-"""What takes the metrics of a run: one interface for all."""
+"""The interface of everything that takes the metrics of a run."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     owner: checkpoint.Owner = checkpoint.NOBODY,
     keep_also_fn: Callable[[], int | None] = lambda: None,
   ):
-    """Opens a folder of checkpoints; removes what killed saves left there.
+    """Opens a folder of checkpoints, and removes leftovers of killed saves.
 
     Args:
       root_dir: The folder; made if missing.
@@ -61,7 +61,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     self._warn = warn
 
   async def get_versions(self) -> list[int] | None:
-    """Lists the saved versions, ascending; returns None if there are none."""
+    """Lists the saved versions in ascending order, or returns None."""
     return checkpoint.versions(self._root_dir) or None
 
   async def load(self, version: int, structure: Any) -> Any:
@@ -199,7 +199,7 @@ class LoggerReleaseManager(tff.program.ReleaseManager):
 
 
 def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
-  """Flattens nested mappings and named tuples; joins names by '/'."""
+  """Flattens nested mappings and named tuples, with names joined by '/'."""
   if hasattr(value, '_asdict'):
     value = value._asdict()
   if isinstance(value, (list, tuple)):

@@ -59,7 +59,7 @@ def complete(records: Sequence[trials.Record]) -> list[trials.Record]:
 
 
 def winner(records: Sequence[trials.Record]) -> trials.Record | None:
-  """Returns the complete trial with the best mean; the first of these."""
+  """Returns the first complete trial with the best mean, if any."""
   return next(iter(complete(records)), None)
 
 
@@ -132,7 +132,7 @@ def write_csv(
   records: Sequence[trials.Record],
   sweep: sweeps.Sweep,
 ) -> None:
-  """Writes a row for each trial; raises `UsageError`."""
+  """Writes a row for each trial, or raises `UsageError`."""
   names = [space.name for space in sweep.spaces]
   seeds = [f'seed{seed}' for seed in sweep.seeds]
   about = ['validation/accuracy', 'standard_deviation', *seeds, 'state', 'note']
@@ -161,7 +161,7 @@ def write_winner(
   sweep: sweeps.Sweep,
   num_complete: int,
 ) -> None:
-  """Writes the flagfile of the best trial; raises `UsageError`."""
+  """Writes the flagfile of the best trial, or raises `UsageError`."""
   accuracy = f'{score_text(record)} %'
   spread = (
     f' (mean and sample standard deviation over seeds {sweep.search.seeds})'

@@ -101,7 +101,7 @@ class TensorBoardLogger:
 
 
 class RoundProfiler:
-  """Profiles rounds; if that fails, says so, and training continues."""
+  """Profiles rounds. A failure is reported, and training continues."""
 
   def __init__(
     self, rounds: frozenset[int], folder: str, say: Callable[[str], None]

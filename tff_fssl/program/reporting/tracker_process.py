@@ -83,7 +83,7 @@ class _MlflowLogger:
     return str(run.info.run_id)
 
   def _continues(self, run_id: str, params: Mapping[str, str]) -> bool:
-    """Continues a run; returns whether there still is one."""
+    """Continues a run, and returns whether it exists."""
     exceptions = importlib.import_module('mlflow.exceptions')
     try:
       run = self._client.get_run(run_id)
@@ -124,7 +124,7 @@ class _MlflowLogger:
 
 
 class _WandbLogger:
-  """A run of Weights & Biases; offline, in the folder."""
+  """A run of Weights & Biases, or an offline run in the folder."""
 
   def __init__(
     self,
@@ -267,7 +267,7 @@ def track(target: str, folder: str, calls: Iterator[list[Any]]) -> None:
 
 
 def main() -> int:
-  """Runs the process; its last line on standard error reports an error."""
+  """Runs the process. Its last line on standard error reports an error."""
   target, folder = sys.argv[1:]
   try:
     track(target, folder, map(json.loads, sys.stdin))

@@ -41,7 +41,7 @@ _SETTINGS = {
 
 
 class TrackerError(Exception):
-  """A tracker that does not take what it is sent; the message says why."""
+  """A failure of a tracker, with its reason."""
 
 
 class TrackerLogger:
@@ -141,7 +141,7 @@ class TrackerLogger:
     self._check()
 
   def _send(self, *call: Any) -> None:
-    """Queues a call; an empty one is the last."""
+    """Queues a call. An empty one is the last."""
     # If the queue is full, the tracker or its disk hangs. `finish` ends it.
     with contextlib.suppress(queue.Full):
       self._waiting.put_nowait([*call])
