@@ -20,6 +20,7 @@ _PATH = ('tests/helpers', 'tools', 'benchmarks')
 _PACKAGE, _TABLE = 'tff_fssl', '_EXPORTED'
 # What `from tff_fssl.lazy import ...` imports on first use.
 _LAZY = {
+  'tff_fssl.lazy.np': 'numpy',
   'tff_fssl.lazy.tf': 'tensorflow',
   'tff_fssl.lazy.tff': 'tensorflow_federated',
 }

@@ -41,13 +41,11 @@ from collections.abc import Callable
 import dataclasses
 from typing import NamedTuple
 
-import numpy as np
-
 from tff_fssl.data import image_ops
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 
 # Different salts make views with the same seed independent.
 WEAK_SALT = 0x5EED0001

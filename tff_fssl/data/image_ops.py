@@ -25,9 +25,7 @@ from __future__ import annotations
 
 import math
 
-import numpy as np
-
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 
 # Ordered by kind, which follows from the index: identity, table, blend, affine.
 OPS = (

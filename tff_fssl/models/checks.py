@@ -12,10 +12,8 @@ import re
 import traceback
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
-
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 from tff_fssl.models import batch_norm
 
 ModelFn: TypeAlias = 'Callable[[], tf.keras.Model]'

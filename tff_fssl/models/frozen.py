@@ -12,15 +12,13 @@ from collections.abc import Mapping
 import dataclasses
 from typing import Any, TypeAlias
 
-import numpy as np
-
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 from tff_fssl.models import checks
 from tff_fssl.models import names as model_names
 
 # 'LAYER/INDEX' -> weight.
-Values: TypeAlias = Mapping[str, np.ndarray[Any, Any]]
+Values: TypeAlias = 'Mapping[str, np.ndarray[Any, Any]]'
 
 _NUM_SHOWN = 6
 

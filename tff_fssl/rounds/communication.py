@@ -5,10 +5,8 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-import numpy as np
-
 from tff_fssl.finalizers import server_algorithm
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import exchange as exchange_lib

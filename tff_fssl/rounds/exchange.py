@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
-
-import numpy as np
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import LazyImport, tf, tff
+from tff_fssl.lazy import LazyImport, np, tf, tff
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
@@ -42,8 +40,10 @@ class Rows(NamedTuple):
 
 
 # (client id, round) -> what the client sent in it, name -> array.
-ReadRow = Callable[[int, int], Mapping[str, np.ndarray[Any, Any]]]
-WriteRow = Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]
+ReadRow: TypeAlias = 'Callable[[int, int], Mapping[str, np.ndarray[Any, Any]]]'
+WriteRow: TypeAlias = (
+  'Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]'
+)
 
 
 class Outside(NamedTuple):

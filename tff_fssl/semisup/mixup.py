@@ -9,11 +9,10 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-import numpy as np
 from scipy import special
 
 from tff_fssl import hparams
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 from tff_fssl.semisup import losses
 
 _NUM_INTERVALS = 4096

@@ -271,7 +271,9 @@ class FedMatch(base.Algorithm):
     ' consistency nor agreement has an effect.',
     minimum=0,
     maximum=100,
-    when=lambda own: own.wants_help and own.finds_helpers,
+    when=lambda own: (
+      not own.num_helpers or (own.wants_help and own.finds_helpers)
+    ),
   )
   helpers: str = hparam(
     CLIENTS,

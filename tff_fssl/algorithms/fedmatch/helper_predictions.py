@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 from tff_fssl.local import inference
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses

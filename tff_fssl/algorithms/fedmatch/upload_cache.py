@@ -16,10 +16,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import Any, NamedTuple
 import warnings
 
-import numpy as np
-
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import tf
+from tff_fssl.lazy import np, tf
 from tff_fssl.models.weights import no_values
 from tff_fssl.rounds import exchange as exchange_lib
 
