@@ -261,6 +261,7 @@ def read(root: str, test_share: float) -> Listing:
     test_share,
     place=places.__getitem__,
   )
+  # A manifest may name one file in several rows.
   states = {path: _state(os.path.join(root, path)) for path in set(paths)}
   listed = [
     Image(path, int(label), int(owner), states[path])

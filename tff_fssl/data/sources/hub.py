@@ -34,7 +34,9 @@ _PARQUET, _DATA, _DEFAULT = '.parquet', 'data', 'default'
 _SPLITS = (table.TRAIN, *images.TESTS, *images.UNLABELED)
 _SHARD = re.compile(r'(.*?)-\d+-of-\d+.*')
 _POINTER = b'version https://git-lfs'
+# Deeper folders hold other things than the data set.
 _MAX_DEPTH = 3
+# A row holds a whole image file, so few of them are read at a time.
 _BATCH = 64
 
 

@@ -304,6 +304,7 @@ def open_splits(
     UsageError: If there is nothing to train on.
   """
   found = [name for name, split in splits.items() if split.num_rows]
+  # The only split is for training, whatever its name.
   first = found[0] if len(found) == 1 else TRAIN
   if first not in found:
     raise UsageError(
@@ -420,6 +421,8 @@ def _decode(
 
   with _progress(rows.most) as progress:
     for for_test in (False, True):
+      # Images come in the order of rows, whichever thread is done first: the
+      # order decides on partitions.
       for row, picture in pictures.read_all(rows.read(for_test), read, form):
         progress.update()
         if isinstance(picture, str):
@@ -454,6 +457,7 @@ def _number(
 ) -> tuple[list[int], tuple[str, ...]]:
   """Returns the number of each value, -1 for None, and the numbers' names."""
   given = [value for value in values if value is not None]
+  # One text among numbers makes all of them names.
   if all(isinstance(value, int) for value in given):
     numbers = [-1 if value is None else int(value) for value in values]
     known = known or [str(i) for i in range(max(numbers, default=-1) + 1)]

@@ -90,6 +90,7 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
 
 def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
   """Reads (columns, (line, values) of each row) or raises `UsageError`."""
+  # Spreadsheets put a byte order mark before the first name.
   text = files.read_text(path).removeprefix('\ufeff')
   reader = csv.reader(io.StringIO(text, newline=''), strict=True)
   try:

@@ -36,6 +36,7 @@ _KINDS = {'Image': 'image', 'ClassLabel': 'classLabel'}
 _TRAIN, _TEST, _EXTRA = 'train', 'test', 'extra'
 _TESTS = (_TEST, 'validation')
 _UNLABELED = ('unlabelled', 'unlabeled')
+# Single images would spend most time on the way from TensorFlow to NumPy.
 _BATCH_SIZE = 1_000
 
 

@@ -187,6 +187,7 @@ def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
         f' {parts[0].shape[2]} numbers'
       )
     parts.append(_finite(path, name, values))
+  # Hashes of rows decide on splits, and need bytes of one layout.
   x = np.ascontiguousarray(np.concatenate(parts, axis=1))
   return x, parts[1].shape[1], parts[2].shape[1]
 
