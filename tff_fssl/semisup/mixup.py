@@ -9,8 +9,6 @@ from __future__ import annotations
 import functools
 from typing import Any
 
-from scipy import special
-
 from tff_fssl import hparams
 from tff_fssl.lazy import np, tf
 from tff_fssl.semisup import losses
@@ -30,6 +28,8 @@ def _quantile_table(
   probability: dense where the tail is thin, and at most 2 / n apart, which
   bounds the distance of the distribution functions whatever the interpolation.
   """
+  from scipy import special  # Slow to import. pylint: disable=C0415
+
   v = np.linspace(0.0, 1.0, _NUM_INTERVALS + 1) ** 4 / 2
   if concentration < _MIN_CONCENTRATION:
     return np.zeros_like(v, np.float32)

@@ -34,13 +34,13 @@ def _run(
     }
     if algorithm != 'supervised':
       row[f'{_TRAIN}/pseudo_label_ratio'] = 0.25
-    train.append(r, row)
+    train.log(r, row)
     if r % every == 0:
       row = {'test/accuracy': accuracies[r // every - 1]}
       row |= {f'test/accuracy_{k}': v for k, v in of_clients.items()}
       if validation:
         row['validation/accuracy'] = validation[r // every - 1]
-      evaluation.append(r, row)
+      evaluation.log(r, row)
   return str(folder)
 
 

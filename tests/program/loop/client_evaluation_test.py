@@ -268,7 +268,7 @@ def test_local_models_of_every_algorithm(name, scenario, tmp_path):
       ('--algorithm=fedmatch', '--fedmatch.num_helpers=0'),
       marks=pytest.mark.slow,
     ),
-    ('--algorithm=fedmatch', '--fedmatch.uploads=files', *_AT_CLIENTS),
+    ('--algorithm=fedmatch', '--fedmatch.uploads_in=files', *_AT_CLIENTS),
     ('--algorithm=fedrgd',),
   ],
   ids=' '.join,

@@ -17,9 +17,9 @@ def _run(folder, seed, algorithm='fl2', rounds=4, offset=0.0, **flags):
   evaluation = csv_table.CsvTable(tree.eval_csv)
   for r in range(1, rounds + 1):
     kept = np.nan if r == 1 else 0.1 * r
-    train.append(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
+    train.log(r, {f'{_TRAIN}/pseudo_label_ratio': kept})
     if r % 2 == 0:
-      evaluation.append(r, {'test/accuracy': 0.1 * r + offset})
+      evaluation.log(r, {'test/accuracy': 0.1 * r + offset})
   return str(folder)
 
 
