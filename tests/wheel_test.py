@@ -78,6 +78,7 @@ def test_it_has_the_package_its_types_and_the_configs(wheel, repository):
   for folder, pattern, inside in (
     ('tff_fssl', '*.py', 'tff_fssl'),
     ('tff_fssl', '*.j2', 'tff_fssl'),
+    ('tff_fssl', '*.toml', 'tff_fssl'),
     ('configs', '*.flags', 'tff_fssl/configs'),
     ('configs', '*.toml', 'tff_fssl/configs'),
   ):

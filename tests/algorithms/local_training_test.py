@@ -290,15 +290,15 @@ def test_what_it_cannot_do_is_refused():
   [
     (
       '--aggregator=robust',
-      'has no effect with --algorithm=local_uda, whose clients',
+      'has no effect with --algorithm=local_uda; leave it out',
     ),
     (
       '--aggregator=dp',
-      'has no effect with --algorithm=local_uda, whose clients',
+      'has no effect with --algorithm=local_uda; leave it out',
     ),
-    ('--client_weighting=examples', 'whose clients train alone; leave it out'),
-    ('--server_optimizer=adam', 'whose clients train alone; leave it out'),
-    ('--average_decay=0.9', 'whose clients train alone; leave it out'),
+    ('--client_weighting=examples', 'has no effect with --algorithm=local_uda'),
+    ('--server_optimizer=adam', 'has no effect with --algorithm=local_uda'),
+    ('--average_decay=0.9', 'has no effect with --algorithm=local_uda'),
     ('--cross_device', 'keeps a state for each client by its identity'),
     ('--scenario=labels_at_server', 'runs with labels_at_clients only'),
     ('--local_uda.temperature=0', '--local_uda.temperature=0.0: must be'),

@@ -3,6 +3,7 @@ import pytest
 import tensorflow_federated as tff
 import tiny_task
 
+from tff_fssl import lazy
 from tff_fssl.aggregators import guarded
 from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.local import objective
@@ -88,7 +89,7 @@ def test_no_sum_of_clients_integers_can_wrap_around(
     summed.update(_leaves(value.type_signature.member))
     return federated_sum(value)
 
-  monkeypatch.setattr(tff, 'federated_sum', record)
+  monkeypatch.setattr(lazy.tff, 'federated_sum', record)
   # Not one that was built before.
   tiny_task.build.__wrapped__(algorithm, scenario)
   integers = {

@@ -401,10 +401,6 @@ class TestNames:
     parts = two_sets.switching()
     plain = parts.local.steps[0]
 
-    def more_ratios(networks, batch):
-      result = plain(networks, batch)
-      return result._replace(ratios={**result.ratios, 'unsure': (1.0, 1.0)})
-
     def of_peers(networks, batch):
       result = plain(networks, batch)
       return result._replace(of_peers={'teacher': result.gradients})
@@ -413,7 +409,6 @@ class TestNames:
       return plain(networks, batch._replace(parts={'u': batch.parts['un']}))
 
     for step, words in (
-      (more_ratios, ("ratio='unsure'", 'student_divergence')),
       (of_peers, ("of_peers='teacher'", 'trained peers: none')),
       (read, ("'un': there is no such name", 'unlabeled')),
     ):

@@ -122,7 +122,8 @@ class _Translator:
       return base.ServerState(model.weights)
     values = {**model.sets, **model.control}
     fields = getattr(self._memory_type, '_fields', ())
-    memory = self._memory_type(**{f: values[f] for f in fields})
+    # Clients, and older files, have only a part of it.
+    memory = self._memory_type(**{f: values.get(f) for f in fields})
     return base.ServerState(model.weights, memory)
 
   def _model(self, state: base.ServerState) -> server_model.ServerModel:

@@ -160,7 +160,11 @@ class _Worker:
     self._log = tempfile.TemporaryFile()
     self._process = processes.start(
       [
-        str(importlib.resources.files(tff) / 'data' / 'worker_binary'),
+        str(
+          importlib.resources.files('tensorflow_federated')
+          / 'data'
+          / 'worker_binary'
+        ),
         f'--port={self.port}',
         f'--max_concurrent_computation_calls={client_threads or -1}',
       ],

@@ -16,13 +16,13 @@ from tff_fssl.models import adapter
 
 def _network(seed):
   return adapter.Network(
-    functools.examplesial(tiny_task.model_fn, 'none'), seed=seed
+    functools.partial(tiny_task.model_fn, 'none'), seed=seed
   )
 
 
 def _projector(local, hidden_size=8):
   model_fn = two_views.build_projector(hidden_size)
-  return adapter.Network(functools.examplesial(model_fn, local), seed=7)
+  return adapter.Network(functools.partial(model_fn, local), seed=7)
 
 
 def _batch(name, round_num=50):

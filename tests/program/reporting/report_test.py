@@ -240,8 +240,8 @@ def test_thresholds_of_classes_are_one_diagram_of_a_group(tmp_path):
     written_runs.write(tmp_path / name, name, columns=has)
   page = _page(str(tmp_path / 'fl2'), str(tmp_path / 'fixmatch'))
   labels = [a['aria-label'] for tag, a in page.elements if tag == 'svg']
-  (found,) = [label for label in labels if 'of classes' in label]
-  title = 'Thresholds of classes: fl2 over rounds'
+  (found,) = [label for label in labels if 'Class thresholds' in label]
+  title = 'Class thresholds: fl2 over rounds'
   assert found.startswith(f'{title}: class 0 from 0.03333 to 0.4;')
   assert found.endswith('class 10 from 0.3667 to 0.7333')
   assert 'class_threshold' not in page.text
@@ -253,7 +253,7 @@ def test_thresholds_without_a_value_are_left_out(tmp_path):
   for name, has in (('a', columns), ('b', {column.format(0): float('nan')})):
     path = written_runs.write(tmp_path / name, 'fl2', columns=has)
     labels = [a['aria-label'] for t, a in _page(path).elements if t == 'svg']
-    found = [label for label in labels if label.startswith('Thresholds of')]
+    found = [label for label in labels if label.startswith('Class thresholds')]
     assert [label.rpartition(': ')[2] for label in found] == (
       ['class 1 from 0.5 to 0.5'] if name == 'a' else []
     )
