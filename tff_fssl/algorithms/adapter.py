@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
 from tff_fssl.data import augment
 from tff_fssl.finalizers import server_algorithm
 from tff_fssl.lazy import tf
@@ -182,11 +181,7 @@ class _Translator:
     output = self._algorithm.finish(
       client, {name: base.Mean(*pair) for name, pair in ratios.items()}
     )
-    reports = {
-      name: output.uploads[name]
-      for name, upload in self._uploads.items()
-      if upload.combine == channels.REPORT
-    }
+    reports = {name: output.uploads[name] for name in self._uploads}
     rows = {n: v for n, v in output.uploads.items() if n not in reports}
     return local_lib.Finished(reports, rows, output.metrics)
 
@@ -226,9 +221,7 @@ class _Translator:
         for name, n in algorithm.networks().items()
       },
       signals={
-        name: self._signal(upload)
-        for name, upload in self._uploads.items()
-        if upload.combine == channels.REPORT
+        name: self._signal(upload) for name, upload in self._uploads.items()
       },
       weighs=algorithm.sets_weights,
       start=algorithm.start if self._overrides('start') else None,

@@ -216,7 +216,6 @@ class Client:
     views: Makes network inputs of stored examples.
     round_num: int32 scalar.
     seed: int32 [2], for random draws outside of steps.
-    key: Tells this client from the others of the round.
   """
 
   networks: Networks
@@ -227,7 +226,6 @@ class Client:
   views: augment.Views
   round_num: tf.Tensor
   seed: tf.Tensor
-  key: channels.ClientKey | None = None
 
   def predict(self, batch_size: int) -> tf.Tensor:
     """Predicts a weak view of each unlabelled example by the model.
@@ -294,7 +292,8 @@ class ClientOutput(NamedTuple):
   """A client's uploads and metrics at the end of its round.
 
   Attributes:
-    uploads: Name -> value, for each of `Algorithm.uploads`.
+    uploads: Name -> value, for each of `Algorithm.uploads`, and what the
+      `exchange` keeps of the client.
     metrics: Metrics of the round.
   """
 
@@ -326,7 +325,7 @@ class Aggregate(NamedTuple):
     update: Combined change of the model: weights before training minus weights
       after it. NaN if no client's weight was positive.
     networks: Name of an uploaded auxiliary network -> its combined change.
-    uploads: Name of an upload -> its combined value. (Rows go to `row_table`.)
+    uploads: Name of an upload -> its mean, float32 scalar.
     num_reports: float32 scalar, the clients that `uploads` are means over.
     by_group: Returns the combined updates of each of several groups.
   """
@@ -405,7 +404,6 @@ class Algorithm:
       layer, so that their outputs are embeddings.
     head_stays: Whether the model's last layer stays at the server. Clients get
       zeros for it and send no change of it.
-    needs_slot: Whether a client must know its position in the cohort.
     alternates: Whether labelled and unlabelled examples move the weights one
       after the other, in this order, instead of by the sum of their gradients.
     alone: Whether each client keeps a model of its own, without federation.
@@ -430,7 +428,6 @@ class Algorithm:
   unlabeled_views: ClassVar[Mapping[str, str]] = {}
   embeds: ClassVar[bool] = False
   head_stays: ClassVar[bool] = False
-  needs_slot: ClassVar[bool] = False
   alternates: ClassVar[bool] = False
   alone: ClassVar[bool] = False
   round_defaults: ClassVar[Mapping[str, Any]] = {}

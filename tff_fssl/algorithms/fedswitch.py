@@ -55,7 +55,6 @@ from typing import NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
-from tff_fssl.algorithms import channels
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
 from tff_fssl.models.weights import Weights
@@ -406,17 +405,10 @@ class FedSwitch(TsServerEma):
     """Sends divergences if they decide who labels (C16)."""
     if not self.switches:
       return {}
-    report = base.Upload(
-      channels.REPORT,
-      'divergence of predictions from uniform',
-      # Rounding may take a divergence this far out of [0, log C].
-      low=-1e-4,
-      high=lambda sizes: math.log(sizes['classes']) + 1e-4,
-      avoided_by='fedswitch.labeler=teacher',
-    )
-    measured = report._replace(
-      meaning='whether there are divergences', low=0.0, high=1.0
-    )
+    # Rounding may take a divergence this far out of [0, log C].
+    report = base.Upload(-1e-4, lambda sizes: math.log(sizes['classes']) + 1e-4)
+    # Whether there are divergences.
+    measured = base.Upload(0.0, 1.0)
     return {**dict.fromkeys(_DIVERGENCES, report), _MEASURED: measured}
 
   def prepare(self, client: base.Client) -> base.Prepared:

@@ -1,0 +1,40 @@
+import pathlib
+
+import pytest
+import same_as
+
+from tff_fssl.algorithms import registry
+
+
+def test_every_algorithm_and_scenario_is_run():
+  cases = same_as._cases()
+  for name, entry in registry.REGISTRY.items():
+    for scenario in entry.capabilities.scenarios:
+      for norm in ('sbn', 'gn'):
+        (flags,) = cases[f'{name} {scenario} {norm}']
+        assert f'--algorithm={name} --scenario={scenario}' in flags
+    first, second = cases[f'{name} {scenario} resumed']
+    assert '--total_rounds=2' in first and '--total_rounds=3' in second
+
+
+def test_differences_are_named():
+  old = {'a': '1', 'b': '2'}
+  assert same_as._compare(old, dict(old)) == []
+  assert same_as._compare(old, {'a': '1', 'b': '3'}) == ['b']
+  assert same_as._compare(old, {'a': '1', 'c': '2'}) == ['b', 'c']
+  assert same_as._compare({'error': 'x'}, {'error': 'x'}) == []
+  assert same_as._compare(old, {'error': 'x'}) == ['None | x']
+
+
+@pytest.mark.slow
+def test_a_tree_is_the_same_as_itself():
+  case = 'supervised labels_at_clients gn'
+  commands = same_as._cases()[case]
+  root = pathlib.Path(same_as.__file__).parents[1]
+  first, second = (same_as._run(root, commands, True) for _ in range(2))
+  assert 'error' not in first, first
+  assert same_as._compare(first, second) == []
+  assert {'metrics/train.csv', 'partition.json', 'predictions'} <= set(first)
+  commands = [commands[0].replace('--total_rounds=3', '--total_rounds=2')]
+  shorter = same_as._run(root, commands, True)
+  assert 'metrics/train.csv' in same_as._compare(first, shorter)
