@@ -233,6 +233,19 @@ def test_the_interface_is_short(tree):
   assert lines <= _MAX_INTERFACE_LINES
 
 
+def test_graphs_are_traced_without_autograph(tree):
+  wrong = [
+    f'{source.path}:{node.lineno}'
+    for source in _package_sources(tree)
+    for node in ast.walk(ast.parse(source.text))
+    if isinstance(node, (ast.Call, ast.FunctionDef))
+    for call in getattr(node, 'decorator_list', [node])
+    if ast.unparse(call).startswith('tf.function')
+    and 'autograph=False' not in ast.unparse(call)
+  ]
+  assert not wrong, 'see loops.py'
+
+
 def test_what_is_printed_is_cleaned(tree):
   """`console.show` escapes what a name in a file may hold."""
   allowed = {

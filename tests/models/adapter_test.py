@@ -243,3 +243,34 @@ def test_flatten_and_back():
   for a, b in zip(unflatten(flat, tensors), tensors, strict=True):
     np.testing.assert_array_equal(a, b)
     assert a.shape == b.shape
+
+
+class _Repeated(_LAYERS.Layer):
+  """A user's layer whose Python loop only AutoGraph can trace."""
+
+  def call(self, inputs):
+    total = tf.zeros_like(inputs)
+    for _ in tf.range(tf.shape(inputs)[0]):
+      total += inputs
+    if tf.shape(inputs)[0] > 100:
+      total = -total
+    return total
+
+
+def test_a_layer_of_a_user_may_need_autograph():
+  network = adapter.Network(lambda: _model(extra=[_Repeated()]))
+
+  @tf.function(autograph=False)
+  def predict(images):
+    return network.logits(images, training=True)
+
+  @tf.function(autograph=False)
+  def gradients(images):
+    with tf.GradientTape() as tape:
+      loss = tf.reduce_sum(network.logits(images, training=True) ** 2)
+    return network.gradients(tape, loss)
+
+  images = _images()
+  eager = network.logits(images, training=True)
+  np.testing.assert_allclose(predict(images), eager, rtol=1e-5)
+  assert all(np.any(g) for g in gradients(images)[-2:])

@@ -108,8 +108,9 @@ def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
   Returns:
     The shape, or None for a dimension that `plain` leaves open.
   """
-  plain = tf.function(lambda x: views.plain(x)).get_concrete_function(stored)
-  return tuple(plain.outputs[0].shape[1:])
+  plain = tf.function(views.plain, autograph=False)
+  outputs = plain.get_concrete_function(stored).outputs
+  return tuple(outputs[0].shape[1:])
 
 
 @dataclasses.dataclass(frozen=True)

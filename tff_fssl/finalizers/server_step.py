@@ -249,7 +249,7 @@ def _build_step(
   ) -> Any:
     train = None if make_training is None else make_training()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(
       state: Mapping[str, Any],
       model: server_algorithm.ServerModel,

@@ -60,7 +60,7 @@ def of_network(
       (recurrent layers), or shapes that depend on the data.
   """
 
-  @tf.function
+  @tf.function(autograph=False)
   def run(
     images: tf.Tensor, seed: tf.Tensor
   ) -> tuple[tf.Tensor, list[tf.Tensor]]:
@@ -185,7 +185,7 @@ class _Tracing:
         return [step(self._networks, batch) for step in self._algorithm.steps]
 
     batch = self._batch(sizes, prepared)
-    traced = tf.function(run).get_concrete_function(batch)
+    traced = tf.function(run, autograph=False).get_concrete_function(batch)
     for result in traced.structured_outputs:
       self._ratios |= dict.fromkeys(result.ratios)
     return flops_lib.of_graph(traced.graph)
@@ -221,7 +221,9 @@ class _Tracing:
 
 def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
   """The structure that a function returns, and its FLOPs for an example."""
-  concrete = tf.function(function).get_concrete_function(*specs)
+  concrete = tf.function(function, autograph=False).get_concrete_function(
+    *specs
+  )
   flops = flops_lib.of_graph(concrete.graph, per_example=True)
   return concrete.structured_outputs, flops
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
+from tff_fssl import loops
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
@@ -47,6 +48,7 @@ _MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
 # What is drawn for a stream's part of a batch: _INDEX, _GROUP -> int32 [B];
 # _SIZE -> int32 [1], B; name of a random view -> float32 [B, K], its draws.
 _Drawn: TypeAlias = 'dict[str, tf.Tensor]'
+_Kept: TypeAlias = 'dict[str, dict[str, tf.TensorArray]]'
 _INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.
 
 
@@ -433,15 +435,18 @@ class Feed:
       }
       for name in self._streams
     }
-    for step in tf.range(first, end):
+
+    def draw(step: tf.Tensor, kept: _Kept) -> _Kept:
       drawn = self._draw(step)
-      kept = {
+      return {
         name: {
           key: array.write(step - first, drawn[name][key])
           for key, array in arrays.items()
         }
         for name, arrays in kept.items()
       }
+
+    kept = loops.fold(draw, kept, start=first, end=end)
     return {
       name: {key: array.concat() for key, array in arrays.items()}
       for name, arrays in kept.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from tff_fssl import loops
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.local import feed
@@ -70,13 +71,12 @@ def outputs(
     infer_shape=False,
     element_shape=[None, network.num_outputs],
   )
-  for i in tf.range(num_batches):
-    batch = images[i * batch_size : (i + 1) * batch_size]
-    batch = make_view(batch, i)
-    results = results.write(
-      i, network.inference_logits(batch, statistics_count)
-    )
-  return results.concat()[:num_images]
+
+  def infer(i: tf.Tensor, results: tf.TensorArray) -> tf.TensorArray:
+    batch = make_view(images[i * batch_size : (i + 1) * batch_size], i)
+    return results.write(i, network.inference_logits(batch, statistics_count))
+
+  return loops.fold(infer, results, end=num_batches).concat()[:num_images]
 
 
 def plain_probs(

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 import contextlib
 import dataclasses
-from typing import Any, NamedTuple
+import functools
+from typing import Any, NamedTuple, TypeAlias
 
+from tff_fssl import loops
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.local import algorithm as algorithm_lib
@@ -26,6 +28,8 @@ _CompiledStep = Callable[
   [algorithm_lib.Batch, tf.Tensor | None],
   algorithm_lib.StepResult,
 ]
+# (summed metrics, number of examples processed).
+_Sums: TypeAlias = 'tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -174,7 +178,7 @@ class LocalTraining:
         return step(self._networks, batch)
 
     compiled: _CompiledStep = tf.function(
-      run, jit_compile=self._config.jit_compile or None
+      run, autograph=False, jit_compile=self._config.jit_compile or None
     )
     return compiled
 
@@ -324,32 +328,53 @@ class LocalTraining:
     watch: non_finite.Watch | None,
   ) -> tuple[dict[str, algorithm_lib.Ratio], tf.Tensor]:
     """Makes all steps: (summed metrics, number of examples processed)."""
-    names = self._metric_names(feed)
+    # Traced once, for the metrics' names and for the loop.
+    make_ahead = tf.function(
+      feed.ahead, autograph=False, input_signature=[tf.TensorSpec([], tf.int32)]
+    )
+    names = self._metric_names(feed, make_ahead)
     if self._is_regularized:
       names += (REGULARIZATION,)
     ratios = {name: (tf.constant(0.0), tf.constant(0.0)) for name in names}
-    num_examples = tf.constant(0.0)
-    for first in tf.range(0, feed.end, feed.steps_at_once):
-      ahead = feed.ahead(first)
-      for step in tf.range(first, ahead.end):
-        batch = feed.batch(ahead, step)
-        of_step = self._make_steps(
-          batch, fold_in(seed, feed_lib.DRAWS), learning_rate, weights, watch
-        )
-        ratios = {
-          name: (total + of_step[name][0], count + of_step[name][1])
-          for name, (total, count) in ratios.items()
-        }
-        num_examples += feed.num_examples(batch.parts)
-    return ratios, num_examples
 
-  def _metric_names(self, feed: feed_lib.Feed) -> tuple[str, ...]:
-    """Names the metrics of the steps, by tracing these on a batch's type."""
-    batch = (
-      tf.function(lambda step: feed.batch(feed.ahead(step), step))
-      .get_concrete_function(tf.TensorSpec([], tf.int32))
-      .structured_outputs
+    def make_step(ahead: feed_lib.Ahead, step: tf.Tensor, sums: _Sums) -> _Sums:
+      ratios, num_examples = sums
+      batch = feed.batch(ahead, step)
+      of_step = self._make_steps(
+        batch, fold_in(seed, feed_lib.DRAWS), learning_rate, weights, watch
+      )
+      ratios = {
+        name: (total + of_step[name][0], count + of_step[name][1])
+        for name, (total, count) in ratios.items()
+      }
+      return ratios, num_examples + feed.num_examples(batch.parts)
+
+    def make_steps(first: tf.Tensor, sums: _Sums) -> _Sums:
+      # Views of several steps are made at once: see `Feed.ahead`.
+      ahead = make_ahead(first)
+      return loops.fold(
+        functools.partial(make_step, ahead), sums, start=first, end=ahead.end
+      )
+
+    return loops.fold(
+      make_steps,
+      (ratios, tf.constant(0.0)),
+      end=feed.end,
+      step=feed.steps_at_once,
     )
+
+  def _metric_names(
+    self,
+    feed: feed_lib.Feed,
+    make_ahead: Callable[[tf.Tensor], feed_lib.Ahead],
+  ) -> tuple[str, ...]:
+    """Names the metrics of the steps, by tracing these on a batch's type."""
+    make_batch = tf.function(
+      lambda step: feed.batch(make_ahead(step), step), autograph=False
+    )
+    batch = make_batch.get_concrete_function(
+      tf.TensorSpec([], tf.int32)
+    ).structured_outputs
     networks = (self._networks.local, *self._networks.peers.values())
     seed = None
     if any(network.is_random for network in networks):

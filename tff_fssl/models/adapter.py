@@ -127,6 +127,7 @@ class Network:
     )
     self._track_moving_averages = track_moving_averages
     self._recorded: list[BatchMoments] | None = None
+    self._autograph = tf.__internal__.autograph.control_status_ctx()
     self._use_batch_moments = False
     self.batch_norm_layers = batch_norm.trained_layers(model)
     for index, layer in enumerate(self.batch_norm_layers):
@@ -166,6 +167,7 @@ class Network:
   ) -> Callable[..., tf.Tensor]:
     """A `call` for a batch norm layer with the moments that this class sets."""
 
+    @tf.autograph.experimental.do_not_convert
     def call(
       inputs: tf.Tensor,
       training: bool | None = None,
@@ -295,7 +297,9 @@ class Network:
     if self._random_layers:
       around = self._random_layers.forward_pass(images, training)
     with around:
-      return tf.cast(model(images, training=training), tf.float32)
+      # Our own graphs are traced without AutoGraph; a user's layer may need it.
+      call = tf.__internal__.autograph.tf_convert(model, self._autograph)
+      return tf.cast(call(images, training=training), tf.float32)
 
   @functools.cached_property
   def _head(self) -> tf.keras.layers.Layer:

@@ -55,7 +55,10 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
     UsageError: If it raises, or does not return a Keras model.
   """
   try:
-    model = model_fn()
+    # In a graph, Keras would otherwise build both branches of each layer that
+    # asks for the phase, and drop them: only later calls compute anything.
+    with tf.keras.backend.learning_phase_scope(0):
+      model = model_fn()
   except UsageError:
     raise
   except Exception as e:

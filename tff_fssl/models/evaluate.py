@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from tff_fssl import loops
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
@@ -19,6 +20,8 @@ from tff_fssl.models.weights import Weights
 Metrics: TypeAlias = 'collections.OrderedDict[str, tf.Tensor]'
 # (model, x, y), and the exchange's table if each client has its own model.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
+# (correct predictions, losses), each summed over examples.
+_Sums: TypeAlias = 'tuple[tf.Tensor, tf.Tensor]'
 # Examples may be mapped from a file that is larger than the memory.
 _PIECE_BYTES = 2**28
 
@@ -56,7 +59,7 @@ def build_evaluate_fn(
     )
     passes = Passes(network, views, batch_size)
 
-    @tf.function
+    @tf.function(autograph=False)
     def evaluate(
       model: server_model.ServerModel,
       table: Any,
@@ -120,7 +123,7 @@ def build_logits_fn(
   """
   network = adapter.Network(model_fn, image_shape=input_shape)
 
-  @tf.function(reduce_retracing=True)
+  @tf.function(autograph=False, reduce_retracing=True)
   def logits(model: Any, x: tf.Tensor, table: Any) -> tf.Tensor:
     model = prediction.completed(model, table)
     network.assign(prediction.weights(model))
@@ -180,13 +183,17 @@ class Passes:
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """(accuracy, mean cross-entropy) of the network with these weights."""
     self._network.assign(weights)
-    correct, loss = tf.constant(0.0), tf.constant(0.0)
-    for start in tf.range(0, tf.shape(images)[0], self._batch_size):
-      target = labels[start : start + self._batch_size]
-      is_correct, losses = self._batch(logits_fn, images, target, start)
+
+    def add(start: tf.Tensor, sums: _Sums) -> _Sums:
+      is_correct, losses = self._batch(logits_fn, images, labels, start)
+      correct, loss = sums
       correct += tf.reduce_sum(tf.cast(is_correct, tf.float32))
-      loss += tf.reduce_sum(losses)
-    count = tf.cast(tf.shape(images)[0], tf.float32)
+      return correct, loss + tf.reduce_sum(losses)
+
+    zeros = (tf.constant(0.0), tf.constant(0.0))
+    size = tf.shape(images)[0]
+    correct, loss = loops.fold(add, zeros, end=size, step=self._batch_size)
+    count = tf.cast(size, tf.float32)
     return correct / count, loss / count
 
   def by_class(
@@ -213,27 +220,35 @@ class Passes:
       the sum of losses in nats, float32).
     """
     self._network.assign(weights)
-    correct = tf.zeros([num_classes], tf.int64)
-    loss = tf.constant(0.0)
-    for start in tf.range(0, tf.shape(images)[0], self._batch_size):
+
+    def add(start: tf.Tensor, sums: _Sums) -> _Sums:
+      is_correct, losses = self._batch(logits_fn, images, labels, start)
+      correct, loss = sums
       target = labels[start : start + self._batch_size]
-      is_correct, losses = self._batch(logits_fn, images, target, start)
       classes = tf.where(is_correct, target, -1)  # -1 is no class of `one_hot`.
       correct += tf.reduce_sum(
         tf.one_hot(classes, num_classes, dtype=tf.int64), 0
       )
       # Unlike `tf.minimum`, this keeps NaN on any device.
-      loss += tf.reduce_sum(tf.where(losses > max_loss, max_loss, losses))
-    return correct, loss
+      losses = tf.where(losses > max_loss, max_loss, losses)
+      return correct, loss + tf.reduce_sum(losses)
+
+    return loops.fold(
+      add,
+      (tf.zeros([num_classes], tf.int64), tf.constant(0.0)),
+      end=tf.shape(images)[0],
+      step=self._batch_size,
+    )
 
   def _batch(
     self,
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
     images: tf.Tensor,
-    target: tf.Tensor,
+    labels: tf.Tensor,
     start: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """(whether each example of a batch is correct, its loss)."""
+    target = labels[start : start + self._batch_size]
     batch = self._views.plain(images[start : start + self._batch_size])
     logits = logits_fn(batch)
     return (
@@ -250,13 +265,18 @@ class Passes:
   ) -> Metrics:
     """`over_clients`, where `member` gives each client's own weights."""
     results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
-    for client_id in tf.range(num_clients):
+
+    def measure(
+      client_id: tf.Tensor, results: tf.TensorArray
+    ) -> tf.TensorArray:
       weights = member(client_id)
-      logits_fn = lambda batch, count=weights.statistics_count: (
-        self._network.inference_logits(batch, count)
+      logits_fn = lambda batch: self._network.inference_logits(
+        batch, weights.statistics_count
       )
-      of_client = self.measure(weights, logits_fn, images, labels)
-      results = results.write(client_id, tf.stack(of_client))
+      measured = self.measure(weights, logits_fn, images, labels)
+      return results.write(client_id, tf.stack(measured))
+
+    results = loops.fold(measure, results, end=num_clients)
     return over_clients(*tf.unstack(results.stack(), axis=1))
 
 

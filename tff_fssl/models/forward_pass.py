@@ -129,7 +129,8 @@ def check(
   what = f'model {model.name!r}'
   images = tf.TensorSpec([None, *image_shape], tf.float32)
   with checks.explained(model, images):
-    concrete = tf.function(logits_fn).get_concrete_function(images)
+    traced = tf.function(logits_fn, autograph=False)
+    concrete = traced.get_concrete_function(images)
   graph = _Graph(concrete.graph)
   for node in graph.nodes():
     if checks.RANDOM.match(node.op):

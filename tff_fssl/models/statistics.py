@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from tff_fssl import loops
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
@@ -97,8 +98,8 @@ def gather(
     for mean, _ in _moving_moments(network, weights)
   ]
   num_images = tf.shape(images)[0]
-  sums = zero_sums(network)
-  for start in tf.range(0, num_images, batch_size):
+
+  def add(start: tf.Tensor, sums: Sums) -> Sums:
     recorded = network.moments(views.plain(images[start : start + batch_size]))
     size = tf.cast(tf.minimum(batch_size, num_images - start), tf.float32)
     weight = tf.constant(1.0) if kind == BATCH_MEAN else size
@@ -117,7 +118,9 @@ def gather(
         square = moments.variance + tf.square(offset)
       first[moments.layer] += share * offset
       second[moments.layer] += share * square
-    sums = Sums(tuple(first), tuple(second), sums.count + weight)
+    return Sums(tuple(first), tuple(second), sums.count + weight)
+
+  sums = loops.fold(add, zero_sums(network), end=num_images, step=batch_size)
   finite = all_finite(sums)
   usable: Sums = tf.nest.map_structure(
     lambda t: tf.where(finite, t, tf.zeros_like(t)), sums

@@ -133,7 +133,7 @@ def build_find_non_finite(
   def build() -> Callable[..., non_finite.NonFinite | None]:
     local, watch = part.make_training(), non_finite.Watch()
 
-    @tf.function(reduce_retracing=True)
+    @tf.function(autograph=False, reduce_retracing=True)
     def run(
       state: Any, data: Mapping[str, Any], round_num: tf.Tensor
     ) -> tf.Tensor:
@@ -180,7 +180,9 @@ def build_local_model(
       learnt = own_statistics(learnt, images)
       return select(finite, learnt, lambda: model)
 
-    compiled: Callable[..., Any] = tf.function(run, reduce_retracing=True)
+    compiled: Callable[..., Any] = tf.function(
+      run, autograph=False, reduce_retracing=True
+    )
     return compiled
 
   return _repeating(part, build)
@@ -300,7 +302,7 @@ def _build_work(
   ) -> _Upload:
     local = part.make_training()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(
       message: exchange_lib.Message,
       dataset: tf.data.Dataset,

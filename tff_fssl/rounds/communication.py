@@ -174,7 +174,8 @@ def _received_bytes(
     message = exchange.message(exchange.initialize(), model, tf.constant(1))
     return exchange.receive(message, tf.constant(0))
 
-  specs = tf.function(receive).get_concrete_function(model).structured_outputs
+  traced = tf.function(receive, autograph=False)
+  specs = traced.get_concrete_function(model).structured_outputs
   return sum(
     (spec.shape.num_elements() or 0) * spec.dtype.size
     for name, value in specs.items()

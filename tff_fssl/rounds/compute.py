@@ -228,7 +228,7 @@ def _received(
   """The specs of `ClientData.received`."""
   exchange = _exchange(network, parts, num_classes)
   traced = tf.function(
-    lambda: _receive(exchange, network, parts).others
+    lambda: _receive(exchange, network, parts).others, autograph=False
   ).get_concrete_function()
   specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

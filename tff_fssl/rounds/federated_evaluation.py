@@ -283,7 +283,7 @@ class _Evaluation:
     def work(model: Any, dataset: tf.data.Dataset) -> _ByName:
       network = adapter.Network(self.model_fn, image_shape=image_shape)
 
-      @tf.function
+      @tf.function(autograph=False)
       def run(model: Any, dataset: tf.data.Dataset) -> _ByName:
         data, usable = client_data.read_client(
           dataset, self.num_classes, self.views.accepts

@@ -62,7 +62,7 @@ class ServerSide:
     def initial_model() -> server_model.ServerModel:
       network = self.networks.make_initial()
 
-      @tf.function
+      @tf.function(autograph=False)
       def run() -> server_model.ServerModel:
         weights = network.initial_weights()
         if network.is_static and self.data_fn is not None:

@@ -97,7 +97,7 @@ class Gathering:
     """
     network = self.make_network()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(weights: Weights, dataset: tf.data.Dataset) -> statistics.Sums:
       data, _ = client_data.read_client(
         dataset, self.num_classes, self.views.accepts
@@ -141,7 +141,7 @@ class Gathering:
     """
     network = self.make_network()
 
-    @tf.function
+    @tf.function(autograph=False)
     def run(
       weights: Weights,
       combined: statistics.Sums | tf.Tensor,

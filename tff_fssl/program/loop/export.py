@@ -68,7 +68,9 @@ class ServingModel(tf.Module):
       ),
       data_names.TEXTS: tf.TensorSpec([None], tf.string, 'texts'),
     }[self._kind]
-    self.predict = tf.function(self._predict, input_signature=[spec])
+    self.predict = tf.function(
+      self._predict, autograph=False, input_signature=[spec]
+    )
 
   def _predict(self, examples: tf.Tensor) -> dict[str, tf.Tensor]:
     if self._kind == data_names.TEXTS:
