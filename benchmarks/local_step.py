@@ -32,12 +32,12 @@ import timing
 
 from tff_fssl.algorithms import registry
 from tff_fssl.algorithms.fedmatch import helper_selection
+from tff_fssl.client import algorithm as algorithm_lib
+from tff_fssl.client import compute
+from tff_fssl.client import feed as feed_lib
+from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import names as data_names
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import compute
-from tff_fssl.local import feed as feed_lib
-from tff_fssl.local import training
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.rounds import compute as round_compute

@@ -126,32 +126,35 @@ def run_bare(take_turn) -> None:
 def build_ours():
   """Our process of the round, and its clients."""
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.algorithms import registry
+  from tff_fssl.algorithms import supervised
   from tff_fssl.data import augment
   from tff_fssl.data import clients
+  from tff_fssl.rounds import process as process_lib
   from tff_fssl.rounds import round_hparams
   from tff_fssl.rounds import sampling
 
   # pfl's comparison has no augmentation.
   unchanged = lambda x, seed: normalize(x)
-  process = registry.REGISTRY['supervised'].build(
+  rounds = round_hparams.RoundHparams(
+    scenario=round_hparams.LABELS_AT_CLIENTS,
+    client_epochs=1,
+    client_batch_size=_BATCH,
+    client_learning_rate=_RATE,
+    momentum=0.0,
+    nesterov=False,
+    weight_decay=0.0,
+    max_gradient_norm=0.0,
+    server_optimizer_momentum=0.0,
+  )
+  process = process_lib.build_process(
     build_model,
-    views=augment.Views(normalize, unchanged, unchanged),
-    element_spec=clients.element_spec(_SHAPE),
-    server_data_fn=None,
-    round_hparams=round_hparams.RoundHparams(
-      scenario=round_hparams.LABELS_AT_CLIENTS,
-      client_epochs=1,
-      client_batch_size=_BATCH,
-      client_learning_rate=_RATE,
-      momentum=0.0,
-      nesterov=False,
-      weight_decay=0.0,
-      max_gradient_norm=0.0,
-      server_optimizer_momentum=0.0,
+    supervised.Supervised(round=rounds),
+    process_lib.DataSpec(
+      clients.element_spec(_SHAPE),
+      augment.Views(normalize, unchanged, unchanged),
+      num_classes=_NUM_CLASSES,
     ),
     seed=0,
-    num_classes=_NUM_CLASSES,
   )
   source = sampling.build_data_source(
     process,

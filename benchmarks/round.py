@@ -27,20 +27,18 @@ import tensorflow_federated as tff
 import timing
 
 from tff_fssl import runtime
-from tff_fssl.algorithms import adapter as algorithm_adapter
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
-from tff_fssl.algorithms import registry
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import clients
 from tff_fssl.data import names as data_names
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import names
 from tff_fssl.models import networks
 from tff_fssl.models import statistics
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 
 _SHAPE, _NUM_CLASSES, _NUM_LABELS = (32, 32, 3), 10, 40
@@ -59,10 +57,14 @@ def bare_round(views, model_fn, hparams, server, cohort):
     hparams.max_gradient_norm,
   )
 
-  def local_training(algorithm, epochs, batch_size):
+  algorithm = dataclasses.replace(_FL2, round=hparams)
+
+  def local_training(epochs, batch_size, at_server):
     network = adapter.Network(model_fn, seed=0)
     config = training.LoopConfig(epochs, batch_size, batch_size, sgd)
-    local = training.LocalTraining(network, algorithm, views, config)
+    local = training.LocalTraining(
+      network, algorithm, views, config, at_server=at_server
+    )
 
     @tf.function
     def run(weights, labeled, unlabeled, seed):
@@ -75,12 +77,10 @@ def bare_round(views, model_fn, hparams, server, cohort):
     return network, run
 
   network, train_client = local_training(
-    algorithm_adapter.to_parts(dataclasses.replace(_FL2, round=hparams)).local,
-    hparams.client_epochs,
-    hparams.client_batch_size,
+    hparams.client_epochs, hparams.client_batch_size, at_server=False
   )
   _, train_server = local_training(
-    objective.SUPERVISED, hparams.server_epochs, hparams.server_batch_size
+    hparams.server_epochs, hparams.server_batch_size, at_server=True
   )
   weights = network.initial_weights()._replace(
     statistics_count=tf.constant(1.0)
@@ -98,7 +98,7 @@ def bare_round(views, model_fn, hparams, server, cohort):
     )
 
   def examples(x, y):
-    return algorithm_lib.Examples(tf.constant(x), tf.constant(y))
+    return base.Examples(tf.constant(x), tf.constant(y))
 
   none = examples(server[0][:0], server[1][:0])
 
@@ -159,13 +159,14 @@ def build_process(model, server):
   hparams = round_hparams.RoundHparams(
     client_epochs=1, num_pretraining_rounds=0
   )
-  process = registry.REGISTRY['fl2'].build(
+  process = process_lib.build_process(
     model_fn,
-    views=views,
-    element_spec=clients.element_spec(_SHAPE),
-    server_data_fn=clients.build_server_data_fn(*server),
-    round_hparams=hparams,
-    hparams=_FL2,
+    dataclasses.replace(_FL2, round=hparams),
+    process_lib.DataSpec(
+      clients.element_spec(_SHAPE),
+      views,
+      clients.build_server_data_fn(*server),
+    ),
     seed=0,
   )
   return process, views, model_fn, hparams

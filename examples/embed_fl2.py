@@ -11,6 +11,7 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_fssl as fssl
+from tff_fssl.algorithms import fl2
 
 SHAPE = (32, 32, 3)
 VIEWS = fssl.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)
@@ -40,12 +41,14 @@ def load_client(round_num, client_id):
 
 def build_process(rounds=ROUNDS):
   """The `tff.learning.templates.LearningProcess`."""
-  return fssl.REGISTRY['fl2'].build(
+  return fssl.build_process(
     model_fn,
-    views=VIEWS,
-    element_spec=fssl.element_spec(SHAPE),
-    server_data_fn=fssl.build_server_data_fn(*make_images(20, seed=0)),
-    round_hparams=rounds,
+    fl2.Fl2(round=rounds),
+    fssl.DataSpec(
+      fssl.element_spec(SHAPE),
+      VIEWS,
+      fssl.build_server_data_fn(*make_images(20, seed=0)),
+    ),
     seed=0,
   )
 

@@ -15,8 +15,8 @@ _LAYERS = (
   ('data',),
   ('models',),
   ('semisup',),
-  ('local',),
-  ('distributors', 'aggregators', 'finalizers'),
+  ('client',),
+  ('aggregators',),
   ('rounds',),
   ('algorithms',),
   ('program',),
@@ -25,7 +25,7 @@ _LAYERS = (
 # The rooms of `program`, likewise. What stands beside them, any may import.
 _ROOMS = ('configuration', 'storage', 'reporting', 'loop', 'commands')
 _RANK = {name: rank for rank, names in enumerate(_LAYERS) for name in names}
-_WITHOUT_FEDERATED = ('tff_fssl', 'data', 'models', 'semisup', 'local')
+_WITHOUT_FEDERATED = ('tff_fssl', 'data', 'models', 'semisup', 'client')
 _TENSORFLOW = {
   'keras',
   'tensorflow',

@@ -1,8 +1,8 @@
 """Federated semi-supervised learning on TensorFlow Federated.
 
 `import tff_fssl as fssl` gives what a program needs that embeds an algorithm
-(docs/embedding.md): `fssl.REGISTRY['fl2'].build(...)`. TensorFlow is imported
-when a name is used that needs it.
+(docs/embedding.md): `fssl.build_process(model_fn, algorithm, data, seed=0)`.
+TensorFlow is imported when a name is used that needs it.
 """
 
 import atexit
@@ -21,6 +21,8 @@ _EXPORTED = {
   'LABELS_AT_CLIENTS': 'tff_fssl.rounds.round_hparams',
   'LABELS_AT_SERVER': 'tff_fssl.rounds.round_hparams',
   'RoundHparams': 'tff_fssl.rounds.round_hparams',
+  'DataSpec': 'tff_fssl.rounds.process',
+  'build_process': 'tff_fssl.rounds.process',
   'FrozenFn': 'tff_fssl.models.frozen',
   'AggregatorHparams': 'tff_fssl.aggregators.hparams',
   'build_aggregator': 'tff_fssl.aggregators.factory',

@@ -13,7 +13,6 @@ from tff_fssl.aggregators import factory
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedcon
-from tff_fssl.algorithms import registry
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import compute
 from tff_fssl.rounds import deployment
@@ -176,12 +175,9 @@ class TestRounds:
     """Four forward passes and two backward ones, and the projector's."""
     cost = compute.measure(
       functools.partial(tiny_task.model_fn, 'none'),
-      registry.REGISTRY['fedcon'].build_parts(
-        fedcon.FedCon(hidden_size=8, client_state=state), _ROUND
-      ),
+      fedcon.FedCon(hidden_size=8, client_state=state, round=_ROUND),
       views=tiny_task.VIEWS,
       stored=tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8),
-      hparams=_ROUND,
     ).clients
     head, projector = 2 * 4 * 3, 2 * 2 * 4 * 8
     # No pass through the head; two through the projector and back.

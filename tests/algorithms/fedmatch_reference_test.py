@@ -10,12 +10,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedmatch
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams
@@ -129,17 +128,18 @@ def _received(hparams, num_helpers, rate=1.0, own=None, **changed):
 
 def _client(hparams, scenario, received, labels=_LABELS, x=_X):
   """(sigma, psi or (), result) of a client's round."""
-  algorithm = adapter_lib.to_parts(
-    dataclasses.replace(
-      hparams, round=round_hparams.RoundHparams(scenario=scenario)
-    )
-  ).local
+  algorithm = dataclasses.replace(
+    hparams, round=round_hparams.RoundHparams(scenario=scenario)
+  )
   local = training.LocalTraining(
     adapter.Network(_model, trace=False),
     algorithm,
     _VIEWS,
     training.LoopConfig(_STEPS, 100, 100, optimizer.Sgd()),
-    {name: adapter.Network(_model, trace=False) for name in algorithm.peers},
+    {
+      name: adapter.Network(_model, trace=False)
+      for name in algorithm.networks()
+    },
   )
   column = lambda v: tf.constant(v[:, None], tf.float32)
   num = len(labels) if scenario == _CLIENTS else 0
@@ -148,20 +148,20 @@ def _client(hparams, scenario, received, labels=_LABELS, x=_X):
   def run(received):
     return local.run(
       _weights(_SIGMA),
-      algorithm_lib.Examples(
+      base.Examples(
         column(_LABELED_X[:num]), tf.constant(labels[:num], tf.int32)
       ),
-      algorithm_lib.Examples(column(x), tf.fill([len(x)], -1)),
+      base.Examples(column(x), tf.fill([len(x)], -1)),
       learning_rate=tf.constant(_RATE),
       seed=tf.constant([3, 4]),
-      sets={'psi': _weights(_PSI)},
-      received=received,
+      received={'psi': _weights(_PSI), **received},
     )
 
   result = run(received)
   flat = lambda tensors: np.concatenate([np.ravel(t) for t in tensors])
   sigma = _SIGMA - flat(result.update)
-  psi = _PSI - flat(result.of_peers) if result.of_peers else ()
+  of_psi = result.auxiliary.get('psi')
+  psi = _PSI - flat(of_psi) if of_psi else ()
   return sigma, psi, result
 
 

@@ -1,5 +1,7 @@
 """FedMatch's rounds, server and flags: what its specification says of them."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -7,9 +9,8 @@ import tiny_rounds
 import tiny_task
 
 from tff_fssl.algorithms import fedmatch
-from tff_fssl.algorithms import registry
+from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
-from tff_fssl.local import training
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config
@@ -544,17 +545,16 @@ def test_uploads_in_files_change_nothing(at_server, tmp_path):
 
 
 def test_large_uploads_are_in_files_unless_they_shall_not_be():
-  build = lambda *flags: registry.REGISTRY['fedmatch'].build_parts(
-    *(
-      getattr(config.from_command_line([*_DEPLOYED, *flags]), part)
-      for part in ('algorithm', 'round')
-    )
-  )
+  def build(population, *flags):
+    found = config.from_command_line([*_DEPLOYED, *flags])
+    algorithm = dataclasses.replace(found.algorithm, round=found.round)
+    return algorithm.exchange()(population)
+
   large = _population(6_568_640, 100)
-  assert build().exchange(large).outside is not None
-  assert build().exchange(_population(1000, 100)).outside is None
+  assert build(large).outside is not None
+  assert build(_population(1000, 100)).outside is None
   with pytest.raises(UsageError, match='give --fedmatch.uploads_in=files, or'):
-    build('--fedmatch.uploads_in=state').exchange(large)
+    build(large, '--fedmatch.uploads_in=state')
 
 
 def _population(size, num_clients):

@@ -17,11 +17,11 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedrgd
-from tff_fssl.finalizers import server_algorithm
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import deployment
+from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen as screen_lib
 
@@ -216,7 +216,7 @@ def _update(algorithm, groups, by_group, copies=None):
     {},
     {},
     tf.constant(0.0),
-    lambda: server_algorithm.ByGroup(
+    lambda: groups_lib.ByGroup(
       (tf.constant(update, tf.float32),),
       tf.constant(sizes, tf.float32),
       tf.constant(starts, tf.float32),

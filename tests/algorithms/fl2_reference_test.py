@@ -4,17 +4,16 @@ The model has two parameters, logits (k x + b, 0), so that gradients are written
 down by hand. One batch holds all examples, so that their order is irrelevant.
 """
 
+import handmade
 import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.algorithms import adapter as adapter_lib
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fl2
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 
@@ -101,10 +100,10 @@ def test_local_training(change, momentum, nesterov, norm_bound):
   views = augment.Views(*3 * [lambda x, seed=None: x])
   decay = 0.01
 
-  def prepare(*_):
-    return algorithm_lib.Prepared(
+  def prepare(_):
+    return base.Prepared(
       tf.constant(np.flatnonzero(_KEPT), tf.int32),
-      of_example={
+      per_example={
         'labels': tf.constant(_LABELS, tf.int32),
         'confident': tf.constant(_CONFIDENT),
       },
@@ -112,10 +111,10 @@ def test_local_training(change, momentum, nesterov, norm_bound):
 
   local = training.LocalTraining(
     network,
-    algorithm_lib.LocalAlgorithm(
-      steps=adapter_lib.to_parts(hparams).local.steps,
+    handmade.algorithm(
+      step=hparams.step,
       prepare=prepare,
-      streams={base.UNLABELED: algorithm_lib.Stream({'strong': 'strong'})},
+      streams=lambda: {base.UNLABELED: handmade.stream('strong')},
     ),
     views,
     training.LoopConfig(
@@ -131,8 +130,8 @@ def test_local_training(change, momentum, nesterov, norm_bound):
   images = tf.constant(_X[:, None], tf.float32)
   result = tf.function(local.run)(
     start,
-    algorithm_lib.Examples(images[:0], tf.zeros([0], tf.int32)),
-    algorithm_lib.Examples(images, tf.fill([len(_X)], -1)),
+    base.Examples(images[:0], tf.zeros([0], tf.int32)),
+    base.Examples(images, tf.fill([len(_X)], -1)),
     learning_rate=tf.constant(_RATE),
     seed=tf.constant([0, 0]),
   )

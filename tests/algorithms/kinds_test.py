@@ -9,6 +9,7 @@ import tiny_kinds
 
 from tff_fssl.algorithms import registry
 from tff_fssl.data import clients
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
 
@@ -31,20 +32,16 @@ def test_a_round(name, kind):
     client_epochs=1,
     server_epochs=1,
   )
-  hparams = entry.hparams(**values)
-  parts = entry.build_parts(hparams, round_hparams)
-  process = entry.build(
-    parts.network_fn(functools.partial(network, norm=entry.norm or 'none')),
-    views=views,
-    element_spec=clients.element_spec(x.shape[1:]),
-    server_data_fn=None
-    if at_clients
-    else clients.build_server_data_fn(x, np.arange(8) % 2),
-    round_hparams=round_hparams,
-    hparams=hparams,
+  server_data_fn = None
+  if not at_clients:
+    server_data_fn = clients.build_server_data_fn(x, np.arange(8) % 2)
+  process = process_lib.build_process(
+    functools.partial(network, norm=entry.norm or 'none'),
+    entry.hparams(**values, round=round_hparams),
+    process_lib.DataSpec(
+      clients.element_spec(x.shape[1:]), views, server_data_fn, 2, 3
+    ),
     seed=1,
-    num_classes=2,
-    num_clients=3,
   )
   cohort = []
   for index in range(3):

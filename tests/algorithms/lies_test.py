@@ -13,7 +13,7 @@ import tiny_task
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.local import training
+from tff_fssl.client import training
 from tff_fssl.models import adapter
 from tff_fssl.models import statistics
 from tff_fssl.rounds import screen as screen_lib

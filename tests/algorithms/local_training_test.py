@@ -8,14 +8,14 @@ import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import local_training
 from tff_fssl.algorithms import supervised
 from tff_fssl.algorithms import uda
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import statistics
@@ -25,6 +25,7 @@ from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.storage import output_tree
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 
 _CLIENTS = round_hparams.LABELS_AT_CLIENTS
@@ -68,7 +69,7 @@ def _by_hand(algorithm, norm, num_rounds, indices, **settings):
   """Clients' weights after rounds of `LocalTraining`, each from the last."""
   hparams = round_hparams.RoundHparams(scenario=_CLIENTS, **settings)
   tracked = hparams.batch_norm_statistics == 'moving_average'
-  only_labels = not algorithm.trains_on_unlabeled
+  only_labels = base.UNLABELED not in algorithm.streams()
   network = adapter.Network(
     lambda: tiny_task.model_fn(norm), seed=5, track_moving_averages=tracked
   )
@@ -94,8 +95,8 @@ def _by_hand(algorithm, norm, num_rounds, indices, **settings):
   def run(weights, labeled, unlabeled, seed, round_num):
     result = local.run(
       weights,
-      algorithm_lib.Examples(*labeled),
-      algorithm_lib.Examples(*unlabeled),
+      base.Examples(*labeled),
+      base.Examples(*unlabeled),
       learning_rate=tf.constant(hparams.client_learning_rate),
       seed=seed,
       round_num=round_num,
@@ -130,18 +131,13 @@ def _by_hand(algorithm, norm, num_rounds, indices, **settings):
 
 _AT_CLIENTS = round_hparams.RoundHparams(scenario='labels_at_clients')
 _ALGORITHMS = {
-  name: adapter_lib.to_parts(algorithm).local
-  for name, algorithm in (
-    ('local_supervised', supervised.Supervised(round=_AT_CLIENTS)),
-    (
-      'local_uda',
-      uda.Uda(confidence_threshold=0.3, tsa_rounds=2, round=_AT_CLIENTS),
-    ),
-    (
-      'local_fixmatch',
-      fixmatch.FixMatch(confidence_threshold=0.3, round=_AT_CLIENTS),
-    ),
-  )
+  'local_supervised': supervised.Supervised(round=_AT_CLIENTS),
+  'local_uda': uda.Uda(
+    confidence_threshold=0.3, tsa_rounds=2, round=_AT_CLIENTS
+  ),
+  'local_fixmatch': fixmatch.FixMatch(
+    confidence_threshold=0.3, round=_AT_CLIENTS
+  ),
 }
 
 
@@ -265,17 +261,16 @@ def test_the_worst_decile_is_of_whole_clients(num, worst):
 
 
 def test_what_it_cannot_do_is_refused():
-  entry = tiny_task.registry.REGISTRY['local_supervised']
-
   def build(num_clients, model_fn=tiny_task.model_fn):
-    return entry.build(
+    return process_lib.build_process(
       model_fn,
-      views=tiny_task.VIEWS,
-      element_spec=tiny_task.clients.element_spec(tiny_task.IMAGE_SHAPE),
-      server_data_fn=None,
-      round_hparams=round_hparams.RoundHparams(scenario=_CLIENTS),
+      local_training.LocalSupervised(),
+      process_lib.DataSpec(
+        tiny_task.clients.element_spec(tiny_task.IMAGE_SHAPE),
+        tiny_task.VIEWS,
+        num_clients=num_clients,
+      ),
       seed=5,
-      num_clients=num_clients,
     )
 
   with pytest.raises(UsageError, match='num_clients=None: the server of this'):

@@ -13,8 +13,8 @@ import tiny_task
 from tff_fssl import metrics
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
 from tff_fssl.program import training_types

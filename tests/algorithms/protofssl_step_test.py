@@ -11,15 +11,14 @@ import pytest
 import reference
 import tensorflow as tf
 
-from tff_fssl.algorithms import adapter as adapter_lib
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms.protofssl import sets
+from tff_fssl.client import batches
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.hparams import UsageError
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.rounds import round_hparams
 
@@ -326,7 +325,7 @@ def test_episodes_are_those_of_the_hyper_parameters():
   streams = algorithm.streams()
   assert streams[base.LABELED].episode == (3, 4)
   assert streams[base.UNLABELED].episode == ()
-  assert adapter_lib.to_parts(algorithm).local.draws_episodes
+  assert batches.draws_episodes(streams)
 
 
 _VIEWS = augment.Views(
@@ -338,12 +337,11 @@ _VIEWS = augment.Views(
 
 def _train(hparams=_HPARAMS(), exists=_EXISTS, unlabeled=_U, **config):
   """A client's round, of three episodes unless `config` says otherwise."""
-  local = adapter_lib.to_parts(hparams).local
   network = _network()
   settings = {'num_epochs': 3, 'optimizer': optimizer.Sgd(), **config}
   loop = training.LocalTraining(
     network,
-    local,
+    hparams,
     _VIEWS,
     training.LoopConfig(batch_size=4, labeled_batch_size=4, **settings),
   )
@@ -352,10 +350,8 @@ def _train(hparams=_HPARAMS(), exists=_EXISTS, unlabeled=_U, **config):
       network.initial_weights()._replace(
         trainable=(tf.constant(_WEIGHTS, tf.float32),)
       ),
-      algorithm_lib.Examples(_images(_X), tf.constant(_LABELS, tf.int32)),
-      algorithm_lib.Examples(
-        _images(unlabeled), tf.zeros([len(unlabeled)], tf.int32)
-      ),
+      base.Examples(_images(_X), tf.constant(_LABELS, tf.int32)),
+      base.Examples(_images(unlabeled), tf.zeros([len(unlabeled)], tf.int32)),
       learning_rate=tf.constant(0.1),
       seed=tf.constant([1, 2]),
       received=_received(exists),
@@ -366,7 +362,7 @@ def _train(hparams=_HPARAMS(), exists=_EXISTS, unlabeled=_U, **config):
 def test_what_a_client_sends():
   result = _train()
   after = _WEIGHTS - result.update[0].numpy()
-  row = result.finished.row
+  row = result.uploads
   np.testing.assert_array_equal(row['exists'], [True, False, True, True])
   for label in (0, 2, 3):
     expected = (_X[_LABELS == label] @ after).mean(0)
@@ -375,12 +371,12 @@ def test_what_a_client_sends():
   # Noise is on what is sent alone.
   noised = _train(_HPARAMS(prototype_noise=0.3))
   np.testing.assert_array_equal(noised.update[0], result.update[0])
-  noise = (noised.finished.row['prototypes'] - row['prototypes']).numpy()
+  noise = (noised.uploads['prototypes'] - row['prototypes']).numpy()
   np.testing.assert_array_equal(noise[1], 0.0)
   assert 0.1 < noise[[0, 2, 3]].std() < 0.6
   # As sums and numbers.
   for norm in (0.0, 1.0):
-    sums = _train(_HPARAMS(prototypes='global', sum_norm=norm)).finished.row
+    sums = _train(_HPARAMS(prototypes='global', sum_norm=norm)).uploads
     length = np.sqrt(sum(np.sum(np.square(v)) for v in sums.values()))
     assert length == pytest.approx(1.0) if norm else length > 2.0
     ratio = sums['counts'].numpy() / sums['counts'].numpy().sum()

@@ -17,9 +17,9 @@ from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import protofssl
 from tff_fssl.algorithms import registry
-from tff_fssl.finalizers import server_algorithm
+from tff_fssl.algorithms import supervised
+from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
-from tff_fssl.local import training
 from tff_fssl.models import embedding
 from tff_fssl.models import evaluate
 from tff_fssl.models import networks
@@ -30,6 +30,7 @@ from tff_fssl.rounds import communication
 from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams
+from tff_fssl.rounds import states as states_lib
 
 _CLIENTS = tiny_rounds.CLIENTS
 _AT_CLIENTS = round_hparams.RoundHparams(scenario=_CLIENTS)
@@ -327,7 +328,7 @@ def _figures(weights, exchange):
   computed = communication.build_communication(
     model_type,
     upload_type,
-    server=server_algorithm.FEDAVG,
+    states=states_lib.States(supervised.Supervised()),
     peer_sizes={},
     exchange=exchange,
     has_statistics_phases=False,

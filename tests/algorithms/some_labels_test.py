@@ -6,8 +6,8 @@ import tiny_local
 import tiny_task
 
 from tff_fssl.algorithms import registry
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _OF_BOTH = [

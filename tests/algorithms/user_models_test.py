@@ -10,9 +10,10 @@ import tiny_task
 
 from tff_fssl import hparams
 from tff_fssl import runtime
-from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
 from tff_fssl.models import evaluate
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 
 _LAYERS = tf.keras.layers
@@ -257,13 +258,15 @@ def test_a_model_that_does_not_do_is_refused_with_the_process(layer, words):
     return tf.keras.Sequential([_LAYERS.Flatten(), layer()])
 
   with pytest.raises(hparams.UsageError, match=words):
-    registry.REGISTRY['fixmatch'].build(
+    process_lib.build_process(
       model_fn,
-      views=tiny_task.VIEWS,
-      element_spec=clients.element_spec(tiny_task.IMAGE_SHAPE),
-      server_data_fn=None,
-      round_hparams=round_hparams.RoundHparams(
-        scenario=round_hparams.LABELS_AT_CLIENTS
+      fixmatch.FixMatch(
+        round=round_hparams.RoundHparams(
+          scenario=round_hparams.LABELS_AT_CLIENTS
+        )
+      ),
+      process_lib.DataSpec(
+        clients.element_spec(tiny_task.IMAGE_SHAPE), tiny_task.VIEWS
       ),
       seed=0,
     )

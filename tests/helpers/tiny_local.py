@@ -6,12 +6,13 @@ import functools
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import registry
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import training
+from tff_fssl.client import training
 from tff_fssl.models import adapter
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.rounds import states as states_lib
 
 
 def train(
@@ -24,7 +25,7 @@ def train(
   learning_rate: float = 0.1,
   seed: tuple[int, int] = (3, 1),
   **own,
-) -> tuple[algorithm_lib.LocalAlgorithm, training.LocalResult]:
+) -> tuple[base.Algorithm, training.LocalResult]:
   """Trains a client in round 1, with what a server would have sent it.
 
   Args:
@@ -41,32 +42,31 @@ def train(
     The algorithm and the result.
   """
   entry = registry.REGISTRY[name]
-  parts = entry.build_parts(
+  algorithm = entry.configure(
     entry.hparams(**{**entry.tiny_hparams, **own}),
     round_hparams_lib.RoundHparams(scenario=scenario),
   )
-  # Nobody knows the client yet, so that it starts from the model.
-  algorithm = parts.local._replace(start=None)
   network = adapter.Network(
     tiny_task.network_fn(name, norm),
     seed=5,
     track_moving_averages=norm == 'bn',
   )
-  peers, initial = {}, {}
-  for peer, how in algorithm.peers.items():
-    other = how.model_fn and functools.partial(how.model_fn, network)
-    peers[peer] = adapter.Network(
+  auxiliary, initial = {}, {}
+  for name, declared in algorithm.networks().items():
+    other = declared.build and functools.partial(declared.build, network)
+    auxiliary[name] = adapter.Network(
       other or functools.partial(tiny_task.model_fn, norm),
       seed=5,
       track_moving_averages=norm == 'bn' and not other,
     )
     if other:
-      initial[peer] = peers[peer].initial_weights
+      initial[name] = auxiliary[name].initial_weights
   received = {}
-  if algorithm.peers:
-    received |= parts.server.start(network.initial_weights()).control
-  if parts.exchange is not None:
-    exchange = parts.exchange(
+  if auxiliary:
+    states = states_lib.States(algorithm)
+    received |= states.start(network.initial_weights()).control
+  if build := algorithm.exchange():
+    exchange = build(
       exchange_lib.Population(
         1,
         network.weight_specs,
@@ -77,11 +77,11 @@ def train(
     sent = exchange.message(exchange.initialize(), None, tf.constant(1))
     received |= exchange.receive(sent, tf.constant(0))
   labeled, unlabeled = (
-    algorithm_lib.Examples(*map(tf.constant, element[kind].values()))
+    base.Examples(*map(tf.constant, element[kind].values()))
     for kind in ('labeled', 'unlabeled')
   )
   result = training.LocalTraining(
-    network, algorithm, tiny_task.VIEWS, config, peers, initial
+    network, algorithm, tiny_task.VIEWS, config, auxiliary, initial
   ).run(
     network.initial_weights(),
     labeled,

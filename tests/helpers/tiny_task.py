@@ -11,6 +11,8 @@ from tff_fssl.aggregators import factory
 from tff_fssl.algorithms import registry
 from tff_fssl.data import augment
 from tff_fssl.data import clients
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
 
@@ -39,8 +41,12 @@ def network_fn(name: str, norm: str = 'bn'):
   """The function that builds the network of an algorithm."""
   entry = registry.REGISTRY[name]
   scenario = entry.capabilities.scenarios[0]
-  parts = entry.build_parts(None, round_hparams.RoundHparams(scenario=scenario))
-  return parts.network_fn(functools.partial(model_fn, norm))
+  algorithm = entry.configure(
+    None, round_hparams.RoundHparams(scenario=scenario)
+  )
+  return network_factory.network_fn(
+    functools.partial(model_fn, norm), algorithm
+  )
 
 
 # An image of this level only stands for one that makes a client fail.
@@ -121,7 +127,7 @@ def build(
   **settings,
 ) -> tff.learning.templates.LearningProcess:
   """A process, built once for each set of arguments."""
-  algorithm = registry.REGISTRY[name]
+  entry = registry.REGISTRY[name]
   settings = {
     'client_epochs': 1,
     'client_batch_size': 5,
@@ -130,17 +136,21 @@ def build(
     **settings,
   }
   at_server = scenario == round_hparams.LABELS_AT_SERVER
-  return algorithm.build(
+  return process_lib.build_process(
     model or functools.partial(model_fn, norm),
-    views=PLAIN_VIEWS if plain else VIEWS,
-    element_spec=clients.element_spec(IMAGE_SHAPE, stragglers=stragglers),
-    server_data_fn=_server_data_fn() if at_server else None,
-    round_hparams=round_hparams.RoundHparams(scenario=scenario, **settings),
-    hparams=algorithm.hparams(**{**algorithm.tiny_hparams, **dict(hparams)}),
+    entry.configure(
+      entry.hparams(**{**entry.tiny_hparams, **dict(hparams)}),
+      round_hparams.RoundHparams(scenario=scenario, **settings),
+    ),
+    process_lib.DataSpec(
+      clients.element_spec(IMAGE_SHAPE, stragglers=stragglers),
+      PLAIN_VIEWS if plain else VIEWS,
+      _server_data_fn() if at_server else None,
+      NUM_CLASSES,
+      NUM_CLIENTS,
+    ),
     seed=5,
-    num_classes=NUM_CLASSES,
-    num_clients=NUM_CLIENTS,
-    model_aggregator=factory.build_aggregator(
+    aggregator=factory.build_aggregator(
       aggregator, clients_per_round=3, population=8
     )
     if aggregator

@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import supervised
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
+from tff_fssl.rounds import round_hparams
 
 _NAMES = sorted(
   name
@@ -78,7 +79,9 @@ def test_one_step(name, repository):
     )
     local = training.LocalTraining(
       network,
-      objective.SUPERVISED,
+      supervised.Supervised(
+        round=round_hparams.RoundHparams(scenario='labels_at_clients')
+      ),
       augment.Views(_pixels, _pixels, _pixels),
       training.LoopConfig(1, size, size, optimizer.Sgd(max_gradient_norm=1.0)),
     )
@@ -87,13 +90,13 @@ def test_one_step(name, repository):
     def run():
       result = local.run(
         network.initial_weights(),
-        algorithm_lib.Examples(tf.constant(x), tf.constant(y)),
-        algorithm_lib.Examples(tf.constant(x[:0]), tf.constant(y[:0])),
+        base.Examples(tf.constant(x), tf.constant(y)),
+        base.Examples(tf.constant(x[:0]), tf.constant(y[:0])),
         learning_rate=tf.constant(0.01),
         seed=tf.constant([1, 2]),
       )
       norm = tf.linalg.global_norm(result.update)
-      return result.is_finite, norm, result.ratios['loss_labeled']
+      return result.is_finite, norm, result.metrics['loss_labeled']
 
     result = run()
     config = tf.compat.v1.ConfigProto()

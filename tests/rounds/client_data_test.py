@@ -7,9 +7,10 @@ import pytest
 import tensorflow as tf
 import tiny_kinds
 
-from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
 _KINDS = tiny_kinds.KINDS
@@ -40,16 +41,20 @@ def test_values_that_cannot_be_reject_the_whole_client(kind):
 @pytest.mark.parametrize('kind,norm', [('texts', 'bn'), ('vectors', 'none')])
 def test_a_round_counts_such_clients_and_goes_on(kind, norm):
   x, views, network, hostile = _KINDS[kind]
-  process = registry.REGISTRY['fixmatch'].build(
+  process = process_lib.build_process(
     functools.partial(network, norm=norm),
-    views=views,
-    element_spec=clients.element_spec(x.shape[1:]),
-    server_data_fn=clients.build_server_data_fn(x, np.arange(8) % 2),
-    round_hparams=RoundHparams(
-      num_pretraining_rounds=0, client_epochs=1, server_epochs=1
+    fixmatch.FixMatch(
+      round=RoundHparams(
+        num_pretraining_rounds=0, client_epochs=1, server_epochs=1
+      )
+    ),
+    process_lib.DataSpec(
+      clients.element_spec(x.shape[1:]),
+      views,
+      clients.build_server_data_fn(x, np.arange(8) % 2),
+      num_classes=2,
     ),
     seed=1,
-    num_classes=2,
   )
   for value, rejected in ((hostile[0], 1), (hostile[1], 1), (None, 0)):
     first = x if value is None else _spoilt(x, value)

@@ -1,6 +1,5 @@
 """What a round computes; what the registry says about it is what is spent."""
 
-import dataclasses
 import functools
 
 import pytest
@@ -20,13 +19,12 @@ _CLIENTS = round_hparams.LABELS_AT_CLIENTS
 _SERVER = round_hparams.LABELS_AT_SERVER
 
 
-def _measure(parts, hparams, norm='bn'):
+def _measure(algorithm, norm='bn'):
   return compute.measure(
     functools.partial(tiny_task.model_fn, norm),
-    parts,
+    algorithm,
     views=tiny_task.VIEWS,
     stored=_STORED,
-    hparams=hparams,
   )
 
 
@@ -34,7 +32,7 @@ def _of_algorithm(name, scenario=_SERVER, norm='bn', own=None, **settings):
   hparams = round_hparams.RoundHparams(scenario=scenario, **settings)
   entry = registry.REGISTRY[name]
   own = entry.hparams(**(own or {}))
-  return _measure(entry.build_parts(own, hparams), hparams, norm)
+  return _measure(entry.configure(own, hparams), norm)
 
 
 def _exactly(number):
@@ -112,14 +110,10 @@ def test_further_sets_have_statistics_of_their_own():
   assert more == _exactly(12 * plain.forward)
 
 
-@pytest.mark.parametrize('shape', ['switching', 'helping'])
-def test_peers_and_what_else_travels(shape):
-  hparams = round_hparams.RoundHparams(scenario=_CLIENTS)
-  parts = getattr(two_sets, shape)()
-  if shape == 'switching':
-    hparams = dataclasses.replace(hparams, scenario=_SERVER)
-  cost = _measure(parts, hparams, 'none').clients
-  if shape == 'switching':
+@pytest.mark.parametrize('shape', [two_sets.Switching, two_sets.Helping])
+def test_further_networks_and_what_else_travels(shape):
+  cost = _measure(shape(), 'none').clients
+  if shape is two_sets.Switching:
     # The student's prediction is made in each round, the teacher's in some.
     least = cost.passes(2, 1)
     assert cost.unlabeled == Flops(least, least + cost.forward)

@@ -1,3 +1,6 @@
+import dataclasses
+
+import handmade
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -5,31 +8,27 @@ import tiny_task
 
 from tff_fssl import lazy
 from tff_fssl.aggregators import guarded
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import fl2
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen
 
-_UNLABELED = objective.SUPERVISED._replace(
-  streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})}
-)
-_BOTH = _UNLABELED._replace(
-  streams={**_UNLABELED.streams, **objective.SUPERVISED.streams}
-)
+_UNLABELED = {base.UNLABELED: handmade.stream()}
+_LABELED = {base.LABELED: handmade.stream(labeled=True)}
 
 
 # Two epochs over at most 20 examples, in batches of 8 (unlabelled) and 5
 # (labelled); the client that has no unlabelled stream takes 8 labelled ones.
 @pytest.mark.parametrize(
-  'local, most',
+  'streams, most',
   [
     (_UNLABELED, 2 * 3 * 8),
-    (objective.SUPERVISED, 2 * 3 * 8),
-    (_BOTH, 2 * 4 * (8 + 5)),
+    (_LABELED, 2 * 3 * 8),
+    ({**_UNLABELED, **_LABELED}, 2 * 4 * (8 + 5)),
   ],
   ids=['unlabeled', 'labeled', 'both'],
 )
-def test_most_examples_are_those_of_the_longest_stream(local, most):
+def test_most_examples_are_those_of_the_longest_stream(streams, most):
   hparams = round_hparams.RoundHparams(
     scenario=round_hparams.LABELS_AT_CLIENTS,
     client_epochs=2,
@@ -38,16 +37,21 @@ def test_most_examples_are_those_of_the_longest_stream(local, most):
     max_client_examples=20,
     client_weighting='examples',
   )
-  bounds = screen.build_bounds(local, hparams, None, 3)
+  algorithm = dataclasses.replace(
+    handmade.algorithm(streams=lambda: streams), round=hparams
+  )
+  bounds = screen.build_bounds(algorithm, None, 3)
   assert bounds.num_examples == most
   assert bounds.weights == guarded.AllowedWeights(most)
 
 
 @pytest.mark.parametrize('weighs', [False, True])
 def test_uniform_weights_are_0_or_1_unless_the_algorithm_sets_them(weighs):
-  local = objective.SUPERVISED._replace(weighs=weighs)
-  hparams = round_hparams.RoundHparams(client_weighting='uniform')
-  weights = screen.build_bounds(local, hparams, None, 3).weights
+  algorithm = fl2.Fl2(
+    learning_status_weighting=weighs,
+    round=round_hparams.RoundHparams(client_weighting='uniform'),
+  )
+  weights = screen.build_bounds(algorithm, None, 3).weights
   assert weights == guarded.AllowedWeights(1.0, all_or_nothing=not weighs)
 
 

@@ -11,47 +11,48 @@ import tiny_task
 import two_sets
 
 from tff_fssl import hparams as hparams_lib
-from tff_fssl.algorithms import adapter
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.data import clients
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
 from tff_fssl.models import evaluate
-from tff_fssl.models import server_model
-from tff_fssl.rounds import assemble
 from tff_fssl.rounds import client_data
-from tff_fssl.rounds import parts as parts_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 
 
 @functools.cache
 def _switching(**kwargs):
-  return _build(two_sets.switching(**kwargs))
+  return _build(two_sets.Switching(**kwargs))
 
 
 @functools.cache
 def _helping():
-  return _build(two_sets.helping(), scenario='labels_at_clients')
+  return _build(two_sets.Helping())
 
 
-def _build(parts, norm='none', scenario='labels_at_server', **kwargs):
+def _build(algorithm, norm='none', aggregator=None, **kwargs):
   x, y = tiny_task.examples(9, 7)
+  scenario = algorithm.scenarios[0]
   at_server = scenario == 'labels_at_server'
-  return assemble.build_process(
+  rounds = round_hparams.RoundHparams(
+    scenario=scenario,
+    client_epochs=1,
+    client_batch_size=5,
+    server_epochs=1,
+    num_pretraining_rounds=0,
+    **kwargs,
+  )
+  return process_lib.build_process(
     lambda: tiny_task.model_fn(norm),
-    parts,
-    views=tiny_task.VIEWS,
-    element_spec=clients.element_spec(tiny_task.IMAGE_SHAPE),
-    server_data_fn=clients.build_server_data_fn(x, y) if at_server else None,
-    hparams=round_hparams.RoundHparams(
-      scenario=scenario,
-      client_epochs=1,
-      client_batch_size=5,
-      server_epochs=1,
-      num_pretraining_rounds=0,
-      **kwargs,
+    dataclasses.replace(algorithm, round=rounds),
+    process_lib.DataSpec(
+      clients.element_spec(tiny_task.IMAGE_SHAPE),
+      tiny_task.VIEWS,
+      clients.build_server_data_fn(x, y) if at_server else None,
+      num_clients=8,
     ),
     seed=5,
+    aggregator=aggregator,
   )
 
 
@@ -77,7 +78,7 @@ def _weights(output):
 
 
 def _fixmatch():
-  return adapter.to_parts(fixmatch.FixMatch(confidence_threshold=0.35))
+  return fixmatch.FixMatch(confidence_threshold=0.35)
 
 
 class TestSwitching:
@@ -85,7 +86,7 @@ class TestSwitching:
 
   def test_forced_to_the_student_it_is_fedprox_fixmatch(self):
     ours = _run(
-      _build(two_sets.switching(mode='student'), proximal_strength=0.1)
+      _build(two_sets.Switching(mode='student'), proximal_strength=0.1)
     )
     plain = _run(_build(_fixmatch(), proximal_strength=0.1))
     for a, b in zip(_weights(ours[-1]), _weights(plain[-1]), strict=True):
@@ -95,7 +96,7 @@ class TestSwitching:
     """Its labels change more rarely than its predictions."""
     divergences = {
       float(
-        _run(_build(two_sets.switching(mode='teacher', **kwargs)), 2)[
+        _run(_build(two_sets.Switching(mode='teacher', **kwargs)), 2)[
           -1
         ].metrics['client_work']['train']['teacher_divergence']
       )
@@ -147,20 +148,16 @@ class TestSwitching:
         element['unlabeled']['x'][:] = 255
       return element
 
-    parts = two_sets.switching()
-    finish = parts.local.finish
+    @dataclasses.dataclass(frozen=True)
+    class Liar(two_sets.Switching):
+      def finish(self, client, metrics):
+        output = super().finish(client, metrics)
+        bright = tf.reduce_all(tf.equal(client.unlabeled.x, 255))
+        student = tf.where(bright, 99.0, output.uploads['student'])
+        return output._replace(uploads={**output.uploads, 'student': student})
 
-    def lying(networks, data, views, ratios):
-      finished = finish(networks, data, views, ratios)
-      bright = tf.reduce_all(tf.equal(data.unlabeled.x, 255))
-      signals = dict(finished.signals)
-      signals['student'] = tf.where(bright, 99.0, signals['student'])
-      return finished._replace(signals=signals)
-
-    liar = parts_lib.Parts(
-      parts.local._replace(finish=lying), server=parts.server
-    )
-    train = _run(_build(liar), 1, change=lie)[0].metrics['client_work']['train']
+    output = _run(_build(Liar()), 1, change=lie)[0]
+    train = output.metrics['client_work']['train']
     assert train['num_rejected_clients'] == 1
 
   def test_the_teacher_is_evaluated_as_well(self):
@@ -192,18 +189,8 @@ class TestSwitching:
       clients_per_round=3,
       population=8,
     )
-    x, y = tiny_task.examples(9, 7)
     with pytest.raises(UsageError, match='also send values'):
-      assemble.build_process(
-        tiny_task_model,
-        two_sets.switching(),
-        views=tiny_task.VIEWS,
-        element_spec=clients.element_spec(tiny_task.IMAGE_SHAPE),
-        server_data_fn=clients.build_server_data_fn(x, y),
-        hparams=round_hparams.RoundHparams(),
-        seed=5,
-        model_aggregator=private,
-      )
+      _build(two_sets.Switching(), aggregator=private)
 
 
 def tiny_task_model():
@@ -300,120 +287,118 @@ class TestNames:
   """A name that nothing has is an error when the process is built."""
 
   @staticmethod
-  def _changed_local(**changes):
-    parts = two_sets.switching()
-    return dataclasses.replace(parts, local=parts.local._replace(**changes))
+  def _changed(base_class=two_sets.Switching, **methods):
+    return dataclasses.dataclass(frozen=True)(
+      type('Changed', (base_class,), methods)
+    )()
 
-  @staticmethod
-  def _changed_server(**changes):
-    parts = two_sets.switching()
-    return dataclasses.replace(parts, server=parts.server._replace(**changes))
-
-  def _check(self, parts, *words):
-    with pytest.raises(hparams_lib.UsageError) as error:
-      _build(parts)
+  def _check(self, algorithm, *words):
+    with pytest.raises(Exception) as error:
+      _build(algorithm)
     for word in words:
       assert word in str(error.value)
+    return error.value
 
-  def test_of_a_set(self):
-    peers = {'teacher': algorithm_lib.Peer(starts_from='techer')}
-    self._check(
-      self._changed_local(peers=peers),
-      "peer 'teacher': starts_from='techer'",
-      'weights that the server sends: model, teacher',
+  def test_of_a_network(self):
+    networks = {'teacher': base.AuxiliaryNetwork('techer')}
+    error = self._check(
+      self._changed(networks=lambda self: networks),
+      "networks, 'teacher': starts_from='techer'",
+      'weights that the server sends: teacher',
       "did you mean 'teacher'",
     )
+    assert isinstance(error, hparams_lib.UsageError)
 
-  def test_of_a_set_that_is_kept_but_never_sent(self):
-    parts = self._changed_server(sends=lambda model: {})
-    self._check(parts, "starts_from='teacher'", 'the server sends: model')
-
-  def test_of_a_set_in_the_servers_training(self):
-    peers = {'target': algorithm_lib.Peer('techer')}
-    training = objective.SUPERVISED._replace(peers=peers)
+  def test_of_a_network_that_is_kept_but_never_sent(self):
+    mode = lambda self, state: {'mode': base.Broadcast(state.memory.mode)}
     self._check(
-      dataclasses.replace(two_sets.switching(), server_training=training),
-      'weights that the server keeps: model, teacher',
+      self._changed(broadcasts=mode),
+      "starts_from='teacher'",
+      'the server sends: none',
     )
 
-  def test_of_the_broadcast_model(self):
-    peer = algorithm_lib.Peer(starts_from=algorithm_lib.MODEL)
-    assert peer == algorithm_lib.Peer()
+  def test_of_a_network_in_the_servers_training(self):
+    @dataclasses.dataclass(frozen=True)
+    class Trainer(base.Algorithm):
+      def networks(self):
+        return {'techer': base.AuxiliaryNetwork()}
+
+    self._check(
+      self._changed(server_trainer=lambda self: Trainer()),
+      "server_trainer: networks='techer'",
+      'weights that the server keeps: teacher',
+    )
+
+  def test_of_the_model(self):
     first, second = (
-      _run(_build(self._changed_local(peers={'teacher': p})), 1)[0]
-      for p in (peer, algorithm_lib.Peer('teacher'))
+      _run(_build(self._changed(networks=lambda self: {'teacher': n})), 1)[0]
+      for n in (base.AuxiliaryNetwork(), base.AuxiliaryNetwork('teacher'))
     )
     # In the first round, the teacher is the model.
     for a, b in zip(_weights(first), _weights(second)):
       np.testing.assert_array_equal(a, b)
 
   def test_of_streams_and_views(self):
-    stream = algorithm_lib.Stream({'weak': 'weak', 'strong': 'storng'})
+    stream = base.Stream({'weak': 'weak', 'strong': 'storng'})
     self._check(
-      self._changed_local(streams={'unlabeled': stream}),
+      self._changed(streams=lambda self: {'unlabeled': stream}),
       "view 'strong'='storng'",
       'plain, weak, strong',
     )
-    streams = dict(two_sets.switching().local.streams)
-    streams['more'] = algorithm_lib.Stream({}, partner_of='unlabelled')
+    streams = two_sets.Switching().streams()
+    streams['more'] = base.Stream({}, partner_of='unlabelled')
     self._check(
-      self._changed_local(streams=streams),
+      self._changed(streams=lambda self: streams),
       "partner_of='unlabelled'",
       'streams: unlabeled',
     )
 
-  @pytest.mark.parametrize('field', ['statistics_of', 'statistics_if_sent'])
-  def test_of_statistics(self, field):
-    parts = self._changed_server(**{field: ('techer',)})
-    self._check(parts, f"{field}='techer'", 'teacher')
+  def test_of_a_broadcast(self):
+    def broadcasts(self, state):
+      sent = two_sets.Switching.broadcasts(self, state)
+      return {**sent, 'techer': base.Broadcast(state.memory.teacher)}
 
-  def test_of_what_is_sent(self):
-    parts = self._changed_server(sends=lambda model: {'techer': True})
-    self._check(parts, "sends='techer'", 'sets of the model: teacher')
-
-  def test_of_what_is_evaluated(self):
-    prediction = server_model.Prediction(
-      also={'teacher': server_model.of_set('techer')}
-    )
-    parts = dataclasses.replace(two_sets.switching(), prediction=prediction)
-    self._check(parts, "set 'techer'", 'teacher')
-
-  def test_of_signals(self):
-    signals = dict(two_sets.switching().local.signals)
-    del signals['student']
     self._check(
-      self._changed_local(signals=signals),
-      'signals has student, teacher',
-      'declares teacher',
+      self._changed(broadcasts=broadcasts), "broadcasts='techer'", 'teacher'
+    )
+
+  def test_of_uploads(self):
+    upload = base.Upload(0.0, 1.0)
+    self._check(
+      self._changed(uploads=lambda self: {'teacher': upload, 'stud': upload}),
+      'signals has teacher',
+      'declares stud, teacher',
     )
 
   def test_of_rows(self):
-    parts = two_sets.helping()
-    exchange = parts.exchange._replace(
-      row_specs={'embeding': tf.TensorSpec([3], tf.float32)}
+    def build(self, population):
+      exchange = two_sets.Helping.build_exchange(self, population)
+      return exchange._replace(
+        row_specs={'embeding': tf.TensorSpec([3], tf.float32)}
+      )
+
+    error = self._check(
+      self._changed(two_sets.Helping, build_exchange=build),
+      'row has embedding',
     )
-    parts = dataclasses.replace(parts, exchange=exchange)
-    with pytest.raises(hparams_lib.UsageError, match='row has embedding'):
-      _build(parts, scenario='labels_at_clients')
+    assert isinstance(error, hparams_lib.UsageError)
 
   def test_of_what_steps_return_and_read(self):
     """In the graph's code: the error also shows the algorithm's own line."""
-    parts = two_sets.switching()
-    plain = parts.local.steps[0]
+    plain = two_sets.Switching.step
 
-    def of_peers(networks, batch):
-      result = plain(networks, batch)
-      return result._replace(of_peers={'teacher': result.gradients})
+    def auxiliary(self, networks, batch):
+      result = plain(self, networks, batch)
+      return result._replace(auxiliary={'teacher': result.gradients})
 
-    def read(networks, batch):
-      return plain(networks, batch._replace(parts={'u': batch.parts['un']}))
+    def read(self, networks, batch):
+      return plain(self, networks, batch._replace(streams=batch.streams['un']))
 
-    for step, words in (
-      (of_peers, ("of_peers='teacher'", 'trained peers: none')),
-      (read, ("'un': there is no such name", 'unlabeled')),
-    ):
-      changed = self._changed_local(steps=(step,))
-      with pytest.raises(Exception) as error:
-        _build(changed)
-      for word in words:
-        assert word in str(error.value)
+    self._check(
+      self._changed(step=auxiliary),
+      "auxiliary='teacher'",
+      'trained auxiliary networks: none',
+    )
+    self._check(
+      self._changed(step=read), "'un': there is no such name", 'unlabeled'
+    )

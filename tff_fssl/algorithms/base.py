@@ -18,8 +18,8 @@ from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import channels
 from tff_fssl.algorithms import entry
+from tff_fssl.client import inference
 from tff_fssl.lazy import tf
-from tff_fssl.local import inference
 from tff_fssl.models.weights import Weights, all_finite, select
 from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
@@ -27,7 +27,6 @@ from tff_fssl.semisup import means
 
 if TYPE_CHECKING:
   from tff_fssl.data import augment
-  from tff_fssl.finalizers import server_algorithm
   from tff_fssl.models import adapter
   from tff_fssl.models import server_model
   from tff_fssl.rounds import exchange as exchange_lib
@@ -334,7 +333,7 @@ class Aggregate(NamedTuple):
   networks: Mapping[str, tuple[tf.Tensor, ...]]
   uploads: Tensors
   num_reports: tf.Tensor
-  by_group: Callable[[], server_algorithm.ByGroup]
+  by_group: Callable[[], groups_lib.ByGroup]
 
   def move(self, name: str, old: Weights) -> Weights:
     """Applies the combined change of a network, unless it is not finite."""

@@ -24,6 +24,12 @@ class Upload(NamedTuple):
   low: float
   high: float | Callable[[Mapping[str, int]], float]
 
+  def limits(self, num_classes: int) -> tuple[float, float]:
+    """Returns the least and the greatest possible value."""
+    if callable(self.high):
+      return self.low, self.high({'classes': num_classes})
+    return self.low, self.high
+
 
 class Broadcast(NamedTuple):
   """A value that clients receive in addition to the model.

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 import dataclasses
-import importlib
 import inspect
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
-
-if TYPE_CHECKING:
-  from tff_fssl.data import augment
 
 _SERVER = round_hparams_lib.LABELS_AT_SERVER
 _CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
@@ -203,69 +199,9 @@ class Algorithm:
         f' or tiny_hparams: {error}'
       ) from error
 
-  def build_parts(
+  def configure(
     self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
   ) -> Any:
-    """The algorithm's `parts.Parts` for hyper-parameters; see `build`."""
-    adapter = importlib.import_module('tff_fssl.algorithms.adapter')
+    """Returns the `base.Algorithm` of hyper-parameters; None: the defaults."""
     hparams = self.hparams() if hparams is None else hparams
-    return adapter.to_parts(dataclasses.replace(hparams, round=round_hparams))
-
-  def build(
-    self,
-    model_fn: Callable[[], Any],
-    *,
-    views: augment.Views,
-    element_spec: Any,
-    server_data_fn: Callable[[], Any] | None,
-    round_hparams: round_hparams_lib.RoundHparams,
-    seed: int,
-    hparams: Any = None,
-    model_aggregator: Any = None,
-    num_classes: int | None = None,
-    num_clients: int | None = None,
-  ) -> Any:
-    """Builds the learning process.
-
-    Args:
-      model_fn: Builds a Keras model, images -> logits.
-      views: See `assemble.build_process`, as for all that follows.
-      element_spec: The spec of the one element that a client's data set has.
-      server_data_fn: Returns the server's labelled data; None if clients hold
-        the labels.
-      round_hparams: The round's hyper-parameters.
-      seed: Seed of the initial weights and of the server's training.
-      hparams: The algorithm's hyper-parameters, an instance of `self.hparams`;
-        None: its defaults.
-      model_aggregator: A `tff.aggregators.WeightedAggregationFactory`; None:
-        the weighted mean.
-      num_classes: Width of the model's output; None to skip the check.
-      num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
-        Needed only by algorithms with `client_state`.
-
-    Returns:
-      A `tff.learning.templates.LearningProcess`.
-
-    Raises:
-      UsageError: If the algorithm does not support the scenario, or from
-        `build_process`.
-    """
-    scenario = round_hparams.scenario
-    if scenario not in self.capabilities.scenarios:
-      raise hparams_lib.UsageError(
-        f'--scenario={scenario}: {self.name} is not defined for it, only for'
-        f' {", ".join(self.capabilities.scenarios)}'
-      )
-    assemble = importlib.import_module('tff_fssl.rounds.assemble')
-    return assemble.build_process(
-      model_fn,
-      self.build_parts(hparams, round_hparams),
-      views=views,
-      element_spec=element_spec,
-      server_data_fn=server_data_fn,
-      hparams=round_hparams,
-      seed=seed,
-      model_aggregator=model_aggregator,
-      num_classes=num_classes,
-      num_clients=num_clients,
-    )
+    return dataclasses.replace(hparams, round=round_hparams)

@@ -36,9 +36,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
+from tff_fssl.client import seeds
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import LazyImport, tf
-from tff_fssl.local import feed
 from tff_fssl.models.weights import Weights
 from tff_fssl.semisup import pseudo_labels as pseudo_labels_lib
 
@@ -237,9 +237,9 @@ class FedRgd(base.Algorithm):
     num = self.num_groups
     group, is_first = slot % num, tf.equal(slot // num, 0)
     if self.grouping == RANDOM:
-      own = feed.fold_in(seed, feed.GROUP)
+      own = seeds.fold_in(seed, seeds.GROUP)
       group = tf.random.stateless_uniform([], own, 0, num, tf.int32)
-      is_first = tf.random.stateless_uniform([], feed.fold_in(own, 1)) < _FIRST
+      is_first = tf.random.stateless_uniform([], seeds.fold_in(own, 1)) < _FIRST
     if not self.keeps_groups:
       return groups_lib.Place(group, tf.zeros_like(group))
     start = group

@@ -36,14 +36,25 @@ many passes over the test set as there are clients; see
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
-from typing import ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
 from tff_fssl.algorithms import supervised
 from tff_fssl.algorithms import uda
+from tff_fssl.lazy import LazyImport, tf
+from tff_fssl.models import statistics
+from tff_fssl.models.weights import Weights
+from tff_fssl.rounds import own_models
+
+if TYPE_CHECKING:
+  from tff_fssl.models import server_model
+  from tff_fssl.rounds import exchange as exchange_lib
+else:
+  server_model = LazyImport('tff_fssl.models.server_model')
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
 _CAPABILITIES = base.Capabilities(
@@ -56,25 +67,75 @@ _CAPABILITIES = base.Capabilities(
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class LocalSupervised(supervised.Supervised):
-  """Labels only by each client alone, without federation."""
+class _Alone(base.Algorithm):
+  """A client that trains, and predicts by, a model of its own.
 
-  name = 'local_supervised'
-  paper = _PAPER
+  A table at the server stands for the clients' own disks.
+  """
+
   scenarios = (base.LABELS_AT_CLIENTS,)
+  paper = _PAPER
   capabilities = _CAPABILITIES
   alone = True
 
+  def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
+    """Starts from the client's own model (step 1)."""
+    own: Weights = own_models.of_client(weights, received)
+    return own
+
+  def finish(
+    self, client: base.Client, metrics: Mapping[str, base.Mean]
+  ) -> base.ClientOutput:
+    """Keeps the model, with statistics of the client's examples (3, 4)."""
+    del metrics
+    network = client.networks.model
+    weights = network.weights_now(client.weights.statistics_count)
+    if network.is_static:
+      weights = statistics.renewed(
+        network,
+        weights,
+        tf.concat([client.labeled.x, client.unlabeled.x], axis=0),
+        client.views,
+        kind=self.round.batch_norm_statistics,
+        batch_size=self.round.statistics_batch_size,
+      )
+    return base.ClientOutput(own_models.to_row(weights))
+
+  def update(
+    self,
+    state: base.ServerState,
+    aggregate: base.Aggregate,
+    server: base.Server,
+  ) -> base.ServerState:
+    """Leaves the common model as it was in the beginning."""
+    del aggregate, server
+    return state
+
+  def exchange(self) -> exchange_lib.BuildExchange:
+    """Keeps the clients' models: zeros before a client has one."""
+    return own_models.build_exchange
+
+  def prediction(self) -> server_model.Prediction:
+    """Predicts by each client's own model."""
+    return server_model.Prediction(
+      member=lambda model, table, client_id: own_models.of_client(
+        model.weights, own_models.row_of(table, client_id)
+      )
+    )
+
 
 @dataclasses.dataclass(frozen=True)
-class LocalUda(uda.Uda):
+class LocalSupervised(_Alone, supervised.Supervised):
+  """Labels only by each client alone, without federation."""
+
+  name = 'local_supervised'
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalUda(_Alone, uda.Uda):
   """UDA by each client alone, without federation."""
 
   name = 'local_uda'
-  paper = _PAPER
-  scenarios = (base.LABELS_AT_CLIENTS,)
-  capabilities = _CAPABILITIES
   compute = base.Compute(base.Passes(2, 1))
   # The server does not train.
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = tuple(
@@ -82,17 +143,12 @@ class LocalUda(uda.Uda):
     for metric in uda.Uda.metrics
     if not metric.column.startswith('finalizer/')
   )
-  alone = True
 
 
 @dataclasses.dataclass(frozen=True)
-class LocalFixMatch(fixmatch.FixMatch):
+class LocalFixMatch(_Alone, fixmatch.FixMatch):
   """FixMatch by each client alone, without federation."""
 
   name = 'local_fixmatch'
   tiny = {'confidence_threshold': 0.3}
-  paper = _PAPER
-  scenarios = (base.LABELS_AT_CLIENTS,)
-  capabilities = _CAPABILITIES
   compute = base.Compute(base.Passes(2, 1))
-  alone = True

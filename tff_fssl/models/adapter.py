@@ -187,7 +187,8 @@ class Network:
         self._recorded.append(BatchMoments(index, mean, variance, count))
       return outputs
 
-    return call
+    wrapped: Callable[..., tf.Tensor] = call
+    return wrapped
 
   def assign(self, weights: Weights) -> None:
     """Assigns a weight set to the model, and frozen weights with it.

@@ -11,6 +11,7 @@ import contextlib
 import re
 import traceback
 from typing import Any, NamedTuple, TypeAlias
+import warnings
 
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import np, tf
@@ -48,6 +49,20 @@ def _cause(error: Exception) -> str:
   return f'{prefix}{line}'[:300]
 
 
+@contextlib.contextmanager
+def _inference_phase() -> Iterator[None]:
+  """Has Keras build layers for inference alone.
+
+  In a graph it would otherwise build both branches of each layer that asks for
+  the phase, and drop them: only later calls compute anything.
+  """
+  with contextlib.ExitStack() as stack:
+    with warnings.catch_warnings():  # Keras calls the function deprecated.
+      warnings.simplefilter('ignore')
+      stack.enter_context(tf.keras.backend.learning_phase_scope(0))
+    yield
+
+
 def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
   """The model that `model_fn` builds.
 
@@ -55,9 +70,7 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
     UsageError: If it raises, or does not return a Keras model.
   """
   try:
-    # In a graph, Keras would otherwise build both branches of each layer that
-    # asks for the phase, and drop them: only later calls compute anything.
-    with tf.keras.backend.learning_phase_scope(0):
+    with _inference_phase():
       model = model_fn()
   except UsageError:
     raise

@@ -6,16 +6,16 @@ import collections
 from collections.abc import Callable
 from typing import Any
 
+from tff_fssl.algorithms import base
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import algorithm as algorithm_lib
 
 # By kind of examples, the least label.
 _LABELS = (('labeled', 0), ('unlabeled', -1))
 
 
-def read_examples(examples: Any) -> algorithm_lib.Examples:
+def read_examples(examples: Any) -> base.Examples:
   """`OrderedDict(x, y)` as `Examples`."""
-  return algorithm_lib.Examples(examples['x'], examples['y'])
+  return base.Examples(examples['x'], examples['y'])
 
 
 def read_one(dataset: tf.data.Dataset, default: Any = None) -> Any:

@@ -7,9 +7,11 @@ import functools
 from typing import Any
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.algorithms import base
+from tff_fssl.client import batches
+from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import training
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.rounds import client_work
@@ -17,9 +19,9 @@ from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
-from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
-from tff_fssl.rounds import server_side
+from tff_fssl.rounds import server as server_lib
+from tff_fssl.rounds import states as states_lib
 from tff_fssl.rounds import statistics_phase
 
 
@@ -29,29 +31,34 @@ class ClientSide:
 
   Attributes:
     networks: Makes their networks.
-    parts: The algorithm.
+    algorithm: The algorithm.
+    states: Its states.
     views: How stored examples become the network's inputs.
     element_spec: The spec of the one element that a client's data set has.
-    hparams: The round's hyper-parameters.
     exchange: What else travels, if anything does.
     delivery: Which weights travel.
   """
 
   networks: network_factory.NetworkFactory
-  parts: parts_lib.Parts
+  algorithm: base.Algorithm
+  states: states_lib.States
   views: augment.Views
   element_spec: Any
-  hparams: round_hparams_lib.RoundHparams
   exchange: exchange_lib.Exchange | None
   delivery: delivery_lib.Delivery
 
   @property
-  def uploaded_peers(self) -> dict[str, int]:
-    """Name of each peer in the update -> the number of its tensors."""
+  def hparams(self) -> round_hparams_lib.RoundHparams:
+    """Returns the round's hyper-parameters."""
+    return self.algorithm.round
+
+  @property
+  def uploaded_networks(self) -> dict[str, int]:
+    """Names the uploaded networks, with the number of each one's tensors."""
     return {
       name: self.networks.num_trainable
-      for name, peer in self.parts.local.peers.items()
-      if peer.uploaded
+      for name, declared in self.algorithm.networks().items()
+      if declared.uploaded
     }
 
   def part(self, release_metrics: bool) -> client_work.ClientPart:
@@ -65,8 +72,9 @@ class ClientSide:
       num_classes=self.networks.num_classes,
       accepts=self.views.accepts,
       weigh_by_examples=hparams.client_weighting == 'examples',
-      draws_episodes=self.parts.local.draws_episodes,
+      draws_episodes=batches.draws_episodes(self.algorithm.streams()),
       track_non_trainable=self.networks.tracks_moving_averages,
+      reports=tuple(self.algorithm.uploads()),
       exchange=self.exchange,
       delivery=self.delivery,
       release_metrics=release_metrics,
@@ -76,7 +84,7 @@ class ClientSide:
     """What gathers a client's own statistics; makes variables."""
     if not self._gathers_statistics:
       return lambda model, images: model
-    network, predicting = self.networks.make(), self.parts.prediction.weights
+    network, predicting = self.networks.make(), self.states.prediction.weights
 
     def gather(
       model: server_model.ServerModel, images: tf.Tensor
@@ -96,26 +104,28 @@ class ClientSide:
   def _training(self) -> training.LocalTraining:
     """A client's training; makes variables."""
     hparams, local = self.hparams, self.networks.make()
-    peers, initial = {}, {}
-    for name, peer in self.parts.local.peers.items():
-      if peer.model_fn is None:
-        peers[name] = self.networks.make()
+    streams = self.algorithm.streams()
+    uses_unlabeled = batches.trains_on(streams, labeled=False)
+    further, initial = {}, {}
+    for name, declared in self.algorithm.networks().items():
+      if declared.build is None:
+        further[name] = self.networks.make()
       else:
-        peers[name], initial[name] = self.networks.make_other(
-          peer.model_fn, local
+        further[name], initial[name] = self.networks.make_other(
+          declared.build, local
         )
     return training.LocalTraining(
       local,
-      self.parts.local,
+      self.algorithm,
       self.views,
       training.LoopConfig(
         hparams.client_epochs,
-        *hparams.client_batch_sizes(self.parts.local.trains_on_unlabeled),
+        *hparams.client_batch_sizes(uses_unlabeled),
         optimizers.of_clients(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
       ),
-      peers,
+      further,
       initial,
     )
 
@@ -128,13 +138,13 @@ class ClientSide:
   @property
   def _gathers_statistics(self) -> bool:
     """Whether they gather statistics for static batch norm at all."""
-    return self.networks.is_static and not self.parts.alone
+    return self.networks.is_static and not self.algorithm.alone
 
   def statistics_phases(
     self,
     model_type: tff.Type,
     message_type: tff.Type,
-    server: server_side.ServerSide,
+    server: server_lib.ServerSide,
   ) -> tuple[list[statistics_phase.Phase], int]:
     """What gathers statistics; the bytes a client sends for it."""
     if not self._gathers_statistics:
@@ -154,16 +164,16 @@ class ClientSide:
       num_classes=self.networks.num_classes,
       server_data_fn=server.data_fn,
       server_batch_size=server.statistics_batch_size,
-      predicting=self.parts.prediction.weights,
+      predicting=self.states.prediction.weights,
       delivery=delivery_lib.Delivery(kept=self.delivery.kept),
     )
-    algorithm = self.parts.server
+    states = self.states
     # Which statistics are gathered in which rounds.
     when = {
-      **dict.fromkeys(('', *algorithm.statistics_of)),
+      **dict.fromkeys(('', *states.statistics_of)),
       **{
-        name: functools.partial(algorithm.is_sent, name)
-        for name in algorithm.statistics_if_sent
+        name: functools.partial(states.is_sent, name)
+        for name in states.statistics_if_sent
       },
     }
     phases = [

@@ -7,14 +7,14 @@ each client, `W@SERVER` one value of type W at the server.
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 import dataclasses
 import functools
 from typing import Any
 
+from tff_fssl.client import non_finite
+from tff_fssl.client import training
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import non_finite
-from tff_fssl.local import training
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import select
 from tff_fssl.rounds import client_data
@@ -57,6 +57,8 @@ class ClientPart:
     draws_episodes: Whether the algorithm draws episodes.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
+    reports: Names of uploads that the server gets means of; the others are the
+      row for the exchange.
     exchange: What else travels, if anything.
     delivery: Which weights travel.
     release_metrics: If false, clients send nothing but update and weight, to
@@ -70,6 +72,7 @@ class ClientPart:
   weigh_by_examples: bool = False
   draws_episodes: bool = False
   track_non_trainable: bool = False
+  reports: Collection[str] = ()
   exchange: exchange_lib.Exchange | None = None
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
   release_metrics: bool = True
@@ -92,8 +95,7 @@ class ClientPart:
       round_num=round_num,
       enabled=round_num >= 1,
       share=data.get('share'),
-      sets=received.sets,
-      received=received.others,
+      received=received.values,
       watch=watch,
     )
     finite = result.is_finite
@@ -175,7 +177,7 @@ def build_local_model(
       received = part.read_message(make_message(state, round_num), data)
       _, finite = part.train(local, received, data, round_num)
       learnt = model.with_weights(local.weights_now(model.statistics_count))
-      learnt = learnt.with_sets(**local.weights_of_peers(model.sets))
+      learnt = learnt.with_sets(**local.auxiliary_weights(model.sets))
       images = tf.concat([data['labeled']['x'], data['unlabeled']['x']], axis=0)
       learnt = own_statistics(learnt, images)
       return select(finite, learnt, lambda: model)
@@ -358,23 +360,30 @@ def _upload(
       )
       if before.dtype.is_floating  # Training never changes counters.
     )
-  update = part.delivery.of_update(update) + result.of_peers
+  update = part.delivery.of_update(update)
+  for change in result.auxiliary.values():
+    update += change
   if part.delivery.groups is not None:
     place = tf.stack(part.delivery.groups.place_of(data))
     update += (tf.cast(place, tf.float32),)
+  uploads = sorted(result.uploads.items())
   report = collections.OrderedDict(
     is_finite=finite,
     reports=reports,
     num_examples=result.num_examples,
     ratios=collections.OrderedDict(
-      (name, tf.stack(pair)) for name, pair in sorted(result.ratios.items())
+      (name, tf.stack(pair)) for name, pair in sorted(result.metrics.items())
     ),
     ranges=collections.OrderedDict(sorted(result.ranges.items())),
-    signals=collections.OrderedDict(sorted(result.finished.signals.items())),
+    signals=collections.OrderedDict(
+      (n, v) for n, v in uploads if n in part.reports
+    ),
   )
   for name in _COUNTED:
     report[name] = screen_lib.masked(report[name], reports, 0.0)
-  values = collections.OrderedDict(sorted(result.finished.row.items()))
+  values = collections.OrderedDict(
+    (n, v) for n, v in uploads if n not in part.reports
+  )
   sent: Any = update
   if part.exchange is not None and part.exchange.in_sum:
     sent += tuple(screen_lib.masked(values, reports, 0.0).values())

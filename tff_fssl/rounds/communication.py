@@ -5,18 +5,18 @@ from __future__ import annotations
 import collections
 from collections.abc import Mapping
 
-from tff_fssl.finalizers import server_algorithm
 from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import states as states_lib
 
 
 def build_communication(
   model_type: tff.Type,
   upload_type: tff.Type,
   *,
-  server: server_algorithm.ServerAlgorithm,
+  states: states_lib.States,
   peer_sizes: dict[str, int],
   exchange: exchange_lib.Exchange | None,
   kept_bytes: int,
@@ -36,7 +36,7 @@ def build_communication(
   Args:
     model_type: The type of the `ServerModel`.
     upload_type: The type of a `ClientResult`.
-    server: The server's part of the algorithm.
+    states: The states of the algorithm.
     peer_sizes: Name of each uploaded peer -> the number of its tensors.
     exchange: The exchange, if there is one.
     kept_bytes: The size of the model's weights that stay at the server.
@@ -68,11 +68,11 @@ def build_communication(
     after = server_model.ServerModel(*after)
     num_phases = tf.constant(0, tf.int64)
     if has_statistics_phases:
-      num_phases += 1 + len(server.statistics_of)
-      for name in server.statistics_if_sent:
-        num_phases += tf.cast(server.is_sent(name, after), tf.int64)
+      num_phases += 1 + len(states.statistics_of)
+      for name in states.statistics_if_sent:
+        num_phases += tf.cast(states.is_sent(name, after), tf.int64)
     down = collections.OrderedDict(model=one, statistics=one * num_phases)
-    for name, is_sent in server.sent(model).items():
+    for name, is_sent in states.sent(model).items():
       size = client_data.num_bytes(model_type.sets[name])
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
     if exchange is not None:

@@ -7,15 +7,17 @@ import dataclasses
 import functools
 import math
 
+from tff_fssl.algorithms import base
+from tff_fssl.client import batches
+from tff_fssl.client import compute
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
-from tff_fssl.local import compute
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models import flops as flops_lib
 from tff_fssl.rounds import exchange as exchange_lib
-from tff_fssl.rounds import parts as parts_lib
-from tff_fssl.rounds import round_hparams
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import states as states_lib
 
 Flops = flops_lib.Flops
 
@@ -28,16 +30,14 @@ class RoundCompute:
     clients: What clients compute for each example.
     server: What the server computes for each of its labelled examples; None if
       it has none.
-    parts: The algorithm.
-    hparams: The round's hyper-parameters.
+    algorithm: The algorithm.
     is_static: Whether a round gathers static batch norm statistics.
     num_classes: The number of classes.
   """
 
   clients: compute.Cost
   server: compute.Cost | None
-  parts: parts_lib.Parts
-  hparams: round_hparams.RoundHparams
+  algorithm: base.Algorithm
   is_static: bool
   num_classes: int
 
@@ -63,17 +63,18 @@ class RoundCompute:
     Returns:
       The FLOPs of steps, of what is computed once, and of static batch norm.
     """
-    hparams, local = self.hparams, self.parts.local
-    sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
+    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    uses = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
+    sizes = hparams.client_batch_sizes(uses[0])
     once_for = num_unlabeled
-    if local.draws_episodes:
+    if batches.draws_episodes(streams):
       in_steps = self._examples_in_episodes(num_labeled, num_unlabeled)
       once_for = num_labeled
     else:
       in_steps = _examples_in_steps(
         hparams.client_epochs,
-        (num_unlabeled, sizes[0], local.trains_on_unlabeled),
-        (num_labeled, sizes[1], local.trains_on_labels),
+        (num_unlabeled, sizes[0], uses[0]),
+        (num_labeled, sizes[1], uses[1]),
       )
     total = (unlabeled or self.clients.unlabeled) * in_steps[0]
     total += self.clients.labeled * in_steps[1]
@@ -84,8 +85,9 @@ class RoundCompute:
     self, num_labeled: float, num_unlabeled: float
   ) -> list[float]:
     """The unlabelled and the labelled examples in all episodes of a round."""
-    local, hparams = self.parts.local, self.hparams
-    groups = local.streams[local.own_stream(labeled=True) or ''].episode or ()
+    hparams, streams = self.algorithm.round, self.algorithm.streams()
+    name = batches.own_stream(streams, labeled=True)
+    groups = streams[name or ''].episode or ()
     sizes = (hparams.client_batch_size, self.num_classes * sum(groups))
     return [
       hparams.client_epochs * min(num, size)
@@ -96,36 +98,34 @@ class RoundCompute:
     """The FLOPs of the server's round, with so many labelled examples."""
     if self.server is None:
       return Flops()
-    processed = self.hparams.server_epochs * num_labeled
-    processed *= self.parts.server.num_trainings
+    processed = self.algorithm.round.server_epochs * num_labeled
+    processed *= self.algorithm.num_trainings
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:
     """The FLOPs of passes that gather static batch norm statistics."""
     if not self.is_static:
       return Flops()
-    server = self.parts.server
-    always = 1 + len(server.statistics_of)
-    most = always + len(server.statistics_if_sent)
+    states = states_lib.States(self.algorithm)
+    always = 1 + len(states.statistics_of)
+    most = always + len(states.statistics_if_sent)
     return Flops(self.forward * always, self.forward * most) * num_examples
 
 
 def measure(
   model_fn: adapter.ModelFn,
-  parts: parts_lib.Parts,
+  algorithm: base.Algorithm,
   *,
   views: augment.Views,
   stored: tf.TensorSpec,
-  hparams: round_hparams.RoundHparams,
 ) -> RoundCompute:
   """Traces an algorithm's steps; runs nothing.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
-    parts: The algorithm.
+    algorithm: The algorithm.
     views: How stored examples become the network's inputs.
     stored: The spec of examples as they are stored, [None, ...].
-    hparams: The round's hyper-parameters.
 
   Returns:
     What a round computes.
@@ -136,7 +136,8 @@ def measure(
     UsageError: If the model cannot be trained.
   """
   shape = augment.input_shape(views, stored)
-  model_fn, num_classes = parts.network_fn(model_fn), None
+  hparams, num_classes = algorithm.round, None
+  model_fn = network_factory.network_fn(model_fn, algorithm)
   if isinstance(model_fn, embedding.EmbeddingFn):
     num_classes = model_fn.num_classes()
   with tf.Graph().as_default():
@@ -149,86 +150,85 @@ def measure(
     )
     passes = compute.of_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
-    local = parts.local
-    if parts.alone:  # Its end is static batch norm's pass: see `_statistics`.
-      local = local._replace(finish=None)
+    num_classes = num_classes or network.num_outputs
     clients = compute.of_algorithm(
       network,
-      local,
-      received=_received(network, parts, num_classes or network.num_outputs),
+      algorithm,
+      received=_received(network, algorithm, num_classes),
       **options,
     )
     server = None
     if not hparams.labels_at_clients:
-      server = compute.of_algorithm(network, parts.server_training, **options)
+      server = compute.of_algorithm(
+        network, algorithm.server_trainer(), at_server=True, **options
+      )
     return RoundCompute(
-      clients,
-      server,
-      parts,
-      hparams,
-      network.is_static,
-      num_classes or network.num_outputs,
+      clients, server, algorithm, network.is_static, num_classes
     )
 
 
 def receive(
-  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
+  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Received:
   """Makes what a client receives in the first round.
 
   Args:
     network: A network of the algorithm.
-    parts: The algorithm.
+    algorithm: The algorithm.
     num_classes: The number of classes.
 
   Returns:
     The message, as client 0 uses it.
   """
-  return _receive(_exchange(network, parts, num_classes), network, parts)
+  return _receive(
+    _exchange(network, algorithm, num_classes), network, algorithm
+  )
 
 
 def _exchange(
-  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
+  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Exchange | None:
   """Makes the exchange, if there is one; may make variables."""
-  exchange = parts.exchange
-  if exchange is not None and not isinstance(exchange, exchange_lib.Exchange):
-    # The size of the population has no influence on what one client gets.
-    of_peers = {
-      name: adapter.Network(
-        functools.partial(peer.model_fn, network), trace=False
-      ).weight_specs
-      for name, peer in parts.local.peers.items()
-      if peer.model_fn is not None
-    }
-    population = exchange_lib.Population(
-      1, network.weight_specs, of_peers, num_classes, network.num_outputs
+  build = algorithm.exchange()
+  if build is None:
+    return None
+  of_others = {
+    name: adapter.Network(
+      functools.partial(declared.build, network), trace=False
+    ).weight_specs
+    for name, declared in algorithm.networks().items()
+    if declared.build is not None
+  }
+  # The size of the population has no influence on what one client gets.
+  return build(
+    exchange_lib.Population(
+      1, network.weight_specs, of_others, num_classes, network.num_outputs
     )
-    exchange = exchange(population)
-  return exchange
+  )
 
 
 def _receive(
   exchange: exchange_lib.Exchange | None,
   network: adapter.Network,
-  parts: parts_lib.Parts,
+  algorithm: base.Algorithm,
 ) -> exchange_lib.Received:
   """Makes what a client receives in the first round."""
   table = () if exchange is None else exchange.initialize()
-  model = parts.server.start(network.initial_weights())
+  states = states_lib.States(algorithm)
+  model = states.start(network.initial_weights())
   message = exchange_lib.make_message(
-    exchange, parts.server, table, model, tf.constant(1)
+    exchange, states, table, model, tf.constant(1)
   )
   return exchange_lib.read_message(exchange, message, tf.constant(0))
 
 
 def _received(
-  network: adapter.Network, parts: parts_lib.Parts, num_classes: int
+  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> Mapping[str, tf.TensorSpec]:
   """The specs of `ClientData.received`."""
-  exchange = _exchange(network, parts, num_classes)
+  exchange = _exchange(network, algorithm, num_classes)
   traced = tf.function(
-    lambda: _receive(exchange, network, parts).others, autograph=False
+    lambda: _receive(exchange, network, algorithm).values, autograph=False
   ).get_concrete_function()
   specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

@@ -6,12 +6,13 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from tff_fssl.finalizers import server_algorithm
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import LazyImport, np, tf, tff
+from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import delivery as delivery_lib
+from tff_fssl.rounds import states as states_lib
 
 if TYPE_CHECKING:
   from tff_fssl.aggregators import collecting
@@ -20,7 +21,7 @@ else:  # They define classes of TFF, which algorithms need not import.
   collecting = LazyImport('tff_fssl.aggregators.collecting')
   guarded = LazyImport('tff_fssl.aggregators.guarded')
 
-ServerModel = server_algorithm.ServerModel
+ServerModel = server_model.ServerModel
 # Values between computations end at 2 GB, as TensorFlow's messages do: a table
 # must be smaller.
 MAX_TABLE_BYTES = 1.5e9
@@ -166,19 +167,18 @@ class Received(NamedTuple):
 
   Attributes:
     weights: The weights to start from.
-    sets: Name -> weights of a network. The model's own, if it was not sent.
-    others: Name -> tensor: control values, what the exchange sent, and sets
-      that are not a network's weights (zeros, if one was not sent).
+    values: Name -> value: sets, control values, and values from the exchange. A
+      network that was not sent is the model's weights; any other set that was
+      not sent is 0.
   """
 
   weights: Weights
-  sets: Mapping[str, Weights]
-  others: Mapping[str, Any]
+  values: Mapping[str, Any]
 
 
 def make_message(
   exchange: Exchange | None,
-  server: server_algorithm.ServerAlgorithm,
+  states: states_lib.States,
   table: Any,
   model: ServerModel,
   round_num: tf.Tensor,
@@ -186,7 +186,7 @@ def make_message(
 ) -> Message:
   """The message of a round."""
   sets: Any = collections.OrderedDict()
-  for name, is_sent in server.sent(model).items():
+  for name, is_sent in states.sent(model).items():
     sets[name] = client_data.one_if(is_sent, model.sets[name])
   return Message(
     delivery.of_model(model),
@@ -205,20 +205,20 @@ def read_message(
 ) -> Received:
   """What a client uses of a message; with groups, `start` is its row."""
   weights = delivery.received(message.weights, start)
-  sets: dict[str, Weights] = {}
-  others: dict[str, Any] = dict(message.control)
+  values: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
     is_network = isinstance(dataset.element_spec, Weights)
-    value = client_data.read_one(dataset, weights if is_network else None)
-    (sets if is_network else others)[name] = value
+    values[name] = client_data.read_one(
+      dataset, weights if is_network else None
+    )
   if exchange is not None:
-    others |= exchange.receive(message.exchange, client_id)
-  return Received(weights, sets, others)
+    values |= exchange.receive(message.exchange, client_id)
+  return Received(weights, values)
 
 
 def build_distributor(
   model_type: tff.Type,
-  server: server_algorithm.ServerAlgorithm,
+  states: states_lib.States,
   exchange: Exchange | None,
   first_round: int,
   delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
@@ -227,7 +227,7 @@ def build_distributor(
 
   Args:
     model_type: The type of the `ServerModel`.
-    server: The server's part of the algorithm.
+    states: The states of the algorithm.
     exchange: The exchange, if there is one.
     first_round: The number of the first round.
     delivery: Which weights travel.
@@ -252,7 +252,7 @@ def build_distributor(
     if exchange is not None:
       table, round_num = state['table'], state['round_num']
     model = ServerModel(*model)
-    return make_message(exchange, server, table, model, round_num, delivery)
+    return make_message(exchange, states, table, model, round_num, delivery)
 
   @tff.federated_computation
   def init_fn() -> tff.Value:

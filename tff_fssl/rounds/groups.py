@@ -22,6 +22,22 @@ class Place(NamedTuple):
   start: tf.Tensor
 
 
+class ByGroup(NamedTuple):
+  """The combined updates of each of several groups of clients.
+
+  Attributes:
+    update: Like `Aggregate.update`, with one dimension more, the first: the
+      groups. 0 for a group without a usable update.
+    sizes: float32 [groups], the numbers of usable updates.
+    starts: float32 [groups, rows], the share of a group's weight that started
+      from each row of `Groups.starts`; 0 for a group without a usable update.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  sizes: tf.Tensor
+  starts: tf.Tensor
+
+
 class Groups(NamedTuple):
   """The groups of an algorithm.
 

@@ -7,11 +7,21 @@ import functools
 from typing import Any
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.algorithms import base
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+
+
+def network_fn(
+  model_fn: adapter.ModelFn, algorithm: base.Algorithm
+) -> adapter.ModelFn:
+  """Builds an algorithm's network: the model, with or without classifier."""
+  if not algorithm.embeds:
+    return model_fn
+  return embedding.without_classifier(model_fn)
 
 
 class NetworkFactory:
@@ -92,7 +102,7 @@ class NetworkFactory:
   def specs_of(
     self, model_fn: Callable[[adapter.Network], tf.keras.Model]
   ) -> Weights:
-    """The specs of the weights of a peer with this `model_fn`."""
+    """The specs of the weights of an auxiliary network with this `build`."""
     with tf.Graph().as_default():
       return self.make_other(model_fn, self.make())[0].weight_specs
 
@@ -104,7 +114,7 @@ class NetworkFactory:
     """A network of another kind, and what gives its initial weights.
 
     Args:
-      model_fn: `Peer.model_fn`.
+      model_fn: `AuxiliaryNetwork.build`.
       local: The local network.
 
     Returns:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 import functools
 
+from tff_fssl.client import optimizer as optimizer_lib
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import optimizer as optimizer_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 RoundHparams = round_hparams_lib.RoundHparams

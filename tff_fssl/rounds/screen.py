@@ -8,12 +8,12 @@ import math
 from typing import Any, NamedTuple
 
 from tff_fssl.aggregators import guarded
+from tff_fssl.algorithms import base
+from tff_fssl.client import batches
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
-from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 # A metric's sum above this, per example, is absurd.
 _MAX_METRIC = 1e6
@@ -43,30 +43,28 @@ class Bounds(NamedTuple):
 
 
 def build_bounds(
-  local: algorithm_lib.LocalAlgorithm,
-  hparams: round_hparams_lib.RoundHparams,
+  algorithm: base.Algorithm,
   exchange: exchange_lib.Exchange | None,
   num_classes: int,
   groups: groups_lib.Groups | None = None,
 ) -> Bounds:
   """Bounds on what an honest client with `max_client_examples` can send."""
-  sizes = hparams.client_batch_sizes(local.trains_on_unlabeled)
-  batch_sizes = [
-    size
-    for size, used in zip(
-      sizes, (local.trains_on_unlabeled, local.trains_on_labels)
-    )
-    if used
-  ]
+  hparams, streams = algorithm.round, algorithm.streams()
+  used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
+  sizes = hparams.client_batch_sizes(used[0])
+  batch_sizes = [size for size, is_used in zip(sizes, used) if is_used]
   # The other streams repeat until the longest stream of batches ends.
   steps = max(math.ceil(hparams.most_client_examples / b) for b in batch_sizes)
   most = float(hparams.client_epochs * steps * sum(batch_sizes))
-  if not local.weighs and hparams.client_weighting == 'examples':
+  if not algorithm.sets_weights and hparams.client_weighting == 'examples':
     allowed = guarded.AllowedWeights(most)
   else:
-    allowed = guarded.AllowedWeights(1.0, all_or_nothing=not local.weighs)
+    allowed = guarded.AllowedWeights(
+      1.0, all_or_nothing=not algorithm.sets_weights
+    )
   signals = {
-    name: signal.limits(num_classes) for name, signal in local.signals.items()
+    name: upload.limits(num_classes)
+    for name, upload in algorithm.uploads().items()
   }
   return Bounds(allowed, most, signals, exchange, groups)
 

@@ -57,11 +57,11 @@ from typing import TYPE_CHECKING
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
+from tff_fssl.client import inference
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.hparams import to_text
 from tff_fssl.lazy import LazyImport, tf
-from tff_fssl.local import inference
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpening

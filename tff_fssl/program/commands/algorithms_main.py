@@ -265,10 +265,9 @@ def _measured(entry: registry.Algorithm) -> str:
     )
     cost = compute.measure(
       lambda: networks.build_network('cnn', _IMAGE, 10, 'bn'),
-      entry.build_parts(None, hparams),
+      entry.configure(None, hparams),
       views=augment.build_views(_IMAGE, mean=(0.5,), std=(0.5,), flip=False),
       stored=tf.TensorSpec([None, *_IMAGE], tf.uint8),
-      hparams=hparams,
     ).clients
     for kind, flops in (
       ('for an unlabelled example in a step', cost.unlabeled),

@@ -41,8 +41,11 @@ from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
+from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
+from tff_fssl.rounds import states
 
 # Weights of a network are made without claiming the GPU that training uses.
 _ON_CPU = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
@@ -50,8 +53,8 @@ _ON_CPU = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
   """Returns how the model of a configuration predicts."""
-  parts = config.entry.build_parts(config.algorithm, config.round)
-  return parts.prediction
+  algorithm = config.entry.configure(config.algorithm, config.round)
+  return states.States(algorithm).prediction
 
 
 @dataclasses.dataclass(frozen=True)
@@ -258,7 +261,7 @@ def build_model_fn(
     The function.
   """
   info = config.info
-  parts = config.entry.build_parts(config.algorithm, config.round)
+  algorithm = config.entry.configure(config.algorithm, config.round)
   model_fn: adapter.ModelFn = functools.partial(
     networks.build_network,
     config.run.model,
@@ -272,7 +275,7 @@ def build_model_fn(
   if frozen_values is not None:
     train_layers = config.run.train_layers
     model_fn = frozen.FrozenFn(model_fn, train_layers, frozen_values)
-  return parts.network_fn(model_fn)
+  return network_factory.network_fn(model_fn, algorithm)
 
 
 def load_weights(
@@ -380,10 +383,9 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
   try:
     measured = round_compute.measure(
       task.model_fn,
-      config.entry.build_parts(config.algorithm, config.round),
+      config.entry.configure(config.algorithm, config.round),
       views=task.views,
       stored=stored,
-      hparams=config.round,
     )
   except flops.UnknownFlopsError:
     return None
@@ -438,20 +440,21 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
       server_data_dir,
     )
   round_settings = _bound_clients(config, partition)
-  process = config.entry.build(
+  process = process_lib.build_process(
     task.model_fn,
-    views=task.views,
-    element_spec=clients.element_spec(
-      data.example_shape,
-      stragglers=bool(config.participation.straggler_probability),
+    config.entry.configure(config.algorithm, round_settings),
+    process_lib.DataSpec(
+      clients.element_spec(
+        data.example_shape,
+        stragglers=bool(config.participation.straggler_probability),
+      ),
+      task.views,
+      server_data_fn,
+      data.num_classes,
+      partition.num_clients,
     ),
-    server_data_fn=server_data_fn,
-    round_hparams=round_settings,
-    hparams=config.algorithm,
     seed=config.run.seed,
-    num_classes=data.num_classes,
-    num_clients=partition.num_clients,
-    model_aggregator=_build_aggregator(config),
+    aggregator=_build_aggregator(config),
   )
   _check_streaming(config.streaming.steps, partition)
   load = remote_data.Loader(

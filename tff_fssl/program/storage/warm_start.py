@@ -21,6 +21,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import keras_weights
 from tff_fssl.program.storage import output_tree
+from tff_fssl.rounds import states
 
 _SUFFIXES = '.keras, .h5'
 # In a checkpoint.
@@ -267,8 +268,9 @@ def _predicting(source: Source) -> Any:
   if source.config is None:
     return model.weights
   config = source.config
-  parts = config.entry.build_parts(config.algorithm, config.round)
-  trainable, non_trainable, count = parts.prediction.weights(model)
+  algorithm = config.entry.configure(config.algorithm, config.round)
+  prediction = states.States(algorithm).prediction
+  trainable, non_trainable, count = prediction.weights(model)
   return model.weights._replace(
     trainable=tuple(map(np.asarray, trainable)),
     non_trainable=tuple(map(np.asarray, non_trainable)),

@@ -6,12 +6,10 @@ import collections
 from collections.abc import Callable, Mapping
 import dataclasses
 
+from tff_fssl.algorithms import base
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.finalizers import server_algorithm
-from tff_fssl.finalizers import server_step
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import training
 from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights, select
@@ -19,6 +17,8 @@ from tff_fssl.rounds import client_data
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import optimizers
 from tff_fssl.rounds import round_hparams as round_hparams_lib
+from tff_fssl.rounds import server_step
+from tff_fssl.rounds import states as states_lib
 
 # Keeps the server's seeds apart from the clients', which the data source makes.
 _SERVER = 1
@@ -30,22 +30,25 @@ class ServerSide:
 
   Attributes:
     networks: Makes its networks.
-    algorithm: What it does with what came from the clients.
-    training: What it does with its labels, if it has any.
+    algorithm: The algorithm.
+    states: Its states.
     views: How stored examples become the network's inputs.
     data_fn: Returns its labelled data, a data set of one element
       OrderedDict(x, y); called inside a TFF computation. None: it has none.
-    hparams: The round's hyper-parameters.
     seed: Seed of its training.
   """
 
   networks: network_factory.NetworkFactory
-  algorithm: server_algorithm.ServerAlgorithm
-  training: algorithm_lib.LocalAlgorithm
+  algorithm: base.Algorithm
+  states: states_lib.States
   views: augment.Views
   data_fn: Callable[[], tf.data.Dataset] | None
-  hparams: round_hparams_lib.RoundHparams
   seed: int
+
+  @property
+  def hparams(self) -> round_hparams_lib.RoundHparams:
+    """Returns the round's hyper-parameters."""
+    return self.algorithm.round
 
   @property
   def statistics_batch_size(self) -> int:
@@ -76,7 +79,7 @@ class ServerSide:
             batch_size=self.statistics_batch_size,
           )
           weights = statistics.put(network, weights, sums, kind=kind)
-        return self.algorithm.start(weights)
+        return self.states.start(weights)
 
       initial: server_model.ServerModel = run()
       return initial
@@ -87,7 +90,7 @@ class ServerSide:
     self,
     model_type: tff.Type,
     aggregate_type: tff.Type,
-    peer_sizes: Mapping[str, int],
+    auxiliary_sizes: Mapping[str, int],
     restore: server_step.Restore = tuple,
   ) -> tff.learning.templates.FinalizerProcess:
     """Builds the finalizer; see `server_step.build_server_step`."""
@@ -96,8 +99,8 @@ class ServerSide:
       aggregate_type,
       optimizers.server_optimizer(self.hparams),
       first_round=self.hparams.first_round,
-      algorithm=self.algorithm,
-      peer_sizes=peer_sizes,
+      states=self.states,
+      auxiliary_sizes=auxiliary_sizes,
       restore=restore,
       make_training=None if self.data_fn is None else self._make_training,
       keeps_momentum=self._keeps_momentum,
@@ -113,17 +116,19 @@ class ServerSide:
       and self.hparams.momentum
     )
 
-  def _read_data(self) -> algorithm_lib.Examples:
+  def _read_data(self) -> base.Examples:
     """The labelled examples."""
     assert self.data_fn is not None  # Called only then.
     return client_data.read_examples(client_data.read_one(self.data_fn()))
 
   def _make_training(self) -> server_step.ServerTraining:
     """The training on labels; makes variables."""
-    hparams = self.hparams
+    hparams, trainer = self.hparams, self.algorithm.server_trainer()
+    # Clients' further networks are none of the server's.
+    further = () if trainer is self.algorithm else trainer.networks()
     local = training.LocalTraining(
       self.networks.make(),
-      self.training,
+      trainer,
       self.views,
       training.LoopConfig(
         hparams.server_epochs,
@@ -133,7 +138,8 @@ class ServerSide:
         jit_compile=hparams.jit_compile,
         keeps_momentum=self._keeps_momentum,
       ),
-      {name: self.networks.make() for name in self.training.peers},
+      {name: self.networks.make() for name in further},
+      at_server=True,
     )
     rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
 
@@ -154,21 +160,21 @@ class ServerSide:
       result = local.run(
         weights,
         labeled,
-        algorithm_lib.Examples(labeled.x[:0], labeled.y[:0]),
+        base.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(round_num),
         seed=training.fold_in(seed, copy) if copy else seed,
         round_num=round_num,
         momentum=momentum,
-        sets=sets,
+        received=sets,
       )
-      peers = select(
-        result.is_finite, local.weights_of_peers(sets), lambda: dict(sets)
+      networks = select(
+        result.is_finite, local.auxiliary_weights(sets), lambda: dict(sets)
       )
       trained = tuple(w - u for w, u in zip(weights.trainable, result.update))
       weights = weights._replace(
         trainable=trained, non_trainable=result.non_trainable
       )
-      return weights, _metrics(result), result.momentum, peers
+      return weights, _metrics(result), result.momentum, networks
 
     return train
 
@@ -179,7 +185,7 @@ def _metrics(
   """What is reported of the training on labels."""
   metrics = collections.OrderedDict(
     (f'server_{name}', total / count)
-    for name, (total, count) in sorted(result.ratios.items())
+    for name, (total, count) in sorted(result.metrics.items())
   )
   metrics['server_num_examples'] = result.num_examples
   metrics['server_non_finite'] = tf.cast(

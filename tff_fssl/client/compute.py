@@ -7,9 +7,12 @@ import dataclasses
 import functools
 from typing import Any
 
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names
+from tff_fssl.client import batches
+from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
 from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib
 
@@ -77,12 +80,13 @@ def of_network(
 
 def of_algorithm(
   network: adapter.Network,
-  algorithm: algorithm_lib.LocalAlgorithm,
+  algorithm: base.Algorithm,
   views: augment.Views,
   *,
   passes: Cost,
   stored: tf.TensorSpec,
-  received: Mapping[str, tf.TensorSpec] | None = None,
+  received: Mapping[str, Any] | None = None,
+  at_server: bool = False,
 ) -> Cost:
   """The cost of all that an algorithm does; it is traced, nothing runs.
 
@@ -92,7 +96,8 @@ def of_algorithm(
     views: The preprocessing of examples. Steps get their views ready-made.
     passes: The cost of the network's passes.
     stored: The spec of examples as they are stored, [None, ...].
-    received: Name -> `tf.TensorSpec`, `ClientData.received`.
+    received: Name -> `tf.TensorSpec`s, `Client.received`.
+    at_server: Whether this is the training on the server's labels.
 
   Returns:
     The cost.
@@ -102,14 +107,15 @@ def of_algorithm(
       shapes that depend on the data.
   """
   shape = augment.input_shape(views, stored)
-  tracing = _Tracing(network, algorithm, views, shape)
-  data = tracing.client_data(stored, received or {})
-  prepared, once = tracing.prepare(data)
+  tracing = _Tracing(network, algorithm, views, shape, at_server)
+  client = tracing.client_specs(stored, received or {})
+  prepared, once = tracing.prepare(client)
   total = tracing.steps({False: _SIZE, True: _SIZE}, prepared)
-  once += tracing.finish(data)
-  if not algorithm.trains_on_labels:
+  once += tracing.finish(client)
+  streams = training.streams_of(algorithm, at_server=at_server)
+  if not batches.trains_on(streams, labeled=True):
     unlabeled = total * (1 / _SIZE)
-  elif not algorithm.trains_on_unlabeled:
+  elif not batches.trains_on(streams, labeled=False):
     unlabeled = Flops()
   else:
     more = tracing.steps({False: 2 * _SIZE, True: _SIZE}, prepared)
@@ -126,80 +132,94 @@ class _Tracing:
   def __init__(
     self,
     network: adapter.Network,
-    algorithm: algorithm_lib.LocalAlgorithm,
+    algorithm: base.Algorithm,
     views: augment.Views,
     image_shape: tuple[int | None, ...],
+    at_server: bool,
   ):
-    peers = dict.fromkeys(algorithm.peers, network)
-    for name, peer in algorithm.peers.items():
-      if peer.model_fn is not None:
-        peers[name] = adapter.Network(
-          functools.partial(peer.model_fn, network), trace=False
+    declared = algorithm.networks()
+    # One network stands for all of the same kind.
+    further = dict.fromkeys(declared, network)
+    for name, auxiliary in declared.items():
+      if auxiliary.build is not None:
+        further[name] = adapter.Network(
+          functools.partial(auxiliary.build, network), trace=False
         )
-    self._networks = algorithm_lib.Networks(network, peers)
+    self._networks = base.Networks(network, further)
     self._algorithm, self._views = algorithm, views
+    self._at_server = at_server
+    self._streams = training.streams_of(algorithm, at_server=at_server)
+    self._steps = training.steps_of(algorithm, at_server=at_server)
     self._image_shape = image_shape
-    self._ratios: dict[str, Any] = {}
+    self._metrics: dict[str, Any] = {}
 
-  def client_data(
-    self, stored: tf.TensorSpec, received: Mapping[str, tf.TensorSpec]
-  ) -> algorithm_lib.ClientData:
-    """The spec of a client's data."""
-    examples = algorithm_lib.Examples(stored, _labels(None))
-    return algorithm_lib.ClientData(
-      self._networks.local.weight_specs,
-      examples,
-      examples,
-      dict(received),
-      _INT,
-      _SEED,
+  def client_specs(
+    self, stored: tf.TensorSpec, received: Mapping[str, Any]
+  ) -> tuple[Any, ...]:
+    """Returns the specs of a client's data: the arguments of `_client`."""
+    examples = base.Examples(stored, _labels(None))
+    weights = self._networks.model.weight_specs
+    received = dict(received)
+    for auxiliary in self._algorithm.networks().values():
+      if auxiliary.starts_from:
+        received.setdefault(auxiliary.starts_from, weights)
+    return weights, examples, examples, received, _INT, _SEED
+
+  def _client(self, *values: Any) -> base.Client:
+    weights, labeled, unlabeled, received, round_num, seed = values
+    return base.Client(
+      self._networks,
+      weights,
+      labeled,
+      unlabeled,
+      names.Named(received),
+      self._views,
+      round_num,
+      seed,
     )
 
-  def prepare(
-    self, data: algorithm_lib.ClientData
-  ) -> tuple[algorithm_lib.Prepared, Flops]:
-    """The spec of what `prepare` returns, and its FLOPs for an example."""
-    prepare = self._algorithm.prepare
-    if prepare is None:
-      return algorithm_lib.Prepared(_labels(None)), Flops()
-    return _trace(lambda d: prepare(self._networks, d, self._views), data)
+  def prepare(self, client: tuple[Any, ...]) -> tuple[base.Prepared, Flops]:
+    """Traces `prepare`: (spec of its result, FLOPs for an example)."""
+    if self._at_server:
+      return base.Prepared(), Flops()
+    return _trace(lambda *c: self._algorithm.prepare(self._client(*c)), *client)
 
-  def finish(self, data: algorithm_lib.ClientData) -> Flops:
+  def finish(self, client: tuple[Any, ...]) -> Flops:
     """Counts the FLOPs of `finish` for an example; call `steps` before."""
-    finish = self._algorithm.finish
-    if finish is None:
+    if self._at_server or self._algorithm.alone:
+      # Without federation its end is static batch norm's pass, counted apart.
       return Flops()
-    ratios = dict.fromkeys(self._ratios, (_FLOAT, _FLOAT))
+    metrics = dict.fromkeys(self._metrics, base.Mean(_FLOAT, _FLOAT))
     _, flops = _trace(
-      lambda d, r: finish(self._networks, d, self._views, r), data, ratios
+      lambda metrics, *c: self._algorithm.finish(self._client(*c), metrics),
+      metrics,
+      *client,
     )
     return flops
 
-  def steps(
-    self, sizes: Mapping[bool, int], prepared: algorithm_lib.Prepared
-  ) -> Flops:
+  def steps(self, sizes: Mapping[bool, int], prepared: base.Prepared) -> Flops:
     """The FLOPs of the steps on a batch; `sizes` are by `Stream.labeled`."""
 
-    def run(batch: algorithm_lib.Batch) -> list[algorithm_lib.StepResult]:
-      with self._networks.draws(batch.seed):
-        return [step(self._networks, batch) for step in self._algorithm.steps]
+    def run(batch: base.Batch) -> list[base.StepResult]:
+      with training.draws(self._networks, batch.seed):
+        return [step(self._networks, batch) for step in self._steps]
 
     batch = self._batch(sizes, prepared)
     traced = tf.function(run, autograph=False).get_concrete_function(batch)
     for result in traced.structured_outputs:
-      self._ratios |= dict.fromkeys(result.ratios)
+      self._metrics |= dict.fromkeys(result.metrics)
     return flops_lib.of_graph(traced.graph)
 
   def _batch(
-    self, sizes: Mapping[bool, int], prepared: algorithm_lib.Prepared
-  ) -> algorithm_lib.Batch:
+    self, sizes: Mapping[bool, int], prepared: base.Prepared
+  ) -> base.Batch:
     """The spec of a batch."""
-    streams, parts = self._algorithm.streams, {}
+    streams, parts = self._streams, {}
     for name, stream in streams.items():
       # A partner for each example of another stream.
       own = streams[stream.partner_of] if stream.partner_of else stream
       size = sizes[own.labeled]
-      parts[name] = algorithm_lib.Part(
+      parts[name] = base.BatchExamples(
         {view: _images(size, self._image_shape) for view in stream.views},
         _labels(size),
         tf.TensorSpec([size]),
@@ -207,7 +227,7 @@ class _Tracing:
         if stream.labeled
         else {
           key: tf.TensorSpec([size, *value.shape[1:]], value.dtype)
-          for key, value in prepared.of_example.items()
+          for key, value in prepared.per_example.items()
         },
         _labels(size) if stream.labeled and stream.episode else None,
       )
@@ -215,8 +235,8 @@ class _Tracing:
       key: tf.TensorSpec(value.shape, value.dtype)
       for key, value in prepared.constants.items()
     }
-    clock = algorithm_lib.Clock(_INT, _INT, _INT)
-    return algorithm_lib.Batch(parts, constants, clock, _SEED)
+    clock = base.StepTime(_INT, _INT, _INT)
+    return base.Batch(parts, constants, clock, _SEED)
 
 
 def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:

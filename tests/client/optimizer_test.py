@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tff_fssl.local import optimizer
+from tff_fssl.client import optimizer
 from tff_fssl.models import adapter
 
 

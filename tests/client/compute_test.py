@@ -1,15 +1,15 @@
 """What algorithms compute for each example, on networks counted by hand."""
 
+import handmade
 import pytest
 import tensorflow as tf
 import tiny_task
 
-from tff_fssl.algorithms import adapter as adapter_lib
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fixmatch
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import compute
-from tff_fssl.local import inference
-from tff_fssl.local import objective
+from tff_fssl.algorithms import supervised
+from tff_fssl.client import compute
+from tff_fssl.client import inference
 from tff_fssl.models import adapter
 from tff_fssl.models import flops
 from tff_fssl.rounds.round_hparams import RoundHparams
@@ -21,14 +21,13 @@ _STORED = tf.TensorSpec([None, *tiny_task.IMAGE_SHAPE], tf.uint8)
 # units. The first layer needs no gradient of its input.
 _FIRST, _SECOND = 2 * 16 * 9 * 4, 2 * 4 * 3
 _FORWARD, _BACKWARD = _FIRST + _SECOND, _FIRST + 2 * _SECOND
-_FIXMATCH = adapter_lib.to_parts(
-  fixmatch.FixMatch(confidence_threshold=0.5)
-).local
-_WITH_LABELS = adapter_lib.to_parts(
-  fixmatch.FixMatch(
-    confidence_threshold=0.5, round=RoundHparams(scenario='labels_at_clients')
-  )
-).local
+_FIXMATCH = fixmatch.FixMatch(confidence_threshold=0.5)
+_SUPERVISED = supervised.Supervised(
+  round=RoundHparams(scenario='labels_at_clients')
+)
+_WITH_LABELS = fixmatch.FixMatch(
+  confidence_threshold=0.5, round=RoundHparams(scenario='labels_at_clients')
+)
 
 
 def _measure(algorithm, model_fn=tiny_task.model_fn, **options):
@@ -68,7 +67,7 @@ def _dense_fn():
   ],
 )
 def test_networks_counted_by_hand(model_fn, first, second):
-  cost = _measure(objective.SUPERVISED, model_fn)
+  cost = _measure(_SUPERVISED, model_fn)
   assert cost.forward == first + second
   assert cost.backward == first + 2 * second
   assert cost.labeled == _exactly(cost.forward + cost.backward)
@@ -85,18 +84,17 @@ def test_labelled_and_unlabelled_examples_are_told_apart():
 
 def test_branches_of_a_step():
   def step(networks, batch):
-    (learn,) = objective.SUPERVISED.steps
-    result = learn(networks, batch)
-    images = batch.parts[objective.LABELED].views['weak']
+    result = _SUPERVISED.step(networks, batch)
+    images = batch.labeled.views['weak']
     more = tf.cond(
-      batch.clock.step > 3,
-      lambda: tf.reduce_sum(networks.local.logits(images, training=True)),
+      batch.time.step > 3,
+      lambda: tf.reduce_sum(networks.model.logits(images, training=True)),
       lambda: 0.0,
     )
-    ratios = {**result.ratios, 'more': algorithm_lib.ratio(more, 1.0)}
-    return result._replace(ratios=ratios)
+    metrics = {**result.metrics, 'more': base.Mean.ratio(more, 1.0)}
+    return result._replace(metrics=metrics)
 
-  cost = _measure(objective.SUPERVISED._replace(steps=(step,)))
+  cost = _measure(handmade.algorithm(step=step))
   least = _FORWARD + _BACKWARD
   assert cost.labeled == Flops(least, least + _FORWARD)
 
@@ -104,50 +102,43 @@ def test_branches_of_a_step():
 def test_what_is_computed_once_a_round():
   """`prepare` in batches; its results reach the steps; so does `received`."""
 
-  def prepare(networks, data, views):
-    logits = inference.weak_logits(
-      networks.local, data.weights, data.unlabeled.x, views, data.seed, 5
-    )
-    return algorithm_lib.Prepared(
-      tf.range(tf.shape(logits)[0]),
-      of_example={'logits': logits * data.received['scale']},
-      constants={'scale': data.received['scale']},
+  def predict(network, client):
+    return inference.weak_logits(
+      network, client.weights, client.unlabeled.x, client.views, client.seed, 5
     )
 
-  def finish(networks, data, views, ratios):
-    logits = inference.weak_logits(
-      networks.peers['other'],
-      data.weights,
-      data.unlabeled.x,
-      views,
-      data.seed,
-      5,
+  def prepare(client):
+    scale = client.received['scale']
+    return base.Prepared(
+      per_example={'logits': predict(client.networks.model, client) * scale},
+      constants={'scale': scale},
     )
-    total, _ = ratios['loss']
-    return algorithm_lib.Finished({'sum': tf.reduce_sum(logits) + total})
+
+  def finish(client, metrics):
+    logits = predict(client.networks['other'], client)
+    total, _ = metrics['loss']
+    return base.ClientOutput({'sum': tf.reduce_sum(logits) + total})
 
   def step(networks, batch):
-    part = batch.parts[objective.UNLABELED]
+    part = batch.unlabeled
     with tf.GradientTape() as tape:
-      logits = networks.local.logits(part.views['weak'], training=True)
-      aims = part.of_example['logits'] * batch.constants['scale']
+      logits = networks.model.logits(part.views['weak'], training=True)
+      aims = part.prepared['logits'] * batch.prepared['scale']
       loss = tf.reduce_sum(tf.square(logits - aims))
-    ratios = {'loss': algorithm_lib.ratio(loss, 1.0)}
-    return algorithm_lib.StepResult(
-      networks.local.gradients(tape, loss), ratios
-    )
+    metrics = {'loss': base.Mean.ratio(loss, 1.0)}
+    return base.StepResult(networks.model.gradients(tape, loss), metrics)
 
-  algorithm = algorithm_lib.LocalAlgorithm(
-    steps=(step, step),
-    streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
+  algorithm = handmade.algorithm(
+    step=step,
+    streams=lambda: {base.UNLABELED: handmade.stream()},
     prepare=prepare,
     finish=finish,
-    peers={'other': algorithm_lib.Peer()},
-    signals={'sum': algorithm_lib.Signal(0.0, 1.0)},
+    networks=lambda: {'other': base.AuxiliaryNetwork()},
+    uploads=lambda: {'sum': base.Upload(0.0, 1.0)},
   )
   cost = _measure(algorithm, received={'scale': tf.TensorSpec([])})
   assert cost.once == _exactly(2 * _FORWARD)
-  assert cost.unlabeled == _exactly(cost.passes(2, 2))
+  assert cost.unlabeled == _exactly(cost.passes(1, 1))
 
 
 def test_recurrent_networks_are_not_measured():
@@ -162,4 +153,4 @@ def test_recurrent_networks_are_not_measured():
     )
 
   with pytest.raises(flops.UnknownFlopsError, match='while'):
-    _measure(objective.SUPERVISED, model_fn)
+    _measure(_SUPERVISED, model_fn)

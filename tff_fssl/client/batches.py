@@ -6,40 +6,38 @@ from collections.abc import Mapping
 from typing import NamedTuple, TypeAlias
 
 from tff_fssl import loops
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names as names_lib
+from tff_fssl.client import inference
+from tff_fssl.client import seeds
+from tff_fssl.client.seeds import fold_in
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
-from tff_fssl.local import algorithm as algorithm_lib
-
-# The purposes for which seeds are derived: one number each, never reused.
-(
-  _ORDER_UNLABELED,
-  _ORDER_LABELED,
-  _VIEWS,
-  PREPARE,
-  DRAWS,
-  _PARTNERS,
-  STEP,
-  FINISH,
-  GROUP,
-) = range(9)
 
 
-def fold_in(seed: tf.Tensor, purpose: int | tf.Tensor) -> tf.Tensor:
-  """Derives from a seed another one, int32 [2], for a purpose or a step."""
-  return tf.random.experimental.stateless_fold_in(seed, purpose)
+def own_stream(
+  streams: Mapping[str, base.Stream], *, labeled: bool
+) -> str | None:
+  """Finds the labelled or unlabelled stream with batches of its own, if any."""
+  names = [
+    name
+    for name, stream in streams.items()
+    if stream.labeled == labeled and not stream.partner_of
+  ]
+  if len(names) > 1:
+    raise ValueError(f'streams {names}: only one may have its own batches')
+  return names[0] if names else None
 
 
-def num_batches(
-  size: int | tf.Tensor, batch_size: int | tf.Tensor
-) -> int | tf.Tensor:
-  """The number of batches for `size` examples; the last may be smaller."""
-  return -(-size // batch_size)
+def trains_on(streams: Mapping[str, base.Stream], *, labeled: bool) -> bool:
+  """Tells whether batches contain labelled, or unlabelled, examples."""
+  return own_stream(streams, labeled=labeled) is not None
 
 
-def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
-  """`values`, preceded by a row of zeros if `when` is true."""
-  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
-  return tf.pad(values, pad)
+def draws_episodes(streams: Mapping[str, base.Stream]) -> bool:
+  """Tells whether labelled batches are episodes: see `Stream.episode`."""
+  name = own_stream(streams, labeled=True)
+  return name is not None and streams[name].episode is not None
 
 
 # The views of steps to come that are kept; fewer steps for larger images.
@@ -65,7 +63,7 @@ class Ahead(NamedTuple):
 
   first: tf.Tensor
   end: tf.Tensor
-  parts: Mapping[str, algorithm_lib.Part]
+  parts: Mapping[str, base.BatchExamples]
   starts: Mapping[str, tf.Tensor]
 
 
@@ -82,12 +80,12 @@ class _Order:
     self.is_empty = tf.equal(tf.shape(indices)[0], 0)
     self._size = tf.maximum(tf.shape(indices)[0], 1)
     self._batch_size = batch_size
-    self._steps_per_pass = num_batches(self._size, batch_size)
+    self._steps_per_pass = inference.num_batches(self._size, batch_size)
     # Without examples it yields example 0, which gets weight 0.
     padded = tf.cond(
       self.is_empty, lambda: tf.zeros([1], tf.int32), lambda: indices
     )
-    num_passes = num_batches(num_steps, self._steps_per_pass)
+    num_passes = inference.num_batches(num_steps, self._steps_per_pass)
     keys = tf.random.stateless_uniform([num_passes, self._size], seed)
     self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
 
@@ -103,7 +101,7 @@ class _Draws:
 
   def __init__(self, indices: tf.Tensor, batch_size: int, seed: tf.Tensor):
     self.is_empty = tf.equal(tf.shape(indices)[0], 0)
-    self._indices = zero_row(indices, self.is_empty)
+    self._indices = inference.zero_row(indices, self.is_empty)
     self._batch_size, self._seed = batch_size, seed
 
   def batch(self, step: tf.Tensor) -> tf.Tensor:
@@ -121,7 +119,7 @@ class _Episodes:
     self, labels: tf.Tensor, sizes: tuple[int, ...], seed: tf.Tensor
   ):
     self.is_empty = tf.equal(tf.size(labels), 0)
-    self._labels = zero_row(labels, self.is_empty)
+    self._labels = inference.zero_row(labels, self.is_empty)
     self._sizes, self._seed = sizes, seed
 
   def draw(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -151,23 +149,23 @@ class _Source:
 
   def __init__(
     self,
-    examples: algorithm_lib.Examples,
-    others: algorithm_lib.Examples,
-    of_example: Mapping[str, tf.Tensor],
+    examples: base.Examples,
+    others: base.Examples,
+    prepared: Mapping[str, tf.Tensor],
   ):
     self.is_empty = tf.equal(tf.shape(examples.x)[0], 0)
     no_others = tf.equal(tf.shape(others.x)[0], 0)
-    self.examples = algorithm_lib.Examples(
+    self.examples = base.Examples(
       tf.cond(
         self.is_empty,
-        lambda: zero_row(others.x, no_others)[:1],
+        lambda: inference.zero_row(others.x, no_others)[:1],
         lambda: examples.x,
       ),
-      zero_row(examples.y, self.is_empty),
+      inference.zero_row(examples.y, self.is_empty),
     )
-    self._of_example = {
-      name: zero_row(values, self.is_empty)
-      for name, values in of_example.items()
+    self._prepared = {
+      name: inference.zero_row(values, self.is_empty)
+      for name, values in prepared.items()
     }
 
   def draw(self, num: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
@@ -180,9 +178,9 @@ class _Source:
     self,
     drawn: _Drawn,
     is_filler: tf.Tensor,
-    stream: algorithm_lib.Stream,
+    stream: base.Stream,
     views: augment.Views,
-  ) -> algorithm_lib.Part:
+  ) -> base.BatchExamples:
     """The part of a batch for which this was drawn."""
     index = drawn[_INDEX]
     images = tf.gather(self.examples.x, index)
@@ -194,13 +192,13 @@ class _Source:
       render = view.render if _shares(view) else view
       return render(images, drawn[name])
 
-    return algorithm_lib.Part(
+    return base.BatchExamples(
       views={
         name: make_view(name, kind) for name, kind in stream.views.items()
       },
       labels=tf.gather(self.examples.y, index),
       weights=tf.fill(tf.shape(index), tf.where(is_filler, 0.0, 1.0)),
-      of_example={k: tf.gather(v, index) for k, v in self._of_example.items()},
+      prepared={k: tf.gather(v, index) for k, v in self._prepared.items()},
       group=drawn.get(_GROUP),
     )
 
@@ -211,17 +209,17 @@ def _shares(view: object) -> bool:
 
 
 def _slice(
-  part: algorithm_lib.Part, start: tf.Tensor, end: tf.Tensor
-) -> algorithm_lib.Part:
+  part: base.BatchExamples, start: tf.Tensor, end: tf.Tensor
+) -> base.BatchExamples:
   """Some examples of a part."""
   group = part.group
-  return algorithm_lib.Part(
-    views=algorithm_lib.Named(
+  return base.BatchExamples(
+    views=names_lib.Named(
       (name, view[start:end]) for name, view in part.views.items()
     ),
     labels=part.labels[start:end],
     weights=part.weights[start:end],
-    of_example={k: v[start:end] for k, v in part.of_example.items()},
+    prepared={k: v[start:end] for k, v in part.prepared.items()},
     group=None if group is None else group[start:end],
   )
 
@@ -237,10 +235,9 @@ class Feed:
 
   def __init__(
     self,
-    algorithm: algorithm_lib.LocalAlgorithm,
-    views: augment.Views,
-    data: algorithm_lib.ClientData,
-    prepared: algorithm_lib.Prepared,
+    streams: Mapping[str, base.Stream],
+    client: base.Client,
+    prepared: base.Prepared,
     *,
     num_epochs: int,
     batch_sizes: tuple[int, int],
@@ -251,10 +248,9 @@ class Feed:
     """Draws the orders.
 
     Args:
-      algorithm: Its streams are fed.
-      views: The preprocessing.
-      data: The client's data.
-      prepared: What the algorithm has prepared.
+      streams: The examples of a batch.
+      client: The client before its first step.
+      prepared: The values that the algorithm has prepared.
       num_epochs: Passes over the longer of the streams with own batches; the
         other one repeats.
       batch_sizes: Unlabelled and labelled examples in a batch; the last batch
@@ -262,20 +258,22 @@ class Feed:
       seed: int32 [2].
       enabled: bool scalar; if false, there are no steps.
       share: float32 scalar in [0, 1], the share of the steps that is made, but
-        at least one; None: all are. Orders and `Clock`s are those of the whole
-        training: who stops early did not plan to.
+        at least one; None: all are. Orders and `StepTime`s are those of the
+        whole training: a client that stops early did not plan to.
     """
-    self._streams, self._views = algorithm.streams, views
+    self._streams, self._views = streams, client.views
     self._prepared, self._seed = prepared, seed
-    self._round_num = data.round_num
+    self._round_num = client.round_num
     # By whether the examples are labelled.
     self._own = {
-      labeled: algorithm.own_stream(labeled=labeled)
-      for labeled in (False, True)
+      kind: own_stream(streams, labeled=kind) for kind in (False, True)
     }
+    selected = prepared.selected
+    if selected is None:
+      selected = tf.range(tf.shape(client.unlabeled.x)[0])
     indices = {
-      False: prepared.selected,
-      True: tf.range(tf.shape(data.labeled.x)[0]),
+      False: selected,
+      True: tf.range(tf.shape(client.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
     self.num_steps = tf.where(
@@ -285,7 +283,7 @@ class Feed:
     if share is not None:
       part = tf.cast(tf.cast(self.num_steps, tf.float32) * share, tf.int32)
       self.end = tf.minimum(tf.maximum(part, 1), self.num_steps)
-    purposes = {False: _ORDER_UNLABELED, True: _ORDER_LABELED}
+    purposes = {False: seeds.ORDER_UNLABELED, True: seeds.ORDER_LABELED}
     self._orders: dict[str, _Order | _Draws | _Episodes] = {}
     for labeled, name in self._own.items():
       if name is None:
@@ -297,15 +295,15 @@ class Feed:
           indices[labeled], sizes[labeled], self.num_steps, of_order
         )
       elif labeled:
-        self._orders[name] = _Episodes(data.labeled.y, groups, of_order)
+        self._orders[name] = _Episodes(client.labeled.y, groups, of_order)
       else:
         self._orders[name] = _Draws(indices[labeled], sizes[labeled], of_order)
     used = {stream.labeled for stream in self._streams.values()}
     self._sources = {
       labeled: _Source(
-        data.labeled if labeled else data.unlabeled,
-        data.unlabeled if labeled else data.labeled,
-        {} if labeled else prepared.of_example,
+        client.labeled if labeled else client.unlabeled,
+        client.unlabeled if labeled else client.labeled,
+        {} if labeled else prepared.per_example,
       )
       for labeled in used
     }
@@ -340,7 +338,7 @@ class Feed:
       if name is None:
         continue
       num = tf.shape(indices[labeled])[0]
-      of_stream = num_batches(num, sizes[labeled])
+      of_stream = inference.num_batches(num, sizes[labeled])
       if self._streams[name].episode is not None:
         of_stream = tf.minimum(num, 1)
         num_episodes = of_stream if labeled else num_episodes
@@ -374,18 +372,18 @@ class Feed:
     }
     return Ahead(first, end, parts, starts)
 
-  def batch(self, ahead: Ahead, step: tf.Tensor) -> algorithm_lib.Batch:
+  def batch(self, ahead: Ahead, step: tf.Tensor) -> base.Batch:
     """The batch of a step, int32 scalar, one of those of `ahead`."""
     i = step - ahead.first
-    parts = algorithm_lib.Named(
+    parts = names_lib.Named(
       (name, _slice(part, ahead.starts[name][i], ahead.starts[name][i + 1]))
       for name, part in ahead.parts.items()
     )
-    return algorithm_lib.Batch(
+    return base.Batch(
       parts,
-      algorithm_lib.Named(self._prepared.constants),
-      algorithm_lib.Clock(self._round_num, step, self.num_steps),
-      fold_in(fold_in(self._seed, STEP), step),
+      names_lib.Named(self._prepared.constants),
+      base.StepTime(self._round_num, step, self.num_steps),
+      fold_in(fold_in(self._seed, seeds.STEP), step),
     )
 
   def _is_filler(self, name: str) -> tf.Tensor:
@@ -403,7 +401,7 @@ class Feed:
       if order is None:
         of_stream[_INDEX] = self._sources[stream.labeled].draw(
           tf.size(drawn[stream.partner_of][_INDEX]),
-          self._of_stream(_PARTNERS, name, step),
+          self._of_stream(seeds.PARTNERS, name, step),
         )
       elif isinstance(order, _Episodes):
         of_stream[_INDEX], of_stream[_GROUP] = order.draw(step)
@@ -463,7 +461,7 @@ class Feed:
         sizes[view] = getattr(self._views, kind).num_draws
     return sizes
 
-  def num_examples(self, parts: Mapping[str, algorithm_lib.Part]) -> tf.Tensor:
+  def num_examples(self, parts: Mapping[str, base.BatchExamples]) -> tf.Tensor:
     """The examples of a batch, fillers and partners aside: float32 scalar."""
     own = [parts[name].weights for name in self._orders]
     return tf.add_n([tf.reduce_sum(weights) for weights in own])
@@ -476,7 +474,7 @@ class Feed:
   def _view_seed(self, name: str, index: int, step: tf.Tensor) -> tf.Tensor:
     """The seed of a stream's view."""
     if name not in self._orders:
-      return fold_in(self._of_stream(_VIEWS, name, step), index)
+      return fold_in(self._of_stream(seeds.VIEWS, name, step), index)
     # 0, -1, ... for labelled examples, 1, 2, ... for unlabelled ones.
     number = -index if self._streams[name].labeled else 1 + index
-    return fold_in(fold_in(fold_in(self._seed, _VIEWS), step), number)
+    return fold_in(fold_in(fold_in(self._seed, seeds.VIEWS), step), number)

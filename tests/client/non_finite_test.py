@@ -1,15 +1,15 @@
 """Where training stops being finite is found, and named."""
 
+import handmade
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import base
+from tff_fssl.client import non_finite
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import non_finite
-from tff_fssl.local import objective
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 
 
@@ -27,12 +27,10 @@ def _model():
   )
 
 
-def _prepare(networks, data, views):
-  del networks, views
-  x = data.unlabeled.x[:, 0]
-  return algorithm_lib.Prepared(
-    tf.range(tf.size(x)),
-    of_example={'score': tf.where(x < 0.0, np.nan, x), 'kept': x > 0.0},
+def _prepare(client):
+  x = client.unlabeled.x[:, 0]
+  return base.Prepared(
+    per_example={'score': tf.where(x < 0.0, np.nan, x), 'kept': x > 0.0},
     ranges={'share': tf.constant(0.5)},
     weight=tf.where(tf.reduce_any(x > 900.0), np.inf, 1.0),
   )
@@ -43,8 +41,8 @@ def _step(networks, batch):
 
   With 7, the kernel falls by 3e38.
   """
-  x = tf.reduce_max(batch.parts[objective.UNLABELED].views['weak'])
-  kernel, bias = networks.local.trainable_variables
+  x = tf.reduce_max(batch.unlabeled.views['weak'])
+  kernel, bias = networks.model.trainable_variables
   fill = lambda v, value: tf.fill(v.shape, tf.cast(value, tf.float32))
   gradients = [
     fill(kernel, 3e38 * tf.cast(tf.equal(x, 4.0), tf.float32))
@@ -52,22 +50,21 @@ def _step(networks, batch):
     fill(bias, tf.where(tf.equal(x, 3.0), np.inf, 1.0)),
   ]
   loss = tf.where(tf.equal(x, 2.0), np.nan, 10.0 * x)
-  return algorithm_lib.StepResult(
+  return base.StepResult(
     gradients,
     {
-      'loss_unlabeled': algorithm_lib.mean_metric(loss, 1),
-      'empty': (tf.constant(0.0), tf.constant(0.0)),
+      'loss_unlabeled': base.Mean.weighted(loss, 1),
+      'empty': base.Mean.ratio(0, 0),
     },
   )
 
 
 def _found(values, kernel=0.0):
   """What is found in two epochs from a kernel; after a run without fault."""
-  algorithm = algorithm_lib.LocalAlgorithm(
-    steps=(_step,),
+  algorithm = handmade.algorithm(
+    step=_step,
     prepare=_prepare,
-    streams={objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})},
-    weighs=True,
+    streams=lambda: {base.UNLABELED: handmade.stream()},
   )
   network = adapter.Network(_model)
   config = training.LoopConfig(2, 1, 1, optimizer.Sgd())
@@ -79,8 +76,8 @@ def _found(values, kernel=0.0):
     watch.reset()
     local.run(
       weights,
-      algorithm_lib.Examples(x[:0], tf.zeros([0], tf.int32)),
-      algorithm_lib.Examples(x, tf.zeros([len(values)], tf.int32)),
+      base.Examples(x[:0], tf.zeros([0], tf.int32)),
+      base.Examples(x, tf.zeros([len(values)], tf.int32)),
       learning_rate=tf.constant(3.0),
       seed=tf.constant([1, 2]),
       watch=watch,

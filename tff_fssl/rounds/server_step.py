@@ -6,10 +6,13 @@ import collections
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from tff_fssl.finalizers import server_algorithm
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names
 from tff_fssl.lazy import tf, tff
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.models.weights import Weights, all_finite
+from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights, all_finite, zero_unless
+from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import states as states_lib
 
 # (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
 # peers' weights), called inside a computation. It gets the momentum that copy 0
@@ -29,8 +32,8 @@ _Metrics = collections.OrderedDict[str, tf.Tensor]
 _State = collections.OrderedDict[str, Any]
 
 
-class _Tools:
-  """`ServerTools` of one step, and what they change beside the weights."""
+class _Server(base.Server):
+  """The server in one step, and the states that it changes."""
 
   def __init__(
     self,
@@ -38,11 +41,11 @@ class _Tools:
     optimizer: tff.learning.optimizers.Optimizer,
     train: ServerTraining | None,
     non_negative: Collection[int],
-    of_peers: Sequence[tf.Tensor],
+    auxiliary: Sequence[tf.Tensor],
   ):
     self._optimizer, self._train = optimizer, train
-    self._non_negative, self._of_peers = non_negative, of_peers
-    self._round_num = state['round_num']
+    self._non_negative, self._auxiliary = non_negative, auxiliary
+    self.round_num = state['round_num']
     self._optimizer_state = state['optimizer']
     self._old_momentum = self._momentum = tuple(state['momentum'])
     self._of_copies: list[_Metrics] = []
@@ -51,18 +54,12 @@ class _Tools:
   def next_state(self) -> _State:
     """The state after the step."""
     return collections.OrderedDict(
-      round_num=self._round_num + 1,
+      round_num=self.round_num + 1,
       optimizer=self._optimizer_state,
       momentum=self._momentum,
     )
 
-  def tools(self) -> server_algorithm.ServerTools:
-    """The functions, as an algorithm gets them."""
-    return server_algorithm.ServerTools(
-      self.apply, self.train, self._round_num, self.train_with
-    )
-
-  def apply(self, weights: Weights, update: tuple[tf.Tensor, ...]) -> Weights:
+  def apply(self, weights: Weights, update: Sequence[tf.Tensor]) -> Weights:
     """Applies an update, unless it or the result is not finite."""
     num_trainable = len(weights.trainable)
     old = (
@@ -85,7 +82,7 @@ class _Tools:
     self._optimizer_state, trainable, non_trainable = tf.nest.map_structure(
       lambda n, o: tf.where(applied, n, o), new, old
     )
-    norm = tf.linalg.global_norm([*update[:num_trainable], *self._of_peers])
+    norm = tf.linalg.global_norm([*update[:num_trainable], *self._auxiliary])
     self.metrics.update(
       update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
       update_norm=tf.where(applied, norm, 0.0),
@@ -97,22 +94,26 @@ class _Tools:
 
   def train(self, weights: Weights, copy: int = 0) -> Weights:
     """Trains on the server's labels, if there are any."""
-    return self.train_with(weights, {}, copy)[0]
+    return self._train_copy(weights, {}, copy)[0]
 
-  def train_with(
-    self, weights: Weights, sets: Sets, copy: int = 0
-  ) -> tuple[Weights, Sets]:
-    """The same, with peers that start from `sets`; returns their weights."""
-    peers = sets
+  def train_networks(
+    self, weights: Weights, networks: Mapping[str, Weights]
+  ) -> tuple[Weights, Mapping[str, Weights]]:
+    """Trains the model together with further networks."""
+    return self._train_copy(weights, networks, 0)
+
+  def _train_copy(
+    self, weights: Weights, networks: Mapping[str, Weights], copy: int
+  ) -> tuple[Weights, Mapping[str, Weights]]:
     if self._train is not None:
-      weights, metrics, momentum, peers = self._train(
-        weights, self._round_num, self._old_momentum, copy, sets
+      weights, metrics, momentum, networks = self._train(
+        weights, self.round_num, self._old_momentum, copy, networks
       )
       if not copy:
         self._momentum = momentum
       self._of_copies.append(metrics)
       self.metrics.update(_mean(self._of_copies))
-    return weights, peers
+    return weights, networks
 
 
 def _mean(of_copies: Sequence[_Metrics]) -> _Metrics:
@@ -133,8 +134,8 @@ def build_server_step(
   optimizer: tff.learning.optimizers.Optimizer,
   *,
   first_round: int,
-  algorithm: server_algorithm.ServerAlgorithm = server_algorithm.FEDAVG,
-  peer_sizes: Mapping[str, int] | None = None,
+  states: states_lib.States,
+  auxiliary_sizes: Mapping[str, int] | None = None,
   restore: Restore = tuple,
   make_training: Callable[[], ServerTraining] | None = None,
   keeps_momentum: bool = False,
@@ -161,9 +162,9 @@ def build_server_step(
       it is what `grouped.GroupedMeanFactory` returns.
     optimizer: The server optimizer.
     first_round: The number of the first round.
-    algorithm: The server's part of the algorithm.
-    peer_sizes: Name of each uploaded peer -> the number of its tensors in the
-      update, in order.
+    states: Makes the model after a round.
+    auxiliary_sizes: Name of each uploaded auxiliary network -> the number of
+      its tensors in the update, in order.
     restore: What is sent of the model's update -> the update.
     make_training: Returns the server's training, if it trains; called where
       variables may be made.
@@ -182,8 +183,8 @@ def build_server_step(
   step = _build_step(
     (state_type, model_type, aggregate_type),
     optimizer,
-    algorithm,
-    peer_sizes or {},
+    states,
+    auxiliary_sizes or {},
     restore,
     make_training,
     non_negative,
@@ -233,8 +234,8 @@ def _build_initialize(
 def _build_step(
   types: tuple[tff.Type, tff.Type, tff.Type],
   optimizer: tff.learning.optimizers.Optimizer,
-  algorithm: server_algorithm.ServerAlgorithm,
-  peer_sizes: Mapping[str, int],
+  states: states_lib.States,
+  auxiliary_sizes: Mapping[str, int],
   restore: Restore,
   make_training: Callable[[], ServerTraining] | None,
   non_negative: Collection[int],
@@ -244,7 +245,7 @@ def _build_step(
   @tff.tensorflow.computation(*types)
   def step(
     state: Mapping[str, Any],
-    model: server_algorithm.ServerModel,
+    model: server_model.ServerModel,
     aggregate: Mapping[str, Any],
   ) -> Any:
     train = None if make_training is None else make_training()
@@ -252,16 +253,16 @@ def _build_step(
     @tf.function(autograph=False)
     def run(
       state: Mapping[str, Any],
-      model: server_algorithm.ServerModel,
+      model: server_model.ServerModel,
       aggregate: Mapping[str, Any],
-    ) -> tuple[_State, server_algorithm.ServerModel, _Metrics]:
-      aggregated = _aggregated(aggregate, peer_sizes, restore)
-      of_peers = tf.nest.flatten(dict(aggregated.of_peers))
-      used = _Tools(state, optimizer, train, non_negative, of_peers)
-      model = algorithm.update(
-        server_algorithm.ServerModel(*model), aggregated, used.tools()
+    ) -> tuple[_State, server_model.ServerModel, _Metrics]:
+      aggregated = _aggregated(aggregate, auxiliary_sizes, restore)
+      auxiliary = tf.nest.flatten(dict(aggregated.networks))
+      server = _Server(state, optimizer, train, non_negative, auxiliary)
+      model = states.update(
+        server_model.ServerModel(*model), aggregated, server
       )
-      return used.next_state(), model, used.metrics
+      return server.next_state(), model, server.metrics
 
     return run(state, model, aggregate)
 
@@ -270,41 +271,55 @@ def _build_step(
 
 def _aggregated(
   aggregate: Mapping[str, Any],
-  peer_sizes: Mapping[str, int],
+  auxiliary_sizes: Mapping[str, int],
   restore: Restore,
-) -> server_algorithm.Aggregated:
-  """What came from the clients; the update split by network."""
-  signals = algorithm_lib.Named(aggregate['signals'])
-  if isinstance(aggregate['update'], Mapping):
-    return server_algorithm.Aggregated(
-      (),
-      {},
-      signals,
-      aggregate['num_reports'],
-      _by_group(aggregate['update']),
-    )
-  update = tuple(aggregate['update'])
-  end = len(update) - sum(peer_sizes.values())
-  own, rest = update[:end], update[end:]
-  of_peers = algorithm_lib.Named()
-  for name, size in peer_sizes.items():
-    of_peers[name], rest = rest[:size], rest[size:]
-  return server_algorithm.Aggregated(
-    restore(own),
-    of_peers,
-    signals,
+) -> base.Aggregate:
+  """Splits the combined update by network."""
+  uploads, num_reports = (
+    names.Named(aggregate['signals']),
     aggregate['num_reports'],
+  )
+  if isinstance(aggregate['update'], Mapping):
+    by_group = _by_group(aggregate['update'])
+    return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
+  rest = tuple(aggregate['update'])
+  end = len(rest) - sum(auxiliary_sizes.values())
+  update, rest = restore(rest[:end]), rest[end:]
+  networks = names.Named()
+  for name, size in auxiliary_sizes.items():
+    networks[name], rest = rest[:size], rest[size:]
+  return base.Aggregate(
+    update,
+    networks,
+    uploads,
+    num_reports,
+    lambda: _one_group(update, num_reports),
   )
 
 
-def _by_group(aggregate: Mapping[str, Any]) -> server_algorithm.ByGroup:
-  """The groups' updates; all zeros if no client's weight was above 0."""
+def _one_group(
+  update: tuple[tf.Tensor, ...], num_reports: tf.Tensor
+) -> groups_lib.ByGroup:
+  """Makes one group of an update that another aggregator has combined.
+
+  All of the group started from row 0, and its size is `num_reports`.
+  """
+  rows = tuple(t[None] for t in update)
+  some = all_finite(rows)  # Else no client's weight was above 0.
+  sizes = tf.where(some, num_reports, 0.0)[None]
+  return groups_lib.ByGroup(
+    zero_unless(some, rows), sizes, tf.sign(sizes)[:, None]
+  )
+
+
+def _by_group(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
+  """Reads the groups' updates; all 0 if no client's weight was above 0."""
   some = tf.math.is_finite(aggregate['sizes'][0])  # Else all are NaN.
   update, sizes, starts = tf.nest.map_structure(
     lambda t: tf.where(some, t, tf.zeros_like(t)),
     (tuple(aggregate['update']), aggregate['sizes'], aggregate['starts']),
   )
-  return server_algorithm.ByGroup(update, sizes, starts)
+  return groups_lib.ByGroup(update, sizes, starts)
 
 
 def _changed(

@@ -2,17 +2,18 @@
 
 import functools
 
+import handmade
 import numpy as np
 import pytest
 import tensorflow as tf
 import tiny_task
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import registry
+from tff_fssl.algorithms import supervised
+from tff_fssl.client import optimizer
+from tff_fssl.client import training
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import objective
-from tff_fssl.local import optimizer
-from tff_fssl.local import training
 from tff_fssl.models import adapter
 from tff_fssl.rounds import round_hparams
 
@@ -36,47 +37,45 @@ def _scalar_model() -> tf.keras.Model:
 def _examples(values, labels=None):
   x = np.array(values, np.float32).reshape(-1, 1)
   y = np.array([-1] * len(values) if labels is None else labels, np.int32)
-  return algorithm_lib.Examples(tf.constant(x), tf.constant(y))
+  return base.Examples(tf.constant(x), tf.constant(y))
 
 
 _NONE = _examples([])
-_UNLABELED = {objective.UNLABELED: algorithm_lib.Stream({'weak': 'weak'})}
-_LABELED = {
-  objective.LABELED: algorithm_lib.Stream({'weak': 'weak'}, labeled=True)
-}
+_UNLABELED = {base.UNLABELED: handmade.stream()}
+_LABELED = {base.LABELED: handmade.stream(labeled=True)}
+_SUPERVISED = supervised.Supervised(
+  round=round_hparams.RoundHparams(scenario='labels_at_clients')
+)
 
 
 def _weak(batch):
-  return batch.parts[objective.UNLABELED].views['weak']
+  return batch.unlabeled.views['weak']
 
 
-def _recorder(labeled=False, unlabeled=True, prepare=None):
+def _algorithm(step, streams=_UNLABELED, **methods):
+  return handmade.algorithm(step=step, streams=lambda: streams, **methods)
+
+
+def _recorder(labeled=False, unlabeled=True):
   """An algorithm that adds up what it sees, and steps by gradient 1."""
 
   def step(networks, batch):
-    ratios = {}
+    metrics = {}
     if unlabeled:
-      x = _weak(batch)[:, 0]
-      ratios['sum'] = (tf.reduce_sum(x), tf.constant(1.0))
-      ratios['square'] = (tf.square(tf.reduce_sum(x)), tf.constant(1.0))
+      total = tf.reduce_sum(_weak(batch)[:, 0])
+      metrics['sum'] = base.Mean.ratio(total, 1)
+      metrics['square'] = base.Mean.ratio(tf.square(total), 1)
     if labeled:
-      part = batch.parts[objective.LABELED]
-      ratios['labeled_sum'] = (
-        tf.reduce_sum(part.views['weak'][:, 0] * part.weights),
-        tf.constant(1.0),
-      )
-    return algorithm_lib.StepResult(
-      [tf.ones_like(v) for v in networks.local.trainable_variables], ratios
-    )
+      part = batch.labeled
+      total = tf.reduce_sum(part.views['weak'][:, 0] * part.weights)
+      metrics['labeled_sum'] = base.Mean.ratio(total, 1)
+    return base.StepResult(handmade.ones(networks), metrics)
 
-  return algorithm_lib.LocalAlgorithm(
-    steps=(step,),
-    streams={
-      **(_UNLABELED if unlabeled else {}),
-      **(_LABELED if labeled else {}),
-    },
-    prepare=prepare,
-  )
+  streams = {
+    **(_UNLABELED if unlabeled else {}),
+    **(_LABELED if labeled else {}),
+  }
+  return _algorithm(step, streams)
 
 
 def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
@@ -109,7 +108,7 @@ def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
 def test_every_example_once_an_epoch_and_a_ragged_last_batch():
   values = [2.0**i for i in range(10)]
   result = _run(_recorder(), unlabeled=_examples(values))
-  total, steps = (float(v) for v in result.ratios['sum'])
+  total, steps = (float(v) for v in result.metrics['sum'])
   assert total == 2 * sum(values)
   assert steps == 6  # 4 + 4 + 2, twice.
   assert float(result.num_examples) == 20
@@ -119,7 +118,7 @@ def test_every_example_once_an_epoch_and_a_ragged_last_batch():
 def test_order_is_a_function_of_the_seed():
   values = _examples([2.0**i for i in range(10)])
   squares = [
-    float(_run(_recorder(), unlabeled=values, seed=seed).ratios['square'][0])
+    float(_run(_recorder(), unlabeled=values, seed=seed).metrics['square'][0])
     for seed in (tf.constant([1, 1]), tf.constant([1, 1]), tf.constant([1, 2]))
   ]
   assert squares[0] == squares[1] != squares[2]
@@ -134,7 +133,7 @@ def test_empty_client():
 
 def test_disabled():
   result = _run(_recorder(), unlabeled=_examples([1.0]), enabled=False)
-  assert float(result.ratios['sum'][1]) == 0
+  assert float(result.metrics['sum'][1]) == 0
 
 
 def test_labels_cycle_beside_the_longer_stream():
@@ -143,53 +142,46 @@ def test_labels_cycle_beside_the_longer_stream():
     _examples([1.0, 2.0], [0, 1]),
     _examples([1.0] * 12),
   )
-  assert float(result.ratios['sum'][1]) == 6
-  assert float(result.ratios['labeled_sum'][0]) == 6 * 3.0
+  assert float(result.metrics['sum'][1]) == 6
+  assert float(result.metrics['labeled_sum'][0]) == 6 * 3.0
   assert float(result.num_examples) == 6 * 2 + 24
 
 
 def test_labels_alone_where_nothing_is_unlabelled():
   result = _run(_recorder(labeled=True), _examples([1.0, 2.0], [0, 1]))
-  assert float(result.ratios['labeled_sum'][0]) == 2 * 3.0
+  assert float(result.metrics['labeled_sum'][0]) == 2 * 3.0
   assert float(result.num_examples) == 4
 
 
 def test_only_selected_examples_are_trained_on():
-  def prepare(networks, data, views):
-    del networks, views
-    return algorithm_lib.Prepared(
-      tf.constant([1, 3]), of_example={'double': 2 * data.unlabeled.x[:, 0]}
+  def prepare(client):
+    return base.Prepared(
+      tf.constant([1, 3]), per_example={'double': 2 * client.unlabeled.x[:, 0]}
     )
 
   seen = []
 
   def step(networks, batch):
-    double = batch.parts[objective.UNLABELED].of_example['double']
+    double = batch.unlabeled.prepared['double']
     seen.append(double.shape)
-    ratio = tf.reduce_sum(double - _weak(batch)[:, 0])
-    return algorithm_lib.StepResult(
-      [tf.zeros_like(v) for v in networks.local.trainable_variables],
-      {'sum': (ratio, tf.constant(1.0))},
+    total = tf.reduce_sum(double - _weak(batch)[:, 0])
+    return base.StepResult(
+      handmade.zeros(networks), {'sum': base.Mean.ratio(total, 1)}
     )
 
-  algorithm = algorithm_lib.LocalAlgorithm(
-    steps=(step,),
-    streams=_UNLABELED,
-    prepare=prepare,
-  )
+  algorithm = _algorithm(step, prepare=prepare)
   result = _run(algorithm, unlabeled=_examples([1.0, 10.0, 100.0, 1000.0]))
-  assert float(result.ratios['sum'][0]) == 2 * 1010.0
+  assert float(result.metrics['sum'][0]) == 2 * 1010.0
 
 
 def test_non_finite_update_is_zeroed():
   def step(networks, batch):
     del batch
-    return algorithm_lib.StepResult(
-      [tf.fill(v.shape, np.nan) for v in networks.local.trainable_variables], {}
+    return base.StepResult(
+      [tf.fill(v.shape, np.nan) for v in networks.model.trainable_variables], {}
     )
 
-  algorithm = algorithm_lib.LocalAlgorithm(steps=(step,), streams=_UNLABELED)
-  result = _run(algorithm, unlabeled=_examples([1.0]))
+  result = _run(_algorithm(step), unlabeled=_examples([1.0]))
   assert not bool(result.is_finite)
   np.testing.assert_array_equal(result.update[0], np.zeros([1, 2]))
 
@@ -233,17 +225,15 @@ def _dropout_algorithm():
 
   def step(networks, batch):
     ones = tf.ones_like(_weak(batch))
-    logits = networks.local.logits(ones, training=True)
+    logits = networks.model.logits(ones, training=True)
     total = tf.reduce_sum(logits)
-    ratios = {
-      'sum': (total, tf.constant(1.0)),
-      'square': (tf.square(total), tf.constant(1.0)),
+    metrics = {
+      'sum': base.Mean.ratio(total, 1),
+      'square': base.Mean.ratio(tf.square(total), 1),
     }
-    return algorithm_lib.StepResult(
-      [tf.zeros_like(v) for v in networks.local.trainable_variables], ratios
-    )
+    return base.StepResult(handmade.zeros(networks), metrics)
 
-  return algorithm_lib.LocalAlgorithm(steps=(step,), streams=_UNLABELED)
+  return _algorithm(step)
 
 
 def _dropout_model() -> tf.keras.Model:
@@ -266,7 +256,7 @@ def test_dropout_is_a_function_of_seed_and_step():
       seed=tf.constant(seed),
       **kwargs,
     )
-    return [float(result.ratios[name][0]) for name in ('sum', 'square')]
+    return [float(result.metrics[name][0]) for name in ('sum', 'square')]
 
   total, square = totals([3, 4])
   assert [total, square] == totals([3, 4])
@@ -293,7 +283,7 @@ def _regularized_model() -> tf.keras.Model:
 def test_regularizers_are_part_of_the_loss():
   examples = _examples([0.5, -1.0, 2.0], [0, 1, 1])
   kwargs = {'labeled': examples, 'model_fn': _regularized_model}
-  result = _run(objective.SUPERVISED, num_epochs=1, **kwargs)
+  result = _run(_SUPERVISED, num_epochs=1, **kwargs)
   network = adapter.Network(_regularized_model, seed=0)
   # All that Keras has for it, in one step.
   with tf.GradientTape() as tape:
@@ -306,16 +296,16 @@ def test_regularizers_are_part_of_the_loss():
   expected = tape.gradient(total, network.trainable_variables)
   for update, gradient in zip(result.update, expected, strict=True):
     np.testing.assert_allclose(update, 0.1 * gradient, rtol=1e-5, atol=1e-7)
-  assert result.ratios['loss_regularization'][1] == 1.0
+  assert result.metrics['loss_regularization'][1] == 1.0
   np.testing.assert_allclose(
-    result.ratios['loss_regularization'][0], penalty, rtol=1e-6
+    result.metrics['loss_regularization'][0], penalty, rtol=1e-6
   )
   # The other losses are without it.
   np.testing.assert_allclose(
-    result.ratios['loss_labeled'][0], 3.0 * loss, rtol=1e-6
+    result.metrics['loss_labeled'][0], 3.0 * loss, rtol=1e-6
   )
-  plain = _run(objective.SUPERVISED, labeled=examples)
-  assert 'loss_regularization' not in plain.ratios
+  plain = _run(_SUPERVISED, labeled=examples)
+  assert 'loss_regularization' not in plain.metrics
 
 
 @functools.cache
@@ -323,17 +313,17 @@ def _trained_client(name, num_epochs, share):
   """What a client of an algorithm has after local training; NumPy arrays."""
   entry = registry.REGISTRY[name]
   hparams = round_hparams.RoundHparams(scenario='labels_at_clients')
-  parts = entry.build_parts(entry.hparams(**entry.tiny_hparams), hparams)
+  algorithm = entry.configure(entry.hparams(**entry.tiny_hparams), hparams)
   network = adapter.Network(tiny_task.model_fn, seed=0)
   local = training.LocalTraining(
     network,
-    parts.local,
+    algorithm,
     tiny_task.VIEWS,
     training.LoopConfig(num_epochs, 5, 3, optimizer.Sgd(momentum=0.9)),
   )
   element = tiny_task.client(0, labeled=4)
   labeled, unlabeled = (
-    algorithm_lib.Examples(*map(tf.constant, element[kind].values()))
+    base.Examples(*map(tf.constant, element[kind].values()))
     for kind in ('labeled', 'unlabeled')
   )
 

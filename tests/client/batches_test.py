@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tff_fssl.algorithms import base
+from tff_fssl.client import batches as batches_lib
 from tff_fssl.data import augment
-from tff_fssl.local import algorithm as algorithm_lib
-from tff_fssl.local import feed as feed_lib
 
-_STREAM = algorithm_lib.Stream
+_STREAM = base.Stream
 
 
 def _noisy(images, seed):
@@ -21,8 +21,14 @@ _VIEWS = augment.Views(lambda x: tf.cast(x, tf.float32), _noisy, _noisy)
 
 def _examples(num, first=0):
   values = np.arange(first, first + num)
-  return algorithm_lib.Examples(
+  return base.Examples(
     tf.constant(values[:, None], tf.float32), tf.constant(values, tf.int32)
+  )
+
+
+def _client(labeled, unlabeled, views=_VIEWS):
+  return base.Client(
+    None, None, labeled, unlabeled, {}, views, tf.constant(4), None
   )
 
 
@@ -37,24 +43,14 @@ def _all_batches(feed):
 
 
 def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
-  algorithm = algorithm_lib.LocalAlgorithm((), streams)
-  data = algorithm_lib.ClientData(
-    None,
-    _examples(labeled, 100),
-    _examples(unlabeled),
-    {},
-    tf.constant(4),
-    tf.constant([0, 0]),
-  )
   indices = tf.range(unlabeled) if selected is None else tf.constant(selected)
-  prepared = algorithm_lib.Prepared(
+  prepared = base.Prepared(
     tf.cast(indices, tf.int32),
-    of_example={'tenfold': 10 * tf.range(unlabeled)},
+    per_example={'tenfold': 10 * tf.range(unlabeled)},
   )
-  feed = feed_lib.Feed(
-    algorithm,
-    _VIEWS,
-    data,
+  feed = batches_lib.Feed(
+    streams,
+    _client(_examples(labeled, 100), _examples(unlabeled)),
     prepared,
     num_epochs=epochs,
     batch_sizes=(3, 2),
@@ -73,14 +69,12 @@ def test_partners_are_drawn_from_all_examples():
   assert len(batches) == 400
   counts = np.zeros(7)
   for step, batch in enumerate(batches):
-    fix, mix = batch.parts['fix'], batch.parts['mix']
+    fix, mix = batch.streams['fix'], batch.streams['mix']
     assert set(np.array(fix.labels)) <= {1, 4, 5, 6}
     assert fix.labels.shape == mix.labels.shape == mix.weights.shape
     for part in (fix, mix):
       np.testing.assert_array_equal(part.views['plain'][:, 0], part.labels)
-      np.testing.assert_array_equal(
-        part.of_example['tenfold'], 10 * part.labels
-      )
+      np.testing.assert_array_equal(part.prepared['tenfold'], 10 * part.labels)
     noise = mix.views['weak'] - mix.views['plain']
     assert np.all(noise >= 0) and np.all(noise < 1)
     np.add.at(counts, np.array(mix.labels), 1)
@@ -101,7 +95,7 @@ def test_views_of_one_kind_have_their_own_draws():
   (batch,) = _batches(streams, unlabeled=2, labeled=2)
   noise = {
     float(np.round((part.views[view][0, 0] - np.float32(part.labels[0])), 4))
-    for part in batch.parts.values()
+    for part in batch.streams.values()
     for view in part.views
   }
   assert len(noise) == 7
@@ -115,13 +109,15 @@ def test_what_a_client_does_not_have_is_a_filler(unlabeled, labeled):
     'p': _STREAM({'weak': 'weak'}, partner_of='l'),
   }
   (batch,) = _batches(streams, unlabeled=unlabeled, labeled=labeled)
-  weights = {name: list(np.array(p.weights)) for name, p in batch.parts.items()}
+  weights = {
+    name: list(np.array(p.weights)) for name, p in batch.streams.items()
+  }
   if unlabeled:
     assert weights == {'u': [1, 1], 'l': [0], 'p': [1]}
   else:
     assert weights == {'u': [0], 'l': [1, 1], 'p': [0, 0]}
   # Batch norm sees an example of the client's, not a blank one.
-  filler = batch.parts['l' if unlabeled else 'u'].views['weak'][:, 0]
+  filler = batch.streams['l' if unlabeled else 'u'].views['weak'][:, 0]
   first = 0.0 if unlabeled else 100.0
   assert filler.shape == [1] and first <= float(filler[0]) < first + 1.0
 
@@ -133,8 +129,8 @@ def test_no_example_at_all_is_no_step():
 
 def test_progress():
   def progress(round_num, step, num_steps, num_rounds):
-    clock = algorithm_lib.Clock(*tf.constant([round_num, step, num_steps]))
-    return float(clock.progress(num_rounds))
+    time = base.StepTime(*tf.constant([round_num, step, num_steps]))
+    return float(time.progress(num_rounds))
 
   assert progress(1, 0, 5, 10) == 0.0
   np.testing.assert_allclose(progress(3, 1, 4, 10), 0.225)
@@ -157,25 +153,20 @@ _EPISODE = {
 
 def _episodes(labels, unlabeled=7, epochs=40, seed=5):
   """Batches of clients whose labelled example i is [i], with these labels."""
-  algorithm = algorithm_lib.LocalAlgorithm((), _EPISODE)
   values = np.arange(len(labels), dtype=np.float32)[:, None]
-  labeled = algorithm_lib.Examples(
+  labeled = base.Examples(
     tf.constant(values), tf.constant(labels, tf.int32, [len(labels)])
   )
-  data = algorithm_lib.ClientData(
-    None, labeled, _examples(unlabeled), {}, tf.constant(4), tf.zeros([2])
-  )
-  feed = feed_lib.Feed(
-    algorithm,
-    _VIEWS,
-    data,
-    algorithm_lib.Prepared(tf.range(unlabeled)),
+  feed = batches_lib.Feed(
+    _EPISODE,
+    _client(labeled, _examples(unlabeled)),
+    base.Prepared(),
     num_epochs=epochs,
     batch_sizes=(3, 2),
     seed=tf.constant([seed, 6]),
     enabled=True,
   )
-  return [batch.parts for batch in _all_batches(feed)]
+  return [batch.streams for batch in _all_batches(feed)]
 
 
 def test_an_episode_has_so_many_examples_of_each_class_in_each_group():
@@ -256,41 +247,36 @@ def test_views_made_for_many_steps_at_once_are_those_of_each(
       'p': _STREAM(kinds, labeled=True, partner_of='u'),
     }
   )
-  data = algorithm_lib.ClientData(
-    None, labeled, _examples(7), {}, tf.constant(4), tf.zeros([2])
-  )
 
   @tf.function(reduce_retracing=True)
   def batch(first, step):
-    feed = feed_lib.Feed(
-      algorithm_lib.LocalAlgorithm((), streams),
-      views,
-      data,
-      algorithm_lib.Prepared(
-        tf.range(7), of_example={'tenfold': 10 * tf.range(7)}
-      ),
+    feed = batches_lib.Feed(
+      streams,
+      _client(labeled, _examples(7), views),
+      base.Prepared(per_example={'tenfold': 10 * tf.range(7)}),
       num_epochs=7,
       batch_sizes=(3, 2),
       seed=tf.constant([5, 6]),
       enabled=True,
     )
-    assert feed.steps_at_once == feed_lib._MOST_STEPS
+    assert feed.steps_at_once == batches_lib._MOST_STEPS
     ahead = feed.ahead(first)
     return feed.batch(ahead, step), ahead.end
 
-  num_steps = int(batch(tf.constant(0), tf.constant(0))[0].clock.num_steps)
+  num_steps = int(batch(tf.constant(0), tf.constant(0))[0].time.num_steps)
   assert num_steps == (7 if episodes else 35)  # Batches of 2, 2, 2, 2 and 1.
   together = {}
   for first in range(0, num_steps, 16):
     for step in range(first, min(first + 16, num_steps)):
       together[step], end = batch(tf.constant(first), tf.constant(step))
       assert int(end) == min(first + 16, num_steps)
-  monkeypatch.setattr(feed_lib, '_MOST_STEPS', 1)
+  monkeypatch.setattr(batches_lib, '_MOST_STEPS', 1)
   batch = tf.function(batch.python_function)
   for step, expected in together.items():
     one, end = batch(tf.constant(step), tf.constant(step))
     assert int(end) == step + 1
     tf.nest.map_structure(np.testing.assert_array_equal, one, expected)
   assert not np.array_equal(
-    together[0].parts['u'].views['weak'], together[1].parts['u'].views['weak']
+    together[0].streams['u'].views['weak'],
+    together[1].streams['u'].views['weak'],
   )

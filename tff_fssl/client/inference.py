@@ -5,11 +5,24 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tff_fssl import loops
+from tff_fssl.client import seeds
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
-from tff_fssl.local import feed
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
+
+
+def num_batches(
+  size: int | tf.Tensor, batch_size: int | tf.Tensor
+) -> int | tf.Tensor:
+  """Counts the batches of `size` examples; the last may be smaller."""
+  return -(-size // batch_size)
+
+
+def zero_row(values: tf.Tensor, when: tf.Tensor) -> tf.Tensor:
+  """Prepends a row of zeros if `when` is true."""
+  pad = [[tf.cast(when, tf.int32), 0]] + [[0, 0]] * (values.shape.rank - 1)
+  return tf.pad(values, pad)
 
 
 def weak_logits(
@@ -36,7 +49,7 @@ def weak_logits(
   return outputs(
     network,
     images,
-    lambda batch, i: views.weak(batch, feed.fold_in(seed, i)),
+    lambda batch, i: views.weak(batch, seeds.fold_in(seed, i)),
     weights.statistics_count,
     batch_size,
   )
@@ -63,11 +76,11 @@ def outputs(
   """
   num_images = tf.shape(images)[0]
   # TF's convolutions fail on 0 images: use a blank one then.
-  images = feed.zero_row(images, tf.equal(num_images, 0))
-  num_batches = feed.num_batches(tf.shape(images)[0], batch_size)
+  images = zero_row(images, tf.equal(num_images, 0))
+  num = num_batches(tf.shape(images)[0], batch_size)
   results = tf.TensorArray(
     tf.float32,
-    num_batches,
+    num,
     infer_shape=False,
     element_shape=[None, network.num_outputs],
   )
@@ -76,7 +89,7 @@ def outputs(
     batch = make_view(images[i * batch_size : (i + 1) * batch_size], i)
     return results.write(i, network.inference_logits(batch, statistics_count))
 
-  return loops.fold(infer, results, end=num_batches).concat()[:num_images]
+  return loops.fold(infer, results, end=num).concat()[:num_images]
 
 
 def plain_probs(

@@ -1,9 +1,10 @@
-"""Builds a learning process from an algorithm's parts."""
+"""Builds the learning process of an algorithm."""
 
 from __future__ import annotations
 
 import collections
 from collections.abc import Callable
+import dataclasses
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,10 +15,12 @@ from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.aggregators import robust
+from tff_fssl.algorithms import base
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
+from tff_fssl.rounds import checks
 from tff_fssl.rounds import client_data
 from tff_fssl.rounds import client_side
 from tff_fssl.rounds import client_work
@@ -25,30 +28,49 @@ from tff_fssl.rounds import communication as communication_lib
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import network_factory
-from tff_fssl.rounds import parts as parts_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import screen
-from tff_fssl.rounds import server_side
+from tff_fssl.rounds import server as server_lib
+from tff_fssl.rounds import states as states_lib
 
 RoundHparams = round_hparams_lib.RoundHparams
 ServerDataFn: TypeAlias = 'Callable[[], tf.data.Dataset]'
 
 
+@dataclasses.dataclass(frozen=True)
+class DataSpec:
+  """The data that a process trains on.
+
+  Attributes:
+    element_spec: The spec of the one element that a client's data set has; see
+      `data.clients`.
+    views: Makes network inputs of stored examples.
+    server_data_fn: Returns the server's labelled data, a data set of one
+      element OrderedDict(x, y). It is called inside a TFF computation. None:
+      clients hold the labels.
+    num_classes: The width of the model's output; None skips the check.
+    num_clients: The number of clients, whose ids are 0 .. num_clients - 1. Only
+      algorithms whose server tells clients apart need it.
+  """
+
+  element_spec: Any
+  views: augment.Views
+  server_data_fn: ServerDataFn | None = None
+  num_classes: int | None = None
+  num_clients: int | None = None
+
+
 def build_process(
   model_fn: adapter.ModelFn,
-  parts: parts_lib.Parts,
+  algorithm: base.Algorithm,
+  data: DataSpec,
   *,
-  views: augment.Views,
-  element_spec: Any,
-  server_data_fn: ServerDataFn | None,
-  hparams: RoundHparams,
   seed: int,
-  model_aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
-  num_classes: int | None = None,
-  num_clients: int | None = None,
+  aggregator: tff.aggregators.WeightedAggregationFactory | None = None,
 ) -> composer.FsslProcess:
-  """Builds the process of an algorithm.
+  """Builds the learning process of an algorithm.
 
   Its state is TFF's `LearningAlgorithmState`, whose `client_work` is the number
   of the next round; the first is `1 - num_pretraining_rounds`. In a round:
@@ -59,28 +81,20 @@ def build_process(
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
-  An algorithm's parts may add to each of these. With groups of clients, their
-  elements may need a `slot`, too: see `groups`.
+  An algorithm may add to each of these. With groups of clients, their elements
+  may need a `slot`, too: see `groups`.
 
   If clients took part but none sent a usable update, or there are fewer usable
   clients than `min_clients`, only the round number in the state changes.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
-    parts: The algorithm.
-    views: How stored examples become the network's inputs.
-    element_spec: The spec of the one element that a client's data set has.
-    server_data_fn: Returns the server's labelled data, a data set of one
-      element OrderedDict(x, y); called inside a TFF computation. Needed if and
-      only if labels are at the server.
-    hparams: The round's hyper-parameters.
+    algorithm: The algorithm. Its `round` says where the labels are.
+    data: Describes the data.
     seed: Seed of the initial weights and of the server's training.
-    model_aggregator: Combines updates; the weighted mean by default. With a
+    aggregator: Combines updates; the weighted mean by default. With a
       `privacy.PrivateMeanFactory`, or an aggregator that sums securely, nothing
       else about a client is released but the number of clients.
-    num_classes: Width of the model's output; None to skip the check.
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1.
-      Needed only by algorithms whose server tells clients apart.
 
   Returns:
     The process.
@@ -88,33 +102,43 @@ def build_process(
   Raises:
     UsageError: If arguments do not fit together, or the model is unsuitable.
   """
-  if hparams.labels_at_clients != (server_data_fn is None):
+  scenario = algorithm.round.scenario
+  if scenario not in algorithm.scenarios:
     raise hparams_lib.UsageError(
-      f'scenario={hparams.scenario} and server_data_fn='
-      f'{"None" if server_data_fn is None else "(given)"}: the server needs'
+      f'--scenario={scenario}: {algorithm.name} is not defined for it, only for'
+      f' {", ".join(algorithm.scenarios)}'
+    )
+  if algorithm.round.labels_at_clients != (data.server_data_fn is None):
+    given = 'None' if data.server_data_fn is None else '(given)'
+    raise hparams_lib.UsageError(
+      f'scenario={scenario} and server_data_fn={given}: the server needs'
       ' labelled data if, and only if, labels are at the server'
     )
-  if isinstance(model_aggregator, tff.aggregators.UnweightedAggregationFactory):
+  if isinstance(aggregator, tff.aggregators.UnweightedAggregationFactory):
     raise hparams_lib.UsageError(
-      f'model_aggregator={type(model_aggregator).__name__}: must be weighted;'
+      f'aggregator={type(aggregator).__name__}: must be weighted;'
       ' for equal weights set client_weighting=uniform; for differential'
       ' privacy use aggregators.factory.build_aggregator, with which nothing is'
       ' released without noise'
     )
-  parts = parts_lib.completed(parts, hparams)
-  parts = parts_lib.with_aggregator(parts, model_aggregator)
-  return _Assembly(
-    model_fn,
-    parts,
-    views,
-    element_spec,
-    server_data_fn,
-    hparams,
-    seed,
-    num_classes,
-    num_clients,
-    model_aggregator,
-  ).build()
+  return _Assembly(model_fn, algorithm, data, seed, aggregator).build()
+
+
+def _groups(
+  algorithm: base.Algorithm,
+  aggregator: tff.aggregators.WeightedAggregationFactory | None,
+) -> groups_lib.Groups | None:
+  """Finds the groups; an aggregator takes the place of the only one."""
+  groups = algorithm.groups()
+  if groups is None or aggregator is None:
+    return groups
+  if groups.num_groups > 1:
+    raise hparams_lib.UsageError(
+      f'aggregator={type(aggregator).__name__}: this algorithm'
+      f' forms {groups.num_groups} groups of clients, and the plain mean'
+      ' of each; leave aggregator out, or take one group'
+    )
+  return None
 
 
 class _Assembly:
@@ -123,61 +147,53 @@ class _Assembly:
   def __init__(
     self,
     model_fn: adapter.ModelFn,
-    parts: parts_lib.Parts,
-    views: augment.Views,
-    element_spec: Any,
-    server_data_fn: ServerDataFn | None,
-    hparams: RoundHparams,
+    algorithm: base.Algorithm,
+    data: DataSpec,
     seed: int,
-    num_classes: int | None,
-    num_clients: int | None,
-    model_aggregator: tff.aggregators.WeightedAggregationFactory | None,
+    aggregator: tff.aggregators.WeightedAggregationFactory | None,
   ):
-    self._parts = parts
-    self._model_aggregator = model_aggregator
-    self._element_spec = element_spec
-    self._hparams = hparams
+    self._algorithm, self._model_aggregator = algorithm, aggregator
+    self._hparams = hparams = algorithm.round
+    stored = data.element_spec['unlabeled']['x']
     self._networks = network_factory.NetworkFactory(
-      parts.network_fn(model_fn),
+      network_factory.network_fn(model_fn, algorithm),
       hparams,
-      image_shape=augment.input_shape(views, element_spec['unlabeled']['x']),
-      num_classes=num_classes,
+      image_shape=augment.input_shape(data.views, stored),
+      num_classes=data.num_classes,
       seed=seed,
     )
-    self._server = server_side.ServerSide(
+    self._states = states_lib.States(algorithm)
+    self._server = server_lib.ServerSide(
       self._networks,
-      parts.server,
-      parts.server_training,
-      views,
-      server_data_fn,
-      hparams,
+      algorithm,
+      self._states,
+      data.views,
+      data.server_data_fn,
       seed,
     )
-    self._exchange = self._make_exchange(num_clients)
+    self._exchange = self._make_exchange(data.num_clients)
+    self._element_spec = data.element_spec
     if self._exchange is not None:
       self._element_spec = client_data.with_ids(
-        element_spec, self._exchange.num_clients
+        data.element_spec, self._exchange.num_clients
       )
+    groups = _groups(algorithm, aggregator)
     self._delivery = delivery_lib.Delivery(
-      parts.groups, self._networks.head if parts.head_stays else {}
+      groups, self._networks.head if algorithm.head_stays else {}
     )
-    if parts.groups is not None:
+    if groups is not None:
       self._element_spec = client_data.with_slots(
-        self._element_spec, parts.groups.needs_slots
+        self._element_spec, groups.needs_slots
       )
     self._bounds = screen.build_bounds(
-      parts.local,
-      hparams,
-      self._exchange,
-      self._networks.num_classes,
-      parts.groups,
+      algorithm, self._exchange, self._networks.num_classes, groups
     )
     self._clients = client_side.ClientSide(
       self._networks,
-      parts,
-      views,
+      algorithm,
+      self._states,
+      data.views,
       self._element_spec,
-      hparams,
       self._exchange,
       self._delivery,
     )
@@ -185,21 +201,20 @@ class _Assembly:
   def _make_exchange(
     self, num_clients: int | None
   ) -> exchange_lib.Exchange | None:
-    """The exchange, if there is one."""
-    exchange = self._parts.exchange
-    if exchange is None or isinstance(exchange, exchange_lib.Exchange):
-      return exchange
+    """Makes the exchange, if there is one."""
+    build = self._algorithm.exchange()
+    if build is None:
+      return None
     networks = self._networks
-    of_peers = {
-      name: networks.specs_of(peer.model_fn)
-      for name, peer in self._parts.local.peers.items()
-      if peer.model_fn is not None
-    }
-    return exchange(
+    return build(
       exchange_lib.Population(
         num_clients or 0,
         networks.weight_specs,
-        of_peers,
+        {
+          name: networks.specs_of(declared.build)
+          for name, declared in self._algorithm.networks().items()
+          if declared.build is not None
+        },
         networks.num_classes,
         networks.num_outputs,
         isinstance(self._model_aggregator, robust.RobustMeanFactory),
@@ -214,14 +229,15 @@ class _Assembly:
     exchange = self._exchange
     distributor = exchange_lib.build_distributor(
       model_type,
-      self._parts.server,
+      self._states,
       exchange,
       self._hparams.first_round,
       self._delivery,
     )
     message_type = distributor.next.type_signature.result.result.member
-    parts_lib.check_names(
-      self._parts,
+    checks.check_names(
+      self._algorithm,
+      self._states,
       server_model.ServerModel(*tff.types.type_to_tf_tensor_specs(model_type)),
       tff.structure.name_list(message_type.sets),
     )
@@ -267,8 +283,8 @@ class _Assembly:
       work,
       aggregator,
       finalizer,
-      start=self._parts.server.start,
-      weights_of=self._parts.prediction.weights,
+      start=self._states.start,
+      weights_of=self._states.prediction.weights,
       last_phases=phases,
       end_round=end_round,
       split=split,
@@ -293,13 +309,13 @@ class _Assembly:
       process.num_clients = self._exchange.num_clients
       process.outside = self._exchange.outside
     process.needs_slots = 'slot' in self._element_spec
-    process.prediction = self._parts.prediction
+    process.prediction = self._states.prediction
     process.min_clients = self._hparams.min_clients
     process.num_phases = 1 + self._clients.has_second_phase
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
-    if not (self._parts.head_stays or self._parts.alone):
+    if not (self._algorithm.head_stays or self._algorithm.alone):
       process.local_model = client_work.build_local_model(
         part, self._make_message, self._clients.own_statistics
       )
@@ -314,7 +330,9 @@ class _Assembly:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
-    update_specs += tuple(specs.trainable) * len(self._clients.uploaded_peers)
+    update_specs += tuple(specs.trainable) * len(
+      self._clients.uploaded_networks
+    )
     exchange, beside = self._exchange, False
     if exchange is not None and exchange.in_sum:
       update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
@@ -338,11 +356,11 @@ class _Assembly:
       kind = aggregator_hparams.DP if private else aggregator_hparams.SECURE
       aggregator_hparams.check_confidential(
         kind,
-        own_weights=self._parts.local.weighs,
+        own_weights=self._algorithm.sets_weights,
         client_weighting=self._hparams.client_weighting,
         batch_norm=self._networks.has_batch_norm,
         static=self._networks.is_static,
-        also_sends=bool(self._parts.local.signals) or beside,
+        also_sends=bool(self._algorithm.uploads()) or beside,
       )
     return aggregator, private or secure
 
@@ -364,7 +382,7 @@ class _Assembly:
     return self._server.build_step(
       model_type,
       aggregate_type,
-      self._clients.uploaded_peers,
+      self._clients.uploaded_networks,
       self._delivery.restored,
     )
 
@@ -375,14 +393,13 @@ class _Assembly:
     **sizes: int,
   ) -> tff.Computation:
     """How many bytes travel."""
-    server = self._parts.server
-    if self._parts.alone:
+    if self._algorithm.alone:
       return communication_lib.build_no_communication(model_type)
     return communication_lib.build_communication(
       model_type,
       upload_type,
-      server=server,
-      peer_sizes=self._clients.uploaded_peers,
+      states=self._states,
+      peer_sizes=self._clients.uploaded_networks,
       exchange=self._exchange,
       kept_bytes=self._delivery.kept_bytes,
       has_statistics_phases=self._clients.has_second_phase,
@@ -396,7 +413,7 @@ class _Assembly:
     exchange = self._exchange
     return exchange_lib.make_message(
       exchange,
-      self._parts.server,
+      self._states,
       () if exchange is None else state.distributor['table'],
       server_model.ServerModel(*state.global_model_weights),
       round_num,

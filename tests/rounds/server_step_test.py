@@ -8,9 +8,12 @@ import pytest
 import tensorflow as tf
 import tensorflow_federated as tff
 
-from tff_fssl.finalizers import server_step
+from tff_fssl.algorithms import supervised
 from tff_fssl.models import server_model
+from tff_fssl.rounds import server_step
+from tff_fssl.rounds import states
 
+_STATES = states.States(supervised.Supervised())
 _VECTOR = tff.TensorType(np.float32, [2])
 _WEIGHTS = server_model.ServerModel(
   (np.array([3.0, 4.0], np.float32),),
@@ -51,6 +54,7 @@ def step(request):
     _aggregate_type(_VECTOR, _VECTOR, _VECTOR),
     optimizer,
     first_round=1,
+    states=_STATES,
     non_negative=[1],
   )
 
@@ -90,6 +94,7 @@ def test_a_finite_update_whose_result_is_not_is_skipped():
     _aggregate_type(_VECTOR),
     tff.learning.optimizers.build_sgdm(10.0),
     first_round=1,
+    states=_STATES,
   )
   weights = _WEIGHTS._replace(non_trainable=())
   huge = (np.full([2], 3e38, np.float32),)

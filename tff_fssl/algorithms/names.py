@@ -1,0 +1,38 @@
+"""Names that an algorithm gives to streams, networks and values."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+from tff_fssl import hparams
+
+
+def check(name: str, known: Collection[str], where: str, what: str) -> None:
+  """Checks a name that an algorithm gives.
+
+  Args:
+    name: The name.
+    known: All names that exist.
+    where: The place where the algorithm gives it.
+    what: The things that have these names, in the plural.
+
+  Raises:
+    UsageError: If there is no such name.
+  """
+  if name not in known:
+    raise hparams.UsageError(
+      f'{where}={name!r}: there is no such name; the {what}:'
+      f' {", ".join(known) or "none"}{hparams.closest(name, known)}'
+    )
+
+
+class Named(dict[str, Any]):
+  """Values by name; the error for an unknown name lists the known ones."""
+
+  def __missing__(self, name: str) -> Any:
+    known = ', '.join(self) or 'none'
+    raise KeyError(
+      f'{name!r}: there is no such name; there are: {known}'
+      f'{hparams.closest(name, self)}'
+    )

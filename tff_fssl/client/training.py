@@ -1,0 +1,591 @@
+"""The batch loop that clients and server share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+import contextlib
+import dataclasses
+import functools
+from typing import Any, NamedTuple, TypeAlias
+
+from tff_fssl import loops
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names as names_lib
+from tff_fssl.client import batches as batches_lib
+from tff_fssl.client import non_finite
+from tff_fssl.client import optimizer as optimizer_lib
+from tff_fssl.client import seeds
+from tff_fssl.data import augment
+from tff_fssl.lazy import tf
+from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights, all_finite, select, zero_unless
+
+# The metric for the regularizers' part of the loss, if a model has some.
+REGULARIZATION = 'loss_regularization'
+
+fold_in = seeds.fold_in
+
+_Step: TypeAlias = 'Callable[[base.Networks, base.Batch], base.StepResult]'
+# (batch, seed of the networks' draws, if they make any) -> result.
+_CompiledStep = Callable[
+  [base.Batch, tf.Tensor | None],
+  base.StepResult,
+]
+# (summed metrics, number of examples processed).
+_Sums: TypeAlias = 'tuple[dict[str, base.Mean], tf.Tensor]'
+
+
+@dataclasses.dataclass(frozen=True)
+class LoopConfig:
+  """The configuration of the loop.
+
+  Attributes:
+    num_epochs: Passes over the longer stream of examples; the other repeats.
+    batch_size: Unlabelled examples in a batch; the last batch of a pass may be
+      smaller.
+    labeled_batch_size: Labelled examples in a batch; the last batch of a pass
+      may be smaller.
+    optimizer: Applies the gradients.
+    proximal_strength: mu of FedProx, >= 0.
+    jit_compile: Whether XLA compiles the step.
+    keeps_momentum: Whether the result contains the final momentum, from which
+      the next round can start.
+  """
+
+  num_epochs: int
+  batch_size: int
+  labeled_batch_size: int
+  optimizer: optimizer_lib.Optimizer
+  proximal_strength: float = 0.0
+  jit_compile: bool = False
+  keeps_momentum: bool = False
+
+
+class LocalResult(NamedTuple):
+  """The result of local training.
+
+  Attributes:
+    update: Per trainable variable, weights before minus weights after; all 0 if
+      it is not finite.
+    auxiliary: Name of an uploaded auxiliary network -> the same of it.
+    non_trainable: The non-trainable variables after training; unchanged if the
+      update is not finite.
+    is_finite: bool scalar, whether the updates are finite.
+    num_examples: float32 scalar, examples processed (over all epochs).
+    weight: `Prepared.weight`.
+    metrics: Name -> metric, summed over batches.
+    ranges: `Prepared.ranges`.
+    momentum: The optimizer's momentum, per trainable variable; unchanged if the
+      update is not finite; empty if it is not kept.
+    uploads: `ClientOutput.uploads`.
+  """
+
+  update: tuple[tf.Tensor, ...]
+  auxiliary: dict[str, tuple[tf.Tensor, ...]]
+  non_trainable: tuple[tf.Tensor, ...]
+  is_finite: tf.Tensor
+  num_examples: tf.Tensor
+  weight: tf.Tensor | None
+  metrics: dict[str, base.Mean]
+  ranges: dict[str, tf.Tensor]
+  momentum: tuple[tf.Tensor, ...]
+  uploads: Mapping[str, tf.Tensor]
+
+
+def _floats(prepared: base.Prepared) -> dict[str, tf.Tensor]:
+  """Names the float tensors of `prepared`."""
+  named = {**prepared.ranges, **prepared.constants, **prepared.per_example}
+  if prepared.weight is not None:
+    named['aggregation weight'] = prepared.weight
+  return {k: v for k, v in named.items() if v.dtype.is_floating}
+
+
+def _named(
+  what: str, variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]
+) -> dict[str, tf.Tensor]:
+  """Names float tensors, one per variable, by the variables."""
+  return {
+    f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
+    for variable, tensor in zip(variables, tensors)
+    if variable.dtype.is_floating
+  }
+
+
+class _Initial(NamedTuple):
+  """The state that training starts from.
+
+  Attributes:
+    momentum: Of the model's optimizer.
+    auxiliary: Name of an auxiliary network -> its weights.
+  """
+
+  momentum: tuple[tf.Tensor, ...]
+  auxiliary: Mapping[str, Weights]
+
+
+@contextlib.contextmanager
+def draws(networks: base.Networks, seed: tf.Tensor) -> Iterator[None]:
+  """Has all networks draw from `seed`, int32 [2]."""
+  with contextlib.ExitStack() as stack:
+    every = (networks.model, *networks.auxiliary.values())
+    for network in dict.fromkeys(every):
+      stack.enter_context(network.draws(seed))
+    yield
+
+
+def steps_of(
+  algorithm: base.Algorithm, *, at_server: bool = False
+) -> tuple[_Step, ...]:
+  """Lists the steps that are made one after another on each batch."""
+  if at_server:
+    return (algorithm.labeled_step,)
+  if not algorithm.alternates:
+    return (algorithm.step,)
+  if algorithm.round.labels_at_clients:
+    return (algorithm.labeled_step, algorithm.unlabeled_step)
+  return (algorithm.unlabeled_step,)
+
+
+def streams_of(
+  algorithm: base.Algorithm, *, at_server: bool = False
+) -> Mapping[str, base.Stream]:
+  """Names the examples of a batch."""
+  if at_server:
+    return {base.LABELED: algorithm.labeled_stream()}
+  return algorithm.streams()
+
+
+class LocalTraining:
+  """Trains networks on the data of one client (or the server).
+
+  The constructor makes variables, so call it outside of `tf.function`s; call
+  `run` inside one.
+  """
+
+  def __init__(
+    self,
+    network: adapter.Network,
+    algorithm: base.Algorithm,
+    views: augment.Views,
+    config: LoopConfig,
+    auxiliary: Mapping[str, adapter.Network] | None = None,
+    initial: Mapping[str, Callable[[], Weights]] | None = None,
+    *,
+    at_server: bool = False,
+  ):
+    """Makes the optimizers' slots.
+
+    Args:
+      network: The network that is trained.
+      algorithm: The algorithm, whose steps are made.
+      views: The preprocessing.
+      config: The configuration of the loop.
+      auxiliary: Name -> each of the algorithm's further networks.
+      initial: For each of these with a `build`, a function that returns its
+        initial weights.
+      at_server: Whether this is the server, which makes labelled steps only.
+        Its further networks start from the values of their own names.
+    """
+    self._networks = base.Networks(network, names_lib.Named(auxiliary or {}))
+    self._algorithm, self._at_server = algorithm, at_server
+    if at_server:
+      self._declared = {n: base.AuxiliaryNetwork(n) for n in auxiliary or {}}
+    else:
+      self._declared = dict(algorithm.networks())
+    self._streams = streams_of(algorithm, at_server=at_server)
+    self._initial = dict(initial or {})
+    self._views = views
+    self._config = config
+    self._slots = config.optimizer.initialize(network)
+    self._auxiliary_slots = {
+      name: config.optimizer.initialize(self._networks[name])
+      for name, declared in self._declared.items()
+      if declared.trained
+    }
+    trained = [network, *map(self._networks.__getitem__, self._auxiliary_slots)]
+    self._is_regularized = any(n.has_regularizers for n in trained)
+    steps = steps_of(algorithm, at_server=at_server)
+    self._steps = [self._compiled(step) for step in steps]
+
+  @property
+  def _is_random(self) -> bool:
+    """Whether networks draw random numbers in training."""
+    networks = [self._networks.model, *self._networks.auxiliary.values()]
+    return any(network.is_random for network in networks)
+
+  def _compiled(self, step: _Step) -> _CompiledStep:
+    """Makes a `tf.function` of a step."""
+
+    def run(batch: base.Batch, seed: tf.Tensor | None) -> base.StepResult:
+      # There is no seed if the networks draw no random numbers.
+      drawing: contextlib.AbstractContextManager[None]
+      drawing = contextlib.nullcontext()
+      if seed is not None:
+        drawing = draws(self._networks, seed)
+      with drawing:
+        return step(self._networks, batch)
+
+    compiled: _CompiledStep = tf.function(
+      run, autograph=False, jit_compile=self._config.jit_compile or None
+    )
+    return compiled
+
+  def run(
+    self,
+    weights: Weights,
+    labeled: base.Examples,
+    unlabeled: base.Examples,
+    *,
+    learning_rate: tf.Tensor,
+    seed: tf.Tensor,
+    round_num: tf.Tensor | int = 1,
+    enabled: tf.Tensor | bool = True,
+    share: tf.Tensor | None = None,
+    momentum: Sequence[tf.Tensor] = (),
+    received: Mapping[str, Any] | None = None,
+    watch: non_finite.Watch | None = None,
+  ) -> LocalResult:
+    """Trains from `weights`.
+
+    Args:
+      weights: The model's weights, from which training starts unless the
+        algorithm's `start` returns others.
+      labeled: Labelled examples, perhaps none.
+      unlabeled: Unlabelled examples, perhaps none.
+      learning_rate: float32 scalar.
+      seed: int32 [2].
+      round_num: int32 scalar.
+      enabled: bool scalar; if false, no step is made.
+      share: float32 scalar in [0, 1], the share of the steps that is made, but
+        at least one step; None: all are.
+      momentum: The initial momentum of the optimizer; empty: 0.
+      received: Name of a broadcast -> its value. Auxiliary networks start from
+        those that are `Weights`.
+      watch: If given, it checks all tensors computed from the client's data.
+
+    Returns:
+      The result.
+    """
+    received = names_lib.Named(received or {})
+    if not self._at_server:
+      weights = self._algorithm.start(weights, received)
+    initial = self._start(weights, received, momentum)
+    # A network that was not sent is the model's weights.
+    for declared in self._declared.values():
+      if declared.starts_from:
+        received.setdefault(declared.starts_from, weights)
+    client = base.Client(
+      self._networks,
+      weights,
+      labeled,
+      unlabeled,
+      received,
+      self._views,
+      tf.convert_to_tensor(round_num),
+      fold_in(seed, seeds.PREPARE),
+    )
+    prepared = self._prepare(client, watch)
+    if prepared.learning_rate_factor is not None:
+      learning_rate *= prepared.learning_rate_factor
+    feed = batches_lib.Feed(
+      self._streams,
+      client,
+      prepared,
+      num_epochs=self._config.num_epochs,
+      batch_sizes=(self._config.batch_size, self._config.labeled_batch_size),
+      seed=seed,
+      enabled=enabled,
+      share=share,
+    )
+    metrics, num_examples = self._train(
+      feed, seed, learning_rate, weights, watch
+    )
+    output = base.ClientOutput()
+    if not self._at_server:
+      after = dataclasses.replace(client, seed=fold_in(seed, seeds.FINISH))
+      output = self._algorithm.finish(after, metrics)
+    result = self._result(client, prepared, metrics, num_examples, initial)
+    if watch is not None:
+      variables = self._networks.model.trainable_variables
+      change = _change(weights, self._networks.model)
+      watch(feed.end, _named('update of', variables, change))
+    return result._replace(
+      metrics={**result.metrics, **output.metrics}, uploads=output.uploads
+    )
+
+  def _start(
+    self,
+    weights: Weights,
+    received: Mapping[str, Any],
+    momentum: Sequence[tf.Tensor],
+  ) -> _Initial:
+    """Assigns weights and momentum, and returns them."""
+    self._networks.model.assign(weights)
+    momentum = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
+    for slot, value in zip(self._slots, momentum, strict=True):
+      slot.assign(value)
+    starts = {}
+    for name, declared in self._declared.items():
+      # That the server has them was checked when the process was built.
+      starts[name] = received.get(declared.starts_from, weights)
+      if name in self._initial:
+        starts[name] = self._initial[name]()
+      if declared.start is not None:
+        starts[name] = declared.start(starts[name], received)
+      self._networks[name].assign(starts[name])
+      for slot in self._auxiliary_slots.get(name, ()):
+        slot.assign(tf.zeros_like(slot))
+    return _Initial(momentum, starts)
+
+  def weights_now(self, statistics_count: tf.Tensor) -> Weights:
+    """Reads the model's weights; their statistics have this count."""
+    return self._networks.model.weights_now(statistics_count)
+
+  def auxiliary_weights(
+    self, started_from: Mapping[str, Weights]
+  ) -> dict[str, Weights]:
+    """Reads auxiliary networks; their statistics are those of the start."""
+    return {
+      name: network.weights_now(started_from[name].statistics_count)
+      for name, network in self._networks.auxiliary.items()
+      if name in started_from
+    }
+
+  def _prepare(
+    self, client: base.Client, watch: non_finite.Watch | None
+  ) -> base.Prepared:
+    """Computes the algorithm's values before training."""
+    prepared = base.Prepared()
+    if not self._at_server:
+      prepared = self._algorithm.prepare(client)
+    if watch is not None:
+      model = self._networks.model
+      watch(
+        0,
+        _named('received', model.trainable_variables, client.weights[0])
+        | _named('received', model.non_trainable_variables, client.weights[1])
+        | _floats(prepared),
+      )
+    return prepared
+
+  def _train(
+    self,
+    feed: batches_lib.Feed,
+    seed: tf.Tensor,
+    learning_rate: tf.Tensor,
+    weights: Weights,
+    watch: non_finite.Watch | None,
+  ) -> _Sums:
+    """Makes all steps."""
+    # Traced once, for the metrics' names and for the loop.
+    make_ahead = tf.function(
+      feed.ahead, autograph=False, input_signature=[tf.TensorSpec([], tf.int32)]
+    )
+    names = self._metric_names(feed, make_ahead)
+    if self._is_regularized:
+      names += (REGULARIZATION,)
+    zeros = {
+      name: base.Mean(tf.constant(0.0), tf.constant(0.0)) for name in names
+    }
+
+    def make_step(
+      ahead: batches_lib.Ahead, step: tf.Tensor, sums: _Sums
+    ) -> _Sums:
+      metrics, num_examples = sums
+      batch = feed.batch(ahead, step)
+      of_step = self._make_steps(
+        batch, fold_in(seed, seeds.DRAWS), learning_rate, weights, watch
+      )
+      metrics = {
+        name: base.Mean(
+          total + of_step[name].total, count + of_step[name].count
+        )
+        for name, (total, count) in metrics.items()
+      }
+      return metrics, num_examples + feed.num_examples(batch.streams)
+
+    def make_steps(first: tf.Tensor, sums: _Sums) -> _Sums:
+      # Views of several steps are made at once: see `Feed.ahead`.
+      ahead = make_ahead(first)
+      return loops.fold(
+        functools.partial(make_step, ahead), sums, start=first, end=ahead.end
+      )
+
+    return loops.fold(
+      make_steps,
+      (zeros, tf.constant(0.0)),
+      end=feed.end,
+      step=feed.steps_at_once,
+    )
+
+  def _metric_names(
+    self,
+    feed: batches_lib.Feed,
+    make_ahead: Callable[[tf.Tensor], batches_lib.Ahead],
+  ) -> tuple[str, ...]:
+    """Names the metrics of the steps, by tracing these on a batch's type."""
+    make_batch = tf.function(
+      lambda step: feed.batch(make_ahead(step), step), autograph=False
+    )
+    batch = make_batch.get_concrete_function(
+      tf.TensorSpec([], tf.int32)
+    ).structured_outputs
+    seed = tf.TensorSpec([2], tf.int32) if self._is_random else None
+    names: dict[str, None] = {}
+    for step in self._steps:
+      traced: Any = step
+      result = traced.get_concrete_function(batch, seed).structured_outputs
+      names |= dict.fromkeys(result.metrics)
+    return tuple(names)
+
+  def _make_steps(
+    self,
+    batch: base.Batch,
+    seed: tf.Tensor,
+    learning_rate: tf.Tensor,
+    weights: Weights,
+    watch: non_finite.Watch | None,
+  ) -> base.Metrics:
+    """Makes the steps of a batch; returns its metrics."""
+    model = self._networks.model
+    metrics: base.Metrics = {}
+    if self._is_regularized:
+      metrics[REGULARIZATION] = base.Mean(tf.constant(0.0), tf.constant(0.0))
+    for index, step in enumerate(self._steps):
+      draws = None
+      if self._is_random:
+        draws = fold_in(seed, batch.time.step)
+        draws = fold_in(draws, index) if index else draws
+      result = step(
+        batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
+        draws,
+      )
+      metrics.update(result.metrics)
+      penalties: list[tf.Tensor] = []
+      gradients = None
+      if result.gradients is not None:
+        gradients = _regularized(model, result.gradients, penalties)
+        gradients = self._with_proximal_term(gradients, weights)
+        self._config.optimizer.apply(
+          model, self._slots, gradients, learning_rate
+        )
+      self._apply_to_auxiliary(result, learning_rate, penalties)
+      if penalties:
+        total, count = metrics[REGULARIZATION]
+        metrics[REGULARIZATION] = base.Mean(
+          total + tf.add_n(penalties), count + 1.0
+        )
+      if watch is not None:
+        variables = model.trainable_variables
+        watch(
+          batch.time.step + 1,
+          {
+            **{
+              # A sum over no example may still be NaN.
+              name: total / tf.where(count > 0.0, count, 1.0)
+              for name, (total, count) in metrics.items()
+            },
+            **_named('gradient of', variables, gradients or ()),
+            **_named('weights of', variables, variables),
+          },
+        )
+    if self._declared or not self._at_server:
+      self._algorithm.after_step(self._networks, batch)
+    return metrics
+
+  def _apply_to_auxiliary(
+    self,
+    result: base.StepResult,
+    learning_rate: tf.Tensor,
+    penalties: list[tf.Tensor],
+  ) -> None:
+    """Applies a step's gradients of auxiliary networks."""
+    for name, gradients in result.auxiliary.items():
+      names_lib.check(
+        name,
+        self._auxiliary_slots,
+        'StepResult.auxiliary',
+        'trained auxiliary networks',
+      )
+      network = self._networks[name]
+      self._config.optimizer.apply(
+        network,
+        self._auxiliary_slots[name],
+        _regularized(network, gradients, penalties),
+        learning_rate,
+      )
+
+  def _with_proximal_term(
+    self, gradients: Sequence[tf.Tensor], weights: Weights
+  ) -> list[tf.Tensor]:
+    """Adds the gradient of FedProx's term."""
+    strength = self._config.proximal_strength
+    if not strength:
+      return list(gradients)
+    return [
+      g + strength * (v - start)
+      for g, v, start in zip(
+        gradients, self._networks.model.trainable_variables, weights.trainable
+      )
+    ]
+
+  def _result(
+    self,
+    client: base.Client,
+    prepared: base.Prepared,
+    metrics: base.Metrics,
+    num_examples: tf.Tensor,
+    initial: _Initial,
+  ) -> LocalResult:
+    """Computes the changes of the weights, and collects the reports."""
+    model = self._networks.model
+    update = _change(client.weights, model)
+    auxiliary = {
+      name: tuple(_change(initial.auxiliary[name], self._networks[name]))
+      for name, declared in self._declared.items()
+      if declared.uploaded
+    }
+    is_finite = all_finite((update, auxiliary))
+    return LocalResult(
+      zero_unless(is_finite, tuple(update)),
+      zero_unless(is_finite, auxiliary) if auxiliary else {},
+      select(
+        is_finite,
+        tuple(v.read_value() for v in model.non_trainable_variables),
+        lambda: tuple(client.weights.non_trainable),
+      ),
+      is_finite,
+      num_examples,
+      prepared.weight,
+      {**prepared.metrics, **metrics},
+      dict(prepared.ranges),
+      select(
+        is_finite,
+        tuple(slot.read_value() for slot in self._slots),
+        lambda: initial.momentum,
+      )
+      if self._config.keeps_momentum
+      else (),
+      {},
+    )
+
+
+def _regularized(
+  network: adapter.Network,
+  gradients: Sequence[tf.Tensor],
+  penalties: list[tf.Tensor],
+) -> list[tf.Tensor]:
+  """Adds what a network's own regularizers ask for; notes what they are."""
+  if not network.has_regularizers:
+    return list(gradients)
+  penalty, changes = network.regularization()
+  penalties.append(penalty)
+  return [g + c for g, c in zip(gradients, changes, strict=True)]
+
+
+def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:
+  """Trainable weights minus those that the network has now."""
+  return [
+    start - v
+    for start, v in zip(weights.trainable, network.trainable_variables)
+  ]

@@ -1,1 +1,0 @@
-"""Finalizers: the server's use of the combined update."""

@@ -1,0 +1,70 @@
+"""Checks of the names that an algorithm refers to."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import names
+from tff_fssl.client import training
+from tff_fssl.lazy import tf
+from tff_fssl.models import server_model
+from tff_fssl.models.weights import Weights
+from tff_fssl.rounds import states as states_lib
+
+_VIEW_KINDS = ('plain', 'weak', 'strong')
+
+
+def check_names(
+  algorithm: base.Algorithm,
+  states: states_lib.States,
+  model: server_model.ServerModel,
+  sent: Collection[str],
+) -> None:
+  """Checks that sets, streams and views exist to which an algorithm refers.
+
+  Args:
+    algorithm: The algorithm.
+    states: Its states.
+    model: The model, of `tf.TensorSpec`s.
+    sent: The names of the sets that the server may send to clients.
+
+  Raises:
+    UsageError: If one of them does not exist.
+  """
+  # Only networks' weights are sets that another network can start from.
+  kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
+  of_clients = [name for name in sent if name in kept]
+  _check_streams(training.streams_of(algorithm))
+  for name, declared in algorithm.networks().items():
+    if declared.build is None and declared.starts_from:
+      names.check(
+        declared.starts_from,
+        of_clients,
+        f'networks, {name!r}: starts_from',
+        'weights that the server sends',
+      )
+  trainer = algorithm.server_trainer()
+  _check_streams(training.streams_of(trainer, at_server=True))
+  for name in () if trainer is algorithm else trainer.networks():
+    names.check(
+      name, kept, 'server_trainer: networks', 'weights that the server keeps'
+    )
+  if states.prediction.with_table is None:
+    for prediction in (states.prediction, *states.prediction.also.values()):
+      # Without AutoGraph, which would replace the class of errors.
+      predicting = tf.function(prediction.weights, autograph=False)
+      predicting.get_concrete_function(model)
+
+
+def _check_streams(streams: Mapping[str, base.Stream]) -> None:
+  for name, stream in streams.items():
+    if stream.partner_of:
+      others = [other for other in streams if other != name]
+      names.check(
+        stream.partner_of, others, f'stream {name!r}: partner_of', 'streams'
+      )
+    for view, kind in stream.views.items():
+      names.check(
+        kind, _VIEW_KINDS, f'stream {name!r}, view {view!r}', 'kinds of view'
+      )
