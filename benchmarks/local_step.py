@@ -30,11 +30,11 @@ import numpy as np
 import tensorflow as tf
 import timing
 
+from tff_fssl.algorithms import base
 from tff_fssl.algorithms import registry
 from tff_fssl.algorithms.fedmatch import helper_selection
-from tff_fssl.client import algorithm as algorithm_lib
+from tff_fssl.client import batches
 from tff_fssl.client import compute
-from tff_fssl.client import feed as feed_lib
 from tff_fssl.client import training
 from tff_fssl.data import augment
 from tff_fssl.data import names as data_names
@@ -58,7 +58,7 @@ class Task:
   Attributes:
     entry: The algorithm's registry entry.
     hparams: The round's hyper-parameters.
-    parts: The algorithm.
+    algorithm: The algorithm.
     views: The preprocessing: CIFAR-10's.
     batch_sizes: Unlabelled and labelled examples in a batch; 0 if not used.
     num_steps: Steps in a call.
@@ -81,45 +81,60 @@ class Task:
         **own,
       }
     )
-    self.parts = self.entry.build_parts(None, self.hparams)
+    self.algorithm = self.entry.configure(None, self.hparams)
     mean, std = augment.normalization('cifar10')
     self.views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
-    local = self.parts.local
-    sizes = self.hparams.client_batch_sizes(local.trains_on_unlabeled)
-    used = (local.trains_on_unlabeled, local.trains_on_labels)
-    if local.draws_episodes:
-      groups = local.streams[local.own_stream(labeled=True)].episode
+    streams = self.algorithm.streams()
+    used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
+    sizes = self.hparams.client_batch_sizes(used[0])
+    draws_episodes = batches.draws_episodes(streams)
+    if draws_episodes:
+      groups = streams[batches.own_stream(streams, labeled=True)].episode
       sizes = self.hparams.client_batch_size, _NUM_CLASSES * sum(groups)
     self.batch_sizes = tuple(
       n if is_used else 0 for n, is_used in zip(sizes, used)
     )
     self.num_steps = args.steps
-    self.num_epochs = args.steps if local.draws_episodes else 1
+    self.num_epochs = args.steps if draws_episodes else 1
     self._model = args.model
 
   def model_fn(self) -> tf.keras.Model:
     """The network."""
     return networks.build_network(self._model, _SHAPE, _NUM_CLASSES, 'bn')
 
-  def examples(self, kind: int) -> algorithm_lib.Examples:
+  def examples(self, kind: int) -> base.Examples:
     """Noise for all steps; `kind` is 0 for unlabelled examples, else 1."""
     num = self.batch_sizes[kind] * self.num_steps
     images = np.random.default_rng(kind).integers(0, 256, [num, *_SHAPE], 'u1')
     labels = np.arange(num) % _NUM_CLASSES
-    return algorithm_lib.Examples(
-      tf.constant(images), tf.constant(labels, tf.int32)
-    )
+    return base.Examples(tf.constant(images), tf.constant(labels, tf.int32))
 
   def cost(self) -> compute.Cost:
     """FLOPs of clients for an example."""
     stored = tf.TensorSpec([None, *_SHAPE], tf.uint8)
     return round_compute.measure(
       self.model_fn,
-      self.parts,
+      self.algorithm,
       views=self.views,
       stored=stored,
-      hparams=self.hparams,
     ).clients
+
+
+def _with_prepared(algorithm, prepared):
+  """The algorithm, for which everything is prepared, and without an end."""
+  methods = {
+    'prepare': lambda self, client: prepared,
+    'finish': base.Algorithm.finish,
+    'start': base.Algorithm.start,
+  }
+  cls = dataclasses.dataclass(frozen=True)(
+    type('Prepared', (type(algorithm),), methods)
+  )
+  own = {
+    field.name: getattr(algorithm, field.name)
+    for field in dataclasses.fields(algorithm)
+  }
+  return cls(**own)
 
 
 class Step:
@@ -132,26 +147,26 @@ class Step:
       task: What is done.
       compute_dtype: The dtype that the network computes in.
     """
-    local = task.parts.local
+    algorithm = task.algorithm
     received, initial = self._receive(task, compute_dtype)
     self._num_steps = task.num_steps
     unlabeled, labeled = task.examples(0), task.examples(1)
     seed = tf.constant([0, 1])
-    data = algorithm_lib.ClientData(
+    client = base.Client(
+      self._networks,
       self._weights,
       labeled,
       unlabeled,
-      received.others,
+      received.values,
+      task.views,
       tf.constant(1),
       seed,
-      received.sets,
     )
     self.reset()
-    prepared = self._prepared(task, data)
-    feed = feed_lib.Feed(
-      local,
-      task.views,
-      data,
+    prepared = self._prepared(algorithm, client)
+    feed = batches.Feed(
+      algorithm.streams(),
+      client,
       prepared,
       num_epochs=task.num_epochs,
       batch_sizes=task.batch_sizes,
@@ -164,15 +179,15 @@ class Step:
     )
     optimizer_of_clients = optimizers.of_clients(task.hparams)
     trained = training.LocalTraining(
-      self._networks.local,
-      local._replace(prepare=lambda *_: prepared, finish=None, signals={}),
+      self._networks.model,
+      _with_prepared(algorithm, prepared),
       task.views,
       training.LoopConfig(
         task.num_epochs,
         *(max(n, 1) for n in task.batch_sizes),
         optimizer_of_clients,
       ),
-      self._networks.peers,
+      self._networks.auxiliary,
       initial,
     )
     rate = tf.constant(0.03)
@@ -184,99 +199,94 @@ class Step:
           unlabeled,
           learning_rate=rate,
           seed=seed,
-          sets=received.sets,
-          received=received.others,
+          received=received.values,
         ).num_examples
       )
     )
-    self._bare = self._build_bare(local, views(), optimizer_of_clients, rate)
+    self._bare = self._build_bare(
+      algorithm, views(), optimizer_of_clients, rate
+    )
 
   def _receive(self, task, compute_dtype):
     """Makes the networks: (what a client receives, initial weights of peers).
 
     Sets the weights from which the networks start.
     """
-    local = task.parts.local
+    algorithm = task.algorithm
     factory = network_factory.NetworkFactory(
-      task.parts.network_fn(task.model_fn),
+      network_factory.network_fn(task.model_fn, algorithm),
       dataclasses.replace(task.hparams, compute_dtype=compute_dtype),
       image_shape=_SHAPE,
       num_classes=None,
       seed=0,
     )
-    network, peers, initial = factory.make_initial(), {}, {}
-    for name, peer in local.peers.items():
-      if peer.model_fn is None:
-        peers[name] = factory.make()
+    network, further, initial = factory.make_initial(), {}, {}
+    for name, declared in algorithm.networks().items():
+      if declared.build is None:
+        further[name] = factory.make()
       else:
-        peers[name], initial[name] = factory.make_other(peer.model_fn, network)
-    self._networks = algorithm_lib.Networks(network, peers)
-    received = round_compute.receive(network, task.parts, _NUM_CLASSES)
+        further[name], initial[name] = factory.make_other(
+          declared.build, network
+        )
+    self._networks = base.Networks(network, further)
+    received = round_compute.receive(network, algorithm, _NUM_CLASSES)
     more = {
       name: tf.fill(value.shape, _MOST_EXPENSIVE[name])
-      for name, value in received.others.items()
+      for name, value in received.values.items()
       if name in _MOST_EXPENSIVE
     }
-    received = received._replace(others={**received.others, **more})
-    self._weights = received.weights
-    if local.start is not None:
-      self._weights = local.start(received.weights, received.others)
-    self._of_peers = {
-      name: self._start(name, peer, received, initial)
-      for name, peer in local.peers.items()
+    received = received._replace(values={**received.values, **more})
+    self._weights = algorithm.start(received.weights, received.values)
+    self._auxiliary_weights = {
+      name: self._start(name, declared, received, initial)
+      for name, declared in algorithm.networks().items()
     }
     return received, initial
 
   @staticmethod
-  def _start(name, peer, received, initial):
-    """The weights from which a peer starts."""
+  def _start(name, declared, received, initial):
+    """The weights from which an auxiliary network starts."""
     weights = received.weights
     if name in initial:
       weights = initial[name]()
-    elif peer.starts_from != algorithm_lib.MODEL:
-      weights = received.sets[peer.starts_from]
-    if peer.start is not None:
-      weights = peer.start(weights, received.others)
+    elif declared.starts_from:
+      weights = received.values[declared.starts_from]
+    if declared.start is not None:
+      weights = declared.start(weights, received.values)
     return weights
 
-  def _prepared(self, task, data):
+  def _prepared(self, algorithm, client):
     """What the algorithm prepares, but all examples are selected."""
-    num = tf.shape(data.unlabeled.x)[0]
-    prepare = task.parts.local.prepare
-    if prepare is None:
-      return algorithm_lib.Prepared(tf.range(num))
-    prepared = tf.function(lambda: prepare(self._networks, data, task.views))()
+    num = tf.shape(client.unlabeled.x)[0]
+    prepared = tf.function(lambda: algorithm.prepare(client), autograph=False)()
     # Every other example passes a further test: no branch can be left out.
     passes = {
       name: tf.equal(tf.range(num) % 2, 0)
-      for name, value in prepared.of_example.items()
+      for name, value in prepared.per_example.items()
       if value.dtype == tf.bool
     }
-    return algorithm_lib.Prepared(
-      tf.range(num), {**prepared.of_example, **passes}, prepared.constants
+    return base.Prepared(
+      tf.range(num), {**prepared.per_example, **passes}, prepared.constants
     )
 
-  def _build_bare(self, local, batch, optimizer, rate):
+  def _build_bare(self, algorithm, batch, optimizer, rate):
     """The steps on one batch, and their updates."""
     slots = {
       name: optimizer.initialize(network)
-      for name, network in self._networks.peers.items()
+      for name, network in self._networks.auxiliary.items()
     }
-    of_local = optimizer.initialize(self._networks.local)
+    model = self._networks.model
+    own_slots = optimizer.initialize(model)
 
     @tf.function
     def bare():
-      for step in local.steps:
+      for step in training.steps_of(algorithm):
         result = step(self._networks, batch)
         if result.gradients is not None:
-          optimizer.apply(
-            self._networks.local, of_local, result.gradients, rate
-          )
-        for name, gradients in result.of_peers.items():
-          peer = self._networks.peers[name]
-          optimizer.apply(peer, slots[name], gradients, rate)
-      if local.after_step is not None:
-        local.after_step(self._networks, batch)
+          optimizer.apply(model, own_slots, result.gradients, rate)
+        for name, gradients in result.auxiliary.items():
+          optimizer.apply(self._networks[name], slots[name], gradients, rate)
+      algorithm.after_step(self._networks, batch)
 
     return bare
 
@@ -295,9 +305,9 @@ class Step:
 
   def reset(self) -> None:
     """Restores untrained weights, so that nothing overflows."""
-    self._networks.local.assign(self._weights)
-    for name, weights in self._of_peers.items():
-      self._networks.peers[name].assign(weights)
+    self._networks.model.assign(self._weights)
+    for name, weights in self._auxiliary_weights.items():
+      self._networks[name].assign(weights)
 
 
 def print_forward_equivalents(task: Task, cost: compute.Cost) -> float:

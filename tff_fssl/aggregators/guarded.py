@@ -80,7 +80,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
   If all weights of a round are 0 (every client is confident, empty or rejected,
   or there is none), TFF's means give 0/0, its noised sums give noise, and some
   aggregators would change their state. Guarded, the result is NaN in every
-  entry, which finalizers skip, and the inner state stays. The measurement
+  entry, which the server skips, and the inner state stays. The measurement
   `num_weighted_clients` is the number of clients with a weight above 0.
 
   Where the check runs: it is the last step before the sum, a map over values

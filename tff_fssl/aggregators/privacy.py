@@ -21,8 +21,8 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
   It wraps `tff.aggregators.DifferentiallyPrivateFactory`. Every client counts
   equally: the sum is divided by `clients_per_round`, no matter how many take
   part, and neither weights nor counts of clients are released. An update that
-  is not finite counts as 0. A round without clients gives NaN, which finalizers
-  skip, and spends nothing.
+  is not finite counts as 0. A round without clients gives NaN, which the server
+  skips, and spends nothing.
 
   Its measurements include the `epsilon` and `delta` spent so far. Their meaning
   and their limits:

@@ -39,7 +39,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
   from one round to the next (the first round's is at most 2): what liars do in
   a round is limited by the rounds before. If less than half of the cohort, or
   fewer than three clients, have a weight above 0, honest clients could not
-  outvote liars: the result is NaN in every entry, which finalizers skip, and
+  outvote liars: the result is NaN in every entry, which the server skips, and
   the state stays.
 
   The server holds all updates of a cohort, and sees those of single clients.

@@ -98,7 +98,7 @@ def build_evaluation_process(
   with `set_model_weights`.
 
   Args:
-    model_fn: Builds the network (`Parts.network_fn`).
+    model_fn: Builds the network (`network_factory.network_fn`).
     model: A result of `whole_model`, or one of `tf.TensorSpec`s: the type.
     views: The preprocessing; `plain` is used.
     element_spec: The spec of the one element that a client's data set has.
