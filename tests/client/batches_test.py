@@ -78,7 +78,7 @@ def test_partners_are_drawn_from_all_examples():
     noise = mix.views['weak'] - mix.views['plain']
     assert np.all(noise >= 0) and np.all(noise < 1)
     np.add.at(counts, np.array(mix.labels), 1)
-    assert int(batch.clock.step) == step and int(batch.clock.num_steps) == 400
+    assert int(batch.time.step) == step and int(batch.time.num_steps) == 400
   # Uniform: 800 draws of 7 examples; 4 standard deviations.
   np.testing.assert_allclose(counts, 800 / 7, atol=4 * np.sqrt(800 / 7))
   seeds = {tuple(np.array(batch.seed)) for batch in batches}

@@ -48,7 +48,7 @@ def test_most_examples_are_those_of_the_longest_stream(streams, most):
 @pytest.mark.parametrize('weighs', [False, True])
 def test_uniform_weights_are_0_or_1_unless_the_algorithm_sets_them(weighs):
   algorithm = fl2.Fl2(
-    learning_status_weighting=weighs,
+    learning_status_aggregation=weighs,
     round=round_hparams.RoundHparams(client_weighting='uniform'),
   )
   weights = screen.build_bounds(algorithm, None, 3).weights

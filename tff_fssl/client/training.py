@@ -300,10 +300,7 @@ class LocalTraining:
     metrics, num_examples = self._train(
       feed, seed, learning_rate, weights, watch
     )
-    output = base.ClientOutput()
-    if not self._at_server:
-      after = dataclasses.replace(client, seed=fold_in(seed, seeds.FINISH))
-      output = self._algorithm.finish(after, metrics)
+    output = self._finish(client, fold_in(seed, seeds.FINISH), metrics)
     result = self._result(client, prepared, metrics, num_examples, initial)
     if watch is not None:
       variables = self._networks.model.trainable_variables
@@ -367,6 +364,15 @@ class LocalTraining:
         | _floats(prepared),
       )
     return prepared
+
+  def _finish(
+    self, client: base.Client, seed: tf.Tensor, metrics: base.Metrics
+  ) -> base.ClientOutput:
+    """Computes the algorithm's values after training."""
+    if self._at_server:
+      return base.ClientOutput()
+    after = dataclasses.replace(client, seed=seed)
+    return self._algorithm.finish(after, metrics)
 
   def _train(
     self,
