@@ -436,7 +436,7 @@ class FedSwitch(TsServerEma):
     for name, predicted, size in zip(
       _DIVERGENCES, (student, teacher), counts, strict=True
     ):
-      value = divergence.from_uniform(
+      value = divergence.uniform_divergence(
         tf.stop_gradient(predicted), examples.weights, self.divergence_of
       )
       metrics[name] = base.Mean(tf.math.multiply_no_nan(value, size), size)

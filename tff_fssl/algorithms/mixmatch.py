@@ -204,7 +204,7 @@ class MixMatch(base.Algorithm):
       rows.weights,
       # Reversed, the seed draws partners independently of shares.
       mixup.permutation(size, tf.reverse(batch.seed, [0])),
-      mixup.at_least_half(shares),
+      mixup.larger_shares(shares),
     )
     return rows._replace(images=mixed_images, targets=mixed_targets)
 
