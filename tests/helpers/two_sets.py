@@ -115,13 +115,13 @@ def switching(
 
   def update(model, aggregated, tools):
     teacher = model.sets['teacher']
-    model = model.with_weights(
+    model = model.replace_weights(
       tools.train(tools.apply(model.weights, aggregated.update))
     )
     average = moving_average.moving_average(
       teacher.trainable, model.trainable, decay
     )
-    model = model.with_sets(
+    model = model.replace_sets(
       teacher=Weights(
         tuple(average), model.non_trainable, model.statistics_count
       )
@@ -144,7 +144,7 @@ def switching(
       sends=lambda model: {'teacher': model.control['mode'] > 0.5},
     ),
     prediction=server_model.Prediction(
-      also={'teacher': server_model.of_set('teacher')}
+      also={'teacher': server_model.set_prediction('teacher')}
     ),
   )
 
@@ -216,8 +216,8 @@ def helping(num_clients: int = 8) -> parts_lib.Parts:
     changed = tf.nest.map_structure(
       lambda new, old: tf.where(finite, new, old), changed, psi.trainable
     )
-    model = model.with_weights(tools.apply(model.weights, aggregated.update))
-    return model.with_sets(psi=psi._replace(trainable=changed))
+    model = model.replace_weights(tools.apply(model.weights, aggregated.update))
+    return model.replace_sets(psi=psi._replace(trainable=changed))
 
   exchange = exchange_lib.Exchange(
     initialize=lambda: tf.fill([num_clients, NUM_CLASSES], 1.0 / NUM_CLASSES),

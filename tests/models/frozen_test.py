@@ -63,7 +63,7 @@ def test_refuses_layers_of_the_same_name():
   model = tf.keras.Sequential(
     [tf.keras.Input([3]), inner, tf.keras.layers.Dense(4, name='same')]
   )
-  with pytest.raises(UsageError, match="two layers of the name 'same'"):
+  with pytest.raises(UsageError, match="two layers named 'same'"):
     frozen.freeze(model, 'same')
 
 
@@ -136,7 +136,7 @@ def test_no_gradient_reaches_frozen_weights():
 
 def test_without_the_classifier():
   model_fn = frozen.FrozenFn(_cnn, 'conv4', _values('conv4'))
-  network = adapter.Network(embedding.without_classifier(model_fn), seed=1)
+  network = adapter.Network(embedding.remove_classifier(model_fn), seed=1)
   assert len(network.trainable_variables) == 1
   assert 'logits/0' not in network.frozen_variables
   assert len(network.frozen_variables) == 3 + 4 * 4

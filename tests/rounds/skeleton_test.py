@@ -373,7 +373,7 @@ class TestNames:
 
   def test_of_what_is_evaluated(self):
     prediction = server_model.Prediction(
-      also={'teacher': server_model.of_set('techer')}
+      also={'teacher': server_model.set_prediction('techer')}
     )
     parts = dataclasses.replace(two_sets.switching(), prediction=prediction)
     self._check(parts, "set 'techer'", 'teacher')

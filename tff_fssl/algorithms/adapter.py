@@ -130,7 +130,7 @@ class _Translator:
     if self._memory_type is None:
       return model
     memory = state.memory._asdict()
-    model = model.with_sets(**{n: memory[n] for n in self._sets})
+    model = model.replace_sets(**{n: memory[n] for n in self._sets})
     return model._replace(
       control=collections.OrderedDict((n, memory[n]) for n in self._control)
     )
@@ -290,7 +290,7 @@ class _Translator:
       ) -> tf.Tensor:
         weights = weights_of(self._state(model))
         return server_model.Prediction().logits(
-          network, model.with_weights(weights), images
+          network, model.replace_weights(weights), images
         )
 
       return server_model.Prediction(

@@ -96,7 +96,7 @@ def _apply_then_train(
   model: ServerModel, aggregated: Aggregated, tools: ServerTools
 ) -> ServerModel:
   weights = tools.apply(model.weights, aggregated.update)
-  return model.with_weights(tools.train(weights))
+  return model.replace_weights(tools.train(weights))
 
 
 class ServerAlgorithm(NamedTuple):
@@ -170,7 +170,7 @@ def with_moving_average(
 
   def start(weights: Weights) -> ServerModel:
     model = server.start(weights)
-    return model.with_sets(**{name: weights_of(model)})
+    return model.replace_sets(**{name: weights_of(model)})
 
   def update(
     model: ServerModel, aggregated: Aggregated, tools: ServerTools
@@ -193,7 +193,7 @@ def with_moving_average(
       )
     )
     average = Weights(trainable, non_trainable, weights.statistics_count)
-    return model.with_sets(**{name: average})
+    return model.replace_sets(**{name: average})
 
   def sends(model: ServerModel) -> dict[str, tf.Tensor]:
     sent = server.sent(model)

@@ -59,7 +59,7 @@ class Parts:
     """The function that builds the network, from one that builds it whole."""
     if not self.embeds:
       return model_fn
-    return embedding.without_classifier(model_fn)
+    return embedding.remove_classifier(model_fn)
 
 
 def completed(parts: Parts, hparams: RoundHparams) -> Parts:
@@ -69,7 +69,7 @@ def completed(parts: Parts, hparams: RoundHparams) -> Parts:
   server = server_algorithm.with_moving_average(
     parts.server, _AVERAGE, hparams.average_decay, parts.prediction.weights
   )
-  average = server_model.of_set(_AVERAGE, parts.prediction)
+  average = server_model.set_prediction(_AVERAGE, parts.prediction)
   also = {**parts.prediction.also, _AVERAGE: average}
   return dataclasses.replace(
     parts, server=server, prediction=parts.prediction._replace(also=also)
