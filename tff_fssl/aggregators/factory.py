@@ -78,7 +78,8 @@ def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
   """Builds TFF's compression, without randomness."""
   del sizes
   return tff.learning.compression_aggregator(
-    stochastic=False,  # Rounds to the nearest step, so that runs repeat.
+    # Rounds to the nearest step, so that runs repeat.
+    stochastic=False,
     clipping=hparams.aggregator_clipping,
     zeroing=hparams.aggregator_zeroing,
   )

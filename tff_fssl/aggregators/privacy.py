@@ -130,6 +130,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       new_inner, result = guarded.keep_if(
         some, old_state['inner'], new_inner, result
       )
+      # A larger cohort breaks the assumption of the accounting.
       spent = tf.where(num_clients > self._clients_per_round, np.inf, 1.0)
       num_releases = old_state['num_releases'] + tf.where(some, spent, 0.0)
       epsilon = spent_epsilon(

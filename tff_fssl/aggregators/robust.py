@@ -74,6 +74,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(initial_state.type_signature.result, rows_type)
     def combine(state, rows):
       values = [_matrix(t) for t in tf.nest.flatten(rows['value'])]
+      # Inner products of whole updates, summed over their tensors.
       products = tf.add_n([tf.matmul(v, v, transpose_b=True) for v in values])
       weights = tf.cast(rows['weight'], tf.float32)
       shares, norm, counts = self._shares(

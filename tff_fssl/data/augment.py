@@ -218,6 +218,7 @@ def build_views(
     return tf.reshape(values * scale + shift, [-1, *image_shape])
 
   def weaken(images, draws):
+    # Drawn even if unused, so that `flip` does not change the other draws.
     flips = draws[:, 0] < (0.5 if flip else 0.0)
     offset_y, offset_x = (
       tf.cast(draws[:, 1 + i] * (2 * pad + 1), tf.int32)
@@ -257,6 +258,7 @@ def _choose_ops(
   ops = tf.cast(which * len(image_ops.OPS), tf.int32)
   args = policy.arguments(ops, how)
   if policy.probability < 1:
+    # Operation 0 is the identity.
     ops = tf.where(whether < policy.probability, ops, 0)
   return ops, args
 

@@ -250,6 +250,7 @@ def build_server_data_fn(
   content = examples.x.tobytes()
   name = f'server_examples_{hashlib.sha256(content).hexdigest()[:16]}.bin'
   path = os.path.join(os.path.abspath(directory), name)
+  # An existing file may be torn or edited, so its content counts.
   if not os.path.isfile(path) or pathlib.Path(path).read_bytes() != content:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     durable.write_file(path, [content])

@@ -297,7 +297,8 @@ class DataHparams:
     if self.cache_dir:
       return os.path.abspath(os.path.expanduser(self.cache_dir))
     parent = os.environ.get('XDG_CACHE_HOME', '')
-    if not os.path.isabs(parent):  # XDG's specification ignores relative paths.
+    # XDG's specification ignores relative paths.
+    if not os.path.isabs(parent):
       parent = os.path.expanduser(os.path.join('~', '.cache'))
     return os.path.join(parent, 'tff_fssl')
 
@@ -308,7 +309,8 @@ def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
     numbers = tuple(float(part) for part in text.split(','))
   except ValueError:
     numbers = (math.nan,)
-  if not all(abs(number) <= _MAX_FLOAT for number in numbers):  # Rejects NaN.
+  # Rejects NaN.
+  if not all(abs(number) <= _MAX_FLOAT for number in numbers):
     raise UsageError(
       f'--{flag}={text}: must be a number of float32, or several with commas'
       ' between them, such as 0.5,0.5,0.5'

@@ -133,7 +133,8 @@ def open_or_make(
   with durable.storage_errors('--cache_dir'):
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-      if not os.path.lexists(path):  # Another program may have made it.
+      # Another program may have made it.
+      if not os.path.lexists(path):
         _remove_leftovers(folder)
         _make(path, shape, most, make)
   return _open(path, shape)
@@ -203,6 +204,7 @@ def made(folder: str) -> list[Made]:
           continue
         shape = tuple(map(int, index['shape']))
         states = [os.lstat(os.path.join(path, n)) for n in (_IMAGES, _INDEX)]
+      # Another program may remove the folder meanwhile, or somebody edit it.
       except (OSError, KeyError, TypeError, ValueError):
         continue
       size = sum(state.st_size for state in states)
@@ -239,7 +241,8 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   try:
     images = os.path.join(new, _IMAGES)
     with open(images, 'wb') as file:
-      if most:  # So that a full disk is noticed before hours of work.
+      # So that a full disk is noticed before hours of work.
+      if most:
         os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
       count, num_train, facts = make(Writer(file, shape))
       file.truncate(count * int(np.prod(shape)))
@@ -263,7 +266,8 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   except BaseException as error:
     shutil.rmtree(new, ignore_errors=True)
     if isinstance(error, OSError) and error.filename is None:
-      error.filename = new  # Calls on an open file do not know its name.
+      # Calls on an open file do not know its name.
+      error.filename = new
     raise
 
 
@@ -309,6 +313,7 @@ def _map(path: str, shape: tuple[int, ...]) -> np.ndarray:
     size = os.fstat(file.fileno()).st_size
     if size != int(np.prod(shape)):
       raise files.FileError(path, f'it has {size:,} bytes')
+    # An empty file cannot be mapped.
     if not size:
       return np.zeros(shape, np.uint8)
     return np.memmap(file, np.uint8, 'r', shape=shape)
@@ -342,6 +347,7 @@ def moments(
     1 / 255.
   """
   channels = images.shape[-1]
+  # Exact and without a float for each pixel: counts of the 256 values.
   counts = np.zeros((channels, 256), np.int64)
   for chunk in chunks(images):
     for channel in range(channels):

@@ -39,6 +39,7 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
         ' a manifest with a column client does'
       )
     self._train = data.train
+    # A client's examples stay in their stored order.
     order = np.argsort(data.owners, kind='stable')
     starts = np.searchsorted(
       data.owners[order], np.arange(len(data.client_names) + 1)

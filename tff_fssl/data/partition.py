@@ -89,6 +89,7 @@ class Partition:
     """
     given = labels[examples]
     place = np.searchsorted(self.wrong_examples, examples)
+    # A place past the end matches no example, but must be an index.
     place = np.minimum(place, max(len(self.wrong_examples) - 1, 0))
     if len(self.wrong_examples):
       is_wrong = self.wrong_examples[place] == examples

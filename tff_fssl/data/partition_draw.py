@@ -90,6 +90,7 @@ def build_partition(
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
+  # A natural client cannot get labels of examples that it does not own.
   takes_own = settings.labels_own or (len(natural) and not at_server)
   labeled, hidden = _split_labels(
     shuffled,
@@ -140,6 +141,7 @@ def _add_noise(
   """Draws wrong labels."""
   settings, labeled = partition.settings, partition.labeled
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
+  # All draws are made for any noise, so that a larger one adds wrong labels.
   order = rng.permutation(len(labeled))
   shifts = rng.integers(1, settings.num_classes, len(labeled))
   count = round(settings.label_noise * len(labeled))
@@ -174,6 +176,7 @@ def _draw_unlabeled(
   """
   if not settings.num_unlabeled:
     return groups
+  # Sorted, so that the draw does not depend on the groups.
   pool = np.sort(np.concatenate(groups))
   num_own = settings.num_labels * num_holders if settings.labels_own else 0
   wanted = settings.num_unlabeled + num_own
@@ -394,6 +397,7 @@ def _label_counts(
   uses = np.zeros(settings.num_classes, np.int64)
   for row in counts:
     order = rng.permutation(settings.num_classes)
+    # The classes with the fewest uses, in random order.
     order = order[np.argsort(uses[order], kind='stable')]
     chosen = order[: settings.label_classes]
     row[chosen] = per_class

@@ -252,7 +252,8 @@ class PartitionSettings:
     text = self.labeled_clients
     if text == names.ALL_CLIENTS:
       return self.num_clients
-    most = self.num_clients or _MAX_CLIENTS  # Not known before the data.
+    # Not known before the data.
+    most = self.num_clients or _MAX_CLIENTS
     if re.fullmatch(r'[0-9]{1,9}', text):
       if 1 <= int(text) <= most:
         return int(text)
@@ -267,7 +268,8 @@ class PartitionSettings:
     """Returns the settings as values for JSON, and for `parse_record`."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(self):
-      kind: Any = field.type  # JSON knows no integers of NumPy.
+      # JSON knows no integers of NumPy.
+      kind: Any = field.type
       result[field.name] = kind(getattr(self, field.name))
     return result
 

@@ -112,6 +112,7 @@ def split_by_owner(
     The examples of each client, ascending, perhaps none.
   """
   pool = np.sort(np.concatenate(hidden))
+  # A client's examples stay ascending.
   pool = pool[np.argsort(owners[pool], kind='stable')]
   starts = np.searchsorted(owners[pool], clients, 'left')
   stops = np.searchsorted(owners[pool], clients, 'right')

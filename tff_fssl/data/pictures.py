@@ -147,7 +147,8 @@ def parse_bytes(content: bytes) -> np.ndarray | bytes:
   except Image.UnidentifiedImageError:
     return np.frombuffer(content, np.uint8)
   except Exception:  # pylint: disable=broad-except
-    return content  # `read` will report the error.
+    # `read` will report the error.
+    return content
 
 
 def decode(file: BinaryIO, form: Form) -> Picture:
@@ -224,6 +225,7 @@ def read_all(
   size = max(threads, min(size, _MAX_BATCH))
   items = iter(items)
   with quiet(), futures.ThreadPoolExecutor(threads) as pool:
+    # `map` alone would read everything ahead of a slow consumer.
     while batch := list(itertools.islice(items, size)):
       yield from zip(batch, pool.map(read_safely, batch))
 
@@ -322,7 +324,8 @@ def _quantize(values: np.ndarray) -> np.ndarray:
     raise ValueError(f'its values are {values.dtype}')
   least, most = values.min(), values.max()
   largest = 1 if is_float else 255
-  if not (least >= 0 and most <= largest):  # Also rejects NaN.
+  # Also rejects NaN.
+  if not (least >= 0 and most <= largest):
     kind = 'floats' if is_float else 'integers'
     raise ValueError(
       f'its values go from {least:g} to {most:g}; {kind} must be from 0 to'

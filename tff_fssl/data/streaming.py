@@ -54,6 +54,7 @@ class Streaming:
     """
     if self.steps == 1:
       return examples
+    # One order for all rounds, so that parts do not overlap.
     rng = seeds.generator(self.seed, seeds.Purpose.STREAMING, client_id)
     order = rng.permutation(len(examples))
     step = self.step(round_num)

@@ -138,7 +138,8 @@ def _statistics(
   rarity = np.log(max(len(x), 1) / np.maximum(num_texts, 1))
   score = shares * rarity
   weight = np.where(num_texts > 0, score.max() - score, 0)
-  if not weight.sum():  # All words are alike.
+  # All words are alike.
+  if not weight.sum():
     weight = num_texts
   cumulative = np.cumsum(weight / max(weight.sum(), 1e-12))
   # Rounded sums may end below 1, and a greater draw would find no word.

@@ -57,7 +57,8 @@ def normalize_batch(
       epsilon=layer.epsilon,
       is_training=True,
     )
-    variance *= (count - 1.0) / tf.maximum(count, 1.0)  # Makes it biased.
+    # Makes it biased.
+    variance *= (count - 1.0) / tf.maximum(count, 1.0)
   else:
     others = [a for a in range(inputs.shape.rank) if a not in axis]
     shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]

@@ -100,7 +100,8 @@ def explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
     yield
   except Exception as e:
     reason: BaseException | None = e
-    while reason is not None:  # AutoGraph wraps our errors in its own.
+    # AutoGraph wraps our errors in its own.
+    while reason is not None:
       if isinstance(reason, UsageError):
         raise reason from None
       reason = reason.__context__

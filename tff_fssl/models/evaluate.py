@@ -161,6 +161,7 @@ def _mean_over_pieces(
 def _piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
   """Returns the examples in memory at once: whole batches, at least one."""
   bytes_each = max(1, x[:1].nbytes)
+  # Without statistics, batch norm depends on which examples share a batch.
   return max(1, _PIECE_BYTES // bytes_each // batch_size) * batch_size
 
 
@@ -220,7 +221,8 @@ class Passes:
     for start in tf.range(0, tf.shape(images)[0], self._batch_size):
       target = labels[start : start + self._batch_size]
       is_correct, losses = self._batch(logits_fn, images, target, start)
-      classes = tf.where(is_correct, target, -1)  # -1 is no class of `one_hot`.
+      # -1 is no class of `one_hot`.
+      classes = tf.where(is_correct, target, -1)
       correct += tf.reduce_sum(
         tf.one_hot(classes, num_classes, dtype=tf.int64), 0
       )

@@ -85,7 +85,8 @@ class _Graph:
 
   def _origin(self, name: str, nodes: Mapping[str, Any]) -> Any:
     node = nodes.get(name.split(':')[0])
-    if node is None:  # A function's argument.
+    # A function's argument.
+    if node is None:
       return None
     if node.op in _TRANSPARENT:
       return self._origin(node.input[0], nodes) or node
@@ -158,7 +159,8 @@ def check(
 
 def _reads_variables(tensor: tf.Tensor) -> bool:
   """Tells whether a tensor from outside of the pass depends on variables."""
-  if tf.executing_eagerly():  # Then it is a constant.
+  # Then it is a constant.
+  if tf.executing_eagerly():
     return False
   waiting, seen = [tensor.op], set()
   while waiting:

@@ -59,7 +59,8 @@ def seeded_creator(
 def policy(compute_dtype: str) -> Iterator[None]:
   """Enters a context in which Keras's layers compute in `compute_dtype`."""
   if compute_dtype == 'float32':
-    yield  # The policy that the caller has set stays.
+    # The policy that the caller has set stays.
+    yield
     return
   before = tf.keras.mixed_precision.global_policy()
   tf.keras.mixed_precision.set_global_policy(f'mixed_{compute_dtype}')

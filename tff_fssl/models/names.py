@@ -161,7 +161,8 @@ def check_model(model: str) -> None:
 def _check_parameters(model: str, path: str, found: ast.FunctionDef) -> None:
   """Rejects a function that does not take the arguments of a builder."""
   if found.decorator_list:
-    return  # A decorator may change the parameters.
+    # A decorator may change the parameters.
+    return
   given = found.args
   most = len(given.posonlyargs) + len(given.args)
   least = most - len(given.defaults)

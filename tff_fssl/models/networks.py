@@ -308,7 +308,8 @@ def build_mlp(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 
 def build_linear(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Builds a linear classifier."""
-  del norm  # Without hidden layers, nothing is normalized.
+  # Without hidden layers, nothing is normalized.
+  del norm
   return _dense(tf.keras.layers.Flatten(name='features')(x), num_classes)
 
 
@@ -424,7 +425,8 @@ def _application(
     )
   settings = {}
   if 'include_preprocessing' in inspect.signature(build).parameters:
-    settings['include_preprocessing'] = False  # Ours are normalized already.
+    # Ours are normalized already.
+    settings['include_preprocessing'] = False
   try:
     model = build(
       weights=None,
@@ -434,7 +436,8 @@ def _application(
       classifier_activation=None,
       **settings,
     )
-  except ValueError as error:  # The images are too small for the network.
+  except ValueError as error:
+    # The images are too small for the network.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
   has_batch_norm = any(
     isinstance(layer, tf.keras.layers.BatchNormalization)

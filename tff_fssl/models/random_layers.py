@@ -74,7 +74,8 @@ class RandomLayers:
     def make_seed() -> tf.Tensor:
       if self._pass_seed is None:
         if isinstance(layer, tf.keras.layers.RandomCrop):
-          return tf.constant([0, 0])  # Its random branch is not taken here.
+          # Its random branch is not taken here.
+          return tf.constant([0, 0])
         raise hparams.UsageError(
           f'layer {layer.name!r} draws random numbers outside of a training'
           ' step; evaluation must not draw any: remove training=True from the'

@@ -172,7 +172,8 @@ class Info(names.DataSetInfo):
 
 def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Reads the data set of an `Info` (see `load`)."""
-  del data_dir  # The reader knows the folder.
+  # The reader knows the folder.
+  del data_dir
   return cast(Info, info).read()
 
 
@@ -214,7 +215,8 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Loads scikit-learn's 1,797 digits, every fifth of a class for testing."""
-  del data_dir  # The digits are part of scikit-learn.
+  # The digits are part of scikit-learn.
+  del data_dir
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 
   digits = datasets.load_digits()

@@ -127,7 +127,8 @@ def _open(
     found = _splits(path, _Fields(settings))
     if not split:
       splits = _chosen(path, found, choice)
-    elif len(found) == 1:  # The file's name counts, not the split's.
+    elif len(found) == 1:
+      # The file's name counts, not the split's.
       splits[split] = next(iter(found.values()))
     else:
       raise UsageError(
@@ -234,6 +235,7 @@ def _read_users(paths: list[str], fields: _Fields) -> Split:
 
 def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
   """Reads the splits of a SQLite file."""
+  # By default, SQLite would create a missing file, and repair a torn one.
   uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro'
 
   def query(text: str, *values: str) -> Iterator[tuple[Any, ...]]:

@@ -319,6 +319,7 @@ def _state(path: str) -> tuple[int, ...]:
   try:
     found = os.stat(path)
   except (OSError, ValueError):
+    # The error is reported when the image is read.
     return ()
   size = found.st_size if stat.S_ISREG(found.st_mode) else -1
   return size, found.st_mtime_ns, found.st_mode

@@ -148,6 +148,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 def _parsed(name: str) -> tuple[str, str, str]:
   """Parses (owner, name, configuration or ''), or raises `UsageError`."""
   match = _NAME.fullmatch(name.removeprefix(names.HUB))
+  # A name must not lead out of the folder.
   if match is None or '..' in name:
     raise UsageError(
       f'--dataset={name}: give {names.HUB}OWNER/NAME, as the hub calls it, or'

@@ -160,7 +160,8 @@ class ImagesInfo(names.DataSetInfo):
 
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
   """Decodes a data set, and rejects one that cannot be trained on."""
-  del data_dir  # The reader that found it knows the folder.
+  # The reader that found it knows the folder.
+  del data_dir
   info = cast(ImagesInfo, info)
   data, unreadable, *_ = info.decode()
   if len(unreadable) > info.settings.max_unreadable:
@@ -263,7 +264,8 @@ def parse_label(value: Any) -> int | str | None:
   if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
     value = value.item()
   if isinstance(value, bytes):
-    value = value.decode()  # Its error is a ValueError.
+    # Its error is a ValueError.
+    value = value.decode()
   if value is None or isinstance(value, str):
     return value or None
   if not isinstance(value, int):

@@ -132,6 +132,7 @@ def _read_parquet(
 def _text(value: Any) -> str:
   # Integers with missing values are read as floats.
   if isinstance(value, float):
+    # NaN stands for a missing value.
     if value != value:
       return ''
     return str(int(value)) if value.is_integer() else str(value)
@@ -304,6 +305,7 @@ def sorted_names(found: set[str]) -> tuple[str, ...]:
   """Sorts names except '', and numbers by their size."""
   result = sorted(found - {''})
   if all(name.isascii() and name.isdigit() for name in result):
+    # Python refuses to parse very long numbers.
     result.sort(key=lambda name: (len(name.lstrip('0')), name.lstrip('0')))
   return tuple(result)
 
@@ -311,6 +313,7 @@ def sorted_names(found: set[str]) -> tuple[str, ...]:
 def is_in_share(content: str | bytes, share: float) -> bool:
   """Tells whether a content's hash is in a share of all hashes."""
   if isinstance(content, str):
+    # Names of files may contain bytes that are not UTF-8.
     content = content.encode(errors='surrogateescape')
   digest = hashlib.blake2b(content, digest_size=8).digest()
   return int.from_bytes(digest, 'big') < share * 2**64

@@ -143,6 +143,7 @@ def records(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 def _masked_crc(data: bytes) -> int:
   """Computes TFRecord's checksum of a few bytes."""
+  # Without a table of 256 values, since a length has 8 bytes only.
   crc = 0xFFFFFFFF
   for byte in data:
     crc ^= byte

@@ -217,6 +217,7 @@ def _open(
   def read(for_test):
     place = 0
     for split, size in zip(pooled, sizes):
+      # Splits without a chosen row are not read at all.
       if any(chosen.get(place + i) == for_test for i in range(size)):
         for i, row in enumerate(_rows(stored, split), place):
           if chosen.get(i) == for_test:

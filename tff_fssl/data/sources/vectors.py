@@ -194,6 +194,7 @@ def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
 
 def _finite(path: str, name: str, values: np.ndarray) -> np.ndarray:
   """Converts to float32, and rejects numbers that are not finite then."""
+  # Numbers over float32's range become infinite, and are rejected below.
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
   wrong = ~np.isfinite(values).all(axis=(1, 2))
@@ -272,7 +273,8 @@ def _is_one_hot(values: np.ndarray) -> bool:
   """Tells whether each row has one 1 and zeros."""
   try:
     values = values.astype(np.float64)
-  except (TypeError, ValueError):  # Texts.
+  except (TypeError, ValueError):
+    # Texts.
     return False
   is_bit = ((values == 0) | (values == 1)).all()
   return bool(is_bit and (values.sum(axis=1) == 1).all())
@@ -338,7 +340,8 @@ def _stack(path: str, name: str, values: Any) -> np.ndarray:
 def _read_tfrecord(path: str) -> _Arrays:
   """Reads `tf.train.Example`s, with the features of the first one."""
   with files.open_binary(path):
-    pass  # TensorFlow would wait for a pipe.
+    # TensorFlow would wait for a pipe.
+    pass
   try:
     records = tf.data.TFRecordDataset(path)
     first = next(iter(records.take(1)), None)
@@ -363,7 +366,8 @@ def _read_tfrecord(path: str) -> _Arrays:
     for name in spec
   }
   size = arrays[_X].shape[1] if _X in arrays and arrays[_X].ndim == 2 else 0
-  for name in (_WEAK, _STRONG):  # K views of D numbers, one after another.
+  # K views of D numbers, one after another.
+  for name in (_WEAK, _STRONG):
     if name in arrays and size and arrays[name].ndim == 2:
       if arrays[name].shape[1] % size:
         raise UsageError(
