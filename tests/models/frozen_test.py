@@ -70,12 +70,12 @@ def test_refuses_layers_of_the_same_name():
 def test_weights_of_another_network_are_refused():
   values = _values('logits')
   values['conv2/0'] = values['conv2/0'][..., :3]
-  with pytest.raises(UsageError, match=r'conv2/0 is \(3, 3, 32, 3\) there'):
+  with pytest.raises(UsageError, match=r'is \(3, 3, 32, 3\) in the weights'):
     frozen.FrozenFn(_cnn, 'logits', values)()
   del values['conv2/0']
-  with pytest.raises(UsageError, match='conv2/0 is missing there'):
+  with pytest.raises(UsageError, match='conv2/0 is missing in the weights'):
     frozen.FrozenFn(_cnn, 'logits', values)()
-  with pytest.raises(UsageError, match='missing here'):
+  with pytest.raises(UsageError, match='missing in the model'):
     frozen.FrozenFn(_cnn, 'conv1|logits', _values('logits'))()
 
 

@@ -112,7 +112,7 @@ def test_a_part_of_ag_news_says_so(tmp_path):
   _ag_news(tmp_path, False)
   data = sources.load('ag_news', str(tmp_path), _SETTINGS)
   assert len(data.train) + len(data.test) == 30 and len(data.test)
-  assert 'only test.csv is there' in data.notes
+  assert 'only its test.csv' in data.notes
 
 
 def test_wrong_ag_news(tmp_path):
