@@ -48,6 +48,7 @@ def build_collect(
   def append(rows: Any, row: Any) -> Any:
     row = tf.nest.map_structure(lambda t: t[None], row)
     latest = (*rows[1][1:], row)
+    # A full buffer is emptied into the rows.
     return tf.cond(
       _count(latest[0]) > 0,
       lambda: (
@@ -59,6 +60,7 @@ def build_collect(
 
   @tff.tensorflow.computation(both, both)
   def merge(first: Any, second: Any) -> Any:
+    # In the order of clients: the buffer of `first` precedes `second`.
     return _concatenated(first[0], *first[1], second[0]), second[1]
 
   @tff.tensorflow.computation(both)

@@ -118,6 +118,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     result_type = inner.next.type_signature.result.result.member
     sum_counts = tff.federated_sum
     if sums_securely(inner):
+      # Plain sums would show the server which clients were rejected.
       sum_counts = functools.partial(tff.federated_secure_sum, max_input=1)
 
     @tff.tensorflow.computation(value_type, weight_type)

@@ -147,6 +147,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
+      # A weight could move the sum by more than the clipping norm.
       del weight
       output = inner.next(state.inner, tff.federated_map(screen, value))
       num_clients = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))

@@ -131,6 +131,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     def some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
       norms = tf.sqrt(tf.linalg.diag_part(products))
       median = lower_median(tf.boolean_mask(norms, weighs))
+      # A cohort with a majority of liars may have any median.
       limit = tf.minimum(median, _MOST_GROWTH * before)
       kept = weighs
       if self._zeroing_multiple:

@@ -105,6 +105,7 @@ def make_example(
   if not given:
     raise UsageError('neither labelled nor unlabelled examples were given')
   first = np.asarray(given[0][0])
+  # Absent examples have the shape and type of the given ones.
   like = np.zeros((0, *first.shape[1:]), first.dtype)
 
   def examples(pair, lowest):
@@ -151,6 +152,7 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
   )
   x, y = element['unlabeled']['x'], element['unlabeled']['y']
   if 'client_id' in element:
+    # The number of no client, so that nobody's rows are touched.
     element['client_id'] = np.int32(-1)
   element['unlabeled'] = collections.OrderedDict(
     x=np.zeros([1, *x.shape[1:]], x.dtype),

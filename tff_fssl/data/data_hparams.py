@@ -308,6 +308,7 @@ def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
   try:
     numbers = tuple(float(part) for part in text.split(','))
   except ValueError:
+    # Rejected below, like numbers out of range.
     numbers = (math.nan,)
   # Rejects NaN.
   if not all(abs(number) <= _MAX_FLOAT for number in numbers):

@@ -140,6 +140,7 @@ def trait_problems(
       if not size or not others:
         continue
       share, other = count / size, (counts.sum() - count) / others
+      # The standard error of a difference of shares, if both were equal.
       mean = counts.sum() / sizes.sum()
       error = np.sqrt(mean * (1 - mean) * (1 / size + 1 / others))
       difference = abs(share - other)

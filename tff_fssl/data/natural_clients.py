@@ -94,6 +94,7 @@ class ClientDataClients(Mapping[str, tuple[_Pair, _Pair]]):
     self._client_data = client_data
     settings = settings or data_hparams.DataHparams()
     self._names = tuple(map(str, client_data.client_ids))
+    # Lazily: the first clients may have no examples, and one is enough.
     rows = (row for name in self._names for row in self._rows(name))
     first: Any = next(rows, None)
     if not isinstance(first, Mapping) or not first:

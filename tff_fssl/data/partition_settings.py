@@ -291,6 +291,7 @@ class PartitionSettings:
     for field in dataclasses.fields(cls):
       if field.name in record:
         value, kind = record[field.name], field.type
+        # Other programs write 1.0 as 1.
         if kind is float and type(value) is int:
           value = float(value)
         if type(value) is not kind:

@@ -179,6 +179,7 @@ def _row_counts(
       [
         row_counts(settings.partition, k, labeled)
         + row_counts(settings.partition, k, size - labeled)
+        # The rows of clients repeat after ten.
         for k in range(10)
       ]
     )

@@ -130,6 +130,7 @@ def _statistics(
   shares = np.zeros(vocabulary_size)
   for texts in image_cache.chunks(x):
     texts = np.sort(texts, axis=1)
+    # After sorting, each different word of a text counts once.
     is_first = np.diff(texts, axis=1, prepend=0) > 0
     num_texts += np.bincount(texts[is_first], minlength=vocabulary_size)
     lengths = np.maximum(np.sum(texts > 0, axis=1, keepdims=True), 1)

@@ -208,6 +208,7 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Loads a data set that `catalog.find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
+  # Some readers measure the moments, which facts then lack.
   if data.mean:
     return data
   return dataclasses.replace(data, mean=info.mean, std=info.std)

@@ -147,6 +147,7 @@ def _chosen(
     for name in found
     if name.endswith(_TRAIN)
   }
+  # A single split of any name is the whole set.
   if not sets and not choice and len(found) == 1:
     return dict(found)
   if not choice and len(sets) == 1:

@@ -252,6 +252,7 @@ def read(root: str, test_share: float) -> Listing:
   if not entries:
     raise UsageError(f'{root}: has no images; {_LAYOUTS}')
   paths, contents, labels, clients, splits = zip(*entries)
+  # An image's split depends on a hash of its name, so that none is opened.
   marks = table.mark(
     where,
     labels,
@@ -289,6 +290,7 @@ def _list_classes(root: str, inside: Mapping[str, bool]) -> Iterator[_Entry]:
           label,
           split=split if len(splits) > 1 else '',
         )
+  # Without train/, a folder of this name is a class.
   if inside.get(TRAIN) and inside.get(_UNLABELED):
     for name in _list_folder(root, _UNLABELED):
       yield _Entry(os.path.join(_UNLABELED, name), split=TRAIN)

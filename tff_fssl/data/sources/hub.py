@@ -72,6 +72,7 @@ def folder_of(name: str, data_dir: str) -> str | None:
   inside = files.list_folder(snapshots)
   found = [name for name, is_folder in inside.items() if is_folder]
   revision = found[0] if len(found) == 1 else ''
+  # The hub's client writes the newest revision there.
   if os.path.lexists(main):
     revision = files.read_text(main, limit=1_000).strip()
   if revision not in found:
