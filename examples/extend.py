@@ -93,7 +93,7 @@ class ConfidentFixMatch(fixmatch.FixMatch):
 
   name = 'fixmatch_confidence'
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'confidence',
       'Largest probability of a weak view, mean over examples.',
       metrics_lib.SHARE,

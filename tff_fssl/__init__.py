@@ -1,8 +1,8 @@
 """Federated semi-supervised learning on TensorFlow Federated.
 
-`import tff_fssl as fssl` gives what a program needs that embeds an algorithm
+`import tff_fssl as fssl` is enough for a program that embeds an algorithm
 (docs/embedding.md): `fssl.build_process(model_fn, algorithm, data, seed=0)`.
-TensorFlow is imported when a name is used that needs it.
+TensorFlow is imported when the first name that needs it is used.
 """
 
 import atexit
@@ -13,7 +13,7 @@ from typing import Any
 
 __version__ = '0.3.0'
 
-# Name -> the module that has it; of `runtime` and `training`, the module.
+# Name -> its module. `runtime` and `training` are modules themselves.
 _EXPORTED = {
   'REGISTRY': 'tff_fssl.algorithms.registry',
   'UsageError': 'tff_fssl.hparams',
@@ -30,7 +30,7 @@ _EXPORTED = {
   # Data and views.
   'DataHparams': 'tff_fssl.data.data_hparams',
   'NaturalClients': 'tff_fssl.data.natural_clients',
-  'OfClientData': 'tff_fssl.data.natural_clients',
+  'ClientDataClients': 'tff_fssl.data.natural_clients',
   'load': 'tff_fssl.data.sources',
   'RandomView': 'tff_fssl.data.augment',
   'Views': 'tff_fssl.data.augment',
@@ -70,17 +70,17 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-  """Lists what `import tff_fssl as fssl` gives."""
+  """Lists the names of this package, imported or not."""
   return sorted({*globals(), *_EXPORTED})
 
 
 @atexit.register
 def _drop_default_context() -> None:
-  """Drops TFF's own context while it can still clean up, and so is quiet.
+  """Drops TFF's own context while it can still clean up.
 
-  TFF makes one when it is imported. Python, when it ends, takes away first what
-  that context cleans up with, and then reports "Exception ignored in ...
-  ServiceManager.__del__".
+  TFF makes a context when it is imported. At its end, Python first removes the
+  modules that the context cleans up with, and then reports "Exception ignored
+  in ... ServiceManager.__del__".
   """
   framework = getattr(
     sys.modules.get('tensorflow_federated'), 'framework', None

@@ -1,10 +1,10 @@
-"""Writes files that survive a kill and a power loss. TensorFlow-free.
+"""Files that survive a kill and a power loss.
 
-A file is written under another name, flushed to the disk and renamed; then the
-rename is flushed. Under its own name there is thus always the complete old
-content, or the complete new content. All system calls that change a disk go
-through `os` in this module (write, fsync, replace, ftruncate, unlink), so that
-tests can stop at each of them.
+A file is written under another name, flushed to the disk and renamed. Then the
+rename is flushed. Thus its own name always has either the complete old content
+or the complete new content. All system calls that change a disk go through `os`
+in this module (write, fsync, replace, ftruncate, unlink), so that tests can
+stop at each of them.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -32,7 +32,7 @@ _REASONS = {
 
 @contextlib.contextmanager
 def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
-  """Turns disk errors that a user can put right into a `UsageError`.
+  """Turns disk errors that a user can fix into a `UsageError`.
 
   Args:
     flag: The flag that names another place.
@@ -50,11 +50,10 @@ def storage_errors(flag: str = '--output_dir') -> Iterator[None]:
     if reason is None:
       if error.filename is None:
         raise  # The error is not about a file.
-      reason = f'{error.strerror}; put this right'
+      reason = f'{error.strerror}; fix this'
     raise UsageError(
       f'{error.filename or "writing"}: {reason.format(flag)}, then give the'
-      ' command again'
-      ' (a run continues from where it was saved)'
+      ' command again (a run resumes from its last checkpoint)'
     ) from error
 
 
@@ -64,14 +63,14 @@ def write_file(
   """Writes a file, completely or not at all.
 
   Args:
-    path: The file; its folder must exist.
+    path: The file. Its folder must exist.
     chunks: The content.
-    flush: Whether it is also flushed to the disk. Without, which is cheap, a
-      power loss may leave an empty file; a kill leaves a whole one.
+    flush: Whether it is also flushed to the disk. Without a flush, which is
+      cheap, a power loss may leave an empty file, but a kill may not.
 
   Raises:
-    UsageError: If the disk refuses, or the path is something that is not a
-      file. Nothing has changed then.
+    UsageError: If the disk refuses, or the path is not a file. Then nothing
+      has changed.
   """
   path = _target(path)
   folder, name = os.path.split(path)
@@ -98,7 +97,7 @@ def write_file(
 
 
 def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
-  """Writes all of `data`, in as many calls as it takes."""
+  """Writes all of `data`, in as many calls as necessary."""
   view = memoryview(data).cast('B') if len(data) else memoryview(b'')
   while view:
     with _named(path):
@@ -108,14 +107,14 @@ def write_all(descriptor: int, data: bytes | memoryview, path: str) -> None:
 def append(path: str, data: bytes) -> None:
   """Appends to a file and flushes it.
 
-  A kill may leave a part of `data`, which callers must be able to recognize.
+  A kill may leave a part of `data`, which callers must recognize.
 
   Args:
     path: An existing file.
     data: The bytes to append.
 
   Raises:
-    UsageError: If the disk refuses; the file is then cut back.
+    UsageError: If the disk refuses. The file is then cut back.
   """
   with storage_errors():
     descriptor = _open(path, os.O_WRONLY | os.O_APPEND)
@@ -133,7 +132,7 @@ def append(path: str, data: bytes) -> None:
 
 
 def truncate(path: str, size: int) -> None:
-  """Cuts a file to `size` bytes and flushes it; raises `UsageError`."""
+  """Cuts a file to `size` bytes and flushes it, or raises `UsageError`."""
   with storage_errors():
     descriptor = _open(path, os.O_WRONLY)
     try:
@@ -145,14 +144,14 @@ def truncate(path: str, size: int) -> None:
 
 
 def remove(path: str) -> None:
-  """Removes a file; raises `UsageError`."""
+  """Removes a file, or raises `UsageError`."""
   with storage_errors():
     os.unlink(path)
     sync_folder(os.path.dirname(os.path.abspath(path)))
 
 
 def rename(old: str, new: str) -> None:
-  """Renames a file or a folder; raises `UsageError`."""
+  """Renames a file or a folder, or raises `UsageError`."""
   with storage_errors():
     os.replace(old, new)
     sync_folder(os.path.dirname(os.path.abspath(new)))
@@ -176,18 +175,19 @@ def make_folder(path: str) -> list[str]:
       missing.append(folder)
       folder = os.path.dirname(folder)
     os.makedirs(path, exist_ok=True)
+    # A new folder is an entry in its parent, which a power loss may take back.
     for made in missing:
       sync_folder(os.path.dirname(made))
   return missing[::-1]
 
 
 def sync_folder(folder: str) -> None:
-  """Flushes a folder's entries; otherwise a rename may be lost."""
+  """Flushes a folder's entries, without which a rename may be lost."""
   sync_file(folder)
 
 
 def sync_file(path: str) -> None:
-  """Flushes a file that something else wrote."""
+  """Flushes a file that other code wrote."""
   descriptor = _open(path, os.O_RDONLY)
   try:
     _fsync(descriptor, path)
@@ -196,11 +196,11 @@ def sync_file(path: str) -> None:
 
 
 def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
-  """Removes what killed writes left in a folder.
+  """Removes temporary files of killed writes from a folder.
 
   Args:
-    folder: The folder; its subfolders are not searched.
-    is_ours: Whether the caller writes files of this name; other files stay.
+    folder: The folder. Its subfolders are not searched.
+    is_ours: Whether the caller writes files of this name. Other files stay.
 
   Returns:
     The names of the files that were removed.
@@ -219,11 +219,11 @@ def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
 
 
 def _target(path: str) -> str:
-  """The absolute path of the file that is written; links are followed.
+  """Resolves links to the absolute path to write.
 
   Raises:
-    UsageError: If the path is not a file: a rename would replace anything by a
-      file, even a device.
+    UsageError: If the path exists and is not a file. A rename would replace it
+      by a file, even a device.
   """
   path = os.path.abspath(path)
   with storage_errors():
@@ -242,7 +242,7 @@ def _target(path: str) -> str:
 
 
 def _open(path: str, mode: int) -> int:
-  # Do not wait for the other end if it is a pipe.
+  # O_NONBLOCK: a pipe would wait for its other end.
   return os.open(path, mode | os.O_CLOEXEC | os.O_NONBLOCK, 0o666)
 
 

@@ -1,8 +1,8 @@
-"""Reading files that anybody may have put there. TensorFlow-free.
+"""Readers of files of unknown origin.
 
-What is to be read may be missing, a folder, a link that leads to itself, a
-pipe that nobody writes to, a device without an end, or not what its name says.
-Each of these becomes a `FileError`, which is one line, and none of them hangs.
+A path may be missing, or a folder, a link that leads to itself, a pipe without
+a writer, a device without an end, or a file of another format than its name
+says. Each of these becomes a `FileError` of one line, and none hangs.
 """
 
 import errno
@@ -31,11 +31,11 @@ _REASONS = {
 
 
 class FileError(UsageError):
-  """A file that cannot be read as what it should be.
+  """A file that cannot be read as expected.
 
   Attributes:
     path: The file.
-    reason: What is wrong with it, in words.
+    reason: The problem, in words.
   """
 
   def __init__(self, path: str, reason: str):
@@ -46,20 +46,20 @@ class FileError(UsageError):
 
 
 def first_line(error: BaseException) -> str:
-  """What an exception of some library says, as a part of a line."""
+  """Returns the first line of a library's exception, or its type."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   return lines[0] if lines else type(error).__name__
 
 
 def printable(text: str, *, lines: bool = False) -> str:
-  """Makes text from anywhere fit to be shown.
+  """Escapes text of unknown origin for display.
 
-  A name in a file may hold codes that a terminal obeys, that turn the direction
-  of writing, or that XML forbids.
+  A name in a file may contain codes that a terminal obeys, that change the
+  direction of writing, or that XML forbids.
 
   Args:
     text: The text.
-    lines: Whether it may have several lines.
+    lines: Whether line breaks are kept.
 
   Returns:
     The text, with unprintable characters escaped as Python escapes them.
@@ -81,12 +81,12 @@ def open_binary(path: str) -> BinaryIO:
     The open file.
 
   Raises:
-    FileError: If there is no such file, or it is something else.
+    FileError: If the path is missing or not a regular file.
   """
   try:
-    # Before it is opened, which for a device may have an effect, ...
+    # Opening a device may have an effect, so it is checked before, too.
     _check_regular(path, os.stat(path).st_mode)
-    # ... and without waiting for somebody to write to a pipe.
+    # O_NONBLOCK: a pipe would wait for a writer.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
       _check_regular(path, os.fstat(descriptor).st_mode)
@@ -104,17 +104,17 @@ def open_binary(path: str) -> BinaryIO:
 
 
 def read_bytes(path: str, *, limit: int = _LARGEST) -> bytes:
-  """The content of a regular file.
+  """Reads a regular file.
 
   Args:
     path: The file.
-    limit: How many bytes it may have.
+    limit: The greatest size, in bytes.
 
   Returns:
     The bytes.
 
   Raises:
-    FileError: If it cannot be read, is no regular file or is too large.
+    FileError: If it cannot be read, is not a regular file or is too large.
   """
   with open_binary(path) as file:
     try:
@@ -123,13 +123,13 @@ def read_bytes(path: str, *, limit: int = _LARGEST) -> bytes:
       raise FileError(path, reason_of(error)) from error
   if len(content) > limit:
     raise FileError(
-      path, f'it is larger than {limit:,} bytes, and so not what is expected'
+      path, f'it is larger than {limit:,} bytes, which is not expected here'
     )
   return content
 
 
 def read_text(path: str, *, limit: int = _LARGEST) -> str:
-  """The content of a UTF-8 file; raises `FileError`."""
+  """Reads a UTF-8 file, or raises `FileError`."""
   content = read_bytes(path, limit=limit)
   try:
     return content.decode()
@@ -139,12 +139,12 @@ def read_text(path: str, *, limit: int = _LARGEST) -> str:
 
 
 def read_json(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
-  """The JSON object in a file; raises `FileError`."""
+  """Reads the JSON object in a file, or raises `FileError`."""
   return parse_json(path, read_text(path, limit=limit))
 
 
 def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
-  """The table in a TOML file; raises `FileError`."""
+  """Reads the table in a TOML file, or raises `FileError`."""
   try:
     return tomllib.loads(read_text(path, limit=limit))
   except tomllib.TOMLDecodeError as error:
@@ -152,10 +152,10 @@ def read_toml(path: str, *, limit: int = _LARGEST) -> dict[str, Any]:
 
 
 def parse_json(path: str, text: str | bytes) -> dict[str, Any]:
-  """The JSON object in the text of a file; raises `FileError`."""
+  """Parses the JSON object in a file's text, or raises `FileError`."""
   try:
     value = json.loads(text)
-  # Deep nesting, which no file of ours has, ends Python's stack.
+  # Deep nesting, which none of our files has, exhausts Python's stack.
   except (ValueError, RecursionError) as error:
     reason = f'it is not JSON ({first_line(error)})'
     raise FileError(path, reason) from error
@@ -171,7 +171,7 @@ def list_folder(folder: str) -> dict[str, bool]:
     folder: The folder.
 
   Returns:
-    Name -> whether it is a folder, sorted; without hidden ones.
+    Name -> whether it is a folder, sorted and without hidden entries.
 
   Raises:
     FileError: If it cannot be read.
@@ -190,7 +190,7 @@ def list_folder(folder: str) -> dict[str, bool]:
 
 
 def reason_of(error: OSError) -> str:
-  """Why a file cannot be read, in words."""
+  """Says in words why a file cannot be read."""
   reason = _REASONS.get(error.errno or 0)
   return reason or f'it cannot be read ({error.strerror or error})'
 

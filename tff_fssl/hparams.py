@@ -1,7 +1,7 @@
 """Hyper-parameters as documented, checked, frozen dataclasses.
 
-TensorFlow-free: `--help` and every check that needs no data run before
-TensorFlow is imported (which takes seconds).
+`--help` and every check that needs no data run before TensorFlow is imported,
+which takes seconds.
 """
 
 from collections.abc import Callable, Collection
@@ -20,7 +20,7 @@ _T = TypeVar('_T')
 
 
 class UsageError(ValueError):
-  """A user's mistake. Programs print only its message and exit with code 2."""
+  """A user's mistake: programs print only its message and exit with code 2."""
 
 
 def hparam(
@@ -36,21 +36,23 @@ def hparam(
   may_change: Union[bool, str] = False,
   when: Optional[Callable[[Any], Any]] = None,
 ) -> Any:
-  """Makes a dataclass field with all that is known of its flag.
+  """Makes a dataclass field that also describes a flag.
 
   Args:
-    default: The default; its type (bool, int, float, str) is the field's. If it
-      is (), the flag may be given several times, and the value is the texts.
+    default: The default. Its type (bool, int, float, str) is the field's. If it
+      is (), the flag may be given several times, and the value is the tuple of
+      texts.
     help: Meaning, unit and source, as `--help` prints them.
     minimum: The least value allowed, if any.
     maximum: The greatest value allowed, if any.
-    exclusive_minimum: Whether `minimum` itself is refused.
-    choices: The values that a string field may have, if limited; if a table,
-      entries may be added to it later.
-    other_choices: Whether `choices` are not all; others are checked elsewhere.
-    group: The heading in `--help` under which this field and those after it
-      stand; '': that of the field before.
-    may_change: Whether a run may be continued with another value;
+    exclusive_minimum: Whether `minimum` itself is rejected.
+    choices: The allowed values of a string field, if they are limited. If it is
+      a table, entries may be added to it later.
+    other_choices: Whether other values than `choices` are allowed, which are
+      checked elsewhere.
+    group: The heading in `--help` for this field and the following fields. '':
+      the heading of the field before.
+    may_change: Whether a run may be resumed with another value.
       `INCREASE_ONLY`: only with a larger one.
     when: The field has an effect only if this predicate is true. It takes an
       instance of the dataclass: `when=lambda run: run.partition == 'iid'`. In a
@@ -59,7 +61,7 @@ def hparam(
       `run.trains_clients`. The flag that it reads last is named as the reason.
 
   Returns:
-    A `dataclasses.field` whose metadata holds all of these.
+    A `dataclasses.field` with these as metadata.
   """
   return dataclasses.field(
     default=default,
@@ -81,7 +83,7 @@ def build_from(source: Any, cls: type[_T], **others: Any) -> _T:
   """Builds a dataclass from an object that has fields of the same names.
 
   Args:
-    source: The object; may lack some of the fields, or have more.
+    source: The object. It may lack some of the fields, or have more.
     cls: The dataclass.
     **others: Fields that are not read from `source`.
 
@@ -116,11 +118,11 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
     cls: A dataclass, or an instance of one.
 
   Returns:
-    Its fields, except those whose metadata say that they are no flags.
+    Its fields, except fields whose metadata say that they are no flags.
 
   Raises:
-    TypeError: If a field was not made by `hparam`, or has no help. (This is a
-      mistake of the dataclass's author, not of a user.)
+    TypeError: If a field was not made by `hparam`, or has no help. This is a
+      mistake of the dataclass's author, not of a user.
   """
   fields = tuple(
     field
@@ -137,8 +139,8 @@ def documented_fields(cls: type[Any]) -> tuple[dataclasses.Field[Any], ...]:
   return fields
 
 
-def to_text(value: Any) -> str:
-  """Writes a value as a flag has it."""
+def format_value(value: Any) -> str:
+  """Writes a value as flags write it."""
   if isinstance(value, bool):
     return str(value).lower()
   if isinstance(value, tuple):
@@ -153,7 +155,7 @@ def closest(name: str, names: Collection[str]) -> str:
 
 
 def import_function(reference: str) -> Callable[..., Any]:
-  """Imports 'module:function', as tables name slow imports."""
+  """Imports 'module:function', the form in which tables name slow imports."""
   module, _, function = reference.partition(':')
   imported: Callable[..., Any] = getattr(
     importlib.import_module(module), function
@@ -169,7 +171,7 @@ def validate(instance: Any, prefix: str = '') -> None:
     prefix: Prefix of its flags in messages (`'fl2.'`).
 
   Raises:
-    UsageError: If a value is out of range; says what is allowed.
+    UsageError: If a value is out of range.
   """
   for field in documented_fields(instance):
     value = getattr(instance, field.name)

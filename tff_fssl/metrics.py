@@ -1,7 +1,7 @@
-"""Declarations of metrics: what a column means, and where it is shown.
+"""Declarations of metrics: the meaning of a column, and where it is shown.
 
 docs/metrics.md, the console, the plots and the tables of `compare.py` are made
-from them. TensorFlow-free.
+from them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -10,7 +10,7 @@ import itertools
 import re
 from typing import Any
 
-# How values are given: unit -> what it means.
+# Unit -> its meaning.
 SHARE, NATS, BYTES, SECONDS, PERCENT = 'share', 'nats', 'bytes', 's', '%'
 UNITS = {
   SHARE: 'from 0 to 1',
@@ -29,8 +29,7 @@ ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 
 CLIENTS = 'client_work/train'
 
-# Diagrams in the order in which they are drawn; those that only an algorithm's
-# own metrics name come last.
+# Diagrams in the order of drawing. Diagrams of an algorithm's own follow.
 PSEUDO_LABELS = 'Pseudo-labels kept'
 PSEUDO_LABEL_ACCURACY = 'Accuracy of pseudo-labels'
 RIGHT_AND_WRONG = 'Right and wrong among all pseudo-labels'
@@ -58,13 +57,13 @@ SOLID, DASHED, DOTTED = '-', '--', ':'
 
 @dataclasses.dataclass(frozen=True)
 class Curve:
-  """How a metric is drawn.
+  """The place and style of a metric in plots.
 
   Attributes:
     panel: Heading of the diagram.
-    label: Name of the line, if the diagram has several. Of a metric with
-      `{mean,min,max}`, these are the names.
-    dashes: Line style. Metrics that no algorithm has both may share one.
+    label: Name of the line, if the diagram has several. The lines of a metric
+      with `{mean,min,max}` have these names.
+    dashes: Line style. Metrics may share one if no algorithm has both.
   """
 
   panel: str
@@ -77,19 +76,20 @@ class Metric:
   """A column of a run's table, or several of one kind.
 
   Attributes:
-    column: Its name; `{a,b}` stands for one column with `a` and one with `b`,
-      `...` for what is not known before a run, such as the number of a class.
-      What an algorithm's step or preparation reports as `x` is
+    column: Its name. `{a,b}` stands for one column with `a` and one with `b`,
+      `...` for a part that is unknown before a run, such as the number of a
+      class. `x` of an algorithm's step or preparation becomes
       `client_work/train/x`.
-    meaning: What it is, and over what it is taken; Markdown.
-    unit: One of `UNITS`; '' for what has none of them.
+    meaning: The meaning, and the examples or clients over which it is taken, in
+      Markdown.
+    unit: One of `UNITS`, or ''.
     better: HIGHER, LOWER, or '' where neither is better.
-    curve: How plots show it; None: they do not.
-    figure: Its name in the console's line of a round; '': not shown. Of columns
-      of one name, the first that has a value is shown.
+    curve: Its place in plots. None: plots do not show it.
+    figure: Its name in the console's line of a round. '': not shown. Of several
+      columns with one name, the first that has a value is shown.
     compared: Its title in the table of `compare.py`, which shows the mean over
-      the last rounds; '': not there. In it, `{}` stands for the choice of
-      `{a,b}`.
+      the last rounds, or '' if it is not shown. `{}` in it stands for the
+      choice of `{a,b}`.
   """
 
   column: str
@@ -112,22 +112,23 @@ class Metric:
         " or ''"
       )
     if not self.meaning:
-      raise ValueError(f'metric {self.column!r}: say what it means')
+      raise ValueError(f'metric {self.column!r}: has no meaning; give one')
 
   def columns(self) -> Mapping[str, str]:
-    """Each column -> the choice of `{a,b}` that it is ('' without)."""
+    """Maps each column to its choice of `{a,b}`, or to ''."""
     pieces = re.split(r'\{(.*?)\}', self.column)
     choices = [
       piece.split(',') if i % 2 else [piece] for i, piece in enumerate(pieces)
     ]
     return {
+      # Every other piece is a choice, and the last one names the column.
       ''.join(parts): parts[-2] if len(parts) > 1 else ''
       for parts in itertools.product(*choices)
     }
 
 
 def numbered(pattern: str, columns: Iterable[str]) -> dict[int, str]:
-  """The number that `...` stands for -> column, of those that fit; sorted."""
+  """Maps the number at `...` to its column, sorted by number."""
   before, dots, after = map(re.escape, pattern.partition('...'))
   found = {}
   for column in columns:
@@ -137,16 +138,16 @@ def numbered(pattern: str, columns: Iterable[str]) -> dict[int, str]:
   return dict(sorted(found.items()))
 
 
-def of_clients(
+def client_metric(
   name: str, meaning: str, unit: str = '', better: str = '', **shown: Any
 ) -> Metric:
-  """What clients report as `name`; see `Metric`."""
+  """Declares a metric that clients report as `name`. See `Metric`."""
   return Metric(f'{CLIENTS}/{name}', meaning, unit, better, **shown)
 
 
-def range_of_clients(name: str, meaning: str, **shown: Any) -> Metric:
-  """What an algorithm's preparation reports among its `ranges`."""
-  return of_clients(f'{name}_{{mean,min,max}}', meaning, SHARE, **shown)
+def client_range(name: str, meaning: str, **shown: Any) -> Metric:
+  """Declares one of the `ranges` that an algorithm's preparation reports."""
+  return client_metric(f'{name}_{{mean,min,max}}', meaning, SHARE, **shown)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -154,7 +155,7 @@ class Line:
   """A line of a diagram.
 
   Attributes:
-    column: The column that it shows.
+    column: The column to draw.
     label: Its name.
     dashes: Its style.
   """
@@ -172,7 +173,7 @@ class Panel:
     title: Its heading.
     lines: Its lines.
     is_share: Whether values are from 0 to 1.
-    better: See `Metric`; '' if its lines differ in that.
+    better: See `Metric`. '' if its lines differ.
   """
 
   title: str
@@ -185,7 +186,7 @@ _DASHES = {'mean': SOLID, 'min': DASHED, 'max': DOTTED}
 
 
 def panels(metrics: Sequence[Metric]) -> list[Panel]:
-  """The diagrams of metrics, in the order in which they are drawn."""
+  """Groups metrics by diagram, in the order of drawing."""
   drawn: dict[str, list[Metric]] = {title: [] for title in _PANELS}
   for metric in metrics:
     if metric.curve is not None:
@@ -212,14 +213,14 @@ def panels(metrics: Sequence[Metric]) -> list[Panel]:
 
 
 def figures(metrics: Sequence[Metric]) -> dict[str, dict[str, Metric]]:
-  """The names of the console's figures, in order -> column -> its metric."""
+  """Maps names of the console's figures, in order, to columns -> metrics."""
   shown: dict[str, dict[str, Metric]] = {name: {} for name in _FIGURES}
-  for column, metric in by_column(metrics).items():
+  for column, metric in index_columns(metrics).items():
     if metric.figure:
       shown.setdefault(metric.figure, {})[column] = metric
   return {name: members for name, members in shown.items() if members}
 
 
-def by_column(metrics: Sequence[Metric]) -> dict[str, Metric]:
-  """Each column -> its metric."""
+def index_columns(metrics: Sequence[Metric]) -> dict[str, Metric]:
+  """Maps each column to its metric."""
   return {column: metric for metric in metrics for column in metric.columns()}

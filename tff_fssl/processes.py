@@ -1,4 +1,4 @@
-"""Other programs: their names, and that they end with this one. TF-free."""
+"""Other programs: their command lines, and their end with this program."""
 
 from collections.abc import Sequence
 import os
@@ -10,8 +10,8 @@ import subprocess
 import sys
 from typing import Any
 
-# The shell becomes the program, after starting a watcher that waits for the end
-# of a pipe whose other end only this Python process holds. The watcher then
+# The shell starts a watcher, then becomes the program. The watcher waits for
+# the end of a pipe whose other end only this Python process holds. Then it
 # signals its process group, that is itself and the program. The system cannot
 # give the group's number to other processes while the watcher is in it.
 # (Linux's signal for a parent's death is no alternative: it is sent when the
@@ -23,7 +23,7 @@ _LAUNCHER = (
 
 
 def python() -> str:
-  """The command of this Python: 'python' if a shell finds it by that name."""
+  """Returns the command of this Python, 'python' if a shell finds it so."""
   found = shutil.which('python')
   if not sys.executable or (
     found
@@ -35,14 +35,14 @@ def python() -> str:
 
 
 def shorter(path: str) -> str:
-  """A path from the current folder on, if it is below."""
+  """Makes a path relative to the current folder, if it is below."""
   relative = os.path.relpath(path)
   return path if relative.startswith(os.pardir) else relative
 
 
 def python_code(code: str) -> str:
-  """The command that runs a line of code, for a shell."""
-  # Most code has single quotes: this is easier to read.
+  """Makes the shell command that runs a line of code."""
+  # Most code has single quotes, which double quotes keep readable.
   quoted = shlex.quote(code) if re.search(r'["$`\\!]', code) else f'"{code}"'
   return f'{shlex.quote(python())} -c {quoted}'
 
@@ -56,9 +56,9 @@ def start(
 
   Args:
     command: The program and its arguments.
-    end_by: The signal that it gets when this process ends, even if that is
-      killed by SIGKILL, or when `end_watch` is called.
-    **options: Of `subprocess.Popen`.
+    end_by: The signal for the program when this process ends, even by SIGKILL,
+      or when `end_watch` is called.
+    **options: Options of `subprocess.Popen`.
 
   Returns:
     The process.
@@ -72,13 +72,13 @@ def start(
 
 
 def end_watch(process: 'subprocess.Popen[bytes]') -> None:
-  """Ends the watcher of a program that has ended, or is to get its signal."""
+  """Ends the watcher of a program, which signals the program if it runs."""
   assert process.stdin is not None
   process.stdin.close()
 
 
 def describe_end(status: int) -> str:
-  """How a process ended, given `Popen.returncode`: 'exit code 1', 'SIGSEGV'."""
+  """Describes a `Popen.returncode`: 'exit code 1', 'SIGSEGV'."""
   how = signal.Signals(-status).name if status < 0 else f'exit code {status}'
   if status == -signal.SIGKILL:
     how += ': killed by hand, or out of memory'

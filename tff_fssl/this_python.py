@@ -1,4 +1,4 @@
-"""Whether this Python can run the programs. Needs nothing, and Python 3.6."""
+"""A check that this Python can run the programs, which any Python 3.6 runs."""
 
 import importlib.util
 import os
@@ -6,12 +6,12 @@ import shlex
 import sys
 
 _LEAST, _BELOW = (3, 10), (3, 12)
-# The others are installed together with these.
+# All other dependencies are installed together with these.
 _NEEDED = ('absl', 'numpy', 'tensorflow', 'tensorflow_federated', 'tqdm')
 
 
 def check() -> None:
-  """Ends the program, with a line that says what to do, if it cannot."""
+  """Ends the program with a line that says what to do, if it cannot run."""
   problem = find_problem(sys.version_info[:2])
   if problem:
     sys.stderr.write(f'error: {problem}\n')
@@ -19,7 +19,7 @@ def check() -> None:
 
 
 def find_problem(version: 'tuple[int, int]') -> str:
-  """What is wrong with a Python of a version, in one line; '' if nothing is."""
+  """Describes in one line why this Python cannot run the programs, or ''."""
   lacking = [n for n in _NEEDED if importlib.util.find_spec(n) is None]
   if _LEAST <= version < _BELOW and not lacking:
     return ''

@@ -69,7 +69,7 @@ def test_type_signatures(name, scenario):
 
 def test_its_own_metrics_are_columns(name, scenario):
   entry = registry.REGISTRY[name]
-  own = set(metrics_lib.by_column(entry.metrics))
+  own = set(metrics_lib.index_columns(entry.metrics))
   actual = set()
   for each in entry.capabilities.scenarios:
     actual |= set(tiny_task.metric_columns(tiny_task.build(name, each)))
@@ -78,7 +78,7 @@ def test_its_own_metrics_are_columns(name, scenario):
   others = {
     column
     for other in registry.REGISTRY.values()
-    for column in metrics_lib.by_column(other.metrics)
+    for column in metrics_lib.index_columns(other.metrics)
   }
   assert not actual & (others - own)
 

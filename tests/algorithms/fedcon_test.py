@@ -319,5 +319,7 @@ def test_models_without_features_are_refused(last):
       x = layers.GlobalAveragePooling2D()(layers.Conv2D(3, 3)(images))
     return tf.keras.Model(images, x)
 
-  with pytest.raises(hparams_lib.UsageError, match='features and logits'):
+  with pytest.raises(
+    hparams_lib.UsageError, match='separates features from logits'
+  ):
     _build(model=model_fn)

@@ -200,8 +200,8 @@ def test_whatever_statistics_a_client_sends(batch_norm, kind, numbers):
     (tf.constant([3.0]),), (tf.constant([9.0]),), tf.constant(10.0)
   )
   if kind == 'median':
-    rows = [statistics.to_rows(s) for s in (honest, honest, lie)]
-    sums = statistics.from_rows(network, tf.concat(rows, 0))
+    rows = [statistics.encode_row(s) for s in (honest, honest, lie)]
+    sums = statistics.combine_rows(network, tf.concat(rows, 0))
   else:
     sums = tf.nest.map_structure(tf.add, honest, lie)
   new = statistics.put(network, weights, sums, kind=kind)

@@ -255,7 +255,7 @@ def test_the_models_of_all_clients_are_evaluated(norm):
 @pytest.mark.parametrize('num, worst', [(1, 1), (10, 1), (11, 2), (30, 3)])
 def test_the_worst_decile_is_of_whole_clients(num, worst):
   values = np.random.default_rng(0).permutation(num).astype(np.float32) / num
-  result = evaluate.over_clients(tf.constant(values), tf.constant(values))
+  result = evaluate.summarize_clients(tf.constant(values), tf.constant(values))
   expected = np.mean(np.arange(worst) / num)
   assert float(result['accuracy_worst_decile']) == pytest.approx(expected)
 

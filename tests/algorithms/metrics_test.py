@@ -80,7 +80,7 @@ def _regularized():
 
 
 def _own(entry):
-  return set(metrics.by_column(entry.metrics))
+  return set(metrics.index_columns(entry.metrics))
 
 
 def _fl2(consistency):
@@ -121,7 +121,7 @@ def test_the_page_is_made_from_the_declarations():
 
 @pytest.mark.parametrize('table', ['train.csv', 'eval.csv', 'timing.csv'])
 def test_every_column_is_declared_and_exists(table):
-  declared = metrics.by_column(catalogue.tables()[table])
+  declared = metrics.index_columns(catalogue.tables()[table])
   own = {c for e in registry.REGISTRY.values() for c in _own(e)}
   actual = set(_ADDED[table])
   if table == 'train.csv':
@@ -173,57 +173,17 @@ def test_an_algorithm_declares_only_its_own_metrics():
   """Those that clients report are those of its steps and its preparation."""
   declarations = {}
   for entry in registry.REGISTRY.values():
-    own = metrics.by_column(entry.metrics)
+    own = metrics.index_columns(entry.metrics)
     for column, metric in own.items():
       # One name, one meaning.
       assert declarations.setdefault(column, metric) == metric, column
-    assert set(own) <= set(metrics.by_column(catalogue.tables()['train.csv']))
+    assert set(own) <= set(
+      metrics.index_columns(catalogue.tables()['train.csv'])
+    )
     for column in own:
       assert column.startswith(
         (metrics.CLIENTS, 'finalizer/', 'aggregator/inner/')
       )
-
-
-def test_columns_of_a_metric():
-  metric = metrics.range_of_clients('x', 'What x is.')
-  assert metric.columns() == {
-    f'client_work/train/x_{kind}': kind for kind in ('mean', 'min', 'max')
-  }
-  assert metrics.Metric('{a,b}/{c,d}', 'Two by two.').columns() == {
-    'a/c': 'c',
-    'a/d': 'd',
-    'b/c': 'c',
-    'b/d': 'd',
-  }
-  with pytest.raises(ValueError, match="unit 'percent'"):
-    metrics.Metric('x', 'What x is.', 'percent')
-  with pytest.raises(ValueError, match='better'):
-    metrics.Metric('x', 'What x is.', better='more')
-  with pytest.raises(ValueError, match='say what it means'):
-    metrics.Metric('x', '')
-
-
-def test_an_algorithm_adds_its_own_diagram_and_figure():
-  added = metrics.of_clients(
-    'divergence',
-    'What it is.',
-    metrics.NATS,
-    metrics.LOWER,
-    curve=metrics.Curve('Divergence'),
-    figure='divergence',
-  )
-  known = catalogue.all_metrics()
-  before, after = metrics.panels(known), metrics.panels([*known, added])
-  assert after[:-1] == before
-  assert after[-1] == metrics.Panel(
-    'Divergence',
-    (metrics.Line('client_work/train/divergence', '', '-'),),
-    False,
-    metrics.LOWER,
-  )
-  assert metrics.figures([*known, added])['divergence'] == {
-    'client_work/train/divergence': added
-  }
 
 
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())

@@ -265,7 +265,7 @@ class TestBytes:
     'num_helpers, expected', [(2, 52_569_600), (5, 52_631_040)]
   )
   def test_resnet_8_on_cifar10(self, num_helpers, expected):
-    model_fn = embedding.without_classifier(
+    model_fn = embedding.remove_classifier(
       functools.partial(
         networks.build_network, 'resnet9', (32, 32, 3), 10, 'none'
       )

@@ -76,7 +76,7 @@ def _config(name, **overrides) -> config_lib.Config:
   """The configuration of a flagfile, or of a row."""
   if name not in _FILES:
     return papers.find(name).config(overrides)
-  given = [f'--{k}={hparams.to_text(v)}' for k, v in overrides.items()]
+  given = [f'--{k}={hparams.format_value(v)}' for k, v in overrides.items()]
   return config_lib.from_command_line([f'--flagfile={_FILES[name]}', *given])
 
 
@@ -84,7 +84,7 @@ def _arguments(name, overrides):
   """The arguments of the training program."""
   if name not in _FILES:
     return papers.find(name).arguments(overrides)
-  given = [f'--{k}={hparams.to_text(v)}' for k, v in overrides.items()]
+  given = [f'--{k}={hparams.format_value(v)}' for k, v in overrides.items()]
   return [f'--flagfile={_FILES[name]}', *given]
 
 
@@ -92,7 +92,9 @@ def _says(name):
   """The flags of a flagfile or a row, as text."""
   if name in _FILES:
     return flags.read_flagfile(str(_FILES[name]))
-  return {n: hparams.to_text(v) for n, v in papers.find(name).flags.items()}
+  return {
+    n: hparams.format_value(v) for n, v in papers.find(name).flags.items()
+  }
 
 
 def _overrides(name, **more):

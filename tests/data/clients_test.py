@@ -61,7 +61,7 @@ def test_type_is_one_for_all_clients(digits, partition):
 
 def test_unknown_client_is_refused(digits, partition):
   for client_id in (-1, 5):
-    with pytest.raises(UsageError, match='clients 0 to 4'):
+    with pytest.raises(UsageError, match='clients are 0 to 4'):
       clients.client_examples(digits, partition, client_id)
 
 
@@ -96,7 +96,7 @@ def test_plain_arrays_that_do_not_fit_are_refused():
   seed = clients.client_seed(0, 0, 0)
   with pytest.raises(UsageError, match='neither'):
     clients.make_example(seed=seed, labeled=None, unlabeled=None)
-  with pytest.raises(UsageError, match='must be alike'):
+  with pytest.raises(UsageError, match='must have one shape'):
     clients.make_example(
       seed=seed, labeled=(x, [0, 0, 0]), unlabeled=(x[:, 1:], None)
     )

@@ -10,8 +10,8 @@ from tensorflow_federated.python.simulation.datasets import (
 from tff_fssl.data import clients
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.natural_clients import ClientDataClients
 from tff_fssl.data.natural_clients import NaturalClients
-from tff_fssl.data.natural_clients import OfClientData
 from tff_fssl.hparams import UsageError
 
 
@@ -46,7 +46,7 @@ def test_each_client_has_its_examples():
 
 
 def test_a_set_without_clients_is_refused():
-  with pytest.raises(UsageError, match='does not say whose'):
+  with pytest.raises(UsageError, match='does not record the clients'):
     NaturalClients(_data(None, ()))
 
 
@@ -64,7 +64,7 @@ def test_labels_may_be_unknown_for_training_only():
 
 def test_client_data_of_tff():
   theirs = emnist.get_synthetic()
-  people = OfClientData(theirs)
+  people = ClientDataClients(theirs)
   assert list(people) == theirs.client_ids == ['synthetic1', 'synthetic2']
   assert people.image_shape == (28, 28, 1) and len(people) == 2
   (x, y), (hidden, unknown) = people['synthetic2']
@@ -87,7 +87,7 @@ def _client_data(**fields):
 
 def test_client_data_with_settings():
   pixels = np.arange(64, dtype=np.int64).reshape(2, 4, 8, 1) * 3
-  people = OfClientData(
+  people = ClientDataClients(
     _client_data(picture=pixels, kind=[[1], [-1]]),
     DataHparams(
       image_field='picture', label_field='kind', image_size='4', color='rgb'
@@ -105,7 +105,7 @@ def test_client_data_with_settings():
     (_client_data(pixels=[[0.5]], label=[0.5]), 'neither a whole number'),
     (_client_data(pixels=[[0.5]], label=['cat']), "label is 'cat', not an"),
     (_client_data(pixels=[[0.5]]), 'say by --label_field'),
-    (slices_client_data.TestClientData({'ann': [1, 2]}), 'no mapping'),
+    (slices_client_data.TestClientData({'ann': [1, 2]}), 'not mappings'),
     (
       _client_data(pixels=np.zeros([0, 2, 2]), label=np.zeros(0)),
       'there is no example',
@@ -114,5 +114,5 @@ def test_client_data_with_settings():
 )
 def test_client_data_that_cannot_be_used(data, words):
   with pytest.raises(UsageError) as error:
-    OfClientData(data)['ann']
+    ClientDataClients(data)['ann']
   assert words in str(error.value) and len(str(error.value).splitlines()) == 1

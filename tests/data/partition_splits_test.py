@@ -117,7 +117,7 @@ def test_drawn_shares_follow_the_row_and_run_out():
   wanted = partition_splits.row_counts('fedmatch', 0, 100) / 100
   np.testing.assert_allclose(shares, wanted, atol=0.005)
   exact = _build(labels, partition='fedmatch')
-  assert exact.to_json() != p.to_json()
+  assert exact.dump_json() != p.dump_json()
   short = _build(
     np.repeat(np.arange(10), [99, *[500] * 9]),
     partition='fedmatch',
@@ -216,7 +216,7 @@ def test_the_least_concentration_ends():
 
 @pytest.mark.parametrize('partition', ['fedmatch', 'extreme'])
 def test_rows_are_of_ten_classes(partition):
-  with pytest.raises(UsageError, match='of 10 classes, but there are 5'):
+  with pytest.raises(UsageError, match='of 10 classes, but the data have 5'):
     _build(_labels(100, 5), 5, partition=partition)
 
 
@@ -314,7 +314,7 @@ def test_clients_label_their_own_and_keep_the_unknown():
 @pytest.mark.parametrize(
   'kwargs, message',
   [
-    ({'owners': None}, 'natural: the data set does not say whose'),
+    ({'owners': None}, 'natural: the data set does not record owners'),
     ({'owners': np.full(200, -1)}, 'has 0 clients with examples'),
     ({'owners': _OWNERS[:3]}, r'owners of 200 examples .* not int64 \[3\]'),
     ({'num_clients': 5}, '--num_clients=5 .* has 4 clients with examples'),

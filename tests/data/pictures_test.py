@@ -107,7 +107,7 @@ def test_what_is_no_image_is_refused(tmp_path):
   os.mkfifo(tmp_path / 'pipe.png')
   Image.new('F', (6, 4)).save(tmp_path / 'floats.tif')
   for name, words in (
-    ('torn.png', 'not an image that can be read'),
+    ('torn.png', 'not a readable image'),
     ('text.jpg', 'of no known format'),
     ('empty.png', 'of no known format'),
     ('pipe.png', 'not a regular file'),

@@ -551,7 +551,7 @@ def test_partitions(scheme):
       partition.labeled,
       partition.given_labels(labels, partition.labeled),
     ]
-    found.append(_digest(partition.to_json(), *held))
+    found.append(_digest(partition.dump_json(), *held))
   assert (scheme, _digest(*found)) == (scheme, _DIGESTS.get(scheme))
 
 

@@ -7,7 +7,7 @@ import tensorflow as tf
 from tff_fssl import hparams
 from tff_fssl.models import adapter
 from tff_fssl.models import networks
-from tff_fssl.models.weights import Weights, flatten, unflatten
+from tff_fssl.models.weights import Weights
 
 _LAYERS = tf.keras.layers
 
@@ -234,15 +234,6 @@ def test_the_weights_of_another_network_are_not_assigned(norm):
   assert len(weights.trainable) == len(built.trainable_variables)
   with pytest.raises(ValueError, match='zip'):
     built.assign(weights)
-
-
-def test_flatten_and_back():
-  tensors = [tf.constant([[1.0, 2.0]]), tf.constant(3.0), tf.constant([4.0])]
-  flat = flatten(tensors)
-  np.testing.assert_array_equal(flat, [1.0, 2.0, 3.0, 4.0])
-  for a, b in zip(unflatten(flat, tensors), tensors, strict=True):
-    np.testing.assert_array_equal(a, b)
-    assert a.shape == b.shape
 
 
 class _Repeated(_LAYERS.Layer):

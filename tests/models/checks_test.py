@@ -283,10 +283,10 @@ _REFUSED = {
   'a layer': (lambda: _LAYERS.Dense(4), 'returned Dense'),
   'a module': (tf.Module, 'returned Module'),
   'an error': (_raise, 'ValueError: the file of weights is not there'),
-  'an instance': (lambda: _SHARED, "'shared_logits' was there before"),
+  'an instance': (lambda: _SHARED, "'shared_logits' is older than this"),
   'a part that is one': (
     lambda: tf.keras.Sequential([_SHARED, _LAYERS.Dense(_CLASSES)]),
-    "'shared_logits' was there before",
+    "'shared_logits' is older than this",
   ),
   # Inputs and outputs.
   'two inputs': (lambda: _inputs(2), 'has 2 inputs'),

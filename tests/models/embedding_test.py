@@ -20,7 +20,7 @@ def test_named_networks(name, width, num_weights):
   whole_fn = functools.partial(
     networks.build_network, name, (32, 32, 3), 10, 'none'
   )
-  model_fn = embedding.without_classifier(whole_fn)
+  model_fn = embedding.remove_classifier(whole_fn)
   assert model_fn.num_classes() == model_fn.num_classes(10) == 10
   with tf.Graph().as_default():
     model, whole = model_fn(), whole_fn()
@@ -30,11 +30,11 @@ def test_named_networks(name, width, num_weights):
     )
     if num_weights:  # Table 6.
       assert model.count_params() == num_weights
-  assert embedding.without_classifier(model_fn) is model_fn
+  assert embedding.remove_classifier(model_fn) is model_fn
 
 
 def test_batch_norm_stays_ours():
-  model_fn = embedding.without_classifier(tiny_task.model_fn)
+  model_fn = embedding.remove_classifier(tiny_task.model_fn)
   network = adapter.Network(model_fn, seed=1)
   assert network.is_static and network.num_outputs == 4
   before = [v.numpy() for v in network.non_trainable_variables]
@@ -68,10 +68,10 @@ def _subclassed():
 )
 def test_other_models_are_refused(model_fn):
   with pytest.raises(UsageError, match='ends with a Dense layer'):
-    adapter.Network(embedding.without_classifier(model_fn))
+    adapter.Network(embedding.remove_classifier(model_fn))
 
 
 def test_a_wrong_number_of_classes_is_refused():
-  model_fn = embedding.without_classifier(tiny_task.model_fn)
+  model_fn = embedding.remove_classifier(tiny_task.model_fn)
   with pytest.raises(UsageError, match='a data set of 7 classes'):
     model_fn.num_classes(7)

@@ -16,7 +16,7 @@ def _graph(function, *shapes):
 
 
 def _flops(function, *shapes, **options):
-  return flops.of_graph(_graph(function, *shapes), **options)
+  return flops.count_flops(_graph(function, *shapes), **options)
 
 
 def _exactly(number):
@@ -97,8 +97,8 @@ def test_unused_results_do_not_count():
     return product, gradient
 
   graph = _graph(run, [4, 3], [3, 5])
-  assert flops.of_graph(graph) == _exactly(2 * 120)
-  assert flops.of_graph(graph, graph.outputs[:1]) == _exactly(120)
+  assert flops.count_flops(graph) == _exactly(2 * 120)
+  assert flops.count_flops(graph, graph.outputs[:1]) == _exactly(120)
 
 
 def test_branches_and_calls():

@@ -63,19 +63,19 @@ def test_refuses_layers_of_the_same_name():
   model = tf.keras.Sequential(
     [tf.keras.Input([3]), inner, tf.keras.layers.Dense(4, name='same')]
   )
-  with pytest.raises(UsageError, match="two layers of the name 'same'"):
+  with pytest.raises(UsageError, match="two layers named 'same'"):
     frozen.freeze(model, 'same')
 
 
 def test_weights_of_another_network_are_refused():
   values = _values('logits')
   values['conv2/0'] = values['conv2/0'][..., :3]
-  with pytest.raises(UsageError, match=r'conv2/0 is \(3, 3, 32, 3\) there'):
+  with pytest.raises(UsageError, match=r'is \(3, 3, 32, 3\) in the weights'):
     frozen.FrozenFn(_cnn, 'logits', values)()
   del values['conv2/0']
-  with pytest.raises(UsageError, match='conv2/0 is missing there'):
+  with pytest.raises(UsageError, match='conv2/0 is missing in the weights'):
     frozen.FrozenFn(_cnn, 'logits', values)()
-  with pytest.raises(UsageError, match='missing here'):
+  with pytest.raises(UsageError, match='missing in the model'):
     frozen.FrozenFn(_cnn, 'conv1|logits', _values('logits'))()
 
 
@@ -136,7 +136,7 @@ def test_no_gradient_reaches_frozen_weights():
 
 def test_without_the_classifier():
   model_fn = frozen.FrozenFn(_cnn, 'conv4', _values('conv4'))
-  network = adapter.Network(embedding.without_classifier(model_fn), seed=1)
+  network = adapter.Network(embedding.remove_classifier(model_fn), seed=1)
   assert len(network.trainable_variables) == 1
   assert 'logits/0' not in network.frozen_variables
   assert len(network.frozen_variables) == 3 + 4 * 4

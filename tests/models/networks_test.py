@@ -72,11 +72,11 @@ def test_text_cnn_is_kims(norm, more):
 @pytest.mark.parametrize(
   'name,shape,size,words',
   [
-    ('text_cnn', (8,), 0, 'is for texts, but the data set has vectors'),
-    ('text_cnn', _DIGITS, 0, 'is for texts, but the data set has images'),
+    ('text_cnn', (8,), 0, 'takes texts, but the data set has vectors'),
+    ('text_cnn', _DIGITS, 0, 'takes texts, but the data set has images'),
     ('mlp', (8,), 99, 'allowed are text_cnn and FILE.py:function'),
     ('cnn', (8,), 0, 'allowed are linear, mlp and FILE.py:function'),
-    ('keras:MobileNetV2', (8,), 0, 'is for images'),
+    ('keras:MobileNetV2', (8,), 0, 'takes images'),
   ],
 )
 def test_networks_of_other_inputs_are_refused(name, shape, size, words):
@@ -285,17 +285,7 @@ def test_a_network_of_ones_own(tmp_path):
 @pytest.mark.parametrize(
   'text, message',
   [
-    ('def bild(): pass', "no function 'build'; it has: bild; did you mean"),
-    ('build = 3', "no function 'build'; it has: none"),
-    ('def build(:', 'own.py is not Python'),
-    ('\0', 'own.py is not Python'),
     ('1 / 0\ndef build(x, c, n): pass', r'ZeroDivisionError.*line 1\)'),
-    (
-      '\ndef build(x, c): pass',
-      r'line 2: build\(x, c\) must take images, num_classes and norm',
-    ),
-    ('def build(x, c, n, more): pass', 'nothing else without a default'),
-    ('def build(x, c, n, *, more): pass', 'nothing else without a default'),
     ('def build(x, *rest): raise OSError("no")', 'OSError: no'),
     ('def build(x, c, n): return 3', 'must return the logits.*returned int'),
   ],
@@ -305,5 +295,3 @@ def test_files_that_build_no_network(tmp_path, text, message):
   with pytest.raises(hparams.UsageError, match=message) as error:
     networks.build_network(f'{path}:build', _DIGITS, 5, 'bn')
   assert '\n' not in str(error.value)
-  with pytest.raises(hparams.UsageError, match='it does not exist'):
-    networks.build_network(f'{path}x.py:build', _DIGITS, 5, 'bn')

@@ -64,21 +64,21 @@ def test_medians_of_clients():
     sums = statistics.gather(
       network, weights, images, _VIEWS, kind='median', batch_size=10
     )
-    rows.append(statistics.to_rows(sums))
+    rows.append(statistics.encode_row(sums))
   assert [len(row) for row in rows] == [1, 1, 1, 0]
-  combined = statistics.from_rows(network, tf.concat(rows, 0))
+  combined = statistics.combine_rows(network, tf.concat(rows, 0))
   new = statistics.put(network, weights, combined, kind='median')
   # Means 2.5, 13, 1; variances 1.25, 5, 1 about them.
   np.testing.assert_allclose(new.non_trainable[0], [2.5], rtol=1e-6)
   np.testing.assert_allclose(new.non_trainable[1], [1 + 1.5**2], rtol=1e-6)
   assert float(new.statistics_count) == 10.0
   # Alike clients: the pooled moments.
-  alike = statistics.from_rows(network, tf.concat([rows[0]] * 4, 0))
+  alike = statistics.combine_rows(network, tf.concat([rows[0]] * 4, 0))
   new = statistics.put(network, weights, alike, kind='median')
   np.testing.assert_allclose(new.non_trainable[0], [2.5], rtol=1e-6)
   np.testing.assert_allclose(new.non_trainable[1], [1.25], rtol=1e-6)
   # Nobody: what was there.
-  nothing = statistics.from_rows(network, rows[3])
+  nothing = statistics.combine_rows(network, rows[3])
   kept = statistics.put(network, new, nothing, kind='median')
   np.testing.assert_allclose(kept.non_trainable[0], [2.5], rtol=1e-6)
   assert float(kept.statistics_count) == 16.0

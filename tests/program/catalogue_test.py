@@ -9,7 +9,7 @@ def test_texts_of_the_file_are_one_line_and_columns_are_declared_once():
     assert all(metric.meaning.isprintable() for metric in table)
     columns = [column for metric in table for column in metric.columns()]
     assert len(columns) == len(set(columns))
-  loss = metrics.by_column(tables['train.csv'])[
+  loss = metrics.index_columns(tables['train.csv'])[
     'client_work/train/loss_labeled'
   ]
   assert loss.curve == metrics.Curve('Loss at clients', 'labelled', '--')

@@ -91,7 +91,7 @@ def test_the_losses_of_other_algorithms():
 
 
 def test_a_figure_of_several_columns_is_the_first_that_has_a_value(monkeypatch):
-  both = metrics.of_clients('{a,b}', 'A loss.', metrics.NATS, figure='both')
+  both = metrics.client_metric('{a,b}', 'A loss.', metrics.NATS, figure='both')
   monkeypatch.setattr(catalogue, 'all_metrics', lambda: [both])
   assert console.figures(_report(b=0.5)) == ['both 0.500']
   assert console.figures(_report(a=0.25, b=0.5)) == ['both 0.250']

@@ -17,7 +17,6 @@ import sys
 import pytest
 
 from tests.program import fakes
-from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import compare_main
@@ -487,22 +486,6 @@ def test_text_that_a_terminal_cannot_show():
     patch.setattr(sys, 'stdout', stream)
     assert main.run(lambda argv: print('1 ± 2 \udcff é') or 0, []) == 0
   assert stream.buffer.getvalue() == b'1 +- 2 \\udcff \\xe9\n'
-
-
-def test_reading(tmp_path):
-  path = tmp_path / 'x'
-  path.write_bytes(b'[1]')
-  assert files.read_bytes(str(path)) == b'[1]'
-  for read in (
-    lambda: files.read_bytes(str(path), limit=2),
-    lambda: files.read_json(str(path)),
-    lambda: files.read_text('a\0b'),
-    lambda: files.read_text('\ud800'),
-    lambda: files.read_text('x' * 5000),
-    lambda: files.read_text(f'{path}/y'),
-  ):
-    with pytest.raises(files.FileError):
-      read()
 
 
 def test_versions_of_a_folder_that_is_none(tmp_path):

@@ -9,7 +9,6 @@ import faulty_disk
 import pytest
 
 from tests.program import fakes
-from tff_fssl import durable
 from tff_fssl.hparams import UsageError
 
 _SHORT = {'total_rounds': 2, 'rounds_per_evaluation': 1, 'keep': 1}
@@ -142,55 +141,6 @@ def test_content_is_flushed_before_a_name_and_the_name_after(reference):
       dirty = None
     else:  # A name has changed.
       assert following == ('fsync', os.path.dirname(call.path)), call
-
-
-@pytest.mark.parametrize(
-  'how, stop_at, forgotten, left',
-  [
-    # write, fsync, replace, fsync of the folder; without the first fsync ...
-    (faulty_disk.POWER_NAMES, 2, 'a', b''),
-    # ... and without the second.
-    (faulty_disk.POWER, 2, 'folder', b'old'),
-    (faulty_disk.POWER_NAMES, 3, '', b'new'),
-    (faulty_disk.POWER, 3, '', b'old'),
-    (faulty_disk.POWER, 4, '', b'new'),
-  ],
-)
-def test_a_power_failure_shows_what_is_not_flushed(
-  how, stop_at, forgotten, left, tmp_path, monkeypatch
-):
-  folder = tmp_path / 'folder'
-  folder.mkdir()
-  path = folder / 'a'
-  path.write_bytes(b'old')
-  fsync = durable._fsync
-
-  def forgetful(descriptor, path):
-    if not forgotten or not path.endswith(forgotten):
-      fsync(descriptor, path)
-
-  monkeypatch.setattr(durable, '_fsync', forgetful)
-  disk = faulty_disk.FaultyDisk(stop_at, how, root=str(folder))
-  with disk.installed(), pytest.raises(faulty_disk.Killed):
-    durable.write_file(str(path), [b'new'])
-    durable.remove(str(path))
-  assert path.read_bytes() == left
-
-
-def test_a_full_disk_leaves_the_old_file_and_frees_the_new(tmp_path):
-  path = tmp_path / 'a'
-  path.write_bytes(b'old')
-  for write in (
-    lambda: durable.write_file(str(path), [b'new', b'er']),
-    lambda: durable.append(str(path), b'more'),
-  ):
-    for stop_at in range(2):
-      disk = faulty_disk.FaultyDisk(stop_at, faulty_disk.FULL)
-      with disk.installed():
-        with pytest.raises(UsageError, match='a: the disk is full'):
-          write()
-      assert path.read_bytes() == b'old'
-      assert os.listdir(tmp_path) == ['a']
 
 
 @pytest.mark.slow

@@ -170,7 +170,7 @@ _BAD = {
   'no images': (lambda _: ((None, _Y), None), 'images (uint8'),
   'floats': (lambda _: ((_X / 255, _Y), None), 'images (uint8'),
   'other images': (lambda _: ((_X[:, 1:], _Y), None), 'must be uint8'),
-  'two kinds': (lambda _: ((_X, _Y), (_X[:, 1:], None)), 'must be alike'),
+  'two kinds': (lambda _: ((_X, _Y), (_X[:, 1:], None)), 'must have one shape'),
   'flat': (lambda _: ((_X.reshape(4, -1), _Y), None), 'images (uint8'),
   'too few labels': (lambda _: ((_X, _Y[:3]), None), 'labels of 4 images'),
   'one hot': (lambda _: ((_X, np.eye(4, dtype=int)), None), 'labels of 4'),

@@ -9,10 +9,10 @@ from tff_fssl.semisup import divergence
 _ROWS = [[0.9, 0.05, 0.05], [0.1, 0.8, 0.1], [0.7, 0.2, 0.1], [0.05, 0.05, 0.9]]
 
 
-def _from_uniform(rows, weights=None, of=divergence.PROBABILITIES):
+def _uniform_divergence(rows, weights=None, of=divergence.PROBABILITIES):
   rows = tf.constant(rows, tf.float32)
   weights = tf.ones(len(rows)) if weights is None else tf.constant(weights)
-  return float(divergence.from_uniform(rows, weights, of))
+  return float(divergence.uniform_divergence(rows, weights, of))
 
 
 @pytest.mark.parametrize(
@@ -27,14 +27,14 @@ def _from_uniform(rows, weights=None, of=divergence.PROBABILITIES):
   ],
 )
 def test_i1_of_one_distribution(row, expected):
-  assert _from_uniform([row]) == pytest.approx(expected, abs=2e-6)
+  assert _uniform_divergence([row]) == pytest.approx(expected, abs=2e-6)
 
 
 def test_i1_of_a_batch_it_is_that_of_the_mean():
-  assert _from_uniform(_ROWS) == pytest.approx(0.023542, abs=1e-6)
-  mean_of_rows = np.mean([_from_uniform([row]) for row in _ROWS])
+  assert _uniform_divergence(_ROWS) == pytest.approx(0.023542, abs=1e-6)
+  mean_of_rows = np.mean([_uniform_divergence([row]) for row in _ROWS])
   assert mean_of_rows == pytest.approx(0.541201, abs=1e-6)
-  histogram = _from_uniform(_ROWS, of=divergence.LABELS)
+  histogram = _uniform_divergence(_ROWS, of=divergence.LABELS)
   assert histogram == pytest.approx(0.058892, abs=1e-6)
 
 
@@ -42,10 +42,10 @@ def test_i1_of_a_batch_it_is_that_of_the_mean():
 def test_fillers_do_not_count(of):
   more = [*_ROWS, [1.0, 0.0, 0.0]]
   weights = [1.0, 1.0, 1.0, 1.0, 0.0]
-  assert _from_uniform(more, weights, of) == pytest.approx(
-    _from_uniform(_ROWS, of=of), abs=1e-6
+  assert _uniform_divergence(more, weights, of) == pytest.approx(
+    _uniform_divergence(_ROWS, of=of), abs=1e-6
   )
-  empty = _from_uniform(_ROWS, [0.0] * 4, of)
+  empty = _uniform_divergence(_ROWS, [0.0] * 4, of)
   assert empty == pytest.approx(np.log(3), abs=1e-6)
 
 
@@ -61,7 +61,7 @@ def test_i9_histograms_are_biased_and_mean_predictions_are_not(size, bias):
     rows = np.full([size, 10], 0.09) + 0.1 * np.eye(10)[labels]
     found.append(
       [
-        _from_uniform(rows, of=of)
+        _uniform_divergence(rows, of=of)
         for of in (divergence.LABELS, divergence.PROBABILITIES)
       ]
     )

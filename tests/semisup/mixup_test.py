@@ -74,7 +74,7 @@ def test_draws_of_concentration_zero_are_0_or_1():
   shares = np.asarray(mixup.draw_shares([2000], 0, tf.constant([0, 0])))
   assert set(shares) == {0.0, 1.0}
   assert np.mean(shares) == pytest.approx(0.5, abs=0.05)
-  np.testing.assert_array_equal(mixup.at_least_half(shares), np.ones(2000))
+  np.testing.assert_array_equal(mixup.larger_shares(shares), np.ones(2000))
 
 
 def test_draws_are_a_function_of_the_seed():
@@ -108,7 +108,7 @@ def test_permutations_are_uniform():
 @pytest.mark.parametrize('shape', [[], [5]])
 def test_compiled_by_xla(shape):
   def run(seed, x, targets, weights):
-    shares = mixup.at_least_half(mixup.draw_shares(shape, 0.75, seed))
+    shares = mixup.larger_shares(mixup.draw_shares(shape, 0.75, seed))
     partners = mixup.permutation(tf.shape(x)[0], seed)
     return shares, *mixup.mix_with_partners(
       x, targets, weights, partners, shares
@@ -140,7 +140,7 @@ def test_compiling_keeps_the_draws():
 
 
 def test_i7_mixmatch_mixed_label():
-  shares = mixup.at_least_half(tf.constant([0.2]))
+  shares = mixup.larger_shares(tf.constant([0.2]))
   np.testing.assert_allclose(shares, [0.8], atol=1e-6)
   mixture = mixup.mix(
     shares,
@@ -172,7 +172,7 @@ def test_mixtures_lie_between(seed, share):
   np.testing.assert_array_equal(mixup.mix(0.0, first, second), second)
   assert np.all(mixture >= np.minimum(first, second) - 1e-6)
   assert np.all(mixture <= np.maximum(first, second) + 1e-6)
-  assert 0.5 <= float(mixup.at_least_half(tf.constant(share))) <= 1
+  assert 0.5 <= float(mixup.larger_shares(tf.constant(share))) <= 1
 
 
 @hypothesis.given(

@@ -1,4 +1,4 @@
-"""Collects what clients send at the server, client by client."""
+"""Collection of clients' values at the server, client by client."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models.weights import no_values
 
-# n rows are copied n / 10 + 1 times, instead of n, while they are collected.
+# Appending to all rows would copy n rows n times. With a buffer of 10 rows,
+# they are copied n / 10 + 1 times.
 _LATEST_ROWS = 10
 
 
 def build_collect(
   one: tff.Type,
 ) -> tuple[Callable[[tff.Value], tff.Value], tff.Type]:
-  """Builds `one@CLIENTS -> rows@SERVER`; returns it, and the type of `rows`.
+  """Builds a function from `one@CLIENTS` to `rows@SERVER`.
 
   Args:
-    one: The type of what a client sends, a structure of tensors.
+    one: The type of a client's value, a structure of tensors.
 
   Returns:
-    A function for use in a federated computation; the type of the same
-    structure of tensors with one dimension more, the first: the clients, in the
-    order in which they are aggregated.
+    A function for use in a federated computation, and the type of `rows`. It is
+    the same structure of tensors with a new first dimension: the clients, in
+    the order in which they are aggregated.
   """
   specs = tff.types.type_to_tf_tensor_specs(one)
   many = tff.types.tensorflow_to_type(
@@ -33,7 +34,7 @@ def build_collect(
       lambda s: tf.TensorSpec([None, *s.shape], s.dtype), specs
     )
   )
-  # (rows, then the latest of them, one by one): most rows are copied rarely.
+  # (most rows, buffer of the latest rows).
   both = tff.to_type((many, (many,) * _LATEST_ROWS))
 
   @tff.tensorflow.computation
@@ -47,6 +48,7 @@ def build_collect(
   def append(rows: Any, row: Any) -> Any:
     row = tf.nest.map_structure(lambda t: t[None], row)
     latest = (*rows[1][1:], row)
+    # A full buffer is emptied into the rows.
     return tf.cond(
       _count(latest[0]) > 0,
       lambda: (
@@ -58,6 +60,7 @@ def build_collect(
 
   @tff.tensorflow.computation(both, both)
   def merge(first: Any, second: Any) -> Any:
+    # In the order of clients: the buffer of `first` precedes `second`.
     return _concatenated(first[0], *first[1], second[0]), second[1]
 
   @tff.tensorflow.computation(both)
@@ -71,12 +74,12 @@ def build_collect(
 
 
 def _count(rows: Any) -> tf.Tensor:
-  """The number of rows, int32 scalar."""
+  """Counts rows: int32 scalar."""
   return tf.shape(tf.nest.flatten(rows)[0])[0]
 
 
 def _concatenated(*rows: Any) -> Any:
-  """Structures of tensors, each [n, ...], one after another."""
+  """Concatenates structures of tensors [n, ...]."""
   return tf.nest.map_structure(lambda *t: tf.concat(t, axis=0), *rows)
 
 

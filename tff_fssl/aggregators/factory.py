@@ -30,16 +30,16 @@ def build_aggregator(
 
   `mean` and `compression` are TFF's, except that `compression` rounds to the
   nearest step instead of at random, so that runs repeat. `secure` is
-  `tff.learning.secure_aggregator` with other bounds on the sum of weights:
-  TFF's, a million in steps of 0.0002, are for numbers of examples.
+  `tff.learning.secure_aggregator` with other bounds on the sum of weights.
+  TFF's bounds, a million in steps of 0.0002, are for numbers of examples.
 
   Args:
     hparams: The name of the aggregator and its hyper-parameters.
-    max_weight: The largest weight of a client, to which larger ones are lowered
-      (`secure`): 1, or with `client_weighting=examples` the most examples that
-      it can process, or `MAX_EXAMPLES_WEIGHT`.
+    max_weight: The largest weight of a client (`secure`). Larger weights are
+      lowered to it. It is 1, or with `client_weighting=examples` the most
+      examples that a client can process, or `MAX_EXAMPLES_WEIGHT`.
     clients_per_round: The cohort's size (`dp`).
-    population: The number of clients that cohorts are drawn from (`dp`).
+    population: The number of clients from which cohorts are drawn (`dp`).
 
   Returns:
     The factory.
@@ -57,7 +57,7 @@ def build_aggregator(
 
 
 def build_mean(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
-  """TFF's weighted mean."""
+  """Builds TFF's weighted mean."""
   del hparams, sizes
   return _aggregators.MeanFactory()
 
@@ -75,9 +75,10 @@ def build_robust(
 
 
 def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
-  """TFF's compression, rounding to the nearest step instead of at random."""
+  """Builds TFF's compression, without randomness."""
   del sizes
   return tff.learning.compression_aggregator(
+    # Rounds to the nearest step, so that runs repeat.
     stochastic=False,
     clipping=hparams.aggregator_clipping,
     zeroing=hparams.aggregator_zeroing,
@@ -91,7 +92,7 @@ def build_private(
   population: int | None,
   **sizes: Any,
 ) -> _Factory:
-  """The differentially private mean: see `privacy`."""
+  """Builds the differentially private mean: see `privacy`."""
   del sizes
   if clients_per_round is None or population is None:
     raise hparams_lib.UsageError(
@@ -110,8 +111,9 @@ def build_private(
 def build_secure(
   hparams: AggregatorHparams, *, max_weight: float, **sizes: Any
 ) -> _Factory:
-  """`tff.learning.secure_aggregator`, for weights in [0, max_weight]."""
+  """Builds `tff.learning.secure_aggregator` for weights in [0, max_weight]."""
   del sizes
+  # All numbers here are those of `tff.learning.secure_aggregator`.
   bound = _no_noise(50.0, 0.95, 1.0, multiplier=2.0, secure_estimation=True)
   factory = _aggregators.MeanFactory(
     value_sum_factory=_aggregators.SecureSumFactory(bound),
@@ -138,10 +140,10 @@ def build_secure(
 
 
 class WeightRangeFactory(tff.aggregators.WeightedAggregationFactory):
-  """Brings weights above 0 into a range; a weight of 0 stays 0.
+  """An aggregator that brings weights above 0 into a range, but keeps 0.
 
-  A secure sum of weights would clip larger ones by itself, but the sum of
-  updates would still hold those updates times their larger weights.
+  A secure sum of weights would clip larger weights by itself, but the sum of
+  updates would still contain the products with the larger weights.
   """
 
   def __init__(

@@ -1,4 +1,4 @@
-"""The means of several groups of clients, in one pass over the cohort."""
+"""Means of several groups of clients, in one pass over the cohort."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
   """The weighted mean of the updates of each group.
 
   A value is a sequence of float tensors. The last one is the client's place,
-  float32 [2]: its group, in [0, num_groups), and the row of weights that it
-  started from, in [0, num_starts). The server adds each update to the sum of
-  its group, so that a client sends one update, however many groups there are.
+  float32 [2]: its group, in [0, num_groups), and the row of weights from which
+  it started, in [0, num_starts). The server adds each update to the sum of its
+  group, so that a client sends one update for any number of groups.
 
-  The result is OrderedDict(update, sizes, starts): per tensor of the value but
-  the last, [num_groups, ...], the means, 0 for a group without weight; float32
-  [num_groups], the numbers of clients whose weight is above 0; float32
-  [num_groups, num_starts], which share of a group's weight started from which
-  row.
+  The result is OrderedDict(update, sizes, starts). `update` has the means,
+  [num_groups, ...], for each tensor of the value except the last. They are 0
+  for a group without weight. `sizes`, float32 [num_groups], are the numbers of
+  clients with a weight above 0. `starts`, float32 [num_groups, num_starts], are
+  the shares of a group's weight that started from each row.
 
-  It measures the gradient diversity of a group, mean_i |u_i|^2 / |mean_i u_i|^2
-  with the clients' weights, and reports the mean over groups; and the sizes of
-  the smallest and of the largest group.
+  The measurements are the gradient diversity of a group, mean_i |u_i|^2 /
+  |mean_i u_i|^2 with the clients' weights, as the mean over groups, and the
+  sizes of the smallest and the largest group.
   """
 
   def __init__(self, num_groups: int, num_starts: int, num_trainable: int):
@@ -33,9 +33,9 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       num_groups: The number of groups.
-      num_starts: The number of rows that a client may start from.
-      num_trainable: How many tensors of a value, from the first, count in the
-        gradient diversity.
+      num_starts: The number of rows from which a client may start.
+      num_trainable: The number of tensors of a value, from the first, that
+        count in the gradient diversity.
     """
     self._num_groups = num_groups
     self._num_starts = num_starts
@@ -84,7 +84,7 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
   def _zero(self, specs: Sequence[tf.TensorSpec]) -> Any:
-    """The sums over no client."""
+    """Makes the sums over no clients."""
     groups = self._num_groups
     return collections.OrderedDict(
       update=tuple(tf.zeros([groups, *s.shape], s.dtype) for s in specs),
@@ -97,20 +97,20 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
   def _accumulate(
     self, sums: Mapping[str, Any], value: Sequence[tf.Tensor], weight: tf.Tensor
   ) -> Any:
-    """The sums with one client more."""
+    """Adds one client to the sums."""
     *update, place = value
     group, start = tf.unstack(tf.cast(place, tf.int32))
     squares = tf.add_n(
       [tf.reduce_sum(tf.square(u)) for u in update[: self._num_trainable]]
     )
 
-    def add(of_groups: tf.Tensor, one: tf.Tensor) -> tf.Tensor:
-      return tf.tensor_scatter_nd_add(of_groups, [[group]], one[None])
+    def add(totals: tf.Tensor, one: tf.Tensor) -> tf.Tensor:
+      return tf.tensor_scatter_nd_add(totals, [[group]], one[None])
 
     return collections.OrderedDict(
       update=tuple(
-        add(of_groups, one * tf.cast(weight, one.dtype))
-        for of_groups, one in zip(sums['update'], update, strict=True)
+        add(totals, one * tf.cast(weight, one.dtype))
+        for totals, one in zip(sums['update'], update, strict=True)
       ),
       squares=add(sums['squares'], weight * squares),
       weights=add(sums['weights'], weight),
@@ -119,7 +119,7 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     )
 
   def _report(self, sums: Mapping[str, Any]) -> Any:
-    """(result, measurements)."""
+    """Computes (result, measurements)."""
     weights = sums['weights']
 
     def mean(total: tf.Tensor) -> tf.Tensor:
@@ -135,7 +135,8 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
         for u in update[: self._num_trainable]
       ]
     )
-    diversity = mean(sums['squares']) / norms  # NaN of an empty group.
+    # Empty groups have a diversity of 0/0, and are not counted.
+    diversity = mean(sums['squares']) / norms
     some = weights > 0.0
     result = collections.OrderedDict(
       update=update, sizes=sums['sizes'], starts=mean(sums['starts'])

@@ -1,4 +1,4 @@
-"""Guards any weighted aggregator against false values and empty rounds."""
+"""A guard of any weighted aggregator against false values and empty rounds."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class AllowedWeights(NamedTuple):
 
 
 def is_bounded(values: Any) -> tf.Tensor:
-  """Whether every entry of float tensors is within `MAX_ENTRY`: bool scalar.
+  """Tells whether all entries of float tensors are within `MAX_ENTRY`.
 
-  NaN and infinity never are.
+  NaN and infinity never are. The result is a bool scalar.
   """
   return tf.reduce_all(
     [
@@ -45,7 +45,7 @@ def is_bounded(values: Any) -> tf.Tensor:
 def is_acceptable(
   value: Any, weight: tf.Tensor, allowed: AllowedWeights
 ) -> tf.Tensor:
-  """Whether an update may be aggregated, no matter what code the client ran.
+  """Tells whether an update may be aggregated, whatever code the client ran.
 
   Args:
     value: A structure of float tensors.
@@ -54,7 +54,7 @@ def is_acceptable(
 
   Returns:
     bool scalar: whether every entry of the value is within `MAX_ENTRY`, and the
-    weight is allowed (NaN and infinity never are).
+    weight is allowed. NaN and infinity never are.
   """
   weight = tf.cast(weight, tf.float32)
   if allowed.all_or_nothing:
@@ -68,31 +68,31 @@ def is_acceptable(
 
 
 class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
-  """Rejects impossible updates and marks rounds whose weights are all 0.
+  """An aggregator that rejects impossible updates and marks empty rounds.
 
   A client is rejected if its value is not finite or absurdly large, or its
-  weight is not allowed: value and weight then count as 0, and the measurement
-  `num_rejected_clients` counts the client. (Unchecked, one client with a
+  weight is not allowed. Its value and weight then count as 0, and the
+  measurement `num_rejected_clients` counts it. (Unchecked, one client with a
   learning status of -99 gets 91% of a mean of ten.) A client may still lie
   within these limits: it can claim the largest weight, and send any update up
   to `MAX_ENTRY`. The robust aggregator limits both.
 
   If all weights of a round are 0 (every client is confident, empty or rejected,
-  or there is none), TFF's means give 0/0, its noised sums give noise, and some
-  aggregators would change their state. Guarded, the result is NaN in every
-  entry, which the server skips, and the inner state stays. The measurement
-  `num_weighted_clients` is the number of clients with a weight above 0.
+  or no client takes part), TFF's means give 0/0, its noised sums give noise,
+  and some aggregators would change their state. The guard replaces the result
+  by NaN in every entry, which the server skips, and keeps the inner state. The
+  measurement `num_weighted_clients` is the number of clients with a weight
+  above 0.
 
-  Where the check runs: it is the last step before the sum, a map over values
-  placed at clients (`V@CLIENTS` in TFF's types: one value of type V at each
-  client), since TFF has no other place for one client's value. In a simulation,
-  and wherever a server evaluates this map on what clients sent, the server runs
-  it and clients cannot evade it. Compiling to MapReduceForm, TFF's form of a
-  round with one client phase, makes it part of the client's program: a client
-  that runs another program evades it, unless the server repeats `is_acceptable`
-  on the values it receives. With secure aggregation no server ever sees the
-  value of one client: only the bounds of the secure sum limit a client, and the
-  two counts are secure sums, too.
+  The check is the last step before the sum, a map over values at clients
+  (`V@CLIENTS` in TFF's types: one value of type V at each client), since TFF
+  has no other place for one client's value. In a simulation, and wherever a
+  server evaluates this map on received values, clients cannot evade it. In
+  MapReduceForm, TFF's form of a round with one client phase, the check is part
+  of the client's program. A client that runs another program evades it, unless
+  the server repeats `is_acceptable` on the values it receives. With secure
+  aggregation no server ever sees the value of one client. Then only the bounds
+  of the secure sum limit a client, and the two counts are secure sums, too.
   """
 
   def __init__(
@@ -103,7 +103,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     """Initializes the factory.
 
     Args:
-      inner: The aggregator to guard; its values must be floats.
+      inner: The aggregator to guard. Its values must be floats.
       allowed_weights: The weights that clients may have.
     """
     self._inner = inner
@@ -118,6 +118,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
     result_type = inner.next.type_signature.result.result.member
     sum_counts = tff.federated_sum
     if sums_securely(inner):
+      # Plain sums would show the server which clients were rejected.
       sum_counts = functools.partial(tff.federated_secure_sum, max_input=1)
 
     @tff.tensorflow.computation(value_type, weight_type)
@@ -162,7 +163,7 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def sums_securely(process: tff.templates.AggregationProcess) -> bool:
-  """Whether the computation of an aggregation contains secure sums."""
+  """Tells whether the computation of an aggregation contains secure sums."""
   block = process.next.to_building_block()
   return 'federated_secure' in block.compact_representation()
 
@@ -170,7 +171,7 @@ def sums_securely(process: tff.templates.AggregationProcess) -> bool:
 def keep_if(
   some: tf.Tensor, old_state: Any, new_state: Any, result: Any
 ) -> tuple[Any, Any]:
-  """(new state, result) if `some`, else (old state, NaN in every entry)."""
+  """Keeps (new state, result) if `some`, else (old state, NaN everywhere)."""
   return (
     tf.nest.map_structure(
       lambda new, old: tf.where(some, new, old), new_state, old_state

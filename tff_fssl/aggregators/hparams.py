@@ -1,4 +1,4 @@
-"""Hyper-parameters of the aggregation of updates. TensorFlow-free."""
+"""Hyper-parameters of the aggregation of updates."""
 
 from collections.abc import Callable
 import dataclasses
@@ -12,22 +12,22 @@ ROBUST = 'robust'
 SECURE = 'secure'
 COMPRESSION = 'compression'
 DP = 'dp'
-# With fewer, the honest ones could not outvote a single liar.
+# Of fewer clients, honest ones could not outvote a single liar.
 MIN_ROBUST_CLIENTS = 3
-# Those that show nothing of a client but its part in a sum.
+# Aggregators that release nothing about a client except its part of a sum.
 PRIVATE = (SECURE, DP)
 
 
 @dataclasses.dataclass(frozen=True)
 class Aggregator:
-  """A way to combine updates.
+  """A method of combining updates.
 
   Attributes:
     summary: Its description in `--help`.
-    builder: 'module:function', called with the `AggregatorHparams` and, as
-      keywords, max_weight, clients_per_round and population (see
-      `factory.build_aggregator`); returns a
-      `tff.aggregators.WeightedAggregationFactory`.
+    builder: 'module:function', which returns a
+      `tff.aggregators.WeightedAggregationFactory`. Its arguments are the
+      `AggregatorHparams` and, as keywords, max_weight, clients_per_round and
+      population (see `factory.build_aggregator`).
     fields: The fields of `AggregatorHparams` that it reads.
   """
 
@@ -43,21 +43,21 @@ AGGREGATORS = {
   ),
   ROBUST: Aggregator(
     'the geometric median of updates that are clipped to the median norm and'
-    ' mixed with those nearest to them; medians also bound weights, static'
-    ' batch norm statistics and what clients get of others. The only one that'
-    ' is made for clients that lie',
+    ' mixed with their nearest neighbours. Medians also bound weights, static'
+    ' batch norm statistics and rows that clients receive from others. Only'
+    ' this aggregator resists lying clients',
     'tff_fssl.aggregators.factory:build_robust',
     _CLIPPING,
   ),
   SECURE: Aggregator(
-    'the mean of updates clipped to an adaptive norm, with much larger ones'
-    ' zeroed, by secure sums, which need --simulate_secure_aggregation here',
+    'the mean, by secure sums, of updates clipped to an adaptive norm, with'
+    ' much larger updates zeroed. Needs --simulate_secure_aggregation here',
     'tff_fssl.aggregators.factory:build_secure',
     (*_CLIPPING, 'secure_min_weight'),
   ),
   COMPRESSION: Aggregator(
-    'the same mean by plain sums, with large tensors quantized to 8 bits; like'
-    ' secure, it does not resist a client that lies (docs/embedding.md)',
+    'the mean of secure, by plain sums, with large tensors quantized to 8'
+    ' bits. Neither it nor secure resists a lying client (docs/embedding.md)',
     'tff_fssl.aggregators.factory:build_compression',
     _CLIPPING,
   ),
@@ -79,11 +79,11 @@ def _read(name: str) -> Callable[[Any], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class AggregatorHparams:
-  """Hyper-parameters of the aggregation, whatever the algorithm."""
+  """Hyper-parameters of the aggregation, with any algorithm."""
 
   aggregator: str = hparam(
     MEAN,
-    f"How clients' updates are combined. {_SUMMARIES}. With secure and dp"
+    f"Method of combining clients' updates. {_SUMMARIES}. With secure and dp"
     ' nothing else about a client is released, not even metrics.',
     choices=AGGREGATORS,
     group='Aggregation',
@@ -104,8 +104,8 @@ class AggregatorHparams:
   )
   secure_min_weight: float = hparam(
     1e-3,
-    'Weights between 0 and this are raised to it, since secure sums round to'
-    ' fixed steps, in which smaller weights are lost (secure).',
+    'Least weight, to which smaller weights above 0 are raised, since secure'
+    ' sums round to fixed steps, in which they would be lost (secure).',
     minimum=1e-6,
     maximum=1.0,
     when=_read('secure_min_weight'),
@@ -113,21 +113,21 @@ class AggregatorHparams:
   dp_noise_multiplier: float = hparam(
     1.0,
     'Standard deviation of the noise on the sum of updates, as a multiple of'
-    ' the clipping norm; it covers the privacy cost of adaptive clipping (dp).',
+    ' the clipping norm. It covers the privacy cost of adaptive clipping (dp).',
     minimum=0,
     exclusive_minimum=True,
     when=_read('dp_noise_multiplier'),
   )
   dp_clipping_norm: float = hparam(
     0.0,
-    'Norm that updates are clipped to; 0: the median norm, estimated privately'
+    'Norm to which updates are clipped. 0: the median norm, estimated privately'
     ' starting from 0.1 (dp).',
     minimum=0,
     when=_read('dp_clipping_norm'),
   )
   dp_delta: float = hparam(
     1e-5,
-    'The delta for which epsilon is reported; less than 1 / num_clients (dp).',
+    'Delta for which epsilon is reported, less than 1 / num_clients (dp).',
     minimum=0,
     maximum=0.5,
     exclusive_minimum=True,
@@ -141,7 +141,7 @@ class AggregatorHparams:
 def check_sizes(
   *, delta: float, clients_per_round: int, population: int
 ) -> None:
-  """Refuses cohorts and deltas that give no privacy guarantee.
+  """Rejects cohorts and deltas without a privacy guarantee.
 
   Args:
     delta: The delta of (epsilon, delta).
@@ -149,7 +149,7 @@ def check_sizes(
     population: The number of clients.
 
   Raises:
-    UsageError: If they give none; says what was given and what is allowed.
+    UsageError: If they give no guarantee.
   """
   if not 1 <= clients_per_round <= population:
     raise hparams.UsageError(
@@ -159,16 +159,16 @@ def check_sizes(
   if not 0 < delta * population < 1:
     raise hparams.UsageError(
       f'--dp_delta={delta}: must be less than 1/{population}, one over the'
-      ' number of clients; else publishing all data of a client would be'
-      ' allowed'
+      ' number of clients; a larger one would allow to publish all data of a'
+      ' client'
     )
 
 
 def check_majority(clients_per_round: int | None) -> None:
-  """Refuses cohorts in which honest clients could not outvote a liar.
+  """Rejects cohorts in which honest clients could not outvote a liar.
 
   Args:
-    clients_per_round: The cohort's size; None: not known.
+    clients_per_round: The cohort's size, None if it is not known.
 
   Raises:
     UsageError: If it is less than `MIN_ROBUST_CLIENTS`.
@@ -178,7 +178,7 @@ def check_majority(clients_per_round: int | None) -> None:
   raise hparams.UsageError(
     f'--clients_per_round={clients_per_round}: with --aggregator={ROBUST} at'
     f' least {MIN_ROBUST_CLIENTS} clients must take part, since one honest'
-    ' client cannot outvote one that lies; take more clients, or another'
+    ' client cannot outvote one liar; take more clients, or another'
     ' aggregator'
   )
 
@@ -192,21 +192,20 @@ def check_confidential(
   static: bool,
   also_sends: bool | str = False,
 ) -> None:
-  """Refuses settings that would release more than the protected sum.
+  """Rejects settings that would release more than the protected sum.
 
   Args:
     aggregator: `SECURE` or `DP`.
-    own_weights: Whether the algorithm sets the weights of clients; if a flag
-      turns that off, its name.
+    own_weights: Whether the algorithm sets the weights of clients, or the name
+      of the flag that turns this off.
     client_weighting: `RoundHparams.client_weighting`.
     batch_norm: Whether the model has batch norm layers.
     static: Whether their statistics are gathered in a client phase.
-    also_sends: Whether clients also send values that are not part of the sum of
-      updates; if a flag turns that off, the flag.
+    also_sends: Whether clients also send values outside of the sum of updates,
+      or the flag that turns this off.
 
   Raises:
-    UsageError: If there is one; says what was given, why it is refused and what
-      to do.
+    UsageError: If a setting would release more.
   """
   given = f'--aggregator={aggregator}'
   if static:

@@ -16,13 +16,13 @@ _ANY_FINITE = guarded.AllowedWeights()
 
 
 class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
-  """The mean of clipped updates, with Gaussian noise; weights are ignored.
+  """The unweighted mean of clipped updates, with Gaussian noise.
 
   It wraps `tff.aggregators.DifferentiallyPrivateFactory`. Every client counts
-  equally: the sum is divided by `clients_per_round`, no matter how many take
-  part, and neither weights nor counts of clients are released. An update that
-  is not finite counts as 0. A round without clients gives NaN, which the server
-  skips, and spends nothing.
+  equally: weights are ignored. The sum is divided by `clients_per_round`, no
+  matter how many clients take part. Neither weights nor counts of clients are
+  released. An update that is not finite counts as 0. A round without clients
+  gives NaN, which the server skips, and spends no privacy.
 
   Its measurements include the `epsilon` and `delta` spent so far. Their meaning
   and their limits:
@@ -37,11 +37,11 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       a function of the run's seed, which is then part of the secret.
   *   They come from Renyi accounting of the sampled Gaussian mechanism without
       replacement (Wang, Balle and Kasiviswanathan 2019), by `dp_accounting`.
-  *   They hold for smaller samples, too, such as those that drop-outs leave, if
-      who drops out does not depend on data: these reveal less.
+  *   They also hold for smaller samples, such as after drop-outs, if drop-outs
+      do not depend on data: smaller samples reveal less.
   *   They count one noise draw per round. They do not cover a round that is
       repeated after its result was seen, or other runs on the same clients.
-  *   They do not cover labels at the server, which have no protection at all.
+  *   They do not cover labels at the server, which are not protected.
   *   The noise comes from TensorFlow's float32 generator, which is not
       cryptographic. Clipping is trusted to run (see `guarded.GuardedFactory`).
 
@@ -61,12 +61,12 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       noise_multiplier: Standard deviation of the noise on the sum, in clipping
-        norms, > 0; it covers the privacy cost of adaptive clipping.
-      clipping_norm: L2 norm that updates are clipped to; 0: adaptive, the
-        median (Andrew et al. 2021).
+        norms, > 0. It covers the privacy cost of adaptive clipping.
+      clipping_norm: L2 norm to which updates are clipped. 0: the median,
+        adaptively (Andrew et al. 2021).
       delta: The delta for which epsilon is reported, in (0, 1 / population).
       clients_per_round: The number of clients that take part in a round.
-      population: The number of clients that they are drawn from.
+      population: The number of clients from which they are drawn.
 
     Raises:
       UsageError: If the numbers do not fit together.
@@ -130,6 +130,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       new_inner, result = guarded.keep_if(
         some, old_state['inner'], new_inner, result
       )
+      # A larger cohort breaks the assumption of the accounting.
       spent = tf.where(num_clients > self._clients_per_round, np.inf, 1.0)
       num_releases = old_state['num_releases'] + tf.where(some, spent, 0.0)
       epsilon = spent_epsilon(
@@ -146,6 +147,7 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
       tff.FederatedType(weight_type, tff.CLIENTS),
     )
     def next_fn(state, value, weight):
+      # A weight could move the sum by more than the clipping norm.
       del weight
       output = inner.next(state.inner, tff.federated_map(screen, value))
       num_clients = tff.federated_sum(tff.federated_value(1, tff.CLIENTS))
@@ -165,10 +167,10 @@ class PrivateMeanFactory(tff.aggregators.WeightedAggregationFactory):
 def renyi_divergences(
   noise_multiplier: float, clients_per_round: int, population: int
 ) -> tuple[np.ndarray, np.ndarray]:
-  """The privacy cost of a round: (orders, divergence at each), float64.
+  """Computes the privacy cost of a round: (orders, divergences), float64.
 
-  Under replacement the sensitivity of the sum is twice the clipping norm (and
-  that of adaptive clipping's count, +-1/2, is twice as large, too).
+  Under replacement the sensitivity of the sum is twice the clipping norm. The
+  sensitivity of adaptive clipping's count, +-1/2, is also twice as large.
 
   Args:
     noise_multiplier: Standard deviation of the noise, in clipping norms.
@@ -181,11 +183,12 @@ def renyi_divergences(
   event = dp_accounting.SampledWithoutReplacementDpEvent(
     population,
     clients_per_round,
+    # Replacement moves the sum by twice the clipping norm.
     dp_accounting.GaussianDpEvent(noise_multiplier / 2.0),
   )
   orders = np.array([*range(2, 64), 80, 96, 128, 192, 256, 512, 1024], float)
-  # `dp_accounting` does not expose divergences. They are a summand of the
-  # epsilon that it gives for a single order.
+  # `dp_accounting` does not expose divergences. Epsilon for a single order is
+  # the divergence plus a known summand.
   tiny = 1e-12
   divergences = []
   for order in orders:
@@ -198,9 +201,9 @@ def renyi_divergences(
 
 
 def _conversion(orders, delta):
-  """The amount by which epsilon at `delta` exceeds an order's divergence.
+  """Computes the excess of epsilon at `delta` over an order's divergence.
 
-  Canonne, Kamath and Steinke 2020, proposition 12.
+  See Canonne, Kamath and Steinke 2020, proposition 12.
   """
   return np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0)
 
@@ -208,7 +211,7 @@ def _conversion(orders, delta):
 def spent_epsilon(
   num_releases: tf.Tensor, orders: np.ndarray, rdp: np.ndarray, delta: float
 ) -> tf.Tensor:
-  """Epsilon after `num_releases` rounds, as float32 scalar; 0 after none.
+  """Computes epsilon after `num_releases` rounds: float32 scalar, 0 after none.
 
   Args:
     num_releases: float32 scalar.

@@ -13,36 +13,37 @@ from tff_fssl.lazy import tf, tff
 _FIRST_NORM = 1.0
 _MOST_GROWTH = 2.0
 _LEAST_NORM = 1e-6
-# The share of updates that are not mixed into another, since they are farthest.
+# The share of updates, the farthest, that are not mixed into an update.
 _FAR = 0.4
-# Of the geometric median; RFA makes three or four.
+# Steps to the geometric median. RFA makes three or four.
 _NUM_STEPS = 8
 _LEAST_DISTANCE = 1e-3
 
 
 class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
-  """Combines updates so that a minority of lying clients has little effect.
+  """A mean on which a minority of lying clients has little effect.
 
-  The server collects the updates of clients whose weight is above 0, and
+  The server collects the updates of clients with a weight above 0. Then it
 
   1.  limits weights to their median, clips updates to their median L2 norm, and
-      skips updates whose norm is above `zeroing_multiple` times that;
+      skips updates with a norm above `zeroing_multiple` times that norm,
   2.  replaces each update by the mean of the 60% of updates that are nearest to
-      it (nearest neighbour mixing, Allouah et al., AISTATS 2023), so that one
-      that differs from all others is in no mean but its own, and clients that
-      differ for an honest reason come closer together;
+      it (nearest neighbour mixing, Allouah et al., AISTATS 2023), so that an
+      update that differs from all others is only in its own mean, and clients
+      that differ for an honest reason come closer together,
   3.  takes the geometric median of these means (Pillutla et al., IEEE TSP
-      2022), the point whose distances from them have the least sum.
+      2022), the point with the least sum of distances from them.
 
-  Where few clients of a population lie, a cohort drawn at random still has a
-  majority of liars now and then. Therefore the clipping norm at most doubles
-  from one round to the next (the first round's is at most 2): what liars do in
-  a round is limited by the rounds before. If less than half of the cohort, or
-  fewer than three clients, have a weight above 0, honest clients could not
-  outvote liars: the result is NaN in every entry, which the server skips, and
-  the state stays.
+  Even if few clients of a population lie, a random cohort sometimes has a
+  majority of liars. Therefore the clipping norm at most doubles from one round
+  to the next (the first round's is at most 2), so that earlier rounds limit the
+  effect of liars in a round. If less than half of the cohort, or fewer than
+  three clients, have a weight above 0, honest clients could not outvote liars.
+  Then the result is NaN in every entry, which the server skips, and the state
+  stays.
 
-  The server holds all updates of a cohort, and sees those of single clients.
+  The server holds all updates of a cohort, and sees the updates of single
+  clients.
 
   The values must pass `guarded.is_acceptable`, which keeps norms finite.
   """
@@ -52,7 +53,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     Args:
       clipping: Whether updates are clipped.
-      zeroing_multiple: See the class; 0: no update is skipped.
+      zeroing_multiple: See the class. 0: no update is skipped.
     """
     self._clipping = clipping
     self._zeroing_multiple = zeroing_multiple
@@ -73,6 +74,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     @tff.tensorflow.computation(initial_state.type_signature.result, rows_type)
     def combine(state, rows):
       values = [_matrix(t) for t in tf.nest.flatten(rows['value'])]
+      # Inner products of whole updates, summed over their tensors.
       products = tf.add_n([tf.matmul(v, v, transpose_b=True) for v in values])
       weights = tf.cast(rows['weight'], tf.float32)
       shares, norm, counts = self._shares(
@@ -117,8 +119,8 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
       weights: float32 [n].
 
     Returns:
-      (float32 [n], NaN if honest clients could not outvote liars; the clipping
-      norm; counts).
+      The shares, float32 [n], NaN if honest clients could not outvote liars.
+      Then the clipping norm, and counts.
     """
     weighs = weights > 0.0
     num = _count(weighs)
@@ -129,6 +131,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
     def some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
       norms = tf.sqrt(tf.linalg.diag_part(products))
       median = lower_median(tf.boolean_mask(norms, weighs))
+      # A cohort with a majority of liars may have any median.
       limit = tf.minimum(median, _MOST_GROWTH * before)
       kept = weighs
       if self._zeroing_multiple:
@@ -148,7 +151,8 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
         tf.minimum(tf.gather_nd(weights, index), median_weight),
       )
       shares = tf.scatter_nd(index, shares, tf.shape(weights, tf.int64))
-      # A fall is limited, too: rounds in which liars send nothing soon end.
+      # A fall is limited, too: otherwise liars that send tiny updates in one
+      # round would clip all updates of the next rounds.
       norm = tf.maximum(limit, before / _MOST_GROWTH)
       norm = tf.maximum(norm, _LEAST_NORM)
       return shares, norm, _count(clipped), num - _count(kept)
@@ -171,7 +175,7 @@ class RobustMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def _count(mask: tf.Tensor) -> tf.Tensor:
-  """Counts what is true: int32 scalar."""
+  """Counts true entries: int32 scalar."""
   return tf.reduce_sum(tf.cast(mask, tf.int32))
 
 
@@ -186,7 +190,7 @@ def lower_median(rows: tf.Tensor) -> tf.Tensor:
   """Takes the median of each column of float [N, ...], N > 0.
 
   Returns:
-    float [...]; the lower of two medians if N is even.
+    float [...], the lower of two medians if N is even.
   """
   return tf.sort(rows, axis=0)[(tf.shape(rows)[0] - 1) // 2]
 
@@ -194,8 +198,8 @@ def lower_median(rows: tf.Tensor) -> tf.Tensor:
 def _median_shares(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Calculates each update's share in the median of the mixed updates.
 
-  Mixing and median are sums of updates, so that all that is needed of n updates
-  is the matrix of their inner products.
+  Mixes and median are sums of updates, so that the matrix of inner products of
+  n updates is sufficient.
 
   Args:
     products: float32 [n, n], the inner products of n > 0 updates.
@@ -216,13 +220,13 @@ def _median_shares(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 def _mixes(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Calculates the share of each update (column) in each mean of neighbours.
 
-  Allouah et al., algorithm 2: of n updates, a mean is over the update and the
-  n - 1 - floor(0.4 n) others that are nearest to it.
+  Allouah et al., algorithm 2: of n updates, a mean is over the update and its n
+  - 1 - floor(0.4 n) nearest neighbours.
   """
   num = tf.size(weights)
   num_nearest = num - tf.cast(_FAR * tf.cast(num, tf.float32), tf.int32)
   distances = _squared_distances(products, tf.eye(num))
-  # Its own is the nearest, whatever rounding says.
+  # An update is its own nearest neighbour, despite rounding.
   distances = tf.linalg.set_diag(distances, tf.fill([num], -1.0))
   _, nearest = tf.math.top_k(-distances, num_nearest)
   shares = tf.reduce_sum(tf.one_hot(nearest, num), axis=1) * weights
@@ -232,8 +236,8 @@ def _mixes(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
 def _geometric_median(products: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Calculates the shares of points in their geometric median: float32 [n].
 
-  Weiszfeld's algorithm: a mean, again and again, in which points weigh the less
-  the farther they are from the last one.
+  Weiszfeld's algorithm repeats a mean, in which points weigh less the farther
+  they are from the mean before.
   """
   shares = weights / tf.reduce_sum(weights)
   for _ in range(_NUM_STEPS):
@@ -257,6 +261,6 @@ def _squared_distances(products: tf.Tensor, shares: tf.Tensor) -> tf.Tensor:
     float32 [m, n], at least 0.
   """
   crossed = tf.matmul(shares, products)
-  of_sums = tf.reduce_sum(crossed * shares, axis=1, keepdims=True)
-  squares = tf.linalg.diag_part(products) + of_sums - 2.0 * crossed
+  norms = tf.reduce_sum(crossed * shares, axis=1, keepdims=True)
+  squares = tf.linalg.diag_part(products) + norms - 2.0 * crossed
   return tf.maximum(squares, 0.0)

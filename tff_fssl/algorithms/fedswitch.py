@@ -272,7 +272,7 @@ class FedSwitch(TsServerEma):
     without_signals='labeler=teacher',
   )
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'student_divergence',
       "Divergence of the student's mean prediction for a batch from the uniform"
       ' distribution, mean over batches. (The switch compares means over'
@@ -280,7 +280,7 @@ class FedSwitch(TsServerEma):
       metrics_lib.NATS,
       curve=metrics_lib.Curve('Divergence from uniform', 'student'),
     ),
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'teacher_divergence',
       "The same for the teacher's predictions of weak views; `nan` in rounds in"
       ' which clients do not get the teacher.',
@@ -289,7 +289,7 @@ class FedSwitch(TsServerEma):
         'Divergence from uniform', 'teacher', metrics_lib.DASHED
       ),
     ),
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'labeled_by_teacher',
       'Share of batches that the teacher labels: 1 in a teacher round, 0 in a'
       ' student round.',
@@ -436,7 +436,7 @@ class FedSwitch(TsServerEma):
     for name, predicted, size in zip(
       _DIVERGENCES, (student, teacher), counts, strict=True
     ):
-      value = divergence.from_uniform(
+      value = divergence.uniform_divergence(
         tf.stop_gradient(predicted), examples.weights, self.divergence_of
       )
       metrics[name] = base.Mean(tf.math.multiply_no_nan(value, size), size)

@@ -58,7 +58,7 @@ def _curve(
 
 
 _METRICS = (
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'loss_consistency',
     "(FL)^2's L_cs, eq. 13: the Kullback-Leibler divergence between predictions"
     ' at W and at W + eps, mean over the examples that are trained on. Examples'
@@ -69,7 +69,7 @@ _METRICS = (
       metrics_lib.LOSS_AT_CLIENTS, 'consistency', metrics_lib.DOTTED
     ),
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'loss_perturbed',
     'With `--fl2.consistency=sam`: cross-entropy at W + eps, mean over the'
     ' examples that it is taken over.',
@@ -77,13 +77,13 @@ _METRICS = (
     metrics_lib.LOWER,
     curve=_curve(metrics_lib.LOSS_AT_CLIENTS, 'at W + eps', metrics_lib.DOTTED),
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'gradient_norm_{pseudo_label,consistency,perturbed}',
     'With `--fl2.gradient_norms`: the norm of the gradient of one weighted loss'
     ' before clipping, mean over steps.',
     'norm',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'high_confidence_ratio',
     'Share of pseudo-labels that are kept and reach'
     ' `--fl2.confidence_threshold`.',
@@ -91,7 +91,7 @@ _METRICS = (
     curve=_curve(metrics_lib.PSEUDO_LABELS, 'confident', metrics_lib.DASHED),
     compared='confident',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'high_confidence_accuracy',
     'Accuracy of these pseudo-labels.',
     metrics_lib.SHARE,
@@ -101,35 +101,35 @@ _METRICS = (
     ),
     compared='right among them',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'high_confidence_{correct_ratio,wrong_ratio}',
     'Share of pseudo-labels that are confident and right, or wrong.',
     metrics_lib.SHARE,
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'high_confidence_correct_to_wrong',
     'Right to wrong ones, among confident pseudo-labels.',
     'ratio',
     metrics_lib.HIGHER,
   ),
-  metrics_lib.range_of_clients(
+  metrics_lib.client_range(
     'learning_status',
     "tau, (FL)^2, eq. 7: a client's mean confidence in its pseudo-labels.",
     curve=_curve('Learning status'),
   ),
-  metrics_lib.range_of_clients(
+  metrics_lib.client_range(
     'lowest_class_threshold',
     "A client's lowest threshold of a class, tau(c), eq. 9. The highest is tau."
     ' With `--fl2.adaptive_threshold=false` all are'
     ' `--fl2.confidence_threshold`.',
     curve=_curve("Lowest of a client's class thresholds"),
   ),
-  metrics_lib.range_of_clients(
+  metrics_lib.client_range(
     'mean_class_threshold',
     "A client's mean threshold over classes.",
     curve=_curve("Mean of a client's class thresholds"),
   ),
-  metrics_lib.range_of_clients(
+  metrics_lib.client_range(
     'class_threshold_...',
     'With `--fl2.class_thresholds`: the threshold of the class with the number'
     ' `...`.',

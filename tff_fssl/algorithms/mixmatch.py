@@ -80,7 +80,7 @@ class MixMatch(base.Algorithm):
   )
   tiny = {'ramp_rounds': 0}
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_guess',
       'Squared error between mixed guesses and predictions for mixed views,'
       " mean over the unlabelled examples' views and over classes, before its"
@@ -90,7 +90,7 @@ class MixMatch(base.Algorithm):
       curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'guesses'),
       figure='loss',
     ),
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_mixed_labeled',
       'With labels at the clients: cross-entropy of mixed labels with'
       ' predictions for mixed images, mean over the labelled examples.',
@@ -204,7 +204,7 @@ class MixMatch(base.Algorithm):
       rows.weights,
       # Reversed, the seed draws partners independently of shares.
       mixup.permutation(size, tf.reverse(batch.seed, [0])),
-      mixup.at_least_half(shares),
+      mixup.larger_shares(shares),
     )
     return rows._replace(images=mixed_images, targets=mixed_targets)
 

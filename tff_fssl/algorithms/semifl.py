@@ -66,7 +66,7 @@ class SemiFl(base.Algorithm):
   }
   tiny = {'confidence_threshold': 0.3}
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_mixed',
       "Cross-entropy of mixed images (each a share of a kept example's weak"
       " view, the rest its partner's) with both pseudo-labels, in the same"

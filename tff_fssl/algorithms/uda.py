@@ -59,7 +59,7 @@ class Uda(base.Algorithm):
   )
   tiny = {'confidence_threshold': 0.3, 'tsa_rounds': 2}
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_soft_pseudo_label',
       'KL divergence of predictions for strong views from sharpened predictions'
       ' for weak views, mean over the kept examples.',
@@ -68,7 +68,7 @@ class Uda(base.Algorithm):
       curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'soft ones'),
       figure='loss',
     ),
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'tsa_ratio',
       'With labels at the clients: the share of labelled examples that training'
       ' signal annealing keeps.',

@@ -73,8 +73,8 @@ def of_network(
     return logits, network.gradients(tape, loss)
 
   graph = run.get_concrete_function(_images(_SIZE, image_shape), _SEED).graph
-  forward = flops_lib.of_graph(graph, graph.outputs[:1]).most
-  both = flops_lib.of_graph(graph, graph.outputs).most
+  forward = flops_lib.count_flops(graph, graph.outputs[:1]).most
+  both = flops_lib.count_flops(graph, graph.outputs).most
   return Cost(forward / _SIZE, (both - forward) / _SIZE)
 
 
@@ -208,7 +208,7 @@ class _Tracing:
     traced = tf.function(run, autograph=False).get_concrete_function(batch)
     for result in traced.structured_outputs:
       self._metrics |= dict.fromkeys(result.metrics)
-    return flops_lib.of_graph(traced.graph)
+    return flops_lib.count_flops(traced.graph)
 
   def _batch(
     self, sizes: Mapping[bool, int], prepared: base.Prepared
@@ -244,7 +244,7 @@ def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
   concrete = tf.function(function, autograph=False).get_concrete_function(
     *specs
   )
-  flops = flops_lib.of_graph(concrete.graph, per_example=True)
+  flops = flops_lib.count_flops(concrete.graph, per_example=True)
   return concrete.structured_outputs, flops
 
 

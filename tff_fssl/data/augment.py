@@ -13,22 +13,22 @@ A strong view is a weak view with its own draws, to which operations of
 then cutout.
 
 *   Policy `fl2`, as in (FL)^2's code: 3 operations, all applied. Arguments are
-    uniform: factors of brightness, color, contrast and sharpness in [.05, .95);
-    4 to 7 bits; rotation within 30 degrees; shear within .3; solarize threshold
-    in [0, 256); translation within .3 of the side. Cutout has side s, uniform
+    uniform: factors of brightness, color, contrast and sharpness in [.05, .95),
+    4 to 7 bits, rotation within 30 degrees, shear within .3, solarize threshold
+    in [0, 256), translation within .3 of the side. Cutout has side s, uniform
     in [0, .5) of the width, and a center c with coordinates in (1, side]. It
     extends from low = floor(max(0, c - s / 2)) to floor(min(side, low + s)),
-    both inclusive, and is filled with (125, 123, 114). Boxes at the left and
-    upper edges are therefore not truncated (as in the code; otherwise its box
-    is FixMatch's).
-*   Policy `fixmatch`, RandAugment as in FixMatch's code (Sohn et al. 2020; n 2,
+    both inclusive, and is filled with (125, 123, 114). So boxes at the left and
+    upper edges are not truncated, as in the code. Otherwise its box is
+    FixMatch's.
+*   Policy `fixmatch`, RandAugment as in FixMatch's code (Sohn et al. 2020, n 2,
     m 10): 2 operations, each applied with probability 1/2 and at its own level
-    L, uniform in 1, ..., 9: factors .1 + .18 L; 4 - floor(.4 L) bits; rotation
-    +-floor(3 L) degrees; shear +-.03 L; solarize threshold 256 - floor(25.6 L);
+    L, uniform in 1, ..., 9: factors .1 + .18 L, 4 - floor(.4 L) bits, rotation
+    +-floor(3 L) degrees, shear +-.03 L, solarize threshold 256 - floor(25.6 L),
     translation +-floor(L) pixels of 32, in proportion for other sides. Cutout
     of half the shorter side around a pixel, truncated at all edges, is filled
     with gray. Deviation: in FixMatch's code, pixels that a geometric operation
-    uncovers end up gray unless an operation on values follows; here they stay
+    uncovers end up gray unless an operation on values follows. Here they stay
     black, as in `fl2`.
 
 For images with one channel, color changes nothing, and cutout fills with the
@@ -60,9 +60,9 @@ class Views(NamedTuple):
     weak: (x, seed) -> weakly augmented, normalized. `seed` is int32 [2]. A
       `RandomView` is faster in training than another function.
     strong: (x, seed) -> strongly augmented, normalized, likewise.
-    accepts: x -> whether all of these examples, of the right type, can be
-      examples, bool scalar. A client that has others is left out. None: any
-      can, as any bytes can be an image.
+    accepts: x -> whether all values of these examples are possible, bool
+      scalar. Other clients are rejected. None: all are possible, as any bytes
+      can be an image.
   """
 
   plain: Callable[[tf.Tensor], tf.Tensor]
@@ -76,7 +76,7 @@ class RandomView:
   """A random view in two parts, so that several seeds can share one.
 
   Attributes:
-    num_draws: How many random numbers an example needs, K.
+    num_draws: K, the number of random numbers for an example.
     render: (examples [N, ...], draws float32 [N, K] in [0, 1)) -> their views.
       Each is a function of its own example and draws only.
     salt: int32. Views with the same seed but other salts are independent.
@@ -87,7 +87,7 @@ class RandomView:
   salt: int
 
   def draw(self, num: tf.Tensor | int, seed: tf.Tensor) -> tf.Tensor:
-    """Draws for `num` examples, float32 [num, K]. `seed` is int32 [2]."""
+    """Draws for `num` examples from `seed`, int32 [2]: float32 [num, K]."""
     seed = tf.bitwise.bitwise_xor(tf.cast(seed, tf.int32), [0, self.salt])
     return tf.random.stateless_uniform(
       [num, self.num_draws], seed, alg='philox'
@@ -103,10 +103,10 @@ def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
 
   Args:
     views: The preprocessing. `plain` is traced.
-    stored: The spec of a batch of examples as they are stored, [None, ...].
+    stored: The spec of a batch of stored examples, [None, ...].
 
   Returns:
-    The shape, or None for a dimension that `plain` leaves open.
+    The shape, with None for a dimension that `plain` does not fix.
   """
   plain = tf.function(views.plain, autograph=False)
   outputs = plain.get_concrete_function(stored).outputs
@@ -119,7 +119,7 @@ class _Policy:
 
   Attributes:
     num_ops: The number of operations.
-    probability: The probability of applying each of them.
+    probability: The probability of applying each operation.
     arguments: (ops int32 [B, N], draws float32 [B, N]) -> float32 [B, N], the
       operations' arguments.
     boxes: draws float32 [B, 3] -> int32 [B, 4], cutout boxes for `fill_boxes`.
@@ -157,7 +157,7 @@ def _check(
   mean: tuple[float, ...],
   std: tuple[float, ...],
 ) -> None:
-  """Refuses arguments of `build_views` that are not allowed."""
+  """Rejects arguments of `build_views` that are not allowed."""
   height, width, channels = image_shape
   if channels not in (1, 3) or min(height, width) < 1:
     raise UsageError(
@@ -219,6 +219,7 @@ def build_views(
     return tf.reshape(values * scale + shift, [-1, *image_shape])
 
   def weaken(images, draws):
+    # Drawn even if unused, so that `flip` does not change the other draws.
     flips = draws[:, 0] < (0.5 if flip else 0.0)
     offset_y, offset_x = (
       tf.cast(draws[:, 1 + i] * (2 * pad + 1), tf.int32)
@@ -253,11 +254,12 @@ def _padding(side: int) -> int:
 def _choose_ops(
   policy: _Policy, draws: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Operations int32 [B, N] and arguments float32 [B, N] from [B, 3 N]."""
+  """Derives operations and arguments, both [B, N], from draws [B, 3 N]."""
   which, how, whether = tf.split(draws, 3, axis=1)
   ops = tf.cast(which * len(image_ops.OPS), tf.int32)
   args = policy.arguments(ops, how)
   if policy.probability < 1:
+    # Operation 0 is the identity.
     ops = tf.where(whether < policy.probability, ops, 0)
   return ops, args
 

@@ -4,7 +4,7 @@ from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.hparams import import_function
 
-# Readers need NumPy, which `--help` does without.
+# By name, since readers import NumPy, which `--help` does not need.
 _BY_PREFIX = {
   names.FOLDER: 'folder:find',
   names.CLIENT_DATA: 'client_data:find',
@@ -20,13 +20,13 @@ def find(
 ) -> names.DataSetInfo:
   """Finds a data set.
 
-  This reads folders, JSON and files of vectors or texts, but no images, except
-  those of `clientdata:` and `huggingface:`: these are decoded when they are
+  This reads folders, JSON and files of vectors or texts, but no images. Only
+  the images of `clientdata:` and `huggingface:` are decoded, when they are
   found for the first time.
 
   Args:
     name: The value of `--dataset` (see `sources.load`).
-    data_dir: `--data_dir`. May be ''.
+    data_dir: `--data_dir`, perhaps ''.
     settings: How examples are read.
 
   Returns:

@@ -1,8 +1,8 @@
 """The format of the examples that clients and the server train on.
 
-A client's data are ONE element, `OrderedDict(seed, labeled, unlabeled)`. Each
-of the last two is an `OrderedDict(x, y)`. Labels of unlabelled examples are for
-diagnostics only. -1 means "not known".
+A client's data are one element, `OrderedDict(seed, labeled, unlabeled)`.
+`labeled` and `unlabeled` are `OrderedDict(x, y)`. Labels of unlabelled examples
+are for diagnostics only. -1 means "not known".
 """
 
 from __future__ import annotations
@@ -37,14 +37,15 @@ def element_spec(
   """Returns the type of a client's one element, for any number of examples.
 
   Args:
-    example_shape: (height, width, channels), of vectors (views, numbers), of
-      texts (words,).
-    stragglers: Whether an element says how many of its steps its client makes.
+    example_shape: (height, width, channels) of images, (views, numbers) of
+      vectors, or (words,) of texts.
+    stragglers: Whether an element contains the share of steps that its client
+      makes.
 
   Returns:
-    Nested `tf.TensorSpec`s: seed int32 [2], labeled and unlabeled. These two
-    have x, uint8 [None, H, W, C], float32 [None, V, D] or int32 [None, L], and
-    y, int32 [None]. With `stragglers` also share, float32 [], the share of its
+    Nested `tf.TensorSpec`s: seed int32 [2], labeled and unlabeled. Both have x,
+    uint8 [None, H, W, C], float32 [None, V, D] or int32 [None, L], and y, int32
+    [None]. With `stragglers` they also have share, float32 [], the share of its
     local steps that the client makes, in [0, 1] (at least one step).
   """
   examples = collections.OrderedDict(
@@ -85,13 +86,14 @@ def make_example(
   """Makes a client's element from plain arrays.
 
   Args:
-    seed: int32 [2], another one each round (see `client_seed`).
-    labeled: (x, y integers [N]), x as in `sources.Examples`, or None if it has
-      none.
+    seed: int32 [2], a different one each round (see `client_seed`).
+    labeled: (x, y integers [N]), x as in `sources.Examples`, or None if the
+      client has no labelled examples.
     unlabeled: (x, y) as for `labeled`, or (x, None) if true labels are not
-      known, or None if it has none. `labeled` or `unlabeled` must be given.
-    num_classes: Labels must be less. None: they are not checked here, and the
-      process leaves out clients with labels that the model does not have.
+      known, or None if the client has no unlabelled examples. `labeled` or
+      `unlabeled` must be given.
+    num_classes: The limit of labels. None: labels are not checked here, and the
+      process rejects clients with labels that the model does not have.
 
   Returns:
     Nested arrays that match `element_spec`.
@@ -103,6 +105,7 @@ def make_example(
   if not given:
     raise UsageError('neither labelled nor unlabelled examples were given')
   first = np.asarray(given[0][0])
+  # Absent examples have the shape and type of the given ones.
   like = np.zeros((0, *first.shape[1:]), first.dtype)
 
   def examples(pair, lowest):
@@ -115,7 +118,7 @@ def make_example(
     if checked.x.shape[1:] != like.shape[1:]:
       raise UsageError(
         f'labelled examples are {list(like.shape[1:])}, unlabelled ones'
-        f' {list(checked.x.shape[1:])}: they must be alike'
+        f' {list(checked.x.shape[1:])}: they must have one shape'
       )
     if num_classes is not None:
       sources.check_labels(checked.y, lowest, num_classes)
@@ -140,8 +143,8 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
     element_spec: A result of the function `element_spec`.
 
   Returns:
-    An element that all of our processes leave out and count as rejected: one
-    example with an impossible label.
+    One example with an impossible label. All of our processes reject it, and
+    count the client as rejected.
   """
   element = tf.nest.map_structure(
     lambda s: np.zeros([d or 0 for d in s.shape], s.dtype.as_numpy_dtype),
@@ -149,6 +152,7 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
   )
   x, y = element['unlabeled']['x'], element['unlabeled']['y']
   if 'client_id' in element:
+    # The number of no client, so that nobody's rows are touched.
     element['client_id'] = np.int32(-1)
   element['unlabeled'] = collections.OrderedDict(
     x=np.zeros([1, *x.shape[1:]], x.dtype),
@@ -171,18 +175,18 @@ def client_examples(
     partition: A partition of its training examples.
     client_id: In [0, partition.num_clients).
     round_num: The round, >= 1.
-    streaming: Which unlabelled examples the client has in that round.
+    streaming: The schedule of the client's unlabelled examples.
 
   Returns:
-    (labeled, unlabeled), each (x, y) as for `make_example`, copied. Some labels
-    of `labeled` may be wrong, as the partition says.
+    (labeled, unlabeled), each (x, y) as for `make_example`, copied. `labeled`
+    has the partition's wrong labels.
 
   Raises:
     UsageError: If there is no such client.
   """
   if not 0 <= client_id < partition.num_clients:
     raise UsageError(
-      f'client {client_id}: there are clients 0 to {partition.num_clients - 1}'
+      f'client {client_id}: clients are 0 to {partition.num_clients - 1}'
     )
   labeled = partition.client_labeled[client_id]
   unlabeled = streaming.part(
@@ -217,14 +221,14 @@ def build_server_data_fn(
 ) -> Callable[[], tf.data.Dataset]:
   """Builds the function that reads the server's data in a TensorFlow graph.
 
-  Up to `MAX_CONSTANT_BYTES` of them become constants of the graph. More are
-  written to a file, which the graph reads when it runs, so the file must not be
-  removed. The same examples are written only once.
+  Up to `MAX_CONSTANT_BYTES` of data become constants of the graph. Larger data
+  are written to a file, which the graph reads when it runs, so the file must
+  not be removed. Equal examples are written only once.
 
   Args:
     x: As in `sources.Examples`.
     y: Integers [N].
-    directory: The folder for that file, needed only for large data.
+    directory: The folder for the file of large data.
 
   Returns:
     A function without arguments, called inside a graph (or eagerly), that
@@ -243,11 +247,12 @@ def build_server_data_fn(
     raise UsageError(
       f'{examples.x.nbytes / 2**20:.0f} MB of labelled examples at the server'
       f' are too large for a graph (over {MAX_CONSTANT_BYTES // 2**20} MB):'
-      ' give the folder (directory) in which they may be stored as a file'
+      ' give the folder (directory) in which to store them as a file'
     )
   content = examples.x.tobytes()
   name = f'server_examples_{hashlib.sha256(content).hexdigest()[:16]}.bin'
   path = os.path.join(os.path.abspath(directory), name)
+  # An existing file may be torn or edited, so its content counts.
   if not os.path.isfile(path) or pathlib.Path(path).read_bytes() != content:
     os.makedirs(os.path.dirname(path), exist_ok=True)
     durable.write_file(path, [content])

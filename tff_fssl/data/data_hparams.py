@@ -1,4 +1,4 @@
-"""Flags of how a data set is read."""
+"""Flags for reading a data set."""
 
 from collections.abc import Callable, Sequence
 import dataclasses
@@ -17,9 +17,9 @@ _DEFAULT_SIZE = (32, 32)
 # Networks compute in float32.
 _MAX_FLOAT, _LEAST_STD = 3.4e38, 1e-30
 STANDARD, SCALE, NONE = 'standard', 'scale', 'none'
-# What networks see of images and vectors.
+# Fields of the values that networks receive for images and vectors.
 NUMBERS = ('normalization', 'mean', 'std')
-# What is done to vectors that come without views, and to texts.
+# Fields of the views of vectors without views of their own, and of texts.
 WEAK_VECTORS = ('weak_noise',)
 STRONG_VECTORS = ('strong_noise', 'strong_dropout')
 TEXTS = (
@@ -39,113 +39,113 @@ def _read(name: str) -> Callable[[Any], bool]:
 
 @dataclasses.dataclass(frozen=True)
 class DataHparams:
-  """Flags of how a data set is read, without a prefix."""
+  """Flags for reading a data set, without a prefix."""
 
   image_size: str = hparam(
     '',
-    'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty: of'
-    ' folder:, 32, whatever the size of its files; of the others, the size in'
-    ' which the data set has them, or 32 if their sizes differ.',
+    'Size of the images: 32, or HEIGHTxWIDTH such as 32x48. If empty: 32 for'
+    ' folder:, else the size of the images in the data set, or 32 if their'
+    ' sizes differ.',
     group='Images of folder:, clientdata: and huggingface:, and other splits'
     ' and sizes of TFDS sets',
     when=_read('image_size'),
   )
   resize: str = hparam(
     'crop',
-    'How images get this size. crop: the middle part of that shape, scaled;'
-    ' squash: the whole image, without keeping its proportions.',
+    'Method of resizing. crop: the middle part of that shape is scaled. squash:'
+    ' the whole image is scaled, and its proportions change.',
     choices=('crop', 'squash'),
     when=_read('resize'),
   )
   color: str = hparam(
     'auto',
-    'Channels: rgb; gray; auto: gray if the data set says that its images are,'
-    ' else rgb.',
+    'Channels: rgb, gray, or auto: gray if the data set declares its images'
+    ' gray, else rgb.',
     choices=('auto', 'rgb', 'gray'),
     when=_read('color'),
   )
   flip: bool = hparam(
     True,
-    'Whether views may be mirrored. Set it to false where a mirrored image has'
+    'Whether views may be mirrored. Set it to false if a mirrored image has'
     ' another meaning, such as text.',
     when=_read('flip'),
   )
   test_share: float = hparam(
     0.2,
-    'Share of the examples that are for testing where the data do not say'
-    ' which are. An image is in it by a hash of its name, a vector or a text by'
-    ' a hash of its content, so adding examples moves no other.',
+    'Share of test examples, if the data have no test split. A hash of its name'
+    ' selects an image, a hash of its content a vector or a text, so that new'
+    ' examples do not move others.',
     minimum=0.001,
     maximum=0.999,
     when=_read('test_share'),
   )
   max_unreadable: int = hparam(
     0,
-    'How many image files may be unreadable; they are left out. None by'
-    ' default: a damaged file may mean a damaged copy of the folder.',
+    'Greatest number of unreadable image files, which are skipped. 0 by'
+    ' default, since a damaged file may mean a damaged copy of the folder.',
     minimum=0,
     may_change=True,
     when=_read('max_unreadable'),
   )
   image_field: str = hparam(
     '',
-    'The field of clientdata:PATH, or the column of huggingface:OWNER/NAME,'
-    ' with the images; if empty, it is found by its name, such as image.',
+    'Field of clientdata:PATH, or column of huggingface:OWNER/NAME, with the'
+    ' images. If empty, it is found by its name, such as image.',
     when=_read('image_field'),
   )
   label_field: str = hparam(
     '',
-    'The field or the column of the classes; if empty, it is found by its name,'
-    ' such as label.',
+    'Field or column of the classes. If empty, it is found by its name, such as'
+    ' label.',
     when=_read('label_field'),
   )
   client_field: str = hparam(
     '',
-    'huggingface:OWNER/NAME: the column that says whose each image is, for'
+    'huggingface:OWNER/NAME: the column with the client of each image, for'
     ' --partition=natural.',
     when=_read('client_field'),
   )
   split_preset: str = hparam(
     names.OFFICIAL,
-    'What is for training and what for testing. official: as published. The'
-    ' others pool training and test images and split them anew, the same for'
-    " each --seed, and set --num_validation: fedmatch: FedMatch's paper"
-    ' (CIFAR-10: 54,000 / 3,000 validation / 3,000 test; Fashion-MNIST: 63,000'
-    ' / 3,500 / 3,500); fedmatch_code: its code (CIFAR-10: 56,000 / 2,000 /'
-    " 2,000); protofssl: ProtoFSSL's, of each class (CIFAR-10: 5,400 / 300 /"
-    ' 300; SVHN: 5,400 / 200 / 200; STL-10: 1,000 / 150 / 150).',
+    'Split into training and test images. official: as published. The others'
+    ' pool all images, split them anew (equally for each --seed), and set'
+    " --num_validation. fedmatch: FedMatch's paper (CIFAR-10: 54,000 / 3,000"
+    ' validation / 3,000 test, Fashion-MNIST: 63,000 / 3,500 / 3,500).'
+    ' fedmatch_code: its code (CIFAR-10: 56,000 / 2,000 / 2,000). protofssl:'
+    " ProtoFSSL's, per class (CIFAR-10: 5,400 / 300 / 300, SVHN: 5,400 / 200 /"
+    ' 200, STL-10: 1,000 / 150 / 150).',
     choices=(names.OFFICIAL, *names.SPLIT_PRESETS),
     when=_read('split_preset'),
   )
   svhn_extra: bool = hparam(
     False,
-    'svhn_cropped: also train on its 531,131 extra images.',
+    'Whether to train on the 531,131 extra images, too (svhn_cropped).',
     when=_read('svhn_extra'),
   )
   cache_dir: str = hparam(
     '',
     'Folder of decoded images, which are made once and may be removed at any'
-    ' time; if empty, tff_fssl in $XDG_CACHE_HOME or else in ~/.cache.',
+    ' time. If empty, tff_fssl in $XDG_CACHE_HOME or else in ~/.cache.',
     may_change=True,
     when=_read('cache_dir'),
   )
 
   normalization: str = hparam(
     STANDARD,
-    'standard: networks see values less their mean and divided by their'
-    ' deviation; scale: pixels / 255, from 0 to 1 (images only); none: pixels'
-    ' from 0 to 255, or the numbers of vectors as they are. Mean and deviation'
-    " are (FL)^2's for the CIFAR and SVHN sets, else of all training examples;"
-    ' with --aggregator=secure or dp, only of the labelled ones at the server'
-    ' and those for validation.',
+    'Scaling of values for networks. standard: (value - mean) / deviation.'
+    ' scale: pixels / 255, from 0 to 1 (images only). none: pixels from 0 to'
+    ' 255, or the numbers of vectors. Mean and deviation are'
+    " (FL)^2's for the CIFAR and SVHN sets, else measured on all training"
+    ' examples, but with --aggregator=secure or dp only on labelled examples at'
+    ' the server and validation examples.',
     choices=(STANDARD, SCALE, NONE),
-    group='What networks see of images and vectors',
+    group='Images and vectors as networks receive them',
     when=lambda data: data.info.kind != names.TEXTS,
   )
   mean: str = hparam(
     '',
-    'Other means, together with --std: of pixels / 255 for each channel, or of'
-    ' each number of a vector; one number, or several with commas, such as'
+    'Other means, together with --std: for each channel, of pixels / 255, or'
+    ' for each number of a vector. One number, or several with commas, such as'
     " 0.4914,0.4822,0.4465 (SemiFL's for CIFAR-10).",
     when=lambda data: data.has_moments,
   )
@@ -157,8 +157,8 @@ class DataHparams:
   weak_noise: float = hparam(
     0.1,
     'Deviation of the Gaussian noise of weak views, in units of the deviation'
-    ' of each number. Without effect where the file has weak views; the next'
-    ' two where it has strong ones.',
+    ' of each number. It has no effect if the file has weak views, and the next'
+    ' two flags have none if it has strong views.',
     minimum=0,
     maximum=1e3,
     group='Vectors (features:PATH)',
@@ -166,7 +166,7 @@ class DataHparams:
   )
   strong_noise: float = hparam(
     0.5,
-    'The same for strong views.',
+    'Deviation of the Gaussian noise of strong views, in the same units.',
     minimum=0,
     maximum=1e3,
     when=_read('strong_noise'),
@@ -181,8 +181,8 @@ class DataHparams:
 
   vocabulary_size: int = hparam(
     16_384,
-    'How many different numbers words have, by a hash: no list of words is'
-    ' made, which could tell what clients wrote.',
+    'Number of hash buckets for words. No vocabulary is built, since it could'
+    ' reveal the texts of clients.',
     minimum=256,
     maximum=2**24,
     group='Texts (text:PATH, ag_news)',
@@ -190,23 +190,23 @@ class DataHparams:
   )
   max_words: int = hparam(
     64,
-    'How many words of a text are used, from its start.',
+    'Number of words of a text that are used, from its start.',
     minimum=5,
     maximum=4096,
     when=_read('max_words'),
   )
   weak_deletion: float = hparam(
     0.1,
-    "Share of a text's words that a weak view lacks (value: EDA's code, of"
-    ' random deletion).',
+    "Share of a text's words that are deleted in a weak view (value: random"
+    " deletion of EDA's code).",
     minimum=0,
     maximum=1,
     when=_read('weak_deletion'),
   )
   strong_replacement: float = hparam(
     0.5,
-    "Share of a strong view's words that are replaced, key words less often, by"
-    " words that say little (UDA's TF-IDF based word replacement; the value is"
+    "Share of a strong view's words that are replaced by uninformative words,"
+    " key words less often (UDA's TF-IDF based word replacement, the value is"
     ' ours).',
     minimum=0,
     maximum=1,
@@ -221,7 +221,7 @@ class DataHparams:
   )
   strong_deletion: float = hparam(
     0.1,
-    'Share of the words that a strong view lacks.',
+    'Share of the words that are deleted in a strong view.',
     minimum=0,
     maximum=1,
     when=_read('strong_deletion'),
@@ -259,7 +259,7 @@ class DataHparams:
       (mean, std), `size` numbers each, or None if they are not given.
 
     Raises:
-      UsageError: If there are neither `size` numbers nor one.
+      UsageError: If a flag has neither `size` numbers nor one.
     """
     if not self.mean:
       return None
@@ -270,7 +270,7 @@ class DataHparams:
 
   @property
   def size(self) -> tuple[int, int] | None:
-    """(height, width) of `image_size`, or None if it is empty."""
+    """Returns (height, width) of `image_size`, or None if it is empty."""
     match = _SIZE.fullmatch(self.image_size)
     return (int(match[1]), int(match[2] or match[1])) if match else None
 
@@ -278,8 +278,8 @@ class DataHparams:
     """Chooses the shape of an image.
 
     Args:
-      stored: (height, width, channels) as the data set says, or -1 for what
-        differs between images, () if it says nothing.
+      stored: (height, width, channels) in the data set, -1 for a value that
+        differs between images. () if the data set does not tell.
 
     Returns:
       (height, width, channels).
@@ -293,22 +293,25 @@ class DataHparams:
 
   @property
   def cache_folder(self) -> str:
-    """The folder of `cache_dir`, absolute."""
+    """Returns the absolute folder of `cache_dir`."""
     if self.cache_dir:
       return os.path.abspath(os.path.expanduser(self.cache_dir))
     parent = os.environ.get('XDG_CACHE_HOME', '')
-    if not os.path.isabs(parent):  # As the specification of XDG demands.
+    # XDG's specification ignores relative paths.
+    if not os.path.isabs(parent):
       parent = os.path.expanduser(os.path.join('~', '.cache'))
     return os.path.join(parent, 'tff_fssl')
 
 
 def _numbers(flag: str, text: str, size: int = 0) -> tuple[float, ...]:
-  """Parses the numbers in a flag, `size` of them, or raises `UsageError`."""
+  """Parses `size` numbers in a flag, or raises `UsageError`."""
   try:
     numbers = tuple(float(part) for part in text.split(','))
   except ValueError:
+    # Rejected below, like numbers out of range.
     numbers = (math.nan,)
-  if not all(abs(number) <= _MAX_FLOAT for number in numbers):  # Nor is NaN.
+  # Rejects NaN.
+  if not all(abs(number) <= _MAX_FLOAT for number in numbers):
     raise UsageError(
       f'--{flag}={text}: must be a number of float32, or several with commas'
       ' between them, such as 0.5,0.5,0.5'

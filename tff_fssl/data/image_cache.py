@@ -1,9 +1,9 @@
 """Decoded images in a file that is mapped into memory.
 
-A data set's images are decoded once, into a folder whose name says from what
-they were made: `images.bin`, uint8 [N, H, W, C], and `index.json`, all else.
-The folder is made under another name, flushed and renamed, so it is whole or
-not there. What a kill left is removed when the next one is made.
+A data set's images are decoded once, into a folder whose name is a hash of all
+inputs. `images.bin` has the images, uint8 [N, H, W, C], and `index.json` the
+rest. The folder is made under another name, flushed and renamed, so it is whole
+or missing. Leftovers of a kill are removed when the next folder is made.
 
 `index.json` ends with a CRC-32 of itself and of the images, which is checked
 whenever they are opened: 0.1 seconds for the images of CIFAR-10 (1.6 GB/s).
@@ -28,7 +28,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
 _FORMAT = 'tff_fssl.images'
-# Part of every key: raise it when images are converted in another way.
+# Part of every key. Raise it when the conversion of images changes.
 _VERSION = 2
 _IMAGES, _INDEX, _LOCK = 'images.bin', 'index.json', 'lock'
 _WRITING = '.writing'
@@ -36,7 +36,7 @@ _KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
 _CHECKSUM = 'crc32'
 _CHUNK = 2**24
-# Of a set whose images are all of one color.
+# The deviation of a set whose images all have one color, to divide by.
 _LEAST_DEVIATION = 1 / 255
 
 
@@ -47,9 +47,9 @@ class Cached:
   Attributes:
     path: Their folder.
     images: uint8 [N, H, W, C], mapped, read-only.
-    facts: Facts that the maker stated about them.
+    facts: Facts about them from the maker.
     mean: Mean of the training images' pixels / 255, per channel.
-    std: Their standard deviation, > 0.
+    std: Standard deviation of the same, > 0.
   """
 
   path: str
@@ -63,15 +63,15 @@ class Cached:
 
     Args:
       name: Its name.
-      below: What its values are below, at most 2**31. They are at least -1.
+      below: The limit of its values, at most 2**31. They are at least -1.
 
     Returns:
       The values.
 
     Raises:
-      KeyError: If there is no such list.
-      ValueError: If it holds anything else, which int32 might turn into a value
-        that is allowed.
+      KeyError: If the list is missing.
+      ValueError: If it has other values, which int32 might turn into allowed
+        ones.
     """
     values = self.facts[name]
     if not all(type(value) is int and -1 <= value < below for value in values):
@@ -80,7 +80,7 @@ class Cached:
 
 
 class Writer:
-  """Takes the images of a new folder."""
+  """A writer of the images of a new folder."""
 
   def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
     self._file = file
@@ -92,19 +92,19 @@ class Writer:
     self._file.write(image.tobytes())
 
 
-# Puts the images, and returns (how many there are, how many of the first ones
-# are for training, facts as JSON shows them).
+# Puts the images, and returns (number of images, number of training images,
+# which come first, facts as values for JSON).
 Make = Callable[[Writer], tuple[int, int, dict[str, Any]]]
 
 
 def key_of(*parts: Any) -> str:
-  """Names a folder by a hash of all that its images depend on."""
+  """Names a folder by a hash of all inputs of its images."""
   text = json.dumps([_VERSION, *parts], default=dataclasses.asdict)
   return hashlib.sha256(text.encode(errors='surrogatepass')).hexdigest()[:32]
 
 
 def find(folder: str, key: str) -> Cached | None:
-  """Opens decoded images of whatever shape, or None if they are not there."""
+  """Opens decoded images of any shape, or returns None if they are missing."""
   path = os.path.join(folder, key)
   return _open(path) if os.path.lexists(path) else None
 
@@ -112,20 +112,20 @@ def find(folder: str, key: str) -> Cached | None:
 def open_or_make(
   folder: str, key: str, shape: tuple[int, ...], most: int, make: Make
 ) -> Cached:
-  """Opens decoded images. Makes them if they are not there.
+  """Opens decoded images, and makes them if they are missing.
 
   Args:
     folder: The folder of all caches.
     key: From `key_of`.
     shape: (height, width, channels).
-    most: How many images there can be. Space for them is reserved.
+    most: The greatest number of images, for which space is reserved.
     make: Puts the images.
 
   Returns:
     The images.
 
   Raises:
-    UsageError: If the disk refuses, or other files are in the folder.
+    UsageError: If the disk refuses, or the folder has other files.
   """
   path = os.path.join(folder, key)
   if os.path.lexists(path):
@@ -133,7 +133,8 @@ def open_or_make(
   with durable.storage_errors('--cache_dir'):
     os.makedirs(folder, exist_ok=True)
     with _locked(folder):
-      if not os.path.lexists(path):  # Another program may have made it.
+      # Another program may have made it.
+      if not os.path.lexists(path):
         _remove_leftovers(folder)
         _make(path, shape, most, make)
   return _open(path, shape)
@@ -155,7 +156,7 @@ def _locked(folder: str):
 
 
 def _remove_leftovers(folder: str) -> None:
-  """Removes what killed programs left. Nobody else is writing."""
+  """Removes unfinished folders of killed programs, within `_locked`."""
   for name in os.listdir(folder):
     if _OURS.fullmatch(name):
       shutil.rmtree(os.path.join(folder, name))
@@ -181,7 +182,7 @@ def made(folder: str) -> list[Made]:
   """Lists the decoded images in a folder of caches, the oldest first.
 
   Args:
-    folder: The folder of all caches. May be missing.
+    folder: The folder of all caches, which may be missing.
 
   Returns:
     Our folders. Folders that hold other files are not ours.
@@ -203,6 +204,7 @@ def made(folder: str) -> list[Made]:
           continue
         shape = tuple(map(int, index['shape']))
         states = [os.lstat(os.path.join(path, n)) for n in (_IMAGES, _INDEX)]
+      # Another program may remove the folder meanwhile, or somebody edit it.
       except (OSError, KeyError, TypeError, ValueError):
         continue
       size = sum(state.st_size for state in states)
@@ -211,10 +213,10 @@ def made(folder: str) -> list[Made]:
 
 
 def remove(folder: str, found: Iterable[Made]) -> None:
-  """Removes decoded images, and what killed programs left.
+  """Removes decoded images, and leftovers of killed programs.
 
-  A program that has mapped them goes on: the system keeps the files until
-  nobody maps them.
+  A program that has mapped them keeps working, since the system keeps the files
+  until nobody maps them.
 
   Args:
     folder: The folder of all caches.
@@ -227,7 +229,7 @@ def remove(folder: str, found: Iterable[Made]) -> None:
     return
   with durable.storage_errors('--cache_dir'), _locked(folder):
     for one in found:
-      # At once: nobody finds one of which a part is gone.
+      # Renamed first, so that no program finds half of a folder.
       with contextlib.suppress(FileNotFoundError):
         os.rename(one.path, f'{one.path}{_WRITING}')
     _remove_leftovers(folder)
@@ -239,7 +241,8 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   try:
     images = os.path.join(new, _IMAGES)
     with open(images, 'wb') as file:
-      if most:  # So that a full disk is noticed before hours of work.
+      # So that a full disk is noticed before hours of work.
+      if most:
         os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
       count, num_train, facts = make(Writer(file, shape))
       file.truncate(count * int(np.prod(shape)))
@@ -263,7 +266,8 @@ def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
   except BaseException as error:
     shutil.rmtree(new, ignore_errors=True)
     if isinstance(error, OSError) and error.filename is None:
-      error.filename = new  # Calls on an open file do not know its name.
+      # Calls on an open file do not know its name.
+      error.filename = new
     raise
 
 
@@ -293,14 +297,14 @@ def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
 
 
 def foreign(cached: Cached) -> UsageError:
-  """Makes the error for facts that the maker cannot have written."""
+  """Makes the error for facts that no maker has written."""
   return _foreign(cached.path, 'its index.json is damaged')
 
 
 def _foreign(path: str, reason: str) -> UsageError:
   return UsageError(
-    f'{path}: does not hold the decoded images that should be there ({reason});'
-    ' remove this folder and give the command again'
+    f'{path}: does not contain the expected decoded images ({reason}); remove'
+    ' this folder and give the command again'
   )
 
 
@@ -309,13 +313,14 @@ def _map(path: str, shape: tuple[int, ...]) -> np.ndarray:
     size = os.fstat(file.fileno()).st_size
     if size != int(np.prod(shape)):
       raise files.FileError(path, f'it has {size:,} bytes')
+    # An empty file cannot be mapped.
     if not size:
       return np.zeros(shape, np.uint8)
     return np.memmap(file, np.uint8, 'r', shape=shape)
 
 
 def chunks(images: np.ndarray) -> Iterable[np.ndarray]:
-  """Slices of images, each of about 16 MB."""
+  """Yields slices of images, each of about 16 MB."""
   rows = max(1, _CHUNK // max(1, int(np.prod(images.shape[1:]))))
   for start in range(0, len(images), rows):
     yield images[start : start + rows]
@@ -342,6 +347,7 @@ def moments(
     1 / 255.
   """
   channels = images.shape[-1]
+  # Exact and without a float for each pixel: counts of the 256 values.
   counts = np.zeros((channels, 256), np.int64)
   for chunk in chunks(images):
     for channel in range(channels):

@@ -87,7 +87,7 @@ def _is(ops: tf.Tensor, name: str, rank: int) -> tf.Tensor:
 
 
 def _offset_by_channel(images: tf.Tensor) -> tf.Tensor:
-  """Values plus 256 times (image index * channels + channel index), int32."""
+  """Adds 256 * (image index * channels + channel index) to values, int32."""
   channels = images.shape[-1]
   starts = tf.range(tf.shape(images)[0] * channels) * 256
   return tf.cast(images, tf.int32) + tf.reshape(starts, [-1, 1, 1, channels])
@@ -121,7 +121,7 @@ def _equalized_tables(images: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
 
 
 def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
-  """Operations that map each channel's values by a table."""
+  """Applies operations that map each channel's values by a table."""
   values = tf.range(256, dtype=tf.int32)
   low = tf.cast(tf.reduce_min(images, [1, 2]), tf.int32)[..., None]
   high = tf.cast(tf.reduce_max(images, [1, 2]), tf.int32)[..., None]
@@ -145,7 +145,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def convert_to_gray(images: tf.Tensor) -> tf.Tensor:
-  """Pillow's luminance, int32 [B, H, W, 1], of uint8 [B, H, W, C]."""
+  """Computes Pillow's luminance, int32 [B, H, W, 1], of uint8 images."""
   values = tf.cast(images, tf.int32)
   if images.shape[-1] == 1:
     return values
@@ -156,7 +156,7 @@ def convert_to_gray(images: tf.Tensor) -> tf.Tensor:
 
 
 def _smooth(images: tf.Tensor) -> tf.Tensor:
-  """Pillow's SMOOTH filter on float32 images. The outermost pixels stay."""
+  """Applies Pillow's SMOOTH filter to float32 images, except at the edges."""
   _, height, width, _ = images.shape
   if min(height, width) < 3:
     return images
@@ -171,7 +171,7 @@ def _smooth(images: tf.Tensor) -> tf.Tensor:
 
 
 def _blend(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
-  """Operations that blend with, or away from, a degenerate image."""
+  """Applies operations that blend with a degenerate image, or away from it."""
   values = tf.cast(images, tf.float32)
   gray = convert_to_gray(images)
   total = tf.reduce_sum(gray, [1, 2], keepdims=True)
@@ -204,7 +204,7 @@ def _gather_pixels(images: tf.Tensor, index: tf.Tensor) -> tf.Tensor:
 
 
 def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
-  """Operations that fetch each pixel from another place."""
+  """Applies operations that fetch each pixel from another place."""
   _, height, width, _ = images.shape
   args = tf.cast(args, tf.float64)
   zero = tf.zeros_like(args)

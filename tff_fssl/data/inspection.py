@@ -11,10 +11,10 @@ from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 
 _NUM_SHOWN = 3
-# A trait gives a class away if its share among the class's examples differs
-# this much from that among all others, by so many standard errors.
+# A trait reveals a class if its share among the class's examples differs from
+# its share among all others by this much, and by so many standard errors.
 _LEAST_DIFFERENCE, _LEAST_ERRORS = 0.2, 3.0
-# How far the channels of a gray pixel may be apart.
+# JPEG makes the channels of a gray pixel differ by up to this.
 _GRAY = 4
 
 
@@ -31,7 +31,7 @@ class Problem(NamedTuple):
 
 
 def shown(items: Sequence[str], separator: str = ', ') -> str:
-  """Joins the first items, and says how many more there are."""
+  """Joins the first items, and appends the number of the others."""
   more = len(items) - _NUM_SHOWN
   return separator.join(items[:_NUM_SHOWN]) + (
     f'{separator}and {more:,} more' if more > 0 else ''
@@ -59,7 +59,7 @@ def label_problems(
     The problems.
   """
   problems = [
-    Problem(f'there are no {split} examples', True)
+    Problem(f'the data have no {split} examples', True)
     for split, labels in (('training', train), ('test', test))
     if not len(labels)
   ]
@@ -77,7 +77,7 @@ def label_problems(
       example = int(np.argmax(wrong))
       problems.append(
         Problem(
-          f'{int(wrong.sum()):,} {split} labels are not of a class (such as'
+          f'{int(wrong.sum()):,} {split} labels are no class (such as'
           f' {labels[example]}, of {split} example {example})',
           True,
         )
@@ -89,7 +89,7 @@ def label_problems(
     counts = class_counts(labels, len(class_names))
     missing = [n for n, count in zip(class_names, counts) if not count]
     if missing and len(labels):
-      meaning = '' if stops else '; nothing measures how well they are learnt'
+      meaning = '' if stops else '; no test accuracy includes them'
       problems.append(
         Problem(
           f'classes without a {split} example: {shown(missing)}{meaning}', stops
@@ -105,8 +105,8 @@ def is_gray(images: np.ndarray) -> np.ndarray:
     images: uint8 [N, H, W, channels].
 
   Returns:
-    Whether all channels of an image are equal, or there is only one. Small
-    differences are allowed, since JPEG makes them of gray.
+    Whether an image has one channel, or equal ones. Small differences are
+    allowed, since JPEG makes them from gray.
   """
   parts = [
     (np.ptp(chunk, axis=-1) <= _GRAY).all(axis=(1, 2))
@@ -120,7 +120,7 @@ def trait_problems(
   labels: np.ndarray,
   traits: Mapping[str, np.ndarray],
 ) -> list[Problem]:
-  """Finds traits of files that give a class away.
+  """Finds traits of files that reveal a class.
 
   Args:
     class_names: The name of each class.
@@ -140,6 +140,7 @@ def trait_problems(
       if not size or not others:
         continue
       share, other = count / size, (counts.sum() - count) / others
+      # The standard error of a difference of shares, if both were equal.
       mean = counts.sum() / sizes.sum()
       error = np.sqrt(mean * (1 - mean) * (1 / size + 1 / others))
       difference = abs(share - other)
@@ -150,9 +151,9 @@ def trait_problems(
       problems.append(
         Problem(
           f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a'
-          ' network can tell classes by that, instead of by what the images'
-          ' show, and its accuracy says less than it seems; make all images'
-          ' alike',
+          ' network can tell classes by that instead of by the content of the'
+          ' images, and its accuracy is misleading; convert all images to one'
+          ' form',
           False,
         )
       )
@@ -184,9 +185,9 @@ def duplicate_problems(
   """Finds examples that repeat others, by a hash of their content.
 
   Args:
-    examples: [N, ...] for training, [M, ...] for testing, as they are stored.
+    examples: [N, ...] for training, [M, ...] for testing, as stored.
     labels: Their labels.
-    name: Names an example. Those for testing have numbers from N.
+    name: Names an example by its number. Test examples follow from N.
 
   Returns:
     The problems. None of them stops training.
@@ -194,7 +195,7 @@ def duplicate_problems(
   num_train = len(examples[0])
   hashes = np.concatenate([_hashes(part) for part in examples])
   _, first, group = np.unique(hashes, return_index=True, return_inverse=True)
-  # `first` is the first example of each group, so one for training if any is.
+  # The first example of each group, so a training example if it has one.
   original = first[group]
   number = np.arange(len(hashes))
   is_train, again = number < num_train, original < number
@@ -231,7 +232,7 @@ def duplicate_problems(
 def _hashes(examples: np.ndarray) -> np.ndarray:
   """Hashes each example, bytes [N]."""
   hashes = [
-    # `S17`, since NumPy drops zeros at the end.
+    # NumPy drops zeros at the end of `S17`, and never a dot.
     hashlib.blake2b(example.tobytes(), digest_size=16).digest() + b'.'
     for chunk in image_cache.chunks(examples)
     for example in chunk

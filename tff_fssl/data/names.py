@@ -12,12 +12,12 @@ FL2 = 'fl2'
 FIXMATCH = 'fixmatch'
 AUGMENTATION_POLICIES = (FL2, FIXMATCH)
 
-# Where the labels are.
+# The holders of labels.
 LABELS_AT_SERVER = 'labels_at_server'
 LABELS_AT_CLIENTS = 'labels_at_clients'
 SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
 
-# Which clients hold labels, and of which examples; see `partition`.
+# The clients that hold labels, and the choice of labelled examples.
 ALL_CLIENTS = 'all'
 BALANCED = 'balanced'
 OWN = 'own'
@@ -26,7 +26,7 @@ CLIENT_LABELS = (BALANCED, OWN)
 # The label of an example whose label is not known.
 UNKNOWN_LABEL = -1
 
-# How training data is split among clients; see `partition`.
+# Splits of training data among clients: see `partition_draw`.
 IID = 'iid'
 DIRICHLET = 'dirichlet'
 FEDMATCH = 'fedmatch'
@@ -34,10 +34,10 @@ EXTREME = 'extreme'
 SHARDS = 'shards'
 NATURAL = 'natural'
 PARTITIONS = (IID, DIRICHLET, FEDMATCH, EXTREME, SHARDS, NATURAL)
-# What `alpha` is: the concentration of each class, or the sum over classes.
+# `alpha` is the concentration of each class, or the sum over classes.
 EACH, TOTAL = 'each', 'total'
 ALPHA_MEANINGS = (EACH, TOTAL)
-# How many examples of a class a client of `fedmatch` or `extreme` gets.
+# A class's number of examples in `fedmatch` and `extreme`: rounded, or drawn.
 EXACT, MULTINOMIAL = 'exact', 'multinomial'
 CLASS_DRAWS = (EXACT, MULTINOMIAL)
 
@@ -67,8 +67,8 @@ class Kind(NamedTuple):
     return f'{self.noun} ({self.dtype} [N, {self.axes}])'
 
 
-# A vector has V views, of which the first is the plain one; a text is the
-# numbers of its words, and 0 after the last one.
+# A vector has V views, the first of them plain. A text is the numbers of its
+# words, followed by zeros.
 IMAGES = Kind('images', 'uint8', 'H, W, C')
 VECTORS = Kind('vectors', 'float32', 'V, D')
 TEXTS = Kind('texts', 'int32', 'L')
@@ -86,12 +86,12 @@ def kind_of(example_shape: Sequence[int]) -> Kind:
     The kind.
 
   Raises:
-    UsageError: If there are no examples of such a shape.
+    UsageError: If no kind has such a shape.
   """
   kind = _OF_RANK.get(len(example_shape))
   if kind is None:
     raise UsageError(
-      f'examples of shape {list(example_shape)}: there are'
+      f'examples of shape {list(example_shape)}: allowed are'
       f' {", ".join(map(str, KINDS))}'
     )
   return kind
@@ -113,9 +113,10 @@ class SplitPreset:
   """A split of a data set's pooled training and test images.
 
   Attributes:
-    train: How many are for training.
-    validation: How many more, by default, for validation.
-    test: How many are for testing.
+    train: The number of training images.
+    validation: The default number of validation images, which are not among
+      them.
+    test: The number of test images.
     of_class: Whether these are numbers per class.
   """
 
@@ -125,8 +126,8 @@ class SplitPreset:
   of_class: bool = False
 
 
-# Name -> data set -> split; FedMatch's paper, section 5, and its code
-# (config.py, generator.py); ProtoFSSL's code (datasets.py).
+# Name -> data set -> split. Sources: FedMatch's paper, section 5, and its code
+# (config.py, generator.py), ProtoFSSL's code (datasets.py).
 OFFICIAL = 'official'
 SPLIT_PRESETS = {
   'fedmatch': {
@@ -154,13 +155,13 @@ class DataSetInfo:
     num_test: Test examples.
     flip: Whether a mirrored image keeps its class, so that augmentation may
       flip images horizontally.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]. (): for
-      texts, or if only the loaded data set knows it. Of vectors: per number.
-    std: Per channel, divisor of the result, or () likewise.
-    loader: 'module:function', called with this entry and the folder `data_dir`
-      (None: not given). Returns the `sources.DataSet`. '': one of TFDS's, to be
-      looked for by `catalog.find`.
-    uses: The flags of `DataHparams` that change something.
+    mean: Per channel, subtracted from pixels scaled to [0, 1], or per number of
+      vectors. () for texts, or if it is known only after loading.
+    std: The divisors of the result, or () in the same cases.
+    loader: 'module:function', which returns the `sources.DataSet`. Its
+      arguments are this entry and the folder `data_dir`, perhaps None. '': a
+      set of TFDS, which `catalog.find` finds.
+    uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
   """
 
@@ -178,12 +179,12 @@ class DataSetInfo:
 
   @property
   def kind(self) -> Kind:
-    """The kind of its examples."""
+    """Returns the kind of its examples."""
     return kind_of(self.example_shape)
 
   @property
   def input_shape(self) -> tuple[int, ...]:
-    """The shape of an example as a network sees it."""
+    """Returns the shape of an example as a network receives it."""
     is_vector = self.kind == VECTORS
     return self.example_shape[1:] if is_vector else self.example_shape
 
@@ -192,10 +193,10 @@ def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
   return {info.name: info for info in infos}
 
 
-# For the CIFAR and SVHN sets, mean, deviation and the flipping of SVHN's digits
-# are from the code of (FL)^2, where CIFAR-10's moments are ImageNet's; its
-# own are in configs/papers/semifl.toml. For the others, the moments are those
-# of all pixels of the training images. All are public.
+# Mean and deviation of the CIFAR and SVHN sets, and the flipping of SVHN's
+# digits, are from (FL)^2's code. There, CIFAR-10's moments are ImageNet's. Its
+# own moments are in configs/papers/semifl.toml. The moments of the other sets
+# are measured on all pixels of the training images. All are public.
 DATA_SETS = _table(
   DataSetInfo(
     name='cifar10',
@@ -261,7 +262,7 @@ def data_set_info(name: str) -> DataSetInfo:
     The entry.
 
   Raises:
-    UsageError: If there is no data set of that name.
+    UsageError: If no data set has that name.
   """
   if name not in DATA_SETS:
     known = tuple(DATA_SETS)

@@ -1,4 +1,4 @@
-"""The clients that a data set itself knows, by their names."""
+"""The natural clients of a data set, by name."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -18,27 +18,28 @@ _Pair = tuple[np.ndarray, np.ndarray]
 
 
 class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
-  """Client's name -> its (labelled, unlabelled) training examples.
+  """A mapping of clients' names to their (labelled, unlabelled) examples.
 
-  Both are pairs as `clients.make_example` takes them. Examples are read when a
-  client is asked for. Those whose label is not known are unlabelled, with -1.
+  Both are pairs as for `clients.make_example`. Examples are read when a client
+  is accessed. Examples of unknown label are unlabelled, with -1.
   """
 
   def __init__(self, data: sources.DataSet):
     """Sorts examples by client.
 
     Args:
-      data: A data set with owners. Examples without one are skipped.
+      data: A data set with owners. Examples without an owner are skipped.
 
     Raises:
-      UsageError: If it says nothing of clients.
+      UsageError: If the data set does not record clients.
     """
     if data.owners is None:
       raise UsageError(
-        f'data set {data.name} does not say whose its examples are; a manifest'
-        ' with a column client does'
+        f'data set {data.name} does not record the clients of its examples;'
+        ' a manifest with a column client does'
       )
     self._train = data.train
+    # A client's examples stay in their stored order.
     order = np.argsort(data.owners, kind='stable')
     starts = np.searchsorted(
       data.owners[order], np.arange(len(data.client_names) + 1)
@@ -66,10 +67,10 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
     return len(self._held)
 
 
-class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
-  """The same of a `tff.simulation.datasets.ClientData`.
+class ClientDataClients(Mapping[str, tuple[_Pair, _Pair]]):
+  """The mapping of `NaturalClients` for a `tff.simulation.datasets.ClientData`.
 
-  A client's dataset is read when the client is asked for, and not kept.
+  A client's dataset is read when the client is accessed, and not kept.
   `clientdata:PATH` reads TFF's files faster, and from memory that is mapped.
   """
 
@@ -81,23 +82,24 @@ class OfClientData(Mapping[str, tuple[_Pair, _Pair]]):
     """Looks at the first client's first example.
 
     Args:
-      client_data: Its examples are mappings. One field is an image (pixels
-        from 0 to 255, floats from 0 to 1, or the content of a file), one the
-        class, an integer, or -1.
-      settings: Which fields these are, and how images are read. None:
+      client_data: The clients. Their examples are mappings. One field is an
+        image (pixels from 0 to 255, floats from 0 to 1, or the content of a
+        file), one the class, an integer, or -1.
+      settings: The names of these fields, and the reading of images. None:
         `DataHparams()`.
 
     Raises:
-      UsageError: If there is no client, or it has no such fields.
+      UsageError: If no client has examples, or they lack such fields.
     """
     self._client_data = client_data
     settings = settings or data_hparams.DataHparams()
     self._names = tuple(map(str, client_data.client_ids))
+    # Lazily: the first clients may have no examples, and one is enough.
     rows = (row for name in self._names for row in self._rows(name))
     first: Any = next(rows, None)
     if not isinstance(first, Mapping) or not first:
       raise UsageError(
-        'ClientData: there is no example, or it is no mapping of fields'
+        'ClientData: has no examples, or they are not mappings of fields'
       )
     self._image, self._label = images.choose_fields(
       first, settings.image_field, settings.label_field

@@ -17,10 +17,11 @@ _FORMAT = 'tff_fssl.partition'
 _VERSION = 3
 # Version 1 had no wrong labels.
 _READABLE = (1, 2, _VERSION)
-# What is new in version 3. Without it, a file is one of version 2.
+# The setting that is new in version 3. Files without it have version 2.
 _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
-# Settings that files without them did not have: only how examples were drawn.
+# Later settings that change only drawing. Files omit them if they are not set,
+# so that old partitions are written as before.
 _LATER = ('num_unlabeled', 'client_label_classes')
 
 
@@ -40,16 +41,16 @@ class Partition:
     validation: int64, examples for model selection, which nobody trains on.
     client_labeled: Labelled examples per client, int64, ascending.
     client_unlabeled: Unlabelled examples per client, int64, ascending.
-    class_counts: int64 [clients, classes], how many examples of each true class
-      a client trains on. Those of unknown class are not counted.
-    settings: Its settings, with `num_clients` as the number that there are.
+    class_counts: int64 [clients, classes], the numbers of training examples of
+      each true class at a client. Examples of unknown class are not counted.
+    settings: Its settings, with the actual `num_clients`.
     num_examples: The number of training examples.
     client_names: The name of each client, if clients are natural ones.
     wrong_examples: int64, ascending: labelled examples with a wrong label.
     wrong_labels: int64, these labels.
     client_test: Per client, the examples of known class that are held out for
-      evaluation at the client, int64, ascending. Nobody trains on them. Empty,
-      without an entry for each client, if nothing is held out.
+      evaluation at the client, int64, ascending. Nobody trains on them. The
+      list is empty if nothing is held out.
   """
 
   server_labeled: np.ndarray
@@ -66,28 +67,29 @@ class Partition:
 
   @property
   def num_clients(self) -> int:
-    """The number of clients."""
+    """Returns the number of clients."""
     return len(self.client_unlabeled)
 
   @property
   def labeled(self) -> np.ndarray:
-    """All labelled examples, at the server and at clients, ascending."""
+    """Lists all labelled examples, at the server and at clients, ascending."""
     return np.sort(np.concatenate([self.server_labeled, *self.client_labeled]))
 
   def given_labels(
     self, labels: np.ndarray, examples: np.ndarray
   ) -> np.ndarray:
-    """Returns the labels that training uses, some of them wrong.
+    """Returns the labels that training uses, which may be wrong.
 
     Args:
       labels: int [N], the true classes of the training examples.
       examples: Indices of labelled examples.
 
     Returns:
-      The labels of `examples`, of which `wrong_labels` are wrong.
+      The labels of `examples`, with `wrong_labels`.
     """
     given = labels[examples]
     place = np.searchsorted(self.wrong_examples, examples)
+    # A place past the end matches no example, but must be an index.
     place = np.minimum(place, max(len(self.wrong_examples) - 1, 0))
     if len(self.wrong_examples):
       is_wrong = self.wrong_examples[place] == examples
@@ -101,8 +103,9 @@ class Partition:
       labels: int [N], the true classes of the training examples.
 
     Raises:
-      UsageError: If an index is out of range or occurs twice, a class of a
-        client's examples is another one, or labels are where none can be.
+      UsageError: If an index is out of range or occurs twice, a client's
+        examples have other classes than recorded, or an example is labelled
+        whose class is not known.
     """
     held = np.concatenate(self._held())
     if self.num_examples != len(labels) or (
@@ -130,10 +133,10 @@ class Partition:
     if np.any(labels[needed] == names.UNKNOWN_LABEL):
       raise UsageError('the partition labels examples whose class is not known')
     if not np.all(np.isin(self.wrong_examples, self.labeled)):
-      raise UsageError('the partition has wrong labels where there are none')
+      raise UsageError('the partition has wrong labels of unlabelled examples')
 
   def has_same_examples(self, other: 'Partition') -> bool:
-    """Tells whether everybody holds the same under the same labels."""
+    """Tells whether all hold the same examples with the same labels."""
     mine, theirs = (
       [*p._held(), p.wrong_examples, p.wrong_labels] for p in (self, other)
     )
@@ -151,8 +154,8 @@ class Partition:
       *self.client_test,
     ]
 
-  def to_json(self) -> str:
-    """Writes this partition as JSON text, which `from_json` reads."""
+  def dump_json(self) -> str:
+    """Writes this partition as JSON text for `parse_json`."""
     settings = self.settings.recorded()
     held_out: dict[str, Any] = {}
     if settings[_TEST_FRACTION]:
@@ -180,8 +183,8 @@ class Partition:
     )
 
   @classmethod
-  def from_json(cls, text: str) -> 'Partition':
-    """Reads the partition that `to_json` wrote.
+  def parse_json(cls, text: str) -> 'Partition':
+    """Reads the partition that `dump_json` wrote.
 
     Args:
       text: JSON text.
@@ -213,7 +216,7 @@ class Partition:
         client_test=[_read_indices(a) for a in fields.get('client_test', ())],
       )
       partition._check_form()
-    # Deep nesting, which no file of ours has, ends Python's stack.
+    # Deep nesting, which none of our files has, exhausts Python's stack.
     except (
       AttributeError,
       KeyError,
@@ -260,9 +263,9 @@ class Partition:
         raise ValueError(f'its {what} does not fit to the rest')
 
   def save_json(self, path: str | os.PathLike[str]) -> None:
-    """Writes `to_json` to a file atomically. Creates its folder."""
+    """Writes `dump_json` to a file atomically. Creates its folder."""
     os.makedirs(os.path.dirname(os.path.abspath(path)), exist_ok=True)
-    durable.write_file(os.fspath(path), [self.to_json().encode()])
+    durable.write_file(os.fspath(path), [self.dump_json().encode()])
 
 
 def read(path: str) -> Partition:
@@ -275,11 +278,11 @@ def read(path: str) -> Partition:
     The partition.
 
   Raises:
-    UsageError: If it cannot be read, or is something else.
+    UsageError: If it cannot be read, or is not a partition.
   """
   text = files.read_text(path)
   try:
-    return Partition.from_json(text)
+    return Partition.parse_json(text)
   except UsageError as error:
     raise files.FileError(path, str(error)) from error
 
@@ -291,7 +294,7 @@ def count_classes(
   num_classes: int,
 ) -> np.ndarray:
   """Counts the examples of a class at a client, int64 [clients, classes]."""
-  # The first count is that of unknown labels.
+  # Unknown labels, -1, are counted first, and the count is dropped.
   counts = [
     np.bincount(labels[np.concatenate(held)] + 1, minlength=num_classes + 1)[1:]
     for held in zip(labeled, unlabeled)
@@ -300,7 +303,7 @@ def count_classes(
 
 
 def _read_indices(values: Any, rank: int = 1) -> np.ndarray:
-  """Reads integers of a file that may hold anything, or raises `ValueError`."""
+  """Reads integers from a file of unknown origin, or raises `ValueError`."""
   array = np.asarray(values)
   if array.size and (array.ndim != rank or array.dtype != np.int64):
     raise ValueError(f'it has {array.dtype} {list(array.shape)} for integers')

@@ -1,41 +1,41 @@
 """Partitions training examples among the server, validation and the clients.
 
-A partition is a function of the labels, the settings and the seed.
-The label split and the IID and Dirichlet partitions are those of (FL)^2's
-published code; docs/partitions.md says where the others are from. The steps:
+A partition is a function of the labels, the settings and the seed. The label
+split and the IID and Dirichlet partitions are those of (FL)^2's published code.
+docs/partitions.md names the sources of the others. The steps:
 
-1.  Each class is shuffled, and its first examples are labelled, equally many
-    in every class. With labels at the server, `num_labels` are labelled in
-    total; with labels at clients, `num_labels` for each client that holds
-    labels. If not all do, they are drawn; a larger number includes them. With
-    `client_label_classes`, each gets equally many of that many classes: those
-    that the fewest have so far, at random among equals; who gets which of
-    these sets is drawn last.
+1.  Each class is shuffled. Its first examples are labelled, equally many in
+    every class: `num_labels` in total at the server, or `num_labels` for each
+    client that holds labels. If only some clients hold labels, they are drawn,
+    and a larger number includes the clients of a smaller one. With
+    `client_label_classes`, each client gets equally many labels of so many
+    classes. These are the classes that the fewest clients have so far, in
+    random order. The sets of classes are then assigned to clients at random.
 2.  The validation examples are the last ones of each shuffled class, equally
-    many if classes have enough. (They are taken from the end, so that their
-    number does not change which examples are labelled.)
-    `num_unlabeled` draws so many of what is left, and with `own` labels as many
-    more as are labelled in step 5; the others are not used. `natural`: of what
-    the clients have. A larger number includes those of a smaller one.
+    many if classes have enough. (At the end, their number does not change the
+    labelled examples.) `num_unlabeled` draws so many of the remaining examples
+    (with `natural`, of the clients' examples). With `own` labels, it also draws
+    the examples that step 5 labels. The others are not used. A larger number
+    includes the examples of a smaller one.
 3.  The rest goes to the clients, unlabelled. `iid`: each gets
-    floor(rest / clients) examples, drawn at random; a remainder is not used.
-    `dirichlet`: for each class, in the order of step 1, p ~ Dirichlet(alpha)
-    over clients is drawn; p = 0 for clients that already hold rest / clients
-    or more; the class is cut at floor(cumsum(p) * size). The draw of all
-    classes is repeated until every client holds `min_client_examples`, at
-    most `partition_splits.MAX_DRAWS` times. docs/partitions.md has the
-    others. Examples of unknown class are split evenly, as with `iid`, except
-    that with `natural` they stay with their owners.
-4.  `client_test_fraction`: each client holds out that share of these examples
-    of known class for evaluation: rounded, but at least one and not all where
-    it has two or more, of each class in proportion.
-5.  `client_labels=own`: step 1 labels nothing; instead each client that holds
-    labels draws `num_labels` of its examples of known class. Where its
-    classes are exact shares (`class_draws`), so are those of its labels.
+    floor(rest / clients) random examples, without the remainder. `dirichlet`:
+    for each class, in the order of step 1, p ~ Dirichlet(alpha) over clients is
+    drawn, p is set to 0 for clients with rest / clients examples or more, and
+    the class is cut at floor(cumsum(p) * size). The draw of all classes is
+    repeated until every client has `min_client_examples`, at most
+    `partition_splits.MAX_DRAWS` times. docs/partitions.md describes the other
+    partitions. Examples of unknown class are split evenly, as with `iid`, but
+    with `natural` they stay with their owners.
+4.  `client_test_fraction`: each client holds out that share of its examples of
+    known class for evaluation, in proportion for each class. The number is
+    rounded, but a client with two or more holds out at least one, and not all.
+5.  `client_labels=own`: step 1 labels nothing. Instead each client that holds
+    labels draws `num_labels` of its examples of known class. If its classes
+    are exact shares (`class_draws`), its labels are, too.
 6.  `full_labels`: all examples of known class of a client that holds labels
     are labelled (the upper bound, if all clients do).
-7.  `label_noise`: that share of the labelled examples, drawn at random, gets
-    a wrong label, drawn evenly from the other classes. A larger share has
+7.  `label_noise`: that share of the labelled examples, drawn at random, gets a
+    wrong label, drawn evenly from the other classes. A larger share includes
     the wrong labels of a smaller one.
 """
 
@@ -59,13 +59,13 @@ def build_partition(
   owners: np.ndarray | None = None,
   client_names: Sequence[str] = (),
 ) -> partition_lib.Partition:
-  """Partitions training examples, in the steps that stand above.
+  """Partitions training examples, in the steps above.
 
   Args:
-    labels: int [N], the true classes of the training examples.
-      `names.UNKNOWN_LABEL` where they are not known.
-    settings: All else. The steps use its names.
-    owners: int [N], whose each example is, -1 for nobody's (`natural`).
+    labels: int [N], the true classes of the training examples, or
+      `names.UNKNOWN_LABEL`.
+    settings: All settings, by whose names the steps are described.
+    owners: int [N], the owner of each example, or -1 (`natural`).
     client_names: The names of the owners.
 
   Returns:
@@ -90,6 +90,7 @@ def build_partition(
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
+  # A natural client cannot get labels of examples that it does not own.
   takes_own = settings.labels_own or (len(natural) and not at_server)
   labeled, hidden = _split_labels(
     shuffled,
@@ -140,6 +141,7 @@ def _add_noise(
   """Draws wrong labels."""
   settings, labeled = partition.settings, partition.labeled
   rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_NOISE)
+  # All draws are made for any noise, so that a larger one adds wrong labels.
   order = rng.permutation(len(labeled))
   shifts = rng.integers(1, settings.num_classes, len(labeled))
   count = round(settings.label_noise * len(labeled))
@@ -161,27 +163,28 @@ def _draw_unlabeled(
   """Keeps the examples that `num_unlabeled` draws.
 
   Args:
-    groups: What clients may get, in any groups.
-    settings: How many, and the seed.
-    num_holders: The number of clients with labels. With `labels_own`, theirs
-      are drawn as well.
+    groups: The examples that clients may get, in any groups.
+    settings: The number of examples, and the seed.
+    num_holders: The number of clients with labels. With `labels_own`, examples
+      for their labels are drawn as well.
 
   Returns:
-    What is left of each group, in the same order.
+    The drawn examples of each group, in the same order.
 
   Raises:
-    UsageError: If there are too few. Names the flags.
+    UsageError: If the groups have too few. Names the flags.
   """
   if not settings.num_unlabeled:
     return groups
+  # Sorted, so that the draw does not depend on the groups.
   pool = np.sort(np.concatenate(groups))
   num_own = settings.num_labels * num_holders if settings.labels_own else 0
   wanted = settings.num_unlabeled + num_own
   if wanted > len(pool):
-    labels = f' beside their {num_own} labels' if num_own else ''
+    labels = f' besides their {num_own} labels' if num_own else ''
     raise UsageError(
       f'--num_unlabeled={settings.num_unlabeled}: only'
-      f' {max(len(pool) - num_own, 0)} training examples are left for the'
+      f' {max(len(pool) - num_own, 0)} training examples remain for the'
       f' clients{labels}; set it to at most that, or to 0 for all, or lower'
       ' --num_labels or --num_validation'
     )
@@ -202,15 +205,15 @@ def _split_rest(
   Args:
     hidden: The examples of each class.
     unknown: The examples of unknown class.
-    settings: How to split, but not `natural`.
-    num_holders: The number of clients with labels. If all have some beside
-      their share, they may get nothing.
+    settings: The split, but not `natural`.
+    num_holders: The number of clients with labels. If all clients have labels
+      besides their share, the share may be empty.
 
   Returns:
     The examples of each client, ascending.
 
   Raises:
-    UsageError: If there are too few. Names the flags.
+    UsageError: If the examples are too few. Names the flags.
   """
   *hidden, unknown = _draw_unlabeled([*hidden, unknown], settings, num_holders)
   num_clients = settings.num_clients
@@ -219,16 +222,16 @@ def _split_rest(
   num_hidden = sum(len(c) for c in hidden) + len(unknown)
   if num_hidden < num_clients and not may_be_empty:
     raise UsageError(
-      f'--num_clients={num_clients}: only {num_hidden} training examples are'
-      ' left for the clients; set it to at most that, or lower --num_labels'
+      f'--num_clients={num_clients}: only {num_hidden} training examples'
+      ' remain for the clients; set it to at most that, or lower --num_labels'
       ' or --num_validation'
     )
   split = partition_splits.split(hidden, settings)
   if settings.num_unlabeled and not sum(map(len, split)) and not len(unknown):
     raise UsageError(
       f'--num_unlabeled={settings.num_unlabeled} --partition='
-      f'{settings.partition}: so few examples cannot be split in its shares;'
-      ' raise it, or lower --num_clients'
+      f'{settings.partition}: has shares that so few examples do not allow;'
+      ' raise --num_unlabeled, or lower --num_clients'
     )
   rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
   also = partition_splits.split_evenly(unknown, num_clients, rng)
@@ -240,7 +243,7 @@ def _hold_out(
   settings: partition_settings.PartitionSettings,
   unlabeled: list[np.ndarray],
 ) -> list[np.ndarray]:
-  """Takes each client's examples for evaluation out of its share, in place."""
+  """Removes each client's evaluation examples from its share, in place."""
   held_out = []
   for client, share in enumerate(unlabeled):
     purpose = seeds.Purpose.CLIENT_TEST
@@ -249,7 +252,8 @@ def _hold_out(
     most = max(len(known) - 1, 0)
     wanted = round(settings.client_test_fraction * len(known))
     wanted = min(max(wanted, 1), most)
-    # Rounded down; the largest remainders get the rest, equal ones at random.
+    # Quotas are rounded down. The largest remainders get the rest, and equal
+    # remainders are ordered at random.
     sizes = np.bincount(labels[known], minlength=settings.num_classes)
     exact = sizes * (wanted / max(len(known), 1))
     quotas = np.floor(exact).astype(np.int64)
@@ -262,8 +266,8 @@ def _hold_out(
   if not sum(map(len, held_out)):
     raise UsageError(
       f'--client_test_fraction={settings.client_test_fraction:g}: no client has'
-      ' two unlabelled examples of known class, of which one could be held out;'
-      ' lower --num_labels or --num_clients, or set it to 0'
+      ' two unlabelled examples of known class, to hold out one; lower'
+      ' --num_labels or --num_clients, or set it to 0'
     )
   return held_out
 
@@ -271,7 +275,7 @@ def _hold_out(
 def _labeled_clients(
   settings: partition_settings.PartitionSettings,
 ) -> list[int]:
-  """Draws the clients that hold labels, or get them by `full_labels`."""
+  """Draws the clients that hold labels, also by `full_labels`."""
   every, num = settings.num_clients, settings.num_labeled_clients
   if settings.scenario == names.LABELS_AT_SERVER:
     return list(range(every)) if settings.full_labels else []
@@ -312,12 +316,12 @@ def _label_own(
     if settings.has_rows and settings.class_draws == names.EXACT:
       classes = labels[unlabeled[client][order]]
       counts = partition_splits.row_counts(settings.partition, client, num)
-      of_class = [order[classes == c][:n] for c, n in enumerate(counts)]
-      order = np.concatenate(of_class)
-    chosen = np.zeros(len(unlabeled[client]), bool)
-    chosen[order[:num]] = True
-    labeled[client] = unlabeled[client][chosen]
-    unlabeled[client] = unlabeled[client][~chosen]
+      chosen = [order[classes == c][:n] for c, n in enumerate(counts)]
+      order = np.concatenate(chosen)
+    is_labeled = np.zeros(len(unlabeled[client]), bool)
+    is_labeled[order[:num]] = True
+    labeled[client] = unlabeled[client][is_labeled]
+    unlabeled[client] = unlabeled[client][~is_labeled]
 
 
 def _label_all(
@@ -355,12 +359,12 @@ def _split_labels(
 
   Args:
     shuffled: The examples of each class.
-    settings: Of how many classes labels are, and the seed.
-    num_holders: Who holds labels: the server, or so many clients.
-    per_class: How many labels of each of its classes a holder gets.
+    settings: The number of classes of labels, and the seed.
+    num_holders: The number of holders of labels: 1 for the server, or clients.
+    per_class: A holder's number of labels of each of its classes.
 
   Raises:
-    UsageError: If a class has too few. Names the flags.
+    UsageError: If a class has too few examples. Names the flags.
   """
   counts = _label_counts(settings, num_holders, per_class)
   wanted, holders = counts.sum(0), np.count_nonzero(counts, axis=0)
@@ -393,11 +397,12 @@ def _label_counts(
   uses = np.zeros(settings.num_classes, np.int64)
   for row in counts:
     order = rng.permutation(settings.num_classes)
+    # The classes with the fewest uses, in random order.
     order = order[np.argsort(uses[order], kind='stable')]
     chosen = order[: settings.label_classes]
     row[chosen] = per_class
     uses[chosen] += 1
-  # Else clients that follow each other would have different classes.
+  # Successive rows have different classes by construction: shuffle them.
   return rng.permutation(counts)
 
 
@@ -409,7 +414,7 @@ def _split_validation(
   if num_validation > available:
     raise UsageError(
       f'--num_validation={num_validation}: only {available} training examples'
-      ' are not labelled; set it to fewer, to leave some for the clients'
+      ' are not labelled; set it to less, so that some remain for the clients'
     )
   quotas = np.zeros(len(hidden), np.int64)
   sizes = np.array([len(members) for members in hidden])

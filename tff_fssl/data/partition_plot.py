@@ -1,4 +1,4 @@
-"""Plots how many examples of each class the clients of a partition hold."""
+"""A plot of the numbers of examples of each class at clients."""
 
 import io
 import os
@@ -10,7 +10,7 @@ from tff_fssl import durable
 from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
-# More rows would be thinner than pixels, and slow to draw.
+# More rows would be thinner than a pixel, and slow to draw.
 _MAX_ROWS = 1_000
 
 
@@ -37,7 +37,7 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 def plot(
   partition: partition_lib.Partition, path: str | os.PathLike[str]
 ) -> None:
-  """Writes `draw`'s figure.
+  """Draws a partition into a PNG file.
 
   Args:
     partition: The partition to plot.
@@ -56,8 +56,8 @@ def plot(
 def draw(partition: partition_lib.Partition) -> Any:
   """Draws class counts per client as a heat map, next to the clients' sizes.
 
-  With more than 1,000 clients, each row is the mean of several clients, and the
-  label of the axis says so.
+  With more than 1,000 clients, each row is the mean of several clients, as the
+  label of the axis tells.
 
   Args:
     partition: The partition to plot.
@@ -65,7 +65,7 @@ def draw(partition: partition_lib.Partition) -> Any:
   Returns:
     The matplotlib figure.
   """
-  # pyplot is not used, since it would choose a GUI for the whole process.
+  # Without pyplot, which would choose a GUI for the whole process.
   from matplotlib import figure  # pylint: disable=import-outside-toplevel
 
   num_clients, num_classes = partition.class_counts.shape
@@ -85,7 +85,7 @@ def draw(partition: partition_lib.Partition) -> Any:
 
 
 def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:
-  """Draws the heat map, each row the mean of `in_row` clients. Returns it."""
+  """Draws the heat map, in which each row is the mean of `in_row` clients."""
   from matplotlib import colors  # pylint: disable=import-outside-toplevel
 
   num_clients, num_classes = counts.shape
@@ -129,7 +129,7 @@ def _held(partition: partition_lib.Partition) -> tuple[np.ndarray, np.ndarray]:
 def _draw_sizes(
   axes: Any, partition: partition_lib.Partition, in_row: int
 ) -> None:
-  """Draws how many examples clients hold."""
+  """Draws the numbers of clients' examples."""
   labeled, unlabeled = _held(partition)
   # `stairs` makes one object for all clients, where bars would be one each.
   num_rows = -(-len(labeled) // in_row)

@@ -9,14 +9,14 @@ from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
-# With a still smaller alpha, NumPy's draws take forever.
+# NumPy's draws with a smaller alpha take forever.
 _MIN_ALPHA, _MAX_ALPHA = 1e-6, 1e6
-# FedMatch's and ProtoFSSL's rows have so many classes.
+# The number of classes in FedMatch's and ProtoFSSL's rows.
 _ROW_CLASSES = 10
 _MAX_CLIENTS = 10**6
-# Clients have to train on something.
+# Clients need examples to train on.
 MAX_TEST_FRACTION = 0.9
-# Settings of older versions -> what they are called now.
+# Names of settings in older versions -> current names.
 _RENAMED = {'split': 'partition'}
 
 
@@ -25,39 +25,40 @@ class PartitionSettings:
   """The settings of `partition_draw.build_partition`.
 
   Settings that no labels could satisfy raise `UsageError`, which names the flag
-  and what is allowed.
+  and the allowed values.
 
   Attributes:
     num_classes: The number of classes, >= 2.
-    num_clients: The number of clients, >= 1. With `natural`, 0 stands for all.
-    num_labels: The number of labelled examples: in total, or with labels at the
-      clients for each client that holds labels, a multiple of `label_classes`,
-      unless `client_labels` is `own`. 0 is allowed only with `full_labels`.
+    num_clients: The number of clients, >= 1. With `natural`, 0 means all.
+    num_labels: The number of labelled examples at the server, or of each client
+      that holds labels. It is a multiple of `label_classes`, unless
+      `client_labels` is `own`. 0 is allowed only with `full_labels`.
     scenario: One of `names.SCENARIOS`.
     partition: One of `names.PARTITIONS`.
     alpha: Parameter of the Dirichlet distribution, > 0. A smaller one gives a
       more uneven split.
-    alpha_meaning: What `alpha` is, one of `names.ALPHA_MEANINGS`. See
+    alpha_meaning: The meaning of `alpha`, one of `names.ALPHA_MEANINGS`. See
       `concentration`.
     equal_sizes: Whether `dirichlet` gives each client equally many examples.
     min_client_examples: The least number of unlabelled examples of a client
       (`dirichlet` without `equal_sizes`), >= 0.
-    class_draws: How many examples of each class the clients of `fedmatch` and
-      `extreme` get, one of `names.CLASS_DRAWS`.
+    class_draws: The method of drawing the numbers of examples of each class
+      with `fedmatch` and `extreme`, one of `names.CLASS_DRAWS`.
     shards_per_client: The number of a client's shards (`shards`), >= 1.
     num_validation: The number of validation examples, >= 0.
-    num_unlabeled: How many of what is then left the clients together get,
-      besides their labels, before anything is held out. At least one for each
+    num_unlabeled: The number of remaining examples that all clients together
+      get besides their labels, before any are held out. At least one for each
       client, or 0 for all. With `full_labels`, these are labelled.
     full_labels: Whether all examples of a client that holds labels are
       labelled.
-    labeled_clients: With labels at the clients, how many hold labels: `all`, a
-      number ('3'), or a share of the clients ('0.1': a tenth, at least one).
-    client_labels: With labels at the clients, which examples are labelled.
-      `balanced`: equally many of each class, whatever else the client holds.
-      `own`: some of the client's examples, as their classes come.
-    client_label_classes: Of how many classes the labels of a client are, if
-      they are `balanced`, drawn for each client. 0: of all.
+    labeled_clients: With labels at the clients, the clients that hold labels:
+      `all`, a number ('3'), or a share of the clients ('0.1': a tenth, at least
+      one).
+    client_labels: With labels at the clients, the choice of labelled examples.
+      `balanced`: equally many of each class, independently of the client's
+      other examples. `own`: some of the client's examples, of any classes.
+    client_label_classes: The number of classes of a client's `balanced` labels,
+      which are drawn for each client. 0: all.
     label_noise: The share of the labelled examples whose label is wrong, in
       [0, 1].
     client_test_fraction: The share of each client's examples that is held out
@@ -125,12 +126,12 @@ class PartitionSettings:
           f'--{flag}={share:g}: must be a share, from 0 to {most:g}'
         )
     self._check_partition()
-    # Refuses what is neither a number nor a share.
+    # The property rejects values that are neither a number nor a share.
     _ = self.num_labeled_clients
     self._check_numbers()
 
   def _check_numbers(self) -> None:
-    """Refuses numbers of examples that cannot be shared out."""
+    """Rejects numbers of examples that cannot be divided as required."""
     if self.client_label_classes > self.num_classes:
       raise UsageError(
         f'--client_label_classes={self.client_label_classes}: must be at most'
@@ -151,16 +152,16 @@ class PartitionSettings:
         '--num_labels=0: must be at least'
         f' {1 if self.labels_own else each}, or set --full_labels'
       )
-    # Of `natural`, the number is not known before the data.
+    # With `natural`, the number of clients is not known before the data.
     if 0 < self.num_unlabeled < self.num_clients:
       raise UsageError(
         f'--num_unlabeled={self.num_unlabeled}: is less than one example for'
         f' each of --num_clients={self.num_clients}; set it to at least that,'
-        ' or to 0 for all examples that are left'
+        ' or to 0 for all remaining examples'
       )
 
   def _check_partition(self) -> None:
-    """Refuses settings that the chosen partition does not support."""
+    """Rejects settings that the chosen partition does not support."""
     if (
       self.partition == names.DIRICHLET
       and not _MIN_ALPHA <= self.concentration <= _MAX_ALPHA
@@ -173,9 +174,9 @@ class PartitionSettings:
       )
     if self.has_rows and self.num_classes != _ROW_CLASSES:
       raise UsageError(
-        f'--partition={self.partition}: its shares are those of {_ROW_CLASSES}'
-        f' classes, but there are {self.num_classes}; dirichlet and shards are'
-        ' for any number'
+        f'--partition={self.partition}: has shares of {_ROW_CLASSES} classes,'
+        f' but the data have {self.num_classes}; dirichlet and shards split any'
+        ' number'
       )
     if (
       self.partition == names.NATURAL
@@ -184,14 +185,14 @@ class PartitionSettings:
     ):
       raise UsageError(
         f'--client_labels={self.client_labels}: with --partition=natural,'
-        ' clients hold no examples but their own; set --client_labels=own'
+        ' clients hold only their own examples; set --client_labels=own'
       )
 
   @property
   def concentration(self) -> float:
-    """The concentration of each class in the Dirichlet distribution.
+    """Returns each class's concentration in the Dirichlet distribution.
 
-    `alpha` or, as Hsu et al. (2019) write it, `alpha` / `num_classes`.
+    It is `alpha` or, as Hsu et al. (2019) write it, `alpha` / `num_classes`.
     """
     if self.alpha_meaning == names.TOTAL:
       return self.alpha / self.num_classes
@@ -199,12 +200,12 @@ class PartitionSettings:
 
   @property
   def has_rows(self) -> bool:
-    """Whether shares of classes are rows that papers publish."""
+    """Tells whether shares of classes are rows from a paper."""
     return self.partition in (names.FEDMATCH, names.EXTREME)
 
   @property
   def title(self) -> str:
-    """The partition, for people: 'IID', 'Dirichlet(0.3)', ..."""
+    """Describes the partition: 'IID', 'Dirichlet(0.3)', ..."""
     alpha = f'{self.alpha:g}'
     if self.alpha_meaning == names.TOTAL:
       alpha += f'/{self.num_classes}'
@@ -221,7 +222,7 @@ class PartitionSettings:
 
   @property
   def labels_own(self) -> bool:
-    """Whether clients hold labels of their own examples."""
+    """Tells whether clients hold labels of their own examples."""
     return (
       self.scenario == names.LABELS_AT_CLIENTS
       and self.client_labels == names.OWN
@@ -230,9 +231,9 @@ class PartitionSettings:
 
   @property
   def label_classes(self) -> int:
-    """The number of classes of the labels at the server or at each client.
+    """Returns the number of classes of the labels at each holder.
 
-    With `labels_own`, nobody says so.
+    `labels_own` has no such number.
     """
     if self.scenario == names.LABELS_AT_CLIENTS:
       return self.client_label_classes or self.num_classes
@@ -240,18 +241,19 @@ class PartitionSettings:
 
   @property
   def or_more_unlabeled(self) -> str:
-    """Another remedy where clients have too few examples, for messages."""
+    """Returns a remedy for too few examples, to end messages with."""
     return ', or raise --num_unlabeled' if self.num_unlabeled else ''
 
   @property
   def num_labeled_clients(self) -> int:
-    """The number of clients that hold labels, or 0 if the server holds them."""
+    """Returns the number of clients with labels, 0 if the server has them."""
     if self.scenario == names.LABELS_AT_SERVER:
       return 0
     text = self.labeled_clients
     if text == names.ALL_CLIENTS:
       return self.num_clients
-    most = self.num_clients or _MAX_CLIENTS  # Not known before the data.
+    # Not known before the data.
+    most = self.num_clients or _MAX_CLIENTS
     if re.fullmatch(r'[0-9]{1,9}', text):
       if 1 <= int(text) <= most:
         return int(text)
@@ -263,10 +265,11 @@ class PartitionSettings:
     )
 
   def recorded(self) -> dict[str, Any]:
-    """Returns the settings as JSON shows them. `parse_record` reads them."""
+    """Returns the settings as values for JSON, and for `parse_record`."""
     result: dict[str, Any] = {}
     for field in dataclasses.fields(self):
-      kind: Any = field.type  # JSON knows no integers of NumPy.
+      # JSON knows no integers of NumPy.
+      kind: Any = field.type
       result[field.name] = kind(getattr(self, field.name))
     return result
 
@@ -275,19 +278,20 @@ class PartitionSettings:
     """Reads the settings of this version or an older one.
 
     Args:
-      record: Names and values. What is missing has its default.
+      record: Names and values. Missing ones have their defaults.
 
     Returns:
       The settings.
 
     Raises:
-      UsageError: If a value is none that this setting can have.
+      UsageError: If a value is not allowed.
     """
     record = {_RENAMED.get(name, name): v for name, v in record.items()}
     given: dict[str, Any] = {}
     for field in dataclasses.fields(cls):
       if field.name in record:
         value, kind = record[field.name], field.type
+        # Other programs write 1.0 as 1.
         if kind is float and type(value) is int:
           value = float(value)
         if type(value) is not kind:

@@ -1,4 +1,4 @@
-"""Splits examples over clients, by their classes or owners."""
+"""Splits of examples over clients, by classes or owners."""
 
 import numpy as np
 
@@ -9,7 +9,7 @@ from tff_fssl.hparams import UsageError
 
 MAX_DRAWS = 1_000
 
-# Percent of the classes at client 0; at client k, rolled by k % 10 classes.
+# Percent of each class at client 0. Client k has them rolled by k % 10 classes.
 _ROWS = {
   names.FEDMATCH: np.array([50, 15, 3, 3, 3, 2, 3, 3, 3, 15]),
   names.EXTREME: np.array([50, 10, 10, 10, 5, 5, 5, 5, 0, 0]),
@@ -19,11 +19,11 @@ _ROWS = {
 def split(
   hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
 ) -> list[np.ndarray]:
-  """Splits examples over clients. `partition_draw.build_partition` says how.
+  """Splits examples over clients: see `partition_draw`.
 
   Args:
     hidden: The examples of each class, int64.
-    settings: How to split, by any partition but `natural`.
+    settings: The split, by any partition except `natural`.
 
   Returns:
     The examples of each client, in no order.
@@ -46,7 +46,7 @@ def split(
 def split_evenly(
   examples: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-  """Gives each client equally many, at random. A remainder is not used."""
+  """Gives each client equally many examples, at random, without a remainder."""
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
@@ -59,12 +59,12 @@ def choose_owners(
 ) -> np.ndarray:
   """Chooses the owners that are clients.
 
-  All that have an example, or `num_clients` of them, drawn at random. A larger
-  number includes those of a smaller one.
+  They are all owners with an example, or `num_clients` of them, drawn at
+  random. A larger number includes the owners of a smaller one.
 
   Args:
-    owners: int [N], the owner of each example, negative if it has none. None:
-      the data set does not say.
+    owners: int [N], the owner of each example, or negative. None: the data set
+      has no owners.
     labels: int [N].
     settings: The number of clients, and the seed.
 
@@ -72,11 +72,11 @@ def choose_owners(
     int64 [clients], ascending.
 
   Raises:
-    UsageError: If there are no owners, or too few.
+    UsageError: If the data set has no owners, or too few.
   """
   if owners is None:
     raise UsageError(
-      '--partition=natural: the data set does not say whose its examples are;'
+      '--partition=natural: the data set does not record owners of examples;'
       ' iid, dirichlet and shards make clients of any data set'
     )
   owners = np.asarray(owners)
@@ -92,7 +92,7 @@ def choose_owners(
   if not 1 <= wanted <= len(present):
     raise UsageError(
       f'--num_clients={settings.num_clients} --partition=natural: the data set'
-      f' has {len(present)} clients with examples; 0 takes them all'
+      f' has {len(present)} clients with examples; 0 takes all of them'
     )
   rng = seeds.generator(settings.seed, seeds.Purpose.NATURAL_CLIENTS)
   return np.sort(rng.permutation(present)[:wanted])
@@ -101,17 +101,18 @@ def choose_owners(
 def split_by_owner(
   hidden: list[np.ndarray], owners: np.ndarray, clients: np.ndarray
 ) -> list[np.ndarray]:
-  """Gives each client its own examples. Those of others are not used.
+  """Gives each client its own examples, and drops examples of others.
 
   Args:
     hidden: Groups of examples, int64.
-    owners: int [N], whose each example is.
+    owners: int [N], the owner of each example.
     clients: The owners that are clients, ascending.
 
   Returns:
     The examples of each client, ascending, perhaps none.
   """
   pool = np.sort(np.concatenate(hidden))
+  # A client's examples stay ascending.
   pool = pool[np.argsort(owners[pool], kind='stable')]
   starts = np.searchsorted(owners[pool], clients, 'left')
   stops = np.searchsorted(owners[pool], clients, 'right')
@@ -119,28 +120,28 @@ def split_by_owner(
 
 
 def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
-  """Gives each client the next examples of each class, as far as there are.
+  """Gives each client the next examples of each class, while they last.
 
   Args:
     hidden: The examples of each class, int64.
-    counts: int64 [clients, classes], how many a client gets, >= 0.
+    counts: int64 [clients, classes], a client's numbers of examples, >= 0.
 
   Returns:
     The examples of each client, class by class.
   """
   pieces = [
-    np.split(members, np.minimum(np.cumsum(of_class), len(members)))[:-1]
-    for members, of_class in zip(hidden, counts.T)
+    np.split(members, np.minimum(np.cumsum(sizes), len(members)))[:-1]
+    for members, sizes in zip(hidden, counts.T)
   ]
-  return [np.concatenate(of_client) for of_client in zip(*pieces)]
+  return [np.concatenate(own) for own in zip(*pieces)]
 
 
 def row_counts(partition: str, client: int, size: int) -> np.ndarray:
   """Computes the counts of each class at a client of `fedmatch` or `extreme`.
 
-  Shares of the row are rounded to the nearest number, halves to the odd one,
-  and the client's main class takes the difference: this, and no usual rounding
-  of halves, gives all counts that ProtoFSSL publishes.
+  Shares of the row are rounded to the nearest number, halves to the odd one.
+  The client's main class takes the difference. Only this rounding of halves
+  gives all counts that ProtoFSSL publishes.
 
   Args:
     partition: `names.FEDMATCH` or `names.EXTREME`.
@@ -161,7 +162,7 @@ def _row_counts(
   settings: partition_settings.PartitionSettings,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Counts [clients, classes] of `fedmatch` or `extreme`."""
+  """Computes counts [clients, classes] of `fedmatch` or `extreme`."""
   clients = range(settings.num_clients)
   available = np.array([len(members) for members in hidden])
   size = int(available.sum()) // settings.num_clients
@@ -172,17 +173,19 @@ def _row_counts(
     )
   in_row = np.bincount(np.arange(settings.num_clients) % 10, minlength=10)
   while True:
-    # With labels of its own, both parts of a client follow the row.
+    # If a client labels its own examples, both parts follow the row.
     labeled = min(settings.num_labels, size) if settings.labels_own else 0
     rows = np.array(
       [
         row_counts(settings.partition, k, labeled)
         + row_counts(settings.partition, k, size - labeled)
+        # The rows of clients repeat after ten.
         for k in range(10)
       ]
     )
     if np.all(in_row @ rows <= available):
       return rows[np.arange(settings.num_clients) % 10]
+    # Rounded counts may need more examples of a class than exist.
     size -= 1
 
 
@@ -191,23 +194,23 @@ def _balanced_counts(
   settings: partition_settings.PartitionSettings,
   rng: np.random.Generator,
 ) -> np.ndarray:
-  """Counts [clients, classes]: clients of one size, with classes as drawn.
+  """Draws counts [clients, classes] for clients of one size.
 
-  A class that has run out is drawn no more: the others' proportions grow.
+  An exhausted class is not drawn, and the others' proportions grow.
   """
   left = np.array([len(members) for members in hidden])
   size = int(left.sum()) // settings.num_clients
   concentration = np.full(len(left), settings.concentration)
   counts = np.zeros((settings.num_clients, len(left)), np.int64)
-  for of_client in counts:
+  for row in counts:
     proportions = rng.dirichlet(concentration)
-    while missing := size - of_client.sum():
+    while missing := size - row.sum():
       open_ = np.where(left > 0, proportions, 0)
-      # A very small alpha gives everything to a class that may be used up.
+      # A very small alpha gives all to one class, which may be exhausted.
       open_ = open_ if open_.sum() > 0 else left.astype(float)
       drawn = rng.multinomial(missing, open_ / open_.sum())
       drawn = np.minimum(drawn, left)
-      of_client += drawn
+      row += drawn
       left -= drawn
   return counts
 
@@ -224,8 +227,8 @@ def _split_shards(
   if len(pool) < count:
     raise UsageError(
       f'--shards_per_client={each}: {settings.num_clients} clients would need'
-      f' {count} shards of one example or more, but {len(pool)} examples are'
-      f' left for them; lower it, or --num_clients{settings.or_more_unlabeled}'
+      f' {count} shards of one example or more, but {len(pool)} examples remain'
+      f' for them; lower it, or --num_clients{settings.or_more_unlabeled}'
     )
   bounds = np.arange(1, count) * len(pool) // count
   shards = np.split(pool, bounds)
@@ -246,7 +249,7 @@ def _split_dirichlet(
     raise UsageError(
       f'--min_client_examples={min_client_examples}: {num_clients} clients'
       f' would need {num_clients * min_client_examples} examples, but {total}'
-      f' are left for them; set it to at most {total // num_clients}, or lower'
+      f' remain for them; set it to at most {total // num_clients}, or lower'
       f' --num_clients{settings.or_more_unlabeled}'
     )
   best = 0
@@ -257,8 +260,8 @@ def _split_dirichlet(
     if cuts is None:
       continue
     sizes = sum(
-      np.diff(of_class, prepend=0, append=len(members))
-      for members, of_class in zip(hidden, cuts)
+      np.diff(ends, prepend=0, append=len(members))
+      for members, ends in zip(hidden, cuts)
     )
     smallest = int(np.min(sizes))
     if smallest >= min_client_examples:
@@ -281,7 +284,7 @@ def _draw_dirichlet(
   total: int,
   rng: np.random.Generator,
 ) -> list[np.ndarray] | None:
-  """Draws once where to cut each class.
+  """Draws the cuts of each class once.
 
   Args:
     hidden: The examples of each class.
@@ -292,7 +295,7 @@ def _draw_dirichlet(
 
   Returns:
     Per class, int64 [num_clients - 1], or None if a draw gave all examples of a
-    class to clients that are full.
+    class to full clients.
   """
   all_cuts = []
   sizes = np.zeros(num_clients, np.int64)
@@ -315,4 +318,4 @@ def _cut(
 ) -> list[np.ndarray]:
   """Cuts classes into the examples of each client, class by class."""
   pieces = [np.split(members, cuts) for members, cuts in zip(hidden, all_cuts)]
-  return [np.concatenate(of_client) for of_client in zip(*pieces)]
+  return [np.concatenate(own) for own in zip(*pieces)]

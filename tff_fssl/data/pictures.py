@@ -1,4 +1,4 @@
-"""Reads an image of any size and mode, from a file or from numbers."""
+"""Reading of images of any size and mode, from files or numbers."""
 
 from collections.abc import Callable, Iterable, Iterator
 from concurrent import futures
@@ -16,19 +16,19 @@ import numpy as np
 
 from tff_fssl import files
 
-# Interpreted by Pillow; what else is in a folder is not an image.
+# Files that Pillow reads. Others are not images.
 SUFFIXES = frozenset(
   '.bmp .gif .jpeg .jpg .pbm .pgm .png .ppm .tif .tiff .webp'.split()
 )
-# JPEG files are decoded at an eighth, a quarter or half of their size if the
-# result is still this many times as large as what is wanted.
+# JPEG files are decoded at an eighth, a quarter or half of their size, if the
+# result is still this many times as large as the wanted image.
 _DRAFT = 2
-# What is decoded before any of it is used.
+# The images that are decoded before the first of them is used.
 _BATCH_BYTES, _MAX_BATCH = 2**26, 256
 
 _Item = TypeVar('_Item')
-# An image as it is stored; see `read`. A text is never a path: a file could
-# name another one by it.
+# A stored image: see `read`. A text is never taken as a path, since a hostile
+# file could name another file by it.
 Stored = pathlib.Path | bytes | np.ndarray
 
 
@@ -54,7 +54,7 @@ class Picture(NamedTuple):
   """An image that was read.
 
   Attributes:
-    pixels: uint8 [height, width, channels], not to be written to.
+    pixels: uint8 [height, width, channels], read-only.
     stored: (height, width) of the file's image.
     is_enlarged: Whether it was smaller than the form.
   """
@@ -66,32 +66,32 @@ class Picture(NamedTuple):
 
 @contextlib.contextmanager
 def quiet() -> Iterator[None]:
-  """Silences Pillow's warnings, for all threads. Yields once."""
+  """Silences Pillow's warnings, in all threads."""
   with warnings.catch_warnings():
     warnings.simplefilter('ignore')
     yield
 
 
 def read(image: Stored, form: Form) -> Picture:
-  """Brings an image into a form.
+  """Reads an image and brings it into a form.
 
-  Of a file, the image is turned as its EXIF orientation says. Of an animation,
-  the first frame counts. What is transparent becomes white, 16-bit values lose
-  their lower byte, and palettes, CMYK and other color spaces become RGB.
+  A file's image is turned by its EXIF orientation. An animation gives its first
+  frame. Transparent parts become white, 16-bit values lose their lower byte,
+  and palettes, CMYK and other color spaces become RGB.
 
   Numbers are integers from 0 to 255, or floats from 0 to 1, which become
-  round(255 x). None is inverted.
+  round(255 x). No image is inverted.
 
   Args:
     image: The path of a file, or its content. Or [H, W], [H, W, channels] with
       1, 3 or 4 channels, or [N], which is a square image, gray or RGB.
-    form: Its form after that.
+    form: The form of the result.
 
   Returns:
     The image.
 
   Raises:
-    files.FileError: If it is no such image. Only its `reason` matters.
+    files.FileError: If it is not an image. Only its `reason` matters.
   """
   path = str(image) if isinstance(image, pathlib.Path) else ''
   try:
@@ -107,21 +107,21 @@ def read(image: Stored, form: Form) -> Picture:
   except files.FileError:
     raise
   except Exception as error:  # pylint: disable=broad-except
-    # Pillow passes on the errors of its parsers.
+    # Pillow does not catch the errors of its parsers, which have any class.
     raise files.FileError(path, _unreadable(error)) from error
 
 
 def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
-  """Returns (height, width, channels) of an image, as it is stored.
+  """Returns (height, width, channels) of a stored image.
 
   Args:
-    image: The content of a file, or numbers, as `read` takes them.
+    image: The content of a file, or numbers, as for `read`.
 
   Returns:
-    Its shape, of files with 1 or 3 channels.
+    Its shape, which has 1 or 3 channels for files.
 
   Raises:
-    files.FileError: As `read` does, but not for all damages of files.
+    files.FileError: As for `read`, but some damages of files are not found.
   """
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
@@ -138,7 +138,7 @@ def stored_shape(image: bytes | np.ndarray) -> tuple[int, int, int]:
 
 
 def parse_bytes(content: bytes) -> np.ndarray | bytes:
-  """Tells the content of an image file from numbers. `read` takes either."""
+  """Interprets bytes as an image file, or else as numbers, for `read`."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   try:
@@ -147,11 +147,12 @@ def parse_bytes(content: bytes) -> np.ndarray | bytes:
   except Image.UnidentifiedImageError:
     return np.frombuffer(content, np.uint8)
   except Exception:  # pylint: disable=broad-except
-    return content  # `read` will say what is wrong with this file.
+    # `read` will report the error.
+    return content
 
 
 def decode(file: BinaryIO, form: Form) -> Picture:
-  """Reads an open image file. Like `read`, but raises errors of any class."""
+  """Reads an open image file like `read`, but raises errors of any class."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
   from PIL import ImageOps  # pylint: disable=import-outside-toplevel
 
@@ -169,9 +170,9 @@ class Traits(NamedTuple):
   """Traits of an image file that do not depend on its content.
 
   Attributes:
-    encoding: Its format, such as PNG.
+    encoding: The format, such as PNG.
     size: 'WIDTH x HEIGHT' of the stored image.
-    is_transparent: Whether it has transparent parts, which become white.
+    is_transparent: Whether the image has transparent parts, which become white.
   """
 
   encoding: str
@@ -180,7 +181,7 @@ class Traits(NamedTuple):
 
 
 def traits_of(paths: Iterable[str]) -> list[Traits]:
-  """Reads the headers of image files that are known to be readable."""
+  """Reads the headers of readable image files."""
   from PIL import Image  # pylint: disable=import-outside-toplevel
 
   traits = []
@@ -195,21 +196,22 @@ def traits_of(paths: Iterable[str]) -> list[Traits]:
 
 def _unreadable(error: Exception) -> str:
   """Says why an image cannot be decoded."""
-  return f'it is not an image that can be read ({_words(error)})'
+  return f'it is not a readable image ({_words(error)})'
 
 
 def read_all(
   items: Iterable[_Item], read_item: Callable[[_Item], Picture], form: Form
 ) -> Iterator[tuple[_Item, Picture | str]]:
-  """Reads many images, with as many threads as there are cores.
+  """Reads many images, with one thread per core.
 
   Args:
     items: Identifies the images.
-    read_item: Reads one, or raises `files.FileError` if that is not possible.
-    form: Their form after that.
+    read_item: Reads an image, or raises `files.FileError`.
+    form: The form of the results.
 
   Yields:
-    Each item, in order, with its image, or why it cannot be read.
+    Each item, in order, with its image, or with the reason why it cannot be
+    read.
   """
 
   def read_safely(item):
@@ -223,6 +225,7 @@ def read_all(
   size = max(threads, min(size, _MAX_BATCH))
   items = iter(items)
   with quiet(), futures.ThreadPoolExecutor(threads) as pool:
+    # `map` alone would read everything ahead of a slow consumer.
     while batch := list(itertools.islice(items, size)):
       yield from zip(batch, pool.map(read_safely, batch))
 
@@ -232,7 +235,7 @@ def convert(pixels: np.ndarray, form: Form) -> np.ndarray:
 
   Args:
     pixels: uint8 [H, W, channels], channels 1, 3 or 4 (RGBA).
-    form: Its form after that.
+    form: The form of the result.
 
   Returns:
     uint8 [height, width, channels].
@@ -321,7 +324,8 @@ def _quantize(values: np.ndarray) -> np.ndarray:
     raise ValueError(f'its values are {values.dtype}')
   least, most = values.min(), values.max()
   largest = 1 if is_float else 255
-  if not (least >= 0 and most <= largest):  # Nor is NaN.
+  # Also rejects NaN.
+  if not (least >= 0 and most <= largest):
     kind = 'floats' if is_float else 'integers'
     raise ValueError(
       f'its values go from {least:g} to {most:g}; {kind} must be from 0 to'

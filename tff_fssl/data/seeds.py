@@ -7,13 +7,15 @@ import enum
 
 import numpy as np
 
-# Cohorts are older than `Purpose`, and their words are others: old runs repeat.
+# Cohorts are older than `Purpose`, and keep their own words, so that old runs
+# repeat.
 _COHORT = 0x50C1A1
 
 
 class Purpose(enum.IntEnum):
-  """Purposes of streams. Numbers are never reused, so that old runs repeat."""
+  """Purposes of streams, whose numbers are never reused."""
 
+  # An old run repeats only as long as the numbers stay.
   LABEL_SPLIT = 1
   VALIDATION = 2
   PARTITION = 3

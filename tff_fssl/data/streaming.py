@@ -1,4 +1,4 @@
-"""Unlabelled examples that come to clients in parts."""
+"""Unlabelled examples that arrive at clients in parts."""
 
 import dataclasses
 
@@ -9,17 +9,17 @@ from tff_fssl.data import seeds
 
 @dataclasses.dataclass(frozen=True)
 class Streaming:
-  """Which of a client's unlabelled examples it trains on in which rounds.
+  """The schedule by which a client's unlabelled examples arrive.
 
   FedMatch's Streaming-NonIID (Jeong et al., 2021) has 10 steps of 10 rounds.
-  All is a function of the seed, the client and the round's number, so that a
-  run that was stopped goes on with the same parts.
+  Parts are a function of the seed, the client and the round's number, so that a
+  resumed run has the same parts.
 
   Attributes:
-    steps: Into how many parts each client's examples are cut, at random and
-      evenly, >= 1. 1: clients always have all.
-    rounds: For how many rounds each part lasts, >= 1.
-    cycles: Whether the first part follows the last one, else the last part
+    steps: The number of equal parts into which each client's examples are cut
+      at random, >= 1. 1: clients always have all.
+    rounds: The number of rounds of each part, >= 1.
+    cycles: Whether the first part follows the last one. Otherwise the last part
       stays.
     seed: Any integer.
   """
@@ -31,11 +31,11 @@ class Streaming:
 
   @property
   def last_begins(self) -> int:
-    """The first round with the last part."""
+    """Returns the first round with the last part."""
     return (self.steps - 1) * self.rounds + 1
 
   def step(self, round_num: int) -> int:
-    """Returns the part of a round, in [0, steps). Rounds begin with 1."""
+    """Returns the part of a round >= 1, in [0, steps)."""
     step = (round_num - 1) // self.rounds
     return step % self.steps if self.cycles else min(step, self.steps - 1)
 
@@ -50,10 +50,11 @@ class Streaming:
       round_num: The round, >= 1.
 
     Returns:
-      int64, ascending: floor(N / steps) of them, or one more.
+      int64, ascending: floor(N / steps) examples, or one more.
     """
     if self.steps == 1:
       return examples
+    # One order for all rounds, so that parts do not overlap.
     rng = seeds.generator(self.seed, seeds.Purpose.STREAMING, client_id)
     order = rng.permutation(len(examples))
     step = self.step(round_num)

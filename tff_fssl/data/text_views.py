@@ -1,29 +1,30 @@
 """Texts as numbers of words, and views of them.
 
 A text is int32 [L]: the numbers of its first L words, in [1, vocabulary), then
-0. A word's number is a hash of it: there is no list of words, which could tell
-what clients wrote, and two words may share a number. Texts are in lower case;
-words are runs of letters, marks and digits, so that languages which do not put
-spaces between words need them put there.
+zeros. A word's number is its hash, and two words may share a number. No list of
+words exists, since it could reveal the texts of clients. Texts are in lower
+case. Words are runs of letters, marks and digits. Languages that write no
+spaces between words must be segmented first.
 
 Every view maps a batch int32 [B, L] to float32 [B, L], the numbers of words as
-networks take them (all below 2^24, so exact), in the graph. A weak view lacks
-some words, each with the same probability (random deletion of EDA, Wei and Zou
-2019; never all). A strong view, with its own draws:
+networks take them (all below 2^24, so exact), in the graph. A weak view deletes
+each word with the same probability, but never all words (random deletion of
+EDA, Wei and Zou 2019). A strong view has its own draws and three steps:
 
-1.  words are replaced as by UDA (Xie et al. 2020, appendix B; its code): word i
-    with probability min(p (C - t_i) / Z, 1), where t_i is its TF-IDF in this
-    text, C the greatest of them and Z the mean of C - t_i; so that key words
-    stay. What replaces it is drawn in proportion to max S - S(w), S(w) the mean
-    of w's TF-IDF over texts: of words that say little. Deviations: words are
-    hashed; document frequencies are of training texts' first L words;
-2.  some words, drawn one by one, change places with each other, where EDA swaps
-    pairs one after another;
-3.  words are deleted.
+1.  Words are replaced as by UDA (Xie et al. 2020, appendix B, and its code).
+    Word i is replaced with probability min(p (C - t_i) / Z, 1). Here t_i is its
+    TF-IDF in this text, C the greatest TF-IDF and Z the mean of C - t_i, so
+    that key words stay. The new word w is drawn in proportion to max S - S(w),
+    where S(w) is the mean of w's TF-IDF over texts, so that new words are
+    uninformative. Unlike in UDA, words are hashed, and document frequencies
+    are of training texts' first L words.
+2.  Some words, drawn one by one, change places with each other. EDA swaps pairs
+    one after another instead.
+3.  Words are deleted.
 
-UDA's replacement needs to know in how many training texts a word is. The
-program counts in all of them, as it measures mean and deviation of images;
-where the aggregator protects clients, only in those that no client holds. A
+UDA's replacement needs the number of training texts with each word. The program
+counts in all training texts, as it measures mean and deviation of images. If
+the aggregator protects clients, it counts only in texts that no client holds. A
 deployment could also sum clients' counts securely.
 """
 
@@ -39,12 +40,12 @@ _NO_WORD = r'[^\pL\pM\pN]+'
 
 
 def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
-  """Numbers the words of texts, also in a graph that is exported.
+  """Maps words of texts to numbers, also in an exported graph.
 
   Args:
-    texts: string [N], UTF-8. What is not becomes replacement characters.
-    vocabulary_size: How many numbers there are, with 0.
-    max_words: L, of how many words a text may have. Others are left out.
+    texts: string [N]. Invalid UTF-8 becomes replacement characters.
+    vocabulary_size: The number of different numbers, with 0.
+    max_words: L, the greatest number of words. Further words are ignored.
 
   Returns:
     int32 [N, L].
@@ -73,12 +74,12 @@ def build_views(
   Args:
     x: int32 [N, L], texts in which words are counted. N may be 0 without
       replacement.
-    vocabulary_size: How many numbers there are, with 0.
-    weak_deletion: Share of the words that a weak view lacks, in [0, 1].
-    strong_replacement: p, share of the words of a strong view that UDA's method
+    vocabulary_size: The number of different numbers, with 0.
+    weak_deletion: Share of words that a weak view deletes, in [0, 1].
+    strong_replacement: p, share of a strong view's words that UDA's method
       replaces.
     strong_swaps: Share of the words of a strong view that change places.
-    strong_deletion: Share of the words that it lacks.
+    strong_deletion: Share of words that a strong view deletes.
 
   Returns:
     The views.
@@ -119,16 +120,17 @@ def _statistics(
 
   Args:
     x: int32 [N, L], texts.
-    vocabulary_size: How many numbers there are.
+    vocabulary_size: The number of different numbers.
 
   Returns:
-    (inverse document frequency, cumulative probability of replacing another
-    word), both float32 [vocabulary_size].
+    The inverse document frequency of each word, and the cumulative probability
+    of being the new word, both float32 [vocabulary_size].
   """
   num_texts = np.zeros(vocabulary_size)
   shares = np.zeros(vocabulary_size)
   for texts in image_cache.chunks(x):
     texts = np.sort(texts, axis=1)
+    # After sorting, each different word of a text counts once.
     is_first = np.diff(texts, axis=1, prepend=0) > 0
     num_texts += np.bincount(texts[is_first], minlength=vocabulary_size)
     lengths = np.maximum(np.sum(texts > 0, axis=1, keepdims=True), 1)
@@ -137,10 +139,11 @@ def _statistics(
   rarity = np.log(max(len(x), 1) / np.maximum(num_texts, 1))
   score = shares * rarity
   weight = np.where(num_texts > 0, score.max() - score, 0)
-  if not weight.sum():  # All words are alike.
+  # All words are alike.
+  if not weight.sum():
     weight = num_texts
   cumulative = np.cumsum(weight / max(weight.sum(), 1e-12))
-  # The word of the greatest draw exists, however sums are rounded.
+  # Rounded sums may end below 1, and a greater draw would find no word.
   last = int(np.max(np.nonzero(weight)[0], initial=0))
   cumulative[last:] = 1
   return rarity.astype(np.float32), cumulative.astype(np.float32)
@@ -155,18 +158,18 @@ def _replaceable(words: tf.Tensor, rarity: np.ndarray) -> tf.Tensor:
     in_order, words, side='left'
   )
   frequency = tf.math.divide_no_nan(tf.cast(count, tf.float32), length)
-  of_text = is_word * frequency * tf.gather(tf.constant(rarity), words)
-  below = tf.reduce_max(of_text, axis=1, keepdims=True) - of_text
+  scores = is_word * frequency * tf.gather(tf.constant(rarity), words)
+  below = tf.reduce_max(scores, axis=1, keepdims=True) - scores
   below *= is_word
   mean = tf.reduce_sum(below, axis=1, keepdims=True) / tf.maximum(length, 1.0)
   return tf.math.divide_no_nan(below, mean)
 
 
 def _swap(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
-  """Lets a share of the words change places with each other."""
+  """Permutes a share of the words."""
   place = tf.cast(tf.range(words.shape[1]), tf.float32)
   moves = (draws < share) & (words > 0)
-  # Words that move come first, in the order of places and in one of draws.
+  # Moving words come first, once in the order of places, once in that of draws.
   before = tf.argsort(tf.where(moves, place, words.shape[1] + place), axis=1)
   after = tf.argsort(tf.where(moves, draws, 1.0 + place), axis=1)
   back = tf.argsort(before, axis=1)
@@ -175,7 +178,8 @@ def _swap(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
 
 
 def _delete(words: tf.Tensor, draws: tf.Tensor, share: float) -> tf.Tensor:
-  """Deletes a share of the words, but never all of them."""
+  """Deletes a share of the words, but never all."""
+  # The word with the largest draw always stays.
   draws = tf.where(words > 0, draws, -1.0)
   last = tf.reduce_max(draws, axis=1, keepdims=True)
   keeps = (words > 0) & ((draws >= share) | (draws >= last))

@@ -1,14 +1,15 @@
 """Views of vectors, such as the embeddings of a frozen encoder.
 
 Every function maps a batch float32 [B, V, D] to float32 [B, D], in the graph.
-Of V views the first is the plain one. Weak and strong ones may follow, which
-their owner has made (of another wording, another photo, another crop). Then
-one of these is drawn. Where there is none, it is made of the plain one:
+The first of V views is plain. The owner of the data may add weak and strong
+views (of another wording, another photo, another crop). Then one of these is
+drawn. Otherwise views are made from the plain one:
 
-*   weak: Gaussian noise is added to each number;
-*   strong: likewise with its own draws, usually with more noise, and then some
-    numbers, drawn one by one, are replaced by their means (the masking noise of
-    Vincent et al. 2008, for vectors whose zero has no meaning).
+*   weak: Gaussian noise is added to each number.
+*   strong: Noise is added in the same way, usually more, with its own draws.
+    Then some numbers, drawn one by one, are replaced by their means (the
+    masking noise of Vincent et al. 2008, for vectors whose zero has no
+    meaning).
 
 Noise is in units of each number's deviation over the training data, so that one
 strength suits numbers of any scale.
@@ -25,7 +26,8 @@ from tff_fssl.data.sources import vectors as vectors_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 
-# Uniform numbers are multiples of 2^-23; half of that makes none of them 0.
+# Uniform numbers are multiples of 2^-23. Half a step more, and none is 0, whose
+# quantile is -inf.
 _HALF_STEP = 2.0**-24
 
 
@@ -43,15 +45,15 @@ def build_views(
   """Builds the views of a data set's vectors.
 
   Args:
-    mean: Of each number of the plain vectors, [D].
-    std: Likewise the standard deviation, > 0.
-    num_weak: How many weak views are given, after the plain one.
-    num_strong: How many strong views are given, after these.
-    normalize: Whether networks see (x - mean) / std, else x.
-    weak_noise: Deviation of the noise of a weak view that is made.
-    strong_noise: The same of a strong view.
-    strong_dropout: Share of the numbers of a strong view that is made that
-      become the mean.
+    mean: The mean of each number of the plain vectors, [D].
+    std: The standard deviation of each number, > 0.
+    num_weak: The number of given weak views, after the plain one.
+    num_strong: The number of given strong views, after the weak ones.
+    normalize: Whether networks receive (x - mean) / std, else x.
+    weak_noise: Deviation of the noise of made weak views.
+    strong_noise: Deviation of the noise of made strong views.
+    strong_dropout: Share of the numbers of made strong views that become the
+      mean.
 
   Returns:
     The views.
@@ -61,8 +63,8 @@ def build_views(
   """
   if not len(mean) or len(mean) != len(std) or min(std) <= 0:
     raise UsageError(
-      f'{len(mean)} means and {len(std)} deviations: there must be one of each'
-      ' for every number of a vector, deviations greater than 0'
+      f'{len(mean)} means and {len(std)} deviations: every number of a vector'
+      ' needs one of each, and deviations must be greater than 0'
     )
   center = np.array(mean, np.float32)
   spread = np.array(std, np.float32)
@@ -112,5 +114,5 @@ def build_views(
 
 
 def _gaussian(draws: tf.Tensor) -> tf.Tensor:
-  """Numbers of a standard normal distribution, from uniform ones."""
+  """Maps uniform numbers to numbers of a standard normal distribution."""
   return tf.math.ndtri(draws + _HALF_STEP)

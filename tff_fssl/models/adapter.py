@@ -1,17 +1,17 @@
-"""The interface of local training to a Keras model.
+"""A Keras model as local training uses it.
 
 A `Network` is one Keras model in one graph. To use a weight set, assign it to
 the model's variables. `Network` fixes three things that Keras leaves to global
 or implicit state:
 
-*   Initial weights are a function of (seed, place in the model). (Keras's own
-    seeding differs from build to build inside a computation.)
+*   Initial weights are a function of (seed, place in the model). Keras's own
+    seeding differs from build to build inside a computation.
 *   Batch normalization in training normalizes with the batch's moments and, by
     default, tracks no averages: `statistics.py` gathers statistics instead.
 *   Dropout and other random layers draw from seeds of the training step: see
     `random_layers.py`.
 
-Models that cannot be trained in this way are refused: see `checks.py`.
+Models that cannot be trained in this way are rejected: see `checks.py`.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class BatchMoments(NamedTuple):
 def gradients(
   tape: tf.GradientTape, loss: tf.Tensor, *networks: Network
 ) -> list[list[tf.Tensor]]:
-  """The gradients of a loss for several networks, in one backward pass.
+  """Computes gradients of a loss for several networks, in one backward pass.
 
   Args:
     tape: The tape that recorded the loss.
@@ -61,18 +61,18 @@ def gradients(
     *networks: The networks.
 
   Returns:
-    For each network, what `Network.gradients` returns.
+    For each network, the result of `Network.gradients`.
   """
-  of_networks = tape.gradient(
+  per_network = tape.gradient(
     loss,
     [network.trainable_variables for network in networks],
     unconnected_gradients=tf.UnconnectedGradients.ZERO,
   )
-  return [[tf.convert_to_tensor(g) for g in of_one] for of_one in of_networks]
+  return [[tf.convert_to_tensor(g) for g in own] for own in per_network]
 
 
 class Network:
-  """One Keras model in the current graph, used with explicit weights."""
+  """A Keras model in the current graph, used with explicit weights."""
 
   def __init__(
     self,
@@ -90,19 +90,19 @@ class Network:
     Args:
       model_fn: Builds the Keras model, images float32 [B, H, W, C] -> logits
         [B, num_classes].
-      seed: Seed of the initial weights; None if weights will be assigned.
-      num_classes: Expected width of the output; None to skip the check.
-      image_shape: (H, W, C). Needed by models that have no shape of their own
+      seed: Seed of the initial weights. None if weights will be assigned.
+      num_classes: Expected width of the output. None skips the check.
+      image_shape: (H, W, C). Needed by models without a shape of their own
         (subclassed models, `Sequential` without `Input`).
       track_moving_averages: Whether training updates Keras's moving averages.
       compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
-        precision; variables, moments of batch norm and the results of this
+        precision. Variables, moments of batch norm and the results of this
         class stay float32. 'float32': the model is as `model_fn` makes it.
-      trace: Whether forward passes are traced to check the model; not necessary
+      trace: Whether forward passes are traced to check the model. Not necessary
         if another network of the same `model_fn` was checked.
 
     Raises:
-      UsageError: If the model cannot be trained; says why.
+      UsageError: If the model cannot be trained.
     """
     created: list[tf.Variable] = []
     with (
@@ -121,6 +121,7 @@ class Network:
       for name, variable in frozen.variables(model).items()
       if name in self._frozen_values
     }
+    # Frozen weights are constants of the graph, so that no state contains them.
     constants = {variable.ref() for variable in self.frozen_variables.values()}
     self.non_trainable_variables = tuple(
       v for v in model.non_trainable_variables if v.ref() not in constants
@@ -133,7 +134,8 @@ class Network:
     for index, layer in enumerate(self.batch_norm_layers):
       layer.call = self._batch_norm_call(index, layer, layer.call)
     self._random_layers = random_layers.RandomLayers(model)
-    # Layers that copy their weights when they are built (`Normalization`).
+    # `Normalization` copies its weights when it is built, so that it would not
+    # see them change.
     self._finalized_layers = [
       layer
       for layer in checks.layers(model)
@@ -155,7 +157,7 @@ class Network:
       checks.check_initial_weights(model, symbolic)
 
   def _trial(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """The logits, as any step or evaluation would compute them."""
+    """Computes logits, as any step or evaluation would."""
     with self.draws(tf.constant([0, 0])):
       return self.logits(images, training=training)
 
@@ -165,7 +167,7 @@ class Network:
     layer: tf.keras.layers.Layer,
     keras_call: Callable[..., tf.Tensor],
   ) -> Callable[..., tf.Tensor]:
-    """A `call` for a batch norm layer with the moments that this class sets."""
+    """Makes a batch norm layer's `call` that uses this class's moments."""
 
     @tf.autograph.experimental.do_not_convert
     def call(
@@ -176,13 +178,13 @@ class Network:
       if mask is not None:
         raise hparams.UsageError(
           f'layer {layer.name!r} (batch normalization) gets a mask, which'
-          ' static batch norm does not support; leave masking out'
+          ' static batch norm does not support; remove the masking'
         )
       if not (training or self._use_batch_moments):
         return keras_call(inputs, training=False)
       if self._track_moving_averages and not self._use_batch_moments:
         return keras_call(inputs, training=True)
-      outputs, mean, variance, count = batch_norm.by_batch(layer, inputs)
+      outputs, mean, variance, count = batch_norm.normalize_batch(layer, inputs)
       if self._recorded is not None:
         self._recorded.append(BatchMoments(index, mean, variance, count))
       return outputs
@@ -191,13 +193,13 @@ class Network:
     return wrapped
 
   def assign(self, weights: Weights) -> None:
-    """Assigns a weight set to the model, and frozen weights with it.
+    """Assigns weights to the model, and its frozen weights with them.
 
     Args:
       weights: The weights.
 
     Raises:
-      ValueError: If they are another model's.
+      ValueError: If the weights belong to another model.
     """
     for variable, value in zip(
       self.trainable_variables, weights.trainable, strict=True
@@ -211,16 +213,16 @@ class Network:
       variable.assign(self._frozen_values[name])
 
   def initial_weights(self) -> Weights:
-    """The weights the model was built with, without statistics."""
+    """Returns the weights the model was built with, without statistics."""
     return Weights(
       tuple(tf.identity(v) for v in self.trainable_variables),
       tuple(tf.identity(v) for v in self.non_trainable_variables),
-      # Moving averages are used from the start.
+      # Moving averages are used from the first round on.
       tf.constant(float(self._track_moving_averages or not self.is_static)),
     )
 
   def weights_now(self, statistics_count: tf.Tensor) -> Weights:
-    """The weights that are assigned now, whose statistics have this count."""
+    """Returns the currently assigned weights, with this count of statistics."""
     return Weights(
       tuple(v.read_value() for v in self.trainable_variables),
       tuple(v.read_value() for v in self.non_trainable_variables),
@@ -229,7 +231,7 @@ class Network:
 
   @property
   def weight_specs(self) -> Weights:
-    """`tf.TensorSpec`s of the weights."""
+    """Returns `tf.TensorSpec`s of the weights."""
     trainable, non_trainable = (
       tuple(tf.TensorSpec(v.shape, v.dtype) for v in variables)
       for variables in (self.trainable_variables, self.non_trainable_variables)
@@ -238,7 +240,7 @@ class Network:
 
   @property
   def variances(self) -> tuple[int, ...]:
-    """The indices of batch norm's moving variances in non-trainable weights."""
+    """Finds the indices of moving variances among non-trainable weights."""
     moving = {
       layer.moving_variance.ref()
       for layer in self.model._flatten_layers()  # pylint: disable=protected-access
@@ -252,7 +254,7 @@ class Network:
 
   @property
   def is_static(self) -> bool:
-    """Whether batch norm statistics have to be gathered after training."""
+    """Tells whether batch norm statistics are gathered after training."""
     return bool(self.batch_norm_layers) and not self._track_moving_averages
 
   def logits(
@@ -262,17 +264,17 @@ class Network:
     training: bool,
     weights: tf.Tensor | None = None,
   ) -> tf.Tensor:
-    """The model's logits.
+    """Computes the model's logits.
 
     If the network is random, call it within `draws` in training. A second pass
-    of the same tensor repeats the draws of the first; other tensors have their
-    own draws.
+    of the same tensor repeats the draws of the first. Other tensors have draws
+    of their own.
 
     Args:
       images: float32 [B, H, W, C].
-      training: Whether layers do what they do in training.
-      weights: float32 [B], those of the examples. If all are 0 (of a client
-        that has none), moving averages stay as they are. None: 1.
+      training: Whether layers behave as in training.
+      weights: float32 [B], the examples' weights. If all are 0 (a client
+        without examples), moving averages do not change. None: 1.
 
     Returns:
       Logits, float32 [B, C].
@@ -291,20 +293,20 @@ class Network:
   def _pass(
     self, model: tf.keras.Model, images: tf.Tensor, training: bool
   ) -> tf.Tensor:
-    """The float32 outputs of the model, or of one that shares its layers."""
+    """Calls the model, or one that shares its layers, for float32 outputs."""
     for layer in self._finalized_layers:
       layer.finalize_state()
-    around: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+    context: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
     if self._random_layers:
-      around = self._random_layers.forward_pass(images, training)
-    with around:
+      context = self._random_layers.forward_pass(images, training)
+    with context:
       # Our own graphs are traced without AutoGraph; a user's layer may need it.
       call = tf.__internal__.autograph.tf_convert(model, self._autograph)
       return tf.cast(call(images, training=training), tf.float32)
 
   @functools.cached_property
   def _head(self) -> tf.keras.layers.Layer:
-    """The last layer, which makes logits of features; raises `UsageError`."""
+    """Finds the layer that makes logits, or raises `UsageError`."""
     return checks.head(self.model)
 
   @functools.cached_property
@@ -313,34 +315,34 @@ class Network:
 
   @property
   def feature_size(self) -> int:
-    """The number of features, the inputs of the last layer."""
+    """Returns the number of features, the inputs of the last layer."""
     return int(self._head.input.shape[-1])
 
   @property
   def head(self) -> tuple[int, ...]:
-    """The indices of the last layer's weights among the trainable ones."""
+    """Finds the last layer's weights: indices of trainable variables."""
     own = {v.ref() for v in self._head.trainable_weights}
     return tuple(
       i for i, v in enumerate(self.trainable_variables) if v.ref() in own
     )
 
   def features(self, images: tf.Tensor, *, training: bool) -> tf.Tensor:
-    """The inputs of the last layer, float32 [B, D]; otherwise as `logits`."""
+    """Computes the inputs of the last layer, float32 [B, D], like `logits`."""
     return self._pass(self._feature_model, images, training)
 
   @property
   def is_random(self) -> bool:
-    """Whether training draws random numbers (dropout)."""
+    """Tells whether training draws random numbers (dropout)."""
     return bool(self._random_layers)
 
   def draws(self, seed: tf.Tensor) -> contextlib.AbstractContextManager[None]:
-    """A context in which training draws from one step's `seed`, int32 [2]."""
+    """Enters a context in which training draws from `seed`, int32 [2]."""
     return self._random_layers.seeded(seed)
 
   def gradients(
     self, tape: tf.GradientTape, loss: tf.Tensor
   ) -> list[tf.Tensor]:
-    """The gradient of a loss with respect to each trainable variable.
+    """Computes a loss's gradient with respect to each trainable variable.
 
     Args:
       tape: The tape that recorded the loss.
@@ -354,14 +356,14 @@ class Network:
 
   @property
   def has_regularizers(self) -> bool:
-    """Whether any layer has a regularizer of its weights."""
+    """Tells whether any layer has a regularizer of its weights."""
     return any(layer._callable_losses for layer in checks.layers(self.model))  # pylint: disable=protected-access
 
   def regularization(self) -> tuple[tf.Tensor, list[tf.Tensor]]:
-    """The sum of the layers' regularizers, and its gradient.
+    """Computes the sum of the layers' regularizers, and its gradient.
 
     Returns:
-      float32 scalar; dense tensors, one per trainable variable.
+      float32 scalar, and dense tensors, one per trainable variable.
     """
     with tf.GradientTape() as tape:
       loss = tf.add_n([tf.cast(t, tf.float32) for t in self.model.losses])
@@ -370,7 +372,7 @@ class Network:
   def inference_logits(
     self, images: tf.Tensor, statistics_count: tf.Tensor
   ) -> tf.Tensor:
-    """Logits for evaluation, with batch norm statistics if there are any.
+    """Computes logits for evaluation, with batch norm statistics if any exist.
 
     Without statistics, batch norm uses the moments of the batch.
 
@@ -384,18 +386,18 @@ class Network:
     if not self.is_static:
       return self.logits(images, training=False)
 
-    def from_batch() -> tf.Tensor:
+    def batch_logits() -> tf.Tensor:
       with self._batch_moments():
         return self.logits(images, training=False)
 
     return tf.cond(
       statistics_count > 0.0,
       lambda: self.logits(images, training=False),
-      from_batch,
+      batch_logits,
     )
 
   def moments(self, images: tf.Tensor) -> Sequence[BatchMoments]:
-    """The moments at every batch norm layer in a forward pass over a batch."""
+    """Records the moments at every batch norm layer in a forward pass."""
     with self._batch_moments():
       self._recorded = []
       self.logits(images, training=False)
@@ -404,7 +406,7 @@ class Network:
 
   @contextlib.contextmanager
   def _batch_moments(self) -> Iterator[None]:
-    """A context in which trained batch norm layers use the batch's moments."""
+    """Enters a context in which batch norm layers use the batch's moments."""
     self._use_batch_moments = True
     try:
       yield
@@ -413,12 +415,13 @@ class Network:
 
   @contextlib.contextmanager
   def perturbed(self, perturbation: Sequence[tf.Tensor]) -> Iterator[None]:
-    """A context in which the trainable weights w are w + `perturbation`."""
+    """Enters a context in which trainable weights w are w + `perturbation`."""
     saved = [v.read_value() for v in self.trainable_variables]
     for variable, value, change in zip(
       self.trainable_variables, saved, perturbation
     ):
       variable.assign(value + change)
     yield
+    # Subtracting would not restore the weights to the bit.
     for variable, value in zip(self.trainable_variables, saved):
       variable.assign(value)

@@ -22,7 +22,7 @@ def layer_types() -> tuple[Any, ...]:
 def trained_layers(
   model: tf.keras.Model,
 ) -> tuple[tf.keras.layers.Layer, ...]:
-  """The model's batch normalization layers, except frozen ones."""
+  """Lists the model's batch normalization layers, except frozen ones."""
   return tuple(
     layer
     for layer in model._flatten_layers()  # pylint: disable=protected-access
@@ -30,18 +30,18 @@ def trained_layers(
   )
 
 
-def by_batch(
+def normalize_batch(
   layer: tf.keras.layers.Layer, inputs: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
-  """The outputs of a batch normalization layer in training, and its moments.
+  """Computes a batch normalization layer's outputs with the batch's moments.
 
   Args:
     layer: One of `layer_types`.
     inputs: Float tensor of any rank.
 
   Returns:
-    (outputs, mean float32 [channels], biased variance float32 [channels],
-    number of values per channel as float32 scalar).
+    The outputs, the mean float32 [channels], the biased variance float32
+    [channels] and the number of values per channel, float32 scalar.
   """
   inputs = tf.cast(inputs, layer.compute_dtype)
   axis = [a % inputs.shape.rank for a in layer.axis]
@@ -49,6 +49,7 @@ def by_batch(
   count = tf.cast(tf.size(inputs), tf.float32) / channels
   gamma, beta = layer.gamma, layer.beta
   if inputs.shape.rank == 4 and axis == [3]:
+    # Much faster on images than `tf.nn.moments`.
     outputs, mean, variance = tf.compat.v1.nn.fused_batch_norm(
       inputs,
       tf.ones([channels]) if gamma is None else gamma,
@@ -56,7 +57,8 @@ def by_batch(
       epsilon=layer.epsilon,
       is_training=True,
     )
-    variance *= (count - 1.0) / tf.maximum(count, 1.0)  # Makes it biased.
+    # Makes it biased.
+    variance *= (count - 1.0) / tf.maximum(count, 1.0)
   else:
     others = [a for a in range(inputs.shape.rank) if a not in axis]
     shape = [d if a in axis else 1 for a, d in enumerate(inputs.shape)]

@@ -1,6 +1,6 @@
-"""Checks of a user's Keras model; each failure is reported in one clear line.
+"""Checks of a user's Keras model, which report failures in one clear line.
 
-This module checks layers, variables and initial weights; `forward_pass.py`
+This module checks layers, variables and initial weights. `forward_pass.py`
 checks forward passes.
 """
 
@@ -27,20 +27,20 @@ RANDOM = re.compile(
   r'|Anonymous\w*SeedGenerator|\w*CandidateSampler'
 )
 LOGITS = (
-  'a model must give logits: leave out the last activation (in'
+  'a model must give logits: remove the last activation (in'
   ' keras.applications: classifier_activation=None)'
 )
 
 
 def layers(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
-  """The model and all layers in it, at any depth."""
+  """Lists the model and all layers in it, at any depth."""
   return list(model._flatten_layers())  # pylint: disable=protected-access
 
 
 def _cause(error: Exception) -> str:
-  """The one line of a Keras error that says what happened."""
-  around = r'Exception encountered when calling layer .*? \(type \w+\)\.'
-  text = re.sub(f'{around}|in user code:', '', str(error))
+  """Finds the line of a Keras error that names the cause."""
+  preamble = r'Exception encountered when calling layer .*? \(type \w+\)\.'
+  text = re.sub(f'{preamble}|in user code:', '', str(error))
   lines = [line.strip() for line in text.splitlines() if line.strip()]
   # AutoGraph's message lists the calls first, then the error.
   named = [line for line in lines if re.match(r'\w*(Error|Exit): *\w', line)]
@@ -64,7 +64,7 @@ def _inference_phase() -> Iterator[None]:
 
 
 def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
-  """The model that `model_fn` builds.
+  """Calls `model_fn`.
 
   Raises:
     UsageError: If it raises, or does not return a Keras model.
@@ -86,15 +86,16 @@ def call_model_fn(model_fn: Callable[[], Any]) -> tf.keras.Model:
 
 
 def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
-  """Refuses variables that were not made by this call of `model_fn`.
+  """Rejects variables that were not made by this call of `model_fn`.
 
   Args:
     model: The model.
     created: The variables that this call made.
 
   Raises:
-    UsageError: If the model has others.
+    UsageError: If the model has other variables.
   """
+  # By handle, since Keras may wrap a variable (mixed precision).
   ours = {id(v.handle) for v in created}
   for layer in reversed(layers(model)):
     # Layers that are not built yet have no `weights`.
@@ -102,8 +103,8 @@ def check_is_new(model: tf.keras.Model, created: Sequence[tf.Variable]) -> None:
     for variable in layer._trainable_weights + layer._non_trainable_weights:
       if id(variable.handle) not in ours:
         raise UsageError(
-          f'model {model.name!r}: layer {layer.name!r} was there before'
-          ' model_fn was called; each call of model_fn must build a new model'
+          f'model {model.name!r}: layer {layer.name!r} is older than this'
+          ' call of model_fn; each call of model_fn must build a new model'
           ' (to start from your own weights, use process.set_model_weights)'
         )
 
@@ -115,16 +116,18 @@ def explained(model: tf.keras.Model, images: Any) -> Iterator[None]:
     yield
   except Exception as e:
     reason: BaseException | None = e
-    while reason is not None:  # AutoGraph wraps our errors in its own.
+    # AutoGraph wraps our errors in its own.
+    while reason is not None:
       if isinstance(reason, UsageError):
         raise reason from None
       reason = reason.__context__
-    where = [
+    # The innermost layer whose code was running names the place.
+    owners = [
       frame.f_locals.get('self')
       for frame, _ in traceback.walk_tb(e.__traceback__)
     ]
-    where = [x for x in where if isinstance(x, tf.keras.layers.Layer)]
-    inner = where[-1] if where and where[-1] is not model else None
+    found = [x for x in owners if isinstance(x, tf.keras.layers.Layer)]
+    inner = found[-1] if found and found[-1] is not model else None
     raise UsageError(
       f'model {model.name!r} cannot be called on images {images.dtype.name}'
       f' {_dims(images.shape)}: '
@@ -138,7 +141,7 @@ def _dims(shape: Any) -> str:
 
 
 def _inputs(layer: tf.keras.layers.Layer) -> list[Any]:
-  """The symbolic inputs of a layer that is a model; else an empty list."""
+  """Lists the symbolic inputs of a layer that is a model, else nothing."""
   return list(tf.nest.flatten(getattr(layer, 'inputs', None) or []))
 
 
@@ -146,7 +149,7 @@ class Symbolic(NamedTuple):
   """A model's symbolic call.
 
   Attributes:
-    image_shape: (height, width, channels), None where not known.
+    image_shape: (height, width, channels), None where unknown.
     images: The input.
     output: The output of the model.
   """
@@ -159,7 +162,7 @@ class Symbolic(NamedTuple):
 def build(
   model: tf.keras.Model, image_shape: Sequence[int | None] | None
 ) -> Symbolic:
-  """Builds a model that is not built yet.
+  """Builds a model, unless it is built already.
 
   Args:
     model: The model.
@@ -169,7 +172,8 @@ def build(
     Its symbolic call.
 
   Raises:
-    UsageError: If images of that shape are not its one valid input.
+    UsageError: If the model does not take images of that shape as its only
+      input.
   """
   inputs = _inputs(model)
   if not model._is_graph_network:  # pylint: disable=protected-access
@@ -212,18 +216,18 @@ def build(
 def check_output(
   model: tf.keras.Model, output: Any, num_classes: int | None
 ) -> int:
-  """Refuses outputs other than logits [B, `num_classes`].
+  """Rejects outputs other than logits [B, `num_classes`].
 
   Args:
     model: The model.
     output: Its symbolic output.
-    num_classes: The number of classes of the data; None to skip the check.
+    num_classes: The number of classes of the data. None skips the check.
 
   Returns:
     The width of the output.
 
   Raises:
-    UsageError: If the output is something else.
+    UsageError: If the output is not logits of these classes.
   """
   expected = f'[B, {"classes" if num_classes is None else num_classes}]'
   if not hasattr(output, 'shape'):
@@ -250,16 +254,16 @@ def check_output(
 
 
 def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
-  """Refuses variables and layers that local training cannot handle.
+  """Rejects variables and layers that local training cannot handle.
 
   Args:
     model: The model, built.
-    compute_dtype: The type in which it should compute.
+    compute_dtype: The type in which the layers should compute.
 
   Raises:
     UsageError: If nothing is trainable, a trainable weight is not float32, no
-      layer computes in `compute_dtype`, one computes in float16, or one is a
-      batch normalization that uses other moments than the batch's.
+      layer computes in `compute_dtype`, a layer computes in float16, or a batch
+      normalization uses other moments than the batch's.
   """
   what = f'model {model.name!r}'
   if not model.trainable_variables:
@@ -293,12 +297,12 @@ def check_layers(model: tf.keras.Model, compute_dtype: str) -> None:
         if getattr(layer, name, None):
           raise UsageError(
             f'{where} has {name}, which static batch norm does not support;'
-            ' leave it out'
+            ' remove it'
           )
 
 
 def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
-  """Refuses unseeded initial weights, and outputs that are probabilities.
+  """Rejects unseeded initial weights, and outputs that are probabilities.
 
   Args:
     model: The model.
@@ -306,19 +310,20 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
 
   Raises:
     UsageError: If initial weights come from global random state, or the outputs
-      at these weights are probabilities, however the model makes them.
+      at these weights are probabilities, by whatever operations.
   """
+  # Inside a function, or without a size of images, nothing can be computed.
   if tf.inside_function() or None in symbolic.image_shape:
     return
   shape = (4, *(d or 0 for d in symbolic.image_shape))
-  # Not negative, so that they may be numbers of words.
+  # Not negative, since a text's model takes them for numbers of words.
   images = np.abs(np.random.default_rng(0).normal(size=shape))
   if tf.executing_eagerly():
     rows = np.asarray(model(tf.constant(images, tf.float32), training=False))
   else:
     for variable in model.variables:
       _check_initial_value(model, variable)
-    # Runs on the CPU, so as not to claim the GPU that the process uses.
+    # On the CPU: a session would claim all memory of the process's GPU.
     config = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
     with tf.compat.v1.Session(config=config) as session:
       session.run([v.initializer for v in model.variables])
@@ -332,7 +337,7 @@ def check_initial_weights(model: tf.keras.Model, symbolic: Symbolic) -> None:
 
 
 def _check_initial_value(model: tf.keras.Model, variable: tf.Variable) -> None:
-  """Refuses an initial value from global random state."""
+  """Rejects an initial value from global random state."""
   waiting, seen = [variable.initializer], set()
   while waiting:
     operation = waiting.pop()
@@ -350,7 +355,7 @@ def _check_initial_value(model: tf.keras.Model, variable: tf.Variable) -> None:
 
 
 def head(model: tf.keras.Model) -> tf.keras.layers.Layer:
-  """The last layer of a model, which makes logits of features [B, D].
+  """Finds the last layer of a model, which makes logits of features [B, D].
 
   Args:
     model: The model.
@@ -359,12 +364,12 @@ def head(model: tf.keras.Model) -> tf.keras.layers.Layer:
     The layer.
 
   Raises:
-    UsageError: If there is no such layer.
+    UsageError: If the model has no such layer.
   """
   last = model.layers[-1] if model._is_graph_network else None  # pylint: disable=protected-access
   if last is None or not last.weights or last.input.shape.rank != 2:
     raise UsageError(
-      f'model {model.name!r}: this algorithm takes features and logits apart;'
+      f'model {model.name!r}: this algorithm separates features from logits;'
       ' it needs a functional or sequential model whose last layer, with'
       ' weights, makes logits of features [B, D], such as Dense(num_classes)'
     )

@@ -1,4 +1,4 @@
-"""Accuracy of a weight set on examples in memory."""
+"""Accuracy and loss of a model on examples in memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tff_fssl.models.weights import Weights
 
 # Name -> float32 scalar.
 Metrics: TypeAlias = 'collections.OrderedDict[str, tf.Tensor]'
-# (model, x, y), and the exchange's table if each client has its own model.
+# Called with (model, x, y), and the exchange's table if predictions need it.
 EvaluateFn = Callable[..., collections.OrderedDict[str, float]]
 # (correct predictions, losses), each summed over examples.
 _Sums: TypeAlias = 'tuple[tf.Tensor, tf.Tensor]'
@@ -37,18 +37,18 @@ def build_evaluate_fn(
 
   Args:
     model_fn: Builds the Keras model, images -> logits.
-    views: The preprocessing; `plain` is used.
+    views: The preprocessing, of which `plain` is used.
     prediction: How the model predicts.
-    batch_size: Examples in a batch. As long as there are no batch norm
-      statistics, the moments of the batch are used.
+    batch_size: Examples in a batch. Until there are batch norm statistics, the
+      moments of the batch are used.
 
   Returns:
-    `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...],
-    y int [N], N >= 1; accuracy in [0, 1], loss the mean cross-entropy in nats;
-    then `NAME/accuracy` and `NAME/loss` for each of `prediction.also`. If each
-    client has its own model (`prediction.member`), the function takes a fourth
-    argument, the exchange's table, and the result is that of `over_clients`.
-    `prediction.with_table` needs that argument, too.
+    `(model, x, y) -> OrderedDict(accuracy, loss)` with x as stored, [N, ...], y
+    int [N] and N >= 1. The accuracy is in [0, 1], the loss is the mean
+    cross-entropy in nats. `NAME/accuracy` and `NAME/loss` follow for each of
+    `prediction.also`. If `prediction.needs_table`, the function takes a fourth
+    argument, the exchange's table. If each client has its own model
+    (`prediction.member`), the result is that of `summarize_clients`.
   """
 
   @functools.cache
@@ -72,7 +72,9 @@ def build_evaluate_fn(
       if prediction.member is not None:
         member = functools.partial(prediction.member, model, table)
         num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
-        result.update(passes.of_members(member, num_clients, images, labels))
+        result.update(
+          passes.measure_clients(member, num_clients, images, labels)
+        )
         del ways['']
       for name, way in ways.items():
         prefix = f'{name}/' if name else ''
@@ -115,11 +117,11 @@ def build_logits_fn(
   Args:
     model_fn: Builds the Keras model, images -> logits.
     input_shape: The shape of a preprocessed example.
-    prediction: How the model predicts; not one of a model for each client.
+    prediction: The prediction rule, without `member`.
 
   Returns:
     `(model, x, table) -> logits float32 [N, C]`, with x preprocessed, [N, ...],
-    N >= 1; the table is the exchange's, or ().
+    N >= 1. The table is the exchange's, or ().
   """
   network = adapter.Network(model_fn, image_shape=input_shape)
 
@@ -148,7 +150,7 @@ def _mean_over_pieces(
   y: Any,
   size: int,
 ) -> collections.OrderedDict[str, float]:
-  """Evaluates `size` examples at a time; for one piece, exactly its values."""
+  """Averages over pieces of `size` examples; exact for a single piece."""
   totals: collections.OrderedDict[str, float] = collections.OrderedDict()
   for start in range(0, len(x), size):
     images = tf.constant(x[start : start + size])
@@ -160,13 +162,14 @@ def _mean_over_pieces(
 
 
 def _piece_size(x: np.ndarray[Any, Any], batch_size: int) -> int:
-  """How many examples are in memory at once: whole batches, at least one."""
+  """Returns the examples in memory at once: whole batches, at least one."""
   bytes_each = max(1, x[:1].nbytes)
+  # Without statistics, batch norm depends on which examples share a batch.
   return max(1, _PIECE_BYTES // bytes_each // batch_size) * batch_size
 
 
 class Passes:
-  """Passes of a network over examples; called in a `tf.function`."""
+  """Passes of a network over examples, to be called in a `tf.function`."""
 
   def __init__(
     self, network: adapter.Network, views: augment.Views, batch_size: int
@@ -181,7 +184,7 @@ class Passes:
     images: tf.Tensor,
     labels: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """(accuracy, mean cross-entropy) of the network with these weights."""
+    """Measures (accuracy, mean cross-entropy) of the network with `weights`."""
     self._network.assign(weights)
 
     def add(start: tf.Tensor, sums: _Sums) -> _Sums:
@@ -196,7 +199,7 @@ class Passes:
     count = tf.cast(size, tf.float32)
     return correct / count, loss / count
 
-  def by_class(
+  def count_correct(
     self,
     weights: Weights,
     logits_fn: Callable[[tf.Tensor], tf.Tensor],
@@ -205,19 +208,19 @@ class Passes:
     num_classes: int,
     max_loss: float,
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Sums over examples, of which there may be none.
+    """Counts correct examples per class, and sums losses.
 
     Args:
       weights: The weights of the network.
       logits_fn: Preprocessed images -> logits [B, num_classes].
-      images: [N, ...] as stored.
+      images: [N, ...] as stored. N may be 0.
       labels: int32 [N], in [0, num_classes).
       num_classes: The number of classes.
-      max_loss: A larger loss of an example counts as this.
+      max_loss: The limit to which larger losses of examples are reduced.
 
     Returns:
-      (examples of each class that are classified correctly, int64 [classes];
-      the sum of losses in nats, float32).
+      Correctly classified examples of each class, int64 [classes], and the sum
+      of losses in nats, float32.
     """
     self._network.assign(weights)
 
@@ -256,14 +259,14 @@ class Passes:
       tf.nn.sparse_softmax_cross_entropy_with_logits(target, logits),
     )
 
-  def of_members(
+  def measure_clients(
     self,
     member: Callable[[tf.Tensor], Weights],
     num_clients: tf.Tensor,
     images: tf.Tensor,
     labels: tf.Tensor,
   ) -> Metrics:
-    """`over_clients`, where `member` gives each client's own weights."""
+    """Evaluates each client's own weights, which `member` returns."""
     results = tf.TensorArray(tf.float32, num_clients, element_shape=[2])
 
     def measure(
@@ -277,21 +280,21 @@ class Passes:
       return results.write(client_id, tf.stack(measured))
 
     results = loops.fold(measure, results, end=num_clients)
-    return over_clients(*tf.unstack(results.stack(), axis=1))
+    return summarize_clients(*tf.unstack(results.stack(), axis=1))
 
 
-def over_clients(accuracies: tf.Tensor, losses: tf.Tensor) -> Metrics:
-  """What is reported where each client has its own model.
+def summarize_clients(accuracies: tf.Tensor, losses: tf.Tensor) -> Metrics:
+  """Summarizes the accuracies of clients that have models of their own.
 
   Args:
     accuracies: float32 [clients], in [0, 1].
     losses: float32 [clients].
 
   Returns:
-    float32 scalars: `accuracy` and `loss`, the means over clients;
-    `accuracy_deviation`, the standard deviation over clients (of all of them,
-    so divided by their number); `accuracy_worst_decile`, the mean of the least
-    tenth of the accuracies, rounded up to whole clients.
+    float32 scalars. `accuracy` and `loss` are means over clients.
+    `accuracy_deviation` is the standard deviation over all clients (divided by
+    their number). `accuracy_worst_decile` is the mean of the lowest tenth of
+    the accuracies, rounded up to whole clients.
   """
   num_worst = (tf.shape(accuracies)[0] + 9) // 10
   return collections.OrderedDict(

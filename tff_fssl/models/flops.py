@@ -1,8 +1,8 @@
 """Counts the floating-point operations (FLOPs) of a traced function.
 
-Counted are matrix products and convolutions, 2 for each multiplication with
-addition: nearly all that a network computes. Operations whose results nobody
-uses are left out, as TensorFlow leaves them out when it runs the function.
+Matrix products and convolutions are counted, which are nearly all of a
+network's work. A multiplication with addition counts 2. Operations with unused
+results are skipped, as TensorFlow skips them when it runs the function.
 """
 
 from __future__ import annotations
@@ -10,22 +10,22 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import math
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from tff_fssl.lazy import tf
 
 
 class UnknownFlopsError(ValueError):
-  """The FLOPs depend on what is only known when the function runs."""
+  """The FLOPs depend on values that are known only when the function runs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Flops:
-  """FLOPs, which may depend on the branches that are taken.
+  """FLOPs, which may depend on the taken branches.
 
   Attributes:
-    least: If the cheapest branches are taken, >= 0.
-    most: If the most expensive ones are taken, >= `least`.
+    least: The FLOPs of the cheapest branches, >= 0.
+    most: The FLOPs of the most expensive branches, >= `least`.
   """
 
   least: float = 0.0
@@ -41,40 +41,40 @@ class Flops:
     return Flops(factor * self.least, factor * self.most)
 
 
-def of_graph(
+def count_flops(
   graph: tf.Graph,
   outputs: Iterable[tf.Tensor] | None = None,
   *,
   per_example: bool = False,
 ) -> Flops:
-  """The FLOPs of a function's graph.
+  """Counts the FLOPs of a function's graph.
 
   Args:
     graph: The graph of a concrete function.
-    outputs: Tensors of the graph: only what they need is counted. None: what
-      the function returns, and its side effects.
-    per_example: Whether dimensions that are not known count as 1, and the body
-      of a loop once. If each loop passes over the same examples, batch by
-      batch, the result is that for one example.
+    outputs: Tensors of the graph. Only operations that they need are counted.
+      None: the function's results and side effects.
+    per_example: Whether unknown dimensions count as 1, and the body of a loop
+      once. If each loop passes over the same examples, batch by batch, the
+      result is the FLOPs of one example.
 
   Returns:
     The FLOPs.
 
   Raises:
-    UnknownFlopsError: If the shape of an operand is not known, or a loop
-      contains operations that count; not with `per_example`.
+    UnknownFlopsError: If `per_example` is false, and the shape of an operand is
+      not known or a loop contains operations that count.
   """
   roots = [t.op for t in outputs or ()]
   if outputs is None:
     roots = [t.op for t in graph.outputs] + list(graph.control_outputs)
   total = Flops()
   for op in _needed(roots):
-    total += _of_operation(op, per_example)
+    total += _count_operation(op, per_example)
   return total
 
 
 def _needed(roots: Sequence[tf.Operation]) -> Iterable[tf.Operation]:
-  """The operations that are given, and all on which they depend."""
+  """Finds the given operations and all on which they depend."""
   seen = {id(op): op for op in roots}
   waiting = list(seen.values())
   while waiting:
@@ -86,27 +86,25 @@ def _needed(roots: Sequence[tf.Operation]) -> Iterable[tf.Operation]:
   return seen.values()
 
 
-def _of_operation(op: tf.Operation, per_example: bool) -> Flops:
-  """The FLOPs of one operation, and of the functions that it calls."""
+def _count_operation(op: tf.Operation, per_example: bool) -> Flops:
+  """Counts the FLOPs of one operation, and of the functions that it calls."""
 
-  def of_function(attribute: str) -> Flops:
-    return _of_function(op.graph, op.get_attr(attribute).name, per_example)
+  def count(function: Any) -> Flops:
+    # A function of the graph's library.
+    found = op.graph._get_function(function.name)  # pylint: disable=protected-access
+    return count_flops(found.graph, per_example=per_example)
 
   if op.type in ('PartitionedCall', 'StatefulPartitionedCall'):
-    return of_function('f')
+    return count(op.get_attr('f'))
   if op.type in ('If', 'StatelessIf'):
-    return _either([of_function('then_branch'), of_function('else_branch')])
+    branches = [op.get_attr('then_branch'), op.get_attr('else_branch')]
+    return _combine_branches(map(count, branches))
   if op.type in ('Case', 'StatelessCase'):
-    return _either(
-      [
-        _of_function(op.graph, branch.name, per_example)
-        for branch in op.get_attr('branches')
-      ]
-    )
+    return _combine_branches(map(count, op.get_attr('branches')))
   if op.type in ('While', 'StatelessWhile'):
-    once = of_function('cond') + of_function('body')
+    once = count(op.get_attr('cond')) + count(op.get_attr('body'))
     if once.most and not per_example:
-      raise UnknownFlopsError(f'{op.name}: how often it repeats is not known')
+      raise UnknownFlopsError(f'{op.name}: its number of repeats is not known')
     return once
   if op.type not in _MULTIPLICATIONS:
     return Flops()
@@ -114,14 +112,9 @@ def _of_operation(op: tf.Operation, per_example: bool) -> Flops:
   return Flops(flops, flops)
 
 
-def _of_function(graph: tf.Graph, name: str, per_example: bool) -> Flops:
-  """The FLOPs of a function in a graph's library."""
-  function = graph._get_function(name)  # pylint: disable=protected-access
-  return of_graph(function.graph, per_example=per_example)
-
-
-def _either(branches: Sequence[Flops]) -> Flops:
-  """The FLOPs of one of several branches."""
+def _combine_branches(branches: Iterable[Flops]) -> Flops:
+  """Combines the FLOPs of branches of which one is taken."""
+  branches = list(branches)
   return Flops(min(b.least for b in branches), max(b.most for b in branches))
 
 
@@ -131,8 +124,8 @@ class _Sizes:
   def __init__(self, op: tf.Operation, per_example: bool):
     self._op, self._per_example = op, per_example
 
-  def of(self, tensor: tf.Tensor) -> list[int]:
-    """The dimensions of a tensor."""
+  def dimensions(self, tensor: tf.Tensor) -> list[int]:
+    """Returns the dimensions of a tensor."""
     if tensor.shape.rank is None:
       raise self._unknown()
     return [self._known(size) for size in tensor.shape.as_list()]
@@ -147,11 +140,12 @@ class _Sizes:
 
 
 def _product(transposed: str) -> Callable[[tf.Operation, _Sizes], int]:
-  """Multiplications of a (batched) matrix product."""
+  """Makes a function that counts multiplications of a (batched) product."""
 
   def count(op: tf.Operation, sizes: _Sizes) -> int:
-    inner = sizes.of(op.inputs[0])[-2 if op.get_attr(transposed) else -1]
-    return math.prod(sizes.of(op.outputs[0])) * inner
+    axis = -2 if op.get_attr(transposed) else -1
+    inner = sizes.dimensions(op.inputs[0])[axis]
+    return math.prod(sizes.dimensions(op.outputs[0])) * inner
 
   return count
 
@@ -165,39 +159,40 @@ def _convolution(
   kernel: _TensorOf,
   spatial_only: bool = False,
 ) -> Callable[[tf.Operation, _Sizes], int]:
-  """Multiplications of a convolution or of one of its gradients.
+  """Makes a function that counts a convolution, or one of its gradients.
 
   Args:
-    images: The tensor that has the shape of the convolution's output.
-    kernel: The tensor that has the shape of its kernel: [..., in, out].
+    images: Finds the tensor with the shape of the convolution's output.
+    kernel: Finds the tensor with the shape of its kernel, [..., in, out].
     spatial_only: Whether each output depends on one input channel (depthwise).
 
   Returns:
-    The function that counts.
+    A function that counts multiplications.
   """
 
   def count(op: tf.Operation, sizes: _Sizes) -> int:
-    of_kernel = sizes.of(kernel(op))[: -2 if spatial_only else -1]
-    return math.prod(sizes.of(images(op))) * math.prod(of_kernel)
+    # Each output sums over the kernel, except over its output channels.
+    summed = sizes.dimensions(kernel(op))[: -2 if spatial_only else -1]
+    return math.prod(sizes.dimensions(images(op))) * math.prod(summed)
 
   return count
 
 
 def _einsum(op: tf.Operation, sizes: _Sizes) -> int:
-  """Multiplications of a sum over products of one or two tensors."""
+  """Counts multiplications of a sum over products of one or two tensors."""
   terms = op.get_attr('equation').decode().split('->')[0].split(',')
   if len(terms) == 1:
     return 0
   ranges: dict[str, int] = {}
   for labels, operand in zip(terms, op.inputs):
-    of_operand = sizes.of(operand)
+    shape = sizes.dimensions(operand)
     before, dots, after = labels.replace(' ', '').partition('...')
     names = list(before)
     if dots:
       # The dimensions of an ellipsis are numbered from the right.
-      num = len(of_operand) - len(before) - len(after)
+      num = len(shape) - len(before) - len(after)
       names += [f'.{i}' for i in range(num, 0, -1)] + list(after)
-    for name, size in zip(names, of_operand):
+    for name, size in zip(names, shape):
       ranges[name] = max(ranges.get(name, 1), size)
   return math.prod(ranges.values())
 

@@ -33,7 +33,8 @@ _PROBABILITIES = ('Softmax', 'Sigmoid')
 
 
 def _check_losses(model: tf.keras.Model) -> None:
-  """Refuses losses that a forward pass has added."""
+  """Rejects losses that a forward pass has added."""
+  # The innermost layer first, since that is the one to change.
   for layer in reversed(checks.layers(model)):
     # pylint: disable=protected-access
     if layer._losses or layer._eager_losses:
@@ -56,13 +57,13 @@ class _Graph:
     }
 
   def nodes(self) -> Iterator[Any]:
-    """All nodes, including those in functions."""
+    """Yields all nodes, including nodes in functions."""
     yield from self._nodes.values()
     for function in self._functions.values():
       yield from function.node_def
 
   def assigns(self, name: str) -> bool:
-    """Whether a node, or a function that it calls, assigns to variables."""
+    """Tells whether a node, or a function it calls, assigns to variables."""
     return self._assigns(self._nodes[name])
 
   def _assigns(self, node: Any) -> bool:
@@ -79,12 +80,13 @@ class _Graph:
     )
 
   def origin(self, name: str) -> Any:
-    """The node that made a tensor's values, past nodes that pass them on."""
+    """Finds the node that made a tensor's values, up to shape and precision."""
     return self._origin(name, self._nodes)
 
   def _origin(self, name: str, nodes: Mapping[str, Any]) -> Any:
     node = nodes.get(name.split(':')[0])
-    if node is None:  # A function's argument.
+    # A function's argument.
+    if node is None:
       return None
     if node.op in _TRANSPARENT:
       return self._origin(node.input[0], nodes) or node
@@ -98,8 +100,9 @@ class _Graph:
 
 
 def _layer_of(model: tf.keras.Model, node_name: str) -> str:
-  """Names the layer in whose scope a node is, if that is known."""
+  """Names the layer of a node's scope, if it is known."""
   known = {layer.name: layer for layer in checks.layers(model)}
+  # The innermost scope comes last.
   for part in reversed(node_name.split('/')):
     if part in known and known[part] is not model:
       return f'layer {part!r} ({type(known[part]).__name__})'
@@ -123,7 +126,7 @@ def check(
 
   Raises:
     UsageError: If the pass fails, draws from global random state, calls Python,
-      uses variables that are not the model's, changes other variables than
+      uses variables of others than the model, changes other variables than
       `may_change`, adds losses, or returns probabilities.
   """
   what = f'model {model.name!r}'
@@ -156,8 +159,9 @@ def check(
 
 
 def _reads_variables(tensor: tf.Tensor) -> bool:
-  """Whether a tensor outside of the forward pass depends on variables."""
-  if tf.executing_eagerly():  # Then it is a constant.
+  """Tells whether a tensor from outside of the pass depends on variables."""
+  # Then it is a constant.
+  if tf.executing_eagerly():
     return False
   waiting, seen = [tensor.op], set()
   while waiting:
@@ -176,12 +180,13 @@ def _check_variables(
   graph: _Graph,
   may_change: Sequence[tf.Variable],
 ) -> None:
-  """Refuses variables that are not the model's, and changes to variables."""
+  """Rejects variables of others than the model, and changes to variables."""
   allowed = {id(v.handle) for v in may_change}
   own = {id(v.handle): v.name.removesuffix(':0') for v in model.variables}
   captured = concrete.captured_inputs
   inner = concrete.inputs[len(concrete.inputs) - len(captured) :]
   handles = {i.name: outer for i, outer in zip(inner, captured)}
+  # A weight's value that a layer read while it was built, and will not reread.
   stale = {
     name
     for name, outer in handles.items()

@@ -1,8 +1,8 @@
-"""Networks of which only some layers train.
+"""Networks with frozen layers.
 
-The weights of all other layers belong to the network itself, as its activation
-functions do: they are constants of each graph that uses it. So they are in no
-state, checkpoint or message, and a client needs them only once, with the
+The weights of frozen layers belong to the network itself, as its activation
+functions do: they are constants of each graph that uses it. So no state,
+checkpoint or message contains them, and a client needs them only once, with the
 program that it runs.
 """
 
@@ -24,10 +24,10 @@ _NUM_SHOWN = 6
 
 
 def variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
-  """The weights of the layers of a model that do not train.
+  """Collects the weights of a model's frozen layers.
 
   Args:
-    model: The model, whose layers have different names.
+    model: The model. Its layers have different names.
 
   Returns:
     'LAYER/INDEX' -> weight, in the order of layers and of their weights.
@@ -41,30 +41,33 @@ def variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
 
 
 def freeze(model: tf.keras.Model, train_layers: str) -> None:
-  """Lets only some layers of a model train.
+  """Freezes all layers of a model except some.
 
   Args:
     model: The model.
-    train_layers: A regular expression; layers whose whole names match train.
+    train_layers: A regular expression. Layers train if it matches their whole
+      name.
 
   Raises:
-    UsageError: If the expression is none, or no layer matches it.
+    UsageError: If the expression is invalid, or no layer with weights matches
+      it.
   """
   pattern = model_names.layer_pattern(train_layers)
   layers = [layer for layer, _ in _own_weights(model)]
   names = [layer.name for layer in layers]
+  # Names are the keys of frozen weights.
   for name in names:
     if names.count(name) > 1:
       raise UsageError(
-        f'--train_layers={train_layers}: model {model.name!r} has two layers of'
-        f' the name {name!r}; give each a name of its own'
+        f'--train_layers={train_layers}: model {model.name!r} has two layers'
+        f' named {name!r}; give each layer a name of its own'
       )
   for layer in layers:
     layer.trainable = pattern.fullmatch(layer.name) is not None
   if not model.trainable_variables:
     raise UsageError(
-      f'--train_layers={train_layers}: no layer with weights that train has'
-      f' such a name; the last layers of model {model.name!r} are'
+      f'--train_layers={train_layers}: matches no layer with trainable weights;'
+      f' the last layers of model {model.name!r} are'
       f' {", ".join(names[-_NUM_SHOWN:])} ({len(names)} layers)'
     )
 
@@ -72,9 +75,9 @@ def freeze(model: tf.keras.Model, train_layers: str) -> None:
 def _own_weights(
   model: tf.keras.Model,
 ) -> list[tuple[tf.keras.layers.Layer, list[tf.Variable]]]:
-  """The layers of a model with their own weights, not those of layers in them.
+  """Pairs layers with their own weights, which exclude inner layers' weights.
 
-  Those without any are left out.
+  Layers without weights of their own are skipped.
   """
   pairs = [
     # pylint: disable-next=protected-access
@@ -86,12 +89,12 @@ def _own_weights(
 
 @dataclasses.dataclass(frozen=True)
 class FrozenFn:
-  """A `model_fn`: the network that another one builds, partly frozen.
+  """A `model_fn` that freezes layers of another one's network.
 
   Attributes:
     model_fn: Builds the network, images -> logits.
     train_layers: See `freeze`.
-    frozen_values: The weights of all other layers, as `variables` names them.
+    frozen_values: The weights of all other layers, named as by `variables`.
   """
 
   model_fn: checks.ModelFn
@@ -99,10 +102,10 @@ class FrozenFn:
   frozen_values: Values
 
   def __call__(self) -> tf.keras.Model:
-    """The network, in which the weights must still be put.
+    """Builds the network. The frozen weights must still be assigned.
 
     Raises:
-      UsageError: If the values are those of another network.
+      UsageError: If the values belong to another network.
     """
     model = checks.call_model_fn(self.model_fn)
     freeze(model, self.train_layers)
@@ -111,13 +114,13 @@ class FrozenFn:
     wrong = [n for n in {**here, **there} if here.get(n) != there.get(n)]
     if wrong:
       raise UsageError(
-        f'the frozen weights given for model {model.name!r} are not its own:'
-        f' {wrong[0]} is {there.get(wrong[0], "missing")} there,'
-        f' {here.get(wrong[0], "missing")} here'
+        f'the frozen weights do not fit model {model.name!r}: {wrong[0]} is'
+        f' {there.get(wrong[0], "missing")} in the weights,'
+        f' {here.get(wrong[0], "missing")} in the model'
       )
     return model
 
 
 def values_of(model_fn: checks.ModelFn) -> Values:
-  """The frozen weights of what a `model_fn` builds; none if it has none."""
+  """Returns the frozen weights of a `model_fn`'s network, if there are any."""
   return getattr(model_fn, 'frozen_values', {})

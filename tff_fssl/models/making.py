@@ -1,4 +1,4 @@
-"""What Keras's variables and layers are made with."""
+"""Creation of Keras's variables and layers: initial values, precision."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from tff_fssl.lazy import tf
 def seeded_creator(
   seed: int | None, created: list[tf.Variable]
 ) -> Callable[..., tf.Variable]:
-  """A variable creator: initial values from `seed`, or cheap zeros if None.
+  """Makes a variable creator that sets initial values.
 
   Args:
-    seed: The seed.
-    created: To which it adds what it creates.
+    seed: Seed of the initial values. None: zeros, which are cheap.
+    created: The list to which the creator appends its variables.
 
   Returns:
     The creator.
@@ -31,7 +31,7 @@ def seeded_creator(
     initial_value = kwargs['initial_value']
     if isinstance(initial_value, functools.partial):
       if seed is None:
-        # About to be overwritten by the weights that the round broadcast.
+        # The round's weights overwrite it, so that drawing it would be waste.
         shape = initial_value.args[0] if initial_value.args else kwargs['shape']
         dtype = initial_value.keywords.get('dtype', tf.float32)
         kwargs['initial_value'] = functools.partial(tf.zeros, shape, dtype)
@@ -39,9 +39,9 @@ def seeded_creator(
         initializer: Any = initial_value.func
         config = initializer.get_config()
         if 'seed' in config:
-          # A function of the place, not of the name: names that Keras makes up
-          # count all layers that the process ever built. Only random ones
-          # count: in eager mode Keras adds counters of its own.
+          # Seeds follow the variable's place, not its name, since Keras's names
+          # count all layers that the process ever built. Only random variables
+          # count, since in eager mode Keras adds counters of its own.
           config['seed'] = (seed * 1_000_003 + num_seeded) % (2**31 - 1)
           kwargs['initial_value'] = functools.partial(
             type(initializer).from_config(config),
@@ -57,9 +57,10 @@ def seeded_creator(
 
 @contextlib.contextmanager
 def policy(compute_dtype: str) -> Iterator[None]:
-  """In here, layers are made under Keras's policy for `compute_dtype`."""
+  """Enters a context in which Keras's layers compute in `compute_dtype`."""
   if compute_dtype == 'float32':
-    yield  # Whatever policy the caller has set.
+    # The policy that the caller has set stays.
+    yield
     return
   before = tf.keras.mixed_precision.global_policy()
   tf.keras.mixed_precision.set_global_policy(f'mixed_{compute_dtype}')

@@ -1,4 +1,4 @@
-"""The named networks and norms. TensorFlow-free, for flags."""
+"""The names of networks and norms, which flags need before TensorFlow loads."""
 
 import ast
 import dataclasses
@@ -16,11 +16,11 @@ class ModelInfo:
 
   Attributes:
     summary: Its description in `--help`.
-    builder: 'module:function', called with Keras's symbolic input, float32
-      [B, height, width, channels], [B, numbers] or [B, words], the number of
-      classes and one of `NORM_NAMES`, for texts also the size of the
-      vocabulary; returns the logits, [B, classes].
-    inputs: What it is for, of `data.names.KINDS`.
+    builder: 'module:function', which returns the logits, [B, classes]. Its
+      arguments are Keras's symbolic input, float32 [B, height, width,
+      channels], [B, numbers] or [B, words], the number of classes and one of
+      `NORM_NAMES`. For texts, the size of the vocabulary follows.
+    inputs: The kinds of examples that it accepts, of `data.names.KINDS`.
     least_side: The least height and width of the images that it accepts.
   """
 
@@ -88,8 +88,8 @@ STATIC_BATCH_NORM = 'sbn'
 NORMS = (STATIC_BATCH_NORM, *NORM_NAMES)
 BATCH_NORMS = (STATIC_BATCH_NORM, BATCH_NORM)
 
-# Where the statistics of batch norm layers come from. Static batch norm gathers
-# them after training: see `statistics.py`.
+# The sources of batch norm statistics. Static batch norm gathers them after
+# training: see `statistics.py`.
 POOLED = 'pooled'
 MEDIAN = 'median'
 BATCH_MEAN = 'batch_mean'
@@ -101,12 +101,12 @@ STATISTICS = (*STATIC_STATISTICS, MOVING_AVERAGE)
 
 # `--model=keras:NAME`: a network of `tf.keras.applications`.
 KERAS = 'keras:'
-# Of a function `FILE.py:function`: images, num_classes, norm.
+# A user's function takes images, num_classes and norm.
 _NUM_PARAMETERS = 3
 
 
 def layer_pattern(train_layers: str) -> re.Pattern[str]:
-  """`--train_layers`, compiled; raises `UsageError`."""
+  """Compiles `--train_layers`, or raises `UsageError`."""
   try:
     return re.compile(train_layers)
   except re.error as error:
@@ -116,19 +116,19 @@ def layer_pattern(train_layers: str) -> re.Pattern[str]:
 
 
 def file_and_function(model: str) -> tuple[str, str] | None:
-  """The parts of `FILE.py:function`; None for another `--model`."""
+  """Splits `FILE.py:function`. Returns None for another `--model`."""
   path, _, function = model.rpartition(':')
   return (path, function) if path.endswith('.py') else None
 
 
 def check_model(model: str) -> None:
-  """Refuses what is no `--model`, as far as this shows without TensorFlow.
+  """Rejects an invalid `--model`, as far as this shows without TensorFlow.
 
   Args:
     model: A name in `MODELS`, `keras:NAME` or `FILE.py:function`.
 
   Raises:
-    UsageError: If it is none of them, or the file has no such function.
+    UsageError: If the name is unknown, or the file has no such function.
   """
   if model in MODELS or re.fullmatch(rf'{KERAS}\w+', model, re.ASCII):
     return
@@ -149,19 +149,20 @@ def check_model(model: str) -> None:
     raise UsageError(
       f'--model={model}: {path} is not Python: {files.first_line(error)}'
     ) from error
-  there = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
-  if function not in there:
+  defined = {n.name: n for n in module.body if isinstance(n, ast.FunctionDef)}
+  if function not in defined:
     raise UsageError(
       f'--model={model}: {path} has no function {function!r}; it has:'
-      f' {", ".join(there) or "none"}{closest(function, there)}'
+      f' {", ".join(defined) or "none"}{closest(function, defined)}'
     )
-  _check_parameters(model, path, there[function])
+  _check_parameters(model, path, defined[function])
 
 
 def _check_parameters(model: str, path: str, found: ast.FunctionDef) -> None:
-  """Refuses a function that cannot be called as one of a network."""
+  """Rejects a function that does not take the arguments of a builder."""
   if found.decorator_list:
-    return  # What it takes then is not known.
+    # A decorator may change the parameters.
+    return
   given = found.args
   most = len(given.posonlyargs) + len(given.args)
   least = most - len(given.defaults)
@@ -180,15 +181,15 @@ def _check_parameters(model: str, path: str, found: ast.FunctionDef) -> None:
 
 
 def check_inputs(model: str, kind: data_names.Kind) -> None:
-  """Refuses a network that is not for such examples.
+  """Rejects a network that does not accept examples of a kind.
 
   Args:
     model: A valid `--model`.
-    kind: What the examples are.
+    kind: The kind of the examples.
 
   Raises:
-    UsageError: If it is for others. What is for what a function of the user's
-      is not known.
+    UsageError: If a named network needs another kind. Any function of the
+      user's passes.
   """
   if model in MODELS:
     inputs = MODELS[model].inputs
@@ -199,12 +200,12 @@ def check_inputs(model: str, kind: data_names.Kind) -> None:
   if kind not in inputs:
     fits = [name for name, info in MODELS.items() if kind in info.inputs]
     raise UsageError(
-      f'--model={model}: is for {" and ".join(of.noun for of in inputs)}, but'
+      f'--model={model}: takes {" or ".join(i.noun for i in inputs)}, but'
       f' the data set has {kind.noun}; allowed are {", ".join(fits)} and'
       ' FILE.py:function'
     )
 
 
 def summaries() -> str:
-  """All networks and their summaries in one line, for `--help`."""
+  """Lists all networks and their summaries in one line, for `--help`."""
   return '; '.join(f'{name}: {info.summary}' for name, info in MODELS.items())

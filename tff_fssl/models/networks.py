@@ -1,7 +1,7 @@
 """The named networks, as Keras models from images, vectors or texts to logits.
 
-All of them are functional models whose layers are named explicitly, so that all
-builds of a network have the same names. All end with a layer 'features'
+All networks are functional models with explicitly named layers, so that all
+builds of a network have the same names. They end with a layer 'features'
 (float32 [B, F]) and a layer 'logits'. None has softmax, and only `text_cnn` has
 dropout.
 
@@ -12,7 +12,7 @@ dropout.
     and at most 32 groups.
 *   'none': no layers. Convolutions then have the bias that the norm would have
     had (except in ResNet-9, which has no biases). The last convolution of each
-    residual branch of a Wide ResNet starts at 0; otherwise the variance of
+    residual branch of a Wide ResNet starts at 0. Otherwise the variance of
     activations would double at every block (Fixup, Zhang et al. 2019).
 """
 
@@ -32,52 +32,51 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
-# Keras's momentum is the share of a moving moment that is kept, 1 - PyTorch's.
-# Its default of 0.99 needs more steps than a round of local training has.
+# Keras's momentum is the weight of the old moment, 1 - PyTorch's. Its default
+# of 0.99 needs more steps than a round of local training has.
 _MOMENTUM = 0.9
 
-# The type of layers that sum many values, or decide on which side of a
-# threshold a probability lies, no matter in which type convolutions compute
-# (`compute_dtype` of `adapter.Network`). Moments of batch normalization are
-# always float32.
+# Layers that sum many values or give probabilities compute in it even if
+# convolutions do not (`compute_dtype` of `adapter.Network`). In less, sums lose
+# digits, and a probability may cross a threshold. Moments of batch
+# normalization are always float32.
 _EXACT = 'float32'
 
 
 def _kaiming_fan_out() -> tf.keras.initializers.Initializer:
-  """PyTorch's kaiming_normal_(mode='fan_out', nonlinearity='relu')."""
+  """Makes PyTorch's kaiming_normal_(mode='fan_out', nonlinearity='relu')."""
   return tf.keras.initializers.VarianceScaling(
     2.0, 'fan_out', 'untruncated_normal'
   )
 
 
 def _uniform_fan_in() -> tf.keras.initializers.Initializer:
-  """PyTorch's default for a linear layer: U(-1/sqrt(in), 1/sqrt(in))."""
+  """Makes PyTorch's default of linear layers: U(-1/sqrt(in), 1/sqrt(in))."""
   return tf.keras.initializers.VarianceScaling(1.0 / 3.0, 'fan_in', 'uniform')
 
 
 def _lecun_normal() -> tf.keras.initializers.Initializer:
-  """FedMatch's initializer, which is Keras's default `VarianceScaling()`."""
+  """Makes FedMatch's initializer, Keras's default `VarianceScaling()`."""
   return tf.keras.initializers.VarianceScaling(
     1.0, 'fan_in', 'truncated_normal'
   )
 
 
 def num_groups(channels: int) -> int:
-  """The number of groups: at most 32, each with at least 4 channels.
+  """Returns the number of groups: at most 32, of at least 4 channels each.
 
   Args:
     channels: The layer's channels, at least 1.
 
   Returns:
-    The largest divisor of `channels` that is at most min(32, channels / 4); 1
-    if there is none.
+    The largest divisor of `channels` up to min(32, channels / 4), at least 1.
   """
   limit = max(1, min(32, channels // 4))
   return max(g for g in range(1, limit + 1) if channels % g == 0)
 
 
 def _norm(x: tf.Tensor, norm: str, name: str) -> tf.Tensor:
-  """`x` normalized as `norm` says."""
+  """Normalizes `x` as `norm` says."""
   if norm == 'bn':
     layer = tf.keras.layers.BatchNormalization(
       epsilon=_EPSILON, momentum=_MOMENTUM, name=name
@@ -101,10 +100,10 @@ def _conv(
   bias: bool = False,
   initializer: tf.keras.initializers.Initializer,
 ) -> tf.Tensor:
-  """A convolution padded by (size - 1) / 2 zeros on every side.
+  """Convolves `x`, padded by (size - 1) / 2 zeros on every side.
 
-  This is PyTorch's padding. Keras's 'same' is equal to it, except for strides
-  above 1 on even sizes, where it pads only the bottom and the right.
+  This is PyTorch's padding. Keras's 'same' pads only the bottom and the right
+  for strides above 1 on even sizes, and equals PyTorch's otherwise.
   """
   padding = 'same'
   if stride > 1 and size > 1:
@@ -152,10 +151,9 @@ def _average(x: tf.Tensor) -> tf.Tensor:
 def _wide_resnet_block(
   x: tf.Tensor, filters: int, stride: int, norm: str, name: str
 ) -> tf.Tensor:
-  """A pre-activation block.
+  """Applies a pre-activation block.
 
-  If its width differs from the input's, the shortcut is a convolution of the
-  activated input.
+  If the width changes, the shortcut is a convolution of the activated input.
   """
   bias = norm == 'none'
   activated = _relu(_norm(x, norm, f'{name}_norm1'), f'{name}_relu1')
@@ -194,13 +192,12 @@ def _wide_resnet_block(
 def _wide_resnet(
   x: tf.Tensor, num_classes: int, norm: str, *, width: int
 ) -> tf.Tensor:
-  """Wide ResNet-28-`width` of SemiFL's and (FL)^2's code.
+  """Builds Wide ResNet-28-`width` of SemiFL's and (FL)^2's code.
 
   Each stage except the first halves the image. Stages are added until its side
-  is below 16, so that 32 x 32 images get the usual three stages of four blocks,
-  and 28 x 28 images two stages of six. Initial values: Kaiming normal by
-  fan-out in convolutions; weights U(-1/sqrt(in), 1/sqrt(in)) and bias 0 in the
-  linear layer.
+  is below 16: 32 x 32 images get the usual three stages of four blocks, 28 x 28
+  images two stages of six. Convolutions start from Kaiming normal by fan-out,
+  the linear layer from weights U(-1/sqrt(in), 1/sqrt(in)) and bias 0.
   """
   num_stages = min(x.shape[1:3]).bit_length() - 3
   num_blocks = int(((28 - 1) / num_stages - 1) / 2)
@@ -216,12 +213,12 @@ def _wide_resnet(
 
 
 def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """ResNet-9 of FedMatch's code (Jeong et al. 2021, table 3).
+  """Builds ResNet-9 of FedMatch's code (Jeong et al. 2021, table 3).
 
   It has no biases. Pooling follows the ReLU, and no ReLU follows the additions.
   The norm, which FedMatch does not have, is between convolution and ReLU. The
-  last pooling covers the whole map, which is FedMatch's 4 x 4 for images of
-  32 x 32. Initial weights: truncated normal of variance 1 / fan-in.
+  last pooling covers the whole map, FedMatch's 4 x 4 for images of 32 x 32.
+  Initial weights are truncated normal, of variance 1 / fan-in.
   """
 
   def conv(x: tf.Tensor, filters: int, index: int) -> tf.Tensor:
@@ -241,12 +238,12 @@ def build_resnet9(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 
 
 def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """ResNet-18 of ProtoFSSL's code: 17 convolutions of 3 x 3, and a classifier.
+  """Builds ResNet-18 of ProtoFSSL's code: 17 convolutions and a classifier.
 
-  Without the classifier it is ProtoFSSL's ResNet-17. As in ResNet-9, pooling
-  follows the ReLU, no ReLU follows the additions, and the last pooling covers
-  the whole map. Pooling before the first addition of a stage is a convolution's
-  and its shortcut's alike, since the shortcut starts from the pooled map.
+  Convolutions are 3 x 3. Without the classifier it is ProtoFSSL's ResNet-17. As
+  in ResNet-9, pooling follows the ReLU, no ReLU follows the additions, and the
+  last pooling covers the whole map. The shortcut of a stage's first addition
+  starts from the pooled map.
   """
 
   def conv(x: tf.Tensor, filters: int, index: int) -> tf.Tensor:
@@ -283,11 +280,11 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 
 
 def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """The AlexNet-like network of FedMatch's appendix, after HAT.
+  """Builds the AlexNet-like network of FedMatch's appendix, after HAT.
 
   Unpadded convolutions of 64 (4 x 4), 128 (3 x 3) and 256 (2 x 2) channels,
-  each followed by ReLU and pooling, and two hidden layers of 2,048. HAT's
-  dropout is left out (FedMatch does not say that it has it).
+  each followed by ReLU and pooling, precede two hidden layers of 2,048. It has
+  no dropout: HAT has, but FedMatch does not mention it.
   """
   for index, (filters, size) in enumerate(((64, 4), (128, 3), (256, 2)), 1):
     x = tf.keras.layers.Conv2D(
@@ -304,34 +301,35 @@ def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 
 
 def build_mlp(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """Two hidden layers of 256, for vectors and small images."""
+  """Builds two hidden layers of 256, for vectors and small images."""
   x = tf.keras.layers.Flatten(name='flatten')(x)
   return _dense(_hidden(x, (256, 256), norm), num_classes)
 
 
 def build_linear(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """A linear classifier; there is nothing to normalize."""
+  """Builds a linear classifier."""
+  # Without hidden layers, nothing is normalized.
   del norm
   return _dense(tf.keras.layers.Flatten(name='features')(x), num_classes)
 
 
-# Kim has 300 dimensions, of word2vec; these are trained from nothing.
+# Kim's 300 dimensions are word2vec's. These embeddings start at random.
 _EMBEDDING, _WIDTHS, _FILTERS = 128, (3, 4, 5), 100
 
 
 def build_text_cnn(
   x: tf.Tensor, num_classes: int, norm: str, vocabulary_size: int
 ) -> tf.Tensor:
-  """The network of Kim (2014), CNN-rand: texts of words, embedded.
+  """Builds CNN-rand of Kim (2014), for texts of words.
 
-  Embeddings, 100 convolutions of each of 3, 4 and 5 words, ReLU, the maximum
-  over the text, dropout of 1/2. Deviations: embeddings have 128 numbers instead
-  of 300; the norm, which Kim does not have, is between convolution and ReLU;
-  the norm of the classifier's weights is not bounded. Initial embeddings:
+  Layers: embeddings, 100 convolutions of each of 3, 4 and 5 words, ReLU, the
+  maximum over the text, dropout of 1/2. Unlike in Kim's network, embeddings
+  have 128 numbers instead of 300, a norm may follow the convolutions, and the
+  length of the classifier's weights is not bounded. Initial embeddings are
   U(-.25, .25), as in Kim's code. The end of a text is a word, number 0.
   """
-  # A word out of range would be an error. Data are checked, but what is
-  # exported may be given anything.
+  # A word out of range would be an error. Our data are checked, but an
+  # exported model may be given anything.
   x = tf.clip_by_value(x, 0.0, vocabulary_size - 1.0, name='words')
   x = tf.keras.layers.Embedding(
     vocabulary_size,
@@ -356,7 +354,7 @@ def build_text_cnn(
 
 
 def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
-  """Dense layers with ReLU; the last one's output is 'features'."""
+  """Applies dense layers with ReLU. The last output is 'features'."""
   for index, width in enumerate(widths, 1):
     x = tf.keras.layers.Dense(
       width,
@@ -374,12 +372,12 @@ def _hidden(x: tf.Tensor, widths: Sequence[int], norm: str) -> tf.Tensor:
 
 
 def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """Four convolutions for CPUs: 32, 64, 96 and 128 channels.
+  """Builds four convolutions for CPUs: 32, 64, 96 and 128 channels.
 
-  The first convolution halves images of 16 x 16 and more, since there memory
-  access costs more than arithmetic; smaller images keep their size. The number
-  of parameters does not depend on the image size.
+  The first convolution halves images of 16 x 16 and more. The number of
+  parameters does not depend on the image size.
   """
+  # On large maps, memory access costs more than arithmetic.
   stem_stride = 2 if min(x.shape[1:3]) >= 16 else 1
   for index, filters in enumerate((32, 64, 96, 128), start=1):
     if index > 2:
@@ -397,19 +395,19 @@ def build_cnn(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
 
 
 def build_wrn28_2(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """Wide ResNet-28-2."""
+  """Builds Wide ResNet-28-2."""
   return _wide_resnet(x, num_classes, norm, width=2)
 
 
 def build_wrn28_8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
-  """Wide ResNet-28-8."""
+  """Builds Wide ResNet-28-8."""
   return _wide_resnet(x, num_classes, norm, width=8)
 
 
 def _application(
   name: str, images: tf.Tensor, num_classes: int, norm: str
 ) -> tf.Tensor:
-  """The logits of a network of `tf.keras.applications`, untrained."""
+  """Builds an untrained network of `tf.keras.applications`."""
   flag = f'--model={names.KERAS}{name}'
   known = [
     n for n, f in vars(tf.keras.applications).items() if inspect.isfunction(f)
@@ -427,7 +425,8 @@ def _application(
     )
   settings = {}
   if 'include_preprocessing' in inspect.signature(build).parameters:
-    settings['include_preprocessing'] = False  # Ours are normalized already.
+    # Ours are normalized already.
+    settings['include_preprocessing'] = False
   try:
     model = build(
       weights=None,
@@ -437,7 +436,8 @@ def _application(
       classifier_activation=None,
       **settings,
     )
-  except ValueError as error:  # The images are too small for it.
+  except ValueError as error:
+    # The images are too small for the network.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
   has_batch_norm = any(
     isinstance(layer, tf.keras.layers.BatchNormalization)
@@ -451,10 +451,10 @@ def _application(
   return model.output
 
 
-def _from_file(
+def _call_file(
   model: str, images: tf.Tensor, num_classes: int, norm: str
 ) -> tf.Tensor:
-  """The logits that `FILE.py:function` builds."""
+  """Calls `FILE.py:function` for the logits."""
   path, _, function = model.rpartition(':')
   try:
     logits = runpy.run_path(path)[function](images, num_classes, norm)
@@ -489,7 +489,7 @@ def build_network(
       (words,) of texts.
     num_classes: Width of the output, at least 2.
     norm: One of `names.NORM_NAMES`: see the module's docstring.
-    vocabulary_size: How many numbers words have, for texts; else 0.
+    vocabulary_size: The number of different words for texts, else 0.
 
   Returns:
     A model from float32 [B, *input_shape] to logits, float32 [B, num_classes].
@@ -510,14 +510,14 @@ def build_network(
   names.check_inputs(name, kind)
   images = tf.keras.Input(input_shape, name=kind.noun)
   if name not in names.MODELS:
-    # Keras counts the layers that it names, and checkpoints have the names.
+    # Keras numbers the layers that it names, and checkpoints have the names.
     tf.keras.backend.reset_uids()
   if name.startswith(names.KERAS):
     application = name.removeprefix(names.KERAS)
     logits = _application(application, images, num_classes, norm)
     return tf.keras.Model(images, logits, name=application)
   if (parts := names.file_and_function(name)) is not None:
-    logits = _from_file(name, images, num_classes, norm)
+    logits = _call_file(name, images, num_classes, norm)
     return tf.keras.Model(images, logits, name=parts[1])
   info = names.MODELS[name]
   side = info.least_side

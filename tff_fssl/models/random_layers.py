@@ -2,16 +2,16 @@
 
 Keras's random layers draw with a `keras.backend.RandomGenerator` from global
 state or their own, so that runs would not repeat. Here each generator of a
-model draws statelessly, from a seed that is a function of
+model draws statelessly. Its seed is a function of
 
 *   the seed of the training step, itself a function of (seed, round, client,
     step),
 *   the images of the forward pass: each new tensor of images within a step has
-    draws of its own, while a second pass of the same tensor repeats those of
-    the first (so that a loss at W + eps is the same function of the weights as
-    the loss at W),
+    draws of its own. A second pass of the same tensor repeats the draws of the
+    first, so that a loss at W + eps is the same function of the weights as the
+    loss at W,
 *   the generator's place in the model, and
-*   how often it has drawn in this forward pass.
+*   the number of its draws in this forward pass.
 
 A seed that was given to a layer (`Dropout(0.5, seed=1)`) has no effect.
 """
@@ -35,18 +35,18 @@ def _generator_type() -> Any:
 
 
 class RandomLayers:
-  """All generators of one model."""
+  """The random number generators of one model."""
 
   def __init__(self, model: tf.keras.Model):
-    """Takes control of the generators that the model's layers hold."""
+    """Takes control of the generators in the model's layers."""
     self._seed: tf.Tensor | None = None
-    # The tensors of images seen in the current step, numbered.
+    # Numbers the tensors of images in the current step.
     self._passes: dict[Any, int] = {}
     self._pass_seed: tf.Tensor | None = None
     self._num_draws: dict[int, int] = {}
     # By id, since several layers may share one generator.
     generators: dict[int, tuple[Any, tf.keras.layers.Layer]] = {}
-    # Recurrent cells, which keep their masks while a graph is built.
+    # Recurrent cells would keep a mask of one pass for the next.
     self._cells = []
     for layer in model._flatten_layers():  # pylint: disable=protected-access
       for value in vars(layer).values():
@@ -63,18 +63,19 @@ class RandomLayers:
     self._exist = bool(generators)
 
   def __bool__(self) -> bool:
-    """Whether there are any generators."""
+    """Tells whether the model has generators."""
     return self._exist
 
   def _seed_fn(
     self, place: int, layer: tf.keras.layers.Layer
   ) -> Callable[[], tf.Tensor]:
-    """A function that makes the seeds of the generator at one place."""
+    """Makes a function that returns the seeds of the generator at `place`."""
 
     def make_seed() -> tf.Tensor:
       if self._pass_seed is None:
         if isinstance(layer, tf.keras.layers.RandomCrop):
-          return tf.constant([0, 0])  # For a branch that is not taken.
+          # Its random branch is not taken here.
+          return tf.constant([0, 0])
         raise hparams.UsageError(
           f'layer {layer.name!r} draws random numbers outside of a training'
           ' step; evaluation must not draw any: remove training=True from the'
@@ -89,7 +90,7 @@ class RandomLayers:
 
   @contextlib.contextmanager
   def seeded(self, seed: tf.Tensor) -> Iterator[None]:
-    """A context in which training draws from one step's `seed`, int32 [2]."""
+    """Enters a context in which training draws from `seed`, int32 [2]."""
     self._seed = seed
     try:
       yield
@@ -99,7 +100,7 @@ class RandomLayers:
 
   @contextlib.contextmanager
   def forward_pass(self, images: tf.Tensor, training: bool) -> Iterator[None]:
-    """A context in which the model is called once, on `images`."""
+    """Enters a context in which the model is called once, on `images`."""
     for cell in self._cells:
       cell.reset_dropout_mask()
       cell.reset_recurrent_dropout_mask()

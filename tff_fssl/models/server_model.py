@@ -1,4 +1,4 @@
-"""What the server knows after a round: the model, and what goes with it."""
+"""The server's model after a round, with its further sets of tensors."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tff_fssl.models.weights import Weights
 
 
 class ServerModel(NamedTuple):
-  """The model and what goes with it.
+  """The server's model, further sets of tensors, and control values.
 
   Its first three fields are those of `Weights`.
 
@@ -22,9 +22,9 @@ class ServerModel(NamedTuple):
     trainable: See `Weights`.
     non_trainable: See `Weights`.
     statistics_count: See `Weights`.
-    sets: Name -> a further set of tensors: `Weights` of a network (a
-      teacher), or any other structure (prototypes).
-    control: Name -> float32 scalar, which is sent to the clients (a mode).
+    sets: Name -> a further set of tensors: `Weights` of a network (a teacher),
+      or another structure (prototypes).
+    control: Name -> float32 scalar, sent to the clients (a mode).
   """
 
   trainable: tuple[tf.Tensor, ...]
@@ -35,29 +35,29 @@ class ServerModel(NamedTuple):
 
   @property
   def weights(self) -> Weights:
-    """The model's weights."""
+    """Returns the model's weights."""
     return Weights(
       tuple(self.trainable), tuple(self.non_trainable), self.statistics_count
     )
 
-  def with_weights(self, weights: Weights) -> ServerModel:
-    """The same with other weights of the model."""
+  def replace_weights(self, weights: Weights) -> ServerModel:
+    """Returns a copy with other weights of the model."""
     return ServerModel(*weights, self.sets, self.control)
 
-  def with_sets(self, **sets: Any) -> ServerModel:
-    """The same with other contents of some sets, or with further ones."""
+  def replace_sets(self, **sets: Any) -> ServerModel:
+    """Returns a copy in which some sets are replaced or added."""
     replaced = collections.OrderedDict(self.sets)
     replaced.update(sets)
     return self._replace(sets=replaced)
 
 
 class Head(NamedTuple):
-  """What predicts from a network's outputs, as layers that Keras can save.
+  """Layers that predict from a network's outputs, and that Keras can save.
 
   Attributes:
     build: (the network, number of classes) -> a Keras model, images -> logits:
       the network, followed by layers of Keras's own.
-    values: The model -> name of each of these layers that has weights -> its
+    values: The model -> name of each of these layers with weights -> its
       weights.
   """
 
@@ -69,29 +69,29 @@ WeightsOf = Callable[[ServerModel], Weights]
 
 
 def own_weights(model: ServerModel) -> Weights:
-  """The weights of the model itself."""
+  """Returns the weights of the model itself."""
   return model.weights
 
 
 class Prediction(NamedTuple):
-  """How a process predicts: evaluation and export ask it.
+  """The rule by which a process predicts, for evaluation and export.
 
   Attributes:
-    weights: The model -> the weights that are assigned to the network. Its
-      batch norm statistics, `--average_decay` and `get_model_weights` refer to
-      them, too.
+    weights: The model -> the weights to assign to the network. Batch norm
+      statistics, `--average_decay` and `get_model_weights` refer to them, too.
     logits: (network with these weights, model, preprocessed images) -> logits
       float32 [B, C], as for evaluation.
-    also: Name -> another way to predict, which is evaluated, too.
-    member: If each client has a model of its own, (model, the exchange's table,
-      client id int32 scalar) -> that client's weights; the first tensor of the
-      table has a row for each client. All clients' models are then evaluated
-      instead of one, by the networks alone, and there is no model to export.
-    with_table: If the process predicts by what its exchange keeps, (model, the
-      exchange's table) -> the model with that as a set, for `logits`. Whoever
-      evaluates or exports a model calls it first, by `completed`.
-    head: If the network's outputs are not the logits, the rest of an exported
-      Keras model.
+    also: Name -> another rule, which is evaluated, too.
+    member: (model, the exchange's table, client id int32 scalar) -> that
+      client's weights, if each client has a model of its own. The first tensor
+      of the table has a row for each client. Then all clients' models are
+      evaluated instead of one, by the networks alone, and there is no model to
+      export.
+    with_table: (model, the exchange's table) -> the model with the table's
+      contents as a set, for `logits`, if predictions depend on them. Evaluation
+      and export call it by `completed`.
+    head: The remaining layers of an exported Keras model, if the network's
+      outputs are not the logits.
   """
 
   weights: WeightsOf = own_weights
@@ -107,24 +107,24 @@ class Prediction(NamedTuple):
 
   @property
   def needs_table(self) -> bool:
-    """Whether the exchange's table is needed to predict."""
+    """Tells whether predictions depend on the exchange's table."""
     return self.member is not None or self.with_table is not None
 
   def completed(self, model: ServerModel, table: Any) -> ServerModel:
-    """The model with all by which it predicts."""
+    """Adds the exchange's table to the model, if predictions depend on it."""
     if self.with_table is None:
       return model
     return self.with_table(model, table)
 
 
-def of_set(name: str, like: Prediction = Prediction()) -> Prediction:
-  """Predicts as `like` does, by the network with the weights of a set."""
+def set_prediction(name: str, like: Prediction = Prediction()) -> Prediction:
+  """Makes a rule that predicts as `like` does, with the weights of a set."""
 
   def weights(model: ServerModel) -> Weights:
     if name not in model.sets:
       raise UsageError(
-        f'prediction by the set {name!r}: there is no such name; the sets of'
-        f' the model are {", ".join(model.sets) or "none"}'
+        f'prediction by the set {name!r}: the model has no such set; its sets'
+        f' are {", ".join(model.sets) or "none"}'
         f'{closest(name, model.sets)}'
       )
     found: Weights = model.sets[name]
@@ -133,6 +133,6 @@ def of_set(name: str, like: Prediction = Prediction()) -> Prediction:
   return Prediction(
     weights,
     lambda network, model, images: like.logits(
-      network, model.with_weights(model.sets[name]), images
+      network, model.replace_weights(model.sets[name]), images
     ),
   )

@@ -7,9 +7,9 @@ can be used.
 
 `pooled` is the mean and variance over all values of all examples. `batch_mean`
 is what the authors' code computes: the mean of the batches' means and of their
-unbiased variances, where each batch counts equally, whatever its size. `median`
-is the median over clients (and the server) of their pooled moments, which a
-minority of lying clients cannot move outside the range of the honest ones.
+unbiased variances. Each batch counts equally, regardless of its size. `median`
+is the median over clients (and the server) of their pooled moments. A minority
+of lying clients cannot move it outside the range of the honest ones.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ class Sums(NamedTuple):
   """Sums over batches, from which statistics are computed.
 
   Attributes:
-    first: Per batch norm layer float32 [channels]: sum of weight * (mean -
+    first: Per batch norm layer, float32 [channels]: the sum of weight * (mean -
       shift).
-    second: Per layer float32 [channels]: for batch_mean, sum of variances; else
-      sum of weight * (variance + (mean - shift)^2).
-    count: float32 scalar: sum of weights. A batch's weight is 1 for batch_mean,
-      else its number of images (which all have the same size).
+    second: Per layer, float32 [channels]: the sum of variances for
+      `batch_mean`, else the sum of weight * (variance + (mean - shift)^2).
+    count: float32 scalar: the sum of weights. A batch's weight is 1 for
+      `batch_mean`, else its number of images (which all have the same size).
   """
 
   first: tuple[tf.Tensor, ...]
@@ -50,7 +50,7 @@ class Sums(NamedTuple):
 def _moving_moments(
   network: adapter.Network, weights: Weights
 ) -> list[tuple[tf.Tensor, tf.Tensor]]:
-  """The moving (mean, variance) in `weights`, per batch norm layer."""
+  """Finds the moving (mean, variance) in `weights`, per batch norm layer."""
   index = {v.ref(): i for i, v in enumerate(network.non_trainable_variables)}
   return [
     (
@@ -62,7 +62,7 @@ def _moving_moments(
 
 
 def zero_sums(network: adapter.Network) -> Sums:
-  """Sums over zero batches."""
+  """Makes the sums over no batches."""
   zeros = tuple(
     tf.zeros(layer.moving_mean.shape) for layer in network.batch_norm_layers
   )
@@ -81,18 +81,19 @@ def gather(
   """Sums the moments of one forward pass over images.
 
   Args:
-    network: The network; `weights` are assigned to it.
+    network: The network. `weights` are assigned to it.
     weights: The weights whose activations are measured. Their current means
       serve as the shift that keeps float32 sums well conditioned.
-    images: [N, ...] as stored; N may be 0.
-    views: The preprocessing; `plain` is used.
+    images: [N, ...] as stored. N may be 0.
+    views: The preprocessing, of which `plain` is used.
     kind: `pooled`, `batch_mean` or `median`.
     batch_size: Images in a batch.
 
   Returns:
-    The sums; zeros if N is 0 or any value is not finite.
+    The sums, zeros if N is 0 or any value is not finite.
   """
   network.assign(weights)
+  # Moments around the old mean: a sum of squares around 0 would cancel.
   shifts = [
     tf.where(weights.statistics_count > 0.0, mean, tf.zeros_like(mean))
     for mean, _ in _moving_moments(network, weights)
@@ -106,6 +107,7 @@ def gather(
     first, second = list(sums.first), list(sums.second)
     calls = [m.layer for m in recorded]
     for moments in recorded:
+      # A layer that the model calls several times counts once.
       share = weight / calls.count(moments.layer)
       offset = moments.mean - shifts[moments.layer]
       if kind == BATCH_MEAN:
@@ -128,11 +130,11 @@ def gather(
   return usable
 
 
-def to_rows(sums: Sums) -> tf.Tensor:
-  """One client's mean moments: float32 [1, D], or [0, D] if its count is 0.
+def encode_row(sums: Sums) -> tf.Tensor:
+  """Encodes a client's mean moments as a row, or as no row if its count is 0.
 
   A row contains first / count for all layers, second / count for all layers,
-  then the count.
+  then the count: float32 [1, D] or [0, D].
   """
   moments = tf.concat([*sums.first, *sums.second], axis=0)
   row = tf.concat(
@@ -141,18 +143,18 @@ def to_rows(sums: Sums) -> tf.Tensor:
   return row[tf.newaxis][: tf.cast(sums.count > 0.0, tf.int32)]
 
 
-def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
-  """Sums whose moments are medians over rows; the count is the total.
+def combine_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
+  """Combines rows to sums with the medians of moments and the total count.
 
   The mean is the median of the means. The variance is the median of the mean
   squared deviations from it, which include the distance of a client's own mean.
 
   Args:
-    network: The network whose moments `rows` contain.
-    rows: float32 [N, D], rows of `to_rows`; N may be 0.
+    network: The network. Its moments are in `rows`.
+    rows: float32 [N, D], rows of `encode_row`. N may be 0.
 
   Returns:
-    The sums; zeros if N is 0.
+    The sums, zeros if N is 0.
   """
   sizes = [layer.moving_mean.shape[0] for layer in network.batch_norm_layers]
 
@@ -176,7 +178,7 @@ def from_rows(network: adapter.Network, rows: tf.Tensor) -> Sums:
 
 
 def _median(values: tf.Tensor) -> tf.Tensor:
-  """The median of each column of float32 [N, D], N > 0: float32 [D]."""
+  """Computes the median of each column of float32 [N, D], N > 0."""
   ordered, num = tf.sort(values, axis=0), tf.shape(values)[0]
   return (ordered[(num - 1) // 2] + ordered[num // 2]) / 2.0
 
@@ -184,7 +186,7 @@ def _median(values: tf.Tensor) -> tf.Tensor:
 def put(
   network: adapter.Network, weights: Weights, sums: Sums, *, kind: str
 ) -> Weights:
-  """`weights` with the statistics that follow from `sums`.
+  """Replaces the statistics in `weights` by the statistics from `sums`.
 
   They are unchanged if the count is 0 or any value is not finite.
   """
@@ -203,6 +205,7 @@ def put(
     )
     offset, variance = first / count, second / count
     if kind != BATCH_MEAN:
+      # Rounding may make the difference negative.
       variance = tf.maximum(variance - tf.square(offset), 0.0)
     moving[layer.moving_mean.ref()] = tf.where(some, shift + offset, old_mean)
     moving[layer.moving_variance.ref()] = tf.where(some, variance, old_variance)
@@ -227,7 +230,7 @@ def renewed(
   kind: str,
   batch_size: int,
 ) -> Weights:
-  """`weights` with the statistics of these images alone: `gather`, `put`."""
+  """Replaces the statistics in `weights` by those of these images alone."""
   sums = gather(
     network, weights, images, views, kind=kind, batch_size=batch_size
   )

@@ -13,12 +13,12 @@ class Weights(NamedTuple):
 
   Attributes:
     trainable: Trainable variables, in Keras's order.
-    non_trainable: All others (batch norm's moving moments, layers that do not
-      train), in Keras's order; without those of a `frozen.FrozenFn`.
-    statistics_count: float32 scalar, the number of examples or batches from
-      which the batch norm statistics come (`statistics.Sums.count`); 0 means
-      that there are none yet, so that inference has to normalize with the
-      batch's own moments.
+    non_trainable: All other variables (batch norm's moving moments, layers that
+      do not train), in Keras's order, without the frozen ones of a
+      `frozen.FrozenFn`.
+    statistics_count: float32 scalar, the number of examples or batches behind
+      the batch norm statistics (`statistics.Sums.count`). 0 means that there
+      are none yet. Inference then normalizes with the moments of the batch.
   """
 
   trainable: tuple[tf.Tensor, ...]
@@ -27,7 +27,7 @@ class Weights(NamedTuple):
 
 
 def all_finite(values: Any) -> tf.Tensor:
-  """Whether every float in a structure of tensors is finite: bool scalar."""
+  """Tells whether all floats in a structure are finite: bool scalar."""
   tensors = map(tf.convert_to_tensor, tf.nest.flatten(values))
   return tf.reduce_all(
     [
@@ -39,20 +39,21 @@ def all_finite(values: Any) -> tf.Tensor:
 
 
 def no_values(spec: tf.TensorSpec) -> tf.Tensor:
-  """A tensor [0, ...] whose type is [None, ...]: it may grow."""
+  """Makes a tensor [0, ...] with the static shape [None, ...]."""
   nothing = tf.zeros([0, *spec.shape], spec.dtype)
+  # A loop may then replace it by a longer one.
   return tf.compat.v1.placeholder_with_default(nothing, [None, *spec.shape])
 
 
 def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-  """All elements of float32 tensors, float32 [elements]."""
+  """Concatenates all elements of float32 tensors: float32 [elements]."""
   return tf.concat([tf.reshape(t, [-1]) for t in tensors], axis=0)
 
 
 def unflatten(
   flat: tf.Tensor, like: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, ...]:
-  """The inverse of `flatten`, for tensors of the shapes of `like`."""
+  """Inverts `flatten`, for tensors of the shapes of `like`."""
   sizes = [t.shape.num_elements() for t in like]
   return tuple(
     tf.reshape(piece, t.shape)
@@ -61,7 +62,7 @@ def unflatten(
 
 
 def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
-  """`yes` if `condition`, else `no()`, as a whole and without a copy.
+  """Selects `yes` if `condition`, else `no()`, as a whole and without a copy.
 
   Args:
     condition: bool scalar.
@@ -69,13 +70,13 @@ def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
     no: Returns a structure of tensors of the same shapes.
 
   Returns:
-    One of the two.
+    The selected structure.
   """
   return tf.cond(condition, lambda: tf.nest.map_structure(tf.identity, yes), no)
 
 
 def zero_unless(condition: tf.Tensor, values: Any) -> Any:
-  """A structure of tensors if `condition`, a bool scalar, else zeros."""
+  """Replaces a structure of tensors by zeros unless `condition`, a scalar."""
   return select(
     condition, values, lambda: tf.nest.map_structure(tf.zeros_like, values)
   )

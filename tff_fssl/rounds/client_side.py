@@ -97,7 +97,7 @@ class ClientSide:
         kind=self.hparams.batch_norm_statistics,
         batch_size=self.hparams.statistics_batch_size,
       )
-      return model.with_weights(renewed._replace(trainable=model.trainable))
+      return model.replace_weights(renewed._replace(trainable=model.trainable))
 
     return gather
 

@@ -315,7 +315,7 @@ class _Evaluation:
         logits_fn = functools.partial(
           _own_logits, network, weights.statistics_count
         )
-      correct, loss = passes.by_class(
+      correct, loss = passes.count_correct(
         weights, logits_fn, x, y, self.num_classes, client_accuracy.MAX_LOSS
       )
       ways[name] = collections.OrderedDict(correct=correct, loss=loss)

@@ -21,7 +21,7 @@ def network_fn(
   """Builds an algorithm's network: the model, with or without classifier."""
   if not algorithm.embeds:
     return model_fn
-  return embedding.without_classifier(model_fn)
+  return embedding.remove_classifier(model_fn)
 
 
 class NetworkFactory:

@@ -72,7 +72,7 @@ class States:
     if self._memory_type is None:
       return model
     memory = state.memory._asdict()
-    model = model.with_sets(**{n: memory[n] for n in self._sets})
+    model = model.replace_sets(**{n: memory[n] for n in self._sets})
     return model._replace(
       control=collections.OrderedDict((n, memory[n]) for n in self._control)
     )
@@ -81,7 +81,7 @@ class States:
     """Makes the model before the first round, or from a user's weights."""
     model = self.model(self._algorithm.initial_state(weights))
     if self._averages:
-      model = model.with_sets(**{_AVERAGE: self._predicting_weights(model)})
+      model = model.replace_sets(**{_AVERAGE: self._predicting_weights(model)})
     return model
 
   def update(
@@ -97,7 +97,7 @@ class States:
         self._algorithm.round.average_decay,
         started=server.round_num >= 1,
       )
-      new = new.with_sets(**{_AVERAGE: average})
+      new = new.replace_sets(**{_AVERAGE: average})
     return new
 
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
@@ -132,7 +132,7 @@ class States:
     )
     if not self._averages:
       return prediction
-    average = server_model.of_set(_AVERAGE, prediction)
+    average = server_model.set_prediction(_AVERAGE, prediction)
     return prediction._replace(also={**prediction.also, _AVERAGE: average})
 
   def _predict_by(
@@ -145,7 +145,7 @@ class States:
     ) -> tf.Tensor:
       weights = weights_of(self.state(model))
       return server_model.Prediction().logits(
-        network, model.with_weights(weights), images
+        network, model.replace_weights(weights), images
       )
 
     return server_model.Prediction(

@@ -132,7 +132,7 @@ class Gathering:
     Args:
       weights: The weights.
       combined: The sums over clients; with `statistics.MEDIAN`, all clients'
-        rows, float32 [rows, columns] (`statistics.to_rows`).
+        rows, float32 [rows, columns] (`statistics.encode_row`).
       is_needed: If false, the old statistics stay, whatever clients sent. None:
         true.
 
@@ -161,8 +161,8 @@ class Gathering:
           batch_size=self.server_batch_size,
         )
       if self.kind == statistics.MEDIAN:
-        rows = tf.concat([combined, statistics.to_rows(own)], axis=0)
-        sums = statistics.from_rows(network, rows)
+        rows = tf.concat([combined, statistics.encode_row(own)], axis=0)
+        sums = statistics.combine_rows(network, rows)
       else:
         sums = tf.nest.map_structure(tf.add, combined, own)
       result = statistics.put(network, weights, sums, kind=self.kind)
@@ -228,7 +228,7 @@ def build_statistics_phase(
   sums_type = of_client.type_signature.result
 
   screen = _build_screen(sums_type, gathering)
-  to_rows = tff.tensorflow.computation(statistics.to_rows, sums_type)
+  to_rows = tff.tensorflow.computation(statistics.encode_row, sums_type)
   by_median = gathering.kind == statistics.MEDIAN
   combined_type = to_rows.type_signature.result if by_median else sums_type
 
@@ -284,8 +284,8 @@ def _build_at_server(
     old = model.sets[set_name] if set_name else model.weights
     weights = new._replace(trainable=tuple(old.trainable))
     if set_name:
-      return model.with_sets(**{set_name: weights})
-    return model.with_weights(weights)
+      return model.replace_sets(**{set_name: weights})
+    return model.replace_weights(weights)
 
   return at_server
 

@@ -1,4 +1,4 @@
-"""What changes with the progress of training: TSA and linear ramps."""
+"""Schedules over the progress of training: TSA and ramps."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _SHARES: dict[str, Callable[[tf.Tensor], tf.Tensor]] = {
 def tsa_threshold(
   progress: float | tf.Tensor, schedule: str, num_classes: int
 ) -> tf.Tensor:
-  """UDA's threshold eta of training signal annealing (TSA).
+  """Computes UDA's threshold eta of training signal annealing (TSA).
 
   Xie et al. 2020, section 3.3: eta = a(r) (1 - 1/C) + 1/C, where a(r) is r
   (linear), 1 - exp(-5 r) (log) or exp(5 (r - 1)) (exp). Only linear starts at
   1/C, and log ends below 1.
 
   Args:
-    progress: r, float32 scalar: the share of training that is done; clipped to
-      [0, 1].
+    progress: r, float32 scalar: the share of training that is done. It is
+      clipped to [0, 1].
     schedule: One of `TSA_SCHEDULES`.
     num_classes: C.
 
@@ -53,21 +53,21 @@ def tsa_threshold(
 def tsa_cross_entropy(
   labels: tf.Tensor, logits: tf.Tensor, threshold: tf.Tensor, weights: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Cross-entropy of the labelled examples that are not yet learned (UDA).
+  """Computes the cross-entropy of labelled examples not yet learned (UDA).
 
-  An example is dropped if the probability of its label exceeds the threshold.
-  The loss is sum(kept CE) / max(number kept, 1).
+  An example is dropped if the predicted probability of its label exceeds the
+  threshold. The loss is sum(kept CE) / max(number kept, 1).
 
   Args:
     labels: int32 [B], in [0, C).
     logits: float32 [B, C].
     threshold: eta, float32 scalar: `tsa_threshold`.
-    weights: float32 [B], each example's weight >= 0, 0 for fillers; kept
+    weights: float32 [B], each example's weight >= 0, 0 for fillers. Kept
       examples count in the sum and in the number as much as they weigh.
 
   Returns:
-    (loss, float32 scalar, 0 with gradient 0 if no example is kept; the weights
-    of the kept examples, float32 [B], 0 for all others).
+    The loss, float32 scalar, which is 0 with gradient 0 if no example is kept.
+    Then the weights of the kept examples, float32 [B], 0 for all others.
   """
   entropies = losses.cross_entropy(labels, logits)
   correct = tf.gather(tf.nn.softmax(logits), labels, batch_dims=1)
@@ -77,12 +77,14 @@ def tsa_cross_entropy(
 
 
 def linear_ramp(done: float | tf.Tensor, length: float) -> tf.Tensor:
-  """min(done / length, 1): MixMatch's ramp of the unlabelled loss's weight.
+  """Computes MixMatch's ramp of the unlabelled loss's weight.
+
+  It is min(done / length, 1).
 
   Args:
     done: float32 scalar >= 0, how much of training is done: rounds, steps,
       examples or a share of all.
-    length: Where the ramp ends, in the same unit, >= 0; at 0 there is no ramp.
+    length: The end of the ramp, in the same unit, >= 0. 0 gives 1 always.
 
   Returns:
     float32 scalar in [0, 1].
@@ -97,10 +99,10 @@ def linear_ramp(done: float | tf.Tensor, length: float) -> tf.Tensor:
 
 
 def sigmoid_ramp(progress: tf.Tensor) -> tf.Tensor:
-  """exp(-5 (1 - progress)^2), 1 from progress 1 on.
+  """Computes exp(-5 (1 - progress)^2), 1 from progress 1 on.
 
-  Laine and Aila, "Temporal Ensembling for Semi-Supervised Learning", ICLR 2017;
-  FedCon's weight of consistency at the server.
+  See Laine and Aila, "Temporal Ensembling for Semi-Supervised Learning", ICLR
+  2017. It is FedCon's weight of consistency at the server.
 
   Args:
     progress: float32 scalar, >= 0.

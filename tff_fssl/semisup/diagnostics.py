@@ -23,20 +23,20 @@ def pseudo_label_metrics(
   *,
   weights: tf.Tensor | None = None,
 ) -> dict[str, Mean]:
-  """The paper's figures of pseudo-label quality, each as (sum, count).
+  """Computes (FL)^2's figures of pseudo-label quality, each as (sum, count).
 
   Args:
     pseudo_labels: int32 [N].
     hidden_labels: int32 [N], -1 where unknown.
     mask: bool or float [N], which pseudo-labels are used.
     prefix: Prefix of the names.
-    weights: float32 [N], 0 for examples that do not count; None: all count.
+    weights: float32 [N], 0 for examples that do not count. None: all count.
 
   Returns:
-    `<prefix>_ratio`: used / all; `_accuracy`: correct / used;
-    `_correct_ratio`: correct / all; `_wrong_ratio`: wrong / all;
-    `_correct_to_wrong`: correct / wrong. All except the first are over examples
-    whose hidden label is known.
+    `<prefix>_ratio`: used / all, `_accuracy`: correct / used,
+    `_correct_ratio`: correct / all, `_wrong_ratio`: wrong / all,
+    `_correct_to_wrong`: correct / wrong. All except the first count only
+    examples with a known hidden label.
   """
   used = tf.cast(mask, tf.float32)
   known = tf.cast(hidden_labels >= 0, tf.float32)
@@ -64,7 +64,7 @@ def kept_and_confident(
   confident: tf.Tensor,
   weights: tf.Tensor | None = None,
 ) -> dict[str, Mean]:
-  """`pseudo_label_metrics` of kept pseudo-labels and of confident ones."""
+  """Merges `pseudo_label_metrics` of kept and of confident pseudo-labels."""
   return {
     **pseudo_label_metrics(pseudo_labels, hidden_labels, kept, weights=weights),
     **pseudo_label_metrics(
@@ -78,31 +78,9 @@ def kept_and_confident(
 
 
 def names(*prefixes: str) -> tuple[str, ...]:
-  """The names of the metrics of `pseudo_label_metrics`, for each prefix."""
+  """Lists the metrics of `pseudo_label_metrics`, for each prefix."""
   return tuple(f'{p}_{n}' for p in prefixes for n in NAMES)
 
 
-# The names of the metrics of `kept_and_confident`.
+# The metrics of `kept_and_confident`.
 KEPT_AND_CONFIDENT = names(PSEUDO_LABEL, HIGH_CONFIDENCE)
-
-
-def of_thresholds(
-  learning_status: tf.Tensor, of_class: tf.Tensor, each: bool
-) -> dict[str, tf.Tensor]:
-  """What a client reports of its thresholds, each in [0, 1].
-
-  Args:
-    learning_status: tau, float32 scalar.
-    of_class: The threshold of each class, float32 [C], where C is known.
-    each: Whether to report that of each class, too.
-
-  Returns:
-    Name -> float32 scalar.
-  """
-  of_each = tf.unstack(of_class) if each else []
-  return {
-    'learning_status': learning_status,
-    'lowest_class_threshold': tf.reduce_min(of_class),
-    'mean_class_threshold': tf.reduce_mean(of_class),
-    **{f'class_threshold_{c}': value for c, value in enumerate(of_each)},
-  }

@@ -1,31 +1,31 @@
-"""How far the predictions of a batch are from equal shares of all classes."""
+"""The divergence of a batch's predictions from equal shares of all classes."""
 
 from __future__ import annotations
 
 from tff_fssl.lazy import tf
 
-# The distribution whose divergence is measured.
+# The mean of the predicted distributions, or of their most probable classes.
 PROBABILITIES, LABELS = 'probabilities', 'labels'
 
 
-def from_uniform(
+def uniform_divergence(
   probs: tf.Tensor, weights: tf.Tensor, of: str = PROBABILITIES
 ) -> tf.Tensor:
-  """KL(P || uniform), where P is the mean prediction of a batch.
+  """Computes KL(P || uniform) for the mean prediction P of a batch.
 
   FedSwitch (Zhao et al. 2023), section 4.2: sum_c P(c) log(C P(c)). It is the
-  divergence of the mean, not the mean of the examples' divergences, so that
-  confident predictions of all classes alike give 0.
+  divergence of the mean, not the mean of the examples' divergences. Confident
+  predictions of all classes equally often give 0.
 
   Args:
     probs: float32 [B, C], rows sum to 1.
-    weights: float32 [B], >= 0; 0 for examples that do not count.
-    of: `LABELS`: P is the histogram of the most probable classes instead.
-      In small batches that is biased upwards: by 0.53 for 10 examples of 10
-      equally frequent classes.
+    weights: float32 [B], >= 0, and 0 for examples that do not count.
+    of: `LABELS`: P is the histogram of the most probable classes instead. It is
+      biased upwards in small batches: by 0.53 for 10 examples of 10 equally
+      frequent classes.
 
   Returns:
-    float32 scalar in [0, log C], in nats; log C if no example counts.
+    float32 scalar in [0, log C], in nats. It is log C if no example counts.
   """
   num_classes = probs.shape[-1]
   if of == LABELS:
@@ -34,5 +34,6 @@ def from_uniform(
     tf.reduce_sum(probs * weights[:, tf.newaxis], axis=0),
     tf.reduce_sum(weights),
   )
+  # `xlogy` makes 0 log 0 zero for classes that are never predicted.
   uniform_entropy = tf.math.log(tf.constant(num_classes, probs.dtype))
   return uniform_entropy + tf.reduce_sum(tf.math.xlogy(mean, mean))

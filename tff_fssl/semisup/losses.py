@@ -6,7 +6,7 @@ from tff_fssl.lazy import tf
 
 
 def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy per example: -log softmax(logits)[label].
+  """Computes cross-entropy per example: -log softmax(logits)[label].
 
   Args:
     labels: int32 [B], in [0, C).
@@ -19,10 +19,10 @@ def cross_entropy(labels: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
-  """sum(mask * values) / sum(mask), and 0 (with gradient 0) for an empty mask.
+  """Computes sum(mask * values) / sum(mask); 0, gradient 0, for an empty mask.
 
-  The mean over a whole batch of a loss that counts only for some examples, as
-  in FixMatch and UDA, is `masked_mean(kept * values, weights)`.
+  FixMatch and UDA divide the loss of some examples by the size of the whole
+  batch. That is `masked_mean(kept * values, weights)`.
 
   Args:
     values: float32 [B], finite.
@@ -31,19 +31,20 @@ def masked_mean(values: tf.Tensor, mask: tf.Tensor) -> tf.Tensor:
   Returns:
     float32 scalar.
   """
+  # Unlike a plain quotient, its gradient is 0 too where the mask is empty.
   return tf.math.divide_no_nan(
     tf.reduce_sum(values * mask), tf.reduce_sum(mask)
   )
 
 
 def soft_cross_entropy(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """Cross-entropy with soft targets: -sum_c p(c) log softmax(logits)(c).
+  """Computes cross-entropy with soft targets, per example.
 
-  MixMatch's L_x (Berthelot et al. 2019, eq. 3), per example.
+  It is -sum_c p(c) log softmax(logits)(c), MixMatch's L_x (Berthelot et al.
+  2019, eq. 3).
 
   Args:
-    target_probs: float32 [B, C], rows sum to 1; no gradient is taken through
-      them.
+    target_probs: float32 [B, C], rows sum to 1. No gradient flows through them.
     logits: float32 [B, C].
 
   Returns:
@@ -55,14 +56,13 @@ def soft_cross_entropy(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def squared_error(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """Mean over classes of (softmax(logits) - target)^2, per example.
+  """Computes the mean over classes of (softmax(logits) - target)^2.
 
-  This is the Brier score divided by C. Its mean over examples is MixMatch's L_u
-  (Berthelot et al. 2019, eq. 4).
+  Per example it is the Brier score divided by C. Its mean over examples is
+  MixMatch's L_u (Berthelot et al. 2019, eq. 4).
 
   Args:
-    target_probs: float32 [B, C], rows sum to 1; no gradient is taken through
-      them.
+    target_probs: float32 [B, C], rows sum to 1. No gradient flows through them.
     logits: float32 [B, C].
 
   Returns:
@@ -77,13 +77,13 @@ def squared_error(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
 
 
 def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
-  """KL(target || softmax(logits)) per example.
+  """Computes KL(target || softmax(logits)) per example.
 
   With a sharpened target it is UDA's consistency loss (Xie et al. 2020).
 
   Args:
-    target_probs: float32 [B, C], rows sum to 1; 0 log 0 is 0. No gradient is
-      taken through them.
+    target_probs: float32 [B, C], rows sum to 1. No gradient flows through them,
+      and 0 log 0 is 0.
     logits: float32 [B, C].
 
   Returns:
@@ -103,19 +103,19 @@ def masked_consistency(
   mask: tf.Tensor,
   temperature: float = 1.0,
 ) -> tf.Tensor:
-  """(FL)^2's L_cs, as in the authors' code: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
+  """Computes (FL)^2's L_cs: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
 
-  The divisor is the size of the whole batch, not the sum of the mask (eq. 13 of
-  the paper leaves mask and mean open).
+  As in the authors' code, the divisor is the size of the whole batch, not the
+  sum of the mask. Eq. 13 of the paper specifies neither mask nor mean.
 
   Args:
-    probs: float32 [B, C], Q at the weights W; no gradient is taken through it.
+    probs: float32 [B, C], Q at the weights W. No gradient flows through it.
     perturbed_logits: float32 [B, C], logits at W + eps.
     mask: float32 [B], 1 where the fixed threshold is reached.
     temperature: Divides the perturbed logits only.
 
   Returns:
-    float32 scalar; 0 for an empty batch.
+    float32 scalar, 0 for an empty batch.
   """
   divergence = kl_divergence(probs, perturbed_logits / temperature)
   return tf.math.divide_no_nan(
@@ -125,14 +125,14 @@ def masked_consistency(
 
 
 def negative_cosine(prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
-  """D of FedCon (BYOL, SimSiam), per example: minus the cosine.
+  """Computes minus the cosine per example: D of FedCon, BYOL and SimSiam.
 
   Args:
     prediction: float32 [B, D].
-    target: float32 [B, D]; no gradient is taken through it.
+    target: float32 [B, D]. No gradient flows through it.
 
   Returns:
-    float32 [B], in [-1, 1]; 0, with gradient 0, where the target is 0.
+    float32 [B], in [-1, 1]. It is 0, with gradient 0, where the target is 0.
   """
   target = tf.stop_gradient(target)
   return -tf.reduce_sum(
@@ -143,11 +143,11 @@ def negative_cosine(prediction: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
 
 
 def feature_deviation(features: tf.Tensor) -> tf.Tensor:
-  """The spread of features in a batch; near 0 if they have collapsed.
+  """Computes the spread of features in a batch, near 0 if they have collapsed.
 
-  The standard deviation over examples of features of length 1, mean over
-  features, times sqrt(D) (Chen and He, "Exploring Simple Siamese Representation
-  Learning", 2021, figure 2).
+  Features are scaled to length 1. The result is the mean over features of their
+  standard deviation over examples, times sqrt(D) (Chen and He, "Exploring
+  Simple Siamese Representation Learning", 2021, figure 2).
 
   Args:
     features: float32 [B, D].

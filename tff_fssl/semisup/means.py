@@ -8,7 +8,7 @@ from tff_fssl.lazy import tf
 
 
 class Mean(NamedTuple):
-  """A metric that is a mean. Both fields are summed over batches and clients.
+  """A metric that is a mean, whose fields are summed over batches and clients.
 
   Attributes:
     total: float32 scalar.

@@ -1,7 +1,8 @@
 """Mixup: convex combinations of examples and of their targets.
 
 Zhang et al., "mixup: Beyond Empirical Risk Minimization", ICLR 2018. Shares lam
-are drawn from Beta(a, a).
+are drawn from Beta(a, a). All draws are integers, because XLA draws other
+floats than TensorFlow's kernels do.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from tff_fssl.lazy import np, tf
 from tff_fssl.semisup import losses
 
 _NUM_INTERVALS = 4096
-# Below the first, nearly all draws are 0 or 1.
+# Smaller concentrations draw 0 or 1 nearly always, so they share one table.
 _MIN_CONCENTRATION, _MAX_CONCENTRATION = 1e-6, 1e6
 
 
@@ -22,11 +23,11 @@ _MIN_CONCENTRATION, _MAX_CONCENTRATION = 1e-6, 1e6
 def _quantile_table(
   concentration: float,
 ) -> np.ndarray[Any, np.dtype[np.float32]]:
-  """Quantiles of Beta(a, a) in [0, 0.5]: float32 [_NUM_INTERVALS + 1].
+  """Tabulates quantiles of Beta(a, a) in [0, 0.5]: [_NUM_INTERVALS + 1].
 
-  The knots are at (2 v)^(1/4) = 0, 1/n, ..., 1, where v in [0, 0.5] is the
-  probability: dense where the tail is thin, and at most 2 / n apart, which
-  bounds the distance of the distribution functions whatever the interpolation.
+  The knots are at (2 v)^(1/4) = 0, 1/n, ..., 1 for the probability v in [0,
+  0.5]. They are dense where the tail is thin, and at most 2 / n apart. That
+  bounds the distance of the distribution functions for any interpolation.
   """
   from scipy import special  # Slow to import. pylint: disable=C0415
 
@@ -38,18 +39,18 @@ def _quantile_table(
 
 
 def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
-  """The inverse of the distribution function of Beta(a, a), by a table.
+  """Inverts the distribution function of Beta(a, a), by a table.
 
-  Between the knots of the table it is interpolated. Apart from the rounding to
+  Values between the knots of the table are interpolated. Except for rounding to
   float32, the distribution functions differ by less than 5e-4 everywhere
   (measured: 2.1e-5 at most for a in [0.05, 10]).
 
   Args:
     probability: float32, any shape, in [0, 1].
-    concentration: a in [0, 1e6]; 0 is the limit: 0 or 1, evenly.
+    concentration: a in [0, 1e6]. 0 is the limit: 0 or 1, equally likely.
 
   Returns:
-    float32 in [0, 1], of the same shape; not decreasing in the probability.
+    float32 in [0, 1], of the same shape, not decreasing in the probability.
 
   Raises:
     UsageError: If the concentration is out of range.
@@ -58,6 +59,7 @@ def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
     raise hparams.UsageError(
       f'concentration={concentration}: must be from 0 to {_MAX_CONCENTRATION:g}'
     )
+  # The table ends at 0.5: the distribution is symmetric.
   table = tf.constant(_quantile_table(float(concentration)))
   tail = tf.minimum(probability, 1.0 - probability)
   place = tf.sqrt(tf.sqrt(2.0 * tail)) * _NUM_INTERVALS
@@ -70,14 +72,14 @@ def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
 def draw_shares(
   shape: tf.Tensor | list[Any], concentration: float, seed: tf.Tensor
 ) -> tf.Tensor:
-  """Draws lam from Beta(a, a); the same ones when XLA compiles it.
+  """Draws lam from Beta(a, a), the same shares when XLA compiles it.
 
   TensorFlow's own gamma draws do not compile.
 
   Args:
-    shape: Of the result; [] draws one share, [B] one per example.
-    concentration: a in [0, 1e6]; 0 draws 0 or 1, evenly.
-    seed: int32 [2], of which the draws are a function.
+    shape: The result's shape: [] draws one share, [B] one per example.
+    concentration: a in [0, 1e6]. 0 draws 0 or 1, equally likely.
+    seed: int32 [2]. It determines the draws.
 
   Returns:
     float32 in [0, 1].
@@ -85,15 +87,15 @@ def draw_shares(
   Raises:
     UsageError: If the concentration is out of range.
   """
-  # 24 of the bits, which is what a float32 holds exactly.
+  # 24 bits: a float32 holds no more exactly.
   bits = tf.bitwise.bitwise_and(_integers(shape, seed), 2**31 - 1) // 2**7
   return beta_quantile(tf.cast(bits, tf.float32) * 2.0**-24, concentration)
 
 
-def at_least_half(shares: tf.Tensor) -> tf.Tensor:
-  """max(lam, 1 - lam): MixMatch's shares (Berthelot et al. 2019, eq. 9).
+def larger_shares(shares: tf.Tensor) -> tf.Tensor:
+  """Computes max(lam, 1 - lam): MixMatch (Berthelot et al. 2019, eq. 9).
 
-  With them, a mixed example is closer to the first one than to its partner.
+  So a mixed example is closer to its first example than to its partner.
 
   Args:
     shares: lam, float32, any shape, in [0, 1].
@@ -105,31 +107,32 @@ def at_least_half(shares: tf.Tensor) -> tf.Tensor:
 
 
 def permutation(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-  """Draws a permutation of 0, ..., B - 1; the same when XLA compiles it.
+  """Draws a permutation of 0, ..., B - 1, the same when XLA compiles it.
 
   Args:
     size: B.
-    seed: int32 [2], of which the permutation is a function.
+    seed: int32 [2]. It determines the permutation.
 
   Returns:
     int32 [B].
   """
+  # Equal draws would otherwise be ordered as each kernel likes.
   return tf.argsort(_integers([size], seed), stable=True)
 
 
 def mix(
   shares: float | tf.Tensor, first: tf.Tensor, second: tf.Tensor
 ) -> tf.Tensor:
-  """Lam * first + (1 - lam) * second.
+  """Computes lam * first + (1 - lam) * second.
 
   Args:
     shares: lam, float32 scalar, or [B]: one per example.
     first: float [B, ...].
-    second: Of the same shape and dtype.
+    second: A tensor of the same shape and dtype.
 
   Returns:
-    Of the same shape and dtype; exactly `first` where lam is 1, and exactly
-    `second` where it is 0, if both are finite.
+    A tensor of the same shape and dtype. If both are finite, it is exactly
+    `first` where lam is 1, and exactly `second` where lam is 0.
   """
   shares = _per_example(shares, first, first.dtype)
   return shares * first + (1.0 - shares) * second
@@ -144,8 +147,8 @@ def mix_with_partners(
 ) -> tuple[tf.Tensor, tf.Tensor]:
   """Mixes each example and its target with another example of the batch.
 
-  A filler (weight 0) and an example whose partner is a filler stay as they are.
-  So, the weights of the examples hold for the mixed ones, too.
+  A filler (weight 0) is not mixed, nor is an example whose partner is a filler.
+  So the weights of the examples also hold for the mixed ones.
 
   Args:
     x: float32 [B, ...], the examples.
@@ -156,7 +159,7 @@ def mix_with_partners(
       itself.
 
   Returns:
-    (mixed examples, float32 [B, ...]; mixed targets, float32 [B, C]).
+    Mixed examples, float32 [B, ...], and mixed targets, float32 [B, C].
   """
   is_real = weights > 0
   is_mixed = tf.logical_and(is_real, tf.gather(is_real, partners))
@@ -175,10 +178,11 @@ def mixed_cross_entropy(
   shares: float | tf.Tensor,
   weights: tf.Tensor,
 ) -> tf.Tensor:
-  """Lam * mean CE(logits, first) + (1 - lam) * mean CE(logits, second).
+  """Computes SemiFL's loss of mixed examples (Diao et al. 2022).
 
-  SemiFL's loss of mixed examples (Diao et al. 2022; the authors' code draws one
-  lam for a batch, and does not take the larger one of lam and 1 - lam).
+  It is lam * mean CE(logits, first) + (1 - lam) * mean CE(logits, second). The
+  authors' code draws one lam for a batch, and does not take the larger one of
+  lam and 1 - lam.
 
   Args:
     logits: float32 [B, C], of the mixed examples.
@@ -189,7 +193,7 @@ def mixed_cross_entropy(
     weights: float32 [B], 0 for fillers.
 
   Returns:
-    float32 scalar, in nats; 0 (with gradient 0) if all weights are 0.
+    float32 scalar, in nats. It is 0 (with gradient 0) if all weights are 0.
   """
   first, second = (
     losses.cross_entropy(labels, logits)
@@ -199,7 +203,7 @@ def mixed_cross_entropy(
 
 
 def _integers(shape: tf.Tensor | list[Any], seed: tf.Tensor) -> tf.Tensor:
-  """Draws from all of int32. Draws of floats differ when XLA compiles them."""
+  """Draws from all of int32."""
   return tf.random.stateless_uniform(
     shape, seed, minval=None, maxval=None, dtype=tf.int32, alg='philox'
   )
@@ -208,7 +212,7 @@ def _integers(shape: tf.Tensor | list[Any], seed: tf.Tensor) -> tf.Tensor:
 def _per_example(
   values: float | tf.Tensor, like: tf.Tensor, dtype: tf.DType
 ) -> tf.Tensor:
-  """Values, a scalar or [B], so that they broadcast over `like`, [B, ...]."""
+  """Reshapes a scalar or [B] to broadcast over `like`, [B, ...]."""
   values = tf.cast(values, dtype)
   if values.shape.rank == 0:
     return values

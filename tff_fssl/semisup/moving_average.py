@@ -16,18 +16,17 @@ if TYPE_CHECKING:
 def moving_average(
   old: Sequence[tf.Tensor], new: Sequence[tf.Tensor], decay: float
 ) -> list[tf.Tensor]:
-  """Alpha * old + (1 - alpha) * new, for each pair of tensors.
+  """Computes alpha * old + (1 - alpha) * new, for each pair of tensors.
 
-  Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS 2017;
-  FedSwitch, eq. 1. It is computed as old + (1 - alpha) * (new - old), so that
-  equal tensors stay equal to the bit.
+  See Tarvainen and Valpola, "Mean teachers are better role models", NeurIPS
+  2017, and FedSwitch, eq. 1.
 
   Args:
-    old: Tensors, the average so far. Tensors that are not floats (counters)
-      have no average: below alpha = 1, they become the new ones.
+    old: Tensors, the average so far. Tensors of other types than float
+      (counters) have no average: for alpha < 1 they become the new ones.
     new: Tensors of the same shapes and dtypes.
-    decay: alpha in [0, 1]. 1 gives exactly `old` and 0 exactly `new`, whatever
-      is in the other.
+    decay: alpha in [0, 1]. 1 gives exactly `old` and 0 exactly `new`, even if
+      the other is not finite.
 
   Returns:
     The averages, of the same shapes and dtypes.
@@ -44,6 +43,7 @@ def moving_average(
       return old
     if decay == 0 or not new.dtype.is_floating:
       return new
+    # In this form, equal tensors stay equal to the bit.
     return old + (1.0 - decay) * (new - old)
 
   return [average(*pair) for pair in zip(old, new, strict=True)]
@@ -58,12 +58,12 @@ def follow(
     old: The average so far.
     new: The weights that it follows.
     decay: In [0, 1].
-    started: bool scalar; if false, the result is a copy of `new`.
+    started: bool scalar. If false, the result is a copy of `new`.
 
   Returns:
     The average.
   """
-  # An average without statistics of its own takes those of the model.
+  # An average without batch norm statistics takes the model's.
   has_statistics = tf.logical_and(started, old.statistics_count > 0.0)
   trainable, non_trainable = (
     tf.nest.map_structure(
@@ -85,7 +85,7 @@ def follow_network(
   """Moves a network's variables towards those of another, in place.
 
   Args:
-    average: The network that is moved.
+    average: The network to move.
     network: The network that it follows.
     decay: In [0, 1]; 1 changes nothing.
   """

@@ -21,10 +21,10 @@ def loss(
   (1/B) sum_b 1[max p_b >= threshold] CE(argmax p_b, logits_b)
 
   Args:
-    probs: float32 [B, C], predictions that label; no gradient flows through
-      them.
-    logits: float32 [B, C], predictions that learn.
-    hidden_labels: int32 [B], for metrics only; -1 where unknown.
+    probs: float32 [B, C], the predictions that give the pseudo-labels. No
+      gradient flows through them.
+    logits: float32 [B, C], the predictions to train.
+    hidden_labels: int32 [B], for metrics only, -1 where unknown.
     weights: float32 [B], 0 for fillers, which do not count.
     threshold: The least probability of a pseudo-label, in [0, 1].
 

@@ -1,7 +1,7 @@
 """Targets for consistency losses, made sharper by a temperature.
 
-All functions take a temperature T > 0, as a Python number: 1 changes nothing,
-and in the limit T -> 0 the most probable classes share all of the probability.
+All functions take a temperature T > 0, as a Python number. 1 changes nothing.
+In the limit T -> 0 the most probable classes share all of the probability.
 Targets carry no gradient, unless a function says so.
 """
 
@@ -12,19 +12,19 @@ from collections.abc import Sequence
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
 
-# Within these, neither T nor 1 / T leaves the normal numbers of float32.
+# In this range, T and 1 / T are normal numbers of float32.
 _MIN_TEMPERATURE, _MAX_TEMPERATURE = 1e-30, 1e30
 
 
 def sharpened_softmax(logits: tf.Tensor, temperature: float) -> tf.Tensor:
-  """softmax(logits / T): UDA's targets (Xie et al. 2020, section 3.2).
+  """Computes softmax(logits / T): UDA's targets (Xie et al. 2020, sec. 3.2).
 
   Args:
-    logits: float32 [..., C]; -inf is probability 0.
+    logits: float32 [..., C], -inf for probability 0.
     temperature: T.
 
   Returns:
-    float32 [..., C], rows sum to 1; without gradient.
+    float32 [..., C], rows sum to 1, without gradient.
 
   Raises:
     UsageError: If the temperature is out of range.
@@ -40,7 +40,7 @@ def sharpened_softmax(logits: tf.Tensor, temperature: float) -> tf.Tensor:
 
 
 def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
-  """`sharpen`, but gradients flow through its result, and rows may be 0.
+  """Sharpens like `sharpen`, but with gradients, and rows may be 0.
 
   Args:
     probs: float32 [..., C], rows sum to 1, or are 0.
@@ -50,7 +50,7 @@ def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
     float32 [..., C], rows sum to 1, or are 0.
   """
   largest = tf.stop_gradient(tf.reduce_max(probs, axis=-1, keepdims=True))
-  # The gradient of a power may be infinite at 0.
+  # 0 ** (1 / T) may have an infinite gradient, which `where` would turn to NaN.
   is_possible = probs > 0.0
   relative = tf.where(
     is_possible, probs / tf.where(largest > 0.0, largest, 1.0), 1.0
@@ -62,14 +62,16 @@ def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
 
 
 def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:
-  """p(c)^(1/T) / sum_c' p(c')^(1/T): MixMatch (Berthelot et al. 2019, eq. 7).
+  """Sharpens as MixMatch does (Berthelot et al. 2019, eq. 7).
+
+  The result is p(c)^(1/T) / sum_c' p(c')^(1/T).
 
   Args:
     probs: float32 [..., C], rows sum to 1.
     temperature: T.
 
   Returns:
-    float32 [..., C], rows sum to 1; without gradient.
+    float32 [..., C], rows sum to 1, without gradient.
 
   Raises:
     UsageError: If the temperature is out of range.
@@ -78,9 +80,9 @@ def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:
 
 
 def guess(probs_of_views: Sequence[tf.Tensor], temperature: float) -> tf.Tensor:
-  """MixMatch's guessed labels: the mean over the A views, sharpened.
+  """Guesses MixMatch's labels: the mean over A views, sharpened.
 
-  Berthelot et al. 2019, eq. 6 and 7. All views of an example get one guess.
+  See Berthelot et al. 2019, eq. 6 and 7. All views of an example get one guess.
 
   Args:
     probs_of_views: A >= 1 tensors, float32 [B, C], rows sum to 1: the
@@ -88,7 +90,7 @@ def guess(probs_of_views: Sequence[tf.Tensor], temperature: float) -> tf.Tensor:
     temperature: T.
 
   Returns:
-    float32 [B, C], rows sum to 1; without gradient.
+    float32 [B, C], rows sum to 1, without gradient.
 
   Raises:
     UsageError: If the temperature is out of range.

@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 
+# Keeps eps finite if all gradients are 0.
 _TINY = 1e-16
 
 
 def is_scaled(variable: tf.Variable) -> bool:
-  """Whether ASAM scales a variable: kernels and norms' gamma, not biases.
+  """Tells whether ASAM scales a variable: kernels and gammas, not biases.
 
   The authors' code scales every parameter whose name contains "weight".
   """
@@ -27,7 +28,7 @@ def perturbation(
   eta: float,
   scaled: Sequence[bool],
 ) -> list[tf.Tensor]:
-  """ASAM's ascent step (Kwon et al. 2021): eps = rho T^2 g / ||T g||.
+  """Computes ASAM's ascent (Kwon et al. 2021): eps = rho T^2 g / ||T g||.
 
   T is |w| + eta for scaled weights and 1 for others. If no weight is scaled,
   this is SAM (Foret et al. 2021), eq. 12 of (FL)^2.
@@ -37,7 +38,7 @@ def perturbation(
     gradients: g, of the same shapes. If all are 0, eps is 0.
     rho: Radius, >= 0.
     eta: Added to |w|, >= 0.
-    scaled: Which weights are scaled.
+    scaled: Whether each weight is scaled.
 
   Returns:
     eps, of the same shapes.
@@ -57,10 +58,10 @@ def loss_and_gradients_at_ascent(
   eta: float,
   adaptive: bool,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
-  """A loss and its gradient at W + eps, eps held constant.
+  """Computes a loss and its gradient at W + eps, with constant eps.
 
   Args:
-    network: The network with weights W, which are restored in the end.
+    network: The network with weights W, which are restored at the end.
     gradients: The gradients at W of the loss that eps ascends.
     loss_fn: The loss, float32 scalar, computed with `network`.
     rho: Radius.

@@ -20,9 +20,9 @@ class AdaptiveThresholds(NamedTuple):
 
 
 def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
-  """Client-specific adaptive thresholds, CAT: (FL)^2, eq. 6-9.
+  """Computes client-specific adaptive thresholds, CAT: (FL)^2, eq. 6-9.
 
-  tau = mean_b max_c q_b(c); p(c) = mean_b q_b(c); tau(c) = tau * p(c) / max p.
+  tau = mean_b max_c q_b(c), p(c) = mean_b q_b(c), tau(c) = tau * p(c) / max p.
   They are computed each round from all of a client's examples, without a moving
   average.
 
@@ -44,7 +44,7 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
 
 
 def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
-  """Whether the largest probability reaches `threshold`: bool [N].
+  """Tells where the largest probability reaches `threshold`: bool [N].
 
   Eq. 10 of the (FL)^2 paper has >. The authors' code has >=, as does FixMatch's
   code, and so does this function.
@@ -53,16 +53,16 @@ def fixed_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
 
 
 def strict_mask(probs: tf.Tensor, threshold: float) -> tf.Tensor:
-  """Whether the largest probability exceeds `threshold`: bool [N].
+  """Tells where the largest probability exceeds `threshold`: bool [N].
 
-  UDA's mask (Xie et al. 2020, section 3.2, and the authors' code). It takes the
-  probabilities before sharpening.
+  This is UDA's mask (Xie et al. 2020, section 3.2, and the authors' code). It
+  takes the probabilities before sharpening.
   """
   return tf.reduce_max(probs, axis=-1) > threshold
 
 
 def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
-  """Whether the largest probability reaches its class's threshold.
+  """Tells where the largest probability reaches its class's threshold.
 
   Args:
     probs: float32 [N, C], rows sum to 1.
@@ -86,8 +86,9 @@ def select(
     confidence_threshold: The fixed threshold, in [0, 1].
 
   Returns:
-    (pseudo-labels int32 [N]; kept bool [N], whether they reach their class's
-    threshold; confident bool [N], whether they also reach the fixed one).
+    Pseudo-labels int32 [N]. Then kept, bool [N]: whether they reach their
+    class's threshold. Then confident, bool [N]: whether they also reach the
+    fixed one.
   """
   kept = class_mask(probs, of_class)
   confident = tf.logical_and(kept, fixed_mask(probs, confidence_threshold))
@@ -95,5 +96,5 @@ def select(
 
 
 def pseudo_labels(probs: tf.Tensor) -> tf.Tensor:
-  """The most probable class: int32 [N]."""
+  """Takes the most probable class: int32 [N]."""
   return tf.argmax(probs, axis=-1, output_type=tf.int32)

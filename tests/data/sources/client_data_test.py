@@ -207,7 +207,7 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
     (lambda path: (path.unlink(), path.mkdir()), 'has no files'),
     (
       lambda path: _replaced(path, [client_files.example(pixels=[0.5])]),
-      'its fields are pixels; say by --label_field which one it is',
+      'its fields are pixels; name the right one by --label_field',
     ),
     (
       lambda path: _replaced(path, [client_files.example(label=[1])]),
@@ -217,7 +217,7 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
       lambda path: _replaced(
         path, [client_files.example(pixels=[0.5] * 7, label=1)]
       ),
-      'train a/0: it is not an image that can be read (7 values are no square',
+      'train a/0: it is not a readable image (7 values are no square',
     ),
     (lambda path: _replaced(path, ['text']), 'it is no tf.train.Example'),
     (

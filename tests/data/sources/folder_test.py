@@ -141,7 +141,7 @@ def test_wrong_manifests(tmp_path, lines, words):
 def test_wrong_folders(tmp_path):
   with pytest.raises(UsageError, match='it does not exist'):
     folder.read(str(tmp_path / 'none'), 0.5)
-  with pytest.raises(UsageError, match='has no images; it must hold'):
+  with pytest.raises(UsageError, match='has no images; it must have'):
     folder.read(str(tmp_path), 0.5)
   (tmp_path / 'a.jpg').write_text('')
   with pytest.raises(UsageError, match='a part of its path is not a folder'):

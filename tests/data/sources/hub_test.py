@@ -173,7 +173,7 @@ def _damaged(path):
     (_damaged, 'or damaged'),
     (lambda path: path.write_bytes(b''), 'it is not Parquet, or damaged'),
     (lambda path: path.write_text('version https://git-lfs.x'), 'git lfs pull'),
-    (lambda path: path.unlink(), 'there are no Parquet files'),
+    (lambda path: path.unlink(), 'it has no Parquet files'),
     (lambda path: (path.unlink(), os.mkfifo(path)), 'not a regular file'),
     (lambda path: (path.unlink(), path.symlink_to(path)), 'leads back'),
     (lambda path: path.rename(path.parent / 'some.parquet'), 'some'),

@@ -59,14 +59,14 @@ def test_equal_texts_are_on_one_side(tmp_path):
 @pytest.mark.parametrize(
   'content,words',
   [
-    (b'', 'its columns are none; there must be text and label'),
+    (b'', 'its columns are none; it must have text and label'),
     (b'txt,label\na,b\n', 'did you mean'),
     (b'text,lable\na,b\n', 'did you mean'),
     (b'text,text,label\na,a,b\n', 'its columns are text, text, label'),
     (b'text,label\na,b\nc\n', 'line 3: has 1 values for 2 columns'),
     (b'text,label\n"a,b\n', 'unexpected end of data'),
     (b'text,label\na\xff,b\n', 'it is not UTF-8 text (line 2)'),
-    (b'text,label\n', 'there are no training examples'),
+    (b'text,label\n', 'the data have no training examples'),
     (b'text,label,split\na,b,train\nc,b,test\n', 'two classes or more'),
     (
       b'text,label,split\na,b,train\nb,c,train\nc,d,test\n',
@@ -112,7 +112,7 @@ def test_a_part_of_ag_news_says_so(tmp_path):
   _ag_news(tmp_path, False)
   data = sources.load('ag_news', str(tmp_path), _SETTINGS)
   assert len(data.train) + len(data.test) == 30 and len(data.test)
-  assert 'only test.csv is there' in data.notes
+  assert 'only its test.csv' in data.notes
 
 
 def test_wrong_ag_news(tmp_path):

@@ -134,7 +134,7 @@ def _at(name, row, value):
 
 
 _WRONG = {
-  'x is missing': ({'x': None}, 'it must hold x, and may hold'),
+  'x is missing': ({'x': None}, 'it must have x, and may have'),
   'an unknown column': ({'x_weka': np.zeros((_NUM, 3))}, 'did you mean'),
   'no classes': ({'y': None}, 'row 33: a test example needs a label'),
   'one class': ({'y': np.array(['cat'] * _NUM)}, 'two classes or more'),

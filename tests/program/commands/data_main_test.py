@@ -113,7 +113,7 @@ def test_problems_of_a_folder(shown, tmp_path):
   for words in (
     'left out   1 files that are no images',
     'training goes on: 23 images are smaller than 32 x 32, and are enlarged',
-    'stops training: train/cat/1.jpg: it is not an image that can be read',
+    'stops training: train/cat/1.jpg: it is not a readable image',
     '2 training examples repeat another one, by their content:'
     ' train/cat/again.png = train/cat/0.png,'
     ' train/dog/0.png = train/cat/dog.png',
@@ -142,11 +142,11 @@ def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
   lines = text.splitlines()
   assert (
     'training goes on: 11 image files are not used (1 in train, 7 in'
-    ' train/b/2023, 3 in valid/a): images are read that lie in a class folder'
-    ' itself; move them'
+    ' train/b/2023, 3 in valid/a): only images directly in a class folder are'
+    ' read; move them'
   ) in lines
   assert (
-    'training goes on: class folders without an image: c; they are no classes,'
+    'training goes on: class folders without an image: c; they are ignored,'
     ' and the network has 2 outputs'
   ) in lines
   assert 'can tell' not in text

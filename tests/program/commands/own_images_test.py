@@ -76,7 +76,7 @@ def test_train_evaluate_and_continue(train, tmp_path, capsys):
   'flags,words',
   [
     (['--dataset=folder:foto'], 'it does not exist'),
-    (['--dataset=folder:photos/train/cat'], 'has no images; it must hold'),
+    (['--dataset=folder:photos/train/cat'], 'has no images; it must have'),
     (['--num_labels=3'], 'must be a multiple of the number of classes (2)'),
     (['--num_clients=40', '--num_labels=0'], '--num_labels=0'),
     (['--image_size=0'], '--image_size=0'),

@@ -127,7 +127,7 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
   'flags,words',
   [
     (['--dataset=text:news.csv', '--model=mlp'], 'allowed are text_cnn and'),
-    (['--dataset=text:news.csv', '--model=keras:MobileNetV2'], 'is for images'),
+    (['--dataset=text:news.csv', '--model=keras:MobileNetV2'], 'takes images'),
     (['--dataset=features:news.npz', '--model=cnn'], 'allowed are linear, mlp'),
     (['--dataset=digits', '--model=text_cnn'], 'the data set has images'),
     (

@@ -92,7 +92,7 @@ def test_flags_is_a_flagfile(call, tmp_path):
     assert (values['seed'], values['total_rounds']) == ('3', '20')
     for flag, value in papers.find(name).flags.items():
       if flag in values and flag != 'total_rounds':
-        assert values[flag] == config_lib.hparams.to_text(value)
+        assert values[flag] == config_lib.hparams.format_value(value)
 
 
 def test_command_is_the_run(call, trained, tmp_path, monkeypatch):

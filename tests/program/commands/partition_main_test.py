@@ -52,7 +52,7 @@ def test_draws_writes_and_describes(call, tmp_path):
   # It is what training draws.
   config = config_lib.from_command_line([*flags, '--clients_per_round=5'])
   wanted = run_data.load_partition(config, sources.load('digits'))
-  assert open(file).read() == wanted.to_json()
+  assert open(file).read() == wanted.dump_json()
   code, read, _ = call(file)
   assert code == main.DONE
   shown = lambda text: [line.split()[0] for line in text.splitlines()]
@@ -91,7 +91,7 @@ def test_compares_and_reads_runs(call, tmp_path):
     ((*_DIGITS, '--output={folder}'), 'is a folder; give the name of a file'),
     ((*_DIGITS, '--plot={folder}'), 'is a folder; give the name of a file'),
     ((*_DIGITS, '--output={text}/x'), 'a file is in the way'),
-    ((*_DIGITS, '--partition=natural'), 'does not say whose its examples are'),
+    ((*_DIGITS, '--partition=natural'), 'does not record owners of examples'),
     ((*_DIGITS, '--alpha=0.3'), '--alpha: has no effect with --partition=iid'),
     (('--zzz',), 'unknown flag --zzz'),
   ],
@@ -159,7 +159,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
   assert config.first_round == 1
   assert _flagged(given, *made).flags() == config.flags()
   partition = run_data.load_partition(config, sources.load('digits'))
-  assert partition.to_json() == file.read_text()
+  assert partition.dump_json() == file.read_text()
   assert partition.settings.seed == 7
   # All of it together, as flags.txt has it.
   typed = [f'--{n}={str(v)}' for n, v in config.flags().items()]
@@ -215,9 +215,9 @@ def test_old_files_are_read(tmp_path):
       _DIGITS + ('--clients_per_round=2',)
     ).partition_settings,
   )
-  fields = json.loads(partition.to_json())
+  fields = json.loads(partition.dump_json())
   fields['settings']['split'] = fields['settings'].pop('partition')
   fields['version'] = 1
   (tmp_path / 'old.json').write_text(json.dumps(fields))
   old = partition_lib.read(str(tmp_path / 'old.json'))
-  assert old.to_json() == partition.to_json()
+  assert old.dump_json() == partition.dump_json()

@@ -53,7 +53,7 @@ def _config(*argv):
     ),
     (
       ['--partition=fedmatch', '--dataset=cifar100', '--num_labels=100'],
-      ['--partition=fedmatch', 'of 10 classes, but there are 100'],
+      ['--partition=fedmatch', 'of 10 classes, but the data have 100'],
     ),
     (
       [

@@ -78,7 +78,7 @@ def test_description():
 
 def test_comparison():
   p = _build(label_noise=0.25)
-  same = partition_lib.Partition.from_json(p.to_json())
+  same = partition_lib.Partition.parse_json(p.dump_json())
   assert list(partitions.compare(p, same)) == ['differences']
   other = _build(num_clients=5, label_noise=0.25)
   rows = partitions.compare(p, other)

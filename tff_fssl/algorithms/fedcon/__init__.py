@@ -65,7 +65,7 @@ EMA, ONLINE = 'ema', 'online'
 _PERIOD, _STEPS_PER_ROUND = 20_000.0, 1_000.0
 
 _METRICS = (
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'loss_similarity',
     'D, minus the cosine between the prediction from one view and the target of'
     ' the other one, mean over both directions: from 1 to -1.',
@@ -73,7 +73,7 @@ _METRICS = (
     curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'similarity'),
     figure='loss',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'feature_deviation',
     'Standard deviation of features over the examples of a batch, after these'
     ' were scaled to length 1, times the square root of their number: 1 if they'

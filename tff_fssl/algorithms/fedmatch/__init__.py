@@ -69,7 +69,7 @@ APPLIED, COUNTED, NONE = 'applied', 'counted', 'none'
 
 _TRAVELS = 'What travels (% of one dense model)'
 _METRICS = (
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'loss_helpers',
     'Kullback-Leibler divergence of predictions from those of helpers, mean'
     ' over confident examples and helpers; `nan` without helpers.',
@@ -79,7 +79,7 @@ _METRICS = (
       metrics_lib.LOSS_AT_CLIENTS, 'consistency', metrics_lib.DOTTED
     ),
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'unmasked_cross_entropy',
     'Cross-entropy of strong views with the most probable classes of the'
     ' examples as they are, confident or not, mean over examples. With labels'
@@ -87,13 +87,13 @@ _METRICS = (
     metrics_lib.NATS,
     metrics_lib.LOWER,
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'helped_clients',
     'Clients that had helpers, among all.',
     metrics_lib.SHARE,
     curve=metrics_lib.Curve('Clients with helpers'),
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'percent_down',
     'Elements that a client is sent as differences from what it has, helpers'
     ' included, in % of the elements of one dense model (sigma or psi); mean'
@@ -103,7 +103,7 @@ _METRICS = (
     curve=metrics_lib.Curve(_TRAVELS, 'to clients'),
     compared='down (% of model)',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'percent_up',
     'The same of what a client sends.',
     metrics_lib.PERCENT,
@@ -111,14 +111,14 @@ _METRICS = (
     curve=metrics_lib.Curve(_TRAVELS, 'from clients', metrics_lib.DASHED),
     compared='up (% of model)',
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'psi_distance',
     "L2 norm of sigma - psi over that of sigma, of clients' uploads; mean over"
     ' clients. 1 - psi_factor at the start; 0 where psi is a copy of sigma.',
     'ratio',
     curve=metrics_lib.Curve('Distance of psi from sigma'),
   ),
-  metrics_lib.of_clients(
+  metrics_lib.client_metric(
     'learning_rate_factor',
     "Factor of the clients' learning rates; mean over clients.",
     'ratio',

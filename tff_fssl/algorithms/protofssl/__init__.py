@@ -59,8 +59,8 @@ from tff_fssl.algorithms import base
 from tff_fssl.algorithms.protofssl import prototypes as prototypes_lib
 from tff_fssl.client import inference
 from tff_fssl.hparams import UsageError
+from tff_fssl.hparams import format_value
 from tff_fssl.hparams import hparam
-from tff_fssl.hparams import to_text
 from tff_fssl.lazy import LazyImport, tf
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
@@ -118,7 +118,7 @@ class ProtoFssl(base.Algorithm):
   }
   tiny = {'num_query': 1}
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_prototype_label',
       "Cross-entropy of predictions by a client's own prototypes with sharpened"
       " predictions by other clients' prototypes, mean over unlabelled"
@@ -233,7 +233,7 @@ class ProtoFssl(base.Algorithm):
     )
     if labels_are_predictions and self.unlabeled_loss_weight:
       raise UsageError(
-        f'--protofssl.temperature={to_text(self.temperature)}: with'
+        f'--protofssl.temperature={format_value(self.temperature)}: with'
         ' --protofssl.support=global and one set of prototypes, the labels of'
         " unlabelled examples are then the client's own predictions, from which"
         ' nothing is learnt; give another temperature or more'

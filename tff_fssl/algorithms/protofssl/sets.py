@@ -305,7 +305,7 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
   def with_table(
     model: server_model.ServerModel, table: Any
   ) -> server_model.ServerModel:
-    return model.with_sets(**{_SET: complete(table)})
+    return model.replace_sets(**{_SET: complete(table)})
 
   def logits(
     network: adapter.Network,

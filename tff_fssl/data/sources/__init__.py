@@ -1,7 +1,7 @@
 """Data sets as arrays, and the readers of their formats.
 
-Each module of this package that has a function `find` reads one format.
-`catalog.find` chooses the module, `load` also reads the examples.
+Each module of this package with a function `find` reads one format.
+`catalog.find` chooses the module, and `load` also reads the examples.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ def _convert_labels(labels: Any) -> np.ndarray:
   """Converts integer labels to int32.
 
   Args:
-    labels: Integers of any width (NumPy's default is int64), or none.
+    labels: Integers of any width (NumPy's default is int64), perhaps empty.
 
   Returns:
     int32, of the same shape.
@@ -46,12 +46,12 @@ def _convert_labels(labels: Any) -> np.ndarray:
 def check_labels(
   labels: np.ndarray, lowest: int, num_classes: int, what: str = 'labels'
 ) -> None:
-  """Refuses labels outside of a range.
+  """Rejects labels outside of a range.
 
   Args:
     labels: Integers.
     lowest: The lowest label: 0, or -1 if labels may be unknown.
-    num_classes: The number that all labels are below.
+    num_classes: The limit of labels.
     what: Names the labels in messages.
 
   Raises:
@@ -71,8 +71,8 @@ class Examples:
   Attributes:
     x: uint8 [N, H, W, C], float32 [N, V, D] or int32 [N, L], see
       `names.KINDS`. May be mapped from a file.
-    y: int32 [N], in [0, number of classes), or -1 if it is not known. Other
-      integer types are converted.
+    y: int32 [N], in [0, number of classes), or -1 if unknown. Other integer
+      types are converted.
   """
 
   x: np.ndarray
@@ -97,7 +97,7 @@ class Examples:
 
   @property
   def kind(self) -> names.Kind:
-    """Their kind."""
+    """Returns their kind."""
     return names.kind_of(self.x.shape[1:])
 
 
@@ -112,12 +112,12 @@ class DataSet:
     num_classes: The number of classes.
     class_names: One name per class.
     example_shape: (height, width, channels), (views, numbers) or (words,).
-    notes: A remark to give with all results on these data, or '' if none.
-    owners: int32 [number of training examples], the client of each one: an
-      index into `client_names`, or -1. None: the data say nothing.
+    notes: A remark for all results on these data, or ''.
+    owners: int32 [number of training examples], the client of each example, as
+      an index into `client_names`, or -1. None: the data have no clients.
     client_names: The name of each natural client.
-    mean: Per channel, subtracted from pixels scaled to [0, 1]. Of vectors, per
-      number. From `load`, always given but for texts.
+    mean: Per channel, subtracted from pixels scaled to [0, 1], or per number of
+      vectors. `load` always gives it, except for texts.
     std: Per channel or number, divisor of the result.
   """
 
@@ -160,7 +160,7 @@ class DataSet:
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
 class Info(names.DataSetInfo):
-  """A data set that a reader has found.
+  """The facts of a data set that a reader has found.
 
   Attributes:
     read: Reads it.
@@ -172,7 +172,8 @@ class Info(names.DataSetInfo):
 
 def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Reads the data set of an `Info` (see `load`)."""
-  del data_dir  # The reader knows the folder.
+  # The reader knows the folder.
+  del data_dir
   return cast(Info, info).read()
 
 
@@ -181,33 +182,33 @@ def load(
   data_dir: str | None = None,
   settings: data_hparams.DataHparams | None = None,
 ) -> DataSet:
-  """Loads a data set. Never uses the network.
+  """Loads a data set, without the network.
 
   Args:
-    name: What `--dataset` takes: one of `names.DATA_SETS`, `folder:PATH`,
+    name: A value of `--dataset`: one of `names.DATA_SETS`, `folder:PATH`,
       `features:PATH`, `text:PATH`, `ag_news`, `clientdata:PATH`,
       `huggingface:OWNER/NAME`, or a data set of TFDS in `data_dir`.
-    data_dir: The folder of TFDS's and the hub's data sets, by default
-      theirs.
-      `digits` needs no folder. For a PATH, where a relative one starts.
-    settings: How examples are read, or None: `DataHparams()`.
+    data_dir: The folder of TFDS's and the hub's data sets, by default their
+      own. `digits` needs no folder. A relative PATH starts there.
+    settings: The flags for reading. None: `DataHparams()`.
 
   Returns:
-    The data set, the same arrays every time. Images are decoded once, into
+    The data set, with the same arrays every time. Images are decoded once, into
     `DataHparams.cache_dir`, and mapped from there.
 
   Raises:
     UsageError: If the name is unknown, or the data set is missing, damaged or
-      not the one that the name says.
+      of another kind.
   """
   settings = settings or data_hparams.DataHparams()
   return load_found(catalog.find(name, data_dir or '', settings), data_dir)
 
 
 def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Loads the data set that `catalog.find` found (see `load`)."""
+  """Loads a data set that `catalog.find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
+  # Some readers measure the moments, which facts then lack.
   if data.mean:
     return data
   return dataclasses.replace(data, mean=info.mean, std=info.std)
@@ -215,15 +216,15 @@ def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
 
 def load_digits(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   """Loads scikit-learn's 1,797 digits, every fifth of a class for testing."""
-  del data_dir  # The digits are part of scikit-learn.
+  # The digits are part of scikit-learn.
+  del data_dir
   from sklearn import datasets  # pylint: disable=import-outside-toplevel
 
   digits = datasets.load_digits()
   # Values are counts of set pixels in 4 x 4 blocks, 0 to 16.
   images = np.rint(digits.images * (255 / 16)).astype(np.uint8)[..., None]
   labels = digits.target.astype(np.int32)
-  # Taking every fifth example, sorted by class, gives a stratified split
-  # without random draws.
+  # Every fifth example, sorted by class: a stratified split without draws.
   in_test = np.zeros(len(labels), bool)
   in_test[np.argsort(labels, kind='stable')[::5]] = True
   return DataSet(

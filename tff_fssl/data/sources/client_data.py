@@ -2,16 +2,16 @@
 
 PATH is one of:
 
-*   a SQLite file as of `tff.simulation.datasets.SqlClientData`: its table
+*   a SQLite file of `tff.simulation.datasets.SqlClientData`. Its table
     `examples` has a split, a client and a serialized `tf.train.Example` a row.
-    Splits are `train` and `test`, or `X_train` and `X_test` of several X (TFF's
-    EMNIST: `digits_only`, `all`), of which PATH/X takes one.
-*   an HDF5 file `examples/CLIENT/FIELD`, as TFF's older EMNIST.
-*   a folder with a TFRecord file of such examples for each client, as of
+    Splits are `train` and `test`, or `X_train` and `X_test` for several X
+    (TFF's EMNIST: `digits_only`, `all`). PATH/X chooses X.
+*   an HDF5 file `examples/CLIENT/FIELD`, like TFF's older EMNIST.
+*   a folder with a TFRecord file of such examples for each client, as for
     `tff.simulation.datasets.FilePerUserClientData`.
-*   a folder with two of these, whose names end in `train` and `test`.
+*   a folder with two of these, with names that end in `train` and `test`.
 
-Nothing of TFF or TensorFlow is needed to read them.
+Neither TFF nor TensorFlow is needed to read them.
 """
 
 import collections
@@ -41,12 +41,12 @@ Split = images.Split
 _TRAIN, _TEST = table.TRAIN, table.TEST
 _SQLITE, _HDF5 = b'SQLite format 3\0', b'\x89HDF\r\n\x1a\n'
 _RECORD_SUFFIXES = ('.tfrecord', '.tfrecords')
-# What is read of an HDF5 file at a time, and the most that an image can be.
+# Bytes of an HDF5 file that are read at a time, and of the largest image.
 _CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
+  """Finds a data set, and decodes it the first time (see `catalog`)."""
   return images.find(locate(name, data_dir, settings))
 
 
@@ -55,14 +55,14 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
   Args:
     name: `names.CLIENT_DATA` and a path.
-    data_dir: Where a relative path starts, or '': the current folder.
-    settings: Which fields are read.
+    data_dir: The start of relative paths. '': the current folder.
+    settings: The flags for reading.
 
   Returns:
     The data set.
 
   Raises:
-    UsageError: If there are no files.
+    UsageError: If the files are missing.
   """
   root, choice = table.resolve_path(name, data_dir, names.CLIENT_DATA), ''
   file, _, last = root.rpartition('/')
@@ -87,7 +87,7 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
 
 def _parts(root: str) -> dict[str, str]:
-  """Returns split -> file or folder. '' stands for all splits."""
+  """Maps splits to files or folders. '' means all splits."""
   if not os.path.isdir(root):
     return {'': root}
   found: dict[str, str] = {}
@@ -105,7 +105,7 @@ def _parts(root: str) -> dict[str, str]:
 
 
 def _files(part: str) -> list[str]:
-  """Lists the files of a part or raises `UsageError` if there are none."""
+  """Lists the files of a part, or raises `UsageError` if it has none."""
   if not os.path.isdir(part):
     return [part]
   found = [
@@ -121,18 +121,19 @@ def _files(part: str) -> list[str]:
 def _open(
   parts: Mapping[str, str], choice: str, settings: DataHparams
 ) -> dict[str, Split]:
-  """Opens the files or raises `UsageError` if they are of another kind."""
+  """Opens the files, or raises `UsageError` if they are of another kind."""
   splits: dict[str, Split] = {}
   for split, path in parts.items():
     found = _splits(path, _Fields(settings))
     if not split:
       splits = _chosen(path, found, choice)
-    elif len(found) == 1:  # Whatever it is called in there.
+    elif len(found) == 1:
+      # The file's name counts, not the split's.
       splits[split] = next(iter(found.values()))
     else:
       raise UsageError(
         f'{path}: has the splits {", ".join(found) or "none"}, although its'
-        f' name says {split}; give {names.CLIENT_DATA}{path}'
+        f' name is for {split}; give {names.CLIENT_DATA}{path}'
       )
   return splits
 
@@ -146,6 +147,7 @@ def _chosen(
     for name in found
     if name.endswith(_TRAIN)
   }
+  # A single split of any name is the whole set.
   if not sets and not choice and len(found) == 1:
     return dict(found)
   if not choice and len(sets) == 1:
@@ -180,14 +182,14 @@ def _splits(path: str, fields: '_Fields') -> dict[str, Split]:
 
 
 class _Fields:
-  """Takes image and label from the fields of an example."""
+  """The fields with the image and the label of an example."""
 
   def __init__(self, settings: DataHparams):
     self._settings = settings
     self._names: tuple[str, str] | None = None
 
   def choose(self, found: Mapping[str, Any]) -> tuple[str, str]:
-    """Chooses (image, label) by the first example or raises `UsageError`."""
+    """Chooses (image, label) by the first example, or raises `UsageError`."""
     if self._names is None:
       settings = self._settings
       self._names = images.choose_fields(
@@ -234,6 +236,7 @@ def _read_users(paths: list[str], fields: _Fields) -> Split:
 
 def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
   """Reads the splits of a SQLite file."""
+  # By default, SQLite would create a missing file, and repair a torn one.
   uri = f'file:{urllib.parse.quote(os.path.abspath(path))}?mode=ro'
 
   def query(text: str, *values: str) -> Iterator[tuple[Any, ...]]:
@@ -255,7 +258,7 @@ def _read_sql(path: str, fields: _Fields) -> dict[str, Split]:
       yield fields.row(f'{client}/{numbers[client]}', client, content)
       numbers[client] += 1
 
-  # A view would be a program, and one that may not end.
+  # A hostile view could run forever.
   kinds = list(query("SELECT type FROM sqlite_master WHERE name = 'examples'"))
   if kinds != [('table',)]:
     raise files.FileError(
@@ -275,7 +278,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
   import h5py  # pylint: disable=import-outside-toplevel
 
   def inside(group: Any, name: str) -> Any:
-    # Other links may lead into other files.
+    # Soft and external links may lead into other files.
     if not isinstance(group.get(name, getlink=True), h5py.HardLink):
       raise ValueError(f'there is no {name!r} in {group.name}')
     return group[name]
@@ -308,7 +311,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
     except UsageError:
       raise
     except Exception as error:  # pylint: disable=broad-except
-      # Bad content makes HDF5 raise errors of many types.
+      # HDF5 raises errors of many classes for bad content.
       reason = (
         'it cannot be read as HDF5 with examples/CLIENT/FIELD'
         f' ({files.first_line(error)})'

@@ -1,7 +1,7 @@
 """Folders of images: `--dataset=folder:PATH`.
 
-A folder holds class folders, or a manifest. No image is opened until the images
-are decoded.
+A folder contains class folders, or a manifest. No image is opened before the
+images are decoded.
 """
 
 from collections.abc import Iterator, Mapping
@@ -27,7 +27,7 @@ _MANIFESTS = ('manifest.csv', 'manifest.parquet')
 _PATH = 'path'
 _CLASS_FOLDERS = 'class folders'
 _LAYOUTS = (
-  f'it must hold class folders (CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and'
+  f'it must have class folders (CLASS/*.jpg, or {TRAIN}/CLASS/*.jpg and'
   f' {TEST}/CLASS/*.jpg) or a {_MANIFESTS[0]}'
 )
 
@@ -36,8 +36,8 @@ class Image(NamedTuple):
   """An image in a folder.
 
   Attributes:
-    path: Relative to the folder, or absolute.
-    label: The class's number, or -1 if it is not known.
+    path: The path, relative to the folder or absolute.
+    label: The class's number, or -1 if unknown.
     owner: The client's number, or -1 if it belongs to nobody.
     state: Size, time and mode of the file, or () if it is missing.
   """
@@ -58,7 +58,7 @@ class Listing:
     train: Images for training.
     test: Images for testing, all with a label.
     marks: Classes, clients and splits of all images.
-    num_ignored: How many files are no images, by their names.
+    num_ignored: The number of files that are no images, by their names.
   """
 
   root: str
@@ -122,7 +122,7 @@ class Listing:
       where = [f'{count:,} in {folder}' for folder, count in counts.items()]
       rule = f'{self.kind} does not name them'
       if by_folders:
-        rule = 'images are read that lie in a class folder itself; move them'
+        rule = 'only images directly in a class folder are read; move them'
       problems.append(
         inspection.Problem(
           f'{sum(counts.values()):,} image files are not used'
@@ -134,7 +134,7 @@ class Listing:
       problems.append(
         inspection.Problem(
           f'class folders without an image: {inspection.shown(empty)}; they are'
-          f' no classes, and the network has {len(class_names)} outputs',
+          f' ignored, and the network has {len(class_names)} outputs',
           False,
         )
       )
@@ -155,7 +155,7 @@ class FolderInfo(images.ImagesInfo):
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> FolderInfo:
-  """Finds a folder, and refuses one that cannot be trained on."""
+  """Finds a folder, and rejects one that cannot be trained on."""
   info = describe(name, data_dir, settings)
   inspection.refuse(f'--dataset={name}', info.listing.marks.problems())
   return info
@@ -164,12 +164,12 @@ def find(
 def describe(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> FolderInfo:
-  """Lists a folder, despite problems.
+  """Lists a folder, even if it has problems.
 
   Args:
     name: `names.FOLDER` and the folder's path.
-    data_dir: Where a relative path starts, or '': the current folder.
-    settings: How images are read.
+    data_dir: The start of relative paths. '': the current folder.
+    settings: The flags for reading.
 
   Returns:
     The facts that are known without opening an image.
@@ -213,7 +213,7 @@ def describe(
 
 
 class _Entry(NamedTuple):
-  """An image as it is found. Unknown facts are empty."""
+  """An image as it is found, with '' for unknown facts."""
 
   path: str
   name: str = ''
@@ -227,8 +227,8 @@ def read(root: str, test_share: float) -> Listing:
 
   Args:
     root: The folder.
-    test_share: Share of the images that are for testing, where neither folders
-      nor manifest say so.
+    test_share: Share of the images for testing, if neither folders nor the
+      manifest have splits.
 
   Returns:
     The listing.
@@ -252,6 +252,7 @@ def read(root: str, test_share: float) -> Listing:
   if not entries:
     raise UsageError(f'{root}: has no images; {_LAYOUTS}')
   paths, contents, labels, clients, splits = zip(*entries)
+  # An image's split depends on a hash of its name, so that none is opened.
   marks = table.mark(
     where,
     labels,
@@ -289,19 +290,20 @@ def _list_classes(root: str, inside: Mapping[str, bool]) -> Iterator[_Entry]:
           label,
           split=split if len(splits) > 1 else '',
         )
+  # Without train/, a folder of this name is a class.
   if inside.get(TRAIN) and inside.get(_UNLABELED):
     for name in _list_folder(root, _UNLABELED):
       yield _Entry(os.path.join(_UNLABELED, name), split=TRAIN)
 
 
 def _list_folder(root: str, folder: str, folders: bool = False) -> list[str]:
-  """Returns the names of the files, or of the folders, in a folder."""
+  """Lists the names of the files, or of the folders, in a folder."""
   inside = files.list_folder(os.path.join(root, folder))
   return [name for name, is_folder in inside.items() if is_folder == folders]
 
 
 def _read_manifest(path: str) -> tuple[list[_Entry], list[str]]:
-  """Reads (rows, their names in messages) or raises `UsageError`."""
+  """Reads (rows, their names in messages), or raises `UsageError`."""
   optional = (table.CLIENT, table.SPLIT)
   found = table.read(path, (_PATH, table.LABEL), optional)
   paths = found.column(_PATH)
@@ -309,7 +311,7 @@ def _read_manifest(path: str) -> tuple[list[_Entry], list[str]]:
   for image, place in zip(paths, found.places):
     if not image or '\0' in image:
       raise UsageError(
-        f'{path}, {place}: {_PATH} is empty or is no name of a file'
+        f'{path}, {place}: {_PATH} is empty or not the name of a file'
       )
   return list(map(_Entry, paths, paths, *columns)), found.places
 
@@ -319,6 +321,7 @@ def _state(path: str) -> tuple[int, ...]:
   try:
     found = os.stat(path)
   except (OSError, ValueError):
+    # The error is reported when the image is read.
     return ()
   size = found.st_size if stat.S_ISREG(found.st_mode) else -1
   return size, found.st_mtime_ns, found.st_mode

@@ -1,8 +1,8 @@
-"""Sets of Hugging Face's hub on disk: `--dataset=huggingface:OWNER/NAME`.
+"""Data sets of Hugging Face's hub: `--dataset=huggingface:OWNER/NAME`.
 
-The Parquet files of a data set are read where the hub's client or git has put
-them. Nothing here uses the network. Splits and configurations have the names of
-the files:
+The Parquet files of a data set are read from the folder in which the hub's
+client or git has stored them. Nothing here uses the network. Files name the
+splits and configurations:
 
     data/train-00000-of-00002.parquet   CONFIG/train-00000-of-00001.parquet
     train.parquet                       CONFIG/train/0000.parquet
@@ -34,14 +34,14 @@ _PARQUET, _DATA, _DEFAULT = '.parquet', 'data', 'default'
 _SPLITS = (table.TRAIN, *images.TESTS, *images.UNLABELED)
 _SHARD = re.compile(r'(.*?)-\d+-of-\d+.*')
 _POINTER = b'version https://git-lfs'
-# Deeper folders hold other things than the data set.
+# Deeper folders do not belong to a data set.
 _MAX_DEPTH = 3
-# A row holds a whole image file, so few of them are read at a time.
+# A row contains a whole image file, so few rows are read at a time.
 _BATCH = 64
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it if that was not done (see `catalog`)."""
+  """Finds a data set, and decodes it the first time (see `catalog`)."""
   return images.find(locate(name, data_dir, settings))
 
 
@@ -53,11 +53,11 @@ def folder_of(name: str, data_dir: str) -> str | None:
     data_dir: `--data_dir`.
 
   Returns:
-    DATA_DIR/OWNER/NAME, or the newest snapshot in the cache of the hub's
-    client, if that is DATA_DIR, or None if there is neither.
+    DATA_DIR/OWNER/NAME, or the newest snapshot if DATA_DIR is the cache of the
+    hub's client, or None if neither exists.
 
   Raises:
-    UsageError: If it is no such name.
+    UsageError: If the name is invalid.
   """
   owner, plain, _ = _parsed(name)
   base = os.path.expanduser(base_of(data_dir))
@@ -72,6 +72,7 @@ def folder_of(name: str, data_dir: str) -> str | None:
   inside = files.list_folder(snapshots)
   found = [name for name, is_folder in inside.items() if is_folder]
   revision = found[0] if len(found) == 1 else ''
+  # The hub's client writes the newest revision there.
   if os.path.lexists(main):
     revision = files.read_text(main, limit=1_000).strip()
   if revision not in found:
@@ -94,14 +95,14 @@ def fetch_command(name: str, data_dir: str) -> str:
   owner, plain, _ = _parsed(name)
   words = ['hf', 'download', f'{owner}/{plain}', '--repo-type=dataset']
   if data_dir:
-    # No shell expands '~' there.
+    # A shell does not expand '~' within a word.
     folder = os.path.expanduser(os.path.join(data_dir, owner, plain))
     words.append(f'--local-dir={folder}')
   return shlex.join(words)
 
 
 def missing(name: str, data_dir: str) -> str:
-  """Says that a data set was not found, in words."""
+  """Says that a data set was not found."""
   return f'{name} is not in --data_dir={base_of(data_dir)}'
 
 
@@ -111,13 +112,13 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
   Args:
     name: `names.HUB` and OWNER/NAME or OWNER/NAME/CONFIG.
     data_dir: `--data_dir`.
-    settings: Which columns are read.
+    settings: The flags for reading.
 
   Returns:
     The data set.
 
   Raises:
-    UsageError: If the files are not there.
+    UsageError: If the files are missing.
   """
   folder = folder_of(name, data_dir)
   if folder is None:
@@ -146,8 +147,9 @@ def locate(name: str, data_dir: str, settings: DataHparams) -> images.Found:
 
 
 def _parsed(name: str) -> tuple[str, str, str]:
-  """Returns (owner, name, configuration or '') or raises `UsageError`."""
+  """Parses (owner, name, configuration or ''), or raises `UsageError`."""
   match = _NAME.fullmatch(name.removeprefix(names.HUB))
+  # A name must not lead out of the folder.
   if match is None or '..' in name:
     raise UsageError(
       f'--dataset={name}: give {names.HUB}OWNER/NAME, as the hub calls it, or'
@@ -157,7 +159,7 @@ def _parsed(name: str) -> tuple[str, str, str]:
 
 
 def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
-  """Returns configuration -> split -> paths of its files, in order."""
+  """Maps configurations to splits to the paths of their files, in order."""
   found: dict[str, dict[str, list[str]]] = {}
   for path in sorted(_parquet_files(folder, '', _MAX_DEPTH)):
     *parents, file = path.split('/')
@@ -173,7 +175,7 @@ def _configurations(folder: str) -> dict[str, dict[str, list[str]]]:
 
 
 def _parquet_files(root: str, folder: str, depth: int) -> Iterator[str]:
-  """Yields paths relative to `root`. Skips deeper folders."""
+  """Yields paths relative to `root`, and skips deeper folders."""
   entries = files.list_folder(os.path.join(root, folder))
   for name, is_folder in entries.items():
     path = f'{folder}/{name}' if folder else name
@@ -190,8 +192,8 @@ def _chosen(
   owner, plain, config = _parsed(name)
   if not found:
     raise UsageError(
-      'there are no Parquet files; other forms than the hub\'s "Parquet" are'
-      ' not read'
+      "it has no Parquet files; only the hub's Parquet form of a data set is"
+      ' supported'
     )
   if config not in found:
     if not config and len(found) == 1:
@@ -206,13 +208,13 @@ def _chosen(
 
 
 class _Columns(NamedTuple):
-  """Columns of a row that are read.
+  """The columns to read.
 
   Attributes:
     image: Column of images, bytes or a struct with bytes.
     label: Column of classes.
-    client: Column of owners, or '': none.
-    class_names: The name of each class, if the file says so.
+    client: Column of owners, or ''.
+    class_names: The name of each class, if the file has them.
   """
 
   image: str
@@ -223,7 +225,7 @@ class _Columns(NamedTuple):
 
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
-  """Opens a `pyarrow.parquet.ParquetFile` or raises `files.FileError`."""
+  """Opens a `pyarrow.parquet.ParquetFile`, or raises `files.FileError`."""
   from pyarrow import parquet  # pylint: disable=import-outside-toplevel
 
   with files.open_binary(path) as file:
@@ -238,7 +240,7 @@ def _parquet(path: str) -> Iterator[Any]:
     except UsageError:
       raise
     except Exception as error:  # pylint: disable=broad-except
-      # Of pyarrow, of many classes.
+      # pyarrow raises errors of many classes.
       reason = f'it is not Parquet, or damaged ({files.first_line(error)})'
       raise files.FileError(path, reason) from error
 
@@ -246,7 +248,7 @@ def _parquet(path: str) -> Iterator[Any]:
 def _open(
   folder: str, splits: Mapping[str, Sequence[str]], settings: DataHparams
 ) -> images.Rows:
-  """Reads the schema and the numbers of rows or raises `UsageError`."""
+  """Reads the schema and the numbers of rows, or raises `UsageError`."""
   found: dict[str, images.Split] = {}
   columns = None
   for split, paths in splits.items():
@@ -276,11 +278,11 @@ def _columns(schema: Any, settings: DataHparams) -> _Columns:
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
-  """Returns column -> facts that the library `datasets` wrote."""
+  """Maps columns to facts that the library `datasets` wrote."""
   try:
     features = json.loads(metadata[b'huggingface'])['info']['features']
     return {str(k): dict(v) for k, v in features.items()}
-  # Other programs write Parquet files, too.
+  # Files of other programs have no such facts.
   except (KeyError, TypeError, ValueError, AttributeError, RecursionError):
     return {}
 
@@ -288,19 +290,19 @@ def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
 def _only(
   features: Mapping[str, Mapping[str, Any]], kind: str, found: Collection[str]
 ) -> str:
-  """Returns the only column of a kind, or '' if there is none or several."""
-  of_kind = [
+  """Returns the only column of a kind, or '' for none or several."""
+  columns = [
     name
     for name, facts in features.items()
     if facts.get('_type') == kind and name in found
   ]
-  return of_kind[0] if len(of_kind) == 1 else ''
+  return columns[0] if len(columns) == 1 else ''
 
 
 def _rows(
   folder: str, paths: Sequence[str], columns: _Columns
 ) -> Iterator[Row]:
-  """Reads the rows of files or raises `files.FileError`."""
+  """Reads the rows of files, or raises `files.FileError`."""
   number = 0
   wanted = [columns.image, columns.label]
   wanted += [columns.client] if columns.client else []

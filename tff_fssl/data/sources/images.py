@@ -1,4 +1,4 @@
-"""Decodes the images of a data set's rows once, whoever reads the rows."""
+"""Decoding of a data set's images, once, for the readers of all formats."""
 
 import collections
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -25,7 +25,7 @@ DataHparams = data_hparams.DataHparams
 TRAIN = 'train'
 TESTS = ('test', 'validation', 'valid', 'val', 'dev')
 UNLABELED = ('unlabeled', 'unlabelled', 'unsupervised')
-# Flags that decide which rows there are, and what becomes of their images.
+# Flags that change the rows, or the decoding of their images.
 _DECISIVE = {
   'image_size',
   'resize',
@@ -40,10 +40,10 @@ _DECISIVE = {
 SHAPED = frozenset({'image_size', 'resize', 'color', 'flip', 'cache_dir'})
 _USUAL_IMAGES = 'image pixels img image/encoded image/encoded_jpeg'.split()
 _USUAL_LABELS = 'label class labels fine_label image/class/label'.split()
-# So many images say whether all have one size.
+# The number of images that are read to find their common size.
 _NUM_TRIED = 16
 _MAX_CLASSES = 100_000
-# More unreadable rows are written down only where a flag allows them.
+# More unreadable rows are recorded only if a flag allows more.
 _MAX_UNREADABLE = 1_000
 
 
@@ -52,8 +52,8 @@ class Row(NamedTuple):
 
   Attributes:
     name: Its place in the data. A hash of it can decide its split.
-    image: An image as `pictures.read` takes it.
-    label: The class's number or name, or None if it is not known.
+    image: An image for `pictures.read`.
+    label: The class's number or name, or None if unknown.
     owner: The client's number or name, or None if it belongs to nobody.
     problem: The reason why it cannot be read. Image and label are then ignored.
   """
@@ -69,11 +69,11 @@ class Rows(NamedTuple):
   """The rows of a data set, open for reading.
 
   Attributes:
-    most: How many rows there are at most.
+    most: An upper bound of the number of rows.
     read: Yields the rows for testing (True) or training, always in one order.
-    class_names: The name of each class, or () if labels are their names.
-    client_names: The name of each client, or () if owners are their names.
-    has_test: Whether the data say which rows are for testing.
+    class_names: The name of each class, or () if labels are names.
+    client_names: The name of each client, or () if owners are names.
+    has_test: Whether the data have a test split.
   """
 
   most: int
@@ -87,8 +87,8 @@ class Split(NamedTuple):
   """A split of some files.
 
   Attributes:
-    num_rows: How many rows it has.
-    read: Yields them, always in the same order.
+    num_rows: The number of its rows.
+    read: Yields its rows, always in the same order.
   """
 
   num_rows: int
@@ -102,12 +102,12 @@ class Found:
   Attributes:
     name: The value of `--dataset`.
     root: Its folder, or its only file.
-    key: Facts that, besides settings, decide on the rows, for JSON.
-    settings: How images are read.
-    open: Opens the rows or raises `UsageError` if they are of another kind.
+    key: Facts that, besides settings, determine the rows, for JSON.
+    settings: The flags for reading.
+    open: Opens the rows, or raises `UsageError` if they are of another kind.
     uses: As in `names.DataSetInfo`.
-    notes: A remark to give with all results, by default `root`.
-    shape: Shape of the images, by default that of the first ones.
+    notes: A remark for all results, by default `root`.
+    shape: Shape of the images, by default the shape of the first images.
     moments: (mean, deviation) of channels, by default measured.
   """
 
@@ -123,7 +123,7 @@ class Found:
 
   @property
   def num_bytes(self) -> int:
-    """The size of its files, where `key` begins with `file_states`."""
+    """Returns the size of its files, if `key` begins with `file_states`."""
     return sum(size for _, size, _ in self.key[0])
 
 
@@ -132,8 +132,8 @@ class Decoded(NamedTuple):
 
   Attributes:
     data: The data set.
-    unreadable: Name -> reason of the rows that are not part of it.
-    sizes: (height, width, whether it was enlarged, how many images) of all
+    unreadable: Name -> reason, of the rows that were skipped.
+    sizes: (height, width, whether it was enlarged, number of images) of all
       sizes of stored images.
     has_test: As in `Rows`.
   """
@@ -149,8 +149,8 @@ class ImagesInfo(names.DataSetInfo):
   """A data set of images.
 
   Attributes:
-    settings: How they are read.
-    decode: Decodes what can be read, once, or raises `UsageError`.
+    settings: The flags for reading.
+    decode: Decodes all readable images, once, or raises `UsageError`.
   """
 
   settings: DataHparams
@@ -159,8 +159,9 @@ class ImagesInfo(names.DataSetInfo):
 
 
 def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
-  """Decodes a data set, and refuses one that cannot be trained on."""
-  del data_dir  # The reader that found it knows the folder.
+  """Decodes a data set, and rejects one that cannot be trained on."""
+  # The reader that found it knows the folder.
+  del data_dir
   info = cast(ImagesInfo, info)
   data, unreadable, *_ = info.decode()
   if len(unreadable) > info.settings.max_unreadable:
@@ -178,7 +179,7 @@ def load(info: names.DataSetInfo, data_dir: str | None) -> sources.DataSet:
 
 
 def find(found: Found) -> ImagesInfo:
-  """Decodes a data set whose facts are not known otherwise.
+  """Decodes a data set to find its facts.
 
   Args:
     found: The data set.
@@ -209,7 +210,7 @@ def find(found: Found) -> ImagesInfo:
 
 
 def file_states(paths: Iterator[str]) -> tuple[tuple[str, int, int], ...]:
-  """Returns (path, size, time) of each file or raises `files.FileError`."""
+  """Returns (path, size, time) of each file, or raises `files.FileError`."""
 
   def state(path):
     with files.open_binary(path) as file:
@@ -222,38 +223,36 @@ def file_states(paths: Iterator[str]) -> tuple[tuple[str, int, int], ...]:
 def choose_field(
   found: Collection[str], given: str, flag: str, usual: Collection[str] = ()
 ) -> str:
-  """Chooses the field that holds images, labels or clients.
+  """Chooses the field with images, labels or clients.
 
   Args:
     found: The names of all fields.
-    given: The value of the flag that names it. May be ''.
-    flag: This flag.
-    usual: Names to look for if the flag is not given.
+    given: The value of the flag that names it, perhaps ''.
+    flag: The name of this flag.
+    usual: Names to try if the flag is not given.
 
   Returns:
     The name.
 
   Raises:
-    UsageError: If there is no such field.
+    UsageError: If the field does not exist.
   """
   fields = ', '.join(sorted(found)) or 'none'
   if given and given not in found:
     raise UsageError(
-      f'--{flag}={given}: there is no such field, but {fields}'
+      f'--{flag}={given}: there is no such field; fields are {fields}'
       f'{closest(given, found)}'
     )
   name = given or next((name for name in usual if name in found), '')
   if not name:
-    raise UsageError(
-      f'its fields are {fields}; say by --{flag} which one it is'
-    )
+    raise UsageError(f'its fields are {fields}; name the right one by --{flag}')
   return name
 
 
 def choose_fields(
   found: Collection[str], image: str, label: str
 ) -> tuple[str, str]:
-  """Chooses (image, label) as `choose_field` does."""
+  """Chooses (image, label) by `choose_field`."""
   return (
     choose_field(found, image, 'image_field', _USUAL_IMAGES),
     choose_field(found, label, 'label_field', _USUAL_LABELS),
@@ -261,11 +260,12 @@ def choose_fields(
 
 
 def parse_label(value: Any) -> int | str | None:
-  """Converts a label of a file to one of a `Row`, or raises ValueError."""
+  """Converts a file's label to a `Row`'s, or raises ValueError."""
   if isinstance(value, (np.ndarray, np.generic)) and value.size == 1:
     value = value.item()
   if isinstance(value, bytes):
-    value = value.decode()  # Its error is a ValueError.
+    # Its error is a ValueError.
+    value = value.decode()
   if value is None or isinstance(value, str):
     return value or None
   if not isinstance(value, int):
@@ -278,7 +278,7 @@ def parse_label(value: Any) -> int | str | None:
 def make_row(
   name: str, image: pictures.Stored, label: Any, owner: str | None = None
 ) -> Row:
-  """Makes a row. A label that cannot be read becomes its problem."""
+  """Makes a row. An unreadable label becomes its problem."""
   try:
     return Row(name, image, parse_label(label), owner)
   except ValueError as error:
@@ -290,28 +290,28 @@ def open_splits(
   settings: DataHparams,
   class_names: Sequence[str] = (),
 ) -> Rows:
-  """Chooses which splits are for training, and which for testing.
+  """Chooses the splits for training and testing.
 
   Args:
     splits: The splits by their names.
-    settings: The share for testing, if no split is for that.
+    settings: The share for testing, if the data have no test split.
     class_names: As in `Rows`.
 
   Returns:
     The rows. Their names begin with those of their splits.
 
   Raises:
-    UsageError: If there is nothing to train on.
+    UsageError: If no split is for training.
   """
   found = [name for name, split in splits.items() if split.num_rows]
-  # The only split is for training, whatever its name.
+  # A single split of any name is for training.
   first = found[0] if len(found) == 1 else TRAIN
   if first not in found:
     raise UsageError(
       f'it has no split {TRAIN!r}, but {", ".join(found) or "no rows"}'
     )
   others = [name for name in found if name in UNLABELED and name != first]
-  # The labels of published test images may be kept secret.
+  # Test splits may be published without labels, and are then useless.
   test = next(
     (
       name
@@ -345,13 +345,13 @@ def open_splits(
 
 
 def decode(found: Found) -> Decoded:
-  """Decodes a data set, once, despite problems.
+  """Decodes all readable images of a data set, once.
 
   Args:
     found: The data set.
 
   Returns:
-    All that can be read, however little.
+    All readable images, perhaps none.
 
   Raises:
     UsageError: If the files cannot be read, or the cache cannot be written.
@@ -379,14 +379,14 @@ def decode(found: Found) -> Decoded:
 
 
 def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
-  """Finds the shape of images, by those of the first ones."""
+  """Finds the shape of images by the first ones."""
   shapes, reasons = [], []
   every = itertools.chain(rows.read(False), rows.read(True))
   for row in itertools.islice(every, _NUM_TRIED):
     try:
       if row.problem:
         raise files.FileError('', row.problem)
-      # Only readers that know the shape give anything else.
+      # Paths come only from readers that know the shape.
       image = cast(bytes | np.ndarray, row.image)
       shapes.append(pictures.stored_shape(image))
     except files.FileError as error:
@@ -403,7 +403,7 @@ def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
 def _decode(
   found: Found, rows: Rows, form: pictures.Form, writer: image_cache.Writer
 ) -> tuple[int, int, dict[str, Any]]:
-  """Writes all images that can be read, those for training first."""
+  """Writes all readable images, training images first."""
   labels: list[int | str | None] = []
   owners: list[int | str | None] = []
   unreadable: dict[str, str] = {}
@@ -421,8 +421,8 @@ def _decode(
 
   with _progress(rows.most) as progress:
     for for_test in (False, True):
-      # Images come in the order of rows, whichever thread is done first: the
-      # order decides on partitions.
+      # Images come in the order of rows, although threads read them, since
+      # partitions depend on the order.
       for row, picture in pictures.read_all(rows.read(for_test), read, form):
         progress.update()
         if isinstance(picture, str):
@@ -457,7 +457,7 @@ def _number(
 ) -> tuple[list[int], tuple[str, ...]]:
   """Returns the number of each value, -1 for None, and the numbers' names."""
   given = [value for value in values if value is not None]
-  # One text among numbers makes all of them names.
+  # With one text among numbers, all are names.
   if all(isinstance(value, int) for value in given):
     numbers = [-1 if value is None else int(value) for value in values]
     known = known or [str(i) for i in range(max(numbers, default=-1) + 1)]
@@ -469,7 +469,7 @@ def _number(
 
 
 def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
-  """Makes the data set of decoded images. Somebody may have edited them."""
+  """Makes the data set of decoded images, which may have been edited."""
   try:
     facts = cached.facts
     class_names, client_names = (
@@ -506,10 +506,10 @@ def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
 
 
 def _progress(num_images: int) -> Any:
-  """Makes a progress bar of images that are read, on standard error."""
+  """Makes a progress bar of read images, on standard error."""
   import tqdm  # pylint: disable=import-outside-toplevel
 
-  # In a file, it shows up after a minute, and once a minute.
+  # In a file, it appears after a minute, and once a minute.
   seconds = 0.1 if sys.stderr.isatty() else 60
   return tqdm.tqdm(
     total=num_images,

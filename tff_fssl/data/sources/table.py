@@ -1,7 +1,7 @@
 """Tables with the class, the client and the split of each row.
 
-Manifests of images, files of vectors and files of texts have the columns
-`label`, `client` and `split` in common.
+Manifests of images, files of vectors and files of texts share the columns
+`label`, `client` and `split`.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,7 +26,7 @@ _SEPARATORS = (';', '\t', '|')
 
 
 def resolve_path(dataset: str, data_dir: str, prefix: str) -> str:
-  """Returns the path in `--dataset`. A relative one starts at `data_dir`."""
+  """Returns the path in `--dataset`, relative to `data_dir`."""
   path = os.path.expanduser(dataset.removeprefix(prefix))
   if not path:
     raise UsageError(f'--dataset={dataset}: give the path, {prefix}PATH')
@@ -34,7 +34,7 @@ def resolve_path(dataset: str, data_dir: str, prefix: str) -> str:
 
 
 class Table(NamedTuple):
-  """The cells of a file, as text without space around it.
+  """The cells of a file, as stripped text.
 
   Attributes:
     cells: Column -> text of each row, [N].
@@ -45,7 +45,7 @@ class Table(NamedTuple):
   places: list[str]
 
   def column(self, name: str) -> list[str]:
-    """Returns a column. One that the file does not have is ''."""
+    """Returns a column, with '' if the file does not have it."""
     return self.cells.get(name) or [''] * len(self.places)
 
 
@@ -53,12 +53,12 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
   """Reads a CSV file with a header, or a Parquet file.
 
   Args:
-    path: The file. One that ends with .parquet is Parquet.
-    needed: Columns that it must have.
-    optional: Columns that it may have.
+    path: The file, which is Parquet if it ends with .parquet.
+    needed: Required columns.
+    optional: Further allowed columns.
 
   Returns:
-    The columns that it has.
+    The columns of the file.
 
   Raises:
     UsageError: If it cannot be read, or has other columns.
@@ -71,9 +71,8 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
   if missing or unknown or len(set(columns)) < len(columns):
     hint = closest(unknown[0], missing or every) if unknown else ''
     raise UsageError(
-      f'{path}: its columns are {", ".join(columns)[:80] or "none"}; there must'
-      f' be {" and ".join(needed)}, and there may be {", ".join(optional)}'
-      f'{hint}'
+      f'{path}: its columns are {", ".join(columns)[:80] or "none"}; it must'
+      f' have {" and ".join(needed)}, and may have {", ".join(optional)}{hint}'
     )
   table = Table({column: [] for column in columns}, [])
   for number, values in rows:
@@ -89,8 +88,8 @@ def read(path: str, needed: Sequence[str], optional: Sequence[str]) -> Table:
 
 
 def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
-  """Reads (columns, (line, values) of each row) or raises `UsageError`."""
-  # Spreadsheets put a byte order mark before the first name.
+  """Reads (columns, (line, values) of each row), or raises `UsageError`."""
+  # Spreadsheets write a byte order mark before the first name.
   text = files.read_text(path).removeprefix('\ufeff')
   reader = csv.reader(io.StringIO(text, newline=''), strict=True)
   try:
@@ -110,7 +109,7 @@ def read_csv(path: str) -> tuple[list[str], Iterable[tuple[int, list[str]]]]:
 
 
 def read_parquet(path: str) -> Any:
-  """Reads a `pyarrow.Table` or raises `files.FileError`."""
+  """Reads a `pyarrow.Table`, or raises `files.FileError`."""
   from pyarrow import parquet  # pylint: disable=import-outside-toplevel
 
   with files.open_binary(path) as file:
@@ -131,8 +130,9 @@ def _read_parquet(
 
 
 def _text(value: Any) -> str:
-  # A column of numbers in which some are missing comes as floats.
+  # Integers with missing values are read as floats.
   if isinstance(value, float):
+    # NaN stands for a missing value.
     if value != value:
       return ''
     return str(int(value)) if value.is_integer() else str(value)
@@ -143,12 +143,12 @@ class Marks(NamedTuple):
   """Classes, clients and splits of rows, as numbers.
 
   Attributes:
-    y: int32 [N], the classes, or -1 if not known.
-    owners: int32 [N], the clients, or -1 if it belongs to nobody.
+    y: int32 [N], the classes, or -1 if unknown.
+    owners: int32 [N], the clients, or -1 if a row belongs to nobody.
     in_test: bool [N], true for testing.
     class_names: The name of each class.
-    client_names: The name of each client, or () if there are none.
-    uses_share: Whether a share decides which rows are for testing.
+    client_names: The name of each client, perhaps ().
+    uses_share: Whether a share of the rows is drawn for testing.
   """
 
   y: np.ndarray
@@ -160,7 +160,7 @@ class Marks(NamedTuple):
 
   @property
   def uses(self) -> frozenset[str]:
-    """The flags of the split that change something."""
+    """Returns the flags of the split that have an effect."""
     return frozenset({'test_share'} if self.uses_share else ())
 
   def problems(self) -> list[inspection.Problem]:
@@ -171,12 +171,12 @@ class Marks(NamedTuple):
 
   @property
   def order(self) -> np.ndarray:
-    """The places of the rows, int [N], those for training first."""
+    """Returns the places of the rows, int [N], training rows first."""
     return np.argsort(self.in_test, kind='stable')
 
   @property
   def num_train(self) -> int:
-    """The number of rows for training."""
+    """Returns the number of rows for training."""
     return int((~self.in_test).sum())
 
   def info(self, **facts: Any) -> dict[str, Any]:
@@ -206,13 +206,13 @@ class Marks(NamedTuple):
     Args:
       name: Its name.
       x: The examples, in the order of `order`.
-      about: A remark to give with all results.
+      about: A remark for all results.
       test_share: As for `mark`.
       mean: As in `sources.DataSet`.
-      std: Likewise.
+      std: As in `sources.DataSet`.
 
     Returns:
-      The data set, whose examples are slices of `x`.
+      The data set. Its examples are slices of `x`.
     """
     num_train = self.num_train
     y, owners = self.y[self.order], self.owners[self.order]
@@ -247,13 +247,13 @@ def mark(
 
   Args:
     where: The file, for messages.
-    labels: The class of each row, [N], or '' if it is not known.
+    labels: The class of each row, [N], or '' if unknown.
     clients: The client of each row, [N], or '' if it belongs to nobody.
     splits: 'train', 'test' or '' of each row, [N].
-    contents: The content of each row. Its hash decides on the split of a row
-      with a label and no split, so that equal rows are on one side.
-    test_share: The share of these rows that is for testing.
-    class_names: All classes, in their order. (): those that there are, sorted.
+    contents: The content of each row. The split of a row with a label and
+      without a split depends on its hash, so that equal rows are in one split.
+    test_share: The share of these rows for testing.
+    class_names: All classes, in order. (): the classes of the rows, sorted.
     place: Returns the name of a row in messages.
 
   Returns:
@@ -295,23 +295,25 @@ def mark(
 
 
 def _number(values: Sequence[str], known: Sequence[str]) -> np.ndarray:
-  """Finds the place of each value in `known`, int32 [N], or -1 if none."""
+  """Finds the place of each value in `known`, int32 [N], or -1."""
   places = {name: i for i, name in enumerate(known)}
   unknown = names.UNKNOWN_LABEL
   return np.array([places.get(value, unknown) for value in values], np.int32)
 
 
 def sorted_names(found: set[str]) -> tuple[str, ...]:
-  """Sorts names, numbers by their size. Leaves '' out."""
+  """Sorts names except '', and numbers by their size."""
   result = sorted(found - {''})
   if all(name.isascii() and name.isdigit() for name in result):
+    # Python refuses to parse very long numbers.
     result.sort(key=lambda name: (len(name.lstrip('0')), name.lstrip('0')))
   return tuple(result)
 
 
 def is_in_share(content: str | bytes, share: float) -> bool:
-  """Tells whether a hash is in a share of all. Depends on nothing else."""
+  """Tells whether a content's hash is in a share of all hashes."""
   if isinstance(content, str):
+    # Names of files may contain bytes that are not UTF-8.
     content = content.encode(errors='surrogateescape')
   digest = hashlib.blake2b(content, digest_size=8).digest()
   return int.from_bytes(digest, 'big') < share * 2**64

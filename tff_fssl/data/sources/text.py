@@ -17,7 +17,7 @@ from tff_fssl.hparams import UsageError
 
 DataHparams = data_hparams.DataHparams
 _TITLE, _TEXT = 'title', 'text'
-# How many texts become numbers at a time.
+# The number of texts that are converted at a time.
 _BATCH = 2**14
 
 
@@ -42,7 +42,7 @@ def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
 
 
 def ag_news_folder(data_dir: str) -> str:
-  """Returns the folder in which AG News is looked for."""
+  """Returns the folder of AG News."""
   folder = os.path.expanduser(tfds.root_folder(data_dir))
   return os.path.join(folder, names.AG_NEWS)
 
@@ -52,9 +52,10 @@ def find_ag_news(
 ) -> sources.Info:
   """Reads AG News (Zhang et al. 2015) as published (see `catalog.find`).
 
-  `ag_news` in `data_dir` holds `train.csv` and `test.csv`, of class (from 1),
-  title and description and without a header, and `classes.txt`. Without
-  `train.csv`, a share of `test.csv` is for testing and the rest for training.
+  `ag_news` in `data_dir` contains `classes.txt`, `train.csv` and `test.csv`.
+  Their columns are class (from 1), title and description, without a header.
+  Without `train.csv`, a share of `test.csv` is for testing and the rest for
+  training.
   """
   folder = ag_news_folder(data_dir)
   try:
@@ -89,7 +90,7 @@ def find_ag_news(
     settings.test_share,
     class_names=classes,
   )
-  about = 'AG News' if is_whole else 'AG News, of which only test.csv is there'
+  about = 'AG News' if is_whole else 'AG News, but only its test.csv'
   return _info(name, folder, f'{about}, {folder}', texts, marks, settings)
 
 

@@ -1,7 +1,7 @@
 """`tf.train.Example` and TFRecord files, without TensorFlow.
 
-They are read where flags are checked, before TensorFlow is loaded. The messages
-are declared here as TensorFlow's example.proto and feature.proto have them.
+They are read when flags are checked, before TensorFlow is loaded. The messages
+are those of TensorFlow's example.proto and feature.proto.
 """
 
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ import numpy as np
 from tff_fssl import files
 
 _HEADER, _FOOTER = struct.Struct('<QI'), struct.Struct('<I')
-# Reversed polynomial of CRC-32C, and how TFRecord masks its checksums.
+# Reversed polynomial of CRC-32C, and the mask of TFRecord's checksums.
 _CASTAGNOLI, _MASK = 0x82F63B78, 0xA282EAD8
 _LISTS = {
   'bytes_list': ('TYPE_BYTES', None),
@@ -53,7 +53,7 @@ def _example_class() -> Any:
   for name, (type_name, _) in _LISTS.items():
     add(name, ('value', type_name, many))
   add('Feature', *((name, name, one) for name in _LISTS))
-  # What protocol buffers call a map is a list of such entries.
+  # A map of protocol buffers is a list of such entries.
   add('Entry', ('key', 'TYPE_STRING', one), ('value', 'Feature', one))
   add('Features', ('feature', 'Entry', many))
   add('Example', ('features', 'Features', one))
@@ -74,7 +74,7 @@ def parse(content: bytes) -> dict[str, Any]:
     Name -> feature, for `read_value`.
 
   Raises:
-    ValueError: If it is something else.
+    ValueError: If it is not an example.
   """
   from google.protobuf import message  # pylint: disable=C0415
 
@@ -95,7 +95,7 @@ def read_value(feature: Any) -> np.ndarray | bytes:
     The value.
 
   Raises:
-    ValueError: If there is none, or several strings.
+    ValueError: If it has no value, or several strings.
   """
   for name, (_, dtype) in _LISTS.items():
     if feature.HasField(name):
@@ -104,15 +104,15 @@ def read_value(feature: Any) -> np.ndarray | bytes:
         return np.fromiter(values, dtype, len(values))
       if len(values) == 1:
         return values[0]
-      raise ValueError(f'it holds {len(values)} strings of bytes, not one')
+      raise ValueError(f'it has {len(values)} strings of bytes, not one')
   raise ValueError('it is empty')
 
 
 def records(path: str, file: BinaryIO) -> Iterator[bytes]:
   """Reads the records of a TFRecord file without compression.
 
-  Of a record, the checksum of its length is checked, not that of its content,
-  which in Python would take longer than to decode an image.
+  The checksum of a record's length is checked. The checksum of its content is
+  not: in Python that would take longer than to decode an image.
 
   Args:
     path: Its name, for errors.
@@ -122,7 +122,7 @@ def records(path: str, file: BinaryIO) -> Iterator[bytes]:
     Each record.
 
   Raises:
-    files.FileError: If it is something else, or ends within a record.
+    files.FileError: If it is not a TFRecord file, or ends within a record.
   """
   position, size = 0, os.fstat(file.fileno()).st_size
   while header := file.read(_HEADER.size):
@@ -142,7 +142,8 @@ def records(path: str, file: BinaryIO) -> Iterator[bytes]:
 
 
 def _masked_crc(data: bytes) -> int:
-  """Computes the checksum that TFRecord gives to a few bytes."""
+  """Computes TFRecord's checksum of a few bytes."""
+  # Without a table of 256 values, since a length has 8 bytes only.
   crc = 0xFFFFFFFF
   for byte in data:
     crc ^= byte

@@ -1,6 +1,6 @@
-"""Data sets of images that TensorFlow Datasets has put on disk.
+"""Data sets of images of TensorFlow Datasets, on disk.
 
-Facts are read from its JSON, images by TFDS itself. Nothing here uses the
+Facts are read from its JSON files, images by TFDS itself. Nothing here uses the
 network.
 """
 
@@ -31,22 +31,23 @@ DataHparams = data_hparams.DataHparams
 _DEFAULT_DATA_DIR = os.path.join('~', 'tensorflow_datasets')
 _NAME = re.compile(r'\w+(?:/[\w.-]*\w)?', re.ASCII)
 _SVHN, _NUM_EXTRA = 'svhn_cropped', 531_131
-# Class of a feature -> its kind today.
+# Class of a feature in older files -> its kind.
 _KINDS = {'Image': 'image', 'ClassLabel': 'classLabel'}
 _TRAIN, _TEST, _EXTRA = 'train', 'test', 'extra'
 _TESTS = (_TEST, 'validation')
 _UNLABELED = ('unlabelled', 'unlabeled')
-# Single images would spend most time on the way from TensorFlow to NumPy.
+# Single images would spend most time between TensorFlow and NumPy.
 _BATCH_SIZE = 1_000
 
 
 class Stored(NamedTuple):
-  """Facts that the files of a data set state.
+  """Facts in the files of a data set.
 
   Attributes:
     folder: The folder of its version.
     version: Its version.
-    shape: (height, width, channels), -1 for what differs between images.
+    shape: (height, width, channels), -1 for a value that differs between
+      images.
     class_names: The name of each class.
     sizes: Split -> number of examples.
     image: Name of the feature that is the image.
@@ -65,24 +66,24 @@ class Stored(NamedTuple):
 
   @property
   def test(self) -> str | None:
-    """The split for testing, if there is one."""
+    """Returns the split for testing, or None."""
     return next((split for split in _TESTS if self.sizes.get(split)), None)
 
   @property
   def unlabeled(self) -> list[str]:
-    """The splits without known labels."""
+    """Lists the splits without known labels."""
     return [split for split in _UNLABELED if split in self.sizes]
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set by its JSON, or by our table (see `catalog.find`)."""
+  """Finds a data set by its JSON or by our table (see `catalog.find`)."""
   preset = _preset(name, settings)
   known = names.DATA_SETS.get(name)
   uses = {'cache_dir'}
   if any(name in splits for splits in names.SPLIT_PRESETS.values()):
     uses.add('split_preset')
   if known is not None:
-    # What the table says holds without the files, too.
+    # The table is valid without the files, too.
     facts = {
       field.name: getattr(known, field.name)
       for field in dataclasses.fields(names.DataSetInfo)
@@ -130,20 +131,20 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
 
 
 def _preset(name: str, settings: DataHparams) -> names.SplitPreset | None:
-  """Returns how the set is split anew, or None: as published."""
+  """Returns the chosen split, or None for the published one."""
   if settings.split_preset == names.OFFICIAL:
     return None
   splits = names.SPLIT_PRESETS[settings.split_preset]
   if name not in splits:
     raise UsageError(
-      f'--split_preset={settings.split_preset}: is known for'
+      f'--split_preset={settings.split_preset}: exists for'
       f' {", ".join(splits)}, not for --dataset={name}'
     )
   return splits[name]
 
 
 def _draw_test(count: int, share: float) -> np.ndarray:
-  """Draws which training examples are for testing, bool [count]."""
+  """Draws training examples for testing, bool [count]."""
   places = (f'{_TRAIN}:{i}' for i in range(count))
   return np.array([table.is_in_share(place, share) for place in places], bool)
 
@@ -154,7 +155,7 @@ def _decode(
   settings: DataHparams,
   preset: names.SplitPreset | None,
 ) -> images.Decoded:
-  """Decodes a set. Refuses files that are not the set of our table."""
+  """Decodes a set, or rejects files that are not the set of our table."""
   stored = read_stored(info.name, data_dir)
   is_known = bool(info.mean)
   if is_known and (
@@ -201,10 +202,10 @@ def _open(
   settings: DataHparams,
   preset: names.SplitPreset | None,
 ) -> images.Rows:
-  """Opens the rows. Raises errors of any class if files are damaged."""
+  """Opens the rows, or raises errors of any class if files are damaged."""
   pooled = [_TRAIN, stored.test] if stored.test else [_TRAIN]
   sizes = [stored.sizes[split] for split in pooled]
-  # Which of the pooled examples are for testing (True), and for training.
+  # Place among the pooled examples -> whether it is for testing, else training.
   if preset is not None:
     labels = [label for split in pooled for label in _labels(stored, split)]
     chosen = _draw_preset(info, preset, np.array(labels), settings)
@@ -216,6 +217,7 @@ def _open(
   def read(for_test):
     place = 0
     for split, size in zip(pooled, sizes):
+      # Splits without a chosen row are not read at all.
       if any(chosen.get(place + i) == for_test for i in range(size)):
         for i, row in enumerate(_rows(stored, split), place):
           if chosen.get(i) == for_test:
@@ -237,15 +239,15 @@ def _rows(
   Args:
     stored: The data set.
     split: The split.
-    decoders: Decoders of features, by default TFDS's own. (Pillow would give
-      other pixels of a JPEG file.)
+    decoders: Decoders of features, by default TFDS's own. (Pillow decodes JPEG
+      files to other pixels.)
 
   Yields:
     Its rows.
 
   Raises:
-    ValueError: If there are more or fewer than there should be. TFDS raises
-      errors of other classes.
+    ValueError: If the number of rows is wrong. TFDS raises errors of other
+      classes.
   """
   import tensorflow_datasets as tfds  # pylint: disable=import-outside-toplevel
 
@@ -260,7 +262,7 @@ def _rows(
     ),
   )
   dataset = dataset.map(lambda element: (element[image], element[label]))
-  # Images of different sizes make no batch.
+  # Images of different sizes do not form a batch.
   size = 1 if min(stored.shape) < 1 and not decoders else _BATCH_SIZE
   count = 0
   for pixels, labels in tfds.as_numpy(dataset.batch(size).prefetch(2)):
@@ -297,9 +299,9 @@ def _draw_preset(
     settings: The name of the preset.
 
   Returns:
-    Place -> whether the example there is for testing. Others are not used.
+    Place of a used example -> whether it is for testing.
   """
-  # Not the run's seed: runs with other seeds have the same test images.
+  # Not the run's seed, so that runs with other seeds have the same test images.
   rng = seeds.generator(0, seeds.Purpose.SPLIT_PRESET)
   groups = [np.arange(len(y))]
   if preset.of_class:
@@ -322,7 +324,7 @@ def _draw_preset(
 
 
 def root_folder(data_dir: str | None) -> str:
-  """Returns TFDS's folder, as it was given."""
+  """Returns TFDS's folder, as given or by default."""
   return data_dir or os.environ.get('TFDS_DATA_DIR') or _DEFAULT_DATA_DIR
 
 
@@ -336,7 +338,7 @@ def fetch_command(name: str, data_dir: str | None) -> str:
 
 
 def stored_version(name: str, data_dir: str | None) -> str | None:
-  """Finds the newest version of a data set on disk, if there is any."""
+  """Finds the newest version of a data set on disk, or returns None."""
   root = pathlib.Path(os.path.expanduser(root_folder(data_dir))) / name
   try:
     if not stat.S_ISDIR(os.stat(root).st_mode):
@@ -364,7 +366,7 @@ def list_stored(data_dir: str | None) -> list[str]:
     return []
   found = []
   for name in entries:
-    # What cannot be read is no reason to list nothing.
+    # Unreadable entries are skipped.
     with contextlib.suppress(files.FileError):
       if _NAME.fullmatch(name) and stored_version(name, data_dir):
         found.append(name)
@@ -382,7 +384,7 @@ def read_stored(name: str, data_dir: str | None) -> Stored:
     The facts.
 
   Raises:
-    UsageError: If it is not there, is damaged, or is not one of images with
+    UsageError: If it is missing, damaged, or does not consist of images with
       classes.
   """
   given = root_folder(data_dir)
@@ -397,13 +399,13 @@ def read_stored(name: str, data_dir: str | None) -> Stored:
     raise UsageError(
       f'--dataset={name}: there is no such data set; known are'
       f' {", ".join(known)}, {names.AG_NEWS}, {"PATH, ".join(names.PATHS)}PATH,'
-      f' {names.HUB}OWNER/NAME, and what TFDS has put into'
-      f' --data_dir={given} ({", ".join(on_disk) or "nothing"})'
+      f' {names.HUB}OWNER/NAME, and data sets of TFDS in'
+      f' --data_dir={given} ({", ".join(on_disk) or "none"})'
       f'{closest(name, (*known, *on_disk))}'
     )
   folder = pathlib.Path(os.path.expanduser(given)) / name / version
   try:
-    # TFDS would hang on some files, such as pipes.
+    # TFDS would hang on a pipe.
     for path in sorted(folder.iterdir()):
       if not path.is_dir():
         files.open_binary(str(path)).close()
@@ -428,7 +430,7 @@ def _damaged(
 
 
 def _parse(folder: pathlib.Path, version: str) -> Stored:
-  """Parses the facts in a folder. Raises errors of many classes."""
+  """Parses the facts in a folder, or raises errors of many classes."""
   info = files.read_json(str(folder / 'dataset_info.json'))
   features = _features(files.read_json(str(folder / 'features.json')))
   image = _feature(folder, features, 'image', 'image')

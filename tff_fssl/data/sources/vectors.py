@@ -1,4 +1,4 @@
-"""Vectors in NPZ, Parquet or TFRecord: `--dataset=features:PATH`.
+"""Vectors in NPZ, Parquet or TFRecord files: `--dataset=features:PATH`.
 
 Columns are `x`, (N, D), and `y`, N classes as text or integers. Optional
 columns are `client`, `split`, `x_weak` and `x_strong`. The last two are views,
@@ -27,8 +27,8 @@ from tff_fssl.lazy import tf
 _X, _Y, _WEAK, _STRONG, _CLASSES = 'x', 'y', 'x_weak', 'x_strong', 'class_names'
 _VECTORS = (_X, _WEAK, _STRONG)
 _COLUMNS = (*_VECTORS, _Y, table.CLIENT, table.SPLIT)
-# No number of n training examples is further than sqrt(n - 1) deviations from
-# their mean (Samuelson's inequality).
+# Of n training examples, no number is further than sqrt(n - 1) deviations from
+# its mean (Samuelson's inequality).
 MAX_DEVIATIONS = 1e4
 # Name -> values, one for each example.
 _Arrays = Mapping[str, np.ndarray]
@@ -39,10 +39,10 @@ class VectorInfo(sources.Info):
   """A file of vectors.
 
   Attributes:
-    x: float32 [N, V, D], those for training first.
-    rows: int [N], the row of each of them in the file, from 0.
-    num_weak: How many of the V views are weak ones, after the plain one.
-    num_strong: How many are strong ones, after these.
+    x: float32 [N, V, D], training examples first.
+    rows: int [N], the row of each example in the file, from 0.
+    num_weak: The number of weak views among the V, after the plain one.
+    num_strong: The number of strong views, after the weak ones.
   """
 
   x: np.ndarray
@@ -54,7 +54,7 @@ class VectorInfo(sources.Info):
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> VectorInfo:
-  """Reads the file, whole (see `catalog.find`)."""
+  """Reads the whole file (see `catalog.find`)."""
   path = table.resolve_path(name, data_dir, names.FEATURES)
   ending = next((end for end in _READERS if path.endswith(end)), None)
   if ending is None:
@@ -67,8 +67,8 @@ def find(
   if _X not in arrays or unknown:
     hint = closest(unknown[0], known) if unknown else ''
     raise UsageError(
-      f'{path}: holds {", ".join(arrays) or "nothing"}; it must hold {_X}, and'
-      f' may hold {", ".join(known[1:])}{hint}'
+      f'{path}: has {", ".join(arrays) or "nothing"}; it must have {_X}, and'
+      f' may have {", ".join(known[1:])}{hint}'
     )
   class_names = [
     str(c) for c in _flat(path, arrays.pop(_CLASSES, np.array([])))
@@ -112,16 +112,16 @@ def check_range(
   std: Sequence[float],
   positions: np.ndarray | None = None,
 ) -> None:
-  """Refuses vectors that `vector_views` would not accept.
+  """Rejects vectors that `vector_views` would not accept.
 
   Args:
     info: The file.
-    mean: Of each number.
-    std: Likewise.
-    positions: Places in `VectorInfo.x` to look at, by default all.
+    mean: The mean of each number.
+    std: The deviation of each number.
+    positions: Places in `VectorInfo.x` to check, by default all.
 
   Raises:
-    UsageError: If there is one. Names its row.
+    UsageError: If a vector is not accepted. Names its row.
   """
   info = cast(VectorInfo, info)
   if positions is None:
@@ -147,19 +147,19 @@ def moments(x: np.ndarray) -> tuple[tuple[float, ...], tuple[float, ...]]:
     x: float32 [N, D], N >= 1.
 
   Returns:
-    (mean, deviation) of each number. A constant one has the deviation 1.
+    (mean, deviation) of each number. Constant numbers have the deviation 1.
   """
   pieces = lambda: (chunk.astype(np.float64) for chunk in image_cache.chunks(x))
   mean = sum(piece.sum(axis=0) for piece in pieces()) / len(x)
   square = sum(((piece - mean) ** 2).sum(axis=0) for piece in pieces()) / len(x)
   std = np.sqrt(square)
-  # The deviation that rounding gives a constant number counts for nothing.
+  # Rounding may give a constant number a tiny deviation.
   std = np.where(std > 1e-6 * np.abs(mean) + 1e-30, std, 1.0)
   return tuple(mean.tolist()), tuple(std.tolist())
 
 
 def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
-  """Joins the views: (float32 [N, V, D], number of weak, of strong ones)."""
+  """Joins the views: (float32 [N, V, D], number of weak, number of strong)."""
   parts: list[np.ndarray] = []
   for name in _VECTORS:
     values = arrays.get(name)
@@ -187,13 +187,14 @@ def _views(path: str, arrays: _Arrays) -> tuple[np.ndarray, int, int]:
         f' {parts[0].shape[2]} numbers'
       )
     parts.append(_finite(path, name, values))
-  # Hashes of rows decide on splits, and need bytes of one layout.
+  # Splits depend on hashes of rows, which need one layout of bytes.
   x = np.ascontiguousarray(np.concatenate(parts, axis=1))
   return x, parts[1].shape[1], parts[2].shape[1]
 
 
 def _finite(path: str, name: str, values: np.ndarray) -> np.ndarray:
-  """Converts to float32. Refuses numbers that are not finite then."""
+  """Converts to float32, and rejects numbers that are not finite then."""
+  # Numbers over float32's range become infinite, and are rejected below.
   with np.errstate(over='ignore'):
     values = values.astype(np.float32)
   wrong = ~np.isfinite(values).all(axis=(1, 2))
@@ -210,8 +211,8 @@ def _flat(path: str, values: np.ndarray) -> list[Any]:
   """Converts a column to a list, and bytes in it to text."""
   if values.ndim != 1 or values.dtype.kind not in 'iufUSO':
     raise UsageError(
-      f'{path}: a column is {values.dtype} {list(values.shape)}; besides'
-      ' vectors there must be one text or number for each example'
+      f'{path}: a column is {values.dtype} {list(values.shape)}; a column'
+      ' other than vectors must have one text or number for each example'
     )
   try:
     return [
@@ -225,7 +226,7 @@ def _flat(path: str, values: np.ndarray) -> list[Any]:
 def _texts(
   path: str, values: np.ndarray | None, count: int, name: str
 ) -> list[str]:
-  """Converts a column to text, or '' where it has nothing."""
+  """Converts a column to text, with '' for missing values."""
   if values is None:
     return [''] * count
   found = _flat(path, values)
@@ -239,7 +240,7 @@ def _texts(
 def _labels(
   path: str, values: np.ndarray | None, count: int, known: Sequence[str]
 ) -> list[str]:
-  """Converts the classes to text, or '' where they are not known."""
+  """Converts the classes to text, with '' for unknown classes."""
   if values is not None and values.ndim == 2:
     is_one_hot = _is_one_hot(values)
     raise UsageError(
@@ -253,7 +254,7 @@ def _labels(
     isinstance(value, int | float) for value in values.tolist() if value
   ):
     return labels
-  # A column of integers in which some are missing comes as floats.
+  # Integers with missing values are read as floats.
   numbers = [float(label or names.UNKNOWN_LABEL) for label in labels]
   for row, number in enumerate(numbers, 1):
     too_large = known and number >= len(known)
@@ -272,14 +273,15 @@ def _is_one_hot(values: np.ndarray) -> bool:
   """Tells whether each row has one 1 and zeros."""
   try:
     values = values.astype(np.float64)
-  except (TypeError, ValueError):  # Texts.
+  except (TypeError, ValueError):
+    # Texts.
     return False
   is_bit = ((values == 0) | (values == 1)).all()
   return bool(is_bit and (values.sum(axis=1) == 1).all())
 
 
 def _read_npz(path: str) -> _Arrays:
-  """Reads arrays of numbers and text. Pickled objects are refused."""
+  """Reads arrays of numbers and text, and rejects pickled objects."""
   with files.open_binary(path) as file:
     try:
       with np.load(file, allow_pickle=False) as archive:
@@ -306,7 +308,7 @@ def _read_npz(path: str) -> _Arrays:
 
 
 def _read_parquet(path: str) -> _Arrays:
-  """Reads columns, those of vectors as lists of numbers."""
+  """Reads columns. Vectors are lists of numbers."""
   columns = table.read_parquet(path)
   return {
     name: _stack(path, name, columns.column(name).combine_chunks())
@@ -319,7 +321,7 @@ def _read_parquet(path: str) -> _Arrays:
 def _stack(path: str, name: str, values: Any) -> np.ndarray:
   """Converts an Arrow array of lists, or of lists of lists."""
   shape = [len(values)]
-  # So have lists, large lists and lists of a fixed size.
+  # Lists, large lists and lists of a fixed size have this method.
   while hasattr(values, 'value_lengths'):
     sizes = np.unique(values.value_lengths().drop_null().to_numpy())
     if values.null_count or len(sizes) > 1:
@@ -336,9 +338,10 @@ def _stack(path: str, name: str, values: Any) -> np.ndarray:
 
 
 def _read_tfrecord(path: str) -> _Arrays:
-  """Reads `tf.train.Example`s. All have the features of the first one."""
+  """Reads `tf.train.Example`s, with the features of the first one."""
   with files.open_binary(path):
-    pass  # TensorFlow would wait for a pipe.
+    # TensorFlow would wait for a pipe.
+    pass
   try:
     records = tf.data.TFRecordDataset(path)
     first = next(iter(records.take(1)), None)
@@ -355,7 +358,7 @@ def _read_tfrecord(path: str) -> _Arrays:
   except UsageError:
     raise
   except Exception as error:  # pylint: disable=broad-except
-    # Of protocol buffers and of TensorFlow.
+    # Protocol buffers and TensorFlow raise errors of many classes.
     reason = f'its records are torn or differ ({files.first_line(error)})'
     raise files.FileError(path, reason[:200]) from error
   arrays = {
@@ -363,7 +366,8 @@ def _read_tfrecord(path: str) -> _Arrays:
     for name in spec
   }
   size = arrays[_X].shape[1] if _X in arrays and arrays[_X].ndim == 2 else 0
-  for name in (_WEAK, _STRONG):  # K views of D numbers, one after another.
+  # K views of D numbers, one after another.
+  for name in (_WEAK, _STRONG):
     if name in arrays and size and arrays[name].ndim == 2:
       if arrays[name].shape[1] % size:
         raise UsageError(

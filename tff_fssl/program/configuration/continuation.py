@@ -55,7 +55,7 @@ def differences(
       # It has no effect now. If it had, the flag that is the reason differs.
       continue
     # A flag that was added after the run was made counts as its default.
-    default = hparams.to_text(field.default) if field else None
+    default = hparams.format_value(field.default) if field else None
     before, after = old.get(name, default), new.get(name, default)
     if before == after:
       continue

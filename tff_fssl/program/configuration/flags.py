@@ -206,7 +206,7 @@ def to_arguments(values: Mapping[str, Any]) -> str:
 
 def arguments(values: Mapping[str, Any]) -> list[str]:
   """Writes the arguments that set `values`: '--NAME=VALUE' for each."""
-  return [f'--{n}={hparams.to_text(value)}' for n, value in values.items()]
+  return [f'--{n}={hparams.format_value(value)}' for n, value in values.items()]
 
 
 def flatten(

@@ -73,7 +73,7 @@ class _Reader:
     if owner is config and name == _DATA:
       last_read.append(f'--dataset={config.run.dataset}')
     elif name in _flags(owner):
-      last_read.append(f'--{of_owner}{name}={hparams.to_text(value)}')
+      last_read.append(f'--{of_owner}{name}={hparams.format_value(value)}')
     elif dataclasses.is_dataclass(value) and _flags(value):
       of_value = next((p for g, p in groups if g is value), '')
       return _Reader(value, of_value, config, last_read)

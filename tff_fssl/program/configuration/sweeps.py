@@ -133,9 +133,11 @@ class Space:
   def text(self) -> str:
     """The values in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
     if self.choices:
-      return ', '.join(map(hparams.to_text, self.choices))
+      return ', '.join(map(hparams.format_value, self.choices))
     how = 'log' if self.log else f'step {self.step}' if self.step else ''
-    ends = f'{hparams.to_text(self.low)} to {hparams.to_text(self.high)}'
+    ends = (
+      f'{hparams.format_value(self.low)} to {hparams.format_value(self.high)}'
+    )
     return f'{ends} ({how})' if how else ends
 
   def probes(self) -> tuple[Any, ...]:
@@ -247,13 +249,13 @@ class Sweep:
     values = {**given, **self.config.flags()}
     return {
       'flags': {
-        name: hparams.to_text(value)
+        name: hparams.format_value(value)
         for name, value in sorted(values.items())
         if name not in left_out
       },
       'varied': {space.name: space.text for space in self.spaces},
       'search': {
-        name: hparams.to_text(value)
+        name: hparams.format_value(value)
         for name, value in dataclasses.asdict(self.search).items()
         if name != 'trials'  # More of them may follow.
       },
@@ -267,7 +269,9 @@ def values_text(values: Mapping[str, Any]) -> str:
 
 def value_text(value: Any) -> str:
   """Formats a value for tables: four digits of a float."""
-  return f'{value:.4g}' if isinstance(value, float) else hparams.to_text(value)
+  return (
+    f'{value:.4g}' if isinstance(value, float) else hparams.format_value(value)
+  )
 
 
 def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
@@ -412,7 +416,9 @@ def _space(name: str, given: Any) -> Space:
     choices = tuple(_value(name, value) for value in given)
     twice = [v for i, v in enumerate(choices) if v in choices[:i]]
     if twice:
-      raise UsageError(f'{name}: {hparams.to_text(twice[0])} is given twice')
+      raise UsageError(
+        f'{name}: {hparams.format_value(twice[0])} is given twice'
+      )
     return Space(name, choices)
   if not isinstance(given, Mapping) or not {'low', 'high'} <= set(given):
     raise UsageError(

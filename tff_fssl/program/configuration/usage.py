@@ -104,7 +104,7 @@ def group_lines(group: flags.Group) -> list[str]:
   for name, field in named_fields:
     if field.metadata['group']:
       lines += ['', *textwrap.wrap(f'{field.metadata["group"]}:', _WIDTH)]
-    lines.append(f'  --{name}={hparams.to_text(field.default)}')
+    lines.append(f'  --{name}={hparams.format_value(field.default)}')
     lines += _indented(f'{field.metadata["help"]}{_allowed(field)}', 6)
   return lines
 

@@ -125,7 +125,7 @@ def evaluate_local_models(
     batch_size: Examples in a batch.
 
   Returns:
-    The figures of `evaluate.over_clients`, and `num_clients`, as numbers.
+    The figures of `evaluate.summarize_clients`, and `num_clients`, as numbers.
 
   Raises:
     UsageError: If clients make no whole models, the checkpoint is of another
@@ -162,7 +162,9 @@ def evaluate_local_models(
       f'--local_models: round {round_num} has no clients that take part; give'
       ' another --round'
     )
-  figures = evaluate.over_clients(*tf.unstack(tf.constant(results), axis=1))
+  figures = evaluate.summarize_clients(
+    *tf.unstack(tf.constant(results), axis=1)
+  )
   return {
     'num_clients': len(results),
     **{name: float(value) for name, value in figures.items()},

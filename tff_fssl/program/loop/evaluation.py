@@ -237,7 +237,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   round_num: Any = about.get('round')
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
-  values = {name: hparams.to_text(v) for name, v in given.items()}
+  values = {name: hparams.format_value(v) for name, v in given.items()}
   # Test examples are the same in any partition.
   flag = f'--examples={settings.examples}' * (settings.examples != 'test')
   flag = '--federated' if settings.federated else flag

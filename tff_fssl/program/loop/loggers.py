@@ -161,7 +161,9 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
       f'{kind}:{where}',
       tree.tracking,
       name=os.path.basename(os.path.abspath(tree.path)),
-      params={name: hparams.to_text(value) for name, value in values.items()},
+      params={
+        name: hparams.format_value(value) for name, value in values.items()
+      },
       algorithm=config.run.algorithm,
     )
     self._loggers[run_hparams.TRACKERS[kind]] = tracker

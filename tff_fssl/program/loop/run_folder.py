@@ -30,7 +30,7 @@ def check_partition(task: Any, tree: output_tree.OutputTree) -> None:
     return
   text = files.read_text(tree.partition_json)
   try:
-    recorded = partition_lib.Partition.from_json(text)
+    recorded = partition_lib.Partition.parse_json(text)
     is_same = recorded.has_same_examples(task.partition)
   except UsageError:
     is_same = False

@@ -194,7 +194,7 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
     if name.endswith('_weight') and field.default and _is_zero(text):
       yield (
         f'--{name}={text} switches this part of the loss off (its default is'
-        f' {hparams.to_text(field.default)})'
+        f' {hparams.format_value(field.default)})'
       )
 
 
@@ -298,10 +298,11 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
     wrong = [
-      f'{name} {hparams.to_text(settings[name])} instead of {run.flags[name]}'
+      f'{name} {hparams.format_value(settings[name])} instead of'
+      f' {run.flags[name]}'
       for name in _SETTINGS
       if name in run.flags
-      and not _same(hparams.to_text(settings[name]), run.flags[name])
+      and not _same(hparams.format_value(settings[name]), run.flags[name])
     ]
     if wrong:
       yield f'partition.json is not what the flags say: {", ".join(wrong)}'

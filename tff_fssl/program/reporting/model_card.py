@@ -235,7 +235,7 @@ def _flags(config: config_lib.Config) -> list[str]:
   ignored = continuation.without_influence()
   result = []
   for name, value in sorted(config.flags().items()):
-    text = hparams.to_text(value)
+    text = hparams.format_value(value)
     if name in ignored or text == usual.get(name):
       continue
     if name in _WITH_PATHS:

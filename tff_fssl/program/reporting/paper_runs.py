@@ -114,7 +114,7 @@ def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
   }
   more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
   config = row.config(more)
-  now = {n: hparams.to_text(value) for n, value in config.flags().items()}
+  now = {n: hparams.format_value(value) for n, value in config.flags().items()}
   differing, _ = continuation.differences(run.flags, now)
   if differing:
     raise UsageError(

@@ -4,7 +4,7 @@ import numpy as np
 
 from tff_fssl.data import partition as partition_lib
 from tff_fssl.hparams import UsageError
-from tff_fssl.hparams import to_text
+from tff_fssl.hparams import format_value
 
 Partition = partition_lib.Partition
 _NUM_NAMES = 8
@@ -128,7 +128,7 @@ def compare(first: Partition, second: Partition) -> dict[str, str]:
     return {'differences': 'none: everybody holds the same'}
   old, new = first.settings.recorded(), second.settings.recorded()
   settings = [
-    f'{name} {to_text(old[name])} / {to_text(new[name])}'
+    f'{name} {format_value(old[name])} / {format_value(new[name])}'
     for name in old
     if old[name] != new[name]
   ]

@@ -245,7 +245,7 @@ def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
   for panel in metrics.panels(catalogue.all_metrics()):
     for line in panel.lines:
       shown |= {line.column, *metrics.numbered(line.column, columns).values()}
-  declared = metrics.by_column(catalogue.all_metrics())
+  declared = metrics.index_columns(catalogue.all_metrics())
   panels = []
   for column in columns:
     if column in shown:

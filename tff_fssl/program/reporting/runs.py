@@ -248,7 +248,7 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
   }
   if algorithm in registry.REGISTRY:
     usual |= registry.REGISTRY[algorithm].run_defaults
-  return {name: hparams.to_text(value) for name, value in usual.items()}
+  return {name: hparams.format_value(value) for name, value in usual.items()}
 
 
 def group_runs(runs: Sequence[Run]) -> list[RunGroup]:

@@ -144,7 +144,7 @@ def write_csv(
     writer.writerow(
       [
         record.number,
-        *(hparams.to_text(record.values.get(name, '')) for name in names),
+        *(hparams.format_value(record.values.get(name, '')) for name in names),
         record.mean if scores else '',
         float(np.std(scores, ddof=1)) if len(scores) > 1 else '',
         *(record.scores.get(seed, '') for seed in sweep.seeds),

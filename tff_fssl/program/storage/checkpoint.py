@@ -444,7 +444,9 @@ def flags_owner(given: Mapping[str, str]) -> Owner:
 
 def run_owner(config: config_lib.Config) -> Owner:
   """Returns the run with this configuration."""
-  return flags_owner({n: hparams.to_text(v) for n, v in config.flags().items()})
+  return flags_owner(
+    {n: hparams.format_value(v) for n, v in config.flags().items()}
+  )
 
 
 def model_owner(owner: Owner, model: Any) -> Owner:

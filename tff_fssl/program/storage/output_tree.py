@@ -264,7 +264,7 @@ class OutputTree(locked_folder.LockedFolder):
     if self.is_new:
       return
     old = self.read_flags()
-    new = {name: hparams.to_text(v) for name, v in config.flags().items()}
+    new = {name: hparams.format_value(v) for name, v in config.flags().items()}
     refused, _ = continuation.differences(old, new)
     if refused:
       raise UsageError(_refusal(self.path, refused, old, new))
