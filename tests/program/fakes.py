@@ -271,7 +271,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
 
 @functools.cache
 def config(folder):
-  return config_lib.from_command_line([f'--output_dir={folder}'])
+  return config_lib.parse_config([f'--output_dir={folder}'])
 
 
 def run(

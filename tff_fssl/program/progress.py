@@ -112,7 +112,7 @@ class Progress:
       left += due * sum(evaluations) / len(evaluations)
     return max(0.0, left - (self._clock() - self._last))
 
-  def to_json(self) -> dict[str, Any]:
+  def json_values(self) -> dict[str, Any]:
     """Values for JSON."""
     left = self.seconds_left()
     settings, accuracy = self.settings, self.accuracy

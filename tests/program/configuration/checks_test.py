@@ -13,7 +13,7 @@ _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 @pytest.mark.parametrize(

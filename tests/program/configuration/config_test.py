@@ -15,7 +15,7 @@ _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 def test_defaults_are_a_configuration():
@@ -56,7 +56,7 @@ def test_flags_repeat_the_configuration(tmp_path):
   ):
     first = _config(*argv)
     path = tmp_path / 'flags.txt'
-    path.write_text(flags.to_flagfile(first.flags()))
+    path.write_text(flags.flagfile_text(first.flags()))
     # Named on the command line they must be allowed as well.
     assert _config(f'--flagfile={path}') == first
     assert _config(*path.read_text().split()) == first
@@ -231,7 +231,7 @@ def test_round_defaults_hold_unless_the_flag_is_given(
   assert _config(*argv, f'--flagfile={path}').round.client_epochs == 2
   with pytest.raises(UsageError, match='--learning_rate_schedule=constant'):
     _config(*argv, f'--flagfile={path}', '--schedule_rounds=3')
-  path.write_text(flags.to_flagfile(used.flags()))
+  path.write_text(flags.flagfile_text(used.flags()))
   assert _config(f'--flagfile={path}') == used
   # Other algorithms keep the general defaults.
   assert _config('--algorithm=supervised').round.client_epochs == 5

@@ -40,7 +40,7 @@ _NO_ROWS = row_files.RowFiles('')
 
 @pytest.fixture(scope='module')
 def task():
-  return experiment.build_task(config_lib.from_command_line(_FLAGS))
+  return experiment.build_task(config_lib.parse_config(_FLAGS))
 
 
 @pytest.fixture(scope='module')
@@ -137,7 +137,7 @@ def test_clients_that_cannot_be_read_are_named(task, model, monkeypatch):
   ids=' '.join,
 )
 def test_nobody_trains_on_what_is_held_out(flags):
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     [*_FLAGS, *flags, '--algorithm=fixmatch']
   )
   task = experiment.build_task(config)
@@ -179,7 +179,7 @@ def _leaves(folder, made, **replaced):
 def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
   """Each is evaluated on all test images."""
   task = experiment.build_task(
-    config_lib.from_command_line(
+    config_lib.parse_config(
       [
         *_FLAGS,
         '--algorithm=fixmatch',
@@ -223,7 +223,7 @@ def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
 )
 def test_runs_without_local_models(flags, expected):
   given = [*_FLAGS, '--clients_per_round=3', *flags]
-  task = experiment.build_task(config_lib.from_command_line(given))
+  task = experiment.build_task(config_lib.parse_config(given))
   with pytest.raises(UsageError, match=f'^--local_models: .*{expected}'):
     client_evaluation.evaluate_local_models(
       task, {}, task.data.test, round_num=1, rows=_NO_ROWS
@@ -232,7 +232,7 @@ def test_runs_without_local_models(flags, expected):
 
 def test_a_checkpoint_of_another_program_has_no_local_models():
   given = [*_FLAGS, '--clients_per_round=3', '--algorithm=fixmatch']
-  task = experiment.build_task(config_lib.from_command_line(given))
+  task = experiment.build_task(config_lib.parse_config(given))
   with pytest.raises(UsageError, match='--local_models: the checkpoint: .*one'):
     client_evaluation.evaluate_local_models(
       task, {'x': np.zeros(1)}, task.data.test, round_num=1, rows=_NO_ROWS
@@ -281,7 +281,7 @@ def _check_local_models(folder, *flags):
   """Whether there are figures; if not, it must be refused by `UsageError`."""
   given = [*_FLAGS, '--clients_per_round=3', '--client_epochs=1', *flags]
   try:
-    task = experiment.build_task(config_lib.from_command_line(given))
+    task = experiment.build_task(config_lib.parse_config(given))
   except UsageError:  # Not in this scenario.
     return False
   try:

@@ -46,7 +46,7 @@ def _start(tmp_path, monkeypatch):
       lambda target, *_, **__: _Logger(calls, target.partition(':')[0]),
     )
     monkeypatch.setattr(inspection, 'sample_views', lambda task: None)
-    config = config_lib.from_command_line(
+    config = config_lib.parse_config(
       [f'--output_dir={tmp_path}', '--track=mlflow:x,wandb:y', *argv]
     )
     tree = output_tree.OutputTree(str(tmp_path))

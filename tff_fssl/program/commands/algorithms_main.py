@@ -76,7 +76,7 @@ def _refusal(entry: registry.Algorithm, asked: str) -> str:
   """Finds why `asked` is refused for an algorithm; '' if it is not."""
   scenarios = entry.capabilities.trains_clients or entry.capabilities.scenarios
   try:
-    config_lib.from_command_line(
+    config_lib.parse_config(
       [
         f'--algorithm={entry.name}',
         f'--scenario={scenarios[0]}',

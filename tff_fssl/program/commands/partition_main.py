@@ -124,7 +124,7 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
     # The default may be more than all clients; rounds do not matter here.
     values = {**parsed.values, 'clients_per_round': 1}
     parsed = dataclasses.replace(parsed, values=values)
-  config = config_lib.from_flags(parsed)
+  config = config_lib.build_config(parsed)
   main_lib.quiet(config.run.verbose)
   data = sources.load_found(config.info, config.run.data_dir or None)
   partition = run_data.load_partition(config, data)

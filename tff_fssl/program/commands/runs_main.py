@@ -86,7 +86,7 @@ def _listing(
       warnings.append(f'left out: {error}')
   groups = status.grouped(statuses)
   if as_json:
-    values = [s.to_json(group.label) for group, of in groups for s in of]
+    values = [s.json_values(group.label) for group, of in groups for s in of]
     return json.dumps(values, indent=2), warnings
   if not statuses:
     return f'There are no runs in {", ".join(folders)}.', warnings

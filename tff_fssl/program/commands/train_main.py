@@ -77,7 +77,7 @@ def train_main(argv: Sequence[str]) -> int:
     parsed = usage.parse(argv, _USAGE, about, groups, allow_positional=False)
     if parsed is None:
       return main_lib.DONE
-    config = config_lib.from_flags(parsed)
+    config = config_lib.build_config(parsed)
   view = console.Console(config.run.progress)
   tree = output_tree.OutputTree(config.run.output_dir)
 
@@ -166,7 +166,7 @@ def _train(
       exported.remove_leftovers(folder)
     tree.record(config)
     # Not earlier: a start that is refused changes nothing.
-    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
+    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.json_values)
     exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = checkpoint.run_owner(config)

@@ -236,7 +236,7 @@ def _check_aggregator(config: run_config.Config) -> None:
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in model_names.BATCH_NORMS,
       static=run.norm == model_names.STATIC_BATCH_NORM,
-      also_sends=config.sends_signals and (config.without_signals or True),
+      also_sends=config.sends_signals and (config.signals_off_flag or True),
     )
   if name == aggregator_hparams.DP:
     if config.participation.availability_file:
@@ -346,7 +346,7 @@ def _check_cross_device(config: run_config.Config) -> None:
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
   if config.keeps_client_state:
-    remedy = f'; set {config.without_signals}' if config.without_signals else ''
+    remedy = f'; set {config.signals_off_flag}' if config.signals_off_flag else ''
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
       f' of such a deployment does not know{remedy}'

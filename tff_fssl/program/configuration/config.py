@@ -51,13 +51,13 @@ def own_group(entry: registry.Algorithm) -> flags.Group:
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
     f'{entry.name}.',
-    f'Unless given: {flags.to_arguments(entry.run_defaults)}.'
+    f'Unless given: {flags.join_arguments(entry.run_defaults)}.'
     if entry.run_defaults
     else '',
   )
 
 
-def from_command_line(argv: Sequence[str]) -> Config:
+def parse_config(argv: Sequence[str]) -> Config:
   """Builds a checked configuration.
 
   Args:
@@ -69,10 +69,10 @@ def from_command_line(argv: Sequence[str]) -> Config:
   Raises:
     UsageError: One line: what was given, what is allowed, what to do.
   """
-  return from_flags(flags.parse(argv, groups()))
+  return build_config(flags.parse(argv, groups()))
 
 
-def from_flags(parsed: flags.ParsedFlags) -> Config:
+def build_config(parsed: flags.ParsedFlags) -> Config:
   """Builds a checked configuration; raises `UsageError`."""
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)

@@ -17,7 +17,7 @@ def may_differ() -> dict[str, bool | str]:
   }
 
 
-def without_influence() -> frozenset[str]:
+def neutral_flags() -> frozenset[str]:
   """Flags on which results do not depend: those that may differ at will."""
   return frozenset(name for name, may in may_differ().items() if may is True)
 

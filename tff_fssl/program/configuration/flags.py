@@ -156,7 +156,7 @@ def parse(
     UsageError: One line: what was given, what is allowed.
   """
   flag_values = _define(groups)
-  from_files, from_command_line = _split_flagfiles(argv)
+  from_files, parse_config = _split_flagfiles(argv)
   in_files = {}
   for argument, origin in from_files:
     before = _present(flag_values)
@@ -166,7 +166,7 @@ def parse(
       if count != before[name]:
         in_files[name] = origin
   before = _present(flag_values)
-  positional = _parse_into(flag_values, from_command_line, '')
+  positional = _parse_into(flag_values, parse_config, '')
   if positional and not allow_positional:
     raise UsageError(
       f'{positional[0]!r} is not a flag; flags are written --name=value, and'
@@ -199,7 +199,7 @@ def _check_text(prefix: str, value: Any) -> None:
     )
 
 
-def to_arguments(values: Mapping[str, Any]) -> str:
+def join_arguments(values: Mapping[str, Any]) -> str:
   """Writes the arguments that set `values`: '--a=1, --b=2'."""
   return ', '.join(arguments(values))
 
@@ -249,7 +249,7 @@ def comments(texts: Sequence[str]) -> list[str]:
   ]
 
 
-def to_flagfile(values: dict[str, Any], own_file: str = '') -> str:
+def flagfile_text(values: dict[str, Any], own_file: str = '') -> str:
   """Makes a flagfile.
 
   Args:
@@ -319,7 +319,7 @@ def naming_own_file(
 
 
 def read_flagfile(path: str) -> dict[str, str]:
-  """Reads a flagfile that `to_flagfile` wrote: flag's name -> text.
+  """Reads a flagfile that `flagfile_text` wrote: flag's name -> text.
 
   Args:
     path: The flagfile, perhaps of an older version.

@@ -107,7 +107,7 @@ class Row:
     parsed = flags.parse(flags.arguments(given), config_lib.groups())
     # As in a flagfile: some of a row's flags may have no effect.
     files_of = dict.fromkeys(parsed.command_line, self.name)
-    return config_lib.from_flags(
+    return config_lib.build_config(
       dataclasses.replace(parsed, command_line=frozenset(), files=files_of)
     )
 

@@ -139,7 +139,7 @@ class Config:
     return bool(name) and getattr(self.algorithm, name)
 
   @property
-  def without_signals(self) -> str:
+  def signals_off_flag(self) -> str:
     """Names the flag that turns these off, if there is one."""
     flag = self.entry.capabilities.without_signals
     return f'--{self.prefix}{flag}' if flag else ''

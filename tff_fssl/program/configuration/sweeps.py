@@ -217,7 +217,7 @@ class Sweep:
       # As if they were typed: one without an effect is refused.
       command_line=self.base.command_line | values.keys(),
     )
-    return config_lib.from_flags(parsed)
+    return config_lib.build_config(parsed)
 
   def arguments(self, values: Mapping[str, Any]) -> list[str]:
     """Returns arguments of the training program: the flags that were given.
@@ -241,7 +241,7 @@ class Sweep:
   def definition(self) -> dict[str, dict[str, str]]:
     """Describes, as texts, what must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
-    left_out = {*continuation.without_influence(), 'seed', *varied}
+    left_out = {*continuation.neutral_flags(), 'seed', *varied}
     # What has no effect on the base may have one on a trial.
     given = {n: self.base.values[n] for n in _names() if self.base.is_set(n)}
     values = {**given, **self.config.flags()}
@@ -308,7 +308,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
   seed = search.seed_numbers()[0]
   base = dataclasses.replace(parsed, values={**parsed.values, 'seed': seed})
   sweep = Sweep(
-    base, tuple(spaces.values()), search, config_lib.from_flags(base)
+    base, tuple(spaces.values()), search, config_lib.build_config(base)
   )
   if not sweep.config.run.num_validation:
     raise UsageError(
@@ -334,7 +334,7 @@ def _check(sweep: Sweep) -> None:
   else:
     combinations = [{s.name: v} for s in sweep.spaces for v in s.probes()]
   for number, values in enumerate(combinations):
-    given = flags.to_arguments(values)
+    given = flags.join_arguments(values)
     with _about(f'with {given}' if len(values) > 1 else ''):
       # Other seeds are checked once.
       for seed in sweep.seeds if number == 0 else sweep.seeds[:1]:
@@ -460,7 +460,7 @@ def _check_name(name: str) -> None:
     raise UsageError(f'unknown flag --{name}{matches}')
   if name in _NOT_VARIED:
     raise UsageError(f'--{name} cannot vary: {_NOT_VARIED[name]}')
-  if name in continuation.without_influence():
+  if name in continuation.neutral_flags():
     raise UsageError(
       f'--{name} cannot vary: it does not change results, by which trials are'
       ' compared'

@@ -404,7 +404,7 @@ def read_config(
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
     parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
-  config = config_lib.from_flags(
+  config = config_lib.build_config(
     dataclasses.replace(
       parsed,
       command_line=frozenset(),

@@ -140,7 +140,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     task = self._experiment.task
     board = tensorboard.TensorBoardLogger(self._tree.tensorboard)
     self._loggers[_TENSORBOARD] = board
-    ignored = continuation.without_influence()
+    ignored = continuation.neutral_flags()
     values = task.config.flags()
     board.log_hparams({n: v for n, v in values.items() if n not in ignored})
     if not is_new:
@@ -171,7 +171,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
   def _log_files(self, logger: loggers.RunLogger) -> None:
     """Sends curves, tables, flags and models."""
     tree = self._tree
-    run = runs_lib.of_tree(tree)
+    run = runs_lib.read_tree(tree)
     group = runs_lib.group_runs([run.public if self._is_private else run])
     curves = os.path.join(tree.report, 'curves.png')
     durable.make_folder(tree.report)

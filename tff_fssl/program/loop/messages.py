@@ -90,7 +90,7 @@ def banner(
     'rounds': f'{run.total_rounds}, {cohort}',
     **_participation_row(config),
     **({'compute': compute.describe()} if compute else {}),
-    **({'with': flags.to_arguments(defaults)} if defaults else {}),
+    **({'with': flags.join_arguments(defaults)} if defaults else {}),
     'runs': f'{where}, seed {run.seed}',
     'output': run.output_dir,
   }

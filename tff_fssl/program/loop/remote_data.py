@@ -96,7 +96,7 @@ class Loader:
     return self._load_fn(self._held)
 
   def __reduce__(self) -> Any:
-    arguments = flags.to_flagfile(self._held.config.flags()).splitlines()
+    arguments = flags.flagfile_text(self._held.config.flags()).splitlines()
     return _RemoteLoader, (
       tuple(arguments),
       os.getcwd(),
@@ -125,7 +125,7 @@ class _RemoteLoader:
     """Loads the data set and divides it, or raises `UsageError`."""
     if os.path.isdir(self.folder):
       os.chdir(self.folder)
-    config = config_lib.from_command_line(self.arguments)
+    config = config_lib.parse_config(self.arguments)
     data = sources.load_found(config.info, config.run.data_dir or None)
     held = Held(config, data, run_data.load_partition(config, data))
     if held.digest != self.digest:

@@ -163,7 +163,7 @@ def export_models(
   from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
 
-  run = runs_lib.of_tree(tree)
+  run = runs_lib.read_tree(tree)
   with view.phase(training_types.EXPORTING, round_num):
     export.export_model(task, model, tree.model, round_num, run, is_best=False)
   if best is None:

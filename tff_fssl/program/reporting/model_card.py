@@ -232,7 +232,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
 def _flags(config: config_lib.Config) -> list[str]:
   """Lists the flags that are not at their defaults."""
   usual = runs_lib.usual_flags(config.run.algorithm)
-  ignored = continuation.without_influence()
+  ignored = continuation.neutral_flags()
   result = []
   for name, value in sorted(config.flags().items()):
     text = hparams.to_text(value)

@@ -236,7 +236,7 @@ def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
     return row.arguments(more)
   except UsageError:  # Its data are not there, or it cannot be run.
     values = {**row.flags, **more}
-    return flags.to_flagfile(values).splitlines()
+    return flags.flagfile_text(values).splitlines()
 
 
 def _result_lines(

@@ -523,7 +523,7 @@ def _command(run: runs_lib.Run) -> str:
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
   """Shows the flags in which runs differ; None if there are none."""
-  ignored = continuation.without_influence()
+  ignored = continuation.neutral_flags()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name

@@ -214,13 +214,13 @@ def read_run(path: str) -> Run:
       f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of a training run'
     )
-  run = of_tree(tree)
+  run = read_tree(tree)
   if not run.rows[0]:
     raise NotARunError(f'{path}: no round of this run is finished yet')
   return run
 
 
-def of_tree(tree: output_tree.OutputTree) -> Run:
+def read_tree(tree: output_tree.OutputTree) -> Run:
   """Reads a run's folder, finished or not; raises `UsageError`."""
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   return Run(

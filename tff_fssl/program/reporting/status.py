@@ -72,7 +72,7 @@ class Status:
   host: str
   pid: int | None
 
-  def to_json(self, group: str) -> dict[str, Any]:
+  def json_values(self, group: str) -> dict[str, Any]:
     """Returns values for JSON.
 
     Args:

@@ -172,7 +172,7 @@ def write_winner(
     f'Trial {record.number} of the sweep in {folder.path}: the best validation'
     f' accuracy of {num_complete} complete trials, {accuracy}{spread}, by'
     f' tff_fssl {tff_fssl.__version__}.',
-    f'Chosen by the sweep: {flags.to_arguments(record.values)}. The other flags'
+    f'Chosen by the sweep: {flags.join_arguments(record.values)}. The other flags'
     ' were given to it.',
   ]
   command = console.command_line('train', f'--flagfile={folder.winner}')

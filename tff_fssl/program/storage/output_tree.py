@@ -152,7 +152,7 @@ class OutputTree(locked_folder.LockedFolder):
 
   def record(self, config: config_lib.Config) -> None:
     """Writes the flags; from now on the folder belongs to this run."""
-    text = flags.to_flagfile(config.flags(), console.own_file())
+    text = flags.flagfile_text(config.flags(), console.own_file())
     durable.write_file(self.flags_file, [text.encode()])
     if config.is_private:
       files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())

@@ -124,7 +124,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
     with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
-      config = config_lib.from_command_line(argv)
+      config = config_lib.parse_config(argv)
   return Source(
     about,
     leaves=leaves,
