@@ -390,8 +390,8 @@ def test_what_is_not_finished(what, finished, tmp_path, monkeypatch):
   else:
     folder = tree.model_best if what == 'best' else tree.model
     os.unlink(os.path.join(folder, 'model.keras'))
-  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
-  assert _train(tree.path) == 'goes on'
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'continues')
+  assert _train(tree.path) == 'continues'
 
 
 @pytest.mark.slow

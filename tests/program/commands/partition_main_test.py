@@ -135,9 +135,7 @@ sys.exit(code)
 
 
 def _flagged(*argv):
-  return config_lib.parse_config(
-    [*_DIGITS, '--clients_per_round=2', *argv]
-  )
+  return config_lib.parse_config([*_DIGITS, '--clients_per_round=2', *argv])
 
 
 def test_a_file_says_what_the_flags_are(call, tmp_path):
@@ -174,7 +172,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
       ['--num_labels=50'],
       '--num_labels=50: has no effect with --',
     ),
-    (['--partition=dirichlet'], 'was made with iid; leave it out'),
+    (['--partition=dirichlet'], 'was made with iid; omit it'),
     (
       ['--dataset=cifar100', '--num_labels=100'],
       'data with 10 classes, but --dataset=cifar100 has 100',

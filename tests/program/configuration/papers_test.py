@@ -194,7 +194,7 @@ def test_names():
 
 def test_a_damaged_file(tmp_path, monkeypatch):
   (tmp_path / 'papers').mkdir()
-  for name in papers.NAMES:
+  for name in papers.names():
     (tmp_path / 'papers' / f'{name}.toml').write_text('[tables\n')
   monkeypatch.setattr(
     papers.configs, 'path_of', lambda name: str(tmp_path / name)

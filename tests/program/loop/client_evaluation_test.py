@@ -52,7 +52,7 @@ def model(task):
   )
 
 
-def _by_client(task, model):
+def _client_figures(task, model):
   """Of each client: number of examples, of correct ones, and the losses."""
   network = task.model_fn()
   network.set_weights([*model.trainable, *model.non_trainable])
@@ -77,7 +77,7 @@ def test_figures_are_those_of_numpy(task, model, monkeypatch):
   # Three cohorts.
   monkeypatch.setattr(client_evaluation, '_COHORT_SIZE', 8)
   found = _evaluate(task, model)
-  counts, correct, losses = zip(*_by_client(task, model), strict=True)
+  counts, correct, losses = zip(*_client_figures(task, model), strict=True)
   accuracies = np.array(correct) / counts
   assert len(set(accuracies)) > 3
   assert found['num_clients'] == found['num_clients_with_examples'] == 20
@@ -137,9 +137,7 @@ def test_clients_that_cannot_be_read_are_named(task, model, monkeypatch):
   ids=' '.join,
 )
 def test_nobody_trains_on_what_is_held_out(flags):
-  config = config_lib.parse_config(
-    [*_FLAGS, *flags, '--algorithm=fixmatch']
-  )
+  config = config_lib.parse_config([*_FLAGS, *flags, '--algorithm=fixmatch'])
   task = experiment.build_task(config)
   # Two pixels give the number of an example.
   images = task.data.train.x.copy()

@@ -1,4 +1,4 @@
-"""Which flags may differ when a run is continued. TensorFlow-free."""
+"""Which flags may differ when a run is continued."""
 
 from collections.abc import Mapping, Sequence
 
@@ -37,7 +37,7 @@ def differences(
   """Compares the flags of two runs.
 
   Args:
-    old: Flags of the existing run, as text; by older names, perhaps.
+    old: Flags of the existing run, as text, perhaps by older names.
     new: Flags of the run that is to continue it, as text: all that have an
       effect.
 
@@ -67,8 +67,9 @@ def differences(
 
 
 def _is_at_least(after: str | None, before: str | None) -> bool:
-  """Compares two values as numbers; False if one is none."""
+  """Compares two values as numbers. Other texts give False."""
   try:
+    # As texts, '9' would be larger than '10'.
     return float(after or 0) >= float(before or 0)
   except ValueError:
     return False

@@ -25,8 +25,10 @@ from tff_fssl.program.configuration import idle
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
 
+# Samplers that draw from ranges, and the keys of a range.
 _SAMPLED = (RANDOM, TPE)
 _RANGE = ('low', 'high', 'log', 'step')
+# A sweep file may be hostile, and a typo can ask for millions of trials.
 _MAX_BYTES = 2**20
 _MAX_TRIALS = 10_000
 # Flags that a sweep sets itself, or that would change what it selects by.
@@ -43,8 +45,8 @@ class SearchHparams:
   sampler: str = hparam(
     GRID,
     'grid: every combination of the values; random: --trials combinations, each'
-    ' drawn at random; tpe: --trials combinations, drawn near those that have'
-    ' been good (Bergstra et al., 2011).',
+    ' drawn at random; tpe: --trials combinations, drawn near good ones'
+    ' (Bergstra et al., 2011).',
     choices=(GRID, *_SAMPLED),
     group='Search (also keys of the sweep file)',
   )
@@ -114,12 +116,11 @@ class Space:
 
   Attributes:
     name: The flag.
-    choices: The values, if they are listed; else they are those from `low` to
-      `high`.
+    choices: The listed values. Empty: those from `low` to `high`.
     low: The least value.
     high: The greatest value.
     log: Whether values are drawn evenly on a logarithmic scale.
-    step: The distance of neighbouring values; None: of floats, any.
+    step: The distance of neighbouring values. None: any, for floats.
   """
 
   name: str
@@ -131,7 +132,7 @@ class Space:
 
   @property
   def text(self) -> str:
-    """The values in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
+    """Writes the values: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
     if self.choices:
       return ', '.join(map(hparams.to_text, self.choices))
     how = 'log' if self.log else f'step {self.step}' if self.step else ''
@@ -152,6 +153,7 @@ class Space:
         ' range; give a list, or a step without log, or'
         f' --sampler={RANDOM} or {TPE}'
       )
+    # Without the small number, 0.1 to 0.3 by 0.1 would lack its end.
     count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
     if count > _MAX_TRIALS:
       raise UsageError(f'{self.name}: {self.text} are {count:,} values')
@@ -181,25 +183,25 @@ class Sweep:
 
   @property
   def folder(self) -> str:
-    """The sweep's folder: --output_dir as typed, else one beside the run's."""
+    """Returns --output_dir as typed, or else the run's with '_sweep'."""
     given = self.config.run.output_dir
     return given if 'output_dir' in self.base.command_line else f'{given}_sweep'
 
   @property
   def seeds(self) -> tuple[int, ...]:
-    """The seeds of each trial."""
+    """Returns the seeds of each trial."""
     return self.search.seed_numbers()
 
   @property
   def num_trials(self) -> int:
-    """The number of trials."""
+    """Returns the number of trials."""
     if self.search.sampler == GRID:
       return math.prod(len(space.choices) for space in self.spaces)
     return self.search.trials
 
   @property
   def base_values(self) -> dict[str, Any]:
-    """The values that the base gives to the flags that vary."""
+    """Returns the values that the base gives to the flags that vary."""
     known = self.config.flags()
     return {s.name: known.get(s.name) for s in self.spaces}
 
@@ -239,7 +241,7 @@ class Sweep:
     return flags.arguments({n: given[n] for n in has_effect if n in given})
 
   def definition(self) -> dict[str, dict[str, str]]:
-    """Describes, as texts, what must not change when a sweep is resumed."""
+    """Returns the texts that must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
     left_out = {*continuation.neutral_flags(), 'seed', *varied}
     # What has no effect on the base may have one on a trial.
@@ -276,7 +278,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
   Args:
     parsed: The command line, with the flags of training and of the search.
     path: The sweep file, or '' if there is none.
-    grid: 'FLAG=VALUE,VALUE,...' of flags; they replace those of the file.
+    grid: 'FLAG=VALUE,VALUE,...' of flags, which replace those of the file.
 
   Returns:
     The sweep.
@@ -304,7 +306,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
     )
   search = _search(parsed, path, in_file)
   if 'seed' in parsed.command_line:
-    raise UsageError('--seed: has no effect with --seeds; leave it out')
+    raise UsageError('--seed: has no effect with --seeds; omit it')
   seed = search.seed_numbers()[0]
   base = dataclasses.replace(parsed, values={**parsed.values, 'seed': seed})
   sweep = Sweep(
@@ -332,6 +334,7 @@ def _check(sweep: Sweep) -> None:
   if sweep.search.sampler == GRID:
     combinations = sweep.grid()
   else:
+    # Drawn trials are not known yet: check each flag by itself.
     combinations = [{s.name: v} for s in sweep.spaces for v in s.probes()]
   for number, values in enumerate(combinations):
     given = flags.join_arguments(values)
@@ -358,6 +361,7 @@ def _search(
         value = ','.join(map(str, value))
       group = flags.Group(SearchHparams)
       read = flags.parse(flags.arguments({name: value}), [group]).values
+      # The command line is already in it, and takes precedence.
       given.setdefault(name, read[name])
     search = SearchHparams(**given)
   unused = idle.find_idle(search)
@@ -365,7 +369,7 @@ def _search(
     if name in unused:
       where = '' if parsed.is_set(name) else f' (in {path})'
       raise UsageError(
-        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
+        f'--{name}{where}: has no effect with {unused[name]}; omit it'
       )
   return search
 
@@ -390,7 +394,7 @@ def _read_spaces(table: Any) -> dict[str, Space]:
 
 
 def _is_range(value: Mapping[str, Any]) -> bool:
-  """Whether a table of a sweep file is a range of values."""
+  """Says whether a table of a sweep file is a range of values."""
   return bool(set(value) & set(_RANGE))
 
 

@@ -82,7 +82,7 @@ async def run_until_stopped(
     clock: Gives seconds.
 
   Returns:
-    What `logic` returns.
+    The result of `logic`.
 
   Raises:
     asyncio.CancelledError: On the second signal.
@@ -95,6 +95,8 @@ async def run_until_stopped(
   def handle(number: int) -> None:
     nonlocal is_cancelled, counted_at
     now = clock()
+    # The time is from the last signal that counted, so that a held-down Ctrl-C
+    # counts again.
     if now - counted_at < ONE_SIGNAL_SECS:
       return
     counted_at = now

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import os
-import types
 from typing import Any
 
 from tff_fssl import durable
@@ -116,12 +115,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
         logger.finish(state, seconds)
     self._loggers.clear()
 
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: Any, exception: Any, traceback: Any) -> None:
     is_asked = isinstance(exception, KeyboardInterrupt)
     self.finish(loggers.KILLED if is_asked else loggers.FAILED)
 
@@ -156,6 +150,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     """Starts a tracker, and shows it the partition."""
     config, tree = self._experiment.task.config, self._tree
     values = config.flags()
+    # The destination of figures is no part of the run.
     del values['track']
     tracker = trackers.TrackerLogger(
       f'{kind}:{where}',
