@@ -73,7 +73,7 @@ def all_metrics() -> tuple[Metric, ...]:
 
 
 def _algorithms_metrics() -> dict[Metric, list[str]]:
-  """Collects what algorithms declare -> the algorithms that have it."""
+  """Collects declarations -> the algorithms that have them."""
   names: dict[Metric, list[str]] = {}
   for algorithm in registry.REGISTRY.values():
     for metric in algorithm.metrics:

@@ -26,7 +26,7 @@ from tff_fssl.program import training_types
 WIDTH = 80
 
 _TRAIN = metrics.CLIENTS
-# What takes longer is announced, and what is left is shown if it is longer.
+# Longer phases are announced, and longer remaining times are shown.
 _LONG_SECS = 3.0
 _LONG_WAIT_SECS = 10.0
 
@@ -262,7 +262,7 @@ def round_line(
   Returns:
     A line of at most 80 columns.
   """
-  # As wide as the last of its kind.
+  # Numbers are aligned to the width of the last one.
   last = 0 if report.round_num < 1 else settings.total_rounds
   name = round_name(report.round_num, settings)
   label, _, number = name.rpartition(' ')

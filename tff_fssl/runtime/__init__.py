@@ -85,7 +85,7 @@ def build_context(
       warn=warn,
     )
   if settings.runtime == settings_lib.RAY:
-    # Only here: what the others do must not depend on it.
+    # Imported only here: Ray is optional.
     from tff_fssl.runtime import ray_context  # pylint: disable=import-outside-toplevel
 
     return ray_context.RayContext(settings, warn=warn)

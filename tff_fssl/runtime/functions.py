@@ -44,7 +44,7 @@ def _disable_temporary_variables() -> Iterator[None]:
 def _call_options(executor_type: Any, serialized: bytes) -> Any:
   config = tf.compat.v1.ConfigProto.FromString(serialized)
   rewriting = config.graph_options.rewrite_options
-  # All that it does otherwise: from a GPU's memory to the host's.
+  # Its other work, swapping from a GPU's memory to the host's, stays on.
   rewriting.memory_optimization = rewriting.SWAPPING_HEURISTICS
   return eager_context.FunctionCallOptions(executor_type, config)
 

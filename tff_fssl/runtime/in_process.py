@@ -94,7 +94,7 @@ class InProcessContext(tff.framework.SyncContext):
       simulate_secure_aggregation: Whether `federated_secure_sum` and similar
         operators are replaced by plain sums, which protect nothing: for
         simulation only.
-      default_num_clients: The number of clients of computations whose argument
+      default_num_clients: The number of clients, if a computation's argument
         does not determine it.
       clients_per_group: The number of clients that are accumulated before their
         accumulators are merged with those of earlier clients. 0: all. Results

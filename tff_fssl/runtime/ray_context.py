@@ -30,14 +30,14 @@ from tff_fssl.runtime import recipes
 from tff_fssl.runtime import values as values_lib
 from tff_fssl.runtime.settings import Settings
 
-# How long the head of a cluster may take to answer.
+# Seconds for the head of a cluster to answer.
 _REACH_SECS = 10.0
 
 
 class RayContext(in_process.InProcessContext):
   """Runs TFF computations, their clients on a Ray cluster.
 
-  It takes what `InProcessContext` takes. Clients' values are sent to the
+  It takes the arguments of `InProcessContext`. Clients' values are sent to the
   workers, unless they are `recipes.MadeByRecipe`: those are made there.
 
   Attributes:
@@ -209,7 +209,7 @@ class _PhaseRun:
   def _pickled_recipes(self) -> list[bytes]:
     for index, recipe in enumerate(self._recipes):
       if index not in self._pickled:
-        # Also what a program has defined in its own file.
+        # Pickle alone cannot send classes of the user's main file.
         self._pickled[index] = self._ray.cloudpickle.dumps(recipe)
     return [self._pickled[index] for index in range(len(self._recipes))]
 

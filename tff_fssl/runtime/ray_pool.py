@@ -16,13 +16,13 @@ from tff_fssl import hparams
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import ray_worker
 
-# How often the same group may lose its worker.
+# The number of workers that the same group may lose.
 _MAX_ATTEMPTS = 5
-# How many workers may end before they have said what they are.
+# The number of workers that may end before they describe themselves.
 _MAX_FAILED_STARTS = 3
-# How long nobody may be there to work, in seconds, if there is no other limit.
+# Seconds without any worker before giving up, without another limit.
 _PATIENCE = 600.0
-# How often is looked for interrupts and time limits, in seconds.
+# Seconds between two looks for interrupts and time limits.
 _TICK = 0.5
 
 
@@ -72,7 +72,7 @@ class Pool:
     self._settings = settings
     self._warn = warn
     self._expected = ray_worker.environment()
-    # Reference to what a worker says of itself -> (worker, whether it is new).
+    # Reference to a worker's description -> (worker, whether it is new).
     self._starting: dict[Any, tuple[Any, bool]] = {}
     self._idle: collections.deque[Any] = collections.deque()
     self._names: dict[Any, str] = {}

@@ -26,9 +26,9 @@ from tff_fssl.runtime import phases
 from tff_fssl.runtime import portable
 from tff_fssl.runtime import program as program_lib
 
-# What must be the same wherever a part of a computation runs.
+# Packages with versions that all parts of a computation must share.
 _PACKAGES = ('tensorflow', 'tensorflow-federated', 'keras', 'numpy', 'ray')
-# How many programs a worker keeps.
+# The number of programs that a worker keeps.
 _MAX_PROGRAMS = 8
 
 
@@ -164,7 +164,7 @@ class Worker:
     self._programs: collections.OrderedDict[str, program_lib.Program] = (
       collections.OrderedDict()
     )
-    # Digest of a recipe -> what it loaded.
+    # Digest of a recipe -> the function that it loaded.
     self._makers: dict[str, Any] = {}
     self._reports: list[tuple[str, Any]] = []
     self._lock = threading.Lock()

@@ -43,8 +43,8 @@ class Settings:
     call_timeout_secs: The time limit of a call, in seconds. After it, the
       worker is ended and another one repeats the call. 0: no limit. Not
       `'in_process'`.
-    default_num_clients: The number of clients of computations whose argument
-      does not determine it.
+    default_num_clients: The number of clients, if a computation's argument does
+      not determine it.
     clients_per_group: The number of clients that are accumulated before their
       accumulators are merged with those of earlier clients. 0: all. 1 with
       `'ray'`, where a group goes to one worker. Not `'tff_worker'`.

@@ -43,7 +43,7 @@ from tff_fssl.runtime import in_process
 
 # The most repetitions of one invocation.
 _MAX_REPETITIONS = 3
-# How long a worker may take to open its port: 0.1 s on an idle machine.
+# Seconds to open the port, which takes 0.1 s on an idle machine.
 _START_SECS = 60.0
 _CHANNEL_OPTIONS = (
   ('grpc.max_receive_message_length', -1),
@@ -51,7 +51,7 @@ _CHANNEL_OPTIONS = (
   # The worker is on this machine.
   ('grpc.enable_http_proxy', 0),
 )
-# The most bytes that are shown of what the worker wrote before it died.
+# The most bytes of a dead worker's output that are shown.
 _MAX_LAST_WORDS = 500
 
 
@@ -308,7 +308,7 @@ class WorkerContext(tff.framework.SyncContext):
       call_timeout_secs: The time limit of a call to the worker, in seconds. 0:
         no limit. An invocation consists of a few quick calls, which send the
         argument, and one call that computes the result.
-      default_num_clients: The number of clients of computations whose argument
+      default_num_clients: The number of clients, if a computation's argument
         does not determine it.
       warn: Called to warn the user of the open port, once, and of workers that
         died.

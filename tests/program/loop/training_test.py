@@ -267,7 +267,7 @@ def test_lost_rows_are_said(tmp_path):
   os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
   reporter = fakes.Reporter()
   fakes.run(tmp_path / 'run', reporter=reporter)
-  assert 'lacks rows of what is saved' in reporter.messages[0]
+  assert 'lacks rows of saved rounds' in reporter.messages[0]
   assert 'continues after round 3 without them' in reporter.messages[0]
   assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
 

@@ -207,7 +207,9 @@ def test_nothing_of_protected_clients(subject, scenario):
   )
   card = model_card.render(one)
   assert card == model_card.render(other)
-  assert 'what clients hold is not shown' in card and 'unevenness' not in card
+  assert (
+    'the data of clients are not shown' in card and 'unevenness' not in card
+  )
   unprotected = model_card.render(subject(columns={}))
   assert 'unevenness' in unprotected and 'time of the rounds' in unprotected
 

@@ -107,7 +107,7 @@ def _overview() -> str:
       f'{can.weight_sets_down} / {can.weight_sets_up}',
     ]
     for asked in _ASKED:
-      # The same for all algorithms that are refused for the same reason.
+      # One note for all algorithms that are refused for the same reason.
       reason = _refusal(entry, asked).replace(
         f'--algorithm={name}', 'the algorithm'
       )
@@ -285,7 +285,7 @@ def _measured(entry: registry.Algorithm) -> str:
 
 
 def _compute(entry: registry.Algorithm) -> str:
-  """Says what clients compute for an example."""
+  """Describes the compute of clients for an example."""
   # A user's algorithm need not declare its compute.
   if not entry.hparams.__module__.startswith('tff_fssl.'):
     try:

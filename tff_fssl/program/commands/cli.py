@@ -12,10 +12,10 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import usage
 
-# Program -> what it does; `NAME_main.NAME_main` is its function.
+# Program -> its purpose. `NAME_main.NAME_main` is its function.
 _PROGRAMS = {
   'train': 'Trains a model, or continues a run that was stopped.',
-  'runs': 'Lists runs and how they are going.',
+  'runs': 'Lists runs and their status.',
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
@@ -23,7 +23,7 @@ _PROGRAMS = {
   'data': 'Lists the data sets, or looks one over.',
   'sweep': 'Searches flags by validation accuracy.',
   'papers': "Lists, times, runs and compares the rows of the papers' tables.",
-  'partition': 'Draws, describes or compares who holds which examples.',
+  'partition': 'Draws, describes or compares partitions of the examples.',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
 }
 # The one program without a module of its own.

@@ -109,7 +109,7 @@ class PapersHparams:
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
-  """How long a row takes, in seconds.
+  """The duration of a row, in seconds.
 
   Attributes:
     pretraining: A round of server pre-training.
@@ -203,7 +203,7 @@ def _run(row: papers.Row, settings: PapersHparams) -> int:
   rounds = settings.rounds(row)
   tree = output_tree.OutputTree(settings.folder(row))
   if settings.hours is not None:
-    # What was begun keeps its number of rounds.
+    # A run that has begun keeps its number of rounds.
     if os.path.lexists(tree.flags_file):
       rounds = int(tree.read_flags()['total_rounds'])
     else:

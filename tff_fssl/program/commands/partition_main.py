@@ -61,7 +61,7 @@ class PartitionHparams:
 def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
 ) -> None:
-  """Draws, describes or compares who holds which examples."""
+  """Draws, describes or compares partitions."""
   main_lib.check_output('output', settings.output)
   main_lib.check_output('plot', settings.plot)
   if parsed.positional:

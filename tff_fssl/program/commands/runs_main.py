@@ -1,4 +1,4 @@
-"""`programs/runs.py`: lists runs and how they are going."""
+"""`programs/runs.py`: lists runs and their status."""
 
 from collections.abc import Sequence
 import contextlib
@@ -57,7 +57,7 @@ class RunsHparams:
 
 @main_lib.command(_USAGE, _ABOUT, RunsHparams)
 def runs_main(settings: RunsHparams, parsed: flags.ParsedFlags) -> None:
-  """Lists runs and how they are going."""
+  """Lists runs and their status."""
   folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
   if not settings.watch:
     text, warnings = _listing(folders, settings.json)

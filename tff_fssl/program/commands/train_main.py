@@ -42,7 +42,7 @@ _ABOUT = (
 
 @dataclasses.dataclass(frozen=True)
 class StartHparams:
-  """How a command starts. It is no part of the run, nor of `flags.txt`."""
+  """Flags of the start, which are no part of the run, nor of `flags.txt`."""
 
   restart: bool = hparam(
     False,
@@ -52,7 +52,7 @@ class StartHparams:
   )
 
 
-# Exit code -> what the heartbeat says at the end.
+# Exit code -> the last state of the heartbeat.
 _STATES = {
   main_lib.DONE: heartbeat.FINISHED,
   main_lib.INTERRUPTED: heartbeat.STOPPED,
@@ -139,7 +139,7 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.loop import loggers as run_loggers
+  from tff_fssl.program.loop import run_loggers
   from tff_fssl.program.reporting import loggers
 
   experiment_lib.configure_devices(config)

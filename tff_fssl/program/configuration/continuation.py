@@ -1,4 +1,4 @@
-"""Which flags may differ when a run is continued."""
+"""The flags that may differ when a run is continued."""
 
 from collections.abc import Mapping, Sequence
 

@@ -24,7 +24,7 @@ from tff_fssl.program.configuration import configs
 # A flagfile comes with a run's folder, and may be hostile.
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
-# Flags of older versions -> what they are called now.
+# Flags of older versions -> their names now.
 RENAMED = {'split': 'partition'}
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
@@ -267,7 +267,7 @@ def flagfile_text(values: dict[str, Any], own_file: str = '') -> str:
 
 
 def own_file_of(path: str) -> str:
-  """Reads which Python file of its user wrote a flagfile.
+  """Reads the name of the user's Python file that wrote a flagfile.
 
   Args:
     path: The flagfile, perhaps a stranger's.

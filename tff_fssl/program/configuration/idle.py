@@ -40,7 +40,7 @@ def find_idle(
 
 
 class _Reader:
-  """Shows a predicate a group of flags, and notes what it reads.
+  """Shows a predicate a group of flags, and notes the flags that it reads.
 
   Attributes that the group lacks come from the configuration and its groups.
   """

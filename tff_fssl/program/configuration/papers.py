@@ -36,7 +36,7 @@ from tff_fssl.program.configuration import flags
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
 CURVE, UNKNOWN = 'curve', '?'
-# The budget that is the paper's, and what all papers compute in.
+# The name of the paper's budget, and the dtype of all papers.
 ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
 
 # A mean, perhaps its spread in parentheses, perhaps words.
@@ -170,7 +170,7 @@ def rows() -> dict[str, Row]:
 
 
 def matching(pattern: str) -> list[Row]:
-  """Finds the rows whose name matches a pattern.
+  """Finds the rows with names that match a pattern.
 
   Args:
     pattern: A pattern as for file names ('fl2/table1/*'), or a part of a name.

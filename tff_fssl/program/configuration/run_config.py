@@ -1,4 +1,4 @@
-"""The configuration of a run, and what follows from it."""
+"""The configuration of a run, and its consequences."""
 
 import dataclasses
 from typing import Any
@@ -27,7 +27,7 @@ class Config:
     aggregator: Hyper-parameters of the aggregation.
     algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
     data: How the images of the data set are read.
-    participation: Hyper-parameters of who takes part in rounds.
+    participation: Hyper-parameters of the participation in rounds.
     info: The data set, as far as it is known without loading it.
   """
 

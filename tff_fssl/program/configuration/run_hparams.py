@@ -17,7 +17,7 @@ _MAX_PROFILED_ROUNDS = 1_000
 # Where `--track` sends runs: the name of the package -> that of the product.
 TRACKERS = {'mlflow': 'MLflow', 'wandb': 'Weights & Biases'}
 _PROJECT = re.compile(r'([\w.-]+/)?[\w.-]+', re.ASCII)
-# Of a URI: who logs in, and a query.
+# A URI's user and password, and its query.
 _SECRETS = re.compile(r'(?<=//)[^/]*(?=@)|\?.*')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 

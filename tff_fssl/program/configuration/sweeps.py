@@ -31,7 +31,7 @@ _RANGE = ('low', 'high', 'log', 'step')
 # A sweep file may be hostile, and a typo can ask for millions of trials.
 _MAX_BYTES = 2**20
 _MAX_TRIALS = 10_000
-# Flags that a sweep sets itself, or that would change what it selects by.
+# Flags that a sweep sets itself, or that would change its selection.
 _NOT_VARIED = {
   'seed': 'each trial trains with all of --seeds',
   'num_validation': 'trials are compared on the same validation examples',
@@ -244,7 +244,7 @@ class Sweep:
     """Returns the texts that must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
     left_out = {*continuation.neutral_flags(), 'seed', *varied}
-    # What has no effect on the base may have one on a trial.
+    # A flag without effect on the base may have one on a trial.
     given = {n: self.base.values[n] for n in _names() if self.base.is_set(n)}
     values = {**given, **self.config.flags()}
     return {
@@ -339,7 +339,7 @@ def _check(sweep: Sweep) -> None:
   for number, values in enumerate(combinations):
     given = flags.join_arguments(values)
     with _about(f'with {given}' if len(values) > 1 else ''):
-      # Other seeds are checked once.
+      # All seeds are checked with one trial: no other value matters to them.
       for seed in sweep.seeds if number == 0 else sweep.seeds[:1]:
         sweep.config_of({**values, 'seed': seed})
 

@@ -120,7 +120,7 @@ def evaluate_local_models(
     task: Data and network.
     leaves: The leaves of the checkpoint before the round.
     held: The examples to evaluate on, the same for all clients.
-    round_num: The round, >= 1: who its clients are, and how they train.
+    round_num: The round, >= 1, which decides its clients and their training.
     rows: What clients sent, if the run keeps it in files.
     batch_size: Examples in a batch.
 

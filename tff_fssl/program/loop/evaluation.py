@@ -262,7 +262,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   task = dataclasses.replace(task, model_fn=model_fn)
   loaded = warm_start.load(warm_start.find(folder), model_fn())
   model = server_model.ServerModel(*loaded.weights)
-  # What is exported predicts by its network alone.
+  # An exported model predicts by its network alone.
   network_alone = server_model.Prediction()
   name = f'{folder}, of round {round_num}'
   return LoadedRun(name, round_num, task, model, network_alone, ())
@@ -453,7 +453,7 @@ def _check_local_models(folder: str, config: config_lib.Config) -> None:
   if config.is_private:
     raise UsageError(
       f'--local_models: {folder} was trained with --aggregator={name}, which'
-      ' hides what a single client learns; omit the flag'
+      ' hides the learning of single clients; omit the flag'
     )
 
 

@@ -338,7 +338,7 @@ def complete_model(
 def build_task(
   config: config_lib.Config, frozen_values: frozen.Values | None = None
 ) -> Task:
-  """Loads and splits the data, and builds what needs no algorithm.
+  """Loads and splits the data, and builds all that needs no algorithm.
 
   Args:
     config: The configuration.
@@ -398,7 +398,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
   client, authors = flops.Flops(), None
   if config.trains_clients:
     client = measured.of_client(num_labeled, num_unlabeled)
-    # What is known of the authors' code holds for the same passes only.
+    # The figures of the authors' code hold for the same passes only.
     same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
     if declared.authors is not None and same:
       theirs = cost.passes(*declared.authors)

@@ -49,7 +49,7 @@ class ServingModel(tf.Module):
     self._data = task.config.data
     self._kind = task.data.train.kind
     constants = tf.nest.map_structure(tf.constant, model)
-    # A function, since TensorFlow saves what is an attribute.
+    # A function, since TensorFlow would save an attribute.
     self._logits = lambda inputs: self.prediction.logits(
       self.network, constants, inputs
     )

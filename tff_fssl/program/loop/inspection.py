@@ -179,7 +179,7 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
     rows = partitions.compare(task.partition, partition)
   except UsageError as error:
     return [f'partition.json: {error}']
-  text = 'partition.json is not what the flags give'
+  text = 'partition.json differs from the flags'
   if task.config.is_private:
     return [text]
   found = rows.get('moved', rows.get('differences', ''))
@@ -253,7 +253,7 @@ def _add_pseudo_labels(
     [order[is_right][:_NUM_SHOWN], order[~is_right][:_NUM_SHOWN]]
   )
   pair = tf.constant(seeds.seed_pair(seed, seeds.Purpose.REPORT, -1))
-  # Of the view by which the pseudo-label was made, and a strong one.
+  # The weak view that gave the pseudo-label, and a strong one.
   starts = shown // _BATCH_SIZE * _BATCH_SIZE
   weak_views = [
     weak(tf.constant(x[s : s + _BATCH_SIZE]), s)[i - s]

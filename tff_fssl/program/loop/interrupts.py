@@ -34,7 +34,7 @@ def exit_at_once(
 
   Args:
     is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.
-    close: Called before the end, with what happened, in words.
+    close: Called before the end, with the event in words.
 
   Yields:
     Once.
@@ -50,7 +50,7 @@ def exit_at_once(
 
   ours = (signal.SIG_DFL, signal.default_int_handler)
   before = {number: signal.getsignal(number) for number in _SIGNALS}
-  # Who ignores or handles them knows why; threads cannot handle any.
+  # Handlers of the user's own stay. Threads cannot set any.
   if threading.current_thread() is not threading.main_thread():
     before = {}
   before = {number: old for number, old in before.items() if old in ours}

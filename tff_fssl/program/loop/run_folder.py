@@ -64,7 +64,7 @@ def check_availability(
     raise UsageError(
       f'--availability_file={config.participation.availability_file}: has'
       ' changed since the run was made, so the run cannot be continued; give'
-      f' what is in its copy, {tree.availability_csv}, or choose another'
+      f' its copy, {tree.availability_csv}, or choose another'
       ' --output_dir'
     )
 

@@ -233,7 +233,7 @@ class _Run:
       last_row is None or last_row < done
     ):
       self.reporter.say(
-        f'{table.path} lacks rows of what is saved: they were removed; training'
+        f'{table.path} lacks rows of saved rounds: they were removed; training'
         f' continues {console.after(done, self.settings)} without them.'
       )
     self._drop_unsaved(done, console.after(done, self.settings))

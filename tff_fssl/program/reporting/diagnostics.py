@@ -28,10 +28,10 @@ _FEWEST_ROUNDS = 3
 # An aggregation weight stands out if it is this share or more, of so many
 # clients or more.
 _LARGE_SHARE, _FEWEST_CLIENTS = 0.6, 4
-# Columns in which a client or an update was refused -> what that means.
+# Columns that count refused clients or updates -> their meaning.
 _TROUBLES = {
-  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent what no'
-  ' honest client can, or had unusable data',
+  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent'
+  ' impossible values, or had unusable data',
   f'{_TRAIN}/num_non_finite_clients': 'clients had updates that are not finite',
   'aggregator/num_rejected_clients': 'updates were rejected by the aggregation',
   'last_phase/num_rejected_clients': 'clients were rejected: they sent batch'
@@ -66,7 +66,7 @@ _BUDGET = (
   'partition',
   'alpha',
 )
-# Flags that older runs and other scenarios do not have -> what they then are.
+# Flags that older runs and other scenarios lack -> their values there.
 _NOT_GIVEN = {'num_unlabeled': '0', 'client_label_classes': '0'}
 # Settings of a partition that are flags of the same name.
 _SETTINGS = (
@@ -96,7 +96,7 @@ class Finding(NamedTuple):
 
 
 def find(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
-  """Finds what looks wrong, in each run and then between runs."""
+  """Finds signs of trouble, in each run and then between runs."""
   found = [
     Finding(run.path, text)
     for group in groups
@@ -296,8 +296,8 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
     # A count would tell about clients' data.
     number = 'some' if run.is_private else f'{twice:,}'
     yield (
-      f'partition.json: {number} examples have two holders, so that what is'
-      ' held out may be trained on'
+      f'partition.json: {number} examples have two holders, so that'
+      ' held-out examples may be trained on'
     )
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
@@ -308,7 +308,7 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
       and not _same(hparams.to_text(settings[name]), run.flags[name])
     ]
     if wrong:
-      yield f'partition.json is not what the flags say: {", ".join(wrong)}'
+      yield f'partition.json differs from the flags: {", ".join(wrong)}'
   if run.is_private:
     return
   distance, _ = partitions.unevenness(partition)

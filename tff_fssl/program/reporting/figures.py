@@ -75,7 +75,7 @@ def render(figure: Any, name: str, label: str) -> str:
   Args:
     figure: A matplotlib figure, made within `style`.
     name: Distinguishes it from others of the page: letters, digits, '-'.
-    label: What it shows, for those who do not see it.
+    label: A description, for those who do not see it.
 
   Returns:
     The element, without ids that another one of the page may have.

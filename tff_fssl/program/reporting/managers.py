@@ -1,7 +1,7 @@
 """Implementations of the interfaces of `tff.program`.
 
 TFF's `FileProgramStateManager` is not durable: it neither flushes nor removes
-what killed saves left.
+leftovers of killed saves.
 """
 
 from __future__ import annotations

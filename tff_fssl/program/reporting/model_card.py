@@ -32,7 +32,7 @@ from tff_fssl.program.storage import summary
 
 # A card names so many classes. about.json has all.
 _MAX_CLASSES = 20
-# Those that decide what a model computes.
+# Packages that decide a model's output.
 _PACKAGES = ('tensorflow', 'tensorflow-federated', 'keras', 'numpy')
 # Kind -> the task, as model hubs call it.
 _TASKS = {
@@ -40,7 +40,7 @@ _TASKS = {
   data_names.VECTORS: 'tabular-classification',
   data_names.TEXTS: 'text-classification',
 }
-# Flags whose values may name a folder of the machine that trained.
+# Flags with values that may name a folder of the machine that trained.
 _WITH_PATHS = ('availability_file', 'dataset', 'init_from', 'model')
 # What Markdown or HTML would take for markup.
 _MARKUP = re.compile(r'([\\`*_{}\[\]<>|#~$])')

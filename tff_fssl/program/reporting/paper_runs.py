@@ -108,8 +108,7 @@ def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
-  # It does not matter where the data are, but of some sets nothing is known
-  # without them.
+  # The place of the data does not matter, but some sets are unknown without it.
   more: dict[str, Any] = {
     name: run.flags.get(name, '') for name in ('data_dir', 'seed')
   }

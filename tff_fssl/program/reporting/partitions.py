@@ -84,7 +84,7 @@ def describe(partition: Partition) -> dict[str, str]:
 
 
 def describe_public(partition: Partition) -> dict[str, str]:
-  """Describes only what does not depend on clients' examples."""
+  """Describes only facts that do not depend on clients' examples."""
   settings = partition.settings
   places = {
     'labelled at the server': len(partition.server_labeled),
@@ -93,8 +93,8 @@ def describe_public(partition: Partition) -> dict[str, str]:
   held = ', '.join(f'{n:,} {where}' for where, n in places.items() if n)
   return {
     'partition': f'{settings.title}, seed {settings.seed}',
-    'examples': f'{held or "none"} without a client; what clients hold is not'
-    ' shown',
+    'examples': f'{held or "none"} without a client; the data of clients are'
+    ' not shown',
     'clients': f'{partition.num_clients:,}',
   }
 

@@ -32,7 +32,7 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
 # Classes with a tick.
 _MAX_CLASSES = 10
-# Names of classes on axes, and what they are cut to.
+# The most names of classes on an axis, and their length.
 _MAX_TICKS, _MAX_NAME = 20, 12
 _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 # Inches: on a phone, text is then about as large as it says, in points.

@@ -69,7 +69,7 @@ class Section(NamedTuple):
     tables: Its tables.
     rows: Figures by name.
     examples: Kind -> examples with pictures.
-    note: A sentence in place of what cannot be shown.
+    note: A sentence in place of figures that cannot be shown.
   """
 
   title: str

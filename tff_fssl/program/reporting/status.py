@@ -1,4 +1,4 @@
-"""Finds runs and tells how they are going."""
+"""Finds runs and reads their status."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
@@ -152,7 +152,7 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def read(path: str, warn: Callable[[str], None]) -> Status:
-  """Reads how a run is going.
+  """Reads the status of a run.
 
   Args:
     path: Its folder.

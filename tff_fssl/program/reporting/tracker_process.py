@@ -30,7 +30,7 @@ from tff_fssl.program.reporting import loggers
 _FORMAT = 'tff_fssl.tracker'
 _EXPERIMENT = 'tff_fssl'
 _ROUND = 'round'
-# The longest value that MLflow takes, and what it takes in a name.
+# MLflow's limit of a value, and the characters that it forbids in names.
 _MAX_VALUE = 500
 _NOT_IN_NAMES = re.compile(r'[^/\w.\- ]')
 # Nothing of the machine and its users: no code, command, packages or output.
@@ -276,7 +276,7 @@ def main() -> int:
   try:
     track(target, folder, map(json.loads, sys.stdin))
   except Exception as error:  # pylint: disable=broad-except
-    # Whatever a tracker's library raises.
+    # A tracker's library may raise anything.
     print(f'{type(error).__name__}: {files.first_line(error)}', file=sys.stderr)
     return 1
   return 0

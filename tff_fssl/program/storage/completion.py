@@ -107,5 +107,5 @@ def _check_not_lost(tree: output_tree.OutputTree) -> None:
     raise UsageError(
       f'{tree.checkpoints}: checkpoints are gone: {there} there, though the'
       f' tables go to round {rounds[-1]}; put them back, or give --restart,'
-      ' which keeps what is there in another folder and begins again'
+      ' which keeps these files in another folder and begins again'
     )

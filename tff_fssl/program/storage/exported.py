@@ -80,7 +80,7 @@ def problem(folder: str, round_num: int | None = None) -> str:
       if not _OURS.fullmatch(name):
         return f'{MANIFEST} names {name!r}'
       if _measure(os.path.join(folder, name)) != expected:
-        return f'{name} is not what was written'
+        return f'{name} is not the file that was written'
   except files.FileError as error:
     return f'{os.path.basename(error.path)}: {error.reason}'
   except (KeyError, TypeError, ValueError, AttributeError):

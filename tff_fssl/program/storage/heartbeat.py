@@ -26,7 +26,7 @@ DEAD = 'dead'
 
 _SHORTEST_SECS = 1.0
 _LONGEST_SECS = 10.0
-# Of a process that cannot be looked at, no news for so long means dead.
+# A process on another machine that is silent for so long counts as dead.
 _PATIENCE_SECS = 6 * _LONGEST_SECS
 # The file may be replaced by anything.
 _LARGEST = 2**16

@@ -61,7 +61,7 @@ PRIVATE_FILES = {
 }
 _PRIVATE_NOTE = """\
 This run protects its clients (--aggregator={aggregator}). Some of its files
-show more of them than the sum of their updates, or what the server holds. They
+show more of them than the sum of their updates, or the data of the server. They
 are for those who hold all the data of the simulation. Do not publish:
 
 {files}
@@ -138,7 +138,7 @@ class OutputTree(locked_folder.LockedFolder):
       self._check_empty()
     try:
       self._made = durable.make_folder(self.path) if self.is_new else []
-      # Only what this start has made is removed if it fails.
+      # A start that fails removes only its own files.
       has_lock = os.path.lexists(self._lock_file)
       self.lock()
       self._made_lock = self.is_new and not has_lock

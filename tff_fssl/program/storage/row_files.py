@@ -68,9 +68,9 @@ class RowFiles:
       return checkpoint.read_own(path, self._owner)
     except checkpoint.CheckpointError as error:
       raise UsageError(
-        f'{path}: {error}. The checkpoint of this run needs what client'
-        f' {client_id} sent in round {round_num}; restore the file, or start'
-        ' again with another --output_dir'
+        f'{path}: {error}. The checkpoint of this run needs the row of client'
+        f' {client_id} from round {round_num}; restore the file, or start again'
+        ' with another --output_dir'
       ) from error
 
   def drop_after(self, round_num: int) -> None:

@@ -94,7 +94,7 @@ class SweepFolder(locked_folder.LockedFolder):
     if names:
       raise UsageError(
         f'--output_dir={self.path}: holds a sweep of another configuration'
-        f' ({words}); choose another folder, or give what {_SWEEP} in it says'
+        f' ({words}); choose another folder, or give the values of its {_SWEEP}'
       )
 
 

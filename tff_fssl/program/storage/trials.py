@@ -137,7 +137,7 @@ class Trials:
       )
     with _errors(path):
       storage = optuna.storages.RDBStorage(
-        # Paths may hold what has a meaning in a URL.
+        # Paths may hold characters with a meaning in a URL.
         'sqlite:///study.db',
         engine_kwargs={'creator': lambda: sqlite3.connect(path)},
       )

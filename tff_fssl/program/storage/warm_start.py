@@ -43,7 +43,8 @@ class Source(NamedTuple):
     leaves: Leaves of the run's checkpoint.
     model: Descriptions of the weights of the run's model, or None if not known.
     frozen: Weights of the run's layers that do not train.
-    config: The configuration of a run whose model predicts in a way of its own.
+    config: The configuration of a run with a model that predicts in its own
+      way.
   """
 
   about: str

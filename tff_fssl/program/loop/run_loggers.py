@@ -27,7 +27,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
 _TENSORBOARD = 'TensorBoard'
-# How long the end of a run waits for a tracker: with models, and without.
+# Seconds that the end of a run waits for a tracker, with and without models.
 _SECONDS, _SECONDS_WITHOUT_MODEL = 300.0, 20.0
 
 

@@ -7,7 +7,7 @@ import pytest
 
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import inspection
-from tff_fssl.program.loop import loggers as run_loggers
+from tff_fssl.program.loop import run_loggers
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.reporting import trackers
