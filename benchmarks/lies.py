@@ -245,7 +245,7 @@ def _run(argv: list[str], lies: list[str], num_liars: int) -> None:
   from tff_fssl.program.loop import experiment as experiment_lib
   from tff_fssl.program.reporting import managers
 
-  config = config_lib.from_command_line(argv)
+  config = config_lib.parse_config(argv)
   tff.framework.set_default_context(runtime.build_context())
   task = experiment_lib.build_task(config)
   _let_clients_lie(task.data.num_classes)

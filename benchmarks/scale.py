@@ -85,7 +85,7 @@ def build_task(
   from tff_fssl.program.configuration import config as config_lib
   from tff_fssl.program.loop import experiment
 
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     ['--model=cnn', f'--dataset={dataset}', '--client_epochs=1', *flags]
   )
   # Replaced afterwards: no published data set has so many examples.
@@ -222,7 +222,7 @@ def measure_natural(num_owners: int) -> dict[str, float]:
   folder = os.environ[_FOLDER]
   tff.framework.set_default_context(runtime.build_context())
   start, before = time.perf_counter(), memory('VmRSS')
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     [
       f'--dataset=folder:{folder}',
       f'--cache_dir={folder}/cache',

@@ -1,4 +1,4 @@
-"""Lists the algorithms, or explains one; `--help` says more."""
+"""Lists the algorithms, or explains one. `--help` says more."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Compares runs over seeds; `--help` lists the flags."""
+"""Compares runs over seeds. `--help` lists the flags."""
 
 import pathlib
 import sys

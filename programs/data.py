@@ -1,4 +1,4 @@
-"""Lists the data sets, or looks one over; `--help` lists the flags."""
+"""Lists the data sets, or looks one over. `--help` lists the flags."""
 
 import pathlib
 import sys

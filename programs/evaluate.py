@@ -1,4 +1,4 @@
-"""Evaluates a run or an exported model; `--help` lists the flags."""
+"""Evaluates a run or an exported model. `--help` lists the flags."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Lists, runs and compares the rows of the papers' tables; see `--help`."""
+"""Lists, runs and compares the rows of the papers' tables. See `--help`."""
 
 import pathlib
 import sys

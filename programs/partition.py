@@ -1,4 +1,4 @@
-"""Draws, describes or compares partitions; `--help` lists the flags."""
+"""Draws, describes or compares partitions. `--help` lists the flags."""
 
 import pathlib
 import sys

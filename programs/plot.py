@@ -1,4 +1,4 @@
-"""Draws the curves of runs; `--help` lists the flags."""
+"""Draws the curves of runs. `--help` lists the flags."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Reports on runs as an HTML page; `--help` lists the flags."""
+"""Reports on runs as an HTML page. `--help` lists the flags."""
 
 import pathlib
 import sys

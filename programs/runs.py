@@ -1,4 +1,4 @@
-"""Lists runs and how they are going; `--help` lists the flags."""
+"""Lists runs and their status. `--help` lists the flags."""
 
 import pathlib
 import sys

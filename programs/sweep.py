@@ -1,4 +1,4 @@
-"""Searches flags by validation accuracy; see `--help`."""
+"""Searches flags by validation accuracy. See `--help`."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Trains a model; `--help` lists the flags."""
+"""Trains a model. `--help` lists the flags."""
 
 import pathlib
 import sys

@@ -269,9 +269,9 @@ class TestClientState:
   )
   def test_what_state_rules_out(self, arguments):
     argv = ['--algorithm=fedcon', *arguments]
-    config_lib.from_command_line(argv)
+    config_lib.parse_config(argv)
     with pytest.raises(hparams_lib.UsageError) as error:
-      config_lib.from_command_line([*argv, '--fedcon.client_state=table'])
+      config_lib.parse_config([*argv, '--fedcon.client_state=table'])
     assert arguments[0] in str(error.value)
     if 'aggregator' in arguments[0]:
       assert '--fedcon.client_state=none' in str(error.value)

@@ -497,7 +497,7 @@ _PROTECTED = {
 def test_what_needs_single_clients_is_refused_with_what_helps(kind):
   given = (*_DEPLOYED, *_PROTECTED[kind])
   with pytest.raises(UsageError) as refused:
-    config.from_command_line(given)
+    config.parse_config(given)
   message = str(refused.value)
   assert message.startswith(
     f'--aggregator={kind}: ' if kind != 'cross_device' else '--cross_device: '
@@ -505,8 +505,8 @@ def test_what_needs_single_clients_is_refused_with_what_helps(kind):
   assert '--fedmatch.remembered_clients=0' in message
   assert '\n' not in message
   nobody = [*given, '--fedmatch.remembered_clients=0']
-  config.from_command_line(nobody)
-  config.from_command_line([*nobody, '--fedmatch.helpers=past'])
+  config.parse_config(nobody)
+  config.parse_config([*nobody, '--fedmatch.helpers=past'])
 
 
 def test_uploads_in_files_change_nothing(at_server, tmp_path):
@@ -546,7 +546,7 @@ def test_uploads_in_files_change_nothing(at_server, tmp_path):
 
 def test_large_uploads_are_in_files_unless_they_shall_not_be():
   def build(population, *flags):
-    found = config.from_command_line([*_DEPLOYED, *flags])
+    found = config.parse_config([*_DEPLOYED, *flags])
     algorithm = dataclasses.replace(found.algorithm, round=found.round)
     return algorithm.exchange()(population)
 
@@ -589,7 +589,7 @@ def _population(size, num_clients):
 def test_flags_without_effect_are_refused(given):
   flags = [f'--fedmatch.{flag}' for flag in given]
   with pytest.raises(UsageError, match='has no effect'):
-    config.from_command_line([*_DEPLOYED, *flags])
+    config.parse_config([*_DEPLOYED, *flags])
 
 
 @pytest.mark.parametrize(

@@ -433,10 +433,10 @@ class TestAggregators:
       'dp': ['--dp_delta=0.001'],
     }.get(name, [])
     with pytest.raises(hparams_lib.UsageError) as error:
-      config_lib.from_command_line(argv)
+      config_lib.parse_config(argv)
     for words in (f'--aggregator={name}', 'fedrgd.num_groups=1', 'leave them'):
       assert words in str(error.value)
-    config_lib.from_command_line([*argv, '--fedrgd.num_groups=1'])
+    config_lib.parse_config([*argv, '--fedrgd.num_groups=1'])
 
   def test_a_process_with_groups_refuses_an_aggregator(self):
     with pytest.raises(hparams_lib.UsageError, match='2 groups of clients'):
@@ -484,10 +484,10 @@ class TestAggregators:
 
 
 def test_group_norm_is_the_default():
-  assert config_lib.from_command_line(['--algorithm=fedrgd']).run.norm == 'gn'
+  assert config_lib.parse_config(['--algorithm=fedrgd']).run.norm == 'gn'
   given = ['--algorithm=fedrgd', '--norm=sbn']
-  assert config_lib.from_command_line(given).run.norm == 'sbn'
-  assert config_lib.from_command_line([]).run.norm == 'sbn'
+  assert config_lib.parse_config(given).run.norm == 'sbn'
+  assert config_lib.parse_config([]).run.norm == 'sbn'
 
 
 def test_it_compiles_to_map_reduce_form():

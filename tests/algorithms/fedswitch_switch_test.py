@@ -274,7 +274,7 @@ _PROTECTED = {
 def test_c16_protected_sums_refuse_divergences(kind):
   given = (*_DEPLOYED, *_PROTECTED[kind])
   with pytest.raises(UsageError) as refused:
-    config.from_command_line(['--algorithm=fedswitch', *given])
+    config.parse_config(['--algorithm=fedswitch', *given])
   message = str(refused.value)
   assert message.startswith(f'--aggregator={kind}: ')
   assert 'not part of the sum' in message
@@ -285,7 +285,7 @@ def test_c16_protected_sums_refuse_divergences(kind):
     ('--algorithm=ts_server_ema',),
     ('--algorithm=ts_client_ema',),
   ):
-    config.from_command_line([*accepted, *given])
+    config.parse_config([*accepted, *given])
 
 
 @pytest.mark.parametrize(
@@ -301,7 +301,7 @@ def test_c16_protected_sums_refuse_divergences(kind):
 def test_flags_without_effect_are_refused(given):
   flags = [f'--fedswitch.{flag}' for flag in given]
   with pytest.raises(UsageError, match='has no effect'):
-    config.from_command_line(['--algorithm=fedswitch', *_DEPLOYED, *flags])
+    config.parse_config(['--algorithm=fedswitch', *_DEPLOYED, *flags])
 
 
 @pytest.mark.parametrize(

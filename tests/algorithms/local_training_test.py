@@ -303,7 +303,7 @@ def test_what_it_cannot_do_is_refused():
 def test_flags_that_make_no_sense(flag, why):
   given = ['--algorithm=local_uda', f'--scenario={_CLIENTS}', flag]
   with pytest.raises(UsageError, match=why):
-    config.from_command_line(given)
+    config.parse_config(given)
 
 
 def _rows(path):

@@ -424,13 +424,13 @@ _PROTECTED = {
 @pytest.mark.parametrize('kind', _PROTECTED)
 def test_protected_sums_refuse_single_clients_prototypes(kind):
   with pytest.raises(UsageError) as refused:
-    config.from_command_line([*_DEPLOYED, *_PROTECTED[kind]])
+    config.parse_config([*_DEPLOYED, *_PROTECTED[kind]])
   message = str(refused.value)
   assert message.startswith(f'--aggregator={kind}: ')
   assert 'not part of the sum' in message
   assert '--protofssl.prototypes=global' in message
   assert '\n' not in message
-  config.from_command_line(
+  config.parse_config(
     [*_DEPLOYED, *_PROTECTED[kind], '--protofssl.prototypes=global']
   )
 
@@ -472,7 +472,7 @@ def test_protected_sums_refuse_single_clients_prototypes(kind):
 )
 def test_what_is_refused(given, message):
   with pytest.raises(UsageError, match=message):
-    config.from_command_line([*_DEPLOYED, *given])
+    config.parse_config([*_DEPLOYED, *given])
 
 
 @pytest.mark.parametrize(
@@ -486,11 +486,11 @@ def test_what_is_refused(given, message):
   ids=str,
 )
 def test_global_support_goes_with_the_rest(given):
-  config.from_command_line([*_DEPLOYED, '--protofssl.support=global', *given])
+  config.parse_config([*_DEPLOYED, '--protofssl.support=global', *given])
 
 
 def test_the_papers_settings_are_the_defaults():
-  made = config.from_command_line(_DEPLOYED)
+  made = config.parse_config(_DEPLOYED)
   assert made.round.client_epochs == 10
   assert made.round.client_batch_size == 100
   assert made.round.client_optimizer == 'rmsprop'
@@ -501,7 +501,7 @@ def test_the_papers_settings_are_the_defaults():
   assert (own.support, own.helper_interval) == ('own', 1)
   assert (own.unlabeled_loss_weight, own.temperature) == (0.3, 0.5)
   # SGD stays possible, and the default of others.
-  sgd = config.from_command_line(
+  sgd = config.parse_config(
     [*_DEPLOYED, '--client_optimizer=sgd', '--momentum=0.5']
   )
   assert sgd.round.momentum == 0.5

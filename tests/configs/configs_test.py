@@ -77,7 +77,7 @@ def _config(name, **overrides) -> config_lib.Config:
   if name not in _FILES:
     return papers.find(name).config(overrides)
   given = [f'--{k}={hparams.format_value(v)}' for k, v in overrides.items()]
-  return config_lib.from_command_line([f'--flagfile={_FILES[name]}', *given])
+  return config_lib.parse_config([f'--flagfile={_FILES[name]}', *given])
 
 
 def _arguments(name, overrides):

@@ -34,7 +34,7 @@ def test_there_are_files():
 
 @pytest.mark.parametrize('path', _FILES, ids=lambda path: path.stem)
 def test_they_say_what_is_run(path, data_dir):
-  config = config_lib.from_command_line(_arguments(path, data_dir))
+  config = config_lib.parse_config(_arguments(path, data_dir))
   assert path.stem == f'{config.run.dataset}_{config.run.algorithm}'
   text = path.read_text()
   assert f'--flagfile=configs/text/{path.name}\n' in text

@@ -113,7 +113,7 @@ def _write_what_the_commands_name(page, folder):
 
 def test_its_commands(page, tmp_path):
   _write_what_the_commands_name(page, tmp_path)
-  checked = [config.from_command_line(given) for given in _commands(page)]
+  checked = [config.parse_config(given) for given in _commands(page)]
   assert [c.info.num_classes for c in checked] == [2, 10, 10, 2, 2]
   assert checked[0].run.output_dir.startswith('runs/fl2_photos_')
   assert checked[1].run.partition == 'natural'
@@ -130,7 +130,7 @@ def test_its_commands(page, tmp_path):
 
 def test_its_vectors(page):
   exec(_python(page)[0], {})
-  checked = config.from_command_line(_commands(page)[3])
+  checked = config.parse_config(_commands(page)[3])
   data = sources.load_found(checked.info, None)
   assert data.class_names == ('calm', 'loud') and data.example_shape == (1, 16)
   assert len(data.train) + len(data.test) == 400
@@ -138,7 +138,7 @@ def test_its_vectors(page):
 
 def test_its_texts(page, tmp_path):
   _write_texts(page, tmp_path)
-  checked = config.from_command_line(_commands(page)[4])
+  checked = config.parse_config(_commands(page)[4])
   data = sources.load_found(checked.info, None)
   assert data.class_names == ('money', 'sport')
   assert data.client_names == ('anna', 'ben')

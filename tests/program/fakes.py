@@ -142,9 +142,9 @@ class RememberingProcess(FakeProcess):
     entries = upload_cache.entries(table, known)
     assert all(entry.round_num < round_num for entry in entries)
     rows = [read(*entry) for entry in entries]
-    return self._with_rows(table, known, rows)
+    return self._add_rows(table, known, rows)
 
-  def _with_rows(self, table, slots, rows):
+  def _add_rows(self, table, slots, rows):
     table = upload_cache.with_rows(table, {'sum': slots}, zip(slots, rows))
     return tf.nest.map_structure(np.asarray, table)
 
@@ -164,7 +164,7 @@ class RememberingProcess(FakeProcess):
       sums.append(value + before.get(client_id, np.zeros_like(value)))
       last_round[client_id] = round_num
     table = collections.OrderedDict(table, last_round=last_round)
-    table = self._with_rows(
+    table = self._add_rows(
       table, self._cohort, [{'sum': total} for total in sums]
     )
     held = collections.OrderedDict(
@@ -271,7 +271,7 @@ def outputs(tree, warn=lambda message: None, keep=2):
 
 @functools.cache
 def config(folder):
-  return config_lib.from_command_line([f'--output_dir={folder}'])
+  return config_lib.parse_config([f'--output_dir={folder}'])
 
 
 def run(

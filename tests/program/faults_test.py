@@ -144,7 +144,7 @@ _GOES_ON = {
   ],
 )
 def test_a_file_of_a_run(program, name, fault, run, capsys, monkeypatch):
-  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'continues')
   _break(run / name, fault, monkeypatch)
   before = _snapshot(run)
   argv = [str(run)]
@@ -155,7 +155,7 @@ def test_a_file_of_a_run(program, name, fault, run, capsys, monkeypatch):
   code = main.run(_PROGRAMS[program], argv)
   captured = capsys.readouterr()
   if fault in _GOES_ON.get((program, name), ()):
-    assert code in ('goes on', main.DONE), captured
+    assert code in ('continues', main.DONE), captured
     return
   if (name, fault) in (('flags.txt', 'torn'), ('flags.txt', 'empty')) and (
     program in ('plot', 'compare')
@@ -205,7 +205,7 @@ def test_the_only_checkpoint(fault, run, monkeypatch):
 @pytest.mark.parametrize('fault', [*_FAULTS[1:5], 'elsewhere'])
 @pytest.mark.parametrize('name', ['.lock', 'checkpoints', 'metrics', 'model'])
 def test_what_a_run_writes_to(name, fault, run, capsys, monkeypatch):
-  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'continues')
   path = run / name
   if path.is_dir():
     shutil.rmtree(path)
@@ -289,7 +289,7 @@ def test_what_is_no_run_is_left_out_with_a_warning(
   assert code == main.DONE, captured.err
   lines = captured.err.splitlines()
   assert [line.split(': ')[2] for line in lines] == others
-  assert all(line.startswith('warning: left out: ') for line in lines)
+  assert all(line.startswith('warning: skipped: ') for line in lines)
   code = main.run(_PROGRAMS[program], others)
   _assert_one_line(code, capsys.readouterr())
 

@@ -88,12 +88,12 @@ def test_a_phase_takes_as_long_as_the_last_of_its_kind():
     run.now += 50
     assert run.progress.phase_left() == 0
   # The rounds are over then.
-  assert run.progress.to_json()['seconds_left'] == 0
+  assert run.progress.json_values()['seconds_left'] == 0
 
 
 def test_what_is_told_to_others():
   run = _Run(total_rounds=3)
-  assert run.progress.to_json() == {
+  assert run.progress.json_values() == {
     'phase': 'starting',
     'round': 0,
     'total_rounds': 3,
@@ -103,7 +103,7 @@ def test_what_is_told_to_others():
   run.round(1, 9, evaluation=1)
   run.round(2, 2, evaluation=1)
   run.progress.enter(training_types.SAVING, 2)
-  assert run.progress.to_json() == {
+  assert run.progress.json_values() == {
     'phase': 'saving',
     'round': 2,
     'total_rounds': 3,

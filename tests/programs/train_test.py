@@ -365,7 +365,7 @@ def test_the_best_round_is_kept_and_exported_whatever_happens(
     leaves = checkpoint.read(checkpoint.path_of(tree.checkpoints, best))
     weights = warm_start.extract_model(leaves)
     task = experiment.build_task(
-      config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+      config_lib.parse_config([f'--flagfile={tree.flags_file}'])
     )
     source = warm_start.find(tree.model_best)
     loaded = warm_start.load(source, task.model_fn()).weights
@@ -390,8 +390,8 @@ def test_what_is_not_finished(what, finished, tmp_path, monkeypatch):
   else:
     folder = tree.model_best if what == 'best' else tree.model
     os.unlink(os.path.join(folder, 'model.keras'))
-  monkeypatch.setattr(train_main, '_train', lambda *args: 'goes on')
-  assert _train(tree.path) == 'goes on'
+  monkeypatch.setattr(train_main, '_train', lambda *args: 'continues')
+  assert _train(tree.path) == 'continues'
 
 
 @pytest.mark.slow

@@ -107,8 +107,8 @@ def test_one_phase_can_be_deployed():
     deployment.get_map_reduce_form(tiny_task.build('fl2', _SERVER))
   flags = ['--algorithm=fixmatch', '--cross_device', '--norm=sbn']
   with pytest.raises(hparams.UsageError, match='--statistics_phase=training'):
-    config.from_command_line(flags)
-  config.from_command_line([*flags, '--statistics_phase=training'])
+    config.parse_config(flags)
+  config.parse_config([*flags, '--statistics_phase=training'])
 
 
 def test_groups_have_no_common_model_to_measure():
@@ -119,4 +119,4 @@ def test_groups_have_no_common_model_to_measure():
 def test_it_has_no_effect_without_static_batch_norm():
   flags = ['--algorithm=fixmatch', '--norm=gn', '--statistics_phase=training']
   with pytest.raises(hparams.UsageError, match='has no effect'):
-    config.from_command_line(flags)
+    config.parse_config(flags)

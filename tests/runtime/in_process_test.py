@@ -41,7 +41,7 @@ def _sum_of_totals(x):
 
 
 @tff.tensorflow.computation(np.int32)
-def _at_most_two(x):
+def _refuse_three(x):
   with tf.control_dependencies([tf.debugging.assert_less(x, 3)]):
     return tf.identity(x)
 
@@ -265,7 +265,7 @@ def test_a_learning_process_without_clients(fed_avg, train):
 def test_an_error_names_the_operation_and_the_client(call, threads):
   @tff.federated_computation(_INTS)
   def comp(x):
-    mapped = tff.federated_map(_at_most_two, tff.federated_map(_double, x))
+    mapped = tff.federated_map(_refuse_three, tff.federated_map(_double, x))
     return tff.federated_sum(mapped)
 
   context = _context(threads)
@@ -305,15 +305,15 @@ def test_an_error_in_a_library_function_names_the_operation(call):
 
 def test_errors_at_the_server_and_in_accumulation(call):
   @tff.federated_computation(tff.FederatedType(np.int32, tff.SERVER))
-  def at_server(x):
-    return tff.federated_map(_at_most_two, x)
+  def place_at_server(x):
+    return tff.federated_map(_refuse_three, x)
 
   with pytest.raises(runtime.ExecutionError, match='federated_apply_1') as e:
-    call(_context(1), at_server, 7)
+    call(_context(1), place_at_server, 7)
   assert e.value.client_index is None
 
   add = tff.tensorflow.computation(
-    lambda a, b: _at_most_two_graph(a + b), (np.int32, np.int32)
+    lambda a, b: _refuse_three_graph(a + b), (np.int32, np.int32)
   )
 
   @tff.federated_computation(_INTS)
@@ -325,7 +325,7 @@ def test_errors_at_the_server_and_in_accumulation(call):
   assert e.value.client_index == 2
 
 
-def _at_most_two_graph(x):
+def _refuse_three_graph(x):
   with tf.control_dependencies([tf.debugging.assert_less(x, 3)]):
     return tf.identity(x)
 

@@ -128,7 +128,7 @@ def test_cluster_without_token(trusted):
   if trusted:
     assert 'RAN' in result.stdout, result.stderr[-3000:]
   else:
-    assert 'asks nobody for a token' in result.stdout, result.stderr[-3000:]
+    assert 'has no token authentication' in result.stdout, result.stderr[-3000:]
     assert '--ray_trusted_network' in result.stdout
 
 

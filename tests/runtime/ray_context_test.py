@@ -80,7 +80,7 @@ def _invoke(context, data):
   return mean, total, np.array(kept)
 
 
-def _in_process(data, clients_per_group=1):
+def _local_context(data, clients_per_group=1):
   settings = runtime.Settings(clients_per_group=clients_per_group)
   return _invoke(runtime.build_context(settings), data)
 
@@ -92,22 +92,22 @@ def test_equals_in_process(context, num_clients):
     np.testing.assert_array_equal(result[1], np.zeros(3))
     return
   data = _data(num_clients)
-  for ours, theirs in zip(_invoke(context, data), _in_process(data)):
+  for ours, theirs in zip(_invoke(context, data), _local_context(data)):
     np.testing.assert_array_equal(ours, theirs)
 
 
 def test_groups_are_merged_in_order(context, monkeypatch):
   monkeypatch.setattr(context, '_group_size', 3)
   data = _data(8)
-  for ours, theirs in zip(_invoke(context, data), _in_process(data, 3)):
+  for ours, theirs in zip(_invoke(context, data), _local_context(data, 3)):
     np.testing.assert_array_equal(ours, theirs)
 
 
 def test_groups_in_process_agree_with_one():
   data = _data(7)
-  whole = _in_process(data, 0)
+  whole = _local_context(data, 0)
   for size in (1, 2, 3, 7, 20):
-    for ours, theirs in zip(_in_process(data, size), whole):
+    for ours, theirs in zip(_local_context(data, size), whole):
       np.testing.assert_allclose(ours, theirs, rtol=1e-5)
 
 
@@ -187,7 +187,7 @@ def test_clients_are_made_in_workers(context):
   recipe = _Recipe()
   ours = _invoke(context, _cohort(recipe, 5))
   data = [tf.data.Dataset.from_tensors(np.float32(index)) for index in range(5)]
-  for mine, theirs in zip(ours, _in_process(data)):
+  for mine, theirs in zip(ours, _local_context(data)):
     np.testing.assert_array_equal(mine, theirs)
   assert {index for index, _ in recipe.items} == set(range(5))
   assert os.getpid() not in {pid for _, pid in recipe.items}

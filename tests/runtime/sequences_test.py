@@ -69,7 +69,7 @@ def _readers_of_a_made_sequence(x):
   tff.FederatedType(_SEQUENCE, tff.SERVER),
   tff.FederatedType(np.int32, tff.CLIENTS),
 )
-def _at_the_server(x, y):
+def _server_result(x, y):
   return (
     tff.federated_map(_order_of_two_passes, x),
     tff.federated_map(_order, x),
@@ -131,8 +131,8 @@ def test_as_tff_has_it_whatever_was_read_before(name, call, worker, contexts):
     expected = _ints(call(worker, comp, [dataset] * 2))
     for context in contexts:
       assert _ints(call(context, comp, [dataset] * 2)) == expected
-  expected = _ints(call(worker, _at_the_server, dataset, [1]))
-  assert _ints(call(contexts[0], _at_the_server, dataset, [1])) == expected
+  expected = _ints(call(worker, _server_result, dataset, [1]))
+  assert _ints(call(contexts[0], _server_result, dataset, [1])) == expected
 
 
 def test_functions_that_give_the_same_dataset(call, in_process):
@@ -164,7 +164,7 @@ def test_plain_data_are_not_copied(monkeypatch, call, in_process):
   # pylint: disable=import-outside-toplevel
   from tff_fssl.runtime import sequences
 
-  monkeypatch.setattr(sequences, '_to_graph', refuse)
+  monkeypatch.setattr(sequences, '_dump_graph', refuse)
   plain = tf.data.Dataset.from_tensor_slices(np.arange(10, dtype=np.int32))
   call(in_process, _two_phases, [plain.batch(2).unbatch().take(3)][:0])
   call(in_process, _two_phases, [plain, plain.take(3).repeat(2)])

@@ -200,7 +200,7 @@ def _flat(suite):
       yield test
 
 
-def _in_process(checkout, path, ours, names=()):
+def _run_in_process(checkout, path, ours, names=()):
   """Outcomes of a module."""
   context = multiprocessing.get_context('spawn')
   queue = context.Queue()
@@ -241,9 +241,9 @@ def main() -> int:
   table: collections.Counter = collections.Counter()
   everything = {}
   for path in paths:
-    outcomes = _in_process(checkout, path, ours=True)
+    outcomes = _run_in_process(checkout, path, ours=True)
     failed = [n for n, o in outcomes.items() if o[0] in ('error', 'failure')]
-    theirs = _in_process(checkout, path, False, failed) if failed else {}
+    theirs = _run_in_process(checkout, path, False, failed) if failed else {}
     for name, (outcome, invocations, message) in outcomes.items():
       if outcome in ('error', 'failure'):
         if theirs.get(name, ('',))[0] != 'passed':

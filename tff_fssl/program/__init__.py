@@ -1,1 +1,1 @@
-"""The training program's logic; `programs/` holds its wiring."""
+"""The training program's logic. `programs/` holds its wiring."""

@@ -1,6 +1,6 @@
-"""The declarations of all columns, and docs/metrics.md from them. TF-free.
+"""The declarations of all columns, and docs/metrics.md from them.
 
-Those of columns that any run can have are in metrics.toml; the others are
+Those of columns that any run can have are in metrics.toml. The others are
 declared by the algorithms that report them.
 """
 
@@ -73,7 +73,7 @@ def all_metrics() -> tuple[Metric, ...]:
 
 
 def _algorithms_metrics() -> dict[Metric, list[str]]:
-  """Collects what algorithms declare -> the algorithms that have it."""
+  """Collects declarations -> the algorithms that have them."""
   names: dict[Metric, list[str]] = {}
   for algorithm in registry.REGISTRY.values():
     for metric in algorithm.metrics:
@@ -88,6 +88,7 @@ def page() -> str:
   for name, columns in _declared().items():
     parts += [_HEADINGS[name], _markdown(columns)]
     if name == 'train':
+      # One heading for all algorithms that report the same columns.
       grouped: dict[tuple[str, ...], list[Metric]] = {}
       for metric, names in _algorithms_metrics().items():
         grouped.setdefault(tuple(names), []).append(metric)
@@ -98,7 +99,7 @@ def page() -> str:
 
 
 def _markdown(members: Sequence[Metric]) -> str:
-  """Makes a table; arrows say where higher or lower values are better."""
+  """Makes a table, with arrows where higher or lower values are better."""
   lines = ['| column | unit | better | meaning |', '|---|---|---|---|']
   lines += [
     f'| `{m.column}` | {m.unit} | {metrics.ARROWS[m.better]} | {m.meaning} |'

@@ -1,4 +1,4 @@
-"""What users see of a run: a bar on a terminal, lines in a file. TF-free.
+"""The view of a run: a bar on a terminal, lines in a file.
 
 Everything fits in 80 columns.
 """
@@ -26,7 +26,7 @@ from tff_fssl.program import training_types
 WIDTH = 80
 
 _TRAIN = metrics.CLIENTS
-# What takes longer is announced, and what is left is shown if it is longer.
+# Longer phases are announced, and longer remaining times are shown.
 _LONG_SECS = 3.0
 _LONG_WAIT_SECS = 10.0
 
@@ -80,7 +80,8 @@ def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
   Args:
     program: The program, such as 'train'.
     *arguments: Its arguments, not quoted.
-    own_file: The user's Python file that is to run it; '': this one, if any.
+    own_file: The user's Python file that is to run it. '': the current one, if
+      any.
 
   Returns:
     One line, however long. It runs in the current folder, by this Python.
@@ -88,12 +89,14 @@ def command_line(program: str, *arguments: str, own_file: str = '') -> Command:
   script = sys.argv[0]
   path = os.path.join(_ROOT, 'programs', f'{program}.py')
   if own_file:
+    # Only there are the user's algorithms registered.
     words = [processes.python(), own_file, program]
   elif _program_template == _OF_SOURCE and os.path.isfile(path):
     words = [processes.python(), processes.shorter(path)]
   elif script.endswith('.py') and _program_template != _OF_SOURCE:
     words = [processes.python(), script, program]
   else:
+    # Installed, but perhaps in an environment that is not active.
     words = ['tff-fssl', program]
     if shutil.which(words[0]) is None:
       beside = os.path.join(os.path.dirname(sys.executable), words[0])
@@ -197,6 +200,7 @@ def figures(report: training_types.RoundReport) -> list[str]:
     for column, metric in members.items():
       value = float(report.metrics.get(column, math.nan))
       if math.isfinite(value):
+        # Columns of one label are alternatives: the first that is known.
         is_share = metric.unit == metrics.SHARE
         text = format_percent(value) if is_share else _format_loss(value)
         parts.append(f'{label} {text}')
@@ -212,7 +216,7 @@ def figures(report: training_types.RoundReport) -> list[str]:
 
 
 def evaluation_figures(evaluation: Mapping[str, float]) -> list[str]:
-  """Writes 'test 81.2%'; of clients alone 'test 81.2% (worst 61.0%)'."""
+  """Writes 'test 81.2%', with 'worst 61.0%' if clients have own models."""
   parts = []
   for split, label in (('test', 'test'), ('validation', 'val')):
     accuracy, worst = (
@@ -258,7 +262,7 @@ def round_line(
   Returns:
     A line of at most 80 columns.
   """
-  # As wide as the last of its kind.
+  # Numbers are aligned to the width of the last one.
   last = 0 if report.round_num < 1 else settings.total_rounds
   name = round_name(report.round_num, settings)
   label, _, number = name.rpartition(' ')
@@ -279,6 +283,7 @@ def round_line(
     for figure in ('server ', 'right ')
   )
   dispensable = [*server, took, *right, *left]
+  # Accuracies are never dropped.
   while len('  '.join(parts)) > WIDTH and dispensable:
     parts.remove(dispensable.pop(0))
   return '  '.join(parts)
@@ -292,12 +297,12 @@ class Console:
   """
 
   def __init__(self, progress: str = 'auto', stream: TextIO | None = None):
-    """Chooses what is shown.
+    """Chooses the view.
 
     Args:
       progress: 'bar', 'lines', 'none', or 'auto': a bar if `stream` is a
         terminal, else lines.
-      stream: Where it is printed; standard output by default.
+      stream: The stream, by default standard output.
     """
     self._stream: TextIO = stream or sys.stdout
     if progress == 'auto':
@@ -340,7 +345,7 @@ class Console:
 
   @contextlib.contextmanager
   def phase(self, name: str, round_num: int) -> Iterator[None]:
-    """Shows what is being done; says so if it takes long the first time."""
+    """Shows a phase, and announces it if it takes long the first time."""
     self.progress.enter(name, round_num)
     about = ''
     if name == training_types.EVALUATING and not self.progress.num_evaluations:
@@ -351,6 +356,7 @@ class Console:
       takes = '' if left is None else f', about {format_left(left)}'
       about = f'Exporting the model of round {round_num}{takes} ...'
     timer = threading.Timer(_LONG_SECS, self.say, [about])
+    # A program that ends does not wait for it.
     timer.daemon = True
     if about and self._shown != 'none':
       timer.start()
@@ -373,6 +379,7 @@ class Console:
       self._bar.set_description_str(
         round_name(report.round_num, settings), refresh=False
       )
+      # A bar has less room than a line.
       self._figures = [f for f in figures(report) if not f.startswith('server')]
       self._show_postfix(self._bar)
       self._bar.update()

@@ -1,4 +1,4 @@
-"""How far a run is, and how long it will take. TensorFlow-free."""
+"""The progress of a run, and an estimate of the remaining time."""
 
 from collections.abc import Callable
 import math
@@ -7,22 +7,23 @@ from typing import Any
 
 from tff_fssl.program import training_types
 
+# Estimates use so many last rounds and evaluations: a machine's load changes.
 _NUM_KEPT = 20
 
 
 class Progress:
-  """What a run is doing, and how many seconds are left.
+  """The phase of a run, and an estimate of the seconds left.
 
-  Another thread may read it. What is left is counted from the last rounds and
-  evaluations. The first of each kind, which also compiles, counts only for
-  evaluations, and only until there is another.
+  Another thread may read it. The estimate uses the last rounds and evaluations.
+  The first of each kind, which also compiles, counts only for evaluations, and
+  only until there is another.
 
   Attributes:
     phase: One of `training_types.PHASES`.
-    done: The last finished round; None before training begins.
-    settings: Those of training; None before it begins.
+    done: The last finished round. None before training begins.
+    settings: The settings of training. None before it begins.
     accuracy: Test accuracy of the last evaluation, if there was one.
-    num_evaluations: How many evaluations there were.
+    num_evaluations: The number of evaluations.
   """
 
   def __init__(self, clock: Callable[[], float] = time.monotonic):
@@ -67,11 +68,13 @@ class Progress:
     evaluation = 0.0
     if report.evaluation:
       evaluation = report.timing.get('seconds/evaluation', 0.0)
+      # The first one compiled, and is replaced by the second.
       kept = self._evaluations if self.num_evaluations > 1 else ()
       self._evaluations = (*kept[1 - _NUM_KEPT :], evaluation)
       self.num_evaluations += 1
       self.accuracy = report.evaluation.get('test/accuracy', self.accuracy)
     if not self._is_first:
+      # Saving counts as a part of the round.
       rest = max(0.0, now - self._last - evaluation)
       self._rounds = (*self._rounds[1 - _NUM_KEPT :], rest)
     self._is_first = False
@@ -83,7 +86,7 @@ class Progress:
     """Estimates the rest of the phase by the last of its kind.
 
     Returns:
-      The seconds; None if there has been none of its kind.
+      The seconds, or None if there has been none of its kind.
     """
     began, took = self._phase
     if took is None:
@@ -94,7 +97,7 @@ class Progress:
     """Estimates the rest of the rounds, of pre-training, or of an export.
 
     Returns:
-      The seconds; None if they are not known yet.
+      The seconds, or None if they are not known yet.
     """
     if self.phase == training_types.EXPORTING:
       return self.phase_left()
@@ -103,6 +106,7 @@ class Progress:
       return None
     last = 0 if done < 1 and settings.first_round < 1 else settings.total_rounds
     every = settings.rounds_per_evaluation
+    # Multiples of `every` after `done`, up to `last`.
     due = last // every - done // every
     if last == settings.total_rounds and last % every and done < last:
       due += 1
@@ -112,8 +116,8 @@ class Progress:
       left += due * sum(evaluations) / len(evaluations)
     return max(0.0, left - (self._clock() - self._last))
 
-  def to_json(self) -> dict[str, Any]:
-    """Values for JSON."""
+  def json_values(self) -> dict[str, Any]:
+    """Returns values for JSON."""
     left = self.seconds_left()
     settings, accuracy = self.settings, self.accuracy
     if accuracy is not None and not math.isfinite(accuracy):

@@ -17,18 +17,16 @@ PHASES = (STARTING, PRETRAINING, ROUND, EVALUATING, SAVING, EXPORTING)
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """How long to train, and how often to evaluate and save.
+  """The number of rounds, and the intervals of evaluations and saves.
 
   Attributes:
-    first_round: The number of the first round; rounds before 1 are the
-      server's pre-training.
+    first_round: The number of the first round. Rounds before 1 are the server's
+      pre-training.
     total_rounds: The number of the last round.
-    rounds_per_evaluation: Rounds whose number is a multiple of this, and the
-      last round, are evaluated.
-    rounds_per_checkpoint: Rounds whose number is a multiple of this, and the
-      last round, are saved.
+    rounds_per_evaluation: Multiples of this and the last round are evaluated.
+    rounds_per_checkpoint: Multiples of this and the last round are saved.
     max_bad_rounds: Training stops after this many consecutive bad rounds.
-    strict_clients: Whether a client whose data cannot be used stops training.
+    strict_clients: Whether a client with unusable data stops training.
     evaluated_on: The examples of evaluations, in words, for users.
   """
 
@@ -49,9 +47,9 @@ class RoundReport:
     round_num: The number of the round.
     metrics: Name -> value, as in train.csv.
     timing: Name -> value, as in timing.csv.
-    evaluation: Name -> value, as in eval.csv; empty without an evaluation.
+    evaluation: Name -> value, as in eval.csv. Empty without an evaluation.
     is_bad: Whether no update could be used.
-    failures: A line for each client whose data could not be used.
+    failures: A line for each client with unusable data.
   """
 
   round_num: int
@@ -98,9 +96,9 @@ class Hooks:
         round_done
       end
 
-  When `round_context` is left, the round has been computed, evaluated if that
-  was due, and its metrics released. When `round_done` is called, its state has
-  been saved, if that was due.
+  `round_context` ends after the round was computed and, if due, evaluated, and
+  its metrics were released. `round_done` follows after its state was saved, if
+  due.
 
   An exception in a hook ends training: `round_context` is left, `end` is
   called, and `train` raises the exception. The last saved state stays valid,
@@ -131,7 +129,7 @@ class Hooks:
   def explain_non_finite(
     self, state: Any, round_num: int, num_clients: int
   ) -> Sequence[str]:
-    """Says why clients were not finite; called in another thread.
+    """Says why clients were not finite. Called in another thread.
 
     Args:
       state: The process's state before the round.
@@ -163,5 +161,5 @@ class StopRequest:
     self.signal: int | None = None
 
   def set(self, signal: int) -> None:
-    """Requests the stop; `signal` is the reason."""
+    """Requests the stop. `signal` is the reason."""
     self.signal = signal

@@ -1,7 +1,7 @@
 """Execution contexts: where and how TFF computations run.
 
-Nothing here depends on what is computed. `build_context` returns a context for
-`tff.framework.set_default_context`; `build_async_context` returns one for
+Nothing here depends on the computation. `build_context` returns a context for
+`tff.framework.set_default_context`. `build_async_context` returns one for
 `tff.program.NativeFederatedContext`:
 
     settings = runtime.Settings(client_devices='gpu:0,gpu:1')
@@ -66,7 +66,7 @@ def build_context(
   """Builds a `tff.framework.SyncContext`.
 
   Args:
-    settings: Which runtime, and how it runs.
+    settings: The runtime and its settings.
     warn: Called to warn the user of the worker's open port, and of dead
       workers.
 
@@ -85,7 +85,7 @@ def build_context(
       warn=warn,
     )
   if settings.runtime == settings_lib.RAY:
-    # Only here: what the others do must not depend on it.
+    # Imported only here: Ray is optional.
     from tff_fssl.runtime import ray_context  # pylint: disable=import-outside-toplevel
 
     return ray_context.RayContext(settings, warn=warn)

@@ -12,22 +12,22 @@ SERVER_DEVICE = '/device:CPU:0'
 
 
 def resolve_client_devices(client_devices: str) -> list[str]:
-  """The logical devices that clients are spread over.
+  """Returns the logical devices that clients are spread over.
 
   Initialises TensorFlow's devices: memory growth, logical devices and
   determinism must have been set before.
 
   Args:
-    client_devices: `'auto'` (all GPUs if there are any, else the CPU),
-      `'cpu'`, `'gpu'` (all GPUs), or names joined by commas
-      (`'gpu:0,gpu:1'`, `'cpu:1'`); a name may occur several times.
+    client_devices: `'auto'` (all GPUs if there are any, else the CPU), `'cpu'`,
+      `'gpu'` (all GPUs), or names joined by commas (`'gpu:0,gpu:1'`,
+      `'cpu:1'`). A name may occur several times.
 
   Returns:
-    n device names, as `tf.device` takes them; client i of a cohort runs on
+    n device names, as `tf.device` takes them. Client i of a cohort runs on
     device (i mod n).
 
   Raises:
-    tff_fssl.hparams.UsageError: If a device does not exist; names the devices
+    tff_fssl.hparams.UsageError: If a device does not exist, with the devices
       that do.
   """
   existing = {
@@ -57,13 +57,13 @@ def resolve_client_devices(client_devices: str) -> list[str]:
 
 
 def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
-  """How many clients run at a time.
+  """Chooses the number of clients that run at a time.
 
   Args:
     client_threads: The number, or 0 for a number that suits the devices: one
       per device, but two on a single CPU with several cores, where one client's
       Python and input work overlaps the other's computation.
-    devices: What `resolve_client_devices` returned.
+    devices: The result of `resolve_client_devices`.
 
   Returns:
     A number of at least 1. Results do not depend on it.
@@ -84,5 +84,5 @@ def resolve_client_threads(client_threads: int, devices: list[str]) -> int:
 
 
 def _short_name(device_name: str) -> str:
-  """`'cpu:0'` of `'/device:CPU:0'`."""
+  """Shortens `'/device:CPU:0'` to `'cpu:0'`."""
   return re.sub(r'^.*device:', '', device_name).lower()

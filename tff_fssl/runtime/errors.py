@@ -16,8 +16,8 @@ class ExecutionError(RuntimeError):
 
   Attributes:
     operation: The operation, as numbered in the compiled computation
-      (`'federated_map_2'`: the second map); or several, joined by ' or ', if
-      TensorFlow's message does not tell which one of a group failed.
+      (`'federated_map_2'`: the second map), or a whole group, joined by ' or ',
+      if TensorFlow's message does not tell it.
     client_index: The position of the client in the cohort, or None if the
       operation ran at the server.
   """
@@ -53,6 +53,7 @@ class WorkerError(RuntimeError):
 def _restore(
   message: str, operation: str, client_index: Optional[int]
 ) -> ExecutionError:
+  # The message is complete: `__init__` would build it again.
   error = ExecutionError.__new__(ExecutionError)
   RuntimeError.__init__(error, message)
   error.operation, error.client_index = operation, client_index
@@ -70,17 +71,18 @@ def find_operation(
     message: The message of the exception.
     operations: Label of each operation -> its description. The label is the
       name scope of its nodes.
-    digests: Digest -> label of the operation whose library functions have names
-      that end with the digest.
+    digests: Digest -> label of the operation. The names of its library
+      functions end with the digest.
 
   Returns:
-    The label and the description of the operation, or those of all of them.
+    The label and the description of the operation, or those of the group.
   """
   labels = []
   for node in re.findall(r"(?:\{\{node |node ')([^}']+)", message):
     label = node.split('/')[0]
     if label in operations:
       labels.append(label)
+  # Errors in library functions name the function instead of the node.
   for digest, label in digests.items():
     if digest in message:
       labels.append(label)
@@ -110,7 +112,7 @@ def raised_in_loop(error: Exception) -> None:
 
   TFF's program context makes a task for each part of a computation's result.
   All tasks fail with the error. The code that awaits the result gets it from
-  one of them; for each other task, asyncio would report that its exception was
+  one task. For each other task, asyncio would report that its exception was
   never retrieved.
 
   Args:

@@ -21,13 +21,13 @@ from tff_fssl.runtime import operations
 
 
 @contextlib.contextmanager
-def _without_temporary_variables() -> Iterator[None]:
-  """Calls of functions that may run in several threads at a time.
+def _disable_temporary_variables() -> Iterator[None]:
+  """Makes calls of functions safe in several threads at a time.
 
-  Where a function needs much memory, TensorFlow's memory optimizer replaces
-  sums of three and more tensors by temporary variables. Their names are the
-  same in all calls of a process, so that two at a time fail with
-  `AlreadyExistsError` (TensorFlow issue 37740).
+  If a function needs much memory, TensorFlow's memory optimizer replaces sums
+  of three and more tensors by temporary variables. Their names are the same in
+  all calls of a process, so that two at a time fail with `AlreadyExistsError`
+  (TensorFlow issue 37740).
   """
   context = eager_context.context()
   old = context.function_call_options
@@ -44,7 +44,7 @@ def _without_temporary_variables() -> Iterator[None]:
 def _call_options(executor_type: Any, serialized: bytes) -> Any:
   config = tf.compat.v1.ConfigProto.FromString(serialized)
   rewriting = config.graph_options.rewrite_options
-  # All that it does otherwise: from a GPU's memory to the host's.
+  # Its other work, swapping from a GPU's memory to the host's, stays on.
   rewriting.memory_optimization = rewriting.SWAPPING_HEURISTICS
   return eager_context.FunctionCallOptions(executor_type, config)
 
@@ -66,19 +66,20 @@ class Function:
 
     Args:
       steps: The operations, in order.
-      results: The slots whose values are wanted; slots that no step writes are
-        left out.
+      results: The wanted slots. Slots that no step writes are dropped.
     """
     self._operations = {step.label: step.description for step in steps}
+    # Names of library functions end with them, see `graphs`.
     self._digests = {step.digest: step.label for step in steps if step.digest}
     written = {slot for step in steps for slot in step.outputs}
+    # A fixed order, which is that of the arguments.
     self.inputs = operations.free_slots(steps)
     self.outputs = tuple(
       dict.fromkeys(slot for slot in results if slot in written)
     )
     self._function = None
     if steps:
-      with _without_temporary_variables():
+      with _disable_temporary_variables():
         self._function = self._build(steps)
     self._first = threading.Lock()
     self._was_called = False
@@ -111,6 +112,7 @@ class Function:
     return tf.function(
       lambda *args: pruned(*args),  # pylint: disable=unnecessary-lambda
       input_signature=[slot.spec for slot in self.inputs],
+      # There is nothing to convert, and converting takes time.
       autograph=False,
     ).get_concrete_function()
 
@@ -132,7 +134,7 @@ class Function:
       The values of `outputs`.
 
     Raises:
-      errors.ExecutionError: If an operation fails; names it.
+      errors.ExecutionError: If an operation fails, with its name.
     """
     if self._function is None:
       return ()
@@ -151,7 +153,7 @@ class Function:
     client_index: Optional[int],
   ) -> Sequence[tf.Tensor]:
     try:
-      with tf.device(device), _without_temporary_variables():
+      with tf.device(device), _disable_temporary_variables():
         return self._function(*arguments)  # type: ignore[misc]
     except Exception as error:
       operation = errors.find_operation(
@@ -163,7 +165,7 @@ class Function:
 
 
 class BoundFunction:
-  """A function some of whose arguments stay the same from call to call."""
+  """A function with some arguments that are the same in all calls."""
 
   def __init__(
     self, function: Function, constants: Mapping[operations.Slot, Any]
@@ -190,6 +192,7 @@ class BoundFunction:
     client_index: Optional[int] = None,
   ) -> None:
     """Runs it on `values`, and adds the values of its outputs to them."""
+    # A copy, since several threads call at a time.
     arguments = list(self._arguments)
     for index, slot in self._varying:
       arguments[index] = values[slot]

@@ -19,12 +19,14 @@ from tff_fssl.lazy import tf
 # The name that TensorFlow treats as 'no name': each execution makes a new
 # variable for a handle with this name, and frees it when the execution ends.
 _ANONYMOUS_NAME = 'cd2c89b7-88b7-44c8-ad83-06c2a9158347'
+# Table -> its variant that belongs to one execution.
 _ANONYMOUS_TABLES = {
   'HashTableV2': 'AnonymousHashTable',
   'MutableHashTableV2': 'AnonymousMutableHashTable',
   'MutableHashTableOfTensorsV2': 'AnonymousMutableHashTableOfTensors',
   'MutableDenseHashTableV2': 'AnonymousMutableDenseHashTable',
 }
+# Enough to tell graphs apart, and short in messages.
 _DIGEST_LENGTH = 12
 
 
@@ -33,7 +35,7 @@ class Graph:
   """The graph of one TensorFlow computation.
 
   Attributes:
-    graph_def: The graph; importing it any number of times is safe.
+    graph_def: The graph. Importing it any number of times is safe.
     feeds: The names of the tensors of its parameter, in TFF's order.
     fetches: The names of the tensors of its result, in TFF's order.
     digest: Suffix of the names of its library functions, unique to this graph.
@@ -46,7 +48,7 @@ class Graph:
 
   @functools.cached_property
   def op_types(self) -> frozenset[str]:
-    """The types of all its operations, library functions included."""
+    """Returns the types of all its operations, library functions included."""
     return frozenset(node.op for node in _nodes(self.graph_def))
 
 
@@ -70,6 +72,7 @@ def load_graph(proto: Any) -> Graph:
       f'This runtime runs TensorFlow computations; found one of kind {kind!r}'
       ' (`tff.jax.computation` makes `xla` ones).'
     )
+  # Deterministic, so that the same graph has the same digest everywhere.
   serialized = proto.SerializeToString(deterministic=True)
   digest = hashlib.sha256(serialized).hexdigest()[:_DIGEST_LENGTH]
   tensorflow = proto.tensorflow
@@ -91,7 +94,7 @@ def load_graph(proto: Any) -> Graph:
 
 
 def _tensor_names(binding: Any) -> Iterator[str]:
-  """The tensors of a `pb.TensorFlow.Binding`, depth first."""
+  """Returns the tensors of a `pb.TensorFlow.Binding`, depth first."""
   kind = binding.WhichOneof('binding')
   if kind == 'tensor':
     yield binding.tensor.tensor_name
@@ -105,7 +108,7 @@ def _tensor_names(binding: Any) -> Iterator[str]:
 
 
 def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
-  """All nodes of a graph and of its library functions."""
+  """Returns all nodes of a graph and of its library functions."""
   yield from graph_def.node
   for function in graph_def.library.function:
     yield from function.node_def
@@ -114,7 +117,7 @@ def _nodes(graph_def: tf.compat.v1.GraphDef) -> Iterator[Any]:
 def _rename_functions(graph_def: tf.compat.v1.GraphDef, digest: str) -> None:
   """Gives the library functions names that no other graph uses.
 
-  A process has one function library; TensorFlow refuses a second function with
+  A process has one function library. TensorFlow refuses a second function with
   the same name and another body.
   """
   library = graph_def.library
@@ -151,6 +154,7 @@ def _make_resources_private(graph_def: tf.compat.v1.GraphDef) -> None:
   for node in _nodes(graph_def):
     if node.op == 'VarHandleOp':
       node.attr['shared_name'].s = _ANONYMOUS_NAME.encode()
+      # Containers would be shared by name as well.
       node.attr['container'].s = b''
     elif node.op in _ANONYMOUS_TABLES:
       node.op = _ANONYMOUS_TABLES[node.op]
@@ -179,6 +183,7 @@ def _run_after_initialization(
         ancestors.add(name)
         pending.append(name)
   for node in graph_def.node:
+    # The initialisation itself must not wait for its own end.
     if node.name not in ancestors and any(
       name in ancestors for name in inputs[node.name]
     ):
@@ -192,7 +197,7 @@ def _node_name(tensor_name: str) -> str:
 def _feed_constant(graph_def: tf.compat.v1.GraphDef, tensor_name: str) -> None:
   """Turns a placeholder of a string into a constant.
 
-  TFF's own runtime names its session there; nothing here depends on it.
+  TFF's own runtime names its session there. Nothing here depends on it.
   """
   for node in graph_def.node:
     if node.name == _node_name(tensor_name):

@@ -1,11 +1,10 @@
 """Runs TFF computations in this process's TensorFlow.
 
 `InProcessContext` compiles a computation once (`program`), then runs the
-server's stages on the CPU and streams the clients over the client devices:
-each client's data is made when its turn comes, and its values are dropped as
-soon as they have been accumulated. Memory is needed for what the caller holds
-of the cohort, and for a number of models that depends only on the number of
-threads.
+server's stages on the CPU and streams the clients over the client devices: each
+client's data is made when its turn comes, and its values are dropped as soon as
+they have been accumulated. Besides the caller's cohort, memory holds a number
+of models that depends only on the number of threads.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ import concurrent.futures
 import dataclasses
 import threading
 import time
-from typing import Any, Optional
+from typing import Any
 import warnings
 import weakref
 
@@ -32,10 +31,10 @@ from tff_fssl.runtime import values as values_lib
 
 @dataclasses.dataclass
 class Timing:
-  """How many seconds the parts of one invocation took.
+  """The seconds of the parts of one invocation.
 
   Attributes:
-    compile: Compiling; 0 except in a computation's first invocation.
+    compile: Compiling, 0 except in a computation's first invocation.
     server: The server's stages.
     clients: The client phases, in wall time, without `aggregation`.
     aggregation: Accumulating the clients' values.
@@ -59,7 +58,7 @@ class InProcessContext(tff.framework.SyncContext):
   """Runs TFF computations in this process.
 
   An argument placed at clients is a `collections.abc.Sequence` with one value
-  per client. It is indexed when a client's turn comes; an element that is
+  per client. It is indexed when a client's turn comes. An element that is
   callable is then called without arguments, and returns the value. A
   computation with several client phases does so once for each phase that uses
   the data, and relies on equal values. Indexing and calling happen in a worker
@@ -72,8 +71,8 @@ class InProcessContext(tff.framework.SyncContext):
 
   Attributes:
     client_devices: The devices that clients are spread over.
-    client_threads: How many clients run at a time. Results do not depend on
-      it: values are accumulated in the order of the clients.
+    client_threads: The number of clients that run at a time. Results do not
+      depend on it: values are accumulated in the order of the clients.
     timing: The `Timing` of the last invocation.
   """
 
@@ -90,16 +89,16 @@ class InProcessContext(tff.framework.SyncContext):
 
     Args:
       client_devices: See `devices.resolve_client_devices`.
-      client_threads: How many clients run at a time, or 0 for a number that
+      client_threads: The number of clients that run at a time. 0: a number that
         suits the devices.
       simulate_secure_aggregation: Whether `federated_secure_sum` and similar
         operators are replaced by plain sums, which protect nothing: for
         simulation only.
-      default_num_clients: The number of clients of computations whose argument
+      default_num_clients: The number of clients, if a computation's argument
         does not determine it.
-      clients_per_group: How many clients are accumulated before their
-        accumulators are merged with those of the clients before them, or 0 for
-        all. Results depend on it within rounding.
+      clients_per_group: The number of clients that are accumulated before their
+        accumulators are merged with those of earlier clients. 0: all. Results
+        depend on it within rounding.
 
     Raises:
       tff_fssl.hparams.UsageError: If a device does not exist.
@@ -114,6 +113,7 @@ class InProcessContext(tff.framework.SyncContext):
     self._group_size = clients_per_group
     # Keyed by identity: a computation's hash would serialise it at each call.
     self._programs: dict[int, tuple[Any, program_lib.Program]] = {}
+    # Several threads may invoke a computation for the first time.
     self._lock = threading.RLock()
 
   def invoke(self, comp: Any, arg: Any) -> Any:
@@ -130,16 +130,16 @@ class InProcessContext(tff.framework.SyncContext):
 
     Raises:
       tff_fssl.runtime.ExecutionError: If an operation, or making a client's
-        data, fails; names the operation and the client.
+        data, fails, with the operation and the client.
       NotImplementedError: If the computation uses an operation that this
-        runtime does not support; names it.
+        runtime does not support, with its name.
       TypeError: If the argument is not of the computation's type.
       ValueError: If client arguments differ in their number of clients.
     """
     return self._invoke(comp, arg, threading.Event())
 
   def close(self) -> None:
-    """Ends what the context has started: nothing here."""
+    """Does nothing: this context starts nothing."""
 
   def _invoke(self, comp: Any, arg: Any, cancelled: threading.Event) -> Any:
     timing = Timing()
@@ -162,7 +162,7 @@ class InProcessContext(tff.framework.SyncContext):
   def _phase_runner(
     self, comp: Any, program: program_lib.Program, cancelled: threading.Event
   ) -> RunPhase:
-    """The function that runs the clients of a phase of one invocation."""
+    """Returns the function that runs an invocation's clients in a phase."""
     del comp
 
     def check() -> None:
@@ -188,6 +188,7 @@ class InProcessContext(tff.framework.SyncContext):
     key = id(comp)
     with self._lock:
       reference, program = self._programs.get(key, (lambda: None, None))
+      # An address is used again after a computation was collected.
       if program is not None and reference() is comp:
         return program
       program = program_lib.compile_program(
@@ -206,6 +207,7 @@ class InProcessContext(tff.framework.SyncContext):
           stacklevel=4,
         )
       programs = self._programs
+      # A strong reference would keep every computation for ever.
       reference = weakref.ref(comp, lambda _: programs.pop(key, None))
       programs[key] = (reference, program)
       return program
@@ -237,7 +239,7 @@ class Run:
     self._kept: dict[operations.Slot, list[Any]] = {}
 
   def __call__(self) -> Any:
-    """Runs it; returns the result."""
+    """Runs it, and returns the result."""
     for index, stage in enumerate(self._program.stages):
       start = time.monotonic()
       functions.BoundFunction(stage, self._server)(
@@ -246,14 +248,13 @@ class Run:
       self._timing.server += time.monotonic() - start
       if index < len(self._program.phases):
         self._run(index)
-    return values_lib.to_result(
+    return values_lib.build_result(
       self._program.result_type,
       (self._result(slot) for slot in self._program.result),
       self._argument.num_clients,
     )
 
   def _run(self, index: int) -> None:
-    """Runs a phase."""
     start, phase = time.monotonic(), self._program.phases[index]
     totals, kept, seconds = self._run_phase(
       index, self._server, self._argument, self._kept
@@ -265,7 +266,7 @@ class Run:
     self._timing.clients += time.monotonic() - start - seconds
 
   def _result(self, slot: operations.Slot) -> Any:
-    """The value of a slot of the result; a list for a slot of the clients."""
+    """Returns the value of a slot of the result, a list for a clients' slot."""
     if not slot.clients:
       return self._server[slot]
     if slot not in self._kept:
@@ -277,51 +278,68 @@ class Run:
     return self._kept[slot]
 
 
-class AsyncInProcessContext(tff.framework.AsyncContext):
-  """`InProcessContext` for `tff.program.NativeFederatedContext`.
+class ThreadContext(tff.framework.AsyncContext):
+  """A context for `tff.program.NativeFederatedContext`.
 
   Computations run one after another in a separate thread, so that the event
-  loop stays free. Cancelling an invocation stops it before the next client.
+  loop stays free.
   """
 
-  def __init__(self, context: InProcessContext):
+  def __init__(self, context: Any):
     """Wraps a context.
 
     Args:
-      context: The context that runs the computations.
+      context: The context that runs the computations. Its `_invoke` also takes
+        an event, which is set when the invocation is cancelled.
     """
-    self.context = context
+    self._context = context
     self._thread = concurrent.futures.ThreadPoolExecutor(
-      1, thread_name_prefix='tff_in_process'
+      1, thread_name_prefix='tff_context'
     )
 
   async def invoke(self, comp: Any, arg: Any) -> Any:
-    """Runs a computation; see `InProcessContext.invoke`."""
+    """Runs a computation. See the `invoke` of the wrapped context."""
     if asyncio.iscoroutine(arg):
       arg = await arg
     cancelled = threading.Event()
     future = asyncio.get_running_loop().run_in_executor(
-      self._thread,
-      self.context._invoke,
-      comp,
-      arg,
-      cancelled,  # pylint: disable=protected-access
+      self._thread, self._context._invoke, comp, arg, cancelled
     )
     try:
+      # A thread cannot be cancelled: it is told, and awaited below.
       return await asyncio.shield(future)
     except asyncio.CancelledError:
       cancelled.set()
+      self._interrupt()
+      # The caller may free what the running client still reads.
       await asyncio.gather(future, return_exceptions=True)
       raise
     except Exception as error:
       errors.raised_in_loop(error)
       raise
 
-  @property
-  def timing(self) -> Optional[Timing]:
-    """The `Timing` of the last invocation."""
-    return self.context.timing
+  def _interrupt(self) -> None:
+    """Ends a running invocation that does not look at the event."""
 
   def close(self) -> None:
-    """Ends what the context has started."""
-    self.context.close()
+    """Closes the context."""
+    self._context.close()
+
+
+class AsyncInProcessContext(ThreadContext):
+  """`InProcessContext` for `tff.program.NativeFederatedContext`.
+
+  Cancelling an invocation stops it before the next client.
+  """
+
+  _context: InProcessContext
+
+  @property
+  def context(self) -> InProcessContext:
+    """Returns the context that runs the computations."""
+    return self._context
+
+  @property
+  def timing(self) -> Timing:
+    """Returns the `Timing` of the last invocation."""
+    return self._context.timing

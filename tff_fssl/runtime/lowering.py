@@ -17,6 +17,7 @@ from tff_fssl.runtime import graphs
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import sequences
 
+# Intrinsics that this runtime could only compute without protection.
 _SECURE_URIS = frozenset(
   [
     'federated_secure_sum',
@@ -25,6 +26,7 @@ _SECURE_URIS = frozenset(
     'federated_secure_select',
   ]
 )
+# Types of whole models would fill a message.
 _MAX_SIGNATURE_LENGTH = 160
 
 
@@ -54,7 +56,7 @@ class _Closure:
 
 @dataclasses.dataclass
 class _Place:
-  """Where operations are recorded: their list, who runs them, their names."""
+  """The list that records operations, and the prefix of their labels."""
 
   items: list[Any]
   clients: bool
@@ -86,7 +88,7 @@ def lower(
 
   Raises:
     NotImplementedError: If it uses an operation that this runtime does not
-      support; names it.
+      support, with its name.
   """
   parameter_type = computation.type_signature.parameter
   if simulate_secure_aggregation:
@@ -95,6 +97,7 @@ def lower(
     )
   block = computation.to_building_block()
   block, _ = tff.tensorflow.replace_intrinsics_with_bodies(block)
+  # Last, since replacing intrinsics introduces functions.
   block = tff.framework.to_call_dominant(block)
   parameter = None
   if parameter_type is not None:
@@ -116,8 +119,8 @@ def lower(
 class _Lowering:
   """An evaluator of building blocks that records operations.
 
-  Values are trees of slots, or functions: closures, `CompiledComputation`s
-  and `Intrinsic`s. A federated value is the tree of its member; each slot knows
+  Values are trees of slots, or functions: closures, `CompiledComputation`s and
+  `Intrinsic`s. A federated value is the tree of its member. Each slot knows
   whether every client has its own value.
 
   Attributes:
@@ -138,7 +141,7 @@ class _Lowering:
     self._graphs: dict[bytes, graphs.Graph] = {}
 
   def evaluate(self, block: Any, environment: dict[str, Any], place: _Place):
-    """The value of a building block."""
+    """Returns the value of a building block."""
     if isinstance(block, tff.framework.Reference):
       return environment[block.name]
     if isinstance(block, tff.framework.Selection):
@@ -172,7 +175,7 @@ class _Lowering:
     )
 
   def apply(self, function: Any, argument: Any, place: _Place) -> Any:
-    """The value of a call."""
+    """Returns the value of a call."""
     if isinstance(function, _Closure):
       environment = function.environment
       if function.function.parameter_name is not None:
@@ -201,10 +204,11 @@ class _Lowering:
     return slot
 
   def _reader(self, slot: operations.Slot, place: _Place) -> operations.Slot:
-    """The slot that an operation reads: each has a sequence of its own."""
+    """Returns a slot for one operation, with a sequence of its own."""
     if not isinstance(slot.type, tff.SequenceType):
       return slot
     reader = operations.Slot(slot.type, place.clients)
+    # A value of the server that clients read, each from the start.
     shared = place.clients and not slot.clients  # All clients read it.
     if slot in self.readers and not shared:
       self.readers[slot].append(reader)
@@ -327,7 +331,7 @@ class _Lowering:
   def _body(
     self, function: Any, argument: Any, clients: bool, label: str
   ) -> sequences.Body:
-    """A function that TensorFlow will call, not this runtime."""
+    """Returns a function that TensorFlow will call, not this runtime."""
     place = _Place([], clients, f'{label}.body')
     result = operations.flatten(self.apply(function, argument, place))
     return sequences.Body(tuple(place.items), result)
@@ -364,7 +368,6 @@ class _Lowering:
   def _merge(
     self, merge: Any, accumulator_type: tff.Type, label: str
   ) -> operations.Merge:
-    """The `merge` of an aggregate."""
     left = operations.slots_of(accumulator_type, clients=False)
     right = operations.slots_of(accumulator_type, clients=False)
     place = _Place([], False, f'{label}.merge')

@@ -20,7 +20,7 @@ class Slot:
 
   Attributes:
     type: A `tff.TensorType` or `tff.SequenceType`.
-    clients: Whether each client has its own value; otherwise there is one
+    clients: Whether each client has its own value. Otherwise there is one
       value, at the server.
   """
 
@@ -29,7 +29,7 @@ class Slot:
 
   @property
   def spec(self) -> tf.TensorSpec:
-    """The spec of its tensor; datasets are represented by variant tensors."""
+    """Returns the spec of its tensor, a variant tensor for a dataset."""
     if isinstance(self.type, tff.SequenceType):
       return tf.TensorSpec([], tf.variant)
     return element_spec(self.type)
@@ -48,7 +48,7 @@ class Step:
     description: Signature of the step, for messages.
     inputs: The slots that it reads.
     outputs: The slots that it writes.
-    clients: Whether it runs once for each client; otherwise it runs once.
+    clients: Whether it runs once for each client. Otherwise it runs once.
     emit: Function that adds the step to the current graph: tensors of `inputs`
       -> tensors of `outputs`.
     digest: Digest of its graph, if it has one.
@@ -67,7 +67,7 @@ class Step:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Merge:
-  """How two accumulators of an aggregate become one.
+  """The merge of two accumulators of an aggregate.
 
   Attributes:
     left: The slots that `steps` read the accumulator of earlier clients from.
@@ -94,8 +94,8 @@ class Aggregate:
     steps: The computation of the next accumulator for one client's values.
     updated: The slots of the next accumulator.
     outputs: The slots of the last accumulator.
-    merge: How accumulators of several groups of clients become one; None if all
-      clients are accumulated one after another.
+    merge: The merge of accumulators of several groups of clients, or None if
+      all clients are accumulated one after another.
   """
 
   label: str
@@ -109,7 +109,7 @@ class Aggregate:
 
   @property
   def inputs(self) -> tuple[Slot, ...]:
-    """All slots that it reads."""
+    """Returns all slots that it reads."""
     captured = free_slots(self.steps, self.updated)
     own = set(self.accumulator)
     if self.merge is not None:
@@ -127,7 +127,7 @@ class Aggregate:
 
 
 def leaf_types(type_spec: Optional[tff.Type]) -> Iterator[tff.Type]:
-  """The tensor and sequence types within a type, depth first."""
+  """Returns the tensor and sequence types within a type, depth first."""
   if isinstance(type_spec, (tff.TensorType, tff.SequenceType)):
     yield type_spec
   elif isinstance(type_spec, tff.StructType):
@@ -140,13 +140,14 @@ def leaf_types(type_spec: Optional[tff.Type]) -> Iterator[tff.Type]:
 
 
 def slots_of(type_spec: tff.Type, clients: bool) -> Tree:
-  """New slots for a value of a type."""
+  """Makes new slots for a value of a type."""
   if isinstance(type_spec, tff.StructType):
     return tuple(
       slots_of(element, clients)
       for _, element in tff.structure.iter_elements(type_spec)
     )
   if isinstance(type_spec, tff.FederatedType):
+    # An equal value of all clients is held once, at the server.
     each = type_spec.placement is tff.CLIENTS and not type_spec.all_equal
     return slots_of(type_spec.member, each)
   (leaf,) = leaf_types(type_spec)
@@ -154,7 +155,7 @@ def slots_of(type_spec: tff.Type, clients: bool) -> Tree:
 
 
 def flatten(tree: Any) -> tuple[Slot, ...]:
-  """The slots of a tree, depth first."""
+  """Returns the slots of a tree, depth first."""
   if isinstance(tree, tuple):
     return tuple(slot for element in tree for slot in flatten(element))
   if not isinstance(tree, Slot):
@@ -163,7 +164,7 @@ def flatten(tree: Any) -> tuple[Slot, ...]:
 
 
 def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
-  """A value of a type, in Python containers, from its leaves, depth first."""
+  """Packs leaves, depth first, into the Python containers of a type."""
   value = pack_structs(type_spec, lambda _: next(leaves))
   return tff.types.type_to_py_container(value, type_spec)
 
@@ -171,7 +172,7 @@ def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
 # Not a recursive function inside of its callers: that would be a reference
 # cycle, which keeps all values of an invocation until the next collection.
 def pack_structs(type_spec: tff.Type, make: Callable[[tff.Type], Any]) -> Any:
-  """`tff.structure.Struct`s of what `make` gives for types of no struct."""
+  """Packs the results of `make`, for types of no struct, into `Struct`s."""
   if not isinstance(type_spec, tff.StructType):
     return make(type_spec)
   return tff.structure.Struct(
@@ -183,7 +184,7 @@ def pack_structs(type_spec: tff.Type, make: Callable[[tff.Type], Any]) -> Any:
 
 
 def element_spec(type_spec: tff.Type) -> Any:
-  """The `tf.TensorSpec`s of a type, in its containers.
+  """Returns the `tf.TensorSpec`s of a type, in its containers.
 
   `tff.types.type_to_tf_tensor_specs` does the same, but fails for named
   elements without a container.
@@ -195,7 +196,7 @@ def element_spec(type_spec: tff.Type) -> Any:
 def free_slots(
   steps: Iterable[Step], results: Iterable[Slot] = ()
 ) -> tuple[Slot, ...]:
-  """The slots that steps or results read but no step writes, in order."""
+  """Lists the slots that steps or results read but no step writes."""
   steps = tuple(steps)
   written = {slot for step in steps for slot in step.outputs}
   read = [slot for step in steps for slot in step.inputs]
@@ -211,11 +212,12 @@ def emit_steps(
 
   Args:
     steps: The steps, in order.
-    values: The tensors of all known slots; not changed.
+    values: The tensors of all known slots, which stay unchanged.
 
   Returns:
     `values` and the tensors of the steps' outputs.
   """
+  # The caller's slots stay as they are, for the next function.
   values = dict(values)
   for step in steps:
     outputs = step.emit([values[slot] for slot in step.inputs])

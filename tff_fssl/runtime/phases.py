@@ -29,12 +29,12 @@ MakeClient = Callable[[int, frozenset[operations.Slot]], tuple[Values, Any]]
 
 @dataclasses.dataclass(frozen=True)
 class Workers:
-  """Who runs clients in this process.
+  """The devices and threads that run clients in this process.
 
   Attributes:
     devices: Client i runs on device (i mod n).
-    num_threads: How many clients run at a time.
-    check: Called before each client; raises to stop.
+    num_threads: The number of clients that run at a time.
+    check: Called before each client. It raises to stop.
   """
 
   devices: Sequence[str]
@@ -103,16 +103,16 @@ def run_clients(
   Args:
     phase: The phase.
     server: The values of the server's slots.
-    make_client: Makes a client's values; called in worker threads.
+    make_client: Makes a client's values, in worker threads.
     indices: The clients, by their positions in the cohort.
     kept: Slot -> the values that earlier phases kept, by position in `indices`.
-    workers: Who runs them.
-    group_size: How many clients are accumulated before their accumulators are
-      merged with those of clients before them; 0: all.
+    workers: The devices and threads.
+    group_size: The number of clients that are accumulated before their
+      accumulators are merged with those of earlier clients. 0: all.
 
   Returns:
-    The accumulators' values; slot -> values that later phases or the result
-    need, by position in `indices`; the seconds that accumulation took.
+    (the accumulators' values, slot -> values that later phases or the result
+    need, by position in `indices`, the seconds of accumulation).
   """
   work = functions.BoundFunction(phase.work, server)
   accumulate = functions.BoundFunction(phase.accumulate, server)
@@ -120,15 +120,18 @@ def run_clients(
   # Without any client, the lists exist and are empty.
   new: dict[operations.Slot, list[Any]] = {slot: [] for slot in phase.kept}
   merger = Merger(phase, server)
+  # A group starts from zero, and must not change it.
   zeros, totals = merger.totals, dict(merger.totals)
   seconds = 0.0
 
   def run_client(position: int) -> tuple[Values, Any]:
     index = indices[position]
+    # Input pipelines run on the host, also for clients on GPUs.
     with tf.device(devices_lib.SERVER_DEVICE):
       values, owners = make_client(index, wanted)
     for slot in wanted.intersection(kept):
       values[slot] = kept[slot][position]
+    # By the position in the cohort, so that every run places it alike.
     device = workers.devices[index % len(workers.devices)]
     work(values, device=device, client_index=index)
     return values, owners
@@ -139,6 +142,7 @@ def run_clients(
     values, _ = done
     for slot in phase.kept:
       new[slot].append(values[slot])
+    # A group ends before the client after it, not after its last.
     if group_size and position and position % group_size == 0:
       merger.add(totals)
       totals = dict(zeros)

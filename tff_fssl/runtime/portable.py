@@ -1,4 +1,4 @@
-"""Values of slots as what can be sent to another process."""
+"""Encodes values of slots for another process."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Made(NamedTuple):
   """A client's value, as the arguments of its recipe.
 
   Attributes:
-    recipe: Which of the recipes that travel along.
+    recipe: The position among the recipes that travel along.
     arguments: The recipe's arguments.
   """
 
@@ -27,21 +27,22 @@ class Made(NamedTuple):
 
 
 def encode(value: tf.Tensor) -> Any:
-  """An array, or the graph of a dataset as bytes."""
+  """Returns an array, or the graph of a dataset as bytes."""
+  # A variant is a pointer, and means nothing in another process.
   if value.dtype == tf.variant:
     return sequences.graph_of(value)
   return value.numpy()
 
 
 def decode(value: Any, leaf_type: tff.Type) -> tf.Tensor:
-  """The tensor, a variant for a dataset, from what `encode` gave."""
+  """Decodes a result of `encode` to a tensor, a variant for a dataset."""
   if isinstance(leaf_type, tff.SequenceType):
     return tf.raw_ops.DatasetFromGraph(graph_def=value)
   return tf.constant(value, operations.element_spec(leaf_type).dtype)
 
 
 def sent_slots(phase: program_lib.Phase) -> tuple[operations.Slot, ...]:
-  """The slots of the server that clients' work may read, in a fixed order.
+  """Lists the slots of the server that clients' work may read, in order.
 
   The same program gives the same order in every process.
   """
@@ -62,7 +63,7 @@ def sent_slots(phase: program_lib.Phase) -> tuple[operations.Slot, ...]:
 def encode_server(
   phase: program_lib.Phase, server: Mapping[operations.Slot, Any]
 ) -> list[Any]:
-  """The server's values that clients' work reads; None where not known."""
+  """Encodes the server's values that clients' work reads, or None."""
   return [
     encode(server[slot]) if slot in server else None
     for slot in sent_slots(phase)
@@ -72,7 +73,7 @@ def encode_server(
 def decode_server(
   phase: program_lib.Phase, sent: Sequence[Any]
 ) -> dict[operations.Slot, Any]:
-  """What `encode_server` sent."""
+  """Decodes the values of `encode_server`."""
   return {
     slot: decode(value, slot.type)
     for slot, value in zip(sent_slots(phase), sent, strict=True)
@@ -86,13 +87,13 @@ def encode_client(
   wanted: frozenset[operations.Slot],
   known: list[recipes.Recipe],
 ) -> list[Any]:
-  """A client's arguments: for each `Made`, a list of leaves, or None.
+  """Encodes a client's values: for each a `Made`, a list of leaves or None.
 
   Args:
     argument: The argument.
     index: The client.
     wanted: The slots that are needed.
-    known: The recipes that travel along; new ones are appended.
+    known: The recipes that travel along, to which new ones are appended.
 
   Returns:
     One element for each part of the argument that is placed at clients.
@@ -103,13 +104,14 @@ def encode_client(
       sent.append(None)
       continue
     if isinstance(values, recipes.MadeByRecipe) and values.recipe is not None:
+      # By identity: comparing recipes may compare whole data sets.
       if not any(values.recipe is other for other in known):
         known.append(values.recipe)
       place = next(i for i, other in enumerate(known) if other is values.recipe)
       sent.append(Made(place, values.arguments_of(index)))
       continue
     value = values_lib.client_value(values, name, index)
-    leaves = values_lib.to_leaves(value, type_spec, f'{name}, client {index}')
+    leaves = values_lib.read_leaves(value, type_spec, f'{name}, client {index}')
     sent.append([encode(_closed(leaf)) for leaf in leaves])
   return sent
 
@@ -125,15 +127,15 @@ def decode_clients(
   clients: Sequence[Sequence[Any]],
   makers: Sequence[Any],
 ) -> values_lib.Argument:
-  """An argument with some clients, from what `encode_client` sent.
+  """Builds an argument with some clients, from results of `encode_client`.
 
   Args:
     program: The program.
-    clients: What was sent of each client.
-    makers: What the recipes loaded.
+    clients: The result of `encode_client` for each client.
+    makers: The functions that the recipes loaded.
 
   Returns:
-    The argument; it has no values of the server.
+    The argument, without values of the server.
   """
 
   def value_of(sent: Any, type_spec: tff.Type) -> Any:
@@ -155,7 +157,7 @@ def decode_clients(
       for client in clients
     ]
     parts.append((name, column, type_spec, slots))
-  return values_lib.Argument.of_clients(parts, program.readers)
+  return values_lib.Argument.clients_only(parts, program.readers)
 
 
 def _open(tensor: tf.Tensor, leaf_type: tff.Type) -> Any:
@@ -169,7 +171,7 @@ def encode_kept(
   kept: Mapping[operations.Slot, Sequence[Any]],
   indices: Iterable[int],
 ) -> list[Any]:
-  """What earlier phases kept of some clients; None for slots of others."""
+  """Encodes clients' values that earlier phases kept, None for other slots."""
   indices = list(indices)
   return [
     [encode(kept[slot][index]) for index in indices] if slot in kept else None
@@ -178,5 +180,5 @@ def encode_kept(
 
 
 def kept_slots(program: program_lib.Program) -> tuple[operations.Slot, ...]:
-  """All slots that phases keep, in a fixed order."""
+  """Returns all slots that phases keep, in a fixed order."""
   return tuple(slot for phase in program.phases for slot in phase.kept)

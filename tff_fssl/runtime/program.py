@@ -1,6 +1,6 @@
 """Divides a computation into server stages and client phases.
 
-Stage k runs once, at the server. Then phase k runs for every client; the
+Stage k runs once, at the server. Then phase k runs for every client. The
 clients' values are accumulated in the order of the clients, and dropped. Stage
 k + 1 depends on what phase k accumulated.
 """
@@ -19,7 +19,7 @@ from tff_fssl.runtime import operations
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class PhaseMerge:
-  """How the accumulators of two groups of a phase's clients become one.
+  """The merge of the accumulators of two groups of a phase's clients.
 
   Attributes:
     function: Function that merges all accumulators of the phase.
@@ -37,7 +37,7 @@ class PhaseMerge:
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Phase:
-  """What is done for each client between two stages of the server.
+  """The work of each client between two stages of the server.
 
   Attributes:
     work: Function that computes one client's values, on the client's device.
@@ -45,9 +45,9 @@ class Phase:
       the phase.
     initial: Accumulator slot -> the server's slot of its initial value.
     updated: Accumulator slot -> the slot of its next value.
-    final: The server's slot -> the accumulator slot whose last value it takes.
+    final: The server's slot -> the accumulator slot of its value.
     kept: The clients' slots that later phases or the result need.
-    merge: How two groups' accumulators become one; None if the program was
+    merge: The merge of two groups' accumulators, or None if the program was
       compiled for one group.
   """
 
@@ -61,7 +61,7 @@ class Phase:
 
   @property
   def reads(self) -> frozenset[operations.Slot]:
-    """All slots whose values it needs."""
+    """Returns all slots that it reads."""
     return frozenset(
       (
         *self.work.inputs,
@@ -115,7 +115,7 @@ def compile_program(
 
   Raises:
     NotImplementedError: If it uses an operation that this runtime does not
-      support; names it.
+      support, with its name.
   """
   lowered = lowering.lower(
     computation,
@@ -177,7 +177,7 @@ def _read_elsewhere(
   read_by: dict[operations.Slot, set[Any]],
   group: tuple[bool, int],
 ) -> tuple[operations.Slot, ...]:
-  """The slots that a group's steps write and that others read."""
+  """Returns the slots that a group's steps write and that others read."""
   return tuple(
     slot
     for step in steps
@@ -230,8 +230,9 @@ def _runs_at_clients(item: Any) -> bool:
 
 
 def _live_items(lowered: lowering.Lowered) -> list[Any]:
-  """The operations that the result depends on."""
+  """Returns the operations that the result depends on."""
   needed, items = set(lowered.result), []
+  # From the result back to what it needs.
   for item in reversed(lowered.items):
     if needed.intersection(item.outputs):
       needed.update(item.inputs)
@@ -242,7 +243,7 @@ def _live_items(lowered: lowering.Lowered) -> list[Any]:
 def _schedule(
   items: list[Any], result: tuple[operations.Slot, ...]
 ) -> dict[Any, int]:
-  """The stage or the phase in which each operation runs.
+  """Returns the stage or the phase in which each operation runs.
 
   Aggregates and the server's operations run as early as possible. Clients'
   operations run as late as possible, so that values are kept from one phase to
@@ -255,7 +256,7 @@ def _schedule(
 
   Returns:
     Operation -> its stage (at the server) or its phase (at clients). A slot of
-    the server that stage k writes can be read in phase k and later; values that
+    the server that stage k writes can be read in phase k and later. Values that
     phase k accumulates can be read in stage k + 1 and later.
   """
   ready: dict[operations.Slot, int] = {}
@@ -263,12 +264,14 @@ def _schedule(
   for item in items:
     level = max((ready.get(slot, 0) for slot in item.inputs), default=0)
     levels[item] = level
+    # A sum is complete only when all clients are through.
     after = level + isinstance(item, operations.Aggregate)
     ready.update((slot, after) for slot in item.outputs)
   wanted: dict[operations.Slot, int] = {}
   for slot in result:
     if slot.clients:
       wanted[slot] = ready.get(slot, 0)
+  # From the end: a step waits until something needs it.
   for item in reversed(items):
     if isinstance(item, operations.Step) and item.clients:
       levels[item] = min(

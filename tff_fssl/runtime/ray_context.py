@@ -3,8 +3,8 @@
 The server's stages run in this process, as `in_process` runs them. Clients run
 in worker processes, which hold the compiled program and take clients in groups
 of a fixed size. A group is accumulated from zero, and groups are merged in the
-order of the clients by TFF's own `merge`: results do not depend on how many
-workers there are, on what machines, or on which of them are lost.
+order of the clients by TFF's own `merge`. Results do not depend on the number
+of workers, on their machines, or on lost workers.
 """
 
 import asyncio
@@ -30,18 +30,18 @@ from tff_fssl.runtime import recipes
 from tff_fssl.runtime import values as values_lib
 from tff_fssl.runtime.settings import Settings
 
-# How long the head of a cluster may take to answer.
+# Seconds for the head of a cluster to answer.
 _REACH_SECS = 10.0
 
 
 class RayContext(in_process.InProcessContext):
   """Runs TFF computations, their clients on a Ray cluster.
 
-  It takes what `InProcessContext` takes. Clients' values are sent to the
+  It takes the arguments of `InProcessContext`. Clients' values are sent to the
   workers, unless they are `recipes.MadeByRecipe`: those are made there.
 
   Attributes:
-    about: Where clients run, for people.
+    about: The place of clients, for people.
     pool: The workers.
   """
 
@@ -54,8 +54,8 @@ class RayContext(in_process.InProcessContext):
     """Connects to the cluster, and asks it for workers.
 
     Args:
-      settings: Which cluster, and how it is used.
-      warn: Called with what a user should know, such as lost workers.
+      settings: The cluster, and its use.
+      warn: Called with messages for the user, such as lost workers.
 
     Raises:
       tff_fssl.hparams.UsageError: If Ray is not installed, or the cluster
@@ -101,6 +101,7 @@ class RayContext(in_process.InProcessContext):
   def close(self) -> None:
     """Ends the workers, and the connection if it was made here."""
     self.pool.close()
+    # A connection of the caller's is the caller's to close.
     if not self._was_connected:
       self._ray.shutdown()
 
@@ -115,6 +116,7 @@ class RayContext(in_process.InProcessContext):
   ) -> in_process.RunPhase:
     if program not in self._sent:
       serialized = ray_worker.dump_computation(comp)
+      # By the digest, a worker finds the program that it compiled before.
       digest = hashlib.sha256(serialized).hexdigest()
       self._sent[program] = (digest, self._ray.put(serialized))
 
@@ -153,7 +155,7 @@ class _PhaseRun:
     self._pickled: dict[int, Any] = {}
 
   def __call__(self, check: Callable[[], None]) -> Any:
-    """Accumulators, what the clients keep, seconds of accumulation."""
+    """Returns (accumulators, clients' kept values, seconds of accumulation)."""
     phase, count = self._phase, self._argument.num_clients
     merger = phases.Merger(phase, self._server)
     new: dict[operations.Slot, list[Any]] = {slot: [] for slot in phase.kept}
@@ -207,15 +209,15 @@ class _PhaseRun:
   def _pickled_recipes(self) -> list[bytes]:
     for index, recipe in enumerate(self._recipes):
       if index not in self._pickled:
-        # Also what a program has defined in its own file.
+        # Pickle alone cannot send classes of the user's main file.
         self._pickled[index] = self._ray.cloudpickle.dumps(recipe)
     return [self._pickled[index] for index in range(len(self._recipes))]
 
 
 def _connect(settings: Settings) -> tuple[Any, bool]:
-  """(Ray, whether it was connected before)."""
+  """Connects to Ray: (Ray, whether it was connected before)."""
   address = settings.ray_address
-  # Nobody is told that Ray is used here.
+  # Ray's usage statistics stay off.
   os.environ.setdefault('RAY_USAGE_STATS_ENABLED', '0')
   try:
     ray = importlib.import_module('ray')
@@ -233,6 +235,7 @@ def _connect(settings: Settings) -> tuple[Any, bool]:
     num_cores = len(os.sched_getaffinity(0))
     options['num_cpus'] = max(num_cores, settings.ray_workers)
   try:
+    # Ray itself tries an address for minutes before it gives up.
     _check_port(address)
     ray.init(address=address or 'local', **options)
   except Exception as error:  # Ray documents no type.
@@ -240,7 +243,7 @@ def _connect(settings: Settings) -> tuple[Any, bool]:
     raise hparams.UsageError(
       f'--ray_address={address}: cannot connect: {reason}; give the address'
       ' of a running cluster (`ray start --head`), and its token in'
-      ' RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or leave the flag out for a'
+      ' RAY_AUTH_TOKEN or RAY_AUTH_TOKEN_PATH, or omit the flag for a'
       ' cluster on this machine alone'
       if address
       else f'--runtime=ray: Ray does not start here: {reason}{_hint()}'
@@ -249,7 +252,7 @@ def _connect(settings: Settings) -> tuple[Any, bool]:
 
 
 def _hint() -> str:
-  """What may keep Ray from starting on this machine, if it is known."""
+  """Describes a known reason why Ray does not start on this machine, or ''."""
   try:
     version = importlib.metadata.version('pydantic')
   except importlib.metadata.PackageNotFoundError:
@@ -270,7 +273,7 @@ def _check_port(address: str) -> None:
 
 
 def _gpus_per_worker(settings: Settings, num_gpus: float) -> float:
-  """Ray's GPU resource for each worker; 0: workers use the CPU."""
+  """Returns Ray's GPU resource for each worker. 0: workers use the CPU."""
   devices = settings.client_devices
   if devices == 'gpu' and not num_gpus:
     raise hparams.UsageError(

@@ -1,8 +1,8 @@
 """Worker processes on a Ray cluster: started, replaced, given work.
 
-Ray starts workers and says when one is lost; what was lost is repeated here, by
-another worker. A worker is never restarted: a new one takes its place, on
-whatever machine has room.
+Ray starts workers and reports lost ones. Here another worker repeats lost work.
+A worker is never restarted. A new one takes its place, on any machine with
+room.
 """
 
 import collections
@@ -16,28 +16,28 @@ from tff_fssl import hparams
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import ray_worker
 
-# How often the same group may lose its worker.
+# The number of workers that the same group may lose.
 _MAX_ATTEMPTS = 5
-# How many workers may end before they have said what they are.
+# The number of workers that may end before they describe themselves.
 _MAX_FAILED_STARTS = 3
-# How long nobody may be there to work, in seconds, if there is no other limit.
+# Seconds without any worker before giving up, without another limit.
 _PATIENCE = 600.0
-# How often is looked for interrupts and time limits, in seconds.
+# Seconds between two looks for interrupts and time limits.
 _TICK = 0.5
 
 
 @dataclasses.dataclass(frozen=True)
 class PoolSettings:
-  """Which workers there are.
+  """The number of workers, and their resources.
 
   Attributes:
-    num_workers: How many; 0: as many as the cluster has room for.
+    num_workers: The number of workers. 0: as many as the cluster has room for.
     cpus_per_worker: Ray's resource for each.
-    gpus_per_worker: Likewise; 0: they work on the CPU.
-    timeout_secs: How long a group may take, and how long nobody may be there;
-      0: no limit for a group.
+    gpus_per_worker: Ray's GPU resource for each. 0: they work on the CPU.
+    timeout_secs: The time limit of a group, and of waiting for any worker. 0:
+      no limit for a group.
     trusts_network: Whether workers without a token are accepted.
-    worker: How workers run clients.
+    worker: The settings of each worker.
   """
 
   num_workers: int
@@ -65,14 +65,14 @@ class Pool:
 
     Args:
       ray: The module, connected to a cluster.
-      settings: Which workers.
-      warn: Called with what a user should know.
+      settings: The settings of workers.
+      warn: Called with messages for the user.
     """
     self._ray = ray
     self._settings = settings
     self._warn = warn
     self._expected = ray_worker.environment()
-    # Reference to what a worker says of itself -> (worker, whether it is new).
+    # Reference to a worker's description -> (worker, whether it is new).
     self._starting: dict[Any, tuple[Any, bool]] = {}
     self._idle: collections.deque[Any] = collections.deque()
     self._names: dict[Any, str] = {}
@@ -83,11 +83,11 @@ class Pool:
 
   @property
   def names(self) -> list[str]:
-    """The workers that are ready and idle."""
+    """Returns the workers that are ready and idle."""
     return [self._names[actor] for actor in self._idle]
 
   def target(self) -> int:
-    """How many workers there should be."""
+    """Returns the number of workers to aim at."""
     settings = self._settings
     wanted = settings.num_workers
     if not wanted:
@@ -108,6 +108,7 @@ class Pool:
         .options(
           num_cpus=settings.cpus_per_worker,
           num_gpus=settings.gpus_per_worker,
+          # The pool starts new workers itself, where there is room.
           max_restarts=0,
           max_task_retries=0,
           scheduling_strategy='SPREAD',
@@ -131,17 +132,17 @@ class Pool:
     consume: Callable[[int, Any], None],
     check: Callable[[], None],
   ) -> None:
-    """Runs groups 0 .. count - 1, and consumes what they give in this order.
+    """Runs groups 0 .. count - 1, and consumes their results in this order.
 
     Args:
-      count: How many groups there are.
+      count: The number of groups.
       submit: (worker, group) -> Ray's reference to a `ray_worker.Done`,
         `Refused` or `Failed`.
       consume: Called with each group and its `Done`.
-      check: Called often; raises to stop.
+      check: Called often. It raises to stop.
 
     Raises:
-      tff_fssl.hparams.UsageError: If no worker can be used; says why.
+      tff_fssl.hparams.UsageError: If no worker can be used, and says why.
       errors.ExecutionError: If a client's work fails.
       errors.WorkerError: If a group lost too many workers, or there are none.
     """
@@ -155,7 +156,7 @@ class Pool:
       pass  # It is gone, and so is perhaps the cluster.
 
   def started(self, reference: Any) -> None:
-    """Takes in a worker that has described itself, or has ended."""
+    """Handles a worker that has described itself, or has ended."""
     actor, is_new = self._starting.pop(reference)
     try:
       found = self._ray.get(reference)
@@ -177,7 +178,7 @@ class Pool:
       self._idle.append(actor)
 
   def _objection(self, found: ray_worker.Description) -> str:
-    """Why a worker cannot be used, or nothing."""
+    """Returns the reason why a worker cannot be used, or ''."""
     differing = [
       f'{name} {found.environment.get(name)} instead of {version}'
       for name, version in self._expected.items()
@@ -192,20 +193,21 @@ class Pool:
       )
     if not found.has_token and not self._settings.trusts_network:
       return (
-        'its Ray asks nobody for a token, so that whoever reaches its ports'
-        ' can run programs there; start the cluster with RAY_AUTH_MODE=token,'
-        ' or give --ray_trusted_network if nobody else can reach it'
+        'its Ray has no token authentication, so that anybody who reaches its'
+        ' ports can run programs there; start the cluster with'
+        ' RAY_AUTH_MODE=token, or give --ray_trusted_network if nobody else can'
+        ' reach it'
       )
     return ''
 
   def ask_again(self) -> None:
-    """Asks idle workers for a sign of life; a machine may have been lost."""
+    """Asks idle workers for a sign of life, since a machine may be lost."""
     while self._idle:
       actor = self._idle.popleft()
       self._starting[actor.describe.remote()] = (actor, False)
 
   def refuse(self, actor: Any, reason: str) -> None:
-    """Does without a worker; raises `UsageError` if no other is left."""
+    """Drops a worker, or raises `UsageError` if no other is left."""
     message = f'worker {self._names.get(actor, "?")} is not used: {reason}'
     self._kill(actor)
     self._refused.append(message)
@@ -253,6 +255,7 @@ class _Groups:
   def _give_work(self) -> None:
     """Gives groups to idle workers, few groups ahead of the consumer."""
     idle, names = self._pool._idle, self._pool._names
+    # Results wait for their turn in memory: not too many of them.
     ahead = self._next + 2 * len(names)
     while idle and self._waiting and self._waiting[0] < max(ahead, 1):
       group, actor = heapq.heappop(self._waiting), idle.popleft()
@@ -261,7 +264,7 @@ class _Groups:
     self._pool._num_busy = len(self._busy)
 
   def _wait(self) -> None:
-    """Takes in what is ready."""
+    """Handles finished groups and workers."""
     pool = self._pool
     references = [*self._busy, *pool._starting]
     if not references:
@@ -275,7 +278,7 @@ class _Groups:
         pool.started(reference)
 
   def _finished(self, reference: Any) -> None:
-    """Takes in what a worker gave, or that it was lost."""
+    """Handles the result of a worker, or its loss."""
     pool, busy = self._pool, self._busy.pop(reference)
     pool._num_busy = len(self._busy)
     try:
@@ -296,9 +299,10 @@ class _Groups:
     self._done[busy.group] = result
 
   def _lost(self, busy: _Busy, reason: str) -> None:
-    """Another worker will do what a lost one was doing."""
+    """Queues the group of a lost worker again."""
     name = self._pool._names.get(busy.actor, '?')
     self._pool._kill(busy.actor)
+    # Its machine may have taken other workers with it.
     self._pool.ask_again()
     heapq.heappush(self._waiting, busy.group)
     self._attempts[busy.group] += 1
@@ -312,12 +316,13 @@ class _Groups:
     )
 
   def _end_late(self) -> None:
-    """Ends workers that take too long; raises if nobody is there."""
+    """Ends workers that take too long, or raises if none has come."""
     now, limit = time.monotonic(), self._pool._settings.timeout_secs
     for reference, busy in list(self._busy.items()):
       if limit and now - busy.since > limit:
         del self._busy[reference]
         self._lost(busy, f'no answer in {limit:g} s (--call_timeout_secs)')
+    # The clock runs only while there is no worker at all.
     if self._busy or self._pool._idle:
       self._somebody = now
     patience = limit or _PATIENCE
@@ -332,6 +337,6 @@ class _Groups:
 
 
 def _short(error: BaseException) -> str:
-  """The first lines of one of Ray's messages, in one line."""
+  """Returns the first lines of one of Ray's messages, in one line."""
   lines = [line.strip() for line in str(error).splitlines() if line.strip()]
   return ' '.join(lines)[:400] or type(error).__name__

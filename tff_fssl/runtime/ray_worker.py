@@ -26,20 +26,20 @@ from tff_fssl.runtime import phases
 from tff_fssl.runtime import portable
 from tff_fssl.runtime import program as program_lib
 
-# What must be the same wherever a part of a computation runs.
+# Packages with versions that all parts of a computation must share.
 _PACKAGES = ('tensorflow', 'tensorflow-federated', 'keras', 'numpy', 'ray')
-# How many programs a worker keeps.
+# The number of programs that a worker keeps.
 _MAX_PROGRAMS = 8
 
 
 @dataclasses.dataclass(frozen=True)
 class WorkerSettings:
-  """How a worker runs clients.
+  """The way in which a worker runs clients.
 
   Attributes:
     on_gpu: Whether clients run on the GPU that Ray gives the worker.
-    num_threads: How many clients run at a time.
-    intra_op_threads: How many cores TensorFlow's operations use.
+    num_threads: The number of clients that run at a time.
+    intra_op_threads: The number of cores of a TensorFlow operation.
     simulate_secure_aggregation: See `runtime.Settings`.
     is_deterministic: Whether operations on GPUs must repeat their results.
   """
@@ -53,7 +53,7 @@ class WorkerSettings:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What a worker says of itself.
+  """The description that a worker gives of itself.
 
   Attributes:
     name: The machine's name and process id.
@@ -69,13 +69,13 @@ class Description:
 
 
 class Group(NamedTuple):
-  """Some clients of a phase, consecutive ones.
+  """Consecutive clients of a phase.
 
   Attributes:
     phase: The index of the phase.
     first: The position of the first client in the cohort.
-    clients: What `portable.encode_client` gave for each.
-    kept: What `portable.encode_kept` gave.
+    clients: The result of `portable.encode_client` for each.
+    kept: The result of `portable.encode_kept`.
   """
 
   phase: int
@@ -85,12 +85,12 @@ class Group(NamedTuple):
 
 
 class Done(NamedTuple):
-  """What a group's clients gave.
+  """The result of a group of clients.
 
   Attributes:
     totals: The phase's accumulators, in the order of `Phase.initial`.
     kept: For each of the phase's kept slots, the clients' values.
-    reports: (recipe, what it reported) pairs.
+    reports: (recipe, item that it reported) pairs.
     seconds: The time that accumulation took.
   """
 
@@ -101,7 +101,7 @@ class Done(NamedTuple):
 
 
 class Refused(NamedTuple):
-  """A worker cannot work: a mistake of whoever set its machine up.
+  """A worker that cannot work, since its machine lacks something.
 
   Attributes:
     reason: Why.
@@ -121,7 +121,7 @@ class Failed(NamedTuple):
 
 
 def environment() -> dict[str, str]:
-  """What must agree between processes that share a computation."""
+  """Returns the versions that processes of one computation must share."""
   found = {'python': platform.python_version()}
   for package in _PACKAGES:
     try:
@@ -132,13 +132,14 @@ def environment() -> dict[str, str]:
   folder = pathlib.Path(__file__).resolve().parents[1]
   for path in sorted(folder.rglob('*.py')):
     digest.update(str(path.relative_to(folder)).encode())
+    # Another version of a file could compute something else.
     digest.update(path.read_bytes())
   found['source of tff_fssl'] = digest.hexdigest()[:12]
   return found
 
 
 class Worker:
-  """Runs groups of clients; an actor."""
+  """Runs groups of clients, as an actor of Ray."""
 
   def __init__(self, settings: WorkerSettings):
     """Sets TensorFlow up.
@@ -155,6 +156,7 @@ class Worker:
     for gpu in tf.config.list_physical_devices('GPU'):
       tf.config.experimental.set_memory_growth(gpu, True)
     if self._gpus and settings.is_deterministic:
+      # TensorFlow demands one for deterministic operations; nothing uses it.
       tf.random.set_seed(0)
       tf.config.experimental.enable_op_determinism()
     self._settings = settings
@@ -162,13 +164,13 @@ class Worker:
     self._programs: collections.OrderedDict[str, program_lib.Program] = (
       collections.OrderedDict()
     )
-    # Digest of a recipe -> what it loaded.
+    # Digest of a recipe -> the function that it loaded.
     self._makers: dict[str, Any] = {}
     self._reports: list[tuple[str, Any]] = []
     self._lock = threading.Lock()
 
   def describe(self) -> Description:
-    """What it is."""
+    """Describes this worker."""
     return Description(
       f'{socket.gethostname()} (process {os.getpid()})',
       environment(),
@@ -190,11 +192,11 @@ class Worker:
       key: Digest of the computation.
       computation: The serialized `tff.Computation`.
       recipes: The pickled recipes of `group.clients`.
-      server: What `portable.encode_server` gave.
+      server: The result of `portable.encode_server`.
       group: The clients.
 
     Returns:
-      What they gave, or why they gave nothing.
+      Their result, or the reason why they have none.
     """
     try:
       if not self._devices:
@@ -227,13 +229,14 @@ class Worker:
   def _load(
     self, digests: Sequence[str], recipes: Sequence[bytes]
   ) -> list[Any]:
-    """What recipes make; what those of earlier calls have loaded is kept."""
+    """Loads recipes, unless an earlier call has loaded them."""
     makers = {}
     for digest, recipe in zip(digests, recipes, strict=True):
       maker = self._makers.get(digest)
       if maker is None:
         maker = pickle.loads(recipe).load(self._reporter(digest))
       makers[digest] = maker
+    # Recipes of earlier rounds are dropped, with the data they hold.
     self._makers = makers
     return list(makers.values())
 
@@ -282,13 +285,13 @@ class Worker:
 
 
 def dump_computation(computation: Any) -> bytes:
-  """What `load_computation` reads."""
+  """Serializes a computation for `load_computation`."""
   proto = tff.framework.serialize_computation(computation)
   return bytes(proto.SerializeToString(deterministic=True))
 
 
 def load_computation(serialized: bytes) -> Any:
-  """A computation from its bytes."""
+  """Loads a computation from its bytes."""
   proto = tff.framework.serialize_computation(_nothing)
   proto.ParseFromString(serialized)
   return tff.framework.deserialize_computation(proto)
@@ -300,8 +303,9 @@ def _nothing():
 
 
 def _portable_error(error: Exception) -> Exception:
-  """An exception that arrives, whatever the given one holds."""
+  """Returns an exception that can be pickled, for any exception."""
   try:
+    # Some exceptions can be pickled, but not loaded.
     pickle.loads(pickle.dumps(error))
   except Exception:  # pylint: disable=broad-except
     return RuntimeError(f'{type(error).__name__}: {error}')

@@ -1,7 +1,7 @@
-"""How a client's data is made on another machine.
+"""The interface of clients' data that are made on another machine.
 
-A cohort whose clients are made by a recipe travels as the recipe, once for each
-process that works, and the arguments of each client.
+A recipe travels once to each process that works. Of each client, only the
+recipe's arguments follow.
 """
 
 from collections.abc import Callable
@@ -9,10 +9,10 @@ from typing import Any, Protocol, runtime_checkable
 
 
 class Recipe(Protocol):
-  """Makes clients' values wherever it is loaded; small, and can be pickled."""
+  """Makes clients' values in any process. It is small, and can be pickled."""
 
   def load(self, report: Callable[[Any], None]) -> Callable[..., Any]:
-    """Loads what is needed to make values; called once in each process.
+    """Loads everything needed to make values, once in each process.
 
     Args:
       report: Sends something small, which can be pickled, to `received`.
@@ -41,4 +41,4 @@ class MadeByRecipe(Protocol):
   recipe: Recipe | None
 
   def arguments_of(self, index: int) -> tuple[Any, ...]:
-    """The recipe's arguments for a client's value."""
+    """Returns the recipe's arguments for a client's value."""

@@ -1,4 +1,4 @@
-"""Sequences (`tf.data`) that each reader reads from the start; intrinsics.
+"""Sequences (`tf.data`) that each reader reads from the start, and intrinsics.
 
 A dataset that shuffles or caches keeps state from one pass over it to the next.
 TFF's own contexts send datasets as graphs, so each computation that reads one
@@ -50,7 +50,7 @@ class Body:
   result: tuple[operations.Slot, ...]
 
   def captures(self, bound: Sequence[operations.Slot]) -> tuple[Any, ...]:
-    """The slots that it reads beyond its parameters."""
+    """Returns the slots that it reads beyond its parameters."""
     return tuple(
       slot
       for slot in operations.free_slots(self.steps, self.result)
@@ -60,7 +60,7 @@ class Body:
   def __call__(
     self, values: dict[operations.Slot, tf.Tensor]
   ) -> list[tf.Tensor]:
-    """The tensors of its result, given those of all slots that it reads."""
+    """Returns the result's tensors, given those of all slots that it reads."""
     values = operations.emit_steps(self.steps, values)
     return [values[slot] for slot in self.result]
 
@@ -68,17 +68,17 @@ class Body:
 def open_sequence(
   variant: tf.Tensor, sequence_type: tff.SequenceType
 ) -> tf.data.Dataset:
-  """The dataset that a variant tensor stands for."""
+  """Returns the dataset that a variant tensor stands for."""
   return tf.data.experimental.from_variant(
     variant, operations.element_spec(sequence_type.element)
   )
 
 
 def start_fn(dataset: tf.data.Dataset, name: str) -> Callable[[], tf.Tensor]:
-  """A function that returns variant tensors of a dataset in its initial state.
+  """Makes a function that gives variants of a dataset in its initial state.
 
   Args:
-    dataset: The dataset, no matter what was read from it before.
+    dataset: The dataset, in any state.
     name: Name of the dataset, for messages.
 
   Returns:
@@ -102,7 +102,7 @@ def start_fn(dataset: tf.data.Dataset, name: str) -> Callable[[], tf.Tensor]:
 
 
 def graph_of(variant: tf.Tensor) -> bytes:
-  """The graph of a dataset in its initial state, for another process.
+  """Returns the graph of a dataset in its initial state, for another process.
 
   Args:
     variant: The dataset.
@@ -114,7 +114,7 @@ def graph_of(variant: tf.Tensor) -> bytes:
     TypeError: If it has no graph.
   """
   try:
-    return _without_state(_to_graph(variant).numpy())
+    return _strip_state(_dump_graph(variant).numpy())
   except Exception as error:
     raise TypeError(
       f'This dataset cannot be sent to another process: {error}'
@@ -122,20 +122,20 @@ def graph_of(variant: tf.Tensor) -> bytes:
 
 
 def _is_stateless(dataset: tf.data.Dataset) -> bool:
-  """Whether a dataset is known to be the same in each pass over it."""
+  """Says whether a dataset is known to be the same in each pass over it."""
   return type(dataset).__name__ in _STATELESS and all(
     map(_is_stateless, dataset._inputs())  # pylint: disable=protected-access
   )
 
 
-def _to_graph(variant: tf.Tensor) -> tf.Tensor:
+def _dump_graph(variant: tf.Tensor) -> tf.Tensor:
   return tf.raw_ops.DatasetToGraphV2(
     input_dataset=variant, external_state_policy=_IGNORE_EXTERNAL_STATE
   )
 
 
-def _without_state(graph: bytes) -> bytes:
-  """A dataset's graph without references to the dataset's state.
+def _strip_state(graph: bytes) -> bytes:
+  """Returns a dataset's graph without references to the dataset's state.
 
   TFF's own contexts need not remove them: in another process, the state that
   the graph names does not exist.
@@ -154,13 +154,13 @@ def restart_step(
   result: operations.Slot,
   is_needed: Callable[[], bool],
 ) -> operations.Step:
-  """The step that gives one reader its own copy of a sequence.
+  """Returns the step that gives one reader its own copy of a sequence.
 
   Args:
     label: The name of the step.
     sequence: The slot of the sequence.
     result: The slot that the reader reads.
-    is_needed: Returns whether others read the sequence, too; called late.
+    is_needed: Says, at the first use, whether others read the sequence, too.
   """
 
   def emit(tensors):
@@ -168,12 +168,12 @@ def restart_step(
     if is_needed():
       with tf.device('/device:CPU:0'):
         graph = tf.numpy_function(
-          _without_state, [_to_graph(variant)], tf.string
+          _strip_state, [_dump_graph(variant)], tf.string
         )
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
     return [variant]
 
-  return _step(
+  return operations.Step(
     label,
     f'a start of {sequence.type}',
     (sequence,),
@@ -184,20 +184,17 @@ def restart_step(
 
 
 def _leaves(element: Any, type_spec: tff.Type) -> list[tf.Tensor]:
-  """The tensors of an element of a dataset, in TFF's order.
+  """Returns the tensors of an element of a dataset, in TFF's order.
 
-  `tf.nest` sorts the keys of dictionaries; TFF does not.
+  `tf.nest` sorts the keys of dictionaries. TFF does not.
   """
   count = len(tuple(operations.leaf_types(type_spec)))
   order = tf.nest.flatten(operations.pack(type_spec, iter(range(count))))
+  # Positions by TFF's order, filled in that of `tf.nest`.
   tensors = [None] * count
   for index, tensor in zip(order, tf.nest.flatten(element), strict=True):
     tensors[index] = tensor
   return tensors
-
-
-def _step(label, signature, inputs, outputs, clients, emit):
-  return operations.Step(label, signature, inputs, outputs, clients, emit)
 
 
 def map_step(
@@ -207,7 +204,7 @@ def map_step(
   body: Body,
   result: operations.Slot,
 ) -> operations.Step:
-  """`sequence_map`: `body` over each `element` of `sequence`."""
+  """Makes `sequence_map`: `body` over each `element` of `sequence`."""
   bound = operations.flatten(element)
   inputs = (sequence, *body.captures(bound))
 
@@ -223,7 +220,7 @@ def map_step(
     dataset = open_sequence(captured[sequence], sequence.type).map(fn)
     return [tf.data.experimental.to_variant(dataset)]
 
-  return _step(
+  return operations.Step(
     label,
     f'sequence_map to {result.type}',
     inputs,
@@ -242,7 +239,7 @@ def reduce_step(
   body: Body,
   result: operations.Tree,
 ) -> operations.Step:
-  """`sequence_reduce`: `body` over `state`, at first `zero`, and `element`."""
+  """Makes `sequence_reduce`: `body` over `state` and each `element`."""
   state, bound = operations.flatten(state), operations.flatten(element)
   zero, outputs = operations.flatten(zero), operations.flatten(result)
   captures = body.captures((*state, *bound))
@@ -261,7 +258,7 @@ def reduce_step(
     dataset = open_sequence(captured[sequence], sequence.type)
     return dataset.reduce(tuple(captured[slot] for slot in zero), fn)
 
-  return _step(
+  return operations.Step(
     label,
     f'sequence_reduce of {sequence.type}',
     inputs,
@@ -274,7 +271,7 @@ def reduce_step(
 def sum_step(
   label: str, sequence: operations.Slot, result: operations.Tree
 ) -> operations.Step:
-  """`sequence_sum`."""
+  """Makes `sequence_sum`: the sum of elements."""
   outputs = operations.flatten(result)
 
   def emit(tensors):
@@ -287,7 +284,7 @@ def sum_step(
 
     return open_sequence(tensors[0], sequence.type).reduce(zero, fn)
 
-  return _step(
+  return operations.Step(
     label,
     f'sequence_sum of {sequence.type}',
     (sequence,),
@@ -305,7 +302,7 @@ def select_step(
   body: Body,
   result: operations.Slot,
 ) -> operations.Step:
-  """`federated_select`: a dataset with the slices for a client's keys.
+  """Makes `federated_select`: a dataset with the slices for a client's keys.
 
   The slices are computed from the server's value when the client reads them.
   """
@@ -326,6 +323,6 @@ def select_step(
     dataset = tf.data.Dataset.from_tensor_slices(captured[keys]).map(fn)
     return [tf.data.experimental.to_variant(dataset)]
 
-  return _step(
+  return operations.Step(
     label, f'federated_select of {result.type}', inputs, (result,), True, emit
   )

@@ -1,4 +1,4 @@
-"""Which runtime, and how it runs."""
+"""The runtime and its settings."""
 
 import dataclasses
 import math
@@ -35,28 +35,29 @@ class Settings:
       `'cpu'`, `'gpu'`, or device names joined by commas, such as
       `'gpu:0,gpu:1'`. Client i runs on device (i mod n). Logical devices must
       have been configured before.
-    client_threads: How many clients run at a time; 0 chooses a number that
-      suits the devices. Results do not depend on it.
+    client_threads: The number of clients that run at a time. 0: one that suits
+      the devices. Results do not depend on it.
     simulate_secure_aggregation: Whether `federated_secure_sum` and similar
       operators are replaced by plain sums, which protect nothing. If not, they
       raise `NotImplementedError`.
-    call_timeout_secs: How long a worker may take for a call, in seconds,
-      before it is ended and another worker repeats the call; 0: no limit. Not
+    call_timeout_secs: The time limit of a call, in seconds. After it, the
+      worker is ended and another one repeats the call. 0: no limit. Not
       `'in_process'`.
-    default_num_clients: The number of clients of computations whose argument
-      does not determine it.
-    clients_per_group: How many clients are accumulated before their
-      accumulators are merged with those of the clients before them. 0: all; 1
-      with `'ray'`, where a group goes to one worker. Not `'tff_worker'`.
-    intra_op_threads: How many cores a TensorFlow operation uses; 0: all of this
-      machine. Sums over several cores are rounded differently. Workers on other
-      machines use the same number.
-    ray_address: Address of a running Ray cluster, or `'auto'`; empty: a cluster
+    default_num_clients: The number of clients, if a computation's argument does
+      not determine it.
+    clients_per_group: The number of clients that are accumulated before their
+      accumulators are merged with those of earlier clients. 0: all. 1 with
+      `'ray'`, where a group goes to one worker. Not `'tff_worker'`.
+    intra_op_threads: The number of cores of a TensorFlow operation. 0: all of
+      this machine. Sums over several cores are rounded differently. Workers on
+      other machines use the same number.
+    ray_address: Address of a running Ray cluster, or `'auto'`. Empty: a cluster
       on this machine, for this process.
-    ray_workers: How many workers; 0: as many as the cluster has cores or, if
-      clients run on GPUs, room on GPUs.
-    clients_per_gpu: How many workers share a GPU (`'ray'`).
-    ray_trusted_network: Whether a cluster is used that asks nobody for a token.
+    ray_workers: The number of workers. 0: one for each core of the cluster or,
+      if clients run on GPUs, for each place on a GPU.
+    clients_per_gpu: The number of workers that share a GPU (`'ray'`).
+    ray_trusted_network: Whether a cluster without token authentication is
+      allowed.
     is_deterministic: Whether workers' operations on GPUs repeat their results.
   """
 
@@ -84,6 +85,7 @@ class Settings:
         f'--runtime={self.runtime}: allowed are {", ".join(RUNTIMES)}'
         f'{hparams.closest(self.runtime, RUNTIMES)}'
       )
+    # Written so that NaN is refused, too.
     if not 0 <= self.call_timeout_secs < math.inf:
       raise hparams.UsageError(
         f'--call_timeout_secs={self.call_timeout_secs:g}: must be at least 0'
@@ -99,7 +101,7 @@ class Settings:
     elif self.runtime == IN_PROCESS and self.call_timeout_secs:
       raise hparams.UsageError(
         f'--call_timeout_secs={self.call_timeout_secs:g}: there are no calls'
-        ' with --runtime=in_process; leave it out'
+        ' with --runtime=in_process; omit it'
       )
     if self.runtime == RAY and self.client_devices not in _RAY_DEVICES:
       raise hparams.UsageError(
@@ -117,7 +119,7 @@ class Settings:
     if self.clients_per_group or self.intra_op_threads:
       raise hparams.UsageError(
         '--clients_per_group, --intra_op_threads: not known to'
-        ' --runtime=tff_worker; leave them out, or use another runtime'
+        ' --runtime=tff_worker; omit them, or use another runtime'
       )
     if self.client_threads < 0:
       raise hparams.UsageError(

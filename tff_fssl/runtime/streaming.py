@@ -1,4 +1,4 @@
-"""Runs clients in parallel, with ordered results, few of them at a time."""
+"""Runs clients in parallel, a few at a time, with ordered results."""
 
 import collections
 from collections.abc import Callable
@@ -22,14 +22,14 @@ def stream(
 
   Args:
     count: The number of calls.
-    num_threads: How many calls of `work` run at a time; 1 uses no thread.
+    num_threads: The number of calls of `work` at a time. 1 uses no thread.
     work: Called in worker threads.
     consume: Called in this thread.
-    check: Called in this thread before each call of `work`; it raises to stop.
+    check: Called in this thread before each call of `work`. It raises to stop.
 
   Raises:
-    BaseException: What `work` (the call with the lowest i), `consume` or
-      `check` raises, or an interrupt. Calls that have not begun are then
+    BaseException: The error of `work` (in the call with the lowest i),
+      `consume` or `check`, or an interrupt. Calls that have not begun are then
       dropped, and running calls are awaited.
   """
   if num_threads == 1 or count <= 1:
@@ -48,6 +48,7 @@ def stream(
   ) as pool:
     try:
       for index in range(count):
+        # The oldest result first: it may hold back `num_threads` others.
         if len(pending) == num_threads:
           consume_first()
         check()
@@ -56,5 +57,6 @@ def stream(
         consume_first()
     except BaseException:
       for _, future in pending:
+        # Leaving the `with` block awaits those that have begun.
         future.cancel()
       raise

@@ -16,8 +16,8 @@ from tff_fssl.runtime import sequences
 _MAX_SHOWN = 80
 
 
-def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
-  """The tensors and datasets of a value, depth first.
+def read_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
+  """Returns the tensors and datasets of a value, depth first.
 
   Args:
     value: A value of `type_spec` in any of the forms that TFF takes.
@@ -29,12 +29,12 @@ def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
     `tf.data.Dataset`.
 
   Raises:
-    TypeError: If the value is not of the type; says where.
+    TypeError: If the value is not of the type, and says where.
   """
   if isinstance(type_spec, tff.TensorType):
-    return [_to_tensor(value, type_spec, name)]
+    return [_make_tensor(value, type_spec, name)]
   if isinstance(type_spec, tff.SequenceType):
-    return [_to_dataset(value, type_spec, name)]
+    return [_make_dataset(value, type_spec, name)]
   if not isinstance(type_spec, tff.StructType):
     raise NotImplementedError(f'{name}: type {type_spec} is not supported.')
   types = tff.structure.to_elements(type_spec)
@@ -44,17 +44,17 @@ def to_leaves(value: Any, type_spec: tff.Type, name: str) -> list[Any]:
     zip(types, elements, strict=True)
   ):
     key = f'[{index}]' if key is None else f'.{key}'
-    leaves.extend(to_leaves(element, element_type, f'{name}{key}'))
+    leaves.extend(read_leaves(element, element_type, f'{name}{key}'))
   return leaves
 
 
 def _elements(
   value: Any, types: list[Any], type_spec: tff.Type, name: str
 ) -> list[Any]:
-  """The elements of a structure, in the order of its type.
+  """Returns the elements of a structure, in the order of its type.
 
   A mapping is read by its keys if the type has names. Everything else is read
-  by position; names, if there are any, must agree with those of the type.
+  by position. Names, if there are any, must agree with those of the type.
   (TFF's own contexts read mappings by position, too, and ignore nested names.)
   """
   names = [key for key, _ in types]
@@ -86,8 +86,8 @@ def _elements(
   return [element for _, element in elements]
 
 
-def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
-  """A tensor with a value that the type can hold; see `_fits`."""
+def _make_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
+  """Returns a tensor with a value that the type can hold. See `_fits`."""
   spec = operations.element_spec(type_spec)
   if isinstance(value, tf.Variable):
     value = value.read_value()
@@ -123,7 +123,7 @@ def _to_tensor(value: Any, type_spec: tff.TensorType, name: str) -> tf.Tensor:
 
 
 def _numbers(value: Any) -> Iterator[Any]:
-  """The scalars and arrays in nested lists and tuples."""
+  """Returns the scalars and arrays in nested lists and tuples."""
   if isinstance(value, (list, tuple)):
     for element in value:
       yield from _numbers(element)
@@ -134,15 +134,16 @@ def _numbers(value: Any) -> Iterator[Any]:
 
 
 def _fits(value: Any, type_spec: tff.TensorType) -> bool:
-  """Whether a scalar or an array may become a tensor of a type.
+  """Says whether a scalar or an array may become a tensor of a type.
 
   TFF's rule: the kind must be the same (bool, integer, float, complex, string).
-  For Python scalars the value must be in range; for NumPy scalars and arrays,
+  For Python scalars the value must be in range. For NumPy scalars and arrays,
   the dtype's range must be.
   """
   dtype = type_spec.dtype.type
   if isinstance(value, (np.ndarray, np.generic)):
     found = value.dtype.type
+    # The usual case, and strings have no range to compare.
     if found is dtype:
       return True
     if issubclass(found, (np.character, np.object_)):
@@ -174,7 +175,7 @@ def _describe(value: Any) -> str:
   return f'{type(value).__name__} {text}'
 
 
-def _to_dataset(
+def _make_dataset(
   value: Any, type_spec: tff.SequenceType, name: str
 ) -> tf.data.Dataset:
   expected = operations.element_spec(type_spec.element)
@@ -204,15 +205,16 @@ def _to_dataset(
 def _dataset_of_list(
   value: Sequence[Any], type_spec: tff.SequenceType, expected: Any, name: str
 ) -> tf.data.Dataset:
-  """A dataset of the elements of a list."""
+  """Returns a dataset of the elements of a list."""
   elements = [
-    to_leaves(element, type_spec.element, f'{name}[{index}]')
+    read_leaves(element, type_spec.element, f'{name}[{index}]')
     for index, element in enumerate(value)
   ]
   leaf_types = list(operations.leaf_types(type_spec.element))
   columns = []
   for index, leaf_type in enumerate(leaf_types):
     column = [leaves[index] for leaves in elements]
+    # Elements of several shapes cannot be one tensor.
     if len({tuple(tensor.shape) for tensor in column}) > 1:
       packed = [operations.pack(type_spec.element, iter(e)) for e in elements]
       return tf.data.Dataset.from_generator(
@@ -245,7 +247,7 @@ class Argument:
     readers: Mapping[operations.Slot, Sequence[operations.Slot]],
     default_num_clients: int = 0,
   ):
-    """Reads the server's values; clients' values are read client by client.
+    """Reads the server's values. `client` reads those of a client.
 
     Args:
       value: The argument.
@@ -257,7 +259,7 @@ class Argument:
         determine it.
 
     Raises:
-      TypeError: If the argument is not of its type; says where.
+      TypeError: If the argument is not of its type, and says where.
       ValueError: If two client arguments differ in their number of clients.
     """
     self.server: dict[operations.Slot, Any] = {}
@@ -275,15 +277,15 @@ class Argument:
     self.num_clients = next(iter(sizes.values()), default_num_clients)
 
   @classmethod
-  def of_clients(
+  def clients_only(
     cls,
     parts: Sequence[tuple[str, Sequence[Any], tff.Type, Any]],
     readers: Mapping[operations.Slot, Sequence[operations.Slot]],
   ) -> Argument:
-    """An argument without the server's values.
+    """Builds an argument without the server's values.
 
     Args:
-      parts: (name, values, type of a value, slots) of what clients have.
+      parts: (name, values, type of a value, slots) of clients' values.
       readers: See `__init__`.
 
     Returns:
@@ -315,25 +317,24 @@ class Argument:
     else:
       if isinstance(type_spec, tff.FederatedType):
         type_spec = type_spec.member
-      leaves = to_leaves(value, type_spec, name)
+      leaves = read_leaves(value, type_spec, name)
       self.server.update(self._tensors(slots, leaves, name, self._datasets))
 
   def client(
     self, index: int, wanted: frozenset[operations.Slot]
   ) -> tuple[dict[operations.Slot, Any], list[Any]]:
-    """The values of one client, made now.
+    """Returns the values of one client, made now.
 
     Args:
       index: The position of the client in the cohort.
-      wanted: The slots that are needed; values that contain none of them are
-        not made.
+      wanted: The slots that are needed. Other values are not made.
 
     Returns:
       The values of the client's slots, and objects that must live as long.
 
     Raises:
       errors.ExecutionError: If the caller's sequence or function fails.
-      TypeError: If the value is not of its type; says where.
+      TypeError: If the value is not of its type, and says where.
     """
     result: dict[operations.Slot, Any] = {}
     datasets: list[tf.data.Dataset] = []
@@ -342,7 +343,7 @@ class Argument:
         continue
       value = client_value(values, name, index)
       client_name = f'{name}, client {index}'
-      leaves = to_leaves(value, type_spec, client_name)
+      leaves = read_leaves(value, type_spec, client_name)
       result.update(self._tensors(slots, leaves, client_name, datasets, wanted))
     return result, datasets
 
@@ -351,7 +352,7 @@ class Argument:
     slots: Sequence[operations.Slot],
     wanted: frozenset[operations.Slot],
   ) -> bool:
-    """Whether any of some slots, or of their readers, is wanted."""
+    """Says whether any of some slots, or of their readers, is wanted."""
     return not wanted.isdisjoint(slots) or any(
       wanted.intersection(self._readers.get(slot, ())) for slot in slots
     )
@@ -364,11 +365,12 @@ class Argument:
     datasets: list[Any],
     wanted: Optional[frozenset[operations.Slot]] = None,
   ) -> Iterator[tuple[operations.Slot, tf.Tensor]]:
-    """The tensors of slots and of their readers; `None` means all slots."""
+    """Yields the tensors of slots and of their readers. None: of all slots."""
     for slot, leaf in zip(operations.flatten(slots), leaves, strict=True):
       if not isinstance(leaf, tf.data.Dataset):
         yield slot, leaf
         continue
+      # A variant tensor does not keep its dataset alive.
       datasets.append(leaf)
       start = sequences.start_fn(leaf, name)
       for reader in (slot, *self._readers.get(slot, ())):
@@ -377,7 +379,7 @@ class Argument:
 
 
 def client_value(values: Sequence[Any], name: str, index: int) -> Any:
-  """A client's value; raises `errors.ExecutionError` if making it fails."""
+  """Makes a client's value, or raises `errors.ExecutionError`."""
   try:
     value = values[index]
     return value() if callable(value) else value
@@ -390,7 +392,7 @@ def client_value(values: Sequence[Any], name: str, index: int) -> Any:
 def client_parts(
   type_spec: Optional[tff.Type], slots: Any, name: str = 'argument'
 ) -> Iterator[tuple[str, tff.Type, tuple[operations.Slot, ...]]]:
-  """(name, type of a value, slots) of what an argument has at clients.
+  """Yields (name, type of a value, slots) of an argument's client values.
 
   Args:
     type_spec: The argument's type, or None if there is no argument.
@@ -410,7 +412,7 @@ def client_parts(
 
 
 def _is_of_clients(type_spec: tff.Type) -> bool:
-  """Whether each client has a value of its own."""
+  """Says whether each client has a value of its own."""
   return (
     isinstance(type_spec, tff.FederatedType)
     and type_spec.placement is tff.CLIENTS
@@ -418,10 +420,10 @@ def _is_of_clients(type_spec: tff.Type) -> bool:
   )
 
 
-def to_result(
+def build_result(
   type_spec: tff.Type, leaves: Iterator[Any], num_clients: int
 ) -> Any:
-  """The result of an invocation, in Python's containers and NumPy's arrays.
+  """Builds the result of an invocation, of containers and NumPy arrays.
 
   Args:
     type_spec: Type of the result, with containers.
@@ -442,7 +444,7 @@ def to_result(
 def _result(
   type_spec: tff.Type, leaves: Iterator[Any], num_clients: int
 ) -> Any:
-  """`to_result` of a type that is no struct, without containers."""
+  """Does `build_result` for a type that is no struct, without containers."""
   if not isinstance(type_spec, tff.FederatedType):
     return _export(next(leaves), type_spec)
   if type_spec.placement is tff.SERVER or type_spec.all_equal:
@@ -452,7 +454,7 @@ def _result(
   count = len(tuple(operations.leaf_types(type_spec)))
   columns = [_per_client(next(leaves), num_clients) for _ in range(count)]
   return [
-    to_result(type_spec.member, iter([c[index] for c in columns]), 0)
+    build_result(type_spec.member, iter([c[index] for c in columns]), 0)
     for index in range(num_clients)
   ]
 

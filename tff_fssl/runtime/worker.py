@@ -13,14 +13,13 @@ keeps the program's standard output open. Here `_Worker` starts it, and
     sets of its argument yield the same elements each time.
 
 It listens on all network interfaces, without authentication, and has no flag
-for the address; the user is warned of this.
+for the address. The user is warned of this.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-import concurrent.futures
 import contextlib
 import functools
 import importlib.resources
@@ -40,10 +39,11 @@ import grpc
 from tff_fssl import processes
 from tff_fssl.lazy import tff
 from tff_fssl.runtime import errors
+from tff_fssl.runtime import in_process
 
 # The most repetitions of one invocation.
 _MAX_REPETITIONS = 3
-# How long a worker may take to open its port: 0.1 s on an idle machine.
+# Seconds to open the port, which takes 0.1 s on an idle machine.
 _START_SECS = 60.0
 _CHANNEL_OPTIONS = (
   ('grpc.max_receive_message_length', -1),
@@ -51,12 +51,12 @@ _CHANNEL_OPTIONS = (
   # The worker is on this machine.
   ('grpc.enable_http_proxy', 0),
 )
-# The most bytes that are shown of what the worker wrote before it died.
+# The most bytes of a dead worker's output that are shown.
 _MAX_LAST_WORDS = 500
 
 
 class _LostError(Exception):
-  """The worker died or was too slow; the message says which."""
+  """The worker died or was too slow, as the message says."""
 
 
 class _CallError(grpc.RpcError):
@@ -97,7 +97,7 @@ class _Channel:
     """Does nothing."""
 
   def unary_unary(self, *args: Any, **kwargs: Any) -> Callable[[Any], Any]:
-    """See `grpc.Channel`."""
+    """Makes a function for calls with our deadline."""
     function = self._channel.unary_unary(*args, **kwargs)
 
     def call(request: Any) -> Any:
@@ -154,6 +154,7 @@ class _Worker:
     # gRPC shares the port, which the system allows only to the same user.
     reserved = socket.socket()
     reserved.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    # On all interfaces, as the worker will bind it.
     reserved.bind(('', 0))
     self.port = reserved.getsockname()[1]
     # pylint: disable=consider-using-with
@@ -172,6 +173,7 @@ class _Worker:
       stdout=subprocess.DEVNULL,
       stderr=self._log,
     )
+    # The worker has no encryption, and is on this machine.
     channel = grpc.insecure_channel(f'127.0.0.1:{self.port}', _CHANNEL_OPTIONS)
     self.end = weakref.finalize(self, _end, self._process, channel, reserved)
     try:
@@ -196,11 +198,11 @@ class _Worker:
 
   @property
   def is_alive(self) -> bool:
-    """Whether the process is running."""
+    """Says whether the process is running."""
     return self._process.poll() is None
 
   def last_words(self) -> str:
-    """' (how it ended)' and its last output; '' while it lives."""
+    """Returns ' (how it ended)' and its last output, or '' while it lives."""
     status = self._process.poll()
     if status is None:
       return ''
@@ -211,7 +213,7 @@ class _Worker:
     return how + (f' after it wrote: {words}' if words else '')
 
   def invoke(self, comp: Any, arg: Any) -> Any:
-    """Runs a computation; raises `_LostError` and what TFF raises."""
+    """Runs a computation, or raises `_LostError` and what TFF raises."""
     try:
       return self._context.invoke(comp, arg)
     except Exception as error:
@@ -245,7 +247,7 @@ def _build_context(
   simulate_secure_aggregation: bool,
   default_num_clients: int,
 ) -> tff.framework.SyncContext:
-  """TFF's context for a running worker.
+  """Builds TFF's context for a running worker.
 
   `tff.backends.native.create_sync_local_cpp_execution_context` builds the same
   context for a worker that TFF starts.
@@ -259,6 +261,7 @@ def _build_context(
     )
 
   def create_executor(cardinalities: Any) -> tff.framework.RemoteExecutor:
+    # Computations without arguments at clients do not tell the number.
     cardinalities.setdefault(tff.CLIENTS, default_num_clients)
     executor = tff.framework.RemoteExecutor(stub)
     executor.set_cardinalities(cardinalities)
@@ -295,17 +298,17 @@ class WorkerContext(tff.framework.SyncContext):
     default_num_clients: int = 0,
     warn: Callable[[str], None] = logging.warning,
   ):
-    """Initialises the context; starts no process.
+    """Initialises the context, without starting a process.
 
     Args:
-      client_threads: How many calls of one local computation run at a time,
-        or 0 for as many as there are clients.
+      client_threads: The number of calls of one local computation at a time. 0:
+        one for each client.
       simulate_secure_aggregation: Whether secure sums are replaced by plain
         sums, which protect nothing: for simulation only.
-      call_timeout_secs: How long the worker may take to answer a call, in
-        seconds; 0: no limit. An invocation consists of a few quick calls, which
-        send the argument, and one call that computes the result.
-      default_num_clients: The number of clients of computations whose argument
+      call_timeout_secs: The time limit of a call to the worker, in seconds. 0:
+        no limit. An invocation consists of a few quick calls, which send the
+        argument, and one call that computes the result.
+      default_num_clients: The number of clients, if a computation's argument
         does not determine it.
       warn: Called to warn the user of the open port, once, and of workers that
         died.
@@ -342,6 +345,7 @@ class WorkerContext(tff.framework.SyncContext):
     return self._invoke(comp, arg, threading.Event())
 
   def _invoke(self, comp: Any, arg: Any, cancelled: threading.Event) -> Any:
+    # Once, so that repetitions send the same data.
     arg = _make_client_data(arg, comp.type_signature.parameter)
     num_repetitions = 0
     while True:
@@ -373,7 +377,7 @@ class WorkerContext(tff.framework.SyncContext):
         raise
 
   def _get_worker(self) -> _Worker:
-    """The worker, which is started if there is none; raises `_LostError`."""
+    """Returns the worker, or starts one, or raises `_LostError`."""
     with self._lock:
       if self._closed:
         raise RuntimeError('This context was closed.')
@@ -405,7 +409,7 @@ class WorkerContext(tff.framework.SyncContext):
           self._worker = None
 
   def close(self) -> None:
-    """Ends the worker; the context cannot be used after."""
+    """Ends the worker and closes the context."""
     with self._lock:
       self._closed = True
       if self._worker is not None:
@@ -418,47 +422,18 @@ class WorkerContext(tff.framework.SyncContext):
     self.close()
 
 
-class AsyncWorkerContext(tff.framework.AsyncContext):
+class AsyncWorkerContext(in_process.ThreadContext):
   """`WorkerContext` for `tff.program.NativeFederatedContext`.
 
-  Computations run one after another in a separate thread, so that the event
-  loop stays free. Cancelling an invocation ends the worker; the next invocation
-  starts another one.
+  Cancelling an invocation ends the worker. The next invocation starts another
+  one.
   """
 
-  def __init__(self, context: WorkerContext):
-    """Wraps a context.
+  _context: WorkerContext
 
-    Args:
-      context: The context that runs the computations.
-    """
-    self._context = context
-    self._thread = concurrent.futures.ThreadPoolExecutor(
-      1, thread_name_prefix='tff_worker'
-    )
-
-  async def invoke(self, comp: Any, arg: Any) -> Any:
-    """Runs a computation; see `WorkerContext.invoke`."""
-    if asyncio.iscoroutine(arg):
-      arg = await arg
-    cancelled = threading.Event()
-    future = asyncio.get_running_loop().run_in_executor(
-      self._thread, self._context._invoke, comp, arg, cancelled
-    )
-    try:
-      return await asyncio.shield(future)
-    except asyncio.CancelledError:
-      cancelled.set()
-      self._context._end_worker(self._context._worker)
-      await asyncio.gather(future, return_exceptions=True)
-      raise
-    except Exception as error:
-      errors.raised_in_loop(error)
-      raise
-
-  def close(self) -> None:
-    """Ends the worker; the context cannot be used after."""
-    self._context.close()
+  def _interrupt(self) -> None:
+    # Only its end stops the computation that the thread waits for.
+    self._context._end_worker(self._context._worker)
 
   def __enter__(self):
     return self

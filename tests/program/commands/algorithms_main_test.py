@@ -107,7 +107,7 @@ def test_what_the_legend_says_of_norms_is_so():
       *algorithms_main._ASKED[asked],
     ]
     try:
-      config.from_command_line(argv)
+      config.parse_config(argv)
       is_accepted = True
     except UsageError:
       is_accepted = False

@@ -62,10 +62,10 @@ def test_a_sound_folder(shown, tmp_path):
     'by class folders',
     '15 for training, 6 for testing, 6 x 6 x 3',
     '  cat           9     3\n  dog           6     3\n',
-    'Nothing stops training: --dataset=folder:photos',
+    'OK. Train with --dataset=folder:photos',
   ):
     assert words in text
-  assert 'goes on' not in text
+  assert 'continues' not in text
   _, again = shown('folder:photos', '--image_size=6')
   assert again == text
   (tmp_path / 'photos/train/cat/0.png').unlink()
@@ -99,7 +99,7 @@ def test_problems_of_a_folder(shown, tmp_path):
   code, text = shown('folder:photos')
   assert code == 1
   assert 'stops training: classes without a training example: owl' in text
-  assert 'training goes on: classes without a test example: dog; ' in text
+  assert 'training continues: classes without a test example: dog; ' in text
   assert '  owl           0     3' in text
   shutil.move(root / 'test/owl', root / 'test/dog')
   (root / 'train/cat/1.jpg').write_text('no image')
@@ -112,7 +112,7 @@ def test_problems_of_a_folder(shown, tmp_path):
   assert code == 1
   for words in (
     'left out   1 files that are no images',
-    'training goes on: 23 images are smaller than 32 x 32, and are enlarged',
+    'training continues: 23 images are smaller than 32 x 32, and are enlarged',
     'stops training: train/cat/1.jpg: it is not a readable image',
     '2 training examples repeat another one, by their content:'
     ' train/cat/again.png = train/cat/0.png,'
@@ -125,8 +125,8 @@ def test_problems_of_a_folder(shown, tmp_path):
     assert words in text
   code, text = shown('folder:photos', '--max_unreadable=1')
   assert code == 0
-  assert 'training goes on: train/cat/1.jpg: it is not an image' in text
-  assert '; it is left out' in text
+  assert 'training continues: train/cat/1.jpg: it is not an image' in text
+  assert '; it is skipped' in text
 
 
 def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
@@ -141,12 +141,12 @@ def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
   assert code == 0
   lines = text.splitlines()
   assert (
-    'training goes on: 11 image files are not used (1 in train, 7 in'
+    'training continues: 11 image files are not used (1 in train, 7 in'
     ' train/b/2023, 3 in valid/a): only images directly in a class folder are'
     ' read; move them'
   ) in lines
   assert (
-    'training goes on: class folders without an image: c; they are ignored,'
+    'training continues: class folders without an image: c; they are ignored,'
     ' and the network has 2 outputs'
   ) in lines
   assert 'can tell' not in text
@@ -160,7 +160,7 @@ def test_what_is_not_used_or_gives_a_class_away(shown, tmp_path):
   code, text = shown('folder:photos', '--image_size=6')
   assert code == 0
   for words in (
-    'training goes on: 50% of a and 0% of the others are gray: a network can'
+    'training continues: 50% of a and 0% of the others are gray: a network can'
     ' tell classes by that',
     '100% of b and 35% of the others are PNG files: ',
     '100% of b and 0% of the others are 9 x 7 in their files: ',
@@ -240,7 +240,7 @@ def test_removing_caches(shown, tmp_path):
   shown('folder:photos', '--image_size=6')
   shown('folder:photos', '--image_size=7')
   code, text = shown('folder:photos', '--remove_caches')
-  assert code == 2 and 'leave the name out' in text
+  assert code == 2 and 'omit the name' in text
   code, text = shown('--remove_caches')
   assert code == 0
   assert '10 images of 6 x 6 x 3, ' in text and '7 x 7 x 3' in text
@@ -258,7 +258,7 @@ def test_client_data(shown, tmp_path):
   words = ' '.join(text.split())
   assert code == 0, text
   assert 'clients 2, of 3 to 5 images' in words and 'stored 5 x 5 i' in words
-  assert 'Nothing stops training: --dataset=clientdata:x' in words
+  assert 'OK. Train with --dataset=clientdata:x' in words
   with h5py.File(tmp_path / 'x/a_train.h5', 'a') as file:
     file['examples/bob/pixels'][1] = 2
   code, text = shown('clientdata:x')

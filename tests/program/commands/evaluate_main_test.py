@@ -47,7 +47,7 @@ def test_it_evaluates_an_exported_model_at_the_clients(tmp_path, capsys):
   from tff_fssl.program.reporting import runs
 
   flags = [*_RUN, '--model=cnn', '--client_test_fraction=0.2']
-  config = config_lib.from_command_line([*flags, '--num_clients=20'])
+  config = config_lib.parse_config([*flags, '--num_clients=20'])
   task = experiment.build_task(config)
   weights = adapter.Network(task.model_fn, seed=0).initial_weights()
   model = server_model.ServerModel(*weights)

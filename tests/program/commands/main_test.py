@@ -46,7 +46,7 @@ def test_a_command_parses_checks_and_returns_a_code(capsys):
   for argv, message in (
     ([], '^none$'),
     (['a', 'b'], "^'b': give one name only$"),
-    (['code', '--depth=7'], '^--depth: has no effect with --kind=a; leave it'),
+    (['code', '--depth=7'], '^--depth: has no effect with --kind=a; omit it'),
     (['code', '--kind=c'], '^--kind=c: allowed are a, b'),
   ):
     with pytest.raises(hparams.UsageError, match=message):

@@ -170,4 +170,4 @@ def test_mistakes_are_one_line_before_tensorflow(flags, words, capsys):
 def test_data_are_looked_over(name, noun, capsys):
   assert main.run(data_main.data_main, [name]) == 0
   shown = capsys.readouterr().out
-  assert f'  {noun} ' in shown and 'Nothing stops training' in shown
+  assert f'  {noun} ' in shown and 'OK. Train with' in shown

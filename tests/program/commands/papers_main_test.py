@@ -39,7 +39,7 @@ def _trained(monkeypatch):
 
   def train(arguments):
     calls.append(arguments)
-    config = config_lib.from_command_line(arguments)
+    config = config_lib.parse_config(arguments)
     tree = output_tree.OutputTree(config.run.output_dir)
     with tree:
       tree.open(config)
@@ -104,7 +104,7 @@ def test_command_is_the_run(call, trained, tmp_path, monkeypatch):
   assert words[:2] == shlex.split(console.command_line('train'))
   assert call('run', *more)[0] == main.DONE
   assert trained == [words[2:]]
-  config = config_lib.from_command_line(words[2:])
+  config = config_lib.parse_config(words[2:])
   row = papers.find(_ROW).config()
   assert config.run == dataclasses.replace(
     row.run,
@@ -114,7 +114,7 @@ def test_command_is_the_run(call, trained, tmp_path, monkeypatch):
   assert config.round == row.round
   trained.clear()
   assert call('run', *more, '--compute_dtype=bfloat16')[0] == main.DONE
-  config = config_lib.from_command_line(trained[0])
+  config = config_lib.parse_config(trained[0])
   assert config.round == dataclasses.replace(
     row.round, compute_dtype='bfloat16'
   )
@@ -204,8 +204,8 @@ def test_compare(call, tmp_path):
     (('run', _ROW, '--budget=rounds=0'), 'must be paper'),
     (('run', _ROW, '--budget=0h'), 'must be paper'),
     (('run', _ROW, '--budget=rounds=801'), 'the paper has 800 rounds'),
-    (('command', _ROW, '--budget=2h'), 'only `run` measures'),
-    (('hours', _ROW, '--budget=2h'), 'only `run` measures'),
+    (('command', _ROW, '--budget=2h'), 'only `run` converts'),
+    (('hours', _ROW, '--budget=2h'), 'only `run` converts'),
     (('run', _ROW, '--rounds=2'), 'unknown flag --rounds'),
     (('run', 'fedmatch/tableB3/clients/fedmatch'), 'covid19'),
   ],

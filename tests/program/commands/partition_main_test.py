@@ -30,7 +30,7 @@ def _call(capsys):
 
 
 def test_control_characters_are_escaped(call, tmp_path):
-  config = config_lib.from_command_line([*_DIGITS, '--clients_per_round=5'])
+  config = config_lib.parse_config([*_DIGITS, '--clients_per_round=5'])
   drawn = run_data.load_partition(config, sources.load('digits'))
   names = tuple(f'{i}\x1b[31m' for i in range(5))
   file = str(tmp_path / 'a.json')
@@ -50,7 +50,7 @@ def test_draws_writes_and_describes(call, tmp_path):
   assert code == main.DONE
   assert open(image, 'rb').read(4) == b'\x89PNG'
   # It is what training draws.
-  config = config_lib.from_command_line([*flags, '--clients_per_round=5'])
+  config = config_lib.parse_config([*flags, '--clients_per_round=5'])
   wanted = run_data.load_partition(config, sources.load('digits'))
   assert open(file).read() == wanted.dump_json()
   code, read, _ = call(file)
@@ -135,9 +135,7 @@ sys.exit(code)
 
 
 def _flagged(*argv):
-  return config_lib.from_command_line(
-    [*_DIGITS, '--clients_per_round=2', *argv]
-  )
+  return config_lib.parse_config([*_DIGITS, '--clients_per_round=2', *argv])
 
 
 def test_a_file_says_what_the_flags_are(call, tmp_path):
@@ -146,7 +144,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
   labels = ('--scenario=labels_at_clients', '--num_labels=10', '--seed=7')
   assert call(*_DIGITS, *made, *labels, f'--output={file}')[0] == 0
   given = f'--partition_file={file}'
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     ['--dataset=digits', '--clients_per_round=2', given]
   )
   run = config.run
@@ -163,7 +161,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
   assert partition.settings.seed == 7
   # All of it together, as flags.txt has it.
   typed = [f'--{n}={str(v)}' for n, v in config.flags().items()]
-  assert config_lib.from_command_line(typed) == config
+  assert config_lib.parse_config(typed) == config
 
 
 @pytest.mark.parametrize(
@@ -174,7 +172,7 @@ def test_a_file_says_what_the_flags_are(call, tmp_path):
       ['--num_labels=50'],
       '--num_labels=50: has no effect with --',
     ),
-    (['--partition=dirichlet'], 'was made with iid; leave it out'),
+    (['--partition=dirichlet'], 'was made with iid; omit it'),
     (
       ['--dataset=cifar100', '--num_labels=100'],
       'data with 10 classes, but --dataset=cifar100 has 100',
@@ -211,7 +209,7 @@ def test_a_file_of_other_data(call, tmp_path):
 def test_old_files_are_read(tmp_path):
   partition = partition_draw.build_partition(
     np.arange(100) % 10,
-    config_lib.from_command_line(
+    config_lib.parse_config(
       _DIGITS + ('--clients_per_round=2',)
     ).partition_settings,
   )

@@ -67,7 +67,7 @@ def test_watching_ends_with_ctrl_c(tmp_path, capsys, monkeypatch):
   monkeypatch.setattr(time, 'sleep', sleep)
   code, out, err = _call(capsys, tmp_path, '--watch=0.5')
   assert (code, err, pauses) == (0, '', [0.5] * 3)
-  assert out.count('1 finished') == out.count('warning: left out: ') == 3
+  assert out.count('1 finished') == out.count('warning: skipped: ') == 3
 
 
 def test_watching_on_a_terminal_shows_what_fits(tmp_path, capsys, monkeypatch):

@@ -104,7 +104,7 @@ def test_a_grid(call, folder):
   ]
   assert (rows[3]['seed0'], rows[3]['seed1']) == ('0.8', '0.81')
   assert 'test/accuracy' not in rows[0]
-  chosen = config_lib.from_command_line([f'--flagfile={folder.winner}'])
+  chosen = config_lib.parse_config([f'--flagfile={folder.winner}'])
   assert (
     chosen.round.client_learning_rate == 0.8 and chosen.round.client_epochs == 1
   )

@@ -13,7 +13,7 @@ _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def _config(*argv):
     (['--track=mlflow'], ["'mlflow' is not a tracker", 'mlflow:URI']),
     (['--track=comet:x'], ["'comet:x' is not", 'wandb:PROJECT']),
     (['--track=wandb:a/b/c'], ['--track=wandb:a/b/c', 'ENTITY/PROJECT']),
-    (['--track=wandb:a,wandb:b'], ['wandb is there twice']),
+    (['--track=wandb:a,wandb:b'], ['wandb is given twice']),
     (
       ['--track=mlflow:https://me:secret@host/x'],
       ['mlflow:https://...@host/x', 'MLFLOW_TRACKING_PASSWORD'],
@@ -221,7 +221,7 @@ def _config(*argv):
     (['--simulate_secure_aggregation'], ['no effect', '--aggregator=mean']),
     (
       ['--fl2.consistency=none', '--fl2.rho=0.5'],
-      ['--fl2.rho: has no effect with --fl2.consistency=none; leave it out'],
+      ['--fl2.rho: has no effect with --fl2.consistency=none; omit it'],
     ),
     (
       ['--fl2.consistency=none', '--fl2.consistency_on=all'],

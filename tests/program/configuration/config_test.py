@@ -15,7 +15,7 @@ _PRIVATE = ('--algorithm=fixmatch', '--aggregator=dp')
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 def test_defaults_are_a_configuration():
@@ -56,7 +56,7 @@ def test_flags_repeat_the_configuration(tmp_path):
   ):
     first = _config(*argv)
     path = tmp_path / 'flags.txt'
-    path.write_text(flags.to_flagfile(first.flags()))
+    path.write_text(flags.flagfile_text(first.flags()))
     # Named on the command line they must be allowed as well.
     assert _config(f'--flagfile={path}') == first
     assert _config(*path.read_text().split()) == first
@@ -205,8 +205,8 @@ def test_robust_aggregation_takes_robust_statistics():
   assert kind('--aggregator=robust', '--norm=bn') == 'moving_average'
 
 
-@pytest.fixture(name='with_round_defaults')
-def _with_round_defaults(monkeypatch):
+@pytest.fixture(name='paper_defaults')
+def _paper_defaults(monkeypatch):
   """Registers `paper`: supervised, with two values of a paper of its own."""
   values = {'client_epochs': 2, 'learning_rate_schedule': 'cosine'}
   entry = dataclasses.replace(
@@ -216,10 +216,8 @@ def _with_round_defaults(monkeypatch):
   return ['--algorithm=paper', _CLIENTS, '--num_labels=10']
 
 
-def test_round_defaults_hold_unless_the_flag_is_given(
-  with_round_defaults, tmp_path
-):
-  argv = with_round_defaults
+def test_round_defaults_hold_unless_the_flag_is_given(paper_defaults, tmp_path):
+  argv = paper_defaults
   used = _config(*argv)
   assert used.round.client_epochs == 2
   assert used.flags()['learning_rate_schedule'] == 'cosine'
@@ -231,14 +229,14 @@ def test_round_defaults_hold_unless_the_flag_is_given(
   assert _config(*argv, f'--flagfile={path}').round.client_epochs == 2
   with pytest.raises(UsageError, match='--learning_rate_schedule=constant'):
     _config(*argv, f'--flagfile={path}', '--schedule_rounds=3')
-  path.write_text(flags.to_flagfile(used.flags()))
+  path.write_text(flags.flagfile_text(used.flags()))
   assert _config(f'--flagfile={path}') == used
   # Other algorithms keep the general defaults.
   assert _config('--algorithm=supervised').round.client_epochs == 5
 
 
-def test_round_defaults_are_in_the_help(with_round_defaults, capsys):
-  del with_round_defaults
+def test_round_defaults_are_in_the_help(paper_defaults, capsys):
+  del paper_defaults
   assert main.run(train_main.train_main, ['--help']) == 0
   title, note = (
     capsys.readouterr()
@@ -328,7 +326,7 @@ def test_an_aggregator_in_a_flagfile_is_refused_if_nothing_is_aggregated(
     _config(f'--flagfile={path}', *alone)
   assert str(error.value) == (
     f'--aggregator (in {path}): has no effect with'
-    ' --algorithm=local_fixmatch; leave it out'
+    ' --algorithm=local_fixmatch; omit it'
   )
   with pytest.raises(UsageError, match='--aggregator: has no effect'):
     _config(f'--aggregator={name}', *alone)

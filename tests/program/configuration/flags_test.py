@@ -129,7 +129,7 @@ def test_positional_arguments_where_they_are_allowed():
 
 def test_flagfile_round_trip(tmp_path):
   values = {'count': 7, 'rate': 1 / 3, 'name': 'b', 'fast': False}
-  text = flags.to_flagfile(values)
+  text = flags.flagfile_text(values)
   assert text.splitlines() == sorted(text.splitlines())
   path = _file(tmp_path, text)
   assert _parse(f'--flagfile={path}').build(_Hparams) == _Hparams(**values)

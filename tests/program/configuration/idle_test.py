@@ -40,11 +40,11 @@ def test_the_flag_that_is_read_last_is_the_reason(given, expected):
 
 def test_predicates_read_the_whole_configuration():
   given = ['--algorithm=supervised', '--num_labels=40', '--dataset=digits']
-  config = config_lib.from_command_line(given)
+  config = config_lib.parse_config(given)
   found = config.idle()
   assert found['overselect'] == found['aggregator'] == '--algorithm=supervised'
   assert found['image_size'] == '--dataset=digits'
-  own = config_lib.from_command_line([*given[1:], '--algorithm=fl2']).idle()
+  own = config_lib.parse_config([*given[1:], '--algorithm=fl2']).idle()
   flag = '--fl2.learning_status_aggregation=true'
   assert own['client_weighting'] == flag
   assert own['overselect'] == '--straggler_probability=0.0'
@@ -55,7 +55,7 @@ def test_predicates_read_the_whole_configuration():
 def test_predicates_of_all_flags_can_be_evaluated(algorithm):
   entry = registry.REGISTRY[algorithm]
   scenario = entry.capabilities.scenarios[-1]
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     [
       f'--algorithm={algorithm}',
       f'--scenario={scenario}',

@@ -119,7 +119,7 @@ def test_every_row_is_a_configuration(data_dir):
     values = config.flags()
     # The command says the same as the flagfile.
     given = row.arguments(more)
-    assert config_lib.from_command_line(given).flags() == values, row.name
+    assert config_lib.parse_config(given).flags() == values, row.name
     # What the name says.
     words = row.name.split('/')[2].split('-')
     at_clients = values['scenario'] == 'labels_at_clients'
@@ -194,7 +194,7 @@ def test_names():
 
 def test_a_damaged_file(tmp_path, monkeypatch):
   (tmp_path / 'papers').mkdir()
-  for name in papers.NAMES:
+  for name in papers.names():
     (tmp_path / 'papers' / f'{name}.toml').write_text('[tables\n')
   monkeypatch.setattr(
     papers.configs, 'path_of', lambda name: str(tmp_path / name)
@@ -211,7 +211,7 @@ def test_a_flagfile_of_a_row(tmp_path):
   row = papers.find('fedswitch/table2/noniid-server/fedswitch')
   path = tmp_path / 'row.flags'
   path.write_text('\n'.join(row.arguments()))
-  read = config_lib.from_command_line([f'--flagfile={path}'])
+  read = config_lib.parse_config([f'--flagfile={path}'])
   assert read.flags() == row.config().flags()
   assert flags.read_flagfile(str(path))['fedswitch.prior_divergence'] == (
     '0.677455'

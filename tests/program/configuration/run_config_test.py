@@ -8,7 +8,7 @@ _CLIENTS = '--scenario=labels_at_clients'
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 def test_streaming_is_where_clients_use_unlabelled_examples():

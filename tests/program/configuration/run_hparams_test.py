@@ -8,7 +8,7 @@ from tff_fssl.program.configuration import run_hparams
 
 
 def _config(*argv):
-  return config.from_command_line(argv)
+  return config.parse_config(argv)
 
 
 def test_trackers(monkeypatch):

@@ -40,7 +40,7 @@ _NO_ROWS = row_files.RowFiles('')
 
 @pytest.fixture(scope='module')
 def task():
-  return experiment.build_task(config_lib.from_command_line(_FLAGS))
+  return experiment.build_task(config_lib.parse_config(_FLAGS))
 
 
 @pytest.fixture(scope='module')
@@ -52,7 +52,7 @@ def model(task):
   )
 
 
-def _by_client(task, model):
+def _client_figures(task, model):
   """Of each client: number of examples, of correct ones, and the losses."""
   network = task.model_fn()
   network.set_weights([*model.trainable, *model.non_trainable])
@@ -77,7 +77,7 @@ def test_figures_are_those_of_numpy(task, model, monkeypatch):
   # Three cohorts.
   monkeypatch.setattr(client_evaluation, '_COHORT_SIZE', 8)
   found = _evaluate(task, model)
-  counts, correct, losses = zip(*_by_client(task, model), strict=True)
+  counts, correct, losses = zip(*_client_figures(task, model), strict=True)
   accuracies = np.array(correct) / counts
   assert len(set(accuracies)) > 3
   assert found['num_clients'] == found['num_clients_with_examples'] == 20
@@ -137,9 +137,7 @@ def test_clients_that_cannot_be_read_are_named(task, model, monkeypatch):
   ids=' '.join,
 )
 def test_nobody_trains_on_what_is_held_out(flags):
-  config = config_lib.from_command_line(
-    [*_FLAGS, *flags, '--algorithm=fixmatch']
-  )
+  config = config_lib.parse_config([*_FLAGS, *flags, '--algorithm=fixmatch'])
   task = experiment.build_task(config)
   # Two pixels give the number of an example.
   images = task.data.train.x.copy()
@@ -179,7 +177,7 @@ def _leaves(folder, made, **replaced):
 def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
   """Each is evaluated on all test images."""
   task = experiment.build_task(
-    config_lib.from_command_line(
+    config_lib.parse_config(
       [
         *_FLAGS,
         '--algorithm=fixmatch',
@@ -223,7 +221,7 @@ def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
 )
 def test_runs_without_local_models(flags, expected):
   given = [*_FLAGS, '--clients_per_round=3', *flags]
-  task = experiment.build_task(config_lib.from_command_line(given))
+  task = experiment.build_task(config_lib.parse_config(given))
   with pytest.raises(UsageError, match=f'^--local_models: .*{expected}'):
     client_evaluation.evaluate_local_models(
       task, {}, task.data.test, round_num=1, rows=_NO_ROWS
@@ -232,7 +230,7 @@ def test_runs_without_local_models(flags, expected):
 
 def test_a_checkpoint_of_another_program_has_no_local_models():
   given = [*_FLAGS, '--clients_per_round=3', '--algorithm=fixmatch']
-  task = experiment.build_task(config_lib.from_command_line(given))
+  task = experiment.build_task(config_lib.parse_config(given))
   with pytest.raises(UsageError, match='--local_models: the checkpoint: .*one'):
     client_evaluation.evaluate_local_models(
       task, {'x': np.zeros(1)}, task.data.test, round_num=1, rows=_NO_ROWS
@@ -281,7 +279,7 @@ def _check_local_models(folder, *flags):
   """Whether there are figures; if not, it must be refused by `UsageError`."""
   given = [*_FLAGS, '--clients_per_round=3', '--client_epochs=1', *flags]
   try:
-    task = experiment.build_task(config_lib.from_command_line(given))
+    task = experiment.build_task(config_lib.parse_config(given))
   except UsageError:  # Not in this scenario.
     return False
   try:

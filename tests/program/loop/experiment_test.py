@@ -39,7 +39,7 @@ def _context():
 
 def test_the_one_client_that_is_not_finite_is_named(tmp_path, context):
   del context
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     [
       '--algorithm=supervised',
       '--scenario=labels_at_clients',
@@ -111,7 +111,7 @@ def test_natural_clients_with_unknown_and_wrong_labels(
 ):
   del context
   data = _owned_digits(monkeypatch)
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     [*_NATURAL, '--label_noise=0.25', '--streaming_steps=2']
   )
   task = experiment_lib.build_task(config)
@@ -147,7 +147,7 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
     return build(x, y, directory)
 
   monkeypatch.setattr(clients, 'build_server_data_fn', record)
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     ['--dataset=digits', '--norm=none', '--label_noise=1', '--num_clients=20']
   )
   task = experiment_lib.build_task(config)
@@ -159,7 +159,7 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
     experiment_lib.build_experiment(
       dataclasses.replace(
         task,
-        config=config_lib.from_command_line(
+        config=config_lib.parse_config(
           [
             *('--dataset=digits', '--norm=none', '--num_clients=20'),
             '--streaming_steps=70',
@@ -172,13 +172,13 @@ def test_the_server_trains_on_wrong_labels(monkeypatch, tmp_path):
 
 def test_cohorts_of_more_clients_than_there_are(monkeypatch):
   _owned_digits(monkeypatch)
-  config = config_lib.from_command_line([*_NATURAL, '--clients_per_round=9'])
+  config = config_lib.parse_config([*_NATURAL, '--clients_per_round=9'])
   with pytest.raises(hparams.UsageError, match='at most --num_clients=8'):
     experiment_lib.build_task(config)
 
 
 def _compute(*flags, model_fn=_fragile_model):
-  config = config_lib.from_command_line(
+  config = config_lib.parse_config(
     ['--dataset=digits', '--norm=none', '--num_clients=20', *flags]
   )
   task = experiment_lib.build_task(config)

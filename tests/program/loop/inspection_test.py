@@ -24,7 +24,7 @@ _FLAGS = (
 
 
 def _build_task(*flags):
-  return experiment.build_task(config_lib.from_command_line([*_FLAGS, *flags]))
+  return experiment.build_task(config_lib.parse_config([*_FLAGS, *flags]))
 
 
 @pytest.fixture(scope='module')

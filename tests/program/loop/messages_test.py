@@ -41,7 +41,7 @@ def test_the_banner_shows_the_values_of_the_paper(monkeypatch):
   monkeypatch.setitem(registry.REGISTRY, 'paper', entry)
   small = ['--algorithm=paper', *(f for f in _SMALL if 'algorithm' not in f)]
   for given, shown in ((small, '2'), (small[:-3], '3')):
-    parsed = config.from_command_line(given)
+    parsed = config.parse_config(given)
     task = types.SimpleNamespace(
       config=parsed,
       data=types.SimpleNamespace(
@@ -68,7 +68,7 @@ def test_parts_that_are_not_reached():
     (45, 'have 9 of --streaming_steps=10 parts of their examples; the last'),
     (46, ''),
   ):
-    given = config.from_command_line([*flags[:2], f'{flags[2]}={total}'])
+    given = config.parse_config([*flags[:2], f'{flags[2]}={total}'])
     said = messages.unreached_parts(given)
     assert words in said and bool(said) == bool(words)
 
@@ -95,7 +95,7 @@ def test_the_command_that_evaluates_trusts_the_run_s_own_model(tmp_path):
   file.write_text('def build(images, num_classes, norm): pass\n')
   tree = output_tree.OutputTree('a run')
   for model, more in (('cnn', []), (f'{file}:build', ['--run_model_file'])):
-    given = config.from_command_line(['--dataset=digits', f'--model={model}'])
+    given = config.parse_config(['--dataset=digits', f'--model={model}'])
     command = messages.evaluate_command(given, tree)
     words = shlex.split(console.command_line('evaluate'))
     assert shlex.split(command) == [*words, 'a run', *more]

@@ -26,7 +26,7 @@ _FLAGS = [
 
 @pytest.fixture(scope='module', name='held')
 def _held():
-  config = config_lib.from_command_line([*_FLAGS, '--algorithm=fixmatch'])
+  config = config_lib.parse_config([*_FLAGS, '--algorithm=fixmatch'])
   data = sources.load_found(config.info, None)
   partition = run_data.load_partition(config, data)
   return remote_data.Held(config, data, partition)

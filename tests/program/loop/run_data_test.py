@@ -129,7 +129,7 @@ def _place(tmp_path, monkeypatch):
 
 
 def _config(flags, *more):
-  return config_lib.from_command_line([*_PRIVATE, *flags, *more])
+  return config_lib.parse_config([*_PRIVATE, *flags, *more])
 
 
 def _released(task, folder):
@@ -235,13 +235,13 @@ def test_classes_that_only_clients_show_are_refused():
   flags += ['--scenario=labels_at_clients', '--client_labels=own', '--mean=0']
   flags += ['--std=1', '--num_pretraining_rounds=0']
   flags = [f for f in (*_PRIVATE, *flags) if 'pretraining' not in f]
-  task = experiment_lib.build_task(config_lib.from_command_line(flags))
+  task = experiment_lib.build_task(config_lib.parse_config(flags))
   assert task.data.num_classes == 3
   with pytest.raises(
     UsageError, match='only examples of clients are of 2, but'
   ):
     experiment_lib.build_task(
-      config_lib.from_command_line([*flags, '--aggregator=dp'])
+      config_lib.parse_config([*flags, '--aggregator=dp'])
     )
 
 

@@ -13,7 +13,7 @@ from tff_fssl.program.storage import output_tree
 def test_settings_say_what_is_evaluated():
   flags = ['--dataset=digits', '--num_validation=100', '--max_bad_rounds=7']
   task = types.SimpleNamespace(
-    config=config.from_command_line([*flags, '--num_labels=40']),
+    config=config.parse_config([*flags, '--num_labels=40']),
     data=types.SimpleNamespace(test=range(1_500)),
   )
   settings = run_folder.build_settings(task)
@@ -26,7 +26,7 @@ def test_another_partition_is_refused(tmp_path):
   tasks = []
   for seed in (0, 1):
     given = ['--dataset=digits', '--num_labels=40', f'--seed={seed}']
-    settings = config.from_command_line(given).partition_settings
+    settings = config.parse_config(given).partition_settings
     partition = partition_draw.build_partition(np.arange(1_000) % 10, settings)
     tasks.append(types.SimpleNamespace(partition=partition))
   run_folder.check_partition(tasks[1], tree)  # There is none yet.

@@ -144,13 +144,13 @@ def test_who_took_part_is_in_the_table_and_the_same_when_resumed(tmp_path):
 def test_a_stop_request_saves_after_the_round(tmp_path, number):
   stop = training_types.StopRequest()
 
-  def on_round(report):
+  def count_round(report):
     if report.round_num == 1:
       stop.set(number)
 
   result = fakes.run(
     tmp_path / 'a',
-    reporter=fakes.Reporter(on_round),
+    reporter=fakes.Reporter(count_round),
     stop=stop,
     rounds_per_checkpoint=10,
   )
@@ -267,7 +267,7 @@ def test_lost_rows_are_said(tmp_path):
   os.unlink(tmp_path / 'run' / 'metrics' / 'train.csv')
   reporter = fakes.Reporter()
   fakes.run(tmp_path / 'run', reporter=reporter)
-  assert 'lacks rows of what is saved' in reporter.messages[0]
+  assert 'lacks rows of saved rounds' in reporter.messages[0]
   assert 'continues after round 3 without them' in reporter.messages[0]
   assert [r['round'] for r in _rows(tmp_path / 'run', 'train.csv')] == ['4']
 
@@ -320,8 +320,8 @@ def test_clients_whose_data_cannot_be_used_are_named(tmp_path):
   options = {'hooks': _LeftOut(failures)}
   fakes.run(tmp_path / 'run', reporter=reporter, options=options)
   assert reporter.messages == [
-    'round 2: client 3 is left out: OSError: gone',
-    'round 2: client 4 is left out: no',
+    'round 2: client 3 is skipped: OSError: gone',
+    'round 2: client 4 is skipped: no',
   ]
   assert len(_rows(tmp_path / 'run', 'train.csv')) == 5
 

@@ -107,7 +107,7 @@ def test_a_partition_of_other_flags(tmp_path):
   )
   written_runs.write_partition(path, partition='dirichlet', alpha=0.5)
   (found,) = _find(path)
-  assert found == 'partition.json is not what the flags say: alpha 0.5' + (
+  assert found == 'partition.json differs from the flags: alpha 0.5' + (
     ' instead of 0.1'
   )
 

@@ -34,7 +34,7 @@ def _subject(tmp_path):
   """Makes the subject of a run's model."""
 
   def make(*flags, round_num=12, is_best=False, **given):
-    config = config_lib.from_command_line([*_FLAGS, *flags])
+    config = config_lib.parse_config([*_FLAGS, *flags])
     data = given.pop('data', None) or sources.load('digits')
     path = written_runs.write(tmp_path / str(len(given)), seed=3, **given)
     tree = output_tree.OutputTree(path)
@@ -45,7 +45,7 @@ def _subject(tmp_path):
       config,
       data,
       partition_draw.build_partition(data.train.y, config.partition_settings),
-      runs.of_tree(tree),
+      runs.read_tree(tree),
       round_num,
       is_best,
       1_234,
@@ -175,7 +175,7 @@ def test_nothing_of_protected_clients(subject, scenario):
     *(['--num_labels=10'] if scenario == 'labels_at_clients' else []),
   )
   private = [f for f in (*_FLAGS, *private) if 'pretraining' not in f]
-  config = config_lib.from_command_line(private)
+  config = config_lib.parse_config(private)
   one = dataclasses.replace(subject(), config=config)
   labels = one.data.train.y
   partition = partition_draw.build_partition(labels, config.partition_settings)
@@ -207,7 +207,9 @@ def test_nothing_of_protected_clients(subject, scenario):
   )
   card = model_card.render(one)
   assert card == model_card.render(other)
-  assert 'what clients hold is not shown' in card and 'unevenness' not in card
+  assert (
+    'the data of clients are not shown' in card and 'unevenness' not in card
+  )
   unprotected = model_card.render(subject(columns={}))
   assert 'unevenness' in unprotected and 'time of the rounds' in unprotected
 

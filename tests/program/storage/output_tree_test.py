@@ -10,7 +10,7 @@ from tff_fssl.program.storage import output_tree
 
 
 def _open(folder, *argv, record=True):
-  config = config_lib.from_command_line([f'--output_dir={folder}', *argv])
+  config = config_lib.parse_config([f'--output_dir={folder}', *argv])
   tree = output_tree.OutputTree(str(folder))
   tree.open(config)
   if record:
@@ -42,7 +42,7 @@ def test_a_run_that_protects_clients_says_what_not_to_publish(tmp_path):
 
 def test_flags_txt_repeats_the_run(tmp_path):
   with _open(tmp_path / 'run', '--seed=4', '--fl2.rho=0.25') as tree:
-    again = config_lib.from_command_line([f'--flagfile={tree.flags_file}'])
+    again = config_lib.parse_config([f'--flagfile={tree.flags_file}'])
   assert again.run.seed == 4 and again.algorithm.rho == 0.25
 
 
@@ -93,7 +93,7 @@ def test_a_restart_keeps_the_run_that_was_there(tmp_path):
   folder = tmp_path / 'run'
   olds = []
   for seed in range(3):
-    config = config_lib.from_command_line(
+    config = config_lib.parse_config(
       [f'--output_dir={folder}/', f'--seed={seed}']
     )
     with output_tree.OutputTree(f'{folder}/') as tree:
@@ -112,7 +112,7 @@ def test_a_restart_that_fails_changes_nothing(tmp_path, monkeypatch):
   with _open(folder):
     pass
   before = sorted(os.walk(folder))
-  config = config_lib.from_command_line([f'--output_dir={folder}', '--seed=7'])
+  config = config_lib.parse_config([f'--output_dir={folder}', '--seed=7'])
   with output_tree.OutputTree(str(folder)) as tree:
     tree.open(config, restart=True)
     assert os.path.isdir(tree.old)

@@ -208,7 +208,7 @@ def test_an_exported_model(tmp_path):
       ['it is a SavedModel, which is not loaded'],
     ),
     (
-      lambda path: _of_another_run(path),
+      lambda path: _write_another_run(path),
       ['belongs to another run (--norm=(its default) there, gn here)'],
     ),
     (
@@ -274,7 +274,7 @@ def test_weights_that_will_not_do(tmp_path, name, make, words):
     assert word in str(error.value)
 
 
-def _of_another_run(folder):
+def _write_another_run(folder):
   _run(folder, _model())
   (folder / 'flags.txt').write_text(
     '--model=cnn\n--dataset=digits\n--norm=gn\n'

@@ -1,4 +1,4 @@
-"""`programs/algorithms.py`: lists the algorithms, or explains one. TF-free."""
+"""`programs/algorithms.py`: lists the algorithms, or explains one."""
 
 import ast
 from collections.abc import Sequence
@@ -23,8 +23,8 @@ from tff_fssl.rounds import round_hparams
 
 _USAGE = 'programs/algorithms.py [NAME]'
 _ABOUT = (
-  'Without a name, lists all algorithms: what each needs of a deployment, and'
-  ' what it can be combined with. With a name, explains that algorithm: its'
+  'Without a name, lists all algorithms, with their needs of a deployment and'
+  ' the options that they support. With a name, explains that algorithm: its'
   ' source, its rounds, its flags, its configurations.'
 )
 # What the programs accept or refuse is asked of them, with these flags. Group
@@ -40,8 +40,8 @@ _YES = 'yes'
 _IMAGE = (16, 16, 1)
 # Two lines of headings, the algorithm's name apart.
 _HEADS = (
-  ('labels', 'client', 'mes-', 'client', 'weight', 'secure', 'dp', 'cross-'),
-  ('at', 'state', 'sage', 'phases', 'sets', '', '', 'device'),
+  ('labels', 'client', 'mess-', 'client', 'weight', 'secure', 'dp', 'cross-'),
+  ('at', 'state', 'age', 'phases', 'sets', '', '', 'device'),
 )
 _LEGEND = """\
 labels at      Where the labels can be; both: at the server or at the clients.
@@ -73,10 +73,10 @@ def algorithms_main(_: main_lib.NoHparams, parsed: flags.ParsedFlags) -> None:
 
 
 def _refusal(entry: registry.Algorithm, asked: str) -> str:
-  """Finds why `asked` is refused for an algorithm; '' if it is not."""
+  """Finds why `asked` is refused for an algorithm, or '' if it is not."""
   scenarios = entry.capabilities.trains_clients or entry.capabilities.scenarios
   try:
-    config_lib.from_command_line(
+    config_lib.parse_config(
       [
         f'--algorithm={entry.name}',
         f'--scenario={scenarios[0]}',
@@ -107,7 +107,7 @@ def _overview() -> str:
       f'{can.weight_sets_down} / {can.weight_sets_up}',
     ]
     for asked in _ASKED:
-      # The same for all algorithms that are refused for the same reason.
+      # One note for all algorithms that are refused for the same reason.
       reason = _refusal(entry, asked).replace(
         f'--algorithm={name}', 'the algorithm'
       )
@@ -136,7 +136,7 @@ def _overview() -> str:
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-  """Lines of aligned cells; a first cell that is too long has its own line."""
+  """Aligns cells. A first cell that is too long gets a line of its own."""
   widths = [max(map(len, cells)) for cells in zip(*rows)]
   room = console.WIDTH - sum(widths[1:]) - 2 * len(widths[1:])
   widths[0] = min(widths[0], room)
@@ -186,6 +186,7 @@ def _docstring(module: str) -> str:
     path = spec.origin if spec else None
   if path is None or not os.path.isfile(path):
     return f'{module}: its source is not there.'
+  # An import would also run the module.
   tree = ast.parse(files.read_text(path))
   return ast.get_docstring(tree) or f'{module}: it has no docstring.'
 
@@ -283,7 +284,8 @@ def _measured(entry: registry.Algorithm) -> str:
 
 
 def _compute(entry: registry.Algorithm) -> str:
-  """Says what clients compute for an example."""
+  """Describes the compute of clients for an example."""
+  # A user's algorithm need not declare its compute.
   if not entry.hparams.__module__.startswith('tff_fssl.'):
     try:
       return _measured(entry)

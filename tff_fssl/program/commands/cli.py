@@ -1,4 +1,4 @@
-"""`tff-fssl`: all programs as one command. TensorFlow-free to import."""
+"""`tff-fssl`: all programs as one command."""
 
 from collections.abc import Sequence
 import importlib
@@ -12,10 +12,10 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import usage
 
-# Program -> what it does; `NAME_main.NAME_main` is its function.
+# Program -> its purpose. `NAME_main.NAME_main` is its function.
 _PROGRAMS = {
   'train': 'Trains a model, or continues a run that was stopped.',
-  'runs': 'Lists runs and how they are going.',
+  'runs': 'Lists runs and their status.',
   'evaluate': 'Measures the accuracy of a run or of an exported model.',
   'plot': 'Draws the curves of runs.',
   'compare': 'Compares runs over seeds, as tables.',
@@ -23,9 +23,10 @@ _PROGRAMS = {
   'data': 'Lists the data sets, or looks one over.',
   'sweep': 'Searches flags by validation accuracy.',
   'papers': "Lists, times, runs and compares the rows of the papers' tables.",
-  'partition': 'Draws, describes or compares who holds which examples.',
+  'partition': 'Draws, describes or compares partitions of the examples.',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
 }
+# The one program without a module of its own.
 _CONFIGS = 'configs'
 _ABOUT_CONFIGS = 'Lists the flagfiles that come with the package.'
 
@@ -41,6 +42,7 @@ def main() -> int:
   """
   script = sys.argv[0]
   name = 'tff-fssl'
+  # A user's own file that calls this function, not the console script.
   if script.endswith('.py'):
     name = f'python {script}'
     console.set_own_file(script)
@@ -66,6 +68,7 @@ def command_main(argv: Sequence[str]) -> int:
     raise UsageError(f'no program was named; give one of {allowed}')
   name, arguments = argv[0], argv[1:]
   if name in _PROGRAMS:
+    # Only the program's own module: others import slow packages.
     module = importlib.import_module(f'tff_fssl.program.commands.{name}_main')
     return getattr(module, f'{name}_main')(arguments)
   if usage.wants_help([name]):

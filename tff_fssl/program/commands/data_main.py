@@ -1,4 +1,4 @@
-"""`programs/data.py`: lists the data sets, or looks one over. TF-free."""
+"""`programs/data.py`: lists the data sets, or looks one over."""
 
 import collections
 from collections.abc import Callable, Mapping, Sequence
@@ -7,11 +7,24 @@ import datetime
 import os
 from typing import Any
 
+import numpy as np
+
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
+from tff_fssl.data import image_cache
+from tff_fssl.data import inspection
 from tff_fssl.data import names as data_names
+from tff_fssl.data import pictures
+from tff_fssl.data import sources
+from tff_fssl.data.sources import client_data
+from tff_fssl.data.sources import folder
+from tff_fssl.data.sources import hub
+from tff_fssl.data.sources import images
+from tff_fssl.data.sources import text as text_lib
+from tff_fssl.data.sources import tfds
+from tff_fssl.data.sources import vectors
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
@@ -21,17 +34,19 @@ from tff_fssl.program.configuration import flags
 _USAGE = 'programs/data.py [DATASET] [--data_dir=DIR]'
 _ABOUT = (
   'Without DATASET, lists the data sets. With one (a name, folder:PATH,'
-  ' clientdata:PATH, features:PATH, text:PATH or huggingface:OWNER/NAME), says'
-  ' what it is, whether it is there and how to fetch it, and looks it over:'
-  ' examples of each class, files that cannot be read or are not used, examples'
-  ' that are there twice or both for training and for testing, files whose kind'
-  ' gives a class away. Each finding says what it means, and whether training'
-  ' goes on. With the same flags as'
-  ' training, it decodes the images for it, and training then starts at once.\n'
-  'Exit code 0: it can be trained on; 1: it is not there, or a problem stops'
+  ' clientdata:PATH, features:PATH, text:PATH or huggingface:OWNER/NAME),'
+  ' describes it, says whether it is present and how to fetch it, and inspects'
+  ' it: examples of each class, files that cannot be read or are not used,'
+  ' duplicates, examples in both splits, file types that reveal a class. Each'
+  ' finding says its meaning, and whether training continues. With the same'
+  ' flags as training, it decodes the images for it, and training then starts'
+  ' at once.\n'
+  'Exit code 0: it can be trained on; 1: it is missing, or a problem stops'
   ' training.'
 )
+# Longer lists of problems and classes are cut.
 _MAX_LINES = 20
+# Columns for the name of a class, and channels whose mean is shown.
 _NAME_WIDTH, _MAX_VALUES = 40, 4
 
 
@@ -43,8 +58,8 @@ class DataFlags:
   remove_caches: bool = hparam(
     False,
     'Instead, list the decoded images in --cache_dir, with their sizes, and'
-    ' remove all. They are made again when they are needed; runs that use them'
-    ' go on.',
+    ' remove all. They are decoded again when needed; runs that use them'
+    ' continue.',
   )
 
   def __post_init__(self):
@@ -66,7 +81,7 @@ def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
     if given:
       raise UsageError(
         f'{given[0]!r}: --remove_caches removes the decoded images of all data'
-        ' sets; leave the name out'
+        ' sets; omit the name'
       )
     _remove_caches(settings.cache_folder)
     return main_lib.DONE
@@ -80,21 +95,18 @@ def data_main(own: DataFlags, parsed: flags.ParsedFlags) -> int:
   )
   problems = look_over(given[0], data_dir, settings)
   for problem in problems[:_MAX_LINES]:
-    label = 'stops training' if problem.stops else 'training goes on'
+    label = 'stops training' if problem.stops else 'training continues'
     console.show(f'{label}: {files.printable(problem.text)}')
   if len(problems) > _MAX_LINES:
     console.show(f'... and {len(problems) - _MAX_LINES:,} more')
   if any(problem.stops for problem in problems):
     return main_lib.FAILED
-  console.show(f'Nothing stops training: --dataset={given[0]}')
+  console.show(f'OK. Train with --dataset={given[0]}')
   return main_lib.DONE
 
 
 def _remove_caches(folder: str) -> None:
   """Lists the decoded images in a folder, and removes them."""
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.data import image_cache  # pylint: disable=C0415
-
   found = image_cache.made(folder)
   console.show(
     f'Decoded images in {folder}: {"" if found else "none"}'.rstrip()
@@ -117,15 +129,12 @@ def _remove_caches(folder: str) -> None:
 
 def _overview(data_dir: str) -> str:
   """Lists the data sets."""
-  from tff_fssl.data.sources import text  # pylint: disable=C0415
-  from tff_fssl.data.sources import tfds  # pylint: disable=C0415
-
   rows = {}
   for name, info in data_names.DATA_SETS.items():
     is_there = info.loader or tfds.stored_version(name, data_dir)
     rows[name] = f'{_sizes(info)}{"" if is_there else "; not there"}'
   others = tfds.list_stored(data_dir)
-  if os.path.isdir(text.ag_news_folder(data_dir)):
+  if os.path.isdir(text_lib.ag_news_folder(data_dir)):
     others = [data_names.AG_NEWS, *others]
   for name in others:
     if name not in rows:
@@ -160,15 +169,7 @@ def _sizes(info: data_names.DataSetInfo) -> str:
 def _look_over_folder(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
-  """Prints what a folder is; returns its problems."""
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  import numpy as np
-
-  from tff_fssl.data import inspection
-  from tff_fssl.data import pictures
-  from tff_fssl.data.sources import folder
-
+  """Describes a folder of images, and returns its problems."""
   info = folder.describe(name, data_dir, settings)
   listing, problems = info.listing, info.listing.marks.problems()
   rows = {
@@ -214,10 +215,7 @@ def _look_over_folder(
 def _look_over_rows(
   found: Any, settings: data_hparams.DataHparams
 ) -> list[Any]:
-  """Prints what a data set of rows, in the files `found`, is."""
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.data.sources import images  # pylint: disable=C0415
-
+  """Describes the data set in the files `found`, and returns its problems."""
   data, unreadable, sizes, _ = images.decode(found)
   where = os.path.abspath(found.root)
   rows = {
@@ -241,10 +239,7 @@ def _shape(pixels: Sequence[int]) -> str:
 def _look_over_client_data(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
-  """Prints what a file of TFF's `ClientData` is; returns its problems."""
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.data.sources import client_data  # pylint: disable=C0415
-
+  """Describes a file of TFF's `ClientData`, and returns its problems."""
   found = client_data.locate(name, data_dir, settings)
   return _look_over_rows(found, settings)
 
@@ -252,12 +247,8 @@ def _look_over_client_data(
 def _look_over_hub_set(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
-  """Prints what a set of Hugging Face's hub is; returns its problems."""
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.data import inspection
-  from tff_fssl.data.sources import hub
-
+  """Describes a set of Hugging Face's hub, and returns its problems."""
+  # Nothing of the set is known before it is downloaded.
   if hub.folder_of(name, data_dir) is None:
     console.show(console.table({'data set': name}))
     _print_fetch_command(hub.fetch_command(name, data_dir))
@@ -279,9 +270,7 @@ def _decoded_problems(
   settings: data_hparams.DataHparams,
   name: Callable[[int], str],
 ) -> list[Any]:
-  """Prints what a decoded data set is; returns its problems."""
-  from tff_fssl.data import inspection  # pylint: disable=C0415
-
+  """Describes a decoded data set, and returns its problems."""
   if sizes:
     height, width, *_ = zip(*sizes)
     rows['stored'] = _shape((min(height), min(width)))
@@ -296,11 +285,11 @@ def _decoded_problems(
     size = _shape(data.example_shape[:2])
     text = (
       f'{enlarged:,} images are smaller than {size}, and are enlarged, which'
-      ' blurs them and shows nothing more; --image_size sets another size'
+      ' blurs them and adds no detail; --image_size sets another size'
     )
     problems.insert(0, inspection.Problem(text, False))
   too_many = len(unreadable) > settings.max_unreadable
-  meaning = '' if too_many else '; it is left out'
+  meaning = '' if too_many else '; it is skipped'
   return problems + [
     inspection.Problem(f'{item}: {reason}{meaning}', too_many)
     for item, reason in unreadable.items()
@@ -310,14 +299,7 @@ def _decoded_problems(
 def _look_over_named(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
-  """Prints what a data set is; returns its problems."""
-  # They need NumPy: not for `--help`.
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.data import inspection
-  from tff_fssl.data import sources
-  from tff_fssl.data.sources import tfds
-  from tff_fssl.data.sources import vectors
-
+  """Describes a data set, and returns its problems."""
   info = catalog.find(name, data_dir, settings)
   rows = {'data set': name}
   known = data_names.DATA_SETS.get(name)
@@ -359,8 +341,6 @@ def _numbered(num_train: int) -> Callable[[int], str]:
 
 def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
   """Finds the problems of a loaded data set."""
-  from tff_fssl.data import inspection  # pylint: disable=C0415
-
   images = data.train.x, data.test.x
   labels = data.train.y, data.test.y
   traits = {}
@@ -374,11 +354,7 @@ def _problems(data: Any, name: Callable[[int], str]) -> list[Any]:
 
 
 def _print_data(rows: dict[str, str], data: Any) -> None:
-  """Prints what a loaded data set is."""
-  import numpy as np  # pylint: disable=import-outside-toplevel
-
-  from tff_fssl.data import inspection  # pylint: disable=C0415
-
+  """Describes a loaded data set."""
   parts = data.train.x, data.train.y, data.test.x, data.test.y
   unknown = int((data.train.y < 0).sum())
   rows[data.train.kind.noun] = (
@@ -406,9 +382,7 @@ def _print_data(rows: dict[str, str], data: Any) -> None:
 
 
 def _print_classes(class_names: Sequence[str], train: Any, test: Any) -> None:
-  """Prints how many examples each class has."""
-  from tff_fssl.data import inspection  # pylint: disable=C0415
-
+  """Prints the number of examples of each class."""
   counts = [inspection.class_counts(y, len(class_names)) for y in (train, test)]
   rows = [
     (files.printable(name)[:_NAME_WIDTH], f'{a:,}', f'{b:,}')

@@ -17,13 +17,12 @@ from tff_fssl.program.reporting import runs
 
 _USAGE = 'programs/evaluate.py RUN|MODEL [RUN|MODEL ...] [--FLAG=VALUE ...]'
 _ABOUT = (
-  'Evaluates checkpoints of runs (RUN is the --output_dir of'
-  ' programs/train.py) or exported models (MODEL is a folder model/ or'
-  ' model_best/, or a copy of it), on the data set that they were trained for.'
-  ' With --federated, on the examples that its clients hold out, at the'
-  ' clients: mean, spread and deciles of their accuracies. With'
-  ' --local_models, the models that clients make of it.'
-  ' A path that is neither, or a run without a checkpoint, is left out with a'
+  'Evaluates checkpoints of runs (RUN is the --output_dir of programs/train.py)'
+  ' or exported models (MODEL is a folder model/ or model_best/, or a copy of'
+  ' it), on the data set that they were trained for. With --federated, at the'
+  ' clients, on their held-out examples: mean, spread and deciles of their'
+  ' accuracies. With --local_models, the models that clients train from it. A'
+  ' path that is neither, or a run without a checkpoint, is skipped with a'
   ' warning. Only numbers are read from these files: they are safe to open.'
 )
 
@@ -40,6 +39,7 @@ def evaluate_main(
   """Measures the accuracy of a run or of an exported model."""
   _check(settings, parsed)
   main_lib.quiet(settings.verbose)
+  # An empty line between two tables, none before the first.
   breaks = itertools.chain([''], itertools.repeat('\n'))
 
   def evaluate(path: str) -> dict[str, Any]:
@@ -59,11 +59,11 @@ def evaluate_main(
 def _check(
   settings: evaluation.EvaluateHparams, parsed: flags.ParsedFlags
 ) -> None:
-  """Refuses flags that do not fit together; raises `UsageError`."""
+  """Refuses flags that do not fit together (`UsageError`)."""
   if settings.federated and 'examples' in parsed.command_line:
     raise UsageError(
       f'--examples={settings.examples}: with --federated, the examples are'
-      ' those that clients hold out; leave one of the two out'
+      ' those that clients hold out; omit one of the two'
     )
   folder = os.path.dirname(os.path.abspath(settings.output))
   if settings.output and (
@@ -76,7 +76,7 @@ def _check(
 
 
 def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
-  """Figures as JSON knows them; null stands for NaN."""
+  """Converts figures to JSON's types, with None for NaN."""
   plain: dict[str, Any] = {}
   for name, value in figures.items():
     if isinstance(value, Mapping):
@@ -84,5 +84,6 @@ def _plain(figures: Mapping[str, Any]) -> dict[str, Any]:
     elif name.startswith('num_'):
       plain[name] = int(value)
     else:
+      # Standard JSON has no NaN, and NumPy's scalars are not serializable.
       plain[name] = None if math.isnan(value) else float(value)
   return plain

@@ -1,9 +1,8 @@
-"""What all programs share: errors, exit codes, silence. TensorFlow-free.
+"""The frame of all programs: errors, exit codes, silence.
 
-Exit codes: 0 done; 1 failure; 2 a user's mistake (the message says what to
-do); 3 training stopped because no update was finite; 130 Ctrl-C; 141 whoever
-read standard output has closed it (nothing is printed about it); 143 SIGTERM
-(the same command continues the run).
+Exit codes: 0 done, 1 failure, 2 a user's mistake (the message gives the
+remedy), 3 no finite update, 130 Ctrl-C, 141 a reader closed standard output
+(nothing is printed about it), 143 SIGTERM (the same command continues the run).
 """
 
 import codecs
@@ -27,7 +26,9 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import idle
 from tff_fssl.program.configuration import usage
 
+# The name of our handler for characters that a terminal lacks.
 _REPLACING = 'tff_fssl.readable'
+# What a message has before each command, which must stay in one piece.
 _COMMAND = '\n  '
 _PLAIN = {'±': '+-', '…': '...', '–': '-', '—': '-'}
 
@@ -43,12 +44,12 @@ TERMINATED = 128 + signal.SIGTERM
 def run(
   program: Callable[[Sequence[str]], int], argv: Sequence[str] | None = None
 ) -> int:
-  """Runs a program; turns a user's mistakes into messages.
+  """Runs a program, and turns a user's mistakes into messages.
 
   Args:
     program: A function that takes the arguments, without the program's name,
       and returns the exit code.
-    argv: The arguments; those of the process by default.
+    argv: The arguments, by default those of the process.
 
   Returns:
     The exit code.
@@ -60,8 +61,8 @@ def run(
       # Now, not at exit, where Python itself would report an error.
       sys.stdout.flush()
     return code
+  # A reader such as `head` that has seen enough is no failure of ours.
   except BrokenPipeError:
-    # As of `head`, which has seen enough: the shell's own programs are silent.
     _drop_output()
     return CLOSED_PIPE
   except UsageError as error:
@@ -90,17 +91,16 @@ def command(
   """Makes a program of a function: it parses, prints the help and checks.
 
   Args:
-    usage_line: How the program is called; see `usage.help_text`.
-    about: What the program does; see `usage.help_text`.
+    usage_line: The line that `usage.help_text` shows first.
+    about: The description for `usage.help_text`.
     own: The dataclass of the program's own flags.
     more: Returns the other flags that exist.
     shown: Returns the other flags that `--help` shows, if not all of `more`.
-    missing: The error if there is no argument that is not a flag; '': such an
-      argument is not needed.
-    most: The most arguments that are not flags; None: any number.
+    missing: The error if no positional argument is given. '': none is needed.
+    most: The largest number of positional arguments. None: any number.
 
   Returns:
-    A decorator. The function takes an instance of `own` and all flags; it
+    A decorator. The function takes an instance of `own` and all flags. It
     returns the exit code, or None for `DONE`. The program takes the arguments
     and raises `UsageError` for a user's mistake.
   """
@@ -112,10 +112,18 @@ def command(
     def program(argv: Sequence[str]) -> int:
       groups = [flags.Group(own, 'Flags')] if dataclasses.fields(own) else []
       in_help = None if shown is None else [*groups, *shown()]
-      parsed = usage.parse(argv, usage_line, about, [*groups, *more()], in_help)
+      parsed = usage.parse(
+        argv,
+        usage_line,
+        about,
+        [*groups, *more()],
+        in_help,
+        allow_positional=most != 0,
+      )
       if parsed is None:
         return DONE
       settings, given = parsed.build(own), parsed.positional
+      # A flag that does nothing is more often a mistake than a wish.
       parsed.refuse(idle.find_idle(settings))
       if missing and not given:
         raise UsageError(missing)
@@ -131,7 +139,7 @@ def command(
 
 
 def check_output(flag: str, path: str) -> None:
-  """Refuses a folder where a file is to be written; raises `UsageError`."""
+  """Refuses a folder where a file is to be written (`UsageError`)."""
   if os.path.isdir(path):
     raise UsageError(f'--{flag}={path}: is a folder; give the name of a file')
 
@@ -175,7 +183,7 @@ def _join_lines(message: str) -> str:
 
 
 def _check_streams() -> None:
-  """Makes standard output and error fit for use; raises `UsageError`."""
+  """Makes standard output and error fit for use, or raises `UsageError`."""
   if sys.stderr is None:
     # A file opened later would get descriptor 2, and the error messages in it.
     sys.stderr = open(os.open(os.devnull, os.O_WRONLY), 'w')
@@ -186,6 +194,7 @@ def _check_streams() -> None:
   for stream in (sys.stdout, sys.stderr):
     reconfigure = getattr(stream, 'reconfigure', None)
     if reconfigure is not None:
+      # A name in another script must not end a program with a traceback.
       reconfigure(errors=_REPLACING)
 
 
@@ -202,6 +211,7 @@ def _drop_output() -> None:
   """Discards further output, which Python would complain about at exit."""
   with contextlib.suppress(OSError, ValueError):
     nowhere = os.open(os.devnull, os.O_WRONLY)
+    # Python flushes standard output once more at exit.
     os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
 
@@ -219,7 +229,7 @@ codecs.register_error(_REPLACING, _replace)
 
 
 def quiet(verbose: bool = False) -> None:
-  """Silences start-up messages; call it before TensorFlow is imported."""
+  """Silences start-up messages. Call it before TensorFlow is imported."""
   if verbose:
     return
   os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')

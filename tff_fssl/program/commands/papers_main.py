@@ -1,4 +1,4 @@
-"""`programs/papers.py`: the rows of the papers' tables. TensorFlow-free."""
+"""`programs/papers.py`: the rows of the papers' tables."""
 
 from collections.abc import Sequence
 import contextlib
@@ -26,16 +26,17 @@ _USAGE = 'programs/papers.py COMMAND [ROW|PATTERN] [--FLAG=VALUE ...]'
 _ABOUT = (
   "The rows of the papers' tables and figures, as runs of the training program."
   ' A ROW is PAPER/TABLE/..., such as fl2/table1/cifar10-40-iid/fl2; a PATTERN'
-  " is a part of such names, or has * for what may be anything: 'fl2/*/fl2'.\n"
-  'list: the tables. list PATTERN: rows, and what the paper reports.\n'
-  'show ROW: what the paper reports, how ours differs, the flags, results.\n'
+  " is a part of such names, or has * as a wildcard: 'fl2/*/fl2'.\n"
+  'list: the tables. list PATTERN: rows, and the figures of the paper.\n'
+  "show ROW: the paper's figure, our differences, the flags, our results.\n"
   'flags ROW: a flagfile, which programs/train.py takes as --flagfile.\n'
   'command ROW: the command that trains.\n'
-  'hours ROW: how long it takes on this machine, measured by two rounds.\n'
-  'run ROW: trains, or continues what was stopped.\n'
-  'compare [PATTERN]: the paper beside what has been run.'
+  'hours ROW: its duration on this machine, measured by two rounds.\n'
+  'run ROW: trains, or continues a stopped run.\n'
+  "compare [PATTERN]: the paper's figures and our results."
 )
 _COMMANDS = ('list', 'compare', 'show', 'flags', 'command', 'hours', 'run')
+# 'paper', 'rounds=20' or '2.5h'.
 _BUDGET = re.compile(r'paper|rounds=(\d{1,8})|(\d{1,5}(?:\.\d{1,3})?)h')
 # Of two rounds, the first one compiles.
 _MEASURED = 2
@@ -47,14 +48,14 @@ class PapersHparams:
 
   budget: str = hparam(
     papers.ALL_ROUNDS,
-    'How long to run. paper: all rounds of the paper; rounds=N: its first N;'
-    ' 2h, or another number of hours: as many as fit into them. Nothing but the'
-    ' number of rounds changes, schedules least of all.',
+    'Length of the run. paper: all rounds of the paper; rounds=N: its first N;'
+    ' 2h, or another number of hours: as many as fit into them. Schedules and'
+    ' all else stay the same.',
   )
   compute_dtype: str = hparam(
     papers.FLOAT32,
-    'The type in which the network computes, as for training. What computes in'
-    ' bfloat16 has a folder of its own, and a line of its own in comparisons.',
+    "The dtype of the network's computation, as for training. Runs in bfloat16"
+    ' have a folder of their own, and a line of their own in comparisons.',
     choices=(papers.FLOAT32, 'bfloat16'),
   )
   seed: int = hparam(0, 'Seed of the run.', minimum=0, maximum=2**31 - 1)
@@ -62,7 +63,7 @@ class PapersHparams:
   cache_dir: str = hparam('', 'Folder of decoded images, as for training.')
   runs_dir: str = hparam(
     os.path.join('runs', 'papers'),
-    'The folder of the runs; that of a run is ROW/BUDGET/seedN in it.',
+    'The folder of the runs, each in ROW/BUDGET/seedN.',
   )
 
   def __post_init__(self):
@@ -108,7 +109,7 @@ class PapersHparams:
 
 @dataclasses.dataclass(frozen=True)
 class Duration:
-  """How long a row takes, in seconds.
+  """The duration of a row, in seconds.
 
   Attributes:
     pretraining: A round of server pre-training.
@@ -180,8 +181,8 @@ def _known_rounds(row: papers.Row, settings: PapersHparams) -> int:
   """Returns the rounds of a budget, unless it is in hours."""
   if settings.hours is not None:
     raise UsageError(
-      f'--budget={settings.budget}: only `run` measures how many rounds that'
-      ' is; give --budget=rounds=N'
+      f'--budget={settings.budget}: only `run` converts hours to rounds;'
+      ' give --budget=rounds=N'
     )
   return settings.rounds(row)
 
@@ -198,11 +199,11 @@ def _run_flags(
 
 
 def _run(row: papers.Row, settings: PapersHparams) -> int:
-  """Trains as the row says, or continues; returns the exit code."""
+  """Trains as the row says, or continues, and returns the exit code."""
   rounds = settings.rounds(row)
   tree = output_tree.OutputTree(settings.folder(row))
   if settings.hours is not None:
-    # What was begun keeps its number of rounds.
+    # A run that has begun keeps its number of rounds.
     if os.path.lexists(tree.flags_file):
       rounds = int(tree.read_flags()['total_rounds'])
     else:
@@ -266,6 +267,7 @@ def _measure(row: papers.Row, settings: PapersHparams) -> Duration:
         'tensorboard': False,
       }
     )
+    # The user asked for a duration, not for a run's messages.
     with contextlib.redirect_stdout(io.StringIO()):
       code = train_main.train_main(arguments)
     if code != main_lib.DONE:
@@ -280,6 +282,7 @@ def _measure(row: papers.Row, settings: PapersHparams) -> Duration:
       for timing in rows
       if (csv_table.number(timing, csv_table.KEY) > 0) == is_round
     ]
+    # The last of its kind: the first one also compiles.
     known = [value for value in values if math.isfinite(value)]
     return known[-1] if known else 0.0
 

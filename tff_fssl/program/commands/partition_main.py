@@ -26,11 +26,11 @@ from tff_fssl.program.storage import output_tree
 _USAGE = 'programs/partition.py [FILE|RUN [FILE|RUN]] [--FLAG=VALUE ...]'
 _ABOUT = (
   'Without FILE: draws the partition that programs/train.py draws with the same'
-  ' flags, and describes it. All flags of programs/train.py are taken, so that'
-  ' its flagfiles can be used; those below have an effect.\n'
+  ' flags, and describes it. All flags of programs/train.py are accepted, so'
+  ' that its flagfiles work. The flags below have an effect.\n'
   'With FILE: describes the partition in a file that --output has written, or'
-  ' that of a run (the --output_dir of programs/train.py). With two: also says'
-  ' how they differ, the first before the slash.'
+  ' that of a run (the --output_dir of programs/train.py). With two: also'
+  ' compares them, the first before the slash.'
 )
 _DATA = ('dataset', 'data_dir', 'partition_file')
 
@@ -61,7 +61,7 @@ class PartitionHparams:
 def partition_main(
   settings: PartitionHparams, parsed: flags.ParsedFlags
 ) -> None:
-  """Draws, describes or compares who holds which examples."""
+  """Draws, describes or compares partitions."""
   main_lib.check_output('output', settings.output)
   main_lib.check_output('plot', settings.plot)
   if parsed.positional:
@@ -95,11 +95,12 @@ def _describe_files(
 ) -> None:
   """Describes one partition, or two and their differences."""
   allowed = {'plot'} if len(parsed.positional) == 1 else set()
+  # Flags of a flagfile are ignored here: it may serve training, too.
   typed = sorted(parsed.command_line - allowed)
   if typed:
     what = 'a partition' if allowed else 'two partitions'
     raise UsageError(
-      f'--{typed[0]}: has no effect on {what} from a file; leave it out'
+      f'--{typed[0]}: has no effect on {what} from a file; omit it'
     )
   found = []
   for path in map(os.path.normpath, parsed.positional):
@@ -124,7 +125,7 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
     # The default may be more than all clients; rounds do not matter here.
     values = {**parsed.values, 'clients_per_round': 1}
     parsed = dataclasses.replace(parsed, values=values)
-  config = config_lib.from_flags(parsed)
+  config = config_lib.build_config(parsed)
   main_lib.quiet(config.run.verbose)
   data = sources.load_found(config.info, config.run.data_dir or None)
   partition = run_data.load_partition(config, data)
@@ -136,7 +137,7 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
 
 
 def _plot(partition: Any, settings: PartitionHparams) -> dict[str, str]:
-  """Draws a PNG file, if one is wanted; the row that says so."""
+  """Draws a PNG file, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
   durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))

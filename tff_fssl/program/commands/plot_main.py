@@ -17,11 +17,11 @@ _USAGE = (
   'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--output=FILE]'
 )
 _ABOUT = (
-  'Draws accuracy, pseudo-labels, thresholds, weights and losses over rounds,'
-  ' as far as the runs have recorded them. RUN is the --output_dir of'
-  ' programs/train.py. Runs that differ only in their seeds become one curve:'
-  ' their mean, with a band of one standard deviation. A path that is not a'
-  ' run, or a run without a finished round, is left out with a warning.'
+  'Draws the recorded accuracy, pseudo-labels, thresholds, weights and losses'
+  ' over rounds. RUN is the --output_dir of programs/train.py. Runs that differ'
+  ' only in their seeds become one curve: their mean, with a band of one'
+  ' standard deviation. A path that is not a run, or a run without a finished'
+  ' round, is skipped with a warning.'
 )
 
 
@@ -36,8 +36,8 @@ class PlotHparams:
   )
   x: str = hparam(
     'rounds',
-    'The horizontal axis. rounds; bytes: bytes that all clients have sent and'
-    ' received so far; hours: time that the rounds so far have taken.',
+    'The horizontal axis. rounds; bytes: sent and received by all clients so'
+    ' far; hours: taken by the rounds so far.',
     choices=('rounds', 'bytes', 'hours'),
   )
 

@@ -18,13 +18,13 @@ from tff_fssl.program.storage import output_tree
 
 _USAGE = 'programs/report.py RUN [RUN ...] [--output=FILE] [--noevaluate]'
 _ABOUT = (
-  'Writes one HTML page, which needs no network: what looks wrong, tables over'
-  ' seeds with tests as of programs/compare.py, curves, partitions, confusion'
+  'Writes one HTML page, which needs no network: signs of trouble, tables over'
+  ' seeds with the tests of programs/compare.py, curves, partitions, confusion'
   ' matrices, calibration, accuracies of clients, pseudo-labelled examples,'
   ' costs, commands. RUN is the --output_dir of programs/train.py. Runs that'
   ' differ only in their seeds form a group; models and partitions are those of'
   " each group's first run. A path that is not a run, or a run without a"
-  ' finished round, is left out with a warning.'
+  ' finished round, is skipped with a warning.'
 )
 
 
@@ -39,8 +39,8 @@ class ReportHparams:
   )
   evaluate: bool = hparam(
     True,
-    'Look over data and models, too, which takes some seconds for each group;'
-    ' false: files of figures only.',
+    'Also inspect data and models, which takes some seconds for each group.'
+    ' false: use the files of figures only.',
   )
   data_dir: str = hparam(
     '',
@@ -75,6 +75,7 @@ def report_main(settings: ReportHparams, parsed: flags.ParsedFlags) -> None:
   models = []
   if settings.evaluate:
     main_lib.quiet(settings.verbose)
+    # The page shows no more, and each takes seconds.
     shown = run_groups[: report.MAX_PICTURES]
     models = [_look_over(group.runs[0].path, settings) for group in shown]
   content = report.page(run_groups, models).encode()
@@ -110,6 +111,6 @@ def _look_over(path: str, settings: ReportHparams) -> Any:
 
 
 def _recorded(path: str) -> str:
-  """Returns the file of a run's partition; '' if there is none."""
+  """Returns the file of a run's partition, or '' if there is none."""
   recorded = output_tree.OutputTree(path).partition_json
   return recorded if os.path.lexists(recorded) else ''

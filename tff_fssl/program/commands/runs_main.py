@@ -1,4 +1,4 @@
-"""`programs/runs.py`: lists runs and how they are going."""
+"""`programs/runs.py`: lists runs and their status."""
 
 from collections.abc import Sequence
 import contextlib
@@ -20,16 +20,16 @@ from tff_fssl.program.reporting import status
 _USAGE = 'programs/runs.py [FOLDER ...] [--watch=SECONDS] [--json]'
 _ABOUT = (
   'Lists all runs in folders (runs if none is given), at any depth. Runs that'
-  ' differ only in their seeds stand together, under the flags in which they'
-  ' differ from the others; groups with a run that is going on come first.\n'
+  ' differ only in their seeds form a group, titled by the flags in which it'
+  ' differs from the others. Groups with an active run come first.\n'
   'state: running; dead (running by its heartbeat.json, but its process is'
-  ' gone, or is on another machine and has said nothing for a minute); failed;'
-  ' stopped; finished; unknown (unfinished, and of a version without a'
-  ' heartbeat). round: the last finished one; pre: of server pre-training.'
-  ' last, best: test accuracy of the last evaluation, and of the one that'
-  ' validation selects. left: until the last round, or the end of'
-  ' pre-training. started: when its last process began.\n'
-  'Files that cannot be used are named in a warning each.'
+  ' gone, or is on another machine and silent for a minute); failed; stopped;'
+  ' finished; unknown (unfinished, and of a version without a heartbeat).'
+  ' round: the last finished one; pre: of server pre-training. last, best: test'
+  ' accuracy of the last evaluation, and of the one that validation selects.'
+  ' left: until the last round, or the end of pre-training. started: when its'
+  ' last process began.\n'
+  'Each unusable file is named in a warning.'
 )
 _FOLDER = 'runs'
 # Moves to the upper left corner, and clears from there on.
@@ -42,13 +42,12 @@ class RunsHparams:
 
   watch: float = hparam(
     0.0,
-    'Seconds after which the list is made anew, until Ctrl-C. 0: it is made'
-    ' once.',
+    'Seconds until the list is renewed, until Ctrl-C. 0: list once.',
     minimum=0,
   )
   json: bool = hparam(
     False,
-    'One JSON array, with all that is known of each run.',
+    'Print one JSON array with all facts about each run.',
     when=lambda runs: not runs.watch,
   )
 
@@ -58,7 +57,7 @@ class RunsHparams:
 
 @main_lib.command(_USAGE, _ABOUT, RunsHparams)
 def runs_main(settings: RunsHparams, parsed: flags.ParsedFlags) -> None:
-  """Lists runs and how they are going."""
+  """Lists runs and their status."""
   folders = [os.path.normpath(path) for path in parsed.positional or [_FOLDER]]
   if not settings.watch:
     text, warnings = _listing(folders, settings.json)
@@ -83,10 +82,10 @@ def _listing(
     try:
       statuses.append(status.read(path, warnings.append))
     except UsageError as error:
-      warnings.append(f'left out: {error}')
+      warnings.append(f'skipped: {error}')
   groups = status.grouped(statuses)
   if as_json:
-    values = [s.to_json(group.label) for group, of in groups for s in of]
+    values = [s.json_values(group.label) for group, of in groups for s in of]
     return json.dumps(values, indent=2), warnings
   if not statuses:
     return f'There are no runs in {", ".join(folders)}.', warnings
@@ -94,10 +93,11 @@ def _listing(
 
 
 def _show(lines: list[str]) -> None:
-  """Prints lines; on a terminal, as many as fit, in place of the last ones."""
+  """Prints lines. A terminal gets as many as fit, over the previous ones."""
   if not sys.stdout.isatty():
     console.show('\n'.join([*lines, '']), flush=True)
     return
+  # The last line stays free for the cursor.
   height = shutil.get_terminal_size().lines - 1
   if len(lines) > height:
     lines = [*lines[: height - 1], f'... and {len(lines) - height + 1} more']

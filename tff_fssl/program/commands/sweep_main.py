@@ -1,7 +1,6 @@
 """`programs/sweep.py`: searches flags by validation accuracy."""
 
 import asyncio
-from collections.abc import Sequence
 import dataclasses
 import os
 import sys
@@ -16,7 +15,6 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
-from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import sweep_folder
 
@@ -25,16 +23,15 @@ if TYPE_CHECKING:
 
 _USAGE = 'programs/sweep.py --grid=FLAG=VALUE,VALUE [--FLAG=VALUE ...]'
 _ABOUT = (
-  'Trains with every combination of some values of flags, or searches good ones'
-  ' by random or TPE search, and chooses the trial with the best validation'
-  ' accuracy, the mean over seeds. Needs --num_validation. All flags of'
-  ' programs/train.py may be given; they are those of every trial. The same'
-  ' command continues a sweep that was stopped.\n'
+  'Trains with every combination of some values of flags, or searches by random'
+  ' or TPE search, and chooses the trial with the best validation accuracy, the'
+  ' mean over seeds. Needs --num_validation. All flags of programs/train.py may'
+  ' be given; they are those of every trial. The same command continues a sweep'
+  ' that was stopped.\n'
   '--output_dir, on the command line, is the folder of the sweep, whose runs'
   " are in trials/; otherwise it is that of the flagfile's run, followed by"
-  ' _sweep.'
-  " The test accuracy is printed of the best trial and of the flagfile's own"
-  ' values, once, at the end. docs/sweeps.md has an example.'
+  ' _sweep. At the end, the test accuracies of the best trial and of the'
+  " flagfile's own values are printed, once. docs/sweeps.md has an example."
 )
 
 
@@ -44,8 +41,7 @@ class SweepHparams:
 
   sweep: str = hparam(
     '',
-    'A TOML file that says which flags vary and how they are searched'
-    ' (docs/sweeps.md).',
+    'A TOML file with the flags that vary, and the search (docs/sweeps.md).',
   )
   grid: tuple[str, ...] = hparam(
     (),
@@ -53,53 +49,34 @@ class SweepHparams:
   )
   jobs: int = hparam(
     1,
-    'How many trials are made at a time. They share the cores, by'
-    ' --intra_op_threads, unless that is given.',
+    'Number of parallel trials. They share the cores, by --intra_op_threads,'
+    ' unless that is given.',
     minimum=1,
     maximum=1024,
   )
   retries: int = hparam(
     1,
-    'How often a run that fails or is killed is started again, from its last'
+    'Number of restarts of a run that fails or is killed, from its last'
     ' checkpoint.',
     minimum=0,
     maximum=100,
   )
-  dry_run: bool = hparam(
-    False, 'Only list what would be run, and count the runs.'
-  )
+  dry_run: bool = hparam(False, 'Only list the trials, and count their runs.')
 
   def __post_init__(self):
     hparams.validate(self)
 
 
-def sweep_main(argv: Sequence[str]) -> int:
-  """Runs the program.
-
-  Args:
-    argv: Its arguments.
-
-  Returns:
-    The exit code.
-
-  Raises:
-    UsageError: If the user has to put something right.
-  """
-  own = [
-    flags.Group(SweepHparams, 'Flags'),
-    flags.Group(sweeps.SearchHparams),
-  ]
-  parsed = usage.parse(
-    argv,
-    _USAGE,
-    _ABOUT,
-    [*own, *config_lib.groups()],
-    own,
-    allow_positional=False,
-  )
-  if parsed is None:
-    return main_lib.DONE
-  settings = parsed.build(SweepHparams)
+@main_lib.command(
+  _USAGE,
+  _ABOUT,
+  SweepHparams,
+  more=lambda: [flags.Group(sweeps.SearchHparams), *config_lib.groups()],
+  shown=lambda: [flags.Group(sweeps.SearchHparams)],
+  most=0,
+)
+def sweep_main(settings: SweepHparams, parsed: flags.ParsedFlags) -> int:
+  """Searches flags by validation accuracy."""
   sweep = sweeps.build(parsed, settings.sweep, settings.grid)
   if settings.dry_run:
     console.show(_plan(sweep))
@@ -116,6 +93,7 @@ def sweep_main(argv: Sequence[str]) -> int:
 def train_command() -> list[str]:
   """Returns the command that trains, started as this program was."""
   script = os.path.abspath(sys.argv[0])
+  # An installed package has no programs/, and one command for all.
   folder, name = os.path.split(script)
   if name == 'sweep.py':
     return [sys.executable, os.path.join(folder, 'train.py')]
@@ -168,6 +146,7 @@ def _threads(sweep: sweeps.Sweep, settings: SweepHparams) -> int:
   has_effect = 'intra_op_threads' in sweep.config.flags()
   if settings.jobs == 1 or sweep.base.is_set('intra_op_threads'):
     return 0
+  # A container or `taskset` may allow fewer cores than there are.
   cores = len(os.sched_getaffinity(0))
   return max(1, cores // settings.jobs) if has_effect else 0
 

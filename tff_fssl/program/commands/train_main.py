@@ -9,6 +9,7 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import names as data_names
+from tff_fssl.data import sources
 from tff_fssl.hparams import hparam
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -41,7 +42,7 @@ _ABOUT = (
 
 @dataclasses.dataclass(frozen=True)
 class StartHparams:
-  """How a command starts. It is no part of the run, nor of `flags.txt`."""
+  """Flags of the start, which are no part of the run, nor of `flags.txt`."""
 
   restart: bool = hparam(
     False,
@@ -51,7 +52,7 @@ class StartHparams:
   )
 
 
-# Exit code -> what the heartbeat says at the end.
+# Exit code -> the last state of the heartbeat.
 _STATES = {
   main_lib.DONE: heartbeat.FINISHED,
   main_lib.INTERRUPTED: heartbeat.STOPPED,
@@ -77,7 +78,7 @@ def train_main(argv: Sequence[str]) -> int:
     parsed = usage.parse(argv, _USAGE, about, groups, allow_positional=False)
     if parsed is None:
       return main_lib.DONE
-    config = config_lib.from_flags(parsed)
+    config = config_lib.build_config(parsed)
   view = console.Console(config.run.progress)
   tree = output_tree.OutputTree(config.run.output_dir)
 
@@ -85,6 +86,7 @@ def train_main(argv: Sequence[str]) -> int:
     tree.close()
     main_lib.complain(how)
 
+  # Until the folder is the run's, Ctrl-C undoes the start.
   with tree, interrupts.exit_at_once(lambda: tree.is_recorded, close):
     code = _start(config, tree, view, restart=parsed.values['restart'])
   return code
@@ -108,16 +110,16 @@ def _start(
     )
     _close(config, view, tree)
     return main_lib.DONE
+  # Whatever the end would refuse is refused before hours of training.
   completion.check_outputs(config, tree)
   run_folder.check_availability(config, tree)
   source = None
+  # A resumed run has the weights in its first checkpoint.
   if config.run.init_from and not checkpoint.versions(tree.checkpoints):
     source = warm_start.find(config.run.init_from)
   main_lib.quiet(config.run.verbose)
   if config.run.dataset.startswith(data_names.FOLDER):
-    # Damaged files are refused before TensorFlow starts. It needs NumPy.
-    from tff_fssl.data import sources  # pylint: disable=C0415
-
+    # Damaged files are refused before TensorFlow starts.
     sources.load_found(config.info, config.run.data_dir or None)
   return _train(config, tree, view, source)
 
@@ -137,7 +139,7 @@ def _train(
 
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
-  from tff_fssl.program.loop import loggers as run_loggers
+  from tff_fssl.program.loop import run_loggers
   from tff_fssl.program.reporting import loggers
 
   experiment_lib.configure_devices(config)
@@ -153,6 +155,7 @@ def _train(
   stack = tff.framework.get_context_stack()
   with contextlib.ExitStack() as exits:
     exits.enter_context(stack.install(federated_context))
+    # The in-process context has nothing to close, workers have.
     exits.callback(getattr(context, 'close', lambda: None))
     loaded = source and experiment_lib.load_weights(config, source)
     task = experiment_lib.build_task(
@@ -160,13 +163,14 @@ def _train(
     )
     compute = experiment_lib.measure_compute(task)
     view.say(messages.banner(task, context, source, loaded, compute))
+    # The data may have changed since the run was made.
     run_folder.check_partition(task, tree)
     experiment = experiment_lib.build_experiment(task, tree.server_data)
     for folder in (tree.model, tree.model_best):
       exported.remove_leftovers(folder)
     tree.record(config)
     # Not earlier: a start that is refused changes nothing.
-    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.to_json)
+    heart = heartbeat.Heart(tree.heartbeat_json, view.progress.json_values)
     exits.enter_context(heart)
     if loaded and loaded.frozen:
       owner = checkpoint.run_owner(config)
@@ -195,7 +199,7 @@ def _run_rounds(
   initial_model: Any,
   watching: Any,
 ) -> int:
-  """Runs the rounds that are left and exports the model; the exit code."""
+  """Runs the remaining rounds, exports the model, returns the exit code."""
   # pylint: disable=import-outside-toplevel
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
@@ -234,6 +238,7 @@ def _run_rounds(
     return interrupts.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
     process = result.state.process
+    # Algorithms without an exchange have no table.
     held = process.distributor['table'] if len(process.distributor) else ()
     model = experiment_lib.complete_model(
       config, process.global_model_weights, held

@@ -1,4 +1,4 @@
-"""Refuses configurations that make no sense. TensorFlow-free."""
+"""Refuses configurations that make no sense."""
 
 import importlib.util
 
@@ -22,7 +22,7 @@ def check(config: run_config.Config) -> None:
     config: The configuration.
 
   Raises:
-    UsageError: What was given, what is allowed, what to do.
+    UsageError: A line with the given value, the allowed ones, the remedy.
   """
   run, round_hparams, entry = config.run, config.round, config.entry
   scenario = round_hparams.scenario
@@ -72,7 +72,7 @@ def check(config: run_config.Config) -> None:
   if run.train_layers and not run.init_from:
     raise UsageError(
       f'--train_layers={run.train_layers}: the other layers would stay random;'
-      ' give their weights, --init_from=FILE, or leave it out'
+      ' give their weights, --init_from=FILE, or omit it'
     )
   _check_examples(config)
   _check_statistics(config)
@@ -87,7 +87,7 @@ def check(config: run_config.Config) -> None:
 
 
 def _check_runtime(run: run_hparams_lib.RunHparams) -> None:
-  """Refuses what a runtime cannot do; raises `UsageError`."""
+  """Refuses flags that a runtime does not support (`UsageError`)."""
   in_process = run.runtime == 'in_process'
   if run.profile and not in_process:
     raise UsageError(
@@ -97,7 +97,7 @@ def _check_runtime(run: run_hparams_lib.RunHparams) -> None:
   if run.call_timeout_secs and in_process:
     raise UsageError(
       f'--call_timeout_secs={run.call_timeout_secs:g}: with'
-      f' --runtime={run.runtime} there is no worker to call; leave it out, or'
+      f' --runtime={run.runtime} there is no worker to call; omit it, or'
       ' use --runtime=tff_worker or ray'
     )
   if run.runtime == 'ray':
@@ -114,7 +114,7 @@ def _check_runtime(run: run_hparams_lib.RunHparams) -> None:
 
 
 def _check_trackers(run: run_hparams_lib.RunHparams) -> None:
-  """Refuses trackers that are not installed; raises `UsageError`."""
+  """Refuses trackers that are not installed (`UsageError`)."""
   for kind, where in run_hparams_lib.parse_trackers(run.track).items():
     spec = importlib.util.find_spec(kind)
     # Without an origin, it is a folder of that name, such as wandb makes.
@@ -127,7 +127,7 @@ def _check_trackers(run: run_hparams_lib.RunHparams) -> None:
 
 
 def _check_examples(config: run_config.Config) -> None:
-  """Refuses what is not possible with images, vectors or texts."""
+  """Refuses flags that do not fit the kind of the examples."""
   kind = config.info.kind
   model_names.check_inputs(config.run.model, kind)
   without = config.entry.capabilities.without_mixing
@@ -163,6 +163,7 @@ def _check_statistics(config: run_config.Config) -> None:
           f' --{flag}={example}'
         )
   at_server = config.round.scenario == data_names.LABELS_AT_SERVER
+  # The server or validation holds examples that may be measured.
   if run.num_validation or (at_server and run.num_labels):
     return  # They are measured.
   public = f'--num_validation=N or --scenario={data_names.LABELS_AT_SERVER}'
@@ -189,7 +190,7 @@ def _check_statistics(config: run_config.Config) -> None:
 
 
 def check_cohort(config: run_config.Config, num_clients: int) -> None:
-  """Refuses cohorts of more clients than there are; raises `UsageError`."""
+  """Refuses cohorts of more clients than there are (`UsageError`)."""
   if not config.trains_clients:
     return
   if config.run.clients_per_round > num_clients:
@@ -201,7 +202,7 @@ def check_cohort(config: run_config.Config, num_clients: int) -> None:
 
 
 def _check_aggregator(config: run_config.Config) -> None:
-  """Refuses what the aggregator cannot do with these clients."""
+  """Refuses flags that the aggregator does not support."""
   run, aggregator = config.run, config.aggregator
   if (
     aggregator.aggregator == aggregator_hparams.SECURE
@@ -221,6 +222,7 @@ def _check_aggregator(config: run_config.Config) -> None:
       f' all clients leave them; set {remedy}, or --aggregator=mean'
     )
   if name == aggregator_hparams.ROBUST:
+    # A majority of honest clients must exist to outvote liars.
     aggregator_hparams.check_majority(run.clients_per_round)
     _check_labeled_majority(config)
   if name in aggregator_hparams.PRIVATE:
@@ -228,7 +230,7 @@ def _check_aggregator(config: run_config.Config) -> None:
       if getattr(run, flag):
         raise UsageError(
           f'--{flag}: reports on single clients, but with --aggregator={name}'
-          ' nothing but the sum may leave a client; leave one of the two out'
+          ' nothing but the sum may leave a client; omit one of the two'
         )
     aggregator_hparams.check_confidential(
       name,
@@ -236,14 +238,14 @@ def _check_aggregator(config: run_config.Config) -> None:
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in model_names.BATCH_NORMS,
       static=run.norm == model_names.STATIC_BATCH_NORM,
-      also_sends=config.sends_signals and (config.without_signals or True),
+      also_sends=config.sends_signals and (config.signals_off_flag or True),
     )
   if name == aggregator_hparams.DP:
     if config.participation.availability_file:
       raise UsageError(
         f'--availability_file={config.participation.availability_file}: with'
         f' --aggregator={name} epsilon holds only if every client can be drawn'
-        ' in every round; leave one of the two out'
+        ' in every round; omit one of the two'
       )
     if not run.num_clients:
       raise UsageError(
@@ -273,7 +275,7 @@ def _check_labeled_majority(config: run_config.Config) -> None:
 
 
 def _check_data(config: run_config.Config) -> None:
-  """Refuses what the data set's published size and classes rule out."""
+  """Refuses numbers that do not fit the data set's size and classes."""
   run = config.run
   info = config.info
   settings = config.partition_settings  # Refuses what no labels could satisfy.
@@ -342,11 +344,13 @@ def _check_labels_of_class(config: run_config.Config) -> None:
 
 
 def _check_cross_device(config: run_config.Config) -> None:
-  """Refuses what clients without identity, that take part once, cannot run."""
+  """Refuses what needs identities of clients or several phases a round."""
   capabilities = config.entry.capabilities
   name = f'--cross_device: --algorithm={config.run.algorithm}'
   if config.keeps_client_state:
-    remedy = f'; set {config.without_signals}' if config.without_signals else ''
+    remedy = (
+      f'; set {config.signals_off_flag}' if config.signals_off_flag else ''
+    )
     raise UsageError(
       f'{name} keeps a state for each client by its identity, which the server'
       f' of such a deployment does not know{remedy}'

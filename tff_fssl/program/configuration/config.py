@@ -1,6 +1,6 @@
 """Builds the configuration of a run from its flags, and checks it.
 
-TensorFlow-free: everything that can be refused without data is refused here.
+Everything that can be refused without data is refused here.
 """
 
 from collections.abc import Collection, Sequence
@@ -14,6 +14,7 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
+from tff_fssl.data import partition
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import checks
@@ -51,13 +52,13 @@ def own_group(entry: registry.Algorithm) -> flags.Group:
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
     f'{entry.name}.',
-    f'Unless given: {flags.to_arguments(entry.run_defaults)}.'
+    f'Unless given: {flags.join_arguments(entry.run_defaults)}.'
     if entry.run_defaults
     else '',
   )
 
 
-def from_command_line(argv: Sequence[str]) -> Config:
+def parse_config(argv: Sequence[str]) -> Config:
   """Builds a checked configuration.
 
   Args:
@@ -67,13 +68,13 @@ def from_command_line(argv: Sequence[str]) -> Config:
     The configuration.
 
   Raises:
-    UsageError: One line: what was given, what is allowed, what to do.
+    UsageError: One line with the given value, the allowed ones, the remedy.
   """
-  return from_flags(flags.parse(argv, groups()))
+  return build_config(flags.parse(argv, groups()))
 
 
-def from_flags(parsed: flags.ParsedFlags) -> Config:
-  """Builds a checked configuration; raises `UsageError`."""
+def build_config(parsed: flags.ParsedFlags) -> Config:
+  """Builds a checked configuration, or raises `UsageError`."""
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
   model_names.check_model(run.model)
@@ -83,12 +84,13 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     run = dataclasses.replace(
       run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
     )
+  # A flag of another algorithm would do nothing, wherever it stands.
   for name, entry in registry.REGISTRY.items():
     for flag, _ in own_group(entry).named_fields():
       if name != run.algorithm and parsed.is_set(flag):
         raise UsageError(
           f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
-          f' --algorithm={run.algorithm} is selected; leave the flag out'
+          f' --algorithm={run.algorithm} is selected; omit the flag'
         )
   entry = registry.REGISTRY[run.algorithm]
   if entry.norm and not parsed.is_set('norm'):
@@ -113,6 +115,7 @@ def from_flags(parsed: flags.ParsedFlags) -> Config:
     parsed.build(ParticipationHparams),
     info,
   )
+  # After all groups: some defaults follow from flags of other groups.
   config = _follow(config, parsed)
   # An aggregator is meant wherever it is set: nobody shall believe in a
   # protection that is not there.
@@ -159,9 +162,6 @@ def _read_partition_file(
     UsageError: If there is no partition in the file, it is of other classes, or
       a flag that was typed says otherwise.
   """
-  # It needs NumPy: not for `--help`.
-  from tff_fssl.data import partition  # pylint: disable=import-outside-toplevel
-
   given = f'--partition_file={run.partition_file}'
   try:
     record = partition.read(run.partition_file).settings.recorded()
@@ -171,6 +171,7 @@ def _read_partition_file(
     raise UsageError(
       f'--partition_file={error}{copy if is_missing else ""}'
     ) from error
+  # Training has its own seed, whatever drew the partition.
   del record['seed']
   if (num_classes := record.pop('num_classes')) != known:
     raise UsageError(
@@ -180,10 +181,9 @@ def _read_partition_file(
   for name, value in record.items():
     if name in parsed.command_line and parsed.values[name] != value:
       raise UsageError(
-        f'--{name}={hparams.format_value(parsed.values[name])}: has no effect'
-        f' with {given}, whose partition was made with'
-        f' {hparams.format_value(value)};'
-        ' leave it out'
+        f'--{name}={hparams.format_value(parsed.values[name])}: has no effect with'
+        f' {given}, whose partition was made with {hparams.format_value(value)};'
+        ' omit it'
       )
   return record
 
@@ -201,6 +201,7 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
     round_hparams = dataclasses.replace(
       round_hparams, batch_norm_statistics=kind
     )
+  # Without labels, the server cannot pre-train.
   if round_hparams.scenario == _CLIENTS:
     round_hparams = dataclasses.replace(round_hparams, num_pretraining_rounds=0)
   if not parsed.is_set('min_clients') and config.participation.may_be_empty:

@@ -1,7 +1,6 @@
-"""The files of configs/, which come with the package. TensorFlow-free.
+"""The files of configs/, which come with the package.
 
-They are in the folder configs/ of the source tree; in an installed package that
-folder is tff_fssl/configs/.
+The source tree has them in configs/, an installed package in tff_fssl/configs/.
 """
 
 import os
@@ -15,6 +14,7 @@ def _folder() -> str:
   """Returns the folder that holds them."""
   package = os.path.dirname(os.path.abspath(tff_fssl.__file__))
   installed = os.path.join(package, _PREFIX)
+  # The wheel carries a copy of configs/ inside the package.
   if os.path.isdir(installed):
     return installed
   return os.path.join(os.path.dirname(package), _PREFIX)
@@ -43,8 +43,7 @@ def find(path: str) -> str:
     path: The name. A file of the file system comes first.
 
   Returns:
-    `path`; or, if there is no such file, the package's file of that name
-    (configs/X.flags), if any.
+    `path`, unless only the package has a file of that name (configs/X.flags).
   """
   name = os.path.normpath(path)
   if os.path.lexists(path) or name not in names():

@@ -1,4 +1,4 @@
-"""Which flags may differ when a run is continued. TensorFlow-free."""
+"""The flags that may differ when a run is continued."""
 
 from collections.abc import Mapping, Sequence
 
@@ -17,7 +17,7 @@ def may_differ() -> dict[str, bool | str]:
   }
 
 
-def without_influence() -> frozenset[str]:
+def neutral_flags() -> frozenset[str]:
   """Flags on which results do not depend: those that may differ at will."""
   return frozenset(name for name, may in may_differ().items() if may is True)
 
@@ -37,7 +37,7 @@ def differences(
   """Compares the flags of two runs.
 
   Args:
-    old: Flags of the existing run, as text; by older names, perhaps.
+    old: Flags of the existing run, as text, perhaps by older names.
     new: Flags of the run that is to continue it, as text: all that have an
       effect.
 
@@ -67,8 +67,9 @@ def differences(
 
 
 def _is_at_least(after: str | None, before: str | None) -> bool:
-  """Compares two values as numbers; False if one is none."""
+  """Compares two values as numbers. Other texts give False."""
   try:
+    # As texts, '9' would be larger than '10'.
     return float(after or 0) >= float(before or 0)
   except ValueError:
     return False

@@ -1,8 +1,8 @@
-"""Flags made from dataclasses of `hparam` fields. TensorFlow-free.
+"""Flags made from dataclasses of `hparam` fields.
 
-Syntax and types are absl's. Beyond absl: the command line beats flagfiles
+Syntax and types are absl's. Beyond absl, the command line beats flagfiles
 wherever --flagfile stands, positional arguments and unknown flags are errors,
-and each error is one line that says what was given and what is allowed.
+and each error is one line with the given value and the allowed ones.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,9 +21,10 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program.configuration import configs
 
+# A flagfile comes with a run's folder, and may be hostile.
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
-# Flags of older versions -> what they are called now.
+# Flags of older versions -> their names now.
 RENAMED = {'split': 'partition'}
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
@@ -36,7 +37,7 @@ class Group:
   Attributes:
     hparams: The dataclass.
     title: The heading in `--help` of fields before the first with a `group`.
-    prefix: Prefix of the flags' names, such as 'fl2.'.
+    prefix: Prefix of the flags' names, such as 'NAME.'.
     note: A sentence below the title, if any.
   """
 
@@ -46,7 +47,7 @@ class Group:
   note: str = ''
 
   def named_fields(self) -> list[tuple[str, dataclasses.Field]]:
-    """Returns (flag's name, field); raises TypeError without a help."""
+    """Returns (flag's name, field), or raises TypeError without a help."""
     return [
       (f'{self.prefix}{field.name}', field)
       for field in hparams.documented_fields(self.hparams)
@@ -55,10 +56,10 @@ class Group:
 
 @dataclasses.dataclass(frozen=True)
 class ParsedFlags:
-  """What a command line says.
+  """The content of a command line.
 
   Attributes:
-    values: Every flag's value, by name; defaults included.
+    values: Every flag's value by name, defaults included.
     command_line: Names of the flags that the command line sets.
     files: Name of each flag that a flagfile sets -> that file.
     positional: Arguments that are not flags.
@@ -84,7 +85,7 @@ class ParsedFlags:
   ) -> None:
     """Refuses flags without effect that were typed.
 
-    Those of a flagfile, which may serve several runs, are let be.
+    Flags of a flagfile, which may serve several runs, are ignored.
 
     Args:
       reasons: Name of each flag without effect -> the reason.
@@ -96,8 +97,7 @@ class ParsedFlags:
     for name, reason in reasons.items():
       if name in self.command_line or (name in wherever and self.is_set(name)):
         raise UsageError(
-          f'--{name}{self.source(name)}: has no effect with {reason}; leave it'
-          ' out'
+          f'--{name}{self.source(name)}: has no effect with {reason}; omit it'
         )
 
   def build(self, cls: type[Any], prefix: str = '', **replaced: Any) -> Any:
@@ -110,7 +110,7 @@ class ParsedFlags:
 
 
 class _NumberParser(absl_flags.ArgumentParser):
-  """absl's parser, with a message that says what is allowed."""
+  """absl's parser, with a message that names the allowed values."""
 
   def __init__(self, number_type: type[Any]):
     self._number_type = number_type
@@ -149,15 +149,16 @@ def parse(
     allow_positional: Whether arguments that are not flags are allowed.
 
   Returns:
-    The values. Types and syntax have been checked; ranges have not (the
-    dataclasses check them).
+    The values. Types and syntax have been checked. The dataclasses check
+    ranges.
 
   Raises:
-    UsageError: One line: what was given, what is allowed.
+    UsageError: One line with the given value and the allowed ones.
   """
   flag_values = _define(groups)
-  from_files, from_command_line = _split_flagfiles(argv)
+  from_files, typed = _split_flagfiles(argv)
   in_files = {}
+  # One argument at a time, so that an error can name its file.
   for argument, origin in from_files:
     before = _present(flag_values)
     if _parse_into(flag_values, [argument], f' (in {origin})'):
@@ -166,7 +167,7 @@ def parse(
       if count != before[name]:
         in_files[name] = origin
   before = _present(flag_values)
-  positional = _parse_into(flag_values, from_command_line, '')
+  positional = _parse_into(flag_values, typed, '')
   if positional and not allow_positional:
     raise UsageError(
       f'{positional[0]!r} is not a flag; flags are written --name=value, and'
@@ -199,7 +200,7 @@ def _check_text(prefix: str, value: Any) -> None:
     )
 
 
-def to_arguments(values: Mapping[str, Any]) -> str:
+def join_arguments(values: Mapping[str, Any]) -> str:
   """Writes the arguments that set `values`: '--a=1, --b=2'."""
   return ', '.join(arguments(values))
 
@@ -214,7 +215,7 @@ def flatten(
   is_value: Callable[[Mapping[str, Any]], bool] = lambda _: False,
   prefix: str = '',
 ) -> dict[str, Any]:
-  """Joins names: {'fl2': {'rho': 1}}, TOML's `fl2.rho = 1`, is {'fl2.rho': 1}.
+  """Joins names: {'a': {'b': 1}}, TOML's `a.b = 1`, becomes {'a.b': 1}.
 
   Args:
     table: The nested tables.
@@ -249,7 +250,7 @@ def comments(texts: Sequence[str]) -> list[str]:
   ]
 
 
-def to_flagfile(values: dict[str, Any], own_file: str = '') -> str:
+def flagfile_text(values: dict[str, Any], own_file: str = '') -> str:
   """Makes a flagfile.
 
   Args:
@@ -257,22 +258,23 @@ def to_flagfile(values: dict[str, Any], own_file: str = '') -> str:
     own_file: The user's Python file without which these flags mean nothing.
 
   Returns:
-    Its text, with a comment that names the file; flags are sorted by name.
+    Its text, with a comment that names the file. Flags are sorted by name.
   """
+  # A path with a line feed could smuggle a flag into the file.
   head = f'{_OWN_FILE}{own_file}\n' if own_file.isprintable() else ''
   lines = arguments(dict(sorted(values.items())))
   return head * bool(own_file) + ''.join(f'{line}\n' for line in lines)
 
 
 def own_file_of(path: str) -> str:
-  """Reads which Python file of its user wrote a flagfile.
+  """Reads the name of the user's Python file that wrote a flagfile.
 
   Args:
-    path: The flagfile; may be anybody's.
+    path: The flagfile, perhaps a stranger's.
 
   Returns:
-    What the flagfile says, in printable characters; '' if it says nothing or
-    cannot be read. Nothing may be run because of it.
+    The printable name in the flagfile, or '' if it has none or cannot be read.
+    Nothing may be run because of it.
   """
   try:
     lines = files.read_text(path, limit=_MAX_FLAGFILE_BYTES).splitlines()
@@ -291,7 +293,7 @@ def naming_own_file(
 
   Args:
     argv: Arguments, some of them `--flagfile=FILE`.
-    program: The program with which the user goes on.
+    program: The program with which the user continues.
     *arguments: Its arguments.
 
   Yields:
@@ -309,6 +311,7 @@ def naming_own_file(
       if not argument.startswith('--flagfile='):
         continue
       own_file = own_file_of(path)
+      # The name is only shown: a stranger's file must not be run.
       if own_file not in ('', console.own_file()):
         raise UsageError(
           f'{path} was written by {own_file}, a program whose algorithms and'
@@ -319,7 +322,7 @@ def naming_own_file(
 
 
 def read_flagfile(path: str) -> dict[str, str]:
-  """Reads a flagfile that `to_flagfile` wrote: flag's name -> text.
+  """Reads a flagfile that `flagfile_text` wrote: flag's name -> text.
 
   Args:
     path: The flagfile, perhaps of an older version.
@@ -379,8 +382,9 @@ def _present(flag_values: absl_flags.FlagValues) -> dict[str, int]:
 def _parse_into(
   flag_values: absl_flags.FlagValues, arguments: list[str], origin: str
 ) -> list[str]:
-  """Parses arguments; returns those that are not flags."""
+  """Parses arguments, and returns those that are not flags."""
   names = _names(flag_values)
+  # Positional arguments may come before flags.
   flag_values.set_gnu_getopt(True)
   try:
     # absl's --undefok, which ignores unknown flags, would bypass this check.
@@ -434,13 +438,16 @@ def _read_flagfile(
   """Reads a flagfile and those that it names: [(argument, file)]."""
   _check_text('--flagfile=', path)
   path = os.path.expanduser(path)
+  # An included file is looked for beside the file that names it.
   if including and not os.path.isabs(path):
     beside = os.path.join(os.path.dirname(including[-1]), path)
     path = beside if os.path.exists(beside) else path
   path = configs.find(path)
+  # Links could hide that a file includes itself.
   if os.path.realpath(path) in map(os.path.realpath, including):
     raise UsageError(f'--flagfile={path}: the file includes itself')
   already_read.append(path)
+  # Files that each include two others would be exponentially many.
   if len(already_read) > _MAX_FLAGFILES:
     raise UsageError(
       f'--flagfile={already_read[0]}: it includes too many files; at most'
@@ -471,7 +478,7 @@ def _read_flagfile(
 
 
 def _similar_file(path: str) -> str:
-  """Makes a hint at a file of a similar, but not the same, name; or ''."""
+  """Makes a hint at a file of a similar name, or ''."""
   if os.path.lexists(path):
     return ''
   folder = os.path.dirname(path) or '.'

@@ -1,4 +1,4 @@
-"""Finds flags that have no effect. TensorFlow-free.
+"""Finds flags that have no effect.
 
 `hparam(..., when=...)` says when a flag has one.
 """
@@ -34,14 +34,15 @@ def find_idle(
     last_read: list[str] = []
     when = field.metadata['when']
     if when and not when(_Reader(group, prefix, config, last_read)):
+      # A predicate that is false has just read the flag that decides.
       idle[f'{prefix}{field.name}'] = last_read[-1]
   return idle
 
 
 class _Reader:
-  """Shows a predicate a group of flags, and notes what it reads.
+  """Shows a predicate a group of flags, and notes the flags that it reads.
 
-  What the group lacks is read from the configuration and its other groups.
+  Attributes that the group lacks come from the configuration and its groups.
   """
 
   def __init__(
@@ -52,6 +53,7 @@ class _Reader:
   def __getattr__(self, name: str) -> Any:
     group, prefix, config, last_read = self._all
     groups = [(config, ''), *config.groups()] if config else []
+    # The group itself comes first: its own flags are read without a prefix.
     found = [
       pair
       for pair in ((group, prefix), *groups)
@@ -65,6 +67,7 @@ class _Reader:
     if owner is not group:
       reader = _Reader(owner, of_owner, config, last_read)
     kind = inspect.getattr_static(type(owner), name, None)
+    # Run on the reader, a property shows the flags that it reads.
     if isinstance(kind, property) and kind.fget:
       return kind.fget(reader)
     if isinstance(kind, types.FunctionType):

@@ -1,19 +1,20 @@
-"""The rows of the papers' tables: configs/papers/PAPER.toml. TensorFlow-free.
+"""The rows of the papers' tables: configs/papers/PAPER.toml.
 
-A file is one paper: what all of its runs have in common, and its tables. A
-table has axes, whose values multiply; a row takes one value of each axis, and
-there is a row for each cell of `figures` that is not ''. The values of an axis
-stand in the table, or the table lists some of those in the paper's `axes`. What
-a row is made of, later ones first: rules whose `rows` match 'TABLE/ROW', the
-values of its axes, the table, the paper. Each has flags and may say:
+A file is one paper: flags that all of its runs share, and tables. A table has
+axes. Each combination of their values with a cell in `figures` that is not ''
+is a row. The values of an axis stand in the table, or the table lists some of
+the paper's `axes`. A row merges, from strongest to weakest, the rules with
+`rows` that match 'TABLE/ROW', the values of its axes, the table and the paper.
+Each has flags and may say:
 
   differs  how the run differs from the paper's;
   needs    which data it needs that no program fetches;
   why      why it cannot be run.
 
-The flags of other algorithms than the row's, such as fl2.rho, are left out. A
+The flags of other algorithms than the row's, such as fl2.rho, are dropped. A
 figure is written as printed: '81.5(7.4)' is a mean and its spread in percent,
-and words may follow; 'curve': the paper only draws it; '?': not known to us.
+and words may follow. 'curve' is a figure that is only drawn, and '?' one that
+we do not know.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,13 +33,13 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
 
-NAMES = ('fedmatch', 'fedswitch', 'fl2', 'protofssl', 'semifl')
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
 CURVE, UNKNOWN = 'curve', '?'
-# The budget that is the paper's, and what all papers compute in.
+# The name of the paper's budget, and the dtype of all papers.
 ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
 
+# A mean, perhaps its spread in parentheses, perhaps words.
 _FIGURE = re.compile(r'(\d+\.?\d*)(?:\((\d+\.?\d*)\))?(?: (.+))?')
 _NOTES = ('differs', 'needs', 'why')
 
@@ -49,14 +50,14 @@ class Row:
 
   Attributes:
     name: 'PAPER/TABLE/...'.
-    title: What the table is about.
+    title: The subject of the table.
     flags: The flags that the row sets, by name.
     printed: Its figure as the paper prints it, or `CURVE` or `UNKNOWN`.
-    spread: What the figure in parentheses is; '' if there is none.
+    spread: The meaning of the figure in parentheses, or ''.
     reported: `LAST` or `BEST_VALIDATION`.
-    differs: How the run differs from the paper's.
-    needs: The data that it needs and no program fetches; '' if there are none.
-    why: Why it cannot be run; '' if it can.
+    differs: The differences from the paper's run.
+    needs: The data that it needs and no program fetches, or ''.
+    why: The reason why it cannot be run, or ''.
   """
 
   name: str
@@ -107,7 +108,7 @@ class Row:
     parsed = flags.parse(flags.arguments(given), config_lib.groups())
     # As in a flagfile: some of a row's flags may have no effect.
     files_of = dict.fromkeys(parsed.command_line, self.name)
-    return config_lib.from_flags(
+    return config_lib.build_config(
       dataclasses.replace(parsed, command_line=frozenset(), files=files_of)
     )
 
@@ -147,6 +148,14 @@ class Row:
     return os.path.join(runs_dir, self.name, budget, f'seed{seed}')
 
 
+def names() -> list[str]:
+  """Lists the papers: the files configs/papers/NAME.toml, in order."""
+  files_here = os.listdir(configs.path_of('papers'))
+  return sorted(
+    n.removesuffix('.toml') for n in files_here if n.endswith('.toml')
+  )
+
+
 @functools.cache
 def rows() -> dict[str, Row]:
   """Reads all rows, by name, in the order of the files.
@@ -157,18 +166,17 @@ def rows() -> dict[str, Row]:
   Raises:
     UsageError: If a file cannot be read.
   """
-  return {row.name: row for paper in NAMES for row in _read_paper(paper)}
+  return {row.name: row for paper in names() for row in _read_paper(paper)}
 
 
 def matching(pattern: str) -> list[Row]:
-  """Finds the rows whose name matches a pattern.
+  """Finds the rows with names that match a pattern.
 
   Args:
-    pattern: As of file names ('fl2/table1/*'), or without '*', '?' and '[' a
-      part of a name.
+    pattern: A pattern as for file names ('fl2/table1/*'), or a part of a name.
 
   Returns:
-    The rows; at least one.
+    The rows, at least one.
 
   Raises:
     UsageError: If there is none.
@@ -185,7 +193,7 @@ def matching(pattern: str) -> list[Row]:
 
 
 def find(name: str) -> Row:
-  """Finds the row of a name; raises `UsageError` if there is none."""
+  """Finds the row of a name, or raises `UsageError` if there is none."""
   row = rows().get(name.strip('/'))
   if row is None:
     parts = [n for n in rows() if name.strip('/') and name.strip('/') in n]
@@ -252,6 +260,7 @@ def _cell(
   figures: Any, axes: Mapping[str, Mapping[str, Any]], values: Sequence[str]
 ) -> str:
   """Finds a row's figure: by its axes' values, the last one's by place."""
+  # Nested tables by name, and a list for the last axis.
   *outer, last = values
   for value in outer:
     figures = figures.get(value, {})

@@ -1,9 +1,7 @@
-"""The configuration of a run, and what follows from it. TensorFlow-free."""
-
-from __future__ import annotations
+"""The configuration of a run, and its consequences."""
 
 import dataclasses
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -11,14 +9,12 @@ from tff_fssl.algorithms import registry
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition_settings
+from tff_fssl.data import streaming as streaming_lib
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import idle as idle_lib
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.rounds import participation_hparams
 from tff_fssl.rounds import round_hparams
-
-if TYPE_CHECKING:
-  from tff_fssl.data import streaming as streaming_lib
 
 
 @dataclasses.dataclass(frozen=True)
@@ -31,7 +27,7 @@ class Config:
     aggregator: Hyper-parameters of the aggregation.
     algorithm: Hyper-parameters of the algorithm, an `entry.hparams`.
     data: How the images of the data set are read.
-    participation: Hyper-parameters of who takes part in rounds.
+    participation: Hyper-parameters of the participation in rounds.
     info: The data set, as far as it is known without loading it.
   """
 
@@ -139,7 +135,7 @@ class Config:
     return bool(name) and getattr(self.algorithm, name)
 
   @property
-  def without_signals(self) -> str:
+  def signals_off_flag(self) -> str:
     """Names the flag that turns these off, if there is one."""
     flag = self.entry.capabilities.without_signals
     return f'--{self.prefix}{flag}' if flag else ''
@@ -158,7 +154,7 @@ class Config:
 
   @property
   def partition_settings(self) -> partition_settings.PartitionSettings:
-    """Returns the partition's settings; raises `UsageError`."""
+    """Returns the partition's settings, or raises `UsageError`."""
     return hparams.build_from(
       self.run,
       partition_settings.PartitionSettings,
@@ -169,9 +165,6 @@ class Config:
   @property
   def streaming(self) -> streaming_lib.Streaming:
     """Says when clients have which of their unlabelled examples."""
-    # It needs NumPy: not for `--help`.
-    from tff_fssl.data import streaming as streaming_lib  # pylint: disable=C0415
-
     run = self.run
     return streaming_lib.Streaming(
       run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
@@ -189,7 +182,7 @@ class Config:
     )
 
   def idle(self) -> dict[str, str]:
-    """Finds the flags that change nothing; see `idle.find_idle`."""
+    """Finds the flags that change nothing. See `idle.find_idle`."""
     found: dict[str, str] = {}
     for group, prefix in self.groups():
       found |= idle_lib.find_idle(group, prefix, self)

@@ -1,4 +1,4 @@
-"""A run's flags, apart from its algorithm's. TensorFlow-free."""
+"""The flags of a run, without those of its algorithm."""
 
 import dataclasses
 import re
@@ -17,7 +17,7 @@ _MAX_PROFILED_ROUNDS = 1_000
 # Where `--track` sends runs: the name of the package -> that of the product.
 TRACKERS = {'mlflow': 'MLflow', 'wandb': 'Weights & Biases'}
 _PROJECT = re.compile(r'([\w.-]+/)?[\w.-]+', re.ASCII)
-# Of a URI: who logs in, and a query.
+# A URI's user and password, and its query.
 _SECRETS = re.compile(r'(?<=//)[^/]*(?=@)|\?.*')
 _ROUNDS = re.compile(r'(\d{1,9})(?:-(\d{1,9}))?')
 
@@ -64,7 +64,7 @@ class RunHparams:
   )
   seed: int = hparam(
     0,
-    'Seed of everything random: the same command with the same seed gives the'
+    'Seed of everything random. The same command with the same seed gives the'
     ' same results.',
     minimum=0,
     maximum=2**31 - 1,
@@ -81,7 +81,7 @@ class RunHparams:
     'The data set: a name; folder:PATH, a folder of images; features:PATH, a'
     ' file of vectors; text:PATH, a CSV file of texts (docs/own_data.md);'
     " ag_news, in --data_dir; clientdata:PATH, files of TFF's ClientData;"
-    " huggingface:OWNER/NAME, what the hub's client has put into --data_dir; or"
+    " huggingface:OWNER/NAME, a download of the hub's client in --data_dir; or"
     ' any image classification set of TFDS in --data_dir. Names:',
     choices=data_names.DATA_SETS,
     other_choices=True,
@@ -98,38 +98,37 @@ class RunHparams:
   )
   augmentation: str = hparam(
     data_names.FL2,
-    'How weak and strong views of images are made: by the RandAugment of (FL)^2'
-    ' or by that of FixMatch.',
+    'RandAugment of weak and strong views of images: that of (FL)^2 or that of'
+    ' FixMatch.',
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )
   num_labels: int = hparam(
     40,
     'Number of labelled examples, equally many of each class: the total if the'
-    ' server holds the labels; the number per client if clients hold them.'
-    ' With --client_labels=own, of whatever classes.',
+    ' server holds the labels; the number per client if clients hold them. With'
+    ' --client_labels=own, of any classes.',
     minimum=0,
   )
   full_labels: bool = hparam(
     False,
     'Give clients labels for all their data, to measure the upper bound. With'
     ' --scenario=labels_at_clients, --num_labels is then not needed; with'
-    ' labels_at_server, the server has --num_labels beside them'
+    ' labels_at_server, the server has --num_labels in addition'
     ' (--algorithm=supervised).',
   )
   labeled_clients: str = hparam(
     data_names.ALL_CLIENTS,
-    'Which clients hold labels: all; a number of clients, such as 3; or a share'
-    ' of them, such as 0.1 (at least one). They are drawn by --seed; a larger'
-    ' number includes them.',
+    'The clients that hold labels: all; a number of clients, such as 3; or a'
+    ' share of all, such as 0.1 (at least one). They are drawn by --seed; a'
+    ' larger number includes them.',
     when=lambda run: run.scenario == data_names.LABELS_AT_CLIENTS,
   )
   client_labels: str = hparam(
     data_names.BALANCED,
-    'Which examples of a client are labelled. balanced: equally many of each'
-    ' class, in addition to its share of the data; own (always with'
-    ' --partition=natural): --num_labels of its share, drawn at random, so of'
-    ' the classes that it has.',
+    'The labelled examples of a client. balanced: equally many of each class,'
+    ' in addition to its share of the data; own (always with'
+    ' --partition=natural): --num_labels of its share, drawn at random.',
     choices=data_names.CLIENT_LABELS,
     when=lambda run: (
       run.scenario == data_names.LABELS_AT_CLIENTS and not run.full_labels
@@ -137,9 +136,9 @@ class RunHparams:
   )
   client_label_classes: int = hparam(
     0,
-    'Of how many classes the labels of each client are, drawn by --seed so that'
+    'Number of classes among the labels of each client, drawn by --seed so that'
     ' all classes are labelled at about equally many clients; --num_labels is'
-    ' divided evenly among them. The rest of its data stays as it is. 0: of all'
+    ' divided evenly among them. The rest of its data is unchanged. 0: all'
     ' classes.',
     minimum=0,
     when=lambda run: (
@@ -151,7 +150,7 @@ class RunHparams:
   label_noise: float = hparam(
     0.0,
     'Share of the labelled training examples, at the server and at clients,'
-    ' whose label is wrong: a class drawn evenly from the others. Validation,'
+    ' with a wrong label: a class drawn uniformly from the others. Validation,'
     ' test and metrics of unlabelled examples keep the truth.',
     minimum=0,
     maximum=1,
@@ -159,9 +158,8 @@ class RunHparams:
   client_test_fraction: float = hparam(
     0.0,
     "Share of each client's examples of known class that is held out for"
-    ' evaluation at the client (evaluate --federated), where nobody'
-    ' trains on them: at least one, if the client has two. Labels are given to'
-    ' the others.',
+    ' evaluation at the client (evaluate --federated), and never trained on: at'
+    ' least one, if the client has two. Labels are given to the others.',
     minimum=0,
     maximum=partition_settings.MAX_TEST_FRACTION,
   )
@@ -175,21 +173,20 @@ class RunHparams:
   )
   partition: str = hparam(
     data_names.IID,
-    'How training data is split among clients. iid: evenly, at random;'
+    'The split of training data among clients. iid: evenly, at random;'
     ' dirichlet: by shares of classes drawn from Dirichlet(alpha); fedmatch: by'
     ' the ten rows of shares of FedMatch (Batch-NonIID); extreme: by those of'
-    ' ProtoFSSL, in which a client lacks two classes; shards: sorted by class'
-    ' and cut (McMahan et al., 2017); natural (unless given, for'
-    ' clientdata:PATH): as the data set says.'
-    ' docs/partitions.md shows them.',
+    ' ProtoFSSL, where a client lacks two classes; shards: sorted by class and'
+    ' cut (McMahan et al., 2017); natural (unless given, for clientdata:PATH):'
+    ' as the data set says. docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   partition_file: str = hparam(
     '',
     'Take the partition from this file, which the program `partition` or a run'
-    ' (partition.json) has written, instead of drawing it. It also says what'
-    ' the flags of the partition are: typed ones must not differ. A run that is'
-    ' continued needs the file; its own partition.json is a copy.',
+    ' (partition.json) has written, instead of drawing it. It also sets the'
+    ' flags of the partition. Flags on the command line must agree with it. A'
+    ' resumed run needs the file; its own partition.json is a copy.',
     may_change=True,
   )
   alpha: float = hparam(
@@ -202,22 +199,22 @@ class RunHparams:
   )
   alpha_meaning: str = hparam(
     data_names.EACH,
-    'What --alpha is. each: the concentration of each class; total: of all'
-    ' together, so that each has alpha / classes (Hsu et al., 2019).',
+    'The meaning of --alpha. each: the concentration of each class; total: the'
+    ' sum over classes, so that each has alpha / classes (Hsu et al., 2019).',
     choices=data_names.ALPHA_MEANINGS,
     when=lambda run: run.partition == data_names.DIRICHLET,
   )
   equal_sizes: bool = hparam(
     False,
-    'The Dirichlet partition gives each client equally many examples, of'
-    ' classes by shares of its own (Hsu et al., 2019), instead of dividing each'
+    'Give each client of the Dirichlet partition equally many examples, with'
+    ' class shares of its own (Hsu et al., 2019), instead of dividing each'
     ' class among clients.',
     when=lambda run: run.partition == data_names.DIRICHLET,
   )
   min_client_examples: int = hparam(
     10,
-    'The Dirichlet partition is redrawn until each client has at least this'
-    ' many examples.',
+    'Redraw the Dirichlet partition until each client has at least this many'
+    ' examples.',
     minimum=0,
     when=lambda run: (
       run.partition == data_names.DIRICHLET and not run.equal_sizes
@@ -225,10 +222,10 @@ class RunHparams:
   )
   class_draws: str = hparam(
     data_names.EXACT,
-    'How many examples of a class a client gets with --partition=fedmatch or'
-    " extreme. exact: its row's share, as in ProtoFSSL's code, for the largest"
-    ' client size for which no class runs out; multinomial: drawn, as in'
-    " FedMatch's code; who comes last gets fewer if a class runs out.",
+    'Class counts of clients with --partition=fedmatch or extreme. exact: the'
+    " row's shares, as in ProtoFSSL's code, at the largest client size for"
+    " which no class runs out; multinomial: drawn, as in FedMatch's code. The"
+    ' last clients get fewer if a class runs out.',
     choices=data_names.CLASS_DRAWS,
     when=lambda run: run.partition in (data_names.FEDMATCH, data_names.EXTREME),
   )
@@ -241,16 +238,16 @@ class RunHparams:
   )
   streaming_steps: int = hparam(
     1,
-    "Into how many parts each client's unlabelled examples are cut, at random;"
-    ' in a round, clients have one part. FedMatch (Streaming-NonIID): 10. 1:'
-    ' always all.',
+    "Number of parts into which each client's unlabelled examples are cut, at"
+    ' random. A round uses one part. FedMatch (Streaming-NonIID): 10. 1: always'
+    ' all.',
     minimum=1,
     maximum=10**6,
     when=lambda run: run.streams,
   )
   streaming_rounds: int = hparam(
     10,
-    'For how many rounds each part of --streaming_steps lasts.',
+    'Number of rounds for each part of --streaming_steps.',
     minimum=1,
     maximum=10**7,
     when=lambda run: run.streams and run.streaming_steps > 1,
@@ -271,8 +268,8 @@ class RunHparams:
     0,
     'Number of unlabelled examples of all clients together, drawn by --seed'
     ' from what labels and validation leave; a larger number includes those of'
-    ' a smaller one. What --client_test_fraction holds out is part of it, and'
-    ' --full_labels labels it. A partition may leave out a remainder. 0: all.',
+    ' a smaller one. It includes the examples of --client_test_fraction, and'
+    ' --full_labels labels it. A partition may skip a remainder. 0: all.',
     minimum=0,
   )
 
@@ -347,7 +344,7 @@ class RunHparams:
 
   runtime: str = hparam(
     'in_process',
-    "What runs TFF's computations. in_process: TensorFlow in this process;"
+    "The runtime of TFF's computations. in_process: TensorFlow in this process;"
     " tff_worker: TFF's worker process (CPU only); ray: clients on the machines"
     ' of a Ray cluster, the rest in this process (docs/scaling.md).',
     choices=('in_process', 'tff_worker', 'ray'),
@@ -367,7 +364,7 @@ class RunHparams:
   )
   client_devices: str = hparam(
     'auto',
-    'Where clients train: auto (all GPUs, or the CPU if there are none), cpu,'
+    'Devices of clients: auto (all GPUs, or the CPU if there are none), cpu,'
     ' gpu, or, with in_process, a list of devices such as gpu:0,gpu:1.',
     may_change=True,
   )
@@ -381,10 +378,10 @@ class RunHparams:
   )
   clients_per_group: int = hparam(
     0,
-    'How many clients are accumulated one after another, before their sums are'
-    ' merged with those of the clients before them; with ray, what a worker'
-    ' does at a time. Results depend on it within rounding. 0: all of a cohort,'
-    ' or, with ray, 1.',
+    'Number of clients that are accumulated one after another, before their'
+    ' sums are merged with those of earlier clients. With ray, the clients of'
+    ' one call to a worker. Results depend on it within rounding. 0: all of a'
+    ' cohort, or, with ray, 1.',
     minimum=0,
     maximum=10**6,
     when=lambda run: run.runtime in ('in_process', 'ray'),
@@ -392,7 +389,7 @@ class RunHparams:
   )
   intra_op_threads: int = hparam(
     0,
-    'How many cores a TensorFlow operation uses, on each machine; 0: as many as'
+    'Number of cores of a TensorFlow operation, on each machine. 0: as many as'
     ' this machine has. Results depend on it within rounding.',
     minimum=0,
     maximum=1024,
@@ -408,7 +405,7 @@ class RunHparams:
   )
   ray_workers: int = hparam(
     0,
-    'How many worker processes train clients. 0: one for each core of the'
+    'Number of worker processes that train clients. 0: one for each core of the'
     ' cluster or, on GPUs, --clients_per_gpu for each GPU. Results do not'
     ' depend on it.',
     minimum=0,
@@ -418,7 +415,7 @@ class RunHparams:
   )
   clients_per_gpu: int = hparam(
     1,
-    'How many workers share a GPU. Results do not depend on it.',
+    'Number of workers that share a GPU. Results do not depend on it.',
     minimum=1,
     maximum=64,
     when=lambda run: run.runtime == 'ray',
@@ -426,8 +423,8 @@ class RunHparams:
   )
   ray_trusted_network: bool = hparam(
     False,
-    'Use a cluster that asks nobody for a token: whoever reaches its ports can'
-    ' run programs on its machines.',
+    'Allow a Ray cluster without token authentication. Anybody who reaches its'
+    ' ports can run programs on its machines.',
     when=lambda run: run.runtime == 'ray',
     may_change=True,
   )
@@ -440,22 +437,21 @@ class RunHparams:
   strict_clients: bool = hparam(
     False,
     "Stop if a client's data cannot be used (a label that is not a class, wrong"
-    ' images, or a reader that fails). Otherwise the client is left out of the'
-    ' round, named on the console, and counted in'
-    ' client_work/train/num_rejected_clients.',
+    ' images, or a reader that fails). Otherwise the client is rejected, named'
+    ' on the console, and counted in client_work/train/num_rejected_clients.',
     may_change=True,
   )
   debug_non_finite: bool = hparam(
     False,
     'When updates in a round are not finite, repeat its clients one by one, and'
-    ' report which clients failed, at which local step, and what was not finite'
-    ' first. The report is also written to metrics/non_finite.txt.',
+    ' report the clients that failed, the local step, and the first value that'
+    ' was not finite. The report is also written to metrics/non_finite.txt.',
     may_change=True,
     when=lambda run: run.trains_clients,
   )
   progress: str = hparam(
     'auto',
-    'What shows progress: a bar, a line for each round, or nothing. auto: a bar'
+    'Display of progress: a bar, a line for each round, or nothing. auto: a bar'
     ' on a terminal, otherwise lines.',
     choices=('auto', 'bar', 'lines', 'none'),
     may_change=True,
@@ -493,16 +489,17 @@ def parse_trackers(text: str) -> dict[str, str]:
         ' mlflow:URI or wandb:PROJECT, with a comma between two'
       )
     if kind in result:
-      raise UsageError(f'--track: {kind} is there twice; give it once')
+      raise UsageError(f'--track: {kind} is given twice')
     if kind == 'wandb' and not _PROJECT.fullmatch(where):
       raise UsageError(
         f'--track=wandb:{_shown(where)}: projects are written PROJECT or'
         ' ENTITY/PROJECT, of letters, digits, -, _ and .'
       )
+    # flags.txt would hold it in plain text, and may be published.
     if kind == 'mlflow' and _SECRETS.search(where):
       raise UsageError(
         f"--track=mlflow:{_shown(where)}: the run's flags would store the user"
-        ' or the password in it; leave these out, and give'
+        ' or the password in it; omit these, and give'
         ' MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD (or'
         ' MLFLOW_TRACKING_TOKEN) in the environment'
       )

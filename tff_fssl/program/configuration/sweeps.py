@@ -25,11 +25,13 @@ from tff_fssl.program.configuration import idle
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
 
+# Samplers that draw from ranges, and the keys of a range.
 _SAMPLED = (RANDOM, TPE)
 _RANGE = ('low', 'high', 'log', 'step')
+# A sweep file may be hostile, and a typo can ask for millions of trials.
 _MAX_BYTES = 2**20
 _MAX_TRIALS = 10_000
-# Flags that a sweep sets itself, or that would change what it selects by.
+# Flags that a sweep sets itself, or that would change its selection.
 _NOT_VARIED = {
   'seed': 'each trial trains with all of --seeds',
   'num_validation': 'trials are compared on the same validation examples',
@@ -43,8 +45,8 @@ class SearchHparams:
   sampler: str = hparam(
     GRID,
     'grid: every combination of the values; random: --trials combinations, each'
-    ' drawn at random; tpe: --trials combinations, drawn near those that have'
-    ' been good (Bergstra et al., 2011).',
+    ' drawn at random; tpe: --trials combinations, drawn near good ones'
+    ' (Bergstra et al., 2011).',
     choices=(GRID, *_SAMPLED),
     group='Search (also keys of the sweep file)',
   )
@@ -114,12 +116,11 @@ class Space:
 
   Attributes:
     name: The flag.
-    choices: The values, if they are listed; else they are those from `low` to
-      `high`.
+    choices: The listed values. Empty: those from `low` to `high`.
     low: The least value.
     high: The greatest value.
     log: Whether values are drawn evenly on a logarithmic scale.
-    step: The distance of neighbouring values; None: of floats, any.
+    step: The distance of neighbouring values. None: any, for floats.
   """
 
   name: str
@@ -131,7 +132,7 @@ class Space:
 
   @property
   def text(self) -> str:
-    """The values in words: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
+    """Writes the values: '0.01, 0.1' or '0.01 to 0.1 (log)'."""
     if self.choices:
       return ', '.join(map(hparams.format_value, self.choices))
     how = 'log' if self.log else f'step {self.step}' if self.step else ''
@@ -154,6 +155,7 @@ class Space:
         ' range; give a list, or a step without log, or'
         f' --sampler={RANDOM} or {TPE}'
       )
+    # Without the small number, 0.1 to 0.3 by 0.1 would lack its end.
     count = math.floor((self.high - self.low) / self.step + 1e-9) + 1
     if count > _MAX_TRIALS:
       raise UsageError(f'{self.name}: {self.text} are {count:,} values')
@@ -183,25 +185,25 @@ class Sweep:
 
   @property
   def folder(self) -> str:
-    """The sweep's folder: --output_dir as typed, else one beside the run's."""
+    """Returns --output_dir as typed, or else the run's with '_sweep'."""
     given = self.config.run.output_dir
     return given if 'output_dir' in self.base.command_line else f'{given}_sweep'
 
   @property
   def seeds(self) -> tuple[int, ...]:
-    """The seeds of each trial."""
+    """Returns the seeds of each trial."""
     return self.search.seed_numbers()
 
   @property
   def num_trials(self) -> int:
-    """The number of trials."""
+    """Returns the number of trials."""
     if self.search.sampler == GRID:
       return math.prod(len(space.choices) for space in self.spaces)
     return self.search.trials
 
   @property
   def base_values(self) -> dict[str, Any]:
-    """The values that the base gives to the flags that vary."""
+    """Returns the values that the base gives to the flags that vary."""
     known = self.config.flags()
     return {s.name: known.get(s.name) for s in self.spaces}
 
@@ -219,7 +221,7 @@ class Sweep:
       # As if they were typed: one without an effect is refused.
       command_line=self.base.command_line | values.keys(),
     )
-    return config_lib.from_flags(parsed)
+    return config_lib.build_config(parsed)
 
   def arguments(self, values: Mapping[str, Any]) -> list[str]:
     """Returns arguments of the training program: the flags that were given.
@@ -241,10 +243,10 @@ class Sweep:
     return flags.arguments({n: given[n] for n in has_effect if n in given})
 
   def definition(self) -> dict[str, dict[str, str]]:
-    """Describes, as texts, what must not change when a sweep is resumed."""
+    """Returns the texts that must not change when a sweep is resumed."""
     varied = {space.name for space in self.spaces}
-    left_out = {*continuation.without_influence(), 'seed', *varied}
-    # What has no effect on the base may have one on a trial.
+    left_out = {*continuation.neutral_flags(), 'seed', *varied}
+    # A flag without effect on the base may have one on a trial.
     given = {n: self.base.values[n] for n in _names() if self.base.is_set(n)}
     values = {**given, **self.config.flags()}
     return {
@@ -280,7 +282,7 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
   Args:
     parsed: The command line, with the flags of training and of the search.
     path: The sweep file, or '' if there is none.
-    grid: 'FLAG=VALUE,VALUE,...' of flags; they replace those of the file.
+    grid: 'FLAG=VALUE,VALUE,...' of flags, which replace those of the file.
 
   Returns:
     The sweep.
@@ -308,11 +310,11 @@ def build(parsed: flags.ParsedFlags, path: str, grid: Sequence[str]) -> Sweep:
     )
   search = _search(parsed, path, in_file)
   if 'seed' in parsed.command_line:
-    raise UsageError('--seed: has no effect with --seeds; leave it out')
+    raise UsageError('--seed: has no effect with --seeds; omit it')
   seed = search.seed_numbers()[0]
   base = dataclasses.replace(parsed, values={**parsed.values, 'seed': seed})
   sweep = Sweep(
-    base, tuple(spaces.values()), search, config_lib.from_flags(base)
+    base, tuple(spaces.values()), search, config_lib.build_config(base)
   )
   if not sweep.config.run.num_validation:
     raise UsageError(
@@ -336,11 +338,12 @@ def _check(sweep: Sweep) -> None:
   if sweep.search.sampler == GRID:
     combinations = sweep.grid()
   else:
+    # Drawn trials are not known yet: check each flag by itself.
     combinations = [{s.name: v} for s in sweep.spaces for v in s.probes()]
   for number, values in enumerate(combinations):
-    given = flags.to_arguments(values)
+    given = flags.join_arguments(values)
     with _about(f'with {given}' if len(values) > 1 else ''):
-      # Other seeds are checked once.
+      # All seeds are checked with one trial: no other value matters to them.
       for seed in sweep.seeds if number == 0 else sweep.seeds[:1]:
         sweep.config_of({**values, 'seed': seed})
 
@@ -362,6 +365,7 @@ def _search(
         value = ','.join(map(str, value))
       group = flags.Group(SearchHparams)
       read = flags.parse(flags.arguments({name: value}), [group]).values
+      # The command line is already in it, and takes precedence.
       given.setdefault(name, read[name])
     search = SearchHparams(**given)
   unused = idle.find_idle(search)
@@ -369,7 +373,7 @@ def _search(
     if name in unused:
       where = '' if parsed.is_set(name) else f' (in {path})'
       raise UsageError(
-        f'--{name}{where}: has no effect with {unused[name]}; leave it out'
+        f'--{name}{where}: has no effect with {unused[name]}; omit it'
       )
   return search
 
@@ -394,7 +398,7 @@ def _read_spaces(table: Any) -> dict[str, Space]:
 
 
 def _is_range(value: Mapping[str, Any]) -> bool:
-  """Whether a table of a sweep file is a range of values."""
+  """Says whether a table of a sweep file is a range of values."""
   return bool(set(value) & set(_RANGE))
 
 
@@ -466,7 +470,7 @@ def _check_name(name: str) -> None:
     raise UsageError(f'unknown flag --{name}{matches}')
   if name in _NOT_VARIED:
     raise UsageError(f'--{name} cannot vary: {_NOT_VARIED[name]}')
-  if name in continuation.without_influence():
+  if name in continuation.neutral_flags():
     raise UsageError(
       f'--{name} cannot vary: it does not change results, by which trials are'
       ' compared'

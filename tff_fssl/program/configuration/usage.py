@@ -1,4 +1,4 @@
-"""What `--help` prints. TensorFlow-free."""
+"""The text of `--help`."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -27,7 +27,7 @@ def parse(
   *,
   allow_positional: bool = True,
 ) -> flags.ParsedFlags | None:
-  """Parses a command line; prints the help instead if that is asked for.
+  """Parses a command line, and prints the help instead if that is asked for.
 
   Args:
     argv: The arguments, without the program's name.
@@ -38,7 +38,7 @@ def parse(
     allow_positional: See `flags.parse`.
 
   Returns:
-    The flags and positional arguments; None if the help was printed.
+    The flags and positional arguments, or None if the help was printed.
 
   Raises:
     UsageError: See `flags.parse`.
@@ -57,11 +57,11 @@ def help_text(
   """Writes the text of `--help`, at most 80 columns wide.
 
   Args:
-    usage: How the program is called. `programs/X.py` is replaced by the command
-      that the user types for that program.
-    description: What the program does, with the same replacement; each line is
+    usage: The command's syntax. `programs/X.py` is replaced by the command that
+      the user types for that program.
+    description: The program's purpose, with the same replacement. Each line is
       a paragraph.
-    groups: Its flags; empty if it has none.
+    groups: Its flags, if any.
 
   Returns:
     The text.
@@ -97,6 +97,7 @@ def group_lines(group: flags.Group) -> list[str]:
   """Writes the lines of `--help` on a group's flags."""
   lines: list[str] = []
   named_fields = group.named_fields()
+  # A first field with a group brings its own heading.
   titled = named_fields and not named_fields[0][1].metadata['group']
   if titled or group.note:
     lines += ['', *textwrap.wrap(f'{group.title}:', _WIDTH)]

@@ -46,16 +46,15 @@ def evaluate_clients(
   batch_size: int = 256,
   on_failure: sampling.OnFailure = sampling.warn_of_failure,
 ) -> Mapping[str, Any]:
-  """Evaluates a model at clients, some of them at a time.
+  """Evaluates a model at clients, cohort by cohort.
 
   Args:
-    task: Data and network; its partition has held out examples of clients.
-    model: The model; arrays.
-    prediction: How it predicts.
+    task: Data and network. Its partition has held out examples of clients.
+    model: The model, of arrays.
+    prediction: The way of predicting.
     table: The table of the exchange, if the prediction needs it.
     context: The execution context, of `runtime.build_context`.
-    max_clients: The number of clients, drawn by the run's seed; 0, or more than
-      there are: all.
+    max_clients: The number of clients, drawn by the run's seed. 0: all.
     batch_size: Examples in a batch.
     on_failure: See `sampling.OnFailure`.
 
@@ -89,6 +88,7 @@ def evaluate_clients(
     on_failure=on_failure,
   )
   num_clients = min(max_clients or population, population)
+  # By the seed, so that each call evaluates the same clients.
   chosen = sampling.sample_cohort(seed, _ROUND, population, num_clients)
   with tff.framework.get_context_stack().install(context):
     state = process.set_model_weights(process.initialize(), whole)
@@ -113,14 +113,14 @@ def evaluate_local_models(
 ) -> Mapping[str, Any]:
   """Evaluates the models that a round's clients make of a model.
 
-  Each trains as it would in the round, whose update nobody averages (FedMatch's
-  averaged local accuracy, with the round after it in place of the round).
+  Each trains as it would in the round, but the updates are not averaged. This
+  is FedMatch's averaged local accuracy, one round later.
 
   Args:
     task: Data and network.
     leaves: The leaves of the checkpoint before the round.
     held: The examples to evaluate on, the same for all clients.
-    round_num: The round, >= 1: who its clients are, and how they train.
+    round_num: The round, >= 1, which decides its clients and their training.
     rows: What clients sent, if the run keeps it in files.
     batch_size: Examples in a batch.
 
@@ -132,6 +132,7 @@ def evaluate_local_models(
       program, or a file of `rows` cannot be read.
   """
   config = task.config
+  # The run's own folder stays as it is.
   with tempfile.TemporaryDirectory() as folder:
     made = experiment.build_experiment(task, folder)
     process, source = made.process, made.data_source
@@ -181,8 +182,7 @@ def _local_model_of(
   if not config.trains_clients:
     why = f'clients do not train with --scenario={config.round.scenario}'
   raise UsageError(
-    f'--local_models: --algorithm={config.run.algorithm}: {why}; leave the flag'
-    ' out'
+    f'--local_models: --algorithm={config.run.algorithm}: {why}; omit the flag'
   )
 
 

@@ -16,7 +16,9 @@ from tff_fssl.data import names as data_names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import borrow
 from tff_fssl.hparams import hparam
+from tff_fssl.models import evaluate as evaluate_lib
 from tff_fssl.models import names as model_names
+from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
@@ -47,8 +49,8 @@ class EvaluateHparams:
   )  # fmt: skip
   round: str = hparam(
     LAST,
-    'Which checkpoint of a run is evaluated. last: the last complete one; best:'
-    ' the one with the best validation accuracy; or the number of a round.',
+    'The checkpoint of a run. last: the last complete one; best: the one with'
+    ' the best validation accuracy; or the number of a round.',
   )
   data_dir: str = hparam(
     '', "The data's folder, as for train; if empty, the run's own setting."
@@ -66,15 +68,15 @@ class EvaluateHparams:
   )
   local_models: bool = hparam(
     False,
-    'Evaluate the models that the clients of the next round make of it before'
-    ' they are averaged, all on the same examples: mean and spread over clients'
+    'Evaluate the models that the clients of the next round train from it,'
+    ' before averaging, all on the same examples: mean and spread over clients'
     ' (FedMatch: averaged local accuracy). A run only.',
     when=lambda own: not own.federated,
   )
   federated: bool = hparam(
     False,
-    'Evaluate at the clients, on what they hold out (--client_test_fraction of'
-    ' the training run), by a process of TFF: only sums over clients are seen.',
+    'Evaluate at the clients, on held-out examples (--client_test_fraction of'
+    ' the training run), by a process of TFF that sees only sums over clients.',
   )
   clients_per_evaluation: int = hparam(
     0,
@@ -87,7 +89,7 @@ class EvaluateHparams:
   ray_address: str = borrow(RunHparams, 'ray_address', _uses_ray)
   ray_workers: int = hparam(
     0,
-    'How many worker processes evaluate clients, as for train.',
+    'Number of worker processes that evaluate clients, as for train.',
     minimum=0,
     maximum=10**5,
     when=_uses_ray,
@@ -122,15 +124,15 @@ class EvaluateHparams:
 
 
 class LoadedRun(NamedTuple):
-  """A checkpoint of a run, and what is needed to predict by it.
+  """A checkpoint of a run, and all that predicting by it takes.
 
   Attributes:
-    name: What it is called.
+    name: Its name for users.
     round_num: The round of the checkpoint.
     task: The `experiment.Task` of the run.
     model: The `ServerModel`.
-    prediction: How it predicts.
-    table: What the exchange keeps.
+    prediction: The way of predicting.
+    table: The exchange's table.
     leaves: All leaves of the checkpoint.
     rows: The `row_files.RowFiles` of the run.
   """
@@ -146,7 +148,7 @@ class LoadedRun(NamedTuple):
 
 
 class Evaluation(NamedTuple):
-  """What is shown of an evaluation, and its figures by name."""
+  """The rows of an evaluation for users, and its figures by name."""
 
   rows: dict[str, str]
   figures: Mapping[str, Any]
@@ -158,7 +160,7 @@ def evaluate(
   has_round: bool,
   warn: Callable[[str], None],
 ) -> Evaluation:
-  """Evaluates a run or a model; raises `NotARunError` if it is neither."""
+  """Evaluates a run or a model, or raises `NotARunError` if it is neither."""
   if os.path.lexists(output_tree.OutputTree(folder).flags_file):
     return _evaluate_loaded(load_run(folder, settings), settings, warn)
   if not os.path.lexists(os.path.join(folder, exported.MANIFEST)):
@@ -168,7 +170,7 @@ def evaluate(
     )
   if has_round:
     raise UsageError(
-      '--round: an exported model has one round only; leave the flag out'
+      '--round: an exported model has one round only; omit the flag'
     )
   if settings.local_models:
     raise UsageError(
@@ -212,6 +214,7 @@ def load_run(
   path = checkpoint.path_of(tree.checkpoints, round_num)
   owner = checkpoint.model_owner(checkpoint.run_owner(config), task.model_fn())
   try:
+    # Once more, now that the network's weights are known.
     checkpoint.check_owner(path, owner)
   except checkpoint.CheckpointError as error:
     raise UsageError(f'{path}: {error}') from error
@@ -237,6 +240,7 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   round_num: Any = about.get('round')
   if not isinstance(given, dict):
     raise UsageError(f'{folder}: {exported.ABOUT_FILE} does not have the flags')
+  # The record may be anybody's: only texts of flags are taken from it.
   values = {name: hparams.format_value(v) for name, v in given.items()}
   # Test examples are the same in any partition.
   flag = f'--examples={settings.examples}' * (settings.examples != 'test')
@@ -250,15 +254,15 @@ def _load_model(folder: str, settings: EvaluateHparams) -> LoadedRun:
   config = read_config(folder, [*arguments, *moment_flags(about)], settings)
 
   # pylint: disable=import-outside-toplevel
-  from tff_fssl.models import server_model
   from tff_fssl.program.loop import experiment
 
   task = experiment.build_task(config)
+  # The exported network may have layers after those of training.
   model_fn = experiment.build_exported_fn(config)
   task = dataclasses.replace(task, model_fn=model_fn)
   loaded = warm_start.load(warm_start.find(folder), model_fn())
   model = server_model.ServerModel(*loaded.weights)
-  # What is exported predicts by its network alone.
+  # An exported model predicts by its network alone.
   network_alone = server_model.Prediction()
   name = f'{folder}, of round {round_num}'
   return LoadedRun(name, round_num, task, model, network_alone, ())
@@ -268,10 +272,10 @@ def moment_flags(about: Mapping[str, Any]) -> list[str]:
   """Writes the flags of a model's own mean and deviation.
 
   Args:
-    about: What the export recorded; may be anything.
+    about: The record of the export, perhaps damaged.
 
   Returns:
-    The flags; none if the model has none.
+    The flags, if the model has both.
   """
   inputs = about.get('inputs_of_model.keras')
   if not isinstance(inputs, dict):
@@ -293,12 +297,9 @@ def _evaluate_loaded(
     return _evaluate_clients(loaded, settings, warn)
   if settings.local_models:
     return _evaluate_local_models(loaded, settings)
-  # pylint: disable=import-outside-toplevel
-  from tff_fssl.models import evaluate
-
   task, prediction = loaded.task, loaded.prediction
   held = task.examples(settings.examples)
-  evaluate_fn = evaluate.build_evaluate_fn(
+  evaluate_fn = evaluate_lib.build_evaluate_fn(
     task.model_fn,
     task.views,
     prediction=prediction,
@@ -315,7 +316,7 @@ def _evaluate_loaded(
 def _evaluate_local_models(
   loaded: LoadedRun, settings: EvaluateHparams
 ) -> Evaluation:
-  """Evaluates what the next round's clients make of a model."""
+  """Evaluates the models into which the next round's clients train a model."""
   # pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import client_evaluation
 
@@ -373,7 +374,7 @@ def _evaluate_clients(
       max_clients=settings.clients_per_evaluation,
       batch_size=settings.batch_size,
       on_failure=lambda _, client_id, reason: warn(
-        f'client {client_id} is left out: {reason}'
+        f'client {client_id} is skipped: {reason}'
       ),
     )
   except runtime.WorkerError as error:
@@ -404,7 +405,7 @@ def read_config(
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
     parsed = flags.parse(arguments, config_lib.groups())
   # Nobody typed these flags: some may have no effect.
-  config = config_lib.from_flags(
+  config = config_lib.build_config(
     dataclasses.replace(
       parsed,
       command_line=frozenset(),
@@ -412,6 +413,7 @@ def read_config(
     )
   )
   model = config.run.model
+  # The path comes with the folder, which may be a stranger's.
   if model_names.file_and_function(model) and not settings.run_model_file:
     raise UsageError(
       f'{folder}: its --model={model} is a Python file, which has to be run; if'
@@ -430,7 +432,7 @@ def read_config(
 
 
 def _check_federated(folder: str, config: config_lib.Config) -> None:
-  """Refuses runs whose clients cannot evaluate; raises `UsageError`."""
+  """Refuses runs with clients that cannot evaluate (`UsageError`)."""
   if config.aggregator.aggregator == aggregator_hparams.DP:
     raise UsageError(
       f'--federated: {folder} was trained with --aggregator=dp, whose epsilon'
@@ -446,12 +448,12 @@ def _check_federated(folder: str, config: config_lib.Config) -> None:
 
 
 def _check_local_models(folder: str, config: config_lib.Config) -> None:
-  """Refuses runs whose single clients are hidden; raises `UsageError`."""
+  """Refuses runs that hide single clients (`UsageError`)."""
   name = config.aggregator.aggregator
   if config.is_private:
     raise UsageError(
       f'--local_models: {folder} was trained with --aggregator={name}, which'
-      ' hides what a single client learns; leave the flag out'
+      ' hides the learning of single clients; omit the flag'
     )
 
 

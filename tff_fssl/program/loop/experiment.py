@@ -47,9 +47,6 @@ from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import sampling
 from tff_fssl.rounds import states
 
-# Weights of a network are made without claiming the GPU that training uses.
-_ON_CPU = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
-
 
 def prediction_of(config: config_lib.Config) -> server_model.Prediction:
   """Returns how the model of a configuration predicts."""
@@ -93,7 +90,7 @@ class Experiment:
     process: The learning process.
     data_source: Clients of the process.
     evaluate_fn: Process state -> metrics by name: 'test/accuracy', ...
-    failed_clients: The clients whose data could not be used.
+    failed_clients: The clients with unusable data.
   """
 
   task: Task
@@ -103,7 +100,7 @@ class Experiment:
   failed_clients: sampling.FailedClients
 
   def start(self, weights: Weights) -> server_model.ServerModel:
-    """Returns the model of a run that starts from weights; NumPy arrays."""
+    """Returns the model, of NumPy arrays, of a run that starts from weights."""
     tensors = tf.nest.map_structure(tf.convert_to_tensor, weights)
     model = self.process.start(Weights(*tensors))
     return tf.nest.map_structure(lambda tensor: tensor.numpy(), model)
@@ -203,6 +200,7 @@ def configure_devices(config: config_lib.Config) -> None:
     )
   gpus = tf.config.list_physical_devices('GPU')
   for gpu in gpus:
+    # Else TensorFlow takes all memory of a GPU, also from other programs.
     tf.config.experimental.set_memory_growth(gpu, True)
   # Under differential privacy the noise must not repeat.
   if gpus and config.aggregator.aggregator != aggregator_hparams.DP:
@@ -285,10 +283,12 @@ def load_weights(
   model_fn = build_model_fn(config)
 
   def new_weights() -> Sequence[np.ndarray]:
-    # Those of a process with this seed.
+    # A process with this seed would initialize the same weights. A session on
+    # the CPU does not claim the GPU that training uses.
+    on_cpu = tf.compat.v1.ConfigProto(device_count={'GPU': 0})
     with tf.Graph().as_default():
       network = adapter.Network(model_fn, seed=config.run.seed, trace=False)
-      with tf.compat.v1.Session(config=_ON_CPU) as session:
+      with tf.compat.v1.Session(config=on_cpu) as session:
         session.run([v.initializer for v in network.model.weights])
         return session.run(network.model.weights)
 
@@ -317,7 +317,7 @@ def build_exported_fn(
 def complete_model(
   config: config_lib.Config, model: server_model.ServerModel, table: Any
 ) -> server_model.ServerModel:
-  """Adds to a model the values by which it predicts; NumPy arrays.
+  """Adds to a model the values by which it predicts, as NumPy arrays.
 
   Args:
     config: The configuration of its run.
@@ -330,6 +330,7 @@ def complete_model(
   prediction = prediction_of(config)
   if prediction.with_table is None:
     return server_model.ServerModel(*model)
+  # The prediction computes with tensors, checkpoints hold arrays.
   model, table = tf.nest.map_structure(
     tf.convert_to_tensor, (server_model.ServerModel(*model), table)
   )
@@ -340,7 +341,7 @@ def complete_model(
 def build_task(
   config: config_lib.Config, frozen_values: frozen.Values | None = None
 ) -> Task:
-  """Loads and splits the data, and builds what needs no algorithm.
+  """Loads and splits the data, and builds all that needs no algorithm.
 
   Args:
     config: The configuration.
@@ -393,12 +394,13 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
     sum(map(len, held)) / partition.num_clients
     for held in (partition.client_labeled, partition.client_unlabeled)
   )
+  # A round sees one part of a stream.
   num_unlabeled /= config.streaming.steps
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
     client = measured.of_client(num_labeled, num_unlabeled)
-    # What is known of the authors' code holds for the same passes only.
+    # The figures of the authors' code hold for the same passes only.
     same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
     if declared.authors is not None and same:
       theirs = cost.passes(*declared.authors)
@@ -470,6 +472,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     on_failure=(lambda *_: None) if is_noised else failed_clients.add,
     participation=config.participation,
     num_clients=partition.num_clients,
+    # A run without clients' training may state more than there are.
     clients_per_round=min(config.run.clients_per_round, partition.num_clients),
     first_round=config.first_round,
     trains_clients=config.trains_clients,
@@ -495,6 +498,7 @@ def _build_aggregator(
   )
   return factory.build_aggregator(
     config.aggregator,
+    # A weight that is set by the algorithm, or equal for all, is at most 1.
     max_weight=factory.MAX_EXAMPLES_WEIGHT if examples else 1.0,
     clients_per_round=config.run.clients_per_round,
     population=config.run.num_clients,

@@ -40,7 +40,7 @@ class ServingModel(tf.Module):
   """Images, vectors or texts in, probabilities out."""
 
   def __init__(self, task: experiment.Task, model: server_model.ServerModel):
-    """Puts the model into the task's network, and beside it."""
+    """Puts the model into the task's network and into constants."""
     super().__init__(name='serving')
     self.prediction = experiment.prediction_of(task.config)
     self.network = adapter.Network(task.model_fn)
@@ -49,7 +49,7 @@ class ServingModel(tf.Module):
     self._data = task.config.data
     self._kind = task.data.train.kind
     constants = tf.nest.map_structure(tf.constant, model)
-    # A function, since TensorFlow saves what is an attribute.
+    # A function, since TensorFlow would save an attribute.
     self._logits = lambda inputs: self.prediction.logits(
       self.network, constants, inputs
     )
@@ -94,13 +94,12 @@ def export_model(
 ) -> None:
   """Writes the folder of a model, replacing an earlier export.
 
-  It holds a SavedModel, whose signature `serving_default` maps `images`, uint8
-  [N, H, W, C], `features`, float32 [N, D], or `texts`, string [N], to
-  `probabilities`, float32 [N, classes], preprocessing included; `model.keras`,
-  the network alone (what `about.json` says to logits; with `Prediction.head`,
-  if there is one); `about.json` (classes, inputs, round, flags, version);
-  `README.md`, the model's card; and `manifest.json`, from which
-  `exported.problem` tells whether the export is complete.
+  It holds a SavedModel with preprocessing. Its signature `serving_default` maps
+  `images`, uint8 [N, H, W, C], `features`, float32 [N, D], or `texts`, string
+  [N], to `probabilities`, float32 [N, classes]. `model.keras` is the network
+  alone, with `Prediction.head` if there is one, and `about.json` describes its
+  inputs, the classes and the run. `README.md` is the model's card.
+  `exported.problem` tells by `manifest.json` whether the export is complete.
 
   Args:
     task: Data and model.
@@ -120,12 +119,13 @@ def export_model(
   module = ServingModel(task, model)
   network = _exported_network(task, module, model)
   try:
+    # Into a new folder: the old model stays until this one is whole.
     tf.saved_model.save(module, new, {'serving_default': module.predict})
     network.save(os.path.join(new, exported.KERAS_FILE))
   except _DISK_ERRORS as e:
     raise UsageError(
-      f'{new}: the model cannot be written ({e.message}); the run is saved: put'
-      ' this right and give the command again'
+      f'{new}: the model cannot be written ({e.message}); the run is saved: fix'
+      ' this, and give the command again'
     ) from e
   config = task.config
   about = {
@@ -144,6 +144,7 @@ def export_model(
     os.path.join(new, exported.CARD_FILE),
     [_card(task, module, round_num, run, is_best).encode()],
   )
+  # The manifest must not reach the disk before the files that it vouches for.
   _sync(new)
   exported.write_manifest(new, round_num)
   exported.replace(folder)

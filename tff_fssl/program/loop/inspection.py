@@ -51,8 +51,8 @@ def look_over(
   Args:
     name: The model's name.
     task: Its data and network.
-    model: The model; arrays.
-    prediction: How it predicts; None: by its network alone.
+    model: The model, of arrays.
+    prediction: The way of predicting. None: by its network alone.
     table: The table of the exchange, if the prediction needs it.
     recorded: The run's file of its partition, or '' if there is none.
 
@@ -124,7 +124,7 @@ class Predictor:
     """Predicts.
 
     Args:
-      model: The model; arrays.
+      model: The model, of arrays.
       table: The table of the exchange, if the prediction needs it.
       x: Examples [N, ...] as they are stored.
       view: Gets a batch, and the number of its first example.
@@ -179,7 +179,7 @@ def _doubts_of_partition(task: experiment.Task, recorded: str) -> list[str]:
     rows = partitions.compare(task.partition, partition)
   except UsageError as error:
     return [f'partition.json: {error}']
-  text = 'partition.json is not what the flags give'
+  text = 'partition.json differs from the flags'
   if task.config.is_private:
     return [text]
   found = rows.get('moved', rows.get('differences', ''))
@@ -205,10 +205,12 @@ def _add_clients(
     )
   test = figures.test
   counts = task.partition.class_counts
+  # Clients without known examples have no expected accuracy.
   counts = counts[counts.sum(1) > 0]
   if test is None or not len(counts):
     return figures
   recall = predictions.class_figures(test).recall
+  # A class without test examples has no recall.
   known = np.isfinite(recall)
   counts = counts[counts[:, known].sum(1) > 0][:, known]
   return figures._replace(
@@ -244,13 +246,14 @@ def _add_pseudo_labels(
   figures = figures._replace(pseudo=pseudo)
   if train.kind != data_names.IMAGES:
     return figures
+  # Stable, so that the same report shows the same examples.
   order = np.argsort(-pseudo.probs.max(1), kind='stable')
   is_right = pseudo.classes[order] == labels[order]
   shown = np.concatenate(
     [order[is_right][:_NUM_SHOWN], order[~is_right][:_NUM_SHOWN]]
   )
   pair = tf.constant(seeds.seed_pair(seed, seeds.Purpose.REPORT, -1))
-  # Of the view by which the pseudo-label was made, and a strong one.
+  # The weak view that gave the pseudo-label, and a strong one.
   starts = shown // _BATCH_SIZE * _BATCH_SIZE
   weak_views = [
     weak(tf.constant(x[s : s + _BATCH_SIZE]), s)[i - s]
@@ -284,7 +287,7 @@ def confidences(
   Args:
     task: Data and network.
     predictor: Predicts for the task.
-    model: The model; arrays.
+    model: The model, of arrays.
     table: The table of the exchange, if the prediction needs it.
 
   Returns:
@@ -333,6 +336,7 @@ def sample_views(task: experiment.Task) -> np.ndarray | None:
 
 def _pixels(view: tf.Tensor, task: experiment.Task) -> np.ndarray:
   """Returns uint8 [H, W, C] of a normalized image."""
+  # Back to pixels: views are normalized.
   std, mean = np.asarray(task.data.std), np.asarray(task.data.mean)
   values = view.numpy() * std + mean
   return np.rint(255 * values.clip(0, 1)).astype(np.uint8)

@@ -34,7 +34,7 @@ def exit_at_once(
 
   Args:
     is_started: Whether Ctrl-C raises `KeyboardInterrupt` from now on.
-    close: Called before the end, with what happened, in words.
+    close: Called before the end, with the event in words.
 
   Yields:
     Once.
@@ -50,7 +50,7 @@ def exit_at_once(
 
   ours = (signal.SIG_DFL, signal.default_int_handler)
   before = {number: signal.getsignal(number) for number in _SIGNALS}
-  # Who ignores or handles them knows why; threads cannot handle any.
+  # Handlers of the user's own stay. Threads cannot set any.
   if threading.current_thread() is not threading.main_thread():
     before = {}
   before = {number: old for number, old in before.items() if old in ours}
@@ -82,7 +82,7 @@ async def run_until_stopped(
     clock: Gives seconds.
 
   Returns:
-    What `logic` returns.
+    The result of `logic`.
 
   Raises:
     asyncio.CancelledError: On the second signal.
@@ -95,6 +95,8 @@ async def run_until_stopped(
   def handle(number: int) -> None:
     nonlocal is_cancelled, counted_at
     now = clock()
+    # The time is from the last signal that counted, so that a held-down Ctrl-C
+    # counts again.
     if now - counted_at < ONE_SIGNAL_SECS:
       return
     counted_at = now

@@ -1,4 +1,4 @@
-"""What a run says at its start and at its end. TensorFlow-free."""
+"""Messages at the start and at the end of a run."""
 
 from collections.abc import Mapping, Sequence
 import os
@@ -23,7 +23,7 @@ def banner(
   loaded: warm_start.Loaded | None,
   compute: compute_lib.Compute | None,
 ) -> str:
-  """Describes what is about to happen, in a few lines."""
+  """Describes the run that is about to start, in a few lines."""
   config, data, partition = task.config, task.data, task.partition
   run, round_hparams = config.run, config.round
   sizes = [
@@ -59,11 +59,13 @@ def banner(
   start = source.about if source else ''
   if loaded and loaded.new_layer:
     start += f', without its last layer: {loaded.new_layer} is new'
+  # The asynchronous context wraps the one that has the devices.
   devices = getattr(context, 'context', None)
   where = run.runtime
   if about := getattr(devices, 'about', ''):
     where += f', {about}'
   elif devices is not None:
+    # '/device:GPU:0' becomes 'gpu:0', as the flag takes it.
     names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
     where += f' on {", ".join(names)}, {devices.client_threads} at a time'
   has_effect = config.flags()
@@ -90,7 +92,7 @@ def banner(
     'rounds': f'{run.total_rounds}, {cohort}',
     **_participation_row(config),
     **({'compute': compute.describe()} if compute else {}),
-    **({'with': flags.to_arguments(defaults)} if defaults else {}),
+    **({'with': flags.join_arguments(defaults)} if defaults else {}),
     'runs': f'{where}, seed {run.seed}',
     'output': run.output_dir,
   }
@@ -138,7 +140,7 @@ def _range(numbers: Sequence[int]) -> str:
 
 
 def unreached_parts(config: config_lib.Config) -> str:
-  """Warns if clients will not see all of their examples; else returns ''."""
+  """Returns a warning if clients will not see all examples, or else ''."""
   streaming, total = config.streaming, config.run.total_rounds
   if total >= streaming.last_begins:
     return ''
@@ -182,6 +184,7 @@ def evaluate_command(
   config: config_lib.Config, tree: output_tree.OutputTree
 ) -> console.Command:
   """Writes the command that evaluates a run."""
+  # The user wrote this model, and may trust it.
   is_file = bool(model_names.file_and_function(config.run.model))
   trust = ['--run_model_file'] * is_file
   return console.command_line('evaluate', tree.path, *trust)

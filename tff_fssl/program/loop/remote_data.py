@@ -39,7 +39,7 @@ class Held:
 
   @functools.cached_property
   def digest(self) -> str:
-    """A digest of the partition, of labels, and of a few examples."""
+    """Computes a digest of the partition, of labels and of a few examples."""
     result = hashlib.sha256()
     train, partition = self.data.train, self.partition
     for part in (
@@ -52,6 +52,7 @@ class Held:
       *partition.client_unlabeled,
       *partition.client_test,
     ):
+      # Dtype and shape, too: equal bytes can be different data.
       array = np.ascontiguousarray(part)
       result.update(f'{array.dtype} {array.shape}'.encode())
       result.update(array.tobytes())
@@ -96,7 +97,8 @@ class Loader:
     return self._load_fn(self._held)
 
   def __reduce__(self) -> Any:
-    arguments = flags.to_flagfile(self._held.config.flags()).splitlines()
+    # Only flags travel: each machine reads the data from its own disk.
+    arguments = flags.flagfile_text(self._held.config.flags()).splitlines()
     return _RemoteLoader, (
       tuple(arguments),
       os.getcwd(),
@@ -123,11 +125,13 @@ class _RemoteLoader:
 
   def __call__(self) -> sampling.LoadClient:
     """Loads the data set and divides it, or raises `UsageError`."""
+    # The machines of a cluster may share a file system, or not.
     if os.path.isdir(self.folder):
       os.chdir(self.folder)
-    config = config_lib.from_command_line(self.arguments)
+    config = config_lib.parse_config(self.arguments)
     data = sources.load_found(config.info, config.run.data_dir or None)
     held = Held(config, data, run_data.load_partition(config, data))
+    # Another order of files would train other clients without a word.
     if held.digest != self.digest:
       raise UsageError(
         f'{socket.gethostname()}: its data set, or the division of it, is not'

@@ -20,15 +20,17 @@ def is_bad_round(metrics: Mapping[str, Any]) -> bool:
     metrics: The round's metrics, as in train.csv.
 
   Returns:
-    True if clients took part, and either every update was rejected or not
-    finite, or the aggregate was not finite; also if no client took part, and
-    the server's own training was not finite. A round in which every client has
-    weight 0, since it is empty or sure of all its pseudo-labels, is not bad;
-    nor is one in which too few have more than that for a robust aggregator.
+    True if clients took part, and every update was rejected or not finite, or
+    the aggregate was not finite. Without clients, True if the server's own
+    training was not finite. A round is not bad if every client has weight 0,
+    since it is empty or sure of all its pseudo-labels, or if too few have a
+    weight for a robust aggregator.
   """
   num_clients = int(metrics.get(f'{metrics_lib.CLIENTS}/num_clients', 0))
   if not num_clients:
     return bool(metrics.get(SERVER_NON_FINITE, 0))
+  # The aggregation counts clients that `client_work` has rejected again: a
+  # maximum, not a sum.
   rejected = int(metrics.get('aggregator/num_rejected_clients', 0))
   num_failed = max(
     int(metrics.get(NON_FINITE, 0))
@@ -59,7 +61,7 @@ class UpdateWatch:
     Returns:
       A sentence if the update's norm is more than 10 times the largest norm of
       the last 3 to 10 rounds, or more than 10 times the norm of the model's
-      weights; otherwise None.
+      weights. None for other updates.
     """
     norm = float(metrics.get('finalizer/update_norm', 0.0))
     if not norm:
@@ -73,6 +75,7 @@ class UpdateWatch:
         norm / max(float(weights), 1e-30),
         "that of the model's weights",
       )
+    # Suspicious ones as well: a new level is reported once, not for ever.
     recent.append(norm)
     if compared is None:
       return None

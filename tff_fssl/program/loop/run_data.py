@@ -1,7 +1,7 @@
 """The data of a run: its partition, and statistics of its examples.
 
-Statistics of examples become part of the model, so they are taken here alone.
-Where the aggregator protects clients, no client's examples are among these.
+Statistics of examples become part of the model. They are measured only here. If
+the aggregator protects clients, no client's examples are measured.
 """
 
 from collections.abc import Sequence
@@ -69,8 +69,8 @@ def measured_examples(
     partition: The partition.
 
   Returns:
-    All; if the run protects clients, those that the server holds and those for
-    validation.
+    All, or only those for validation and of the server if the run protects its
+    clients.
   """
   if not config.is_private:
     return data.train
@@ -91,8 +91,8 @@ def normalize(
     partition: The partition.
 
   Returns:
-    The data set; `scale` and `none` are a mean of 0 and a deviation of 1 and
-    1 / 255 for images. Texts have neither.
+    The data set. `scale` sets a mean of 0 and a deviation of 1, `none` of 1 /
+    255 for images. Texts have neither.
 
   Raises:
     UsageError: If a class is known from clients' examples alone, although the

@@ -1,4 +1,4 @@
-"""What a training run reads from its folder and writes to it."""
+"""The files that a training run reads from its folder and writes to it."""
 
 import os
 from typing import Any
@@ -43,7 +43,7 @@ def check_partition(task: Any, tree: output_tree.OutputTree) -> None:
 
 
 def record_partition(task: Any, tree: output_tree.OutputTree) -> None:
-  """Writes the partition; one that is already there has been checked."""
+  """Writes the partition, unless an earlier start has written it."""
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
@@ -59,17 +59,18 @@ def check_availability(
   )
   if availability is None or not os.path.lexists(tree.availability_csv):
     return
+  # Compared as parsed: spaces and comments may differ.
   if files.read_text(tree.availability_csv) != availability.to_csv():
     raise UsageError(
       f'--availability_file={config.participation.availability_file}: has'
       ' changed since the run was made, so the run cannot be continued; give'
-      f' what is in its copy, {tree.availability_csv}, or choose another'
+      f' its copy, {tree.availability_csv}, or choose another'
       ' --output_dir'
     )
 
 
 def record_availability(task: Any, tree: output_tree.OutputTree) -> None:
-  """Writes a copy of the file; one that is already there has been checked."""
+  """Writes a copy of the file, unless an earlier start has written it."""
   availability = participation.read_availability(
     task.config.participation, task.partition.num_clients
   )
@@ -83,7 +84,7 @@ def read_frozen(
   tree: output_tree.OutputTree,
   loaded: warm_start.Loaded | None,
 ) -> Any:
-  """Reads the weights that do not train; None if all do."""
+  """Reads the weights that do not train, or None if all do."""
   if loaded:
     return loaded.frozen if config.run.train_layers else None
   return warm_start.read_frozen(tree, checkpoint.run_owner(config))
@@ -115,7 +116,7 @@ def build_outputs(
   view: console.Console,
   also: Any,
 ) -> Any:
-  """Builds the managers of a run's folder, beside those of others."""
+  """Builds the managers of a run's folder, with the given loggers."""
   # They import TensorFlow. pylint: disable=import-outside-toplevel
   from tff_fssl.program.loop import training
   from tff_fssl.program.reporting import managers
@@ -141,7 +142,7 @@ def build_outputs(
 def build_profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
 ) -> tensorboard.RoundProfiler:
-  """Builds the profiler of rounds; says if all of them are over."""
+  """Builds the profiler, and tells the user if its rounds are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)
@@ -163,7 +164,7 @@ def export_models(
   from tff_fssl.program.loop import experiment
   from tff_fssl.program.loop import export
 
-  run = runs_lib.of_tree(tree)
+  run = runs_lib.read_tree(tree)
   with view.phase(training_types.EXPORTING, round_num):
     export.export_model(task, model, tree.model, round_num, run, is_best=False)
   if best is None:

@@ -29,7 +29,9 @@ from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
 from tff_fssl.program.storage import trials as trials_lib
 
+# Between two looks at a run's process and its table.
 _POLL_SECS = 0.2
+# The error of a run is near the end of its log.
 _MAX_ERROR_BYTES = 10_000
 
 
@@ -39,11 +41,10 @@ class Settings:
 
   Attributes:
     command: The training program, without its arguments.
-    diverged: Its exit code if no update could be used, however often it is
-      started again.
+    diverged: Its exit code if no update was usable. A restart would not help.
     jobs: The number of trials at a time.
     retries: The number of restarts of a run that fails.
-    intra_op_threads: The cores of a run; 0: not said.
+    intra_op_threads: The cores of a run. 0: the run's default.
   """
 
   command: Sequence[str]
@@ -172,10 +173,12 @@ class Sweeper:
     command = [*self._settings.command, *self._sweep.arguments(more)]
     log = self._folder.log(trial.number, seed)
     durable.make_folder(os.path.dirname(log))
+    # Other trials have reported their first seed: only that compares.
     judged = trial if seed == self._sweep.seeds[0] else None
     for attempt in range(self._settings.retries + 1):
       await self._wait_until_free(path)
       self._raise_if_stopped()
+      # Each attempt appends: an older error must not be quoted.
       begin = os.path.getsize(log) if os.path.exists(log) else 0
       with durable.storage_errors(), open(log, 'ab') as output:
         status = await self._call(command, output, judged, path)
@@ -186,6 +189,7 @@ class Sweeper:
       reason = (
         f'seed {seed}: {processes.describe_end(status)}: {reason}; see {log}'
       )
+      # The same seed would diverge again.
       if status == self._settings.diverged:
         raise _EndedError(trials_lib.DIVERGED, reason)
       if attempt == self._settings.retries:
@@ -228,7 +232,7 @@ class Sweeper:
       path: The run's folder.
 
     Returns:
-      How it ended, as `Popen.returncode`.
+      The exit code, as `Popen.returncode`.
     """
     process = processes.start(
       command, signal.SIGTERM, stdout=output, stderr=subprocess.STDOUT

@@ -73,6 +73,7 @@ class Outputs:
   def truncate_after(self, round_num: int) -> int:
     """Removes rows of later rounds, and returns the number of rounds."""
     every_round = (self.train, self.timing)
+    # All tables are checked before the first one is cut.
     for table in every_round:
       table.check_after(round_num)
     # Every evaluated round is in another table, too.
@@ -134,9 +135,9 @@ async def train(
       `<S@SERVER, {D*}@CLIENTS> -> <S@SERVER, M@SERVER>`, where M is nested
       scalars.
     data_source: The clients, of type `{D*}@CLIENTS`.
-    settings: How long to train, and how often to evaluate and save.
+    settings: The number of rounds, and the intervals of evaluations and saves.
     outputs: The outputs.
-    evaluate_fn: Process state -> metrics by name; called in another thread.
+    evaluate_fn: Process state -> metrics by name. Called in another thread.
     reporter: Told about every round.
     stop: Checked after each round.
     initial_model: The model (the state's `global_model_weights`) that a run
@@ -145,7 +146,7 @@ async def train(
     hooks: Called at the begin, around and after each round, and at the end.
 
   Returns:
-    How training ended: after the last round, or stopped by request and saved.
+    The end of training: after the last round, or stopped by request and saved.
 
   Raises:
     TrainingStoppedError: After `max_bad_rounds` consecutive bad rounds.
@@ -160,6 +161,7 @@ async def train(
   )
   state, done = await run.start(initial_model)
   before, saved = done, done
+  # The reporter and the hooks end in any case, even by an error.
   with run.announced(done):
     while done < settings.total_rounds:
       _check_bad_rounds(int(state.num_bad_rounds), done, settings)
@@ -169,6 +171,7 @@ async def train(
         return Result(state, done, stop.signal, done - before)
       done += 1
       state = await run.prepared(state)
+      # Clients that were not finite are repeated from this state.
       before_round = state.process
       with hooks.round_context(done):
         state, report = await run.run_round(state, done)
@@ -230,7 +233,7 @@ class _Run:
       last_row is None or last_row < done
     ):
       self.reporter.say(
-        f'{table.path} lacks rows of what is saved: they were removed; training'
+        f'{table.path} lacks rows of saved rounds: they were removed; training'
         f' continues {console.after(done, self.settings)} without them.'
       )
     self._drop_unsaved(done, console.after(done, self.settings))
@@ -338,6 +341,7 @@ class _Run:
     report = RoundReport(
       round_num, metrics, timing, evaluation, is_bad, failures
     )
+    # Before the state is saved: a saved round has its rows.
     await self._release(report)
     num_bad = int(state.num_bad_rounds) + 1 if is_bad else 0
     return ProgramState(process, state.iterator, num_bad), report
@@ -345,7 +349,7 @@ class _Run:
   def _left_out(self, round_num: int) -> list[str]:
     """Returns a line for each client with unusable data."""
     lines = [
-      f'round {round_num}: client {client_id} is left out: {reason}'
+      f'round {round_num}: client {client_id} is skipped: {reason}'
       for client_id, reason in self.hooks.left_out_clients(round_num)
     ]
     if lines and self.settings.strict_clients:
@@ -357,6 +361,7 @@ class _Run:
   async def _release(self, report: RoundReport) -> None:
     """Releases the figures of a round."""
     outputs, round_num = self.outputs, report.round_num
+    # So a kill never leaves an evaluation that is ahead of both other tables.
     tables = [(outputs.train, report.metrics)]
     if report.evaluation:
       tables.append((outputs.evaluation, report.evaluation))

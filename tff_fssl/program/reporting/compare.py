@@ -1,4 +1,4 @@
-"""Tables that compare runs over seeds, with Welch's tests. TensorFlow-free."""
+"""Tables that compare runs over seeds, with Welch's tests."""
 
 from collections.abc import Callable, Sequence
 import math
@@ -14,6 +14,7 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
+# The figure that tables and tests compare.
 TEST_ACCURACY = 'test/accuracy'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
@@ -70,7 +71,7 @@ _COMPUTE: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
 
 
 def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
-  """Refuses runs that would count twice; raises `UsageError`."""
+  """Refuses runs that would count twice (`UsageError`)."""
   for group in groups:
     seen: dict[str, str] = {}
     for run in group.runs:
@@ -78,7 +79,7 @@ def check_seeds(groups: Sequence[runs_lib.RunGroup]) -> None:
       if seed in seen:
         raise UsageError(
           f'{seen[seed]} and {run.path} do not differ, not even in'
-          f' --seed={seed}: they are one sample; leave one of them out'
+          f' --seed={seed}: they are one sample; omit one of them'
         )
       seen[seed] = run.path
 
@@ -119,7 +120,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
     last_round: Later rounds are ignored, so that budgets are equal.
 
   Returns:
-    The results; for several groups, then the tests.
+    The results. For several groups, then the tests.
   """
   columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
     (
@@ -155,6 +156,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
     ]
     for group in groups
   ]
+  # No empty columns for figures that these runs lack.
   known = [i for i in range(len(columns)) if any(row[i] != '' for row in cells)]
   results = Table(
     ['', 'runs', *(columns[i][0] for i in known)],
@@ -198,7 +200,7 @@ def _declared(
 
 
 def at(run: runs_lib.Run, column: str, round_num: int) -> float:
-  """Returns a run's value after a round; NaN if there is none."""
+  """Returns a run's value after a round, or NaN if there is none."""
   rounds, values = run.curve(column)
   (at,) = np.nonzero(rounds == round_num)
   return float(values[at[0]]) if len(at) else math.nan
@@ -222,6 +224,7 @@ def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
 
 def mean_and_spread(values: Sequence[float], digits: int) -> str:
   """Writes the mean and, of several values, the sample deviation."""
+  # A mean over some of the seeds would pass for one over all.
   if not np.isfinite(values).all():
     return ''
   mean = f'{np.mean(values):.{digits}f}'
@@ -245,10 +248,12 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   ours = accuracies(groups[0])
   for group in groups[1:]:
     theirs = accuracies(group)
+    # The same seed draws the same partition, so that runs can be paired.
     common = sorted(ours.keys() & theirs.keys())
     with warnings.catch_warnings():
       # For one value, or equal values, SciPy gives NaN; the cell stays blank.
       warnings.simplefilter('ignore')
+      # Welch's, since algorithms differ in their spread over seeds.
       welch = stats.ttest_ind(
         list(ours.values()), list(theirs.values()), equal_var=False
       ).pvalue

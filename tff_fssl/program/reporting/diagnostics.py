@@ -1,4 +1,4 @@
-"""What looks wrong in runs, from their files alone. TensorFlow-free."""
+"""Signs of trouble in runs, from their files alone."""
 
 from collections.abc import Callable, Iterator, Sequence
 import os
@@ -28,15 +28,15 @@ _FEWEST_ROUNDS = 3
 # An aggregation weight stands out if it is this share or more, of so many
 # clients or more.
 _LARGE_SHARE, _FEWEST_CLIENTS = 0.6, 4
-# Columns in which a client or an update was refused -> what that means.
+# Columns that count refused clients or updates -> their meaning.
 _TROUBLES = {
-  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent what no'
-  ' honest client can, or had unusable data',
+  f'{_TRAIN}/num_rejected_clients': 'clients were rejected: they sent'
+  ' impossible values, or had unusable data',
   f'{_TRAIN}/num_non_finite_clients': 'clients had updates that are not finite',
   'aggregator/num_rejected_clients': 'updates were rejected by the aggregation',
   'last_phase/num_rejected_clients': 'clients were rejected: they sent batch'
   ' norm sums that no client can have',
-  'exchange/num_disputed_rows': 'rows were left out: several clients claimed'
+  'exchange/num_disputed_rows': 'rows were rejected: several clients claimed'
   ' the same id',
   'finalizer/server_non_finite': "rounds of the server's training were not"
   ' finite',
@@ -66,7 +66,7 @@ _BUDGET = (
   'partition',
   'alpha',
 )
-# Flags that older runs and other scenarios do not have -> what they then are.
+# Flags that older runs and other scenarios lack -> their values there.
 _NOT_GIVEN = {'num_unlabeled': '0', 'client_label_classes': '0'}
 # Settings of a partition that are flags of the same name.
 _SETTINGS = (
@@ -88,7 +88,7 @@ class Finding(NamedTuple):
 
   Attributes:
     where: The run, or the runs.
-    text: What, with the column and the rounds, and what it may mean.
+    text: The finding with its column and rounds, and its possible meaning.
   """
 
   where: str
@@ -96,7 +96,7 @@ class Finding(NamedTuple):
 
 
 def find(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
-  """Finds what looks wrong, in each run and then between runs."""
+  """Finds signs of trouble, in each run and then between runs."""
   found = [
     Finding(run.path, text)
     for group in groups
@@ -118,7 +118,7 @@ def rounds_text(rounds: Sequence[int] | np.ndarray) -> str:
 
 
 def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
-  """Reads a run's partition; None if there is none to read."""
+  """Reads a run's partition, if it has one."""
   path = output_tree.OutputTree(run.path).partition_json
   if not os.path.lexists(path):
     return None
@@ -151,6 +151,7 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
   if partition is not None and late.any():
     chance = 1 / partition.settings.num_classes
     right = accuracy[late].mean()
+    # Some luck is allowed: a few pseudo-labels may all be right.
     if right <= 1.5 * chance:
       yield (
         f'kept pseudo-labels are no better than chance in'
@@ -178,6 +179,7 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
     rounds, values = run.curve(column)
     if len(values) < _FEWEST_ROUNDS:
       continue
+    # The rounds after the last value that is not 0.
     last = rounds[np.flatnonzero(values).max(initial=-1) + 1 :]
     if len(last) >= _FEWEST_ROUNDS:
       yield f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing'
@@ -247,6 +249,7 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
   column = f'{_TRAIN}/aggregation_weight_max'
   rounds, largest = run.curve(column)
   with_clients, clients = run.curve(f'{_TRAIN}/num_clients')
+  # Among two or three clients, one has a large share anyway.
   many = with_clients[clients >= _FEWEST_CLIENTS]
   alone = (largest >= _LARGE_SHARE) & np.isin(rounds, many)
   if alone.any():
@@ -290,10 +293,11 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
   every = np.concatenate(held)
   twice = len(every) - len(np.unique(every))
   if twice:
+    # A count would tell about clients' data.
     number = 'some' if run.is_private else f'{twice:,}'
     yield (
-      f'partition.json: {number} examples have two holders, so that what is'
-      ' held out may be trained on'
+      f'partition.json: {number} examples have two holders, so that'
+      ' held-out examples may be trained on'
     )
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
@@ -305,7 +309,7 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
       and not _same(hparams.format_value(settings[name]), run.flags[name])
     ]
     if wrong:
-      yield f'partition.json is not what the flags say: {", ".join(wrong)}'
+      yield f'partition.json differs from the flags: {", ".join(wrong)}'
   if run.is_private:
     return
   distance, _ = partitions.unevenness(partition)

@@ -1,4 +1,4 @@
-"""Makes matplotlib's figures, as PNG files and as parts of a page. TF-free.
+"""Makes matplotlib's figures, as PNG files and as parts of a page.
 
 On a page, their text takes the page's colour and font.
 """
@@ -26,8 +26,8 @@ def new_figure(
   Args:
     width: Inches.
     height: Inches.
-    *grid: Rows and columns of diagrams; one diagram if not given.
-    adapts: Whether the layout adapts to labels, which takes most of the time.
+    *grid: Rows and columns of diagrams, by default one diagram.
+    adapts: Whether the layout adapts to labels, the slowest part of drawing.
 
   Returns:
     (the figure, its axes).
@@ -41,7 +41,7 @@ def new_figure(
 
 
 def save_png(canvas: Any, path: str) -> None:
-  """Writes a figure as a PNG file; raises `UsageError`."""
+  """Writes a figure as a PNG file, or raises `UsageError`."""
   content = io.BytesIO()
   canvas.savefig(content, dpi=110, format='png')
   durable.write_file(path, [content.getvalue()])
@@ -60,6 +60,7 @@ def style() -> Iterator[None]:
     'axes.facecolor': 'none',
     'savefig.facecolor': 'none',
     'legend.facecolor': 'none',
+    # Text stays text: it takes the page's font, and can be searched.
     'svg.fonttype': 'none',
     # A class may be called '$x'.
     'text.parse_math': False,
@@ -74,7 +75,7 @@ def render(figure: Any, name: str, label: str) -> str:
   Args:
     figure: A matplotlib figure, made within `style`.
     name: Distinguishes it from others of the page: letters, digits, '-'.
-    label: What it shows, for those who do not see it.
+    label: A description, for those who do not see it.
 
   Returns:
     The element, without ids that another one of the page may have.
@@ -96,6 +97,7 @@ def render(figure: Any, name: str, label: str) -> str:
       # HTML needs no name spaces. References keep what they refer to.
       key = key.rpartition('}')[2]
       if key == 'id':
+        # Ids of two pictures of a page must differ.
         value = f'{name}-{value}'
       elif key == 'href':
         value = value.replace('#', f'#{name}-', 1)
@@ -107,7 +109,9 @@ def render(figure: Any, name: str, label: str) -> str:
   for element in list(root):
     if element.tag == 'metadata':
       root.remove(element)
+  # Screen readers read the label instead of the picture's parts.
   root.attrib.update({'role': 'img', 'aria-label': label})
+  # The page's style sets the size.
   del root.attrib['width'], root.attrib['height']
   root.tail = None
   return ElementTree.tostring(root, encoding='unicode')

@@ -1,7 +1,7 @@
 """Implementations of the interfaces of `tff.program`.
 
 TFF's `FileProgramStateManager` is not durable: it neither flushes nor removes
-what killed saves left.
+leftovers of killed saves.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     """Opens a folder of checkpoints, and removes leftovers of killed saves.
 
     Args:
-      root_dir: The folder; made if missing.
-      keep_total: How many of the latest versions are kept, at least 1.
+      root_dir: The folder, which is made if missing.
+      keep_total: The number of latest versions that are kept, at least 1.
       warn: Called when a checkpoint cannot be used.
       owner: The owner of the states. Files of another owner are neither loaded
         nor removed.
-      keep_also_fn: Called after each save; returns one more version to keep, or
-        None.
+      keep_also_fn: Called after each save, to return one more version to keep,
+        or None.
     """
     if keep_total < 1:
       raise ValueError(f'keep_total={keep_total}: must be at least 1')
@@ -70,7 +70,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     Args:
       version: The version of a saved state.
       structure: The structure of that state. Leaves with a shape and a dtype
-        must match; a data source iterator tells which class reads its bytes.
+        must match. A data source iterator tells which class reads its bytes.
 
     Returns:
       The state, with NumPy arrays.
@@ -92,14 +92,14 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
     Later versions that are damaged are reported, and moved out of the way.
 
     Args:
-      structure: The structure of the state; see `load`.
+      structure: The structure of the state. See `load`.
 
     Returns:
       (state, version), or (None, 0) if there is no version.
 
     Raises:
-      UsageError: If there are checkpoints, but none can be used; or if one is
-        not damaged but belongs to another owner, so that it must not be moved.
+      UsageError: If all checkpoints are damaged, or one belongs to another
+        owner and so must not be moved.
     """
     damaged = {}
     for version in reversed(checkpoint.versions(self._root_dir)):
@@ -113,6 +113,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
           f'{checkpoint.path_of(self._root_dir, version)} cannot be used:'
           f' {error}. Move it away, or choose another --output_dir'
         ) from error
+      # Moved only now, when an earlier version is known to be whole.
       for other, reason in damaged.items():
         path = checkpoint.path_of(self._root_dir, other)
         durable.rename(path, path + checkpoint.DAMAGED)
@@ -149,6 +150,7 @@ class DurableProgramStateManager(tff.program.ProgramStateManager):
       raise tff.program.ProgramStateExistsError(
         version=version, path=self._root_dir
       )
+    # Values may still be computed when a save is asked for.
     state = await tff.program.materialize_value(program_state)
     leaves = _name_values(state)
     await asyncio.to_thread(checkpoint.write, path, leaves, self._owner)
@@ -246,6 +248,7 @@ def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
   """
   expected = _named_leaves(structure)
   names = [path for path, _ in expected]
+  # Before any value is read, since another program may have other types.
   if sorted(names) != sorted(leaves):
     odd = sorted(set(names) ^ set(leaves))
     raise checkpoint.ForeignError(
@@ -256,6 +259,7 @@ def fill_structure(leaves: Mapping[str, Any], structure: Any) -> Any:
     value = leaves[path]
     if _is_serializable(like):
       try:
+        # Bytes are read by this class only: a file cannot choose one.
         values.append(type(like).from_bytes(value))
       except (ValueError, struct.error) as error:
         raise checkpoint.ForeignError(f'{path!r}: {error}') from error

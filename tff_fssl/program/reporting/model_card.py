@@ -1,4 +1,4 @@
-"""The card of an exported model: README.md, for people and model hubs. TF-free.
+"""The card of an exported model: README.md, for people and model hubs.
 
 Every figure in it is one of the run's flags, partition or tables, so that the
 same model of the same run always has the same card.
@@ -30,14 +30,17 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
+# A card names so many classes. about.json has all.
 _MAX_CLASSES = 20
+# Packages that decide a model's output.
 _PACKAGES = ('tensorflow', 'tensorflow-federated', 'keras', 'numpy')
+# Kind -> the task, as model hubs call it.
 _TASKS = {
   data_names.IMAGES: 'image-classification',
   data_names.VECTORS: 'tabular-classification',
   data_names.TEXTS: 'text-classification',
 }
-# Flags whose values may name a folder of the machine that trained.
+# Flags with values that may name a folder of the machine that trained.
 _WITH_PATHS = ('availability_file', 'dataset', 'init_from', 'model')
 # What Markdown or HTML would take for markup.
 _MARKUP = re.compile(r'([\\`*_{}\[\]<>|#~$])')
@@ -50,14 +53,13 @@ class Subject:
   Attributes:
     config: The configuration of its run.
     data: The data set.
-    partition: Who held which examples.
+    partition: The holders of the examples.
     run: The run's tables.
     round_num: The round after which this was the model.
-    is_best: Whether validation examples selected that round; else it is the
-      last one.
+    is_best: Whether validation examples selected that round, not the end.
     num_weights: The number of weights that train.
     num_frozen: The number of all others, statistics included.
-    formula: How examples become the inputs of `model.keras`.
+    formula: The formula from examples to inputs of `model.keras`.
   """
 
   config: config_lib.Config
@@ -90,13 +92,13 @@ class Subject:
     return bool(self.num_unlabeled)
 
   def measured(self, column: str) -> float | None:
-    """Returns a figure of the model's round; None if it is not known."""
+    """Returns a figure of the model's round, or None if it is not known."""
     rounds, values = self.run.curve(column)
     at = rounds == self.round_num
     return float(values[at][0]) if at.any() else None
 
   def total(self, column: str) -> float | None:
-    """Sums a figure up to the model's round; None if it is not known."""
+    """Sums a figure up to the model's round, or None if it is not known."""
     rounds, values = self.run.curve(column)
     until = rounds <= self.round_num
     return float(values[until].sum()) if until.any() else None
@@ -116,6 +118,7 @@ def render(subject: Subject) -> str:
     trim_blocks=True,
     lstrip_blocks=True,
     keep_trailing_newline=True,
+    # A misspelt name in the template is an error, not an empty text.
     undefined=jinja2.StrictUndefined,
   )
   environment.filters['md'] = _escaped
@@ -157,8 +160,8 @@ def accuracy_interval(
   """Computes Wilson's 95% interval of an accuracy.
 
   Args:
-    accuracy: The share of them that is right.
-    num_examples: How many there are, at least 1.
+    accuracy: The share of correct predictions.
+    num_examples: The number of predictions, at least 1.
 
   Returns:
     (low, high).
@@ -176,8 +179,8 @@ def installed(packages: Sequence[str]) -> str:
   """Lists the versions of this package, of Python and of others.
 
   Args:
-    packages: Names on the package index; those that are not installed are left
-      out.
+    packages: Names on the package index. Packages that are not installed are
+      skipped.
 
   Returns:
     'tff_fssl 0.1.0, Python 3.11.2, ...'.
@@ -225,19 +228,20 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
   rows['scenario'] = config.round.scenario.replace('_', ' ')
   rows['division'] = held.pop('partition')
   rows['of the training examples'] = held.pop('examples')
-  held.pop('names', None)  # They may be people.
+  held.pop('names', None)  # Client names may identify people.
   return {**rows, **held}
 
 
 def _flags(config: config_lib.Config) -> list[str]:
   """Lists the flags that are not at their defaults."""
   usual = runs_lib.usual_flags(config.run.algorithm)
-  ignored = continuation.without_influence()
+  ignored = continuation.neutral_flags()
   result = []
   for name, value in sorted(config.flags().items()):
     text = hparams.format_value(value)
     if name in ignored or text == usual.get(name):
       continue
+    # The card may be published, and a path can name a user.
     if name in _WITH_PATHS:
       text = _strip_folders(text)
     result.append(f'--{name}={text}')
@@ -255,6 +259,7 @@ def _cost(subject: Subject) -> dict[str, str]:
   """Describes the cost of training up to the model's round."""
   config, run = subject.config, subject.config.run
   if config.is_private:
+    # Times and computation depend on clients' data.
     subject = dataclasses.replace(subject, run=subject.run.public)
   rounds = f'{subject.round_num:,}'
   if subject.is_best:
@@ -274,6 +279,7 @@ def _cost(subject: Subject) -> dict[str, str]:
   else:
     rows['clients'] = 'none: only the server trains'
   sent, used = subject.run.used('bytes')
+  # Up to this model, which may be of an earlier round than the last.
   until = sent <= subject.round_num
   if until.any():
     rows['sent and received by clients'] = f'{used[until][-1] / 1e6:,.1f} MB'
@@ -323,8 +329,8 @@ def _limits(subject: Subject) -> list[str]:
     limits.append(f'{num_wrong:,} of the labels were wrong, as requested.')
   if config.run.init_from:
     limits.append(
-      'It started from weights that were trained before; what these had seen,'
-      ' this card does not know.'
+      'It started from weights that were trained before; this card does not'
+      ' know their data.'
     )
   limits += [
     'Calibration, robustness to unusual or hostile inputs, and differences'

@@ -1,4 +1,4 @@
-"""Shows rows of the papers' tables and what has been run of them. TF-free.
+"""Shows rows of the papers' tables, and results of their runs.
 
 The folder of a run is `papers.Row.folder`.
 """
@@ -24,13 +24,13 @@ _BUDGET = re.compile(r'(paper|rounds=\d+|[\d.]+h)(?:,(bfloat16))?')
 
 @dataclasses.dataclass(frozen=True)
 class Result:
-  """What the runs of a row with one budget have come to.
+  """The outcome of the runs of a row with one budget.
 
   Attributes:
     budget: `papers.ALL_ROUNDS`, or the name of a smaller one.
     accuracy: Test accuracy in percent: the mean, and over several seeds the
       sample standard deviation.
-    rounds: The last round that all of them have evaluated.
+    rounds: The last round that all runs have evaluated.
     total_rounds: The rounds of the paper.
     seeds: Their seeds.
     compute_dtype: The type in which the network computes.
@@ -70,10 +70,10 @@ def results(
   Args:
     runs_dir: The folder of all runs of rows.
     row: The row.
-    warn: Called for each run that is left out.
+    warn: Called for each run that is skipped.
 
   Returns:
-    A result for each budget of which a run has been evaluated.
+    A result for each budget with an evaluated run.
   """
   of_row = os.path.join(runs_dir, row.name)
   found = []
@@ -81,13 +81,14 @@ def results(
     _folders(of_row, _BUDGET), key=lambda m: (m[1] != papers.ALL_ROUNDS, m[0])
   ):
     runs, compute_dtype = [], match[2] or papers.FLOAT32
+    # By length first: seed10 comes after seed9.
     seeds = _folders(os.path.join(of_row, match[0]), _SEED)
     for seed in sorted(seeds, key=lambda m: (len(m[0]), m[0])):
       path = os.path.join(of_row, match[0], seed[0])
       try:
         runs.append(_read(path, row, compute_dtype))
       except UsageError as error:
-        warn(f'left out: {error}')
+        warn(f'skipped: {error}')
     if runs:
       found.append(_result(row, match[1], compute_dtype, runs))
   return found
@@ -103,18 +104,18 @@ def _folders(path: str, names: re.Pattern[str]) -> list[re.Match[str]]:
 
 
 def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
-  """Reads a run of the row; raises `UsageError` without a result."""
+  """Reads a run of the row, or raises `UsageError` without a result."""
   run = runs_lib.read_run(path)
   if not len(run.curve(compare.TEST_ACCURACY)[0]):
     raise UsageError(f'{path}: this run has no evaluation yet')
-  # It does not matter where the data are, but of some sets nothing is known
-  # without them.
+  # The place of the data does not matter, but some sets are unknown without it.
   more: dict[str, Any] = {
     name: run.flags.get(name, '') for name in ('data_dir', 'seed')
   }
   more |= {'seed': int(more['seed'] or 0), 'compute_dtype': compute_dtype}
   config = row.config(more)
   now = {n: hparams.format_value(value) for n, value in config.flags().items()}
+  # The row may have been corrected since the run was made.
   differing, _ = continuation.differences(run.flags, now)
   if differing:
     raise UsageError(
@@ -209,7 +210,7 @@ def _reported(row: papers.Row) -> str:
 
 
 def _about(row: papers.Row) -> dict[str, str]:
-  """Describes a row, apart from its flags."""
+  """Describes a row, without its flags."""
   return {
     'of': row.title,
     'paper': _reported(row),
@@ -222,7 +223,7 @@ def _about(row: papers.Row) -> dict[str, str]:
 def describe(
   row: papers.Row, runs_dir: str, warn: Callable[[str], None]
 ) -> str:
-  """Describes a row: the paper, its flags, what has been run."""
+  """Describes a row: the paper, its flags, its results."""
   arguments = ' '.join(_arguments(row, {}))
   lines = [row.name, console.table({**_about(row), 'flags': arguments})]
   if not row.why:
@@ -235,8 +236,9 @@ def _arguments(row: papers.Row, more: dict[str, Any]) -> list[str]:
   try:
     return row.arguments(more)
   except UsageError:  # Its data are not there, or it cannot be run.
+    # Without the data, all flags are shown, also idle ones.
     values = {**row.flags, **more}
-    return flags.to_flagfile(values).splitlines()
+    return flags.flagfile_text(values).splitlines()
 
 
 def _result_lines(
@@ -250,7 +252,7 @@ def _result_lines(
 def compare_rows(
   pattern: str, runs_dir: str, warn: Callable[[str], None]
 ) -> list[str]:
-  """Shows the paper beside what has been run; raises `UsageError`."""
+  """Compares the paper with finished runs, or raises `UsageError`."""
   lines = []
   for row in papers.matching(pattern or '*'):
     # Most rows have not been run: not worth a look.

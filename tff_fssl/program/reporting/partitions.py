@@ -1,4 +1,4 @@
-"""Describes partitions, and compares them, in words. NumPy only."""
+"""Describes partitions, and compares them, in words."""
 
 import numpy as np
 
@@ -7,6 +7,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import format_value
 
 Partition = partition_lib.Partition
+# Names of clients that fit into a few lines.
 _NUM_NAMES = 8
 
 
@@ -18,10 +19,11 @@ def unevenness(partition: Partition) -> tuple[float, float]:
 
   Returns:
     (the mean total variation distance over clients with examples of known
-    class; what it would be if each such client had one class, and as many
-    clients as there are examples of the class).
+    class, the same if each such client had one class, in proportion to the
+    examples of the class).
   """
   counts = partition.class_counts
+  # Clients without examples of known class have no shares.
   counts = counts[counts.sum(1) > 0]
   if not len(counts):
     return 0.0, 0.0
@@ -82,7 +84,7 @@ def describe(partition: Partition) -> dict[str, str]:
 
 
 def describe_public(partition: Partition) -> dict[str, str]:
-  """Describes only what does not depend on clients' examples."""
+  """Describes only facts that do not depend on clients' examples."""
   settings = partition.settings
   places = {
     'labelled at the server': len(partition.server_labeled),
@@ -91,8 +93,8 @@ def describe_public(partition: Partition) -> dict[str, str]:
   held = ', '.join(f'{n:,} {where}' for where, n in places.items() if n)
   return {
     'partition': f'{settings.title}, seed {settings.seed}',
-    'examples': f'{held or "none"} without a client; what clients hold is not'
-    ' shown',
+    'examples': f'{held or "none"} without a client; the data of clients are'
+    ' not shown',
     'clients': f'{partition.num_clients:,}',
   }
 
@@ -155,7 +157,7 @@ def _shared(first: np.ndarray, second: np.ndarray) -> str:
 def _holders(partition: Partition) -> np.ndarray:
   """Numbers holders: nobody -1, server 0, validation 1, clients 2 ...
 
-  What clients hold out: -2 ...
+  Examples that clients hold out are -2 ...
   """
   holders = np.full(partition.num_examples, -1)
   holders[partition.server_labeled] = 0

@@ -1,4 +1,4 @@
-"""Draws curves of runs from their tables. TensorFlow-free."""
+"""Draws curves of runs from their tables."""
 
 from collections.abc import Mapping, Sequence
 import colorsys
@@ -32,7 +32,7 @@ _MARKERS = ('o', 's', '^', 'D', 'v', 'P', 'X', '<', '>', '*')
 _MAX_MARKERS = 12
 # Classes with a tick.
 _MAX_CLASSES = 10
-# Names of classes on axes, and what they are cut to.
+# The most names of classes on an axis, and their length.
 _MAX_TICKS, _MAX_NAME = 20, 12
 _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 # Inches: on a phone, text is then about as large as it says, in points.
@@ -43,7 +43,7 @@ _MAX_LIGHTNESS = 0.58
 
 @dataclasses.dataclass(frozen=True)
 class Style:
-  """How a group is drawn.
+  """The style of a group's curve.
 
   Attributes:
     color: Colour of its lines.
@@ -62,9 +62,10 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
   Returns:
     Their styles. The algorithm determines the marker and, with default flags,
-    the colour. The flags of a variant choose its colour; if that is taken, the
+    the colour. The flags of a variant choose its colour. If that is taken, the
     next free one is used.
   """
+  # Variants keep clear of the colours of algorithms with defaults.
   taken = {
     _color(_place(group.algorithm)) for group in groups if not group.variant
   }
@@ -73,6 +74,7 @@ def styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
     place = _place(group.algorithm)
     color = _color(place)
     if group.variant:
+      # Python's own hash differs from process to process.
       start = zlib.crc32(group.variant.encode())
       order = [_color(start + i) for i in range(_NUM_COLORS)]
       color = next((c for c in order if c not in taken), order[0])
@@ -97,7 +99,7 @@ def page_styles(groups: Sequence[runs.RunGroup]) -> list[Style]:
 
 
 def _place(algorithm: str) -> int:
-  """Finds an algorithm's place; past the end if it is not registered."""
+  """Finds an algorithm's place. Unregistered ones come last."""
   known = algorithm in _ALGORITHMS
   return _ALGORITHMS.index(algorithm) if known else len(_ALGORITHMS)
 
@@ -114,15 +116,15 @@ def _color(index: int) -> str:
 def plot(
   groups: Sequence[runs.RunGroup], path: str, x_axis: str = 'rounds'
 ) -> list[str]:
-  """Draws what the runs recorded: a panel per quantity, a style per group.
+  """Draws the curves of runs: a panel per quantity, a style per group.
 
-  Lines are means over seeds; bands are the sample standard deviation.
+  Lines are means over seeds. Bands are the sample standard deviation.
 
   Args:
     groups: The groups that are drawn.
     path: The PNG file.
-    x_axis: One of `X_AXES`: rounds; the bytes that all clients have sent and
-      received so far; or the hours that the rounds so far have taken.
+    x_axis: One of `X_AXES`: rounds, bytes that all clients have sent and
+      received so far, or hours that the rounds so far have taken.
 
   Returns:
     The titles of the panels that were drawn.
@@ -191,7 +193,7 @@ def known_panels(
 def draw_alone(
   panel: metrics.Panel, groups: Sequence[runs.RunGroup], max_points: int
 ) -> Any:
-  """Draws one diagram over rounds, whose title is left to the page.
+  """Draws one diagram over rounds, without a title (the page has it).
 
   Args:
     panel: The diagram.
@@ -219,8 +221,8 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
   """Draws a heat map of shares over rounds, a row for each class.
 
   Args:
-    group: What is drawn, as means over its runs.
-    columns: Number of a class -> column that has values; not empty.
+    group: The group, drawn as means over its runs.
+    columns: Number of a class -> column with values, at least one.
 
   Returns:
     The matplotlib figure.
@@ -230,6 +232,7 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
   curves = [group.curve(column) for column in columns.values()]
   known = [(rounds, mean) for rounds, mean, _ in filter(None, curves)]
   rounds = known[0][0]
+  # Classes may lack a value in some rounds.
   values = [np.interp(rounds, at, mean) for at, mean in known]
   canvas, axis = _small_figure()
   # As pixels: cells would be an element each.
@@ -277,7 +280,7 @@ def _draw_panel(
   x_axis: str,
   max_points: int = 10**9,
 ) -> bool:
-  """Draws one diagram; returns whether it has a band."""
+  """Draws one diagram, and returns whether it has a band."""
   from matplotlib import lines  # pylint: disable=import-outside-toplevel
   from matplotlib import ticker  # pylint: disable=import-outside-toplevel
 
@@ -311,14 +314,17 @@ def _draw_panel(
   axis.set_xlabel(X_AXES[x_axis][0], fontsize=9)
   axis.grid(alpha=0.3)
   is_whole = x_axis == 'rounds'
+  # There is no round 2.5.
   axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=is_whole))
   if panel.is_share:
     low, high = axis.get_ylim()
+    # A band may reach beyond what a share can be.
     low, high = max(low, -0.02), min(high, 1.02)
     axis.set_ylim(low, high)
     # Use as many decimals as the steps between the ticks have.
     axis.yaxis.set_major_formatter(ticker.FuncFormatter(_percent))
   else:
+    # Offsets such as +1.2e3 above an axis are easily overlooked.
     axis.ticklabel_format(axis='y', useOffset=False)
   if len(panel.lines) > 1:
     labels: dict[str, list[str]] = {}
@@ -343,7 +349,7 @@ def _percent(value: float, position: int | None = None) -> str:
 
 
 def draw_confusion(counts: np.ndarray, class_names: tuple[str, ...]) -> Any:
-  """Draws a confusion matrix, int [C, C], whose rows are true classes."""
+  """Draws a confusion matrix, int [C, C], with a row for each true class."""
   canvas, axes = figures.new_figure(_WIDTH, 3.3)
   num_classes = len(counts)
   shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)

@@ -1,10 +1,11 @@
-"""What a model's predictions say: errors, calibration, clients. NumPy only."""
+"""Figures of a model's predictions: errors, calibration, clients."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+# Confidences are compared with accuracies in so many bins.
 NUM_BINS = 10
 
 
@@ -49,19 +50,21 @@ class ShownExample(NamedTuple):
 
 
 class ModelFigures(NamedTuple):
-  """What was found out about a model.
+  """The figures of a model.
 
   Attributes:
-    name: Which one it is.
+    name: The model's name.
     class_names: A name for each class.
-    test: Its predictions for the test examples; None if there is no one model.
-    pseudo: Its predictions for weak views of clients' unlabelled examples whose
-      class the simulation knows; None if they are not to be seen.
-    clients: float [clients], accuracies at clients; empty if not known.
-    about_clients: What these were taken over, or why there are none.
+    test: Its predictions for the test examples, or None if there is no one
+      model.
+    pseudo: Its predictions for weak views of clients' unlabelled examples of a
+      class known to the simulation, or None if they must stay hidden.
+    clients: float [clients], accuracies at clients, or empty if not known.
+    about_clients: The basis of these accuracies, or the reason why they are
+      missing.
     right: Pseudo-labelled examples that are right, the most confident first.
     wrong: Those that are wrong.
-    doubts: What looks wrong, a sentence each.
+    doubts: Signs of trouble, a sentence each.
   """
 
   name: str
@@ -76,7 +79,7 @@ class ModelFigures(NamedTuple):
 
 
 class ClassFigures(NamedTuple):
-  """Figures of classes, each float [C]; NaN where they are not defined."""
+  """Figures of classes, each float [C], or NaN where they are not defined."""
 
   precision: np.ndarray
   recall: np.ndarray
@@ -88,8 +91,8 @@ class Bins(NamedTuple):
 
   Attributes:
     share: The share of predictions in a bin.
-    confidence: Their mean confidence; NaN in an empty bin.
-    accuracy: The share of them that is right; NaN in an empty bin.
+    confidence: Their mean confidence. NaN in an empty bin.
+    accuracy: The share of correct predictions. NaN in an empty bin.
   """
 
   share: np.ndarray
@@ -137,6 +140,7 @@ def bins(predictions: Predictions) -> Bins:
   confidence = predictions.probs.max(1)
   is_right = predictions.classes == predictions.labels
   place = np.ceil(confidence * NUM_BINS).astype(int) - 1
+  # Rounding may push a confidence of 1 past the last bin.
   place = place.clip(0, NUM_BINS - 1)
   sums = [
     np.bincount(place, weights, NUM_BINS)
@@ -169,7 +173,7 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
 
 
 def collapse(predictions: Predictions, what: str) -> str:
-  """Says if the predicted classes look wrong; '' if they do not."""
+  """Says if the predicted classes look wrong, or '' if they do not."""
   num_classes = predictions.probs.shape[1]
   there = num_effective_classes(predictions.labels, num_classes)
   found = num_effective_classes(predictions.classes, num_classes)

@@ -1,4 +1,4 @@
-"""The report of runs: one HTML page with all in it. TensorFlow-free."""
+"""The report of runs: one HTML page with all in it."""
 
 import base64
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +31,11 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
 
+# More points of a line would only enlarge the page.
 _MAX_POINTS = 150
 # Partitions and models of more groups would be pages of the same.
 MAX_PICTURES = 8
+# Further groups are counted in the page's title.
 _MAX_TITLES = 3
 _VERSIONS = (
   'tensorflow',
@@ -59,7 +61,7 @@ class Diagram(NamedTuple):
 
 
 class Section(NamedTuple):
-  """What is shown of one run among several.
+  """The view of one run among several.
 
   Attributes:
     title: Whose it is.
@@ -67,7 +69,7 @@ class Section(NamedTuple):
     tables: Its tables.
     rows: Figures by name.
     examples: Kind -> examples with pictures.
-    note: A sentence in place of what cannot be shown.
+    note: A sentence in place of figures that cannot be shown.
   """
 
   title: str
@@ -83,8 +85,8 @@ class Model(NamedTuple):
 
   Attributes:
     run: Folder of its run.
-    figures: What was found out; None if nothing could be.
-    reason: Why nothing could be.
+    figures: The figures, or None if they could not be found.
+    reason: The reason why they could not be found.
   """
 
   run: str
@@ -99,11 +101,12 @@ def page(
 
   Args:
     groups: At least one group.
-    models: A model of each group; none if no model was looked at.
+    models: A model of each group, or none if models were not inspected.
 
   Returns:
     HTML.
   """
+  # First of all, so that nothing below can show more.
   groups = [_publishable(group) for group in groups]
   doubts = diagnostics.find(groups)
   for model in models:
@@ -113,6 +116,7 @@ def page(
   tables, note = _results(groups)
   environment = jinja2.Environment(
     loader=jinja2.PackageLoader('tff_fssl.program.reporting', '.'),
+    # Names of classes, runs and flags may hold HTML.
     autoescape=True,
     trim_blocks=True,
     lstrip_blocks=True,
@@ -239,11 +243,12 @@ def _capital(text: str) -> str:
 
 
 def _other_columns(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
-  """Draws a diagram for each other column whose values change."""
+  """Draws a diagram for each other column with changing values."""
   columns = _columns(groups)
   shown = {'round'}
   for panel in metrics.panels(catalogue.all_metrics()):
     for line in panel.lines:
+      # Columns of single classes are in the heat maps.
       shown |= {line.column, *metrics.numbered(line.column, columns).values()}
   declared = metrics.index_columns(catalogue.all_metrics())
   panels = []
@@ -312,6 +317,7 @@ def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
     is_private = group.runs[0].is_private
     partition = diagnostics.read_partition(group.runs[0])
     for titles, other, is_other_private in found:
+      # A protected partition must not be shown under another run's title.
       if is_private != is_other_private:
         continue
       if (
@@ -338,7 +344,7 @@ def _partition(
   partition: partition_lib.Partition | None,
   is_private: bool,
 ) -> Section:
-  """Shows a partition; of protected clients, nothing."""
+  """Shows a partition, unless its clients are protected."""
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
   if is_private:
@@ -355,7 +361,6 @@ def _first(group: runs_lib.RunGroup) -> str:
 
 
 def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
-  """Shows the figures of a model."""
   figures = model.figures
   if figures is None:
     return Section(_first(group), note=model.reason)
@@ -522,8 +527,8 @@ def _command(run: runs_lib.Run) -> str:
 
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
-  """Shows the flags in which runs differ; None if there are none."""
-  ignored = continuation.without_influence()
+  """Shows the flags in which runs differ, or None if there are none."""
+  ignored = continuation.neutral_flags()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name
@@ -552,6 +557,7 @@ def _versions(members: Sequence[runs_lib.Run]) -> dict[str, str]:
         about = exported.read_about(folder)
       except UsageError:
         continue
+      # The file may be anybody's: missing values are shown as None.
       version = about.get('tff_fssl')
       rows[run.path] = (
         f'exported by tff_fssl {version}, round {about.get("round")}'

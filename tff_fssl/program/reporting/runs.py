@@ -1,4 +1,4 @@
-"""Reads finished and unfinished runs from their folders. TensorFlow-free."""
+"""Reads finished and unfinished runs from their folders."""
 
 import collections
 from collections.abc import Callable, Sequence
@@ -32,7 +32,7 @@ class Run:
     path: Folder of the run.
     flags: Flags of the run, as text.
     rows: Rows of train.csv, eval.csv and timing.csv.
-    compute: What a round computes; None if the run does not say.
+    compute: The compute of a round, or None if not recorded.
   """
 
   path: str
@@ -52,6 +52,7 @@ class Run:
 
   def curve(self, column: str) -> tuple[np.ndarray, np.ndarray]:
     """Returns (rounds int [N], values float64 [N]) where they are known."""
+    # The first table that has the column: no column is in two.
     for rows in self.rows:
       try:
         values = csv_table.column(rows, column)
@@ -74,6 +75,7 @@ class Run:
       of, values = self.curve(f'communication/bytes_{direction}_per_client')
       # Rounds without clients send nothing.
       common = np.isin(rounds, of)
+      # Bytes are recorded for each client of a round.
       each[common] += (clients * 1.0)[common] * values[np.isin(of, rounds)]
     return (rounds, np.cumsum(each)) if each.any() else (rounds[:0], each[:0])
 
@@ -118,8 +120,8 @@ class RunGroup:
     """Averages the use over runs: (rounds, used so far), or None.
 
     Args:
-      x_axis: 'bytes', those sent and received by all clients; or 'hours', the
-        time that rounds took, in seconds.
+      x_axis: 'bytes', sent and received by all clients, or 'hours', the time of
+        rounds in seconds.
     """
     used = [run.used(x_axis) for run in self.runs]
     used = [(rounds, values) for rounds, values in used if len(rounds)]
@@ -142,11 +144,11 @@ class NotARunError(UsageError):
 def read_all(
   paths: Sequence[str], warn: Callable[[str], None], column: str = ''
 ) -> list[Run]:
-  """Reads runs; warns about paths that are not runs or have no rows yet.
+  """Reads runs, and warns about paths that are not runs or have no rows yet.
 
   Args:
     paths: Folders, as a shell's RUNS/* gives them.
-    warn: Called for each path that is left out.
+    warn: Called for each path that is skipped.
     column: A column in which each run must have values, if given.
 
   Returns:
@@ -168,15 +170,15 @@ def read_all(
 def read_each(
   paths: Sequence[str], read: Callable[[str], _T], warn: Callable[[str], None]
 ) -> list[_T]:
-  """Calls `read` for each path; warns about those that are not runs.
+  """Calls `read` for each path, and warns about those that are not runs.
 
   Args:
     paths: Folders, at least one.
-    read: Returns what a path holds, or raises `NotARunError`.
-    warn: Called for each path that is left out.
+    read: Reads a path, or raises `NotARunError`.
+    warn: Called for each path that is skipped.
 
   Returns:
-    What `read` returned, at least one value.
+    The results of `read`, at least one.
 
   Raises:
     UsageError: If no path is left, or from `read`.
@@ -191,7 +193,7 @@ def read_each(
     more = f' (and {len(left_out) - 1} more)' if len(left_out) > 1 else ''
     raise UsageError(f'{left_out[0]}{more}')
   for reason in left_out:
-    warn(f'left out: {reason}')
+    warn(f'skipped: {reason}')
   return found
 
 
@@ -214,14 +216,14 @@ def read_run(path: str) -> Run:
       f'{path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of a training run'
     )
-  run = of_tree(tree)
+  run = read_tree(tree)
   if not run.rows[0]:
     raise NotARunError(f'{path}: no round of this run is finished yet')
   return run
 
 
-def of_tree(tree: output_tree.OutputTree) -> Run:
-  """Reads a run's folder, finished or not; raises `UsageError`."""
+def read_tree(tree: output_tree.OutputTree) -> Run:
+  """Reads a run's folder, finished or not, or raises `UsageError`."""
   paths = (tree.train_csv, tree.eval_csv, tree.timing_csv)
   return Run(
     tree.path,
@@ -235,8 +237,8 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
   """Returns the defaults of all flags, as text.
 
   Args:
-    algorithm: The algorithm whose own defaults are included; '' for none. One
-      that is not known has none.
+    algorithm: The algorithm with own defaults that are included. '' and unknown
+      ones have none.
 
   Returns:
     Name -> text.
@@ -247,6 +249,7 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
     for name, field in group.named_fields()
   }
   if algorithm in registry.REGISTRY:
+    # An algorithm may have the defaults of its paper.
     usual |= registry.REGISTRY[algorithm].run_defaults
   return {name: hparams.format_value(value) for name, value in usual.items()}
 
@@ -260,6 +263,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   # Many groups have one algorithm.
   usual_of = functools.cache(usual_flags)
   defaults = usual_of('')
+  # Flags by which results do not differ, or only by chance.
   ignored = {*continuation.may_differ(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
@@ -267,6 +271,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
     values = {**defaults, **run.flags}
     kept = {k: v for k, v in values.items() if k not in ignored}
     groups.setdefault(tuple(sorted(kept.items())), []).append(run)
+  # A flag that all groups share does not tell them apart.
   counts = collections.Counter(pair for key in groups for pair in key)
   differing = {
     name for (name, _), count in counts.items() if count < len(groups)

@@ -1,4 +1,4 @@
-"""Finds runs and tells how they are going. TensorFlow-free."""
+"""Finds runs and reads their status."""
 
 import collections
 from collections.abc import Callable, Iterator, Sequence
@@ -41,22 +41,23 @@ _MAX_HEADING_LINES = 3
 
 @dataclasses.dataclass(frozen=True)
 class Status:
-  """How a run is going.
+  """The status of a run.
 
   Attributes:
     run: Its folder and its flags, without rows.
     state: One of `STATES`.
-    phase: What it is doing, one of `training_types.PHASES`; '' if not known.
-    round_num: Its last finished round; None if there is none.
+    phase: Its phase, one of `training_types.PHASES`, or '' if not known.
+    round_num: Its last finished round, or None if there is none.
     first_round: Its first round, below 1 with pre-training.
     total_rounds: Its last round.
     last: Test accuracy of the last evaluation, if any.
     best: Test accuracy in the round that validation selects, if any.
-    seconds_left: Until the end of the rounds, of pre-training or of an export;
-      None if not known.
-    started: When its process began, in seconds since 1970; None if not known.
-    host: The machine of its last process; '' if not known.
-    pid: The number of that process; None if not known.
+    seconds_left: Until the end of the rounds, of pre-training or of an export,
+      or None if not known.
+    started: When its process began, in seconds since 1970, or None if not
+      known.
+    host: The machine of its last process, or '' if not known.
+    pid: The number of that process, or None if not known.
   """
 
   run: runs_lib.Run
@@ -72,7 +73,7 @@ class Status:
   host: str
   pid: int | None
 
-  def to_json(self, group: str) -> dict[str, Any]:
+  def json_values(self, group: str) -> dict[str, Any]:
     """Returns values for JSON.
 
     Args:
@@ -90,15 +91,15 @@ class Status:
 def find(folders: Sequence[str], warn: Callable[[str], None]) -> list[str]:
   """Finds the folders of runs, at any depth, each once.
 
-  Links are followed. What a run itself writes is not searched for runs, nor are
-  folders whose names begin with a dot.
+  Links are followed. The search skips folders that a run itself writes and
+  hidden folders.
 
   Args:
-    folders: Where to look; runs themselves, too.
+    folders: Folders to search, or runs themselves.
     warn: Called for each folder that cannot be read.
 
   Returns:
-    The folders, those of one given folder beside each other.
+    The folders, grouped by the given folders.
 
   Raises:
     UsageError: If a given folder does not exist or is none.
@@ -107,6 +108,7 @@ def find(folders: Sequence[str], warn: Callable[[str], None]) -> list[str]:
     if not os.path.isdir(folder):
       what = 'is not a folder' if os.path.lexists(folder) else 'does not exist'
       raise UsageError(f'{folder}: {what}; give folders that hold runs')
+  # Links can lead in circles: a folder is known by its device and inode.
   found, seen, todo = [], set(), list(folders)[::-1]
   while todo:
     folder = todo.pop()
@@ -150,12 +152,11 @@ def _natural(text: str) -> list[tuple[int, str]]:
 
 
 def read(path: str, warn: Callable[[str], None]) -> Status:
-  """Reads how a run is going.
+  """Reads the status of a run.
 
   Args:
     path: Its folder.
-    warn: Called for each file that cannot be used; the figures that it would
-      give are then not known.
+    warn: Called for each unusable file, whose figures are then unknown.
 
   Returns:
     Its status.
@@ -177,6 +178,7 @@ def read(path: str, warn: Callable[[str], None]) -> Status:
   round_num = attempt(csv_table.last_key, tree.train_csv, None)
   last, best = attempt(_accuracies, tree.eval_csv, (None, None))
   total = _whole(given.get('total_rounds'))
+  # Runs of older versions have no heartbeat.
   state = beat.get('state')
   if state is None:
     done = total and round_num is not None and round_num >= total
@@ -185,6 +187,7 @@ def read(path: str, warn: Callable[[str], None]) -> Status:
   if state != heartbeat.RUNNING:
     left = None
   elif left is not None:
+    # The heartbeat is up to ten seconds old.
     left = max(0.0, left - (time.time() - beat['beat']))
   return Status(
     runs_lib.Run(path, given, ()),
@@ -212,6 +215,7 @@ def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
 
 
 def _number(value: Any) -> float | None:
+  # The file may be damaged: NaN and huge numbers are not shown.
   is_number = isinstance(value, int | float) and abs(value) < 1e12
   return float(value) if is_number else None
 
@@ -226,7 +230,7 @@ def _whole(text: str | None) -> int:
 def grouped(
   statuses: Sequence[Status],
 ) -> list[tuple[runs_lib.RunGroup, list[Status]]]:
-  """Groups runs that differ only in their seeds; those to look at first."""
+  """Groups runs that differ only in their seeds, urgent groups first."""
   by_path = {status.run.path: status for status in statuses}
   result = []
   for group in runs_lib.group_runs([status.run for status in statuses]):

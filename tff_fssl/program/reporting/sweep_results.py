@@ -74,7 +74,7 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
 
   Args:
     records: The trials.
-    names: The flags that vary. Those for which there is no room are left out.
+    names: The flags that vary. Flags without room are dropped.
 
   Returns:
     The table.
@@ -93,6 +93,7 @@ def table(records: Sequence[trials.Record], names: Sequence[str]) -> str:
     ]
     column = broken(name, max(map(len, cells), default=0)), cells
     shown = [first, *columns, column, *last]
+    # The first flags matter most: the file lists them in that order.
     if sum(map(_width, shown)) + len(_GAP) * (len(shown) - 1) > console.WIDTH:
       break
     columns.append(column)
@@ -172,11 +173,12 @@ def write_winner(
     f'Trial {record.number} of the sweep in {folder.path}: the best validation'
     f' accuracy of {num_complete} complete trials, {accuracy}{spread}, by'
     f' tff_fssl {tff_fssl.__version__}.',
-    f'Chosen by the sweep: {flags.to_arguments(record.values)}. The other flags'
-    ' were given to it.',
+    f'Chosen by the sweep: {flags.join_arguments(record.values)}. The other'
+    ' flags were given to it.',
   ]
   command = console.command_line('train', f'--flagfile={folder.winner}')
   arguments = sweep.arguments(record.values)
+  # The user's run gets a seed and a folder of its own.
   own = ('--seed=', '--output_dir=')
   lines = [
     *flags.comments(about),
@@ -205,6 +207,7 @@ def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
     best = summary.summarize(output_tree.OutputTree(path)).get(
       'best_validation'
     )
+    # The folder of a run may have been removed after its trial.
     if not best or compare.TEST_ACCURACY not in best:
       raise UsageError(
         f'{path}: the run of trial {record.number} is no longer whole; give the'
@@ -228,8 +231,8 @@ def draw(path: str, study: optuna.Study, num_axes: int) -> None:
 
   Args:
     path: The PNG file.
-    study: The study; at least one trial is complete.
-    num_axes: How many flags vary.
+    study: The study, with a complete trial at least.
+    num_axes: The number of flags that vary.
 
   Raises:
     UsageError: If the file cannot be written.

@@ -31,7 +31,7 @@ class TensorBoardLogger:
     """Begins a file.
 
     Args:
-      folder: The folder of the run's events; made if missing.
+      folder: The folder of the run's events, which is made if missing.
     """
     self._writer = tf.summary.create_file_writer(folder)
 
@@ -40,6 +40,7 @@ class TensorBoardLogger:
     with self._writer.as_default(round_num):
       for name, value in metrics.items():
         array = np.asarray(value)
+        # TensorBoard shows numbers only.
         if array.dtype.kind not in 'biuf':
           continue
         if array.ndim:
@@ -57,9 +58,10 @@ class TensorBoardLogger:
   def log_pixels(
     self, name: str, pixels: np.ndarray, round_num: int, about: str = ''
   ) -> None:
-    """Writes a picture, uint8 [H, W, 1 or 3], and what it shows."""
+    """Writes a picture, uint8 [H, W, 1 or 3], and a caption."""
     with self._writer.as_default(round_num):
       tf.summary.image(name, pixels[np.newaxis], description=about or None)
+    # Pictures are few, and looked at while the run continues.
     self._writer.flush()
 
   def log_hparams(self, values: Mapping[str, Any]) -> None:
@@ -79,12 +81,12 @@ class TensorBoardLogger:
     """Does nothing: TensorBoard shows no files."""
 
   def log_summary(self, round_num: int, summary: Mapping[str, float]) -> None:
-    """Writes the results of the best round; it has those of the last."""
+    """Writes the results of the best round. `log` wrote those of the last."""
     best = {n: v for n, v in summary.items() if n.startswith('best_')}
     self.log(round_num, best)
 
   def finish(self, state: str, seconds: float = 0.0) -> None:
-    """Writes whether the run has reached its last round; ends the file."""
+    """Writes whether the run has reached its last round, and ends the file."""
     # pylint: disable=import-outside-toplevel
     from tensorboard.plugins.hparams import api_pb2
     from tensorboard.plugins.hparams import summary

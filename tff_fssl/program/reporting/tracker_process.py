@@ -30,7 +30,7 @@ from tff_fssl.program.reporting import loggers
 _FORMAT = 'tff_fssl.tracker'
 _EXPERIMENT = 'tff_fssl'
 _ROUND = 'round'
-# The longest value that MLflow takes, and what it takes in a name.
+# MLflow's limit of a value, and the characters that it forbids in names.
 _MAX_VALUE = 500
 _NOT_IN_NAMES = re.compile(r'[^/\w.\- ]')
 # Nothing of the machine and its users: no code, command, packages or output.
@@ -58,6 +58,7 @@ class _MlflowLogger:
     tags: Mapping[str, str],
     run_id: str | None,
   ):
+    # By name, since type checkers do not have the optional package.
     mlflow = importlib.import_module('mlflow')
     self._entities = importlib.import_module('mlflow.entities')
     mlflow.set_tracking_uri(uri)
@@ -248,18 +249,21 @@ def track(target: str, folder: str, calls: Iterator[list[Any]]) -> None:
   Args:
     target: 'mlflow:URI' or 'wandb:PROJECT'.
     folder: Holds the record of the tracker's run, and the tracker's own files.
-    calls: Methods with their arguments; see the module.
+    calls: Methods with their arguments, as the module describes.
   """
   record = _Record(folder, target)
   tracker = _open(target, folder, record.id, *next(calls)[1:])
+  # Recorded at once: a kill must not leave a run that nothing continues.
   if tracker.id != record.id:
     record.write(tracker.id, None)
+  # The input ends without 'finish' if the program was killed.
   state = loggers.KILLED
   for method, *arguments in calls:
     if method == 'finish':
       (state,) = arguments
     elif method != 'log':
       getattr(tracker, method)(*arguments)
+    # A resumed run repeats rounds that the tracker may have.
     elif record.round is None or arguments[0] > record.round:
       tracker.log(*arguments)
       record.write(tracker.id, arguments[0])
@@ -272,7 +276,7 @@ def main() -> int:
   try:
     track(target, folder, map(json.loads, sys.stdin))
   except Exception as error:  # pylint: disable=broad-except
-    # Whatever a tracker's library raises.
+    # A tracker's library may raise anything.
     print(f'{type(error).__name__}: {files.first_line(error)}', file=sys.stderr)
     return 1
   return 0

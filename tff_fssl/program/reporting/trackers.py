@@ -64,7 +64,7 @@ class TrackerLogger:
     """Starts the tracker's process.
 
     Args:
-      target: 'mlflow:URI', a server or a folder; or 'wandb:PROJECT', perhaps
+      target: 'mlflow:URI', a server or a folder, or 'wandb:PROJECT', perhaps
         with 'ENTITY/' before it.
       folder: A folder of this run alone. It remembers the tracker's run, which
         is continued by a later logger with the same folder.
@@ -92,6 +92,7 @@ class TrackerLogger:
     )
     self._waiting: queue.Queue[list[Any]] = queue.Queue(_MAX_WAITING)
     self._has_raised = False
+    # A full pipe must not delay a round.
     threading.Thread(target=self._write, daemon=True).start()
     self._send('start', name, dict(params), algorithm)
 
@@ -119,7 +120,7 @@ class TrackerLogger:
     self._send('log_summary', round_num, dict(summary))
 
   def finish(self, state: str, seconds: float) -> None:
-    """Ends the tracker's run, and waits until it has taken all; once.
+    """Ends the tracker's run, once, and waits until it has received all.
 
     Args:
       state: `FINISHED`, `FAILED` or `KILLED`.
@@ -128,8 +129,10 @@ class TrackerLogger:
     self._send('finish', state)
     self._send()
     try:
+      # The thread sends what waits; a hanging server must not hold the run.
       self._process.wait(seconds)
     except subprocess.TimeoutExpired as error:
+      # The process may have ended in the meantime.
       with contextlib.suppress(ProcessLookupError):
         # With the processes that it has started.
         os.killpg(self._process.pid, signal.SIGKILL)
@@ -148,8 +151,10 @@ class TrackerLogger:
 
   def _check(self) -> None:
     """Raises `TrackerError`, once, if the process has failed."""
+    # None while it runs, 0 if it ended well.
     if self._has_raised or not self._process.poll():
       return
+    # Once: training continues without this tracker.
     self._has_raised = True
     self._errors.seek(0)
     text = self._errors.read(_MAX_ERROR).decode(errors='replace')

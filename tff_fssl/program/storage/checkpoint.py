@@ -35,11 +35,13 @@ _FORMAT = 2
 _MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
 _ANY_MAGIC = re.compile(rb'tff_fssl checkpoint (\d{1,9})\n')
 _DIGEST_SIZE = hashlib.sha256().digest_size
+# A damaged length must not make the program allocate gigabytes.
 _LARGEST_HEADER = 2**26
 _NAME = re.compile(r'round_(0|-?[1-9]\d{0,17})\.ckpt', re.ASCII)
 
 
 TRAINABLE, NON_TRAINABLE = 'trainable', 'non_trainable'
+# An error names so many differences, and counts the others.
 _NUM_SHOWN = 3
 
 # Kind -> a line for each weight: its name, dtype and shape.
@@ -206,7 +208,7 @@ def encode(
   Args:
     leaves: Path -> array, scalar or bytes.
     owner: The run and the model that it belongs to.
-    name: The name of its file; '': any, as older versions wrote it.
+    name: The name of its file. '': any, as in older versions.
 
   Yields:
     Pieces of the file.
@@ -216,6 +218,7 @@ def encode(
   """
   described, contents = [], []
   for path, value in leaves.items():
+    # NumPy would drop zero bytes at the end of a byte string.
     kind = 'bytes' if isinstance(value, bytes) else 'array'
     if kind == 'bytes':
       array = np.frombuffer(value, np.uint8)
@@ -224,6 +227,7 @@ def encode(
       array = np.asarray(value, order='C')
     if array.dtype.kind not in 'biufc' and array.dtype.name != 'bfloat16':
       raise TypeError(f'{path}: a checkpoint cannot hold {array.dtype}')
+    # The format is little-endian, whatever machine wrote the array.
     if array.dtype.byteorder == '>':
       array = array.astype(array.dtype.newbyteorder('<'))
     described.append(
@@ -292,6 +296,7 @@ def read(path: str) -> dict[str, Any]:
     file.seek(0)
     content = file.read(header.size)
   body = memoryview(content)[:-_DIGEST_SIZE]
+  # The whole file is checked before any leaf of it is believed.
   if hashlib.sha256(body).digest() != content[-_DIGEST_SIZE:]:
     raise DamagedError('it is truncated or damaged (checksum)')
   try:
@@ -301,7 +306,7 @@ def read(path: str) -> dict[str, Any]:
 
 
 def _leaves(body: memoryview, header: Header) -> Iterator[tuple[str, Any]]:
-  """Yields (path, value) of each leaf; raises ValueError or TypeError."""
+  """Yields (path, value) of each leaf, or raises ValueError or TypeError."""
   offset = header.start
   for leaf in header.leaves:
     dtype = _dtype(leaf['dtype'])
@@ -328,7 +333,8 @@ def read_own(path: str, owner: Owner) -> dict[str, Any]:
 
   Raises:
     DamagedError: If it is cut off or changed.
-    ForeignError: If it belongs to another run or model; says how they differ.
+    ForeignError: If it belongs to another run or model, and says how they
+      differ.
   """
   check_owner(path, owner)
   return read(path)
@@ -351,14 +357,14 @@ def read_latest(
   Args:
     folder: The folder.
     owner: The owner that it must belong to.
-    among: Versions to choose from; all by default.
+    among: Versions to choose from, by default all.
 
   Returns:
     Its version and leaves.
 
   Raises:
-    CheckpointError: If there is none (says what is wrong with the earliest), or
-      if a later one is not damaged but belongs to another owner.
+    CheckpointError: If there is none (with the damage of the earliest), or if a
+      later one is not damaged but belongs to another owner.
   """
   reason = 'there is none'
   among = versions(folder) if among is None else among
@@ -381,10 +387,11 @@ def _open(path: str) -> BinaryIO:
 
 
 def _read_header(file: BinaryIO, name: str) -> Header:
-  """Reads the header of an open file; checks the file's name and size."""
+  """Reads the header of an open file, and checks the file's name and size."""
   try:
     size = os.fstat(file.fileno()).st_size
     prefix = file.read(len(_MAGIC) + 8)
+    # A file cut within the first bytes is truncated, not foreign.
     if prefix[: len(_MAGIC)] != _MAGIC[: len(prefix)]:
       match = _ANY_MAGIC.match(prefix)
       if match:
@@ -421,6 +428,7 @@ def _read_header(file: BinaryIO, name: str) -> Header:
       'it is truncated or damaged'
       f' (checksum; it has {size:,} bytes of {end + _DIGEST_SIZE:,})'
     )
+  # A renamed file would pass off one round as another.
   if written_as != name:
     raise ForeignError(
       f'it was written as {written_as!r}, and renamed; give it that name again'
@@ -430,6 +438,7 @@ def _read_header(file: BinaryIO, name: str) -> Header:
 
 def _dtype(name: str) -> np.dtype:
   if name == 'bfloat16':
+    # NumPy knows the name only after this import.
     import ml_dtypes  # pylint: disable=import-outside-toplevel
 
     return np.dtype(ml_dtypes.bfloat16)

@@ -20,6 +20,7 @@ def is_finished(
   Where each client trains alone, there is no model to export.
   """
   last = config.run.total_rounds
+  # The cheap test first: most runs that are started are not finished.
   if checkpoint.versions(tree.checkpoints)[-1:] != [last]:
     return False
   path = checkpoint.path_of(tree.checkpoints, last)
@@ -58,6 +59,7 @@ def check_outputs(
     path = checkpoint.path_of(tree.checkpoints, version)
     with contextlib.suppress(checkpoint.DamagedError):
       try:
+        # A program that uses the library without flags writes such ones.
         if checkpoint.read_header(path).owner != checkpoint.NOBODY:
           checkpoint.check_owner(path, checkpoint.run_owner(config))
       except checkpoint.ForeignError as error:
@@ -92,6 +94,7 @@ def _check_not_lost(tree: output_tree.OutputTree) -> None:
   # The last round may have been killed before it was saved.
   later = {n for n in rounds[:-1] if kept is None or n > kept}
   every = int(tree.read_flags().get('rounds_per_checkpoint', 1))
+  # Rows after the last checkpoint are normal, unless one was due.
   was_saved = {n for n in later if n % max(every, 1) == 0}
   evaluated = csv_table.read(tree.eval_csv)[1]
   best = summary.best_round(
@@ -104,5 +107,5 @@ def _check_not_lost(tree: output_tree.OutputTree) -> None:
     raise UsageError(
       f'{tree.checkpoints}: checkpoints are gone: {there} there, though the'
       f' tables go to round {rounds[-1]}; put them back, or give --restart,'
-      ' which keeps what is there in another folder and begins again'
+      ' which keeps these files in another folder and begins again'
     )

@@ -82,6 +82,7 @@ def read(path: str) -> Compute | None:
   for name, value in values.items():
     if value is None and name == 'client_authors':
       continue
+    # In Python, True is an int.
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
     if not number or not math.isfinite(value) or value < 0:
       raise files.FileError(path, f'{name} must be a number of at least 0')

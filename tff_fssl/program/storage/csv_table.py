@@ -21,6 +21,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 
 KEY = 'round'
+# Longer than any row, so that the last one is in it.
 _TAIL_BYTES = 2**14
 _LINE = re.compile(r'round (0|-?[1-9]\d{0,17}): ', re.ASCII)
 _KEY_TEXT = re.compile(r'0|-?[1-9]\d{0,17}', re.ASCII)
@@ -33,7 +34,7 @@ def format_cell(value: Any) -> str:
     value: A Python or NumPy scalar, an array of shape [], or None if unknown.
 
   Returns:
-    The text; '' for None, 'nan' for not a number.
+    The text: '' for None, 'nan' for not a number.
   """
   if value is None:
     return ''
@@ -56,7 +57,7 @@ def read(path: str) -> tuple[list[str], list[dict[str, str]]]:
     path: The file.
 
   Returns:
-    (columns, rows); both empty if the file is missing.
+    (columns, rows), both empty if the file is missing.
 
   Raises:
     UsageError: If the file cannot be read or is not such a table.
@@ -71,8 +72,8 @@ def check(path: str, saved: int | None, *, every_round: bool) -> None:
   """Checks that a table is as a run, killed or not, can have left it.
 
   Args:
-    path: The file; may be missing.
-    saved: The last round whose state was saved, if any: rows up to it are
+    path: The file, which may be missing.
+    saved: The last round with a saved state, if any. Rows up to it are
       complete, and cannot be made again.
     every_round: Whether the table has a row for every round. The first ones may
       be missing, since the file may have been moved away once.
@@ -100,7 +101,7 @@ def check(path: str, saved: int | None, *, every_round: bool) -> None:
   if missing is not None:
     raise UsageError(
       f'{path}: the row of round {missing} is missing or torn, though the round'
-      ' was saved; put the row back, or move the file away (training then'
+      ' was saved; restore the row, or move the file away (training then'
       ' continues without its rows)'
     )
 
@@ -114,7 +115,7 @@ def _first_gap(keys: Sequence[int], saved: int | None) -> int | None:
 
 
 def last_key(path: str) -> int | None:
-  """Returns the key of the last complete row; reads only the file's end.
+  """Returns the key of the last complete row, and reads only the file's end.
 
   Args:
     path: The file.
@@ -140,7 +141,7 @@ def last_key(path: str) -> int | None:
 
 
 def column(rows: Sequence[Mapping[str, str]], name: str) -> np.ndarray:
-  """Returns a column as float64 [rows]; NaN where it is empty or missing.
+  """Returns a column as float64 [rows], or NaN where it is empty or missing.
 
   Args:
     rows: The rows of a table.
@@ -163,7 +164,7 @@ def number(row: Mapping[str, str], name: str) -> float:
   except ValueError as error:
     raise UsageError(
       f'column {name} of round {row.get(KEY)} holds {text!r}, which is not a'
-      ' number; put it right, or move the table away'
+      ' number; fix it, or move the table away'
     ) from error
 
 
@@ -172,11 +173,11 @@ class CsvTable:
 
   Attributes:
     path: The file.
-    columns: The names of the columns; the key's comes first.
+    columns: The names of the columns, that of the key first.
   """
 
   def __init__(self, path: str):
-    """Opens a table, or makes an empty one; cuts off a torn last line.
+    """Opens or makes a table, and cuts off a torn last line.
 
     Args:
       path: The file.
@@ -197,7 +198,7 @@ class CsvTable:
 
   @property
   def last_key(self) -> int | None:
-    """The key of the last row, or None if there is none."""
+    """Returns the key of the last row, if any."""
     return self._offsets[-1][0] if self._offsets else None
 
   def check_after(self, key: int, last: int | None = None) -> None:
@@ -205,20 +206,21 @@ class CsvTable:
 
     Args:
       key: The last key to keep.
-      last: The largest possible key; None: the keys must be consecutive, from
+      last: The largest possible key. None: the keys must be consecutive, from
         `key` + 1 on.
 
     Raises:
       UsageError: If they are not: somebody has changed the table, and the rows
         may still be needed.
     """
+    # A kill leaves at most the rows since the last checkpoint.
     later = [k for k, _ in self._offsets if k > key]
     expected = list(range(key + 1, key + 1 + len(later)))
     if later != expected if last is None else later[-1:] > [last]:
       raise UsageError(
         f'{self.path}: after round {key}, which was saved last, there are rows'
         f' that the run cannot have written (round {later[-1]}); the file was'
-        ' changed: put it right, or move it away'
+        ' changed: fix it, or move it away'
       )
 
   def truncate_after(self, key: int) -> int:
@@ -228,7 +230,7 @@ class CsvTable:
       key: The last key to keep.
 
     Returns:
-      How many rows were removed.
+      The number of removed rows.
     """
     kept = [(k, end) for k, end in self._offsets if k <= key]
     removed = len(self._offsets) - len(kept)
@@ -243,11 +245,12 @@ class CsvTable:
 
     Args:
       round_num: The row's key.
-      metrics: Column -> scalar; see `format_cell`. New columns are allowed.
+      metrics: Column -> scalar. See `format_cell`. New columns are allowed.
 
     Raises:
       UsageError: If the disk refuses. The table is then unchanged.
     """
+    # A resumed run repeats rounds, and replaces their rows.
     self.truncate_after(round_num - 1)
     new = [name for name in metrics if name not in self.columns]
     if new:
@@ -276,13 +279,13 @@ class CsvTable:
 
 
 class RoundLines:
-  """A text file whose lines begin with 'round N: '."""
+  """A text file with lines that begin with 'round N: '."""
 
   def __init__(self, path: str):
     """Sets the file, which is made when there is something to write.
 
     Args:
-      path: The file; its folder must exist.
+      path: The file, in an existing folder.
 
     Raises:
       UsageError: If the path holds something else.
@@ -312,7 +315,7 @@ class RoundLines:
       if match is None or not line.endswith('\n'):
         raise UsageError(
           f'{self.path}, line {line_num}: does not begin with "round N: ", or'
-          ' has no line end; the file was changed: put it right, or move it'
+          ' has no line end; the file was changed: fix it, or move it'
           ' away'
         )
       result.append((int(match[1]), line))
@@ -337,10 +340,11 @@ def _parse(
   def refuse(line_num: int, reason: str) -> UsageError:
     return UsageError(
       f'{path}, line {line_num}: {reason}; the file was changed, or is not a'
-      " table of a run: put the line right, or move the file away (the run's"
+      " table of a run: fix the line, or move the file away (the run's"
       ' checkpoints do not need it)'
     )
 
+  # The rest after the last line feed is a torn row, or empty.
   lines = content.split(b'\n')[:-1]
   if not lines:
     raise refuse(1, 'the line with the names of the columns is missing')
@@ -369,7 +373,8 @@ def _parse(
 
 
 def _cells(line: bytes) -> list[str] | None:
-  """Splits a line into cells; returns None if it cannot be a row."""
+  """Splits a line into cells, and returns None if it cannot be a row."""
+  # Blocks of zeros are what some file systems leave after a crash.
   if not line or b'\0' in line or b'\r' in line:
     return None
   try:

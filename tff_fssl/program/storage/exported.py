@@ -29,6 +29,7 @@ _OURS = re.compile(
   # Temporary names under which TensorFlow and `durable` write them.
   r'|variables/variables_temp.*|\.writing_(about\.json|manifest\.json|README\.md)'
 )
+# Beside the folder: a rename must not leave its file system.
 _NEW, _OLD = '.writing_', '.replaced_'
 
 
@@ -61,7 +62,7 @@ def problem(folder: str, round_num: int | None = None) -> str:
 
   Args:
     folder: The folder.
-    round_num: The round that it must have been exported after; None: any.
+    round_num: The round that it must have been exported after. None: any.
   """
   try:
     manifest = files.read_json(os.path.join(folder, MANIFEST))
@@ -75,10 +76,11 @@ def problem(folder: str, round_num: int | None = None) -> str:
     if KERAS_FILE not in described or ABOUT_FILE not in described:
       return f'{MANIFEST} does not name all files'
     for name, expected in described.items():
+      # A hostile manifest could name a file outside of the folder.
       if not _OURS.fullmatch(name):
         return f'{MANIFEST} names {name!r}'
       if _measure(os.path.join(folder, name)) != expected:
-        return f'{name} is not what was written'
+        return f'{name} is not the file that was written'
   except files.FileError as error:
     return f'{os.path.basename(error.path)}: {error.reason}'
   except (KeyError, TypeError, ValueError, AttributeError):
@@ -102,8 +104,7 @@ def check_replaceable(folder: str) -> None:
         odd = f'it holds {others[0]!r}, which no export wrote'
     if odd:
       raise UsageError(
-        f'{path}: {odd}, and the exported model would take its place; move it'
-        ' away'
+        f'{path}: {odd}, which the exported model would replace; move it away'
       )
 
 
@@ -111,7 +112,7 @@ def replace(folder: str) -> None:
   """Replaces a folder by its new export, or raises `UsageError`.
 
   Args:
-    folder: The folder, whose `new_folder` is complete and flushed.
+    folder: The folder. Its `new_folder` is complete and flushed.
   """
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
   check_replaceable(folder)
@@ -122,14 +123,15 @@ def replace(folder: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-  """Removes the leftovers of a killed export beside `folder`.
+  """Removes the leftovers of a killed export of `folder`.
 
   Raises:
-    UsageError: If something else is there.
+    UsageError: If other files are in the way.
   """
   new, old = _beside(folder, _NEW), _beside(folder, _OLD)
   check_replaceable(folder)
   shutil.rmtree(new, ignore_errors=True)
+  # Killed between the two renames of `replace`: undo the first one.
   if os.path.exists(old) and not os.path.exists(folder):
     durable.rename(old, folder)
   shutil.rmtree(old, ignore_errors=True)

@@ -11,7 +11,6 @@ import json
 import os
 import threading
 import time
-import types
 from typing import Any
 
 from tff_fssl import durable
@@ -27,8 +26,9 @@ DEAD = 'dead'
 
 _SHORTEST_SECS = 1.0
 _LONGEST_SECS = 10.0
-# Of a process that cannot be looked at, no news for so long means dead.
+# A process on another machine that is silent for so long counts as dead.
 _PATIENCE_SECS = 6 * _LONGEST_SECS
+# The file may be replaced by anything.
 _LARGEST = 2**16
 
 
@@ -43,8 +43,8 @@ class Heart:
     """Writes nothing yet.
 
     Args:
-      path: The file; its folder must exist.
-      status: Gives values for JSON; called in another thread.
+      path: The file, in an existing folder.
+      status: Gives values for JSON, in another thread.
     """
     self.state = FAILED
     self._path = path
@@ -61,17 +61,13 @@ class Heart:
     self._thread.start()
     return self
 
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: Any, exception: Any, traceback: Any) -> None:
     self._ends.set()
     self._thread.join()
     if exception is not None:
       interrupted = isinstance(exception, KeyboardInterrupt)
       self.state = STOPPED if interrupted else FAILED
+    # The last word must survive a crash of the machine.
     self._write(self.state, flush=True)
 
   def _beat(self) -> None:
@@ -120,8 +116,7 @@ def read(path: str) -> dict[str, Any] | None:
     path: The file.
 
   Returns:
-    The content, whose 'state' may be `DEAD`. None if there is no such
-    file.
+    The content, where 'state' may be `DEAD`, or None without a file.
 
   Raises:
     UsageError: If the file is not a heartbeat.
@@ -141,8 +136,10 @@ def read(path: str) -> dict[str, Any] | None:
 
 def _is_alive(beat: Mapping[str, Any]) -> bool:
   here = this_process()
+  # Only on the same boot of the same machine can the process be seen.
   names = ('host', 'boot', 'namespace')
   if here['boot'] and all(beat.get(name) == here[name] for name in names):
+    # Numbers of processes are used again: the start must agree, too.
     started = _start_ticks(int(beat['pid']))
     return started is not None and started == beat.get('pid_started')
   return time.time() - beat['beat'] < _PATIENCE_SECS

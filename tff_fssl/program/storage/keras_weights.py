@@ -32,7 +32,9 @@ _MAX_CONFIG_BYTES = 2**26
 # A file may also hold an optimizer's moments.
 _MAX_OVERHEAD_BYTES, _MAX_FACTOR = 2**26, 8
 _MAX_NAMES = 100_000
+# The groups in which versions of Keras keep layers.
 _CONTAINERS = ('_layer_checkpoint_dependencies', 'layers')
+# The compressions that need no plugin, which would be code.
 _FILTERS = (None, 'gzip', 'lzf')
 
 
@@ -51,7 +53,7 @@ class _Layer(NamedTuple):
 
 
 def is_keras_file(path: str) -> bool:
-  """Returns whether a file begins as `.keras` or `.h5`; or `FileError`."""
+  """Says whether a file begins as `.keras` or `.h5`, or raises `FileError`."""
   with files.open_binary(path) as file:
     start = file.read(len(_HDF5))
   return start == _HDF5 or start.startswith(_ZIP)
@@ -70,8 +72,8 @@ def read(
       another one (for other classes).
 
   Returns:
-    The weights, in the order of `model.weights`; None for each one of a last
-    layer that is not in the file.
+    The weights, in the order of `model.weights`. None stands for weights of a
+    last layer that is not in the file.
 
   Raises:
     FileError: If the file cannot be read, or its weights are not this model's.
@@ -133,6 +135,7 @@ def _extract(
   if name not in archive.namelist():
     raise files.FileError(path, f'it is not a Keras model (it lacks {name})')
   with archive.open(name) as member:
+    # The size in the archive's directory may lie, so read with a limit.
     content = member.read(limit + 1)
   if len(content) > limit:
     reason = f'its {name} is larger than expected (at most {limit:,} bytes)'
@@ -148,7 +151,7 @@ def _layer_names(path: str, config: bytes) -> dict[str, str]:
 
 
 def _keys(classes: Sequence[str]) -> list[str]:
-  """Returns the keys of layers of these classes in the `.keras` layout."""
+  """Returns the keys that the `.keras` layout gives to layers of classes."""
   counts: dict[str, int] = {}
   keys = []
   for name in classes:
@@ -225,7 +228,7 @@ def _pair(
   """Pairs (dataset, variable) of each weight, if the models are equal.
 
   Raises:
-    FileError: If the models differ; says how.
+    FileError: If the models differ, with the first differences.
   """
   by_name = {layer.name: layer for layer in there}
   by_key = {layer.key: layer for layer in there if layer.key}
@@ -269,10 +272,11 @@ def _described(weights: Sequence[tuple[str, Any]]) -> list[str]:
 
 
 def _member(path: str, group: Any, name: str) -> Any:
-  """Opens the member of a group; refuses links to elsewhere."""
+  """Opens the member of a group, and refuses links to elsewhere."""
   for part in name.split('/'):
     if not isinstance(group, h5py.Group) or part in ('', '.', '..'):
       raise files.FileError(path, f'it has no weight {name!r}')
+    # Soft and external links could read any HDF5 file of this machine.
     if not isinstance(group.get(part, getlink=True), h5py.HardLink):
       raise files.FileError(
         path, f'it has no {name!r}, or only a link, which is not followed'
@@ -282,7 +286,7 @@ def _member(path: str, group: Any, name: str) -> Any:
 
 
 def _text_list(path: str, group: Any, name: str) -> list[str]:
-  """Reads an attribute that is a list of texts; Keras splits long ones."""
+  """Reads an attribute that is a list of texts. Keras splits long ones."""
   parts = [name] if name in group.attrs else []
   while not parts or parts[-1] != name:
     part = f'{name}{len(parts)}'
@@ -293,6 +297,7 @@ def _text_list(path: str, group: Any, name: str) -> list[str]:
     raise files.FileError(path, f'it is not a Keras file (it lacks {name})')
   texts: list[str] = []
   for part in parts:
+    # Before it is read: a small file can state a huge attribute.
     if math.prod(group.attrs.get_id(part).shape) > _MAX_NAMES:
       raise files.FileError(path, f'it has too many {part}')
     texts += [
@@ -307,8 +312,10 @@ def _check_dataset(path: str, dataset: Any) -> None:
   name = getattr(dataset, 'name', '?')
   if not isinstance(dataset, h5py.Dataset):
     raise files.FileError(path, f'{name!r} is not a weight')
+  # Such datasets take their numbers from other files.
   if dataset.external or dataset.is_virtual:
     raise files.FileError(path, f'{name!r} lies in another file')
+  # One chunk is decompressed whole, however few numbers are read.
   chunk = math.prod(dataset.chunks or (0,))
   if dataset.compression not in _FILTERS or chunk > max(dataset.size, 2**20):
     raise files.FileError(

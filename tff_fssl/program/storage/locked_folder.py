@@ -8,7 +8,6 @@ import fcntl
 import os
 import stat
 import time
-import types
 from typing import Any
 
 from tff_fssl import durable
@@ -57,16 +56,20 @@ class LockedFolder:
       with durable.storage_errors():
         lock = os.open(
           path,
+          # Neither a link nor a named pipe in place of the lock may trick or
+          # block the program.
           os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK,
           0o666,
         )
       exits.callback(os.close, lock)
+      # Locked before it is written: its text names the holder.
       _lock_file(lock, self.path)
       me = f'{_HOLDER}{os.getpid()} on {os.uname().nodename}'
       text = f'{me}, {time.strftime("since %Y-%m-%d %H:%M:%S")}'.encode()
       try:
         with durable.storage_errors():
           durable.write_all(lock, text, path)
+          # The last holder's text may have been longer.
           os.ftruncate(lock, len(text))
       except UsageError:
         if is_new:
@@ -85,12 +88,7 @@ class LockedFolder:
   def __enter__(self) -> Any:
     return self
 
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, *exception: Any) -> None:
     self.close()
 
   def check_path(self) -> None:
@@ -117,6 +115,7 @@ def is_held(folder: str) -> bool:
   except OSError:
     return False
   try:
+    # A shared lock succeeds unless another program holds the folder.
     fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except OSError:
     return True

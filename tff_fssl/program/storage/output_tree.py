@@ -36,6 +36,7 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import locked_folder
 
+# A folder with this file is a run.
 FLAGS = 'flags.txt'
 # Flags of every run, among them the first and the last in sorted order.
 _NEEDED_FLAGS = ('algorithm', 'seed', 'weight_decay')
@@ -60,7 +61,7 @@ PRIVATE_FILES = {
 }
 _PRIVATE_NOTE = """\
 This run protects its clients (--aggregator={aggregator}). Some of its files
-show more of them than the sum of their updates, or what the server holds. They
+show more of them than the sum of their updates, or the data of the server. They
 are for those who hold all the data of the simulation. Do not publish:
 
 {files}
@@ -122,12 +123,13 @@ class OutputTree(locked_folder.LockedFolder):
 
     Args:
       config: The configuration of the run that is made or continued in it.
-      restart: Whether a run that is there is set aside, to begin a new one.
+      restart: Whether a run in the folder is set aside, to begin a new one.
 
     Raises:
       UsageError: If another program uses the folder, it belongs to another run,
         it is not the folder of a run, or it cannot be written to.
     """
+    # Links are followed, and files refused, before anything is made.
     self.check_path()
     if restart and os.path.lexists(self.flags_file):
       self._set_aside()
@@ -136,6 +138,7 @@ class OutputTree(locked_folder.LockedFolder):
       self._check_empty()
     try:
       self._made = durable.make_folder(self.path) if self.is_new else []
+      # A start that fails removes only its own files.
       has_lock = os.path.lexists(self._lock_file)
       self.lock()
       self._made_lock = self.is_new and not has_lock
@@ -151,8 +154,8 @@ class OutputTree(locked_folder.LockedFolder):
       raise
 
   def record(self, config: config_lib.Config) -> None:
-    """Writes the flags; from now on the folder belongs to this run."""
-    text = flags.to_flagfile(config.flags(), console.own_file())
+    """Writes the flags, by which the folder belongs to this run."""
+    text = flags.flagfile_text(config.flags(), console.own_file())
     durable.write_file(self.flags_file, [text.encode()])
     if config.is_private:
       files_of = '\n'.join(f'  {n}: {why}' for n, why in PRIVATE_FILES.items())
@@ -177,15 +180,16 @@ class OutputTree(locked_folder.LockedFolder):
     missing = [name for name in _NEEDED_FLAGS if name not in values]
     if missing:
       raise UsageError(
-        f'{self.flags_file}: is not complete (--{missing[0]} is missing); put'
-        ' it right, or choose another --output_dir'
+        f'{self.flags_file}: is not complete (--{missing[0]} is missing); fix'
+        ' it, or choose another --output_dir'
       )
+    # A damaged value must not surface hours later, as a traceback.
     for group in config_lib.groups():
       for name, field in group.named_fields():
         if name in values and not flags.is_value(field, values[name]):
           raise UsageError(
             f'{self.flags_file}: --{name}={values[name]} is not a value of this'
-            ' flag; put it right, or choose another --output_dir'
+            ' flag; fix it, or choose another --output_dir'
           )
     return values
 
@@ -222,6 +226,7 @@ class OutputTree(locked_folder.LockedFolder):
   def _set_aside(self) -> None:
     """Renames the folder of a run, or raises `UsageError`."""
     path = os.path.abspath(self.path)
+    # Relative paths would point into the renamed folder.
     if os.path.commonpath([path, os.getcwd()]) == path:
       raise UsageError(
         f'--restart: {path} is to be renamed, but it is the working directory,'
@@ -278,8 +283,7 @@ def default_report(paths: Sequence[str], name: str) -> str:
     name: The name of the report's file.
 
   Returns:
-    A file in the run's folder report/; for several runs, one in the folder that
-    holds them all.
+    A file in the run's folder report/, or in the common folder of several runs.
   """
   if len(paths) == 1:
     return os.path.join(OutputTree(paths[0]).report, name)

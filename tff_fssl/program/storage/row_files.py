@@ -1,4 +1,4 @@
-"""Rows that a server keeps of each client, in files beside the checkpoints.
+"""Rows that a server keeps of each client, in files of their own.
 
 A row, once written, is never changed: a client's row of another round is in
 another file. So every checkpoint that is kept finds the rows of its round, and
@@ -68,16 +68,18 @@ class RowFiles:
       return checkpoint.read_own(path, self._owner)
     except checkpoint.CheckpointError as error:
       raise UsageError(
-        f'{path}: {error}. The checkpoint of this run needs what client'
-        f' {client_id} sent in round {round_num}; restore the file, or start'
-        ' again with another --output_dir'
+        f'{path}: {error}. The checkpoint of this run needs the row of client'
+        f' {client_id} from round {round_num}; restore the file, or start again'
+        ' with another --output_dir'
       ) from error
 
   def drop_after(self, round_num: int) -> None:
     """Removes the rows of rounds that are repeated."""
+    # They are of rounds that are about to be repeated.
     for _, of_round, path in self._all():
       if of_round > round_num:
         durable.remove(path)
+    # The folder appears with the first row.
     if os.path.isdir(self._folder):
       durable.remove_leftovers(self._folder, is_name)
 
@@ -86,13 +88,14 @@ class RowFiles:
 
     Args:
       versions: The rounds of the checkpoints that are kept. Each needs the last
-        row of each client up to its round; rows of later rounds stay, too.
+        row of each client up to its round. Rows of later rounds are kept.
     """
     versions = sorted(versions)
     of_client: dict[int, list[int]] = {}
     for client_id, round_num, _ in self._all():
       of_client.setdefault(client_id, []).append(round_num)
     for client_id, rounds in of_client.items():
+      # Each checkpoint may be the one that a later start resumes from.
       needed = {
         max((r for r in rounds if r <= version), default=0)
         for version in versions
@@ -138,7 +141,7 @@ class OutsideRows:
     """Loads the rows that a round needs into the state before it.
 
     Args:
-      state: The process's state; NumPy arrays.
+      state: The process's state, of NumPy arrays.
       client_ids: The clients of the round.
 
     Returns:

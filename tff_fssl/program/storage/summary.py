@@ -8,6 +8,7 @@ from tff_fssl import durable
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
 
+# Rounds are selected by this column, never by test data.
 VALIDATION_ACCURACY = 'validation/accuracy'
 
 
@@ -18,7 +19,7 @@ def best_round(
 
   Args:
     rows: Rows of eval.csv.
-    name: The column to select by; never a column of test data.
+    name: The column to select by, never one of test data.
 
   Returns:
     The row, or None if there is no value in that column.
@@ -26,6 +27,7 @@ def best_round(
   best, best_value = None, -math.inf
   for row in rows:
     value = csv_table.number(row, name)
+    # NaN is never larger, so rows without a value are skipped.
     if value > best_value:
       best, best_value = row, value
   return best
@@ -54,10 +56,10 @@ def summarize(tree: output_tree.OutputTree) -> dict[str, Any]:
     tree: The run's folder.
 
   Returns:
-    'rounds', the last finished round; 'last', the columns of the last
-    evaluation; 'best_validation', the columns of the first round with the
-    largest validation accuracy, if there is one. Both include the test accuracy
-    of their round, which selects nothing.
+    'rounds', the last finished round, 'last', the columns of the last
+    evaluation, and 'best_validation', the columns of the first round with the
+    largest validation accuracy, if any. Both include the test accuracy of their
+    round, which selects nothing.
   """
   _, rounds = csv_table.read(tree.train_csv)
   _, rows = csv_table.read(tree.eval_csv)

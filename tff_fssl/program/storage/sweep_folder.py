@@ -21,6 +21,7 @@ from tff_fssl.program.configuration import continuation
 from tff_fssl.program.storage import locked_folder
 
 _SWEEP = 'sweep.json'
+# Files that are replaced as a whole, and may leave temporary ones.
 _NAMES = frozenset({_SWEEP, 'trials.csv', 'trials.png', 'winner.flags'})
 
 
@@ -57,6 +58,7 @@ class SweepFolder(locked_folder.LockedFolder):
     durable.make_folder(self.path)
     self.lock()
     try:
+      # Only under the lock: another sweep may be writing such a file.
       durable.remove_leftovers(self.path, lambda name: name in _NAMES)
       if os.path.lexists(self.sweep_json):
         self._compare(definition)
@@ -92,7 +94,7 @@ class SweepFolder(locked_folder.LockedFolder):
     if names:
       raise UsageError(
         f'--output_dir={self.path}: holds a sweep of another configuration'
-        f' ({words}); choose another folder, or give what {_SWEEP} in it says'
+        f' ({words}); choose another folder, or give the values of its {_SWEEP}'
       )
 
 
@@ -109,7 +111,7 @@ def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
 
 
 def _texts(definition: Mapping[str, Mapping[str, str]]) -> dict[str, str]:
-  """Joins the parts of a definition; the flags that vary come last."""
+  """Joins the parts of a definition, the flags that vary last."""
   return {
     **definition['flags'],
     **definition['search'],

@@ -40,7 +40,7 @@ class Record:
     values: The values of the flags that vary.
     state: `COMPLETE`, `PRUNED`, `DIVERGED`, `FAILED` or `OPEN`.
     scores: Seed -> best validation accuracy, in [0, 1].
-    note: Why it was pruned, has diverged or failed.
+    note: The reason why it was pruned, has diverged or failed.
   """
 
   number: int
@@ -51,7 +51,7 @@ class Record:
 
   @property
   def mean(self) -> float:
-    """The mean of the scores, or NaN if there are none."""
+    """Returns the mean of the scores, or NaN without scores."""
     return float(np.mean(list(self.scores.values()))) if self.scores else np.nan
 
 
@@ -64,7 +64,7 @@ class Running:
   """
 
   def __init__(self, number: int, trial: optuna.Trial, study: optuna.Study):
-    """Sets the trial; `Trials.take` calls this."""
+    """Sets the trial, for `Trials.take`."""
     self.number = number
     self.values: dict[str, Any] = dict(trial.params)
     self._trial = trial
@@ -78,7 +78,7 @@ class Running:
       scores: Round -> accuracy. Values that were reported are not repeated.
 
     Returns:
-      Whether it is worse than other trials, as far as pruning can tell.
+      True if pruning judges it worse than other trials.
     """
     for round_num in sorted(scores.keys() - self._reported):
       self._reported.add(round_num)
@@ -108,7 +108,7 @@ class Trials:
   """All trials of a sweep.
 
   Attributes:
-    study: Optuna's study of them.
+    study: Optuna's study of the trials.
   """
 
   def __init__(self, path: str, sweep: sweeps.Sweep, jobs: int):
@@ -137,7 +137,7 @@ class Trials:
       )
     with _errors(path):
       storage = optuna.storages.RDBStorage(
-        # Paths may hold what has a meaning in a URL.
+        # Paths may hold characters with a meaning in a URL.
         'sqlite:///study.db',
         engine_kwargs={'creator': lambda: sqlite3.connect(path)},
       )
@@ -155,6 +155,7 @@ class Trials:
           self.study.tell(trial.number, state=_State.FAIL)
         elif _state(trial) != FAILED:
           continue
+        # Optuna's trials cannot be resumed: a new one takes the place.
         self._enqueue(trial.user_attrs[_NUMBER], trial.params)
     self.records()  # Checked, before anything is trained.
 
@@ -165,7 +166,7 @@ class Trials:
       return [self._record(n, latest[n]) for n in sorted(latest)]
 
   def _record(self, number: int, trial: optuna.trial.FrozenTrial) -> Record:
-    """Reads a trial; raises if we cannot have written it."""
+    """Reads a trial, or raises if we cannot have written it."""
     record = Record(
       number,
       dict(trial.params or trial.system_attrs.get('fixed_params', {})),
@@ -176,6 +177,7 @@ class Trials:
       },
       str(trial.user_attrs.get(_NOTE, '')),
     )
+    # The database may be of another sweep, or edited by hand.
     allowed = self._grid[number : number + 1]
     if self._grid and record.values not in allowed:
       raise ValueError(f'trial {number} is not that of the grid')
@@ -196,13 +198,15 @@ class Trials:
     return record
 
   def take(self) -> Running | None:
-    """Begins the next trial; returns None if there are no more."""
+    """Begins the next trial, and returns None if there are no more."""
     with _errors(self._path):
       latest = self._latest()
       if not any(t.state == _State.WAITING for t in latest.values()):
         free = set(range(self._sweep.num_trials)) - latest.keys()
         if not free:
           return None
+        # The lowest number that is free, so that a resumed sweep makes the same
+        # trials.
         number = min(free)
         self._enqueue(number, self._grid[number] if self._grid else {})
         latest = self._latest()
@@ -212,6 +216,8 @@ class Trials:
         for number, trial in latest.items()
         if trial.state == _State.WAITING
       )[1]
+      # A sampler for each trial draws the same however often the sweep was
+      # killed.
       self.study.sampler = self._sampler(number)
       trial = self.study.ask(self._distributions)
       assert trial.user_attrs[_NUMBER] == number
@@ -281,5 +287,5 @@ def _errors(path: str = 'study.db') -> Iterator[None]:
     raise files.FileError(
       path,
       f'the study cannot be used ({files.first_line(error)}); free some space'
-      ' or put the file right, then give the command again',
+      ' or fix the file, then give the command again',
     ) from error

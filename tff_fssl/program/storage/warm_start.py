@@ -31,6 +31,7 @@ _ADVICE = (
   'Give the --model, --norm, --dataset and --train_layers of their run, or'
   ' weights of this model'
 )
+# Flags that tell users which model a checkpoint holds.
 _MODEL_FLAGS = ('model', 'norm', 'dataset', 'train_layers')
 
 
@@ -39,11 +40,12 @@ class Source(NamedTuple):
 
   Attributes:
     about: Description of the source for users.
-    keras: The Keras file; '' for a run.
+    keras: The Keras file, or '' for a run.
     leaves: Leaves of the run's checkpoint.
     model: Descriptions of the weights of the run's model, or None if not known.
     frozen: Weights of the run's layers that do not train.
-    config: The configuration of a run whose model predicts in a way of its own.
+    config: The configuration of a run with a model that predicts in its own
+      way.
   """
 
   about: str
@@ -55,17 +57,17 @@ class Source(NamedTuple):
 
 
 def find(init_from: str) -> Source:
-  """Finds the weights that `--init_from` names. Reads those of a run.
+  """Finds the weights that `--init_from` names.
 
   Args:
-    init_from: A run's folder, whose last complete checkpoint is used; an
-      exported model's folder; or a Keras file.
+    init_from: A run's folder, for its last complete checkpoint, an exported
+      model's folder, or a Keras file.
 
   Returns:
     The source.
 
   Raises:
-    UsageError: If it is none of these, or the run has no complete checkpoint.
+    UsageError: If it is something else, or the run has no complete checkpoint.
   """
   tree = output_tree.OutputTree(init_from)
   if os.path.lexists(tree.flags_file):
@@ -100,6 +102,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   """Reads the last complete checkpoint of a run, or raises `UsageError`."""
   given = flags.read_flagfile(tree.flags_file)
   entry = registry.REGISTRY.get(given.get('algorithm', ''))
+  # An unknown algorithm may be a user's; its model is tried.
   if entry is not None and not entry.capabilities.weight_sets_up:
     raise UsageError(
       f'--init_from={tree.path}: in this run of --algorithm={entry.name} each'
@@ -125,7 +128,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   if entry is not None and entry.predicts_otherwise:
     argv = [f'--flagfile={tree.flags_file}']
     with flags.naming_own_file(argv, 'train', f'--init_from={tree.path}'):
-      config = config_lib.from_command_line(argv)
+      config = config_lib.parse_config(argv)
   return Source(
     about,
     leaves=leaves,
@@ -136,7 +139,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
 
 
 class Loaded(NamedTuple):
-  """What a new run starts from.
+  """The initial weights of a new run.
 
   Attributes:
     weights: `Weights` of NumPy arrays, batch norm statistics included.
@@ -144,7 +147,7 @@ class Loaded(NamedTuple):
       statistics, but does not say over how many examples.
     frozen: The weights of layers that do not train, as `frozen.variables` names
       them.
-    new_layer: The last layer, if the file has another one; ''.
+    new_layer: The last layer, if the file has another one, or ''.
   """
 
   weights: Any
@@ -174,8 +177,8 @@ def read_frozen(
   except checkpoint.CheckpointError as error:
     raise UsageError(
       f'{tree.frozen}: {error}; it holds the weights of layers that do not'
-      ' train (--train_layers), without which this run cannot go on; put it'
-      ' back, or start a new run'
+      ' train (--train_layers), without which this run cannot continue; restore'
+      ' it, or start a new run'
     ) from error
 
 
@@ -193,8 +196,8 @@ def load(
     source: The result of `find`.
     model: The network that the weights are for.
     frozen: Its weights that do not train, by name (`frozen.variables`).
-    whole: What a run of the algorithm exports, if that is not the network
-      alone: the network with further layers after its own, which are left out.
+    whole: The exported model of the algorithm, if it has layers after those of
+      the network. Those layers are skipped.
     new_weights: Gives the weights of a new network, in Keras's order. The last
       layer takes them if that of a file is another one (it had other classes),
       or missing. None: this is refused.
@@ -217,6 +220,7 @@ def load(
         f' the flags give: {wrong}. {_ADVICE}'
       )
     loaded = Loaded(_predicting(source), source.frozen)
+  # One NaN would spread to all weights in the first round.
   held = [*loaded.weights[0], *loaded.weights[1], *loaded.frozen.values()]
   if not all(np.all(np.isfinite(w)) for w in held):
     raise UsageError(
@@ -320,13 +324,13 @@ def extract_table(leaves: Mapping[str, Any]) -> Any:
     leaves: The leaves of the checkpoint, as `checkpoint.read` returns them.
 
   Returns:
-    The table; empty if the algorithm has no exchange.
+    The table, or empty if the algorithm has no exchange.
   """
   return _below(leaves, _TABLE)
 
 
 def _below(leaves: Mapping[str, Any], root: str) -> dict[str, Any]:
-  """Returns the leaves whose paths start with `root`, nested."""
+  """Returns the leaves with paths that start with `root`, nested."""
   prefix = f'{root}/'
   tree: dict[str, Any] = {}
   for path, leaf in leaves.items():

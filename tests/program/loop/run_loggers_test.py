@@ -7,7 +7,7 @@ import pytest
 
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import inspection
-from tff_fssl.program.loop import loggers as run_loggers
+from tff_fssl.program.loop import run_loggers
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.reporting import trackers
@@ -46,7 +46,7 @@ def _start(tmp_path, monkeypatch):
       lambda target, *_, **__: _Logger(calls, target.partition(':')[0]),
     )
     monkeypatch.setattr(inspection, 'sample_views', lambda task: None)
-    config = config_lib.from_command_line(
+    config = config_lib.parse_config(
       [f'--output_dir={tmp_path}', '--track=mlflow:x,wandb:y', *argv]
     )
     tree = output_tree.OutputTree(str(tmp_path))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 import contextlib
 import os
-import types
 from typing import Any
 
 from tff_fssl import durable
@@ -28,7 +27,7 @@ from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
 _TENSORBOARD = 'TensorBoard'
-# How long the end of a run waits for a tracker: with models, and without.
+# Seconds that the end of a run waits for a tracker, with and without models.
 _SECONDS, _SECONDS_WITHOUT_MODEL = 300.0, 20.0
 
 
@@ -116,12 +115,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
         logger.finish(state, seconds)
     self._loggers.clear()
 
-  def __exit__(
-    self,
-    exception_type: type[BaseException] | None,
-    exception: BaseException | None,
-    traceback: types.TracebackType | None,
-  ) -> None:
+  def __exit__(self, kind: Any, exception: Any, traceback: Any) -> None:
     is_asked = isinstance(exception, KeyboardInterrupt)
     self.finish(loggers.KILLED if is_asked else loggers.FAILED)
 
@@ -140,7 +134,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     task = self._experiment.task
     board = tensorboard.TensorBoardLogger(self._tree.tensorboard)
     self._loggers[_TENSORBOARD] = board
-    ignored = continuation.without_influence()
+    ignored = continuation.neutral_flags()
     values = task.config.flags()
     board.log_hparams({n: v for n, v in values.items() if n not in ignored})
     if not is_new:
@@ -156,6 +150,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     """Starts a tracker, and shows it the partition."""
     config, tree = self._experiment.task.config, self._tree
     values = config.flags()
+    # The destination of figures is no part of the run.
     del values['track']
     tracker = trackers.TrackerLogger(
       f'{kind}:{where}',
@@ -173,7 +168,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
   def _log_files(self, logger: loggers.RunLogger) -> None:
     """Sends curves, tables, flags and models."""
     tree = self._tree
-    run = runs_lib.of_tree(tree)
+    run = runs_lib.read_tree(tree)
     group = runs_lib.group_runs([run.public if self._is_private else run])
     curves = os.path.join(tree.report, 'curves.png')
     durable.make_folder(tree.report)
