@@ -181,9 +181,9 @@ def _read_partition_file(
   for name, value in record.items():
     if name in parsed.command_line and parsed.values[name] != value:
       raise UsageError(
-        f'--{name}={hparams.format_value(parsed.values[name])}: has no effect with'
-        f' {given}, whose partition was made with {hparams.format_value(value)};'
-        ' omit it'
+        f'--{name}={hparams.format_value(parsed.values[name])}: has no effect'
+        f' with {given}, whose partition was made with'
+        f' {hparams.format_value(value)}; omit it'
       )
   return record
 
