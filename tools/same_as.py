@@ -44,7 +44,7 @@ _COMMON = (
 )
 _LABELS = {_SERVER: '--num_labels=40', _CLIENTS: '--num_labels=20'}
 # Thresholds that a network reaches which has hardly been trained.
-_LOW = 'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd'
+_LOW = 'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
@@ -64,8 +64,8 @@ _SCENARIOS = {
 }
 _ALGORITHMS = (
   'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
-  ' ts_client_ema fedcon fedrgd protofssl fedmatch local_supervised local_uda'
-  ' local_fixmatch'
+  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage local_supervised'
+  ' local_uda local_fixmatch'
 ).split()
 # (algorithm, scenario, further flags).
 _FURTHER = (

@@ -219,6 +219,7 @@ def _check_run(name, folder, data_dir, capsys, **overrides):
     'protofssl': 'loss_prototype_label',
     'fedcon': 'loss_similarity',
     'supervised': 'loss_labeled',
+    'sage': 'loss_corrected_label',
   }
   loss = losses.get(
     config.run.algorithm.removeprefix('local_'), 'loss_pseudo_label'

@@ -15,6 +15,7 @@ from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import local_training
 from tff_fssl.algorithms import mixmatch
 from tff_fssl.algorithms import protofssl
+from tff_fssl.algorithms import sage
 from tff_fssl.algorithms import semifl
 from tff_fssl.algorithms import supervised
 from tff_fssl.algorithms import uda
@@ -66,6 +67,7 @@ for _algorithm in (
   fedrgd.FedRgd,
   protofssl.ProtoFssl,
   fedmatch.FedMatch,
+  sage.Sage,
   local_training.LocalSupervised,
   local_training.LocalUda,
   local_training.LocalFixMatch,

@@ -1,0 +1,374 @@
+"""SAGE: worked examples S1 to S3 of its specification, limits, batch norm."""
+
+import numpy as np
+import pytest
+from scipy import special
+import tensorflow as tf
+import tiny_rounds
+import tiny_steps
+
+from tff_fssl.algorithms import base
+from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import sage
+from tff_fssl.models import adapter
+from tff_fssl.models.weights import Weights
+from tff_fssl.rounds.round_hparams import RoundHparams
+
+_CLIENTS = tiny_rounds.CLIENTS
+_AT_CLIENTS = RoundHparams(scenario=_CLIENTS)
+_LOCAL = [[0.97, 0.02, 0.01], [0.96, 0.03, 0.01], [0.6, 0.3, 0.1]]
+_LOCAL += [[0.5, 0.45, 0.05], [0.02 / (1 + 1e-7), 0.98 / (1 + 1e-7), 1e-7]]
+_GLOBAL = [[0.3, 0.6, 0.1], [0.95, 0.03, 0.02], [0.96, 0.03, 0.01]]
+_GLOBAL += [[0.4, 0.35, 0.25], [0.97, 0.02, 0.01]]
+_STRONG = [[1, 0, -1], [2, 1, 0], [0, 0, 0], [3, 0, 0], [0.5, 0.2, -0.3]]
+_UNIFORM = [[1 / 3] * 3] * 5
+
+
+class _Columns:
+  """A network whose logits are some columns of its inputs."""
+
+  def __init__(self, columns):
+    self._columns = columns
+
+  def logits(self, images, *, training, weights=None):
+    assert training
+    return images[:, self._columns]
+
+  def inference_logits(self, images, statistics_count):
+    assert statistics_count == 1.0
+    return images[:, self._columns]
+
+
+_NETWORKS = base.Networks(
+  _Columns(slice(0, 3)), {'global': _Columns(slice(3, 6))}
+)
+
+
+def _examples(local=_LOCAL, received=_GLOBAL, strong=_STRONG, **given):
+  """Weak views with the logits of both models; strong views with the local."""
+  return tiny_steps.examples(
+    weak=np.log(np.hstack([local, received])),
+    strong=np.hstack([strong, np.zeros_like(strong)]),
+    **given,
+  )
+
+
+def _batch(**streams):
+  count = {'statistics_count': tf.constant(1.0)}
+  return tiny_steps.batch(**streams)._replace(prepared=count)
+
+
+def _loss(algorithm, examples):
+  """The loss, its metrics, its gradient with respect to strong views."""
+  with tf.GradientTape() as tape:
+    tape.watch(examples.views['strong'])
+    loss, metrics = algorithm._loss(_NETWORKS, _batch(unlabeled=examples))
+  gradient = tape.gradient(loss, examples.views['strong'])[:, :3]
+  return float(loss), tiny_steps.means(metrics), gradient.numpy()
+
+
+@pytest.mark.parametrize(
+  'discrepancy, share',
+  [(0.0, 0.999986), (0.01, 0.870538), (0.05, 0.499993), (0.1, 0.249997)]
+  + [(0.3, 0.015625)],
+)
+def test_s1_the_local_label_loses_by_discrepancy(discrepancy, share):
+  for sign in (-1, 1):
+    low, high = 0.95 - discrepancy, 0.95
+    rows = [[low, 1 - low], [high, 1 - high]][::sign]
+    local, received = tf.constant(rows, tf.float32)[:, None]
+    actual = sage.Sage()._local_share(local, received)
+    np.testing.assert_allclose(actual, [share], atol=1e-6)
+
+
+def test_s2_targets():
+  targets, kept, metrics = sage.Sage()._targets(
+    tf.constant(_LOCAL), tf.constant(_GLOBAL), _examples(labels=[1] * 5)
+  )
+  np.testing.assert_allclose(
+    targets,
+    [
+      [0.005921, 0.994079, 0],
+      [1, 0, 0],
+      [1, 0, 0],
+      [1, 0, 0],
+      [0.129460, 0.870540, 0],
+    ],
+    atol=1e-6,
+  )
+  np.testing.assert_array_equal(kept, [1, 1, 1, 0, 1])
+  means = tiny_steps.means(metrics)
+  shares = [0.005921, 0.870538, 0.870540]  # The others are not sure.
+  np.testing.assert_allclose(means['local_share'], np.mean(shares), atol=1e-6)
+  assert means['pseudo_label_ratio'] == pytest.approx(0.8)
+  assert means['pseudo_label_accuracy'] == 0.5
+
+
+def test_s2_divergences():
+  targets, _, _ = sage.Sage()._targets(
+    tf.constant(_LOCAL), tf.constant(_GLOBAL), _examples()
+  )
+  probs = special.softmax(np.array(_STRONG, np.float32), -1)
+  np.testing.assert_allclose(
+    sage._divergence(targets, tf.constant(probs)),
+    [1.365413, 0.407606, 1.098612, 0.094923, 0.659771],
+    atol=1e-6,
+  )
+
+
+def test_s2_loss_and_gradient():
+  loss, means, gradient = _loss(sage.Sage(), _examples())
+  np.testing.assert_allclose(loss, 0.706281, atol=1e-6)
+  np.testing.assert_allclose(
+    means['loss_corrected_label'], 0.706281 * 5 / 4, atol=1e-6
+  )
+  np.testing.assert_allclose(
+    gradient[[0, 4, 3]],
+    [
+      [0.131864, -0.149870, 0.018006],
+      [0.065426, -0.106458, 0.041032],
+      [0, 0, 0],
+    ],
+    atol=1e-6,
+  )
+
+
+def _linear(kernel):
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([2]), tf.keras.layers.Dense(3, use_bias=False)]
+    )
+  )
+  kernel = tf.constant(kernel, tf.float32)
+  network.assign(Weights((kernel,), (), tf.constant(1.0)))
+  return network
+
+
+def _s3():
+  """The networks and the batch of S3."""
+  weak = np.array([[2.0, 0], [0, 2], [1, 1], [-1, 2]])
+  networks = base.Networks(
+    _linear([[1, -1, 0.5], [0.5, 2, -1]]),
+    {'global': _linear([[2, -0.5, 0], [0, 1.5, -2]])},
+  )
+  return networks, _batch(
+    unlabeled=tiny_steps.examples(weak=weak, strong=0.8 * weak + 0.1),
+    labeled=tiny_steps.examples(labels=[0, 1], weak=[[1, 0], [0, 1]]),
+  )
+
+
+def _make(**values):
+  return sage.Sage(confidence_threshold=0.8, round=_AT_CLIENTS, **values)
+
+
+def test_s3_a_step():
+  networks, batch = _s3()
+  (gradient,), metrics, _ = _make().step(networks, batch)
+  means = tiny_steps.means(metrics)
+  np.testing.assert_allclose(means['loss_labeled'], 0.398134, atol=1e-6)
+  # A mean over the kept ones; L_u is one over all.
+  np.testing.assert_allclose(
+    means['loss_corrected_label'] * 0.75, 0.114978, atol=1e-6
+  )
+  assert means['pseudo_label_ratio'] == 0.75
+  kernel = networks.model.trainable_variables[0]
+  gradient += 1e-4 * kernel  # Weight decay.
+  np.testing.assert_allclose(
+    gradient,
+    [[-0.336852, 0.051804, 0.285098], [0.125245, -0.154708, 0.029613]],
+    atol=1e-6,
+  )
+  np.testing.assert_allclose(
+    kernel - 0.1 * gradient,
+    [[1.033685, -1.005180, 0.471490], [0.487476, 2.015471, -1.002961]],
+    atol=1e-6,
+  )
+
+
+def test_the_weight_scales_the_gradient_of_unlabelled_examples():
+  none, once, thrice = (
+    np.array(_make(unlabeled_loss_weight=w).step(*_s3()).gradients[0])
+    for w in (0.0, 1.0, 3.0)
+  )
+  np.testing.assert_allclose(thrice - none, 3 * (once - none), atol=1e-6)
+  assert np.abs(once - none).max() > 1e-3
+
+
+def test_xla_computes_the_same_step():
+  networks, batch = _s3()
+  both = [
+    tf.function(
+      lambda b: _make().step(networks, b).gradients[0], jit_compile=compiled
+    )(batch)
+    for compiled in (True, False)
+  ]
+  np.testing.assert_allclose(*both, atol=1e-6)
+
+
+def test_fillers_do_not_count():
+  weights = [1.0, 0, 1, 0, 1]
+  loss, means, gradient = _loss(sage.Sage(), _examples(weights=weights))
+  rows = [0, 2, 4]
+  few = [np.array(x)[rows] for x in (_LOCAL, _GLOBAL, _STRONG)]
+  expected = _loss(sage.Sage(), _examples(*few))
+  np.testing.assert_allclose(loss, expected[0], rtol=1e-6)
+  assert means == pytest.approx(expected[1])
+  np.testing.assert_allclose(gradient[rows], expected[2], atol=1e-6)
+  _, metrics = sage.Sage()._loss(
+    _NETWORKS, _batch(unlabeled=_examples(weights=[0.0] * 5))
+  )
+  assert all(float(x) == 0 for pair in metrics.values() for x in pair)
+
+
+class TestReductions:
+  """To FixMatch, and to fixed shares."""
+
+  def test_an_unsure_global_model_leaves_fixmatch(self):
+    """Where any discrepancy is small: the local label alone counts."""
+    ours, theirs = sage.Sage(half_discrepancy=1e6), fixmatch.FixMatch()
+    examples = _examples(received=_UNIFORM)
+    loss, means, gradient = _loss(ours, examples)
+    strong = examples.views['strong']
+    with tf.GradientTape() as tape:
+      tape.watch(strong)
+      views = {**examples.views, 'strong': strong}
+      expected, metrics = theirs.unlabeled_loss(
+        _NETWORKS, _batch(unlabeled=examples._replace(views=views))
+      )
+    np.testing.assert_allclose(
+      gradient, tape.gradient(expected, strong)[:, :3], atol=1e-6
+    )
+    # The entropy of hard targets is 0.
+    np.testing.assert_allclose(loss, expected, atol=1e-5)
+    for name, value in tiny_steps.means(metrics).items():
+      if name != 'loss_pseudo_label':
+        assert means[name] == pytest.approx(value), name
+
+  @pytest.mark.parametrize('share', [0.0, 0.3, 1.0])
+  def test_a_fixed_share(self, share):
+    targets, kept, metrics = sage.Sage(fixed_share=share)._targets(
+      tf.constant(_LOCAL), tf.constant(_GLOBAL), _examples()
+    )
+    np.testing.assert_allclose(
+      targets,
+      [[share, 1 - share, 0], *[[1, 0, 0]] * 3, [1 - share, share, 0]],
+      atol=1e-6,
+    )
+    assert np.sum(kept) == 4
+    means = tiny_steps.means(metrics)
+    np.testing.assert_allclose(means['local_share'], share, rtol=1e-6)
+
+  @pytest.mark.parametrize('scenario', ['labels_at_server', _CLIENTS])
+  def test_rounds_of_one_step_are_fixmatchs(self, scenario):
+    """In the first step of a round, both models are one."""
+    ours, theirs = (
+      tiny_rounds.run(
+        tiny_rounds.build(
+          name,
+          scenario,
+          own={'confidence_threshold': 0.35},
+          client_batch_size=100,
+          client_labeled_batch_size=100,
+        ),
+        scenario,
+      )
+      for name in ('sage', 'fixmatch')
+    )
+    for a, b in zip(ours, theirs, strict=True):
+      tiny_rounds.assert_same(
+        tiny_rounds.model(a).weights, tiny_rounds.model(b).weights, atol=1e-6
+      )
+    assert tiny_rounds.differ(
+      tiny_rounds.model(ours[0]).weights, tiny_rounds.model(ours[1]).weights
+    )
+
+  @pytest.mark.parametrize('norm', ['none', 'bn'])
+  def test_rounds_of_more_steps_are_not(self, norm):
+    outputs = tiny_rounds.run(
+      tiny_rounds.build('sage', _CLIENTS, norm, client_epochs=2), _CLIENTS
+    )
+    train = outputs[-1].metrics['client_work']['train']
+    assert 0 < train['local_share'] < 0.999986
+    assert 0 < train['pseudo_label_ratio'] <= 1
+    assert train['loss_corrected_label'] > 0
+    assert train['num_rejected_clients'] == 0
+    assert train['num_non_finite_clients'] == 0
+    (fixed,) = tiny_rounds.run(
+      tiny_rounds.build('sage', _CLIENTS, norm, {'fixed_share': 0.25}),
+      _CLIENTS,
+      1,
+    )
+    fixed = fixed.metrics['client_work']['train']['local_share']
+    np.testing.assert_allclose(fixed, 0.25, rtol=1e-6)
+
+
+class TestBatchNorm:
+  """One pass in training mode over all views; the other model evaluates."""
+
+  @staticmethod
+  def _network(**options):
+    def build():
+      norm = tf.keras.layers.BatchNormalization(
+        center=False, scale=False, epsilon=1e-6, momentum=0.9
+      )
+      dense = tf.keras.layers.Dense(2, use_bias=False, trainable=True)
+      return tf.keras.Sequential([tf.keras.Input([1]), norm, dense])
+
+    network = adapter.Network(build, **options)
+    kernel = tf.constant([[1.0, -1.0]])
+    statistics = network.initial_weights().non_trainable
+    network.assign(Weights((kernel,), statistics, tf.constant(1.0)))
+    return network
+
+  @staticmethod
+  def _views(weights):
+    return tiny_steps.batch(
+      unlabeled=tiny_steps.examples(weak=[[1.0], [2.0]], strong=[[4.0], [8.0]]),
+      labeled=tiny_steps.examples(
+        labels=[0] * len(weights), weights=weights, weak=[[16.0]] * len(weights)
+      ),
+    )
+
+  def test_it_sees_all_views_together(self):
+    logits = sage._joint_logits(self._network(), self._views([1.0, 1.0]))
+    assert [x.shape[0] for x in logits] == [2, 2, 2]
+    values = np.array([1, 2, 4, 8, 16, 16])
+    np.testing.assert_allclose(
+      tf.concat(logits, 0)[:, 0],
+      (values - values.mean()) / values.std(),
+      atol=1e-5,
+    )
+
+  def test_it_does_not_see_the_filler_of_a_client_without_labels(self):
+    network = self._network(track_moving_averages=True)
+    *logits, labeled = sage._joint_logits(network, self._views([0.0]))
+    assert labeled.shape == [1, 2] and not np.any(labeled)
+    values = np.array([1, 2, 4, 8])
+    np.testing.assert_allclose(
+      tf.concat(logits, 0)[:, 0],
+      (values - values.mean()) / values.std(),
+      atol=1e-5,
+    )
+    mean, _ = network.non_trainable_variables
+    np.testing.assert_allclose(mean, [0.1 * values.mean()], rtol=1e-5)
+
+  def test_the_global_model_evaluates_and_stays(self):
+    networks = base.Networks(
+      self._network(track_moving_averages=True),
+      {'global': self._network(track_moving_averages=True)},
+    )
+    mean, variance = networks['global'].non_trainable_variables
+    mean.assign([2.0])
+    variance.assign([0.04])
+    batch = self._views([1.0])
+    batch = batch._replace(prepared={'statistics_count': tf.constant(1.0)})
+    # Its logits are +-5 for the weak view 1, and 0 for 2: it is sure of one.
+    algorithm = sage.Sage(confidence_threshold=0.9, round=_AT_CLIENTS)
+    _, metrics, _ = algorithm.step(networks, batch)
+    assert tiny_steps.means(metrics)['pseudo_label_ratio'] == 0.5
+    np.testing.assert_array_equal(mean, [2.0])
+    np.testing.assert_array_equal(
+      networks['global'].trainable_variables[0], [[1.0, -1.0]]
+    )
+    moved, _ = networks.model.non_trainable_variables
+    assert np.all(moved != 0.0)
