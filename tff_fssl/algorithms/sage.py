@@ -74,7 +74,7 @@ class Sage(base.Algorithm):
   }
   tiny = {'confidence_threshold': 0.35}
   metrics = (
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'loss_corrected_label',
       'KL divergence of predictions for strong views from the corrected'
       ' pseudo-labels, mean over the kept examples.',
@@ -83,7 +83,7 @@ class Sage(base.Algorithm):
       curve=metrics_lib.Curve(metrics_lib.LOSS_AT_CLIENTS, 'corrected'),
       figure='loss',
     ),
-    metrics_lib.of_clients(
+    metrics_lib.client_metric(
       'local_share',
       "lambda, the local label's share of the target, mean over the examples of"
       ' which the local model is confident.',
