@@ -177,7 +177,7 @@ class Step:
     self._views = views = tf.function(
       lambda: feed.batch(feed.ahead(tf.constant(0)), tf.constant(0))
     )
-    optimizer_of_clients = optimizers.of_clients(task.hparams)
+    optimizer_of_clients = optimizers.client_optimizer(task.hparams)
     trained = training.LocalTraining(
       self._networks.model,
       _with_prepared(algorithm, prepared),

@@ -33,11 +33,11 @@ _WITH_LABELS = fixmatch.FixMatch(
 def _measure(algorithm, model_fn=tiny_task.model_fn, **options):
   with tf.Graph().as_default():
     network = adapter.Network(model_fn, image_shape=tiny_task.IMAGE_SHAPE)
-    return compute.of_algorithm(
+    return compute.measure_algorithm(
       network,
       algorithm,
       tiny_task.VIEWS,
-      passes=compute.of_network(network, tiny_task.IMAGE_SHAPE),
+      passes=compute.measure_network(network, tiny_task.IMAGE_SHAPE),
       stored=_STORED,
       **options,
     )

@@ -145,11 +145,11 @@ class RememberingProcess(FakeProcess):
     return self._add_rows(table, known, rows)
 
   def _add_rows(self, table, slots, rows):
-    table = upload_cache.with_rows(table, {'sum': slots}, zip(slots, rows))
+    table = upload_cache.add_rows(table, {'sum': slots}, zip(slots, rows))
     return tf.nest.map_structure(np.asarray, table)
 
   def _take(self, table, write):
-    table, taken = upload_cache.without_rows(table)
+    table, taken = upload_cache.drop_rows(table)
     for entry, row in taken:
       write(*entry, row)
     return table

@@ -79,34 +79,36 @@ def test_a_round_of_a_client():
     cost = found.clients
     steps = cost.unlabeled.most * 24 + cost.labeled.most * 18
     total = steps + passes * 15 * found.forward
-    assert found.of_client(3, 12) == _exactly(total)
-    assert found.of_server(9) == _exactly(0)
+    assert found.count_client(3, 12) == _exactly(total)
+    assert found.count_server(9) == _exactly(0)
   # The labelled stream is the longer one.
   cost = found.clients
   total = cost.labeled.most * 2 * 24 + cost.unlabeled.most * 2 * 6 * 2
   total += 26 * found.forward
-  assert found.of_client(24, 2) == _exactly(total)
+  assert found.count_client(24, 2) == _exactly(total)
   # With its own batch size, if there is no other stream.
   alone = _of_algorithm('supervised', _CLIENTS, 'none', **settings)
   labeled = alone.clients.labeled
-  assert alone.of_client(12, 7) == labeled * 24
+  assert alone.count_client(12, 7) == labeled * 24
 
 
 def test_pseudo_labels_and_the_server():
   found = _of_algorithm('semifl', server_epochs=3)
   cost = found.clients
   once = 12 * 2 * found.forward  # Pseudo-labels, and statistics.
-  assert found.of_client(0, 12) == _exactly(5 * 12 * cost.passes(2, 2) + once)
+  assert found.count_client(0, 12) == _exactly(
+    5 * 12 * cost.passes(2, 2) + once
+  )
   other = _exactly(cost.passes(3, 2))
-  assert found.of_client(0, 12, other) == other * 60 + _exactly(once)
+  assert found.count_client(0, 12, other) == other * 60 + _exactly(once)
   server = _exactly(27 * cost.passes(1, 1) + 9 * found.forward)
-  assert found.of_server(9) == server
+  assert found.count_server(9) == server
 
 
 def test_further_sets_have_statistics_of_their_own():
   plain = _of_algorithm('fixmatch')
   averaged = _of_algorithm('fixmatch', average_decay=0.9)
-  more = averaged.of_client(0, 12) - plain.of_client(0, 12)
+  more = averaged.count_client(0, 12) - plain.count_client(0, 12)
   assert more == _exactly(12 * plain.forward)
 
 

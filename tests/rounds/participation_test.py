@@ -157,7 +157,7 @@ def test_the_file(tmp_path):
   text = 'client, from, to\r\n3,5,9\r\n\r\n 1 , 2 , 4\r\n3,1,5\r\n'
   read = _read(tmp_path, text, availability_period=8)
   assert read.rows == ((1, 2, 4), (3, 1, 5), (3, 5, 9)) and read.period == 8
-  copy = _read(tmp_path, read.to_csv(), availability_period=8)
+  copy = _read(tmp_path, read.format_csv(), availability_period=8)
   assert copy == read
   assert _read(tmp_path, 'client,from,to\n').ids(1, 3).tolist() == [0, 1, 2]
   assert participation.read_availability(Hparams()) is None

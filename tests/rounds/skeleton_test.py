@@ -257,9 +257,9 @@ class TestHelping:
 
 def test_clients_have_ids_only_where_they_are_needed():
   spec = clients.element_spec(tiny_task.IMAGE_SHAPE)
-  assert 'client_id' not in client_data.with_ids(spec, 0)
-  assert client_data.with_ids(spec, 3)['client_id'].dtype == tf.int32
-  assert isinstance(client_data.with_ids(spec, 3), collections.OrderedDict)
+  assert 'client_id' not in client_data.add_ids(spec, 0)
+  assert client_data.add_ids(spec, 3)['client_id'].dtype == tf.int32
+  assert isinstance(client_data.add_ids(spec, 3), collections.OrderedDict)
 
 
 @pytest.mark.parametrize(

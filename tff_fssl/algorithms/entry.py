@@ -154,7 +154,7 @@ class Algorithm:
   paper: str = ''
 
   @classmethod
-  def from_class(cls, algorithm: Any) -> Algorithm:
+  def describe(cls, algorithm: Any) -> Algorithm:
     """Makes the entry of a `base.Algorithm`."""
     docstring = inspect.cleandoc(algorithm.__doc__).partition('\n\n')[0]
     return cls(

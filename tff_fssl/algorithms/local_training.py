@@ -80,7 +80,7 @@ class _Alone(base.Algorithm):
 
   def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
     """Starts from the client's own model (step 1)."""
-    own: Weights = own_models.of_client(weights, received)
+    own: Weights = own_models.read_own(weights, received)
     return own
 
   def finish(
@@ -99,7 +99,7 @@ class _Alone(base.Algorithm):
         kind=self.round.batch_norm_statistics,
         batch_size=self.round.statistics_batch_size,
       )
-    return base.ClientOutput(own_models.to_row(weights))
+    return base.ClientOutput(own_models.make_row(weights))
 
   def update(
     self,
@@ -118,7 +118,7 @@ class _Alone(base.Algorithm):
   def prediction(self) -> server_model.Prediction:
     """Predicts by each client's own model."""
     return server_model.Prediction(
-      member=lambda model, table, client_id: own_models.of_client(
+      member=lambda model, table, client_id: own_models.read_own(
         model.weights, own_models.row_of(table, client_id)
       )
     )

@@ -50,7 +50,7 @@ def register(algorithm: type[base.Algorithm]) -> None:
       f'{algorithm.__name__}: {known.hparams.__module__} already has an'
       f' algorithm of the name {algorithm.name!r}; give it another name'
     )
-  REGISTRY[algorithm.name] = Algorithm.from_class(algorithm)
+  REGISTRY[algorithm.name] = Algorithm.describe(algorithm)
 
 
 for _algorithm in (

@@ -401,7 +401,7 @@ class Feed:
       if order is None:
         of_stream[_INDEX] = self._sources[stream.labeled].draw(
           tf.size(drawn[stream.partner_of][_INDEX]),
-          self._of_stream(seeds.PARTNERS, name, step),
+          self._stream_seed(seeds.PARTNERS, name, step),
         )
       elif isinstance(order, _Episodes):
         of_stream[_INDEX], of_stream[_GROUP] = order.draw(step)
@@ -466,7 +466,7 @@ class Feed:
     own = [parts[name].weights for name in self._orders]
     return tf.add_n([tf.reduce_sum(weights) for weights in own])
 
-  def _of_stream(self, purpose: int, name: str, step: tf.Tensor) -> tf.Tensor:
+  def _stream_seed(self, purpose: int, name: str, step: tf.Tensor) -> tf.Tensor:
     """The seed of a stream in a step."""
     rank = list(self._streams).index(name)
     return fold_in(fold_in(fold_in(self._seed, purpose), step), 1000 + rank)
@@ -474,7 +474,7 @@ class Feed:
   def _view_seed(self, name: str, index: int, step: tf.Tensor) -> tf.Tensor:
     """The seed of a stream's view."""
     if name not in self._orders:
-      return fold_in(self._of_stream(seeds.VIEWS, name, step), index)
+      return fold_in(self._stream_seed(seeds.VIEWS, name, step), index)
     # 0, -1, ... for labelled examples, 1, 2, ... for unlabelled ones.
     number = -index if self._streams[name].labeled else 1 + index
     return fold_in(fold_in(fold_in(self._seed, seeds.VIEWS), step), number)

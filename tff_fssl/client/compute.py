@@ -46,7 +46,7 @@ class Cost:
     return forward * self.forward + backward * self.backward
 
 
-def of_network(
+def measure_network(
   network: adapter.Network, image_shape: tuple[int | None, ...]
 ) -> Cost:
   """The cost of passes over a network, without an algorithm.
@@ -78,7 +78,7 @@ def of_network(
   return Cost(forward / _SIZE, (both - forward) / _SIZE)
 
 
-def of_algorithm(
+def measure_algorithm(
   network: adapter.Network,
   algorithm: base.Algorithm,
   views: augment.Views,

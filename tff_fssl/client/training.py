@@ -471,7 +471,7 @@ class LocalTraining:
       gradients = None
       if result.gradients is not None:
         gradients = _regularized(model, result.gradients, penalties)
-        gradients = self._with_proximal_term(gradients, weights)
+        gradients = self._add_proximal_term(gradients, weights)
         self._config.optimizer.apply(
           model, self._slots, gradients, learning_rate
         )
@@ -521,7 +521,7 @@ class LocalTraining:
         learning_rate,
       )
 
-  def _with_proximal_term(
+  def _add_proximal_term(
     self, gradients: Sequence[tf.Tensor], weights: Weights
   ) -> list[tf.Tensor]:
     """Adds the gradient of FedProx's term."""

@@ -78,19 +78,17 @@ def read_client(
   return {**data, **kept}, usable
 
 
-def with_ids(element_spec: Any, num_clients: int) -> Any:
+def add_ids(element_spec: Any, num_clients: int) -> Any:
   """The spec of a client's element, with `client_id` if clients have ids."""
-  return (
-    _with_number(element_spec, 'client_id') if num_clients else element_spec
-  )
+  return _add_number(element_spec, 'client_id') if num_clients else element_spec
 
 
-def with_slots(element_spec: Any, needs_slots: bool) -> Any:
+def add_slots(element_spec: Any, needs_slots: bool) -> Any:
   """The spec of a client's element, with `slot` if clients have slots."""
-  return _with_number(element_spec, 'slot') if needs_slots else element_spec
+  return _add_number(element_spec, 'slot') if needs_slots else element_spec
 
 
-def _with_number(element_spec: Any, name: str) -> Any:
+def _add_number(element_spec: Any, name: str) -> Any:
   return collections.OrderedDict(
     element_spec, **{name: tf.TensorSpec([], tf.int32)}
   )

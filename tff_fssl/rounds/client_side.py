@@ -121,7 +121,7 @@ class ClientSide:
       training.LoopConfig(
         hparams.client_epochs,
         *hparams.client_batch_sizes(uses_unlabeled),
-        optimizers.of_clients(hparams),
+        optimizers.client_optimizer(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
       ),

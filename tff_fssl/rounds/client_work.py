@@ -360,7 +360,7 @@ def _upload(
       )
       if before.dtype.is_floating  # Training never changes counters.
     )
-  update = part.delivery.of_update(update)
+  update = part.delivery.select_update(update)
   for change in result.auxiliary.values():
     update += change
   if part.delivery.groups is not None:

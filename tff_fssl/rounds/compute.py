@@ -46,7 +46,7 @@ class RoundCompute:
     """FLOPs of a forward pass over one example: one forward-equivalent."""
     return self.clients.forward
 
-  def of_client(
+  def count_client(
     self,
     num_labeled: float,
     num_unlabeled: float,
@@ -94,7 +94,7 @@ class RoundCompute:
       for num, size in zip((num_unlabeled, num_labeled), sizes)
     ]
 
-  def of_server(self, num_labeled: float) -> Flops:
+  def count_server(self, num_labeled: float) -> Flops:
     """The FLOPs of the server's round, with so many labelled examples."""
     if self.server is None:
       return Flops()
@@ -148,10 +148,10 @@ def measure(
       track_moving_averages=hparams.batch_norm_statistics == 'moving_average',
       trace=False,
     )
-    passes = compute.of_network(network, shape)
+    passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
     num_classes = num_classes or network.num_outputs
-    clients = compute.of_algorithm(
+    clients = compute.measure_algorithm(
       network,
       algorithm,
       received=_received(network, algorithm, num_classes),
@@ -159,7 +159,7 @@ def measure(
     )
     server = None
     if not hparams.labels_at_clients:
-      server = compute.of_algorithm(
+      server = compute.measure_algorithm(
         network, algorithm.server_trainer(), at_server=True, **options
       )
     return RoundCompute(

@@ -30,18 +30,18 @@ class Delivery(NamedTuple):
       s.shape.num_elements() * s.dtype.size for s in self.kept.values()
     )
 
-  def of_model(self, model: server_model.ServerModel) -> Weights:
+  def select_model(self, model: server_model.ServerModel) -> Weights:
     """What is sent of a model."""
     weights = model.weights
     if self.groups is not None:
       weights = self.groups.starts(model)
-    return self.of_weights(weights)
+    return self.select_weights(weights)
 
-  def of_weights(self, weights: Weights) -> Weights:
+  def select_weights(self, weights: Weights) -> Weights:
     """What is sent of any weights of the network."""
-    return weights._replace(trainable=self.of_update(weights.trainable))
+    return weights._replace(trainable=self.select_update(weights.trainable))
 
-  def of_update(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+  def select_update(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
     """What is sent of an update, which begins with the trainable weights."""
     return tuple(t for i, t in enumerate(update) if i not in self.kept)
 

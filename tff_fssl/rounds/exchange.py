@@ -189,7 +189,7 @@ def make_message(
   for name, is_sent in states.sent(model).items():
     sets[name] = client_data.one_if(is_sent, model.sets[name])
   return Message(
-    delivery.of_model(model),
+    delivery.select_model(model),
     sets,
     collections.OrderedDict(model.control),
     () if exchange is None else exchange.message(table, model, round_num),
@@ -303,7 +303,7 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
   return tf.reduce_all(conditions)
 
 
-def in_update(
+def split_update(
   exchange: Exchange | None, update: Sequence[tf.Tensor]
 ) -> tuple[tuple[tf.Tensor, ...], Mapping[str, tf.Tensor] | None]:
   """(the update alone, what an exchange `in_sum` added to it or None)."""
@@ -431,7 +431,7 @@ def build_split(
 
   @tff.tensorflow.computation(aggregate_type)
   def split(aggregate: Sequence[tf.Tensor]) -> Any:
-    return in_update(exchange, aggregate)
+    return split_update(exchange, aggregate)
 
   return split
 

@@ -67,8 +67,8 @@ def whole_model(
     table = ()
   model, table = tf.nest.map_structure(np.asarray, (model, table))
   return collections.OrderedDict(
-    model=server_model.ServerModel(*map(_in_order, model)),
-    table=_in_order(table),
+    model=server_model.ServerModel(*map(_sort_names, model)),
+    table=_sort_names(table),
   )
 
 
@@ -115,7 +115,7 @@ def build_evaluation_process(
     The process. `get_model_weights` and `set_model_weights` deal in `model`s.
   """
   if prediction.member is not None:
-    element_spec = client_data.with_ids(element_spec, num_clients)
+    element_spec = client_data.add_ids(element_spec, num_clients)
   return _Evaluation(
     model_fn,
     views,
@@ -337,11 +337,11 @@ def _own_logits(
   return network.inference_logits(images, statistics_count)
 
 
-def _in_order(value: Any) -> Any:
+def _sort_names(value: Any) -> Any:
   """The same with ordered dictionaries, whatever mappings there were."""
   if isinstance(value, Mapping):
     return collections.OrderedDict(
-      (name, _in_order(value[name])) for name in sorted(value)
+      (name, _sort_names(value[name])) for name in sorted(value)
     )
   return value
 

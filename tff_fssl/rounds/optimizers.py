@@ -22,7 +22,7 @@ def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
   )
 
 
-def of_clients(hparams: RoundHparams) -> optimizer_lib.Optimizer:
+def client_optimizer(hparams: RoundHparams) -> optimizer_lib.Optimizer:
   """The optimizer with which clients train."""
   if hparams.client_optimizer == 'rmsprop':
     return optimizer_lib.RmsProp(

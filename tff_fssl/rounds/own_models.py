@@ -23,7 +23,7 @@ def build_exchange(
 
   Its table is OrderedDict(own_weights float32 [clients, D], own_num_rounds
   int32 [clients]): zeros until a client has taken part. A client receives its
-  row, and sends what `to_row` returns.
+  row, and sends what `make_row` returns.
 
   Args:
     population: The clients and the model.
@@ -81,7 +81,7 @@ def build_exchange(
   )
 
 
-def to_row(weights: Any) -> dict[str, tf.Tensor]:
+def make_row(weights: Any) -> dict[str, tf.Tensor]:
   """What a client sends to have its weights kept: `Finished.row`."""
   return {_WEIGHTS: flatten(_stored(weights))}
 
@@ -93,7 +93,7 @@ def row_of(
   return {name: values[client_id] for name, values in table.items()}
 
 
-def of_client(
+def read_own(
   weights: Any, row: Mapping[str, tf.Tensor], *, is_last: bool = False
 ) -> Any:
   """A client's own weights; `weights`, the common ones, if it has none yet.

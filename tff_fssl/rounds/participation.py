@@ -79,7 +79,7 @@ class Availability:
     is_available[clients[(first <= at) & (at < end)]] = True
     return np.flatnonzero(is_available)
 
-  def to_csv(self) -> str:
+  def format_csv(self) -> str:
     """The file that `read_availability` reads."""
     lines = [','.join(map(str, row)) for row in (_HEADER, *self.rows)]
     return '\n'.join(lines) + '\n'

@@ -174,7 +174,7 @@ class _Assembly:
     self._exchange = self._make_exchange(data.num_clients)
     self._element_spec = data.element_spec
     if self._exchange is not None:
-      self._element_spec = client_data.with_ids(
+      self._element_spec = client_data.add_ids(
         data.element_spec, self._exchange.num_clients
       )
     groups = _groups(algorithm, aggregator)
@@ -182,7 +182,7 @@ class _Assembly:
       groups, self._networks.head if algorithm.head_stays else {}
     )
     if groups is not None:
-      self._element_spec = client_data.with_slots(
+      self._element_spec = client_data.add_slots(
         self._element_spec, groups.needs_slots
       )
     self._bounds = screen.build_bounds(
@@ -325,7 +325,7 @@ class _Assembly:
   ) -> tuple[tff.templates.AggregationProcess, bool]:
     """The aggregator, and whether nothing but its sum may leave clients."""
     specs = tff.types.type_to_tf_tensor_specs(model_type)
-    update_specs = self._delivery.of_update(specs.trainable)
+    update_specs = self._delivery.select_update(specs.trainable)
     if self._networks.tracks_moving_averages:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating

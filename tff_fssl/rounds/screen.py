@@ -209,7 +209,7 @@ def _split(
   """(the update alone, the row for the exchange or None)."""
   if exchange is None:
     return result.update, None
-  update, values = exchange_lib.in_update(exchange, result.update)
+  update, values = exchange_lib.split_update(exchange, result.update)
   if values is not None:
     return update, {'is_valid': result.update_weight > 0.0, 'values': values}
   return result.update['update'], result.update['row']

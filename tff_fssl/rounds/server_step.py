@@ -280,7 +280,7 @@ def _aggregated(
     aggregate['num_reports'],
   )
   if isinstance(aggregate['update'], Mapping):
-    by_group = _by_group(aggregate['update'])
+    by_group = _read_groups(aggregate['update'])
     return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
   rest = tuple(aggregate['update'])
   end = len(rest) - sum(auxiliary_sizes.values())
@@ -312,7 +312,7 @@ def _one_group(
   )
 
 
-def _by_group(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
+def _read_groups(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
   """Reads the groups' updates; all 0 if no client's weight was above 0."""
   some = tf.math.is_finite(aggregate['sizes'][0])  # Else all are NaN.
   update, sizes, starts = tf.nest.map_structure(

@@ -63,7 +63,7 @@ class Gathering:
       weights.statistics_count,
     )
 
-  def of_message(
+  def read_sent(
     self, message: exchange_lib.Message, set_name: str
   ) -> Weights | tf.data.Dataset:
     """The same weights, from what clients were sent for training.
@@ -77,12 +77,12 @@ class Gathering:
     """
     message = exchange_lib.Message(*message)
     if set_name:
-      return message.sets[set_name].map(self.delivery.of_weights)
+      return message.sets[set_name].map(self.delivery.select_weights)
     sets = {n: client_data.read_one(s) for n, s in message.sets.items()}
     model = server_model.ServerModel(*message.weights, sets, message.control)
     return self.weights_of(model, '')
 
-  def of_client(
+  def gather_at_client(
     self, weights: Weights, dataset: tf.data.Dataset
   ) -> statistics.Sums:
     """A client's sums over all its examples.
@@ -121,7 +121,7 @@ class Gathering:
     sums: statistics.Sums = run(weights, dataset)
     return sums
 
-  def at_server(
+  def gather_at_server(
     self,
     weights: Weights,
     combined: statistics.Sums | tf.Tensor,
@@ -221,11 +221,11 @@ def build_statistics_phase(
   data_type = client_data.data_type(element_spec)
 
   @tff.tensorflow.computation(sent_type, data_type)
-  def of_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:
-    weights = gathering.of_message(sent, set_name) if in_training else sent
-    return gathering.of_client(weights, dataset)
+  def gather_at_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:
+    weights = gathering.read_sent(sent, set_name) if in_training else sent
+    return gathering.gather_at_client(weights, dataset)
 
-  sums_type = of_client.type_signature.result
+  sums_type = gather_at_client.type_signature.result
 
   screen = _build_screen(sums_type, gathering)
   to_rows = tff.tensorflow.computation(statistics.encode_row, sums_type)
@@ -243,7 +243,7 @@ def build_statistics_phase(
     if not in_training:
       measured = model
       sent = tff.federated_broadcast(tff.federated_map(pick, model))
-    sums = tff.federated_map(of_client, (sent, dataset))
+    sums = tff.federated_map(gather_at_client, (sent, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
       combined = collecting.collect_rows(tff.federated_map(to_rows, sums))
@@ -271,7 +271,7 @@ def _build_at_server(
   """Builds `<M, the model that was measured, clients' sums> -> M`."""
 
   @tff.tensorflow.computation(model_type, model_type, combined_type)
-  def at_server(
+  def gather_at_server(
     model: server_model.ServerModel,
     measured: server_model.ServerModel,
     combined: statistics.Sums | tf.Tensor,
@@ -280,14 +280,14 @@ def _build_at_server(
     measured = server_model.ServerModel(*measured)
     needed = None if is_needed is None else is_needed(measured)
     weights = gathering.weights_of(measured, set_name)
-    new = gathering.at_server(weights, combined, needed)
+    new = gathering.gather_at_server(weights, combined, needed)
     old = model.sets[set_name] if set_name else model.weights
     weights = new._replace(trainable=tuple(old.trainable))
     if set_name:
       return model.replace_sets(**{set_name: weights})
     return model.replace_weights(weights)
 
-  return at_server
+  return gather_at_server
 
 
 def _build_pick(
@@ -300,7 +300,7 @@ def _build_pick(
 
   @tff.tensorflow.computation(model_type)
   def pick(model: server_model.ServerModel) -> Any:
-    weights = delivery.of_weights(weights_of(model))
+    weights = delivery.select_weights(weights_of(model))
     if is_needed is None:
       return weights
     return client_data.one_if(

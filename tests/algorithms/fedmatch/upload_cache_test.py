@@ -119,14 +119,14 @@ class _Disk:
   def bring(self, ids):
     slots = [int(upload_cache.find(self.table, i)[0]) for i in ids]
     rows = [self._rows[e] for e in upload_cache.entries(self.table, slots)]
-    return upload_cache.with_rows(self.table, {'psi': slots}, zip(slots, rows))
+    return upload_cache.add_rows(self.table, {'psi': slots}, zip(slots, rows))
 
   def write(self, ids, round_num, offset=0.0):
     written = upload_cache.write(
       self.bring([]), _rows(ids, offset), tf.constant(round_num)
     )
     written = tf.nest.map_structure(lambda t: t.numpy(), written)
-    self.table, taken = upload_cache.without_rows(written)
+    self.table, taken = upload_cache.drop_rows(written)
     self._rows.update(taken)
 
 

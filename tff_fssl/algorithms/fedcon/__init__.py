@@ -204,8 +204,8 @@ class FedCon(base.Algorithm):
     starts: dict[str, Any] = {}
     if self.keeps_state:  # As the client left them.
       starts = {
-        TARGET: own_models.of_client,
-        PROJECTOR: functools.partial(own_models.of_client, is_last=True),
+        TARGET: own_models.read_own,
+        PROJECTOR: functools.partial(own_models.read_own, is_last=True),
       }
     return {
       TARGET: base.AuxiliaryNetwork(start=starts.get(TARGET)),
@@ -238,7 +238,7 @@ class FedCon(base.Algorithm):
       return base.ClientOutput()
     count = client.weights.statistics_count
     kept = (client.networks[n].weights_now(count) for n in (TARGET, PROJECTOR))
-    return base.ClientOutput(own_models.to_row(tuple(kept)))
+    return base.ClientOutput(own_models.make_row(tuple(kept)))
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
     """Keeps at the server, in a simulation, what clients keep."""

@@ -234,14 +234,14 @@ class _Helping:
     }
     every = sorted(own | of_helpers)
     rows = (read(*entry) for entry in upload_cache.entries(uploads, every))
-    uploads = upload_cache.with_rows(uploads, wanted, zip(every, rows))
+    uploads = upload_cache.add_rows(uploads, wanted, zip(every, rows))
     return collections.OrderedDict(table, uploads=uploads)
 
   def take(
     self, table: Mapping[str, Any], write: exchange_lib.WriteRow
   ) -> Mapping[str, Any]:
     """See `exchange.Outside`."""
-    uploads, taken = upload_cache.without_rows(table['uploads'])
+    uploads, taken = upload_cache.drop_rows(table['uploads'])
     for entry, row in taken:
       write(*entry, row)
     return collections.OrderedDict(table, uploads=uploads)

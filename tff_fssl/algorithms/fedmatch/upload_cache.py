@@ -5,7 +5,7 @@ slots than clients, the client that has not taken part for longest is forgotten.
 Only the functions of this file know how it is stored.
 
 Large values may be kept outside of the table: then it holds only those of some
-slots, a window, which `with_rows` fills before each round, and `without_rows`
+slots, a window, which `add_rows` fills before each round, and `drop_rows`
 empties after it. The rest is on disk, in the hands of the program.
 """
 
@@ -150,7 +150,7 @@ def read(
     tf.reduce_all(tf.reduce_any(is_there, -1) | ~is_wanted),
     [
       'the last uploads of clients are kept outside of the state, and have not'
-      ' been brought before the round: see `upload_cache.with_rows`'
+      ' been brought before the round: see `upload_cache.add_rows`'
     ],
   )
   values = window['values']
@@ -234,7 +234,7 @@ def entries(table: Table, slots: Iterable[int]) -> list[Entry]:
   ]
 
 
-def with_rows(
+def add_rows(
   table: Table,
   slots: Mapping[str, Collection[int]],
   rows: Iterable[tuple[int, Mapping[str, Any]]],
@@ -270,7 +270,7 @@ def with_rows(
   return collections.OrderedDict(table, window=window)
 
 
-def without_rows(
+def drop_rows(
   table: Table,
 ) -> tuple[Table, list[tuple[Entry, dict[str, np.ndarray[Any, Any]]]]]:
   """Takes the rows of a round out of a table of NumPy arrays.

@@ -90,7 +90,7 @@ def build_list(
     del model
     sent = collections.OrderedDict(sorted(rows.values.items()))
     if population.robust:
-      return _with_medians(table, **sent)
+      return _replace_by_medians(table, **sent)
     # Clients without labels send none.
     some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
     sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
@@ -124,7 +124,7 @@ def build_list(
   return every_round if interval == 1 else _held(every_round, interval)
 
 
-def _with_medians(
+def _replace_by_medians(
   table: _Table, exists: tf.Tensor, prototypes: tf.Tensor
 ) -> _Table:
   """Puts the medians over clients into a table, as its first set.
@@ -302,7 +302,7 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
     The prediction; it needs the exchange's table.
   """
 
-  def with_table(
+  def put_table(
     model: server_model.ServerModel, table: Any
   ) -> server_model.ServerModel:
     return model.replace_sets(**{_SET: complete(table)})
@@ -320,7 +320,7 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
 
   return server_model.Prediction(
     logits=logits,
-    with_table=with_table,
+    with_table=put_table,
     head=server_model.Head(
       lambda network, num_classes: _build_head(
         network, num_classes, num_sets, distance

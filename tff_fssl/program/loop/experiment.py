@@ -399,16 +399,16 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
-    client = measured.of_client(num_labeled, num_unlabeled)
+    client = measured.count_client(num_labeled, num_unlabeled)
     # The figures of the authors' code hold for the same passes only.
     same = cost.unlabeled.most == cost.passes(*declared.unlabeled)
     if declared.authors is not None and same:
       theirs = cost.passes(*declared.authors)
-      of_theirs = measured.of_client(
+      of_theirs = measured.count_client(
         num_labeled, num_unlabeled, flops.Flops(theirs, theirs)
       )
       authors = of_theirs.most / measured.forward
-  server = measured.of_server(len(partition.server_labeled))
+  server = measured.count_server(len(partition.server_labeled))
   return compute_lib.Compute(
     measured.forward,
     client.most / measured.forward,

@@ -60,7 +60,7 @@ def check_availability(
   if availability is None or not os.path.lexists(tree.availability_csv):
     return
   # Compared as parsed: spaces and comments may differ.
-  if files.read_text(tree.availability_csv) != availability.to_csv():
+  if files.read_text(tree.availability_csv) != availability.format_csv():
     raise UsageError(
       f'--availability_file={config.participation.availability_file}: has'
       ' changed since the run was made, so the run cannot be continued; give'
@@ -75,7 +75,7 @@ def record_availability(task: Any, tree: output_tree.OutputTree) -> None:
     task.config.participation, task.partition.num_clients
   )
   if availability and not os.path.lexists(tree.availability_csv):
-    text = availability.to_csv()
+    text = availability.format_csv()
     durable.write_file(tree.availability_csv, [text.encode()])
 
 
