@@ -1,1 +1,1 @@
-"""Local training: the batch loop, and the interface of algorithms to it."""
+"""The training of a client: batches, optimizers, the loop, its cost."""

@@ -40,25 +40,26 @@ def draws_episodes(streams: Mapping[str, base.Stream]) -> bool:
   return name is not None and streams[name].episode is not None
 
 
-# The views of steps to come that are kept; fewer steps for larger images.
+# Limits of the views that are made in advance: at most 16 steps, and fewer for
+# larger images.
 _MOST_STEPS, _MOST_BYTES = 16, 16 * 2**20
 
-# What is drawn for a stream's part of a batch: _INDEX, _GROUP -> int32 [B];
-# _SIZE -> int32 [1], B; name of a random view -> float32 [B, K], its draws.
+# The draws for a stream's part of a batch. _INDEX, _GROUP -> int32 [B]. _SIZE
+# -> int32 [1], B. Name of a random view -> float32 [B, K].
 _Drawn: TypeAlias = 'dict[str, tf.Tensor]'
 _Kept: TypeAlias = 'dict[str, dict[str, tf.TensorArray]]'
 _INDEX, _GROUP, _SIZE = ' index', ' group', ' size'  # Not names of views.
 
 
 class Ahead(NamedTuple):
-  """The batches of some steps in a row, whose views were made at once.
+  """The batches of several successive steps, whose views were made at once.
 
   Attributes:
     first: int32 scalar, the first step.
     end: int32 scalar, the step after the last one.
-    parts: Name of stream -> all their examples, one step's after another's.
-    starts: Name of stream -> int32 [steps + 1], where each step's begin and the
-      last one's end.
+    parts: Name of stream -> the examples of all these steps, in their order.
+    starts: Name of stream -> int32 [steps + 1], the index in `parts` of each
+      step's first example, and the number of all examples.
   """
 
   first: tf.Tensor
@@ -68,7 +69,7 @@ class Ahead(NamedTuple):
 
 
 class _Order:
-  """Seeded permutations of some examples, cut into batches, pass after pass."""
+  """Seeded permutations of a stream's examples, cut into batches."""
 
   def __init__(
     self,
@@ -81,23 +82,26 @@ class _Order:
     self._size = tf.maximum(tf.shape(indices)[0], 1)
     self._batch_size = batch_size
     self._steps_per_pass = inference.num_batches(self._size, batch_size)
-    # Without examples it yields example 0, which gets weight 0.
+    # A graph cannot make batches of nothing: a client without examples yields
+    # example 0, with weight 0.
     padded = tf.cond(
       self.is_empty, lambda: tf.zeros([1], tf.int32), lambda: indices
     )
     num_passes = inference.num_batches(num_steps, self._steps_per_pass)
+    # Sorting random keys permutes the rows of all passes in one operation.
+    # `tf.random.shuffle` is not stateless.
     keys = tf.random.stateless_uniform([num_passes, self._size], seed)
     self._order = tf.gather(padded, tf.argsort(keys, axis=-1, stable=True))
 
   def batch(self, step: tf.Tensor) -> tf.Tensor:
-    """Indices, int32 [<= batch_size], of a step's examples."""
+    """Returns the indices of a step's examples, int32 [<= batch_size]."""
     start = (step % self._steps_per_pass) * self._batch_size
     row = self._order[step // self._steps_per_pass]
     return row[start : start + self._batch_size]
 
 
 class _Draws:
-  """Batches of an unlabelled stream, each drawn afresh without replacement."""
+  """Unlabelled batches of episodes, each drawn anew without replacement."""
 
   def __init__(self, indices: tf.Tensor, batch_size: int, seed: tf.Tensor):
     self.is_empty = tf.equal(tf.shape(indices)[0], 0)
@@ -105,7 +109,7 @@ class _Draws:
     self._batch_size, self._seed = batch_size, seed
 
   def batch(self, step: tf.Tensor) -> tf.Tensor:
-    """Indices, int32 [<= batch_size], of a step's examples."""
+    """Returns the indices of a step's examples, int32 [<= batch_size]."""
     seed = fold_in(self._seed, step)
     keys = tf.random.stateless_uniform(tf.shape(self._indices), seed)
     order = tf.argsort(keys, stable=True)
@@ -113,7 +117,7 @@ class _Draws:
 
 
 class _Episodes:
-  """Batches of a labelled stream: of each class some examples a group."""
+  """Labelled batches of episodes: some examples of each class in each group."""
 
   def __init__(
     self, labels: tf.Tensor, sizes: tuple[int, ...], seed: tf.Tensor
@@ -123,14 +127,23 @@ class _Episodes:
     self._sizes, self._seed = sizes, seed
 
   def draw(self, step: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """(indices, group of each), int32 [B], of a step; in order of classes."""
+    """Draws an episode.
+
+    Args:
+      step: int32 scalar.
+
+    Returns:
+      (indices, group of each), int32 [B], in order of classes.
+    """
     seed = fold_in(self._seed, step)
     keys = tf.random.stateless_uniform(tf.shape(self._labels), seed)
     order = tf.argsort(keys, stable=True)
+    # A stable sort by class keeps the random order within each class.
     order = tf.gather(
       order, tf.argsort(tf.gather(self._labels, order), stable=True)
     )
-    # The place of each example among those of its class.
+    # The position of each example among those of its class decides its group.
+    # Examples beyond the last group are not drawn.
     of_class = tf.gather(self._labels, order)
     first = tf.searchsorted(of_class, of_class)
     place = tf.range(tf.size(of_class)) - first
@@ -141,10 +154,11 @@ class _Episodes:
 
 
 class _Source:
-  """Labelled or unlabelled examples; a stand-in if there are none.
+  """Labelled or unlabelled examples of a client, never empty.
 
-  This is one of the client's others, since batch norm sees it where a batch has
-  examples of both kinds.
+  A client without such examples gets a filler in their place: one of its other
+  examples, since batch norm sees fillers in batches with examples of both
+  kinds.
   """
 
   def __init__(
@@ -169,7 +183,7 @@ class _Source:
     }
 
   def draw(self, num: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-    """`num` indices, drawn uniformly with replacement."""
+    """Draws `num` indices uniformly with replacement."""
     return tf.random.stateless_uniform(
       [num], seed, 0, tf.shape(self.examples.x)[0], tf.int32
     )
@@ -181,7 +195,7 @@ class _Source:
     stream: base.Stream,
     views: augment.Views,
   ) -> base.BatchExamples:
-    """The part of a batch for which this was drawn."""
+    """Builds a stream's part of a batch from its draws."""
     index = drawn[_INDEX]
     images = tf.gather(self.examples.x, index)
 
@@ -204,14 +218,14 @@ class _Source:
 
 
 def _shares(view: object) -> bool:
-  """Whether images of several seeds can share the view."""
+  """Tells whether one call can render images with different seeds."""
   return isinstance(view, augment.RandomView)
 
 
 def _slice(
   part: base.BatchExamples, start: tf.Tensor, end: tf.Tensor
 ) -> base.BatchExamples:
-  """Some examples of a part."""
+  """Slices all fields of a part."""
   group = part.group
   return base.BatchExamples(
     views=names_lib.Named(
@@ -228,9 +242,10 @@ class Feed:
   """The batches of one client's training in one round.
 
   Attributes:
-    num_steps: int32 scalar, the steps of the whole training.
-    end: int32 scalar, how many of them are made, the first ones.
-    steps_at_once: For how many steps views are made at once.
+    num_steps: int32 scalar, the number of steps in the whole training.
+    end: int32 scalar, the number of steps that are made. A straggler makes only
+      the first ones.
+    steps_at_once: The number of steps whose views are made at once.
   """
 
   def __init__(
@@ -248,23 +263,23 @@ class Feed:
     """Draws the orders.
 
     Args:
-      streams: The examples of a batch.
+      streams: The streams of a batch.
       client: The client before its first step.
-      prepared: The values that the algorithm has prepared.
-      num_epochs: Passes over the longer of the streams with own batches; the
-        other one repeats.
-      batch_sizes: Unlabelled and labelled examples in a batch; the last batch
-        of a pass may be smaller.
+      prepared: The algorithm's values before training.
+      num_epochs: Passes over the longer of the streams with batches of their
+        own. The other stream repeats.
+      batch_sizes: The numbers of unlabelled and of labelled examples in a
+        batch. The last batch of a pass may be smaller.
       seed: int32 [2].
-      enabled: bool scalar; if false, there are no steps.
-      share: float32 scalar in [0, 1], the share of the steps that is made, but
-        at least one; None: all are. Orders and `StepTime`s are those of the
-        whole training: a client that stops early did not plan to.
+      enabled: bool scalar. If false, the training has no steps.
+      share: float32 scalar in [0, 1], the share of the steps that is made, at
+        least one. None: all. A straggler has the orders and `StepTime`s of the
+        whole training, since it did not plan to stop early.
     """
     self._streams, self._views = streams, client.views
     self._prepared, self._seed = prepared, seed
     self._round_num = client.round_num
-    # By whether the examples are labelled.
+    # Key: whether the examples are labelled.
     self._own = {
       kind: own_stream(streams, labeled=kind) for kind in (False, True)
     }
@@ -307,21 +322,31 @@ class Feed:
       )
       for labeled in used
     }
-    # Partners are drawn for examples that are known already.
+    # Streams with batches of their own come first, since the number of partners
+    # is the number of their examples.
     self._ordered = sorted(
       self._streams.items(), key=lambda s: bool(s[1].partner_of)
     )
     self.steps_at_once = self._steps_at_once(sizes)
 
   def _steps_at_once(self, sizes: Mapping[bool, int]) -> int:
-    """For how many steps views are made at once; `sizes` is by `labeled`.
+    """Chooses the number of steps whose views are made at once.
 
-    A view is many small operations, whose cost hardly grows with the images.
+    A view consists of many small operations, whose cost hardly depends on the
+    number of images.
+
+    Args:
+      sizes: Whether examples are labelled -> examples in a batch.
+
+    Returns:
+      The number, from 1 to 16.
     """
     num_bytes = 0
     for stream in self._streams.values():
       pixels = self._sources[stream.labeled].examples.x.shape[1:].num_elements()
       for kind in stream.views.values():
+        # Unknown sizes cannot be bounded, and other views take one seed for a
+        # whole batch.
         if pixels is None or not (
           kind == 'plain' or _shares(getattr(self._views, kind))
         ):
@@ -332,7 +357,15 @@ class Feed:
   def _steps_per_epoch(
     self, indices: Mapping[bool, tf.Tensor], sizes: Mapping[bool, int]
   ) -> tf.Tensor:
-    """The steps of a pass over the longer stream; both are by `labeled`."""
+    """Counts the steps of a pass over the longer stream.
+
+    Args:
+      indices: Whether examples are labelled -> their indices.
+      sizes: Whether examples are labelled -> examples in a batch.
+
+    Returns:
+      int32 scalar.
+    """
     steps, num_episodes = tf.constant(0), None
     for labeled, name in self._own.items():
       if name is None:
@@ -340,20 +373,22 @@ class Feed:
       num = tf.shape(indices[labeled])[0]
       of_stream = inference.num_batches(num, sizes[labeled])
       if self._streams[name].episode is not None:
+        # An epoch of a stream of episodes is one episode.
         of_stream = tf.minimum(num, 1)
         num_episodes = of_stream if labeled else num_episodes
       steps = tf.maximum(steps, of_stream)
-    # Without labelled examples there is no episode.
+    # An episode needs labelled examples, so a client without them makes no
+    # steps.
     return steps if num_episodes is None else steps * num_episodes
 
   def ahead(self, first: tf.Tensor) -> Ahead:
-    """The batches of `steps_at_once` steps, or fewer at the end.
+    """Makes the batches of the next `steps_at_once` steps, fewer at the end.
 
     Args:
-      first: int32 scalar in [0, end), the first of them.
+      first: int32 scalar in [0, end), the first step.
 
     Returns:
-      What `batch` takes.
+      The batches, from which `batch` cuts one.
     """
     end = tf.minimum(first + self.steps_at_once, self.end)
     if self.steps_at_once == 1:
@@ -373,7 +408,7 @@ class Feed:
     return Ahead(first, end, parts, starts)
 
   def batch(self, ahead: Ahead, step: tf.Tensor) -> base.Batch:
-    """The batch of a step, int32 scalar, one of those of `ahead`."""
+    """Cuts the batch of a step, int32 scalar, from those made in advance."""
     i = step - ahead.first
     parts = names_lib.Named(
       (name, _slice(part, ahead.starts[name][i], ahead.starts[name][i + 1]))
@@ -387,13 +422,13 @@ class Feed:
     )
 
   def _is_filler(self, name: str) -> tf.Tensor:
-    """Whether a stream's examples stand in for ones that there are not."""
+    """Tells whether a stream's examples are fillers: bool scalar."""
     if name in self._orders:
       return self._orders[name].is_empty
     return self._sources[self._streams[name].labeled].is_empty
 
   def _draw(self, step: tf.Tensor) -> dict[str, _Drawn]:
-    """What is drawn for each stream's part of a step's batch."""
+    """Draws the indices and views of each stream for a step."""
     drawn: dict[str, _Drawn] = {}
     for name, stream in self._ordered:
       of_stream: _Drawn = {}
@@ -420,12 +455,13 @@ class Feed:
     return drawn
 
   def _draw_all(self, first: tf.Tensor, end: tf.Tensor) -> dict[str, _Drawn]:
-    """`_draw` for the steps [first, end), one after another."""
+    """Makes the draws of the steps [first, end) and concatenates them."""
     kept = {
       name: {
         key: tf.TensorArray(
           tf.int32 if size is None else tf.float32,
           size=end - first,
+          # Batches differ in size, so the first dimension is not inferred.
           infer_shape=False,
           element_shape=[None, *([] if size is None else [size])],
         )
@@ -451,7 +487,7 @@ class Feed:
     }
 
   def _drawn_sizes(self, name: str) -> dict[str, int | None]:
-    """What is drawn for a stream: how many numbers for each image, if any."""
+    """Lists a stream's draws, with the numbers for each image or None."""
     stream = self._streams[name]
     sizes: dict[str, int | None] = {_INDEX: None, _SIZE: None}
     if stream.labeled and stream.episode is not None:
@@ -462,19 +498,21 @@ class Feed:
     return sizes
 
   def num_examples(self, parts: Mapping[str, base.BatchExamples]) -> tf.Tensor:
-    """The examples of a batch, fillers and partners aside: float32 scalar."""
+    """Counts the examples of a batch without fillers and partners: float32."""
     own = [parts[name].weights for name in self._orders]
     return tf.add_n([tf.reduce_sum(weights) for weights in own])
 
   def _stream_seed(self, purpose: int, name: str, step: tf.Tensor) -> tf.Tensor:
-    """The seed of a stream in a step."""
+    """Derives the seed of a stream in a step."""
     rank = list(self._streams).index(name)
+    # 1000 keeps the streams' numbers apart from those of views.
     return fold_in(fold_in(fold_in(self._seed, purpose), step), 1000 + rank)
 
   def _view_seed(self, name: str, index: int, step: tf.Tensor) -> tf.Tensor:
-    """The seed of a stream's view."""
+    """Derives the seed of a stream's view in a step."""
     if name not in self._orders:
       return fold_in(self._stream_seed(seeds.VIEWS, name, step), index)
-    # 0, -1, ... for labelled examples, 1, 2, ... for unlabelled ones.
+    # Labelled streams have the numbers 0, -1, ..., and unlabelled ones 1, 2,
+    # ..., so that no two views share a seed.
     number = -index if self._streams[name].labeled else 1 + index
     return fold_in(fold_in(fold_in(self._seed, seeds.VIEWS), step), number)

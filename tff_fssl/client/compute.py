@@ -1,4 +1,4 @@
-"""What a local algorithm computes for each example, measured from its graph."""
+"""FLOPs of an algorithm on a client, measured from its graph."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tff_fssl.models import adapter
 from tff_fssl.models import flops as flops_lib
 
 Flops = flops_lib.Flops
-# Examples in a traced batch. The cost is linear in it.
+# Examples in a traced batch. The cost is linear in their number.
 _SIZE = 2
 
 
@@ -26,13 +26,14 @@ class Cost:
   """FLOPs for one example.
 
   Attributes:
-    forward: Of a forward pass: one forward-equivalent.
-    backward: Of a backward pass. Less than two forward-equivalents, since the
-      first layer needs no gradient of its input.
-    unlabeled: Of the steps on a batch, for each unlabelled example in it.
-    labeled: The same for each labelled example.
-    once: Of `prepare` and `finish` in a round, for each of the client's
-      unlabelled examples (of an algorithm that draws episodes: labelled ones).
+    forward: FLOPs of a forward pass: one forward-equivalent.
+    backward: FLOPs of a backward pass. This is less than two
+      forward-equivalents, since the first layer needs no gradient of its input.
+    unlabeled: FLOPs of the steps for each unlabelled example in a batch.
+    labeled: FLOPs of the steps for each labelled example in a batch.
+    once: FLOPs of `prepare` and `finish` in a round, for each of the client's
+      unlabelled examples. If the algorithm draws episodes, for each labelled
+      one.
   """
 
   forward: float
@@ -42,24 +43,24 @@ class Cost:
   once: Flops = Flops()
 
   def passes(self, forward: float, backward: float) -> float:
-    """FLOPs of a number of forward and backward passes."""
+    """Counts the FLOPs of a number of forward and backward passes."""
     return forward * self.forward + backward * self.backward
 
 
 def measure_network(
   network: adapter.Network, image_shape: tuple[int | None, ...]
 ) -> Cost:
-  """The cost of passes over a network, without an algorithm.
+  """Measures the passes over a network, without an algorithm.
 
   Args:
     network: The network.
     image_shape: The shape of one of its inputs.
 
   Returns:
-    The cost; all but `forward` and `backward` is 0.
+    The cost. Only `forward` and `backward` are not 0.
 
   Raises:
-    flops.UnknownFlopsError: If the network has loops with products in them
+    flops.UnknownFlopsError: If the network has loops that contain products
       (recurrent layers), or shapes that depend on the data.
   """
 
@@ -88,22 +89,24 @@ def measure_algorithm(
   received: Mapping[str, Any] | None = None,
   at_server: bool = False,
 ) -> Cost:
-  """The cost of all that an algorithm does; it is traced, nothing runs.
+  """Measures an algorithm by tracing it. Nothing runs.
 
   Args:
-    network: The network; it also stands for all peers without a `model_fn`.
+    network: The network. It also stands for all auxiliary networks without a
+      `build`.
     algorithm: The algorithm.
-    views: The preprocessing of examples. Steps get their views ready-made.
+    views: The preprocessing of examples. It is not counted in steps, whose
+      views are made in advance.
     passes: The cost of the network's passes.
     stored: The spec of examples as they are stored, [None, ...].
     received: Name -> `tf.TensorSpec`s, `Client.received`.
-    at_server: Whether this is the training on the server's labels.
+    at_server: Whether to measure the training on the server's labels.
 
   Returns:
     The cost.
 
   Raises:
-    flops.UnknownFlopsError: If steps have loops with products in them, or
+    flops.UnknownFlopsError: If steps have loops that contain products, or
       shapes that depend on the data.
   """
   shape = augment.input_shape(views, stored)
@@ -118,6 +121,8 @@ def measure_algorithm(
   elif not batches.trains_on(streams, labeled=False):
     unlabeled = Flops()
   else:
+    # Steps mix both kinds of examples. A batch with more unlabelled ones tells
+    # the cost of each kind.
     more = tracing.steps({False: 2 * _SIZE, True: _SIZE}, prepared)
     unlabeled = (more - total) * (1 / _SIZE)
   labeled = total * (1 / _SIZE) - unlabeled
@@ -127,7 +132,7 @@ def measure_algorithm(
 
 
 class _Tracing:
-  """Traces the functions of an algorithm, on specs of their arguments."""
+  """Traces of an algorithm's methods, on specs of their arguments."""
 
   def __init__(
     self,
@@ -138,7 +143,7 @@ class _Tracing:
     at_server: bool,
   ):
     declared = algorithm.networks()
-    # One network stands for all of the same kind.
+    # Networks of the same kind cost the same, so one stands for all of them.
     further = dict.fromkeys(declared, network)
     for name, auxiliary in declared.items():
       if auxiliary.build is not None:
@@ -156,7 +161,7 @@ class _Tracing:
   def client_specs(
     self, stored: tf.TensorSpec, received: Mapping[str, Any]
   ) -> tuple[Any, ...]:
-    """Returns the specs of a client's data: the arguments of `_client`."""
+    """Returns the specs of `_client`'s arguments."""
     examples = base.Examples(stored, _labels(None))
     weights = self._networks.model.weight_specs
     received = dict(received)
@@ -179,16 +184,25 @@ class _Tracing:
     )
 
   def prepare(self, client: tuple[Any, ...]) -> tuple[base.Prepared, Flops]:
-    """Traces `prepare`: (spec of its result, FLOPs for an example)."""
+    """Traces `prepare`.
+
+    Args:
+      client: The specs of a client.
+
+    Returns:
+      (spec of the result, FLOPs for an example).
+    """
     if self._at_server:
       return base.Prepared(), Flops()
     return _trace(lambda *c: self._algorithm.prepare(self._client(*c)), *client)
 
   def finish(self, client: tuple[Any, ...]) -> Flops:
-    """Counts the FLOPs of `finish` for an example; call `steps` before."""
+    """Counts the FLOPs of `finish` for an example. Call `steps` before."""
     if self._at_server or self._algorithm.alone:
-      # Without federation its end is static batch norm's pass, counted apart.
+      # Without federation, `finish` is the pass of static batch norm, which the
+      # round counts separately.
       return Flops()
+    # `finish` gets the metrics of the steps, whose names `steps` has collected.
     metrics = dict.fromkeys(self._metrics, base.Mean(_FLOAT, _FLOAT))
     _, flops = _trace(
       lambda metrics, *c: self._algorithm.finish(self._client(*c), metrics),
@@ -198,7 +212,15 @@ class _Tracing:
     return flops
 
   def steps(self, sizes: Mapping[bool, int], prepared: base.Prepared) -> Flops:
-    """The FLOPs of the steps on a batch; `sizes` are by `Stream.labeled`."""
+    """Counts the FLOPs of a batch's steps.
+
+    Args:
+      sizes: `Stream.labeled` -> examples in the batch.
+      prepared: The specs of the algorithm's values before training.
+
+    Returns:
+      The FLOPs.
+    """
 
     def run(batch: base.Batch) -> list[base.StepResult]:
       with training.draws(self._networks, batch.seed):
@@ -213,10 +235,10 @@ class _Tracing:
   def _batch(
     self, sizes: Mapping[bool, int], prepared: base.Prepared
   ) -> base.Batch:
-    """The spec of a batch."""
+    """Returns the spec of a batch."""
     streams, parts = self._streams, {}
     for name, stream in streams.items():
-      # A partner for each example of another stream.
+      # A stream of partners has one for each example of another stream.
       own = streams[stream.partner_of] if stream.partner_of else stream
       size = sizes[own.labeled]
       parts[name] = base.BatchExamples(
@@ -240,7 +262,15 @@ class _Tracing:
 
 
 def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
-  """The structure that a function returns, and its FLOPs for an example."""
+  """Traces a function.
+
+  Args:
+    function: The function.
+    *specs: The specs of its arguments.
+
+  Returns:
+    (spec of its result, FLOPs for an example).
+  """
   concrete = tf.function(function, autograph=False).get_concrete_function(
     *specs
   )

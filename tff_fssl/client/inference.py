@@ -15,7 +15,7 @@ from tff_fssl.models.weights import Weights
 def num_batches(
   size: int | tf.Tensor, batch_size: int | tf.Tensor
 ) -> int | tf.Tensor:
-  """Counts the batches of `size` examples; the last may be smaller."""
+  """Counts the batches of `size` examples. The last one may be smaller."""
   return -(-size // batch_size)
 
 
@@ -33,14 +33,14 @@ def weak_logits(
   seed: tf.Tensor,
   batch_size: int,
 ) -> tf.Tensor:
-  """Logits of one weak view of every image, in inference mode.
+  """Computes logits of one weak view of every image, in inference mode.
 
   Args:
-    network: The network; `weights` must be assigned to it already.
-    weights: Only `statistics_count` is read.
-    images: [N, ...] as stored; N may be 0.
+    network: The network, to which `weights` must already be assigned.
+    weights: The weights, of which only `statistics_count` is read.
+    images: [N, ...] as stored, N >= 0.
     views: The preprocessing.
-    seed: int32 [2], seed of the view.
+    seed: int32 [2], seed of the views.
     batch_size: Images in a batch.
 
   Returns:
@@ -62,11 +62,11 @@ def outputs(
   statistics_count: tf.Tensor,
   batch_size: int,
 ) -> tf.Tensor:
-  """What the network gives for every image, in inference mode.
+  """Computes the network's outputs for every image, in inference mode.
 
   Args:
     network: The network, with its weights.
-    images: [N, ...] as stored; N may be 0.
+    images: [N, ...] as stored, N >= 0.
     make_view: (stored images, number of the batch) -> the network's inputs.
     statistics_count: See `Network.inference_logits`.
     batch_size: Images in a batch.
@@ -75,12 +75,14 @@ def outputs(
     float32 [N, C].
   """
   num_images = tf.shape(images)[0]
-  # TF's convolutions fail on 0 images: use a blank one then.
+  # TF's convolutions fail on 0 images. A blank image stands in, and its outputs
+  # are cut off below.
   images = zero_row(images, tf.equal(num_images, 0))
   num = num_batches(tf.shape(images)[0], batch_size)
   results = tf.TensorArray(
     tf.float32,
     num,
+    # The last batch may be smaller, so the first dimension is not inferred.
     infer_shape=False,
     element_shape=[None, network.num_outputs],
   )
@@ -103,7 +105,7 @@ def plain_probs(
 
   Args:
     network: The network, with its weights.
-    images: [N, ...] as stored; N may be 0.
+    images: [N, ...] as stored, N >= 0.
     statistics_count: See `Network.inference_logits`.
     views: The preprocessing.
     batch_size: Images in a batch.

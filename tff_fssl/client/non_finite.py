@@ -1,4 +1,4 @@
-"""Finds where a client's training stops being finite."""
+"""The search for the first non-finite tensor of a client's training."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from tff_fssl.lazy import tf
 
 
 class NonFinite(NamedTuple):
-  """The first tensor of a local training that is not finite.
+  """The first tensor of a client's training that is not finite.
 
   Attributes:
-    step: The local step, from 1; 0 means before the first.
+    step: The local step, from 1. 0 means before the first one.
     tensor: The name of the tensor.
-    loss: The loss of that step; NaN if there is none.
+    loss: The loss of that step. NaN if the step has none.
   """
 
   step: int
@@ -29,7 +29,7 @@ class NonFinite(NamedTuple):
 
 
 class Watch:
-  """Checks tensors in the order of training and records the first bad one.
+  """A check of tensors in the order of training. It records the first bad one.
 
   It holds variables: create it where variables may be created, and call it
   inside a `tf.function`.
@@ -42,7 +42,7 @@ class Watch:
     self._loss = tf.Variable(math.nan)
 
   def reset(self) -> None:
-    """Forgets what was found."""
+    """Forgets the recorded tensor."""
     self._index.assign(-1)
 
   def __call__(
@@ -51,7 +51,7 @@ class Watch:
     """Checks a step's tensors. One whose name starts with 'loss' is the loss.
 
     Args:
-      step: The local step, from 1; 0 means before the first.
+      step: The local step, from 1. 0 means before the first one.
       tensors: Name -> float tensor, in the order in which they were made.
     """
     if not tensors:
@@ -63,6 +63,7 @@ class Watch:
     finite = tf.stack(
       [tf.reduce_all(tf.math.is_finite(t)) for t in tensors.values()]
     )
+    # `argmin` of 0s and 1s is the first tensor that is not finite.
     first = tf.argmin(tf.cast(finite, tf.int32), output_type=tf.int32)
     is_new = tf.logical_and(
       self._index < 0, tf.logical_not(tf.reduce_all(finite))
@@ -77,7 +78,7 @@ class Watch:
       variable.assign(tf.where(is_new, value, variable))
 
   def found(self) -> NonFinite | None:
-    """The first tensor that was not finite, if any; called eagerly."""
+    """Returns the first tensor that was not finite, if any. Call it eagerly."""
     index = int(self._index)
     if index < 0:
       return None

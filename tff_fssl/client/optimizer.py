@@ -9,7 +9,7 @@ import math
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 
-# RMSprop's, Keras's defaults.
+# RMSprop's constants, Keras's defaults.
 _RHO, _EPSILON = 0.9, 1e-7
 
 
@@ -24,7 +24,7 @@ class Sgd:
     momentum: In [0, 1].
     nesterov: Whether the momentum is Nesterov's.
     weight_decay: L2 penalty, added after clipping.
-    max_gradient_norm: Bound on the global norm; 0: no bound.
+    max_gradient_norm: Bound on the global norm. 0: no bound.
   """
 
   momentum: float = 0.0
@@ -33,7 +33,7 @@ class Sgd:
   max_gradient_norm: float = 0.0
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
-    """Makes the momentum variables, if any; call where these may be made."""
+    """Makes the momentum variables, if any. Call it where that is possible."""
     return _slots(network) if self.momentum else []
 
   def apply(
@@ -46,6 +46,8 @@ class Sgd:
     """Makes one step, in place."""
     penalized = _penalized(self, network, gradients)
     for i, (variable, gradient) in enumerate(penalized):
+      # This operation has PyTorch's momentum. Keras's multiplies by the
+      # learning rate before it accumulates.
       if slots:
         tf.raw_ops.ResourceApplyMomentum(
           var=variable.handle,
@@ -70,14 +72,14 @@ class RmsProp:
 
   Attributes:
     weight_decay: L2 penalty, added after clipping.
-    max_gradient_norm: Bound on the global norm; 0: no bound.
+    max_gradient_norm: Bound on the global norm. 0: no bound.
   """
 
   weight_decay: float = 0.0
   max_gradient_norm: float = 0.0
 
   def initialize(self, network: adapter.Network) -> list[tf.Variable]:
-    """Makes the variables v; call where these may be made."""
+    """Makes the variables v. Call it where that is possible."""
     return _slots(network)
 
   def apply(
@@ -100,7 +102,7 @@ Optimizer = Sgd | RmsProp
 
 
 def _slots(network: adapter.Network) -> list[tf.Variable]:
-  """A variable of zeros for each trainable one."""
+  """Makes a variable of zeros for each trainable one."""
   return [
     tf.Variable(tf.zeros(v.shape, v.dtype), trainable=False)
     for v in network.trainable_variables
@@ -112,7 +114,7 @@ def _penalized(
   network: adapter.Network,
   gradients: Sequence[tf.Tensor],
 ) -> Iterator[tuple[tf.Variable, tf.Tensor]]:
-  """Each variable and its gradient, clipped with all, then with L2 penalty."""
+  """Yields each variable with its gradient, clipped, then with L2 penalty."""
   if optimizer.max_gradient_norm:
     gradients, _ = tf.clip_by_global_norm(
       gradients, optimizer.max_gradient_norm
@@ -120,6 +122,8 @@ def _penalized(
   for variable, gradient in zip(
     network.trainable_variables, gradients, strict=True
   ):
+    # The penalty comes after clipping, so that it has full strength in any
+    # step.
     if optimizer.weight_decay:
       gradient += optimizer.weight_decay * variable
     yield variable, gradient
@@ -128,7 +132,7 @@ def _penalized(
 def learning_rate(
   initial: float, schedule: str, schedule_rounds: int, round_num: tf.Tensor
 ) -> tf.Tensor:
-  """The learning rate of a round, float32 scalar.
+  """Computes the learning rate of a round.
 
   Args:
     initial: The initial rate.
@@ -138,7 +142,7 @@ def learning_rate(
     round_num: t, int32 scalar.
 
   Returns:
-    The rate.
+    The rate, float32 scalar.
   """
   if schedule == 'constant':
     return tf.constant(initial, tf.float32)

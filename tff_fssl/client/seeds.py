@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from tff_fssl.lazy import tf
 
-# One number for each purpose, never reused.
+# One number for each purpose. A number is never reused: two purposes with the
+# same number would draw alike.
 (
   ORDER_UNLABELED,
   ORDER_LABELED,

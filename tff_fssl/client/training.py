@@ -37,13 +37,13 @@ _Sums: TypeAlias = 'tuple[dict[str, base.Mean], tf.Tensor]'
 
 @dataclasses.dataclass(frozen=True)
 class LoopConfig:
-  """The configuration of the loop.
+  """The configuration of the batch loop.
 
   Attributes:
-    num_epochs: Passes over the longer stream of examples; the other repeats.
-    batch_size: Unlabelled examples in a batch; the last batch of a pass may be
+    num_epochs: Passes over the longer stream of examples. The other repeats.
+    batch_size: Unlabelled examples in a batch. The last batch of a pass may be
       smaller.
-    labeled_batch_size: Labelled examples in a batch; the last batch of a pass
+    labeled_batch_size: Labelled examples in a batch. The last batch of a pass
       may be smaller.
     optimizer: Applies the gradients.
     proximal_strength: mu of FedProx, >= 0.
@@ -64,19 +64,20 @@ class LoopConfig:
 class LocalResult(NamedTuple):
   """The result of local training.
 
+  If an update is not finite, all updates are 0, and `non_trainable` and
+  `momentum` are those from before training.
+
   Attributes:
-    update: Per trainable variable, weights before minus weights after; all 0 if
-      it is not finite.
-    auxiliary: Name of an uploaded auxiliary network -> the same of it.
-    non_trainable: The non-trainable variables after training; unchanged if the
-      update is not finite.
+    update: Per trainable variable, weights before minus weights after.
+    auxiliary: Name of an uploaded auxiliary network -> its update.
+    non_trainable: The non-trainable variables after training.
     is_finite: bool scalar, whether the updates are finite.
     num_examples: float32 scalar, examples processed (over all epochs).
     weight: `Prepared.weight`.
     metrics: Name -> metric, summed over batches.
     ranges: `Prepared.ranges`.
-    momentum: The optimizer's momentum, per trainable variable; unchanged if the
-      update is not finite; empty if it is not kept.
+    momentum: The optimizer's momentum, per trainable variable. () if it is not
+      kept.
     uploads: `ClientOutput.uploads`.
   """
 
@@ -93,7 +94,7 @@ class LocalResult(NamedTuple):
 
 
 def _floats(prepared: base.Prepared) -> dict[str, tf.Tensor]:
-  """Names the float tensors of `prepared`."""
+  """Lists the float tensors of `prepared` by name."""
   named = {**prepared.ranges, **prepared.constants, **prepared.per_example}
   if prepared.weight is not None:
     named['aggregation weight'] = prepared.weight
@@ -103,7 +104,7 @@ def _floats(prepared: base.Prepared) -> dict[str, tf.Tensor]:
 def _named(
   what: str, variables: Sequence[tf.Variable], tensors: Sequence[tf.Tensor]
 ) -> dict[str, tf.Tensor]:
-  """Names float tensors, one per variable, by the variables."""
+  """Names float tensors, one per variable, after the variables."""
   return {
     f'{what} {variable.name.removesuffix(":0")}': tf.convert_to_tensor(tensor)
     for variable, tensor in zip(variables, tensors)
@@ -112,10 +113,10 @@ def _named(
 
 
 class _Initial(NamedTuple):
-  """The state that training starts from.
+  """The state from which training starts.
 
   Attributes:
-    momentum: Of the model's optimizer.
+    momentum: The momentum of the model's optimizer.
     auxiliary: Name of an auxiliary network -> its weights.
   """
 
@@ -125,9 +126,10 @@ class _Initial(NamedTuple):
 
 @contextlib.contextmanager
 def draws(networks: base.Networks, seed: tf.Tensor) -> Iterator[None]:
-  """Has all networks draw from `seed`, int32 [2]."""
+  """Makes all networks draw from `seed`, int32 [2]."""
   with contextlib.ExitStack() as stack:
     every = (networks.model, *networks.auxiliary.values())
+    # One network can stand for several, and must not be entered twice.
     for network in dict.fromkeys(every):
       stack.enter_context(network.draws(seed))
     yield
@@ -149,16 +151,16 @@ def steps_of(
 def streams_of(
   algorithm: base.Algorithm, *, at_server: bool = False
 ) -> Mapping[str, base.Stream]:
-  """Names the examples of a batch."""
+  """Returns the streams of a batch by name."""
   if at_server:
     return {base.LABELED: algorithm.labeled_stream()}
   return algorithm.streams()
 
 
 class LocalTraining:
-  """Trains networks on the data of one client (or the server).
+  """The training of networks on the data of one client, or of the server.
 
-  The constructor makes variables, so call it outside of `tf.function`s; call
+  The constructor makes variables, so call it outside of `tf.function`s. Call
   `run` inside one.
   """
 
@@ -173,18 +175,19 @@ class LocalTraining:
     *,
     at_server: bool = False,
   ):
-    """Makes the optimizers' slots.
+    """Makes the variables of the optimizers.
 
     Args:
-      network: The network that is trained.
+      network: The network of the model.
       algorithm: The algorithm, whose steps are made.
       views: The preprocessing.
       config: The configuration of the loop.
-      auxiliary: Name -> each of the algorithm's further networks.
-      initial: For each of these with a `build`, a function that returns its
-        initial weights.
+      auxiliary: Name -> each of the algorithm's auxiliary networks.
+      initial: Name of each of these with a `build` -> a function that returns
+        its initial weights.
       at_server: Whether this is the server, which makes labelled steps only.
-        Its further networks start from the values of their own names.
+        Its auxiliary networks start from the received values of their own
+        names.
     """
     self._networks = base.Networks(network, names_lib.Named(auxiliary or {}))
     self._algorithm, self._at_server = algorithm, at_server
@@ -209,7 +212,7 @@ class LocalTraining:
 
   @property
   def _is_random(self) -> bool:
-    """Whether networks draw random numbers in training."""
+    """Tells whether networks draw random numbers in training."""
     networks = [self._networks.model, *self._networks.auxiliary.values()]
     return any(network.is_random for network in networks)
 
@@ -217,7 +220,8 @@ class LocalTraining:
     """Makes a `tf.function` of a step."""
 
     def run(batch: base.Batch, seed: tf.Tensor | None) -> base.StepResult:
-      # There is no seed if the networks draw no random numbers.
+      # Networks that draw no random numbers get no seed, so that none is
+      # computed.
       drawing: contextlib.AbstractContextManager[None]
       drawing = contextlib.nullcontext()
       if seed is not None:
@@ -226,7 +230,10 @@ class LocalTraining:
         return step(self._networks, batch)
 
     compiled: _CompiledStep = tf.function(
-      run, autograph=False, jit_compile=self._config.jit_compile or None
+      # None leaves the choice to TensorFlow. False would forbid XLA.
+      run,
+      autograph=False,
+      jit_compile=self._config.jit_compile or None,
     )
     return compiled
 
@@ -248,20 +255,20 @@ class LocalTraining:
     """Trains from `weights`.
 
     Args:
-      weights: The model's weights, from which training starts unless the
+      weights: The model's weights. Training starts from them unless the
         algorithm's `start` returns others.
-      labeled: Labelled examples, perhaps none.
-      unlabeled: Unlabelled examples, perhaps none.
+      labeled: Labelled examples, possibly none.
+      unlabeled: Unlabelled examples, possibly none.
       learning_rate: float32 scalar.
       seed: int32 [2].
       round_num: int32 scalar.
-      enabled: bool scalar; if false, no step is made.
-      share: float32 scalar in [0, 1], the share of the steps that is made, but
-        at least one step; None: all are.
-      momentum: The initial momentum of the optimizer; empty: 0.
+      enabled: bool scalar. If false, no step is made.
+      share: float32 scalar in [0, 1], the share of the steps that is made, at
+        least one step. None: all.
+      momentum: The initial momentum of the optimizer. (): zeros.
       received: Name of a broadcast -> its value. Auxiliary networks start from
         those that are `Weights`.
-      watch: If given, it checks all tensors computed from the client's data.
+      watch: If given, checks all tensors computed from the client's data.
 
     Returns:
       The result.
@@ -270,7 +277,7 @@ class LocalTraining:
     if not self._at_server:
       weights = self._algorithm.start(weights, received)
     initial = self._start(weights, received, momentum)
-    # A network that was not sent is the model's weights.
+    # A network that was not sent has the model's weights.
     for declared in self._declared.values():
       if declared.starts_from:
         received.setdefault(declared.starts_from, weights)
@@ -301,6 +308,7 @@ class LocalTraining:
       feed, seed, learning_rate, weights, watch
     )
     output = self._finish(client, fold_in(seed, seeds.FINISH), metrics)
+    # `finish` may assign other weights: the change is measured after it.
     result = self._result(client, prepared, metrics, num_examples, initial)
     if watch is not None:
       variables = self._networks.model.trainable_variables
@@ -316,32 +324,34 @@ class LocalTraining:
     received: Mapping[str, Any],
     momentum: Sequence[tf.Tensor],
   ) -> _Initial:
-    """Assigns weights and momentum, and returns them."""
+    """Assigns initial weights and momentum, and returns them."""
     self._networks.model.assign(weights)
     momentum = tuple(momentum) or tuple(map(tf.zeros_like, self._slots))
     for slot, value in zip(self._slots, momentum, strict=True):
       slot.assign(value)
     starts = {}
     for name, declared in self._declared.items():
-      # That the server has them was checked when the process was built.
+      # `rounds.checks` has checked that the server has these weights.
       starts[name] = received.get(declared.starts_from, weights)
       if name in self._initial:
         starts[name] = self._initial[name]()
       if declared.start is not None:
         starts[name] = declared.start(starts[name], received)
       self._networks[name].assign(starts[name])
+      # Unlike the server's model, auxiliary networks keep no momentum over
+      # rounds.
       for slot in self._auxiliary_slots.get(name, ()):
         slot.assign(tf.zeros_like(slot))
     return _Initial(momentum, starts)
 
   def weights_now(self, statistics_count: tf.Tensor) -> Weights:
-    """Reads the model's weights; their statistics have this count."""
+    """Reads the model's current weights, with this count of statistics."""
     return self._networks.model.weights_now(statistics_count)
 
   def auxiliary_weights(
     self, started_from: Mapping[str, Weights]
   ) -> dict[str, Weights]:
-    """Reads auxiliary networks; their statistics are those of the start."""
+    """Reads auxiliary networks, with the initial counts of their statistics."""
     return {
       name: network.weights_now(started_from[name].statistics_count)
       for name, network in self._networks.auxiliary.items()
@@ -382,8 +392,8 @@ class LocalTraining:
     weights: Weights,
     watch: non_finite.Watch | None,
   ) -> _Sums:
-    """Makes all steps."""
-    # Traced once, for the metrics' names and for the loop.
+    """Makes all steps, and sums their metrics."""
+    # One function for the metrics' names and for the loop is traced only once.
     make_ahead = tf.function(
       feed.ahead, autograph=False, input_signature=[tf.TensorSpec([], tf.int32)]
     )
@@ -429,7 +439,10 @@ class LocalTraining:
     feed: batches_lib.Feed,
     make_ahead: Callable[[tf.Tensor], batches_lib.Ahead],
   ) -> tuple[str, ...]:
-    """Names the metrics of the steps, by tracing these on a batch's type."""
+    """Finds the names of the steps' metrics, by tracing the steps.
+
+    The loop's initial state needs them before the first step.
+    """
     make_batch = tf.function(
       lambda step: feed.batch(make_ahead(step), step), autograph=False
     )
@@ -452,7 +465,7 @@ class LocalTraining:
     weights: Weights,
     watch: non_finite.Watch | None,
   ) -> base.Metrics:
-    """Makes the steps of a batch; returns its metrics."""
+    """Makes the steps of a batch and returns its metrics."""
     model = self._networks.model
     metrics: base.Metrics = {}
     if self._is_regularized:
@@ -461,6 +474,8 @@ class LocalTraining:
       draws = None
       if self._is_random:
         draws = fold_in(seed, batch.time.step)
+        # The steps of a batch must not draw alike. The first one keeps the
+        # batch's seed.
         draws = fold_in(draws, index) if index else draws
       result = step(
         batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
@@ -495,6 +510,7 @@ class LocalTraining:
             **_named('weights of', variables, variables),
           },
         )
+    # A server without auxiliary networks has nothing to follow the model.
     if self._declared or not self._at_server:
       self._algorithm.after_step(self._networks, batch)
     return metrics
@@ -543,7 +559,7 @@ class LocalTraining:
     num_examples: tf.Tensor,
     initial: _Initial,
   ) -> LocalResult:
-    """Computes the changes of the weights, and collects the reports."""
+    """Computes the updates, and replaces them by 0 if they are not finite."""
     model = self._networks.model
     update = _change(client.weights, model)
     auxiliary = {
@@ -581,7 +597,16 @@ def _regularized(
   gradients: Sequence[tf.Tensor],
   penalties: list[tf.Tensor],
 ) -> list[tf.Tensor]:
-  """Adds what a network's own regularizers ask for; notes what they are."""
+  """Adds the gradients of a network's own regularizers.
+
+  Args:
+    network: The network.
+    gradients: The gradients of the loss.
+    penalties: Gets the value of the regularizers, if there are any.
+
+  Returns:
+    The gradients.
+  """
   if not network.has_regularizers:
     return list(gradients)
   penalty, changes = network.regularization()
@@ -590,7 +615,7 @@ def _regularized(
 
 
 def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:
-  """Trainable weights minus those that the network has now."""
+  """Subtracts a network's current trainable weights from `weights`."""
   return [
     start - v
     for start, v in zip(weights.trainable, network.trainable_variables)
