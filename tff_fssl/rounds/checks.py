@@ -21,7 +21,7 @@ def check_names(
   model: server_model.ServerModel,
   sent: Collection[str],
 ) -> None:
-  """Checks that sets, streams and views exist to which an algorithm refers.
+  """Checks that the sets, streams and views that an algorithm names exist.
 
   Args:
     algorithm: The algorithm.
@@ -32,7 +32,7 @@ def check_names(
   Raises:
     UsageError: If one of them does not exist.
   """
-  # Only networks' weights are sets that another network can start from.
+  # Another network can start only from sets that are a network's weights.
   kept = [n for n, v in model.sets.items() if isinstance(v, Weights)]
   of_clients = [name for name in sent if name in kept]
   _check_streams(training.streams_of(algorithm))
@@ -46,10 +46,12 @@ def check_names(
       )
   trainer = algorithm.server_trainer()
   _check_streams(training.streams_of(trainer, at_server=True))
+  # A `server_trainer` that is the algorithm itself trains the model alone.
   for name in () if trainer is algorithm else trainer.networks():
     names.check(
       name, kept, 'server_trainer: networks', 'weights that the server keeps'
     )
+  # Predictions that need the exchange's table cannot be traced without it.
   if states.prediction.with_table is None:
     for prediction in (states.prediction, *states.prediction.also.values()):
       # Without AutoGraph, which would replace the class of errors.

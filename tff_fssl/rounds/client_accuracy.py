@@ -1,4 +1,4 @@
-"""Accuracy over clients: what each may contribute, and what sums of it say."""
+"""Accuracy over clients: checked reports, their sums, and metrics of these."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ RESOLUTION = 200
 PERCENTILES = (10, 20, 30, 40, 50, 60, 70, 80, 90)
 # A larger loss of an example, in nats, counts as this.
 MAX_LOSS = 1e3
-# The name of the way to predict among others.
+# The name of the main prediction rule among the others.
 MAIN = 'model'
-# Whole numbers that stand for an accuracy of 1, and for a nat.
+# The whole numbers for an accuracy of 1, and for a nat.
 _ONE = 10**9
 _NAT = 10**4
-# Losses are sums in float32.
+# Relative tolerance for losses, which are sums in float32.
 _TOLERANCE = 1e-3
 
 _ByName = collections.OrderedDict[str, Any]
@@ -31,18 +31,18 @@ def build_screen(
   """Builds the check of one client's report, before anything is summed.
 
   A client is rejected as a whole, and counted, if its data could not be used or
-  it reports what cannot be: more examples than `max_client_examples`, more
-  correct ones of a class than there are, negative ones, a loss that is not
-  finite or out of range. All else is computed here from the accepted counts.
-  `guarded.GuardedFactory` says what such a check protects against, and where it
-  runs.
+  its report is impossible: more examples than `max_client_examples`, more
+  correct ones of a class than examples, negative numbers, a loss that is not
+  finite or out of range. All other figures are computed here from the accepted
+  counts. `guarded.GuardedFactory` describes the protection of such a check, and
+  where it runs.
 
   Args:
     report_type: The type of a report.
     max_client_examples: The most examples of an honest client.
 
   Returns:
-    `report -> sums`; all int64, none negative.
+    `report -> sums`, all int64 and not negative.
   """
   most = max_client_examples
 
@@ -64,6 +64,7 @@ def build_screen(
     keep = functools.partial(_kept, accepted)
     has_examples = tf.logical_and(accepted, total > 0)
     sums = collections.OrderedDict(
+      # Counted here, not by the client, which could claim any number.
       num_clients=tf.constant(1, tf.int64),
       num_clients_with_examples=_whole(has_examples),
       num_rejected_clients=_whole(tf.logical_not(accepted)),
@@ -77,6 +78,7 @@ def build_screen(
         tf.cast(keep(total), tf.float64),
       )
       loss = tf.clip_by_value(tf.cast(loss, tf.float64), 0.0, MAX_LOSS * most)
+      # -1 adds nothing to the histogram: `one_hot` of it is 0 everywhere.
       place = tf.where(has_examples, _whole(accuracy * RESOLUTION), -1)
       sums['ways'][name] = collections.OrderedDict(
         correct=correct,
@@ -91,19 +93,19 @@ def build_screen(
 
 
 def _kept(accepted: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
-  """The value of an accepted client, or zeros; NaN leaves no trace."""
+  """Replaces the values of a rejected client, which may be NaN, by zeros."""
   return tf.where(accepted, value, tf.zeros_like(value))
 
 
 def _whole(value: tf.Tensor) -> tf.Tensor:
-  """A float, rounded, or a bool, as a whole number."""
+  """Converts a float, by rounding, or a bool to int64."""
   if value.dtype.is_floating:
     value = tf.round(value)
   return tf.cast(value, tf.int64)
 
 
 def limits(sums_type: tff.Type, max_client_examples: int) -> _ByName:
-  """The most of each of the sums that one client can contribute."""
+  """Returns the maximum of each sum that one client can contribute."""
   most = max_client_examples
   of_way = collections.OrderedDict(
     correct=most,
@@ -124,23 +126,32 @@ def limits(sums_type: tff.Type, max_client_examples: int) -> _ByName:
 
 
 def finalize(sums: Mapping[str, Any]) -> _ByName:
-  """From sums to metrics.
+  """Computes metrics from sums.
 
   Args:
-    sums: Sums over clients of what `build_screen` leaves of their reports.
+    sums: Sums of the results of `build_screen` over clients.
 
   Returns:
-    int64 scalars: num_clients, those that took part; num_clients_with_examples;
-    num_rejected_clients; num_examples. float64 scalars, NaN without examples:
-    accuracy and loss (nats), means over examples; accuracy_mean, over clients
-    with examples; accuracy_deviation, the standard deviation over them (divided
-    by their number); accuracy_worst_decile, the mean of the least tenth of
-    their accuracies, rounded up to whole clients; accuracy_percentile_10 to
-    _90, the least accuracy that so many percent of them do not exceed;
-    recall_mean, over classes with examples, the share of a class's examples
-    that is classified correctly. Accuracies of single clients are rounded to
-    1 / `RESOLUTION` for the worst decile and percentiles. Then, by the names of
-    `Prediction.also`, the same of other ways to predict.
+    int64 scalars, and float64 scalars, which are NaN without examples. By name:
+
+    num_clients: The clients that took part.
+    num_clients_with_examples: Those of them with examples.
+    num_rejected_clients: Those of them that were rejected.
+    num_examples: All examples.
+    accuracy, loss: Means over examples, the loss in nats.
+    accuracy_mean: The mean over clients with examples.
+    accuracy_deviation: The standard deviation over these clients (divided by
+    their number).
+    accuracy_worst_decile: The mean of the least tenth of their accuracies,
+    rounded up to whole clients.
+    accuracy_percentile_10 to _90: The least accuracy that so many percent of
+    them do not exceed.
+    recall_mean: The mean, over classes with examples, of the share of a class's
+    examples that is classified correctly.
+
+    Accuracies of single clients are rounded to 1 / `RESOLUTION` for the worst
+    decile and percentiles. The last entries, by the names of `Prediction.also`,
+    are the same figures of other prediction rules.
   """
   counts = sums['num_examples']
   metrics = collections.OrderedDict(
@@ -161,7 +172,7 @@ def finalize(sums: Mapping[str, Any]) -> _ByName:
 
 
 def _over_examples(of_way: Mapping[str, Any], counts: tf.Tensor) -> _ByName:
-  """Figures in which each example, or each class, weighs the same."""
+  """Computes figures in which each example, or each class, counts equally."""
   correct = of_way['correct']
   loss = tf.cast(of_way['loss'], tf.float64) / _NAT
   total = tf.cast(tf.reduce_sum(counts), tf.float64)
@@ -178,17 +189,19 @@ def _over_examples(of_way: Mapping[str, Any], counts: tf.Tensor) -> _ByName:
 
 
 def _over_clients(of_way: Mapping[str, Any], num: tf.Tensor) -> _ByName:
-  """Figures in which each of `num` clients weighs the same."""
+  """Computes figures in which each of `num` clients counts equally."""
   clients = of_way['clients_by_accuracy']
   mean = of_way['accuracy'] / num / _ONE
   variance = of_way['accuracy_squared'] / num / _ONE - mean**2
   up_to = tf.cumsum(clients)
+  # The histogram is ascending: the worst clients fill it from the start.
   num_worst = (num + 9) // 10
   worst = tf.clip_by_value(num_worst - (up_to - clients), 0, clients)
   places = tf.range(RESOLUTION + 1, dtype=tf.int64)
   nan = tf.constant(float('nan'), tf.float64)
   figures = collections.OrderedDict(
     accuracy_mean=mean,
+    # Rounding can make the variance slightly negative.
     accuracy_deviation=tf.sqrt(tf.maximum(variance, 0.0)),
     accuracy_worst_decile=tf.reduce_sum(worst * places)
     / num_worst

@@ -9,32 +9,42 @@ from typing import Any
 from tff_fssl.algorithms import base
 from tff_fssl.lazy import tf, tff
 
-# By kind of examples, the least label.
+# (kind of examples, its least label). -1 is an unknown hidden label.
 _LABELS = (('labeled', 0), ('unlabeled', -1))
 
 
 def read_examples(examples: Any) -> base.Examples:
-  """`OrderedDict(x, y)` as `Examples`."""
+  """Converts `OrderedDict(x, y)`."""
   return base.Examples(examples['x'], examples['y'])
 
 
 def read_one(dataset: tf.data.Dataset, default: Any = None) -> Any:
-  """The one element of a data set; if it is empty, `default`.
+  """Reads the single element of a data set.
 
-  None: zeros, and no example where their number is not known.
+  Args:
+    dataset: A data set of one element, or of none.
+    default: The result for an empty data set. None: zeros, with no example
+      where the number of examples is not static.
+
+  Returns:
+    The element.
   """
   if default is None:
     default = tf.nest.map_structure(
       lambda s: tf.zeros([d or 0 for d in s.shape], s.dtype),
       dataset.element_spec,
     )
-  # `reduce` would instantiate its function at each call: 8 ms per client.
+  # `reduce` instantiates its function at each call, which takes 8 ms per
+  # client.
   defaults = tf.data.Dataset.from_tensors(default)
   return dataset.concatenate(defaults).take(1).get_single_element()
 
 
 def one_if(condition: tf.Tensor, value: Any) -> tf.data.Dataset:
-  """A sequence of one element, the value, or of none: types stay static."""
+  """Makes a sequence of one element, or of none if the condition is false.
+
+  TFF's types are static, so an optional value travels as a sequence.
+  """
   whole = tf.data.Dataset.from_tensors(value)
   return whole.take(tf.cast(condition, tf.int64))
 
@@ -44,21 +54,21 @@ def read_client(
   num_classes: int,
   accepts: Callable[[tf.Tensor], tf.Tensor] | None,
 ) -> tuple[Any, tf.Tensor]:
-  """A client's element, and whether it can be trained on.
+  """Reads a client's element, and checks it.
 
-  Clients' data are not trusted: a label outside the range of classes, or a word
-  outside of the vocabulary, would be an error on a CPU, and give NaN on a GPU.
-  A share of steps, if there is one, must be in [0, 1].
+  Clients' data are not trusted. A label outside the range of classes, or a word
+  outside of the vocabulary, would be an error on a CPU and give NaN on a GPU. A
+  share of steps must be in [0, 1].
 
   Args:
     dataset: A data set of one element, as `data.clients.make_example` makes it.
-    num_classes: Labels must be in [0, num_classes); labels of unlabelled
+    num_classes: Labels must be in [0, num_classes). Labels of unlabelled
       examples may also be -1.
     accepts: `augment.Views.accepts`.
 
   Returns:
-    (element, whether it is usable: bool scalar). If it is not, the element has
-    no examples.
+    (element, whether it is usable: bool scalar). An unusable element has no
+    examples.
   """
   data = read_one(dataset)
   checks = []
@@ -70,6 +80,7 @@ def read_client(
     ]
     if accepts is not None:
       checks.append(accepts(x))
+  # Only processes for stragglers have a share.
   if 'share' in data:  # NaN is not in the range.
     checks += [data['share'] >= 0.0, data['share'] <= 1.0]
   usable = tf.reduce_all(checks)
@@ -79,12 +90,12 @@ def read_client(
 
 
 def add_ids(element_spec: Any, num_clients: int) -> Any:
-  """The spec of a client's element, with `client_id` if clients have ids."""
+  """Adds `client_id` to the spec of a client's element, if clients have ids."""
   return _add_number(element_spec, 'client_id') if num_clients else element_spec
 
 
 def add_slots(element_spec: Any, needs_slots: bool) -> Any:
-  """The spec of a client's element, with `slot` if clients have slots."""
+  """Adds `slot` to the spec of a client's element, if clients have slots."""
   return _add_number(element_spec, 'slot') if needs_slots else element_spec
 
 
@@ -95,11 +106,11 @@ def _add_number(element_spec: Any, name: str) -> Any:
 
 
 def data_type(element_spec: Any) -> tff.SequenceType:
-  """The type of a client's data from `data.clients.element_spec`'s result."""
+  """Converts a result of `data.clients.element_spec` to a client's TFF type."""
   return tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
 
 
 def num_bytes(tff_type: tff.Type) -> int:
-  """The size in bytes of a value whose tensors have fixed shapes."""
+  """Computes the bytes of a value whose tensors have static shapes."""
   specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
   return sum(s.shape.num_elements() * s.dtype.size for s in specs)

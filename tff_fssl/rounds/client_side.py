@@ -27,16 +27,16 @@ from tff_fssl.rounds import statistics_phase
 
 @dataclasses.dataclass(frozen=True)
 class ClientSide:
-  """What clients do, and with what.
+  """The clients' side of a process.
 
   Attributes:
     networks: Makes their networks.
     algorithm: The algorithm.
     states: Its states.
-    views: How stored examples become the network's inputs.
-    element_spec: The spec of the one element that a client's data set has.
-    exchange: What else travels, if anything does.
-    delivery: Which weights travel.
+    views: Makes network inputs of stored examples.
+    element_spec: The spec of the one element of a client's data set.
+    exchange: The exchange, if there is one.
+    delivery: The weights that travel.
   """
 
   networks: network_factory.NetworkFactory
@@ -54,7 +54,7 @@ class ClientSide:
 
   @property
   def uploaded_networks(self) -> dict[str, int]:
-    """Names the uploaded networks, with the number of each one's tensors."""
+    """Counts the tensors of each uploaded network, by name."""
     return {
       name: self.networks.num_trainable
       for name, declared in self.algorithm.networks().items()
@@ -62,7 +62,7 @@ class ClientSide:
     }
 
   def part(self, release_metrics: bool) -> client_work.ClientPart:
-    """What clients do."""
+    """Describes the clients' part of a round."""
     hparams = self.hparams
     return client_work.ClientPart(
       make_training=self._training,
@@ -74,6 +74,7 @@ class ClientSide:
       weigh_by_examples=hparams.client_weighting == 'examples',
       draws_episodes=batches.draws_episodes(self.algorithm.streams()),
       track_non_trainable=self.networks.tracks_moving_averages,
+      # `finish` may return more uploads: the others are the exchange's row.
       reports=tuple(self.algorithm.uploads()),
       exchange=self.exchange,
       delivery=self.delivery,
@@ -81,7 +82,10 @@ class ClientSide:
     )
 
   def own_statistics(self) -> client_work.OwnStatistics:
-    """What gathers a client's own statistics; makes variables."""
+    """Builds the function that gathers a client's own statistics.
+
+    Call it where variables may be made.
+    """
     if not self._gathers_statistics:
       return lambda model, images: model
     network, predicting = self.networks.make(), self.states.prediction.weights
@@ -97,17 +101,20 @@ class ClientSide:
         kind=self.hparams.batch_norm_statistics,
         batch_size=self.hparams.statistics_batch_size,
       )
+      # The weights that predict may differ from the model's (an average): only
+      # their statistics are taken.
       return model.replace_weights(renewed._replace(trainable=model.trainable))
 
     return gather
 
   def _training(self) -> training.LocalTraining:
-    """A client's training; makes variables."""
+    """Makes a client's training. Call it where variables may be made."""
     hparams, local = self.hparams, self.networks.make()
     streams = self.algorithm.streams()
     uses_unlabeled = batches.trains_on(streams, labeled=False)
     further, initial = {}, {}
     for name, declared in self.algorithm.networks().items():
+      # An auxiliary network without a `build` is a copy of the model's network.
       if declared.build is None:
         further[name] = self.networks.make()
       else:
@@ -131,13 +138,15 @@ class ClientSide:
 
   @property
   def has_second_phase(self) -> bool:
-    """Whether clients gather statistics after the round's update."""
+    """Tells whether clients gather statistics after the round's update."""
     in_training = self.hparams.statistics_phase == round_hparams_lib.TRAINING
     return self._gathers_statistics and not in_training
 
   @property
   def _gathers_statistics(self) -> bool:
-    """Whether they gather statistics for static batch norm at all."""
+    """Tells whether clients gather statistics for static batch norm."""
+    # Clients that train alone gather the statistics of their own models in
+    # `finish`.
     return self.networks.is_static and not self.algorithm.alone
 
   def statistics_phases(
@@ -146,7 +155,20 @@ class ClientSide:
     message_type: tff.Type,
     server: server_lib.ServerSide,
   ) -> tuple[list[statistics_phase.Phase], int]:
-    """What gathers statistics; the bytes a client sends for it."""
+    """Builds the phases that gather statistics.
+
+    Args:
+      model_type: The type of the `ServerModel`.
+      message_type: The type of a `Message`.
+      server: The server's side, which adds the statistics of its own data.
+
+    Returns:
+      The phases, and the bytes that a client sends in them.
+
+    Raises:
+      UsageError: If clients start from models of groups, whose statistics
+        cannot be gathered in training.
+    """
     if not self._gathers_statistics:
       return [], 0
     if self.delivery.groups is not None and not self.has_second_phase:
@@ -165,10 +187,12 @@ class ClientSide:
       server_data_fn=server.data_fn,
       server_batch_size=server.statistics_batch_size,
       predicting=self.states.prediction.weights,
+      # The new weights are one model for all: groups play no part here.
       delivery=delivery_lib.Delivery(kept=self.delivery.kept),
     )
     states = self.states
-    # Which statistics are gathered in which rounds.
+    # Name of a set, '' for the model -> the rounds whose statistics are
+    # gathered. None: all rounds.
     when = {
       **dict.fromkeys(('', *states.statistics_of)),
       **{

@@ -22,47 +22,49 @@ from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import screen as screen_lib
 
-# (state of the process, a client's data, round number) -> what was not finite.
+# (state of the process, a client's data, round number) -> the first non-finite
+# tensor.
 FindNonFinite = Callable[
   [Any, tf.data.Dataset, int],
   non_finite.NonFinite | None,
 ]
 # (state of the process, a client's data, round number) -> the client's model.
 LocalModel = Callable[[Any, tf.data.Dataset, int], server_model.ServerModel]
-# (a client's model, its images) -> the model with statistics of these.
+# (a client's model, its images) -> the model with statistics of the images.
 OwnStatistics = Callable[
   [server_model.ServerModel, tf.Tensor],
   server_model.ServerModel,
 ]
-# What a client sends, and its report.
+# (update and weight, report): a client's upload.
 _Upload = tuple[
   tff.learning.templates.ClientResult, collections.OrderedDict[str, Any]
 ]
-# Which fields of a report count only if the client reports.
+# The fields of a report that are 0 unless the client reports.
 _COUNTED = ('num_examples', 'ratios', 'ranges', 'signals')
 
 
 @dataclasses.dataclass(frozen=True)
 class ClientPart:
-  """What clients do, and how it is weighed.
+  """The clients' part of a round, and their weights in the mean.
 
   Attributes:
-    make_training: Makes the local training; called where variables may be made.
+    make_training: Makes the local training. It is called where variables may be
+      made.
     learning_rate_fn: Round number -> learning rate.
-    num_classes: The width of the model's output; see `client_data.read_client`.
+    num_classes: The width of the model's output. See `client_data.read_client`.
     accepts: `augment.Views.accepts`.
     weigh_by_examples: Whether weights are numbers of examples, if the algorithm
-      sets none: of those that were processed, or, with `draws_episodes`, of
-      those that the client has (also if it is a straggler).
+      sets none. They count processed examples, or, with `draws_episodes`, all
+      examples of the client (even of a straggler).
     draws_episodes: Whether the algorithm draws episodes.
     track_non_trainable: Whether the change of non-trainable weights is part of
       the update.
-    reports: Names of uploads that the server gets means of; the others are the
-      row for the exchange.
-    exchange: What else travels, if anything.
-    delivery: Which weights travel.
-    release_metrics: If false, clients send nothing but update and weight, to
-      the aggregator, and the only metric is the number of clients.
+    reports: Names of the uploads whose means the server gets. The other uploads
+      are the row for the exchange.
+    exchange: The exchange, if there is one.
+    delivery: The weights that travel.
+    release_metrics: If false, clients send only update and weight, to the
+      aggregator, and the only metric is the number of clients.
   """
 
   make_training: Callable[[], training.LocalTraining]
@@ -85,7 +87,18 @@ class ClientPart:
     round_num: tf.Tensor,
     watch: non_finite.Watch | None = None,
   ) -> tuple[training.LocalResult, tf.Tensor]:
-    """A client's round: (result, whether its update and weight are finite)."""
+    """Trains a client in a round.
+
+    Args:
+      local: The local training.
+      received: The message, as the client uses it.
+      data: The client's element.
+      round_num: int32 scalar.
+      watch: If given, checks all tensors.
+
+    Returns:
+      (result, whether update and weight are finite: bool scalar).
+    """
     result = local.run(
       received.weights,
       client_data.read_examples(data['labeled']),
@@ -106,7 +119,8 @@ class ClientPart:
   def read_message(
     self, message: exchange_lib.Message, data: Mapping[str, Any]
   ) -> exchange_lib.Received:
-    """What the client uses of the server's message."""
+    """Reads the parts of the server's message that the client uses."""
+    # Only elements for an exchange of known clients have an id.
     client_id = data.get('client_id', tf.constant(-1))
     groups = self.delivery.groups
     start = None if groups is None else groups.place_of(data).start
@@ -119,12 +133,12 @@ def build_find_non_finite(
   part: ClientPart,
   make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
 ) -> FindNonFinite:
-  """Builds a function that repeats a client's round to see where it fails.
+  """Builds a function that repeats a client's round to find where it fails.
 
-  It runs outside TFF.
+  The function runs outside TFF.
 
   Args:
-    part: What clients do; its training is made when first needed.
+    part: The clients' part. Its training is made when first needed.
     make_message: (state of the process, round number) -> the message.
 
   Returns:
@@ -154,19 +168,19 @@ def build_local_model(
   make_message: Callable[[Any, tf.Tensor], exchange_lib.Message],
   make_statistics: Callable[[], OwnStatistics],
 ) -> LocalModel:
-  """Builds a function that gives the model that a client makes in a round.
+  """Builds a function that computes the model of one client in a round.
 
-  It runs outside TFF.
+  The function runs outside TFF.
 
   Args:
-    part: What clients do; its training is made when first needed.
+    part: The clients' part. Its training is made when first needed.
     make_message: (state of the process, round number) -> the message.
-    make_statistics: Makes what gathers statistics of static batch norm, if the
-      network has it, of all the client's examples; makes variables.
+    make_statistics: Makes the function that gathers statistics of static batch
+      norm over all the client's examples. It makes variables.
 
   Returns:
-    `(state, dataset, round number) -> ServerModel`: the server's model, with
-    what the client has learnt; as it was if that is not finite.
+    `(state, dataset, round number) -> ServerModel`: the server's model with the
+    client's trained weights, or unchanged if these are not finite.
   """
 
   def build() -> Callable[..., Any]:
@@ -196,13 +210,15 @@ def _repeating(
   """Makes a function that repeats a client's round outside TFF.
 
   Args:
-    part: What clients do.
-    build: Called when the function is first needed; returns a function of
-      tensors: (state of the process, a client's data, round number) -> result.
+    part: The clients' part.
+    build: Returns a function of tensors: (state of the process, a client's
+      data, round number) -> result. It is called when the function is first
+      needed.
 
   Returns:
     `(state, dataset, round number) -> result`.
   """
+  # Tracing takes seconds, and most processes are never asked.
   built = functools.cache(build)
 
   def repeat(state: Any, dataset: tf.data.Dataset, round_num: int) -> Any:
@@ -223,29 +239,31 @@ def build_client_work(
 ) -> tuple[tff.learning.templates.ClientWorkProcess, int]:
   """Builds the client work.
 
-  Its `next` is `<int32@SERVER, M@CLIENTS, D*@CLIENTS> ->
-  <int32@SERVER, ClientResult(update, weight)@CLIENTS, metrics@SERVER>`; its
-  state is the round number. Before round 1 clients do nothing. The metrics are
-  OrderedDict(train, signals, num_reports); `next` of the composed process
-  releases `train` alone. With groups, the update ends with the client's place,
-  float32 [2]. With an exchange, it is OrderedDict(update, row); with one that
-  is `in_sum`, the row's values follow the update's tensors.
+  Its `next` is `<int32@SERVER, M@CLIENTS, D*@CLIENTS> -> <int32@SERVER,
+  ClientResult(update, weight)@CLIENTS, metrics@SERVER>`. Its state is the round
+  number. Before round 1 clients do nothing. The metrics are OrderedDict(train,
+  signals, num_reports). Signals are the means of the uploads that the algorithm
+  declares. `next` of the composed process releases `train` alone.
 
-  The algorithm sets a client's weight; if it sets none, the weight is 1 or the
-  number of examples that the client processed. A client that trained on nothing
-  has weight 0. A client whose update is not finite has weight 0, too, and is
-  left out of all metrics except `num_non_finite_clients`; if no metrics are
-  released, its weight is NaN, so that the aggregator counts it. A client whose
-  data cannot be trained on is rejected.
+  With groups, the update ends with the client's place, float32 [2]. With an
+  exchange, it is OrderedDict(update, row). With an exchange `in_sum`, the row's
+  values follow the update's tensors.
 
-  Clients are not trusted: `screen.build_screen` checks what they send.
+  If the algorithm sets no weight, a client's weight is 1 or the number of
+  examples that it processed. A client that trained on nothing has weight 0. A
+  client whose update is not finite has weight 0, too, and only
+  `num_non_finite_clients` counts it. If no metrics are released, its weight is
+  NaN, so that the aggregator counts it. A client whose data cannot be used is
+  rejected.
+
+  Clients are not trusted: `screen.build_screen` checks their uploads.
 
   Args:
     message_type: The type M of an `exchange.Message`.
-    element_spec: The spec of the one element that a client's data set has.
-    part: What clients do.
+    element_spec: The spec of the one element of a client's data set.
+    part: The clients' part.
     first_round: The number of the first round.
-    bounds: Bounds on what an honest client can send.
+    bounds: Bounds on an honest client's upload.
 
   Returns:
     The process, and the bytes that a client sends for metrics.
@@ -294,7 +312,7 @@ def build_client_work(
 def _build_work(
   message_type: tff.Type, data_type: tff.Type, part: ClientPart
 ) -> tff.Computation:
-  """`<M, D*, round number> -> <ClientResult, report>`, of one client."""
+  """Builds `<M, D*, round number> -> <ClientResult, report>` of one client."""
 
   @tff.tensorflow.computation(message_type, data_type, tf.int32)
   def work(
@@ -302,6 +320,7 @@ def _build_work(
     dataset: tf.data.Dataset,
     round_num: tf.Tensor,
   ) -> _Upload:
+    # Variables can be made in the computation's graph, but not in `run`.
     local = part.make_training()
 
     @tf.function(autograph=False)
@@ -332,14 +351,29 @@ def _upload(
   usable: tf.Tensor,
   round_num: tf.Tensor,
 ) -> _Upload:
-  """What a client sends."""
+  """Builds a client's upload.
+
+  Args:
+    part: The clients' part.
+    received: The message, as the client uses it.
+    data: The client's element.
+    result: The result of its training.
+    finite: bool scalar, whether update and weight are finite.
+    usable: bool scalar, whether the data could be used.
+    round_num: int32 scalar.
+
+  Returns:
+    (update and weight, report).
+  """
   num_held = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
   weight = result.weight
   if weight is None:
     weight = tf.constant(1.0)
     if part.weigh_by_examples:
       weight = result.num_examples
-      if part.draws_episodes:  # Of which all are of about the same size.
+      # Episodes have about the same size at all clients, so processed examples
+      # would say little.
+      if part.draws_episodes:
         weight = tf.cast(num_held, tf.float32)
   # Clients that kept no pseudo-labels still report.
   reports = tf.logical_and(tf.logical_and(round_num >= 1, num_held > 0), finite)
@@ -366,6 +400,7 @@ def _upload(
   if part.delivery.groups is not None:
     place = tf.stack(part.delivery.groups.place_of(data))
     update += (tf.cast(place, tf.float32),)
+  # Names are sorted, since TFF's types depend on the order of fields.
   uploads = sorted(result.uploads.items())
   report = collections.OrderedDict(
     is_finite=finite,
@@ -400,7 +435,16 @@ def _upload(
 def _measured(
   screen: tff.Computation, result: tff.Value, report: tff.Value
 ) -> tuple[tff.Value, tff.Value]:
-  """Checks what clients sent: (what remains, metrics@SERVER)."""
+  """Checks the clients' uploads and sums their reports.
+
+  Args:
+    screen: The check, a result of `screen.build_screen`.
+    result: The `ClientResult`s, at clients.
+    report: The reports, at clients.
+
+  Returns:
+    (the checked results@CLIENTS, metrics@SERVER).
+  """
   result, (sums, minima, maxima) = tff.federated_map(screen, (result, report))
   of_screen = screen.type_signature.result[1]
   finalize = _build_finalize(of_screen[0], of_screen[1])
@@ -416,9 +460,9 @@ def _measured(
 
 
 def _number_of_clients() -> tff.Value:
-  """The metrics, if nothing else about clients may be released."""
+  """Counts clients: the only metric of a confidential aggregator."""
   one = tff.federated_value(1, tff.CLIENTS)
-  # Who failed must not be known: all count as reports.
+  # The server must not learn which clients failed: all count as reports.
   report = tff.federated_value(1.0, tff.CLIENTS)
   return tff.federated_zip(
     collections.OrderedDict(
@@ -432,7 +476,7 @@ def _number_of_clients() -> tff.Value:
 def _build_finalize(
   sums_type: tff.Type, range_type: tff.Type
 ) -> tff.Computation:
-  """From what was summed over clients to metrics."""
+  """Builds the computation of metrics from sums over clients."""
 
   @tff.tensorflow.computation(sums_type, range_type, range_type)
   def finalize(

@@ -1,4 +1,4 @@
-"""How many bytes travel in a round, computed from what is sent."""
+"""The bytes that travel in a round, computed from the messages' types."""
 
 from __future__ import annotations
 
@@ -26,30 +26,33 @@ def build_communication(
 ) -> tff.Computation:
   """Builds `<ServerModel, ServerModel, number of clients> -> figures`.
 
-  The models are those that the round's message is made of, and that of which
-  static batch norm statistics are gathered at its end.
+  The first model is that of the round's message. The second is that whose
+  static batch norm statistics are gathered at the round's end.
 
-  Tables of which a client uses only its own rows count as these rows, and so do
-  the rows that groups start from: this is what a deployment with a federated
-  select sends. `Exchange.not_counted` says what does not travel there at all.
+  If a client uses only its own rows of a table, only these rows count. The same
+  holds for the rows from which groups start. A deployment with a federated
+  select sends no more. `Exchange.not_counted` lists values that do not travel
+  in a deployment.
 
   Args:
     model_type: The type of the `ServerModel`.
     upload_type: The type of a `ClientResult`.
     states: The states of the algorithm.
-    peer_sizes: Name of each uploaded peer -> the number of its tensors.
+    peer_sizes: Name of each uploaded auxiliary network -> the number of its
+      tensors.
     exchange: The exchange, if there is one.
     kept_bytes: The size of the model's weights that stay at the server.
-    has_statistics_phases: Whether, for static batch norm statistics, the
-      weights of the model and of some sets are sent once more.
+    has_statistics_phases: Whether the weights of the model and of some sets are
+      sent once more, for static batch norm statistics.
     statistics_up: Bytes that a client sends in these phases.
     report_bytes: Bytes that a client sends for metrics.
 
   Returns:
-    The computation. Its result is an OrderedDict: for `down` and for `up`,
-    int64 scalars `bytes_down` (all clients together), `bytes_down_per_client`
-    and how that divides, `bytes_down_PART`; and the float32 scalar
-    `percent_of_model_down`, 100 for one dense model to a client.
+    The computation. Its result is an OrderedDict. For `down` and for `up`, it
+    has the int64 scalars `bytes_down` (all clients together),
+    `bytes_down_per_client`, and `bytes_down_PART` for each part of the latter.
+    The float32 scalar `percent_of_model_down` is 100 for one dense model to a
+    client.
   """
   dense = _weights_bytes(model_type)
   one = dense - kept_bytes
@@ -77,6 +80,7 @@ def build_communication(
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
     if exchange is not None:
       down['exchange'] = 0
+      # Such a table is on the clients' own disks in a deployment.
       if not exchange.is_clients_own:
         down['exchange'] = _received_bytes(exchange, model)
     down['scalars'] = round_num + len(model.control) * tf.float32.size
@@ -92,10 +96,21 @@ def _up(
   peers: Mapping[str, int],
   exchange: exchange_lib.Exchange | None,
 ) -> collections.OrderedDict[str, int]:
-  """The bytes of a client's upload, by part; `peers` are those of peers."""
+  """Computes the bytes of a client's upload, by part.
+
+  Args:
+    upload_type: The type of a `ClientResult`.
+    peers: Name of each uploaded auxiliary network -> its bytes.
+    exchange: The exchange, if there is one.
+
+  Returns:
+    Name of part -> bytes.
+  """
   up = collections.OrderedDict(
     model=client_data.num_bytes(upload_type), statistics=0, **peers
   )
+  # Networks and rows are part of the upload's type: they are counted as parts
+  # of their own.
   up['model'] -= sum(peers.values())
   if exchange is not None:
     row_type = exchange_lib.row_type(exchange)
@@ -115,8 +130,8 @@ def _up(
 def build_no_communication(model_type: tff.Type) -> tff.Computation:
   """Builds the same for clients that train alone: all figures are 0.
 
-  What a simulation moves between its server and its clients stays, in reality,
-  on the clients' own disks.
+  A simulation moves such models between its server and its clients. In a
+  deployment they stay on the clients' own disks.
   """
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
@@ -139,7 +154,16 @@ def _figures(
   num_clients: tf.Tensor,
   dense_bytes: int,
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """Direction -> name of part -> bytes of a client, as metrics."""
+  """Computes metrics.
+
+  Args:
+    parts: Direction -> name of part -> bytes of a client.
+    num_clients: int32 scalar.
+    dense_bytes: The bytes of one dense model.
+
+  Returns:
+    Name -> scalar.
+  """
   figures = collections.OrderedDict()
   for direction, sizes in parts.items():
     total = tf.add_n([tf.cast(size, tf.int64) for size in sizes.values()])
@@ -154,7 +178,7 @@ def _figures(
 
 
 def _weights_bytes(model_type: tff.Type) -> int:
-  """The size of the model's weights alone."""
+  """Computes the bytes of the model's weights, without sets."""
   return sum(
     client_data.num_bytes(part)
     for part in (
@@ -168,12 +192,13 @@ def _weights_bytes(model_type: tff.Type) -> int:
 def _received_bytes(
   exchange: exchange_lib.Exchange, model: server_model.ServerModel
 ) -> int:
-  """The size of what a client uses of the exchange's message."""
+  """Computes the bytes of the exchange's values that a client uses."""
 
   def receive(model: server_model.ServerModel) -> Mapping[str, tf.Tensor]:
     message = exchange.message(exchange.initialize(), model, tf.constant(1))
     return exchange.receive(message, tf.constant(0))
 
+  # Tracing tells the shapes of the values. Nothing runs.
   traced = tf.function(receive, autograph=False)
   specs = traced.get_concrete_function(model).structured_outputs
   return sum(
