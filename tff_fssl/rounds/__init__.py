@@ -1,1 +1,1 @@
-"""What makes a round, whatever the algorithm."""
+"""The parts of a round, independent of the algorithm."""

@@ -134,20 +134,20 @@ def finalize(sums: Mapping[str, Any]) -> _ByName:
   Returns:
     int64 scalars, and float64 scalars, which are NaN without examples. By name:
 
-    num_clients: The clients that took part.
-    num_clients_with_examples: Those of them with examples.
-    num_rejected_clients: Those of them that were rejected.
-    num_examples: All examples.
-    accuracy, loss: Means over examples, the loss in nats.
-    accuracy_mean: The mean over clients with examples.
-    accuracy_deviation: The standard deviation over these clients (divided by
-    their number).
-    accuracy_worst_decile: The mean of the least tenth of their accuracies,
-    rounded up to whole clients.
-    accuracy_percentile_10 to _90: The least accuracy that so many percent of
-    them do not exceed.
-    recall_mean: The mean, over classes with examples, of the share of a class's
-    examples that is classified correctly.
+    *   num_clients: The clients that took part.
+    *   num_clients_with_examples: Those of them with examples.
+    *   num_rejected_clients: Those of them that were rejected.
+    *   num_examples: All examples.
+    *   accuracy, loss: Means over examples, the loss in nats.
+    *   accuracy_mean: The mean over clients with examples.
+    *   accuracy_deviation: The standard deviation over these clients (divided
+        by their number).
+    *   accuracy_worst_decile: The mean of the least tenth of their accuracies,
+        rounded up to whole clients.
+    *   accuracy_percentile_10 to _90: The least accuracy that so many percent
+        of them do not exceed.
+    *   recall_mean: The mean, over classes with examples, of the share of a
+        class's examples that is classified correctly.
 
     Accuracies of single clients are rounded to 1 / `RESOLUTION` for the worst
     decile and percentiles. The last entries, by the names of `Prediction.also`,

@@ -1,9 +1,13 @@
-"""Chains TFF's four parts, and further client phases, into a process.
+"""The composition of a process from TFF's four parts and further client phases.
 
-The four parts of a TFF learning process are the distributor, which broadcasts
-the weights; the client work; the aggregator, which combines the clients'
-results; and the finalizer, which applies the combined result at the server. A
-client phase is one broadcast, work at the clients, and an aggregation.
+The four parts of a TFF learning process are:
+
+*   the distributor, which broadcasts the weights,
+*   the client work,
+*   the aggregator, which combines the clients' results,
+*   the finalizer, which applies the combined result at the server.
+
+A client phase is one broadcast, work at the clients, and an aggregation.
 
 In TFF's type notation, `T@SERVER` is one value of type T at the server,
 `T@CLIENTS` is one at each client of the cohort, and `D*` is a sequence (a
@@ -29,26 +33,26 @@ ServerModel = server_model.ServerModel
 
 
 class FsslProcess(tff.learning.templates.LearningProcess):
-  """A learning process that can be asked about itself.
+  """A learning process with attributes that describe it.
 
   These attributes are not part of the process's computations.
 
   Attributes:
     find_non_finite: See `client_work.build_find_non_finite`.
-    local_model: See `client_work.build_local_model`; None if clients have a
-      part of the model only, or keep models of their own.
-    num_classes: The number of classes, if known; clients' labels must be less.
-    num_clients: The number of clients that the process knows by their ids, so
-      that their data must contain `client_id`; 0 if it knows none.
+    local_model: See `client_work.build_local_model`. None if clients have only
+      a part of the model, or keep models of their own.
+    num_classes: The number of classes, if known. Clients' labels must be less.
+    num_clients: The number of clients that the process knows by their ids.
+      Their data must then contain `client_id`. 0: it knows none.
     needs_slots: Whether clients' data must contain `slot`, their position in
       the cohort.
     start: Weights -> the `ServerModel` of a process that starts from them.
-    prediction: How the model predicts.
+    prediction: The rule by which the model predicts.
     num_phases: Client phases in a round.
-    min_clients: Rounds with fewer clients leave all as it was.
-    outside: How rows of clients that are kept outside of the state are brought
-      before each round, and taken after it; None if there are none. The table
-      is `state.distributor['table']`.
+    min_clients: Rounds with fewer clients are discarded.
+    outside: Loads the rows that are stored outside of the state before each
+      round, and stores them after it. None if there are none. The table is
+      `state.distributor['table']`.
   """
 
   find_non_finite: client_work_lib.FindNonFinite
@@ -69,8 +73,8 @@ LastPhase = Callable[
   [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
 ]
 # (distributor's state, rows@CLIENTS, model, whether the round counts) ->
-# (state, metrics)@SERVER. With `split`, the rows are what the aggregator made
-# of them.
+# (state, metrics)@SERVER. With `split`, the rows are combined by the aggregator
+# and are at the server.
 EndRound = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]
 
 
@@ -101,25 +105,26 @@ def compose_fssl_process(
     distributor: Makes the message and broadcasts it.
     client_work: Trains at the clients. Its measurements are OrderedDict(train,
       signals, num_reports), of which `train` is released.
-    aggregator: Combines the clients' updates; weighted.
-    finalizer: Takes what came from the clients to a new model.
+    aggregator: Combines the clients' updates by weight.
+    finalizer: Makes the new model from the combined uploads.
     start: See `FsslProcess`.
-    weights_of: The model -> what `get_model_weights` returns: the weights that
-      predict.
-    last_phases: What else clients do, after the finalizer where it needs the
-      new model.
-    end_round: Takes clients' rows to the distributor's next state; then clients
-      send OrderedDict(update, row).
-    split: If rows are part of the update instead, takes what the aggregator
-      made of both to (update, row).
+    weights_of: The model -> the weights that predict, `get_model_weights`'s
+      result.
+    last_phases: Further client phases. They follow the finalizer, since some
+      need the new model.
+    end_round: Adds clients' rows to the distributor's state. Clients then send
+      OrderedDict(update, row).
+    split: Splits the aggregator's result into (update, row), if rows are part
+      of the update.
     counts: `<round number, train> -> bool`, whether the round counts, from the
-      client work's metrics; if not, it leaves the state but for its counters.
-    reports_too_few: Whether the metrics say which rounds did not count.
-    communication: `<M, M, number of clients> -> figures`, among the metrics;
-      the models are those before and after the finalizer.
+      client work's metrics. A round that does not count is discarded: it
+      changes only counters.
+    reports_too_few: Whether the metrics tell which rounds were discarded.
+    communication: `<M, M, number of clients> -> figures`, a part of the
+      metrics. The models are those before and after the finalizer.
 
   Returns:
-    The process, whose `find_non_finite` and `prediction` are to be set.
+    The process. The caller sets its `find_non_finite` and `prediction`.
   """
 
   @tff.federated_computation
@@ -167,12 +172,12 @@ def build_counts(
 
   Args:
     train_type: The type of the client work's metrics.
-    min_clients: The least number of clients; 0: a round without any counts.
-    is_confidential: Whether the server must not learn whose update was not
-      usable; then all count as such.
+    min_clients: The least number of clients. 0: a round without any counts.
+    is_confidential: Whether the server must not learn which updates were
+      usable. Then all count as usable.
 
   Returns:
-    The computation; None if all rounds count.
+    The computation. None if all rounds count.
   """
   if is_confidential and not min_clients:
     return None
@@ -191,10 +196,11 @@ def build_counts(
 
 
 def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
-  """Builds `<S, S, bool> -> S`: the state after a round that may not count.
+  """Builds `<S, S, bool> -> S`, which discards a round that does not count.
 
-  Given the states before and after it, it restores the old model, and what made
-  it. What an exchange keeps is not touched: such a round gives it no rows.
+  It takes the states before and after the round, and restores the old model and
+  the states of aggregator and finalizer. It does not restore the exchange's
+  table, since such a round adds no rows to it.
   """
 
   @tff.tensorflow.computation(state_type, state_type, tf.bool)
@@ -207,6 +213,7 @@ def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
       )
 
     finalizer_state = kept(old.finalizer, new.finalizer)
+    # Counters go up even so, or the next round would repeat this one's draws.
     finalizer_state['round_num'] = new.finalizer['round_num']
     return new._replace(
       global_model_weights=kept(
@@ -221,12 +228,12 @@ def _build_keep_unless(state_type: tff.Type) -> tff.Computation:
 
 @tff.tensorflow.computation(tf.bool)
 def _is_not(counts: tf.Tensor) -> tf.Tensor:
-  """1 if false: int32 scalar."""
+  """Negates a bool, as an int32 scalar."""
   return tf.cast(tf.logical_not(counts), tf.int32)
 
 
 class _Round(NamedTuple):
-  """What makes up a round: arguments of `compose_fssl_process`."""
+  """The components of a round: arguments of `compose_fssl_process`."""
 
   distributor: tff.learning.templates.DistributionProcess
   client_work: tff.learning.templates.ClientWorkProcess
@@ -241,14 +248,14 @@ class _Round(NamedTuple):
 
 
 class _Results(NamedTuple):
-  """Results of a round's four parts.
+  """The results of a round's four parts.
 
   Attributes:
-    distributed: Of the distributor.
-    worked: Of the client work.
-    aggregated: Of the aggregator.
-    rows: For the exchange, if there is one.
-    finalized: Of the finalizer.
+    distributed: The distributor's.
+    worked: The client work's.
+    aggregated: The aggregator's.
+    rows: The rows for the exchange, if there is one.
+    finalized: The finalizer's.
   """
 
   distributed: tff.Value
@@ -302,12 +309,15 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
         collections.OrderedDict(too_few_clients=too_few)
       )
     if of_phases:
+      # Phases differ only in the weights: the first one's count is enough.
       metrics['last_phase'] = of_phases[0]
     if of_exchange is not None:
       metrics['exchange'] = of_exchange
     if parts.communication is not None:
       metrics['communication'] = tff.federated_map(
         parts.communication,
+        # The phases have replaced `model`: the finalizer's result is what they
+        # sent.
         (old_model, results.finalized.result, train['num_clients']),
       )
     return tff.learning.templates.LearningProcessOutput(
@@ -320,12 +330,14 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
 def _run_parts(
   parts: _Round, state: tff.Value, client_data: tff.Value
 ) -> _Results:
-  """TFF's four parts, one after another, in a federated computation."""
+  """Runs TFF's four parts, one after another, in a federated computation."""
   old_model = state.global_model_weights
   distributed = parts.distributor.next(state.distributor, old_model)
   worked = parts.client_work.next(
     state.client_work, distributed.result, client_data
   )
+  # Rows reach the exchange on one of two ways: beside the update, or inside it
+  # and then through the aggregator.
   update, rows = worked.result.update, None
   if parts.end_round is not None and parts.split is None:
     update, rows = update['update'], update['row']
@@ -354,7 +366,8 @@ def _run_parts(
 def _metrics_of_parts(
   results: _Results,
 ) -> collections.OrderedDict[str, tff.Value]:
-  """What is released of the four parts' measurements, at the server."""
+  """Selects the measurements of the four parts that are released."""
+  # The means of uploads are for the server's step only.
   train = collections.OrderedDict(train=results.worked.measurements['train'])
   return collections.OrderedDict(
     distributor=results.distributed.measurements,
@@ -369,7 +382,7 @@ def _model_weights_fns(
   start: Callable[[Weights], ServerModel],
   weights_of: Callable[[ServerModel], Weights],
 ) -> tuple[tff.Computation, tff.Computation]:
-  """`get_model_weights` and `set_model_weights` of the process."""
+  """Builds `get_model_weights` and `set_model_weights` of the process."""
 
   @tff.tensorflow.computation(state_type)
   def get_model_weights(
@@ -387,7 +400,8 @@ def _model_weights_fns(
     state: LearningAlgorithmState,
     model_weights: tff.learning.models.ModelWeights,
   ) -> LearningAlgorithmState:
-    # Weights from outside already contain batch norm statistics.
+    # Weights from outside already contain batch norm statistics: their count is
+    # not 0.
     weights = Weights(
       tuple(model_weights.trainable),
       tuple(model_weights.non_trainable),

@@ -1,4 +1,4 @@
-"""What a client and the server compute in a round, measured from the graph."""
+"""FLOPs of clients and server in a round, measured from the graph."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ class RoundCompute:
   """FLOPs of a round, by numbers of examples.
 
   Attributes:
-    clients: What clients compute for each example.
-    server: What the server computes for each of its labelled examples; None if
-      it has none.
+    clients: The cost of clients for each example.
+    server: The cost of the server for each of its labelled examples. None if it
+      has none.
     algorithm: The algorithm.
     is_static: Whether a round gathers static batch norm statistics.
     num_classes: The number of classes.
@@ -43,7 +43,7 @@ class RoundCompute:
 
   @property
   def forward(self) -> float:
-    """FLOPs of a forward pass over one example: one forward-equivalent."""
+    """Returns the FLOPs of one example's forward pass: a forward-equivalent."""
     return self.clients.forward
 
   def count_client(
@@ -52,16 +52,16 @@ class RoundCompute:
     num_unlabeled: float,
     unlabeled: Flops | None = None,
   ) -> Flops:
-    """The FLOPs of a client's round, if it trains on all its examples.
+    """Counts the FLOPs of a client's round, if it trains on all its examples.
 
     Args:
-      num_labeled: Its labelled examples; the mean over clients, for instance.
+      num_labeled: Its labelled examples. This can be the mean over clients.
       num_unlabeled: Its unlabelled examples.
-      unlabeled: FLOPs of the steps for each unlabelled example; None: those
-        that were measured.
+      unlabeled: FLOPs of the steps for each unlabelled example. None: the
+        measured FLOPs.
 
     Returns:
-      The FLOPs of steps, of what is computed once, and of static batch norm.
+      The FLOPs of steps, of values computed once, and of static batch norm.
     """
     hparams, streams = self.algorithm.round, self.algorithm.streams()
     uses = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
@@ -84,7 +84,7 @@ class RoundCompute:
   def _examples_in_episodes(
     self, num_labeled: float, num_unlabeled: float
   ) -> list[float]:
-    """The unlabelled and the labelled examples in all episodes of a round."""
+    """Counts unlabelled and labelled examples in all episodes of a round."""
     hparams, streams = self.algorithm.round, self.algorithm.streams()
     name = batches.own_stream(streams, labeled=True)
     groups = streams[name or ''].episode or ()
@@ -95,7 +95,7 @@ class RoundCompute:
     ]
 
   def count_server(self, num_labeled: float) -> Flops:
-    """The FLOPs of the server's round, with so many labelled examples."""
+    """Counts the FLOPs of the server's round."""
     if self.server is None:
       return Flops()
     processed = self.algorithm.round.server_epochs * num_labeled
@@ -103,11 +103,12 @@ class RoundCompute:
     return self.server.labeled * processed + self._statistics(num_labeled)
 
   def _statistics(self, num_examples: float) -> Flops:
-    """The FLOPs of passes that gather static batch norm statistics."""
+    """Counts the FLOPs of passes that gather static batch norm statistics."""
     if not self.is_static:
       return Flops()
     states = states_lib.States(self.algorithm)
     always = 1 + len(states.statistics_of)
+    # The clients get some sets in some rounds only: FLOPs are a range.
     most = always + len(states.statistics_if_sent)
     return Flops(self.forward * always, self.forward * most) * num_examples
 
@@ -119,20 +120,20 @@ def measure(
   views: augment.Views,
   stored: tf.TensorSpec,
 ) -> RoundCompute:
-  """Traces an algorithm's steps; runs nothing.
+  """Measures an algorithm by tracing it. Nothing runs.
 
   Args:
     model_fn: Builds a Keras model, images -> logits.
     algorithm: The algorithm.
-    views: How stored examples become the network's inputs.
+    views: Makes network inputs of stored examples.
     stored: The spec of examples as they are stored, [None, ...].
 
   Returns:
-    What a round computes.
+    The FLOPs of a round.
 
   Raises:
-    flops.UnknownFlopsError: If that depends on the data: see
-      `local.compute`.
+    flops.UnknownFlopsError: If the FLOPs depend on the data. See
+      `client.compute`.
     UsageError: If the model cannot be trained.
   """
   shape = augment.input_shape(views, stored)
@@ -140,6 +141,8 @@ def measure(
   model_fn = network_factory.network_fn(model_fn, algorithm)
   if isinstance(model_fn, embedding.EmbeddingFn):
     num_classes = model_fn.num_classes()
+  # In a graph of its own, variables are never initialized, so no memory is
+  # used.
   with tf.Graph().as_default():
     network = adapter.Network(
       model_fn,
@@ -170,7 +173,7 @@ def measure(
 def receive(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Received:
-  """Makes what a client receives in the first round.
+  """Makes the values that a client receives in the first round.
 
   Args:
     network: A network of the algorithm.
@@ -188,7 +191,7 @@ def receive(
 def _exchange(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Exchange | None:
-  """Makes the exchange, if there is one; may make variables."""
+  """Makes the exchange, if there is one, perhaps with variables."""
   build = algorithm.exchange()
   if build is None:
     return None
@@ -199,7 +202,7 @@ def _exchange(
     for name, declared in algorithm.networks().items()
     if declared.build is not None
   }
-  # The size of the population has no influence on what one client gets.
+  # The number of clients does not change the values that one client receives.
   return build(
     exchange_lib.Population(
       1, network.weight_specs, of_others, num_classes, network.num_outputs
@@ -212,7 +215,7 @@ def _receive(
   network: adapter.Network,
   algorithm: base.Algorithm,
 ) -> exchange_lib.Received:
-  """Makes what a client receives in the first round."""
+  """Makes the message of the first round, as client 0 uses it."""
   table = () if exchange is None else exchange.initialize()
   states = states_lib.States(algorithm)
   model = states.start(network.initial_weights())
@@ -225,7 +228,7 @@ def _receive(
 def _received(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> Mapping[str, tf.TensorSpec]:
-  """The specs of `ClientData.received`."""
+  """Returns the specs of `Client.received`."""
   exchange = _exchange(network, algorithm, num_classes)
   traced = tf.function(
     lambda: _receive(exchange, network, algorithm).values, autograph=False
@@ -240,15 +243,15 @@ def _received(
 def _examples_in_steps(
   num_epochs: int, *streams: tuple[float, int, bool]
 ) -> list[float]:
-  """The examples of each stream in all batches of a client's round.
+  """Counts the examples of each stream in all batches of a client's round.
 
   Args:
-    num_epochs: Passes over the longer of the streams; the other one repeats.
-    *streams: For each (examples, examples in a batch, whether it is used).
+    num_epochs: Passes over the longer of the streams. The other one repeats.
+    *streams: For each, (examples, examples in a batch, whether it is used).
 
   Returns:
-    Their numbers; 0 for a stream that is not used. A stream without examples
-    has a blank one in each batch.
+    The numbers, 0 for a stream that is not used. A stream without examples has
+    a filler in each batch.
   """
   batches = [math.ceil(max(num, 1) / size) for num, size, _ in streams]
   used = [n for n, (_, _, is_used) in zip(batches, streams) if is_used]

@@ -1,4 +1,4 @@
-"""Which weights travel between server and clients."""
+"""The weights that travel between server and clients."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from tff_fssl.rounds import groups as groups_lib
 
 
 class Delivery(NamedTuple):
-  """Which weights travel; with the defaults, the model's.
+  """The weights that travel, by default those of the model.
 
   Attributes:
-    groups: The groups of clients, if there are any: each receives a row.
+    groups: The groups of clients, if there are any. Each client starts from a
+      row.
     kept: Index among the trainable weights -> `tf.TensorSpec` of each that
       stays at the server. Clients have zeros instead.
   """
@@ -25,35 +26,44 @@ class Delivery(NamedTuple):
 
   @property
   def kept_bytes(self) -> int:
-    """The size of the weights that stay at the server."""
+    """Computes the bytes of the weights that stay at the server."""
     return sum(
       s.shape.num_elements() * s.dtype.size for s in self.kept.values()
     )
 
   def select_model(self, model: server_model.ServerModel) -> Weights:
-    """What is sent of a model."""
+    """Selects the weights of a model that are sent."""
     weights = model.weights
     if self.groups is not None:
       weights = self.groups.starts(model)
     return self.select_weights(weights)
 
   def select_weights(self, weights: Weights) -> Weights:
-    """What is sent of any weights of the network."""
+    """Selects those that are sent of any weights of the network."""
     return weights._replace(trainable=self.select_update(weights.trainable))
 
   def select_update(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    """What is sent of an update, which begins with the trainable weights."""
+    """Selects the sent part of an update, or of a list that begins like one."""
     return tuple(t for i, t in enumerate(update) if i not in self.kept)
 
   def restored(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
-    """The update with zeros for what was not sent."""
+    """Inserts zeros into an update for the weights that were not sent."""
     full = list(update)
+    # In ascending order, each index is right when its tensor is inserted.
     for index, spec in sorted(self.kept.items()):
       full.insert(index, tf.zeros(spec.shape, spec.dtype))
     return tuple(full)
 
   def received(self, sent: Weights, start: tf.Tensor | None = None) -> Weights:
-    """What a client makes of what was sent; with groups, `start` is its row."""
+    """Makes the weights that a client starts from.
+
+    Args:
+      sent: The weights that were sent.
+      start: With groups, the index of the client's row, int32 scalar.
+
+    Returns:
+      The weights.
+    """
     weights = Weights(
       self.restored(sent.trainable),
       tuple(sent.non_trainable),

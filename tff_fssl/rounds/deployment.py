@@ -1,4 +1,4 @@
-"""Compiles a process to the form that TFF deploys."""
+"""The conversion of a process to the form that TFF deploys."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ def get_map_reduce_form(
   """Compiles a process's `next` to TFF's MapReduceForm.
 
   MapReduceForm describes a round with one client phase by a few TensorFlow
-  functions: clients run `work`; `zero`, `accumulate` and `merge` combine their
-  results; the server runs `update`. The check of clients' values
-  (`aggregators.guarded`) becomes part of `work`: a server that does not trust
-  clients' programs has to repeat it on what it receives.
+  functions. Clients run `work`. `zero`, `accumulate` and `merge` combine their
+  results. The server runs `update`. The check of clients' values
+  (`aggregators.guarded`) becomes part of `work`, so a server that does not
+  trust clients' programs must repeat it on the values that it receives.
 
   Args:
-    process: A process built by an algorithm of the registry.
+    process: A process of `process.build_process`.
 
   Returns:
     The form.
 
   Raises:
-    UsageError: If a round has two client phases; says what to use instead.
+    UsageError: If a round has two client phases. The error names alternatives.
   """
   if getattr(process, 'num_phases', 1) > 1:
     raise hparams.UsageError(

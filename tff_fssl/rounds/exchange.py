@@ -1,4 +1,8 @@
-"""What travels between server and clients besides the model's update."""
+"""The exchange: values besides the model that clients and server swap.
+
+An exchange is a table at the server. Each round, clients receive values from
+it, and upload rows that change it.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +26,16 @@ else:  # They define classes of TFF, which algorithms need not import.
   guarded = LazyImport('tff_fssl.aggregators.guarded')
 
 ServerModel = server_model.ServerModel
-# Values between computations end at 2 GB, as TensorFlow's messages do: a table
-# must be smaller.
+# TensorFlow's messages, and so values between computations, are limited to 2
+# GB. A table must be smaller.
 MAX_TABLE_BYTES = 1.5e9
 
 
 class Rows(NamedTuple):
-  """What the clients of a round sent for the exchange, n of them.
+  """The rows that the n clients of a round have uploaded for the exchange.
 
   Attributes:
-    client_id: int32 [n], in [0, num_clients), each at most once; zeros if the
+    client_id: int32 [n], in [0, num_clients), each at most once. Zeros if the
       exchange knows no clients.
     values: Name -> [n, ...].
   """
@@ -40,7 +44,7 @@ class Rows(NamedTuple):
   values: Mapping[str, tf.Tensor]
 
 
-# (client id, round) -> what the client sent in it, name -> array.
+# (client id, round) -> the row that the client uploaded in it, name -> array.
 ReadRow: TypeAlias = 'Callable[[int, int], Mapping[str, np.ndarray[Any, Any]]]'
 WriteRow: TypeAlias = (
   'Callable[[int, int, Mapping[str, np.ndarray[Any, Any]]], None]'
@@ -48,16 +52,16 @@ WriteRow: TypeAlias = (
 
 
 class Outside(NamedTuple):
-  """How large rows get into the table before a round, and out of it after it.
+  """The storage of large rows outside of the table, between rounds.
 
-  Outside of TFF's computations; tables hold NumPy arrays, but for what `bring`
-  returns: tensors.
+  Both functions run outside of TFF's computations. Tables hold NumPy arrays,
+  except for the result of `bring`, which holds tensors.
 
   Attributes:
     bring: (table, ids of the round's clients, round number, read) -> the table
-      with the rows that the round needs, each read once.
-    take: (table after the round, write) -> the table without rows; those of
-      the round's clients are written.
+      with the rows that the round needs. Each is read once.
+    take: (table after the round, write) -> the table without rows. It writes
+      the rows of the round's clients.
   """
 
   bring: Callable[[Any, Sequence[int], int, ReadRow], Any]
@@ -72,28 +76,28 @@ class Exchange(NamedTuple):
 
   Attributes:
     initialize: () -> the table, any structure of tensors.
-    message: (table, model, round number) -> what all clients are sent.
-    receive: (message, client id) -> name -> tensor, what the client uses of it.
-      This is where a client picks its own rows.
-    row_specs: Name -> `tf.TensorSpec` of what each client sends:
-      `Finished.row`.
+    message: (table, model, round number) -> the value that all clients receive.
+    receive: (message, client id) -> name -> tensor, the values that the client
+      uses. Here a client picks its own rows.
+    row_specs: Name -> `tf.TensorSpec` of each value in a client's row. These
+      are the `ClientOutput.uploads` that the algorithm does not declare as
+      `uploads`.
     accept: (table, rows, model after the round, round number) -> the table.
-    num_clients: The number of clients that the table knows by their ids; 0 if
-      it knows none.
-    is_clients_own: Whether the table stands for what clients keep on their own
-      disks: in reality nothing of it travels, and no bytes are counted.
-    is_possible: Name -> tensor, what a client sent -> bool scalar, whether an
-      honest client can have sent it; if not, the client is rejected as a whole.
-      That numbers are bounded is checked in any case. None: nothing more is.
-    in_sum: Whether what clients send is combined by the aggregator, together
-      with the update, so that nothing leaves a client beside the sum. Then
-      `accept` gets what the aggregator made of it as the only row, or no row if
-      nothing could be used. All of `row_specs` must be float32.
-    not_counted: Names of values in `receive`'s results and in rows that stand
-      for what their receiver knows without them (what a client keeps on its own
-      disk, what the server computes from the update), or that the algorithm
-      counts itself: they are not in the figures of bytes.
-    outside: How rows that are kept outside of the table are brought, if so.
+    num_clients: The number of clients that the table knows by their ids. 0: it
+      knows none.
+    is_clients_own: Whether the table stands for values on the clients' own
+      disks. In a deployment none of it travels, so no bytes are counted.
+    is_possible: A row, name -> tensor -> bool scalar, whether an honest client
+      can have sent it. If not, the client is rejected as a whole. The bound on
+      numbers is checked in any case. None: nothing else is checked.
+    in_sum: Whether the aggregator combines rows together with the updates, so
+      that no row can be seen alone. Then `accept` gets the combined row as the
+      only one, or no row if none was usable. All of `row_specs` must be
+      float32.
+    not_counted: Names of values, in `receive`'s results and in rows, that the
+      figures of bytes do not contain. Their receiver knows them already (from
+      its own disk, or from the update), or the algorithm counts them itself.
+    outside: Loads and stores rows outside of the table, if there are any.
   """
 
   initialize: Callable[[], Any]
@@ -110,17 +114,18 @@ class Exchange(NamedTuple):
 
 
 class Population(NamedTuple):
-  """What an exchange may depend on besides hyper-parameters.
+  """The arguments of an exchange besides its hyper-parameters.
 
   Attributes:
-    num_clients: The number of clients, whose ids are 0 .. num_clients - 1; 0 if
-      it is not known.
+    num_clients: The number of clients, whose ids are 0 .. num_clients - 1. 0:
+      unknown.
     weights: `tf.TensorSpec`s of the model's weights.
-    of_peers: Name of each peer with a `model_fn` -> those of its weights.
+    of_peers: Name of each auxiliary network with a `build` -> `tf.TensorSpec`s
+      of its weights.
     num_classes: The number of classes.
     num_outputs: The width of the network's outputs, logits or embeddings.
-    robust: Whether the aggregator is `robust`: then no single client may decide
-      what others get of the exchange.
+    robust: Whether the aggregator is `robust`. Then no single client may
+      determine the values that other clients receive.
   """
 
   num_clients: int
@@ -131,7 +136,11 @@ class Population(NamedTuple):
   robust: bool = False
 
   def known_clients(self) -> int:
-    """The number of clients; raises `UsageError` if it is not known."""
+    """Returns the number of clients.
+
+    Raises:
+      UsageError: If the number is unknown.
+    """
     if not self.num_clients:
       raise UsageError(
         'num_clients=None: the server of this algorithm keeps values for each'
@@ -141,19 +150,19 @@ class Population(NamedTuple):
     return self.num_clients
 
 
-# An algorithm gives an exchange, or a function that makes it.
+# Builds an algorithm's exchange.
 BuildExchange = Callable[[Population], Exchange]
 
 
 class Message(NamedTuple):
-  """What a client is sent at the start of a round.
+  """The message to all clients at the start of a round.
 
   Attributes:
-    weights: The model's weights that travel, `Weights`; with groups,
-      the rows that clients start from (`Groups.starts`).
+    weights: The model's weights that travel, `Weights`. With groups, the rows
+      that clients start from (`Groups.starts`).
     sets: Name -> a sequence of one element, the set, or of none.
     control: `ServerModel.control`.
-    exchange: `Exchange.message`'s result; () without an exchange.
+    exchange: `Exchange.message`'s result. () without an exchange.
   """
 
   weights: Weights
@@ -168,7 +177,7 @@ class Received(NamedTuple):
   Attributes:
     weights: The weights to start from.
     values: Name -> value: sets, control values, and values from the exchange. A
-      network that was not sent is the model's weights; any other set that was
+      network that was not sent has the model's weights. Any other set that was
       not sent is 0.
   """
 
@@ -184,7 +193,7 @@ def make_message(
   round_num: tf.Tensor,
   delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> Message:
-  """The message of a round."""
+  """Makes the message of a round."""
   sets: Any = collections.OrderedDict()
   for name, is_sent in states.sent(model).items():
     sets[name] = client_data.one_if(is_sent, model.sets[name])
@@ -203,7 +212,18 @@ def read_message(
   start: tf.Tensor | None = None,
   delivery: delivery_lib.Delivery = delivery_lib.Delivery(),
 ) -> Received:
-  """What a client uses of a message; with groups, `start` is its row."""
+  """Reads the parts of a message that a client uses.
+
+  Args:
+    exchange: The exchange, if there is one.
+    message: The message.
+    client_id: int32 scalar, -1 if clients have no ids.
+    start: With groups, the index of the client's row, int32 scalar.
+    delivery: The weights that travel.
+
+  Returns:
+    The weights to start from, and the values.
+  """
   weights = delivery.received(message.weights, start)
   values: dict[str, Any] = dict(message.control)
   for name, dataset in message.sets.items():
@@ -230,7 +250,7 @@ def build_distributor(
     states: The states of the algorithm.
     exchange: The exchange, if there is one.
     first_round: The number of the first round.
-    delivery: Which weights travel.
+    delivery: The weights that travel.
 
   Returns:
     The process. Its state is (), or OrderedDict(table, round_num).
@@ -264,6 +284,7 @@ def build_distributor(
   def next_fn(
     state: tff.Value, model: tff.Value
   ) -> tff.templates.MeasuredProcessOutput:
+    # The round's end changes the table: see `build_accept`.
     sent = tff.federated_map(message, (state, model))
     return tff.templates.MeasuredProcessOutput(
       state,
@@ -275,7 +296,7 @@ def build_distributor(
 
 
 def row_type(exchange: Exchange) -> tff.Type:
-  """The type of what a client sends: is_valid, client_id, values."""
+  """Returns the type of a client's row: is_valid, client_id, values."""
   return tff.types.tensorflow_to_type(
     collections.OrderedDict(
       is_valid=tf.TensorSpec([], tf.bool),
@@ -286,10 +307,10 @@ def row_type(exchange: Exchange) -> tff.Type:
 
 
 def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
-  """Whether a row may be kept, no matter what code the client ran.
+  """Tells whether a row may be kept, whatever code the client ran.
 
-  Its numbers must be within `guarded.MAX_ENTRY`, and its client must exist.
-  (That two clients claim one id is seen when the rows are together.)
+  Its numbers must be within `guarded.MAX_ENTRY`, and its client must exist. Two
+  clients that claim one id are found when the rows are together.
   """
   floats = [v for v in row['values'].values() if v.dtype.is_floating]
   conditions = [guarded.is_bounded(floats)]
@@ -306,7 +327,15 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
 def split_update(
   exchange: Exchange | None, update: Sequence[tf.Tensor]
 ) -> tuple[tuple[tf.Tensor, ...], Mapping[str, tf.Tensor] | None]:
-  """(the update alone, what an exchange `in_sum` added to it or None)."""
+  """Splits an update with an exchange `in_sum`.
+
+  Args:
+    exchange: The exchange, if there is one.
+    update: The update, which ends with the row's values if `in_sum`.
+
+  Returns:
+    (the update alone, the row's values or None).
+  """
   update = tuple(update)
   if exchange is None or not exchange.in_sum:
     return update, None
@@ -322,10 +351,10 @@ def build_accept(
 ) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
   """Builds `(state, rows@CLIENTS, model, counts) -> (state, metrics)`.
 
-  This is the end of a round; if the round does not count, no row is kept. Rows
-  whose id another client of the cohort claims, too, are left out, all of them:
-  the server cannot tell whose they are. With an exchange `in_sum`, the
-  function takes what the aggregator made of the rows instead, at the server.
+  This is the end of a round. If the round does not count, no row is kept. If
+  several clients of the cohort claim one id, all their rows are rejected, since
+  the server cannot tell whose they are. With an exchange `in_sum`, the function
+  takes the combined row, at the server.
 
   Args:
     exchange: The exchange.
@@ -352,6 +381,7 @@ def build_accept(
       rows, is_valid=tf.logical_and(rows['is_valid'], counts)
     )
     undisputed = _is_undisputed(exchange, rows)
+    # Rows can be large, and disputes are rare.
     kept = tf.cond(
       tf.reduce_all(undisputed),
       lambda: tf.nest.map_structure(tf.identity, rows),  # No copy.
@@ -387,7 +417,7 @@ def _build_accept_sum(
   distributor_state_type: tff.Type,
   model_type: tff.Type,
 ) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
-  """`build_accept` where the aggregator has combined the rows already."""
+  """Builds `build_accept`'s function for rows that the aggregator combined."""
   values_type = row_type(exchange)['values']
 
   @tff.tensorflow.computation(
@@ -399,7 +429,7 @@ def _build_accept_sum(
     model: ServerModel,
     counts: tf.Tensor,
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
-    # Where no client had any weight, the result is NaN.
+    # If all weights were 0, the combined row is NaN.
     is_usable = all_finite(list(values.values()))
     usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
     rows = Rows(
@@ -437,7 +467,7 @@ def build_split(
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:
-  """Whether each row is valid and no other one claims its id: bool [n]."""
+  """Tells of each row whether it alone validly claims its id: bool [n]."""
   valid = rows['is_valid']
   if not exchange.num_clients:
     return valid

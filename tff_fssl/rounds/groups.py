@@ -1,4 +1,4 @@
-"""Groups of a round's clients, whose updates are combined apart."""
+"""Groups of a round's clients, whose updates are combined separately."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tff_fssl.models.weights import Weights
 
 
 class Place(NamedTuple):
-  """Where a client belongs in a round.
+  """A client's place in a round.
 
   Attributes:
     group: int32 scalar, in [0, `Groups.num_groups`).
@@ -26,11 +26,11 @@ class ByGroup(NamedTuple):
   """The combined updates of each of several groups of clients.
 
   Attributes:
-    update: Like `Aggregate.update`, with one dimension more, the first: the
-      groups. 0 for a group without a usable update.
+    update: `Aggregate.update` with a further first dimension, the groups. 0 for
+      a group without a usable update.
     sizes: float32 [groups], the numbers of usable updates.
     starts: float32 [groups, rows], the share of a group's weight that started
-      from each row of `Groups.starts`; 0 for a group without a usable update.
+      from each row of `Groups.starts`. 0 for a group without a usable update.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -41,19 +41,19 @@ class ByGroup(NamedTuple):
 class Groups(NamedTuple):
   """The groups of an algorithm.
 
-  A client receives, instead of the model, one row of `starts`, and its update
-  is added to those of its group alone. Without TFF's `federated_select`, which
-  MapReduceForm and TFF's worker do not have, all rows are broadcast and a
-  client gathers its own.
+  A client receives one row of `starts` instead of the model. Its update is
+  combined only with those of its group. MapReduceForm and TFF's worker do not
+  have TFF's `federated_select`, so all rows are broadcast and a client gathers
+  its own.
 
   Attributes:
     num_groups: The number of groups.
     num_starts: The number of rows.
-    starts: The model -> `Weights` whose tensors have one dimension
-      more, the first: the rows.
+    starts: The model -> `Weights` whose tensors have a further first dimension,
+      the rows.
     place: (slot int32 scalar, seed int32 [2]) -> the client's place. The slot
-      is its position in the cohort, in an order drawn for the round.
-    needs_slots: Whether `place` uses the slot; if not, it is 0.
+      is the client's position in the cohort, in an order drawn for the round.
+    needs_slots: Whether `place` uses the slot. If not, the slot is 0.
   """
 
   num_groups: int
@@ -63,12 +63,12 @@ class Groups(NamedTuple):
   needs_slots: bool = True
 
   def place_of(self, data: Mapping[str, Any]) -> Place:
-    """The place of the client with these data."""
+    """Returns the place of the client with these data."""
     return self.place(data.get('slot', tf.constant(0)), data['seed'])
 
 
 def is_possible(groups: Groups, place: tf.Tensor) -> tf.Tensor:
-  """Whether a client can be at this place, float32 [2]; NaN never is."""
+  """Tells whether a client can be at this place, float32 [2], perhaps NaN."""
   most = tf.constant([groups.num_groups, groups.num_starts], tf.float32)
   is_whole = tf.equal(place, tf.floor(place))
   return tf.reduce_all((place >= 0.0) & (place < most) & is_whole)
