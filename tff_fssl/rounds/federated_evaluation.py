@@ -1,8 +1,8 @@
-"""Federated evaluation: how well a model does on its clients' own examples.
+"""Federated evaluation: the accuracy of a model on its clients' own examples.
 
-What leaves a client is checked, and consists of whole numbers of which only
-sums over clients are used, so that secure sums do as well, and results depend
-on neither the order nor the number of clients at once. In TFF's type notation,
+Clients' reports are checked, and consist of whole numbers. Only their sums over
+clients are used, so that secure sums are possible, and results depend neither
+on the order of clients nor on how many run at once. In TFF's type notation,
 `T@SERVER` is one value of type T at the server, `D*@CLIENTS` a data set of
 elements of type D at each client.
 """
@@ -37,7 +37,7 @@ class EvaluationProcess(tff.learning.templates.LearningProcess):
   """The process of a federated evaluation.
 
   Attributes:
-    num_classes: The number of classes; labels must be less.
+    num_classes: The number of classes. Labels must be less.
   """
 
   num_classes: int
@@ -48,21 +48,22 @@ def whole_model(
   model: server_model.ServerModel,
   table: Any = (),
 ) -> _ByName:
-  """What a process of `build_evaluation_process` evaluates.
+  """Makes the value that a process of `build_evaluation_process` evaluates.
 
   Args:
-    prediction: How the model predicts.
-    model: The model; tensors or arrays.
-    table: What the exchange keeps, `state.distributor['table']`, if
+    prediction: The rule by which the model predicts.
+    model: The model, of tensors or arrays.
+    table: The exchange's table, `state.distributor['table']`, if
       `prediction.needs_table`.
 
   Returns:
-    OrderedDict(model, table) for `set_model_weights`; NumPy arrays.
+    OrderedDict(model, table) for `set_model_weights`, of NumPy arrays.
   """
   model = server_model.ServerModel(*model)
   if prediction.needs_table:
     model, table = tf.nest.map_structure(tf.convert_to_tensor, (model, table))
     model = prediction.completed(model, table)
+  # Then nothing reads the table, which may be large.
   if prediction.member is None:
     table = ()
   model, table = tf.nest.map_structure(np.asarray, (model, table))
@@ -85,8 +86,8 @@ def build_evaluation_process(
 ) -> EvaluationProcess:
   """Builds the evaluation of models as they are in states of our processes.
 
-  Clients' data have the form of training; evaluation uses their labelled
-  examples, which are to be such as nobody trained on. `next` returns metrics as
+  Clients' data have the form of training. Evaluation uses their labelled
+  examples, on which no client should have trained. `next` returns metrics as
   `tff.learning.algorithms.build_fed_eval` does, those of the round and those of
   all rounds so far:
 
@@ -94,25 +95,27 @@ def build_evaluation_process(
       client_work/eval/total_rounds_metrics/accuracy
 
   `client_accuracy.finalize` lists them. In all rounds together, a client that
-  was drawn twice counts twice. `initialize` gives no model (zeros): put one in
-  with `set_model_weights`.
+  was drawn twice counts twice. The model of `initialize` is zeros: set another
+  one by `set_model_weights`.
 
   Args:
     model_fn: Builds the network (`network_factory.network_fn`).
-    model: A result of `whole_model`, or one of `tf.TensorSpec`s: the type.
-    views: The preprocessing; `plain` is used.
-    element_spec: The spec of the one element that a client's data set has.
+    model: A result of `whole_model`, or the same of `tf.TensorSpec`s. It gives
+      the type.
+    views: The preprocessing. `plain` is used.
+    element_spec: The spec of the one element of a client's data set.
     num_classes: The number of classes.
-    prediction: How the model predicts; `prediction.also` is evaluated, too.
+    prediction: The rule by which the model predicts. The rules in
+      `prediction.also` are evaluated, too.
     num_clients: The number of clients whose own models the table has
       (`prediction.member`).
-    **settings: `batch_size`, the examples in a batch (256);
-      `max_client_examples`, the most examples of an honest client (a million);
-      `secure_sum`, whether the sums are secure ones (False), for which the
-      runtime has to have them.
+    **settings: `batch_size`, the examples in a batch (256).
+      `max_client_examples`, the most examples of an honest client (a million).
+      `secure_sum`, whether sums are secure (False), which the runtime must
+      support.
 
   Returns:
-    The process. `get_model_weights` and `set_model_weights` deal in `model`s.
+    The process. `get_model_weights` and `set_model_weights` use `model`s.
   """
   if prediction.member is not None:
     element_spec = client_data.add_ids(element_spec, num_clients)
@@ -136,11 +139,11 @@ def build_weights_evaluation(
   element_spec: Any,
   **settings: Any,
 ) -> EvaluationProcess:
-  """The same for `tff.learning.programs`, which pass on weights alone.
+  """Builds the same for `tff.learning.programs`, which pass on weights alone.
 
-  `set_model_weights` takes what `process.get_model_weights` returns, as
-  `EvaluationManager` needs it. Other ways to predict (`prediction.also`) are
-  not evaluated, since the weights do not contain theirs.
+  `set_model_weights` takes the result of `process.get_model_weights`, as
+  `EvaluationManager` needs it. The rules in `prediction.also` are not
+  evaluated, since the weights do not contain theirs.
 
   Args:
     process: The process of training.
@@ -185,7 +188,7 @@ def build_weights_evaluation(
 
 @dataclasses.dataclass(frozen=True)
 class _Evaluation:
-  """What makes up an evaluation; see `build_evaluation_process`."""
+  """The parts of an evaluation. See `build_evaluation_process`."""
 
   model_fn: adapter.ModelFn
   views: augment.Views
@@ -199,13 +202,15 @@ class _Evaluation:
   secure_sum: bool = False
 
   def build(self) -> EvaluationProcess:
-    """The process."""
+    """Builds the process."""
     work = self._build_work()
     screen = client_accuracy.build_screen(
       work.type_signature.result, self.max_client_examples
     )
     sums_type = screen.type_signature.result
     state_type = tff.to_type(
+      # The state has TFF's form. Its `client_work` holds the sums of all
+      # rounds.
       composer.LearningAlgorithmState(self.model_type, (), sums_type, (), ())
     )
     limits = client_accuracy.limits(sums_type, self.max_client_examples)
@@ -238,6 +243,7 @@ class _Evaluation:
       model = tff.federated_broadcast(state.global_model_weights)
       reports = tff.federated_map(work, (model, client_data))
       screened = tff.federated_map(screen, reports)
+      # Secure sums need bounds on each client's values.
       if self.secure_sum:
         sums = tff.federated_secure_sum(screened, limits)
       else:
@@ -273,7 +279,7 @@ class _Evaluation:
     return process
 
   def _build_work(self) -> tff.Computation:
-    """`<M, D*> -> report`, of one client; see `_report`."""
+    """Builds `<M, D*> -> report` of one client."""
     stored = self.element_spec['labeled']['x']
     image_shape = augment.input_shape(self.views, stored)
 
@@ -303,7 +309,7 @@ class _Evaluation:
     data: Mapping[str, Any],
     usable: tf.Tensor,
   ) -> _ByName:
-    """What a client reports: numbers of examples by class, and sums."""
+    """Builds a client's report: numbers of examples by class, and sums."""
     passes = evaluate.Passes(network, self.views, self.batch_size)
     x, y = data['labeled']['x'], data['labeled']['y']
     ways = collections.OrderedDict()
@@ -338,7 +344,8 @@ def _own_logits(
 
 
 def _sort_names(value: Any) -> Any:
-  """The same with ordered dictionaries, whatever mappings there were."""
+  """Replaces all mappings by ordered dictionaries, sorted by name."""
+  # TFF's types depend on the order of fields.
   if isinstance(value, Mapping):
     return collections.OrderedDict(
       (name, _sort_names(value[name])) for name in sorted(value)
@@ -347,7 +354,7 @@ def _sort_names(value: Any) -> Any:
 
 
 def _type_of(model: Any) -> tff.Type:
-  """The type of a structure of arrays or specs."""
+  """Returns the TFF type of a structure of arrays or specs."""
   specs = tf.nest.map_structure(
     lambda v: tf.TensorSpec(v.shape, v.dtype), model
   )

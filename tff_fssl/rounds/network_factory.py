@@ -1,4 +1,4 @@
-"""Makes the networks of a process."""
+"""A factory of a process's networks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from tff_fssl.rounds import round_hparams as round_hparams_lib
 def network_fn(
   model_fn: adapter.ModelFn, algorithm: base.Algorithm
 ) -> adapter.ModelFn:
-  """Builds an algorithm's network: the model, with or without classifier."""
+  """Returns an algorithm's model builder, perhaps without classifier."""
   if not algorithm.embeds:
     return model_fn
   return embedding.remove_classifier(model_fn)
 
 
 class NetworkFactory:
-  """Makes the networks of a process, and knows what a round asks about them.
+  """A factory of a process's networks, and their properties.
 
   Attributes:
     tracks_moving_averages: Whether training updates Keras's moving averages.
     num_classes: The number of classes.
-    num_outputs: The width of the output: the number of classes, or that of
+    num_outputs: The width of the output: the number of classes, or the width of
       embeddings.
     num_trainable: The number of trainable variables.
     has_batch_norm: Whether there are trained batch norm layers.
-    is_static: Whether batch norm statistics have to be gathered after training.
+    is_static: Whether batch norm statistics must be gathered after training.
     variances: `adapter.Network.variances`.
     weight_specs: `adapter.Network.weight_specs`.
   """
@@ -51,11 +51,11 @@ class NetworkFactory:
     """Builds a network, in a graph of its own, and checks it.
 
     Args:
-      model_fn: Builds a Keras model, images -> logits; or an
+      model_fn: Builds a Keras model, images -> logits. Or an
         `embedding.EmbeddingFn`.
       hparams: The round's hyper-parameters.
       image_shape: The shape of a network's input.
-      num_classes: Expected width of the classifier; None to skip the check.
+      num_classes: Expected width of the classifier. None skips the check.
       seed: Seed of the initial weights.
 
     Raises:
@@ -66,6 +66,8 @@ class NetworkFactory:
     )
     self._seed = seed
     of_classifier = None
+    # The network's outputs are embeddings, so its width tells nothing of
+    # classes.
     if isinstance(model_fn, embedding.EmbeddingFn):
       of_classifier = model_fn.num_classes(num_classes)
       num_classes = None
@@ -77,6 +79,7 @@ class NetworkFactory:
       track_moving_averages=self.tracks_moving_averages,
       compute_dtype=hparams.compute_dtype,
     )
+    # Only this network is traced, to check it. Those of `make` are equal.
     with tf.Graph().as_default():
       network = self._build(seed=seed, trace=True)
     if network.num_outputs < 2:
@@ -95,14 +98,14 @@ class NetworkFactory:
 
   @property
   def head(self) -> dict[int, tf.TensorSpec]:
-    """Index of each trainable weight of the last layer -> its spec."""
+    """Returns the spec of each trainable weight of the last layer, by index."""
     specs = self.weight_specs.trainable
     return {index: specs[index] for index in self._checked.head}
 
   def specs_of(
     self, model_fn: Callable[[adapter.Network], tf.keras.Model]
   ) -> Weights:
-    """The specs of the weights of an auxiliary network with this `build`."""
+    """Returns the specs of an auxiliary network's weights, by its `build`."""
     with tf.Graph().as_default():
       return self.make_other(model_fn, self.make())[0].weight_specs
 
@@ -111,15 +114,15 @@ class NetworkFactory:
     model_fn: Callable[[adapter.Network], tf.keras.Model],
     local: adapter.Network,
   ) -> tuple[adapter.Network, Callable[[], Weights]]:
-    """A network of another kind, and what gives its initial weights.
+    """Makes a network of another kind in the current graph.
 
     Args:
       model_fn: `AuxiliaryNetwork.build`.
-      local: The local network.
+      local: The model's network.
 
     Returns:
-      The network, in the current graph; a function without arguments, for any
-      number of calls.
+      The network, and a function without arguments that returns its initial
+      weights at each call.
     """
     initializers: dict[Any, Callable[[], tf.Tensor]] = {}
 
@@ -130,6 +133,8 @@ class NetworkFactory:
       initializers[variable.ref()] = kwargs['initial_value']
       return variable
 
+    # Clients' variables are assigned in each round, so their initial values are
+    # lost. The initializers can compute them again.
     with tf.variable_creator_scope(remember):
       network = adapter.Network(
         lambda: model_fn(local), seed=self._seed, trace=False
@@ -148,9 +153,9 @@ class NetworkFactory:
     return network, initial
 
   def make(self) -> adapter.Network:
-    """A network in the current graph, to which weights will be assigned."""
+    """Makes a network in the current graph, without initial weights."""
     return self._build(trace=False)
 
   def make_initial(self) -> adapter.Network:
-    """A network in the current graph, with initial weights."""
+    """Makes a network in the current graph, with initial weights."""
     return self._build(seed=self._seed, trace=False)

@@ -13,7 +13,7 @@ RoundHparams = round_hparams_lib.RoundHparams
 
 
 def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
-  """The SGD of the server and, by default, of clients."""
+  """Makes the SGD of the server and, by default, of clients."""
   return optimizer_lib.Sgd(
     hparams.momentum,
     hparams.nesterov,
@@ -23,7 +23,7 @@ def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
 
 
 def client_optimizer(hparams: RoundHparams) -> optimizer_lib.Optimizer:
-  """The optimizer with which clients train."""
+  """Makes the optimizer with which clients train."""
   if hparams.client_optimizer == 'rmsprop':
     return optimizer_lib.RmsProp(
       hparams.weight_decay, hparams.max_gradient_norm
@@ -34,7 +34,7 @@ def client_optimizer(hparams: RoundHparams) -> optimizer_lib.Optimizer:
 def learning_rate_fn(
   hparams: RoundHparams, initial: float
 ) -> Callable[[tf.Tensor], tf.Tensor]:
-  """Round number -> learning rate, which starts from `initial`."""
+  """Returns `round number -> learning rate`, which starts from `initial`."""
   return functools.partial(
     optimizer_lib.learning_rate,
     initial,
@@ -46,7 +46,7 @@ def learning_rate_fn(
 def server_optimizer(
   hparams: RoundHparams,
 ) -> tff.learning.optimizers.Optimizer:
-  """The optimizer that applies what the aggregator returns."""
+  """Makes the optimizer that applies the aggregator's result."""
   rate = hparams.server_optimizer_learning_rate
   if hparams.server_optimizer == 'adam':
     return tff.learning.optimizers.build_adam(rate)

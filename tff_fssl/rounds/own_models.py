@@ -1,4 +1,4 @@
-"""A table of the clients' own models, kept by the server, by client id."""
+"""An exchange that keeps each client's own model at the server."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from tff_fssl.models.weights import flatten
 from tff_fssl.rounds import exchange as exchange_lib
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
-# Names of what a client is sent (both) and sends (the first).
+# Names of a row's values: a client receives both, and uploads the first.
 _WEIGHTS, _NUM_ROUNDS = 'own_weights', 'own_num_rounds'
 
 
 def build_exchange(
   population: exchange_lib.Population, specs: Any = None
 ) -> exchange_lib.Exchange:
-  """The exchange that keeps a model for each client.
+  """Builds the exchange that keeps a model for each client.
 
   Its table is OrderedDict(own_weights float32 [clients, D], own_num_rounds
-  int32 [clients]): zeros until a client has taken part. A client receives its
-  row, and sends what `make_row` returns.
+  int32 [clients]), zeros until a client has taken part. A client receives its
+  row, and uploads the result of `make_row`.
 
   Args:
     population: The clients and the model.
-    specs: `tf.TensorSpec`s of what a client keeps, in any structure; None: the
-      model's weights.
+    specs: `tf.TensorSpec`s of a client's kept weights, in any structure. None:
+      the model's weights.
 
   Returns:
     The exchange.
 
   Raises:
-    UsageError: If the number of clients is not known, or the table is larger
-      than 1.5 GB.
+    UsageError: If the number of clients is unknown, or the table is larger than
+      1.5 GB.
   """
   num = population.known_clients()
   specs = population.weights if specs is None else specs
@@ -71,7 +71,7 @@ def build_exchange(
       own_num_rounds=tf.zeros([num], tf.int32),
     ),
     message=lambda table, model, round_num: table,
-    # A false id gets some row; what its client sends is rejected.
+    # A false id gets some row. The client's upload is then rejected.
     receive=lambda table, client_id: row_of(
       table, tf.clip_by_value(client_id, 0, num - 1)
     ),
@@ -82,25 +82,26 @@ def build_exchange(
 
 
 def make_row(weights: Any) -> dict[str, tf.Tensor]:
-  """What a client sends to have its weights kept: `Finished.row`."""
+  """Makes the upload by which a client's weights are kept."""
   return {_WEIGHTS: flatten(_stored(weights))}
 
 
 def row_of(
   table: Mapping[str, tf.Tensor], client_id: tf.Tensor
 ) -> dict[str, tf.Tensor]:
-  """What the table holds of a client, int32 scalar in [0, clients)."""
+  """Returns the table's row of a client, int32 scalar in [0, clients)."""
   return {name: values[client_id] for name, values in table.items()}
 
 
 def read_own(
   weights: Any, row: Mapping[str, tf.Tensor], *, is_last: bool = False
 ) -> Any:
-  """A client's own weights; `weights`, the common ones, if it has none yet.
+  """Reads a client's own weights from its row.
 
   Args:
-    weights: What the row begins with, or, if `is_last`, ends with.
-    row: What the client received.
+    weights: The common weights, for clients that have no weights yet. The row
+      begins with weights of this structure, or ends with them if `is_last`.
+    row: The row that the client received.
     is_last: See `weights`.
 
   Returns:
@@ -113,6 +114,7 @@ def read_own(
   pieces = iter(tf.split(values, sizes))
 
   def own(common: tf.Tensor) -> tf.Tensor:
+    # Counters are not in the row, since training does not change them.
     if common.dtype != tf.float32:
       return common
     return tf.where(is_new, common, tf.reshape(next(pieces), common.shape))
@@ -121,5 +123,5 @@ def read_own(
 
 
 def _stored(weights: Any) -> list[Any]:
-  """What a row holds: all of float32. Training changes nothing else."""
+  """Lists the tensors that a row holds, those of float32."""
   return [t for t in tf.nest.flatten(weights) if t.dtype == tf.float32]

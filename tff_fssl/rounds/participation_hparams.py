@@ -1,4 +1,4 @@
-"""Hyper-parameters of who takes part in rounds, and how far. TensorFlow-free.
+"""Hyper-parameters of the participation of clients in rounds.
 
 docs/participation.md explains them.
 """
@@ -13,7 +13,7 @@ from tff_fssl.hparams import hparam
 
 @dataclasses.dataclass(frozen=True)
 class ParticipationHparams:
-  """Which clients can be drawn, and what becomes of those that are drawn."""
+  """The availability of clients, and their behaviour in a round."""
 
   availability_file: str = hparam(
     '',
@@ -73,29 +73,29 @@ class ParticipationHparams:
 
   @property
   def some_report_late(self) -> bool:
-    """Whether it makes a difference to draw more clients than are needed."""
+    """Tells whether to draw more clients than needed makes a difference."""
     return bool(self.dropout_probability or self.straggler_probability)
 
   @property
   def is_on(self) -> bool:
-    """Whether anything differs from cohorts in which all take part fully."""
+    """Tells whether cohorts can lack clients, or clients can stop early."""
     return self.some_report_late or bool(self.availability_file)
 
   @property
   def may_be_empty(self) -> bool:
-    """Whether there can be rounds in which nobody reports."""
+    """Tells whether there can be rounds in which no client reports."""
     return bool(self.dropout_probability or self.availability_file)
 
   def num_drawn(self, clients_per_round: int) -> int:
-    """How many clients are drawn for a round, if so many are available."""
+    """Computes the number of clients to draw, if enough are available."""
     if not self.some_report_late:
       return clients_per_round
-    # In decimals, as it was written: 1.1 * 10 in binary is more than 11.
+    # In decimals, as the user wrote it: in binary, 1.1 * 10 is more than 11.
     more = fractions.Fraction(repr(self.overselect)) * clients_per_round
     return clients_per_round + math.ceil(more)
 
   def check_cohort(self, clients_per_round: int, num_clients: int) -> None:
-    """Refuses to draw more clients than there are; raises `UsageError`."""
+    """Raises `UsageError` if more clients would be drawn than exist."""
     num_drawn = self.num_drawn(clients_per_round)
     if num_drawn > num_clients:
       raise hparams.UsageError(

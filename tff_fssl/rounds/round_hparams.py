@@ -1,7 +1,7 @@
 """Hyper-parameters that the rounds of all algorithms share.
 
-TensorFlow-free. Defaults are (FL)^2's published ones (paper, table 4; where
-the authors' code differs from the paper, the field says so).
+Defaults are (FL)^2's published ones (paper, table 4). Where the authors' code
+differs from the paper, the field says so.
 """
 
 import dataclasses
@@ -13,7 +13,7 @@ from tff_fssl.models import names as model_names
 
 LABELS_AT_SERVER = data_names.LABELS_AT_SERVER
 LABELS_AT_CLIENTS = data_names.LABELS_AT_CLIENTS
-# When the statistics of static batch norm are gathered.
+# The times at which the statistics of static batch norm are gathered.
 OWN, TRAINING = 'own', 'training'
 # The default where the size of the largest client is not known.
 MAX_CLIENT_EXAMPLES = 100_000
@@ -21,7 +21,7 @@ MAX_CLIENT_EXAMPLES = 100_000
 
 @dataclasses.dataclass(frozen=True)
 class RoundHparams:
-  """Hyper-parameters of a round, whatever the algorithm."""
+  """Hyper-parameters of a round, independent of the algorithm."""
 
   scenario: str = hparam(
     LABELS_AT_SERVER,
@@ -50,7 +50,7 @@ class RoundHparams:
     ' clients.',
     minimum=1,
     maximum=2**20,
-    # Episodes need no batches of labelled examples.
+    # An episode sets the number of labelled examples itself.
     when=lambda own: own.labels_at_clients and not own.has_episodes,
   )
   client_optimizer: str = hparam(
@@ -252,26 +252,27 @@ class RoundHparams:
 
   @property
   def uses_sgd(self) -> bool:
-    """Whether clients or the server train by SGD."""
+    """Tells whether clients or the server train by SGD."""
     return not self.labels_at_clients or self.client_optimizer == 'sgd'
 
   @property
   def labels_at_clients(self) -> bool:
-    """Whether clients hold the labels."""
+    """Tells whether clients hold the labels."""
     return self.scenario == LABELS_AT_CLIENTS
 
   @property
   def first_round(self) -> int:
-    """The number of the first round; less than 1 with server pre-training."""
+    """Returns the first round's number, below 1 with server pre-training."""
     return 1 if self.labels_at_clients else 1 - self.num_pretraining_rounds
 
   @property
   def most_client_examples(self) -> int:
-    """The most examples that a client can have."""
+    """Returns the most examples that a client can have."""
     return self.max_client_examples or MAX_CLIENT_EXAMPLES
 
   def client_batch_sizes(self, trains_on_unlabeled: bool) -> tuple[int, int]:
-    """Unlabelled and labelled examples in a batch at a client."""
+    """Returns the unlabelled and labelled examples in a client's batch."""
     if trains_on_unlabeled:
       return self.client_batch_size, self.client_labeled_batch_size
+    # Clients that train on labels only use full batches of them.
     return self.client_batch_size, self.client_batch_size
