@@ -1,6 +1,6 @@
-"""Who takes part in a round, and how far: functions of (seed, round, client).
+"""The participants of a round, as functions of (seed, round, client).
 
-NumPy only. Nothing here depends on clients' data.
+Nothing here needs TensorFlow, or depends on clients' data.
 """
 
 from collections.abc import Mapping
@@ -28,9 +28,9 @@ class Participants(NamedTuple):
       order in which clients were drawn for the round.
     shares: Id of each of them that is a straggler -> the share of its local
       steps that it makes, in [0, 1].
-    num_drawn: How many were drawn.
-    num_dropped_out: How many of them did not report.
-    num_discarded: How many reported when enough others had.
+    num_drawn: The clients that were drawn.
+    num_dropped_out: Those of them that did not report.
+    num_discarded: Those that reported when enough others had.
   """
 
   slots: Mapping[int, int]
@@ -40,7 +40,7 @@ class Participants(NamedTuple):
   num_discarded: int
 
   def counts(self) -> dict[str, int]:
-    """Name -> number, as in train.csv."""
+    """Returns the numbers by name, as in train.csv."""
     return {
       'participation/num_drawn': self.num_drawn,
       'participation/num_dropped_out': self.num_dropped_out,
@@ -55,12 +55,12 @@ NOBODY = Participants({}, {}, 0, 0, 0)
 
 @dataclasses.dataclass(frozen=True)
 class Availability:
-  """In which rounds clients can be drawn.
+  """The rounds in which clients can be drawn.
 
   Attributes:
-    rows: (client, first round, the round after the last one), sorted; those of
-      a client do not overlap.
-    period: Rounds after which they begin again; 0: never.
+    rows: (client, first round, the round after the last one), sorted. Rows of a
+      client do not overlap.
+    period: Rounds after which the rows begin again. 0: never.
   """
 
   rows: tuple[tuple[int, int, int], ...]
@@ -68,19 +68,21 @@ class Availability:
 
   def __post_init__(self) -> None:
     table = np.array(self.rows, np.int64).reshape(-1, 3)
+    # A frozen dataclass cannot assign: the table is a cache.
     object.__setattr__(self, '_table', table)
 
   def ids(self, round_num: int, num_clients: int) -> Ids:
-    """The clients that can be drawn in a round, ascending: int64 [N]."""
+    """Lists the clients that can be drawn in a round: int64 [N], ascending."""
     at = (round_num - 1) % self.period + 1 if self.period else round_num
     clients, first, end = self._table.T  # type: ignore[attr-defined]
     is_available = np.ones(num_clients, bool)
+    # Clients without a row are always available.
     is_available[clients] = False
     is_available[clients[(first <= at) & (at < end)]] = True
     return np.flatnonzero(is_available)
 
   def format_csv(self) -> str:
-    """The file that `read_availability` reads."""
+    """Formats the file that `read_availability` reads."""
     lines = [','.join(map(str, row)) for row in (_HEADER, *self.rows)]
     return '\n'.join(lines) + '\n'
 
@@ -91,15 +93,15 @@ def read_availability(
   """Reads `availability_file`.
 
   Args:
-    settings: What names the file, and its period.
-    num_clients: Clients are 0 .. num_clients - 1; 0: not known yet.
+    settings: Names the file and its period.
+    num_clients: Clients are 0 .. num_clients - 1. 0: not known yet.
 
   Returns:
-    The availability; None if no file is named.
+    The availability. None if no file is named.
 
   Raises:
-    UsageError: If the file cannot be read, or is not such a file; says which
-      line is wrong.
+    UsageError: If the file cannot be read, or is not such a file. The error
+      names the wrong line.
   """
   path = settings.availability_file
   if not path:
@@ -127,6 +129,7 @@ def read_availability(
     if line.strip():
       where = f'{given}, line {number}'
       rows.append((*_read_row(where, line, last, num_clients), number))
+  # Sorted rows of a client are neighbours, and so are rows that overlap.
   rows.sort()
   for (client, _, end, _), (other, start, _, number) in zip(rows, rows[1:]):
     if client == other and start < end:
@@ -142,7 +145,7 @@ def read_availability(
 def _read_row(
   where: str, line: str, last: int, num_clients: int
 ) -> tuple[int, int, int]:
-  """(client, from, to) of a line; raises `UsageError`."""
+  """Reads (client, from, to) from a line, or raises `UsageError`."""
   try:
     client, start, end = map(int, line.split(','))
   except ValueError as error:
@@ -171,13 +174,13 @@ def _read_row(
 def draw_order(
   seed: int, round_num: int, available: int | Ids, num: int
 ) -> list[int]:
-  """Draws clients without replacement; their ids, in a random order.
+  """Draws clients without replacement, in a random order.
 
   Args:
     seed: Seed of the run.
     round_num: The round, >= 1.
-    available: The ids that can be drawn; a number N is 0 .. N - 1.
-    num: How many are drawn, at most as many as there are.
+    available: The ids that can be drawn. A number N stands for 0 .. N - 1.
+    num: How many are drawn, at most as many as are available.
 
   Returns:
     The ids.
@@ -187,7 +190,7 @@ def draw_order(
 
 
 class _Fate(NamedTuple):
-  """What becomes of a client that was drawn."""
+  """The random behaviour of a drawn client in a round."""
 
   drops_out: bool
   is_straggler: bool
@@ -198,10 +201,12 @@ class _Fate(NamedTuple):
 def _fate(
   settings: ParticipationHparams, seed: int, round_num: int, client_id: int
 ) -> _Fate:
-  """What becomes of a client; one flag does not change what others draw."""
+  """Draws the behaviour of a client in a round."""
   generator = seeds.generator(
     seed, seeds.Purpose.PARTICIPATION, round_num, client_id
   )
+  # All numbers are drawn in any case, so that one flag does not change the
+  # draws of another.
   drop, straggle, share, order = generator.random(4)
   least = settings.straggler_least_share
   return _Fate(
@@ -215,7 +220,7 @@ def _fate(
 def share_of_steps(
   settings: ParticipationHparams, seed: int, round_num: int, client_id: int
 ) -> float:
-  """The share of its local steps that a client of a round makes, in [0, 1]."""
+  """Returns the share of its local steps that a client makes, in [0, 1]."""
   if not settings.straggler_probability:
     return 1.0
   fate = _fate(settings, seed, round_num, client_id)
@@ -242,8 +247,8 @@ def draw(
     clients_per_round: The most that take part, at most `num_clients`.
 
   Returns:
-    The participants: fewer than `clients_per_round` if fewer are available, or
-    if clients drop out and too few others were drawn; perhaps none.
+    The participants. They are fewer than `clients_per_round`, possibly none, if
+    fewer are available, or if clients drop out and too few others were drawn.
   """
   available: int | Ids = num_clients
   most = num_clients
@@ -256,9 +261,12 @@ def draw(
   drawn = draw_order(seed, round_num, available, num_drawn)
   fates = {i: _fate(settings, seed, round_num, i) for i in drawn}
   reporting = [i for i in drawn if not fates[i].drops_out]
+  # Stragglers report last. The others report in a random order.
   reporting.sort(key=lambda i: (fates[i].is_straggler, fates[i].order))
   used = set(reporting[:clients_per_round])
   return Participants(
+    # Slots are positions among all drawn clients: a client's slot does not
+    # depend on which others drop out.
     {i: slot for slot, i in enumerate(drawn) if i in used},
     {i: fates[i].share for i in sorted(used) if fates[i].is_straggler},
     num_drawn,

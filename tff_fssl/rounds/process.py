@@ -1,4 +1,4 @@
-"""Builds the learning process of an algorithm."""
+"""The construction of an algorithm's learning process."""
 
 from __future__ import annotations
 
@@ -44,15 +44,15 @@ class DataSpec:
   """The data that a process trains on.
 
   Attributes:
-    element_spec: The spec of the one element that a client's data set has; see
+    element_spec: The spec of the one element of a client's data set. See
       `data.clients`.
     views: Makes network inputs of stored examples.
     server_data_fn: Returns the server's labelled data, a data set of one
       element OrderedDict(x, y). It is called inside a TFF computation. None:
       clients hold the labels.
-    num_classes: The width of the model's output; None skips the check.
+    num_classes: The width of the model's output. None skips the check.
     num_clients: The number of clients, whose ids are 0 .. num_clients - 1. Only
-      algorithms whose server tells clients apart need it.
+      algorithms whose server distinguishes clients need it.
   """
 
   element_spec: Any
@@ -73,11 +73,12 @@ def build_process(
   """Builds the learning process of an algorithm.
 
   Its state is TFF's `LearningAlgorithmState`, whose `client_work` is the number
-  of the next round; the first is `1 - num_pretraining_rounds`. In a round:
+  of the next round. The first round is `1 - num_pretraining_rounds`. In a
+  round:
 
   1.  The server broadcasts weights and batch norm statistics.
-  2.  Clients train (from round 1 on) and send updates and weights.
-  3.  The aggregator combines them; the server optimizer applies the result.
+  2.  Clients train (from round 1 on) and upload updates and weights.
+  3.  The aggregator combines them. The server optimizer applies the result.
   4.  With labels at the server, the server trains on them.
   5.  With static batch norm, a second client phase gathers statistics.
 
@@ -92,9 +93,9 @@ def build_process(
     algorithm: The algorithm. Its `round` says where the labels are.
     data: Describes the data.
     seed: Seed of the initial weights and of the server's training.
-    aggregator: Combines updates; the weighted mean by default. With a
-      `privacy.PrivateMeanFactory`, or an aggregator that sums securely, nothing
-      else about a client is released but the number of clients.
+    aggregator: Combines updates, by default into their weighted mean. With a
+      `privacy.PrivateMeanFactory`, or an aggregator that sums securely, only
+      the number of clients is released besides the aggregate.
 
   Returns:
     The process.
@@ -128,7 +129,11 @@ def _groups(
   algorithm: base.Algorithm,
   aggregator: tff.aggregators.WeightedAggregationFactory | None,
 ) -> groups_lib.Groups | None:
-  """Finds the groups; an aggregator takes the place of the only one."""
+  """Returns the groups of clients, if the process aggregates in groups.
+
+  An aggregator replaces the mean of a single group. Then the process has no
+  groups.
+  """
   groups = algorithm.groups()
   if groups is None or aggregator is None:
     return groups
@@ -142,7 +147,7 @@ def _groups(
 
 
 class _Assembly:
-  """The parts of a process, from the arguments of `build_process`."""
+  """The components of a process, from the arguments of `build_process`."""
 
   def __init__(
     self,
@@ -222,7 +227,7 @@ class _Assembly:
     )
 
   def build(self) -> composer.FsslProcess:
-    """The process."""
+    """Builds the process."""
     initial_model = self._server.build_initial_model()
     model_type = initial_model.type_signature.result
     aggregator, is_confidential = self._aggregator(model_type)
@@ -251,6 +256,8 @@ class _Assembly:
     )
     aggregate_type = aggregator.next.type_signature.result.result.member
     split = None
+    # The aggregator sees one list of tensors: the server's step gets only the
+    # update's part.
     if exchange is not None and exchange.in_sum:
       split = exchange_lib.build_split(exchange, aggregate_type)
       aggregate_type = split.type_signature.result[0]
@@ -269,6 +276,7 @@ class _Assembly:
     )
     train_type = work.next.type_signature.result.measurements.member['train']
     min_clients = self._hparams.min_clients
+    # Even without `min_clients`, a round whose updates all fail is discarded.
     counts = composer.build_counts(
       train_type, min_clients=min_clients, is_confidential=is_confidential
     )
@@ -303,7 +311,7 @@ class _Assembly:
   def _describe(
     self, process: composer.FsslProcess, part: client_work.ClientPart
   ) -> None:
-    """Sets the attributes by which programs ask a process."""
+    """Sets the attributes that describe a process to programs."""
     process.num_classes = self._networks.num_classes
     if self._exchange is not None:
       process.num_clients = self._exchange.num_clients
@@ -315,6 +323,8 @@ class _Assembly:
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
+    # Here a client lacks the last layer, or has a model that outlasts the
+    # round.
     if not (self._algorithm.head_stays or self._algorithm.alone):
       process.local_model = client_work.build_local_model(
         part, self._make_message, self._clients.own_statistics
@@ -323,13 +333,21 @@ class _Assembly:
   def _aggregator(
     self, model_type: tff.Type
   ) -> tuple[tff.templates.AggregationProcess, bool]:
-    """The aggregator, and whether nothing but its sum may leave clients."""
+    """Makes the aggregator.
+
+    Args:
+      model_type: The type of the `ServerModel`.
+
+    Returns:
+      (the aggregator, whether clients may release nothing besides its sum).
+    """
     specs = tff.types.type_to_tf_tensor_specs(model_type)
     update_specs = self._delivery.select_update(specs.trainable)
     if self._networks.tracks_moving_averages:
       update_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
+    # The order is that of `client_work._upload`.
     update_specs += tuple(specs.trainable) * len(
       self._clients.uploaded_networks
     )
@@ -346,6 +364,7 @@ class _Assembly:
       )
       update_specs += (tf.TensorSpec([2], tf.float32),)  # The client's place.
     private = isinstance(factory, privacy.PrivateMeanFactory)
+    # A private mean has its own screen: see `aggregators.privacy`.
     if not private:
       factory = guarded.GuardedFactory(factory, self._bounds.weights)
     aggregator = factory.create(
@@ -370,7 +389,7 @@ class _Assembly:
     combined_type: tff.Type,
     work: tff.learning.templates.ClientWorkProcess,
   ) -> tff.learning.templates.FinalizerProcess:
-    """The server's step."""
+    """Makes the server's step."""
     of_clients = work.next.type_signature.result.measurements.member
     aggregate_type = tff.to_type(
       collections.OrderedDict(
@@ -392,7 +411,7 @@ class _Assembly:
     upload_type: tff.Type,
     **sizes: int,
   ) -> tff.Computation:
-    """How many bytes travel."""
+    """Builds the computation of the bytes that travel."""
     if self._algorithm.alone:
       return communication_lib.build_no_communication(model_type)
     return communication_lib.build_communication(
@@ -409,7 +428,7 @@ class _Assembly:
   def _make_message(
     self, state: composer.LearningAlgorithmState, round_num: tf.Tensor
   ) -> exchange_lib.Message:
-    """The message of a round, outside of TFF."""
+    """Makes the message of a round, outside of TFF."""
     exchange = self._exchange
     return exchange_lib.make_message(
       exchange,

@@ -1,4 +1,4 @@
-"""Checks of what a client sent, before anything is summed."""
+"""The check of a client's upload, before anything is summed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import groups as groups_lib
 
-# A metric's sum above this, per example, is absurd.
+# A greater sum of a metric, per example, is absurd.
 _MAX_METRIC = 1e6
 # Rounding may take shares and thresholds this far outside [0, 1].
 _TOLERANCE = 1e-3
@@ -25,14 +25,14 @@ _ByName = collections.OrderedDict[str, Any]
 
 
 class Bounds(NamedTuple):
-  """Bounds on what an honest client can send.
+  """Bounds on an honest client's upload.
 
   Attributes:
     weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
-    signals: Name -> the least and the greatest value of a signal.
+    signals: Name of a report -> its least and its greatest value.
     exchange: The exchange, whose rows are checked.
-    groups: The groups, to which places are checked.
+    groups: The groups, whose places are checked.
   """
 
   weights: guarded.AllowedWeights
@@ -48,7 +48,7 @@ def build_bounds(
   num_classes: int,
   groups: groups_lib.Groups | None = None,
 ) -> Bounds:
-  """Bounds on what an honest client with `max_client_examples` can send."""
+  """Computes bounds on an upload by a client of `max_client_examples`."""
   hparams, streams = algorithm.round, algorithm.streams()
   used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
   sizes = hparams.client_batch_sizes(used[0])
@@ -72,29 +72,28 @@ def build_bounds(
 def build_screen(
   result_type: tff.Type, report_type: tff.Type, bounds: Bounds
 ) -> tff.Computation:
-  """Builds the check of what one client sent, before anything is summed.
+  """Builds the check of one client's upload, before anything is summed.
 
   A client is rejected as a whole if its update is not finite, its weight is not
   allowed, or its report is impossible: counts outside [0, the most it can have
   processed], thresholds outside [0, 1], metrics that are absurd or not finite,
-  a group that does not exist.
-  A rejected client is left out of all metrics except `num_rejected_clients`,
-  and its weight becomes NaN, so that `guarded.GuardedFactory` rejects its
-  update. The docstring of that class says what such a check protects against,
-  and where it runs.
+  a group that does not exist. Only the metric `num_rejected_clients` counts it.
+  Its weight becomes NaN, so that `guarded.GuardedFactory` rejects its update.
+  The docstring of that class describes the protection of such a check, and
+  where it runs.
 
   Args:
     result_type: The type of a `ClientResult`.
     report_type: The type of the client's report, as `build_client_work` makes
       it.
-    bounds: Bounds on what an honest client can send.
+    bounds: Bounds on an honest client's upload.
 
   Returns:
     `<result, report> -> <result, <sums, minima, maxima>>`: the values to be
-    summed over clients, and those to take the minimum and the maximum of.
+    summed over clients, and those whose minimum and maximum are taken.
 
   Raises:
-    UsageError: If what clients send is not what the algorithm declares.
+    UsageError: If clients upload other names than the algorithm declares.
   """
   _check_names(result_type, report_type, bounds)
 
@@ -108,6 +107,7 @@ def build_screen(
     weight = tf.where(accepted, result.update_weight, 0.0)
     sums = collections.OrderedDict(
       num_clients=tf.constant(1),
+      # A rejected client counts once, as rejected.
       num_non_finite_clients=tf.cast(
         tf.logical_and(accepted, tf.logical_not(report['is_finite'])), tf.int32
       ),
@@ -136,6 +136,7 @@ def build_screen(
     )
     return result, (
       sums,
+      # Infinity is neutral for a minimum, as 0 is for a sum.
       masked(ranged, reports, float('inf')),
       masked(ranged, reports, float('-inf')),
     )
@@ -146,9 +147,9 @@ def build_screen(
 def _check_names(
   result_type: tff.Type, report_type: tff.Type, bounds: Bounds
 ) -> None:
-  """Checks that clients send what the algorithm declares, by name.
+  """Checks that clients upload the names that the algorithm declares.
 
-  A signal that is not declared would have no bounds.
+  An undeclared report would have no bounds.
   """
   names_of = tff.structure.name_list
   pairs = [('signals', names_of(report_type.signals), bounds.signals)]
@@ -171,7 +172,7 @@ def _is_possible(
   report: Mapping[str, Any],
   bounds: Bounds,
 ) -> tf.Tensor:
-  """Whether an honest client can have sent all this: bool scalar."""
+  """Tells whether an honest client can have sent this upload: bool scalar."""
   most = bounds.num_examples
   ratios, ranges = report['ratios'], report['ranges']
   conditions = [
@@ -183,7 +184,8 @@ def _is_possible(
     *(
       tf.logical_or(
         _within(report['signals'][name], *limits),
-        # A client that does not report sends 0.
+        # A client that does not report sends 0, which may be outside the
+        # limits.
         tf.logical_not(report['reports']),
       )
       for name, limits in bounds.signals.items()
@@ -195,7 +197,7 @@ def _is_possible(
     conditions.append(
       tf.logical_or(
         exchange_lib.is_possible_row(bounds.exchange, row),
-        # A row that is not valid is not kept.
+        # An invalid row is not kept, so its contents do not matter.
         tf.logical_not(row['is_valid']),
       )
     )
@@ -206,20 +208,21 @@ def _split(
   result: tff.learning.templates.ClientResult,
   exchange: exchange_lib.Exchange | None,
 ) -> tuple[Sequence[tf.Tensor], Mapping[str, Any] | None]:
-  """(the update alone, the row for the exchange or None)."""
+  """Splits an upload into (the update alone, the exchange's row or None)."""
   if exchange is None:
     return result.update, None
   update, values = exchange_lib.split_update(exchange, result.update)
   if values is not None:
+    # Values `in_sum` have no id and no mark. They count by the client's weight.
     return update, {'is_valid': result.update_weight > 0.0, 'values': values}
   return result.update['update'], result.update['row']
 
 
 def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:
-  """Whether a float scalar is in [low, high]; NaN is not."""
+  """Tells whether a float scalar is in [low, high]. NaN is not."""
   return tf.logical_and(value >= low, value <= high)
 
 
 def masked(values: Any, keep: tf.Tensor, otherwise: float) -> Any:
-  """`values`, or `otherwise` for a client that does not report."""
+  """Replaces the `values` of a client that does not report."""
   return tf.nest.map_structure(lambda v: tf.where(keep, v, otherwise), values)

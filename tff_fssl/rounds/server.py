@@ -20,21 +20,21 @@ from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import server_step
 from tff_fssl.rounds import states as states_lib
 
-# Keeps the server's seeds apart from the clients', which the data source makes.
+# Separates the server's seeds from the clients', which the data source makes.
 _SERVER = 1
 
 
 @dataclasses.dataclass(frozen=True)
 class ServerSide:
-  """What the server does, and with what.
+  """The server's side of a process.
 
   Attributes:
     networks: Makes its networks.
     algorithm: The algorithm.
     states: Its states.
-    views: How stored examples become the network's inputs.
-    data_fn: Returns its labelled data, a data set of one element
-      OrderedDict(x, y); called inside a TFF computation. None: it has none.
+    views: Makes network inputs of stored examples.
+    data_fn: Returns its labelled data, a data set of one element OrderedDict(x,
+      y). It is called inside a TFF computation. None: the server has no data.
     seed: Seed of its training.
   """
 
@@ -52,7 +52,7 @@ class ServerSide:
 
   @property
   def statistics_batch_size(self) -> int:
-    """Examples in a batch of the pass that gathers statistics."""
+    """Returns the examples in a batch of the pass that gathers statistics."""
     # Only `batch_mean` statistics depend on the batch size.
     if self.hparams.batch_norm_statistics == statistics.BATCH_MEAN:
       return self.hparams.server_batch_size
@@ -68,6 +68,7 @@ class ServerSide:
       @tf.function(autograph=False)
       def run() -> server_model.ServerModel:
         weights = network.initial_weights()
+        # Clients need statistics before a round has gathered any.
         if network.is_static and self.data_fn is not None:
           kind = self.hparams.batch_norm_statistics
           sums = statistics.gather(
@@ -93,7 +94,7 @@ class ServerSide:
     auxiliary_sizes: Mapping[str, int],
     restore: server_step.Restore = tuple,
   ) -> tff.learning.templates.FinalizerProcess:
-    """Builds the finalizer; see `server_step.build_server_step`."""
+    """Builds the finalizer. See `server_step.build_server_step`."""
     return server_step.build_server_step(
       model_type,
       aggregate_type,
@@ -109,7 +110,7 @@ class ServerSide:
 
   @property
   def _keeps_momentum(self) -> bool:
-    """Whether training goes on with the previous round's momentum."""
+    """Tells whether training starts with the previous round's momentum."""
     return bool(
       self.data_fn is not None
       and self.hparams.server_keeps_momentum
@@ -117,14 +118,14 @@ class ServerSide:
     )
 
   def _read_data(self) -> base.Examples:
-    """The labelled examples."""
+    """Reads the labelled examples."""
     assert self.data_fn is not None  # Called only then.
     return client_data.read_examples(client_data.read_one(self.data_fn()))
 
   def _make_training(self) -> server_step.ServerTraining:
-    """The training on labels; makes variables."""
+    """Makes the training on labels. Call it where variables may be made."""
     hparams, trainer = self.hparams, self.algorithm.server_trainer()
-    # Clients' further networks are none of the server's.
+    # The auxiliary networks of clients are not the server's.
     further = () if trainer is self.algorithm else trainer.networks()
     local = training.LocalTraining(
       self.networks.make(),
@@ -160,8 +161,10 @@ class ServerSide:
       result = local.run(
         weights,
         labeled,
+        # The server has no unlabelled examples.
         base.Examples(labeled.x[:0], labeled.y[:0]),
         learning_rate=rate_fn(round_num),
+        # The first training has the same seed, however many follow.
         seed=training.fold_in(seed, copy) if copy else seed,
         round_num=round_num,
         momentum=momentum,
@@ -182,7 +185,7 @@ class ServerSide:
 def _metrics(
   result: training.LocalResult,
 ) -> collections.OrderedDict[str, tf.Tensor]:
-  """What is reported of the training on labels."""
+  """Computes the metrics of the training on labels."""
   metrics = collections.OrderedDict(
     (f'server_{name}', total / count)
     for name, (total, count) in sorted(result.metrics.items())

@@ -1,4 +1,4 @@
-"""The server's step: apply the update, then train on the server's labels."""
+"""The server's step: it applies the update, then trains on its labels."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import states as states_lib
 
 # (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
-# peers' weights), called inside a computation. It gets the momentum that copy 0
-# returned in the previous round, zeros in the first; and sets from which peers
-# start.
+# weights of auxiliary networks), called inside a computation. The momentum is
+# that which copy 0 returned in the previous round, zeros in the first one.
+# Auxiliary networks start from the sets.
 Momentum = tuple[tf.Tensor, ...]
 Sets = Mapping[str, Weights]
 ServerTraining = Callable[
@@ -28,7 +28,7 @@ Restore = Callable[[Sequence[tf.Tensor]], tuple[tf.Tensor, ...]]
 
 
 _Metrics = collections.OrderedDict[str, tf.Tensor]
-# round_num, optimizer, momentum.
+# OrderedDict(round_num, optimizer, momentum).
 _State = collections.OrderedDict[str, Any]
 
 
@@ -52,7 +52,7 @@ class _Server(base.Server):
     self.metrics: _Metrics = collections.OrderedDict()
 
   def next_state(self) -> _State:
-    """The state after the step."""
+    """Returns the state after the step."""
     return collections.OrderedDict(
       round_num=self.round_num + 1,
       optimizer=self._optimizer_state,
@@ -82,6 +82,7 @@ class _Server(base.Server):
     self._optimizer_state, trainable, non_trainable = tf.nest.map_structure(
       lambda n, o: tf.where(applied, n, o), new, old
     )
+    # Changes of moving averages have other units, and are not in the norm.
     norm = tf.linalg.global_norm([*update[:num_trainable], *self._auxiliary])
     self.metrics.update(
       update_skipped=tf.cast(tf.logical_not(applied), tf.int32),
@@ -99,7 +100,7 @@ class _Server(base.Server):
   def train_networks(
     self, weights: Weights, networks: Mapping[str, Weights]
   ) -> tuple[Weights, Mapping[str, Weights]]:
-    """Trains the model together with further networks."""
+    """Trains the model together with auxiliary networks."""
     return self._train_copy(weights, networks, 0)
 
   def _train_copy(
@@ -109,6 +110,7 @@ class _Server(base.Server):
       weights, metrics, momentum, networks = self._train(
         weights, self.round_num, self._old_momentum, copy, networks
       )
+      # All copies start from one momentum: the first one's is kept.
       if not copy:
         self._momentum = momentum
       self._of_copies.append(metrics)
@@ -117,7 +119,7 @@ class _Server(base.Server):
 
 
 def _mean(of_copies: Sequence[_Metrics]) -> _Metrics:
-  """The mean of the metrics of several trainings; counts are summed."""
+  """Averages the metrics of several trainings. Counts are summed."""
   if len(of_copies) == 1:
     return of_copies[0]
   mean: _Metrics = collections.OrderedDict()
@@ -143,33 +145,33 @@ def build_server_step(
 ) -> tff.learning.templates.FinalizerProcess:
   """Builds the finalizer.
 
-  Its `next`, `<S@SERVER, M@SERVER, A@SERVER> -> <S, M, metrics>@SERVER`, where
-  `T@SERVER` is TFF's notation for a value of type T at the server, calls the
-  algorithm's `update`. Its tools:
+  Its `next` is `<S@SERVER, M@SERVER, A@SERVER> -> <S, M, metrics>@SERVER`,
+  where `T@SERVER` is TFF's notation for a value of type T at the server. It
+  calls the algorithm's `update` with two tools:
 
-  *   apply the update (trainable weights before minus after training) as a
-      gradient, with `optimizer`. An update that is not finite (all weights were
-      0, or the aggregator returned such an update), or whose result is not
-      finite, is skipped: weights and optimizer state stay. The mean change of
-      tracked non-trainable weights is added, if there are any.
-  *   train on the server's labels, if there are any.
+  *   `apply` applies the update (trainable weights before minus after training)
+      as a gradient, with `optimizer`. An update is skipped if it or its result
+      is not finite (all weights were 0, or the aggregator returned such an
+      update). Then weights and optimizer state stay. The mean change of tracked
+      non-trainable weights is added, if there are any.
+  *   `train` trains on the server's labels, if there are any.
 
   Args:
-    model_type: The type M of a `server_algorithm.ServerModel`.
+    model_type: The type M of a `server_model.ServerModel`.
     aggregate_type: The type A: OrderedDict(update, signals, num_reports).
-      `update` has one float tensor per trainable weight; if they are tracked,
-      one per non-trainable float weight; and those of the uploaded peers. Or
-      it is what `grouped.GroupedMeanFactory` returns.
+      `update` has one float tensor per trainable weight, one per tracked
+      non-trainable float weight, and those of the uploaded auxiliary networks.
+      With groups, it is the result of `grouped.GroupedMeanFactory`.
     optimizer: The server optimizer.
     first_round: The number of the first round.
     states: Makes the model after a round.
     auxiliary_sizes: Name of each uploaded auxiliary network -> the number of
       its tensors in the update, in order.
-    restore: What is sent of the model's update -> the update.
-    make_training: Returns the server's training, if it trains; called where
-      variables may be made.
-    keeps_momentum: Whether the momentum of that training is part of the state;
-      if not, training gets none.
+    restore: The part of the model's update that was sent -> the update.
+    make_training: Returns the server's training, if it trains. It is called
+      where variables may be made.
+    keeps_momentum: Whether the momentum of that training is part of the state.
+      If not, training gets none.
     non_negative: Indices of non-trainable weights that no update may make
       negative: variances.
 
@@ -274,11 +276,12 @@ def _aggregated(
   auxiliary_sizes: Mapping[str, int],
   restore: Restore,
 ) -> base.Aggregate:
-  """Splits the combined update by network."""
+  """Splits the combined upload into updates by network, and reports."""
   uploads, num_reports = (
     names.Named(aggregate['signals']),
     aggregate['num_reports'],
   )
+  # Only `GroupedMeanFactory` returns a mapping.
   if isinstance(aggregate['update'], Mapping):
     by_group = _read_groups(aggregate['update'])
     return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
@@ -313,7 +316,7 @@ def _one_group(
 
 
 def _read_groups(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
-  """Reads the groups' updates; all 0 if no client's weight was above 0."""
+  """Reads the groups' updates, all 0 if no client's weight was above 0."""
   some = tf.math.is_finite(aggregate['sizes'][0])  # Else all are NaN.
   update, sizes, starts = tf.nest.map_structure(
     lambda t: tf.where(some, t, tf.zeros_like(t)),
@@ -325,5 +328,5 @@ def _read_groups(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
 def _changed(
   weight: tf.Tensor, change: tf.Tensor, non_negative: bool
 ) -> tf.Tensor:
-  """A weight minus its change, at least 0 if it is `non_negative`."""
+  """Subtracts a change from a weight, at least 0 if it is `non_negative`."""
   return tf.maximum(weight - change, 0.0) if non_negative else weight - change

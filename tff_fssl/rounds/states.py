@@ -1,4 +1,4 @@
-"""The server's state of an algorithm, as a process keeps it."""
+"""The conversion of an algorithm's server state for a process."""
 
 from __future__ import annotations
 
@@ -19,21 +19,23 @@ _AVERAGE = 'average'
 
 
 class States:
-  """Converts between an algorithm's `ServerState` and a `ServerModel`.
+  """The conversion between an algorithm's `ServerState` and a `ServerModel`.
 
   A field of the memory becomes a control value if it is a tensor that every
-  round broadcasts; any other becomes a set. Where `average_decay` asks for it,
-  the exponential moving average of the weights that predict is a further set.
+  round broadcasts. Any other field becomes a set. With `average_decay`, the
+  exponential moving average of the weights that predict is a further set.
 
   Attributes:
     statistics_of: Names of sets, `Weights`, whose static batch norm statistics
       are gathered with those of the model.
-    statistics_if_sent: Names of further such sets, whose statistics are
+    statistics_if_sent: Names of further such sets. Their statistics are
       gathered only at the end of rounds after which clients get the set.
+    prediction: The rule by which the model predicts.
   """
 
   def __init__(self, algorithm: base.Algorithm):
     self._algorithm = algorithm
+    # The names of fields and broadcasts do not depend on the weights.
     with tf.Graph().as_default():
       weights = Weights((tf.zeros([1]),), (), tf.constant(0.0))
       state = algorithm.initial_state(weights)
@@ -62,7 +64,7 @@ class States:
       return base.ServerState(model.weights)
     values = {**model.sets, **model.control}
     fields = getattr(self._memory_type, '_fields', ())
-    # Clients, and older files, have only a part of it.
+    # Clients and older files have only some of the fields.
     memory = self._memory_type(**{f: values.get(f) for f in fields})
     return base.ServerState(model.weights, memory)
 
@@ -101,7 +103,7 @@ class States:
     return new
 
   def sent(self, model: ServerModel) -> dict[str, tf.Tensor]:
-    """Names the sets that clients may get, with whether they get them now."""
+    """Tells for each set, by name, whether clients get it now: bool scalars."""
     sent = {
       name: tf.constant(True) if b.when is None else b.when
       for name, b in self._algorithm.broadcasts(self.state(model)).items()
@@ -121,7 +123,7 @@ class States:
     return self.prediction.weights(model)
 
   def _build_prediction(self) -> server_model.Prediction:
-    """Says how the model predicts."""
+    """Builds the rule by which the model predicts."""
     algorithm = self._algorithm
     prediction = algorithm.prediction() or server_model.Prediction(
       weights=lambda model: algorithm.predicting_weights(self.state(model)),
@@ -138,7 +140,7 @@ class States:
   def _predict_by(
     self, weights_of: Callable[[base.ServerState], Weights]
   ) -> server_model.Prediction:
-    """Predicts by other weights of the state."""
+    """Builds the rule that predicts by other weights of the state."""
 
     def logits(
       network: Any, model: ServerModel, images: tf.Tensor

@@ -26,20 +26,20 @@ from tff_fssl.rounds import exchange as exchange_lib
 
 @dataclasses.dataclass(frozen=True)
 class Gathering:
-  """How statistics are gathered.
+  """The settings by which statistics are gathered.
 
   Attributes:
     make_network: Called where variables may be made.
-    views: The preprocessing; `plain` is used.
+    views: The preprocessing. `plain` is used.
     kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
     batch_size: Examples in a batch of the clients' pass.
     max_client_examples: The most examples that a client can have.
     num_classes: See `client_data.read_client`.
     server_data_fn: The server's labelled data, if it has any.
     server_batch_size: Examples in a batch of the server's pass.
-    predicting: The model -> the weights with which its own statistics are
-      gathered: those that predict.
-    delivery: Which weights travel.
+    predicting: The model -> the weights that predict, with which the model's
+      own statistics are gathered.
+    delivery: The weights that travel.
   """
 
   make_network: Callable[[], adapter.Network]
@@ -54,7 +54,7 @@ class Gathering:
   delivery: delivery_lib.Delivery = delivery_lib.Delivery()
 
   def weights_of(self, model: Any, set_name: str) -> Weights:
-    """The weights of a set, or those that predict, ''."""
+    """Returns the weights of a set, or, for '', those that predict."""
     model = server_model.ServerModel(*model)
     weights = model.sets[set_name] if set_name else self.predicting(model)
     return Weights(
@@ -66,14 +66,14 @@ class Gathering:
   def read_sent(
     self, message: exchange_lib.Message, set_name: str
   ) -> Weights | tf.data.Dataset:
-    """The same weights, from what clients were sent for training.
+    """Reads the same weights from the message for training.
 
     Args:
-      message: What they were sent.
-      set_name: The set; '': the weights that predict.
+      message: The message.
+      set_name: The set. '': the weights that predict.
 
     Returns:
-      The weights; of a set, a sequence of one element, or of none.
+      The weights. Those of a set are a sequence of one element, or of none.
     """
     message = exchange_lib.Message(*message)
     if set_name:
@@ -85,11 +85,11 @@ class Gathering:
   def gather_at_client(
     self, weights: Weights, dataset: tf.data.Dataset
   ) -> statistics.Sums:
-    """A client's sums over all its examples.
+    """Computes a client's sums over all its examples.
 
     Args:
-      weights: The weights; or a sequence of one such element, or of none: then
-        the sums are over no example.
+      weights: The weights, or a sequence of one such element, or of none. For
+        an empty sequence, the sums are over no example.
       dataset: The client's data.
 
     Returns:
@@ -103,6 +103,8 @@ class Gathering:
         dataset, self.num_classes, self.views.accepts
       )
       if isinstance(weights, tf.data.Dataset):
+        # Without weights, the client's examples are cut to none: the graph is
+        # the same for both cases.
         num_sent = weights.reduce(0, lambda num, _: num + 1)
         weights = client_data.read_one(weights)
         for part in ('labeled', 'unlabeled'):
@@ -127,17 +129,17 @@ class Gathering:
     combined: statistics.Sums | tf.Tensor,
     is_needed: tf.Tensor | None = None,
   ) -> Weights:
-    """The weights with statistics from clients' combined sums and its own.
+    """Adds the server's sums to the clients', and sets the statistics.
 
     Args:
       weights: The weights.
-      combined: The sums over clients; with `statistics.MEDIAN`, all clients'
+      combined: The sums over clients. With `statistics.MEDIAN`, all clients'
         rows, float32 [rows, columns] (`statistics.encode_row`).
       is_needed: If false, the old statistics stay, whatever clients sent. None:
         true.
 
     Returns:
-      The weights.
+      The weights with the new statistics.
     """
     network = self.make_network()
 
@@ -150,6 +152,7 @@ class Gathering:
       own = statistics.zero_sums(network)
       if self.server_data_fn is not None:
         images = client_data.read_one(self.server_data_fn())['x']
+        # This saves the server's pass over its data.
         if is_needed is not None:
           images = images[: tf.where(is_needed, tf.shape(images)[0], 0)]
         own = statistics.gather(
@@ -178,7 +181,7 @@ class Gathering:
 _IsNeeded: TypeAlias = 'Callable[[server_model.ServerModel], tf.Tensor] | None'
 
 
-# (model before the round, what clients were sent, model, data) -> (model,
+# (model before the round, message for training, model, data) -> (model,
 # measurements): a client phase, in a federated computation.
 Phase: TypeAlias = 'Callable[[tff.Value, tff.Value, tff.Value, tff.Value], Any]'
 
@@ -191,28 +194,28 @@ def build_statistics_phase(
   is_needed: _IsNeeded = None,
   message_type: tff.Type | None = None,
 ) -> tuple[Phase, int]:
-  """Builds what gathers statistics of a model M, or of one of its sets.
+  """Builds the phase that gathers statistics of a model M or one of its sets.
 
   The result is M with new statistics. All examples of the cohort, labelled or
-  not, and the server's labelled ones count equally; with `statistics.MEDIAN`,
-  all clients and the server count equally. If there were no examples the old
-  statistics stay. Sums that no client can have are left out, and their senders
-  counted as `num_rejected_clients`: see `is_possible`.
+  not, and the server's labelled ones count equally. With `statistics.MEDIAN`,
+  all clients and the server count equally. Without any examples, the old
+  statistics stay. Impossible sums are dropped, and their senders counted as
+  `num_rejected_clients`: see `is_possible`.
 
   Args:
     model_type: The type M of a `ServerModel`.
-    element_spec: The spec of the one element that a client's data set has.
-    gathering: How statistics are gathered.
-    set_name: The set whose statistics are gathered; '': the model's.
+    element_spec: The spec of the one element of a client's data set.
+    gathering: The settings.
+    set_name: The set whose statistics are gathered. '': the model's.
     is_needed: M -> bool scalar. If false, the weights are not sent, clients
       return sums over no example, and the old statistics stay. None: true.
-    message_type: The type of what clients are sent for training. If given,
-      statistics are those of the weights in it, and no further phase is needed;
-      else those of M, which is sent for this.
+    message_type: The type of the message for training. If given, statistics are
+      those of the weights in it, and need no broadcast. If None, statistics are
+      those of M, which is broadcast for them.
 
   Returns:
     (before, message, M, data) -> OrderedDict(result, measurements), for use in
-    a federated computation; the bytes that a client sends.
+    a federated computation, and the bytes that a client sends.
   """
   weights_of = functools.partial(gathering.weights_of, set_name=set_name)
   pick = _build_pick(model_type, weights_of, is_needed, gathering.delivery)
@@ -246,6 +249,7 @@ def build_statistics_phase(
     sums = tff.federated_map(gather_at_client, (sent, dataset))
     sums, rejected = tff.federated_map(screen, sums)
     if by_median:
+      # A median cannot be computed from a sum: the server needs all rows.
       combined = collecting.collect_rows(tff.federated_map(to_rows, sums))
     else:
       combined = tff.federated_sum(sums)
@@ -268,7 +272,7 @@ def _build_at_server(
   set_name: str,
   is_needed: _IsNeeded,
 ) -> tff.Computation:
-  """Builds `<M, the model that was measured, clients' sums> -> M`."""
+  """Builds `<M, the measured model, clients' sums> -> M`."""
 
   @tff.tensorflow.computation(model_type, model_type, combined_type)
   def gather_at_server(
@@ -282,6 +286,7 @@ def _build_at_server(
     weights = gathering.weights_of(measured, set_name)
     new = gathering.gather_at_server(weights, combined, needed)
     old = model.sets[set_name] if set_name else model.weights
+    # Measured weights may be older: only their statistics are taken.
     weights = new._replace(trainable=tuple(old.trainable))
     if set_name:
       return model.replace_sets(**{set_name: weights})
@@ -296,7 +301,7 @@ def _build_pick(
   is_needed: _IsNeeded,
   delivery: delivery_lib.Delivery,
 ) -> tff.Computation:
-  """Builds `M -> what clients are sent`: weights, or a sequence of them."""
+  """Builds `M -> broadcast`: weights, or a sequence of one or none."""
 
   @tff.tensorflow.computation(model_type)
   def pick(model: server_model.ServerModel) -> Any:
@@ -331,10 +336,10 @@ def _build_screen(sums_type: tff.Type, gathering: Gathering) -> tff.Computation:
 def client_sums(
   network: adapter.Network, weights: Weights, data: Any, **options: Any
 ) -> statistics.Sums:
-  """The sums over all its examples that a client sends.
+  """Computes the sums over all its examples that a client uploads.
 
   Args:
-    network: The network; `weights` are assigned to it.
+    network: The network, to which `weights` are assigned.
     weights: The weights whose activations are measured.
     data: The client's element, as `data.clients.element_spec` has it.
     **options: `statistics.gather`'s views, kind and batch_size.
@@ -349,16 +354,16 @@ def client_sums(
 def is_possible(
   sums: statistics.Sums, *, kind: str, max_examples: int
 ) -> tf.Tensor:
-  """Whether one client can have these sums.
+  """Tells whether one client can have these sums.
 
   Their count must be a whole number of at most `max_examples` examples (or
   batches), means must be within `statistics.MAX_MEAN`, and variances must not
   be negative. Activations have no natural bound: if sums are added, a client
-  that lies within these limits can move the statistics as far as it likes.
-  (Medians limit this; group norm has no statistics.)
+  that lies within these limits can move the statistics arbitrarily. Medians
+  limit this. Group norm has no statistics.
 
   Args:
-    sums: What the client sent.
+    sums: The client's upload.
     kind: `statistics.POOLED`, `BATCH_MEAN` or `MEDIAN`.
     max_examples: The most examples that a client can have.
 
@@ -377,6 +382,7 @@ def is_possible(
     else:
       # The square of the mean is at most the mean of the squares.
       least = tf.square(first) / tf.maximum(count, 1.0)
+    # Sums in float32 are rounded.
     room = 1e-3 * least + 1e-6 * count
     conditions += [
       tf.reduce_all(tf.abs(first) <= most * count),
