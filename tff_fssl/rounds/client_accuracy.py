@@ -135,8 +135,8 @@ def finalize(sums: Mapping[str, Any]) -> _ByName:
     int64 scalars, and float64 scalars, which are NaN without examples. By name:
 
     *   num_clients: The clients that took part.
-    *   num_clients_with_examples: Those of them with examples.
-    *   num_rejected_clients: Those of them that were rejected.
+    *   num_clients_with_examples: Participants with examples.
+    *   num_rejected_clients: Rejected participants.
     *   num_examples: All examples.
     *   accuracy, loss: Means over examples, the loss in nats.
     *   accuracy_mean: The mean over clients with examples.

@@ -29,8 +29,8 @@ class Participants(NamedTuple):
     shares: Id of each of them that is a straggler -> the share of its local
       steps that it makes, in [0, 1].
     num_drawn: The clients that were drawn.
-    num_dropped_out: Those of them that did not report.
-    num_discarded: Those that reported when enough others had.
+    num_dropped_out: Drawn clients that did not report.
+    num_discarded: Drawn clients that reported after enough others.
   """
 
   slots: Mapping[int, int]

@@ -1,4 +1,4 @@
-"""Which clients take part in a round: a function of (seed, round)."""
+"""The cohorts of rounds, as functions of (seed, round)."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tff_fssl.rounds import participation as participation_lib
 
 ParticipationHparams = participation_lib.ParticipationHparams
 _FORMAT = '<qq'
-# The most characters that are shown of why a client's data cannot be used.
+# The most characters of a message about a client whose data cannot be used.
 _MAX_REASON = 200
 
 # (round_num, client_id, slot) -> the client's data, in a form the runtime
@@ -31,28 +31,29 @@ MakeClient = Callable[[int, int, int], Any]
 # `clients.make_example` takes them.
 LoadClient = Callable[[int, int], tuple[Any, Any]]
 
-# (round_num, client_id, reason): called once for each client that is left out
-# of a round. An exception that it raises ends the round.
+# (round_num, client_id, reason): called once for each client that is dropped
+# from a round. An exception that it raises ends the round.
 OnFailure = Callable[[int, int, str], None]
 
 
 class Cohort(list[Any]):
   """A list of clients' data, each made when it is accessed.
 
-  It holds functions without arguments; access gives what they return. The
+  It holds functions without arguments, and access returns their results. The
   in-process runtime accesses a client when its turn comes, and does not keep
   its data. TFF's own contexts send all data at once, and so access all clients.
-  (This is a list because those contexts accept no other sequence.)
+  It is a list because those contexts accept no other sequence.
 
   Attributes:
-    recipe: What makes the clients' data on other machines, if anything does;
-      see `runtime.recipes`.
+    recipe: Makes the clients' data on other machines, if that is possible. See
+      `runtime.recipes`.
   """
 
   recipe: CohortRecipe | None = None
 
   def arguments_of(self, index: int) -> tuple[Any, ...]:
-    """(round, client, slot) of a client, for the recipe."""
+    """Returns a client's (round, client, slot), for the recipe."""
+    # `super()` returns the function, which `self[index]` would call.
     make_client: functools.partial[Any] = super().__getitem__(index)
     return make_client.args
 
@@ -69,26 +70,26 @@ class Cohort(list[Any]):
 
 
 class FailedClients:
-  """Remembers the clients that were left out of a round, for its report."""
+  """The clients that were dropped from a round, for its report."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
     self._reasons: dict[tuple[int, int], str] = {}
 
   def add(self, round_num: int, client_id: int, reason: str) -> None:
-    """See `OnFailure`."""
+    """Adds a client. This is an `OnFailure`."""
     with self._lock:
       self._reasons[round_num, client_id] = reason
 
   def take(self, round_num: int) -> list[tuple[int, str]]:
-    """(client, reason) pairs of a round, by client; forgets all rounds."""
+    """Returns a round's sorted (client, reason) pairs. Forgets all rounds."""
     with self._lock:
       taken, self._reasons = self._reasons, {}
     return sorted((c, why) for (r, c), why in taken.items() if r == round_num)
 
 
 def warn_of_failure(round_num: int, client_id: int, reason: str) -> None:
-  """An `OnFailure` that logs a line."""
+  """Logs a dropped client. This is an `OnFailure`."""
   logging.warning(
     'round %d: client %d is left out: %s', round_num, client_id, reason
   )
@@ -103,7 +104,7 @@ def sample_cohort(
     seed: Seed of the run.
     round_num: The round, >= 1.
     num_clients: Clients are 0 .. num_clients - 1.
-    clients_per_round: How many are drawn, at most `num_clients`.
+    clients_per_round: The number to draw, at most `num_clients`.
 
   Returns:
     Client ids, ascending.
@@ -114,16 +115,16 @@ def sample_cohort(
 def draw_slots(
   seed: int, round_num: int, num_clients: int, clients_per_round: int
 ) -> dict[int, int]:
-  """Client id -> slot, its position in the order in which clients are drawn.
+  """Draws a round's clients, with their positions in the order of drawing.
 
   Args:
     seed: Seed of the run.
     round_num: The round, >= 1.
     num_clients: Clients are 0 .. num_clients - 1.
-    clients_per_round: How many are drawn, at most `num_clients`.
+    clients_per_round: The number to draw, at most `num_clients`.
 
   Returns:
-    The slots, 0 .. clients_per_round - 1, of the clients of the round.
+    Client id -> slot, in [0, clients_per_round).
   """
   drawn = participation_lib.draw_order(
     seed, round_num, num_clients, clients_per_round
@@ -132,7 +133,7 @@ def draw_slots(
 
 
 class CohortIterator(tff.program.FederatedDataSourceIterator):
-  """Goes from round to round; its state is (seed, round), without data.
+  """An iterator over rounds. Its state is (seed, round), without data.
 
   Each source has its own subclass, which refers to the source. State managers
   (TFF's and ours) read saved bytes by the class of one of the source's
@@ -153,7 +154,7 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
 
   @classmethod
   def from_bytes(cls, buffer: bytes) -> CohortIterator:
-    """Reads what `to_bytes` wrote; raises `ValueError`."""
+    """Reads the result of `to_bytes`, or raises `ValueError`."""
     iterator = cls(*struct.unpack(_FORMAT, buffer))
     if iterator.seed != cls._source.seed:
       raise ValueError(
@@ -163,19 +164,19 @@ class CohortIterator(tff.program.FederatedDataSourceIterator):
     return iterator
 
   def to_bytes(self) -> bytes:
-    """Seed and round, 16 bytes."""
+    """Packs seed and round into 16 bytes."""
     return struct.pack(_FORMAT, self.seed, self.round_num)
 
   @property
   def federated_type(self) -> tff.FederatedType:
-    """The type of a cohort."""
+    """Returns the type of a cohort."""
     return self._source.federated_type
 
   def select(self, k: int | None = None) -> Cohort:
-    """Returns the cohort of the round, and moves on to the next round.
+    """Returns the cohort of the round, and advances to the next round.
 
     Args:
-      k: How many clients; None is the source's `clients_per_round`.
+      k: The number of clients. None: the source's `clients_per_round`.
 
     Returns:
       A `Cohort`, empty in rounds without clients. A client's data is read when
@@ -217,26 +218,26 @@ class CohortDataSource(tff.program.FederatedDataSource):
     """Describes the population.
 
     Args:
-      federated_type: `{D*}@CLIENTS` in TFF's notation: each client holds a
-        dataset whose elements are of type D.
-      make_client: (round_num, client_id, slot) -> a client's data, a dataset;
-        called when the client's turn comes, perhaps in another thread, perhaps
-        twice a round. The slot is the client's position in the order in which
-        the round's clients are drawn.
+      federated_type: `{D*}@CLIENTS` in TFF's notation: each client holds a data
+        set whose elements are of type D.
+      make_client: (round_num, client_id, slot) -> a client's data, a data set.
+        It is called when the client's turn comes, perhaps in another thread,
+        perhaps twice a round. The slot is the client's position in the order in
+        which the round's clients are drawn.
       seed: Seed of the cohorts.
       num_clients: Clients are 0 .. num_clients - 1.
-      clients_per_round: How many are drawn in each round.
-      first_round: The number of the first round; in rounds before 1 (the
-        server's pre-training) nobody is drawn.
+      clients_per_round: The number to draw in each round.
+      first_round: The number of the first round. Rounds before 1 (the server's
+        pre-training) have no clients.
       trains_clients: Whether rounds have clients at all.
-      participation: Which clients can be drawn, and which of them take part.
-      min_clients: If fewer than that take part in a round, nobody does.
-      recipe: What does the same as `make_client` on other machines, if anything
-        does.
+      participation: The availability of clients, and their behaviour.
+      min_clients: Rounds with fewer clients have none.
+      recipe: Does the same as `make_client` on other machines, if that is
+        possible.
 
     Raises:
-      UsageError: If more clients would be drawn than there are, or the file
-        that `participation` names is wrong.
+      UsageError: If more clients would be drawn than exist, or the file that
+        `participation` names is wrong.
     """
     if not 1 <= clients_per_round <= num_clients and trains_clients:
       raise ValueError(
@@ -258,17 +259,18 @@ class CohortDataSource(tff.program.FederatedDataSource):
     )
     self._min_clients = min_clients
     self._recipe = recipe
+    # `from_bytes` is a class method, so the class must know the source.
     self._iterator_class = type(
       'BoundCohortIterator', (CohortIterator,), {'_source': self}
     )
 
   @property
   def federated_type(self) -> tff.FederatedType:
-    """The type of a cohort."""
+    """Returns the type of a cohort."""
     return self._federated_type
 
   def iterator(self) -> CohortIterator:
-    """An iterator at the first round."""
+    """Returns an iterator at the first round."""
     iterator: CohortIterator = self._iterator_class(
       self.seed, self._first_round
     )
@@ -277,18 +279,18 @@ class CohortDataSource(tff.program.FederatedDataSource):
   def client_ids(
     self, seed: int, round_num: int, k: int | None = None
   ) -> list[int]:
-    """The clients of a round; none before round 1."""
+    """Lists a round's clients, ascending. Rounds before 1 have none."""
     return sorted(self._cohort_of(seed, round_num, k).slots)
 
   def counts(self, seed: int, round_num: int) -> dict[str, int]:
-    """How many clients a round lost on the way, as in train.csv.
+    """Counts the clients that a round lost, as in train.csv.
 
     Args:
       seed: Seed of the cohorts.
       round_num: The round.
 
     Returns:
-      Name -> number; empty if all that are drawn always take part fully.
+      Name -> number. Empty if all drawn clients always take part fully.
     """
     if not (self._participation.is_on and self._trains_clients):
       return {}
@@ -297,7 +299,7 @@ class CohortDataSource(tff.program.FederatedDataSource):
   def _participants(
     self, seed: int, round_num: int, k: int | None = None
   ) -> participation_lib.Participants:
-    """Those that report in a round, be they enough or not."""
+    """Draws the clients that report in a round, even if they are too few."""
     if round_num < 1 or not self._trains_clients:
       return participation_lib.NOBODY
     if k is None:
@@ -316,17 +318,18 @@ class CohortDataSource(tff.program.FederatedDataSource):
   def _cohort_of(
     self, seed: int, round_num: int, k: int | None = None
   ) -> participation_lib.Participants:
-    """Those that train in a round: all that report, or nobody."""
+    """Draws the clients that train in a round: none if too few report."""
     reporting = self._participants(seed, round_num, k)
     is_enough = len(reporting.slots) >= self._min_clients
     return reporting if is_enough else participation_lib.NOBODY
 
   def cohort(self, seed: int, round_num: int, k: int | None = None) -> Cohort:
-    """The data of a round's clients."""
+    """Returns the data of a round's clients."""
     return self.chosen(round_num, self._cohort_of(seed, round_num, k).slots)
 
   def chosen(self, round_num: int, slots: Mapping[int, int]) -> Cohort:
-    """The data that these clients, by id -> slot, have in a round."""
+    """Returns the data of the given clients (id -> slot) in a round."""
+    # Ascending ids make the order of clients independent of the draw.
     cohort = Cohort(
       functools.partial(self._make_client, round_num, client_id, slot)
       for client_id, slot in sorted(slots.items())
@@ -345,28 +348,28 @@ def build_data_source(
   load_elsewhere: Callable[[], LoadClient] | None = None,
   **population: Any,
 ) -> CohortDataSource:
-  """The clients of one of our processes, made from their examples.
+  """Builds the clients of one of our processes from their examples.
 
-  A client whose data cannot be used is left out of the round: `load_client`
-  raises, or returns examples that `clients.make_example` refuses, images that
-  the process does not take, or labels that are not classes. The process counts
-  such a client as rejected. Rounds with fewer clients than the process's
-  `min_clients` have none.
+  A client whose data cannot be used is dropped from the round, and the process
+  counts it as rejected. That is a client for which `load_client` raises, or
+  returns examples that `clients.make_example` refuses, images that the process
+  does not take, or labels that are not classes. Rounds with fewer clients than
+  the process's `min_clients` have none.
 
   Args:
     process: The process that the clients train in.
-    load_client: (round_num, client_id) -> (labelled, unlabelled) examples, what
-      the client has in that round; each None or a pair (x, y) as
-      `clients.make_example` takes them. Called when the client's turn comes,
-      perhaps in another thread, perhaps twice a round. It must depend on
-      nothing else, so that a run that was stopped goes on alike.
-    seed: Seed of the cohorts, and of what clients draw in a round.
-    on_failure: Called for clients that are left out; see `OnFailure`.
-    participation: Which clients can be drawn, and what becomes of them. With
+    load_client: (round_num, client_id) -> (labelled, unlabelled) examples of
+      the client in that round. Each is None or a pair (x, y) as
+      `clients.make_example` takes them. It is called when the client's turn
+      comes, perhaps in another thread, perhaps twice a round. It must depend on
+      nothing else, so that a resumed run has the same results.
+    seed: Seed of the cohorts, and of clients' draws in a round.
+    on_failure: Called for dropped clients. See `OnFailure`.
+    participation: The availability of clients, and their behaviour. With
       stragglers, the process must have been built for an element with `share`
       (`clients.element_spec`).
-    load_elsewhere: Makes what is equal to `load_client` on another machine. It
-      is pickled, and called once in each process there: it is small, and reads
+    load_elsewhere: Makes an equal `load_client` on another machine. It is
+      pickled, and called once in each process there. It must be small, and read
       that machine's own data. Without it, a runtime of several machines sends
       the data of each client.
     **population: `CohortDataSource`'s num_clients, clients_per_round, and
@@ -416,7 +419,7 @@ class _Once:
   def __call__(self, round_num: int, client_id: int, reason: str) -> None:
     with self._lock:
       is_new = (round_num, client_id) not in self._told
-      # Remember this round only; other rounds are over.
+      # Other rounds are over, and need no memory.
       self._told = {told for told in self._told if told[0] == round_num}
       self._told.add((round_num, client_id))
     if is_new:
@@ -425,15 +428,15 @@ class _Once:
 
 @dataclasses.dataclass(frozen=True)
 class ClientMaker:
-  """Makes the data of a process's clients; a `MakeClient`.
+  """A `MakeClient` for the clients of a process.
 
   Attributes:
     spec: Nested `tf.TensorSpec`s of a client's element.
     num_classes: Labels must be less, if known.
-    seed: Seed of what clients draw.
-    participation: How much of their work clients do.
-    load_client: Gives a client's examples.
-    on_failure: Called for clients that are left out.
+    seed: Seed of clients' draws.
+    participation: The behaviour of clients in a round.
+    load_client: Loads a client's examples.
+    on_failure: Called for dropped clients.
   """
 
   spec: Any
@@ -446,9 +449,10 @@ class ClientMaker:
   def __call__(
     self, round_num: int, client_id: int, slot: int
   ) -> tf.data.Dataset:
-    """A client's data; those of an unusable client if they cannot be used."""
+    """Makes a client's data. Data that cannot be used become unusable ones."""
     try:
       element = self._load(round_num, client_id, slot)
+    # `load_client` is a user's function: any error drops only this client.
     except Exception as error:  # pylint: disable=broad-except
       reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
       self.on_failure(round_num, client_id, reason[:_MAX_REASON])
@@ -458,7 +462,7 @@ class ClientMaker:
   def _load(
     self, round_num: int, client_id: int, slot: int
   ) -> collections.OrderedDict[str, Any]:
-    """The client's element; raises whatever the user's function raises."""
+    """Makes the client's element. Errors of the user's function pass."""
     labeled, unlabeled = self.load_client(round_num, client_id)
     element = clients.make_example(
       seed=clients.client_seed(self.seed, round_num, client_id),
@@ -473,16 +477,16 @@ class ClientMaker:
     element['client_id'] = np.int32(client_id)
     element['slot'] = np.int32(slot)
     element['share'] = np.float32(share)
-    # Only what the process takes.
+    # The process takes only some of these fields.
     return collections.OrderedDict((n, element[n]) for n in self.spec)
 
 
 @dataclasses.dataclass(frozen=True)
 class CohortRecipe:
-  """Makes clients' data on other machines; see `runtime.recipes.Recipe`.
+  """A recipe for clients' data on other machines. See `runtime.recipes.Recipe`.
 
   Attributes:
-    maker: What makes them here; only its numbers travel.
+    maker: Makes the clients' data here. Only its numbers travel.
     load_elsewhere: See `build_data_source`.
   """
 
@@ -490,7 +494,7 @@ class CohortRecipe:
   load_elsewhere: Callable[[], LoadClient]
 
   def load(self, report: Callable[[Any], None]) -> ClientMaker:
-    """What makes clients' data; `report` gets failures."""
+    """Builds the maker on another machine, which sends failures to `report`."""
     return dataclasses.replace(
       self.maker,
       load_client=self.load_elsewhere(),
@@ -498,10 +502,11 @@ class CohortRecipe:
     )
 
   def received(self, failure: tuple[int, int, str]) -> None:
-    """Takes a failure that was reported elsewhere."""
+    """Passes on a failure that another machine reported."""
     self.maker.on_failure(*failure)
 
   def __reduce__(self) -> Any:
+    # The user's functions may hold data, or not be picklable.
     numbers = dataclasses.replace(
       self.maker, load_client=_not_here, on_failure=_not_here
     )
@@ -513,7 +518,7 @@ def _not_here(*_: Any) -> Any:
 
 
 def _check_element(element: Any, spec: Any) -> None:
-  """Refuses examples that a process does not take; raises `UsageError`."""
+  """Raises `UsageError` for examples that a process does not take."""
   for kind in ('labeled', 'unlabeled'):
     x, wanted = element[kind]['x'], spec[kind]['x']
     if not wanted.shape.is_compatible_with(x.shape) or wanted.dtype != x.dtype:
