@@ -510,7 +510,7 @@ class LocalTraining:
             **_named('weights of', variables, variables),
           },
         )
-    # A server without auxiliary networks has nothing to follow the model.
+    # A server without auxiliary networks has none to change after a step.
     if self._declared or not self._at_server:
       self._algorithm.after_step(self._networks, batch)
     return metrics

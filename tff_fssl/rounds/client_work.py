@@ -176,7 +176,8 @@ def build_local_model(
     part: The clients' part. Its training is made when first needed.
     make_message: (state of the process, round number) -> the message.
     make_statistics: Makes the function that gathers statistics of static batch
-      norm over all the client's examples. It makes variables.
+      norm, if the network has it, over all the client's examples. It makes
+      variables.
 
   Returns:
     `(state, dataset, round number) -> ServerModel`: the server's model with the
@@ -251,10 +252,10 @@ def build_client_work(
 
   If the algorithm sets no weight, a client's weight is 1 or the number of
   examples that it processed. A client that trained on nothing has weight 0. A
-  client whose update is not finite has weight 0, too, and only
-  `num_non_finite_clients` counts it. If no metrics are released, its weight is
-  NaN, so that the aggregator counts it. A client whose data cannot be used is
-  rejected.
+  client whose update is not finite has weight 0, too. Its report is ignored,
+  and `num_non_finite_clients` counts it. If no metrics are released, its weight
+  is NaN, so that the aggregator counts it. A client whose data cannot be used
+  is rejected.
 
   Clients are not trusted: `screen.build_screen` checks their uploads.
 
@@ -421,6 +422,7 @@ def _upload(
   )
   sent: Any = update
   if part.exchange is not None and part.exchange.in_sum:
+    # Weight 0 does not cancel NaN, so rows without a report become 0.
     sent += tuple(screen_lib.masked(values, reports, 0.0).values())
   elif part.exchange is not None:
     row = collections.OrderedDict(

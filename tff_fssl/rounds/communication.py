@@ -169,6 +169,7 @@ def _figures(
     total = tf.add_n([tf.cast(size, tf.int64) for size in sizes.values()])
     figures[f'bytes_{direction}'] = total * tf.cast(num_clients, tf.int64)
     figures[f'bytes_{direction}_per_client'] = total
+    # float32 would round large numbers of bytes before the division.
     figures[f'percent_of_model_{direction}'] = tf.cast(
       100.0 * tf.cast(total, tf.float64) / dense_bytes, tf.float32
     )

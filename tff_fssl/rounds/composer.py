@@ -179,6 +179,7 @@ def build_counts(
   Returns:
     The computation. None if all rounds count.
   """
+  # All clients count as usable, so no round can fail.
   if is_confidential and not min_clients:
     return None
 
@@ -336,7 +337,7 @@ def _run_parts(
   worked = parts.client_work.next(
     state.client_work, distributed.result, client_data
   )
-  # Rows reach the exchange on one of two ways: beside the update, or inside it
+  # Rows reach the exchange in one of two ways: beside the update, or inside it
   # and then through the aggregator.
   update, rows = worked.result.update, None
   if parts.end_round is not None and parts.split is None:

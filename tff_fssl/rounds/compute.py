@@ -191,7 +191,7 @@ def receive(
 def _exchange(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Exchange | None:
-  """Makes the exchange, if there is one, perhaps with variables."""
+  """Makes the exchange, if there is one. This may make variables."""
   build = algorithm.exchange()
   if build is None:
     return None

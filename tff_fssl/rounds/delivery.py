@@ -71,5 +71,6 @@ class Delivery(NamedTuple):
     )
     if start is None:
       return weights
+    # All rows were sent, and the client selects its own.
     row: Weights = tf.nest.map_structure(lambda t: t[start], weights)
     return row

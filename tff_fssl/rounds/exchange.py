@@ -1,4 +1,4 @@
-"""The exchange: values besides the model that clients and server swap.
+"""The exchange: values that server and clients send besides the model.
 
 An exchange is a table at the server. Each round, clients receive values from
 it, and upload rows that change it.
@@ -87,9 +87,9 @@ class Exchange(NamedTuple):
       knows none.
     is_clients_own: Whether the table stands for values on the clients' own
       disks. In a deployment none of it travels, so no bytes are counted.
-    is_possible: A row, name -> tensor -> bool scalar, whether an honest client
-      can have sent it. If not, the client is rejected as a whole. The bound on
-      numbers is checked in any case. None: nothing else is checked.
+    is_possible: (name -> tensor, a row) -> bool scalar, whether an honest
+      client can have sent it. If not, the client is rejected as a whole. The
+      bound on numbers is checked in any case. None: nothing else is checked.
     in_sum: Whether the aggregator combines rows together with the updates, so
       that no row can be seen alone. Then `accept` gets the combined row as the
       only one, or no row if none was usable. All of `row_specs` must be
@@ -284,9 +284,9 @@ def build_distributor(
   def next_fn(
     state: tff.Value, model: tff.Value
   ) -> tff.templates.MeasuredProcessOutput:
-    # The round's end changes the table: see `build_accept`.
     sent = tff.federated_map(message, (state, model))
     return tff.templates.MeasuredProcessOutput(
+      # The round's end changes the table: see `build_accept`.
       state,
       tff.federated_broadcast(sent),
       tff.federated_value((), tff.SERVER),
@@ -381,10 +381,10 @@ def build_accept(
       rows, is_valid=tf.logical_and(rows['is_valid'], counts)
     )
     undisputed = _is_undisputed(exchange, rows)
-    # Rows can be large, and disputes are rare.
+    # Rows can be large, and disputes are rare. Without one, none is copied.
     kept = tf.cond(
       tf.reduce_all(undisputed),
-      lambda: tf.nest.map_structure(tf.identity, rows),  # No copy.
+      lambda: tf.nest.map_structure(tf.identity, rows),
       lambda: tf.nest.map_structure(
         lambda t: tf.boolean_mask(t, undisputed), rows
       ),
@@ -433,6 +433,7 @@ def _build_accept_sum(
     is_usable = all_finite(list(values.values()))
     usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
     rows = Rows(
+      # `usable` is the number of rows, 0 or 1.
       tf.zeros([usable], tf.int32),
       {name: value[None][:usable] for name, value in values.items()},
     )
@@ -467,7 +468,7 @@ def build_split(
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:
-  """Tells of each row whether it alone validly claims its id: bool [n]."""
+  """Tells for each row whether it is valid and unique by id: bool [n]."""
   valid = rows['is_valid']
   if not exchange.num_clients:
     return valid

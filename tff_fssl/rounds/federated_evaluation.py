@@ -63,7 +63,7 @@ def whole_model(
   if prediction.needs_table:
     model, table = tf.nest.map_structure(tf.convert_to_tensor, (model, table))
     model = prediction.completed(model, table)
-  # Then nothing reads the table, which may be large.
+  # Only `member` reads the table in an evaluation. It may be large.
   if prediction.member is None:
     table = ()
   model, table = tf.nest.map_structure(np.asarray, (model, table))

@@ -70,5 +70,6 @@ class Groups(NamedTuple):
 def is_possible(groups: Groups, place: tf.Tensor) -> tf.Tensor:
   """Tells whether a client can be at this place, float32 [2], perhaps NaN."""
   most = tf.constant([groups.num_groups, groups.num_starts], tf.float32)
+  # A place is a part of the update, so it consists of floats.
   is_whole = tf.equal(place, tf.floor(place))
   return tf.reduce_all((place >= 0.0) & (place < most) & is_whole)

@@ -180,7 +180,7 @@ def draw_order(
     seed: Seed of the run.
     round_num: The round, >= 1.
     available: The ids that can be drawn. A number N stands for 0 .. N - 1.
-    num: How many are drawn, at most as many as are available.
+    num: The number to draw, at most that of available ids.
 
   Returns:
     The ids.

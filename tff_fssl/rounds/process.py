@@ -133,6 +133,16 @@ def _groups(
 
   An aggregator replaces the mean of a single group. Then the process has no
   groups.
+
+  Args:
+    algorithm: The algorithm.
+    aggregator: The user's aggregator, if there is one.
+
+  Returns:
+    The groups, or None.
+
+  Raises:
+    UsageError: If there are an aggregator and several groups.
   """
   groups = algorithm.groups()
   if groups is None or aggregator is None:
@@ -311,7 +321,7 @@ class _Assembly:
   def _describe(
     self, process: composer.FsslProcess, part: client_work.ClientPart
   ) -> None:
-    """Sets the attributes that describe a process to programs."""
+    """Sets the attributes that describe the process."""
     process.num_classes = self._networks.num_classes
     if self._exchange is not None:
       process.num_clients = self._exchange.num_clients
@@ -323,8 +333,8 @@ class _Assembly:
     process.find_non_finite = client_work.build_find_non_finite(
       part, self._make_message
     )
-    # Here a client lacks the last layer, or has a model that outlasts the
-    # round.
+    # Clients without the last layer, or with models of their own, have no
+    # version of the server's model.
     if not (self._algorithm.head_stays or self._algorithm.alone):
       process.local_model = client_work.build_local_model(
         part, self._make_message, self._clients.own_statistics

@@ -31,7 +31,7 @@ MakeClient = Callable[[int, int, int], Any]
 # `clients.make_example` takes them.
 LoadClient = Callable[[int, int], tuple[Any, Any]]
 
-# (round_num, client_id, reason): called once for each client that is dropped
+# (round_num, client_id, reason): called once for each client that is excluded
 # from a round. An exception that it raises ends the round.
 OnFailure = Callable[[int, int, str], None]
 
@@ -70,7 +70,7 @@ class Cohort(list[Any]):
 
 
 class FailedClients:
-  """The clients that were dropped from a round, for its report."""
+  """The clients that were excluded from a round, for its report."""
 
   def __init__(self) -> None:
     self._lock = threading.Lock()
@@ -89,7 +89,7 @@ class FailedClients:
 
 
 def warn_of_failure(round_num: int, client_id: int, reason: str) -> None:
-  """Logs a dropped client. This is an `OnFailure`."""
+  """Logs an excluded client. This is an `OnFailure`."""
   logging.warning(
     'round %d: client %d is left out: %s', round_num, client_id, reason
   )
@@ -350,7 +350,7 @@ def build_data_source(
 ) -> CohortDataSource:
   """Builds the clients of one of our processes from their examples.
 
-  A client whose data cannot be used is dropped from the round, and the process
+  A client whose data cannot be used is excluded from the round. The process
   counts it as rejected. That is a client for which `load_client` raises, or
   returns examples that `clients.make_example` refuses, images that the process
   does not take, or labels that are not classes. Rounds with fewer clients than
@@ -364,7 +364,7 @@ def build_data_source(
       comes, perhaps in another thread, perhaps twice a round. It must depend on
       nothing else, so that a resumed run has the same results.
     seed: Seed of the cohorts, and of clients' draws in a round.
-    on_failure: Called for dropped clients. See `OnFailure`.
+    on_failure: Called for excluded clients. See `OnFailure`.
     participation: The availability of clients, and their behaviour. With
       stragglers, the process must have been built for an element with `share`
       (`clients.element_spec`).
@@ -436,7 +436,7 @@ class ClientMaker:
     seed: Seed of clients' draws.
     participation: The behaviour of clients in a round.
     load_client: Loads a client's examples.
-    on_failure: Called for dropped clients.
+    on_failure: Called for excluded clients.
   """
 
   spec: Any
@@ -449,10 +449,10 @@ class ClientMaker:
   def __call__(
     self, round_num: int, client_id: int, slot: int
   ) -> tf.data.Dataset:
-    """Makes a client's data. Data that cannot be used become unusable ones."""
+    """Makes a client's data, or an unusable element if that fails."""
     try:
       element = self._load(round_num, client_id, slot)
-    # `load_client` is a user's function: any error drops only this client.
+    # `load_client` is a user's function: any error excludes only this client.
     except Exception as error:  # pylint: disable=broad-except
       reason = f'{type(error).__name__}: {" ".join(str(error).split())}'
       self.on_failure(round_num, client_id, reason[:_MAX_REASON])
@@ -462,7 +462,7 @@ class ClientMaker:
   def _load(
     self, round_num: int, client_id: int, slot: int
   ) -> collections.OrderedDict[str, Any]:
-    """Makes the client's element. Errors of the user's function pass."""
+    """Makes the client's element. Errors of `load_client` propagate."""
     labeled, unlabeled = self.load_client(round_num, client_id)
     element = clients.make_example(
       seed=clients.client_seed(self.seed, round_num, client_id),

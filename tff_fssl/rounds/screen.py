@@ -30,7 +30,7 @@ class Bounds(NamedTuple):
   Attributes:
     weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
-    signals: Name of a report -> its least and its greatest value.
+    signals: Name of an upload -> its least and its greatest value.
     exchange: The exchange, whose rows are checked.
     groups: The groups, whose places are checked.
   """
@@ -77,10 +77,10 @@ def build_screen(
   A client is rejected as a whole if its update is not finite, its weight is not
   allowed, or its report is impossible: counts outside [0, the most it can have
   processed], thresholds outside [0, 1], metrics that are absurd or not finite,
-  a group that does not exist. Only the metric `num_rejected_clients` counts it.
-  Its weight becomes NaN, so that `guarded.GuardedFactory` rejects its update.
-  The docstring of that class describes the protection of such a check, and
-  where it runs.
+  a group that does not exist. Its report is ignored, and `num_rejected_clients`
+  counts it. Its weight becomes NaN, so that `guarded.GuardedFactory` rejects
+  its update. The docstring of that class describes the protection of such a
+  check, and where it runs.
 
   Args:
     result_type: The type of a `ClientResult`.
@@ -115,6 +115,7 @@ def build_screen(
       num_reports=tf.cast(reports, tf.float32),
       num_examples=masked(report['num_examples'], reports, 0.0),
       weight=weight,
+      # Unlike a product, `xlogy` is 0 for weight 0.
       weight_log_weight=tf.math.xlogy(weight, weight),
       ratios=masked(report['ratios'], reports, 0.0),
       ranges=masked(report['ranges'], reports, 0.0),
@@ -149,7 +150,7 @@ def _check_names(
 ) -> None:
   """Checks that clients upload the names that the algorithm declares.
 
-  An undeclared report would have no bounds.
+  An undeclared upload would have no bounds.
   """
   names_of = tff.structure.name_list
   pairs = [('signals', names_of(report_type.signals), bounds.signals)]
@@ -224,5 +225,5 @@ def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:
 
 
 def masked(values: Any, keep: tf.Tensor, otherwise: float) -> Any:
-  """Replaces the `values` of a client that does not report."""
+  """Replaces `values` by `otherwise` for a client that does not report."""
   return tf.nest.map_structure(lambda v: tf.where(keep, v, otherwise), values)

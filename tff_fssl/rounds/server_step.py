@@ -14,12 +14,12 @@ from tff_fssl.models.weights import Weights, all_finite, zero_unless
 from tff_fssl.rounds import groups as groups_lib
 from tff_fssl.rounds import states as states_lib
 
-# (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
-# weights of auxiliary networks), called inside a computation. The momentum is
-# that which copy 0 returned in the previous round, zeros in the first one.
-# Auxiliary networks start from the sets.
 Momentum = tuple[tf.Tensor, ...]
 Sets = Mapping[str, Weights]
+# (weights, round_num, momentum, copy, sets) -> (weights, metrics, momentum,
+# weights of auxiliary networks), called inside a computation. The momentum is
+# that of copy 0 in the previous round, zeros in the first round. Auxiliary
+# networks start from the sets.
 ServerTraining = Callable[
   [Weights, tf.Tensor, Momentum, int, Sets],
   tuple[Weights, collections.OrderedDict[str, tf.Tensor], Momentum, Sets],
@@ -276,7 +276,7 @@ def _aggregated(
   auxiliary_sizes: Mapping[str, int],
   restore: Restore,
 ) -> base.Aggregate:
-  """Splits the combined upload into updates by network, and reports."""
+  """Splits the combined update by network."""
   uploads, num_reports = (
     names.Named(aggregate['signals']),
     aggregate['num_reports'],

@@ -59,7 +59,7 @@ class States:
     self.prediction = self._build_prediction()
 
   def state(self, model: ServerModel) -> base.ServerState:
-    """Converts a `ServerModel`."""
+    """Converts a `ServerModel` to the algorithm's state."""
     if self._memory_type is None:
       return base.ServerState(model.weights)
     values = {**model.sets, **model.control}
@@ -69,7 +69,7 @@ class States:
     return base.ServerState(model.weights, memory)
 
   def model(self, state: base.ServerState) -> ServerModel:
-    """Converts a `ServerState`."""
+    """Converts a `ServerState` to the process's model."""
     model = ServerModel(*state.weights)
     if self._memory_type is None:
       return model

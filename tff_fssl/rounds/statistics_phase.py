@@ -152,7 +152,7 @@ class Gathering:
       own = statistics.zero_sums(network)
       if self.server_data_fn is not None:
         images = client_data.read_one(self.server_data_fn())['x']
-        # This saves the server's pass over its data.
+        # An unneeded pass over the server's data is avoided.
         if is_needed is not None:
           images = images[: tf.where(is_needed, tf.shape(images)[0], 0)]
         own = statistics.gather(
@@ -242,6 +242,7 @@ def build_statistics_phase(
   def phase(
     before: tff.Value, message: tff.Value, model: tff.Value, dataset: tff.Value
   ) -> collections.OrderedDict[str, tff.Value]:
+    # The message for training was made from the model before the round.
     measured, sent = before, message
     if not in_training:
       measured = model
