@@ -18,7 +18,18 @@ from tff_fssl.lazy import tf
 def own_stream(
   streams: Mapping[str, base.Stream], *, labeled: bool
 ) -> str | None:
-  """Finds the labelled or unlabelled stream with batches of its own, if any."""
+  """Finds the labelled or unlabelled stream with batches of its own.
+
+  Args:
+    streams: The streams of a batch.
+    labeled: Whether to find the labelled stream.
+
+  Returns:
+    The name, or None if there is no such stream.
+
+  Raises:
+    ValueError: If several streams have batches of their own.
+  """
   names = [
     name
     for name, stream in streams.items()

@@ -495,7 +495,7 @@ def _build_finalize(
       num_examples=sums['num_examples'],
     )
     for name, pair in sums['ratios'].items():
-      train[name] = pair[0] / pair[1]  # 0/0 is NaN; correct / 0 wrong is inf.
+      train[name] = pair[0] / pair[1]  # 0/0 is NaN, correct / 0 wrong inf.
     for name, total in sums['ranges'].items():
       train[f'{name}_min'] = tf.where(some, minima[name], nan)
       train[f'{name}_mean'] = total / sums['num_reports']

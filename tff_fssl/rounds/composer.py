@@ -317,8 +317,8 @@ def _build_next(parts: _Round, state_type: tff.Type) -> tff.Computation:
     if parts.communication is not None:
       metrics['communication'] = tff.federated_map(
         parts.communication,
-        # The phases have replaced `model`: the finalizer's result is what they
-        # sent.
+        # The last phases have broadcast the finalizer's result, and have
+        # replaced `model`.
         (old_model, results.finalized.result, train['num_clients']),
       )
     return tff.learning.templates.LearningProcessOutput(

@@ -39,7 +39,7 @@ class Delivery(NamedTuple):
     return self.select_weights(weights)
 
   def select_weights(self, weights: Weights) -> Weights:
-    """Selects those that are sent of any weights of the network."""
+    """Selects the sent part of any weights of the network."""
     return weights._replace(trainable=self.select_update(weights.trainable))
 
   def select_update(self, update: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
