@@ -2,10 +2,10 @@
 
 Clients' reports are checked, and consist of whole numbers. Only their sums over
 clients are used, so that secure sums are possible, and results depend neither
-on the order of clients nor on the number that runs at once. In TFF's type
-notation,
-`T@SERVER` is one value of type T at the server, `D*@CLIENTS` a data set of
-elements of type D at each client.
+on the order of clients nor on the number that runs at once.
+
+In TFF's type notation, `T@SERVER` is one value of type T at the server, and
+`D*@CLIENTS` is a data set of elements of type D at each client.
 """
 
 from __future__ import annotations
