@@ -217,7 +217,7 @@ class FedRgd(base.Algorithm):
     )
 
   def _starts(self, weights: Weights, groups: Sequence[tf.Tensor]) -> Weights:
-    """Stacks the models that clients start from; the global one is last."""
+    """Stacks the models that clients start from, with the global one last."""
     theta: Weights = tf.nest.map_structure(lambda t: t[None], weights)
     if not self.keeps_groups:
       return theta

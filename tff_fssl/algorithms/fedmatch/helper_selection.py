@@ -199,8 +199,7 @@ class _Helping:
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns (slots of a client's helpers int32 [H], which help bool [H])."""
     uploads, chosen = sent['uploads'], sent['chosen']
-    # Exclude uploads after the choice, even if they reuse the slot of another
-    # client.
+    # Exclude clients that came after the choice, even in reused slots.
     is_old = tf.logical_and(
       chosen['owner'] >= 0, tf.equal(chosen['owner'], uploads['owner'])
     )

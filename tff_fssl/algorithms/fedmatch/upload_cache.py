@@ -59,7 +59,7 @@ def is_outside(
     flags: The flags that set `num_slots` and `where`.
 
   Returns:
-    Whether they are kept outside.
+    True if they are kept outside.
 
   Raises:
     UsageError: If the values are to be in the table, and are more than 1.5 GB.
