@@ -331,7 +331,7 @@ class Aggregate(NamedTuple):
     networks: Name of an uploaded auxiliary network -> its combined change.
     uploads: Name of an upload -> its mean, float32 scalar.
     num_reports: float32 scalar, the clients that `uploads` are means over.
-    by_group: Returns the combined updates of each of several groups.
+    by_group: Computes the combined updates of each of several groups.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -369,7 +369,8 @@ class Server:
 
     Args:
       weights: The weights to start from.
-      copy: Trainings with different numbers draw different batches and views.
+      copy: The number of the training in this round. Each draws its own batches
+        and views.
 
     Returns:
       The trained weights.
@@ -616,7 +617,7 @@ def minimize(
 def add_results(first: StepResult, *others: StepResult) -> StepResult:
   """Adds gradients of the model, and merges metrics."""
   for other in others:
-    # Steps that train auxiliary networks only take turns (`alternates`).
+    # Steps without gradients of the model take turns instead (`alternates`).
     assert first.gradients is not None and other.gradients is not None
     gradients = [
       a + b for a, b in zip(first.gradients, other.gradients, strict=True)

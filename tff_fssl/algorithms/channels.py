@@ -9,7 +9,7 @@ from tff_fssl.lazy import tf
 
 
 class Upload(NamedTuple):
-  """Declares a number that each client reports in addition to changes.
+  """A number that each client reports in addition to changes.
 
   The server gets the mean over clients. A client whose number is outside of the
   limits is rejected. Numbers are not released as metrics. They leave clients

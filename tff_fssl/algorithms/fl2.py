@@ -31,9 +31,9 @@ a labelled batch is added to the loss.
 Deviations from the authors' code: The momenta of the optimizers start at 0 each
 round. The authors' momenta persist across rounds, and are stale at clients.
 Statistics are pooled over cohort and server. The authors pool over all clients.
-After pre-training they come only from the server, since no client has taken
-part. Deviations from the paper: server pre-training and gradient clipping, as
-in the authors' code.
+After pre-training, statistics come only from the server here, since no client
+has taken part. Deviations from the paper: server pre-training and gradient
+clipping, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -335,7 +335,7 @@ class Fl2(base.Algorithm):
       )
       gradients_cs = [self.consistency_weight * g for g in gradients_cs]
       gradients = [a + c for a, c in zip(gradients, gradients_cs, strict=True)]
-      # L_cs is a mean over the whole batch; unconfident examples contribute 0.
+      # L_cs is a mean over the whole batch. Unconfident examples contribute 0.
       # Cross-entropy at W + eps is not a consistency loss, hence another name.
       if self.consistency == SAM:
         terms['perturbed'] = loss_cs, tf.reduce_sum(mask), gradients_cs

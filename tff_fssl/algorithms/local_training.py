@@ -3,8 +3,8 @@
 The baselines Local-SL, Local-UDA and Local-FixMatch of Jeong, Yoon, Yang and
 Hwang, "Federated Semi-Supervised Learning with Inter-Client Consistency &
 Disjoint Learning" (FedMatch), ICLR 2021. The gain of a federated algorithm over
-them is the gain from other clients. FedMatch's Local-SL has all labels:
-that is `local_supervised` with `--full_labels`.
+them is the gain from other clients. FedMatch's Local-SL has all labels, like
+`local_supervised` with `--full_labels`.
 
 In a round, each client of the cohort works alone:
 1.  It starts from its own model. In its first round it starts from the initial

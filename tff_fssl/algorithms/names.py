@@ -1,4 +1,4 @@
-"""Checks of the names that an algorithm gives to streams and networks."""
+"""Names that an algorithm gives to streams, networks and values."""
 
 from __future__ import annotations
 

@@ -21,9 +21,8 @@ In a round:
 5.  The server averages. Only the model is sent.
 
 docs/algorithms/sage.md lists the differences of paper and authors' code, and
-the choices made here.
-Labels at the server are our addition: clients then lack the cross-entropy, and
-the server trains on its labels after averaging.
+the choices made here. Labels at the server are our addition. Clients then lack
+the cross-entropy, and the server trains on its labels after averaging.
 """
 
 from __future__ import annotations
@@ -139,7 +138,7 @@ class Sage(base.Algorithm):
     """Computes the loss of a batch (steps 2 to 4)."""
     examples = batch.unlabeled
     weak, strong, *labeled = _joint_logits(networks.model, batch)
-    # As in evaluation: G has the statistics of all clients.
+    # As in evaluation, by the statistics that came with the model.
     received = networks[_GLOBAL].inference_logits(
       examples.views['weak'], batch.prepared[_COUNT]
     )

@@ -139,6 +139,7 @@ class FedCon(base.Algorithm):
   tiny = {'hidden_size': 8, 'ramp_rounds': 1}
   metrics = _METRICS
 
+  # Clients (steps 2 and 3).
   hidden_size: int = hparam(
     512,
     "Width of the projector's hidden layer. The authors' code has 12,288, which"
@@ -162,6 +163,7 @@ class FedCon(base.Algorithm):
     minimum=0,
     maximum=1,
   )
+  # The server (step 5).
   server_consistency_weight: float = hparam(
     1.0,
     "The weight of the consistency of two views in the server's loss, after the"

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tff_fssl.lazy import tf
 
-# The lowest loss before the first one. Infinite uploads would be rejected.
+# The lowest loss before the first one. It is uploaded, and so must be finite.
 _NEVER = 1e9
 
 

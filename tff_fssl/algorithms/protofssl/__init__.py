@@ -135,6 +135,7 @@ class ProtoFssl(base.Algorithm):
     ),
   )
 
+  # Episodes (step 2).
   num_support: int = hparam(
     1,
     'n_S, the labelled examples of each class of whose embeddings an episode'
@@ -149,6 +150,7 @@ class ProtoFssl(base.Algorithm):
     minimum=1,
     maximum=10**6,
   )
+  # The prototypes that clients receive (step 1).
   prototypes: str = hparam(
     HELPERS,
     'What clients are sent. helpers: prototypes of single clients of the round'
@@ -184,6 +186,7 @@ class ProtoFssl(base.Algorithm):
     minimum=0,
     when=lambda proto: proto.prototypes == GLOBAL,
   )
+  # Predictions and losses (step 3).
   support: str = hparam(
     OWN,
     'By whose prototypes a client predicts in training. own: its own, of n_S'
@@ -219,6 +222,7 @@ class ProtoFssl(base.Algorithm):
     " as in the paper. The authors' code differentiates them, too, which also"
     ' rewards embeddings for which these labels are easy to predict.',
   )
+  # Uploaded prototypes (step 4).
   prototype_noise: float = hparam(
     0.0,
     'Standard deviation of Gaussian noise that a client adds to each entry of'
@@ -400,7 +404,7 @@ class ProtoFssl(base.Algorithm):
   def finish(
     self, client: base.Client, metrics: Mapping[str, base.Mean]
   ) -> base.ClientOutput:
-    """Sends prototypes of all labelled examples (step 4)."""
+    """Uploads prototypes of all labelled examples (step 4)."""
     del metrics
     sums, counts = self._class_sums(client)
     if not self.sends_rows:
