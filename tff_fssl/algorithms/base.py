@@ -564,7 +564,7 @@ class Algorithm:
   # The server, after a round.
 
   def server_trainer(self) -> Algorithm:
-    """Returns the algorithm whose `labeled_step` the server trains with.
+    """Returns the algorithm with the `labeled_step` of the server's training.
 
     Its `networks` start from the server's memory, by name.
     """
@@ -591,7 +591,7 @@ class Algorithm:
     return None
 
   def groups(self) -> groups_lib.Groups | None:
-    """Declares the groups of clients whose updates are combined separately."""
+    """Declares the groups of clients that are combined separately."""
     return None
 
   # Evaluation.

@@ -11,7 +11,7 @@ from tff_fssl.lazy import tf
 class Upload(NamedTuple):
   """A number that each client reports in addition to changes.
 
-  The server gets the mean over clients. A client whose number is outside of the
+  The server gets the mean over clients. A client with a number outside of the
   limits is rejected. Numbers are not released as metrics. They leave clients
   outside of the aggregator's sum, so that `secure` and `dp` refuse algorithms
   that declare some.

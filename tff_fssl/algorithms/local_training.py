@@ -69,7 +69,7 @@ _CAPABILITIES = base.Capabilities(
 
 
 class _Alone(base.Algorithm):
-  """Algorithms whose clients train models of their own, and predict by them.
+  """Algorithms in which each client trains and predicts by its own model.
 
   A table at the server stands for the clients' own disks.
   """

@@ -28,7 +28,7 @@ def check(name: str, known: Collection[str], where: str, what: str) -> None:
 
 
 class Named(dict[str, Any]):
-  """Values by name, whose error for an unknown name lists the known ones."""
+  """Values by name, with an error that lists the known names."""
 
   def __missing__(self, name: str) -> Any:
     known = ', '.join(self) or 'none'

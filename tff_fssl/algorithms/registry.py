@@ -28,8 +28,8 @@ def register(algorithm: type[base.Algorithm]) -> None:
   """Makes an algorithm a value of `--algorithm`, and its fields flags.
 
   Args:
-    algorithm: A class with `@dataclasses.dataclass(frozen=True)`, whose `name`
-      no other algorithm has.
+    algorithm: A class with `@dataclasses.dataclass(frozen=True)`, and a `name`
+      that no other algorithm has.
 
   Raises:
     TypeError: If it is not such a class.

@@ -7,8 +7,8 @@ code.
 In a round:
 1.  The server broadcasts weights and batch norm statistics.
 2.  A client predicts one weak view of each of its examples with the received
-    weights. Examples whose probability reaches the threshold are its fix set. A
-    client with an empty fix set sends no update.
+    weights. Examples with a probability that reaches the threshold are its fix
+    set. A client with an empty fix set sends no update.
 3.  For each batch of the fix set, each example gets a partner, drawn anew from
     all of the client's examples (the mix set, which includes unconfident
     ones). The loss is the cross-entropy of the strong view, plus lam CE(mixed,

@@ -6,8 +6,8 @@ Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS
 In a round:
 1.  The server broadcasts the model.
 2.  For each batch, a client predicts the weak views with its current weights.
-    Examples whose largest probability exceeds a threshold are kept. The loss is
-    the KL divergence of the predictions for strong views from the sharpened
+    Examples are kept if the largest probability exceeds a threshold. The loss
+    is the KL divergence of the predictions for strong views from the sharpened
     predictions for weak views, summed over the kept examples and divided by the
     size of the batch. With labels at the clients, the cross-entropy of a
     labelled batch is added.

@@ -28,8 +28,8 @@ def build_projector(
     hidden_size: The width of the one hidden layer, which has batch norm.
 
   Returns:
-    A function from a network to an MLP, whose inputs and outputs are as many as
-    the network's features.
+    A function from a network to an MLP with as many inputs and outputs as the
+    network has features.
   """
 
   def model_fn(network: adapter.Network) -> tf.keras.Model:

@@ -7,14 +7,14 @@ the authors: wyjeong/FedMatch at 4947aa2.
 Every trainable weight is theta = sigma + psi. In a round:
 1.  The server sends sigma and psi. Clients that took part before only get the
     elements that differ from the client's copy by more than delta. In every
-    tenth round the server also sends the psi's of the H = 2 clients whose
-    networks predict most similarly for an image of noise. With sigma, these
-    psi's make H helpers.
+    tenth round the server also sends the psi's of the H = 2 clients with the
+    most similar predictions for an image of noise. With sigma, these psi's make
+    H helpers.
 2.  For each batch, a client makes up to two steps of SGD:
     a.  With labels at the clients, sigma moves on lambda_s CE of labels.
-    b.  psi moves on the mean, over examples u of which the local network is
-        confident, of lambda_i mean_j KL(helper_j(u) || local(u)) + lambda_a
-        CE(y, local(strong view)), plus lambda_L1 |psi|_1 + lambda_L2 |sigma -
+    b.  psi moves on the mean, over the local network's confident examples u, of
+        lambda_i mean_j KL(helper_j(u) || local(u)) + lambda_a CE(y,
+        local(strong view)), plus lambda_L1 |psi|_1 + lambda_L2 |sigma -
         psi|_2^2. The pseudo-label y is the class with the most votes of local
         network and helpers.
 3.  It uploads psi, and sigma if it has moved. It sends the elements that differ

@@ -39,8 +39,8 @@ def predict(
     batch_size: Examples in a forward pass.
 
   Returns:
-    (probabilities float32 [N, H, C], `weights` with 0 for helpers whose
-    predictions are not finite).
+    (probabilities float32 [N, H, C], `weights` with 0 for helpers that do not
+    predict finite numbers).
   """
   model = client.networks.model
 
@@ -87,8 +87,8 @@ def loss(
 ) -> base.Loss:
   """Computes the losses of consistency with helpers and of pseudo-labels.
 
-  Both are means over the examples of which the local network is confident. The
-  helpers' confidence does not matter, as in the authors' code.
+  Both are means over the local network's confident examples. The helpers'
+  confidence does not matter, as in the authors' code.
 
   Args:
     examples: The batch's unlabelled examples, with `helper_probs`.
@@ -165,7 +165,7 @@ def divergence_from_helpers(
   """Computes the mean over helpers of KL(helper || local) (eq. 2).
 
   Args:
-    helper_probs: float32 [B, H, C], constants whose rows sum to 1.
+    helper_probs: float32 [B, H, C], constants. Rows sum to 1.
     helper_weights: float32 [H], 1, or 0 for helpers that do not count.
     logits: float32 [B, C], of the local network.
 

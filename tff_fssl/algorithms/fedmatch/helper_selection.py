@@ -34,7 +34,7 @@ class Settings:
     helper_set: The name of the set that is sent for each helper. With '', there
       are no helpers.
     num_helpers: The most helpers that a client gets.
-    interval: Helpers are chosen anew in rounds whose number is a multiple.
+    interval: Helpers are chosen anew in every round that is a multiple of it.
     in_every_round: Whether clients also get helpers in the rounds between.
     num_slots: The most clients that are remembered.
     where: The storage of the sets. See `upload_cache.is_outside`.
@@ -65,7 +65,7 @@ def build_exchange(
   *   `own_NAME`: Each of its sets, or zeros if it is not known.
   *   Its scalars, or their initial values if it is not known.
   *   `helpers`: float32 [H, D], the last uploads of its helpers. These are the
-      other clients whose embeddings were closest to its own at the last choice.
+      other clients with the embeddings closest to its own at the last choice.
   *   `helper_weights`: float32 [H], 1, or 0 where there is no helper.
 
   Args:

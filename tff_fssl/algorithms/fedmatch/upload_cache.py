@@ -253,8 +253,8 @@ def add_rows(
 
   Args:
     table: The table.
-    slots: Name -> the slots whose values of this name are wanted.
-    rows: Each of these slots with its row, once, in any order.
+    slots: Name -> the slots to fill with values of this name.
+    rows: Each of the slots with its row, once, in any order.
 
   Returns:
     The new table. Its window holds tensors. A round would copy NumPy arrays.

@@ -48,8 +48,8 @@ docs/algorithms/protofssl.md:
 of step 2 are then the means of the helpers' prototypes, and support examples
 are queries, too.
 
-`--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec): one
-helper, whose prototypes are those of all clients' labelled examples together.
+`--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec). There
+is one helper with the prototypes of all clients' labelled examples together.
 """
 
 from __future__ import annotations

@@ -72,7 +72,7 @@ def build_list(
 
   Args:
     population: The classes and the width of embeddings.
-    num_sets: H, the most clients whose prototypes are kept.
+    num_sets: H, the most sets that are kept.
     interval: R_H >= 1, the rounds after which new prototypes are sent.
 
   Returns:
@@ -134,7 +134,7 @@ def _replace_by_medians(
   """Puts the medians over clients into a table, as its first set.
 
   Args:
-    table: The table, whose other sets are empty.
+    table: The table. Its other sets are empty.
     exists: bool [n, K].
     prototypes: float32 [n, K, D].
 
@@ -166,12 +166,12 @@ def _replace_by_medians(
 def _held(
   every_round: exchange_lib.Exchange, interval: int
 ) -> exchange_lib.Exchange:
-  """Builds the exchange whose clients get the sets of rounds R_H, 2 R_H, ...
+  """Builds the exchange that sends the sets of rounds R_H, 2 R_H, ...
 
   The server sends them from the next round on, until the next sets are due.
 
   Args:
-    every_round: The exchange whose clients get the sets of the round before.
+    every_round: The exchange that sends the sets of the round before.
     interval: R_H.
 
   Returns:
