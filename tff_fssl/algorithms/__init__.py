@@ -1,1 +1,1 @@
-"""The algorithms, one file each, the parts they share, and the registry."""
+"""All algorithms, one file or folder each, their shared parts, the registry."""

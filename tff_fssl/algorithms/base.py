@@ -1,9 +1,10 @@
 """The interface of an algorithm: its methods, and the types they exchange.
 
 An algorithm is one class. Its fields are its hyper-parameters, from which its
-flags are made. Its methods are the steps of a round, in the order in which they
-stand in `Algorithm`. The base class is FedAvg on labelled examples; a paper
-overrides what it changes. `fixmatch.py` is the smallest example.
+flags are made. Its methods are the steps of a round, in the order of their
+definitions in `Algorithm`. The base class is FedAvg on labelled examples. A
+paper overrides the methods that it changes. `fixmatch.py` is the smallest
+example.
 
 Shapes: B examples in a batch, N examples of a client, C classes.
 """
@@ -57,9 +58,9 @@ class Examples(NamedTuple):
   """Examples as a client stores them.
 
   Attributes:
-    x: [N, ...] in the stored type; images are uint8 [N, H, W, channels].
+    x: [N, ...] in the stored type. Images are uint8 [N, H, W, channels].
     y: int32 [N]. For unlabelled examples the hidden label, or -1 if it is not
-      known. Hidden labels serve diagnostics only; training never reads them.
+      known. Hidden labels serve diagnostics only. Training never reads them.
   """
 
   x: tf.Tensor
@@ -67,15 +68,15 @@ class Examples(NamedTuple):
 
 
 class Stream(NamedTuple):
-  """Describes the examples that each batch takes from a client's data.
+  """The examples that each batch takes from a client's data.
 
   Attributes:
     views: Name -> kind of view: `plain`, `weak` or `strong`. Views of one kind
       are drawn independently.
     labeled: Whether these are the labelled examples.
     partner_of: The name of another stream. Each of its examples gets a partner
-      from this stream, drawn with replacement. '': the stream has batches of
-      its own, cut from seeded permutations of the examples.
+      from this stream, drawn with replacement. With '' the stream has batches
+      of its own, cut from seeded permutations of the examples.
     episode: If not None, each batch is drawn anew from all examples. For
       labelled examples, the numbers of examples of a class in each group: (1,
       2) draws one support and two query examples. For unlabelled ones, ().
@@ -92,11 +93,12 @@ class BatchExamples(NamedTuple):
 
   Attributes:
     views: Name -> network inputs, float32 [B, ...].
-    labels: int32 [B]; hidden labels of unlabelled examples (`Examples.y`).
+    labels: int32 [B]. For unlabelled examples, hidden labels (`Examples.y`).
     weights: float32 [B], 1, or 0 for fillers that stand in for examples which
       the client does not have. Losses and metrics must ignore fillers.
     prepared: `Prepared.per_example`, for these examples.
-    group: int32 [B], the group of each example in an episode; else None.
+    group: int32 [B], the group of each example in an episode. None without
+      episodes.
   """
 
   views: Tensors
@@ -111,15 +113,15 @@ class BatchExamples(NamedTuple):
     return tf.reduce_sum(self.weights)
 
   def logits(self, network: adapter.Network, view: str) -> tf.Tensor:
-    """Computes logits in training mode, float32 [B, C]; ignores fillers."""
+    """Computes logits in training mode, without fillers: float32 [B, C]."""
     return network.logits(self.views[view], training=True, weights=self.weights)
 
 
 class StepTime(NamedTuple):
-  """Says when a step is made.
+  """The time of a step.
 
   Attributes:
-    round_num: int32 scalar; clients train from round 1 on.
+    round_num: int32 scalar. Clients train from round 1 on.
     step: int32 scalar, counts this client's steps in this round from 0.
     num_steps: int32 scalar, the steps of the whole round.
   """
@@ -130,6 +132,7 @@ class StepTime(NamedTuple):
 
   def progress(self, num_rounds: int) -> tf.Tensor:
     """Computes the elapsed share of `num_rounds` rounds, in [0, 1]."""
+    # A client without examples makes no steps.
     within = tf.cast(self.step, tf.float32) / tf.cast(
       tf.maximum(self.num_steps, 1), tf.float32
     )
@@ -143,7 +146,7 @@ class Batch(NamedTuple):
   Attributes:
     streams: Name of a stream -> its examples.
     prepared: `Prepared.constants`.
-    time: When the step is made.
+    time: The time of the step.
     seed: int32 [2], for the step's own random draws.
   """
 
@@ -169,7 +172,7 @@ class Networks:
 
   Attributes:
     model: The network that the client trains for the server.
-    auxiliary: Name -> further network (`Algorithm.networks`).
+    auxiliary: Name -> auxiliary network (`Algorithm.networks`).
   """
 
   model: adapter.Network
@@ -180,15 +183,16 @@ class Networks:
 
 
 class AuxiliaryNetwork(NamedTuple):
-  """A further network of a client.
+  """A network of a client in addition to the model.
 
   Attributes:
     starts_from: The broadcast with its weights. If that was not sent in a
       round, or is '', the network starts from the model's weights.
     trained: Whether steps return gradients for it.
     uploaded: Whether its change is uploaded and averaged like the model's.
-    build: The client's model -> another Keras model. Its initial weights are a
-      function of the run's seed, the same for all clients in all rounds.
+    build: A function from the client's model to another Keras model. Its
+      initial weights are a function of the run's seed, the same for all clients
+      in all rounds.
     start: (weights, received) -> the weights to start from instead.
   """
 
@@ -210,8 +214,8 @@ class Client:
     weights: The model's weights that it started from.
     labeled: Its labelled examples, possibly none.
     unlabeled: Its unlabelled examples, possibly none.
-    received: Name of a broadcast -> value. A network that was not sent is the
-      model's weights; any other value that was not sent is 0.
+    received: Name of a broadcast -> value. A network that was not sent has the
+      model's weights. Any other value that was not sent is 0.
     views: Makes network inputs of stored examples.
     round_num: int32 scalar.
     seed: int32 [2], for random draws outside of steps.
@@ -250,17 +254,18 @@ class Prepared(NamedTuple):
   """Values that a client computes before its first step.
 
   Attributes:
-    selected: int32 [M], indices of the unlabelled examples to train on; None:
-      all of them.
+    selected: int32 [M], indices of the unlabelled examples to train on. None
+      selects all of them.
     per_example: Name -> [N, ...], a value for each unlabelled example, such as
       its pseudo-label.
     constants: Name -> tensor, values for all batches.
     metrics: Name -> metric of the round.
     ranges: Name -> float32 scalar in [0, 1], reported as minimum, mean and
       maximum over clients. A client with another value is rejected.
-    weight: float32 scalar in [0, 1], the weight of the client's update; None:
-      `RoundHparams.client_weighting` decides. See `Algorithm.sets_weights`.
-    learning_rate_factor: float32 scalar; None: 1.
+    weight: float32 scalar in [0, 1], the weight of the client's update. With
+      None, `RoundHparams.client_weighting` decides. See
+      `Algorithm.sets_weights`.
+    learning_rate_factor: float32 scalar. None stands for 1.
   """
 
   selected: tf.Tensor | None = None
@@ -276,7 +281,7 @@ class StepResult(NamedTuple):
   """The result of a step. The loop clips and applies the gradients.
 
   Attributes:
-    gradients: One per trainable variable of the model; None if the step does
+    gradients: One per trainable variable of the model. None if the step does
       not train it.
     metrics: Metrics of the batch.
     auxiliary: Name of a trained auxiliary network -> its gradients.
@@ -291,8 +296,8 @@ class ClientOutput(NamedTuple):
   """A client's uploads and metrics at the end of its round.
 
   Attributes:
-    uploads: Name -> value, for each of `Algorithm.uploads`, and what the
-      `exchange` keeps of the client.
+    uploads: Name -> value, for each of `Algorithm.uploads` and for each value
+      that the `exchange` keeps of the client.
     metrics: Metrics of the round.
   """
 
@@ -321,12 +326,12 @@ class Aggregate(NamedTuple):
   """The combined uploads of a round's clients.
 
   Attributes:
-    update: Combined change of the model: weights before training minus weights
-      after it. NaN if no client's weight was positive.
+    update: The combined change of the model, weights before training minus
+      weights after it. NaN if no client's weight was positive.
     networks: Name of an uploaded auxiliary network -> its combined change.
     uploads: Name of an upload -> its mean, float32 scalar.
     num_reports: float32 scalar, the clients that `uploads` are means over.
-    by_group: Returns the combined updates of each of several groups.
+    by_group: Computes the combined updates of each of several groups.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -339,6 +344,7 @@ class Aggregate(NamedTuple):
     """Applies the combined change of a network, unless it is not finite."""
     changes = self.networks[name]
     new = tuple(w - c for w, c in zip(old.trainable, changes, strict=True))
+    # The change is NaN if no client's weight was positive.
     new = select(all_finite(new), new, lambda: tuple(old.trainable))
     return old._replace(trainable=new)
 
@@ -353,15 +359,18 @@ class Server:
   round_num: tf.Tensor
 
   def apply(self, weights: Weights, update: Sequence[tf.Tensor]) -> Weights:
-    """Applies an update by the server's optimizer. Call it once a round."""
+    """Applies an update by the server's optimizer, once a round."""
     raise NotImplementedError
 
   def train(self, weights: Weights, copy: int = 0) -> Weights:
-    """Trains on the server's labels; without labels, changes nothing.
+    """Trains on the server's labels.
+
+    Without labels at the server, it returns the weights unchanged.
 
     Args:
       weights: The weights to start from.
-      copy: Trainings with different numbers draw different batches and views.
+      copy: The number of the training in this round. Each draws its own batches
+        and views.
 
     Returns:
       The trained weights.
@@ -377,11 +386,11 @@ class Server:
 
 @dataclasses.dataclass(frozen=True)
 class Algorithm:
-  """An algorithm: its hyper-parameters, and its steps as methods.
+  """An algorithm, with hyper-parameters as fields and steps as methods.
 
-  As it stands, this class is FedAvg on labelled examples. In a round:
+  Without changes, this class is FedAvg on labelled examples. In a round:
 
-  1.  The server broadcasts its model, and `broadcasts`.
+  1.  The server broadcasts its model and `broadcasts`.
   2.  Each client starts its `networks`, and calls `prepare`.
   3.  For each batch of its `streams` it makes a `step` on `unlabeled_loss` and
       `labeled_loss`, then calls `after_step`.
@@ -390,15 +399,14 @@ class Algorithm:
   5.  The server combines the uploads and calls `update`.
 
   Methods run inside TensorFlow graphs. They are pure functions of `self` and
-  their arguments, but for `after_step` and `finish`, which may assign to
-  networks.
+  their arguments. Only `after_step` and `finish` may assign to networks.
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.
     paper: Authors, venue and year.
     scenarios: Where the labels may be.
     labeled_views: See `Stream.views`.
-    unlabeled_views: The same; {} if clients use no unlabelled examples.
+    unlabeled_views: The same for unlabelled examples. {} if clients use none.
     embeds: Whether networks are used without their classifier, their last
       layer, so that their outputs are embeddings.
     head_stays: Whether the model's last layer stays at the server. Clients get
@@ -407,17 +415,18 @@ class Algorithm:
       after the other, in this order, instead of by the sum of their gradients.
     alone: Whether each client keeps a model of its own, without federation.
     round_defaults: The paper's values of fields of `RoundHparams`.
-    norm: The paper's normalization layers; '': those of the program.
-    normalization: How the authors normalize images; '': as the program.
-    compute: Passes over the network for an example; a test measures them.
-    capabilities: What a deployment must offer.
+    norm: The paper's normalization layers. With '', the program's default.
+    normalization: The authors' normalization of images. With '', the program's
+      default.
+    compute: Passes over the network for an example. A test measures them.
+    capabilities: Features of the algorithm, and its demands on a deployment.
     metrics: Declarations of the metrics that only this algorithm reports.
     tiny: Hyper-parameters by which tests reach all of the code with a few
       examples and an untrained network.
 
   Attributes:
-    round: Hyper-parameters that all algorithms share. They say where the labels
-      are, how long clients train, and so on. By default, the paper's.
+    round: Hyper-parameters that all algorithms share, such as the place of the
+      labels and the number of epochs. By default, the paper's.
   """
 
   name: ClassVar[str] = ''
@@ -452,7 +461,7 @@ class Algorithm:
     self.check()
 
   def check(self) -> None:
-    """Raises `UsageError` for combinations of values that make no sense."""
+    """Raises `UsageError` for values that contradict each other."""
 
   # The server, before a round.
 
@@ -461,14 +470,14 @@ class Algorithm:
     return ServerState(weights)
 
   def broadcasts(self, state: ServerState) -> Mapping[str, Broadcast]:
-    """Names the values that clients receive in addition to the model."""
+    """Returns the values that clients receive in addition to the model."""
     del state
     return {}
 
   # A client.
 
   def networks(self) -> Mapping[str, AuxiliaryNetwork]:
-    """Declares the further networks of a client."""
+    """Declares the auxiliary networks of a client."""
     return {}
 
   def uploads(self) -> Mapping[str, Upload]:
@@ -477,7 +486,7 @@ class Algorithm:
 
   @property
   def sets_weights(self) -> bool:
-    """Whether `prepare` sets the weight of the client's update."""
+    """Tells whether `prepare` sets the weight of the client's update."""
     return False
 
   def streams(self) -> dict[str, Stream]:
@@ -555,7 +564,7 @@ class Algorithm:
   # The server, after a round.
 
   def server_trainer(self) -> Algorithm:
-    """Returns the algorithm whose `labeled_step` the server trains with.
+    """Returns the algorithm with the `labeled_step` of the server's training.
 
     Its `networks` start from the server's memory, by name.
     """
@@ -563,7 +572,7 @@ class Algorithm:
 
   @property
   def num_trainings(self) -> int:
-    """The number of calls of `Server.train` in a round."""
+    """Returns the number of calls of `Server.train` in a round."""
     return 1
 
   def update(
@@ -574,15 +583,15 @@ class Algorithm:
     return state._replace(weights=server.train(weights))
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
-    """Makes the table that the server keeps, where `row_table` cannot."""
+    """Returns the function that makes the table which the server keeps."""
     return None
 
   def prediction(self) -> server_model.Prediction | None:
-    """Says how the model predicts, where `predict` cannot."""
+    """Returns the prediction that replaces the model's own, if there is one."""
     return None
 
   def groups(self) -> groups_lib.Groups | None:
-    """Says which clients are combined separately, if some are."""
+    """Declares the groups of clients that are combined separately."""
     return None
 
   # Evaluation.
@@ -592,7 +601,7 @@ class Algorithm:
     return state.weights
 
   def other_predictions(self) -> Mapping[str, Callable[[ServerState], Weights]]:
-    """Names further weights that evaluation reports on, such as a teacher's."""
+    """Returns other weights to evaluate, such as a teacher's, by name."""
     return {}
 
 
@@ -608,6 +617,7 @@ def minimize(
 def add_results(first: StepResult, *others: StepResult) -> StepResult:
   """Adds gradients of the model, and merges metrics."""
   for other in others:
+    # Steps without gradients of the model take turns instead (`alternates`).
     assert first.gradients is not None and other.gradients is not None
     gradients = [
       a + b for a, b in zip(first.gradients, other.gradients, strict=True)
@@ -619,7 +629,7 @@ def add_results(first: StepResult, *others: StepResult) -> StepResult:
 
 
 def cross_entropy_loss(logits: tf.Tensor, examples: BatchExamples) -> Loss:
-  """Computes the mean cross-entropy of labels, and the accuracy.
+  """Computes the mean cross-entropy with labels, and the accuracy.
 
   Args:
     logits: float32 [B, C].

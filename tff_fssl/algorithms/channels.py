@@ -9,16 +9,17 @@ from tff_fssl.lazy import tf
 
 
 class Upload(NamedTuple):
-  """Declares a number that each client reports in addition to changes.
+  """A number that each client reports in addition to changes.
 
-  The server gets the mean over the clients whose numbers are within the limits;
-  the others are rejected. Numbers are not released as metrics. They leave
-  clients outside of the aggregator's sum, so that `secure` and `dp` refuse
-  algorithms that declare some.
+  The server gets the mean over clients. A client with a number outside of the
+  limits is rejected. Numbers are not released as metrics. They leave clients
+  outside of the aggregator's sum, so that `secure` and `dp` refuse algorithms
+  that declare some.
 
   Attributes:
     low: The least number that an honest client can send.
-    high: The greatest one; a function gets the number of `classes` by name.
+    high: The greatest such number, or a function that computes it from
+      {'classes': number of classes}.
   """
 
   low: float
@@ -26,6 +27,7 @@ class Upload(NamedTuple):
 
   def limits(self, num_classes: int) -> tuple[float, float]:
     """Returns the least and the greatest possible value."""
+    # Algorithms are declared before the number of classes is known.
     if callable(self.high):
       return self.low, self.high({'classes': num_classes})
     return self.low, self.high
@@ -36,8 +38,8 @@ class Broadcast(NamedTuple):
 
   Attributes:
     value: A network's `Weights`, a tensor, or any structure of tensors.
-    when: bool scalar, whether it is sent in this round; None: always. It
-      travels as a sequence of one element or of none, so that a value that is
+    when: bool scalar, whether it is sent in this round. None sends it always.
+      It travels as a sequence of at most one element, so that a value that is
       not sent costs nothing.
     own_statistics: Whether it is a network whose static batch norm statistics
       are gathered at the end of a round after which it is sent.

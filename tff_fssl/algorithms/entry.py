@@ -1,4 +1,4 @@
-"""What the registry says of an algorithm."""
+"""Entries of the registry of algorithms."""
 
 from __future__ import annotations
 
@@ -17,42 +17,41 @@ _CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-  """What an algorithm can do and what it requires of a deployment.
+  """Features of an algorithm, and its demands on a deployment.
+
+  Properties of hyper-parameters are given by name. '' means that there is none.
 
   Attributes:
-    scenarios: The supported scenarios, which say where the labels are.
-    trains_clients: The scenarios in which clients train; in the others a round
+    scenarios: The supported scenarios, that is, places of the labels.
+    trains_clients: The scenarios in which clients train. In others a round
       needs no cohort.
     client_state: Whether the server keeps state for each client, by its
       identity (which rules out cross-device deployments).
     client_state_if: The property of hyper-parameters that, if true, makes the
-      algorithm keep such state; '' if there is none.
+      algorithm keep such state.
     per_client_broadcast: Whether clients receive different messages.
     extra_uploads: Other values that a client sends with its update and its
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
     head_stays: Whether the model's last layer stays at the server.
-    weight_sets_down: Weight sets sent to a client in a phase, at most.
-    weight_sets_up: Weight sets received from a client in a phase; 0: clients
-      train alone, so that nothing is aggregated and there is no common model.
+    weight_sets_down: The most weight sets sent to a client in a phase.
+    weight_sets_up: Weight sets received from a client in a phase. With 0,
+      clients train alone. Nothing is aggregated, and there is no common model.
     own_weights: The hyper-parameter that, if true, makes the algorithm set the
-      weights of updates, instead of `client_weighting`; '' if there is none.
-    signals: The hyper-parameter, or property of them, that, if true, makes
-      clients send numbers that are not part of the sum of updates, so that
-      aggregators that protect the sum refuse the algorithm; '' if there is
-      none.
-    without_signals: 'name=value', the hyper-parameter that turns these off; ''
-      if there is none.
+      weights of updates, instead of `client_weighting`.
+    signals: The hyper-parameter or property that, if true, makes clients send
+      numbers outside of the sum of updates. Aggregators that protect the sum
+      then refuse the algorithm.
+    without_signals: 'name=value', the hyper-parameter that turns signals off.
     groups: The property of hyper-parameters that, if true, makes the server
-      combine the updates of several groups apart, so that it sees sums over
-      less than all clients, and other aggregators than the mean refuse the
-      algorithm; '' if there is none.
-    without_groups: 'name=value', the hyper-parameter that turns these off.
-    labels_of_class: The hyper-parameter, or property of them, that says how
-      many labels of a class a client needs; '' if it needs none.
-    without_mixing: 'name=value', the hyper-parameter by whose value the
-      algorithm does not mix the inputs of networks, as it does by any other
-      that is true; '' if it never does.
+      combine the updates of several groups separately. It then sees sums over
+      fewer than all clients, so that only the mean can aggregate.
+    without_groups: 'name=value', the hyper-parameter that turns groups off.
+    labels_of_class: The hyper-parameter or property that is the number of
+      labels of a class which a client needs.
+    without_mixing: 'name=value', the hyper-parameter that turns the mixing of
+      network inputs off. Any other value that is true turns it on. '' if the
+      algorithm never mixes inputs.
   """
 
   scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
@@ -74,7 +73,7 @@ class Capabilities:
   without_mixing: str = ''
 
   def keeps_client_state(self, hparams: Any) -> bool:
-    """Whether there is a state for each client, by its identity."""
+    """Tells whether the server keeps state for each client, by identity."""
     name = self.client_state_if
     return self.client_state or (bool(name) and bool(getattr(hparams, name)))
 
@@ -92,22 +91,22 @@ class Passes(NamedTuple):
 
   @property
   def equivalents(self) -> int:
-    """Their cost in forward-equivalents."""
+    """Computes the cost in forward-equivalents."""
     return self.forward + 2 * self.backward
 
 
 @dataclasses.dataclass(frozen=True)
 class Compute:
-  """What a client has to compute for an example; a test measures the same.
+  """A client's computation for an example. A test measures it.
 
   Attributes:
     unlabeled: In each step, for an unlabelled example, with the default
       hyper-parameters and in the most expensive case.
     labeled: The same for a labelled example, if clients hold labels.
     once: In each round, for an unlabelled example.
-    authors: What the authors' code spends instead of `unlabeled`; None if there
-      is no such code.
-    note: Why it is more, or which case is the most expensive one.
+    authors: The passes of the authors' code instead of `unlabeled`. None if
+      there is no such code.
+    note: The reason for a difference, or the most expensive case.
   """
 
   unlabeled: Passes = Passes()
@@ -123,22 +122,23 @@ class Algorithm:
 
   Attributes:
     name: The value for `--algorithm`, and the prefix of the algorithm's flags.
-    summary: One line.
+    summary: A description in one line.
     hparams: The class, a `base.Algorithm`. Its fields are its
       hyper-parameters.
-    capabilities: What the algorithm can do.
-    compute: What clients compute for an example.
+    capabilities: Features of the algorithm, and its demands on a deployment.
+    compute: A client's computation for an example.
     round_defaults: The paper's values of fields of `RoundHparams`, by name. The
-      programs use them unless the user gives the flag; an embedder writes
+      programs use them unless the user gives the flag. From Python, write
       `RoundHparams(**{**entry.round_defaults, ...})`.
-    norm: The paper's normalization, the default of `--norm`; '': the programs'.
-    normalization: What the authors feed images as, the default of
-      `--normalization` for them; '': the programs'.
+    norm: The paper's normalization layers, the default of `--norm`. With '',
+      the programs' default.
+    normalization: The authors' normalization of images, the default of
+      `--normalization` for images. With '', the programs' default.
     tiny_hparams: Values for `hparams` with which the algorithm does all of its
-      work on a few examples of noise: a threshold that untrained networks
-      reach, no warm-up. For tests that run every algorithm.
+      work on a few examples of noise, such as a threshold that untrained
+      networks reach. For tests that run every algorithm.
     metrics: Declarations of the metrics that only such algorithms have.
-    paper: Its source: authors, venue, year.
+    paper: Authors, venue and year of the source.
   """
 
   name: str
@@ -156,6 +156,7 @@ class Algorithm:
   @classmethod
   def describe(cls, algorithm: Any) -> Algorithm:
     """Makes the entry of a `base.Algorithm`."""
+    # The first paragraph, without the details.
     docstring = inspect.cleandoc(algorithm.__doc__).partition('\n\n')[0]
     return cls(
       algorithm.name,
@@ -173,7 +174,8 @@ class Algorithm:
 
   @property
   def predicts_otherwise(self) -> bool:
-    """Whether not the model alone predicts, but what the server adds to it."""
+    """Tells whether the server predicts by more than the model's weights."""
+    # `base` imports this module, so that its class is found by its name.
     return any(
       getattr(self.hparams, name) is not getattr(base, name)
       for base in self.hparams.__mro__
@@ -183,8 +185,9 @@ class Algorithm:
 
   @property
   def run_defaults(self) -> Mapping[str, Any]:
-    """All flags without a prefix that have defaults of the algorithm's."""
+    """Returns the algorithm's defaults of flags without a prefix."""
     own = {'norm': self.norm, 'normalization': self.normalization}
+    # An empty value stands for the program's default.
     given = {name: value for name, value in own.items() if value}
     return {**self.round_defaults, **given}
 
@@ -202,6 +205,14 @@ class Algorithm:
   def configure(
     self, hparams: Any, round_hparams: round_hparams_lib.RoundHparams
   ) -> Any:
-    """Returns the `base.Algorithm` of hyper-parameters; None: the defaults."""
+    """Returns the `base.Algorithm` of hyper-parameters.
+
+    Args:
+      hparams: An instance of the class. None stands for the defaults.
+      round_hparams: Hyper-parameters that all algorithms share.
+
+    Returns:
+      The algorithm.
+    """
     hparams = self.hparams() if hparams is None else hparams
     return dataclasses.replace(hparams, round=round_hparams)

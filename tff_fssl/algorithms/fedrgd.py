@@ -1,31 +1,32 @@
-"""FedRGD: groups of clients that go on from their own means.
+"""FedRGD: groups of clients that resume from their own means.
 
 Zhang, Yang, Yao, Yan, Gonzalez, Ramchandran and Mahoney, "Improving
 Semi-supervised Federated Learning by Reducing the Gradient Diversity of
 Models", arXiv 2020 (2008.11364), IEEE BigData 2021. Details are from the
-authors' code (github.com/jhcknzzm/SSFL-Benchmarking); of the paper, we had the
-abstract.
+authors' code (github.com/jhcknzzm/SSFL-Benchmarking). Of the paper, only the
+abstract was available.
 
 In a round, with S groups:
-1.  The clients of the cohort are put into groups by their position in it, an
-    order that is drawn for the round. A client receives the model theta_g of
-    its group g. Labels at the clients: the first one of each group receives the
+1.  Clients form groups by their position in the cohort, in an order that is
+    drawn for the round. A client receives the model theta_g of its group g.
+    With labels at the clients, the first client of each group receives the
     global model theta instead.
-2.  A client trains: FixMatch's loss (the consistency regularization loss), with
-    labels at the clients plus the loss of a labelled batch.
-3.  Meanwhile, labels at the server: from theta, the server trains S copies on
-    its labels, each with batches and views of its own.
-4.  theta_g <- the mean of the group's clients and, labels at the server, of
-    copy g, which counts like a client. A group without clients: copy g, or
-    theta_g as it is.
+2.  A client trains on FixMatch's loss (the consistency regularization loss).
+    With labels at the clients, the loss of a labelled batch is added.
+3.  With labels at the server, the server trains S copies of theta on its
+    labels, each with batches and views of its own.
+4.  theta_g <- the mean of the group's clients and, with labels at the server,
+    of copy g, which counts like a client. In a group without clients, theta_g
+    becomes copy g, or stays as it is if there is no copy.
 5.  theta <- the mean of all theta_g.
 
-With groups of equal size, step 5 is one mean over all clients and copies. What
-groups change is where clients start (`mode`), and the weight of the server.
+With groups of equal size, step 5 is one mean over all clients and copies.
+Groups change the clients' start (`mode`) and the weight of the server.
 
-Deviations from the authors' code: clients make epochs, not 16 steps; momenta
-start at 0 in each round (theirs stay with the place in the cohort, whoever
-takes it); the learning rate has no warm-up.
+Deviations from the authors' code: Clients train for epochs, not for 16 steps.
+Momenta start at 0 in each round. In the authors' code they stay with the
+position in the cohort, whichever client takes it. The learning rate has no
+warm-up.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ if TYPE_CHECKING:
 else:
   groups_lib = LazyImport('tff_fssl.rounds.groups')
 
-# Values of flags.
+# Values of --fedrgd.mode, --fedrgd.grouping and --fedrgd.pseudo_labels.
 PERSISTENT_GROUPS, TWO_LEVEL_MEAN = 'persistent_groups', 'two_level_mean'
 POSITION, RANDOM = 'position', 'random'
 WEAK_VIEW, EACH_VIEW = 'weak_view', 'each_view'
@@ -78,8 +79,8 @@ class FedRgdMemory(NamedTuple):
   """The server's memory.
 
   Attributes:
-    groups: The models of the groups: for each tensor that clients change, one
-      with a first dimension of groups. () if groups start from the same model.
+    groups: The models of the groups, stacked in a first dimension: one tensor
+      for each tensor that clients change. () if groups start from one model.
   """
 
   groups: tuple[tf.Tensor, ...]
@@ -167,22 +168,22 @@ class FedRgd(base.Algorithm):
 
   @property
   def has_groups(self) -> bool:
-    """Whether the server sees sums over less than all clients."""
+    """Tells whether the server sees sums over fewer than all clients."""
     return self.num_groups > 1
 
   @property
   def keeps_groups(self) -> bool:
-    """Whether the server keeps a model for each group."""
+    """Tells whether the server keeps a model for each group."""
     return self.has_groups and self.mode == PERSISTENT_GROUPS
 
   @property
   def _num_copies(self) -> int:
-    """The number of models that the server trains."""
+    """Returns the number of models that the server trains."""
     return self.num_groups if self.keeps_groups else 1
 
   @property
   def num_trainings(self) -> int:
-    """How often the server trains on its labels in a round."""
+    """Returns the number of the server's trainings in a round (step 3)."""
     return self._num_copies
 
   def initial_state(self, weights: Weights) -> base.ServerState:
@@ -193,16 +194,19 @@ class FedRgd(base.Algorithm):
     return base.ServerState(weights, FedRgdMemory(tuple(stacks)))
 
   def _changed(self, weights: Weights) -> tuple[tf.Tensor, ...]:
-    """Returns what clients change, in the order of their updates."""
+    """Returns the tensors that clients change, in the order of updates."""
+    # Moving averages of batch norm are part of the updates, other statistics
+    # are not.
     if self.round.batch_norm_statistics != 'moving_average':
       return tuple(weights.trainable)
     floats = [t for t in weights.non_trainable if t.dtype.is_floating]
     return (*weights.trainable, *floats)
 
   def groups(self) -> groups_lib.Groups:
-    """Puts clients into groups, and says what they start from (step 1)."""
+    """Declares the groups and the models that clients start from (step 1)."""
     num_starts = 1
     if self.keeps_groups:
+      # The first client of a group may start from the global model.
       num_starts = self.num_groups + int(self.round.labels_at_clients)
     return groups_lib.Groups(
       self.num_groups,
@@ -213,7 +217,7 @@ class FedRgd(base.Algorithm):
     )
 
   def _starts(self, weights: Weights, groups: Sequence[tf.Tensor]) -> Weights:
-    """Stacks the models that clients start from; the global one is last."""
+    """Stacks the models that clients start from, with the global one last."""
     theta: Weights = tf.nest.map_structure(lambda t: t[None], weights)
     if not self.keeps_groups:
       return theta
@@ -233,7 +237,7 @@ class FedRgd(base.Algorithm):
     return rows
 
   def _place(self, slot: tf.Tensor, seed: tf.Tensor) -> groups_lib.Place:
-    """Draws a client's group, and the row of `_starts` for it."""
+    """Returns a client's group, and its row of `_starts`."""
     num = self.num_groups
     group, is_first = slot % num, tf.equal(slot // num, 0)
     if self.grouping == RANDOM:
@@ -289,9 +293,10 @@ class FedRgd(base.Algorithm):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Averages within groups, and then over groups (steps 3 to 5)."""
+    """Averages within groups, then over groups (steps 3 to 5)."""
     by_group = aggregate.by_group()
-    # Weights are differences from theta: for one group, as FedAvg's update.
+    # All models are differences from theta, so that one group gives FedAvg's
+    # update.
     theta = self._changed(state.weights)
     copies: list[tuple[tf.Tensor, ...]] = []
     if not self.round.labels_at_clients:
@@ -301,16 +306,18 @@ class FedRgd(base.Algorithm):
       ]
     groups = state.memory.groups if self.keeps_groups else ()
     rows = self._changed(self._starts(state.weights, groups))
-    # A group without clients stays at its own row.
+    # A group without clients keeps its own model.
     num, num_rows = self.num_groups, rows[0].shape[0]
     own = tf.one_hot(tf.range(num) % num_rows, num_rows)
     shares = tf.where(by_group.sizes[:, None] > 0.0, by_group.starts, own)
     changes = []
     for i, of_theta in enumerate(theta):
+      # The distance of the group's mean start from theta, plus its mean update.
       far = _expand(shares, of_theta) * (of_theta - rows[i])[None]
       change = tf.reduce_sum(far, axis=1) + by_group.update[i]
       if copies:
         size = _expand(by_group.sizes, of_theta)
+        # The server counts like one more client.
         trained = tf.stack([of_theta - copy[i] for copy in copies])
         change = (size * change + trained) / (size + 1.0)
       changes.append(change)

@@ -6,32 +6,33 @@ Federated Semi-supervised Learning with Teacher-Student EMA", arXiv 2023
 
 In a round of TS-Server EMA:
 1.  The server sends the student S and the teacher T.
-2.  For each batch, a client predicts weak views by T and makes a step of SGD on
-    FixMatch's loss for S (with labels at the clients, plus the loss of a
-    labelled batch; with FedProx's term).
+2.  For each batch, a client predicts weak views by T. It makes a step of SGD on
+    FixMatch's loss for S, with FedProx's term. With labels at the clients, the
+    loss of a labelled batch is added.
 3.  It sends the change of S. The server averages and, with labels at the
     server, trains S on them. Then T <- a T + (1 - a) S.
 
-TS-Client EMA: after each batch T <- a' T + (1 - a') S, and clients send the
-change of T, too. The server's T is the mean of the clients' teachers. With
-labels at the server, it ends with T <- a T + (1 - a) S (our choice: without it,
-labels would reach T only through clients).
+TS-Client EMA: After each batch T <- a' T + (1 - a') S. Clients send the change
+of T, too. The server's T is the mean of the clients' teachers. With labels at
+the server, the round ends with T <- a T + (1 - a) S. This is our choice:
+without it, labels would reach T only through clients.
 
-FedSwitch: the server decides who labels, the teacher or the student as it is
-now. T follows S at clients as in TS-Client EMA, but is dropped there, and at
-the server as in TS-Server EMA. Clients also send how far mean predictions for a
-batch diverge from uniform: those of S (strong views) and, if they have it, T
-(weak views), means over batches. With D_T, D_S the means over clients, T labels
-the next round if and only if |D_T - beta| < |D_S - beta|. T labels the first.
+FedSwitch: The server decides which network labels, the teacher or the current
+student. At clients, T follows S as in TS-Client EMA, but is not sent back. At
+the server it follows S as in TS-Server EMA. Clients also send the divergences
+of mean predictions for a batch from uniform, as means over batches: that of S
+on strong views and, if they have T, that of T on weak views. With D_T, D_S the
+means over clients, T labels the next round if and only if |D_T - beta| <
+|D_S - beta|. T labels the first round.
 
 The paper contradicts itself. docs/algorithms/fedswitch.md lists all places, by
-these ids; what is decided here:
-C1  The closer one labels (eq. 3); algorithms 1 and 2 have it inverted
+these ids. Decided here:
+C1  The closer network labels (eq. 3). Algorithms 1 and 2 have it inverted
     (`--fedswitch.labeler=farthest`).
-C2  A network is sent only if clients need it (text); algorithms 1 and 2 always
+C2  A network is sent only if clients need it (text). Algorithms 1 and 2 always
     send T (`--fedswitch.teacher_probe=always_send`).
-C4  T follows S at clients (text); in the algorithms only at the server
-    (`--fedswitch.local_ema_decay=1`).
+C4  T follows S at clients (text). In the algorithms it does so only at the
+    server (`--fedswitch.local_ema_decay=1`).
 C5  Divergences are means over batches (eq. 2), not sums.
 C6  D_T in student rounds is the last one measured (`teacher_probe`).
 C8  D_S is of strong views (section 4.2), though S labels weak ones
@@ -40,9 +41,10 @@ C9  The proximal term is mu/2 |S - S_round|^2, by `--proximal_strength`.
 C13 The paper also calls the global teacher of TS-Client EMA an average of
     global students: that is `--fedswitch.labeler=teacher`.
 C15 The loss on pseudo-labels is a mean over the batch, with a threshold.
-C16 The divergences leave clients beside the sum: `secure` and `dp` refuse them.
+C16 The divergences leave clients outside of the sum, so that `secure` and `dp`
+    refuse them.
 
-Choices where the paper is silent: T starts as S; a tie goes to the student; T
+Choices where the paper is silent: T starts as S. A tie goes to the student. T
 predicts with its own batch norm statistics, S with those of the batch.
 """
 
@@ -129,7 +131,7 @@ class TsServerEma(base.Algorithm):
     return base.ServerState(weights, TeacherMemory(weights))
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
-    """Sends the teacher in every round."""
+    """Broadcasts the teacher in every round."""
     return {TEACHER: base.Broadcast(state.memory.teacher, own_statistics=True)}
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
@@ -154,7 +156,7 @@ class TsServerEma(base.Algorithm):
   def _pseudo_label_loss(
     self, probs: tf.Tensor, logits: tf.Tensor, batch: base.Batch
   ) -> base.Loss:
-    """Computes the weighted loss on pseudo-labels that anybody made."""
+    """Computes the weighted loss on pseudo-labels of any network."""
     examples = batch.unlabeled
     loss, metrics = pseudo_labels.loss(
       probs,
@@ -180,13 +182,13 @@ class TsServerEma(base.Algorithm):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Updates the student as FedAvg does; then the teacher follows it."""
+    """Updates the student as FedAvg does, then moves the teacher to it."""
     state = super().update(state, aggregate, server)
     teacher = moving_average.follow(
       state.memory.teacher,
       state.weights,
       self.ema_decay,
-      # Server pre-training moves the student alone; the teacher is a copy.
+      # In server pre-training the teacher is a copy of the student.
       started=server.round_num >= 1,
     )
     return state.remember(teacher=teacher)
@@ -215,7 +217,7 @@ class TsClientEma(TsServerEma):
   local_ema_decay: float = hparam(0.97, _LOCAL_EMA_DECAY, minimum=0, maximum=1)
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
-    """Has clients upload the teacher."""
+    """Makes clients upload the teacher."""
     return {TEACHER: base.AuxiliaryNetwork(TEACHER, uploaded=True)}
 
   def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
@@ -232,12 +234,13 @@ class TsClientEma(TsServerEma):
     server: base.Server,
   ) -> base.ServerState:
     """Averages the teachers, too."""
+    # Before the student: `super().update` lets the teacher follow it.
     average = aggregate.move(TEACHER, state.memory.teacher)
     state = super().update(state.remember(teacher=average), aggregate, server)
     if not self.round.labels_at_clients:
       return state
-    # The mean of the teachers stands; only the statistics of the moving average
-    # are of use.
+    # With labels at the clients, the teacher is the mean of the teachers. Only
+    # the statistics follow the student.
     teacher = state.memory.teacher._replace(trainable=average.trainable)
     return state.remember(teacher=teacher)
 
@@ -247,7 +250,8 @@ class SwitchMemory(NamedTuple):
 
   Attributes:
     teacher: The moving average of the students.
-    student_divergence: The last mean over clients, float32; NaN before.
+    student_divergence: The last mean over clients, float32. NaN before there is
+      one.
     teacher_divergence: The same for the teacher.
     by_teacher: float32, 1 if the teacher labels in the next round, else 0.
     teacher_sent: float32, 1 if clients get the teacher in the next round.
@@ -360,12 +364,15 @@ class FedSwitch(TsServerEma):
 
   @property
   def switches(self) -> bool:
-    """Whether divergences decide who labels. Clients then send them."""
+    """Tells whether the clients' divergences decide which network labels."""
     return self.labeler in (CLOSEST, FARTHEST)
 
   @property
   def probe_interval(self) -> int:
-    """The rounds after which the teacher is sent, whoever labels; 0: never."""
+    """Returns the interval in rounds at which the teacher is sent in any case.
+
+    With 0, the teacher is sent only to label.
+    """
     if not self.switches:
       return 0
     return {HOLD: 0, PROBE: self.probe_period, ALWAYS_SEND: 1}[
@@ -391,7 +398,7 @@ class FedSwitch(TsServerEma):
     return tf.cast(by_teacher, tf.float32), tf.cast(is_sent, tf.float32)
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
-    """Sends the teacher only where clients need it (C2)."""
+    """Broadcasts the teacher only if clients need it (C2)."""
     memory = state.memory
     return {
       TEACHER: base.Broadcast(
@@ -402,7 +409,7 @@ class FedSwitch(TsServerEma):
     }
 
   def uploads(self) -> Mapping[str, base.Upload]:
-    """Sends divergences if they decide who labels (C16)."""
+    """Declares divergences if they decide which network labels (C16)."""
     if not self.switches:
       return {}
     # Rounding may take a divergence this far out of [0, log C].
@@ -412,7 +419,7 @@ class FedSwitch(TsServerEma):
     return {**dict.fromkeys(_DIVERGENCES, report), _MEASURED: measured}
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Adds the server's two flags of the round."""
+    """Adds the broadcast flags `by_teacher` and `teacher_sent`."""
     prepared = super().prepare(client)
     sent = {n: client.received[n] for n in ('by_teacher', 'teacher_sent')}
     return prepared._replace(constants={**prepared.constants, **sent})
@@ -452,15 +459,15 @@ class FedSwitch(TsServerEma):
       batch: The batch.
 
     Returns:
-      The predictions to label with; the teacher's, or any if it was not sent;
-      the student's, or None if its strong views are measured.
+      (the predictions that label, the teacher's or arbitrary ones if it was not
+      sent, the student's or None if its strong views are measured).
     """
     by_teacher, is_sent = (
       batch.prepared[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
     )
 
     def predict_by_student() -> tf.Tensor:
-      # Without the weights of fillers, unlike the logits that learn.
+      # Without the weights of fillers, unlike the logits in the loss.
       images = batch.unlabeled.views['weak']
       return tf.nn.softmax(networks.model.logits(images, training=True))
 
@@ -471,7 +478,8 @@ class FedSwitch(TsServerEma):
 
     def predict_by_both() -> tuple[tf.Tensor, tf.Tensor]:
       teacher = self._teacher_probs(networks, batch)
-      if not self.probe_interval:  # Then it is sent only to label.
+      if not self.probe_interval:
+        # The teacher is sent only to label.
         return teacher, teacher
       return tf.cond(by_teacher, lambda: teacher, label), teacher
 
@@ -504,7 +512,7 @@ class FedSwitch(TsServerEma):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Updates student and teacher, then decides who labels next."""
+    """Updates student and teacher, then decides which network labels next."""
     state = super().update(state, aggregate, server)
     by_teacher = tf.constant(self.labeler != STUDENT)
     if self.switches:

@@ -33,6 +33,7 @@ class FixMatch(base.Algorithm):
 
   name = 'fixmatch'
   paper = 'Sohn et al., NeurIPS 2020'
+  # Clients draw unlabelled examples because these views are declared.
   unlabeled_views = base.WEAK_AND_STRONG
   compute = base.Compute(
     base.Passes(2, 1),
@@ -61,6 +62,7 @@ class FixMatch(base.Algorithm):
   ) -> base.Loss:
     """Computes the cross-entropy of strong views with pseudo-labels (eq. 4)."""
     examples = batch.unlabeled
+    # No gradient flows through pseudo-labels.
     probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
     logits = examples.logits(networks.model, 'strong')
     loss, metrics = pseudo_labels.loss(

@@ -5,32 +5,35 @@ Lee, Le, Shin and Lee, NeurIPS 2024. There, the labels are at the server.
 In a round:
 1.  The server broadcasts weights W and batch norm statistics.
 2.  A client predicts the weak view of each of its examples at W. Its learning
-    status tau is the mean confidence. Its thresholds tau(c) scale tau by how
-    often each class is predicted (CAT, eq. 6-9). It keeps the examples that
+    status tau is the mean confidence. Its thresholds tau(c) scale tau by the
+    frequency of each predicted class (CAT, eq. 6-9). It keeps the examples that
     reach the threshold of their class.
 3.  For each batch of kept examples, from the strong view, a client computes
-    L_a, their mean cross-entropy; L_p, the same over those that also reach the
-    fixed threshold; eps, an ascent step on L_p (eq. 12); and L_cs = KL(Q(W) ||
-    Q(W + eps)) over the same examples as L_p, with its gradient taken at
-    W + eps (SACR, eq. 13). It descends along the gradients of w_a L_a at W and
-    of w_cs L_cs.
+    *   L_a, their mean cross-entropy,
+    *   L_p, the same over the examples that also reach the fixed threshold,
+    *   eps, an ascent step on L_p (eq. 12),
+    *   L_cs = KL(Q(W) || Q(W + eps)) over the same examples as L_p, with its
+        gradient taken at W + eps (SACR, eq. 13).
+    It descends along the gradients of w_a L_a at W and of w_cs L_cs.
 4.  The server averages with weights (1 - tau) (LSAA, eq. 14) and with momentum,
     then trains on its labels.
 5.  Static batch norm gathers statistics.
 
 One forward pass at W serves L_a, L_p and Q, so that a step costs eight
-forward-equivalents, where the authors' code spends eleven. It costs six if all
-kept examples of a batch reach the fixed threshold (always, without CAT), since
-L_p is then L_a, and three if none does, since eps and L_cs are then 0.
+forward-equivalents. The authors' code spends eleven. A step costs six if all
+kept examples of a batch reach the fixed threshold, since L_p is then L_a. This
+is always so without CAT. A step costs three if no example reaches it, since eps
+and L_cs are then 0.
 
 With labels at the clients, which the paper does not have, the cross-entropy of
 a labelled batch is added to the loss.
 
-Deviations from the authors' code: the momenta of the optimizers start at 0 each
-round (theirs persist across rounds, and are stale at clients). Statistics are
-pooled over cohort and server (theirs: over all clients). After pre-training
-they come only from the server, since no client has taken part. Deviations from
-the paper: server pre-training and gradient clipping, as in the authors' code.
+Deviations from the authors' code: The momenta of the optimizers start at 0 each
+round. The authors' momenta persist across rounds, and are stale at clients.
+Statistics are pooled over cohort and server. The authors pool over all clients.
+After pre-training, statistics come only from the server here, since no client
+has taken part. Deviations from the paper: server pre-training and gradient
+clipping, as in the authors' code.
 """
 
 from __future__ import annotations
@@ -47,6 +50,7 @@ from tff_fssl.semisup import losses
 from tff_fssl.semisup import sharpness
 from tff_fssl.semisup import thresholds
 
+# Values of --fl2.consistency and --fl2.pseudo_labels.
 SACR, SAM, NONE = 'sacr', 'sam', 'none'
 PER_ROUND, PER_STEP = 'per_round', 'per_step'
 
@@ -253,7 +257,7 @@ class Fl2(base.Algorithm):
 
   @property
   def has_term(self) -> bool:
-    """Whether there is a second loss term."""
+    """Tells whether the loss has a second term."""
     return self.consistency != NONE
 
   def unlabeled_stream(self) -> base.Stream:
@@ -264,12 +268,13 @@ class Fl2(base.Algorithm):
 
   @property
   def sets_weights(self) -> bool:
-    """Whether the learning status sets the weight of an update (LSAA)."""
+    """Tells whether the learning status sets an update's weight (LSAA)."""
     return self.learning_status_aggregation
 
   def prepare(self, client: base.Client) -> base.Prepared:
     """Computes thresholds, pseudo-labels and the weight (steps 2 and 4)."""
     probs = client.predict(self.round.statistics_batch_size)
+    # tau is reported and weighs the update even if thresholds are fixed.
     tau, limits = thresholds.adaptive_thresholds(probs)
     if not self.adaptive_threshold:
       limits = tf.fill(tf.shape(limits), self.confidence_threshold)
@@ -277,6 +282,7 @@ class Fl2(base.Algorithm):
       constants={'limits': limits}, ranges=self._ranges(tau, limits)
     )
     if self.learning_status_aggregation:
+      # Rounding may take a mean of probabilities above 1.
       prepared = prepared._replace(weight=tf.maximum(1.0 - tau, 0.0))
     if self.pseudo_labels == PER_STEP:
       return prepared
@@ -302,6 +308,7 @@ class Fl2(base.Algorithm):
       'all': kept,
       'correct': tf.logical_and(kept, tf.equal(labels, examples.labels)),
     }[self.consistency_on]
+    # Fillers count in no term.
     mask, kept = (
       tf.cast(m, tf.float32) * examples.weights for m in (mask, kept)
     )
@@ -313,7 +320,7 @@ class Fl2(base.Algorithm):
       loss_p = losses.masked_mean(entropies, mask)
     gradients_a = model.gradients(tape, loss_a)
     gradients = [self.pseudo_label_loss_weight * g for g in gradients_a]
-    # For each loss: mean, number of examples, weighted gradient.
+    # Of each loss: the mean, the number of examples, the weighted gradient.
     terms = {'pseudo_label': (loss_a, tf.reduce_sum(kept), gradients)}
     if self.consistency != NONE:
       # If all kept examples are in the mask, L_p is L_a. A function, so that
@@ -328,7 +335,7 @@ class Fl2(base.Algorithm):
       )
       gradients_cs = [self.consistency_weight * g for g in gradients_cs]
       gradients = [a + c for a, c in zip(gradients, gradients_cs, strict=True)]
-      # L_cs is a mean over the whole batch; unconfident examples contribute 0.
+      # L_cs is a mean over the whole batch. Unconfident examples contribute 0.
       # Cross-entropy at W + eps is not a consistency loss, hence another name.
       if self.consistency == SAM:
         terms['perturbed'] = loss_cs, tf.reduce_sum(mask), gradients_cs
@@ -346,7 +353,8 @@ class Fl2(base.Algorithm):
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, base.Metrics]:
     """Returns (labels, kept, confident, metrics) of a batch."""
     examples = batch.unlabeled
-    if self.pseudo_labels == PER_ROUND:  # The batch holds kept examples only.
+    if self.pseudo_labels == PER_ROUND:
+      # The batch holds kept examples only. `prepare` has reported metrics.
       confident = examples.prepared['confident']
       return examples.prepared['labels'], tf.ones_like(confident), confident, {}
     probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
@@ -378,7 +386,7 @@ class Fl2(base.Algorithm):
       mask: float32 [B], the examples that count.
 
     Returns:
-      The loss and its gradients; zeros if no example counts.
+      (the loss, its gradients), all 0 if no example counts.
     """
     model = networks.model
 
@@ -390,6 +398,7 @@ class Fl2(base.Algorithm):
         tf.nn.softmax(logits), perturbed, mask, self.temperature
       )
 
+    # Saves the passes of L_p and L_cs if no example counts.
     result: tuple[tf.Tensor, Sequence[tf.Tensor]] = tf.cond(
       tf.reduce_any(mask > 0.0),
       lambda: sharpness.loss_and_gradients_at_ascent(

@@ -2,36 +2,36 @@
 
 The baselines Local-SL, Local-UDA and Local-FixMatch of Jeong, Yoon, Yang and
 Hwang, "Federated Semi-Supervised Learning with Inter-Client Consistency &
-Disjoint Learning" (FedMatch), ICLR 2021. Whatever a federated algorithm gains
-over them, it gains from other clients. FedMatch's Local-SL has all labels:
-that is `local_supervised` with `--full_labels`.
+Disjoint Learning" (FedMatch), ICLR 2021. The gain of a federated algorithm over
+them is the gain from other clients. FedMatch's Local-SL has all labels, like
+`local_supervised` with `--full_labels`.
 
-In a round, of each client of the cohort:
-1.  It starts from its own model; in its first round, from the initial weights,
-    which are the same for all.
+In a round, each client of the cohort works alone:
+1.  It starts from its own model. In its first round it starts from the initial
+    weights, which are the same for all clients.
 2.  It trains as `supervised`, `uda` or `fixmatch` would, with all flags of
-    local training; the proximal term (`--proximal_strength`) refers to the
+    local training. The proximal term (`--proximal_strength`) refers to the
     model that it starts from.
 3.  With static batch norm it gathers the statistics of its own examples.
 4.  It keeps its model. Nothing is sent, and nothing is averaged.
 
 All clients' own models are evaluated on the same test (and validation)
-examples: eval.csv has the mean, the standard deviation and the worst decile of
+examples. eval.csv has the mean, the standard deviation and the worst decile of
 their accuracies, and the mean of their losses. A client that has not taken part
-yet counts with the initial weights. There is no common model to export; the
-checkpoint holds the clients' own, and `programs/evaluate.py` evaluates them.
+yet counts with the initial weights. There is no common model to export. The
+checkpoint holds the clients' own models, and `programs/evaluate.py` evaluates
+them.
 
-Choices, since FedMatch says nothing about them: a cohort is drawn for each
-round, as for the federated algorithms, so that budgets are equal; momentum
-starts at 0 in each round; the threshold of UDA's training signal annealing
-rises with the program's rounds, not with those of the client.
+Choices, since FedMatch does not specify them: A cohort is drawn for each round,
+as for the federated algorithms, so that budgets are equal. Momentum starts at 0
+in each round. The threshold of UDA's training signal annealing rises with the
+rounds of the run, not with those of the client.
 
 The simulation keeps the clients' models in a table at the server, which stands
 for their own disks, hence 0 bytes of communication. It costs clients * weights
 * 4 bytes, in memory (a few times) and in each checkpoint: 600 MB for 100
-clients with a WRN-28-2. More than 1.5 GB are refused. An evaluation costs as
-many passes over the test set as there are clients; see
-`--rounds_per_evaluation`.
+clients with a WRN-28-2. More than 1.5 GB are refused. An evaluation passes over
+the test set once for each client. See `--rounds_per_evaluation`.
 """
 
 from __future__ import annotations
@@ -57,6 +57,7 @@ else:
   server_model = LazyImport('tff_fssl.models.server_model')
 
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
+# Nothing is sent: the server's table stands for the clients' disks.
 _CAPABILITIES = base.Capabilities(
   scenarios=(base.LABELS_AT_CLIENTS,),
   trains_clients=(base.LABELS_AT_CLIENTS,),
@@ -68,7 +69,7 @@ _CAPABILITIES = base.Capabilities(
 
 
 class _Alone(base.Algorithm):
-  """A client that trains, and predicts by, a model of its own.
+  """Algorithms in which each client trains and predicts by its own model.
 
   A table at the server stands for the clients' own disks.
   """
@@ -86,11 +87,12 @@ class _Alone(base.Algorithm):
   def finish(
     self, client: base.Client, metrics: Mapping[str, base.Mean]
   ) -> base.ClientOutput:
-    """Keeps the model, with statistics of the client's examples (3, 4)."""
+    """Keeps the model, with statistics of the client's examples (3 and 4)."""
     del metrics
     network = client.networks.model
     weights = network.weights_now(client.weights.statistics_count)
     if network.is_static:
+      # Other statistics are part of the trained weights.
       weights = statistics.renewed(
         network,
         weights,
@@ -107,12 +109,12 @@ class _Alone(base.Algorithm):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Leaves the common model as it was in the beginning."""
+    """Keeps the initial weights, since there is no common model."""
     del aggregate, server
     return state
 
   def exchange(self) -> exchange_lib.BuildExchange:
-    """Keeps the clients' models: zeros before a client has one."""
+    """Builds the table of the clients' models."""
     return own_models.build_exchange
 
   def prediction(self) -> server_model.Prediction:
@@ -137,7 +139,7 @@ class LocalUda(_Alone, uda.Uda):
 
   name = 'local_uda'
   compute = base.Compute(base.Passes(2, 1))
-  # The server does not train.
+  # Without the server's metrics, since it does not train.
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = tuple(
     metric
     for metric in uda.Uda.metrics

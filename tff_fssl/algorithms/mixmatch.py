@@ -5,8 +5,8 @@ NeurIPS 2019.
 
 In a round:
 1.  The server broadcasts the model.
-2.  For each batch, a client guesses the label of each unlabelled example: the
-    mean prediction for several weak views, sharpened. It mixes all views of all
+2.  For each batch, a client guesses the label of each unlabelled example as the
+    sharpened mean prediction for several weak views. It mixes all views of all
     examples of the batch, labelled ones included, with one another. The loss is
     the cross-entropy of mixed labelled examples plus lambda_u times the squared
     error of mixed unlabelled ones. lambda_u rises linearly over the first
@@ -14,8 +14,8 @@ In a round:
 3.  The server averages. With labels at the server, it then trains on them
     (cross-entropy, weak view, no mixing).
 
-Choices and deviations: with labels at the server, clients mix unlabelled
-examples among themselves, and their loss is the squared error alone. All mixed
+Choices and deviations: With labels at the server, clients mix unlabelled
+examples with one another, and their loss is the squared error alone. All mixed
 examples go through the network as one batch, so that batch norm sees them
 together (the authors interleave sub-batches). The ramp's length is 1/64 of the
 paper's training, as in the authors' code, but in rounds. SGD with weight decay
@@ -41,7 +41,7 @@ from tff_fssl.semisup import thresholds
 
 
 class _MixedRows(NamedTuple):
-  """All views of a batch's examples, N in all, the labelled ones first.
+  """The N views of a batch's examples, those of labelled ones first.
 
   Attributes:
     images: float32 [N, ...].
@@ -152,13 +152,16 @@ class MixMatch(base.Algorithm):
       tf.nn.softmax(networks.model.logits(view, training=True))
       for view in examples.views.values()
     ]
+    # All views of an example share the guess.
     guess = sharpening.guess(probs, self.temperature)
     rows = self._mixed_rows(batch, guess)
+    # One pass, so that batch norm sees all mixed examples together.
     logits = networks.model.logits(rows.images, training=True)
     error = rows.mean(
       losses.squared_error, logits, slice(rows.num_labeled, None)
     )
     loss = self.unlabeled_loss_weight * self._ramp(batch.time) * error
+    # MixMatch has no threshold: every example counts as kept.
     metrics = diagnostics.pseudo_label_metrics(
       thresholds.pseudo_labels(guess),
       examples.labels,
@@ -183,6 +186,7 @@ class MixMatch(base.Algorithm):
     weights = [batch.unlabeled.weights] * len(images)
     num_labeled: tf.Tensor | int = 0
     if base.LABELED in batch.streams:
+      # In front, where `num_labeled` separates them.
       known = batch.labeled
       num_labeled = tf.size(known.labels)
       images.insert(0, known.views['weak'])
@@ -204,12 +208,13 @@ class MixMatch(base.Algorithm):
       rows.weights,
       # Reversed, the seed draws partners independently of shares.
       mixup.permutation(size, tf.reverse(batch.seed, [0])),
+      # An example keeps the larger share, and so its own kind of loss.
       mixup.larger_shares(shares),
     )
     return rows._replace(images=mixed_images, targets=mixed_targets)
 
   def _ramp(self, time: base.StepTime) -> tf.Tensor:
-    """Rises from 0 to 1 over `ramp_rounds` rounds."""
+    """Computes the factor that rises from 0 to 1 over `ramp_rounds`."""
     if not self.ramp_rounds:
       return tf.constant(1.0)
     return annealing.linear_ramp(time.progress(self.ramp_rounds), 1.0)

@@ -18,7 +18,7 @@ def check(name: str, known: Collection[str], where: str, what: str) -> None:
     what: The things that have these names, in the plural.
 
   Raises:
-    UsageError: If there is no such name.
+    UsageError: If the name is not in `known`.
   """
   if name not in known:
     raise hparams.UsageError(
@@ -28,7 +28,7 @@ def check(name: str, known: Collection[str], where: str, what: str) -> None:
 
 
 class Named(dict[str, Any]):
-  """Values by name; the error for an unknown name lists the known ones."""
+  """Values by name, with an error that lists the known names."""
 
   def __missing__(self, name: str) -> Any:
     known = ', '.join(self) or 'none'

@@ -28,12 +28,13 @@ def register(algorithm: type[base.Algorithm]) -> None:
   """Makes an algorithm a value of `--algorithm`, and its fields flags.
 
   Args:
-    algorithm: A class with `@dataclasses.dataclass(frozen=True)`, whose `name`
-      no other algorithm has.
+    algorithm: A class with `@dataclasses.dataclass(frozen=True)`, and a `name`
+      that no other algorithm has.
 
   Raises:
-    TypeError: If it is not such a class; says why.
+    TypeError: If it is not such a class.
   """
+  # Without the decorator, a class has only the fields of its base class.
   fields = {field.name for field in dataclasses.fields(algorithm)}
   missing = set(algorithm.__annotations__) - fields
   missing -= set(vars(base.Algorithm))
@@ -44,6 +45,7 @@ def register(algorithm: type[base.Algorithm]) -> None:
     )
   if not algorithm.name:
     raise TypeError(f'{algorithm.__name__}: give it a name')
+  # A notebook may run the cell with the class again.
   known = REGISTRY.get(algorithm.name)
   if known is not None and known.hparams.__module__ != algorithm.__module__:
     raise TypeError(

@@ -2,15 +2,15 @@
 
 Liu et al., "Mind the Gap: Confidence Discrepancy Can Guide Federated
 Semi-Supervised Learning Across Pseudo-Mismatch", CVPR 2025 (arXiv 2503.13227).
-The full paper was not at hand: details are those of the authors' code.
+The full paper was not available. Details are from the authors' code.
 
 In a round:
 1.  The server broadcasts the model. A client trains a copy, L, and keeps
-    another one, G, as it was received.
+    another one, G, unchanged.
 2.  For each batch, L predicts labelled, weak and strong views in one forward
-    pass in training mode. G predicts the weak views as in evaluation. Let c_l,
-    c_g be the largest probabilities of the two for an example, y_l and y_g
-    their classes.
+    pass in training mode. G predicts the weak views as in evaluation. For an
+    example, c_l and c_g are the largest probabilities of the two networks, and
+    y_l and y_g their classes.
 3.  Where c_l reaches the threshold, the target is lambda y_l + (1 - lambda)
     y_g. lambda falls with the discrepancy |c_l - c_g|: it is 1/2 where that is
     `half_discrepancy`. Elsewhere the target is y_g alone. An example is kept if
@@ -18,11 +18,11 @@ In a round:
 4.  The loss is the KL divergence of predictions for strong views from the
     targets, summed over the kept examples and divided by the size of the whole
     batch, plus the cross-entropy of the labelled batch.
-5.  The server averages. Nothing but the model travels.
+5.  The server averages. Only the model is sent.
 
-Where paper and authors' code differ, docs/algorithms/sage.md says what is done.
-Labels at the server are our addition: clients then lack the cross-entropy, and
-the server trains on its labels after averaging.
+docs/algorithms/sage.md lists the differences of paper and authors' code, and
+the choices made here. Labels at the server are our addition. Clients then lack
+the cross-entropy, and the server trains on its labels after averaging.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from tff_fssl.semisup import thresholds
 
 _GLOBAL = 'global'
 _COUNT = 'statistics_count'
-# The authors' constants against 0: of discrepancies, and of logarithms.
+# The authors' constants against zeros in discrepancies and in logarithms.
 _LEAST, _TINY = 1e-6, 1e-10
 
 
@@ -123,11 +123,11 @@ class Sage(base.Algorithm):
   )
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
-    """Keeps a copy of the received model."""
+    """Declares the copy of the received model, which is not trained."""
     return {_GLOBAL: base.AuxiliaryNetwork()}
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Keeps the count that says whether that copy has statistics."""
+    """Keeps the count by which the copy's batch norm has statistics or not."""
     return base.Prepared(constants={_COUNT: client.weights.statistics_count})
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
@@ -138,6 +138,7 @@ class Sage(base.Algorithm):
     """Computes the loss of a batch (steps 2 to 4)."""
     examples = batch.unlabeled
     weak, strong, *labeled = _joint_logits(networks.model, batch)
+    # As in evaluation, by the statistics that came with the model.
     received = networks[_GLOBAL].inference_logits(
       examples.views['weak'], batch.prepared[_COUNT]
     )
@@ -145,6 +146,7 @@ class Sage(base.Algorithm):
       tf.nn.softmax(weak), tf.nn.softmax(received), examples
     )
     divergences = _divergence(targets, tf.nn.softmax(strong))
+    # The metric is a mean over kept examples, the loss over the whole batch.
     metrics['loss_corrected_label'] = base.Mean(
       tf.reduce_sum(kept * divergences), tf.reduce_sum(kept)
     )
@@ -158,21 +160,22 @@ class Sage(base.Algorithm):
   def _targets(
     self, local: tf.Tensor, received: tf.Tensor, examples: base.BatchExamples
   ) -> tuple[tf.Tensor, tf.Tensor, base.Metrics]:
-    """Makes pseudo-labels of the predictions of both models (step 3).
+    """Computes targets from the predictions of both models (step 3).
 
     Args:
       local: float32 [B, C], the probabilities of weak views by L.
-      received: The same by G.
+      received: float32 [B, C], the probabilities of weak views by G.
       examples: The unlabelled examples.
 
     Returns:
-      Targets, float32 [B, C], without gradient; which of them are used, float32
-      [B]; metrics.
+      (targets float32 [B, C] without gradient, weights of the used ones float32
+      [B], metrics).
     """
     is_sure = thresholds.fixed_mask(local, self.confidence_threshold)
     is_kept = is_sure | thresholds.fixed_mask(
       received, self.confidence_threshold
     )
+    # Without local confidence, the global label is the whole target.
     share = tf.where(is_sure, self._local_share(local, received), 0.0)
     own, other = (
       tf.one_hot(tf.argmax(probs, -1), probs.shape[-1])
@@ -198,6 +201,7 @@ class Sage(base.Algorithm):
       return tf.fill(tf.shape(local)[:1], self.fixed_share)
     difference = tf.reduce_max(local, -1) - tf.reduce_max(received, -1)
     discrepancy = tf.clip_by_value(tf.abs(difference) + _LEAST, _LEAST, 1.0)
+    # exp(-kappa d) is 1/2 at d = half_discrepancy.
     kappa = math.log(2) / self.half_discrepancy
     return tf.clip_by_value(tf.exp(-kappa * discrepancy), _LEAST, 1.0)
 
@@ -212,8 +216,8 @@ def _joint_logits(
     batch: The batch.
 
   Returns:
-    Logits, float32 [B, C], of weak views, of strong views and, with labels at
-    the clients, of labelled examples.
+    Logits, float32 [B, C], of weak views and of strong views. With labels at
+    the clients, those of labelled examples follow.
   """
   rows = [(batch.unlabeled, 'weak'), (batch.unlabeled, 'strong')]
   if base.LABELED not in batch.streams:

@@ -1,28 +1,33 @@
 """SemiFL: alternate training with global pseudo-labels. Labels at the server.
 
 Diao, Ding and Tarokh, "SemiFL: Semi-Supervised Federated Learning for Unlabeled
-Clients with Alternate Training", NeurIPS 2022; details from the authors' code.
+Clients with Alternate Training", NeurIPS 2022. Details are from the authors'
+code.
 
 In a round:
 1.  The server broadcasts weights and batch norm statistics.
-2.  A client predicts one weak view of each of its examples with the weights it
-    received. Predictions whose probability reaches the threshold are its fix
+2.  A client predicts one weak view of each of its examples with the received
+    weights. Examples with a probability that reaches the threshold are its fix
     set. A client with an empty fix set sends no update.
 3.  For each batch of the fix set, each example gets a partner, drawn anew from
     all of the client's examples (the mix set, which includes unconfident
     ones). The loss is the cross-entropy of the strong view, plus lam CE(mixed,
-    label) + (1 - lam) CE(mixed, partner's label), where mixed = lam weak + (1 -
-    lam) partner's weak, and one lam ~ Beta(a, a) is drawn for the batch.
+    label) + (1 - lam) CE(mixed, partner's label) with mixed = lam weak + (1 -
+    lam) partner's weak. One lam ~ Beta(a, a) is drawn for the batch.
 4.  The server averages, with momentum, then trains on its labels.
 5.  Static batch norm gathers statistics.
 
-Deviations from the authors' code: momenta of the optimizers start at 0 each
-round (theirs persist). Statistics are gathered once a round, after step 4, over
-cohort and server (theirs: before and after, over all clients). Views are those
-of `--augmentation`, for SVHN, too. Theirs apply two of 15 operations, each with
-a probability of 0.2 to 0.8 and at a fixed size, so that a strong view may be
-black or covered by a gray square; SVHN is cropped only. Inputs are normalized
-as those of all algorithms here; theirs by constants of their own.
+Deviations from the authors' code:
+*   Momenta of the optimizers start at 0 each round. The authors' momenta
+    persist.
+*   Statistics are gathered once a round, after step 4, over cohort and server.
+    The authors gather them before and after, over all clients.
+*   Views are those of `--augmentation`, for SVHN, too. The authors apply two of
+    15 operations, each with a probability of 0.2 to 0.8 and at a fixed size, so
+    that a strong view may be black or covered by a gray square. They only crop
+    SVHN.
+*   Inputs are normalized as for all algorithms here. The authors use constants
+    of their own.
 """
 
 from __future__ import annotations
@@ -106,16 +111,17 @@ class SemiFl(base.Algorithm):
       return {base.UNLABELED: base.Stream({'strong': 'strong'})}
     return {
       base.UNLABELED: base.Stream({'strong': 'strong', 'weak': 'weak'}),
+      # Partners come from all examples, not from the fix set alone.
       _MIX: base.Stream(base.WEAK, partner_of=base.UNLABELED),
     }
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Makes pseudo-labels by the global model, and the fix set (step 2)."""
+    """Computes pseudo-labels by the global model, and the fix set (step 2)."""
     probs = client.predict(self.round.statistics_batch_size)
     labels = thresholds.pseudo_labels(probs)
     kept = thresholds.fixed_mask(probs, self.confidence_threshold)
-    # NaN would drop examples silently. If kept, it makes the update NaN, and
-    # the client is counted.
+    # An example with NaN is kept, so that the update becomes NaN and the client
+    # is counted. Otherwise it would be dropped silently.
     kept |= tf.reduce_any(tf.math.is_nan(probs), axis=-1)
     return base.Prepared(
       selected=tf.cast(tf.where(kept)[:, 0], tf.int32),
@@ -146,6 +152,7 @@ class SemiFl(base.Algorithm):
   def _mix_loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
     """Computes the cross-entropy of mixed weak views with both labels."""
     fix, mix = batch.unlabeled, batch.streams[_MIX]
+    # One share for the whole batch.
     share = mixup.draw_shares([], self.mixup_concentration, batch.seed)
     images = mixup.mix(share, fix.views['weak'], mix.views['weak'])
     loss = mixup.mixed_cross_entropy(

@@ -6,22 +6,22 @@ Xie et al., "Unsupervised Data Augmentation for Consistency Training", NeurIPS
 In a round:
 1.  The server broadcasts the model.
 2.  For each batch, a client predicts the weak views with its current weights.
-    Examples whose largest probability exceeds a threshold are kept. The loss is
-    the KL divergence of the predictions for strong views from the sharpened
+    Examples are kept if the largest probability exceeds a threshold. The loss
+    is the KL divergence of the predictions for strong views from the sharpened
     predictions for weak views, summed over the kept examples and divided by the
     size of the batch. With labels at the clients, the cross-entropy of a
     labelled batch is added.
 3.  The server averages. With labels at the server, it then trains on them.
 
-Wherever labels are trained on, training signal annealing (TSA) skips the
-examples that the network already predicts with a probability above a threshold.
-The threshold rises to 1 over the rounds.
+In training on labels, at clients and at the server, training signal annealing
+(TSA) skips the examples whose label the network already predicts with a
+probability above a threshold. The threshold rises to 1 over the rounds.
 
-Choices, since the paper is not federated: the threshold rises with the rounds
-and, within a round, with the steps; before round 1 no example is skipped.
-FedMatch's authors ran their UDA baseline with the `exp` schedule, hence the
-default; the CIFAR-10 scripts of UDA's authors have no TSA. There is no moving
-average of the weights.
+Choices, since the paper is not federated: The threshold rises with the rounds
+and, within a round, with the steps. Before round 1 no example is skipped. The
+default schedule is `exp`, as in the UDA baseline of FedMatch's authors. The
+CIFAR-10 scripts of UDA's authors have no TSA. There is no moving average of the
+weights.
 """
 
 from __future__ import annotations
@@ -121,9 +121,9 @@ class Uda(base.Algorithm):
   ) -> base.Loss:
     """Computes the consistency loss (UDA, section 3.2).
 
-    (1/B) sum_b 1[max q_b > beta] KL(softmax(z_b / T) || f(strong_b)), where
-    z_b are the logits of the weak view and q_b = softmax(z_b), both without
-    gradient.
+    It is (1/B) sum_b 1[max q_b > beta] KL(softmax(z_b / T) || f(strong_b)),
+    where z_b are the logits of the weak view and q_b = softmax(z_b), both
+    without gradient.
 
     Args:
       networks: The client's networks.
@@ -147,6 +147,7 @@ class Uda(base.Algorithm):
       kept,
       weights=examples.weights,
     )
+    # The metric is a mean over kept examples, the loss over the whole batch.
     metrics['loss_soft_pseudo_label'] = base.Mean(
       tf.reduce_sum(kept * divergences), tf.reduce_sum(kept)
     )
@@ -157,6 +158,7 @@ class Uda(base.Algorithm):
     self, networks: base.Networks, batch: base.Batch
   ) -> base.Loss:
     """Computes the cross-entropy of labels not yet learnt (section 3.3)."""
+    # The same method serves clients and server.
     if self.tsa == _NO_TSA:
       return super().labeled_loss(networks, batch)
     examples = batch.labeled
@@ -169,6 +171,7 @@ class Uda(base.Algorithm):
     loss, kept = annealing.tsa_cross_entropy(
       examples.labels, logits, threshold, examples.weights
     )
+    # Metrics cover all examples, skipped ones included.
     _, metrics = base.cross_entropy_loss(logits, examples)
     metrics['tsa_ratio'] = base.Mean(tf.reduce_sum(kept), examples.size)
     return loss, metrics

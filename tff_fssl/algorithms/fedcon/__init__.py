@@ -2,35 +2,38 @@
 
 Long, Che, Wang, Ye, Luo, Wu, Xiao and Ma, "FedCon: A Contrastive Framework for
 Federated Semi-Supervised Learning", arXiv 2021 (2109.04533). Details are from
-the authors' code (github.com/zewei-long/fedcon-pytorch); of the paper, we had
-the abstract. Labels at the server.
+the authors' code (github.com/zewei-long/fedcon-pytorch). Of the paper, only the
+abstract was available. Labels at the server.
 
 The network is a backbone f and a head, the last layer. In a round:
-1.  The server sends f. The head never leaves it.
+1.  The server sends f. The head never leaves the server.
 2.  A client has a target network f' and a projector h, an MLP with one hidden
     layer and batch norm. By default (`client_state=none`) f' starts as f, and h
-    from initial weights that all share; with `table`, both are as the client
-    left them, if it took part before.
+    from initial weights that all clients share. With `table`, a client that
+    took part before resumes with its own f' and h.
 3.  For each batch, with two weak views x1, x2 of each example, f and h make a
     step of SGD on D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2, where D is
     minus the mean cosine. Then f' <- a f' + (1 - a) f. There are no negative
     examples: this is BYOL.
 4.  The server averages the changes of f.
-5.  It trains f and head, the online network, on its labels: the cross-entropy
-    of both views, plus w(round) times the mean KL divergence from the target
-    network's prediction for the other view. After each step, the target
-    network, which it keeps, follows the online one.
+5.  The server trains f and head, the online network, on its labels. The loss is
+    the cross-entropy of both views, plus w(round) times the mean KL divergence
+    from the target network's prediction for the other view. After each step,
+    the server's target network follows the online one.
 
 The first round of pre-training is the authors' first training at the server.
 
-Deviations from the authors' code: z' is of the target network, which their code
-never uses (`server_target=online`). A client's state is its own; theirs is that
-of the client which trained before it on a batch of that number. Clients train
-with SGD; LARS with their schedule (its warm-up starts at 0 in each round) moves
-weights by less than 2e-5 of their norm a round. The server's moving average
-follows each step; theirs precedes it, and so lags by a step. Their head is an
-MLP (for CIFAR-10 4,096 - 1,024 - 512 - 10, with dropout); ours is the network's
-last layer.
+Deviations from the authors' code:
+*   The server's targets come from the target network. The authors' code never
+    uses it (`server_target=online`).
+*   A client's state is its own. In the authors' code it is the state of the
+    client that trained before on a batch of that number.
+*   Clients train with SGD. LARS with the authors' schedule (its warm-up starts
+    at 0 in each round) moves weights by less than 2e-5 of their norm a round.
+*   The server's moving average follows each step. The authors' average precedes
+    the step, and so lags by a step.
+*   The head is the network's last layer. The authors' head is an MLP (for
+    CIFAR-10 4,096 - 1,024 - 512 - 10, with dropout).
 """
 
 from __future__ import annotations
@@ -57,7 +60,7 @@ else:
   own_models = LazyImport('tff_fssl.rounds.own_models')
 
 TARGET, PROJECTOR = two_views.TARGET, two_views.PROJECTOR
-# Values of flags.
+# Values of --fedcon.client_state and --fedcon.server_target.
 NONE, TABLE = 'none', 'table'
 EMA, ONLINE = 'ema', 'online'
 # The share of the trained network in the server's moving average falls to 0
@@ -136,6 +139,7 @@ class FedCon(base.Algorithm):
   tiny = {'hidden_size': 8, 'ramp_rounds': 1}
   metrics = _METRICS
 
+  # Clients (steps 2 and 3).
   hidden_size: int = hparam(
     512,
     "Width of the projector's hidden layer. The authors' code has 12,288, which"
@@ -159,6 +163,7 @@ class FedCon(base.Algorithm):
     minimum=0,
     maximum=1,
   )
+  # The server (step 5).
   server_consistency_weight: float = hparam(
     1.0,
     "The weight of the consistency of two views in the server's loss, after the"
@@ -192,7 +197,7 @@ class FedCon(base.Algorithm):
 
   @property
   def keeps_state(self) -> bool:
-    """Whether clients keep networks of their own."""
+    """Tells whether clients keep networks of their own between rounds."""
     return self.client_state == TABLE
 
   def initial_state(self, weights: Weights) -> base.ServerState:
@@ -201,8 +206,10 @@ class FedCon(base.Algorithm):
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Gives clients a target and a projector, an MLP (step 2)."""
+    # Otherwise the target starts from the model, the projector from its seed.
     starts: dict[str, Any] = {}
-    if self.keeps_state:  # As the client left them.
+    if self.keeps_state:
+      # Both resume from the client's last round.
       starts = {
         TARGET: own_models.read_own,
         PROJECTOR: functools.partial(own_models.read_own, is_last=True),
@@ -241,7 +248,7 @@ class FedCon(base.Algorithm):
     return base.ClientOutput(own_models.make_row(tuple(kept)))
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
-    """Keeps at the server, in a simulation, what clients keep."""
+    """Builds the table that stands for the clients' disks in a simulation."""
     return _build_table if self.keeps_state else None
 
   def server_trainer(self) -> base.Algorithm:
@@ -256,19 +263,21 @@ class FedCon(base.Algorithm):
   ) -> base.ServerState:
     """Averages the backbone, then trains it with its target on labels."""
     weights = server.apply(state.weights, aggregate.update)
+    # The fields of the memory are the networks of `_ServerTrainer`, by name.
     weights, networks = server.train_networks(weights, state.memory._asdict())
     return state._replace(weights=weights).remember(**networks)
 
 
 def _build_table(population: exchange_lib.Population) -> exchange_lib.Exchange:
   kept = (population.weights, population.of_peers[PROJECTOR])
+  # Real clients keep both on disk, so that their transfer is not counted.
   table = own_models.build_exchange(population, kept)
   return table._replace(is_clients_own=True)
 
 
 @dataclasses.dataclass(frozen=True)
 class _ServerTrainer(base.Algorithm):
-  """The server's training, on two views of each labelled example (step 5)."""
+  """The server's training on two views of each labelled example (step 5)."""
 
   labeled_views = two_views.VIEWS
 
@@ -279,7 +288,7 @@ class _ServerTrainer(base.Algorithm):
   )
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
-    """Starts the target as the server remembers it."""
+    """Starts the target from the server's memory."""
     return {TARGET: base.AuxiliaryNetwork(TARGET)}
 
   def labeled_step(
@@ -306,11 +315,11 @@ class _ServerTrainer(base.Algorithm):
 
 
 def ramp(round_num: tf.Tensor, num_rounds: int) -> tf.Tensor:
-  """Computes w: exp(-5 (1 - t)^2), t = round / num_rounds, clipped to [0, 1].
+  """Computes w = exp(-5 (1 - t)^2), t = round / num_rounds, clipped to [0, 1].
 
   Args:
-    round_num: int32 scalar; below 0 counts as 0.
-    num_rounds: Rounds of the ramp; 0: w is 1.
+    round_num: int32 scalar. Negative numbers count as 0.
+    num_rounds: Rounds of the ramp. With 0, w is 1.
 
   Returns:
     float32 scalar.
@@ -324,15 +333,16 @@ def ramp(round_num: tf.Tensor, num_rounds: int) -> tf.Tensor:
 def server_share(time: base.StepTime, decay: float) -> tf.Tensor:
   """Computes the share of the trained network in the server's moving average.
 
-  (1 - decay) (cos(pi k / 20,000) + 1) / 2, k = 1,000 round + step.
+  It is (1 - decay) (cos(pi k / 20,000) + 1) / 2 with k = 1,000 round + step.
 
   Args:
-    time: When the step is made.
+    time: The time of the step.
     decay: The least share of the old average, in [0, 1].
 
   Returns:
     float32 scalar.
   """
+  # Pre-training comes before round 1.
   rounds = tf.cast(tf.maximum(time.round_num, 0), tf.float32)
   step = _STEPS_PER_ROUND * rounds + tf.cast(time.step, tf.float32)
   return (1.0 - decay) * (tf.cos(math.pi * step / _PERIOD) + 1.0) / 2.0

@@ -15,7 +15,7 @@ from tff_fssl.semisup.means import Mean
 
 VIEWS = {'first': 'weak', 'second': 'weak'}
 TARGET, PROJECTOR = 'target', 'projector'
-# That of the authors' framework, PyTorch.
+# The default of the authors' framework, PyTorch.
 _EPSILON = 1e-5
 
 
@@ -25,10 +25,11 @@ def build_projector(
   """Builds the function that makes a projector for a client's network.
 
   Args:
-    hidden_size: The width of its one hidden layer, which has batch norm.
+    hidden_size: The width of the one hidden layer, which has batch norm.
 
   Returns:
-    The function: a network -> an MLP from its features to as many numbers.
+    A function from a network to an MLP with as many inputs and outputs as the
+    network has features.
   """
 
   def model_fn(network: adapter.Network) -> tf.keras.Model:
@@ -54,7 +55,7 @@ def similarity_step(
 
   The loss is D(h(f(x1)), f'(x2)) / 2 + D(h(f(x2)), f'(x1)) / 2, where h is the
   projector, f' the target network, without gradient, and D the mean of
-  `losses.negative_cosine`. All take features; no network uses its last layer.
+  `losses.negative_cosine`. No network uses its last layer.
 
   Args:
     networks: The client's networks.
@@ -65,10 +66,12 @@ def similarity_step(
   """
   examples, model = batch.unlabeled, networks.model
   images = [examples.views[name] for name in VIEWS]
+  # Outside of the tape: no gradient flows through the targets.
   targets = [networks[TARGET].features(x, training=True) for x in images]
   with tf.GradientTape() as tape:
     features = [model.features(x, training=True) for x in images]
     loss = 0.0
+    # Each view predicts the target of the other one.
     for own, other in zip(features, reversed(targets), strict=True):
       prediction = networks[PROJECTOR].logits(own, training=True)
       distances = losses.negative_cosine(prediction, other)
@@ -76,6 +79,7 @@ def similarity_step(
   own_gradients, projector_gradients = adapter.gradients(
     tape, loss, model, networks[PROJECTOR]
   )
+  # Without negative examples the features may collapse to a point.
   spread = losses.feature_deviation(features[0])
   return base.StepResult(
     own_gradients,
@@ -97,17 +101,17 @@ def consistency_step(
   """Differentiates cross-entropy and consistency of labelled examples.
 
   The loss is the mean cross-entropy of both views, plus weight times the mean
-  of KL(p2' || p1) / 2 + KL(p1' || p2) / 2, where p' are predictions of the
-  target network, without gradient.
+  of KL(p2' || p1) / 2 + KL(p1' || p2) / 2. The p' are predictions of the target
+  network, without gradient.
 
   Args:
     networks: The server's networks.
     batch: The batch.
     weight: float32 scalar.
-    is_online: Whether p' are predictions of the trained network instead.
+    is_online: Whether the p' are predictions of the trained network instead.
 
   Returns:
-    The gradients, and the metrics of labels and `loss_consistency`.
+    The gradients, the metrics of labels, and `loss_consistency`.
   """
   examples, model = batch.labeled, networks.model
   labeler = model if is_online else networks[TARGET]
@@ -125,6 +129,7 @@ def consistency_step(
     ]
     consistency = 0.5 * tf.add_n(divergences)
     loss = entropy + weight * consistency
+  # In place of the cross-entropy of the first view alone.
   metrics['loss_labeled'] = Mean.weighted(entropy, examples.size)
   metrics['loss_consistency'] = Mean.weighted(consistency, examples.size)
   return base.StepResult(model.gradients(tape, loss), metrics)

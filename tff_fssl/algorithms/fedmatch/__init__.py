@@ -5,34 +5,39 @@ Inter-Client Consistency & Disjoint Learning", ICLR 2021 (2006.12097). Code of
 the authors: wyjeong/FedMatch at 4947aa2.
 
 Every trainable weight is theta = sigma + psi. In a round:
-1.  The server sends sigma and psi; to clients that took part before, only where
-    they differ from what the client has by more than delta. In every tenth
-    round it also sends the psi's of the H = 2 clients whose networks predict
-    most similarly for an image of noise; with sigma they make H helpers.
+1.  The server sends sigma and psi. Clients that took part before only get the
+    elements that differ from the client's copy by more than delta. In every
+    tenth round the server also sends the psi's of the H = 2 clients with the
+    most similar predictions for an image of noise. With sigma, these psi's make
+    H helpers.
 2.  For each batch, a client makes up to two steps of SGD:
-    a.  with labels at the clients, sigma moves on lambda_s CE of labels;
-    b.  psi moves on the mean, over examples u of which the local network is
-        confident, of lambda_i mean_j KL(helper_j(u) || local(u)) + lambda_a
-        CE(y, local(strong view)), where y is the class with the most votes of
-        local network and helpers, plus lambda_L1 |psi|_1 + lambda_L2 |sigma -
-        psi|_2^2.
-3.  It sends psi, and sigma if it has moved, where they differ from what it
-    received by more than delta. Its learning rate falls by the factor 3 after
-    five of its rounds without a lower loss.
+    a.  With labels at the clients, sigma moves on lambda_s CE of labels.
+    b.  psi moves on the mean, over the local network's confident examples u, of
+        lambda_i mean_j KL(helper_j(u) || local(u)) + lambda_a CE(y,
+        local(strong view)), plus lambda_L1 |psi|_1 + lambda_L2 |sigma -
+        psi|_2^2. The pseudo-label y is the class with the most votes of local
+        network and helpers.
+3.  It uploads psi, and sigma if it has moved. It sends the elements that differ
+    from the received ones by more than delta. Its learning rate falls by the
+    factor 3 after five of its rounds without a lower loss.
 4.  The server keeps the upload, with the prediction for the image of noise. Its
     sigma and psi change by the mean of the clients' changes. With labels at the
     server, sigma moves on lambda_s CE of labels.
-Where it predicts, psi counts only where |psi| > psi_threshold. With
+The server predicts with psi only where |psi| > psi_threshold. With
 `helpers=past` (ours) the global models of earlier rounds help.
 
-docs/algorithms/fedmatch.md lists where paper, code and we differ; decided here:
-the server's model changes by what travels, so that what S2C leaves out is not
-averaged in (the authors' code sends whole models, and only counts); the loss
-that drives a client's rate is that of its batches before it learns from them,
-since the authors' validation data would not exist; with labels at the server,
-the model is evaluated after the server's training, theirs before it; clients
-that come first get whole models (2 sets); ties of votes go to the local
-network; the server's rate follows `--learning_rate_schedule`.
+docs/algorithms/fedmatch.md lists the differences of paper, authors' code and
+this code. Decided here:
+*   The server's model changes by the elements that are sent, so that no element
+    that S2C skips is averaged in. The authors' code sends whole models, and
+    only counts such elements.
+*   The loss that drives a client's rate is the loss of its batches before it
+    learns from them, since the authors' validation data would not exist.
+*   With labels at the server, the model is evaluated after the server's
+    training. The authors evaluate it before.
+*   Clients that come first get whole models (2 sets).
+*   Ties of votes go to the local network.
+*   The server's rate follows `--learning_rate_schedule`.
 
 Files: `sparse_updates` (steps 1 and 3), `helper_predictions` (step 2b),
 `helper_selection` and `upload_cache` (steps 1 and 4), `patience` (step 3).
@@ -62,7 +67,7 @@ if TYPE_CHECKING:
   from tff_fssl.rounds import exchange as exchange_lib
 
 SIGMA, PSI = 'sigma', 'psi'
-# Values of flags.
+# Values of --fedmatch.helpers, --fedmatch.helper_cache and --fedmatch.deltas.
 CLIENTS, PAST = 'clients', 'past'
 ONE_ROUND, INTERVAL = 'one_round', 'interval'
 APPLIED, COUNTED, NONE = 'applied', 'counted', 'none'
@@ -127,13 +132,14 @@ _METRICS = (
 
 
 class FedMatchMemory(NamedTuple):
-  """The server's memory; sigma is the model.
+  """The server's memory besides sigma, which is the model.
 
   Attributes:
-    psi: The other summand, `Weights`; () without decomposition.
-    past_models: float32 [H, weights], models of earlier rounds, latest first;
+    psi: The other summand, `Weights`, or () without decomposition.
+    past_models: float32 [H, weights], models of earlier rounds, latest first.
       H is 0 unless they help.
-    num_past_models: float32, how many of them clients get in the next round.
+    num_past_models: float32 scalar, the number of past models that clients get
+      in the next round.
   """
 
   psi: Any
@@ -149,6 +155,7 @@ class FedMatch(base.Algorithm):
   paper = 'Jeong et al., ICLR 2021'
   labeled_views = {'plain': 'plain'}
   unlabeled_views = {'plain': 'plain', 'strong': 'strong'}
+  # Steps 2a and 2b are separate updates.
   alternates = True
   normalization = 'scale'
   capabilities = base.Capabilities(
@@ -188,6 +195,7 @@ class FedMatch(base.Algorithm):
   tiny = {'confidence_threshold': 0.3, 'helper_interval': 1}
   metrics = _METRICS
 
+  # Losses (step 2).
   confidence_threshold: float = hparam(
     0.85,
     'tau: an unlabelled example is learnt from if the local model gives some'
@@ -225,6 +233,7 @@ class FedMatch(base.Algorithm):
     minimum=0,
     when=lambda fedmatch: fedmatch.decomposition,
   )
+  # The decomposition into sigma and psi.
   psi_factor: float = hparam(
     0.2,
     "psi at the start, as a multiple of sigma (the authors' code; the paper"
@@ -253,6 +262,7 @@ class FedMatch(base.Algorithm):
     ' are those of the sum, and wrong for each alone: take --norm=none or gn.',
     when=lambda fedmatch: fedmatch.decomposition,
   )
+  # Helpers (steps 1 and 2b).
   agreement: bool = hparam(
     True,
     'Whether helpers vote on pseudo-labels; if false, the local model decides.',
@@ -300,6 +310,7 @@ class FedMatch(base.Algorithm):
     choices=(ONE_ROUND, INTERVAL),
     when=lambda fedmatch: fedmatch.uses_helpers,
   )
+  # Sparse updates (steps 1 and 3).
   deltas: str = hparam(
     APPLIED,
     'What travels. applied: only differences above delta_threshold from what'
@@ -316,6 +327,7 @@ class FedMatch(base.Algorithm):
     minimum=0,
     when=lambda fedmatch: fedmatch.sends_deltas,
   )
+  # Learning rates of single clients (step 3).
   patience: int = hparam(
     5,
     'After so many rounds of a client, without a lower loss on its batches as'
@@ -331,6 +343,7 @@ class FedMatch(base.Algorithm):
     minimum=1,
     when=lambda fedmatch: fedmatch.adapts_rates,
   )
+  # The server's table of last uploads (step 4).
   remembered_clients: int = hparam(
     10**6,
     'The most clients whose last upload the server keeps; who has not taken'
@@ -352,29 +365,29 @@ class FedMatch(base.Algorithm):
 
   @property
   def remembers(self) -> bool:
-    """Whether the server keeps anything of single clients."""
+    """Tells whether the server keeps state for each client."""
     return bool(self.remembered_clients) and bool(
       self.uses_clients or self.sends_deltas or self.patience
     )
 
   @property
   def uses_helpers(self) -> bool:
-    """Whether clients get helpers."""
+    """Tells whether clients get helpers."""
     return self._asks_for_helpers and self.finds_helpers
 
   @property
   def wants_help(self) -> bool:
-    """Whether helpers, if there are any, have something to do."""
+    """Tells whether helpers have an effect, through votes or the loss."""
     return bool(self.agreement or self.consistency_weight)
 
   @property
   def finds_helpers(self) -> bool:
-    """Whether the server has something that can help."""
+    """Tells whether the server has models that can help."""
     return self.helpers == PAST or bool(self.remembered_clients)
 
   @property
   def uses_clients(self) -> bool:
-    """Whether these are other clients."""
+    """Tells whether helpers are other clients."""
     return (
       self._asks_for_helpers
       and self.helpers == CLIENTS
@@ -383,56 +396,59 @@ class FedMatch(base.Algorithm):
 
   @property
   def uses_past(self) -> bool:
-    """Whether these are earlier models."""
+    """Tells whether helpers are global models of earlier rounds."""
     return self._asks_for_helpers and self.helpers == PAST
 
   @property
   def _asks_for_helpers(self) -> bool:
-    """Whether helpers are asked for."""
     return bool(self.num_helpers) and self.wants_help
 
   @property
   def sends_deltas(self) -> bool:
-    """Whether small differences do not travel."""
+    """Tells whether differences up to `delta_threshold` are not sent."""
     return bool(self.remembered_clients) and self.deltas != NONE
 
   @property
   def sent_above(self) -> float | None:
-    """The size above which differences are sent; None: whole sets are."""
+    """Returns the size above which differences are sent.
+
+    None means that whole sets are sent.
+    """
     return self.delta_threshold if self.sends_deltas else None
 
   @property
   def keeps_own(self) -> bool:
-    """Whether clients keep their own values where nothing is sent."""
+    """Tells whether clients keep their own values where nothing is sent."""
     return self.deltas == APPLIED
 
   @property
   def adapts_rates(self) -> bool:
-    """Whether clients have learning rates of their own."""
+    """Tells whether clients have learning rates of their own."""
     return bool(self.remembered_clients and self.patience)
 
   @property
   def set_names(self) -> tuple[str, ...]:
-    """The sets of weights: sigma, and psi if there is one."""
+    """Returns the names of the sets of weights: sigma, and psi if it exists."""
     return (SIGMA, PSI) if self.decomposition else (SIGMA,)
 
   @property
   def sparse(self) -> sparse_updates.SparseUpdates:
-    """Sends sets as differences from the receiver's values."""
+    """Returns the rule by which sets are sent as sparse differences."""
     return sparse_updates.SparseUpdates(
       self.sent_above, {PSI: self.psi_threshold}, self.keeps_own
     )
 
   @property
   def rates(self) -> patience_lib.Rule | None:
-    """The rule by which a client's learning rate falls; None: never."""
+    """Returns the rule for a client's learning rate, if rates adapt."""
     if not self.adapts_rates:
       return None
     return patience_lib.Rule(self.patience, self.patience_factor)
 
   @property
   def selection(self) -> helper_selection.Settings:
-    """What the server keeps of clients, and who helps whom."""
+    """Returns the settings of the server's table and of the helpers' choice."""
+    # With decomposition, only psi is sent: the receiver adds its own sigma.
     helper = self.set_names[-1:] if self.uses_clients else ()
     return helper_selection.Settings(
       self.set_names if self.sends_deltas else helper,
@@ -451,13 +467,14 @@ class FedMatch(base.Algorithm):
     psi: Any = ()
     if self.decomposition:
       weights, psi = sparse_updates.split(weights, self.psi_factor)
+    # Without past models, a tensor without rows.
     num = self.num_helpers if self.uses_past else 0
     size = sum(w.shape.num_elements() for w in weights.trainable)
     memory = FedMatchMemory(psi, tf.zeros([num, size]), tf.constant(0.0))
     return base.ServerState(weights, memory)
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
-    """Sends psi, and the past models in rounds in which they help (step 1).
+    """Broadcasts psi, and past models in rounds in which they help (step 1).
 
     A client's own last upload and its helpers come from the server's table.
     """
@@ -472,7 +489,7 @@ class FedMatch(base.Algorithm):
     return sent
 
   def exchange(self) -> exchange_lib.BuildExchange | None:
-    """Keeps last uploads, and chooses helpers among them (steps 1 and 4)."""
+    """Keeps the last uploads, and chooses helpers among them (steps 1, 4)."""
     if not self.remembers:
       return None
     return functools.partial(helper_selection.build_exchange, self.selection)
@@ -488,12 +505,12 @@ class FedMatch(base.Algorithm):
     }
 
   def start(self, weights: Weights, received: Mapping[str, Any]) -> Weights:
-    """Starts sigma from its own last upload where nothing was sent."""
+    """Starts sigma from the client's last upload where nothing was sent."""
     start = self.sparse.start(SIGMA)
     return weights if start is None else start(weights, received)
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Asks the helpers once: they do not change while a client trains."""
+    """Asks the helpers once, since they do not change during the round."""
     sets = self._sets(client.networks)
     share = tf.add_n(
       [self.sparse.share_down(n, v, client.received) for n, v in sets.items()]
@@ -503,6 +520,7 @@ class FedMatch(base.Algorithm):
     probs, weights = helper_predictions.predict(
       client, helpers, weights, self.round.statistics_batch_size
     )
+    # The field `Patience.rate` of the client's row at the server.
     rate = client.received['rate'] if self.rates else tf.constant(1.0)
     return base.Prepared(
       per_example={helper_predictions.PROBS: probs},
@@ -533,8 +551,9 @@ class FedMatch(base.Algorithm):
       client: The client.
 
     Returns:
-      For each helper, tensors like sigma; which of them count, float32 [H]; how
-      much was sent for them, as a multiple of one set.
+      (for each helper, tensors like sigma, weights float32 [H] that are 0 for
+      helpers that do not count, the size of the transfer in multiples of one
+      set).
     """
     sigma = client.networks.model.trainable_variables
     if self.uses_clients:
@@ -547,9 +566,10 @@ class FedMatch(base.Algorithm):
       weights = client.received[helper_selection.HELPER_WEIGHTS]
       return helpers, weights, share
     if not self.uses_past:
+      # Not empty, since the largest weight is taken.
       return [], tf.zeros([1]), tf.constant(0.0)
     models = client.received['past_models']
-    # A round that failed as a whole left no model.
+    # A discarded round stored no model, though `num_past_models` counts it.
     exists = tf.reduce_any(tf.not_equal(models, 0.0), axis=1)
     num_sent = client.received['num_past_models']
     is_sent = tf.range(models.shape[0], dtype=tf.float32) < num_sent
@@ -567,6 +587,7 @@ class FedMatch(base.Algorithm):
     model, examples = networks.model, batch.labeled
     # The server trains the sum itself, without a second network.
     psi = self._sets(networks)[PSI] if networks.auxiliary else ()
+    # The gradients at sigma + psi move sigma alone.
     with model.perturbed(psi), tf.GradientTape() as tape:
       loss, metrics = base.cross_entropy_loss(
         examples.logits(model, 'plain'), examples
@@ -587,6 +608,7 @@ class FedMatch(base.Algorithm):
       g + self.l1_weight * tf.sign(p) + 2.0 * self.l2_weight * (p - s)
       for g, p, s in zip(gradients, sets[PSI], sets[SIGMA], strict=True)
     ]
+    # Without gradients of the model: sigma is constant in step 2b.
     return base.StepResult(None, metrics, {PSI: gradients})
 
   def _differentiate(
@@ -629,15 +651,17 @@ class FedMatch(base.Algorithm):
   def finish(
     self, client: base.Client, metrics: Mapping[str, base.Mean]
   ) -> base.ClientOutput:
-    """Drops small changes; sends the row that the server keeps (step 3)."""
+    """Drops small changes, and makes the row that the server keeps (step 3)."""
     share = tf.constant(0.0)
     sets = self._sets(client.networks)
     for name, variables in sets.items():
+      # An unchanged sigma is not sent, and costs nothing.
       if name == SIGMA and not self._moves_sigma:
         continue
       before = self._received_set(name, client).trainable
       sent, set_share = self.sparse.cut(name, before, variables)
       share += set_share
+      # The upload is the difference of these variables and the received ones.
       for variable, value in zip(variables, sent, strict=True):
         variable.assign(value)
     flat = {name: weights_lib.flatten(v) for name, v in sets.items()}
@@ -647,11 +671,13 @@ class FedMatch(base.Algorithm):
         tf.norm(flat[SIGMA] - flat[PSI]), tf.norm(flat[SIGMA])
       )
       more['psi_distance'] = base.Mean.ratio(distance, 1.0)
+    # The server's table stores flat rows.
     row = {name: flat[name] for name in self.selection.sets}
     if self.uses_clients:
       with client.networks.model.perturbed(sets.get(PSI, ())):
         row[helper_selection.EMBEDDING] = helper_predictions.embedding(client)
     if self.rates is not None:
+      # One loss a round: the mean over the client's batches.
       received = (client.received[n] for n in patience_lib.Patience._fields)
       total, count = metrics[self._rate_loss]
       patience = self.rates.update(
@@ -661,7 +687,7 @@ class FedMatch(base.Algorithm):
     return base.ClientOutput(row, more)
 
   def _received_set(self, name: str, client: base.Client) -> Weights:
-    """Returns the set from which a client started."""
+    """Returns the set from which the client started."""
     if name == SIGMA:
       return client.weights
     start = self.sparse.start(name)
@@ -670,12 +696,12 @@ class FedMatch(base.Algorithm):
 
   @property
   def _moves_sigma(self) -> bool:
-    """Whether clients train sigma: on labels, or if there is no psi."""
+    """Tells whether clients train sigma: on labels, or without psi."""
     return self.round.labels_at_clients or not self.decomposition
 
   @property
   def _rate_loss(self) -> str:
-    """The metric that decides when a client's learning rate falls."""
+    """Returns the metric that decides when a client's learning rate falls."""
     if self.round.labels_at_clients:
       return 'loss_labeled'
     return helper_predictions.LOSS_OF_ALL
@@ -686,7 +712,7 @@ class FedMatch(base.Algorithm):
     aggregate: base.Aggregate,
     server: base.Server,
   ) -> base.ServerState:
-    """Applies both changes; sigma then learns from labels (step 4)."""
+    """Applies both changes, then trains sigma on labels (step 4)."""
     before = state
     if not self.decomposition:
       state = super().update(state, aggregate, server)
@@ -696,7 +722,7 @@ class FedMatch(base.Algorithm):
     state = state._replace(weights=sigma)
     if self.round.labels_at_clients:
       return self._remember_model(before, state, server.round_num)
-    # Labels teach the sum that predicts; its change is sigma's.
+    # The server trains the sum that predicts. Its change becomes sigma's.
     summed = self.predicting_weights(state)
     trained = server.train(summed)
     moved = tuple(
@@ -719,11 +745,13 @@ class FedMatch(base.Algorithm):
       return state
     past = state.memory.past_models
     model = weights_lib.flatten(self.predicting_weights(before).trainable)
+    # Latest first: the oldest one drops out.
     later = tf.concat([model[tf.newaxis], past[:-1]], axis=0)
     was_due = tf.logical_and(round_num >= 1, self._is_multiple(round_num))
     is_due = tf.logical_or(
       self._is_multiple(round_num + 1), self.helper_cache == INTERVAL
     )
+    # The rounds so far in which helpers were due, discarded ones included.
     num_kept = tf.clip_by_value(
       round_num // self.helper_interval, 0, self.num_helpers
     )

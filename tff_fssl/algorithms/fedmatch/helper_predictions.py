@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 # Names in `BatchExamples.prepared` and `Batch.prepared`.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'
 LOSS_OF_ALL = 'unmasked_cross_entropy'
-# How ties of votes are broken.
+# The winners of tied votes (--fedmatch.tie).
 LOCAL, LOWEST = 'local', 'lowest'
-# Mean and deviation of the image of noise, before it is cut to [0, 255].
+# Mean and deviation of the image of noise, before truncation to [0, 255].
 _NOISE, _NOISE_SEED = 125.0, 0
 
 
@@ -39,8 +39,8 @@ def predict(
     batch_size: Examples in a forward pass.
 
   Returns:
-    float32 [N, H, C]; `weights`, with 0 for helpers whose predictions are not
-    finite: a client may have uploaded anything.
+    (probabilities float32 [N, H, C], `weights` with 0 for helpers that do not
+    predict finite numbers).
   """
   model = client.networks.model
 
@@ -63,9 +63,11 @@ def predict(
   nothing = tf.zeros([num, weights.shape[0], model.num_outputs])
   if not helpers:
     return nothing, weights
+  # In most rounds no helper is due, and the passes are saved.
   probs = tf.cond(
     tf.reduce_any(weights > 0.0), predict_by_all, lambda: tf.identity(nothing)
   )
+  # A client may have uploaded anything.
   is_finite = tf.reduce_all(tf.math.is_finite(probs), axis=[0, 2])
   probs = tf.where(is_finite[:, tf.newaxis], probs, 0.0)
   return probs, weights * tf.cast(is_finite, tf.float32)
@@ -85,13 +87,13 @@ def loss(
 ) -> base.Loss:
   """Computes the losses of consistency with helpers and of pseudo-labels.
 
-  Both are means over the examples of which the local network is confident,
-  whether or not helpers are, as in the authors' code.
+  Both are means over the local network's confident examples. The helpers'
+  confidence does not matter, as in the authors' code.
 
   Args:
     examples: The batch's unlabelled examples, with `helper_probs`.
-    plain: float32 [B, C], the local network's logits of examples as they are.
-    strong: float32 [B, C], of strong views.
+    plain: float32 [B, C], the local network's logits of plain views.
+    strong: float32 [B, C], its logits of strong views.
     helper_weights: float32 [H], 0 for helpers that do not count.
     threshold: tau.
     label_weight: lambda_a.
@@ -113,6 +115,7 @@ def loss(
   divergence = losses.masked_mean(
     divergence_from_helpers(helper_probs, helper_weights, plain), confident
   )
+  # Without mask and votes: this loss drives the client's learning rate.
   own = losses.cross_entropy(thresholds.pseudo_labels(probs), strong)
   metrics = diagnostics.pseudo_label_metrics(
     labels, examples.labels, confident, weights=examples.weights
@@ -133,14 +136,15 @@ def vote(
   helper_weights: tf.Tensor,
   tie: str = LOCAL,
 ) -> tf.Tensor:
-  """Finds the classes that most networks find most probable (eq. 3).
+  """Finds the classes with the most votes of local network and helpers (eq. 3).
 
   Args:
     probs: float32 [B, C], the local network's predictions.
-    helper_probs: float32 [B, H, C], those of the helpers.
+    helper_probs: float32 [B, H, C], the helpers' predictions.
     helper_weights: float32 [H], 1, or 0 for helpers that do not vote.
-    tie: `LOCAL`: a tied vote goes to the local network's class, if it is among
-      the tied, else to the lowest; `LOWEST`: to the lowest.
+    tie: With `LOCAL`, a tied vote goes to the local network's class if it is
+      among the tied ones, and otherwise to the lowest class. With `LOWEST`, it
+      always goes to the lowest class.
 
   Returns:
     int32 [B].
@@ -149,6 +153,7 @@ def vote(
   own = tf.one_hot(thresholds.pseudo_labels(probs), num_classes)
   theirs = tf.one_hot(thresholds.pseudo_labels(helper_probs), num_classes)
   votes = own + tf.reduce_sum(theirs * helper_weights[:, tf.newaxis], axis=1)
+  # Half a vote decides ties, and nothing else.
   if tie == LOCAL:
     votes += 0.5 * own
   return thresholds.pseudo_labels(votes)
@@ -160,13 +165,12 @@ def divergence_from_helpers(
   """Computes the mean over helpers of KL(helper || local) (eq. 2).
 
   Args:
-    helper_probs: float32 [B, H, C], rows sum to 1; no gradient flows through
-      them.
+    helper_probs: float32 [B, H, C], constants. Rows sum to 1.
     helper_weights: float32 [H], 1, or 0 for helpers that do not count.
     logits: float32 [B, C], of the local network.
 
   Returns:
-    float32 [B], in nats; 0 if no helper counts.
+    float32 [B], in nats, and 0 if no helper counts.
   """
   each = losses.kl_divergence(helper_probs, logits[:, tf.newaxis])
   return tf.math.divide_no_nan(
@@ -178,9 +182,9 @@ def divergence_from_helpers(
 def embedding(client: base.Client) -> tf.Tensor:
   """Predicts an image of noise, by which helpers are chosen: float32 [C].
 
-  A text of noise has words of numbers up to 255. Numbers of vectors have no
-  common range: there, the network's input is the noise, in units of its own
-  deviation.
+  A text of noise consists of words with numbers up to 255. For vectors, the
+  input is the noise in units of its own deviation, since their entries have no
+  common range.
   """
   shape, dtype = client.unlabeled.x.shape[1:], client.unlabeled.x.dtype
   if dtype.is_floating:
@@ -198,9 +202,10 @@ def embedding(client: base.Client) -> tf.Tensor:
 def draw_noise(num_values: int) -> np.ndarray[Any, Any]:
   """Draws truncated Gaussian noise, the same at each call: float64.
 
-  Mean and deviation are 125, cut to [0, 255] by drawing again (FedMatch's
-  code).
+  Mean and deviation are 125. Values outside of [0, 255] are drawn again, as in
+  the authors' code.
   """
+  # Most draws are in range, so that enough remain.
   draws = np.random.default_rng(_NOISE_SEED).normal(
     _NOISE, _NOISE, 8 * num_values + 64
   )

@@ -1,4 +1,4 @@
-"""An exchange by which clients get what others that predict alike uploaded."""
+"""An exchange that sends each client the uploads of similar clients."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ _TOLERANCE = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-  """What is kept, and who helps whom.
+  """Settings of the server's table, and of the choice of helpers.
 
   Attributes:
-    sets: Names of sets of weights that are kept of each client, each flat,
-      float32 [elements of the trainable weights].
-    scalars: Name -> (initial value, least, greatest) of float32 scalars that
-      are kept of each client.
-    helper_set: The set that helpers are sent of; '': there are no helpers.
+    sets: Names of the sets of weights that are kept for each client. Each set
+      is flat, float32 [elements of the trainable weights].
+    scalars: Name -> (initial value, least, greatest) of the float32 scalars
+      that are kept for each client.
+    helper_set: The name of the set that is sent for each helper. With '', there
+      are no helpers.
     num_helpers: The most helpers that a client gets.
-    interval: Helpers are chosen anew in rounds whose number is a multiple.
+    interval: Helpers are chosen anew in every round that is a multiple of it.
     in_every_round: Whether clients also get helpers in the rounds between.
     num_slots: The most clients that are remembered.
-    where: Where sets are kept: see `upload_cache.is_outside`.
+    where: The storage of the sets. See `upload_cache.is_outside`.
     flags: The flags that set `num_slots` and `where`.
   """
 
@@ -54,25 +55,27 @@ class Settings:
 def build_exchange(
   settings: Settings, population: exchange_lib.Population
 ) -> exchange_lib.Exchange:
-  """The exchange.
+  """Builds the exchange.
 
-  A client sends a row: its sets, its scalars and, if there are helpers, an
-  embedding of its network, a distribution float32 [C]. It receives
+  A client sends a row with its sets and its scalars. If there are helpers, the
+  row also has an embedding of its network, a distribution float32 [C]. The
+  client receives:
 
-  *   `is_known`: float32 scalar, 1 if the server remembers it;
-  *   `own_NAME`: each of its sets; zeros if it is not known;
-  *   its scalars; their initial values if it is not known;
-  *   `helpers`: float32 [H, D], the last uploads of the others whose embeddings
-      were closest to its own when helpers were last chosen, and
-      `helper_weights`, float32 [H], 0 where there is none.
+  *   `is_known`: float32 scalar, 1 if the server remembers it, else 0.
+  *   `own_NAME`: Each of its sets, or zeros if it is not known.
+  *   Its scalars, or their initial values if it is not known.
+  *   `helpers`: float32 [H, D], the last uploads of its helpers. These are the
+      other clients with the embeddings closest to its own at the last choice.
+  *   `helper_weights`: float32 [H], 1, or 0 where there is no helper.
 
   Args:
-    settings: What is kept.
+    settings: Settings of the table, and of the choice of helpers.
     population: The clients and the model.
 
   Returns:
-    The exchange. None of this counts as bytes: its own sets and scalars are on
-    a client's disk in reality, and the algorithm counts what it gets of others.
+    The exchange. None of its values counts as bytes. A client's own sets and
+    scalars are on its disk in reality, and the algorithm itself counts the
+    elements of helpers.
 
   Raises:
     UsageError: If the number of clients is not known, or the table too large.
@@ -108,7 +111,6 @@ def build_exchange(
 def _row_specs(
   settings: Settings, population: exchange_lib.Population
 ) -> dict[str, tf.TensorSpec]:
-  """What a client sends."""
   weights = population.weights.trainable
   size = sum(spec.shape.num_elements() for spec in weights)
   specs = {name: tf.TensorSpec([size], tf.float32) for name in settings.sets}
@@ -120,10 +122,11 @@ def _row_specs(
 
 @dataclasses.dataclass(frozen=True)
 class _Helping:
-  """The functions of the exchange; see `exchange.Exchange`.
+  """The functions of the exchange, as `exchange.Exchange` describes them.
 
-  The table is OrderedDict(chosen, uploads): what helpers are chosen by until
-  that is renewed, and a table of `upload_cache`.
+  The table is OrderedDict(chosen, uploads). `uploads` is a table of
+  `upload_cache`. `chosen` has the embeddings by which helpers are chosen until
+  the next choice.
   """
 
   settings: Settings
@@ -138,7 +141,7 @@ class _Helping:
     )
 
   def _chosen(self, uploads: upload_cache.Table) -> Mapping[str, tf.Tensor]:
-    """What helpers are chosen by, if there are any."""
+    """Returns the embeddings of a choice of helpers, and their owners."""
     chosen: collections.OrderedDict[str, tf.Tensor] = collections.OrderedDict()
     if self.settings.helper_set:
       chosen['embedding'] = uploads['values'][EMBEDDING]
@@ -157,7 +160,7 @@ class _Helping:
   def _sent(
     self, table: Mapping[str, Any], round_num: tf.Tensor
   ) -> Mapping[str, Any]:
-    """The message."""
+    """Makes the message to the clients."""
     is_due = tf.equal(round_num % self.settings.interval, 0)
     helps = tf.logical_or(is_due, self.settings.in_every_round)
     return collections.OrderedDict(
@@ -184,7 +187,7 @@ class _Helping:
   def _helpers_of(
     self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
   ) -> dict[str, tf.Tensor]:
-    """What a client gets of its helpers."""
+    """Reads the sets and the weights of a client's helpers."""
     slots, helps = self._helping_slots(sent, slot, is_known)
     rows = upload_cache.read(
       sent['uploads'], self.settings.helper_set, slots, helps
@@ -194,9 +197,9 @@ class _Helping:
   def _helping_slots(
     self, sent: Mapping[str, Any], slot: tf.Tensor, is_known: tf.Tensor
   ) -> tuple[tf.Tensor, tf.Tensor]:
-    """(slots of the helpers of a client, int32 [H]; whether they help)."""
+    """Returns (slots of a client's helpers int32 [H], which help bool [H])."""
     uploads, chosen = sent['uploads'], sent['chosen']
-    # Who came later, perhaps into the slot of another, was not to choose from.
+    # Exclude clients that came after the choice, even in reused slots.
     is_old = tf.logical_and(
       chosen['owner'] >= 0, tf.equal(chosen['owner'], uploads['owner'])
     )
@@ -213,7 +216,8 @@ class _Helping:
     round_num: int,
     read: exchange_lib.ReadRow,
   ) -> Mapping[str, Any]:
-    """See `exchange.Outside`."""
+    """Loads the rows that the cohort needs (`exchange.Outside`)."""
+    # The same functions as in `receive`, so that both choose the same helpers.
     uploads, sent = table['uploads'], self._sent(table, tf.constant(round_num))
     own: set[int] = set()
     of_helpers: set[int] = set()
@@ -227,7 +231,7 @@ class _Helping:
       if self.settings.helper_set:
         slots, helps = self._helping_slots(sent, slot, is_known)
         of_helpers.update(int(s) for s, h in zip(slots, helps) if h)
-    # Only one set is needed of those that merely help.
+    # Of clients that merely help, only one set is needed.
     wanted = {
       name: own | of_helpers if name == self.settings.helper_set else own
       for name in self.settings.sets
@@ -240,7 +244,7 @@ class _Helping:
   def take(
     self, table: Mapping[str, Any], write: exchange_lib.WriteRow
   ) -> Mapping[str, Any]:
-    """See `exchange.Outside`."""
+    """Stores the rows of the round's clients (`exchange.Outside`)."""
     uploads, taken = upload_cache.drop_rows(table['uploads'])
     for entry, row in taken:
       write(*entry, row)
@@ -255,6 +259,7 @@ class _Helping:
   ) -> Mapping[str, Any]:
     del model
     uploads = upload_cache.write(table['uploads'], rows, round_num)
+    # Fixed for the whole interval, until the next round with a new choice.
     is_due = tf.equal((round_num + 1) % self.settings.interval, 0)
     chosen = tf.nest.map_structure(
       lambda new, old: tf.where(is_due, new, old),
@@ -264,7 +269,8 @@ class _Helping:
     return collections.OrderedDict(chosen=chosen, uploads=uploads)
 
   def is_possible(self, row: Mapping[str, tf.Tensor]) -> tf.Tensor:
-    """Whether an honest client can have sent a row's small values."""
+    """Tells whether an honest client can have sent a row's small values."""
+    # The sets may have any finite values.
     conditions = [tf.constant(True)]
     for name, (_, least, most) in self.settings.scalars.items():
       conditions += [row[name] >= least, row[name] <= most]
@@ -280,30 +286,30 @@ class _Helping:
 def nearest(
   embeddings: tf.Tensor, is_known: tf.Tensor, own: tf.Tensor, num: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """The rows closest to a row, by Euclidean distance.
+  """Finds the rows closest to a row, by Euclidean distance.
 
-  Comparing with all rows takes N C operations, fewer than a k-d tree, which is
-  built anew in each round, needs for the cohort's few queries.
+  The comparison with all rows takes N C operations. A k-d tree, built anew in
+  each round, would take more for the cohort's few queries.
 
   Args:
     embeddings: float32 [N, C].
-    is_known: bool [N]; the others are never found.
-    own: int32 scalar, the row that asks; it does not find itself.
-    num: How many are wanted, >= 1.
+    is_known: bool [N]. Other rows are never found.
+    own: int32 scalar, the row that asks. It does not find itself.
+    num: The number of rows to find, >= 1.
 
   Returns:
-    (rows int32 [num], of equally close ones the first; float32 [num], 1, or 0
-    where there are fewer: at the end).
+    (rows int32 [num], weights float32 [num]). Of equally close rows the first
+    one is found. Weights are 1, and 0 at the end if fewer rows exist.
   """
   size = tf.shape(embeddings)[0]
-  # In double precision, so that whatever runs this finds the same rows.
+  # In double precision, so that all runtimes find the same rows.
   embeddings = tf.cast(embeddings, tf.float64)
   squares = tf.math.squared_difference(embeddings, embeddings[own])
   distances = tf.reduce_sum(squares, axis=-1)
   is_other = tf.logical_and(is_known, tf.not_equal(tf.range(size), own))
   far = tf.constant(float('inf'), tf.float64)
   distances = tf.where(is_other, distances, far)
-  # Room for `num` rows, however few there are.
+  # Room for `num` rows, even if the table has fewer.
   distances = tf.pad(distances, [[0, num]], constant_values=far)
   found, rows = tf.math.top_k(-distances, num)
   exists = tf.math.is_finite(found)

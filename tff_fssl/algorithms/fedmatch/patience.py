@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from tff_fssl.lazy import tf
 
-# The loss before the first one. Finite, since it travels.
+# The lowest loss before the first one. It is uploaded, and so must be finite.
 _NEVER = 1e9
 
 
@@ -16,7 +16,8 @@ class Patience(NamedTuple):
 
   Attributes:
     lowest: float32 scalar, the lowest loss so far.
-    remaining: float32 scalar, how many more losses may fail to be lower.
+    remaining: float32 scalar, the patience left: the rate falls after so many
+      more losses that are not lower.
     rate: float32 scalar, the factor of the initial learning rate.
   """
 
@@ -27,23 +28,23 @@ class Patience(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-  """When the rate falls.
+  """The rule by which the rate falls.
 
-  Serra et al. 2018 (HAT), as FedMatch's code has it: a loss below the lowest
-  one restores the patience; any other uses it up by 1, and once it is used up,
-  the rate is divided by `factor`, and the patience restored. The lowest loss
+  It is that of Serra et al. 2018 (HAT), as in FedMatch's code. A loss below the
+  lowest one restores the patience. Any other loss reduces it by 1. At 0, the
+  rate is divided by `factor`, and the patience is restored. The lowest loss
   stays.
 
   Attributes:
-    patience: >= 1.
-    factor: >= 1.
+    patience: The number of losses, >= 1.
+    factor: The divisor of the rate, >= 1.
   """
 
   patience: int
   factor: float
 
   def ranges(self) -> dict[str, tuple[float, float, float]]:
-    """Field of `Patience` -> (its value at the start, the least, the most)."""
+    """Returns (initial value, least, greatest) of each field of `Patience`."""
     most = float(self.patience)
     return {
       'lowest': (_NEVER, 0.0, _NEVER),
@@ -52,7 +53,7 @@ class Rule:
     }
 
   def start(self) -> Patience:
-    """The state before the first loss."""
+    """Returns the state before the first loss."""
     return Patience(
       **{
         name: tf.constant(first) for name, (first, *_) in self.ranges().items()
@@ -60,7 +61,7 @@ class Rule:
     )
 
   def update(self, state: Patience, loss: tf.Tensor) -> Patience:
-    """Returns the state after one more loss; NaN changes nothing."""
+    """Returns the state after one more loss."""
     full = tf.constant(float(self.patience))
     remaining = tf.where(loss < state.lowest, full, state.remaining - 1.0)
     is_over = remaining <= 0.0
@@ -69,6 +70,7 @@ class Rule:
       tf.where(is_over, full, remaining),
       tf.where(is_over, state.rate / self.factor, state.rate),
     )
+    # A client without examples has the loss NaN, which changes nothing.
     some = tf.math.is_finite(loss)
     return Patience(
       *(tf.where(some, n, o) for n, o in zip(new, state, strict=True))

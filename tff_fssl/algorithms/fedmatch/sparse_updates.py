@@ -17,36 +17,37 @@ Start = Callable[[Weights, Mapping[str, Any]], Weights]
 
 
 def split(weights: Weights, factor: float) -> tuple[Weights, Weights]:
-  """(sigma, psi) with psi = factor sigma, whose sum is `weights` exactly.
+  """Splits weights into sigma and psi = factor sigma.
 
   Args:
-    weights: The weights.
+    weights: The weights, exactly the sum of both sets.
     factor: In [0, 1].
 
   Returns:
-    Two sets.
+    (sigma, psi).
   """
   sigma = tuple(w / (1.0 + factor) for w in weights.trainable)
+  # The difference, not the product, so that the sum is exact.
   psi = tuple(w - s for w, s in zip(weights.trainable, sigma, strict=True))
   return weights._replace(trainable=sigma), weights._replace(trainable=psi)
 
 
 @dataclasses.dataclass(frozen=True)
 class SparseUpdates:
-  """How sets travel between the server and a client, by name.
+  """The rule by which sets travel between the server and a client, by name.
 
-  A client and the server both know what the client uploaded last, which a
-  `helper_selection` table stands for. Elements that differ from it by more than
-  `threshold` are sent. Shares are among the elements of one set; indices do not
-  count.
+  A client and the server both know the client's last upload, for which a
+  `helper_selection` table stands. Elements that differ from it by more than
+  `threshold` are sent. Shares are relative to the elements of one set. Indices
+  do not count.
 
   Attributes:
-    threshold: Differences of at most this size are not sent; None: whole sets
-      are.
-    zero_below: Name -> elements of at most this size are sent as 0.
-    applied: Whether a client keeps its own values where nothing is sent. If
-      not, it gets the whole set, what is sent is only counted, and elements
-      that it sends are not set to 0 (FedMatch's code).
+    threshold: Differences of at most this size are not sent. With None, whole
+      sets are sent.
+    zero_below: Name -> size up to which elements are sent as 0.
+    applied: Whether a client keeps its own values where nothing is sent.
+      Otherwise it gets the whole set, sent elements are only counted, and
+      elements that the client sends are not set to 0 (the authors' code).
   """
 
   threshold: float | None
@@ -54,11 +55,19 @@ class SparseUpdates:
   applied: bool
 
   def zero_small(self, name: str, weights: Tensors) -> tuple[tf.Tensor, ...]:
-    """A set with small elements set to 0."""
+    """Sets the small elements of a set to 0."""
     return sparsify(weights, self.zero_below.get(name, 0.0))
 
   def start(self, name: str) -> Start | None:
-    """Makes (the server's set, received) -> what the client then has."""
+    """Returns the function that merges the server's set into the client's.
+
+    Args:
+      name: The name of the set.
+
+    Returns:
+      (the server's set, received values) -> the set that the client starts
+      from. None if the client takes the server's set as it is.
+    """
     if self.threshold is None or not self.applied:
       return None
     threshold = self.threshold
@@ -67,6 +76,7 @@ class SparseUpdates:
       new = self.zero_small(name, weights.trainable)
       old = _own(name, new, received)
       kept = overwrite(old, new, threshold)
+      # A client that the server does not remember gets the whole set.
       is_known = received[IS_KNOWN] > 0.0
       return weights._replace(
         trainable=tuple(tf.where(is_known, k, n) for k, n in zip(kept, new))
@@ -77,14 +87,14 @@ class SparseUpdates:
   def share_down(
     self, name: str, weights: Tensors, received: Mapping[str, tf.Tensor]
   ) -> tf.Tensor:
-    """The share of a set that was sent to a client that now has `weights`.
+    """Computes the share of a set that was sent to a client.
 
-    A client that the server does not remember is sent all.
+    It is 1 for a client that the server does not remember.
 
     Args:
       name: The name of the set.
-      weights: What the client has after `start`.
-      received: What it received.
+      weights: The client's set after `start`.
+      received: The values that it received.
 
     Returns:
       float32 scalar.
@@ -98,16 +108,16 @@ class SparseUpdates:
   def helpers(
     self, name: str, like: Tensors, received: Mapping[str, tf.Tensor]
   ) -> tuple[list[tuple[tf.Tensor, ...]], tf.Tensor]:
-    """The sets of helpers, and how much was sent for them.
+    """Returns the sets of helpers, and the share that was sent for them.
 
     Args:
       name: The name of the set.
       like: Tensors of its shapes.
-      received: What the client received.
+      received: The values that the client received.
 
     Returns:
-      For each helper, its set as the client has it, relative to its own where
-      this is not 0; float32 scalar, the sum of the shares.
+      (for each helper, its set as the client reconstructs it, the sum of the
+      shares as float32 scalar).
     """
     weights = received[HELPER_WEIGHTS]
     sets, total = [], tf.constant(0.0)
@@ -117,6 +127,8 @@ class SparseUpdates:
       if self.threshold is not None:
         new = self.zero_small(name, given)
         own = self.zero_small(name, _own(name, like, received))
+        # Elements are relative to the client's own ones, but for zeros, which
+        # cost nothing.
         old = [tf.where(tf.equal(n, 0.0), 0.0, o) for n, o in zip(new, own)]
         share = share_sent(new, old, self.threshold)
         if self.applied:
@@ -128,15 +140,16 @@ class SparseUpdates:
   def cut(
     self, name: str, before: Tensors, after: Tensors
   ) -> tuple[tuple[tf.Tensor, ...], tf.Tensor]:
-    """What the server knows of a set after a client's upload.
+    """Cuts small changes from a set that a client uploads.
 
     Args:
       name: The name of the set.
-      before: What the client had received.
-      after: What it has.
+      before: The client's set before training.
+      after: Its set after training.
 
     Returns:
-      The set; the share of it that was sent, float32 scalar.
+      (the set as the server receives it, the share of it that was sent as
+      float32 scalar).
     """
     if self.threshold is None:
       return tuple(tf.convert_to_tensor(a) for a in after), tf.constant(1.0)
@@ -144,6 +157,7 @@ class SparseUpdates:
     sent = overwrite(before, seen, self.threshold)
     share = share_sent(before, seen, self.threshold)
     if not self.applied:
+      # As in the authors' code, sent elements keep their small values.
       changed = [tf.abs(s - b) > self.threshold for s, b in zip(seen, before)]
       sent = tuple(
         tf.where(c, a, s) for c, a, s in zip(changed, after, sent, strict=True)
@@ -154,12 +168,12 @@ class SparseUpdates:
 def _own(
   name: str, like: Tensors, received: Mapping[str, tf.Tensor]
 ) -> tuple[tf.Tensor, ...]:
-  """The client's last upload of a set."""
+  """Returns the client's last upload of a set."""
   return unflatten(received[f'own_{name}'], like)
 
 
 def sparsify(weights: Tensors, threshold: float) -> tuple[tf.Tensor, ...]:
-  """Sets what is at most `threshold` in size to 0; NaN stays NaN."""
+  """Sets elements of at most `threshold` in size to 0, but keeps NaN."""
   if not threshold:
     return tuple(tf.convert_to_tensor(w) for w in weights)
   return tuple(
@@ -170,16 +184,17 @@ def sparsify(weights: Tensors, threshold: float) -> tuple[tf.Tensor, ...]:
 def overwrite(
   base: Tensors, new: Tensors, threshold: float
 ) -> tuple[tf.Tensor, ...]:
-  """What a receiver that has `base` has after the larger changes were sent.
+  """Overwrites the receiver's values with the changes that are sent.
 
   Args:
-    base: What it has.
-    new: What it shall have; a NaN is always sent.
+    base: The receiver's values.
+    new: The sender's values. NaN is always sent.
     threshold: Changes of at most this size are not sent, >= 0.
 
   Returns:
     `new` where it differs from `base` by more than `threshold`, else `base`.
   """
+  # Comparisons with NaN are false, so that NaN is sent.
   return tuple(
     tf.where(tf.abs(n - b) <= threshold, b, n)
     for b, n in zip(base, new, strict=True)
@@ -187,12 +202,12 @@ def overwrite(
 
 
 def share_sent(first: Tensors, second: Tensors, threshold: float) -> tf.Tensor:
-  """The elements that differ by more than `threshold`, among all.
+  """Computes the share of elements that differ by more than `threshold`.
 
   Args:
     first: Tensors.
     second: Tensors of the same shapes.
-    threshold: At least 0.
+    threshold: >= 0.
 
   Returns:
     float32 scalar in [0, 1].

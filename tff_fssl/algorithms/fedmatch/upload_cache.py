@@ -1,12 +1,12 @@
-"""What clients last uploaded, kept by the server: a table with few doors.
+"""The server's table of the clients' last uploads.
 
 The table has one slot for each client that is remembered. If there are fewer
 slots than clients, the client that has not taken part for longest is forgotten.
-Only the functions of this file know how it is stored.
+Only the functions of this file depend on the table's layout.
 
-Large values may be kept outside of the table: then it holds only those of some
-slots, a window, which `add_rows` fills before each round, and `drop_rows`
-empties after it. The rest is on disk, in the hands of the program.
+Large values may be kept outside of the table. The table then holds those of
+some slots only, a window. `add_rows` fills the window before each round, and
+`drop_rows` empties it after the round. The program keeps all others on disk.
 """
 
 from __future__ import annotations
@@ -25,16 +25,18 @@ from tff_fssl.rounds import exchange as exchange_lib
 AUTO, STATE, FILES = 'auto', 'state', 'files'
 
 _MAX_BYTES = exchange_lib.MAX_TABLE_BYTES
+# Larger tables slow rounds and checkpoints down.
 _LARGE_BYTES = 2e8
+# The owner of a free slot.
 _NOBODY = -1
-# OrderedDict(last_round int32 [slots], owner int32 [slots], values, window):
-# the window, if there is one, is name -> OrderedDict(slot int32 [n], values [n,
-# ...]), whose slots are _NOBODY for rows of clients that are not remembered.
+# OrderedDict(last_round int32 [slots], owner int32 [slots], values, window).
+# The window is optional: name -> OrderedDict(slot int32 [n], values [n, ...]).
+# Its slots are _NOBODY for rows of clients that are not remembered.
 Table = Mapping[str, Any]
 
 
 class Entry(NamedTuple):
-  """A client's last upload: who sent it, and in which round."""
+  """The client and the round of a last upload."""
 
   client_id: int
   round_num: int
@@ -46,9 +48,9 @@ def is_outside(
   where: str,
   flags: tuple[str, str],
 ) -> bool:
-  """Whether values are kept outside of the table.
+  """Tells whether large values are kept outside of the table.
 
-  Warns of tables that slow down rounds; refuses those that cannot be kept.
+  It warns of tables that slow down rounds.
 
   Args:
     specs: Name -> spec of the large values that a client sends.
@@ -56,8 +58,11 @@ def is_outside(
     where: `AUTO`, `STATE` or `FILES`.
     flags: The flags that set `num_slots` and `where`.
 
+  Returns:
+    True if they are kept outside.
+
   Raises:
-    UsageError: If the table is larger than 1.5 GB.
+    UsageError: If the values are to be in the table, and are more than 1.5 GB.
   """
   size = sum(s.shape.num_elements() * s.dtype.size for s in specs.values())
   total = num_slots * size
@@ -84,10 +89,10 @@ def initialize(
   num_slots: int,
   outside: Collection[str] = (),
 ) -> Table:
-  """A table without any client.
+  """Makes a table without any client.
 
   Args:
-    specs: Name -> spec of what a client sends.
+    specs: Name -> spec of each value that a client sends.
     num_slots: The number of clients that are remembered.
     outside: The names of values that are kept outside of the table.
 
@@ -118,8 +123,12 @@ def initialize(
 
 
 def find(table: Table, client_id: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """A client's slot, int32 scalar, and whether it has one; if not, slot 0."""
+  """Returns (a client's slot int32 scalar, whether it has one bool scalar).
+
+  The slot of a client without one is 0.
+  """
   is_own = tf.equal(table['owner'], client_id)
+  # A negative id would match free slots.
   is_known = tf.logical_and(client_id >= 0, tf.reduce_any(is_own))
   return tf.argmax(is_own, output_type=tf.int32), is_known
 
@@ -127,7 +136,7 @@ def find(table: Table, client_id: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def read(
   table: Table, name: str, slots: tf.Tensor, is_wanted: tf.Tensor
 ) -> tf.Tensor:
-  """What was sent as `name` from some slots; copies no other rows.
+  """Reads the values of a name in some slots, without copies of other rows.
 
   Args:
     table: The table.
@@ -136,7 +145,7 @@ def read(
     is_wanted: bool, of the same shape.
 
   Returns:
-    [*slots.shape, ...]; where it is not wanted, zeros.
+    [*slots.shape, ...], with zeros for slots that are not wanted.
 
   Raises:
     InvalidArgumentError: If values that are kept outside of the table have not
@@ -162,36 +171,37 @@ def read(
 
   with tf.control_dependencies([brought] if brought is not None else []):
     return tf.ensure_shape(
+      # An empty window has no row to gather.
       tf.cond(tf.size(window['slot']) > 0, found, lambda: tf.zeros(shape)),
       shape,
     )
 
 
 def _only(rows: tf.Tensor, is_wanted: tf.Tensor) -> tf.Tensor:
-  """Rows, or zeros."""
   missing = [1] * (rows.shape.rank - is_wanted.shape.rank)
   return tf.where(tf.reshape(is_wanted, [*is_wanted.shape, *missing]), rows, 0)
 
 
 def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
-  """The table after a round.
+  """Writes the uploads of a round into the table.
 
-  Of more new clients than there are slots, those with the lowest ids are kept.
+  If the round has more new clients than there are slots, those with the lowest
+  ids are kept. The order of the rows makes no difference.
 
   Args:
     table: The table.
-    rows: What the clients of the round sent.
+    rows: The uploads of the round's clients.
     round_num: int32 scalar, the number of the round.
 
   Returns:
-    The table, in which it makes no difference in which order the rows came.
+    The new table.
   """
   order = tf.argsort(rows.client_id, stable=True)
   ids = tf.gather(rows.client_id, order)
   num_slots = tf.shape(table['owner'])[0]
   is_own = tf.equal(table['owner'], ids[:, tf.newaxis])
   has_slot = tf.reduce_any(is_own, axis=1)
-  # Others get the slots that have not been used for longest.
+  # New clients get the slots that have not been used for longest.
   is_taken = tf.reduce_any(is_own, axis=0)
   age = tf.where(is_taken, tf.int32.max, table['last_round'])
   rank = tf.cumsum(tf.cast(tf.logical_not(has_slot), tf.int32), exclusive=True)
@@ -216,7 +226,7 @@ def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
     ),
   )
   if 'window' in table:
-    # Large rows are not copied: they stay in the order in which they came.
+    # Large rows are not copied, and so keep their order.
     nobody = tf.fill(tf.shape(rows.client_id), _NOBODY)
     slot = tf.tensor_scatter_nd_update(nobody, order[:, tf.newaxis], slots)
     written['window'] = collections.OrderedDict(
@@ -227,7 +237,7 @@ def write(table: Table, rows: exchange_lib.Rows, round_num: tf.Tensor) -> Table:
 
 
 def entries(table: Table, slots: Iterable[int]) -> list[Entry]:
-  """Who owns slots, and since when; a table of NumPy arrays."""
+  """Lists the owners and rounds of slots of a table of NumPy arrays."""
   return [
     Entry(int(table['owner'][slot]), int(table['last_round'][slot]))
     for slot in slots
@@ -239,16 +249,15 @@ def add_rows(
   slots: Mapping[str, Collection[int]],
   rows: Iterable[tuple[int, Mapping[str, Any]]],
 ) -> Table:
-  """A table whose window holds rows.
+  """Puts rows into the window of a table.
 
   Args:
     table: The table.
-    slots: Name -> the slots whose values of this name are wanted.
-    rows: Each of these slots with its row, once, in any order.
+    slots: Name -> the slots to fill with values of this name.
+    rows: Each of the slots with its row, once, in any order.
 
   Returns:
-    The table. Its window holds tensors, which a round takes as they are; of
-    NumPy arrays it would make copies.
+    The new table. Its window holds tensors. A round would copy NumPy arrays.
   """
   found: dict[str, dict[int, tf.Tensor]] = {n: {} for n in table['window']}
   for slot, row in rows:
@@ -273,13 +282,13 @@ def add_rows(
 def drop_rows(
   table: Table,
 ) -> tuple[Table, list[tuple[Entry, dict[str, np.ndarray[Any, Any]]]]]:
-  """Takes the rows of a round out of a table of NumPy arrays.
+  """Removes the rows of a round from a table of NumPy arrays.
 
   Args:
     table: The table after a round.
 
   Returns:
-    (the table without them, entry and row of each client of the round).
+    (the table without the rows, entry and row of each client of the round).
   """
   window = table['window']
   slot = next(iter(window.values()))['slot']  # `write` gives all the same.

@@ -4,47 +4,52 @@ Kim, Park, Sohn, Shu and Kim, "Federated Semi-Supervised Learning with
 Prototypical Networks", arXiv 2022 (2205.13921). The authors' code:
 github.com/kimwj94/ProtoFSSL.
 
-The network has no classifier: it gives embeddings. A prototype is the mean
-embedding of a class, and softmax(-distances from prototypes) a prediction.
+The network has no classifier. Its outputs are embeddings. A prototype is the
+mean embedding of a class. The prediction is softmax(-distances from
+prototypes).
 
 In a round:
-1.  The server sends the network, and the prototypes of clients of the round
-    before (helpers), the same to all; with `--protofssl.helper_interval` R_H,
-    new ones in rounds 1, 1 + R_H, ... only, and the same again in the others.
+1.  The server broadcasts the network, and the prototypes of clients of the
+    round before (helpers). With `--protofssl.helper_interval` R_H, it sends new
+    prototypes in rounds 1, 1 + R_H, ... only, and the same again in the others.
 2.  For each of E episodes (`--client_epochs`), a client draws n_S support and
     n_Q query examples of each of its classes and n_QU unlabelled ones
-    (`--client_batch_size`), and embeds all of them, not augmented, in one pass.
+    (`--client_batch_size`). It embeds all of them, not augmented, in one pass.
     Its own prototypes are those of the support examples.
 3.  It makes a step on L = CE(label, own prediction), mean over query examples,
-    + lambda_U CE(p, own prediction), mean over unlabelled examples; p is the
-    mean of the helpers' predictions, sharpened. Before there are prototypes,
-    the second term, and the unlabelled examples, are left out.
-4.  It sends the change of the network, and prototypes of all its labelled
-    examples by the network as it is now.
-5.  The server averages the changes, and keeps the prototypes in place of those
-    of the round before. The mean prediction by them is that of the model.
+    + lambda_U CE(p, own prediction), mean over unlabelled examples. The target
+    p is the mean of the helpers' predictions, sharpened. Before there are
+    prototypes, the client skips the second term and the unlabelled examples.
+4.  It uploads the change of the network, and the prototypes of all its labelled
+    examples by the network after training.
+5.  The server averages the changes. It replaces the prototypes of the round
+    before by the new ones. The model's prediction is the mean prediction by
+    these sets.
 
-Where paper (P) and code (C) differ; docs/algorithms/protofssl.md says why:
-1   Distance: Euclidean (P); squared, mean over dimensions (C): the default,
-    `--protofssl.distance`.
-2   p is a label (P): the default; gradients flow through it (C):
-    `--protofssl.stop_gradient=false`.
-3,4 FedProx and L2 have no gradient in C. Here they have:
-    `--proximal_strength`, `--weight_decay`.
-5   Clients are weighed by examples (P) (`--client_weighting=examples`) or
-    equally (C): the default.
-6   sBN is static batch norm (P), as here; batch norm without memory (C).
-7   Convolutions have no biases (P), as here; they do (C).
-10  RMSprop starts anew in each round; in C, all clients share its memory.
-12  A class that a client lacks is left out of the softmax; its distance is 1e18
-    in C. A helper that lacks it takes the mean of the other helpers. Where the
-    model predicts, these are of the last cohort; in C of the last two.
+Differences of paper (P) and code (C), with reasons in
+docs/algorithms/protofssl.md:
+1   The distance is Euclidean in P. In C it is squared, mean over dimensions,
+    which is the default (`--protofssl.distance`).
+2   p is a label in P, which is the default. Gradients flow through it in C
+    (`--protofssl.stop_gradient=false`).
+3,4 FedProx and L2 have no gradient in C. Here they have one
+    (`--proximal_strength`, `--weight_decay`).
+5   Clients are weighed by examples in P (`--client_weighting=examples`). They
+    are weighed equally in C, which is the default.
+6   sBN is static batch norm in P and here. In C it is batch norm without
+    memory.
+7   Convolutions have no biases in P and here. They have biases in C.
+10  RMSprop starts anew in each round. In C, all clients share its memory.
+12  A class that a client lacks is excluded from the softmax. In C its distance
+    is 1e18. A helper that lacks it takes the mean of the other helpers. The
+    model predicts by helpers of the last cohort, in C of the last two.
 
-`--protofssl.support=global` is the ablation of P's appendix B.1: the prototypes
-of step 2 are the mean of the helpers', and support examples are queries, too.
+`--protofssl.support=global` is the ablation of P's appendix B.1. The prototypes
+of step 2 are then the means of the helpers' prototypes, and support examples
+are queries, too.
 
-`--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec): one
-helper, whose prototypes are those of all clients' labelled examples together.
+`--protofssl.prototypes=global` is ours (section 8 of the FedSwitch spec). There
+is one helper with the prototypes of all clients' labelled examples together.
 """
 
 from __future__ import annotations
@@ -74,7 +79,7 @@ if TYPE_CHECKING:
 else:
   sets = LazyImport('tff_fssl.algorithms.protofssl.sets')
 
-# Values of flags.
+# Values of --protofssl.prototypes and --protofssl.support.
 HELPERS, GLOBAL, OWN = 'helpers', 'global', 'own'
 # The groups of an episode.
 _SUPPORT, _QUERY = 0, 1
@@ -130,6 +135,7 @@ class ProtoFssl(base.Algorithm):
     ),
   )
 
+  # Episodes (step 2).
   num_support: int = hparam(
     1,
     'n_S, the labelled examples of each class of whose embeddings an episode'
@@ -144,6 +150,7 @@ class ProtoFssl(base.Algorithm):
     minimum=1,
     maximum=10**6,
   )
+  # The prototypes that clients receive (step 1).
   prototypes: str = hparam(
     HELPERS,
     'What clients are sent. helpers: prototypes of single clients of the round'
@@ -179,6 +186,7 @@ class ProtoFssl(base.Algorithm):
     minimum=0,
     when=lambda proto: proto.prototypes == GLOBAL,
   )
+  # Predictions and losses (step 3).
   support: str = hparam(
     OWN,
     'By whose prototypes a client predicts in training. own: its own, of n_S'
@@ -214,6 +222,7 @@ class ProtoFssl(base.Algorithm):
     " as in the paper. The authors' code differentiates them, too, which also"
     ' rewards embeddings for which these labels are easy to predict.',
   )
+  # Uploaded prototypes (step 4).
   prototype_noise: float = hparam(
     0.0,
     'Standard deviation of Gaussian noise that a client adds to each entry of'
@@ -224,7 +233,9 @@ class ProtoFssl(base.Algorithm):
   )
 
   def check(self) -> None:
-    """Refuses settings in which unlabelled examples teach nothing."""
+    """Refuses settings in which unlabelled examples have no gradient."""
+    # Cross-entropy with a prediction itself as a constant target is at its
+    # minimum.
     labels_are_predictions = (
       self.support == GLOBAL
       and self.num_sets == 1
@@ -242,17 +253,18 @@ class ProtoFssl(base.Algorithm):
 
   @property
   def sends_rows(self) -> bool:
-    """Whether prototypes leave clients in addition to the sum of updates."""
+    """Tells whether prototypes leave clients outside of the sum of updates."""
     return self.prototypes == HELPERS
 
   @property
   def least_labels(self) -> int:
-    """The fewest labels of a class from which a client can learn it."""
+    """Returns the fewest labels from which a client can learn a class."""
+    # An episode needs a query besides the support examples.
     return self.num_support + 1
 
   @property
   def num_sets(self) -> int:
-    """The number of sets of prototypes that the server keeps, at most."""
+    """Returns the most sets of prototypes that the server keeps."""
     return self.num_helpers if self.sends_rows else 1
 
   def exchange(self) -> exchange_lib.BuildExchange:
@@ -278,11 +290,11 @@ class ProtoFssl(base.Algorithm):
     }
 
   def prepare(self, client: base.Client) -> base.Prepared:
-    """Completes the sets: a class that a helper lacks is others' mean."""
+    """Completes the sets: a missing prototype is the other helpers' mean."""
     return base.Prepared(constants=sets.complete(client.received))
 
   def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
-    """Skips unlabelled examples until there are prototypes (step 3)."""
+    """Differentiates L, without helpers until there are prototypes (step 3)."""
     with_helpers = tf.logical_and(
       tf.reduce_any(batch.prepared['used'] > 0.0),
       tf.reduce_any(batch.unlabeled.weights > 0.0),
@@ -297,10 +309,10 @@ class ProtoFssl(base.Algorithm):
   def _differentiate(
     self, networks: base.Networks, batch: base.Batch, *, with_helpers: bool
   ) -> tuple[list[tf.Tensor], base.Metrics]:
-    """Returns gradients of the loss, and metrics."""
     labeled, unlabeled = batch.labeled, batch.unlabeled
     images, num_labeled = labeled.views['plain'], tf.size(labeled.labels)
-    if with_helpers:  # One pass: batch norm sees all examples together.
+    if with_helpers:
+      # One pass, so that batch norm sees all examples together.
       images = tf.concat([images, unlabeled.views['plain']], axis=0)
     with tf.GradientTape() as tape:
       embeddings = networks.model.logits(images, training=True)
@@ -326,15 +338,15 @@ class ProtoFssl(base.Algorithm):
   def _own_prototypes(
     self, embeddings: tf.Tensor, batch: base.Batch
   ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-    """Makes the prototypes by which the client itself predicts.
+    """Computes the prototypes by which the client itself predicts.
 
     Args:
       embeddings: float32 [B, D], of the labelled examples.
       batch: The batch.
 
     Returns:
-      Prototypes float32 [K, D]; which exist, bool [K]; the weights of the
-      examples that they classify, float32 [B].
+      (prototypes float32 [K, D], which exist bool [K], weights of the examples
+      to classify float32 [B]).
     """
     labeled = batch.labeled
     in_support, in_query = (
@@ -348,6 +360,7 @@ class ProtoFssl(base.Algorithm):
       batch.prepared['prototypes'].shape[1],
     )
     if self.support == GLOBAL:
+      # Support examples are queries unless they make the prototype.
       is_helped = tf.gather(batch.prepared['exists'], labeled.labels)
       in_query += in_support * tf.cast(is_helped, tf.float32)
       own, exists = prototypes_lib.replace(own, exists, **batch.prepared)
@@ -361,9 +374,10 @@ class ProtoFssl(base.Algorithm):
     *,
     with_helpers: bool,
   ) -> base.Loss:
-    """Computes mean_b CE(p_b, own prediction), p by helpers, sharpened."""
+    """Computes mean_b CE(p_b, own prediction) with the helpers' targets p."""
     examples = batch.unlabeled
     if not with_helpers:
+      # Both branches of `tf.cond` must report the same metrics.
       names = diagnostics.names(diagnostics.PSEUDO_LABEL)
       return tf.constant(0.0), {
         name: base.Mean.ratio(0.0, 0.0)
@@ -377,6 +391,7 @@ class ProtoFssl(base.Algorithm):
       targets = tf.stop_gradient(targets)
     entropies = prototypes_lib.cross_entropy(targets, log_probs)
     loss = losses.masked_mean(entropies, examples.weights)
+    # There is no threshold: every example counts as kept.
     metrics = diagnostics.pseudo_label_metrics(
       thresholds.pseudo_labels(probs),
       examples.labels,
@@ -389,7 +404,7 @@ class ProtoFssl(base.Algorithm):
   def finish(
     self, client: base.Client, metrics: Mapping[str, base.Mean]
   ) -> base.ClientOutput:
-    """Sends prototypes of all labelled examples (step 4)."""
+    """Uploads prototypes of all labelled examples (step 4)."""
     del metrics
     sums, counts = self._class_sums(client)
     if not self.sends_rows:

@@ -1,8 +1,8 @@
 """Prototypes, the mean embeddings of classes, and predictions by them.
 
-A class of which there is no example has no prototype: it is left out of every
-softmax, so that its probability is exactly 0. K is the number of classes, D the
-width of embeddings, H the number of sets of prototypes.
+A class without examples has no prototype. It is excluded from every softmax, so
+that its probability is exactly 0. K is the number of classes, D the width of
+embeddings, H the number of sets of prototypes.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from tff_fssl.lazy import tf
 MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
 DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)
 
-# Cross-entropy has no more than this for a class without a prototype.
+# The probability of a class without a prototype in a cross-entropy.
 _LEAST = 1e-7
 LOG_LEAST = math.log(_LEAST)
-# Below, the gradient of the square root is cut off: it is infinite at 0.
+# The gradient of the square root is infinite at 0, and cut off below this.
 _LEAST_SQUARE = 1e-12
 
 
@@ -28,7 +28,7 @@ def class_sums(
   weights: tf.Tensor,
   num_classes: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Sums of embeddings, class by class.
+  """Sums embeddings class by class.
 
   Args:
     embeddings: float32 [N, D].
@@ -46,9 +46,9 @@ def class_sums(
 
 
 def means(sums: tf.Tensor, counts: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-  """Prototypes from sums: (float32 [K, D], which exist bool [K]).
+  """Computes prototypes from sums: (float32 [K, D], which exist bool [K]).
 
-  Those of classes without examples are 0.
+  Prototypes of classes without examples are 0.
   """
   return tf.math.divide_no_nan(sums, counts[:, tf.newaxis]), counts > 0.0
 
@@ -59,20 +59,20 @@ def class_means(
   weights: tf.Tensor,
   num_classes: int,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Prototypes of examples: `means` of `class_sums`."""
+  """Computes prototypes of examples: `means` of `class_sums`."""
   return means(*class_sums(embeddings, labels, weights, num_classes))
 
 
 def distances(
   embeddings: tf.Tensor, prototypes: tf.Tensor, distance: str
 ) -> tf.Tensor:
-  """Of each embedding from each prototype.
+  """Computes the distance of each embedding from each prototype.
 
   Args:
     embeddings: float32 [N, D].
     prototypes: float32 [K, D].
-    distance: `mse`, the mean over dimensions of squared differences;
-      `sqeuclid`, their sum; `euclid`, the root of their sum.
+    distance: `mse` is the mean over dimensions of squared differences,
+      `sqeuclid` their sum, `euclid` the root of their sum.
 
   Returns:
     float32 [N, K], >= 0.
@@ -94,7 +94,7 @@ def log_probs(
   exists: tf.Tensor,
   distance: str,
 ) -> tf.Tensor:
-  """Log softmax of negative distances, over the prototypes that exist.
+  """Computes the log softmax of negative distances over existing prototypes.
 
   Args:
     embeddings: float32 [N, D].
@@ -103,8 +103,9 @@ def log_probs(
     distance: See `distances`.
 
   Returns:
-    float32 [N, K]; log 1e-7, as a constant, for prototypes that do not exist.
+    float32 [N, K], with the constant log 1e-7 for prototypes that do not exist.
   """
+  # By hand: a masked `tf.nn.log_softmax` would need infinite scores.
   scores = -distances(embeddings, prototypes, distance)
   some = tf.reduce_any(exists)
   lowest = scores.dtype.min
@@ -114,6 +115,7 @@ def log_probs(
   shifted = tf.where(exists, scores - tf.where(some, largest, 0.0), 0.0)
   powers = tf.where(exists, tf.exp(shifted), 0.0)
   total = tf.reduce_sum(powers, axis=-1, keepdims=True)
+  # The logarithm must be finite even if no prototype exists.
   total += tf.where(some, 0.0, 1.0)
   return tf.where(exists, shifted - tf.math.log(total), LOG_LEAST)
 
@@ -124,7 +126,7 @@ def probs(
   exists: tf.Tensor,
   distance: str,
 ) -> tf.Tensor:
-  """The same as probabilities: exactly 0 for prototypes that do not exist."""
+  """Computes `log_probs` as probabilities, with exactly 0 for missing ones."""
   logs = log_probs(embeddings, prototypes, exists, distance)
   return tf.where(exists, tf.exp(logs), 0.0)
 
@@ -132,15 +134,15 @@ def probs(
 def complete(
   prototypes: tf.Tensor, exists: tf.Tensor
 ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-  """Sets of prototypes, each missing one replaced by the mean of the others'.
+  """Replaces missing prototypes of each set by the mean of the other sets.
 
   Args:
     prototypes: float32 [H, K, D].
     exists: bool [H, K].
 
   Returns:
-    (prototypes float32 [H, K, D]; which classes any set has, bool [K]; which
-    sets have any class, float32 [H], 1 or 0).
+    (prototypes float32 [H, K, D], classes that any set has bool [K], sets that
+    have any class float32 [H] with values 1 and 0).
   """
   counts = tf.cast(exists, tf.float32)[..., tf.newaxis]
   mean = tf.math.divide_no_nan(
@@ -158,14 +160,14 @@ def replace(
   exists: tf.Tensor,
   used: tf.Tensor,
 ) -> tuple[tf.Tensor, tf.Tensor]:
-  """Own prototypes, but the mean over sets of classes that any set has.
+  """Replaces own prototypes by the mean over sets, for classes that a set has.
 
   ProtoFSSL, appendix B.1, algorithm 2: c_k = mean over j of c_(j,k).
 
   Args:
     own: float32 [K, D].
     own_exists: bool [K].
-    prototypes: float32 [H, K, D], made whole; see `complete`.
+    prototypes: float32 [H, K, D], completed by `complete`.
     exists: bool [K].
     used: float32 [H], 1 for sets that count, else 0.
 
@@ -188,19 +190,19 @@ def mean_probs(
   used: tf.Tensor,
   distance: str,
 ) -> tf.Tensor:
-  """The mean over sets of the probabilities by each; see `complete`.
+  """Computes the mean over sets of the probabilities by each set.
 
   Args:
     embeddings: float32 [N, D].
-    prototypes: float32 [H, K, D].
+    prototypes: float32 [H, K, D], completed by `complete`.
     exists: bool [K].
     used: float32 [H], 1 for sets that count, else 0.
     distance: See `distances`.
 
   Returns:
-    float32 [N, K]; rows sum to 1, or are 0 if no set counts.
+    float32 [N, K]. Rows sum to 1, or are 0 if no set counts.
   """
-  # Set by set: all at once would take H times the memory.
+  # Set by set, since all at once would take H times the memory.
   total = tf.add_n(
     [
       used[j] * probs(embeddings, prototypes[j], exists, distance)
@@ -211,12 +213,14 @@ def mean_probs(
 
 
 def logits(predicted: tf.Tensor) -> tf.Tensor:
-  """Probabilities float32 [N, K] as logits; at least log 1e-7."""
+  """Computes logits of probabilities float32 [N, K], at least log 1e-7."""
   return tf.math.log(tf.maximum(predicted, _LEAST))
 
 
 def cross_entropy(targets: tf.Tensor, log_predicted: tf.Tensor) -> tf.Tensor:
-  """-sum_k t(k) log p(k), per example; differentiates its targets, too.
+  """Computes -sum_k t(k) log p(k) of each example.
+
+  Gradients flow through the targets, too.
 
   Args:
     targets: float32 [N, K], rows sum to 1.
@@ -231,12 +235,12 @@ def cross_entropy(targets: tf.Tensor, log_predicted: tf.Tensor) -> tf.Tensor:
 def add_noise(
   prototypes: tf.Tensor, exists: tf.Tensor, deviation: float, seed: tf.Tensor
 ) -> tf.Tensor:
-  """Prototypes with Gaussian noise; those that do not exist stay 0.
+  """Adds Gaussian noise to the prototypes that exist.
 
   Args:
     prototypes: float32 [K, D].
     exists: bool [K].
-    deviation: Its standard deviation, >= 0.
+    deviation: The standard deviation of the noise, >= 0.
     seed: int32 [2].
 
   Returns:

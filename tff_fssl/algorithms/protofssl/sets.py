@@ -1,8 +1,9 @@
 """Sets of prototypes that the server keeps, sends and predicts by.
 
-The table is OrderedDict(exists bool [H, K], prototypes float32 [H, K, D]): H
-sets, K classes, D the width of embeddings. It starts without any prototype. If
-other sets are sent than predict, `sent` is a second such table, in the first.
+The table is OrderedDict(exists bool [H, K], prototypes float32 [H, K, D]), with
+H sets, K classes and embeddings of width D. It starts without any prototype.
+With a helper interval, the sets that are sent are not those that predict. They
+are then a second such table, `sent`, in the first.
 """
 
 from __future__ import annotations
@@ -20,12 +21,12 @@ from tff_fssl.models.weights import all_finite
 from tff_fssl.rounds import exchange as exchange_lib
 
 _SET = 'prototypes'
-# A class whose share in a combined sum is smaller is noise.
+# A class with a smaller share in a combined sum is noise.
 _LEAST_SHARE = 1e-3
-# A client that rounds differently may exceed its norm by this factor.
+# A client's rounding may exceed its norm by this factor.
 _TOLERANCE = 1.001
-# In an exported model, the distance of prototypes that do not exist: files
-# shall hold finite numbers, and exp(-1e30) is exactly 0, as exp(-inf) is.
+# The distance of missing prototypes in an exported model. It is finite, as all
+# numbers in files shall be, and exp(-1e30) is exactly 0, like exp(-inf).
 _FAR = 1e30
 
 _Table: TypeAlias = 'Mapping[str, tf.Tensor]'
@@ -40,10 +41,11 @@ def _initialize(num_sets: int, population: exchange_lib.Population) -> _Table:
 
 
 def complete(table: Mapping[str, Any]) -> dict[str, tf.Tensor]:
-  """The table with all sets made whole: see `prototypes.complete`.
+  """Completes all sets of a table by `prototypes.complete`.
 
   Args:
-    table: As it is kept (then these are the sets that predict) or sent.
+    table: The server's table or its message. The table gives the sets that
+      predict.
 
   Returns:
     prototypes float32 [H, K, D], exists bool [K], used float32 [H].
@@ -55,22 +57,23 @@ def complete(table: Mapping[str, Any]) -> dict[str, tf.Tensor]:
 def build_list(
   population: exchange_lib.Population, *, num_sets: int, interval: int = 1
 ) -> exchange_lib.Exchange:
-  """The exchange that keeps the prototypes of the last cohort's clients.
+  """Builds the exchange that keeps prototypes of single clients.
 
   A client sends exists bool [K] and prototypes float32 [K, D], 0 where they do
-  not exist. If more clients than `num_sets` sent some, which are kept is drawn:
-  a function of the round and of what was sent, not of its order. Where none
-  did, the old ones stay.
+  not exist. The server keeps those of the last cohort. If more clients than
+  `num_sets` sent prototypes, the server draws some of them. The draw depends on
+  the round and on the prototypes, but not on their order. If no client sent
+  prototypes, the server keeps the old ones.
 
-  With a robust aggregator there is one set instead: for each class, the median
-  of all clients' prototypes, entry by entry, so that no client in the minority
-  takes it out of the others' range. A class that fewer than three clients have
-  keeps the prototype that it had.
+  With a robust aggregator there is one set instead. It has for each class the
+  median of all clients' prototypes, entry by entry, so that a minority of
+  clients cannot move it out of the others' range. A class that fewer than three
+  clients have keeps its old prototype.
 
   Args:
     population: The classes and the width of embeddings.
-    num_sets: H, the most clients whose prototypes are kept.
-    interval: R_H >= 1, the rounds after which others are sent.
+    num_sets: H, the most sets that are kept.
+    interval: R_H >= 1, the rounds after which new prototypes are sent.
 
   Returns:
     The exchange.
@@ -93,6 +96,7 @@ def build_list(
       return _replace_by_medians(table, **sent)
     # Clients without labels send none.
     some = tf.where(tf.reduce_any(sent['exists'], axis=1))[:, 0]
+    # Sorted by content, so that the order of arrival does not matter.
     sums = tf.reduce_sum(tf.gather(sent['prototypes'], some), axis=[1, 2])
     drawn = tf.argsort(
       tf.random.stateless_uniform(tf.shape(some), [round_num, 0]), stable=True
@@ -130,7 +134,7 @@ def _replace_by_medians(
   """Puts the medians over clients into a table, as its first set.
 
   Args:
-    table: The table; its other sets are empty.
+    table: The table. Its other sets are empty.
     exists: bool [n, K].
     prototypes: float32 [n, K, D].
 
@@ -139,9 +143,10 @@ def _replace_by_medians(
   """
   missing = tf.fill(table['prototypes'][:1].shape, float('inf'))
   rows = tf.where(exists[..., tf.newaxis], prototypes, missing)
-  # One row more, for rounds without any.
+  # One more row, for rounds without any.
   ordered = tf.sort(tf.concat([rows, missing], axis=0), axis=0)
   num = tf.reduce_sum(tf.cast(exists, tf.int32), axis=0)
+  # Missing prototypes are infinite, and so come last.
   last = tf.maximum(num - 1, 0)
   middle = tf.stack([last // 2, (last + 1) // 2], axis=1)
   medians = tf.reduce_mean(
@@ -161,17 +166,17 @@ def _replace_by_medians(
 def _held(
   every_round: exchange_lib.Exchange, interval: int
 ) -> exchange_lib.Exchange:
-  """The exchange whose clients get the sets of rounds R_H, 2 R_H and so on.
+  """Builds the exchange that sends the sets of rounds R_H, 2 R_H, ...
 
-  Each of them from the next round on, until the next are due.
+  The server sends them from the next round on, until the next sets are due.
 
   Args:
-    every_round: The exchange whose clients get those of the round before.
+    every_round: The exchange that sends the sets of the round before.
     interval: R_H.
 
   Returns:
-    The exchange. What predicts is that of `every_round`: prototypes that are
-    held belong to a network that is no longer the model.
+    The exchange. It predicts like `every_round`, since older prototypes belong
+    to a network that is no longer the model.
   """
 
   def initialize() -> Mapping[str, Any]:
@@ -202,12 +207,13 @@ def _held(
 def make_sum_row(
   sums: tf.Tensor, counts: tf.Tensor, norm: float
 ) -> dict[str, tf.Tensor]:
-  """What a client sends to `build_global`.
+  """Makes a client's upload to the exchange of `build_global`.
 
   Args:
     sums: float32 [K, D], of embeddings, class by class.
-    counts: float32 [K], their numbers.
-    norm: Both are scaled down to this norm together; 0: they are not.
+    counts: float32 [K], the numbers of embeddings.
+    norm: The norm that both together are scaled down to. With 0, they are not
+      scaled.
 
   Returns:
     The row.
@@ -222,10 +228,10 @@ def make_sum_row(
 def build_global(
   population: exchange_lib.Population, *, norm: float, max_examples: int
 ) -> exchange_lib.Exchange:
-  """The exchange that keeps one set, of all clients' examples together.
+  """Builds the exchange that keeps one set, of all clients' examples together.
 
-  Its prototypes are combined sums / combined numbers, whatever mean or sum the
-  aggregator takes of both.
+  Its prototypes are combined sums / combined numbers. The aggregator may take
+  any mean or sum of both.
 
   Args:
     population: The classes and the width of embeddings.
@@ -248,6 +254,7 @@ def build_global(
       length = tf.linalg.global_norm([sums, counts])
       conditions.append(length <= _TOLERANCE * norm)
     else:
+      # Numbers that are not scaled are whole.
       conditions += [
         tf.reduce_all(tf.equal(counts, tf.round(counts))),
         tf.reduce_sum(counts) <= max_examples,
@@ -261,7 +268,7 @@ def build_global(
     round_num: tf.Tensor,
   ) -> _Table:
     del model, round_num
-    # At most one row: what the aggregator made of all.
+    # At most one row, which the aggregator made of all.
     sums, counts = (
       tf.reduce_sum(rows.values[name], axis=0) for name in ('sums', 'counts')
     )
@@ -269,6 +276,7 @@ def build_global(
     exists = tf.logical_and(exists, counts > 0.0)
     means = sums / tf.where(exists, counts, 1.0)[:, tf.newaxis]
     means = tf.where(exists[:, tf.newaxis], means, 0.0)
+    # Noise or a failed round may leave nothing to use.
     usable = tf.logical_and(tf.reduce_any(exists), all_finite(means))
     return collections.OrderedDict(
       exists=tf.where(usable, exists[tf.newaxis], table['exists']),
@@ -290,7 +298,7 @@ def build_global(
 
 
 def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
-  """The mean over sets of predictions by their prototypes.
+  """Builds the prediction as the mean over sets of prototypes.
 
   Without any prototype, all classes are equally probable.
 
@@ -299,7 +307,7 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
     distance: See `prototypes.distances`.
 
   Returns:
-    The prediction; it needs the exchange's table.
+    The prediction, which needs the exchange's table.
   """
 
   def put_table(
@@ -333,10 +341,10 @@ def build_prediction(num_sets: int, distance: str) -> server_model.Prediction:
 def _build_head(
   network: tf.keras.Model, num_classes: int, num_sets: int, distance: str
 ) -> tf.keras.Model:
-  """The network, followed by a prediction by prototypes, of Keras's layers.
+  """Builds a Keras model of the network and the prediction by prototypes.
 
-  |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2, which
-  only `euclid` needs: in the softmax of the others it cancels out.
+  |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2. Only
+  `euclid` needs |z|^2, since it cancels out in the softmax of other distances.
   """
   layers = tf.keras.layers
   embeddings = network.output
@@ -347,6 +355,7 @@ def _build_head(
     squares = layers.Dot(1, dtype='float32', name='squares')(
       [embeddings, embeddings]
     )
+    # Rounding may make a square negative.
     scores = layers.Add(name='distances')([scores, squares])
     scores = -tf.sqrt(layers.ReLU(name='not_negative')(scores))
   predicted = layers.Softmax(name='of_each')(
@@ -362,13 +371,13 @@ def _build_head(
 def _head_values(
   sets: Mapping[str, tf.Tensor], distance: str
 ) -> dict[str, list[tf.Tensor]]:
-  """The weights of `_build_head`'s layers; `sets` is `complete`'s result."""
+  """Computes the weights of `_build_head`'s layers from completed sets."""
   prototypes = tf.convert_to_tensor(sets['prototypes'])
   exists = tf.convert_to_tensor(sets['exists'])
   used = tf.convert_to_tensor(sets['used'])
   num_outputs = prototypes.shape[-1]
   flat = tf.reshape(prototypes, [-1, num_outputs])
-  # -1, but the distance itself where its root is taken first.
+  # Scores are negative distances, except for `euclid`, whose root comes first.
   scale = {
     prototypes_lib.MEAN_SQUARED: -1.0 / num_outputs,
     prototypes_lib.SQUARED: -1.0,
