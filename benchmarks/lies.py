@@ -177,26 +177,28 @@ def _false_result(data, result, num_classes):
   if weight is not None:
     weight = tf.where(silent, 0.0, tf.where(claims, 1.0, weight))
   most = tf.math.log(float(num_classes))
-  signals = {
+  uploads = _false_row(data, result.uploads, num_classes)
+  # Numbers are reports, of which the server gets means.
+  uploads |= {
     name: tf.where(_is_lie(data, 'signals'), most, value)
-    for name, value in result.finished.signals.items()
+    for name, value in result.uploads.items()
+    if value.dtype.is_floating and not value.shape.rank
   }
-  like = [*result.update, *result.of_peers]
+  like = tf.nest.flatten((result.update, result.auxiliary))
   bias_index = max(
     (i for i, t in enumerate(result.update) if t.shape == [num_classes]),
     default=len(result.update) - 1,
   )
-  of_peers = result.of_peers
-  if of_peers:
-    of_peers = _false_update(data, of_peers, like, None)
+  auxiliary = {
+    name: _false_update(data, update, like, None)
+    for name, update in result.auxiliary.items()
+  }
   return result._replace(
     update=_false_update(data, result.update, like, bias_index),
-    of_peers=of_peers,
+    auxiliary=auxiliary,
     num_examples=num_examples,
     weight=weight,
-    finished=result.finished._replace(
-      row=_false_row(data, result.finished.row, num_classes), signals=signals
-    ),
+    uploads=uploads,
   )
 
 

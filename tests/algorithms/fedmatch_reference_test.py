@@ -185,13 +185,13 @@ def test_a_round_of_a_client(scenario, num_helpers, changed):
   np.testing.assert_allclose(sigma, expected[0], atol=2e-6)
   if hparams.decomposition:
     np.testing.assert_allclose(psi, expected[1], atol=2e-6)
-  row = result.finished.row
+  row = result.uploads
   np.testing.assert_allclose(row['lowest'], expected[2], rtol=1e-5)
   assert float(row['rate']) == 0.5
   kept = psi if hparams.decomposition else sigma
   name = 'psi' if hparams.decomposition else 'sigma'
   np.testing.assert_allclose(row[name], kept, atol=1e-6)
-  ratios = {k: float(t / n) for k, (t, n) in result.ratios.items()}
+  ratios = {k: float(t / n) for k, (t, n) in result.metrics.items()}
   sets = 2 if hparams.decomposition else 1
   assert ratios['percent_down'] == 100.0 * (sets + num_helpers)
   moved = 1 if scenario == _SERVER else sets
@@ -233,7 +233,7 @@ def test_penalties_remain_without_confident_examples():
     expected -= _RATE * (0.05 * np.sign(expected) + 0.8 * (expected - _SIGMA))
   np.testing.assert_allclose(psi, expected, atol=1e-6)
   np.testing.assert_allclose(sigma, _SIGMA, atol=1e-6)
-  assert float(result.ratios['loss_pseudo_label'][1]) == 0.0
+  assert float(result.metrics['loss_pseudo_label'][1]) == 0.0
 
 
 def test_the_loss_of_a_client_decides_its_own_rate():
@@ -241,14 +241,14 @@ def test_the_loss_of_a_client_decides_its_own_rate():
   hparams = dataclasses.replace(_HPARAMS, patience=2)
   received = _received(hparams, 0, lowest=1e-6, remaining=1.0, rate=0.9)
   *_, result = _client(hparams, _CLIENTS, received)
-  row = result.finished.row
+  row = result.uploads
   np.testing.assert_allclose(row['rate'], 0.3, rtol=1e-6)
   assert float(row['remaining']) == 2.0
   assert float(row['lowest']) == np.float32(1e-6)
   # Without labels there is no loss, so nothing changes.
   *_, result = _client(hparams, _CLIENTS, received, labels=_LABELS[:0])
-  assert float(result.finished.row['rate']) == np.float32(0.9)
-  assert float(result.finished.row['remaining']) == 1.0
+  assert float(result.uploads['rate']) == np.float32(0.9)
+  assert float(result.uploads['remaining']) == 1.0
 
 
 def test_deltas_are_relative_to_what_the_client_has():
@@ -272,13 +272,13 @@ def test_deltas_are_relative_to_what_the_client_has():
     own_psi=_PSI + [-0.3, -0.04],
   )
   *_, result = _client(hparams, _CLIENTS, received)
-  row = result.finished.row
+  row = result.uploads
   np.testing.assert_allclose(row['sigma'], _SIGMA + [0.01, 0.0], atol=1e-6)
   np.testing.assert_allclose(row['psi'], _PSI + [0.0, -0.04], atol=1e-6)
   # It has not moved from there.
-  for change in (*result.update, *result.of_peers):
+  for change in tf.nest.flatten((result.update, result.auxiliary)):
     assert not np.any(change)
-  ratios = {k: float(t / n) for k, (t, n) in result.ratios.items()}
+  ratios = {k: float(t / n) for k, (t, n) in result.metrics.items()}
   assert ratios['percent_down'] == 100.0
   assert ratios['percent_up'] == 0.0
 
@@ -292,8 +292,8 @@ def test_deltas_with_threshold_0_change_nothing(applied):
   whole = _client(_HPARAMS, _CLIENTS, _received(_HPARAMS, 2))[2]
   sparse = _client(deltas, _CLIENTS, _received(deltas, 2, **known))[2]
   for a, b in zip(
-    (*whole.update, *whole.of_peers),
-    (*sparse.update, *sparse.of_peers),
+    tf.nest.flatten((whole.update, whole.auxiliary)),
+    tf.nest.flatten((sparse.update, sparse.auxiliary)),
     strict=True,
   ):
     np.testing.assert_array_equal(a, b)
@@ -312,7 +312,7 @@ def test_small_changes_are_taken_back():
     np.testing.assert_allclose(after, np.where(is_sent, free, start), atol=2e-6)
     sent += is_sent.sum()
   assert 0 < sent < 4
-  total, _ = cut[2].ratios['percent_up']
+  total, _ = cut[2].metrics['percent_up']
   assert float(total) == 50.0 * sent
 
 
@@ -322,4 +322,6 @@ def test_no_data_and_nan():
       _HPARAMS, _SERVER, _received(_HPARAMS, 2), labels=_LABELS[:0], x=x
     )
     assert bool(result.is_finite) == (len(x) == 0)
-    assert not any(np.any(u) for u in (*result.update, *result.of_peers))
+    assert not any(
+      np.any(u) for u in tf.nest.flatten((result.update, result.auxiliary))
+    )

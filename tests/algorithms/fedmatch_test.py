@@ -70,11 +70,11 @@ def _at_clients():
 
   def run(self, *args, seed, **kwargs):
     result = honest(self, *args, seed=seed, **kwargs)
-    row = dict(result.finished.row)
+    row = dict(result.uploads)
     for i, (name, lie) in enumerate(_LIES):
       lies = tf.equal(seed[0], _LIAR + i)
       row[name] = tf.where(lies, tf.constant(lie, tf.float32), row[name])
-    return result._replace(finished=result.finished._replace(row=row))
+    return result._replace(uploads=row)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(training.LocalTraining, 'run', run)

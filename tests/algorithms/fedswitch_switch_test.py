@@ -226,16 +226,15 @@ def _lying():
 
   def run(self, *args, seed, **kwargs):
     result = honest(self, *args, seed=seed, **kwargs)
-    if not result.finished.signals:  # The server's own training.
+    if not result.uploads:  # The server's own training.
       return result
-    signals = dict(result.finished.signals)
+    uploads = dict(result.uploads)
     for i, (name, lie) in enumerate(_LIES):
       lies = tf.equal(seed[0], _LIAR + i)
-      signals[name] = tf.where(
-        lies, tf.constant(lie, tf.float32), signals[name]
+      uploads[name] = tf.where(
+        lies, tf.constant(lie, tf.float32), uploads[name]
       )
-    finished = result.finished._replace(signals=signals)
-    return result._replace(finished=finished)
+    return result._replace(uploads=uploads)
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(training.LocalTraining, 'run', run)

@@ -368,12 +368,12 @@ def _lying():
 
   def run(self, *args, seed, **kwargs):
     result = honest(self, *args, seed=seed, **kwargs)
-    row = dict(result.finished.row)
+    row = dict(result.uploads)
     for i, lie in enumerate(_LIES['global' if 'sums' in row else 'helpers']):
       for name, value in lie.items():
         false = tf.fill(row[name].shape, tf.cast(value, row[name].dtype))
         row[name] = tf.where(tf.equal(seed[0], _LIAR + i), false, row[name])
-    return result._replace(finished=result.finished._replace(row=row))
+    return result._replace(uploads=row)
 
   build = tiny_task.build.__wrapped__
   processes = {}

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+import tensorflow as tf
 import tiny_local
 import tiny_task
 
@@ -36,14 +37,16 @@ def test_the_objective_is_the_sum_that_its_data_allow(name):
   own = {'mixup_concentration': 0.0} if name == 'mixmatch' else {}
   some, none = (_train(name, s, **own) for s in (_CLIENTS, _SERVER))
   assert some.is_finite and some.num_examples == none.num_examples > 0
-  changes, alone = ((*r.update, *r.of_peers) for r in (some, none))
+  changes, alone = (
+    tf.nest.flatten((r.update, r.auxiliary)) for r in (some, none)
+  )
   assert any(np.any(u) for u in changes)
   for a, b in zip(changes, alone, strict=True):
     np.testing.assert_allclose(a, b, atol=1e-6)
-  for metric, (total, count) in some.ratios.items():
-    if metric in none.ratios:
-      np.testing.assert_allclose(total, none.ratios[metric][0], atol=1e-5)
-      assert count == none.ratios[metric][1]
+  for metric, (total, count) in some.metrics.items():
+    if metric in none.metrics:
+      np.testing.assert_allclose(total, none.metrics[metric][0], atol=1e-5)
+      assert count == none.metrics[metric][1]
     else:
       assert metric in {*_LABELS, 'tsa_ratio'}
       assert total == count == 0
@@ -53,7 +56,7 @@ def test_mixmatch_gives_the_filler_no_share():
   """Whatever stands in for labelled examples, nothing is learnt of it."""
   result = _train('mixmatch', _CLIENTS)
   assert result.is_finite
-  assert result.ratios['loss_mixed_labeled'][1] == 0
+  assert result.metrics['loss_mixed_labeled'][1] == 0
   assert any(np.any(u) for u in result.update)
 
 

@@ -104,11 +104,11 @@ def test_client_data_with_settings():
     (_client_data(pixels=[[0.5], [np.nan]], label=[1, 1]), 'example 1: it is'),
     (_client_data(pixels=[[0.5]], label=[0.5]), 'neither a whole number'),
     (_client_data(pixels=[[0.5]], label=['cat']), "label is 'cat', not an"),
-    (_client_data(pixels=[[0.5]]), 'say by --label_field'),
+    (_client_data(pixels=[[0.5]]), 'name the right one by --label_field'),
     (slices_client_data.TestClientData({'ann': [1, 2]}), 'not mappings'),
     (
       _client_data(pixels=np.zeros([0, 2, 2]), label=np.zeros(0)),
-      'there is no example',
+      'has no examples',
     ),
   ],
 )

@@ -211,7 +211,7 @@ _GOOD = client_files.example(pixels=np.ones(25), label=0)
     ),
     (
       lambda path: _replaced(path, [client_files.example(label=[1])]),
-      'its fields are label; say by --image_field',
+      'its fields are label; name the right one by --image_field',
     ),
     (
       lambda path: _replaced(

@@ -88,7 +88,9 @@ def test_other_columns_and_types(root, load):
     },
     class_names=(),
   )
-  with pytest.raises(UsageError, match='are coarse, fine, img; say by --label'):
+  with pytest.raises(
+    UsageError, match='are coarse, fine, img; name the right one by --label'
+  ):
     load()
   assert load(label_field='fine').class_names == ('a', 'b')
   with pytest.raises(UsageError, match='needs two classes or more; given: 0'):

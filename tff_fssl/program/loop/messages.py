@@ -65,7 +65,6 @@ def banner(
   if about := getattr(devices, 'about', ''):
     where += f', {about}'
   elif devices is not None:
-    # '/device:GPU:0' becomes 'gpu:0', as the flag takes it.
     names = (d.rpartition('device:')[2].lower() for d in devices.client_devices)
     where += f' on {", ".join(names)}, {devices.client_threads} at a time'
   has_effect = config.flags()
