@@ -127,18 +127,6 @@ def test_no_example_at_all_is_no_step():
   assert not _batches({'u': _STREAM({'weak': 'weak'})}, selected=[])
 
 
-def test_progress():
-  def progress(round_num, step, num_steps, num_rounds):
-    time = base.StepTime(*tf.constant([round_num, step, num_steps]))
-    return float(time.progress(num_rounds))
-
-  assert progress(1, 0, 5, 10) == 0.0
-  np.testing.assert_allclose(progress(3, 1, 4, 10), 0.225)
-  assert progress(11, 0, 5, 10) == progress(99, 3, 5, 10) == 1.0
-  assert progress(-3, 0, 5, 10) == progress(0, 4, 5, 10) == 0.0
-  assert progress(2, 0, 0, 10) == np.float32(0.1)
-
-
 def test_two_streams_with_batches_of_their_own_are_refused():
   streams = {name: _STREAM({'weak': 'weak'}) for name in ('a', 'b')}
   with pytest.raises(ValueError, match="'a', 'b'.*only one"):

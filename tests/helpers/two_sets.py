@@ -5,11 +5,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
+import tiny_task
 
 from tff_fssl.algorithms import base
+from tff_fssl.data import clients
 from tff_fssl.hparams import hparam
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import process as process_lib
+from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import thresholds
@@ -215,3 +219,48 @@ class Helping(base.Algorithm):
       a + b for a, b in zip(state.weights.trainable, psi.trainable)
     )
     return state.weights._replace(trainable=summed)
+
+
+def build(algorithm, norm='none', aggregator=None, **kwargs):
+  """The process of an algorithm on the tiny task."""
+  x, y = tiny_task.examples(9, 7)
+  scenario = algorithm.scenarios[0]
+  at_server = scenario == 'labels_at_server'
+  rounds = round_hparams.RoundHparams(
+    scenario=scenario,
+    client_epochs=1,
+    client_batch_size=5,
+    server_epochs=1,
+    num_pretraining_rounds=0,
+    **kwargs,
+  )
+  return process_lib.build_process(
+    lambda: tiny_task.model_fn(norm),
+    dataclasses.replace(algorithm, round=rounds),
+    process_lib.DataSpec(
+      clients.element_spec(tiny_task.IMAGE_SHAPE),
+      tiny_task.VIEWS,
+      clients.build_server_data_fn(x, y) if at_server else None,
+      num_clients=8,
+    ),
+    seed=5,
+    aggregator=aggregator,
+  )
+
+
+def run(process, num_rounds=3, ids=(1, 4, 6), labeled=0, change=None):
+  """The outputs of rounds with the clients of these ids."""
+  outputs, state = [], process.initialize()
+  for round_num in range(1, num_rounds + 1):
+    cohort = []
+    for index, client_id in enumerate(ids):
+      element = tiny_task.client(index, round_num, labeled=labeled)
+      if process.num_clients:
+        element['client_id'] = np.int32(client_id)
+      if change is not None:
+        element = change(index, element)
+      cohort.append(tiny_task.dataset(element))
+    output = process.next(state, cohort)
+    state = output.state
+    outputs.append(output)
+  return outputs

@@ -1,0 +1,137 @@
+"""Names that an algorithm refers to."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import tensorflow as tf
+import two_sets
+
+from tff_fssl import hparams as hparams_lib
+from tff_fssl.algorithms import base
+
+
+class TestNames:
+  """A name that nothing has is an error when the process is built."""
+
+  @staticmethod
+  def _changed(base_class=two_sets.Switching, **methods):
+    return dataclasses.dataclass(frozen=True)(
+      type('Changed', (base_class,), methods)
+    )()
+
+  def _check(self, algorithm, *words):
+    with pytest.raises(Exception) as error:
+      two_sets.build(algorithm)
+    for word in words:
+      assert word in str(error.value)
+    return error.value
+
+  def test_of_a_network(self):
+    networks = {'teacher': base.AuxiliaryNetwork('techer')}
+    error = self._check(
+      self._changed(networks=lambda self: networks),
+      "networks, 'teacher': starts_from='techer'",
+      'weights that the server sends: teacher',
+      "did you mean 'teacher'",
+    )
+    assert isinstance(error, hparams_lib.UsageError)
+
+  def test_of_a_network_that_is_kept_but_never_sent(self):
+    mode = lambda self, state: {'mode': base.Broadcast(state.memory.mode)}
+    self._check(
+      self._changed(broadcasts=mode),
+      "starts_from='teacher'",
+      'the server sends: none',
+    )
+
+  def test_of_a_network_in_the_servers_training(self):
+    @dataclasses.dataclass(frozen=True)
+    class Trainer(base.Algorithm):
+      def networks(self):
+        return {'techer': base.AuxiliaryNetwork()}
+
+    self._check(
+      self._changed(server_trainer=lambda self: Trainer()),
+      "server_trainer: networks='techer'",
+      'weights that the server keeps: teacher',
+    )
+
+  def test_of_the_model(self):
+    first, second = (
+      two_sets.run(
+        two_sets.build(self._changed(networks=lambda self: {'teacher': n})), 1
+      )[0]
+      for n in (base.AuxiliaryNetwork(), base.AuxiliaryNetwork('teacher'))
+    )
+    # In the first round, the teacher is the model.
+    for a, b in zip(
+      first.state.global_model_weights.trainable,
+      second.state.global_model_weights.trainable,
+    ):
+      np.testing.assert_array_equal(a, b)
+
+  def test_of_streams_and_views(self):
+    stream = base.Stream({'weak': 'weak', 'strong': 'storng'})
+    self._check(
+      self._changed(streams=lambda self: {'unlabeled': stream}),
+      "view 'strong'='storng'",
+      'plain, weak, strong',
+    )
+    streams = two_sets.Switching().streams()
+    streams['more'] = base.Stream({}, partner_of='unlabelled')
+    self._check(
+      self._changed(streams=lambda self: streams),
+      "partner_of='unlabelled'",
+      'streams: unlabeled',
+    )
+
+  def test_of_a_broadcast(self):
+    def broadcasts(self, state):
+      sent = two_sets.Switching.broadcasts(self, state)
+      return {**sent, 'techer': base.Broadcast(state.memory.teacher)}
+
+    self._check(
+      self._changed(broadcasts=broadcasts), "broadcasts='techer'", 'teacher'
+    )
+
+  def test_of_uploads(self):
+    upload = base.Upload(0.0, 1.0)
+    self._check(
+      self._changed(uploads=lambda self: {'teacher': upload, 'stud': upload}),
+      'signals has teacher',
+      'declares stud, teacher',
+    )
+
+  def test_of_rows(self):
+    def build(self, population):
+      exchange = two_sets.Helping.build_exchange(self, population)
+      return exchange._replace(
+        row_specs={'embeding': tf.TensorSpec([3], tf.float32)}
+      )
+
+    error = self._check(
+      self._changed(two_sets.Helping, build_exchange=build),
+      'row has embedding',
+    )
+    assert isinstance(error, hparams_lib.UsageError)
+
+  def test_of_what_steps_return_and_read(self):
+    """In the graph's code: the error also shows the algorithm's own line."""
+    plain = two_sets.Switching.step
+
+    def auxiliary(self, networks, batch):
+      result = plain(self, networks, batch)
+      return result._replace(auxiliary={'teacher': result.gradients})
+
+    def read(self, networks, batch):
+      return plain(self, networks, batch._replace(streams=batch.streams['un']))
+
+    self._check(
+      self._changed(step=auxiliary),
+      "auxiliary='teacher'",
+      'trained auxiliary networks: none',
+    )
+    self._check(
+      self._changed(step=read), "'un': there is no such name", 'unlabeled'
+    )

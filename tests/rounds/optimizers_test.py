@@ -1,0 +1,36 @@
+"""Optimizers of clients and server."""
+
+import pytest
+import tensorflow as tf
+
+from tff_fssl.client import optimizer as optimizer_lib
+from tff_fssl.rounds import optimizers
+from tff_fssl.rounds.round_hparams import RoundHparams
+
+
+def test_clients_use_the_servers_sgd_unless_told_otherwise():
+  hparams = RoundHparams(momentum=0.5, nesterov=False, weight_decay=0.1)
+  assert optimizers.client_optimizer(hparams) == optimizers.sgd(hparams)
+  assert optimizers.sgd(hparams).momentum == 0.5
+  rmsprop = optimizers.client_optimizer(
+    RoundHparams(client_optimizer='rmsprop', max_gradient_norm=2.0)
+  )
+  assert isinstance(rmsprop, optimizer_lib.RmsProp)
+  assert rmsprop.max_gradient_norm == 2.0
+
+
+def test_the_learning_rate_starts_from_its_initial_value():
+  rate = optimizers.learning_rate_fn(
+    RoundHparams(learning_rate_schedule='cosine', schedule_rounds=10), 0.3
+  )
+  assert float(rate(tf.constant(1))) == pytest.approx(0.3)
+  assert float(rate(tf.constant(10))) < 0.1
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam', 'yogi'])
+def test_the_servers_optimizer_moves_against_the_update(name):
+  optimizer = optimizers.server_optimizer(RoundHparams(server_optimizer=name))
+  weights, update = (tf.constant([1.0]),), (tf.constant([0.5]),)
+  state = optimizer.initialize((tf.TensorSpec([1]),))
+  _, after = optimizer.next(state, weights, update)
+  assert float(after[0][0]) < 1.0

@@ -1,0 +1,51 @@
+"""Arguments of `build_process` that do not fit together."""
+
+import functools
+
+import pytest
+import tensorflow_federated as tff
+import tiny_task
+
+from tff_fssl.algorithms import fedrgd
+from tff_fssl.algorithms import fixmatch
+from tff_fssl.algorithms import protofssl
+from tff_fssl.data import clients
+from tff_fssl.hparams import UsageError
+from tff_fssl.rounds import process as process_lib
+from tff_fssl.rounds.round_hparams import RoundHparams
+
+_AT_CLIENTS = RoundHparams(scenario='labels_at_clients')
+_SPEC = clients.element_spec(tiny_task.IMAGE_SHAPE)
+_MEAN = tff.aggregators.MeanFactory()
+
+
+def _refused(algorithm, words, server_data_fn=None, aggregator=None):
+  data = process_lib.DataSpec(_SPEC, tiny_task.VIEWS, server_data_fn)
+  with pytest.raises(UsageError, match=words):
+    process_lib.build_process(
+      functools.partial(tiny_task.model_fn, 'none'),
+      algorithm,
+      data,
+      seed=0,
+      aggregator=aggregator,
+    )
+
+
+def test_labels_are_where_the_algorithm_says():
+  labels = clients.build_server_data_fn(*tiny_task.examples(9, 7))
+  _refused(fixmatch.FixMatch(), r'server_data_fn=None: the server needs')
+  _refused(
+    fixmatch.FixMatch(round=_AT_CLIENTS),
+    r'server_data_fn=\(given\): the server needs',
+    labels,
+  )
+  algorithm = protofssl.ProtoFssl(round=RoundHparams())
+  _refused(algorithm, 'protofssl is not defined for it', labels)
+
+
+def test_aggregators_that_do_not_fit():
+  algorithm = fixmatch.FixMatch(round=_AT_CLIENTS)
+  unweighted = tff.aggregators.SumFactory()
+  _refused(algorithm, 'SumFactory: must be weighted', aggregator=unweighted)
+  groups = fedrgd.FedRgd(num_groups=2, round=_AT_CLIENTS)
+  _refused(groups, 'forms 2 groups of clients', aggregator=_MEAN)
