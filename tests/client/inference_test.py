@@ -12,7 +12,7 @@ from tff_fssl.models import adapter
 
 @pytest.mark.parametrize('num', [0, 1, 4, 5, 9])
 def test_outputs_do_not_depend_on_batches(num):
-  network = adapter.Network(tiny_task.model_fn, seed=0)
+  network = adapter.Network(lambda: tiny_task.model_fn('none'), seed=0)
   weights = network.initial_weights()
   x, _ = tiny_task.examples(9, 1)
 
@@ -31,7 +31,7 @@ def test_outputs_do_not_depend_on_batches(num):
 
 
 def test_each_batch_has_a_seed_of_its_own():
-  network = adapter.Network(tiny_task.model_fn, seed=0)
+  network = adapter.Network(lambda: tiny_task.model_fn('none'), seed=0)
   weights = network.initial_weights()
   image = tiny_task.examples(1, 1)[0]
   images = tf.constant(np.concatenate([image, image]))
