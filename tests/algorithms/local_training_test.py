@@ -285,11 +285,11 @@ def test_what_it_cannot_do_is_refused():
   [
     (
       '--aggregator=robust',
-      'has no effect with --algorithm=local_uda; leave it out',
+      'has no effect with --algorithm=local_uda; omit it',
     ),
     (
       '--aggregator=dp',
-      'has no effect with --algorithm=local_uda; leave it out',
+      'has no effect with --algorithm=local_uda; omit it',
     ),
     ('--client_weighting=examples', 'has no effect with --algorithm=local_uda'),
     ('--server_optimizer=adam', 'has no effect with --algorithm=local_uda'),

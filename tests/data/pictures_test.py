@@ -192,7 +192,7 @@ def test_the_content_of_files(mode, channels):
 def test_a_text_is_no_path(tmp_path):
   path = tmp_path / 'secret.png'
   Image.new('RGB', (6, 4)).save(path)
-  with pytest.raises(files.FileError, match='it is not an image'):
+  with pytest.raises(files.FileError, match='it is not a readable image'):
     pictures.read(str(path), _RGB)
 
 
@@ -216,4 +216,4 @@ def test_a_text_is_no_path(tmp_path):
 def test_what_is_no_image(value):
   with pytest.raises(files.FileError) as error:
     pictures.read(value, _FORM)
-  assert error.value.reason.startswith('it is not an image')
+  assert error.value.reason.startswith('it is not a readable image')

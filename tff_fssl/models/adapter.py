@@ -98,8 +98,7 @@ class Network:
       compute_dtype: 'bfloat16': layers compute in it, by Keras's mixed
         precision. Variables, moments of batch norm and the results of this
         class stay float32. 'float32': the model is as `model_fn` makes it.
-      trace: Whether forward passes are traced to check the model. Not necessary
-        if another network of the same `model_fn` was checked.
+      trace: Whether to trace forward passes, which checks the model.
 
     Raises:
       UsageError: If the model cannot be trained.

@@ -343,6 +343,21 @@ def _build_work(
   return work
 
 
+def _weight(
+  part: ClientPart, result: training.LocalResult, num_held: tf.Tensor
+) -> tf.Tensor:
+  """Returns the algorithm's weight, or 1, or a number of examples."""
+  if result.weight is not None:
+    return result.weight
+  if not part.weigh_by_examples:
+    return tf.constant(1.0)
+  # Episodes have about the same size at all clients, so processed examples
+  # would say little.
+  if part.draws_episodes:
+    return tf.cast(num_held, tf.float32)
+  return result.num_examples
+
+
 def _upload(
   part: ClientPart,
   received: exchange_lib.Received,
@@ -367,15 +382,7 @@ def _upload(
     (update and weight, report).
   """
   num_held = tf.size(data['labeled']['y']) + tf.size(data['unlabeled']['y'])
-  weight = result.weight
-  if weight is None:
-    weight = tf.constant(1.0)
-    if part.weigh_by_examples:
-      weight = result.num_examples
-      # Episodes have about the same size at all clients, so processed examples
-      # would say little.
-      if part.draws_episodes:
-        weight = tf.cast(num_held, tf.float32)
+  weight = _weight(part, result, num_held)
   # Clients that kept no pseudo-labels still report.
   reports = tf.logical_and(tf.logical_and(round_num >= 1, num_held > 0), finite)
   counts = reports

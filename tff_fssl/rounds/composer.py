@@ -108,8 +108,7 @@ def compose_fssl_process(
     aggregator: Combines the clients' updates by weight.
     finalizer: Makes the new model from the combined uploads.
     start: See `FsslProcess`.
-    weights_of: The model -> the weights that predict, `get_model_weights`'s
-      result.
+    weights_of: The model -> `get_model_weights`'s result.
     last_phases: Further client phases. They follow the finalizer, since some
       need the new model.
     end_round: Adds clients' rows to the distributor's state. Clients then send

@@ -266,8 +266,7 @@ class _Assembly:
     )
     aggregate_type = aggregator.next.type_signature.result.result.member
     split = None
-    # The aggregator sees one list of tensors: the server's step gets only the
-    # update's part.
+    # The server's step gets only the update's part.
     if exchange is not None and exchange.in_sum:
       split = exchange_lib.build_split(exchange, aggregate_type)
       aggregate_type = split.type_signature.result[0]

@@ -155,7 +155,7 @@ def test_wrong_folders(tmp_path):
   'counts,words',
   [
     ({'train/a': 1, 'test/a': 1}, ['two classes or more; given: a']),
-    ({'train/a': 1, 'train/b': 1, 'test': 0}, ['there are no test examples']),
+    ({'train/a': 1, 'train/b': 1, 'test': 0}, ['have no test examples']),
     (
       {'train/a': 1, 'train/b': 1, 'test/a': 1, 'test/c': 1},
       ['without a training example: c', 'without a test example: b'],
@@ -271,7 +271,7 @@ def test_unreadable_files(load, tmp_path):
   message = str(error.value)
   for words in (
     '2 images cannot be read',
-    '0.png: it is not an image',
+    '0.png: it is not a readable image',
     '5.png: it does not exist',
     '--max_unreadable=2',
   ):

@@ -125,7 +125,8 @@ def test_problems_of_a_folder(shown, tmp_path):
     assert words in text
   code, text = shown('folder:photos', '--max_unreadable=1')
   assert code == 0
-  assert 'training continues: train/cat/1.jpg: it is not an image' in text
+  skipped = 'training continues: train/cat/1.jpg: it is not a readable image'
+  assert skipped in text
   assert '; it is skipped' in text
 
 
@@ -263,7 +264,7 @@ def test_client_data(shown, tmp_path):
     file['examples/bob/pixels'][1] = 2
   code, text = shown('clientdata:x')
   assert code == 1
-  assert 'stops training: train bob/1: it is not an image' in text
+  assert 'stops training: train bob/1: it is not a readable image' in text
 
 
 def test_a_set_of_the_hub(shown, tmp_path):
