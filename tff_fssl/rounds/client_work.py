@@ -402,9 +402,8 @@ def _upload(
       )
       if before.dtype.is_floating  # Training never changes counters.
     )
-  update = part.delivery.select_update(update)
-  for change in result.auxiliary.values():
-    update += change
+  selected = part.delivery.select_update(update)
+  update = sum(result.auxiliary.values(), selected)
   if part.delivery.groups is not None:
     place = tf.stack(part.delivery.groups.place_of(data))
     update += (tf.cast(place, tf.float32),)
