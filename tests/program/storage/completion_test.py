@@ -56,7 +56,7 @@ def test_the_last_checkpoints_are_gone(tmp_path):
     _check(tree)
 
 
-def _remove_checkpoints(folder):
+def _make_unsaved(folder):
   """A run of rounds 1 to 4 that were not saved, as far as can be told."""
   tree = _made(folder, total_rounds=4)
   _remove_checkpoints(tree)
@@ -69,7 +69,7 @@ def _remove_checkpoints(folder):
 
 
 def test_the_best_round_was_saved_whatever_its_number(tmp_path):
-  tree = _remove_checkpoints(tmp_path / 'run')
+  tree = _make_unsaved(tmp_path / 'run')
   with open(tree.eval_csv) as file:
     header, first, *_ = file.readlines()
   with open(tree.eval_csv, 'w') as file:
@@ -79,7 +79,7 @@ def test_the_best_round_was_saved_whatever_its_number(tmp_path):
 
 
 def test_a_short_run_that_had_finished(tmp_path):
-  tree = _remove_checkpoints(tmp_path / 'run')
+  tree = _make_unsaved(tmp_path / 'run')
   with open(tree.summary_json, 'w') as file:
     file.write('{}')
   with pytest.raises(UsageError, match='go to round 4'):
