@@ -249,7 +249,7 @@ class _Repeated(_LAYERS.Layer):
 
 
 def test_a_layer_of_a_user_may_need_autograph():
-  network = adapter.Network(lambda: _model(extra=[_Repeated()]))
+  network = adapter.Network(lambda: _model(extra=[_Repeated()]), seed=0)
 
   @tf.function(autograph=False)
   def predict(images):
