@@ -245,10 +245,7 @@ def _predict(
   images = [examples.views[view] for examples, view in rows]
   weights = [examples.weights for examples, _ in rows]
   logits = network.logits(
-    # Within `tf.cond`, gradients of the images would be computed, too.
-    tf.stop_gradient(tf.concat(images, 0)),
-    training=True,
-    weights=tf.concat(weights, 0),
+    tf.concat(images, 0), training=True, weights=tf.concat(weights, 0)
   )
   return list(tf.split(logits, [tf.size(weight) for weight in weights]))
 
