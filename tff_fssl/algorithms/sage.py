@@ -85,8 +85,8 @@ class Sage(base.Algorithm):
     ),
     metrics_lib.client_metric(
       'local_share',
-      "lambda, the local label's share of the target, mean over the examples of"
-      ' which the local model is confident.',
+      "lambda, the local label's share of the target, mean over the examples"
+      ' with a confident local prediction.',
       metrics_lib.SHARE,
       curve=metrics_lib.Curve('Share of the local label'),
       figure='local',

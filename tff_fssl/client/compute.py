@@ -164,10 +164,8 @@ class _Tracing:
     """Returns the specs of `_client`'s arguments."""
     examples = base.Examples(stored, _labels(None))
     weights = self._networks.model.weight_specs
-    received = dict(received)
-    for auxiliary in self._algorithm.networks().values():
-      if auxiliary.starts_from:
-        received.setdefault(auxiliary.starts_from, weights)
+    declared = self._algorithm.networks()
+    received = dict(training.add_unsent(received, declared, weights))
     return weights, examples, examples, received, _INT, _SEED
 
   def _client(self, *values: Any) -> base.Client:

@@ -37,7 +37,7 @@ def weak_logits(
 
   Args:
     network: The network, to which `weights` must already be assigned.
-    weights: The weights, of which only `statistics_count` is read.
+    weights: The weights. Only `statistics_count` is read.
     images: [N, ...] as stored, N >= 0.
     views: The preprocessing.
     seed: int32 [2], seed of the views.

@@ -157,6 +157,32 @@ def streams_of(
   return algorithm.streams()
 
 
+def server_networks(algorithm: base.Algorithm) -> tuple[str, ...]:
+  """Names the auxiliary networks of the training on the server's labels."""
+  trainer = algorithm.server_trainer()
+  # The networks of clients are not the server's.
+  return () if trainer is algorithm else tuple(trainer.networks())
+
+
+def add_unsent(
+  received: Mapping[str, Any],
+  declared: Mapping[str, base.AuxiliaryNetwork],
+  weights: Any,
+) -> names_lib.Named:
+  """Adds the networks that were not sent, which have the model's weights.
+
+  Args:
+    received: Name of a broadcast -> its value.
+    declared: Name -> each auxiliary network.
+    weights: The model's weights, or specs of these.
+
+  Returns:
+    `Client.received`.
+  """
+  unsent = {n.starts_from: weights for n in declared.values() if n.starts_from}
+  return names_lib.Named({**unsent, **received})
+
+
 class LocalTraining:
   """The training of networks on the data of one client, or of the server.
 
@@ -277,16 +303,12 @@ class LocalTraining:
     if not self._at_server:
       weights = self._algorithm.start(weights, received)
     initial = self._start(weights, received, momentum)
-    # A network that was not sent has the model's weights.
-    for declared in self._declared.values():
-      if declared.starts_from:
-        received.setdefault(declared.starts_from, weights)
     client = base.Client(
       self._networks,
       weights,
       labeled,
       unlabeled,
-      received,
+      add_unsent(received, self._declared, weights),
       self._views,
       tf.convert_to_tensor(round_num),
       fold_in(seed, seeds.PREPARE),

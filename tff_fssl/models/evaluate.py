@@ -37,7 +37,7 @@ def build_evaluate_fn(
 
   Args:
     model_fn: Builds the Keras model, images -> logits.
-    views: The preprocessing, of which `plain` is used.
+    views: The preprocessing. Only `plain` is used.
     prediction: How the model predicts.
     batch_size: Examples in a batch. Until there are batch norm statistics, the
       moments of the batch are used.

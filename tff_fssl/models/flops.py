@@ -113,7 +113,7 @@ def _count_operation(op: tf.Operation, per_example: bool) -> Flops:
 
 
 def _combine_branches(branches: Iterable[Flops]) -> Flops:
-  """Combines the FLOPs of branches of which one is taken."""
+  """Combines the FLOPs of alternative branches."""
   branches = list(branches)
   return Flops(min(b.least for b in branches), max(b.most for b in branches))
 

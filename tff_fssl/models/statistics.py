@@ -85,7 +85,7 @@ def gather(
     weights: The weights whose activations are measured. Their current means
       serve as the shift that keeps float32 sums well conditioned.
     images: [N, ...] as stored. N may be 0.
-    views: The preprocessing, of which `plain` is used.
+    views: The preprocessing. Only `plain` is used.
     kind: `pooled`, `batch_mean` or `median`.
     batch_size: Images in a batch.
 

@@ -46,8 +46,7 @@ def check_names(
       )
   trainer = algorithm.server_trainer()
   _check_streams(training.streams_of(trainer, at_server=True))
-  # A `server_trainer` that is the algorithm itself trains the model alone.
-  for name in () if trainer is algorithm else trainer.networks():
+  for name in training.server_networks(algorithm):
     names.check(
       name, kept, 'server_trainer: networks', 'weights that the server keeps'
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 import dataclasses
 import functools
 import math
@@ -15,6 +15,7 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import embedding
 from tff_fssl.models import flops as flops_lib
+from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import states as states_lib
@@ -30,6 +31,7 @@ class RoundCompute:
     clients: The cost of clients for each example.
     server: The cost of the server for each of its labelled examples. None if it
       has none.
+    states: The states of the algorithm.
     algorithm: The algorithm.
     is_static: Whether a round gathers static batch norm statistics.
     num_classes: The number of classes.
@@ -37,6 +39,7 @@ class RoundCompute:
 
   clients: compute.Cost
   server: compute.Cost | None
+  states: states_lib.States
   algorithm: base.Algorithm
   is_static: bool
   num_classes: int
@@ -106,10 +109,9 @@ class RoundCompute:
     """Counts the FLOPs of passes that gather static batch norm statistics."""
     if not self.is_static:
       return Flops()
-    states = states_lib.States(self.algorithm)
-    always = 1 + len(states.statistics_of)
+    always = 1 + len(self.states.statistics_of)
     # The clients get some sets in some rounds only: FLOPs are a range.
-    most = always + len(states.statistics_if_sent)
+    most = always + len(self.states.statistics_if_sent)
     return Flops(self.forward * always, self.forward * most) * num_examples
 
 
@@ -154,10 +156,11 @@ def measure(
     passes = compute.measure_network(network, shape)
     options = {'views': views, 'passes': passes, 'stored': stored}
     num_classes = num_classes or network.num_outputs
+    states = states_lib.States(algorithm)
     clients = compute.measure_algorithm(
       network,
       algorithm,
-      received=_received(network, algorithm, num_classes),
+      received=_received(network, algorithm, states, num_classes),
       **options,
     )
     server = None
@@ -166,7 +169,7 @@ def measure(
         network, algorithm.server_trainer(), at_server=True, **options
       )
     return RoundCompute(
-      clients, server, algorithm, network.is_static, num_classes
+      clients, server, states, algorithm, network.is_static, num_classes
     )
 
 
@@ -183,41 +186,36 @@ def receive(
   Returns:
     The message, as client 0 uses it.
   """
-  return _receive(
-    _exchange(network, algorithm, num_classes), network, algorithm
-  )
+  exchange = _exchange(network, algorithm, num_classes)
+  return _receive(exchange, network, states_lib.States(algorithm))
 
 
 def _exchange(
   network: adapter.Network, algorithm: base.Algorithm, num_classes: int
 ) -> exchange_lib.Exchange | None:
   """Makes the exchange, if there is one. This may make variables."""
-  build = algorithm.exchange()
-  if build is None:
-    return None
-  of_others = {
-    name: adapter.Network(
-      functools.partial(declared.build, network), trace=False
-    ).weight_specs
-    for name, declared in algorithm.networks().items()
-    if declared.build is not None
-  }
+
+  def specs_of(build: Callable[[adapter.Network], tf.keras.Model]) -> Weights:
+    model_fn = functools.partial(build, network)
+    return adapter.Network(model_fn, trace=False).weight_specs
+
   # The number of clients does not change the values that one client receives.
-  return build(
-    exchange_lib.Population(
-      1, network.weight_specs, of_others, num_classes, network.num_outputs
-    )
+  population = exchange_lib.Population(
+    1,
+    network.weight_specs,
+    num_classes=num_classes,
+    num_outputs=network.num_outputs,
   )
+  return exchange_lib.build_exchange(algorithm, population, specs_of)
 
 
 def _receive(
   exchange: exchange_lib.Exchange | None,
   network: adapter.Network,
-  algorithm: base.Algorithm,
+  states: states_lib.States,
 ) -> exchange_lib.Received:
   """Makes the message of the first round, as client 0 uses it."""
   table = () if exchange is None else exchange.initialize()
-  states = states_lib.States(algorithm)
   model = states.start(network.initial_weights())
   message = exchange_lib.make_message(
     exchange, states, table, model, tf.constant(1)
@@ -226,12 +224,15 @@ def _receive(
 
 
 def _received(
-  network: adapter.Network, algorithm: base.Algorithm, num_classes: int
+  network: adapter.Network,
+  algorithm: base.Algorithm,
+  states: states_lib.States,
+  num_classes: int,
 ) -> Mapping[str, tf.TensorSpec]:
   """Returns the specs of `Client.received`."""
   exchange = _exchange(network, algorithm, num_classes)
   traced = tf.function(
-    lambda: _receive(exchange, network, algorithm).values, autograph=False
+    lambda: _receive(exchange, network, states).values, autograph=False
   ).get_concrete_function()
   specs: Mapping[str, tf.TensorSpec] = tf.nest.map_structure(
     lambda tensor: tf.TensorSpec(tensor.shape, tensor.dtype),

@@ -10,8 +10,10 @@ import collections
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
+from tff_fssl.algorithms import base
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import LazyImport, np, tf, tff
+from tff_fssl.models import adapter
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite
 from tff_fssl.rounds import client_data
@@ -152,6 +154,32 @@ class Population(NamedTuple):
 
 # Builds an algorithm's exchange.
 BuildExchange = Callable[[Population], Exchange]
+
+
+def build_exchange(
+  algorithm: base.Algorithm,
+  population: Population,
+  specs_of: Callable[[Callable[[adapter.Network], tf.keras.Model]], Weights],
+) -> Exchange | None:
+  """Builds the exchange of an algorithm.
+
+  Args:
+    algorithm: The algorithm.
+    population: The population, but for its `of_peers`.
+    specs_of: `AuxiliaryNetwork.build` -> `tf.TensorSpec`s of its weights.
+
+  Returns:
+    The exchange, or None if the algorithm has none.
+  """
+  build = algorithm.exchange()
+  if build is None:
+    return None
+  specs = {
+    name: specs_of(declared.build)
+    for name, declared in algorithm.networks().items()
+    if declared.build is not None
+  }
+  return build(population._replace(of_peers=specs))
 
 
 class Message(NamedTuple):

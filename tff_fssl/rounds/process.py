@@ -217,23 +217,16 @@ class _Assembly:
     self, num_clients: int | None
   ) -> exchange_lib.Exchange | None:
     """Makes the exchange, if there is one."""
-    build = self._algorithm.exchange()
-    if build is None:
-      return None
     networks = self._networks
-    return build(
-      exchange_lib.Population(
-        num_clients or 0,
-        networks.weight_specs,
-        {
-          name: networks.specs_of(declared.build)
-          for name, declared in self._algorithm.networks().items()
-          if declared.build is not None
-        },
-        networks.num_classes,
-        networks.num_outputs,
-        isinstance(self._model_aggregator, robust.RobustMeanFactory),
-      )
+    population = exchange_lib.Population(
+      num_clients or 0,
+      networks.weight_specs,
+      num_classes=networks.num_classes,
+      num_outputs=networks.num_outputs,
+      robust=isinstance(self._model_aggregator, robust.RobustMeanFactory),
+    )
+    return exchange_lib.build_exchange(
+      self._algorithm, population, networks.specs_of
     )
 
   def build(self) -> composer.FsslProcess:

@@ -124,12 +124,10 @@ class ServerSide:
 
   def _make_training(self) -> server_step.ServerTraining:
     """Makes the training on labels. Call it where variables may be made."""
-    hparams, trainer = self.hparams, self.algorithm.server_trainer()
-    # The auxiliary networks of clients are not the server's.
-    further = () if trainer is self.algorithm else trainer.networks()
+    hparams = self.hparams
     local = training.LocalTraining(
       self.networks.make(),
-      trainer,
+      self.algorithm.server_trainer(),
       self.views,
       training.LoopConfig(
         hparams.server_epochs,
@@ -139,7 +137,10 @@ class ServerSide:
         jit_compile=hparams.jit_compile,
         keeps_momentum=self._keeps_momentum,
       ),
-      {name: self.networks.make() for name in further},
+      {
+        name: self.networks.make()
+        for name in training.server_networks(self.algorithm)
+      },
       at_server=True,
     )
     rate_fn = optimizers.learning_rate_fn(hparams, hparams.server_learning_rate)
