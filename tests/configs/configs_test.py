@@ -17,7 +17,6 @@ import tiny_vectors
 
 from tff_fssl import hparams
 from tff_fssl import runtime
-from tff_fssl.algorithms import registry
 from tff_fssl.data import names as data_names
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
@@ -26,6 +25,7 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import papers
 from tff_fssl.program.loop import experiment
 from tff_fssl.program.storage import output_tree
+from tff_fssl.rounds import process as process_lib
 
 _FOLDER = pathlib.Path(__file__).resolve().parents[2] / 'configs'
 # Those of texts have other data: `text_test.py`.
@@ -172,20 +172,20 @@ def shared_processes():
   """
   processes, context = {}, runtime.build_async_context()
   build_experiment = experiment.build_experiment
-  build = registry.Algorithm.build
+  build = process_lib.build_process
 
   def build_shared(task, server_data_dir):
     held = task.partition.server_labeled
     key = _process_key(task.config), held.tobytes()
 
-    def cached(algorithm, model_fn, **kwargs):
+    def cached(*args, **kwargs):
       if key not in processes:
         processes.clear()
-        processes[key] = build(algorithm, model_fn, **kwargs)
+        processes[key] = build(*args, **kwargs)
       return processes[key]
 
     with pytest.MonkeyPatch.context() as patch:
-      patch.setattr(registry.Algorithm, 'build', cached)
+      patch.setattr(process_lib, 'build_process', cached)
       return build_experiment(task, server_data_dir)
 
   with pytest.MonkeyPatch.context() as patch:
