@@ -22,10 +22,11 @@ _LAYERS = (
   ('program',),
   ('programs',),
 )
-# Of `algorithms`, what clients and rounds call methods of.
+# Of `algorithms`, what machinery may know.
 _INTERFACE = {
   'tff_fssl.algorithms',
   'tff_fssl.algorithms.base',
+  'tff_fssl.algorithms.channels',
   'tff_fssl.algorithms.names',
 }
 # The rooms of `program`, likewise. What stands beside them, any may import.

@@ -168,7 +168,7 @@ def validate(instance: Any, prefix: str = '') -> None:
 
   Args:
     instance: An instance of a dataclass made of `hparam` fields.
-    prefix: Prefix of its flags in messages (`'fl2.'`).
+    prefix: Prefix of its flags in messages (`'name.'`).
 
   Raises:
     UsageError: If a value is out of range.

@@ -1,5 +1,7 @@
 """The means of groups: against NumPy, the plain mean, and false values."""
 
+import collections
+
 import numpy as np
 import pytest
 import tensorflow_federated as tff
@@ -7,7 +9,11 @@ import tensorflow_federated as tff
 from tff_fssl.aggregators import grouped
 from tff_fssl.aggregators import guarded
 
-_TYPE = tff.to_type([(np.float32, [2]), (np.float32, []), (np.float32, [2])])
+_TYPE = tff.to_type(
+  collections.OrderedDict(
+    model=[(np.float32, [2]), (np.float32, [])], place=(np.float32, [2])
+  )
+)
 
 
 def _process(num_groups=2, num_starts=3, num_trainable=1):
@@ -23,11 +29,10 @@ def process():
 
 
 def _client(vector, scalar=0.0, group=0, start=0):
-  return [
-    np.array(vector, np.float32),
-    np.float32(scalar),
-    np.array([group, start], np.float32),
-  ]
+  return collections.OrderedDict(
+    model=[np.array(vector, np.float32), np.float32(scalar)],
+    place=np.array([group, start], np.float32),
+  )
 
 
 def _run(process, clients, weights=None):
@@ -46,10 +51,12 @@ def test_weighted_means_sizes_and_starts(process):
     _client([9, 9], 90, 1, 1),
   ]
   result, measured = _run(process, clients, [1.0, 3.0, 2.0, 0.0])
-  np.testing.assert_allclose(result['update'][0], [[2.5, 3.5], [5, 6]])
-  np.testing.assert_allclose(result['update'][1], [17.5, 30])
-  np.testing.assert_array_equal(result['sizes'], [2, 1])
-  np.testing.assert_allclose(result['starts'], [[0.25, 0, 0.75], [0, 1, 0]])
+  np.testing.assert_allclose(result['model'][0], [[2.5, 3.5], [5, 6]])
+  np.testing.assert_allclose(result['model'][1], [17.5, 30])
+  np.testing.assert_array_equal(result['place']['sizes'], [2, 1])
+  np.testing.assert_allclose(
+    result['place']['starts'], [[0.25, 0, 0.75], [0, 1, 0]]
+  )
   inner = measured['inner']
   assert (inner['smallest_group'], inner['largest_group']) == (1, 2)
   # (1 * 5 + 3 * 25) / 4 over 2.5^2 + 3.5^2; a single client has 1.
@@ -75,15 +82,15 @@ def test_one_group_is_the_mean_to_the_bit():
   result, _ = _run(_process(1, 1), clients, weights)
   mean = tff.aggregators.MeanFactory().create(_TYPE, tff.TensorType(np.float32))
   expected, _ = _run(mean, clients, weights)
-  for mine, theirs in zip(result['update'], expected[:2], strict=True):
+  for mine, theirs in zip(result['model'], expected['model'], strict=True):
     np.testing.assert_array_equal(mine[0], theirs)
 
 
 def test_an_empty_group_has_zeros(process):
   result, measured = _run(process, [_client([1, 2], 3, 1, 2)])
-  np.testing.assert_array_equal(result['update'][0], [[0, 0], [1, 2]])
-  np.testing.assert_array_equal(result['sizes'], [0, 1])
-  np.testing.assert_array_equal(result['starts'][0], [0, 0, 0])
+  np.testing.assert_array_equal(result['model'][0], [[0, 0], [1, 2]])
+  np.testing.assert_array_equal(result['place']['sizes'], [0, 1])
+  np.testing.assert_array_equal(result['place']['starts'][0], [0, 0, 0])
   assert measured['inner']['gradient_diversity'] == 1
 
 
@@ -92,13 +99,13 @@ def test_impossible_values_are_left_out_with_their_place(process, bad):
   clients = [_client([1, 2], 3, 0, 0), _client([bad, 0], 0, 1, 1)]
   clients += [_client([5, 5], 5, bad, 0), _client([5, 5], 5, 0, bad)]
   result, measured = _run(process, clients)
-  np.testing.assert_array_equal(result['update'][0], [[1, 2], [0, 0]])
-  np.testing.assert_array_equal(result['sizes'], [1, 0])
+  np.testing.assert_array_equal(result['model'][0], [[1, 2], [0, 0]])
+  np.testing.assert_array_equal(result['place']['sizes'], [1, 0])
   assert measured['num_rejected_clients'] == 3
 
 
 def test_a_round_without_weight_is_marked(process):
   result, measured = _run(process, [_client([1, 2])], [0.0])
-  assert np.all(np.isnan(result['update'][0]))
-  assert np.all(np.isnan(result['sizes']))
+  assert np.all(np.isnan(result['model'][0]))
+  assert np.all(np.isnan(result['place']['sizes']))
   assert measured['num_weighted_clients'] == 0

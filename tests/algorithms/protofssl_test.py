@@ -316,7 +316,9 @@ class TestBytes:
 def _figures(weights, exchange):
   """What travels of a model and an exchange, without metrics."""
   model_type = tff.types.tensorflow_to_type(server_model.ServerModel(*weights))
-  update_type = tff.types.tensorflow_to_type(tuple(weights.trainable))
+  update_type = tff.types.tensorflow_to_type(
+    collections.OrderedDict(model=tuple(weights.trainable))
+  )
   upload_type = tff.to_type(
     tff.learning.templates.ClientResult(
       collections.OrderedDict(
@@ -329,7 +331,7 @@ def _figures(weights, exchange):
     model_type,
     upload_type,
     states=states_lib.States(supervised.Supervised()),
-    peer_sizes={},
+    networks=(),
     exchange=exchange,
     has_statistics_phases=False,
     statistics_up=0,

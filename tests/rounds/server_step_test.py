@@ -27,7 +27,7 @@ _context = contexts.of_each_module()
 
 def _aggregate(*update, signals=(), num_reports=np.float32(1.0)):
   return collections.OrderedDict(
-    update=update,
+    update=collections.OrderedDict(model=update),
     signals=collections.OrderedDict(signals),
     num_reports=num_reports,
   )

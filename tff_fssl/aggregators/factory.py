@@ -26,7 +26,7 @@ def build_aggregator(
   clients_per_round: int | None = None,
   population: int | None = None,
 ) -> _Factory:
-  """Builds the `model_aggregator` of an algorithm's `build`.
+  """Builds the `aggregator` of `process.build_process`.
 
   `mean` and `compression` are TFF's, except that `compression` rounds to the
   nearest step instead of at random, so that runs repeat. `secure` is

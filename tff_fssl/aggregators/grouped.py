@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
+from tff_fssl.algorithms import channels
 from tff_fssl.lazy import tf, tff
 
 
 class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
   """The weighted mean of the updates of each group.
 
-  A value is a sequence of float tensors. The last one is the client's place,
-  float32 [2]: its group, in [0, num_groups), and the row of weights from which
-  it started, in [0, num_starts). The server adds each update to the sum of its
-  group, so that a client sends one update for any number of groups.
+  A value is OrderedDict(model, place). `model` is a sequence of float tensors.
+  `place` is the client's place, float32 [2]: its group, in [0, num_groups), and
+  the row of weights from which it started, in [0, num_starts). The server adds
+  each update to the sum of its group, so that a client sends one update for any
+  number of groups.
 
-  The result is OrderedDict(update, sizes, starts). `update` has the means,
-  [num_groups, ...], for each tensor of the value except the last. They are 0
-  for a group without weight. `sizes`, float32 [num_groups], are the numbers of
-  clients with a weight above 0. `starts`, float32 [num_groups, num_starts], are
-  the shares of a group's weight that started from each row.
+  The result is OrderedDict(model, place), too. `model` has the means,
+  [num_groups, ...], of each tensor. They are 0 for a group without weight.
+  `place` is OrderedDict(sizes, starts). `sizes`, float32 [num_groups], are the
+  numbers of clients with a weight above 0. `starts`, float32 [num_groups,
+  num_starts], are the shares of a group's weight that started from each row.
 
   The measurements are the gradient diversity of a group, mean_i |u_i|^2 /
   |mean_i u_i|^2 with the clients' weights, as the mean over groups, and the
@@ -34,7 +36,7 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     Args:
       num_groups: The number of groups.
       num_starts: The number of rows from which a client may start.
-      num_trainable: The number of tensors of a value, from the first, that
+      num_trainable: The number of tensors of `model`, from the first, that
         count in the gradient diversity.
     """
     self._num_groups = num_groups
@@ -45,8 +47,7 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     self, value_type: tff.Type, weight_type: tff.Type
   ) -> tff.templates.AggregationProcess:
     """Creates the process: <()@SERVER, V@CLIENTS, W@CLIENTS> -> result."""
-    specs = tff.types.type_to_tf_tensor_specs(value_type)[:-1]
-    zero = tff.tensorflow.computation(lambda: self._zero(specs))
+    zero = tff.tensorflow.computation(lambda: self._zero(value_type))
     sums_type = zero.type_signature.result
 
     @tff.tensorflow.computation(sums_type, (value_type, weight_type))
@@ -83,8 +84,9 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
 
     return tff.templates.AggregationProcess(init_fn, next_fn)
 
-  def _zero(self, specs: Sequence[tf.TensorSpec]) -> Any:
+  def _zero(self, value_type: tff.Type) -> Any:
     """Makes the sums over no clients."""
+    specs = tff.types.type_to_tf_tensor_specs(value_type[channels.MODEL])
     groups = self._num_groups
     return collections.OrderedDict(
       update=tuple(tf.zeros([groups, *s.shape], s.dtype) for s in specs),
@@ -95,11 +97,11 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     )
 
   def _accumulate(
-    self, sums: Mapping[str, Any], value: Sequence[tf.Tensor], weight: tf.Tensor
+    self, sums: Mapping[str, Any], value: Mapping[str, Any], weight: tf.Tensor
   ) -> Any:
     """Adds one client to the sums."""
-    *update, place = value
-    group, start = tf.unstack(tf.cast(place, tf.int32))
+    update = value[channels.MODEL]
+    group, start = tf.unstack(tf.cast(value[channels.PLACE], tf.int32))
     squares = tf.add_n(
       [tf.reduce_sum(tf.square(u)) for u in update[: self._num_trainable]]
     )
@@ -138,8 +140,11 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     # Empty groups have a diversity of 0/0, and are not counted.
     diversity = mean(sums['squares']) / norms
     some = weights > 0.0
-    result = collections.OrderedDict(
-      update=update, sizes=sums['sizes'], starts=mean(sums['starts'])
+    place = collections.OrderedDict(
+      sizes=sums['sizes'], starts=mean(sums['starts'])
+    )
+    result = channels.by_channel(
+      {channels.MODEL: update, channels.PLACE: place}
     )
     return result, collections.OrderedDict(
       gradient_diversity=tf.reduce_mean(tf.boolean_mask(diversity, some)),

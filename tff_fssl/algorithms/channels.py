@@ -2,10 +2,25 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from tff_fssl.lazy import tf
+
+# The channels of a client's update that the machinery adds to those of an
+# algorithm: the change of the model, and the client's place among groups.
+MODEL = 'model'
+PLACE = 'place'
+
+
+def by_channel(values: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
+  """Orders the values that the aggregator combines, by the names of channels.
+
+  TFF keeps the order of insertion, and `tf.nest` sorts names. Norms, clipping
+  factors and noise depend on the order, so both must be the same.
+  """
+  return collections.OrderedDict(sorted(values.items()))
 
 
 class Upload(NamedTuple):

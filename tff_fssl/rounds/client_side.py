@@ -52,15 +52,6 @@ class ClientSide:
     """Returns the round's hyper-parameters."""
     return self.algorithm.round
 
-  @property
-  def uploaded_networks(self) -> dict[str, int]:
-    """Counts the tensors of each uploaded network, by name."""
-    return {
-      name: self.networks.num_trainable
-      for name, declared in self.algorithm.networks().items()
-      if declared.uploaded
-    }
-
   def part(self, release_metrics: bool) -> client_work.ClientPart:
     """Describes the clients' part of a round."""
     hparams = self.hparams

@@ -12,6 +12,7 @@ import dataclasses
 import functools
 from typing import Any
 
+from tff_fssl.algorithms import channels
 from tff_fssl.client import non_finite
 from tff_fssl.client import training
 from tff_fssl.lazy import tf, tff
@@ -246,9 +247,10 @@ def build_client_work(
   signals, num_reports). Signals are the means of the uploads that the algorithm
   declares. `next` of the composed process releases `train` alone.
 
-  With groups, the update ends with the client's place, float32 [2]. With an
-  exchange, it is OrderedDict(update, row). With an exchange `in_sum`, the row's
-  values follow the update's tensors.
+  The update has its values by channel: the model's change, that of each
+  uploaded network, with groups the client's place, float32 [2], and with an
+  exchange `in_sum` the values of the row. With any other exchange, clients send
+  OrderedDict(update, row).
 
   If the algorithm sets no weight, a client's weight is 1 or the number of
   examples that it processed. A client that trained on nothing has weight 0. A
@@ -393,22 +395,23 @@ def _upload(
   # clients whose training failed.
   valid = usable if part.release_metrics else tf.logical_and(usable, finite)
   weight = tf.where(valid, weight, float('nan'))
-  update = result.update
-  if part.track_non_trainable:
-    update += tuple(
-      before - after
-      for before, after in zip(
-        received.weights.non_trainable, result.non_trainable, strict=True
-      )
-      if before.dtype.is_floating  # Training never changes counters.
-    )
-  selected = part.delivery.select_update(update)
-  update = sum(result.auxiliary.values(), selected)
-  if part.delivery.groups is not None:
-    place = tf.stack(part.delivery.groups.place_of(data))
-    update += (tf.cast(place, tf.float32),)
   # Names are sorted, since TFF's types depend on the order of fields.
   uploads = sorted(result.uploads.items())
+  values = collections.OrderedDict(
+    (n, v) for n, v in uploads if n not in part.reports
+  )
+  combined = _change(part, received, data, result)
+  if part.exchange is not None and part.exchange.in_sum:
+    # Weight 0 does not cancel NaN, so rows without a report become 0.
+    combined |= screen_lib.masked(values, reports, 0.0)
+  sent: Any = channels.by_channel(combined)
+  if part.exchange is not None and not part.exchange.in_sum:
+    row = collections.OrderedDict(
+      is_valid=reports,
+      client_id=data.get('client_id', tf.constant(0)),
+      values=values,
+    )
+    sent = collections.OrderedDict(update=sent, row=row)
   report = collections.OrderedDict(
     is_finite=finite,
     reports=reports,
@@ -423,21 +426,33 @@ def _upload(
   )
   for name in _COUNTED:
     report[name] = screen_lib.masked(report[name], reports, 0.0)
-  values = collections.OrderedDict(
-    (n, v) for n, v in uploads if n not in part.reports
-  )
-  sent: Any = update
-  if part.exchange is not None and part.exchange.in_sum:
-    # Weight 0 does not cancel NaN, so rows without a report become 0.
-    sent += tuple(screen_lib.masked(values, reports, 0.0).values())
-  elif part.exchange is not None:
-    row = collections.OrderedDict(
-      is_valid=reports,
-      client_id=data.get('client_id', tf.constant(0)),
-      values=values,
-    )
-    sent = collections.OrderedDict(update=update, row=row)
   return tff.learning.templates.ClientResult(sent, weight), report
+
+
+def _change(
+  part: ClientPart,
+  received: exchange_lib.Received,
+  data: Mapping[str, Any],
+  result: training.LocalResult,
+) -> dict[str, Any]:
+  """Returns, by channel, what training changed, and the client's place."""
+  update = result.update
+  if part.track_non_trainable:
+    update += tuple(
+      before - after
+      for before, after in zip(
+        received.weights.non_trainable, result.non_trainable, strict=True
+      )
+      if before.dtype.is_floating  # Training never changes counters.
+    )
+  change: dict[str, Any] = {
+    channels.MODEL: part.delivery.select_update(update),
+    **result.auxiliary,
+  }
+  if part.delivery.groups is not None:
+    place = tf.stack(part.delivery.groups.place_of(data))
+    change[channels.PLACE] = tf.cast(place, tf.float32)
+  return change
 
 
 def _measured(

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from tff_fssl.algorithms import channels
 from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.rounds import client_data
@@ -17,7 +18,7 @@ def build_communication(
   upload_type: tff.Type,
   *,
   states: states_lib.States,
-  peer_sizes: dict[str, int],
+  networks: Sequence[str],
   exchange: exchange_lib.Exchange | None,
   kept_bytes: int,
   has_statistics_phases: bool,
@@ -38,8 +39,7 @@ def build_communication(
     model_type: The type of the `ServerModel`.
     upload_type: The type of a `ClientResult`.
     states: The states of the algorithm.
-    peer_sizes: Name of each uploaded auxiliary network -> the number of its
-      tensors.
+    networks: The names of the auxiliary networks that clients upload.
     exchange: The exchange, if there is one.
     kept_bytes: The size of the model's weights that stay at the server.
     has_statistics_phases: Whether the weights of the model and of some sets are
@@ -57,8 +57,7 @@ def build_communication(
   dense = _weights_bytes(model_type)
   one = dense - kept_bytes
   round_num = tf.int32.size
-  trainable = client_data.num_bytes(model_type.trainable)
-  up = _up(upload_type, dict.fromkeys(peer_sizes, trainable), exchange)
+  up = _up(upload_type, networks, exchange)
   up |= collections.OrderedDict(statistics=statistics_up, scalars=report_bytes)
 
   @tff.tensorflow.computation(model_type, model_type, np.int32)
@@ -93,35 +92,35 @@ def build_communication(
 
 def _up(
   upload_type: tff.Type,
-  peers: Mapping[str, int],
+  networks: Sequence[str],
   exchange: exchange_lib.Exchange | None,
 ) -> collections.OrderedDict[str, int]:
   """Computes the bytes of a client's upload, by part.
 
   Args:
     upload_type: The type of a `ClientResult`.
-    peers: Name of each uploaded auxiliary network -> its bytes.
+    networks: The names of the auxiliary networks that clients upload.
     exchange: The exchange, if there is one.
 
   Returns:
     Name of part -> bytes.
   """
+  size, update = client_data.num_bytes, upload_type.update
+  has_rows = exchange is not None and not exchange.in_sum
+  sent = update.update if has_rows else update
   up = collections.OrderedDict(
-    model=client_data.num_bytes(upload_type), statistics=0, **peers
+    model=size(sent[channels.MODEL]) + size(upload_type.update_weight),
+    statistics=0,
+    **{name: size(sent[name]) for name in networks},
   )
-  # Networks and rows are part of the upload's type: they are counted as parts
-  # of their own.
-  up['model'] -= sum(peers.values())
+  if tff.structure.has_field(sent, channels.PLACE):
+    up['model'] += size(sent[channels.PLACE])
   if exchange is not None:
-    row_type = exchange_lib.row_type(exchange)
-    sent = row_type['values'] if exchange.in_sum else row_type
-    row = client_data.num_bytes(sent)
-    up['model'] -= row
-    up['exchange'] = row - sum(
-      client_data.num_bytes(row_type['values'][name])
-      for name in exchange.not_counted
-      if name in exchange.row_specs
-    )
+    names = set(exchange.row_specs) - set(exchange.not_counted)
+    values = update.row['values'] if has_rows else sent
+    up['exchange'] = sum(size(values[name]) for name in names)
+    if has_rows:
+      up['exchange'] += size(update.row.is_valid) + size(update.row.client_id)
     if exchange.is_clients_own:
       up['exchange'] = 0
   return up

@@ -73,8 +73,8 @@ LastPhase = Callable[
   [tff.Value, tff.Value, tff.Value, tff.Value], Mapping[str, tff.Value]
 ]
 # (distributor's state, rows@CLIENTS, model, whether the round counts) ->
-# (state, metrics)@SERVER. With `split`, the rows are combined by the aggregator
-# and are at the server.
+# (state, metrics)@SERVER. With `rows_in_sum`, it gets the aggregator's result
+# instead of rows.
 EndRound = Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]
 
 
@@ -89,7 +89,7 @@ def compose_fssl_process(
   weights_of: server_model.WeightsOf = server_model.own_weights,
   last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
-  split: tff.Computation | None = None,
+  rows_in_sum: bool = False,
   counts: tff.Computation | None = None,
   reports_too_few: bool = False,
   communication: tff.Computation | None = None,
@@ -113,8 +113,8 @@ def compose_fssl_process(
       need the new model.
     end_round: Adds clients' rows to the distributor's state. Clients then send
       OrderedDict(update, row).
-    split: Splits the aggregator's result into (update, row), if rows are part
-      of the update.
+    rows_in_sum: Whether rows are instead channels of the update, which the
+      aggregator combines.
     counts: `<round number, train> -> bool`, whether the round counts, from the
       client work's metrics. A round that does not count is discarded: it
       changes only counters.
@@ -146,7 +146,7 @@ def compose_fssl_process(
       finalizer,
       last_phases,
       end_round,
-      split,
+      rows_in_sum,
       counts,
       reports_too_few,
       communication,
@@ -241,7 +241,7 @@ class _Round(NamedTuple):
   finalizer: tff.learning.templates.FinalizerProcess
   last_phases: Sequence[LastPhase]
   end_round: EndRound | None
-  split: tff.Computation | None
+  rows_in_sum: bool
   counts: tff.Computation | None
   reports_too_few: bool
   communication: tff.Computation | None
@@ -254,7 +254,8 @@ class _Results(NamedTuple):
     distributed: The distributor's.
     worked: The client work's.
     aggregated: The aggregator's.
-    rows: The rows for the exchange, if there is one.
+    rows: The rows for the exchange, or what the aggregator made of them. None
+      without an exchange.
     finalized: The finalizer's.
   """
 
@@ -339,22 +340,20 @@ def _run_parts(
   # Rows reach the exchange in one of two ways: beside the update, or inside it
   # and then through the aggregator.
   update, rows = worked.result.update, None
-  if parts.end_round is not None and parts.split is None:
+  if parts.end_round is not None and not parts.rows_in_sum:
     update, rows = update['update'], update['row']
   aggregated = parts.aggregator.next(
     state.aggregator, update, worked.result.update_weight
   )
-  combined = aggregated.result
-  if parts.split is not None:
-    both = tff.federated_map(parts.split, combined)
-    combined, rows = both[0], both[1]
+  if parts.rows_in_sum:
+    rows = aggregated.result
   of_clients = worked.measurements
   finalized = parts.finalizer.next(
     state.finalizer,
     old_model,
     tff.federated_zip(
       collections.OrderedDict(
-        update=combined,
+        update=aggregated.result,
         signals=of_clients['signals'],
         num_reports=of_clients['num_reports'],
       )

@@ -352,48 +352,32 @@ def is_possible_row(exchange: Exchange, row: Mapping[str, Any]) -> tf.Tensor:
   return tf.reduce_all(conditions)
 
 
-def split_update(
-  exchange: Exchange | None, update: Sequence[tf.Tensor]
-) -> tuple[tuple[tf.Tensor, ...], Mapping[str, tf.Tensor] | None]:
-  """Splits an update with an exchange `in_sum`.
-
-  Args:
-    exchange: The exchange, if there is one.
-    update: The update, which ends with the row's values if `in_sum`.
-
-  Returns:
-    (the update alone, the row's values or None).
-  """
-  update = tuple(update)
-  if exchange is None or not exchange.in_sum:
-    return update, None
-  end = len(update) - len(exchange.row_specs)
-  names = sorted(exchange.row_specs)
-  return update[:end], collections.OrderedDict(zip(names, update[end:]))
-
-
 def build_accept(
   exchange: Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
+  aggregate_type: tff.Type | None = None,
 ) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
   """Builds `(state, rows@CLIENTS, model, counts) -> (state, metrics)`.
 
   This is the end of a round. If the round does not count, no row is kept. If
   several clients of the cohort claim one id, all their rows are rejected, since
   the server cannot tell whose they are. With an exchange `in_sum`, the function
-  takes the combined row, at the server.
+  takes the aggregator's result in place of rows.
 
   Args:
     exchange: The exchange.
     distributor_state_type: The type of `build_distributor`'s state.
     model_type: The type of the `ServerModel`.
+    aggregate_type: The type of the aggregator's result, for `in_sum`.
 
   Returns:
     A function for use in a federated computation.
   """
   if exchange.in_sum:
-    return _build_accept_sum(exchange, distributor_state_type, model_type)
+    return _build_accept_sum(
+      exchange, distributor_state_type, model_type, aggregate_type
+    )
   collect, rows_type = collecting.build_collect(row_type(exchange))
 
   @tff.tensorflow.computation(
@@ -444,19 +428,20 @@ def _build_accept_sum(
   exchange: Exchange,
   distributor_state_type: tff.Type,
   model_type: tff.Type,
+  aggregate_type: tff.Type | None,
 ) -> Callable[[tff.Value, tff.Value, tff.Value, tff.Value], tff.Value]:
   """Builds `build_accept`'s function for rows that the aggregator combined."""
-  values_type = row_type(exchange)['values']
 
   @tff.tensorflow.computation(
-    distributor_state_type, values_type, model_type, tf.bool
+    distributor_state_type, aggregate_type, model_type, tf.bool
   )
   def accept(
     state: Mapping[str, Any],
-    values: Mapping[str, Any],
+    aggregate: Mapping[str, Any],
     model: ServerModel,
     counts: tf.Tensor,
   ) -> tuple[Mapping[str, Any], Mapping[str, tf.Tensor]]:
+    values = {name: aggregate[name] for name in sorted(exchange.row_specs)}
     # If all weights were 0, the combined row is NaN.
     is_usable = all_finite(list(values.values()))
     usable = tf.cast(tf.logical_and(is_usable, counts), tf.int32)
@@ -476,23 +461,11 @@ def _build_accept_sum(
     )
 
   def end_round(
-    state: tff.Value, values: tff.Value, model: tff.Value, counts: tff.Value
+    state: tff.Value, aggregate: tff.Value, model: tff.Value, counts: tff.Value
   ) -> tff.Value:
-    return tff.federated_map(accept, (state, values, model, counts))
+    return tff.federated_map(accept, (state, aggregate, model, counts))
 
   return end_round
-
-
-def build_split(
-  exchange: Exchange, aggregate_type: tff.Type
-) -> tff.Computation:
-  """Builds `<combined update and rows> -> <update, values>` for `in_sum`."""
-
-  @tff.tensorflow.computation(aggregate_type)
-  def split(aggregate: Sequence[tf.Tensor]) -> Any:
-    return split_update(exchange, aggregate)
-
-  return split
 
 
 def _is_undisputed(exchange: Exchange, rows: Mapping[str, Any]) -> tf.Tensor:

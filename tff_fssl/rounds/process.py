@@ -16,6 +16,7 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.aggregators import privacy
 from tff_fssl.aggregators import robust
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import channels
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import adapter
@@ -258,11 +259,6 @@ class _Assembly:
       bounds=self._bounds,
     )
     aggregate_type = aggregator.next.type_signature.result.result.member
-    split = None
-    # The server's step gets only the update's part.
-    if exchange is not None and exchange.in_sum:
-      split = exchange_lib.build_split(exchange, aggregate_type)
-      aggregate_type = split.type_signature.result[0]
     finalizer = self._finalizer(model_type, aggregate_type, work)
     phases, statistics_up = self._clients.statistics_phases(
       model_type, message_type, self._server
@@ -285,7 +281,7 @@ class _Assembly:
     end_round = None
     if exchange is not None:
       end_round = exchange_lib.build_accept(
-        exchange, state_type.distributor, model_type
+        exchange, state_type.distributor, model_type, aggregate_type
       )
     process = composer.compose_fssl_process(
       initial_model,
@@ -297,7 +293,7 @@ class _Assembly:
       weights_of=self._states.prediction.weights,
       last_phases=phases,
       end_round=end_round,
-      split=split,
+      rows_in_sum=exchange is not None and exchange.in_sum,
       counts=counts,
       reports_too_few=bool(min_clients),
       communication=self._communication(
@@ -344,18 +340,18 @@ class _Assembly:
       (the aggregator, whether clients may release nothing besides its sum).
     """
     specs = tff.types.type_to_tf_tensor_specs(model_type)
-    update_specs = self._delivery.select_update(specs.trainable)
+    model_specs = self._delivery.select_update(specs.trainable)
     if self._networks.tracks_moving_averages:
-      update_specs += tuple(
+      model_specs += tuple(
         s for s in specs.non_trainable if s.dtype.is_floating
       )
-    # The order is that of `client_work._upload`.
-    update_specs += tuple(specs.trainable) * len(
-      self._clients.uploaded_networks
-    )
+    combined: dict[str, Any] = {
+      channels.MODEL: model_specs,
+      **dict.fromkeys(self._bounds.networks, tuple(specs.trainable)),
+    }
     exchange, beside = self._exchange, False
     if exchange is not None and exchange.in_sum:
-      update_specs += tuple(s for _, s in sorted(exchange.row_specs.items()))
+      combined |= exchange.row_specs
     elif exchange is not None:
       beside = True
     factory = self._model_aggregator or tff.aggregators.MeanFactory()
@@ -364,13 +360,14 @@ class _Assembly:
       factory = grouped.GroupedMeanFactory(
         groups.num_groups, groups.num_starts, self._networks.num_trainable
       )
-      update_specs += (tf.TensorSpec([2], tf.float32),)  # The client's place.
+      combined[channels.PLACE] = tf.TensorSpec([2], tf.float32)
     private = isinstance(factory, privacy.PrivateMeanFactory)
     # A private mean has its own screen: see `aggregators.privacy`.
     if not private:
       factory = guarded.GuardedFactory(factory, self._bounds.weights)
     aggregator = factory.create(
-      tff.types.tensorflow_to_type(update_specs), tff.TensorType(np.float32)
+      tff.types.tensorflow_to_type(channels.by_channel(combined)),
+      tff.TensorType(np.float32),
     )
     secure = guarded.sums_securely(aggregator)
     if private or secure:
@@ -403,7 +400,7 @@ class _Assembly:
     return self._server.build_step(
       model_type,
       aggregate_type,
-      self._clients.uploaded_networks,
+      self._bounds.networks,
       self._delivery.restored,
     )
 
@@ -420,7 +417,7 @@ class _Assembly:
       model_type,
       upload_type,
       states=self._states,
-      peer_sizes=self._clients.uploaded_networks,
+      networks=self._bounds.networks,
       exchange=self._exchange,
       kept_bytes=self._delivery.kept_bytes,
       has_statistics_phases=self._clients.has_second_phase,

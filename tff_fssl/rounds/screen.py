@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from tff_fssl.aggregators import guarded
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import channels
 from tff_fssl.client import batches
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf, tff
@@ -31,6 +32,7 @@ class Bounds(NamedTuple):
     weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
     signals: Name of an upload -> its least and its greatest value.
+    networks: Names of the auxiliary networks that it uploads.
     exchange: The exchange, whose rows are checked.
     groups: The groups, whose places are checked.
   """
@@ -38,6 +40,7 @@ class Bounds(NamedTuple):
   weights: guarded.AllowedWeights
   num_examples: float
   signals: Mapping[str, tuple[float, float]] = {}
+  networks: Sequence[str] = ()
   exchange: exchange_lib.Exchange | None = None
   groups: groups_lib.Groups | None = None
 
@@ -66,7 +69,8 @@ def build_bounds(
     name: upload.limits(num_classes)
     for name, upload in algorithm.uploads().items()
   }
-  return Bounds(allowed, most, signals, exchange, groups)
+  networks = [n for n, net in algorithm.networks().items() if net.uploaded]
+  return Bounds(allowed, most, signals, networks, exchange, groups)
 
 
 def build_screen(
@@ -126,9 +130,7 @@ def build_screen(
     )
     nan = tf.constant(float('nan'))
     sent: Any = update
-    if bounds.exchange is not None and bounds.exchange.in_sum:
-      sent = result.update
-    elif row is not None:
+    if _has_rows(bounds.exchange):
       valid = tf.logical_and(row['is_valid'], accepted)
       row = collections.OrderedDict(row, is_valid=valid)
       sent = collections.OrderedDict(update=update, row=row)
@@ -155,8 +157,12 @@ def _check_names(
   names_of = tff.structure.name_list
   pairs = [('signals', names_of(report_type.signals), bounds.signals)]
   exchange = bounds.exchange
-  if exchange is not None and not exchange.in_sum:
-    sent = names_of(result_type.update.row['values'])
+  if exchange is not None:
+    if exchange.in_sum:
+      others = (channels.MODEL, channels.PLACE, *bounds.networks)
+      sent = [n for n in names_of(result_type.update) if n not in others]
+    else:
+      sent = names_of(result_type.update.row['values'])
     pairs.append(('row', sent, exchange.row_specs))
   for field, sent, declared in pairs:
     if set(sent) != set(declared):
@@ -167,7 +173,7 @@ def _check_names(
 
 
 def _is_possible(
-  update: Sequence[tf.Tensor],
+  update: Mapping[str, Any],
   weight: tf.Tensor,
   row: Mapping[str, Any] | None,
   report: Mapping[str, Any],
@@ -193,7 +199,9 @@ def _is_possible(
     ),
   ]
   if bounds.groups is not None:
-    conditions.append(groups_lib.is_possible(bounds.groups, update[-1]))
+    conditions.append(
+      groups_lib.is_possible(bounds.groups, update[channels.PLACE])
+    )
   if bounds.exchange is not None and row is not None:
     conditions.append(
       tf.logical_or(
@@ -205,18 +213,24 @@ def _is_possible(
   return tf.reduce_all(conditions)
 
 
+def _has_rows(exchange: exchange_lib.Exchange | None) -> bool:
+  """Tells whether clients send rows beside their updates."""
+  return exchange is not None and not exchange.in_sum
+
+
 def _split(
   result: tff.learning.templates.ClientResult,
   exchange: exchange_lib.Exchange | None,
-) -> tuple[Sequence[tf.Tensor], Mapping[str, Any] | None]:
-  """Splits an upload into (the update alone, the exchange's row or None)."""
+) -> tuple[Mapping[str, Any], Any]:
+  """Splits an upload into (update by channel, the exchange's row or None)."""
+  update = result.update
   if exchange is None:
-    return result.update, None
-  update, values = exchange_lib.split_update(exchange, result.update)
-  if values is not None:
-    # Values `in_sum` have no id and no mark. They count by the client's weight.
-    return update, {'is_valid': result.update_weight > 0.0, 'values': values}
-  return result.update['update'], result.update['row']
+    return update, None
+  if not exchange.in_sum:
+    return update['update'], update['row']
+  # Values `in_sum` have no id and no mark. They count by the client's weight.
+  values = {name: update[name] for name in exchange.row_specs}
+  return update, {'is_valid': result.update_weight > 0.0, 'values': values}
 
 
 def _within(value: tf.Tensor, low: float, high: float) -> tf.Tensor:

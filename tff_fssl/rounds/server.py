@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 import dataclasses
 
 from tff_fssl.algorithms import base
@@ -91,7 +91,7 @@ class ServerSide:
     self,
     model_type: tff.Type,
     aggregate_type: tff.Type,
-    auxiliary_sizes: Mapping[str, int],
+    networks: Sequence[str],
     restore: server_step.Restore = tuple,
   ) -> tff.learning.templates.FinalizerProcess:
     """Builds the finalizer. See `server_step.build_server_step`."""
@@ -101,7 +101,7 @@ class ServerSide:
       optimizers.server_optimizer(self.hparams),
       first_round=self.hparams.first_round,
       states=self.states,
-      auxiliary_sizes=auxiliary_sizes,
+      networks=networks,
       restore=restore,
       make_training=None if self.data_fn is None else self._make_training,
       keeps_momentum=self._keeps_momentum,

@@ -7,6 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import channels
 from tff_fssl.algorithms import names
 from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
@@ -137,7 +138,7 @@ def build_server_step(
   *,
   first_round: int,
   states: states_lib.States,
-  auxiliary_sizes: Mapping[str, int] | None = None,
+  networks: Sequence[str] = (),
   restore: Restore = tuple,
   make_training: Callable[[], ServerTraining] | None = None,
   keeps_momentum: bool = False,
@@ -159,14 +160,13 @@ def build_server_step(
   Args:
     model_type: The type M of a `server_model.ServerModel`.
     aggregate_type: The type A: OrderedDict(update, signals, num_reports).
-      `update` has one float tensor per trainable weight, one per tracked
-      non-trainable float weight, and those of the uploaded auxiliary networks.
-      With groups, it is the result of `grouped.GroupedMeanFactory`.
+      `update` is the aggregator's result by channel. That of the model has one
+      float tensor per trainable weight, and one per tracked non-trainable float
+      weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
     optimizer: The server optimizer.
     first_round: The number of the first round.
     states: Makes the model after a round.
-    auxiliary_sizes: Name of each uploaded auxiliary network -> the number of
-      its tensors in the update, in order.
+    networks: The names of the auxiliary networks that clients upload.
     restore: The part of the model's update that was sent -> the update.
     make_training: Returns the server's training, if it trains. It is called
       where variables may be made.
@@ -186,7 +186,7 @@ def build_server_step(
     (state_type, model_type, aggregate_type),
     optimizer,
     states,
-    auxiliary_sizes or {},
+    networks,
     restore,
     make_training,
     non_negative,
@@ -237,7 +237,7 @@ def _build_step(
   types: tuple[tff.Type, tff.Type, tff.Type],
   optimizer: tff.learning.optimizers.Optimizer,
   states: states_lib.States,
-  auxiliary_sizes: Mapping[str, int],
+  networks: Sequence[str],
   restore: Restore,
   make_training: Callable[[], ServerTraining] | None,
   non_negative: Collection[int],
@@ -258,7 +258,7 @@ def _build_step(
       model: server_model.ServerModel,
       aggregate: Mapping[str, Any],
     ) -> tuple[_State, server_model.ServerModel, _Metrics]:
-      aggregated = _aggregated(aggregate, auxiliary_sizes, restore)
+      aggregated = _aggregated(aggregate, networks, restore)
       auxiliary = tf.nest.flatten(dict(aggregated.networks))
       server = _Server(state, optimizer, train, non_negative, auxiliary)
       model = states.update(
@@ -272,28 +272,18 @@ def _build_step(
 
 
 def _aggregated(
-  aggregate: Mapping[str, Any],
-  auxiliary_sizes: Mapping[str, int],
-  restore: Restore,
+  aggregate: Mapping[str, Any], networks: Sequence[str], restore: Restore
 ) -> base.Aggregate:
-  """Splits the combined update by network."""
-  uploads, num_reports = (
-    names.Named(aggregate['signals']),
-    aggregate['num_reports'],
-  )
-  # Only `GroupedMeanFactory` returns a mapping.
-  if isinstance(aggregate['update'], Mapping):
-    by_group = _read_groups(aggregate['update'])
+  """Makes the aggregate that an algorithm sees."""
+  combined, num_reports = aggregate['update'], aggregate['num_reports']
+  uploads = names.Named(aggregate['signals'])
+  if channels.PLACE in combined:
+    by_group = _read_groups(combined)
     return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
-  rest = tuple(aggregate['update'])
-  end = len(rest) - sum(auxiliary_sizes.values())
-  update, rest = restore(rest[:end]), rest[end:]
-  networks = names.Named()
-  for name, size in auxiliary_sizes.items():
-    networks[name], rest = rest[:size], rest[size:]
+  update = restore(tuple(combined[channels.MODEL]))
   return base.Aggregate(
     update,
-    networks,
+    names.Named({name: tuple(combined[name]) for name in networks}),
     uploads,
     num_reports,
     lambda: _one_group(update, num_reports),
@@ -315,14 +305,13 @@ def _one_group(
   )
 
 
-def _read_groups(aggregate: Mapping[str, Any]) -> groups_lib.ByGroup:
+def _read_groups(combined: Mapping[str, Any]) -> groups_lib.ByGroup:
   """Reads the groups' updates, all 0 if no client's weight was above 0."""
-  some = tf.math.is_finite(aggregate['sizes'][0])  # Else all are NaN.
-  update, sizes, starts = tf.nest.map_structure(
-    lambda t: tf.where(some, t, tf.zeros_like(t)),
-    (tuple(aggregate['update']), aggregate['sizes'], aggregate['starts']),
+  update, place = tuple(combined[channels.MODEL]), combined[channels.PLACE]
+  some = tf.math.is_finite(place['sizes'][0])  # Else all are NaN.
+  return groups_lib.ByGroup(
+    *zero_unless(some, (update, place['sizes'], place['starts']))
   )
-  return groups_lib.ByGroup(update, sizes, starts)
 
 
 def _changed(
