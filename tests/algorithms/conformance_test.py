@@ -11,11 +11,17 @@ import tiny_task
 from tff_fssl import metrics as metrics_lib
 from tff_fssl import runtime
 from tff_fssl.algorithms import registry
+from tff_fssl.program import catalogue
+from tff_fssl.program import console
+from tff_fssl.program import training_types
 
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _LABELS = {'loss_labeled', 'labeled_accuracy', 'loss_mixed_labeled'}
 
-pytestmark = pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+# The scope has all tests of a process run one after another.
+pytestmark = pytest.mark.parametrize(
+  'name, scenario', tiny_task.scenarios(), scope='module'
+)
 
 
 def _rounds(process, make_cohort, num_rounds=2):
@@ -81,6 +87,25 @@ def test_its_own_metrics_are_columns(name, scenario):
     for column in metrics_lib.index_columns(other.metrics)
   }
   assert not actual & (others - own)
+
+
+def test_every_loss_of_clients_is_shown(name, scenario):
+  actual = tiny_task.metric_columns(tiny_task.build(name, scenario))
+  columns = [c for c in actual if c.startswith('client_work/train/loss_')]
+  dashes = {
+    line.column: line.dashes
+    for panel in metrics_lib.panels(catalogue.all_metrics())
+    for line in panel.lines
+  }
+  # Curves of one run in one panel can be told apart.
+  assert len({dashes[column] for column in columns}) == len(columns)
+  report = training_types.RoundReport(
+    1, dict.fromkeys(columns, 0.5), {}, {}, False
+  )
+  shown = console.figures(report)
+  of_labels = [column for column in columns if 'labeled' in column]
+  assert ('label loss 0.500' in shown) == bool(of_labels)
+  assert ('loss 0.500' in shown) == (len(columns) > len(of_labels))
 
 
 def test_get_and_set_model_weights(name, scenario):

@@ -419,7 +419,9 @@ def test_sigma_and_psi_are_evaluated_alone():
   assert not plain.prediction.also
 
 
-@pytest.mark.parametrize('decomposition', [True, False])
+@pytest.mark.parametrize(
+  'decomposition', [True, pytest.param(False, marks=pytest.mark.slow)]
+)
 def test_past_models_help_and_nobody_is_remembered(decomposition):
   own = (
     ('decomposition', decomposition),

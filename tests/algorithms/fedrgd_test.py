@@ -385,9 +385,10 @@ def test_bytes(scenario):
   ],
 )
 def test_false_places_are_rejected(screen, place, possible):
-  result = tff.learning.templates.ClientResult(
-    [np.ones([2], np.float32), np.array(place, np.float32)], 1.0
+  update = collections.OrderedDict(
+    model=[np.ones([2], np.float32)], place=np.array(place, np.float32)
   )
+  result = tff.learning.templates.ClientResult(update, 1.0)
   report = collections.OrderedDict(
     is_finite=True,
     reports=True,
@@ -406,7 +407,12 @@ def screen():
   """The check of what a client sent, for two groups and three rows."""
   types = tff.to_type(
     (
-      tff.learning.templates.ClientResult([(np.float32, [2])] * 2, np.float32),
+      tff.learning.templates.ClientResult(
+        collections.OrderedDict(
+          model=[(np.float32, [2])], place=(np.float32, [2])
+        ),
+        np.float32,
+      ),
       collections.OrderedDict(
         is_finite=np.bool_,
         reports=np.bool_,

@@ -20,7 +20,11 @@ from tff_fssl.rounds import statistics_phase
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 # With static batch norm, and without.
 _BOTH = pytest.mark.parametrize(
-  'scenario, norm', [(_SERVER, 'bn'), (_CLIENTS, 'none')]
+  'scenario, norm',
+  [
+    (_SERVER, 'bn'),
+    pytest.param(_CLIENTS, 'none', marks=pytest.mark.slow),
+  ],
 )
 _HPARAMS = fedswitch.FedSwitch
 
@@ -100,7 +104,14 @@ class TestReductions:
 class TestTeacher:
   """Section 1.1, steps 3e and 4; section 1.3."""
 
-  @pytest.mark.parametrize('labeler', ['teacher', 'student', 'closest'])
+  @pytest.mark.parametrize(
+    'labeler',
+    [
+      'teacher',
+      'closest',
+      pytest.param('student', marks=pytest.mark.slow),
+    ],
+  )
   def test_it_is_the_average_of_students_in_every_round(self, labeler):
     own = {'labeler': labeler, 'ema_decay': 0.8}
     process = tiny_rounds.build('fedswitch', own=own)
@@ -214,7 +225,11 @@ class TestTeacher:
 
   @pytest.mark.parametrize(
     'labeler, scenario',
-    [('student', _SERVER), ('teacher', _SERVER), ('student', _CLIENTS)],
+    [
+      ('student', _SERVER),
+      ('teacher', _SERVER),
+      pytest.param('student', _CLIENTS, marks=pytest.mark.slow),
+    ],
   )
   def test_statistics_of_the_set_that_the_next_round_needs(
     self, labeler, scenario

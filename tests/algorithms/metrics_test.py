@@ -17,8 +17,6 @@ from tff_fssl.client import batches
 from tff_fssl.client import optimizer
 from tff_fssl.client import training
 from tff_fssl.program import catalogue
-from tff_fssl.program import console
-from tff_fssl.program import training_types
 from tff_fssl.rounds import participation
 from tff_fssl.runtime import in_process
 
@@ -185,26 +183,6 @@ def test_an_algorithm_declares_only_its_own_metrics():
       assert column.startswith(
         (metrics.CLIENTS, 'finalizer/', 'aggregator/inner/')
       )
-
-
-@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
-def test_every_loss_of_clients_is_shown(name, scenario):
-  actual = tiny_task.metric_columns(tiny_task.build(name, scenario))
-  columns = [c for c in actual if c.startswith('client_work/train/loss_')]
-  dashes = {
-    line.column: line.dashes
-    for panel in metrics.panels(catalogue.all_metrics())
-    for line in panel.lines
-  }
-  # Curves of one run in one panel can be told apart.
-  assert len({dashes[column] for column in columns}) == len(columns)
-  report = training_types.RoundReport(
-    1, dict.fromkeys(columns, 0.5), {}, {}, False
-  )
-  shown = console.figures(report)
-  of_labels = [column for column in columns if 'labeled' in column]
-  assert ('label loss 0.500' in shown) == bool(of_labels)
-  assert ('loss 0.500' in shown) == (len(columns) > len(of_labels))
 
 
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())

@@ -16,7 +16,7 @@ _LOSSY = sampling.ParticipationHparams(
 )
 # With statistics of a second phase; rows of clients; slots; a sum of rows.
 _CASES = (
-  ('fl2', _SERVER, {}),
+  pytest.param('fl2', _SERVER, {}, marks=pytest.mark.slow),
   ('fedmatch', _CLIENTS, {}),
   ('fedrgd', _SERVER, {'norm': 'none'}),
   pytest.param('protofssl', _CLIENTS, {}, marks=pytest.mark.slow),

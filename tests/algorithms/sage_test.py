@@ -258,7 +258,10 @@ class TestReductions:
     means = tiny_steps.means(metrics)
     np.testing.assert_allclose(means['local_share'], share, rtol=1e-6)
 
-  @pytest.mark.parametrize('scenario', ['labels_at_server', _CLIENTS])
+  @pytest.mark.parametrize(
+    'scenario',
+    [pytest.param('labels_at_server', marks=pytest.mark.slow), _CLIENTS],
+  )
   def test_rounds_of_one_step_are_fixmatchs(self, scenario):
     """In the first step of a round, both models are one."""
     ours, theirs = (
@@ -282,7 +285,9 @@ class TestReductions:
       tiny_rounds.model(ours[0]).weights, tiny_rounds.model(ours[1]).weights
     )
 
-  @pytest.mark.parametrize('norm', ['none', 'bn'])
+  @pytest.mark.parametrize(
+    'norm', ['none', pytest.param('bn', marks=pytest.mark.slow)]
+  )
   def test_rounds_of_more_steps_are_not(self, norm):
     outputs = tiny_rounds.run(
       tiny_rounds.build('sage', _CLIENTS, norm, client_epochs=2), _CLIENTS

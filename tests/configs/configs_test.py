@@ -143,9 +143,9 @@ def _small(row):
   return {'model': 'cnn'} if is_image else {}
 
 
-# A file of one set of weights and one of two, and the first row with each
-# network. (What each algorithm does, conformance tests.)
-_QUICK_KINDS = ('fl2', 'fedmatch')
+# A file of two sets of weights, and the first row with each network. (What each
+# algorithm does, conformance tests.)
+_QUICK_KINDS = ('fedmatch',)
 _OF_EACH_KIND = {_kind(name): name for name in reversed(_FILES)}
 _QUICK = [_OF_EACH_KIND[kind] for kind in _QUICK_KINDS]
 _OF_EACH_NETWORK = {_network(r): r.name for r in reversed(_ROWS)}.values()

@@ -112,7 +112,8 @@ def _server_data_fn():
   return clients.build_server_data_fn(x, y)
 
 
-@functools.cache
+# Each holds graphs of up to 100 MB.
+@functools.lru_cache(maxsize=12)
 def build(
   name: str,
   scenario: str = round_hparams.LABELS_AT_SERVER,

@@ -48,9 +48,9 @@ def remembering(tmp_path_factory):
   'how',
   [
     faulty_disk.KILL,
-    faulty_disk.TEAR,
+    pytest.param(faulty_disk.TEAR, marks=pytest.mark.slow),
     faulty_disk.FULL,
-    faulty_disk.POWER,
+    pytest.param(faulty_disk.POWER, marks=pytest.mark.slow),
     faulty_disk.POWER_NAMES,
   ],
 )
@@ -78,7 +78,7 @@ def test_stopped_at_every_disk_call(how, reference, tmp_path):
   'how, rounds_per_checkpoint, every',
   [
     (faulty_disk.KILL, 1, 2),
-    (faulty_disk.KILL, 3, 7),
+    pytest.param(faulty_disk.KILL, 3, 7, marks=pytest.mark.slow),
     (faulty_disk.FULL, 1, 7),
     (faulty_disk.POWER_NAMES, 1, 7),
   ],

@@ -98,9 +98,9 @@ def test_unknown_labels_are_for_unlabelled_examples_only():
 @pytest.mark.parametrize(
   'name, hparams',
   [
-    ('fixmatch', ()),
+    pytest.param('fixmatch', (), marks=pytest.mark.slow),
     ('fedmatch', (('deltas', 'none'),)),
-    ('fedswitch', ()),
+    pytest.param('fedswitch', (), marks=pytest.mark.slow),
     ('fl2', ()),
   ],
 )

@@ -36,7 +36,9 @@ def _process(name='fl2'):
 
 
 # FedSwitch sends a sequence of a teacher or of none, and numbers.
-@pytest.mark.parametrize('name', ['fl2', 'fedswitch'])
+@pytest.mark.parametrize(
+  'name', ['fedswitch', pytest.param('fl2', marks=pytest.mark.slow)]
+)
 def test_group_norm_compiles_and_gives_the_same_round(name):
   process = _process(name)
   form = deployment.get_map_reduce_form(process)

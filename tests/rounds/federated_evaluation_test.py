@@ -24,9 +24,7 @@ _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 # keeps; of clients' own models.
 _KINDS = {
   ('fl2', _SERVER),
-  ('ts_server_ema', _SERVER),
   ('protofssl', _CLIENTS),
-  ('local_fixmatch', _CLIENTS),
 }
 
 

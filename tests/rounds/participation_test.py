@@ -125,18 +125,6 @@ def test_over_selection_takes_the_first_that_report():
   assert used.min() > 15 and used.max() < 65
 
 
-def test_over_selection_counts_in_decimals():
-  late = {'dropout_probability': 0.1}
-  numbers = [(0.1, 10, 11), (0.07, 100, 107), (0.3, 5, 7), (1e-9, 10, 11)]
-  for overselect, k, num in numbers:
-    assert Hparams(overselect=overselect, **late).num_drawn(k) == num
-  assert Hparams(overselect=0.5).num_drawn(10) == 10
-  settings = Hparams(overselect=0.5, **late)
-  settings.check_cohort(10, 15)
-  with pytest.raises(UsageError, match='15 clients would be drawn.*are 14;'):
-    settings.check_cohort(10, 14)
-
-
 def test_availability():
   once = participation.Availability(((0, 2, 4), (0, 6, 7), (2, 1, 3)))
   ids = [once.ids(r, 4).tolist() for r in range(1, 8)]

@@ -267,7 +267,7 @@ def test_local_models_of_every_algorithm(name, scenario, tmp_path):
       marks=pytest.mark.slow,
     ),
     ('--algorithm=fedmatch', '--fedmatch.uploads_in=files', *_AT_CLIENTS),
-    ('--algorithm=fedrgd',),
+    pytest.param(('--algorithm=fedrgd',), marks=pytest.mark.slow),
   ],
   ids=' '.join,
 )
