@@ -11,7 +11,6 @@ import tensorflow as tf
 import tensorflow_federated as tff
 
 import tff_fssl as fssl
-from tff_fssl.algorithms import fl2
 
 SHAPE = (32, 32, 3)
 VIEWS = fssl.build_views(SHAPE, mean=[0.5] * 3, std=[0.25] * 3, flip=True)
@@ -43,7 +42,7 @@ def build_process(rounds=ROUNDS):
   """The `tff.learning.templates.LearningProcess`."""
   return fssl.build_process(
     model_fn,
-    fl2.Fl2(round=rounds),
+    fssl.Fl2(round=rounds),
     fssl.DataSpec(
       fssl.element_spec(SHAPE),
       VIEWS,
@@ -74,7 +73,7 @@ def train(process, num_rounds, folder):
     )
   )
   *_, state = released.values().values()
-  tff.framework.set_default_context(fssl.runtime.build_context())
+  fssl.runtime.set_default_context()
   model = model_fn()
   process.get_model_weights(state).assign_weights_to(model)
   return model

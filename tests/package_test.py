@@ -20,6 +20,11 @@ def test_every_name_resolves(name):
   assert value is module or value is getattr(module, name)
 
 
+def test_every_algorithm_is_exported():
+  for algorithm in fssl.REGISTRY.values():
+    assert getattr(fssl, algorithm.hparams.__name__) is algorithm.hparams
+
+
 def test_the_import_is_cheap():
   code = (
     'import sys; before = set(sys.modules); import tff_fssl as fssl; dir(fssl);'

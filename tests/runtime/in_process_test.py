@@ -598,3 +598,14 @@ def test_python_ends_quietly():
   )
   assert done.returncode == 2
   assert 'ServiceManager' not in done.stderr and 'ignored' not in done.stderr
+
+
+def test_the_default_context_is_set_with_its_settings():
+  stack = tff.framework.get_context_stack()
+  previous = stack.current
+  try:
+    runtime.set_default_context(runtime.Settings(client_threads=3))
+    assert isinstance(stack.current, runtime.InProcessContext)
+    assert stack.current.client_threads == 3
+  finally:
+    tff.framework.set_default_context(previous)

@@ -91,7 +91,7 @@ class FedRgd(base.Algorithm):
   """FedRGD: groups of clients that go on from their own means."""
 
   name = 'fedrgd'
-  paper = 'Zhang et al., arXiv 2020'
+  paper = 'Zhang et al., IEEE BigData 2021'
   unlabeled_views = base.WEAK_AND_STRONG
   norm = 'gn'
   capabilities = base.Capabilities(

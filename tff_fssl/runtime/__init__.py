@@ -1,11 +1,11 @@
 """Execution contexts: where and how TFF computations run.
 
 Nothing here depends on the computation. `build_context` returns a context for
-`tff.framework.set_default_context`. `build_async_context` returns one for
-`tff.program.NativeFederatedContext`:
+`tff.framework.set_default_context`, which `set_default_context` also calls.
+`build_async_context` returns one for `tff.program.NativeFederatedContext`:
 
     settings = runtime.Settings(client_devices='gpu:0,gpu:1')
-    tff.framework.set_default_context(runtime.build_context(settings))
+    runtime.set_default_context(settings)
 
     context = runtime.build_async_context()
     tff.framework.set_default_context(
@@ -35,6 +35,7 @@ from tff_fssl.runtime.errors import WorkerError
 from tff_fssl.runtime.in_process import AsyncInProcessContext
 from tff_fssl.runtime.in_process import InProcessContext
 from tff_fssl.runtime.in_process import Timing
+from tff_fssl.runtime.in_process import install
 from tff_fssl.runtime.recipes import Recipe
 from tff_fssl.runtime.settings import RUNTIMES
 from tff_fssl.runtime.settings import TFF_WORKER
@@ -55,6 +56,7 @@ __all__ = [
   'WorkerError',
   'build_async_context',
   'build_context',
+  'set_default_context',
 ]
 
 
@@ -119,3 +121,8 @@ def build_async_context(
   if isinstance(context, WorkerContext):
     return AsyncWorkerContext(context)
   return AsyncInProcessContext(context)
+
+
+def set_default_context(settings: Settings = Settings()) -> None:
+  """Runs the TFF computations of this thread in `build_context(settings)`."""
+  install(build_context(settings))

@@ -54,6 +54,11 @@ RunPhase = Callable[
 ]
 
 
+def install(context: tff.framework.SyncContext) -> None:
+  """Makes a context the one in which this thread's computations run."""
+  tff.framework.set_default_context(context)
+
+
 class InProcessContext(tff.framework.SyncContext):
   """Runs TFF computations in this process.
 
