@@ -8,11 +8,11 @@ from tff_fssl.hparams import hparam
 from tff_fssl.program.commands import main
 
 
-def test_readme_names_the_exit_codes(repository):
-  readme = (repository / 'README.md').read_text()
-  rows = [re.findall(r'\d+', line.split('|')[1])
-          for line in readme.splitlines() if line.startswith('| ')]  # fmt: skip
-  named = {int(code) for row in rows for code in row}
+def test_the_page_of_runs_names_the_exit_codes(repository):
+  page = (repository / 'docs' / 'runs.md').read_text()
+  table = page.partition('## Exit codes')[2]
+  rows = re.findall(r'(?m)^\| (\d[\d, ]*) \|', table)
+  named = {int(code) for row in rows for code in row.split(',')}
   assert named == {
     main.DONE,
     main.FAILED,

@@ -47,11 +47,11 @@ def test_flags_without_effect_are_not_compared():
   assert continuation.differences({'zzz': '1'}, {})[0] == ['zzz']
 
 
-def test_help_and_readme_name_the_flags_that_may_differ(repository, capsys):
-  readme = (repository / 'README.md').read_text()
+def test_help_and_page_name_the_flags_that_may_differ(repository, capsys):
+  page = (repository / 'docs' / 'runs.md').read_text()
   assert main.run(train_main.train_main, ['--help']) == 0
   shown = ' '.join(capsys.readouterr().out.split())
-  for text in (readme, shown):
+  for text in (page, shown):
     assert f'these may differ: {continuation.may_differ_text()}.' in text
   assert 'total_rounds (upwards)' in continuation.may_differ_text()
   assert 'seed' not in continuation.may_differ()

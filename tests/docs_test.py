@@ -1,0 +1,119 @@
+"""The pages: links resolve, the guide lists all, commands are accepted."""
+
+import json
+import pathlib
+import re
+import shlex
+
+import pytest
+
+from tff_fssl.algorithms import registry
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.configuration import config
+
+_REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
+_PAGES = sorted(
+  path.relative_to(_REPOSITORY).as_posix()
+  for pattern in ('*.md', 'docs/**/*.md', 'examples/*.ipynb')
+  for path in _REPOSITORY.glob(pattern)
+)
+# Pages for users who come new. Others may be longer.
+_SHORT = (
+  'docs/algorithms/index.md',
+  'docs/getting_started.md',
+  'docs/index.md',
+  'docs/installing.md',
+  'docs/running.md',
+  'docs/runs.md',
+)
+_MAX_WORDS = 1200
+
+
+def _text(page):
+  """A page without its code blocks."""
+  path = _REPOSITORY / page
+  text = path.read_text(encoding='utf-8')
+  if path.suffix == '.ipynb':
+    cells = json.loads(text)['cells']
+    prose = [c['source'] for c in cells if c['cell_type'] == 'markdown']
+    text = '\n'.join(''.join(source) for source in prose)
+  return re.sub(r'(?ms)^```.*?^```', '', text)
+
+
+def _anchors(page):
+  """The anchors that GitHub gives to a page's headings."""
+  anchors = set()
+  for heading in re.findall(r'(?m)^#+ (.*)$', _text(page)):
+    heading = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', heading.lower())
+    anchor = re.sub(r'[^\w\- ]', '', heading).strip().replace(' ', '-')
+    number, unique = 0, anchor
+    while unique in anchors:
+      number += 1
+      unique = f'{anchor}-{number}'
+    anchors.add(unique)
+  return anchors
+
+
+def _links(page):
+  return re.findall(r'\]\(([^)\s]+)\)', _text(page))
+
+
+@pytest.mark.parametrize('page', _PAGES)
+def test_links_resolve(page):
+  for link in _links(page):
+    # The badge of GitHub's own pages: see readme_test.
+    if re.match(r'https?://|\.\./\.\./actions/', link):
+      continue
+    name, _, anchor = link.partition('#')
+    target = (_REPOSITORY / page).parent / name if name else _REPOSITORY / page
+    target = target.resolve()
+    assert target.is_relative_to(_REPOSITORY) and target.exists(), link
+    if anchor:
+      assert anchor in _anchors(target.relative_to(_REPOSITORY)), link
+
+
+def test_the_guide_lists_every_page_once():
+  pages = [p for p in _PAGES if p.startswith('docs/') and p != 'docs/index.md']
+  lines = [
+    line for line in _text('docs/index.md').splitlines() if line[:2] == '- '
+  ]
+  linked = [re.findall(r'\]\(([^)]+)\)', line) for line in lines]
+  assert all(len(links) == 1 for links in linked)
+  linked = [f'docs/{link}' for (link,) in linked if not link.startswith('..')]
+  assert sorted(linked) == pages
+
+
+@pytest.mark.parametrize('page', _SHORT)
+def test_first_pages_are_short_and_begin_with_a_command(page):
+  text = (_REPOSITORY / page).read_text(encoding='utf-8')
+  assert len(text.split()) <= _MAX_WORDS
+  title, aim, command = text.split('\n\n')[:3]
+  assert title.startswith('# ')
+  assert re.match(r'With this (page|guide) you ', aim)
+  assert command.startswith('    ')
+
+
+def _commands(page):
+  """The commands of a page: program, arguments."""
+  text = (_REPOSITORY / page).read_text(encoding='utf-8').replace('\\\n', '')
+  found = re.findall(
+    r'(?m)^ +(?:\.venv/bin/)?python programs/(\w+)\.py *(.*)$', text
+  )
+  return [(name, shlex.split(rest, comments=True)) for name, rest in found]
+
+
+@pytest.mark.parametrize('page', ['README.md', *_SHORT])
+def test_commands_are_accepted(page):
+  for program, argv in _commands(page):
+    assert (_REPOSITORY / 'programs' / f'{program}.py').is_file()
+    if program == 'train':
+      values = {'$a': 'fl2', '$seed': '0', '${a}': 'fl2'}
+      for name, value in values.items():
+        argv = [argument.replace(name, value) for argument in argv]
+      try:
+        config.parse_config(argv)
+      except UsageError as error:
+        # The data set is not here, which is found out last.
+        assert '--data_dir=DIR' in argv and 'DIR' in str(error)
+    if program == 'algorithms':
+      assert set(argv) <= set(registry.REGISTRY)
