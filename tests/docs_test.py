@@ -10,6 +10,8 @@ import pytest
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
+from tff_fssl.program.storage import locked_folder
+from tff_fssl.program.storage import output_tree
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _PAGES = sorted(
@@ -117,3 +119,17 @@ def test_commands_are_accepted(page):
         assert '--data_dir=DIR' in argv and 'DIR' in str(error)
     if program == 'algorithms':
       assert set(argv) <= set(registry.REGISTRY)
+
+
+def test_the_page_of_runs_names_every_file_of_a_run():
+  table = _text('docs/runs.md').partition('## The folder')[2]
+  table = table.partition('\n## ')[0]
+  paths = [
+    value.names
+    for value in vars(output_tree.OutputTree).values()
+    if isinstance(value, locked_folder.PathInside)
+    and value.names != (locked_folder.NAME,)
+  ]
+  assert len(paths) > 20
+  for names in paths:
+    assert re.search(rf'[`/]{re.escape(names[-1])}[`/]', table), names

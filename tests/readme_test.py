@@ -9,7 +9,10 @@ import sys
 import pytest
 
 from tff_fssl.algorithms import registry
+from tff_fssl.program import console
 from tff_fssl.program.configuration import config
+from tff_fssl.program.loop import messages
+from tff_fssl.program.storage import output_tree
 from tff_fssl.rounds import round_hparams
 
 _PLACES = {
@@ -36,6 +39,12 @@ def _figures(text):
   """The numbers of a printed evaluation, by name."""
   found = re.findall(r"\('(\w+)', ([\d.]+)\)", text)
   return {name: float(value) for name, value in found}
+
+
+def _closing(page):
+  """The lines of a page that end a run, without indentation."""
+  found = re.search(r'(?m)^ *last round .*\n(?: +\S.*\n)*', page)[0]
+  return [' '.join(line.split()) for line in found.splitlines()]
 
 
 def _run(code, repository, folder):
@@ -122,3 +131,34 @@ def test_its_commands_exist(readme, repository, tmp_path, monkeypatch):
   for command in commands:
     program, run = shlex.split(command)
     assert (repository / program).is_file() and run == folder
+
+
+@pytest.mark.parametrize(
+  'page', ['README.md', 'docs/getting_started.md', 'docs/runs.md']
+)
+def test_training_ends_with_the_lines_it_shows(
+  page, repository, tmp_path, monkeypatch
+):
+  shown = _closing((repository / page).read_text(encoding='utf-8'))
+  given = config.parse_config(['--flagfile=configs/quickstart.flags'])
+  folder = shown[2].split()[1].rpartition('/')[0] if len(shown) > 2 else 'runs'
+  tree = output_tree.OutputTree(folder)
+  monkeypatch.chdir(tmp_path)
+  for path in (tree.model, tree.model_best):
+    os.makedirs(path)
+  monkeypatch.setattr(console.processes, 'python', lambda: '.venv/bin/python')
+  monkeypatch.setattr(
+    console.processes, 'shorter', lambda path: os.path.relpath(path, repository)
+  )
+  results = {}
+  for name, line in zip(('last', 'best_validation'), shown):
+    number, test, validation = re.findall(r'[\d.]+', line)
+    results[name] = {
+      'round': int(number),
+      'test/accuracy': float(test) / 100,
+      'validation/accuracy': float(validation) / 100,
+    }
+  lines = messages.closing(given, tree, results).splitlines()
+  lines = [' '.join(line.split()) for line in lines]
+  assert shown == lines[: len(shown)]
+  assert len(shown) in (2, len(lines))
