@@ -1,9 +1,11 @@
 import pathlib
+import shlex
 
 import pytest
 import same_as
 
 from tff_fssl.algorithms import registry
+from tff_fssl.program.configuration import config
 
 
 def test_every_algorithm_and_scenario_is_run():
@@ -22,8 +24,15 @@ def test_differences_are_named():
   assert same_as._compare(old, dict(old)) == []
   assert same_as._compare(old, {'a': '1', 'b': '3'}) == ['b']
   assert same_as._compare(old, {'a': '1', 'c': '2'}) == ['b', 'c']
-  assert same_as._compare({'error': 'x'}, {'error': 'x'}) == []
   assert same_as._compare(old, {'error': 'x'}) == ['None | x']
+  # Nothing was compared.
+  assert same_as._compare({'error': 'x'}, {'error': 'x'}) == ['x | x']
+
+
+@pytest.mark.parametrize('case', same_as._cases())
+def test_no_case_is_refused(case):
+  for flags in same_as._cases()[case]:
+    config.parse_config(shlex.split(same_as._rename(flags)))
 
 
 @pytest.mark.slow

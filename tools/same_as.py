@@ -39,19 +39,20 @@ _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _COMMON = (
   '--dataset=digits --model=cnn --num_clients=8 --clients_per_round=4'
   ' --client_epochs=1 --total_rounds=3 --rounds_per_evaluation=1'
-  ' --num_validation=40 --client_batch_size=50 --server_epochs=1'
-  ' --max_client_examples=60 --tensorboard=false --progress=none'
+  ' --num_validation=40 --client_batch_size=50 --tensorboard=false'
+  ' --progress=none'
 )
-_LABELS = {_SERVER: '--num_labels=40', _CLIENTS: '--num_labels=20'}
+_LABELS = {
+  _SERVER: '--num_labels=40 --server_epochs=1',
+  _CLIENTS: '--num_labels=20',
+}
 # Thresholds that a network reaches which has hardly been trained.
 _LOW = 'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
   'fedcon': '--fedcon.hidden_size=8',
-  'fedmatch': (
-    '--fedmatch.confidence_threshold=0.2 --fedmatch.helper_interval=1'
-  ),
+  'fedmatch': '--fedmatch.confidence_threshold=0.2',
   'local_uda': '--local_uda.confidence_threshold=0.2',
   'local_fixmatch': '--local_fixmatch.confidence_threshold=0.2',
 }
@@ -74,11 +75,20 @@ _FURTHER = (
   (
     'fedmatch',
     _SERVER,
-    '--fedmatch.helpers=past --fedmatch.evaluate_sets=true',
+    '--fedmatch.helper_interval=1 --fedmatch.helpers=past'
+    ' --fedmatch.evaluate_sets=true',
   ),
-  ('fedmatch', _CLIENTS, '--fedmatch.decomposition=false'),
+  (
+    'fedmatch',
+    _CLIENTS,
+    '--fedmatch.helper_interval=1 --fedmatch.decomposition=false',
+  ),
   ('fedmatch', _CLIENTS, '--fedmatch.remembered_clients=0'),
-  ('fedmatch', _CLIENTS, '--fedmatch.uploads=files'),
+  (
+    'fedmatch',
+    _CLIENTS,
+    '--fedmatch.helper_interval=1 --fedmatch.uploads=files',
+  ),
   ('fedcon', _SERVER, '--fedcon.client_state=table'),
   ('fedrgd', _CLIENTS, '--fedrgd.pseudo_labels=each_view'),
   ('fedrgd', _SERVER, '--fedrgd.mode=two_level_mean --fedrgd.grouping=random'),
@@ -89,10 +99,14 @@ _FURTHER = (
   ('uda', _SERVER, '--average_decay=0.9 --min_clients=2'),
   ('fl2', _SERVER, '--aggregator=robust'),
   ('protofssl', _CLIENTS, '--aggregator=robust'),
-  ('fixmatch', _SERVER, '--aggregator=secure --norm=gn'),
+  (
+    'fixmatch',
+    _SERVER,
+    '--aggregator=secure --simulate_secure_aggregation --norm=gn',
+  ),
   ('fixmatch', _CLIENTS, '--aggregator=dp --dp_noise_multiplier=1 --norm=gn'),
   ('fl2', _SERVER, '--aggregator=compression'),
-  ('fl2', _SERVER, '--runtime=worker'),
+  ('fl2', _SERVER, '--runtime=tff_worker'),
   ('fedswitch', _CLIENTS, '--straggler_probability=0.5'),
   ('fixmatch', _SERVER, '--partition=dirichlet --alpha=0.3'),
 )
@@ -193,7 +207,6 @@ def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
         call('programs/train.py', *shlex.split(flags), f'--output_dir={output}')
       found = json.loads(call('-c', _DIGESTS, output).splitlines()[-1])
     except RuntimeError as error:
-      # Both trees may refuse what one of them refuses.
       return {'error': str(error).replace(output, 'RUN')}
   return {_rename(name): value for name, value in found.items()}
 
@@ -201,7 +214,8 @@ def _run(tree: pathlib.Path, commands: list[str], is_new: bool) -> Any:
 def _compare(old: dict[str, str], new: dict[str, str]) -> list[str]:
   """Describes the differences between the digests of two runs."""
   if 'error' in old or 'error' in new:
-    return [] if old == new else [f'{old.get("error")} | {new.get("error")}']
+    # A case that neither tree runs compares nothing.
+    return [f'{old.get("error")} | {new.get("error")}']
   names = sorted(old.keys() | new.keys())
   return [n for n in names if old.get(n) != new.get(n)]
 
@@ -265,9 +279,7 @@ def main() -> int:
     different = _compare(old[name], new)
     num_different += bool(different)
     about = f'{len(new)} values equal'
-    if 'error' in new and not different:
-      about = f'both refuse it: {new["error"]}'
-    elif different:
+    if different:
       shown = ', '.join(itertools.islice(different, 5))
       about = f'{len(different)} of {len(new)} values differ: {shown}'
     print(f'{name}: {about}', flush=True)
