@@ -144,7 +144,7 @@ class _Tracing:
   ):
     declared = algorithm.networks()
     # Networks of the same kind cost the same, so one stands for all of them.
-    further = dict.fromkeys(declared, network)
+    further = names.Named(dict.fromkeys(declared, network))
     for name, auxiliary in declared.items():
       if auxiliary.build is not None:
         further[name] = adapter.Network(
