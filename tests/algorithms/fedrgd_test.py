@@ -395,7 +395,7 @@ def test_false_places_are_rejected(screen, place, possible):
     num_examples=10.0,
     ratios=collections.OrderedDict(),
     ranges=collections.OrderedDict(),
-    signals=collections.OrderedDict(),
+    uploads=collections.OrderedDict(),
   )
   result, (sums, *_) = screen(result, report)
   assert sums['num_rejected_clients'] == int(not possible)
@@ -419,7 +419,7 @@ def screen():
         num_examples=np.float32,
         ratios=collections.OrderedDict(),
         ranges=collections.OrderedDict(),
-        signals=collections.OrderedDict(),
+        uploads=collections.OrderedDict(),
       ),
     )
   )

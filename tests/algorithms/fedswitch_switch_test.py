@@ -25,7 +25,7 @@ _LOG_3 = math.log(3)
 
 def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
   """What clients send, of whom `share` have unlabelled examples."""
-  signals = {
+  uploads = {
     'teacher_divergence': share * of_teacher,
     'student_divergence': share * of_student,
     'is_measured': share,
@@ -33,7 +33,7 @@ def _aggregated(of_teacher, of_student, share=1.0, num_reports=3.0):
   return base.Aggregate(
     (tf.zeros([2]),),
     {},
-    {name: tf.constant(value) for name, value in signals.items()},
+    {name: tf.constant(value) for name, value in uploads.items()},
     tf.constant(num_reports),
     None,
   )

@@ -30,10 +30,10 @@ def _report(**changed):
     num_examples=10.0,
     ratios=collections.OrderedDict(loss=np.array([20.0, 10.0], np.float32)),
     ranges=collections.OrderedDict(threshold=0.5),
-    signals=collections.OrderedDict(divergence=1.5),
+    uploads=collections.OrderedDict(divergence=1.5),
   )
   for name, value in changed.items():
-    groups = ('ratios', 'ranges', 'signals')
+    groups = ('ratios', 'ranges', 'uploads')
     group = next((g for g in groups if name in report[g]), None)
     (report[group] if group else report)[name] = value
   return report
@@ -54,7 +54,7 @@ _TYPES = tff.to_type(
       num_examples=np.float32,
       ratios=collections.OrderedDict(loss=(np.float32, [2])),
       ranges=collections.OrderedDict(threshold=np.float32),
-      signals=collections.OrderedDict(divergence=np.float32),
+      uploads=collections.OrderedDict(divergence=np.float32),
     ),
   )
 )

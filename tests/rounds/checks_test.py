@@ -99,7 +99,7 @@ class TestNames:
     upload = base.Upload(0.0, 1.0)
     self._check(
       self._changed(uploads=lambda self: {'teacher': upload, 'stud': upload}),
-      'signals has teacher',
+      'uploads has teacher',
       'declares stud, teacher',
     )
 

@@ -35,7 +35,7 @@ def test_one_phase_is_tffs_composition():
     return weights._replace(trainable=(weights.trainable[0] - update,))
 
   def build_parts(is_ours):
-    """What our composer takes has signals of the clients beside the update."""
+    """What our composer takes has uploads of the clients beside the update."""
 
     @tff.federated_computation(
       no_state.type_signature.result,
@@ -45,7 +45,7 @@ def test_one_phase_is_tffs_composition():
     def work_next(state, weights, data):
       measurements = collections.OrderedDict(train=())
       if is_ours:
-        measurements.update(signals=(), num_reports=0)
+        measurements.update(uploads=(), num_reports=0)
       return tff.templates.MeasuredProcessOutput(
         state,
         tff.federated_map(work, (weights, data)),
@@ -64,7 +64,7 @@ def test_one_phase_is_tffs_composition():
       from_clients = tff.to_type(
         collections.OrderedDict(
           update=update_type,
-          signals=measured.signals,
+          uploads=measured.uploads,
           num_reports=measured.num_reports,
         )
       )

@@ -25,10 +25,10 @@ _WEIGHTS = server_model.ServerModel(
 _context = contexts.of_each_module()
 
 
-def _aggregate(*update, signals=(), num_reports=np.float32(1.0)):
+def _aggregate(*update, uploads=(), num_reports=np.float32(1.0)):
   return collections.OrderedDict(
     update=collections.OrderedDict(model=update),
-    signals=collections.OrderedDict(signals),
+    uploads=collections.OrderedDict(uploads),
     num_reports=num_reports,
   )
 

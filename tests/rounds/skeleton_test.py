@@ -1,4 +1,4 @@
-"""The skeleton carries algorithms with sets, signals, a table, two steps."""
+"""The skeleton carries algorithms with sets, uploads, a table, two steps."""
 
 import collections
 import dataclasses
@@ -35,7 +35,7 @@ def _fixmatch():
 
 
 class TestSwitching:
-  """A teacher set, sent by mode; signals; an EMA after each step."""
+  """A teacher set, sent by mode; uploads; an EMA after each step."""
 
   def test_forced_to_the_student_it_is_fedprox_fixmatch(self):
     ours = two_sets.run(
@@ -90,7 +90,7 @@ class TestSwitching:
     train = output.metrics['client_work']['train']
     assert 0 <= train['student_divergence'] <= np.log(3)
     assert np.isnan(train['teacher_divergence'])
-    assert 'signals' not in output.metrics['client_work']
+    assert 'uploads' not in output.metrics['client_work']
 
   def test_a_signal_out_of_range_rejects_the_client(self):
     def lie(index, element):

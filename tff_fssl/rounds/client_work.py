@@ -41,7 +41,7 @@ _Upload = tuple[
   tff.learning.templates.ClientResult, collections.OrderedDict[str, Any]
 ]
 # The fields of a report that are 0 unless the client reports.
-_COUNTED = ('num_examples', 'ratios', 'ranges', 'signals')
+_COUNTED = ('num_examples', 'ratios', 'ranges', 'uploads')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -244,7 +244,7 @@ def build_client_work(
   Its `next` is `<int32@SERVER, M@CLIENTS, D*@CLIENTS> -> <int32@SERVER,
   ClientResult(update, weight)@CLIENTS, metrics@SERVER>`. Its state is the round
   number. Before round 1 clients do nothing. The metrics are OrderedDict(train,
-  signals, num_reports). Signals are the means of the uploads that the algorithm
+  uploads, num_reports). `uploads` has the means of those that the algorithm
   declares. `next` of the composed process releases `train` alone.
 
   The update has its values by channel: the model's change, that of each
@@ -420,7 +420,7 @@ def _upload(
       (name, tf.stack(pair)) for name, pair in sorted(result.metrics.items())
     ),
     ranges=collections.OrderedDict(sorted(result.ranges.items())),
-    signals=collections.OrderedDict(
+    uploads=collections.OrderedDict(
       (n, v) for n, v in uploads if n in part.reports
     ),
   )
@@ -490,7 +490,7 @@ def _number_of_clients() -> tff.Value:
   return tff.federated_zip(
     collections.OrderedDict(
       train=collections.OrderedDict(num_clients=tff.federated_sum(one)),
-      signals=tff.federated_value(collections.OrderedDict(), tff.SERVER),
+      uploads=tff.federated_value(collections.OrderedDict(), tff.SERVER),
       num_reports=tff.federated_sum(report),
     )
   )
@@ -531,12 +531,12 @@ def _build_finalize(
     for suffix in ('min', 'max', 'entropy'):
       name = f'aggregation_weight_{suffix}'
       train[name] = tf.where(total > 0.0, train[name], nan)
-    signals = collections.OrderedDict(
+    uploads = collections.OrderedDict(
       (name, tf.math.divide_no_nan(value, sums['num_reports']))
-      for name, value in sums['signals'].items()
+      for name, value in sums['uploads'].items()
     )
     return collections.OrderedDict(
-      train=train, signals=signals, num_reports=sums['num_reports']
+      train=train, uploads=uploads, num_reports=sums['num_reports']
     )
 
   return finalize

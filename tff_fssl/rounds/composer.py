@@ -104,7 +104,7 @@ def compose_fssl_process(
     initial_model_fn: `( -> M)`, the initial model.
     distributor: Makes the message and broadcasts it.
     client_work: Trains at the clients. Its measurements are OrderedDict(train,
-      signals, num_reports), of which `train` is released.
+      uploads, num_reports), of which `train` is released.
     aggregator: Combines the clients' updates by weight.
     finalizer: Makes the new model from the combined uploads.
     start: See `FsslProcess`.
@@ -354,7 +354,7 @@ def _run_parts(
     tff.federated_zip(
       collections.OrderedDict(
         update=aggregated.result,
-        signals=of_clients['signals'],
+        uploads=of_clients['uploads'],
         num_reports=of_clients['num_reports'],
       )
     ),

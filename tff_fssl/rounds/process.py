@@ -393,7 +393,7 @@ class _Assembly:
     aggregate_type = tff.to_type(
       collections.OrderedDict(
         update=combined_type,
-        signals=of_clients['signals'],
+        uploads=of_clients['uploads'],
         num_reports=of_clients['num_reports'],
       )
     )

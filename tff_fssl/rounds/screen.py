@@ -31,7 +31,7 @@ class Bounds(NamedTuple):
   Attributes:
     weights: The weights that its update may have.
     num_examples: The most examples that it can process in a round.
-    signals: Name of an upload -> its least and its greatest value.
+    uploads: Name of an upload -> its least and its greatest value.
     networks: Names of the auxiliary networks that it uploads.
     exchange: The exchange, whose rows are checked.
     groups: The groups, whose places are checked.
@@ -39,7 +39,7 @@ class Bounds(NamedTuple):
 
   weights: guarded.AllowedWeights
   num_examples: float
-  signals: Mapping[str, tuple[float, float]] = {}
+  uploads: Mapping[str, tuple[float, float]] = {}
   networks: Sequence[str] = ()
   exchange: exchange_lib.Exchange | None = None
   groups: groups_lib.Groups | None = None
@@ -65,12 +65,12 @@ def build_bounds(
     allowed = guarded.AllowedWeights(
       1.0, all_or_nothing=not algorithm.sets_weights
     )
-  signals = {
+  uploads = {
     name: upload.limits(num_classes)
     for name, upload in algorithm.uploads().items()
   }
   networks = [n for n, net in algorithm.networks().items() if net.uploaded]
-  return Bounds(allowed, most, signals, networks, exchange, groups)
+  return Bounds(allowed, most, uploads, networks, exchange, groups)
 
 
 def build_screen(
@@ -123,7 +123,7 @@ def build_screen(
       weight_log_weight=tf.math.xlogy(weight, weight),
       ratios=masked(report['ratios'], reports, 0.0),
       ranges=masked(report['ranges'], reports, 0.0),
-      signals=masked(report['signals'], reports, 0.0),
+      uploads=masked(report['uploads'], reports, 0.0),
     )
     ranged = collections.OrderedDict(
       report['ranges'], aggregation_weight=weight
@@ -155,7 +155,7 @@ def _check_names(
   An undeclared upload would have no bounds.
   """
   names_of = tff.structure.name_list
-  pairs = [('signals', names_of(report_type.signals), bounds.signals)]
+  pairs = [('uploads', names_of(report_type.uploads), bounds.uploads)]
   exchange = bounds.exchange
   if exchange is not None:
     if exchange.in_sum:
@@ -190,12 +190,12 @@ def _is_possible(
     *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),
     *(
       tf.logical_or(
-        _within(report['signals'][name], *limits),
+        _within(report['uploads'][name], *limits),
         # A client that does not report sends 0, which may be outside the
         # limits.
         tf.logical_not(report['reports']),
       )
-      for name, limits in bounds.signals.items()
+      for name, limits in bounds.uploads.items()
     ),
   ]
   if bounds.groups is not None:

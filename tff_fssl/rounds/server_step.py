@@ -159,7 +159,7 @@ def build_server_step(
 
   Args:
     model_type: The type M of a `server_model.ServerModel`.
-    aggregate_type: The type A: OrderedDict(update, signals, num_reports).
+    aggregate_type: The type A: OrderedDict(update, uploads, num_reports).
       `update` is the aggregator's result by channel. That of the model has one
       float tensor per trainable weight, and one per tracked non-trainable float
       weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
@@ -276,7 +276,7 @@ def _aggregated(
 ) -> base.Aggregate:
   """Makes the aggregate that an algorithm sees."""
   combined, num_reports = aggregate['update'], aggregate['num_reports']
-  uploads = names.Named(aggregate['signals'])
+  uploads = names.Named(aggregate['uploads'])
   if channels.PLACE in combined:
     by_group = _read_groups(combined)
     return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
