@@ -57,8 +57,8 @@ _FLAGS = {
   ' --num_pretraining_rounds=10',
   'fl2': '',
   'fedswitch': f'{_TEACHER} --fedswitch.ema_decay=0.68',
-  'ts_server_ema': f'{_TEACHER} --ts_server_ema.ema_decay=0.68',
-  'ts_client_ema': f'{_TEACHER} --ts_client_ema.ema_decay=0.97',
+  'ts_server_ema': f'{_TEACHER} --fedswitch.ema_decay=0.68',
+  'ts_client_ema': f'{_TEACHER} --fedswitch.ema_decay=0.97',
   'fedcon': '--client_batch_size=32 --max_gradient_norm=1 --momentum=0.9'
   ' --nesterov --server_learning_rate=0.03 --server_optimizer_momentum=0.5'
   ' --weight_decay=0.0005 --server_epochs=5 --num_pretraining_rounds=10',

@@ -34,6 +34,8 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RENAMED = (
   (r'sets/divergences/(\w+_divergence)', r'sets/\1'),
   (r'--fedmatch\.uploads=', '--fedmatch.uploads_in='),
+  (r'--local_(uda|fixmatch)\.', r'--\1.'),
+  (r'--ts_(server|client)_ema\.', '--fedswitch.'),
 )
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _COMMON = (

@@ -296,7 +296,7 @@ def test_what_it_cannot_do_is_refused():
     ('--average_decay=0.9', 'has no effect with --algorithm=local_uda'),
     ('--cross_device', 'keeps a state for each client by its identity'),
     ('--scenario=labels_at_server', 'runs with labels_at_clients only'),
-    ('--local_uda.temperature=0', '--local_uda.temperature=0.0: must be'),
+    ('--uda.temperature=0', '--uda.temperature=0.0: must be'),
     ('--uda.temperature=1', '--uda.temperature: is a flag of --algorithm=uda'),
   ],
 )

@@ -403,6 +403,8 @@ class Algorithm:
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.
+    flags_of: Another algorithm, which has all of its flags. It then reads these
+      instead of flags of its own. Subclasses do not inherit this.
     paper: Authors, venue and year.
     scenarios: Where the labels may be.
     labeled_views: See `Stream.views`.
@@ -430,6 +432,7 @@ class Algorithm:
   """
 
   name: ClassVar[str] = ''
+  flags_of: ClassVar[str] = ''
   paper: ClassVar[str] = ''
   scenarios: ClassVar[tuple[str, ...]] = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
   labeled_views: ClassVar[Mapping[str, str]] = WEAK
@@ -457,8 +460,13 @@ class Algorithm:
     if self.round is None:
       values = {'scenario': self.scenarios[0], **self.round_defaults}
       object.__setattr__(self, 'round', RoundHparams(**values))
-    hparams_lib.validate(self, f'{self.name}.')
+    hparams_lib.validate(self, self.prefix())
     self.check()
+
+  @classmethod
+  def prefix(cls) -> str:
+    """Returns the prefix of the flags."""
+    return f'{vars(cls).get("flags_of", cls.name)}.'
 
   def check(self) -> None:
     """Raises `UsageError` for values that contradict each other."""

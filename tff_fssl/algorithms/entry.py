@@ -121,7 +121,7 @@ class Algorithm:
   """A registry entry.
 
   Attributes:
-    name: The value for `--algorithm`, and the prefix of the algorithm's flags.
+    name: The value for `--algorithm`.
     summary: A description in one line.
     hparams: The class, a `base.Algorithm`. Its fields are its
       hyper-parameters.
@@ -139,6 +139,7 @@ class Algorithm:
       networks reach. For tests that run every algorithm.
     metrics: Declarations of the metrics that only such algorithms have.
     paper: Authors, venue and year of the source.
+    flags_of: The algorithm whose flags it reads. With '', it has its own.
   """
 
   name: str
@@ -152,6 +153,7 @@ class Algorithm:
   tiny_hparams: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   metrics: tuple[metrics_lib.Metric, ...] = ()
   paper: str = ''
+  flags_of: str = ''
 
   @classmethod
   def describe(cls, algorithm: Any) -> Algorithm:
@@ -170,7 +172,13 @@ class Algorithm:
       tiny_hparams=algorithm.tiny,
       metrics=algorithm.metrics,
       paper=algorithm.paper,
+      flags_of=vars(algorithm).get('flags_of', ''),
     )
+
+  @property
+  def prefix(self) -> str:
+    """Returns the prefix of the algorithm's flags."""
+    return f'{self.flags_of or self.name}.'
 
   @property
   def predicts_otherwise(self) -> bool:

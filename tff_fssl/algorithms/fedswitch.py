@@ -88,6 +88,7 @@ class TsServerEma(base.Algorithm):
   """TS-Server EMA: the server keeps a teacher, which labels."""
 
   name = 'ts_server_ema'
+  flags_of = 'fedswitch'
   paper = 'Zhao et al., arXiv 2023'
   unlabeled_views = base.WEAK_AND_STRONG
   compute = base.Compute(base.Passes(2, 1))
@@ -212,6 +213,7 @@ class TsClientEma(TsServerEma):
   """TS-Client EMA: clients train a teacher, too, and send it back."""
 
   name = 'ts_client_ema'
+  flags_of = 'fedswitch'
   capabilities = base.Capabilities(weight_sets_down=2, weight_sets_up=2)
 
   local_ema_decay: float = hparam(0.97, _LOCAL_EMA_DECAY, minimum=0, maximum=1)

@@ -138,6 +138,7 @@ class LocalUda(_Alone, uda.Uda):
   """UDA by each client alone, without federation."""
 
   name = 'local_uda'
+  flags_of = 'uda'
   compute = base.Compute(base.Passes(2, 1))
   # Without the server's metrics, since it does not train.
   metrics: ClassVar[tuple[metrics_lib.Metric, ...]] = tuple(
@@ -152,5 +153,6 @@ class LocalFixMatch(_Alone, fixmatch.FixMatch):
   """FixMatch by each client alone, without federation."""
 
   name = 'local_fixmatch'
+  flags_of = 'fixmatch'
   tiny = {'confidence_threshold': 0.3}
   compute = base.Compute(base.Passes(2, 1))

@@ -123,7 +123,7 @@ def test_a_page(name, shown):
   entry, text = registry.REGISTRY[name], '\n'.join(lines)
   assert 'tensorflow' in before or 'tensorflow' not in sys.modules
   for field in hparams.documented_fields(entry.hparams):
-    assert f'\n  --{name}.{field.name}=' in text
+    assert f'\n  --{entry.prefix}{field.name}=' in text
   for path in configs.names():
     # Their data need not be there.
     content = pathlib.Path(configs.find(path)).read_text()

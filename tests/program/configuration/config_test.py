@@ -304,6 +304,17 @@ def test_rounds_that_may_be_empty_must_have_a_client():
   )
 
 
+def test_algorithms_that_read_the_flags_of_another():
+  given = ['--algorithm=local_uda', _CLIENTS, '--num_labels=10']
+  found = _config(*given, '--uda.tsa=none')
+  assert found.algorithm.tsa == 'none' and found.flags()['uda.tsa'] == 'none'
+  found = _config('--algorithm=ts_client_ema', '--fedswitch.ema_decay=0.5')
+  assert found.algorithm.ema_decay == 0.5
+  # TS-Client EMA has some of FedSwitch's flags.
+  with pytest.raises(UsageError, match='is a flag of --algorithm=fedswitch'):
+    _config('--algorithm=ts_client_ema', '--fedswitch.labeler=teacher')
+
+
 def test_participation_is_nothing_where_clients_do_not_train(tmp_path):
   path = tmp_path / 'a.flags'
   path.write_text('--dropout_probability=0.3\n--min_clients=3\n')

@@ -43,6 +43,10 @@ def test_flags_without_effect_are_not_compared():
   old = {'split': 'dirichlet', 'alpha': '0.3'}
   assert continuation.differences(old, dirichlet) == ([], [])
   assert continuation.differences(old, iid)[0] == ['partition']
+  # Its baselines had flags of their own.
+  old = {'algorithm': 'ts_server_ema', 'ts_server_ema.ema_decay': '0.5'}
+  new = {'algorithm': 'ts_server_ema', 'fedswitch.ema_decay': '0.5'}
+  assert continuation.differences(old, new) == ([], [])
   # What no version knows is compared.
   assert continuation.differences({'zzz': '1'}, {})[0] == ['zzz']
 

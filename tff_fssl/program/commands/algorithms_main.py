@@ -208,7 +208,7 @@ def _client_state(entry: registry.Algorithm) -> str:
     return 'none is kept from round to round'
   kept = 'the server keeps one for each client, by its identity'
   if can.client_state_if and can.without_signals:
-    kept += f'; none with --{entry.name}.{can.without_signals}'
+    kept += f'; none with --{entry.prefix}{can.without_signals}'
   return kept
 
 
@@ -240,7 +240,7 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
   rows['compute'] = _compute(entry)
   if can.own_weights:
     rows['weights'] = (
-      f'of updates are set by clients if --{entry.name}.{can.own_weights}=true'
+      f'of updates are set by clients if --{entry.prefix}{can.own_weights}=true'
     )
   for asked, arguments in _ASKED.items():
     reason = _refusal(entry, asked).removeprefix(f'{arguments[0]}: ')

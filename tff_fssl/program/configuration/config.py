@@ -42,20 +42,43 @@ def groups() -> list[flags.Group]:
     flags.Group(RoundHparams),
     flags.Group(ParticipationHparams),
     flags.Group(AggregatorHparams),
-    *map(own_group, registry.REGISTRY.values()),
+    *(own_group(e) for e in registry.REGISTRY.values() if not e.flags_of),
   ]
 
 
 def own_group(entry: registry.Algorithm) -> flags.Group:
   """Returns the flags of an algorithm."""
+  others = [
+    other.name
+    for other in registry.REGISTRY.values()
+    if other.prefix == entry.prefix and other != entry
+  ]
+  note = (
+    f'Unless given: {flags.join_arguments(entry.run_defaults)}.'
+    * bool(entry.run_defaults),
+    f'Shared with {", ".join(others)}.' * bool(others),
+  )
   return flags.Group(
     entry.hparams,
     f'--algorithm={entry.name} ({entry.summary.rstrip(".")})',
-    f'{entry.name}.',
-    f'Unless given: {flags.join_arguments(entry.run_defaults)}.'
-    if entry.run_defaults
-    else '',
+    entry.prefix,
+    ' '.join(filter(None, note)),
   )
+
+
+def foreign_flags(algorithm: str) -> dict[str, str]:
+  """Returns the flags that an algorithm lacks -> an algorithm that has them."""
+  flags_of = {
+    name: [flag for flag, _ in own_group(entry).named_fields()]
+    for name, entry in registry.REGISTRY.items()
+  }
+  return {
+    flag: name
+    # The first algorithm of several is named.
+    for name, own in reversed(flags_of.items())
+    for flag in own
+    if flag not in flags_of[algorithm]
+  }
 
 
 def parse_config(argv: Sequence[str]) -> Config:
@@ -85,13 +108,12 @@ def build_config(parsed: flags.ParsedFlags) -> Config:
       run, **{n: v for n, v in in_file.items() if hasattr(run, n)}
     )
   # A flag of another algorithm would do nothing, wherever it stands.
-  for name, entry in registry.REGISTRY.items():
-    for flag, _ in own_group(entry).named_fields():
-      if name != run.algorithm and parsed.is_set(flag):
-        raise UsageError(
-          f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
-          f' --algorithm={run.algorithm} is selected; omit the flag'
-        )
+  for flag, name in foreign_flags(run.algorithm).items():
+    if parsed.is_set(flag):
+      raise UsageError(
+        f'--{flag}{parsed.source(flag)}: is a flag of --algorithm={name}, but'
+        f' --algorithm={run.algorithm} is selected; omit the flag'
+      )
   entry = registry.REGISTRY[run.algorithm]
   if entry.norm and not parsed.is_set('norm'):
     run = dataclasses.replace(run, norm=entry.norm)
@@ -110,7 +132,7 @@ def build_config(parsed: flags.ParsedFlags) -> Config:
       **{n: in_file[n] for n in ('scenario',) if n in in_file},
     ),
     parsed.build(AggregatorHparams),
-    parsed.build(entry.hparams, f'{run.algorithm}.'),
+    parsed.build(entry.hparams, entry.prefix),
     data,
     parsed.build(ParticipationHparams),
     info,

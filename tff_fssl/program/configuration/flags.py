@@ -25,7 +25,23 @@ from tff_fssl.program.configuration import configs
 _MAX_FLAGFILE_BYTES = 2**20
 _MAX_FLAGFILES = 100
 # Flags of older versions -> their names now.
-RENAMED = {'split': 'partition'}
+RENAMED = {
+  'split': 'partition',
+  'local_fixmatch.confidence_threshold': 'fixmatch.confidence_threshold',
+  'local_fixmatch.unlabeled_loss_weight': 'fixmatch.unlabeled_loss_weight',
+  'local_uda.confidence_threshold': 'uda.confidence_threshold',
+  'local_uda.temperature': 'uda.temperature',
+  'local_uda.tsa': 'uda.tsa',
+  'local_uda.tsa_rounds': 'uda.tsa_rounds',
+  'local_uda.unlabeled_loss_weight': 'uda.unlabeled_loss_weight',
+  'ts_client_ema.confidence_threshold': 'fedswitch.confidence_threshold',
+  'ts_client_ema.ema_decay': 'fedswitch.ema_decay',
+  'ts_client_ema.local_ema_decay': 'fedswitch.local_ema_decay',
+  'ts_client_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
+  'ts_server_ema.confidence_threshold': 'fedswitch.confidence_threshold',
+  'ts_server_ema.ema_decay': 'fedswitch.ema_decay',
+  'ts_server_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
+}
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
 

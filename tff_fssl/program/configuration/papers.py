@@ -27,6 +27,7 @@ import re
 from typing import Any
 
 from tff_fssl import files
+from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.program.configuration import config as config_lib
@@ -282,7 +283,13 @@ def _flags(layers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
   given: dict[str, Any] = {}
   for layer in layers:
     given |= flags.flatten(layer.get('flags', {}))
-  prefix = f'{given.get("algorithm")}.'
+  algorithm = given.get('algorithm')
+  if algorithm not in registry.REGISTRY:
+    return {n: v for n, v in given.items() if '.' not in n}
+  prefix = registry.REGISTRY[algorithm].prefix
+  foreign = config_lib.foreign_flags(algorithm)
   return {
-    n: v for n, v in given.items() if '.' not in n or n.startswith(prefix)
+    n: v
+    for n, v in given.items()
+    if '.' not in n or (n.startswith(prefix) and n not in foreign)
   }

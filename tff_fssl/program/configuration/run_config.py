@@ -47,7 +47,7 @@ class Config:
   @property
   def prefix(self) -> str:
     """Returns the prefix of the algorithm's flags."""
-    return f'{self.run.algorithm}.'
+    return self.entry.prefix
 
   @property
   def first_round(self) -> int:
