@@ -36,6 +36,7 @@ _RENAMED = (
   (r'--fedmatch\.uploads=', '--fedmatch.uploads_in='),
   (r'--local_(uda|fixmatch)\.', r'--\1.'),
   (r'--ts_(server|client)_ema\.', '--fedswitch.'),
+  (r'labeler=farthest --fedswitch.teacher_probe=\w+', 'labeler=algorithms'),
 )
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _COMMON = (
@@ -96,7 +97,11 @@ _FURTHER = (
   ('fedrgd', _SERVER, '--fedrgd.mode=two_level_mean --fedrgd.grouping=random'),
   ('protofssl', _CLIENTS, '--protofssl.prototypes=global'),
   ('protofssl', _CLIENTS, '--protofssl.helper_interval=2'),
-  ('fedswitch', _SERVER, '--fedswitch.teacher_probe=always_send'),
+  (
+    'fedswitch',
+    _SERVER,
+    '--fedswitch.labeler=farthest --fedswitch.teacher_probe=always_send',
+  ),
   ('mixmatch', _CLIENTS, '--mixmatch.ramp_rounds=2'),
   ('uda', _SERVER, '--average_decay=0.9 --min_clients=2'),
   ('fl2', _SERVER, '--aggregator=robust'),

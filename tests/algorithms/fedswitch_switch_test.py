@@ -96,7 +96,7 @@ class TestSwitch:
   def test_i3_equation_3_and_algorithm_1(
     self, of_teacher, of_student, beta, expected
   ):
-    for labeler, who in zip(('closest', 'farthest'), expected, strict=True):
+    for labeler, who in zip(('closest', 'algorithms'), expected, strict=True):
       switch = _Switch(prior_divergence=beta, labeler=labeler)
       assert switch.labels(of_teacher, of_student) == who
 
@@ -119,27 +119,10 @@ class TestSwitch:
     assert switch.labels(*rounds[2]) == 'T' and switch.sends()
     assert switch.labels(*rounds[3]) == 'T'
 
-  def test_c6_probes_measure_while_the_student_labels(self):
-    switch = _Switch(
-      prior_divergence=0.6, teacher_probe='probe', probe_period=3
-    )
-    trace = [
-      (switch.labels(*pair), switch.sends())
-      for pair in [(0.1, 0.6), (0.0, 0.6), (0.55, 0.6), (0.0, 0.6), (0.0, 0.8)]
-    ]
-    # Rounds 2 to 6; 3 and 6 are probes. The last decision knows the 0.55.
-    assert trace == [
-      ('S', False),
-      ('S', True),
-      ('S', False),
-      ('S', False),
-      ('T', True),
-    ]
-
-  def test_always_send(self):
-    switch = _Switch(prior_divergence=0.6, teacher_probe='always_send')
-    assert switch.labels(0.1, 0.6) == 'S' and switch.sends()
-    assert switch.labels(0.6, 0.5) == 'T' and switch.sends()
+  def test_algorithms_1_and_2_always_send(self):
+    switch = _Switch(prior_divergence=0.6, labeler='algorithms')
+    assert switch.labels(0.6, 0.1) == 'S' and switch.sends()
+    assert switch.labels(0.1, 0.6) == 'T' and switch.sends()
 
   def test_a_round_without_a_report_changes_nothing(self):
     switch = _Switch(prior_divergence=0.6)
@@ -292,9 +275,6 @@ def test_c16_protected_sums_refuse_divergences(kind):
   [
     ('labeler=teacher', 'prior_divergence=0.5'),
     ('labeler=student', 'local_ema_decay=0.5'),
-    ('labeler=teacher', 'teacher_probe=probe'),
-    ('teacher_probe=hold', 'probe_period=5'),
-    ('teacher_probe=always_send', 'probe_period=5'),
   ],
 )
 def test_flags_without_effect_are_refused(given):
@@ -310,8 +290,6 @@ def test_flags_without_effect_are_refused(given):
     ('local_ema_decay=-0.1', 'at least 0'),
     ('prior_divergence=-1', 'at least 0'),
     ('labeler=both', 'allowed are closest'),
-    ('teacher_probe=prob', "did you mean 'probe'"),
-    ('probe_period=0', 'at least 1'),
   ],
 )
 def test_values_out_of_range_are_refused(flag, message):

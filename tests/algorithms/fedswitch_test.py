@@ -321,7 +321,7 @@ def test_bytes_by_mode():
     ('ts_client_ema', {}, 2, 2),
     ('fedswitch', {'labeler': 'student'}, 1, 1),
     ('fedswitch', {'labeler': 'teacher'}, 2, 1),
-    ('fedswitch', {'teacher_probe': 'always_send'}, 2, 1),
+    ('fedswitch', {'labeler': 'algorithms'}, 2, 1),
   ],
 )
 def test_models_that_travel(name, own, down, up):
@@ -342,11 +342,8 @@ def test_models_that_travel(name, own, down, up):
     ({'unlabeled_loss_weight': 0.5}, 'trainable'),
     ({'ema_decay': 0.5}, 'teacher'),
     ({'local_ema_decay': 0.0}, 'teacher_divergence'),
-    ({'student_view': 'weak'}, 'student_divergence'),
-    ({'divergence_of': 'labels'}, 'teacher_divergence'),
-    ({'teacher_probe': 'always_send'}, 'bytes'),
-    ({'teacher_probe': 'probe', 'probe_period': 2}, 'bytes'),
-    ({'labeler': 'farthest'}, 'mode'),
+    ({'labeler': 'algorithms'}, 'mode'),
+    ({'labeler': 'algorithms'}, 'bytes'),
     ({'prior_divergence': None}, 'mode'),  # The other extreme.
   ],
   ids=lambda c: '-'.join(c) if isinstance(c, dict) else c,

@@ -28,15 +28,14 @@ means over clients, T labels the next round if and only if |D_T - beta| <
 The paper contradicts itself. docs/algorithms/fedswitch.md lists all places, by
 these ids. Decided here:
 C1  The closer network labels (eq. 3). Algorithms 1 and 2 have it inverted
-    (`--fedswitch.labeler=farthest`).
+    (`--fedswitch.labeler=algorithms`).
 C2  A network is sent only if clients need it (text). Algorithms 1 and 2 always
-    send T (`--fedswitch.teacher_probe=always_send`).
+    send T (`--fedswitch.labeler=algorithms`).
 C4  T follows S at clients (text). In the algorithms it does so only at the
     server (`--fedswitch.local_ema_decay=1`).
 C5  Divergences are means over batches (eq. 2), not sums.
-C6  D_T in student rounds is the last one measured (`teacher_probe`).
-C8  D_S is of strong views (section 4.2), though S labels weak ones
-    (`student_view`).
+C6  D_T in student rounds is the last one measured.
+C8  D_S is of strong views (section 4.2), though S labels weak ones.
 C9  The proximal term is mu/2 |S - S_round|^2, by `--proximal_strength`.
 C13 The paper also calls the global teacher of TS-Client EMA an average of
     global students: that is `--fedswitch.labeler=teacher`.
@@ -65,9 +64,8 @@ from tff_fssl.semisup import moving_average
 from tff_fssl.semisup import pseudo_labels
 
 TEACHER = 'teacher'
-# Values of hyper-parameters.
-CLOSEST, FARTHEST, STUDENT = 'closest', 'farthest', 'student'
-HOLD, PROBE, ALWAYS_SEND = 'hold', 'probe', 'always_send'
+# Values of --fedswitch.labeler, with TEACHER.
+CLOSEST, ALGORITHMS, STUDENT = 'closest', 'algorithms', 'student'
 # The two divergences, as uploads and as metrics.
 _DIVERGENCES = ('student_divergence', 'teacher_divergence')
 _MEASURED = 'is_measured'
@@ -315,9 +313,11 @@ class FedSwitch(TsServerEma):
   labeler: str = hparam(
     CLOSEST,
     'Who makes the pseudo-labels of a round. closest: the one whose divergence'
-    ' from uniform is closer to prior_divergence (eq. 3 and text); farthest:'
-    ' the other one (algorithms 1 and 2); teacher, student: always this one.',
-    choices=(CLOSEST, FARTHEST, TEACHER, STUDENT),
+    ' from uniform is closer to prior_divergence (eq. 3 and text); algorithms:'
+    ' the other one, and the teacher is sent in each round, which costs what'
+    ' the switch saves (algorithms 1 and 2); teacher, student: always this'
+    ' one.',
+    choices=(CLOSEST, ALGORITHMS, TEACHER, STUDENT),
   )
   prior_divergence: float = hparam(
     0.0,
@@ -330,73 +330,24 @@ class FedSwitch(TsServerEma):
     maximum=25,
     when=lambda fedswitch: fedswitch.switches,
   )
-  student_view: str = hparam(
-    'strong',
-    "The views by which the student's divergence is measured. strong: those"
-    ' that it learns from (section 4.2); weak: those that it labels, at the'
-    ' cost of one more pass in teacher rounds. (Strong views flatten'
-    ' predictions.)',
-    choices=('strong', 'weak'),
-  )
-  divergence_of: str = hparam(
-    divergence.PROBABILITIES,
-    'The distribution whose divergence is measured. probabilities: the mean'
-    ' prediction for a batch; labels: the histogram of the most probable'
-    ' classes, which is biased in small batches. The paper does not say which.',
-    choices=(divergence.PROBABILITIES, divergence.LABELS),
-  )
-  teacher_probe: str = hparam(
-    HOLD,
-    "Where the teacher's divergence comes from while the student labels, and"
-    ' clients do not get the teacher. hold: it is the last one measured; probe:'
-    ' every probe_period rounds the teacher is sent and measured, while the'
-    ' student still labels; always_send: it is sent in each round, as in'
-    ' algorithms 1 and 2, which costs what the switch saves.',
-    choices=(HOLD, PROBE, ALWAYS_SEND),
-    when=lambda fedswitch: fedswitch.switches,
-  )
-  probe_period: int = hparam(
-    20,
-    'Rounds from probe to probe; 20 are an epoch over 100 clients, five a'
-    ' round.',
-    minimum=1,
-    maximum=10**6,
-    when=lambda own: own.switches and own.teacher_probe == PROBE,
-  )
 
   @property
   def switches(self) -> bool:
     """Tells whether the clients' divergences decide which network labels."""
-    return self.labeler in (CLOSEST, FARTHEST)
-
-  @property
-  def probe_interval(self) -> int:
-    """Returns the interval in rounds at which the teacher is sent in any case.
-
-    With 0, the teacher is sent only to label.
-    """
-    if not self.switches:
-      return 0
-    return {HOLD: 0, PROBE: self.probe_period, ALWAYS_SEND: 1}[
-      self.teacher_probe
-    ]
+    return self.labeler in (CLOSEST, ALGORITHMS)
 
   def initial_state(self, weights: Weights) -> base.ServerState:
     """Starts with a teacher round, unless the student always labels."""
     unknown = tf.constant(float('nan'))
     by_teacher = tf.constant(self.labeler != STUDENT)
     memory = SwitchMemory(
-      weights, unknown, unknown, *self._next_round(by_teacher, 1)
+      weights, unknown, unknown, *self._next_round(by_teacher)
     )
     return base.ServerState(weights, memory)
 
-  def _next_round(
-    self, by_teacher: tf.Tensor, round_num: tf.Tensor | int
-  ) -> tuple[tf.Tensor, tf.Tensor]:
+  def _next_round(self, by_teacher: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     """Returns the `by_teacher` and `teacher_sent` of a round."""
-    is_sent = by_teacher
-    if self.probe_interval:
-      is_sent |= tf.equal(round_num % self.probe_interval, 0)
+    is_sent = by_teacher | (self.labeler == ALGORITHMS)
     return tf.cast(by_teacher, tf.float32), tf.cast(is_sent, tf.float32)
 
   def broadcasts(self, state: base.ServerState) -> Mapping[str, base.Broadcast]:
@@ -431,11 +382,10 @@ class FedSwitch(TsServerEma):
   ) -> base.Loss:
     """Computes the loss on pseudo-labels, and divergences (steps 2 and 3)."""
     examples = batch.unlabeled
-    probs, teacher, student = self._predict(networks, batch)
+    probs, teacher = self._predict(networks, batch)
     logits = examples.logits(networks.model, 'strong')
     loss, metrics = self._pseudo_label_loss(probs, logits, batch)
-    if student is None:
-      student = tf.nn.softmax(logits)
+    student = tf.nn.softmax(logits)
     # A batch without unlabelled examples has no divergence.
     count = tf.cast(tf.reduce_any(examples.weights > 0.0), tf.float32)
     counts = (count, count * batch.prepared['teacher_sent'])
@@ -446,14 +396,14 @@ class FedSwitch(TsServerEma):
       _DIVERGENCES, (student, teacher), counts, strict=True
     ):
       value = divergence.uniform_divergence(
-        tf.stop_gradient(predicted), examples.weights, self.divergence_of
+        tf.stop_gradient(predicted), examples.weights
       )
       metrics[name] = base.Mean(tf.math.multiply_no_nan(value, size), size)
     return loss, metrics
 
   def _predict(
     self, networks: base.Networks, batch: base.Batch
-  ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor | None]:
+  ) -> tuple[tf.Tensor, tf.Tensor]:
     """Predicts weak views by those networks that are needed.
 
     Args:
@@ -462,31 +412,26 @@ class FedSwitch(TsServerEma):
 
     Returns:
       (the predictions that label, the teacher's or arbitrary ones if it was not
-      sent, the student's or None if its strong views are measured).
+      sent).
     """
     by_teacher, is_sent = (
       batch.prepared[name] > 0.5 for name in ('by_teacher', 'teacher_sent')
     )
 
-    def predict_by_student() -> tf.Tensor:
+    def label() -> tf.Tensor:
       # Without the weights of fillers, unlike the logits in the loss.
       images = batch.unlabeled.views['weak']
       return tf.nn.softmax(networks.model.logits(images, training=True))
 
-    student = predict_by_student() if self.student_view == 'weak' else None
-
-    def label() -> tf.Tensor:
-      return predict_by_student() if student is None else tf.identity(student)
-
     def predict_by_both() -> tuple[tf.Tensor, tf.Tensor]:
       teacher = self._teacher_probs(networks, batch)
-      if not self.probe_interval:
+      if self.labeler != ALGORITHMS:
         # The teacher is sent only to label.
         return teacher, teacher
       return tf.cond(by_teacher, lambda: teacher, label), teacher
 
     probs, teacher = tf.cond(is_sent, predict_by_both, lambda: (label(),) * 2)
-    return probs, teacher, student
+    return probs, teacher
 
   def after_step(self, networks: base.Networks, batch: base.Batch) -> None:
     """Moves the client's teacher towards its student (C4)."""
@@ -520,7 +465,7 @@ class FedSwitch(TsServerEma):
     if self.switches:
       by_teacher, divergences = self._switch(state.memory, aggregate.uploads)
       state = state.remember(**divergences)
-    by_teacher, is_sent = self._next_round(by_teacher, server.round_num + 1)
+    by_teacher, is_sent = self._next_round(by_teacher)
     return state.remember(by_teacher=by_teacher, teacher_sent=is_sent)
 
   def _switch(
@@ -537,7 +482,7 @@ class FedSwitch(TsServerEma):
       tf.abs(last[name] - self.prior_divergence) for name in _DIVERGENCES
     )
     by_teacher = teacher < student
-    if self.labeler == FARTHEST:
+    if self.labeler == ALGORITHMS:
       by_teacher = tf.logical_not(by_teacher)
     # Without any divergence, the next round is like this one.
     same = memory.by_teacher > 0.5

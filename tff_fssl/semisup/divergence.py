@@ -4,13 +4,8 @@ from __future__ import annotations
 
 from tff_fssl.lazy import tf
 
-# The mean of the predicted distributions, or of their most probable classes.
-PROBABILITIES, LABELS = 'probabilities', 'labels'
 
-
-def uniform_divergence(
-  probs: tf.Tensor, weights: tf.Tensor, of: str = PROBABILITIES
-) -> tf.Tensor:
+def uniform_divergence(probs: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
   """Computes KL(P || uniform) for the mean prediction P of a batch.
 
   FedSwitch (Zhao et al. 2023), section 4.2: sum_c P(c) log(C P(c)). It is the
@@ -20,16 +15,11 @@ def uniform_divergence(
   Args:
     probs: float32 [B, C], rows sum to 1.
     weights: float32 [B], >= 0, and 0 for examples that do not count.
-    of: `LABELS`: P is the histogram of the most probable classes instead. It is
-      biased upwards in small batches: by 0.53 for 10 examples of 10 equally
-      frequent classes.
 
   Returns:
     float32 scalar in [0, log C], in nats. It is log C if no example counts.
   """
   num_classes = probs.shape[-1]
-  if of == LABELS:
-    probs = tf.one_hot(tf.argmax(probs, axis=-1), num_classes)
   mean = tf.math.divide_no_nan(
     tf.reduce_sum(probs * weights[:, tf.newaxis], axis=0),
     tf.reduce_sum(weights),

@@ -1,6 +1,13 @@
+import re
+
+import pytest
+
+from tff_fssl.hparams import UsageError
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
+from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import run_hparams
 
 
@@ -59,3 +66,30 @@ def test_help_and_page_name_the_flags_that_may_differ(repository, capsys):
     assert f'these may differ: {continuation.may_differ_text()}.' in text
   assert 'total_rounds (upwards)' in continuation.may_differ_text()
   assert 'seed' not in continuation.may_differ()
+
+
+def test_flags_that_are_gone():
+  known = {n for g in config.groups() for n, _ in g.named_fields()}
+  assert not known & {*flags.RENAMED, *flags.REMOVED}
+  assert known >= {*flags.RENAMED.values()}
+  for name, (kept, instead) in flags.REMOVED.items():
+    # A run in which it did what all runs do now goes on.
+    assert continuation.differences({name: kept}, {}) == ([], [])
+    assert continuation.differences({name: 'zzz'}, {}) == ([name], [])
+    shown = continuation.describe([name], {name: 'zzz'}, {})
+    assert shown == f'--{name}=zzz there; {instead}'
+    # What to give instead exists.
+    given = re.findall(r'--([\w.]+)', instead)
+    assert known >= {*given}
+    assert given or 'omit it' in instead
+
+
+def test_flags_that_are_gone_are_refused_in_a_flagfile(tmp_path):
+  path = tmp_path / 'a.flags'
+  for name, (kept, instead) in flags.REMOVED.items():
+    path.write_text(f'--{name}={kept}\n')
+    with pytest.raises(UsageError) as error:
+      config.parse_config([f'--flagfile={path}'])
+    assert str(error.value) == (
+      f'unknown flag --{name} (in {path}); {instead} (--help lists all flags)'
+    )

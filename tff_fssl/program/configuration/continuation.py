@@ -46,7 +46,11 @@ def differences(
     may.
   """
   fields = {n: field for g in config.groups() for n, field in g.named_fields()}
-  old = {flags.RENAMED.get(name, name): text for name, text in old.items()}
+  old = {
+    flags.RENAMED.get(name, name): text
+    for name, text in old.items()
+    if text != flags.REMOVED.get(name, (None,))[0]
+  }
   refused: list[str] = []
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):
@@ -79,9 +83,12 @@ def describe(
   names: Sequence[str], old: Mapping[str, str], new: Mapping[str, str]
 ) -> str:
   """Describes differences: '--a=1 there, 2 now; --b only now'."""
-  return '; '.join(
-    f'--{name}={old[name]} there, {new[name]} now'
-    if name in old and name in new
-    else f'--{name} only {"there" if name in old else "now"}'
-    for name in names
-  )
+
+  def describe_one(name: str) -> str:
+    if name in flags.REMOVED:
+      return f'--{name}={old[name]} there; {flags.REMOVED[name][1]}'
+    if name in old and name in new:
+      return f'--{name}={old[name]} there, {new[name]} now'
+    return f'--{name} only {"there" if name in old else "now"}'
+
+  return '; '.join(map(describe_one, names))

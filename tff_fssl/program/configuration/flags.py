@@ -42,6 +42,26 @@ RENAMED = {
   'ts_server_ema.ema_decay': 'fedswitch.ema_decay',
   'ts_server_ema.unlabeled_loss_weight': 'fedswitch.unlabeled_loss_weight',
 }
+# Flags of older versions that are gone -> (the value that always holds now,
+# what to give instead). A run that was made with this value can be continued.
+REMOVED = {
+  'fedswitch.divergence_of': (
+    'probabilities',
+    'the divergence is always that of probabilities now; omit it',
+  ),
+  'fedswitch.probe_period': (
+    '20',
+    'the teacher is never sent only to be measured now; omit it',
+  ),
+  'fedswitch.student_view': (
+    'strong',
+    'the divergence is always that of strong views now; omit it',
+  ),
+  'fedswitch.teacher_probe': (
+    'hold',
+    'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
+  ),
+}
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
 
@@ -416,6 +436,8 @@ def _parse_into(
     hint = f'; did you mean --{matches[0]}?' if matches else ''
     if RENAMED.get(name) in names:
       hint = f'; it is called --{RENAMED[name]} now'
+    if name in REMOVED:
+      hint = f'; {REMOVED[name][1]}'
     if name.startswith('-') or ' ' in name:
       hint = '; flags are written --name=value'
     raise UsageError(
