@@ -35,7 +35,7 @@ _HPARAMS = fedmatch.FedMatch(
   consistency_weight=0.7,
   l1_weight=0.05,
   l2_weight=0.4,
-  deltas='none',
+  delta_threshold=-1.0,
 )
 _VIEWS = augment.Views(
   plain=lambda x: x,
@@ -85,7 +85,7 @@ def _reference(hparams, scenario, rate, num_helpers):
     if hparams.agreement:
       for p in of_helpers:
         votes = votes + np.eye(2)[p.argmax(1)]
-    if hparams.tie == 'local':
+    if hparams.variant != 'code':
       votes = votes + 0.5 * np.eye(2)[plain.argmax(1)]
     labels = votes.argmax(1)
     error = (strong - np.eye(2)[labels])[:, 0] * mask
@@ -171,7 +171,7 @@ def _client(hparams, scenario, received, labels=_LABELS, x=_X):
     (_CLIENTS, 2, {}),
     (_SERVER, 2, {}),
     (_SERVER, 0, {}),
-    (_CLIENTS, 1, {'tie': 'lowest'}),
+    (_CLIENTS, 1, {'variant': 'code'}),
     (_CLIENTS, 2, {'agreement': False, 'l1_weight': 0.0}),
     (_CLIENTS, 2, {'decomposition': False}),
     (_SERVER, 2, {'decomposition': False}),
@@ -255,7 +255,6 @@ def test_deltas_are_relative_to_what_the_client_has():
   """The client starts from its own values where the server's are close."""
   hparams = dataclasses.replace(
     _HPARAMS,
-    deltas='applied',
     delta_threshold=0.05,
     psi_threshold=0.0,
     labeled_loss_weight=0.0,
@@ -283,13 +282,12 @@ def test_deltas_are_relative_to_what_the_client_has():
   assert ratios['percent_up'] == 0.0
 
 
-@pytest.mark.parametrize('applied', ['applied', 'counted'])
-def test_deltas_with_threshold_0_change_nothing(applied):
-  deltas = dataclasses.replace(
-    _HPARAMS, deltas=applied, delta_threshold=0.0, psi_threshold=0.0
-  )
+@pytest.mark.parametrize('variant', ['ours', 'code'])
+def test_deltas_with_threshold_0_change_nothing(variant):
+  hparams = dataclasses.replace(_HPARAMS, variant=variant)
+  deltas = dataclasses.replace(hparams, delta_threshold=0.0, psi_threshold=0.0)
   known = {'is_known': 1.0, 'own': np.array([0.5, 0.25])}
-  whole = _client(_HPARAMS, _CLIENTS, _received(_HPARAMS, 2))[2]
+  whole = _client(hparams, _CLIENTS, _received(hparams, 2))[2]
   sparse = _client(deltas, _CLIENTS, _received(deltas, 2, **known))[2]
   for a, b in zip(
     tf.nest.flatten((whole.update, whole.auxiliary)),
@@ -302,7 +300,7 @@ def test_deltas_with_threshold_0_change_nothing(applied):
 def test_small_changes_are_taken_back():
   """A3: what is cut is lost, so that small steps never add up."""
   hparams = dataclasses.replace(
-    _HPARAMS, deltas='counted', delta_threshold=0.05, psi_threshold=0.0
+    _HPARAMS, variant='code', delta_threshold=0.05, psi_threshold=0.0
   )
   whole = _client(_HPARAMS, _CLIENTS, _received(_HPARAMS, 0))
   cut = _client(hparams, _CLIENTS, _received(hparams, 0))

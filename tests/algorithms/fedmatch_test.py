@@ -235,7 +235,7 @@ def test_i13_dense_costs():
   theta = 4 * elements
   of_others = (4 * interval + 2 * num_helpers) * theta // interval
   assert of_others == 115_608_064
-  down = 200 + 100 * num_helpers / interval  # percent_down, deltas=none.
+  down = 200 + 100 * num_helpers / interval  # percent_down of whole sets.
   assert round((down + 200) / 100 * theta) == 110_353_152
 
 
@@ -573,19 +573,15 @@ def _population(size, num_clients):
     ('num_helpers=0', 'helper_interval=5'),
     ('num_helpers=0', 'agreement=false'),
     ('num_helpers=0', 'consistency_weight=0.5'),
-    ('agreement=false', 'tie=lowest'),
     ('agreement=false', 'consistency_weight=0', 'num_helpers=3'),
-    ('deltas=none', 'delta_threshold=0.001'),
-    ('patience=0', 'patience_factor=2'),
     ('decomposition=false', 'l1_weight=0.1'),
-    ('decomposition=false', 'psi_factor=0.5'),
-    ('remembered_clients=0', 'deltas=counted'),
+    ('remembered_clients=0', 'delta_threshold=0.001'),
     ('remembered_clients=0', 'uploads_in=files'),
-    ('deltas=none', 'num_helpers=0', 'uploads_in=files'),
+    ('delta_threshold=-1', 'num_helpers=0', 'uploads_in=files'),
     ('remembered_clients=0', 'patience=3'),
-    ('remembered_clients=0', 'helper_cache=interval'),
+    ('remembered_clients=0', 'variant=paper'),
     ('num_helpers=0', 'helpers=past'),
-    ('helpers=past', 'deltas=none', 'uploads_in=files'),
+    ('helpers=past', 'delta_threshold=-1', 'uploads_in=files'),
   ],
 )
 def test_flags_without_effect_are_refused(given):
@@ -599,13 +595,10 @@ def test_flags_without_effect_are_refused(given):
   [
     ('confidence_threshold=1.5', 'at most 1'),
     ('l2_weight=-1.0', 'at least 0'),
-    ('psi_factor=1.5', 'at most 1'),
-    ('tie=highest', 'did you mean|allowed are'),
-    ('helper_cache=always', 'allowed are one_round, interval'),
-    ('deltas=sent', 'allowed are applied, counted, none'),
+    ('variant=both', 'allowed are ours, paper, code'),
+    ('delta_threshold=-2.0', 'at least -1'),
     ('helper_interval=0', 'at least 1'),
     ('remembered_clients=-1', 'at least 0'),
-    ('patience_factor=0.5', 'at least 1'),
   ],
 )
 def test_values_out_of_range_are_refused(flag, message):

@@ -46,25 +46,27 @@ _SETTINGS = {
   'label_weight': 1.0,
   'consistency_weight': 1.0,
   'agree': True,
-  'tie': 'lowest',
+  'local_breaks_ties': False,
 }
 
 
 @pytest.mark.parametrize(
-  'weights, tie, expected',
+  'weights, local_breaks_ties, expected',
   [
     # Of three classes with a vote each: the lowest, or the local network's.
-    ([1.0, 1.0], 'lowest', [1, 1, 0, 0, 0]),
-    ([1.0, 1.0], 'local', [1, 3, 0, 0, 0]),
+    ([1.0, 1.0], False, [1, 1, 0, 0, 0]),
+    ([1.0, 1.0], True, [1, 3, 0, 0, 0]),
     # One helper: each disagreement is a tie.
-    ([1.0, 0.0], 'lowest', [0, 2, 0, 0, 0]),
-    ([1.0, 0.0], 'local', [0, 3, 1, 0, 2]),
-    ([0.0, 0.0], 'lowest', [0, 3, 1, 0, 2]),
-    ([0.0, 0.0], 'local', [0, 3, 1, 0, 2]),
+    ([1.0, 0.0], False, [0, 2, 0, 0, 0]),
+    ([1.0, 0.0], True, [0, 3, 1, 0, 2]),
+    ([0.0, 0.0], False, [0, 3, 1, 0, 2]),
+    ([0.0, 0.0], True, [0, 3, 1, 0, 2]),
   ],
 )
-def test_i1_votes(weights, tie, expected):
-  labels = helper_predictions.vote(_LOCAL, _HELPERS, tf.constant(weights), tie)
+def test_i1_votes(weights, local_breaks_ties, expected):
+  labels = helper_predictions.vote(
+    _LOCAL, _HELPERS, tf.constant(weights), local_breaks_ties
+  )
   np.testing.assert_array_equal(labels, expected)
 
 
@@ -157,7 +159,7 @@ def _loss(
     ({'consistency_weight': 0.0}, 0.932425),
     ({'label_weight': 0.0}, 0.929212),
     # The local network decides in row b: -log .2 instead of -log .6.
-    ({'tie': 'local', 'consistency_weight': 0.0}, 1.207078),
+    ({'local_breaks_ties': True, 'consistency_weight': 0.0}, 1.207078),
     # Labels 0, 3, 1, 2: -log of .3, .2, .4, .5.
     ({'agree': False, 'consistency_weight': 0.0}, 1.105712),
     # Row e alone: its label is 0, -log .2.

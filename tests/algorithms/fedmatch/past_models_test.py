@@ -30,13 +30,13 @@ class _Server(base.Server):
     return weights
 
 
-def _rounds(first_round, last_round, *, num, interval, cache='one_round'):
+def _rounds(first_round, last_round, *, num, interval, variant='ours'):
   """What clients get in each round: the first elements of the models."""
   algorithm = FedMatch(
     helpers='past',
     num_helpers=num,
     helper_interval=interval,
-    helper_cache=cache,
+    variant=variant,
     decomposition=False,
   )
   state, got = algorithm.initial_state(_START), {}
@@ -67,7 +67,7 @@ def test_the_models_of_multiples(first_round):
 
 
 def test_in_every_round():
-  got = _rounds(1, 8, num=2, interval=3, cache='interval')
+  got = _rounds(1, 8, num=2, interval=3, variant='paper')
   assert got == {
     **dict.fromkeys((1, 2, 3), []),
     **dict.fromkeys((4, 5, 6), [3.0]),

@@ -142,8 +142,7 @@ def test_i5_small_elements_do_not_predict():
   assert weights.statistics_count == 2.0
 
 
-@pytest.mark.parametrize('factor', [0.0, 0.2, 1.0])
-def test_the_initial_state_predicts_as_the_weights(factor):
+def test_the_initial_state_predicts_as_the_weights():
   """To the bit."""
   rng = np.random.default_rng(0)
   weights = Weights(
@@ -151,7 +150,7 @@ def test_the_initial_state_predicts_as_the_weights(factor):
     (),
     tf.constant(3.0),
   )
-  algorithm = FedMatch(psi_factor=factor, psi_threshold=0.0)
+  algorithm = FedMatch(psi_threshold=0.0)
   both = algorithm.predicting_weights(algorithm.initial_state(weights))
   np.testing.assert_array_equal(both.trainable[0], weights.trainable[0])
   assert both.statistics_count == 3.0

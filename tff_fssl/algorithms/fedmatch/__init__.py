@@ -67,10 +67,14 @@ if TYPE_CHECKING:
   from tff_fssl.rounds import exchange as exchange_lib
 
 SIGMA, PSI = 'sigma', 'psi'
-# Values of --fedmatch.helpers, --fedmatch.helper_cache and --fedmatch.deltas.
+# Values of --fedmatch.helpers and --fedmatch.variant.
 CLIENTS, PAST = 'clients', 'past'
-ONE_ROUND, INTERVAL = 'one_round', 'interval'
-APPLIED, COUNTED, NONE = 'applied', 'counted', 'none'
+OURS, PAPER, CODE = 'ours', 'paper', 'code'
+# psi at the start is this multiple of sigma, as in the authors' code. The paper
+# does not say.
+_PSI_FACTOR = 0.2
+# The divisor of a client's learning rate when its patience is over.
+_RATE_DIVISOR = 3.0
 
 _TRAVELS = 'What travels (% of one dense model)'
 _METRICS = (
@@ -119,7 +123,7 @@ _METRICS = (
   metrics_lib.client_metric(
     'psi_distance',
     "L2 norm of sigma - psi over that of sigma, of clients' uploads; mean over"
-    ' clients. 1 - psi_factor at the start; 0 where psi is a copy of sigma.',
+    ' clients. 0.8 at the start; 0 where psi is a copy of sigma.',
     'ratio',
     curve=metrics_lib.Curve('Distance of psi from sigma'),
   ),
@@ -195,6 +199,17 @@ class FedMatch(base.Algorithm):
   tiny = {'confidence_threshold': 0.3, 'helper_interval': 1}
   metrics = _METRICS
 
+  variant: str = hparam(
+    OURS,
+    'Where paper and code differ. ours: differences are applied, helpers are'
+    " used in the round in which they are chosen, and the local model's class"
+    ' has a tied vote; paper: the same, but helpers are used until others are'
+    ' chosen, at the cost of H more sets in each round; code: differences are'
+    ' only counted, and the lowest class has a tied vote'
+    ' (docs/algorithms/fedmatch.md).',
+    choices=(OURS, PAPER, CODE),
+    when=lambda own: own.remembered_clients or own.uses_helpers,
+  )
   # Losses (step 2).
   confidence_threshold: float = hparam(
     0.85,
@@ -234,14 +249,6 @@ class FedMatch(base.Algorithm):
     when=lambda fedmatch: fedmatch.decomposition,
   )
   # The decomposition into sigma and psi.
-  psi_factor: float = hparam(
-    0.2,
-    "psi at the start, as a multiple of sigma (the authors' code; the paper"
-    ' does not say). Their sum is what a network without psi starts from.',
-    minimum=0,
-    maximum=1,
-    when=lambda fedmatch: fedmatch.decomposition,
-  )
   psi_threshold: float = hparam(
     1e-5,
     'Elements of psi of at most this size count as 0 in evaluation, at the'
@@ -267,13 +274,6 @@ class FedMatch(base.Algorithm):
     True,
     'Whether helpers vote on pseudo-labels; if false, the local model decides.',
     when=lambda own: own.num_helpers and own.finds_helpers,
-  )
-  tie: str = hparam(
-    helper_predictions.LOCAL,
-    'Which class has a tied vote. local: that of the local model; lowest: the'
-    " lowest one, as in the authors' code.",
-    choices=(helper_predictions.LOCAL, helper_predictions.LOWEST),
-    when=lambda fedmatch: fedmatch.uses_helpers and fedmatch.agreement,
   )
   num_helpers: int = hparam(
     2,
@@ -301,47 +301,24 @@ class FedMatch(base.Algorithm):
     maximum=10**6,
     when=lambda fedmatch: fedmatch.uses_helpers,
   )
-  helper_cache: str = hparam(
-    ONE_ROUND,
-    'For how long helpers are used. one_round: in the round in which they are'
-    " chosen (authors' code); interval: in all rounds until others are chosen"
-    ' (the other way to read the paper), which costs the clients H more sets'
-    ' in each round.',
-    choices=(ONE_ROUND, INTERVAL),
-    when=lambda fedmatch: fedmatch.uses_helpers,
-  )
   # Sparse updates (steps 1 and 3).
-  deltas: str = hparam(
-    APPLIED,
-    'What travels. applied: only differences above delta_threshold from what'
-    ' the receiver has, which keeps its own values elsewhere (paper); counted:'
-    ' the same is counted, but a client gets the whole model, and only its'
-    " upload is cut (authors' code); none: whole models.",
-    choices=(APPLIED, COUNTED, NONE),
-    when=lambda fedmatch: fedmatch.remembered_clients,
-  )
   delta_threshold: float = hparam(
     1e-5,
-    'Differences of at most this size are not sent (paper: 1e-5 to 5e-5; code:'
-    ' 1e-5 with labels at the server, 5e-5 with labels at the clients).',
-    minimum=0,
-    when=lambda fedmatch: fedmatch.sends_deltas,
+    'Differences of at most this size from what the receiver has are not sent'
+    ' (paper: 1e-5 to 5e-5; code: 1e-5 with labels at the server, 5e-5 with'
+    ' labels at the clients). -1: whole models are sent.',
+    minimum=-1,
+    when=lambda fedmatch: fedmatch.remembered_clients,
   )
   # Learning rates of single clients (step 3).
   patience: int = hparam(
     5,
     'After so many rounds of a client, without a lower loss on its batches as'
-    ' they come, its learning rate falls; 0: it never does (paper: 5; code: 20'
-    ' with labels at the server).',
+    ' they come, its learning rate falls by the factor 3; 0: it never does'
+    ' (paper: 5; code: 20 with labels at the server).',
     minimum=0,
     maximum=10**6,
     when=lambda fedmatch: fedmatch.remembered_clients,
-  )
-  patience_factor: float = hparam(
-    3.0,
-    'Factor by which the learning rate is then divided.',
-    minimum=1,
-    when=lambda fedmatch: fedmatch.adapts_rates,
   )
   # The server's table of last uploads (step 4).
   remembered_clients: int = hparam(
@@ -406,20 +383,7 @@ class FedMatch(base.Algorithm):
   @property
   def sends_deltas(self) -> bool:
     """Tells whether differences up to `delta_threshold` are not sent."""
-    return bool(self.remembered_clients) and self.deltas != NONE
-
-  @property
-  def sent_above(self) -> float | None:
-    """Returns the size above which differences are sent.
-
-    None means that whole sets are sent.
-    """
-    return self.delta_threshold if self.sends_deltas else None
-
-  @property
-  def keeps_own(self) -> bool:
-    """Tells whether clients keep their own values where nothing is sent."""
-    return self.deltas == APPLIED
+    return bool(self.remembered_clients) and self.delta_threshold >= 0
 
   @property
   def adapts_rates(self) -> bool:
@@ -435,7 +399,9 @@ class FedMatch(base.Algorithm):
   def sparse(self) -> sparse_updates.SparseUpdates:
     """Returns the rule by which sets are sent as sparse differences."""
     return sparse_updates.SparseUpdates(
-      self.sent_above, {PSI: self.psi_threshold}, self.keeps_own
+      self.delta_threshold if self.sends_deltas else None,
+      {PSI: self.psi_threshold},
+      applied=self.variant != CODE,
     )
 
   @property
@@ -443,7 +409,7 @@ class FedMatch(base.Algorithm):
     """Returns the rule for a client's learning rate, if rates adapt."""
     if not self.adapts_rates:
       return None
-    return patience_lib.Rule(self.patience, self.patience_factor)
+    return patience_lib.Rule(self.patience, _RATE_DIVISOR)
 
   @property
   def selection(self) -> helper_selection.Settings:
@@ -456,7 +422,7 @@ class FedMatch(base.Algorithm):
       helper[0] if helper else '',
       self.num_helpers,
       self.helper_interval,
-      self.helper_cache == INTERVAL,
+      self.variant == PAPER,
       self.remembered_clients,
       self.uploads_in,
       ('--fedmatch.remembered_clients', '--fedmatch.uploads_in'),
@@ -466,7 +432,7 @@ class FedMatch(base.Algorithm):
     """Splits the weights into sigma and psi."""
     psi: Any = ()
     if self.decomposition:
-      weights, psi = sparse_updates.split(weights, self.psi_factor)
+      weights, psi = sparse_updates.split(weights, _PSI_FACTOR)
     # Without past models, a tensor without rows.
     num = self.num_helpers if self.uses_past else 0
     size = sum(w.shape.num_elements() for w in weights.trainable)
@@ -635,7 +601,7 @@ class FedMatch(base.Algorithm):
           label_weight=self.pseudo_label_weight,
           consistency_weight=self.consistency_weight,
           agree=self.agreement,
-          tie=self.tie,
+          local_breaks_ties=self.variant != CODE,
         )
       return model.gradients(tape, loss), metrics
 
@@ -749,7 +715,7 @@ class FedMatch(base.Algorithm):
     later = tf.concat([model[tf.newaxis], past[:-1]], axis=0)
     was_due = tf.logical_and(round_num >= 1, self._is_multiple(round_num))
     is_due = tf.logical_or(
-      self._is_multiple(round_num + 1), self.helper_cache == INTERVAL
+      self._is_multiple(round_num + 1), self.variant == PAPER
     )
     # The rounds so far in which helpers were due, discarded ones included.
     num_kept = tf.clip_by_value(

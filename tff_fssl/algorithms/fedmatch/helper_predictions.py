@@ -18,8 +18,6 @@ if TYPE_CHECKING:
 # Names in `BatchExamples.prepared` and `Batch.prepared`.
 PROBS, WEIGHTS = 'helper_probs', 'helper_weights'
 LOSS_OF_ALL = 'unmasked_cross_entropy'
-# The winners of tied votes (--fedmatch.tie).
-LOCAL, LOWEST = 'local', 'lowest'
 # Mean and deviation of the image of noise, before truncation to [0, 255].
 _NOISE, _NOISE_SEED = 125.0, 0
 
@@ -83,7 +81,7 @@ def loss(
   label_weight: float,
   consistency_weight: float,
   agree: bool,
-  tie: str,
+  local_breaks_ties: bool,
 ) -> base.Loss:
   """Computes the losses of consistency with helpers and of pseudo-labels.
 
@@ -99,7 +97,7 @@ def loss(
     label_weight: lambda_a.
     consistency_weight: lambda_i.
     agree: Whether helpers vote on pseudo-labels.
-    tie: See `vote`.
+    local_breaks_ties: See `vote`.
 
   Returns:
     The loss and its metrics.
@@ -107,7 +105,7 @@ def loss(
   probs = tf.stop_gradient(tf.nn.softmax(plain))
   helper_probs = examples.prepared[PROBS]
   voters = helper_weights if agree else tf.zeros_like(helper_weights)
-  labels = vote(probs, helper_probs, voters, tie)
+  labels = vote(probs, helper_probs, voters, local_breaks_ties)
   mask = thresholds.fixed_mask(probs, threshold)
   confident = tf.cast(mask, tf.float32) * examples.weights
   size = tf.reduce_sum(confident)
@@ -134,7 +132,7 @@ def vote(
   probs: tf.Tensor,
   helper_probs: tf.Tensor,
   helper_weights: tf.Tensor,
-  tie: str = LOCAL,
+  local_breaks_ties: bool = True,
 ) -> tf.Tensor:
   """Finds the classes with the most votes of local network and helpers (eq. 3).
 
@@ -142,9 +140,8 @@ def vote(
     probs: float32 [B, C], the local network's predictions.
     helper_probs: float32 [B, H, C], the helpers' predictions.
     helper_weights: float32 [H], 1, or 0 for helpers that do not vote.
-    tie: With `LOCAL`, a tied vote goes to the local network's class if it is
-      among the tied ones, and otherwise to the lowest class. With `LOWEST`, it
-      always goes to the lowest class.
+    local_breaks_ties: Whether a tied vote goes to the local network's class if
+      it is among the tied ones. Other tied votes go to the lowest class.
 
   Returns:
     int32 [B].
@@ -154,7 +151,7 @@ def vote(
   theirs = tf.one_hot(thresholds.pseudo_labels(helper_probs), num_classes)
   votes = own + tf.reduce_sum(theirs * helper_weights[:, tf.newaxis], axis=1)
   # Half a vote decides ties, and nothing else.
-  if tie == LOCAL:
+  if local_breaks_ties:
     votes += 0.5 * own
   return thresholds.pseudo_labels(votes)
 

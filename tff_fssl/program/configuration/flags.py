@@ -45,6 +45,21 @@ RENAMED = {
 # Flags of older versions that are gone -> (the value that always holds now,
 # what to give instead). A run that was made with this value can be continued.
 REMOVED = {
+  'fedmatch.deltas': (
+    'applied',
+    'omit it for applied, give --fedmatch.variant=code for counted,'
+    ' --fedmatch.delta_threshold=-1 for none',
+  ),
+  'fedmatch.helper_cache': (
+    'one_round',
+    'omit it for one_round, give --fedmatch.variant=paper for interval',
+  ),
+  'fedmatch.patience_factor': ('3.0', 'it is always 3 now; omit it'),
+  'fedmatch.psi_factor': ('0.2', 'it is always 0.2 now; omit it'),
+  'fedmatch.tie': (
+    'local',
+    'omit it for local, give --fedmatch.variant=code for lowest',
+  ),
   'fedswitch.divergence_of': (
     'probabilities',
     'the divergence is always that of probabilities now; omit it',
