@@ -466,7 +466,7 @@ def test_protected_sums_refuse_single_clients_prototypes(kind):
     (('--momentum=0.5',), 'has no effect with --client_optimizer=rmsprop'),
     (('--num_labels=10',), 'at least 20'),
     (('--protofssl.num_support=5',), 'at least 60'),
-    (('--protofssl.distance=cosine',), 'allowed are mse'),
+    (('--protofssl.variant=both',), 'allowed are ours, paper, code'),
     (('--protofssl.temperature=0',), 'at least'),
     (('--protofssl.num_query=0',), 'at least 1'),
   ],
@@ -481,7 +481,7 @@ def test_what_is_refused(given, message):
   'given',
   [
     ('--protofssl.temperature=1',),
-    ('--protofssl.temperature=1', '--protofssl.stop_gradient=false'),
+    ('--protofssl.temperature=1', '--protofssl.variant=code'),
     ('--protofssl.prototypes=global',),
     ('--protofssl.helper_interval=3',),
   ],

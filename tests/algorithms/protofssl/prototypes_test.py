@@ -13,17 +13,13 @@ _PROTOTYPES = tf.constant(
 )
 _QUERIES = tf.constant([[0.8, 0.2, 0.0, 0.6], [0.0, 1.5, 0.5, 0.0]])
 _ALL = tf.constant([True, True, True])
-_KINDS = ('mse', 'sqeuclid', 'euclid')
+_KINDS = ('mse', 'euclid')
 
 
 @pytest.mark.parametrize(
   'distance, expected',
   [
     ('mse', [[0.576117, 0.211942, 0.211942], [0.199908, 0.543406, 0.256687]]),
-    (
-      'sqeuclid',
-      [[0.964663, 0.017668, 0.017668], [0.017148, 0.936240, 0.046613]],
-    ),
     (
       'euclid',
       [[0.706009, 0.146995, 0.146995], [0.156301, 0.642906, 0.200793]],
@@ -152,7 +148,6 @@ def test_gradients_are_those_of_the_formula_and_finite(distance, exists):
     squares = (z[:, None] - _PROTOTYPES.numpy()[None].astype(float)) ** 2
     scores = {
       'mse': squares.mean(-1),
-      'sqeuclid': squares.sum(-1),
       'euclid': np.sqrt(squares.sum(-1)),
     }[distance]
     logs = np.full(scores.shape, np.log(1e-7))

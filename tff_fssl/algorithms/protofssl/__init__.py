@@ -29,9 +29,9 @@ In a round:
 Differences of paper (P) and code (C), with reasons in
 docs/algorithms/protofssl.md:
 1   The distance is Euclidean in P. In C it is squared, mean over dimensions,
-    which is the default (`--protofssl.distance`).
+    which is the default (`--protofssl.variant=paper`: Euclidean).
 2   p is a label in P, which is the default. Gradients flow through it in C
-    (`--protofssl.stop_gradient=false`).
+    (`--protofssl.variant=code`).
 3,4 FedProx and L2 have no gradient in C. Here they have one
     (`--proximal_strength`, `--weight_decay`).
 5   Clients are weighed by examples in P (`--client_weighting=examples`). They
@@ -79,8 +79,9 @@ if TYPE_CHECKING:
 else:
   sets = LazyImport('tff_fssl.algorithms.protofssl.sets')
 
-# Values of --protofssl.prototypes and --protofssl.support.
+# Values of --protofssl.prototypes, --protofssl.support and --protofssl.variant.
 HELPERS, GLOBAL, OWN = 'helpers', 'global', 'own'
+OURS, PAPER, CODE = 'ours', 'paper', 'code'
 # The groups of an episode.
 _SUPPORT, _QUERY = 0, 1
 
@@ -208,19 +209,15 @@ class ProtoFssl(base.Algorithm):
     minimum=1e-3,
     maximum=1e3,
   )
-  distance: str = hparam(
-    prototypes_lib.MEAN_SQUARED,
-    'The distance of an embedding from a prototype; its negative is the logit.'
-    ' mse: the mean over dimensions of squared differences; sqeuclid: their'
-    " sum; euclid: the root of the sum. The authors' code has mse, the paper"
-    ' says "Euclidean distance".',
-    choices=prototypes_lib.DISTANCES,
-  )
-  stop_gradient: bool = hparam(
-    True,
-    "Whether helpers' predictions are labels, through which no gradient flows,"
-    " as in the paper. The authors' code differentiates them, too, which also"
-    ' rewards embeddings for which these labels are easy to predict.',
+  variant: str = hparam(
+    OURS,
+    'Where paper and code differ. ours: the distance of an embedding from a'
+    ' prototype is the mean over dimensions of squared differences, as in the'
+    " authors' code, and helpers' predictions are labels, as in the paper;"
+    ' paper: the distance is Euclidean; code: gradients flow through these'
+    ' labels, too, which also rewards embeddings for which they are easy to'
+    ' predict (docs/algorithms/protofssl.md).',
+    choices=(OURS, PAPER, CODE),
   )
   # Uploaded prototypes (step 4).
   prototype_noise: float = hparam(
@@ -240,7 +237,7 @@ class ProtoFssl(base.Algorithm):
       self.support == GLOBAL
       and self.num_sets == 1
       and self.temperature == 1
-      and self.stop_gradient
+      and self.variant != CODE
     )
     if labels_are_predictions and self.unlabeled_loss_weight:
       raise UsageError(
@@ -250,6 +247,13 @@ class ProtoFssl(base.Algorithm):
         ' nothing is learnt; give another temperature or more'
         ' --protofssl.num_helpers, or set --protofssl.unlabeled_loss_weight=0'
       )
+
+  @property
+  def distance(self) -> str:
+    """Returns the distance of embeddings from prototypes."""
+    if self.variant == PAPER:
+      return prototypes_lib.EUCLIDEAN
+    return prototypes_lib.MEAN_SQUARED
 
   @property
   def sends_rows(self) -> bool:
@@ -387,7 +391,7 @@ class ProtoFssl(base.Algorithm):
       embeddings, **batch.prepared, distance=self.distance
     )
     targets = sharpening.sharpen_with_gradient(probs, self.temperature)
-    if self.stop_gradient:
+    if self.variant != CODE:
       targets = tf.stop_gradient(targets)
     entropies = prototypes_lib.cross_entropy(targets, log_probs)
     loss = losses.masked_mean(entropies, examples.weights)

@@ -12,9 +12,7 @@ import math
 from tff_fssl.lazy import tf
 
 # The distance of an embedding from a prototype.
-MEAN_SQUARED, SQUARED, EUCLIDEAN = 'mse', 'sqeuclid', 'euclid'
-DISTANCES = (MEAN_SQUARED, SQUARED, EUCLIDEAN)
-
+MEAN_SQUARED, EUCLIDEAN = 'mse', 'euclid'
 # The probability of a class without a prototype in a cross-entropy.
 _LEAST = 1e-7
 LOG_LEAST = math.log(_LEAST)
@@ -71,8 +69,8 @@ def distances(
   Args:
     embeddings: float32 [N, D].
     prototypes: float32 [K, D].
-    distance: `mse` is the mean over dimensions of squared differences,
-      `sqeuclid` their sum, `euclid` the root of their sum.
+    distance: `MEAN_SQUARED` is the mean over dimensions of squared differences,
+      `EUCLIDEAN` the root of their sum.
 
   Returns:
     float32 [N, K], >= 0.
@@ -82,10 +80,7 @@ def distances(
   )
   if distance == MEAN_SQUARED:
     return tf.reduce_mean(squares, axis=-1)
-  sums = tf.reduce_sum(squares, axis=-1)
-  if distance == SQUARED:
-    return sums
-  return tf.sqrt(tf.maximum(sums, _LEAST_SQUARE))
+  return tf.sqrt(tf.maximum(tf.reduce_sum(squares, axis=-1), _LEAST_SQUARE))
 
 
 def log_probs(

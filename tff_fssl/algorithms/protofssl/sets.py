@@ -344,7 +344,7 @@ def _build_head(
   """Builds a Keras model of the network and the prediction by prototypes.
 
   |z - c|^2 = |z|^2 - 2 z c + |c|^2 is a dense layer of z, but for |z|^2. Only
-  `euclid` needs |z|^2, since it cancels out in the softmax of other distances.
+  `EUCLIDEAN` needs |z|^2, which cancels out in the softmax of the mean square.
   """
   layers = tf.keras.layers
   embeddings = network.output
@@ -377,10 +377,9 @@ def _head_values(
   used = tf.convert_to_tensor(sets['used'])
   num_outputs = prototypes.shape[-1]
   flat = tf.reshape(prototypes, [-1, num_outputs])
-  # Scores are negative distances, except for `euclid`, whose root comes first.
+  # Scores are negative distances, but the root of `EUCLIDEAN` comes first.
   scale = {
     prototypes_lib.MEAN_SQUARED: -1.0 / num_outputs,
-    prototypes_lib.SQUARED: -1.0,
     prototypes_lib.EUCLIDEAN: 1.0,
   }[distance]
   far = _FAR if scale > 0.0 else -_FAR

@@ -76,6 +76,14 @@ REMOVED = {
     'hold',
     'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
   ),
+  'protofssl.distance': (
+    'mse',
+    'omit it for mse, give --protofssl.variant=paper for euclid',
+  ),
+  'protofssl.stop_gradient': (
+    'true',
+    'omit it for true, give --protofssl.variant=code for false',
+  ),
 }
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
