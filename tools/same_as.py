@@ -34,6 +34,7 @@ _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _RENAMED = (
   (r'sets/divergences/(\w+_divergence)', r'sets/\1'),
   (r'--fedmatch\.uploads=', '--fedmatch.uploads_in='),
+  (r'--fl2.gradient_norms=true --fl2.class_thresholds', '--fl2.diagnostics'),
   (r'--local_(uda|fixmatch)\.', r'--\1.'),
   (r'--ts_(server|client)_ema\.', '--fedswitch.'),
   (r'labeler=farthest --fedswitch.teacher_probe=\w+', 'labeler=algorithms'),
@@ -73,7 +74,12 @@ _ALGORITHMS = (
 ).split()
 # (algorithm, scenario, further flags).
 _FURTHER = (
-  ('fl2', _SERVER, '--fl2.pseudo_labels=per_step --fl2.gradient_norms=true'),
+  (
+    'fl2',
+    _SERVER,
+    '--fl2.pseudo_labels=per_step --fl2.gradient_norms=true'
+    ' --fl2.class_thresholds=true',
+  ),
   ('fl2', _CLIENTS, '--fl2.consistency=sam --fl2.adaptive_threshold=false'),
   (
     'fedmatch',

@@ -87,9 +87,8 @@ def _fl2(consistency):
     'fl2',
     model=_regularized,
     hparams=(
-      ('class_thresholds', True),
       ('consistency', consistency),
-      ('gradient_norms', True),
+      ('diagnostics', True),
     ),
   )
 

@@ -174,9 +174,6 @@ def test_fl2_with_equal_learning_status_is_the_plain_mean():
     {'consistency': 'sam'},
     {'consistency_on': 'all', 'confidence_threshold': 0.6},
     {'consistency_on': 'correct'},
-    {'ascent': 'sam'},
-    {'asam_eta': 0.5},
-    {'temperature': 0.5},
     {'pseudo_labels': 'per_step'},
     {'pseudo_label_loss_weight': 0.5},
     {'consistency_weight': 2.0},
@@ -253,7 +250,7 @@ def test_gradient_norms_are_those_of_the_terms(consistency):
       consistency=consistency,
       pseudo_label_loss_weight=0.5,
       consistency_weight=3.0,
-      gradient_norms=True,
+      diagnostics=True,
     )
     algorithm = dataclasses.replace(algorithm, **changed)
     return algorithm.step(base.Networks(network, {}), batch)
@@ -272,7 +269,7 @@ def test_gradient_norms_are_those_of_the_terms(consistency):
   for name, norm in norms.items():
     np.testing.assert_allclose(result.metrics[name], [norm, 1.0], rtol=1e-4)
     assert norm > 0
-  assert not any('norm' in n for n in run(gradient_norms=False).metrics)
+  assert not any('norm' in n for n in run(diagnostics=False).metrics)
 
 
 def test_e3_aggregation_by_learning_status():

@@ -53,6 +53,8 @@ from tff_fssl.semisup import thresholds
 # Values of --fl2.consistency and --fl2.pseudo_labels.
 SACR, SAM, NONE = 'sacr', 'sam', 'none'
 PER_ROUND, PER_STEP = 'per_round', 'per_step'
+# eta of ASAM, added to |w|, as in the authors' code.
+_ASAM_ETA = 0.01
 
 
 def _curve(
@@ -83,7 +85,7 @@ _METRICS = (
   ),
   metrics_lib.client_metric(
     'gradient_norm_{pseudo_label,consistency,perturbed}',
-    'With `--fl2.gradient_norms`: the norm of the gradient of one weighted loss'
+    'With `--fl2.diagnostics`: the norm of the gradient of one weighted loss'
     ' before clipping, mean over steps.',
     'norm',
   ),
@@ -135,7 +137,7 @@ _METRICS = (
   ),
   metrics_lib.client_range(
     'class_threshold_...',
-    'With `--fl2.class_thresholds`: the threshold of the class with the number'
+    'With `--fl2.diagnostics`: the threshold of the class with the number'
     ' `...`.',
     curve=_curve('Class thresholds'),
   ),
@@ -208,31 +210,11 @@ class Fl2(base.Algorithm):
   )
   rho: float = hparam(
     0.1,
-    'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
+    'Radius of the perturbation eps, which scales with the weights as in ASAM'
+    ' (paper text and code, not eq. 12): 0.1 for CIFAR-10 and SVHN, 1.0 for'
     ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
     minimum=0,
     when=lambda fl2: fl2.has_term,
-  )
-  ascent: str = hparam(
-    'asam',
-    'Whether eps scales with the weights. asam: it does (paper text and code);'
-    ' sam: it does not (eq. 12).',
-    choices=('asam', 'sam'),
-    when=lambda fl2: fl2.has_term and fl2.rho,
-  )
-  asam_eta: float = hparam(
-    0.01,
-    "eta of ASAM, added to |w| (value: the authors' code).",
-    minimum=0,
-    when=lambda fl2: fl2.has_term and fl2.rho and fl2.ascent == 'asam',
-  )
-  temperature: float = hparam(
-    1.0,
-    'Divisor of the perturbed logits in the consistency term (value: the'
-    " authors' code).",
-    minimum=0,
-    exclusive_minimum=True,
-    when=lambda fl2: fl2.consistency == SACR,
   )
   pseudo_labels: str = hparam(
     PER_ROUND,
@@ -242,17 +224,13 @@ class Fl2(base.Algorithm):
     ' 13). In both cases thresholds are computed once a round.',
     choices=(PER_ROUND, PER_STEP),
   )
-  gradient_norms: bool = hparam(
+  diagnostics: bool = hparam(
     False,
     'Whether to report the mean gradient norms of the two losses, weighted as'
     ' in their sum and before clipping, as gradient_norm_pseudo_label and'
-    ' gradient_norm_consistency (with sam, gradient_norm_perturbed).',
-  )
-  class_thresholds: bool = hparam(
-    False,
-    'Whether to report the threshold of each class as class_threshold_0,'
+    ' gradient_norm_consistency (with sam, gradient_norm_perturbed), and with'
+    ' adaptive_threshold the threshold of each class as class_threshold_0,'
     ' class_threshold_1, ...: mean, minimum and maximum over clients.',
-    when=lambda fl2: fl2.adaptive_threshold,
   )
 
   @property
@@ -343,7 +321,7 @@ class Fl2(base.Algorithm):
         terms['consistency'] = loss_cs, tf.size(labels), gradients_cs
     for name, (loss, size, weighted) in terms.items():
       metrics[f'loss_{name}'] = base.Mean.weighted(loss, size)
-      if self.gradient_norms:
+      if self.diagnostics:
         norm = tf.linalg.global_norm(weighted)
         metrics[f'gradient_norm_{name}'] = base.Mean.ratio(norm, 1.0)
     return base.StepResult(gradients, metrics)
@@ -394,9 +372,7 @@ class Fl2(base.Algorithm):
       perturbed = batch.unlabeled.logits(model, 'strong')
       if self.consistency == SAM:
         return losses.masked_mean(losses.cross_entropy(labels, perturbed), mask)
-      return losses.masked_consistency(
-        tf.nn.softmax(logits), perturbed, mask, self.temperature
-      )
+      return losses.masked_consistency(tf.nn.softmax(logits), perturbed, mask)
 
     # Saves the passes of L_p and L_cs if no example counts.
     result: tuple[tf.Tensor, Sequence[tf.Tensor]] = tf.cond(
@@ -406,8 +382,7 @@ class Fl2(base.Algorithm):
         gradients_p(),
         loss_fn,
         rho=self.rho,
-        eta=self.asam_eta,
-        adaptive=self.ascent == 'asam',
+        eta=_ASAM_ETA,
       ),
       lambda: (
         tf.constant(0.0),
@@ -418,7 +393,8 @@ class Fl2(base.Algorithm):
 
   def _ranges(self, tau: tf.Tensor, limits: tf.Tensor) -> dict[str, tf.Tensor]:
     """Reports the learning status and thresholds, each in [0, 1]."""
-    each = tf.unstack(limits) if self.class_thresholds else []
+    is_shown = self.diagnostics and self.adaptive_threshold
+    each = tf.unstack(limits) if is_shown else []
     return {
       'learning_status': tau,
       'lowest_class_threshold': tf.reduce_min(limits),

@@ -101,7 +101,6 @@ def masked_consistency(
   probs: tf.Tensor,
   perturbed_logits: tf.Tensor,
   mask: tf.Tensor,
-  temperature: float = 1.0,
 ) -> tf.Tensor:
   """Computes (FL)^2's L_cs: (1/B) sum_b m_b KL(sg Q_b || Q*_b).
 
@@ -112,12 +111,11 @@ def masked_consistency(
     probs: float32 [B, C], Q at the weights W. No gradient flows through it.
     perturbed_logits: float32 [B, C], logits at W + eps.
     mask: float32 [B], 1 where the fixed threshold is reached.
-    temperature: Divides the perturbed logits only.
 
   Returns:
     float32 scalar, 0 for an empty batch.
   """
-  divergence = kl_divergence(probs, perturbed_logits / temperature)
+  divergence = kl_divergence(probs, perturbed_logits)
   return tf.math.divide_no_nan(
     tf.reduce_sum(mask * divergence),
     tf.cast(tf.size(mask), divergence.dtype),

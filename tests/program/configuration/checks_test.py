@@ -243,26 +243,6 @@ def _config(*argv):
       ['--fl2.consistency_weight: has no effect'],
     ),
     (
-      ['--fl2.consistency=none', '--fl2.ascent=sam'],
-      ['--fl2.ascent: has no effect with --fl2.consistency=none'],
-    ),
-    (
-      ['--fl2.consistency=none', '--fl2.asam_eta=1'],
-      ['--fl2.asam_eta: has no effect with --fl2.consistency=none'],
-    ),
-    (
-      ['--fl2.ascent=sam', '--fl2.asam_eta=1'],
-      ['--fl2.asam_eta: has no effect with --fl2.ascent=sam'],
-    ),
-    (
-      ['--fl2.consistency=sam', '--fl2.temperature=2'],
-      ['--fl2.temperature: has no effect with --fl2.consistency=sam'],
-    ),
-    (
-      ['--fl2.rho=0', '--fl2.ascent=sam'],
-      ['--fl2.ascent: has no effect with --fl2.rho=0.0'],
-    ),
-    (
       ['--client_weighting=examples'],
       [
         '--client_weighting: has no effect with'

@@ -76,6 +76,17 @@ REMOVED = {
     'hold',
     'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
   ),
+  'fl2.asam_eta': ('0.01', 'it is always 0.01 now; omit it'),
+  'fl2.ascent': ('asam', 'it is always asam now; omit it'),
+  'fl2.class_thresholds': (
+    'false',
+    'omit it for false, give --fl2.diagnostics=true for true',
+  ),
+  'fl2.gradient_norms': (
+    'false',
+    'omit it for false, give --fl2.diagnostics=true for true',
+  ),
+  'fl2.temperature': ('1.0', 'it is always 1 now; omit it'),
   'protofssl.distance': (
     'mse',
     'omit it for mse, give --protofssl.variant=paper for euclid',
