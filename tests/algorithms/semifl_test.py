@@ -26,7 +26,8 @@ def _rounds(process, num=2):
 def test_without_mixup_it_is_the_fixmatch_client_of_fl2s_table_2():
   semi = _rounds(
     tiny_task.build(
-      'semifl', hparams=(('mixup', False), ('confidence_threshold', 0.45))
+      'semifl',
+      hparams=(('mixup_concentration', 0.0), ('confidence_threshold', 0.45)),
     )
   )
   fixmatch = _rounds(
@@ -54,7 +55,7 @@ def test_mixup_and_its_concentration_matter():
     tiny_task.flat(_rounds(process).state)
     for process in (
       build(),
-      build(mixup=False),
+      build(mixup_concentration=0.0),
       build(mixup_concentration=5.0),
     )
   )

@@ -56,7 +56,7 @@ class SemiFl(base.Algorithm):
   capabilities = base.Capabilities(
     scenarios=(base.LABELS_AT_SERVER,),
     trains_clients=(base.LABELS_AT_SERVER,),
-    without_mixing='mixup=false',
+    without_mixing='mixup_concentration=0',
   )
   compute = base.Compute(
     base.Passes(2, 2),
@@ -91,23 +91,18 @@ class SemiFl(base.Algorithm):
     minimum=0,
     maximum=1,
   )
-  mixup: bool = hparam(
-    True,
-    'Whether to add the loss on mixed examples; if false, the client step is'
-    " that of (FL)^2's FixMatch baseline.",
-  )
   mixup_concentration: float = hparam(
     0.75,
     'a of Beta(a, a), from which the share of mixup is drawn (value: the'
-    " authors' code).",
+    " authors' code). 0: no loss on mixed examples, so that the client step is"
+    " that of (FL)^2's FixMatch baseline.",
     minimum=0,
     maximum=1e6,
-    when=lambda semifl: semifl.mixup,
   )
 
   def streams(self) -> dict[str, base.Stream]:
     """Pairs each example of the fix set with one of the mix set."""
-    if not self.mixup:
+    if not self.mixup_concentration:
       return {base.UNLABELED: base.Stream({'strong': 'strong'})}
     return {
       base.UNLABELED: base.Stream({'strong': 'strong', 'weak': 'weak'}),
@@ -136,7 +131,7 @@ class SemiFl(base.Algorithm):
   ) -> base.Loss:
     """Adds the losses of the fix set and of mixed examples (step 3)."""
     loss, metrics = self._fix_loss(networks, batch)
-    if self.mixup:
+    if self.mixup_concentration:
       mix_loss, mix_metrics = self._mix_loss(networks, batch)
       loss, metrics = loss + mix_loss, {**metrics, **mix_metrics}
     return loss, metrics

@@ -136,7 +136,7 @@ def test_train_evaluate_serve(kind, algorithm, capsys):
     ),
     (
       ['--dataset=text:news.csv', '--model=text_cnn', '--algorithm=semifl'],
-      'cannot be mixed; set --semifl.mixup=false',
+      'cannot be mixed; set --semifl.mixup_concentration=0',
     ),
     (
       ['--dataset=features:news.npz', '--model=mlp', '--max_words=9'],

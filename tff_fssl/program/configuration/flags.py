@@ -95,6 +95,10 @@ REMOVED = {
     'true',
     'omit it for true, give --protofssl.variant=code for false',
   ),
+  'semifl.mixup': (
+    'true',
+    'omit it for true, give --semifl.mixup_concentration=0 for false',
+  ),
 }
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '
