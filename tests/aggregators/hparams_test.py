@@ -30,7 +30,6 @@ def test_every_aggregator_has_a_builder_and_fields(name):
     ({'aggregator': 'means'}, "allowed are mean,.*did you mean 'mean'"),
     ({'dp_noise_multiplier': 0.0}, 'greater than 0'),
     ({'dp_delta': 0.7}, 'at most 0.5'),
-    ({'secure_min_weight': 1e-7}, 'at least 1e-06'),
   ],
 )
 def test_values_out_of_range_are_rejected(fields, words):

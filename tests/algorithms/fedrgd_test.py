@@ -455,7 +455,7 @@ class TestAggregators:
   def test_one_group_with_secure_sums(self):
     """The server's share follows from the size of the cohort."""
     secure = aggregator_hparams.AggregatorHparams(
-      'secure', aggregator_clipping=False, aggregator_zeroing=False
+      'secure', aggregator_limits=False
     )
     plain = _rounds(_build(own={'num_groups': 1}), _SERVER)
     process = _build(own={'num_groups': 1}, aggregator=secure)

@@ -16,6 +16,9 @@ _Factory: TypeAlias = tff.aggregators.WeightedAggregationFactory
 # The largest weight of a client with `client_weighting=examples`, if a secure
 # sum of weights needs a bound: an honest client may process more examples.
 MAX_EXAMPLES_WEIGHT = 2.0**20 - 1
+# Smaller weights above 0 are raised to this, since secure sums round to fixed
+# steps, in which they would be lost.
+_LEAST_WEIGHT = 1e-3
 _no_noise = _aggregators.PrivateQuantileEstimationProcess.no_noise
 
 
@@ -69,8 +72,8 @@ def build_robust(
   del sizes
   aggregator_hparams.check_majority(clients_per_round)
   return robust.RobustMeanFactory(
-    clipping=hparams.aggregator_clipping,
-    zeroing_multiple=10.0 if hparams.aggregator_zeroing else 0.0,
+    clipping=hparams.aggregator_limits,
+    zeroing_multiple=10.0 if hparams.aggregator_limits else 0.0,
   )
 
 
@@ -80,8 +83,8 @@ def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
   return tff.learning.compression_aggregator(
     # Rounds to the nearest step, so that runs repeat.
     stochastic=False,
-    clipping=hparams.aggregator_clipping,
-    zeroing=hparams.aggregator_zeroing,
+    clipping=hparams.aggregator_limits,
+    zeroing=hparams.aggregator_limits,
   )
 
 
@@ -121,13 +124,12 @@ def build_secure(
       upper_bound_threshold=float(max_weight), lower_bound_threshold=0.0
     ),
   )
-  if hparams.aggregator_clipping:
+  if hparams.aggregator_limits:
     factory = _aggregators.clipping_factory(
       _no_noise(1.0, 0.8, 0.2, secure_estimation=True),
       factory,
       clipped_count_sum_factory=_aggregators.SecureSumFactory(1, 0),
     )
-  if hparams.aggregator_zeroing:
     norm = _no_noise(
       10.0, 0.98, 2.303, multiplier=2.0, increment=1.0, secure_estimation=True
     )
@@ -136,7 +138,7 @@ def build_secure(
       factory,
       zeroed_count_sum_factory=_aggregators.SecureSumFactory(1, 0),
     )
-  return WeightRangeFactory(factory, hparams.secure_min_weight, max_weight)
+  return WeightRangeFactory(factory, _LEAST_WEIGHT, max_weight)
 
 
 class WeightRangeFactory(tff.aggregators.WeightedAggregationFactory):

@@ -36,7 +36,7 @@ class Aggregator:
   fields: tuple[str, ...] = ()
 
 
-_CLIPPING = ('aggregator_clipping', 'aggregator_zeroing')
+_LIMITS = ('aggregator_limits',)
 AGGREGATORS = {
   MEAN: Aggregator(
     'the weighted mean', 'tff_fssl.aggregators.factory:build_mean'
@@ -47,19 +47,19 @@ AGGREGATORS = {
     ' batch norm statistics and rows that clients receive from others. Only'
     ' this aggregator resists lying clients',
     'tff_fssl.aggregators.factory:build_robust',
-    _CLIPPING,
+    _LIMITS,
   ),
   SECURE: Aggregator(
     'the mean, by secure sums, of updates clipped to an adaptive norm, with'
     ' much larger updates zeroed. Needs --simulate_secure_aggregation here',
     'tff_fssl.aggregators.factory:build_secure',
-    (*_CLIPPING, 'secure_min_weight'),
+    _LIMITS,
   ),
   COMPRESSION: Aggregator(
     'the mean of secure, by plain sums, with large tensors quantized to 8'
     ' bits. Neither it nor secure resists a lying client (docs/embedding.md)',
     'tff_fssl.aggregators.factory:build_compression',
-    _CLIPPING,
+    _LIMITS,
   ),
   DP: Aggregator(
     'a differentially private mean, by clipping and Gaussian noise',
@@ -89,26 +89,13 @@ class AggregatorHparams:
     group='Aggregation',
     when=lambda own: own.aggregates,
   )
-  aggregator_clipping: bool = hparam(
+  aggregator_limits: bool = hparam(
     True,
     'Whether updates are clipped: to their median norm, and to at most twice'
     ' the norm of the round before (robust), or to the 0.8 quantile of norms'
-    ' (secure, compression).',
-    when=_read('aggregator_clipping'),
-  )
-  aggregator_zeroing: bool = hparam(
-    True,
-    'Whether very large updates are skipped (robust: above 10 times the median'
-    ' norm) or zeroed (secure, compression).',
-    when=_read('aggregator_zeroing'),
-  )
-  secure_min_weight: float = hparam(
-    1e-3,
-    'Least weight, to which smaller weights above 0 are raised, since secure'
-    ' sums round to fixed steps, in which they would be lost (secure).',
-    minimum=1e-6,
-    maximum=1.0,
-    when=_read('secure_min_weight'),
+    ' (secure, compression), and very large ones skipped (robust: above 10'
+    ' times the median norm) or zeroed (secure, compression).',
+    when=_read('aggregator_limits'),
   )
   dp_noise_multiplier: float = hparam(
     1.0,

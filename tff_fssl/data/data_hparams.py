@@ -27,8 +27,7 @@ TEXTS = (
   'max_words',
   'weak_deletion',
   'strong_replacement',
-  'strong_swaps',
-  'strong_deletion',
+  'strong_edits',
 )
 
 
@@ -109,8 +108,8 @@ class DataHparams:
     names.OFFICIAL,
     'Split into training and test images. official: as published. The others'
     ' pool all images, split them anew (equally for each --seed), and set'
-    " --num_validation. fedmatch: FedMatch's paper (CIFAR-10: 54,000 / 3,000"
-    ' validation / 3,000 test, Fashion-MNIST: 63,000 / 3,500 / 3,500).'
+    " --num_validation, too. fedmatch: FedMatch's paper (CIFAR-10: 54,000 /"
+    ' 3,000 validation / 3,000 test, Fashion-MNIST: 63,000 / 3,500 / 3,500).'
     ' fedmatch_code: its code (CIFAR-10: 56,000 / 2,000 / 2,000). protofssl:'
     " ProtoFSSL's, per class (CIFAR-10: 5,400 / 300 / 300, SVHN: 5,400 / 200 /"
     ' 200, STL-10: 1,000 / 150 / 150).',
@@ -212,19 +211,13 @@ class DataHparams:
     maximum=1,
     when=_read('strong_replacement'),
   )
-  strong_swaps: float = hparam(
+  strong_edits: float = hparam(
     0.1,
-    "Share of a strong view's words that change places (value: EDA's code).",
+    "Share of a strong view's words that change places, and share that are"
+    " deleted (value: EDA's code, which has one for all edits).",
     minimum=0,
     maximum=1,
-    when=_read('strong_swaps'),
-  )
-  strong_deletion: float = hparam(
-    0.1,
-    'Share of the words that are deleted in a strong view.',
-    minimum=0,
-    maximum=1,
-    when=_read('strong_deletion'),
+    when=_read('strong_edits'),
   )
 
   def __post_init__(self):

@@ -186,7 +186,7 @@ def test_aggregators():
   private = _config(*_PRIVATE, '--norm=gn', '--dp_delta=1e-6')
   assert private.aggregator.dp_delta == 1e-6
   assert private.flags()['dp_delta'] == 1e-6
-  assert 'secure_min_weight' not in private.flags()
+  assert 'aggregator_limits' not in private.flags()
   secure = ['--aggregator=secure', '--simulate_secure_aggregation']
   assert _config(*secure, '--norm=gn').run.simulate_secure_aggregation
   with pytest.raises(UsageError, match='static batch norm'):
@@ -342,7 +342,7 @@ def test_an_aggregator_in_a_flagfile_is_refused_if_nothing_is_aggregated(
   with pytest.raises(UsageError, match='--aggregator: has no effect'):
     _config(f'--aggregator={name}', *alone)
   # Other flags of a common model are left alone, as are other algorithms.
-  path.write_text('--server_optimizer=adam\n--aggregator_clipping=false\n')
+  path.write_text('--server_optimizer=adam\n--aggregator_limits=false\n')
   assert 'aggregator' not in _config(f'--flagfile={path}', *alone).flags()
   path.write_text(f'--aggregator={name}\n')
   kept = _config(f'--flagfile={path}', '--algorithm=fixmatch', '--norm=gn')

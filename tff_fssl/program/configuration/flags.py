@@ -45,6 +45,8 @@ RENAMED = {
 # Flags of older versions that are gone -> (the value that always holds now,
 # what to give instead). A run that was made with this value can be continued.
 REMOVED = {
+  'aggregator_clipping': ('true', 'give --aggregator_limits'),
+  'aggregator_zeroing': ('true', 'give --aggregator_limits'),
   'fedmatch.deltas': (
     'applied',
     'omit it for applied, give --fedmatch.variant=code for counted,'
@@ -95,10 +97,13 @@ REMOVED = {
     'true',
     'omit it for true, give --protofssl.variant=code for false',
   ),
+  'secure_min_weight': ('0.001', 'it is always 0.001 now; omit it'),
   'semifl.mixup': (
     'true',
     'omit it for true, give --semifl.mixup_concentration=0 for false',
   ),
+  'strong_deletion': ('0.1', 'give --strong_edits'),
+  'strong_swaps': ('0.1', 'give --strong_edits'),
 }
 # Begins a flagfile, and names the Python file that wrote it.
 _OWN_FILE = '# Written by '

@@ -222,8 +222,8 @@ def build_views(
       settings.vocabulary_size,
       weak_deletion=settings.weak_deletion,
       strong_replacement=settings.strong_replacement,
-      strong_swaps=settings.strong_swaps,
-      strong_deletion=settings.strong_deletion,
+      strong_swaps=settings.strong_edits,
+      strong_deletion=settings.strong_edits,
     )
   if info.kind == data_names.VECTORS:
     info = cast(vectors.VectorInfo, info)
