@@ -297,7 +297,10 @@ def test_what_it_cannot_do_is_refused():
     ('--cross_device', 'keeps a state for each client by its identity'),
     ('--scenario=labels_at_server', 'runs with labels_at_clients only'),
     ('--uda.temperature=0', '--uda.temperature=0.0: must be'),
-    ('--uda.temperature=1', '--uda.temperature: is a flag of --algorithm=uda'),
+    (
+      '--fixmatch.unlabeled_loss_weight=1',
+      '--fixmatch.unlabeled_loss_weight: is a flag of --algorithm=fixmatch',
+    ),
   ],
 )
 def test_flags_that_make_no_sense(flag, why):
