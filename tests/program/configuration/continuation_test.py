@@ -93,3 +93,18 @@ def test_flags_that_are_gone_are_refused_in_a_flagfile(tmp_path):
     assert str(error.value) == (
       f'unknown flag --{name} (in {path}); {instead} (--help lists all flags)'
     )
+
+
+def test_what_an_older_run_recorded_is_read(tmp_path):
+  path = tmp_path / 'flags.txt'
+  recorded = {name: kept for name, (kept, _) in flags.REMOVED.items()}
+  recorded |= {'algorithm': 'local_uda', 'local_uda.tsa': 'none'}
+  path.write_text(flags.flagfile_text(recorded))
+  new = {'algorithm': 'local_uda', 'uda.tsa': 'none'}
+  assert flags.read_flagfile(str(path)) == new
+  given = [f'--flagfile={path}']
+  parsed = flags.parse(given, config.groups(), recorded=True)
+  assert parsed.files == dict.fromkeys(new, str(path))
+  path.write_text('--fl2.ascent=sam\n')
+  with pytest.raises(UsageError, match='it is always asam now; omit it'):
+    flags.parse(given, config.groups(), recorded=True)

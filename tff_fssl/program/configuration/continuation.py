@@ -46,11 +46,7 @@ def differences(
     may.
   """
   fields = {n: field for g in config.groups() for n, field in g.named_fields()}
-  old = {
-    flags.RENAMED.get(name, name): text
-    for name, text in old.items()
-    if text != flags.REMOVED.get(name, (None,))[0]
-  }
+  old = flags.renew(old)
   refused: list[str] = []
   allowed: list[str] = []
   for name in sorted(old.keys() | new.keys()):

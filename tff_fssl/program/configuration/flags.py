@@ -219,6 +219,7 @@ def parse(
   groups: Sequence[Group],
   *,
   allow_positional: bool = False,
+  recorded: bool = False,
 ) -> ParsedFlags:
   """Parses a command line.
 
@@ -226,6 +227,8 @@ def parse(
     argv: The arguments, without the program's name.
     groups: All flags that exist.
     allow_positional: Whether arguments that are not flags are allowed.
+    recorded: Whether a run wrote the flags, perhaps by an older version. See
+      `renew`.
 
   Returns:
     The values. Types and syntax have been checked. The dataclasses check
@@ -236,6 +239,9 @@ def parse(
   """
   flag_values = _define(groups)
   from_files, typed = _split_flagfiles(argv)
+  if recorded:
+    from_files = [(new, f) for old, f in from_files for new in _renew(old)]
+    typed = [new for old in typed for new in _renew(old)]
   in_files = {}
   # One argument at a time, so that an error can name its file.
   for argument, origin in from_files:
@@ -407,11 +413,34 @@ def read_flagfile(path: str) -> dict[str, str]:
     path: The flagfile, perhaps of an older version.
 
   Returns:
-    The texts, by today's names.
+    The texts, by today's names. See `renew`.
   """
   arguments, _ = _split_flagfiles([f'--flagfile={path}'])
   pairs = (argument.lstrip('-').partition('=') for argument, _ in arguments)
-  return {RENAMED.get(name, name): value for name, _, value in pairs}
+  return renew({name: value for name, _, value in pairs})
+
+
+def renew(old: Mapping[str, str]) -> dict[str, str]:
+  """Gives flags of an older version today's names.
+
+  Args:
+    old: Flag's name -> text.
+
+  Returns:
+    The same by today's names, without flags that are gone and had the value
+    that always holds now.
+  """
+  return {
+    RENAMED.get(name, name): text
+    for name, text in old.items()
+    if text != REMOVED.get(name, (None,))[0]
+  }
+
+
+def _renew(argument: str) -> list[str]:
+  """Renews an argument: [] or ['--NAME=VALUE']."""
+  name, _, value = argument.lstrip('-').partition('=')
+  return arguments(renew({name: value}))
 
 
 def is_value(field: dataclasses.Field, text: str) -> bool:

@@ -399,11 +399,11 @@ def read_config(
   for name in ('data_dir', 'cache_dir'):
     if here := getattr(settings, name):
       arguments = [*arguments, f'--{name}={here}']
-  parsed = flags.parse(arguments, config_lib.groups())
+  parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
   if not parsed.is_set('normalization'):
     # Older runs, whose images were all normalized.
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
-    parsed = flags.parse(arguments, config_lib.groups())
+    parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
   # Nobody typed these flags: some may have no effect.
   config = config_lib.build_config(
     dataclasses.replace(
