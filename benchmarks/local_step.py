@@ -69,7 +69,7 @@ class Task:
     """Builds what the flags say."""
     self.entry = registry.REGISTRY[args.algorithm]
     # Where clients train; with labels at the server, if they can.
-    scenario = args.scenario or self.entry.capabilities.trains_clients[0]
+    scenario = args.scenario or self.entry.trains_clients[0]
     own = (
       {} if args.batch_size is None else {'client_batch_size': args.batch_size}
     )
@@ -364,7 +364,7 @@ def main(argv: Sequence[str] | None = None) -> None:
   parser.add_argument('--repetitions', type=int, default=5)
   args = parser.parse_args(argv)
   task = Task(args)
-  if task.hparams.scenario not in task.entry.capabilities.trains_clients:
+  if task.hparams.scenario not in task.entry.trains_clients:
     parser.error(f'clients of {args.algorithm} do not train in this scenario')
   print(
     f'{args.algorithm}, {task.hparams.scenario}; {args.model}, batch of'

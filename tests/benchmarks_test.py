@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 _TRAINED = [
   (name, scenario)
   for name, entry in registry.REGISTRY.items()
-  for scenario in entry.capabilities.trains_clients
+  for scenario in entry.trains_clients
 ]
 
 

@@ -98,7 +98,7 @@ def test_tables_have_every_algorithm(page, repository):
     places = {_PLACES[place.split()[0]] for place in row[labels].split(', ')}
     for name in of_row:
       algorithm = registry.REGISTRY[name]
-      assert places == set(algorithm.capabilities.scenarios), name
+      assert places == set(algorithm.scenarios), name
       if page == 'README.md':
         # Without remarks, and without the papers of options.
         paper = re.split(r';| \(', algorithm.paper)[0]

@@ -11,7 +11,7 @@ from tff_fssl.program.configuration import config
 def test_every_algorithm_and_scenario_is_run():
   cases = same_as._cases()
   for name, entry in registry.REGISTRY.items():
-    for scenario in entry.capabilities.scenarios:
+    for scenario in entry.scenarios:
       for norm in ('sbn', 'gn'):
         (flags,) = cases[f'{name} {scenario} {norm}']
         assert f'--algorithm={name} --scenario={scenario}' in flags

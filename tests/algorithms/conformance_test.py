@@ -38,7 +38,7 @@ def _rounds(process, make_cohort, num_rounds=2):
 
 
 def _trains_clients(name, scenario):
-  return scenario in registry.REGISTRY[name].capabilities.trains_clients
+  return scenario in registry.REGISTRY[name].trains_clients
 
 
 def test_two_rounds(name, scenario):
@@ -77,7 +77,7 @@ def test_its_own_metrics_are_columns(name, scenario):
   entry = registry.REGISTRY[name]
   own = set(metrics_lib.index_columns(entry.metrics))
   actual = set()
-  for each in entry.capabilities.scenarios:
+  for each in entry.scenarios:
     actual |= set(tiny_task.metric_columns(tiny_task.build(name, each)))
   if name != 'fl2':  # Some need other flags; see metrics_test.py.
     assert own <= actual
@@ -248,7 +248,7 @@ def test_client_that_yields_nan_is_left_out_and_counted(name, scenario):
   without, _ = _rounds(process, good)
   both = lambda r: [*good(r), bad(2, r)]
   state, metrics = _rounds(process, both)
-  if scenario == registry.REGISTRY[name].capabilities.trains_clients[0]:
+  if scenario == registry.REGISTRY[name].trains_clients[0]:
     # Repeated outside TFF, it is the only one of the cohort that fails.
     before, _ = _rounds(process, both, 1)
     found = [
@@ -280,7 +280,7 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   state = process.initialize()
   model = state.global_model_weights
   *trainable, kernel, bias = model.trainable
-  if not capabilities.head_stays:
+  if not algorithm.hparams.head_stays:
     trainable += [kernel, bias]
   model_bytes = sum(
     np.asarray(w).nbytes
@@ -293,7 +293,7 @@ def test_capabilities_are_what_was_compiled(name, scenario):
     algorithm.hparams(**algorithm.tiny_hparams)
   ) == bool(process.num_clients)
   communication = metrics['communication']
-  if not capabilities.weight_sets_up:
+  if algorithm.is_alone:
     assert set(communication.values()) == {0}
     return
   # Beside the number of the round.
@@ -308,7 +308,7 @@ def test_capabilities_are_what_was_compiled(name, scenario):
   # Static batch norm is a phase more, of the sets that the next round sends.
   assert statistics % model_bytes == 0
   assert 1 <= statistics / model_bytes <= most
-  update = capabilities.weight_sets_up * sum(
+  update = algorithm.weight_sets_up * sum(
     np.asarray(w).nbytes for w in trainable
   )
   assert update < communication['bytes_up_per_client'] < update + 1000

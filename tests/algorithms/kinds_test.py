@@ -24,7 +24,7 @@ def test_a_round(name, kind):
   if kind == 'texts' and capabilities.without_mixing:
     flag, _, value = capabilities.without_mixing.partition('=')
     values[flag] = {'0': 0.0, 'false': False}[value]
-  scenario = capabilities.scenarios[-1]
+  scenario = entry.scenarios[-1]
   at_clients = scenario == 'labels_at_clients'
   round_hparams = RoundHparams(
     scenario=scenario,
@@ -60,5 +60,5 @@ def test_a_round(name, kind):
   weights = tf.nest.flatten(state.global_model_weights)
   assert all(np.isfinite(w).all() for w in weights)
   before = tf.nest.flatten(process.initialize().global_model_weights)
-  alone = not capabilities.weight_sets_up
+  alone = entry.is_alone
   assert alone or any(np.any(a != b) for a, b in zip(weights, before))

@@ -14,7 +14,7 @@ _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
 _OF_BOTH = [
   name
   for name, entry in registry.REGISTRY.items()
-  if {_SERVER, _CLIENTS} <= set(entry.capabilities.trains_clients)
+  if {_SERVER, _CLIENTS} <= set(entry.trains_clients)
 ]
 # So that all of an algorithm's terms have a value.
 _OWN = {name: {'confidence_threshold': 0.34} for name in ('fixmatch', 'fl2')}

@@ -40,7 +40,7 @@ def model_fn(norm: str = 'bn') -> tf.keras.Model:
 def network_fn(name: str, norm: str = 'bn'):
   """The function that builds the network of an algorithm."""
   entry = registry.REGISTRY[name]
-  scenario = entry.capabilities.scenarios[0]
+  scenario = entry.scenarios[0]
   algorithm = entry.configure(
     None, round_hparams.RoundHparams(scenario=scenario)
   )
@@ -164,7 +164,7 @@ def scenarios() -> list[tuple[str, str]]:
   return [
     (name, scenario)
     for name, algorithm in registry.REGISTRY.items()
-    for scenario in algorithm.capabilities.scenarios
+    for scenario in algorithm.scenarios
   ]
 
 

@@ -407,6 +407,7 @@ class Algorithm:
       instead of flags of its own. Subclasses do not inherit this.
     paper: Authors, venue and year.
     scenarios: Where the labels may be.
+    trains_clients: The scenarios in which clients train. None: all of them.
     labeled_views: See `Stream.views`.
     unlabeled_views: The same for unlabelled examples. {} if clients use none.
     embeds: Whether networks are used without their classifier, their last
@@ -435,6 +436,7 @@ class Algorithm:
   flags_of: ClassVar[str] = ''
   paper: ClassVar[str] = ''
   scenarios: ClassVar[tuple[str, ...]] = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
+  trains_clients: ClassVar[tuple[str, ...] | None] = None
   labeled_views: ClassVar[Mapping[str, str]] = WEAK
   unlabeled_views: ClassVar[Mapping[str, str]] = {}
   embeds: ClassVar[bool] = False

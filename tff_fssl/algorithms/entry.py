@@ -11,9 +11,6 @@ from tff_fssl import hparams as hparams_lib
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
-_SERVER = round_hparams_lib.LABELS_AT_SERVER
-_CLIENTS = round_hparams_lib.LABELS_AT_CLIENTS
-
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
@@ -22,9 +19,6 @@ class Capabilities:
   Properties of hyper-parameters are given by name. '' means that there is none.
 
   Attributes:
-    scenarios: The supported scenarios, that is, places of the labels.
-    trains_clients: The scenarios in which clients train. In others a round
-      needs no cohort.
     client_state: Whether the server keeps state for each client, by its
       identity (which rules out cross-device deployments).
     client_state_if: The property of hyper-parameters that, if true, makes the
@@ -33,10 +27,7 @@ class Capabilities:
     extra_uploads: Other values that a client sends with its update and its
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
-    head_stays: Whether the model's last layer stays at the server.
     weight_sets_down: The most weight sets sent to a client in a phase.
-    weight_sets_up: Weight sets received from a client in a phase. With 0,
-      clients train alone. Nothing is aggregated, and there is no common model.
     own_weights: The hyper-parameter that, if true, makes the algorithm set the
       weights of updates, instead of `client_weighting`.
     signals: The hyper-parameter or property that, if true, makes clients send
@@ -54,16 +45,12 @@ class Capabilities:
       algorithm never mixes inputs.
   """
 
-  scenarios: tuple[str, ...] = (_SERVER, _CLIENTS)
-  trains_clients: tuple[str, ...] = (_SERVER, _CLIENTS)
   client_state: bool = False
   client_state_if: str = ''
   per_client_broadcast: bool = False
   extra_uploads: tuple[str, ...] = ()
   client_phases: int = 1
-  head_stays: bool = False
   weight_sets_down: int = 1
-  weight_sets_up: int = 1
   own_weights: str = ''
   signals: str = ''
   without_signals: str = ''
@@ -179,6 +166,34 @@ class Algorithm:
   def prefix(self) -> str:
     """Returns the prefix of the algorithm's flags."""
     return f'{self.flags_of or self.name}.'
+
+  @property
+  def scenarios(self) -> tuple[str, ...]:
+    """Returns the supported scenarios, that is, places of the labels."""
+    scenarios: tuple[str, ...] = self.hparams.scenarios
+    return scenarios
+
+  @property
+  def trains_clients(self) -> tuple[str, ...]:
+    """Returns the scenarios in which clients train.
+
+    In others a round needs no cohort.
+    """
+    trains: tuple[str, ...] | None = self.hparams.trains_clients
+    return self.scenarios if trains is None else trains
+
+  @property
+  def is_alone(self) -> bool:
+    """Tells whether clients train alone, so that nothing is aggregated."""
+    return bool(self.hparams.alone)
+
+  @property
+  def weight_sets_up(self) -> int:
+    """Counts the weight sets that a client uploads, by the defaults."""
+    if self.is_alone:
+      return 0
+    networks = self.hparams().networks().values()
+    return 1 + len([network for network in networks if network.uploaded])
 
   @property
   def predicts_otherwise(self) -> bool:

@@ -212,7 +212,6 @@ class TsClientEma(TsServerEma):
 
   name = 'ts_client_ema'
   flags_of = 'fedswitch'
-  capabilities = base.Capabilities(weight_sets_down=2, weight_sets_up=2)
 
   local_ema_decay: float = hparam(0.97, _LOCAL_EMA_DECAY, minimum=0, maximum=1)
 

@@ -59,12 +59,9 @@ else:
 _PAPER = 'Jeong et al., ICLR 2021 (a baseline of FedMatch)'
 # Nothing is sent: the server's table stands for the clients' disks.
 _CAPABILITIES = base.Capabilities(
-  scenarios=(base.LABELS_AT_CLIENTS,),
-  trains_clients=(base.LABELS_AT_CLIENTS,),
   client_state=True,
   per_client_broadcast=True,
   weight_sets_down=0,
-  weight_sets_up=0,
 )
 
 

@@ -54,8 +54,6 @@ class SemiFl(base.Algorithm):
   paper = 'Diao et al., NeurIPS 2022'
   scenarios = (base.LABELS_AT_SERVER,)
   capabilities = base.Capabilities(
-    scenarios=(base.LABELS_AT_SERVER,),
-    trains_clients=(base.LABELS_AT_SERVER,),
     without_mixing='mixup_concentration=0',
   )
   compute = base.Compute(

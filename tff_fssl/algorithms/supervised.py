@@ -24,4 +24,4 @@ class Supervised(base.Algorithm):
   name = 'supervised'
   paper = 'McMahan et al., AISTATS 2017; Li et al., MLSys 2020'
   # With labels at the server, clients have nothing to train on.
-  capabilities = base.Capabilities(trains_clients=(base.LABELS_AT_CLIENTS,))
+  trains_clients = (base.LABELS_AT_CLIENTS,)

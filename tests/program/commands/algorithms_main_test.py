@@ -45,7 +45,6 @@ def _demanding(monkeypatch):
       extra_uploads=('its shoe size', 'its age'),
       client_phases=2,
       weight_sets_down=3,
-      weight_sets_up=2,
     ),
   )
   monkeypatch.setitem(registry.REGISTRY, entry.name, entry)

@@ -54,7 +54,7 @@ def test_predicates_read_the_whole_configuration():
 @pytest.mark.parametrize('algorithm', registry.REGISTRY)
 def test_predicates_of_all_flags_can_be_evaluated(algorithm):
   entry = registry.REGISTRY[algorithm]
-  scenario = entry.capabilities.scenarios[-1]
+  scenario = entry.scenarios[-1]
   config = config_lib.parse_config(
     [
       f'--algorithm={algorithm}',

@@ -111,10 +111,7 @@ class FedCon(base.Algorithm):
   unlabeled_views = two_views.VIEWS
   head_stays = True
   capabilities = base.Capabilities(
-    scenarios=(base.LABELS_AT_SERVER,),
-    trains_clients=(base.LABELS_AT_SERVER,),
     client_state_if='keeps_state',
-    head_stays=True,
     signals='keeps_state',
     without_signals='client_state=none',
   )

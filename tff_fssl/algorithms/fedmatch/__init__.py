@@ -171,7 +171,6 @@ class FedMatch(base.Algorithm):
     ),
     per_client_broadcast=True,
     weight_sets_down=2,
-    weight_sets_up=2,
     signals='remembers',
     without_signals='remembered_clients=0',
   )

@@ -100,8 +100,6 @@ class ProtoFssl(base.Algorithm):
   embeds = True
   normalization = 'scale'
   capabilities = base.Capabilities(
-    scenarios=(base.LABELS_AT_CLIENTS,),
-    trains_clients=(base.LABELS_AT_CLIENTS,),
     extra_uploads=('prototypes of the classes that a client has',),
     signals='sends_rows',
     without_signals='prototypes=global',

@@ -74,7 +74,7 @@ def algorithms_main(_: main_lib.NoHparams, parsed: flags.ParsedFlags) -> None:
 
 def _refusal(entry: registry.Algorithm, asked: str) -> str:
   """Finds why `asked` is refused for an algorithm, or '' if it is not."""
-  scenarios = entry.capabilities.trains_clients or entry.capabilities.scenarios
+  scenarios = entry.trains_clients or entry.scenarios
   try:
     config_lib.parse_config(
       [
@@ -97,14 +97,14 @@ def _overview() -> str:
   refusals: dict[str, list[str]] = {}
   for name, entry in registry.REGISTRY.items():
     can = entry.capabilities
-    places = [s.removeprefix('labels_at_') for s in can.scenarios]
+    places = [s.removeprefix('labels_at_') for s in entry.scenarios]
     row = [
       name,
       places[0] if len(places) == 1 else 'both',
       _YES if can.keeps_client_state(entry.hparams()) else 'no',
       'own' if can.per_client_broadcast else 'same',
       str(can.client_phases),
-      f'{can.weight_sets_down} / {can.weight_sets_up}',
+      f'{can.weight_sets_down} / {entry.weight_sets_up}',
     ]
     for asked in _ASKED:
       # One note for all algorithms that are refused for the same reason.
@@ -216,8 +216,9 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
   """Lists the needs of a deployment and its options."""
   can = entry.capabilities
   rows = {
-    'labels': ' or '.join(can.scenarios).replace('_', ' '),
-    'clients train': ', '.join(can.trains_clients).replace('_', ' ') or 'never',
+    'labels': ' or '.join(entry.scenarios).replace('_', ' '),
+    'clients train': ', '.join(entry.trains_clients).replace('_', ' ')
+    or 'never',
     'client state': _client_state(entry),
     'messages': 'each client receives one of its own'
     if can.per_client_broadcast
@@ -225,12 +226,12 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     'phases': f'{can.client_phases} a round; static batch norm (--norm=sbn)'
     ' adds one, unless --statistics_phase=training',
     'weight sets': f'{can.weight_sets_down} to a client and'
-    f' {can.weight_sets_up} from a client in a phase'
-    + (', without the last layer' if can.head_stays else ''),
+    f' {entry.weight_sets_up} from a client in a phase'
+    + (', without the last layer' if entry.hparams.head_stays else ''),
     'also sent': ', '.join(can.extra_uploads)
     or 'nothing beside the update, its weight and sums for metrics',
   }
-  if not can.weight_sets_up:
+  if entry.is_alone:
     rows['client state'] = (
       'each client keeps its own model; in a simulation, the server keeps all'
     )
@@ -260,7 +261,7 @@ def _measured(entry: registry.Algorithm) -> str:
   from tff_fssl.rounds import compute
 
   kinds: dict[str, str] = {}
-  for scenario in entry.capabilities.trains_clients:
+  for scenario in entry.trains_clients:
     hparams = round_hparams.RoundHparams(
       **{**entry.round_defaults, 'scenario': scenario}
     )
@@ -300,7 +301,7 @@ def _compute(entry: registry.Algorithm) -> str:
     kinds.append(
       f'{compute.unlabeled.equivalents} for an unlabelled example{theirs}'
     )
-  if round_hparams.LABELS_AT_CLIENTS in entry.capabilities.scenarios:
+  if round_hparams.LABELS_AT_CLIENTS in entry.scenarios:
     kinds.append(f'{compute.labeled.equivalents} for a labelled one')
   once = compute.once.equivalents
   return (

@@ -26,15 +26,15 @@ def check(config: run_config.Config) -> None:
   """
   run, round_hparams, entry = config.run, config.round, config.entry
   scenario = round_hparams.scenario
-  if scenario not in entry.capabilities.scenarios:
+  if scenario not in entry.scenarios:
     others = [
       other.name
       for other in registry.REGISTRY.values()
-      if scenario in other.capabilities.scenarios
+      if scenario in other.scenarios
     ]
     raise UsageError(
       f'--scenario={scenario}: --algorithm={entry.name} runs with'
-      f' {", ".join(entry.capabilities.scenarios)} only;'
+      f' {", ".join(entry.scenarios)} only;'
       f' {", ".join(others)} can do it'
     )
   if run.num_clients:  # Else the data set says how many there are.
@@ -46,7 +46,7 @@ def check(config: run_config.Config) -> None:
       ' count; give at most that'
     )
   if run.full_labels and scenario != _CLIENTS:
-    if scenario in entry.capabilities.trains_clients:
+    if scenario in entry.trains_clients:
       raise UsageError(
         f'--full_labels: with --scenario={scenario}, clients of'
         f' --algorithm={entry.name} learn from unlabelled examples, of which'

@@ -59,14 +59,13 @@ class Config:
     """Says whether rounds have a cohort."""
     # --algorithm, which is read last, is the reason if they have none.
     return (
-      self.run.full_labels
-      or self.round.scenario in self.entry.capabilities.trains_clients
+      self.run.full_labels or self.round.scenario in self.entry.trains_clients
     )
 
   @property
   def trains_alone(self) -> bool:
     """Says whether clients train alone, without a common model."""
-    return not self.entry.capabilities.weight_sets_up
+    return self.entry.is_alone
 
   @property
   def learns_unlabeled(self) -> bool:

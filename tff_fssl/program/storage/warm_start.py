@@ -103,7 +103,7 @@ def _find_run(tree: output_tree.OutputTree) -> Source:
   given = flags.read_flagfile(tree.flags_file)
   entry = registry.REGISTRY.get(given.get('algorithm', ''))
   # An unknown algorithm may be a user's; its model is tried.
-  if entry is not None and not entry.capabilities.weight_sets_up:
+  if entry is not None and entry.is_alone:
     raise UsageError(
       f'--init_from={tree.path}: in this run of --algorithm={entry.name} each'
       ' client has a model of its own, so there is none to start from; give'
