@@ -53,7 +53,9 @@ def _reference(hparams, norm_bound, momentum, nesterov, decay):
     error = (probs - one_hot)[:, 0]
     gradient_a = _pull_back(error / len(x), x)
     gradient_p = _pull_back(error * mask / mask.sum(), x)
-    scale = np.array([abs(parameters[0]) + 0.01, 1.0])  # ASAM.
+    scale = np.array([abs(parameters[0]) + 0.01, 1.0])
+    if hparams.ascent == 'sam':
+      scale = np.ones(2)
     norm = np.linalg.norm(scale * gradient_p) + 1e-16
     eps = hparams.rho * scale**2 * gradient_p / norm
     # KL(sg Q || softmax(z*)): by z*, softmax - Q.
@@ -85,6 +87,7 @@ def _reference(hparams, norm_bound, momentum, nesterov, decay):
     {'consistency': 'none'},
     {'consistency': 'sam'},
     {'rho': 0.7},
+    {'ascent': 'sam', 'rho': 0.7},
     {'pseudo_label_loss_weight': 0.0, 'rho': 1.0},
     {'consistency_weight': 3.0, 'rho': 0.5},
   ],
@@ -143,6 +146,7 @@ def test_the_reference_tells_its_terms_apart():
   first = _reference(fl2.Fl2(rho=0.5), 0.0, 0.9, True, 0.01)
   for change in (
     {'consistency': 'none'},
+    {'ascent': 'sam', 'rho': 0.5},
     {'rho': 0.6},
   ):
     other = fl2.Fl2(**{'rho': 0.5, **change})

@@ -171,6 +171,7 @@ def test_fl2_with_equal_learning_status_is_the_plain_mean():
   'change',
   [
     {'adaptive_threshold': False},
+    {'ascent': 'sam'},
     {'consistency': 'sam'},
     {'consistency_on': 'all', 'confidence_threshold': 0.6},
     {'consistency_on': 'correct'},

@@ -210,11 +210,17 @@ class Fl2(base.Algorithm):
   )
   rho: float = hparam(
     0.1,
-    'Radius of the perturbation eps, which scales with the weights as in ASAM'
-    ' (paper text and code, not eq. 12): 0.1 for CIFAR-10 and SVHN, 1.0 for'
+    'Radius of the perturbation eps: 0.1 for CIFAR-10 and SVHN, 1.0 for'
     ' CIFAR-100 (table 4; the text of appendix C says 0.5).',
     minimum=0,
     when=lambda fl2: fl2.has_term,
+  )
+  ascent: str = hparam(
+    'asam',
+    'Whether eps scales with the weights. asam: it does (paper text and code);'
+    ' sam: it does not (eq. 12).',
+    choices=('asam', 'sam'),
+    when=lambda fl2: fl2.has_term and fl2.rho,
   )
   pseudo_labels: str = hparam(
     PER_ROUND,
@@ -383,6 +389,7 @@ class Fl2(base.Algorithm):
         loss_fn,
         rho=self.rho,
         eta=_ASAM_ETA,
+        adaptive=self.ascent == 'asam',
       ),
       lambda: (
         tf.constant(0.0),

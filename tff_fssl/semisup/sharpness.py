@@ -56,6 +56,7 @@ def loss_and_gradients_at_ascent(
   *,
   rho: float,
   eta: float,
+  adaptive: bool,
 ) -> tuple[tf.Tensor, tuple[tf.Tensor, ...]]:
   """Computes a loss and its gradient at W + eps, with constant eps.
 
@@ -65,6 +66,7 @@ def loss_and_gradients_at_ascent(
     loss_fn: The loss, float32 scalar, computed with `network`.
     rho: Radius.
     eta: ASAM's eta.
+    adaptive: True for ASAM, false for SAM.
 
   Returns:
     The loss and its gradient with respect to W + eps.
@@ -75,7 +77,7 @@ def loss_and_gradients_at_ascent(
     gradients,
     rho=rho,
     eta=eta,
-    scaled=[is_scaled(v) for v in variables],
+    scaled=[adaptive and is_scaled(v) for v in variables],
   )
   with network.perturbed(eps), tf.GradientTape() as tape:
     loss = loss_fn()

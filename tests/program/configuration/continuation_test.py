@@ -105,6 +105,6 @@ def test_what_an_older_run_recorded_is_read(tmp_path):
   given = [f'--flagfile={path}']
   parsed = flags.parse(given, config.groups(), recorded=True)
   assert parsed.files == dict.fromkeys(new, str(path))
-  path.write_text('--fl2.ascent=sam\n')
-  with pytest.raises(UsageError, match='it is always asam now; omit it'):
+  path.write_text('--fl2.temperature=2\n')
+  with pytest.raises(UsageError, match='it is always 1 now; omit it'):
     flags.parse(given, config.groups(), recorded=True)

@@ -79,7 +79,6 @@ REMOVED = {
     'omit it for hold, give --fedswitch.labeler=algorithms for always_send',
   ),
   'fl2.asam_eta': ('0.01', 'it is always 0.01 now; omit it'),
-  'fl2.ascent': ('asam', 'it is always asam now; omit it'),
   'fl2.class_thresholds': (
     'false',
     'omit it for false, give --fl2.diagnostics=true for true',
