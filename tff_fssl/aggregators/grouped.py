@@ -143,7 +143,7 @@ class GroupedMeanFactory(tff.aggregators.WeightedAggregationFactory):
     place = collections.OrderedDict(
       sizes=sums['sizes'], starts=mean(sums['starts'])
     )
-    result = channels.by_channel(
+    result = channels.sort_by_name(
       {channels.MODEL: update, channels.PLACE: place}
     )
     return result, collections.OrderedDict(

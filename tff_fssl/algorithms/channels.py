@@ -14,7 +14,9 @@ MODEL = 'model'
 PLACE = 'place'
 
 
-def by_channel(values: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
+def sort_by_name(
+  values: Mapping[str, Any],
+) -> collections.OrderedDict[str, Any]:
   """Orders the values that the aggregator combines, by the names of channels.
 
   TFF keeps the order of insertion, and `tf.nest` sorts names. Norms, clipping

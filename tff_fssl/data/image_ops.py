@@ -86,7 +86,7 @@ def _is(ops: tf.Tensor, name: str, rank: int) -> tf.Tensor:
   return tf.reshape(flags, [-1] + [1] * (rank - 1))
 
 
-def _offset_by_channel(images: tf.Tensor) -> tf.Tensor:
+def _offset_sort_by_name(images: tf.Tensor) -> tf.Tensor:
   """Adds 256 * (image index * channels + channel index) to values, int32."""
   channels = images.shape[-1]
   starts = tf.range(tf.shape(images)[0] * channels) * 256
@@ -110,7 +110,7 @@ def _equalized_tables(images: tf.Tensor, high: tf.Tensor) -> tf.Tensor:
   channels = images.shape[-1]
   size = tf.shape(images)[0] * channels * 256
   histogram = tf.math.bincount(
-    _offset_by_channel(images), minlength=size, maxlength=size
+    _offset_sort_by_name(images), minlength=size, maxlength=size
   )
   histogram = tf.reshape(histogram, [-1, channels, 256])
   below = tf.cumsum(histogram, axis=-1, exclusive=True)
@@ -141,7 +141,7 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   )
   tables = tf.tensor_scatter_nd_update(tables, chosen, equalized)
   tables = tf.reshape(tf.cast(tables, tf.uint8), [-1])
-  return tf.gather(tables, _offset_by_channel(images))
+  return tf.gather(tables, _offset_sort_by_name(images))
 
 
 def convert_to_gray(images: tf.Tensor) -> tf.Tensor:

@@ -404,7 +404,7 @@ def _upload(
   if part.exchange is not None and part.exchange.in_sum:
     # Weight 0 does not cancel NaN, so rows without a report become 0.
     combined |= screen_lib.masked(values, reports, 0.0)
-  sent: Any = channels.by_channel(combined)
+  sent: Any = channels.sort_by_name(combined)
   if part.exchange is not None and not part.exchange.in_sum:
     row = collections.OrderedDict(
       is_valid=reports,

@@ -366,7 +366,7 @@ class _Assembly:
     if not private:
       factory = guarded.GuardedFactory(factory, self._bounds.weights)
     aggregator = factory.create(
-      tff.types.tensorflow_to_type(channels.by_channel(combined)),
+      tff.types.tensorflow_to_type(channels.sort_by_name(combined)),
       tff.TensorType(np.float32),
     )
     secure = guarded.sums_securely(aggregator)
