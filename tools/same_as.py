@@ -117,7 +117,7 @@ _FURTHER = (
     _SERVER,
     '--aggregator=secure --simulate_secure_aggregation --norm=gn',
   ),
-  ('fixmatch', _CLIENTS, '--aggregator=dp --dp_noise_multiplier=1 --norm=gn'),
+  # Not `dp`, whose noise is drawn without a seed.
   ('fl2', _SERVER, '--aggregator=compression'),
   ('fl2', _SERVER, '--runtime=tff_worker'),
   ('fedswitch', _CLIENTS, '--straggler_probability=0.5'),

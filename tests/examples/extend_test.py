@@ -66,7 +66,7 @@ def test_the_page_shows_the_example(repository):
 
 
 def test_its_entries_are_in_the_help(call, capsys):
-  assert call('train', '--help') == 0
+  assert call('train', '--helpfull') == 0
   text = ' '.join(capsys.readouterr().out.split())
   assert text.startswith('usage: python examples/extend.py train ')
   for words in (

@@ -105,7 +105,7 @@ def unfinished(tmp_path):
   [
     (['--algorithm=fl3'], ['--algorithm=fl3', "did you mean 'fl2'?"]),
     (['--dataset=cifar11'], ['--dataset=cifar11', 'cifar10']),
-    (['--num_label=40'], ['--num_label', 'did you mean --num_labels?']),
+    (['--num_label=40'], ['--num_label', 'did you mean --num_labels,']),
     (['stray'], ["'stray' is not a flag"]),
     (['--fixmatch.unlabeled_loss_weight=2'], ['--algorithm=fl2 is selected']),
     (['--fl2.rho=-1'], ['--fl2.rho=-1', 'at least 0']),

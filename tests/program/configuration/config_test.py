@@ -237,7 +237,7 @@ def test_round_defaults_hold_unless_the_flag_is_given(paper_defaults, tmp_path):
 
 def test_round_defaults_are_in_the_help(paper_defaults, capsys):
   del paper_defaults
-  assert main.run(train_main.train_main, ['--help']) == 0
+  assert main.run(train_main.train_main, ['--helpfull']) == 0
   title, note = (
     capsys.readouterr()
     .out.split('--algorithm=paper (')[1]

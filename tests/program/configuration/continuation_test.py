@@ -60,7 +60,7 @@ def test_flags_without_effect_are_not_compared():
 
 def test_help_and_page_name_the_flags_that_may_differ(repository, capsys):
   page = (repository / 'docs' / 'runs.md').read_text()
-  assert main.run(train_main.train_main, ['--help']) == 0
+  assert main.run(train_main.train_main, ['--helpfull']) == 0
   shown = ' '.join(capsys.readouterr().out.split())
   for text in (page, shown):
     assert f'these may differ: {continuation.may_differ_text()}.' in text
@@ -91,7 +91,8 @@ def test_flags_that_are_gone_are_refused_in_a_flagfile(tmp_path):
     with pytest.raises(UsageError) as error:
       config.parse_config([f'--flagfile={path}'])
     assert str(error.value) == (
-      f'unknown flag --{name} (in {path}); {instead} (--help lists all flags)'
+      f'unknown flag --{name} (in {path}); {instead} (--helpfull lists all'
+      ' flags)'
     )
 
 

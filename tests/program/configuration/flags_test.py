@@ -83,6 +83,8 @@ def test_flagfiles_nest_relative_to_the_file_that_names_them(tmp_path):
   'argv, words',
   [
     (['--cout=3'], ['--cout', 'did you mean --count?']),
+    (['--ra=3'], ['--ra', 'did you mean --rate, --x.rate?']),
+    (['--x.late=3'], ['--x.late', 'did you mean --x.rate']),
     (['--x.rat=3'], ['--x.rat', 'did you mean --x.rate?']),
     (['stray'], ["'stray' is not a flag"]),
     (['--', 'stray'], ["'stray' is not a flag"]),

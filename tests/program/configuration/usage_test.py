@@ -1,8 +1,12 @@
 import dataclasses
 
+import pytest
+
 from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import hparam
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
@@ -26,6 +30,61 @@ def test_groups_stand_in_the_order_of_their_fields():
   assert shown[:7] == [
     'First:', '--a=1', 'Second:', '--b=2', '--c=3', 'Third:', '--d=4'
   ]  # fmt: skip
+
+
+def _shown(*argv, common=('algorithm', 'alpha', 'momentum'), capsys=None):
+  groups = config.groups()
+  parsed = usage.parse(argv, 'usage', 'about\nmore', groups, common=common)
+  assert parsed is None
+  return capsys.readouterr().out
+
+
+def test_help_has_the_common_flags_alone(capsys):
+  text = _shown('--help', capsys=capsys)
+  assert max(map(len, text.splitlines())) <= 80
+  flag_lines = [line for line in text.splitlines() if line.startswith('  --')]
+  assert [line.split('=')[0] for line in flag_lines[:3]] == [
+    '  --algorithm',
+    '  --alpha',
+    '  --momentum',
+  ]
+  assert 'about' in text and 'more\n' not in text
+  num = sum(len(group.named_fields()) for group in config.groups())
+  assert f'Shows all flags: {num - 3} more.' in text
+  # A program with few flags shows all of them.
+  assert '--fl2.rho=' in _shown('--help', common=(), capsys=capsys)
+  assert '--fl2.rho=' in _shown('--helpfull', capsys=capsys)
+
+
+@pytest.mark.parametrize(
+  'word, shown, hidden',
+  [
+    ('momentum', 'nesterov', 'alpha'),  # In the text.
+    ('FL2.', 'fl2.rho', 'uda.tsa'),  # In the name.
+    ('participation of clients', 'overselect', 'seed'),  # The topic.
+  ],
+)
+def test_help_with_a_word(word, shown, hidden, capsys):
+  text = _shown(f'--help={word}', capsys=capsys)
+  assert f'  --{shown}=' in text
+  assert f'  --{hidden}=' not in text
+
+
+@pytest.mark.parametrize('word', ['', 'zzz', 'clients_per_rund'])
+def test_a_word_that_no_flag_has(word, capsys):
+  with pytest.raises(hparams.UsageError) as error:
+    _shown(f'--help={word}', capsys=capsys)
+  hint = "did you mean 'clients_per_round'?" if 'rund' in word else ''
+  assert hint in str(error.value)
+
+
+def test_every_common_flag_of_training_exists(capsys):
+  assert main.run(train_main.train_main, ['--help']) == 0
+  text = capsys.readouterr().out
+  for name in train_main._COMMON:
+    assert f'  --{name}=' in text
+  # Two screens.
+  assert len(text.splitlines()) <= 80
 
 
 def test_every_flag_stands_under_a_heading():

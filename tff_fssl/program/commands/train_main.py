@@ -52,6 +52,40 @@ class StartHparams:
   )
 
 
+# The flags that most runs need, which `--help` shows.
+_COMMON = (
+  'restart',
+  'algorithm',
+  'model',
+  'norm',
+  'init_from',
+  'seed',
+  'dataset',
+  'data_dir',
+  'scenario',
+  'num_labels',
+  'num_validation',
+  'num_clients',
+  'partition',
+  'alpha',
+  'clients_per_round',
+  'total_rounds',
+  'num_pretraining_rounds',
+  'client_epochs',
+  'client_batch_size',
+  'client_learning_rate',
+  'server_epochs',
+  'server_batch_size',
+  'server_learning_rate',
+  'proximal_strength',
+  'aggregator',
+  'output_dir',
+  'rounds_per_evaluation',
+  'rounds_per_checkpoint',
+  'runtime',
+  'compute_dtype',
+)
+
 # Exit code -> the last state of the heartbeat.
 _STATES = {
   main_lib.DONE: heartbeat.FINISHED,
@@ -75,7 +109,9 @@ def train_main(argv: Sequence[str]) -> int:
   about = _ABOUT.format(may_differ=continuation.may_differ_text())
   groups = [flags.Group(StartHparams), *config_lib.groups()]
   with flags.naming_own_file(argv, 'train', *argv):
-    parsed = usage.parse(argv, _USAGE, about, groups, allow_positional=False)
+    parsed = usage.parse(
+      argv, _USAGE, about, groups, common=_COMMON, allow_positional=False
+    )
     if parsed is None:
       return main_lib.DONE
     config = config_lib.build_config(parsed)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import contextlib
 import dataclasses
 import difflib
+import functools
 import os
 import textwrap
 from typing import Any
@@ -255,7 +256,7 @@ def parse(
   if positional and not allow_positional:
     raise UsageError(
       f'{positional[0]!r} is not a flag; flags are written --name=value, and'
-      ' nothing else is allowed here (--help lists the flags)'
+      ' nothing else is allowed here (--helpfull lists the flags)'
     )
   after = _present(flag_values)
   values = {name: flag_values[name].value for name in before}
@@ -503,8 +504,10 @@ def _parse_into(
     return flag_values(['', *arguments])[1:]
   except absl_flags.UnrecognizedFlagError as error:
     name = error.flagname
-    matches = difflib.get_close_matches(name.lower(), names, n=1)
-    hint = f'; did you mean --{matches[0]}?' if matches else ''
+    close = functools.partial(difflib.get_close_matches, name.lower(), names)
+    longer = [n for n in names if name.lower() in n][:3]
+    matches = close(n=3, cutoff=0.8) or longer or close(n=1)
+    hint = f'; did you mean --{", --".join(matches)}?' if matches else ''
     if RENAMED.get(name) in names:
       hint = f'; it is called --{RENAMED[name]} now'
     if name in REMOVED:
@@ -512,7 +515,7 @@ def _parse_into(
     if name.startswith('-') or ' ' in name:
       hint = '; flags are written --name=value'
     raise UsageError(
-      f'unknown flag --{name}{origin}{hint} (--help lists all flags)'
+      f'unknown flag --{name}{origin}{hint} (--helpfull lists all flags)'
     ) from error
   except (absl_flags.Error, ValueError) as error:
     message = str(error)

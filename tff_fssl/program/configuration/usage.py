@@ -1,6 +1,6 @@
-"""The text of `--help`."""
+"""The texts of `--help`, `--help=WORD` and `--helpfull`."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 import dataclasses
 import re
 import textwrap
@@ -11,11 +11,15 @@ from tff_fssl.program.configuration import flags
 
 _WIDTH = 80
 _HELP_FLAGS = ('--help', '-help', '-h', '--helpfull', '--helpshort')
+_WORD = '--help='
+# The columns of a flag with its default in the short help.
+_NAME_WIDTH = 34
+_Fields = list[tuple[str, dataclasses.Field]]
 
 
 def wants_help(argv: Sequence[str]) -> bool:
   """Says whether a command line asks for help."""
-  return any(argument in _HELP_FLAGS for argument in argv)
+  return any(a in _HELP_FLAGS or a.startswith(_WORD) for a in argv)
 
 
 def parse(
@@ -25,6 +29,7 @@ def parse(
   groups: Sequence[flags.Group],
   shown: Sequence[flags.Group] | None = None,
   *,
+  common: Collection[str] = (),
   allow_positional: bool = True,
 ) -> flags.ParsedFlags | None:
   """Parses a command line, and prints the help instead if that is asked for.
@@ -35,6 +40,8 @@ def parse(
     description: See `help_text`.
     groups: All flags that exist.
     shown: Those that the help shows, if not all.
+    common: The flags that `--help` shows. All others are in `--helpfull`. If
+      there are none, both show all.
     allow_positional: See `flags.parse`.
 
   Returns:
@@ -44,9 +51,14 @@ def parse(
     UsageError: See `flags.parse`.
   """
   if wants_help(argv):
-    console.show(
-      help_text(usage, description, groups if shown is None else shown)
-    )
+    shown = groups if shown is None else shown
+    words = [a.removeprefix(_WORD) for a in argv if a.startswith(_WORD)]
+    if words:
+      console.show(word_text(words[0], shown))
+    elif common and '--helpfull' not in argv:
+      console.show(short_text(usage, description, shown, common))
+    else:
+      console.show(help_text(usage, description, shown))
     return None
   return flags.parse(argv, groups, allow_positional=allow_positional)
 
@@ -54,7 +66,7 @@ def parse(
 def help_text(
   usage: str, description: str, groups: Sequence[flags.Group]
 ) -> str:
-  """Writes the text of `--help`, at most 80 columns wide.
+  """Writes the text of `--helpfull`, at most 80 columns wide.
 
   Args:
     usage: The command's syntax. `programs/X.py` is replaced by the command that
@@ -66,15 +78,7 @@ def help_text(
   Returns:
     The text.
   """
-  usage, description = (
-    re.sub(
-      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
-    )
-    for text in (usage, description)
-  )
-  lines = [f'usage: {usage}']
-  for paragraph in description.splitlines():
-    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+  lines = _head(usage, description)
   if groups:
     lines += ['', 'Each flag is given with its default.']
   for group in groups:
@@ -90,7 +94,106 @@ def help_text(
   ]
   lines += from_file if groups else []
   lines += ['  --help', '      Shows this help.']
+  if groups:
+    lines += ['  --help=WORD', '      Shows the flags whose texts have a word.']
   return '\n'.join(lines)
+
+
+def short_text(
+  usage: str,
+  description: str,
+  groups: Sequence[flags.Group],
+  common: Collection[str],
+) -> str:
+  """Writes the text of `--help`, with a line or two for each common flag.
+
+  Args:
+    usage: See `help_text`.
+    description: See `help_text`. Only its first paragraph is shown.
+    groups: The program's flags.
+    common: The names of those that it shows.
+
+  Returns:
+    The text.
+  """
+  lines = _head(usage, description.partition('\n')[0])
+  for title, fields in _topics(groups):
+    chosen = [(name, field) for name, field in fields if name in common]
+    if chosen:
+      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
+    for name, field in chosen:
+      lines += _short_lines(name, field)
+  more = sum(len(group.named_fields()) for group in groups) - len(common)
+  lines += [
+    '',
+    'Always:',
+    *_columns('--flagfile=FILE', 'Reads flags from a file.'),
+    *_columns('--help=WORD', 'Shows the flags whose texts have the word.'),
+    *_columns('--helpfull', f'Shows all flags: {more} more.'),
+  ]
+  return '\n'.join(lines)
+
+
+def word_text(word: str, groups: Sequence[flags.Group]) -> str:
+  """Writes the text of `--help=WORD`.
+
+  Args:
+    word: A part of flags' names, topics or help texts, in any case.
+    groups: The program's flags.
+
+  Returns:
+    The text.
+
+  Raises:
+    UsageError: If no flag has the word.
+  """
+  lines: list[str] = []
+  wanted = word.strip().lower()
+  for title, fields in _topics(groups):
+    chosen = [
+      (name, field)
+      for name, field in fields
+      if wanted in f'{title}\n{name}\n{field.metadata["help"]}'.lower()
+    ]
+    if chosen:
+      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
+    for name, field in chosen:
+      lines += _field_lines(name, field)
+  if not wanted or not lines:
+    names = [name for group in groups for name, _ in group.named_fields()]
+    raise hparams.UsageError(
+      f'--help={word}: no flag has this word in its name, topic or text'
+      f'{hparams.closest(word, names)} (--helpfull lists all flags)'
+    )
+  return '\n'.join(lines[1:])
+
+
+def _head(usage: str, description: str) -> list[str]:
+  """Writes the lines before those on flags."""
+  usage, description = (
+    re.sub(
+      r'programs/(\w+)\.py', lambda name: console.command(str(name[1])), text
+    )
+    for text in (usage, description)
+  )
+  lines = [f'usage: {usage}']
+  for paragraph in description.splitlines():
+    lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+  return lines
+
+
+def _topics(groups: Sequence[flags.Group]) -> Iterator[tuple[str, _Fields]]:
+  """Yields each topic with its flags. A field with a `group` begins one."""
+  for group in groups:
+    title, fields = group.title, _Fields()
+    for name, field in group.named_fields():
+      if field.metadata['group']:
+        if fields:
+          yield title, fields
+        title, fields = field.metadata['group'], _Fields()
+      fields.append((name, field))
+    if fields:
+      yield title, fields
 
 
 def group_lines(group: flags.Group) -> list[str]:
@@ -105,9 +208,40 @@ def group_lines(group: flags.Group) -> list[str]:
   for name, field in named_fields:
     if field.metadata['group']:
       lines += ['', *textwrap.wrap(f'{field.metadata["group"]}:', _WIDTH)]
-    lines.append(f'  --{name}={hparams.format_value(field.default)}')
-    lines += _indented(f'{field.metadata["help"]}{_allowed(field)}', 6)
+    lines += _field_lines(name, field)
   return lines
+
+
+def _field_lines(name: str, field: dataclasses.Field) -> list[str]:
+  """Writes the lines on a flag: its default, its whole text, its range."""
+  return [
+    f'  --{name}={hparams.format_value(field.default)}',
+    *_indented(f'{field.metadata["help"]}{_allowed(field)}', 6),
+  ]
+
+
+def _short_lines(name: str, field: dataclasses.Field) -> list[str]:
+  """Writes the lines on a flag: its default, and what its text begins with."""
+  first = re.split(r'[.:;,] | \(', field.metadata['help'])[0].rstrip('.')
+  if field.metadata.get('choices'):
+    first += f': {", ".join(field.metadata["choices"])}'
+  return _columns(f'--{name}={hparams.format_value(field.default)}', first)
+
+
+def _columns(left: str, right: str) -> list[str]:
+  """Writes two columns, the right one wrapped."""
+  indent = ' ' * _NAME_WIDTH
+  lines = textwrap.wrap(
+    right,
+    _WIDTH,
+    initial_indent=indent,
+    subsequent_indent=indent,
+    break_on_hyphens=False,
+  )
+  left = f'  {left}'
+  if len(left) >= _NAME_WIDTH:
+    return [left, *lines]
+  return [f'{left:{_NAME_WIDTH}}{lines[0].lstrip()}', *lines[1:]]
 
 
 def _indented(text: str, indent: int) -> list[str]:
