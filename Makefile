@@ -14,6 +14,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --quiet --no-deps
+# TensorFlow Federated pins versions that are too old for the site's tools.
+DOCS_VENV := .venv-docs
+DOCS_BIN := $(DOCS_VENV)/bin
+SITE := build/site
 LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
 	--no-emit-index-url --custom-compile-command 'make lock' --quiet
 PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
@@ -21,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format notebooks lock clean
+	test-slow lint format notebooks docs lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -36,9 +40,10 @@ help:
 	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
+	@echo 'make docs        build the site of docs/ in $(SITE), check it'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
-	@echo 'make clean       remove .venv and caches'
+	@echo 'make clean       remove .venv, .venv-docs, build and caches'
 	@echo 'PYTHON=/path/to/python3.11 chooses the Python that makes .venv.'
 
 # An installation is repeated only if its files have changed.
@@ -79,6 +84,15 @@ $(VENV)/.installed-track: requirements-track.txt $(VENV)/.installed
 	@$(INSTALL) -r requirements-track.txt
 	@touch $@
 
+$(DOCS_VENV)/.installed: requirements-docs.txt
+	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
+	echo "Making $(DOCS_VENV) with $$python"; \
+	"$$python" -m venv --clear $(DOCS_VENV)
+	@echo 'Installing requirements-docs.txt'
+	@$(DOCS_BIN)/python -m pip --disable-pip-version-check --no-input \
+	  install --quiet --no-deps -r requirements-docs.txt
+	@touch $@
+
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 setup-gpu: $(VENV)/.installed-gpu
@@ -106,6 +120,13 @@ format: setup-dev
 notebooks: setup-dev
 	$(BIN)/python tools/run_notebooks.py
 
+# A broken link, or a page that is not in the navigation, fails.
+docs: $(DOCS_VENV)/.installed
+	PYTHONPATH=.:tools NO_MKDOCS_2_WARNING=1 $(DOCS_BIN)/python -m mkdocs \
+	  build --strict --clean --site-dir $(SITE)
+	@$(DOCS_BIN)/python tools/check_site.py $(SITE)
+	@echo 'Read it: $(DOCS_BIN)/python -m http.server --directory $(SITE)'
+
 lock:
 	@command -v uv >/dev/null || { echo 'make lock needs uv: pip install uv'; \
 	  exit 1; }
@@ -119,8 +140,10 @@ lock:
 	  requirements-ray.in --output-file requirements-ray.txt >/dev/null
 	$(LOCK) $(ARGS) requirements-track.in --output-file \
 	  requirements-track.txt >/dev/null
+	$(LOCK) $(ARGS) requirements-docs.in --output-file \
+	  requirements-docs.txt >/dev/null
 
 clean:
-	rm -rf $(VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(DOCS_VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \
 	  .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,9 +1,12 @@
 """The pages: links resolve, the guide lists all, commands are accepted."""
 
 import json
+import os
 import pathlib
 import re
 import shlex
+import subprocess
+import sys
 
 import pytest
 
@@ -22,6 +25,8 @@ _PAGES = sorted(
 # Pages for users who come new. Others may be longer.
 _SHORT = (
   'docs/algorithms/index.md',
+  'docs/choosing.md',
+  'docs/coming_from.md',
   'docs/getting_started.md',
   'docs/index.md',
   'docs/installing.md',
@@ -133,3 +138,56 @@ def test_the_page_of_runs_names_every_file_of_a_run():
   assert len(paths) > 20
   for names in paths:
     assert re.search(rf'[`/]{re.escape(names[-1])}[`/]', table), names
+
+
+@pytest.mark.parametrize('page', [p for p in _PAGES if p.endswith('.md')])
+def test_lists_begin_after_an_empty_line(page):
+  """Without it, the site shows a paragraph, and GitHub a list."""
+  lines = ['', *_text(page).splitlines()]
+  for before, line in zip(lines, lines[1:], strict=False):
+    if re.match(r'(-|\d+\.) ', line) and before.strip():
+      assert re.match(r' |#|(-|\d+\.) ', before), line
+
+
+def _sections(page):
+  """Anchor -> the text of the section, without those below it."""
+  text = (_REPOSITORY / page).read_text(encoding='utf-8')
+  parts = re.split(r'(?m)^## (.*)$', text)[1:]
+  return {
+    re.sub(r'[^\w\- ]', '', title.lower()).strip().replace(' ', '-'): content
+    for title, content in zip(parts[::2], parts[1::2], strict=True)
+  }
+
+
+def test_figures_for_choosing_are_in_the_results():
+  sections = _sections('RESULTS.md')
+  figures = 0
+  for line in _text('docs/choosing.md').splitlines():
+    anchors = re.findall(r'\(\.\./RESULTS\.md#([^)]+)\)', line)
+    shown = re.sub(r'\]\([^)]*\)|Dirichlet[( ]0\.\d\)?', '', line)
+    numbers = re.findall(r'(?<![\w.=])\d+\.\d+(?: ± \d+\.\d+)?', shown)
+    assert anchors or not numbers, line
+    for number in numbers:
+      assert any(number in sections[a] for a in anchors), (number, line)
+    figures += len(numbers)
+  assert figures > 50
+
+
+def test_the_program_for_those_who_come_runs(tmp_path):
+  page = _REPOSITORY / 'docs' / 'coming_from.md'
+  text = page.read_text(encoding='utf-8')
+  theirs, ours = [], []
+  for block in re.findall(r'(?s)```python\n(.*?)```', text):
+    is_ours = 'fssl' in block or 'process.' in block
+    (ours if is_ours else theirs).append(block)
+  assert len(theirs) == 4 and len(ours) == 3
+  printed = subprocess.run(
+    [sys.executable, '-c', ''.join(ours)],
+    cwd=tmp_path,
+    env={**os.environ, 'PYTHONPATH': str(_REPOSITORY)},
+    capture_output=True,
+    text=True,
+    check=True,
+  ).stdout
+  stated = re.search(r'prints about (0\.\d+)', text)[1]
+  assert float(printed) == pytest.approx(float(stated), abs=0.1)

@@ -216,7 +216,7 @@ def _field_lines(name: str, field: dataclasses.Field) -> list[str]:
   """Writes the lines on a flag: its default, its whole text, its range."""
   return [
     f'  --{name}={hparams.format_value(field.default)}',
-    *_indented(f'{field.metadata["help"]}{_allowed(field)}', 6),
+    *_indented(f'{field.metadata["help"]}{allowed(field)}', 6),
   ]
 
 
@@ -254,7 +254,7 @@ def _indented(text: str, indent: int) -> list[str]:
   )
 
 
-def _allowed(field: dataclasses.Field) -> str:
+def allowed(field: dataclasses.Field) -> str:
   """Writes a field's range as a sentence, or ''."""
   choices = field.metadata.get('choices')
   if choices:
