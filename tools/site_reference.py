@@ -88,7 +88,7 @@ def flags_page() -> str:
     '# Flags',
     '',
     'With this page you look up any flag. Each is given with its default.'
-    ' `--help` prints the same. `--flagfile=FILE` reads flags from a file;'
+    ' `--helpfull` prints the same. `--flagfile=FILE` reads flags from a file;'
     ' those on the command line take precedence.',
     '',
     'This page is made from the declarations of the flags.',
@@ -116,7 +116,7 @@ def _groups(program: str) -> list[flags.Group]:
     mock.patch.object(usage, 'help_text', keep),
     mock.patch.object(usage.console, 'show'),
   ):
-    main(['--help'])
+    main(['--helpfull'])
   return seen
 
 
@@ -148,7 +148,7 @@ def _of_program(
         title = ''
       yield from ('', *_flag(program, name, field))
   if repeated:
-    yield from ('', 'It also takes flags of `train.py`: see `--help`.')
+    yield from ('', 'It also takes flags of `train.py`: see `--helpfull`.')
 
 
 def _flag(
