@@ -1,7 +1,9 @@
 """Tables that compare runs."""
 
+import csv
 import dataclasses
 
+import pytest
 from scipy import stats
 
 from tff_fssl import metrics
@@ -52,7 +54,8 @@ def _run(
   return str(folder)
 
 
-def _compare(capsys, *argv):
+def _compare(capsys, *argv, markdown=True):
+  argv = ['--markdown', *argv] if markdown else argv
   code = main.run(compare_main.compare_main, list(argv))
   captured = capsys.readouterr()
   return code, captured.out, captured.err
@@ -180,3 +183,64 @@ def test_compute_is_shown_if_all_runs_say_it(tmp_path, capsys):
     file.write('{"format": "tff_fssl.compute", "client": ')
   code, _, err = _compare(capsys, ours, theirs)
   assert code == 2 and 'compute.json: it is not JSON' in err
+
+
+@pytest.fixture(name='three')
+def _three(tmp_path):
+  """Runs of three groups with two seeds each, of which one has more epochs."""
+  paths = []
+  for name, epochs in (('fl2', 5), ('fixmatch', 5), ('supervised', 10)):
+    for seed in range(2):
+      path = _run(tmp_path / f'{name}{seed}', name, seed, [0.5 + seed / 10])
+      _record(path, 8_000, 11_000)
+      with open(output_tree.OutputTree(path).flags_file, 'a') as file:
+        file.write(f'--client_epochs={epochs}\n')
+        if name == 'fl2':
+          file.write('--fl2.rho=0.5\n--fl2.consistency=none\n')
+      paths.append(path)
+  return paths
+
+
+def test_a_terminal_gets_few_aligned_columns(three, capsys):
+  code, out, _ = _compare(capsys, *three, markdown=False)
+  assert code == 0
+  lines = out.splitlines()
+  assert max(map(len, lines)) <= 100
+  rules = [index for index, line in enumerate(lines) if line.startswith('---')]
+  assert len(rules) == 2
+  rows = lines[rules[0] + 1 : rules[0] + 4]
+  ends = {row.index('55.0 ± 7.1') for row in (rows[0], rows[2])}
+  assert len(ends) == 1
+  text = ' '.join(out.split())
+  assert 'differ in --client_epochs (5, 10): differences in accuracy' in text
+  assert 'rho (' not in text
+  assert 'More columns: forward-equivalents; by the authors' in text
+
+
+def test_columns_are_chosen_by_words(three, capsys):
+  code, out, _ = _compare(
+    capsys, *three, '--columns=forward, GFLOP of', markdown=False
+  )
+  assert code == 0
+  assert '8000 ± 0  1.0 ± 0.0' in ' '.join(out.split()).replace(' 1.0', '  1.0')
+  assert '55.0' not in out and 'More columns' not in out
+  _, out, _ = _compare(capsys, *three, '--columns=forward')
+  assert '|  | runs | forward-equivalents |' in out
+  code, _, err = _compare(capsys, *three, '--columns=test,zzz')
+  assert code == 2 and "'zzz'" in err and 'there are: test, last' in err
+
+
+def test_a_file_has_all_columns(three, tmp_path, capsys):
+  path = tmp_path / 'table.csv'
+  assert _compare(capsys, *three, f'--csv={path}', markdown=False)[0] == 0
+  with open(path, newline='') as file:
+    rows = list(csv.reader(file))
+  assert [row[1] for row in rows] == ['runs', '2', '2', '2']
+  assert len({len(row) for row in rows}) == 1
+  named = dict(zip(rows[0], rows[1], strict=True))
+  assert named['test, last round, %'] == '55.0'
+  assert named['test, last round, %, standard deviation'] == '7.1'
+  assert named['forward-equivalents'] == '8000'
+  missing = tmp_path / 'none' / 'table.csv'
+  code, _, err = _compare(capsys, *three, f'--csv={missing}')
+  assert code == 2 and 'there is no folder' in err

@@ -1,8 +1,12 @@
 """`programs/compare.py`: compares the results of several runs, as tables."""
 
+from collections.abc import Mapping, Sequence
+import csv
 import dataclasses
+import io
 import os
 
+from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
@@ -12,9 +16,11 @@ from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import runs as runs_lib
 
-_USAGE = 'programs/compare.py RUN RUN [RUN ...] [--last_round=N]'
+_USAGE = (
+  'programs/compare.py RUN RUN [RUN ...] [--columns=WORD,...] [--markdown]'
+)
 _ABOUT = (
-  'Compares runs at equal budgets, as Markdown tables. Runs that differ only in'
+  'Compares runs at equal budgets, as tables. Runs that differ only in'
   ' their seeds form a group, shown by mean and sample standard deviation:'
   ' accuracy, pseudo-labels, seconds, bytes and compute (the most, for a client'
   " of mean size). The test accuracy of the first run's group is compared with"
@@ -34,6 +40,20 @@ class CompareHparams:
     ' evaluated.',
     minimum=0,
   )
+  columns: str = hparam(
+    '',
+    'The columns to show: words of their titles, separated by commas, such as'
+    ' test,GFLOP. If empty, the most usual ones, at most eight.',
+  )
+  markdown: bool = hparam(
+    False,
+    'Prints Markdown, with all columns unless --columns is given.',
+  )
+  csv: str = hparam(
+    '',
+    'Also write all columns to this file, with a column for each standard'
+    ' deviation.',
+  )
 
   def __post_init__(self):
     hparams.validate(self)
@@ -42,6 +62,14 @@ class CompareHparams:
 @main_lib.command(_USAGE, _ABOUT, CompareHparams, missing=runs_lib.NO_RUN)
 def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
   """Compares runs over seeds, as tables."""
+  if settings.csv:
+    main_lib.check_output('csv', settings.csv)
+    folder = os.path.dirname(os.path.abspath(settings.csv))
+    if not os.path.isdir(folder):
+      raise UsageError(
+        f'--csv={settings.csv}: there is no folder {folder}; make it, or give'
+        ' another file'
+      )
   paths = [os.path.normpath(path) for path in parsed.positional]
   run_groups = runs_lib.group_runs(
     runs_lib.read_all(paths, main_lib.warn, compare.TEST_ACCURACY)
@@ -57,4 +85,36 @@ def compare_main(settings: CompareHparams, parsed: flags.ParsedFlags) -> None:
   console.show(
     f'Rounds up to {last_round}; mean ± standard deviation over runs.\n'
   )
-  console.show(compare.markdown(compare.tables(run_groups, last_round)))
+  results, *tests = compare.tables(run_groups, last_round)
+  words = [word.strip() for word in settings.columns.split(',') if word.strip()]
+  shown = results
+  if words or not settings.markdown:
+    shown = compare.select_columns(results, words)
+  write = compare.markdown if settings.markdown else compare.plain_text
+  console.show(write([shown, *tests]))
+  if settings.csv:
+    table = io.StringIO(newline='')
+    csv.writer(table).writerows(compare.comma_separated(results))
+    with durable.storage_errors('--csv'):
+      durable.write_file(settings.csv, [table.getvalue().encode()])
+  _tell_differences(compare.find_differences(run_groups))
+  left_out = [title for title in results.header if title not in shown.header]
+  if left_out and not words:
+    console.show(
+      '\n' + '\n'.join(console.wrapped(f'More columns: {"; ".join(left_out)}.'))
+    )
+
+
+def _tell_differences(differences: Mapping[str, Sequence[str]]) -> None:
+  """Prints the flags in which groups of runs differ."""
+  if not differences:
+    return
+  shown = [
+    f'--{name} ({", ".join(value or "not given" for value in values)})'
+    for name, values in differences.items()
+  ]
+  text = (
+    f'The groups also differ in {"; ".join(shown)}: differences in accuracy may'
+    ' come from that.'
+  )
+  console.show('\n' + '\n'.join(console.wrapped(text)))

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 import math
+import textwrap
 from typing import NamedTuple
 import warnings
 
@@ -10,6 +11,7 @@ import numpy as np
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
+from tff_fssl.program.configuration import continuation
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
@@ -27,6 +29,24 @@ _SCALES = {
   metrics.SECONDS: (1.0, ', s', 2),
   metrics.PERCENT: (1.0, '', 1),
 }
+
+
+# Columns of a terminal.
+_WIDTH = 100
+# Those of the label of a row, at most, and of the space between two columns.
+_LABEL_WIDTH, _SPACE = 34, 2
+# What the titles of the columns of results begin with that a terminal shows.
+_USUAL = (
+  'test, last round',
+  'test, best-validation round',
+  'deviation over clients',
+  'worst decile of clients',
+  'pseudo-labels',
+  'up a round',
+  'time of a round',
+  'GFLOP a client',
+)
+_MOST_COLUMNS = 8
 
 
 class Table(NamedTuple):
@@ -178,6 +198,131 @@ def markdown(shown: Sequence[Table]) -> str:
     )
     for table in shown
   )
+
+
+def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
+  """Selects columns of the table of results.
+
+  Args:
+    results: The first of `tables`.
+    words: Parts of titles, in any case. Columns with one of them are taken. If
+      there are none, at most `_MOST_COLUMNS` of the usual ones.
+
+  Returns:
+    The table, with the labels and the numbers of runs.
+
+  Raises:
+    UsageError: If a word is in no title.
+  """
+  titles = results.header
+  chosen = [
+    index
+    for index, title in enumerate(titles)
+    if index >= 2 and title.startswith(_USUAL)
+  ][:_MOST_COLUMNS]
+  if words:
+    chosen = []
+    for word in words:
+      found = [
+        i
+        for i, title in enumerate(titles[2:], 2)
+        if word.lower() in title.lower()
+      ]
+      if not found:
+        raise UsageError(
+          f'--columns: no column has {word!r} in its title; there are:'
+          f' {"; ".join(titles[2:])}'
+        )
+      chosen += [index for index in found if index not in chosen]
+  kept = [0, 1, *chosen]
+  return Table(
+    [titles[i] for i in kept], [[row[i] for i in kept] for row in results.rows]
+  )
+
+
+def plain_text(shown: Sequence[Table]) -> str:
+  """Writes tables with aligned columns, if possible at most 100 wide."""
+  return '\n\n'.join('\n'.join(_plain_lines(table)) for table in shown)
+
+
+def _plain_lines(table: Table) -> list[str]:
+  """Writes a table: the titles, a rule, and the rows."""
+  columns = list(zip(table.header, *table.rows))
+  widths = [_column_width(column) for column in columns[1:]]
+  left = _WIDTH - sum(widths) - _SPACE * len(widths)
+  label_width = max(min(left, _LABEL_WIDTH), 12)
+  label_width = min(label_width, max(map(len, columns[0])))
+  lines = []
+  for number, row in enumerate((table.header, *table.rows)):
+    cells = [
+      textwrap.wrap(cell, width, break_on_hyphens=False) or ['']
+      for cell, width in zip(row, (label_width, *widths))
+    ]
+    height = max(map(len, cells))
+    for index, cell in enumerate(cells):
+      # Titles stand on the rule, and numbers in the first line of their row.
+      blank = [''] * (height - len(cell))
+      cells[index] = [*blank, *cell] if not number else [*cell, *blank]
+    for label, *numbers in zip(*cells):
+      parts = [f'{label:{label_width}}']
+      parts += [f'{cell:>{width}}' for cell, width in zip(numbers, widths)]
+      lines.append((' ' * _SPACE).join(parts).rstrip())
+    if not number:
+      lines.append('-' * max(map(len, lines)))
+  return lines
+
+
+def _column_width(column: Sequence[str]) -> int:
+  """Computes a width for all cells and a title on few lines."""
+  title, *cells = column
+  return max(min(len(title), 10), *map(len, (*title.split(), *cells)))
+
+
+def comma_separated(results: Table) -> list[list[str]]:
+  """Makes the rows of a CSV file, with deviations in columns of their own."""
+  rows = [[*results.header[:2]]]
+  rows[0] += [
+    name
+    for title in results.header[2:]
+    for name in (title, f'{title}, standard deviation')
+  ]
+  for label, runs, *cells in results.rows:
+    row = [label, runs]
+    for cell in cells:
+      mean, _, deviation = cell.partition(' ± ')
+      row += [mean, deviation]
+    rows.append(row)
+  return rows
+
+
+def find_differences(
+  groups: Sequence[runs_lib.RunGroup],
+) -> dict[str, list[str]]:
+  """Finds the flags in which groups differ, besides algorithm and seed.
+
+  Args:
+    groups: Groups of runs that differ only in their seeds.
+
+  Returns:
+    Flag -> its values, in the order of the groups. Flags that one of the
+    algorithms does not have are not compared.
+  """
+  values = [
+    {
+      **runs_lib.usual_flags(group.algorithm),
+      **group.runs[0].flags,
+    }
+    for group in groups
+  ]
+  ignored = {*continuation.may_differ(), 'seed', 'algorithm'}
+  result = {}
+  for name in sorted(set.intersection(*map(set, values)) - ignored):
+    found = list(dict.fromkeys(of_group[name] for of_group in values))
+    # The flags of an algorithm do not count with another one.
+    owners = [g for g in groups if name.startswith(f'{g.algorithm}.')]
+    if len(found) > 1 and ('.' not in name or len(owners) == len(groups)):
+      result[name] = found
+  return result
 
 
 def _declared(
