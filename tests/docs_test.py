@@ -10,6 +10,7 @@ import sys
 
 import pytest
 
+from tff_fssl import hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
@@ -100,6 +101,35 @@ def test_first_pages_are_short_and_begin_with_a_command(page):
   assert command.startswith('    ')
 
 
+_ALGORITHMS = 'docs/algorithms/index.md'
+# The headings of a page for an algorithm, in order.
+_HEADINGS = (
+  'Idea',
+  'A round',
+  'Flags',
+  'Where paper and code disagree',
+  'What a deployment needs',
+  'Cost',
+  'How it was checked',
+  'Our results',
+  'Known to be weak',
+)
+# Pages that also describe variants and have figures of their own.
+_LONG = ('fedcon', 'fedmatch', 'fedrgd', 'fedswitch', 'protofssl', 'sage')
+
+
+def _pages_of_algorithms():
+  """Page -> the algorithms that the table of all algorithms links to it."""
+  pages = {}
+  for cell in re.findall(r'(?m)^\| (\[?`\w+`.*?) \|', _text(_ALGORITHMS)):
+    names, page = re.fullmatch(r'\[(.*)\]\((\w+)\.md\)', cell).groups()
+    pages.setdefault(page, []).extend(re.findall(r'`(\w+)`', names))
+  return pages
+
+
+_OF_ALGORITHMS = sorted(_pages_of_algorithms())
+
+
 def _commands(page):
   """The commands of a page: program, arguments."""
   text = (_REPOSITORY / page).read_text(encoding='utf-8').replace('\\\n', '')
@@ -109,7 +139,10 @@ def _commands(page):
   return [(name, shlex.split(rest, comments=True)) for name, rest in found]
 
 
-@pytest.mark.parametrize('page', ['README.md', *_SHORT])
+_WITH_COMMANDS = [f'docs/algorithms/{page}.md' for page in _OF_ALGORITHMS]
+
+
+@pytest.mark.parametrize('page', ['README.md', *_SHORT, *_WITH_COMMANDS])
 def test_commands_are_accepted(page):
   for program, argv in _commands(page):
     assert (_REPOSITORY / 'programs' / f'{program}.py').is_file()
@@ -191,3 +224,92 @@ def test_the_program_for_those_who_come_runs(tmp_path):
   ).stdout
   stated = re.search(r'prints about (0\.\d+)', text)[1]
   assert float(printed) == pytest.approx(float(stated), abs=0.1)
+
+
+def _parts(page):
+  """Heading -> the text below it, code blocks included."""
+  path = _REPOSITORY / 'docs' / 'algorithms' / f'{page}.md'
+  parts = re.split(r'(?m)^## (.*)$', path.read_text(encoding='utf-8'))
+  return {'': parts[0], **dict(zip(parts[1::2], parts[2::2], strict=True))}
+
+
+def _defaults(entry):
+  """Flag -> its default with an algorithm, of all flags of a run."""
+  groups = [*config.groups(), config.own_group(entry)]
+  defaults = {
+    name: field.default
+    for group in groups
+    for name, field in group.named_fields()
+  }
+  defaults |= entry.run_defaults
+  return {n: hparams.format_value(v) for n, v in defaults.items()}
+
+
+def test_every_algorithm_has_a_page():
+  names = sorted(sum(_pages_of_algorithms().values(), []))
+  assert names == sorted(registry.REGISTRY)
+
+
+@pytest.mark.parametrize('page', _OF_ALGORITHMS)
+def test_pages_of_algorithms_have_one_form(page):
+  parts = _parts(page)
+  assert tuple(parts) == ('', *_HEADINGS)
+  title, paper, command = parts[''].split('\n\n')[:3]
+  assert title.startswith('# ')
+  for name in _pages_of_algorithms()[page]:
+    assert f'`--algorithm={name}`' in paper or f'`{name}`' in paper
+  assert command.startswith('    python programs/train.py --')
+  assert parts['A round'].lstrip().startswith(('```', 'Labels at the '))
+  text = ''.join(f'{heading} {part}' for heading, part in parts.items())
+  # Bars between cells are no words.
+  words = len(re.findall(r'\S*\w\S*', text))
+  assert words <= _MAX_WORDS or page in _LONG
+
+
+@pytest.mark.parametrize('page', _OF_ALGORITHMS)
+def test_pages_of_algorithms_have_all_flags(page):
+  header = "| flag | here | paper | authors' code | meaning |"
+  # Tables of variants may follow.
+  table = _parts(page)['Flags'].partition(header)[2].partition('\n\n')[0]
+  rows = [
+    [cell.strip() for cell in line.split('|')[1:-1]]
+    for line in [header, *table.splitlines()[1:]]
+  ]
+  assert {len(row) for row in rows} == {5}
+  stated = {re.fullmatch('`--(.*)`', row[0])[1]: row[1] for row in rows[2:]}
+  assert len(stated) == len(rows) - 2
+  assert all(cell for row in rows[2:] for cell in row)
+  own = set()
+  for name in _pages_of_algorithms()[page]:
+    entry = registry.REGISTRY[name]
+    own |= {flag for flag, _ in config.own_group(entry).named_fields()}
+    defaults = _defaults(entry)
+    for flag in stated.keys() & defaults.keys():
+      assert stated[flag] == defaults[flag], flag
+    assert all('.' in flag for flag in stated.keys() - defaults.keys())
+  assert {flag for flag in stated if '.' in flag} == own
+
+
+@pytest.mark.parametrize('page', _OF_ALGORITHMS)
+def test_pages_of_algorithms_name_tests_that_exist(page):
+  checked = _parts(page)['How it was checked']
+  folder = None
+  files = re.findall(r'`((?:tests/[\w/]+/)?\w+_test\.py)`', checked)
+  assert files
+  for file in files:
+    path = pathlib.PurePosixPath(file)
+    # A bare name stands in the folder of the one before.
+    folder = folder if path.parent == pathlib.PurePosixPath() else path.parent
+    assert (_REPOSITORY / folder / path.name).is_file(), file
+
+
+@pytest.mark.parametrize('page', sorted(set(_OF_ALGORITHMS) - set(_LONG)))
+def test_figures_of_algorithms_are_in_the_results(page):
+  results = _parts(page)['Our results']
+  anchors = re.findall(r'\(\.\./\.\./RESULTS\.md#([^)]+)\)', results)
+  sections = ''.join(_sections('RESULTS.md')[anchor] for anchor in anchors)
+  shown = re.sub(r'\]\([^)]*\)|Dirichlet\(0\.\d\)|\(\d+\.\d+\)', '', results)
+  numbers = re.findall(r'(?<![\w.=])\d+\.\d+(?: ± \d+\.\d+)?', shown)
+  assert len(numbers) > 3
+  for number in numbers:
+    assert number in sections, number
