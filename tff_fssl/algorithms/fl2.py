@@ -14,8 +14,8 @@ In a round:
     *   eps, an ascent step on L_p (eq. 12),
     *   L_cs = KL(Q(W) || Q(W + eps)) over the same examples as L_p, with its
         gradient taken at W + eps (SACR, eq. 13).
-    It descends along the gradients of w_a L_a at W and of w_cs L_cs.
-4.  The server averages with weights (1 - tau) (LSAA, eq. 14) and with momentum,
+    It descends along the gradients of w_a L_a at W and of w_cs L_cs (eq. 14).
+4.  The server averages with weights (1 - tau) (LSAA, eq. 15) and with momentum,
     then trains on its labels.
 5.  Static batch norm gathers statistics.
 
