@@ -113,7 +113,7 @@ def _server_data_fn():
 
 
 # Each holds graphs of up to 100 MB.
-@functools.lru_cache(maxsize=12)
+@functools.lru_cache(maxsize=6)
 def build(
   name: str,
   scenario: str = round_hparams.LABELS_AT_SERVER,

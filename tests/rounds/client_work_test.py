@@ -99,7 +99,7 @@ def test_unknown_labels_are_for_unlabelled_examples_only():
   'name, hparams',
   [
     pytest.param('fixmatch', (), marks=pytest.mark.slow),
-    ('fedmatch', (('deltas', 'none'),)),
+    ('fedmatch', (('delta_threshold', -1.0),)),
     pytest.param('fedswitch', (), marks=pytest.mark.slow),
     ('fl2', ()),
   ],
