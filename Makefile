@@ -7,7 +7,7 @@ PYTHON ?=
 FLAGFILE ?= configs/quickstart.flags
 # More flags for `make train`, or options for pytest.
 ARGS ?=
-# How many processes run the tests, each up to 4 GB; 0: only pytest itself.
+# How many processes run the tests, each up to 5 GB; 0: only pytest itself.
 WORKERS ?= 2
 
 VENV := .venv
