@@ -1,13 +1,11 @@
 """The pages: links resolve, the guide lists all, commands are accepted."""
 
 import json
-import os
 import pathlib
 import re
 import shlex
-import subprocess
-import sys
 
+import page_code
 import pytest
 
 from tff_fssl import hparams
@@ -48,12 +46,16 @@ def _text(page):
   return re.sub(r'(?ms)^```.*?^```', '', text)
 
 
+def _anchor(heading):
+  """The anchor of a heading that no heading before it has."""
+  return re.sub(r'[^\w\- ]', '', heading.lower()).strip().replace(' ', '-')
+
+
 def _anchors(page):
   """The anchors that GitHub gives to a page's headings."""
   anchors = set()
   for heading in re.findall(r'(?m)^#+ (.*)$', _text(page)):
-    heading = re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', heading.lower())
-    anchor = re.sub(r'[^\w\- ]', '', heading).strip().replace(' ', '-')
+    anchor = _anchor(re.sub(r'\[([^]]*)\]\([^)]*\)', r'\1', heading))
     number, unique = 0, anchor
     while unique in anchors:
       number += 1
@@ -187,7 +189,7 @@ def _sections(page):
   text = (_REPOSITORY / page).read_text(encoding='utf-8')
   parts = re.split(r'(?m)^## (.*)$', text)[1:]
   return {
-    re.sub(r'[^\w\- ]', '', title.lower()).strip().replace(' ', '-'): content
+    _anchor(title): content
     for title, content in zip(parts[::2], parts[1::2], strict=True)
   }
 
@@ -214,14 +216,7 @@ def test_the_program_for_those_who_come_runs(tmp_path):
     is_ours = 'fssl' in block or 'process.' in block
     (ours if is_ours else theirs).append(block)
   assert len(theirs) == 4 and len(ours) == 3
-  printed = subprocess.run(
-    [sys.executable, '-c', ''.join(ours)],
-    cwd=tmp_path,
-    env={**os.environ, 'PYTHONPATH': str(_REPOSITORY)},
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
+  printed = page_code.run(''.join(ours), _REPOSITORY, tmp_path)
   stated = re.search(r'prints about (0\.\d+)', text)[1]
   assert float(printed) == pytest.approx(float(stated), abs=0.1)
 

@@ -3,9 +3,8 @@
 import os
 import re
 import shlex
-import subprocess
-import sys
 
+import page_code
 import pytest
 
 from tff_fssl.algorithms import registry
@@ -47,17 +46,6 @@ def _closing(page):
   return [' '.join(line.split()) for line in found.splitlines()]
 
 
-def _run(code, repository, folder):
-  return subprocess.run(
-    [sys.executable, '-c', code],
-    cwd=folder,
-    env={**os.environ, 'PYTHONPATH': str(repository)},
-    capture_output=True,
-    text=True,
-    check=True,
-  ).stdout
-
-
 def test_it_is_short(readme):
   assert len(readme.split()) <= _MAX_WORDS
 
@@ -65,7 +53,7 @@ def test_it_is_short(readme):
 def test_its_example_prints_what_it_says(readme, repository, tmp_path):
   code = _block(readme, 'python')
   assert len([line for line in code.splitlines() if line]) <= _MAX_LINES
-  printed = _run(code, repository, tmp_path)
+  printed = page_code.run(code, repository, tmp_path)
   expected = _figures(_block(readme, 'text'))
   assert expected.keys() == _TOLERANCE.keys()
   assert _figures(printed).keys() == expected.keys()
@@ -79,7 +67,8 @@ def test_labels_alone_give_what_it_says(readme, repository, tmp_path):
   stated = re.search(
     r'With `fssl.Supervised\(\)`.*accuracy is (0\.\d+)', readme
   )
-  accuracy = _figures(_run(code, repository, tmp_path))['accuracy']
+  printed = page_code.run(code, repository, tmp_path)
+  accuracy = _figures(printed)['accuracy']
   assert accuracy == pytest.approx(float(stated[1]), abs=_TOLERANCE['accuracy'])
 
 

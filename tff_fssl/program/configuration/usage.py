@@ -1,6 +1,6 @@
 """The texts of `--help`, `--help=WORD` and `--helpfull`."""
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 import dataclasses
 import re
 import textwrap
@@ -117,12 +117,9 @@ def short_text(
     The text.
   """
   lines = _head(usage, description.partition('\n')[0])
-  for title, fields in _topics(groups):
-    chosen = [(name, field) for name, field in fields if name in common]
-    if chosen:
-      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
-    for name, field in chosen:
-      lines += _short_lines(name, field)
+  lines += _chosen_lines(
+    groups, lambda _, name, __: name in common, _short_lines
+  )
   more = sum(len(group.named_fields()) for group in groups) - len(common)
   lines += [
     '',
@@ -147,18 +144,12 @@ def word_text(word: str, groups: Sequence[flags.Group]) -> str:
   Raises:
     UsageError: If no flag has the word.
   """
-  lines: list[str] = []
   wanted = word.strip().lower()
-  for title, fields in _topics(groups):
-    chosen = [
-      (name, field)
-      for name, field in fields
-      if wanted in f'{title}\n{name}\n{field.metadata["help"]}'.lower()
-    ]
-    if chosen:
-      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
-    for name, field in chosen:
-      lines += _field_lines(name, field)
+
+  def has_word(title: str, name: str, field: dataclasses.Field) -> bool:
+    return wanted in f'{title}\n{name}\n{field.metadata["help"]}'.lower()
+
+  lines = _chosen_lines(groups, has_word, _field_lines)
   if not wanted or not lines:
     names = [name for group in groups for name, _ in group.named_fields()]
     raise hparams.UsageError(
@@ -179,6 +170,31 @@ def _head(usage: str, description: str) -> list[str]:
   lines = [f'usage: {usage}']
   for paragraph in description.splitlines():
     lines += ['', *textwrap.wrap(paragraph, _WIDTH, break_on_hyphens=False)]
+  return lines
+
+
+def _chosen_lines(
+  groups: Sequence[flags.Group],
+  is_shown: Callable[[str, str, dataclasses.Field], bool],
+  lines_of: Callable[[str, dataclasses.Field], list[str]],
+) -> list[str]:
+  """Writes the lines on some flags, under their topics.
+
+  Args:
+    groups: The program's flags.
+    is_shown: (topic, flag, field) -> whether the flag is shown.
+    lines_of: (flag, field) -> its lines.
+
+  Returns:
+    The lines. An empty one precedes each topic.
+  """
+  lines: list[str] = []
+  for title, fields in _topics(groups):
+    chosen = [(n, field) for n, field in fields if is_shown(title, n, field)]
+    if chosen:
+      lines += ['', *textwrap.wrap(f'{title}:', _WIDTH)]
+    for name, field in chosen:
+      lines += lines_of(name, field)
   return lines
 
 
