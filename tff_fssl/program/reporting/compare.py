@@ -215,25 +215,24 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
     UsageError: If a word is in no title.
   """
   titles = results.header
-  chosen = [
-    index
-    for index, title in enumerate(titles)
-    if index >= 2 and title.startswith(_USUAL)
-  ][:_MOST_COLUMNS]
+
+  def containing(word: str) -> list[int]:
+    found = [
+      i for i, t in enumerate(titles) if i >= 2 and word.lower() in t.lower()
+    ]
+    if not found:
+      raise UsageError(
+        f'--columns: no column has {word!r} in its title; there are:'
+        f' {"; ".join(titles[2:])}'
+      )
+    return found
+
   if words:
-    chosen = []
-    for word in words:
-      found = [
-        i
-        for i, title in enumerate(titles[2:], 2)
-        if word.lower() in title.lower()
-      ]
-      if not found:
-        raise UsageError(
-          f'--columns: no column has {word!r} in its title; there are:'
-          f' {"; ".join(titles[2:])}'
-        )
-      chosen += [index for index in found if index not in chosen]
+    # In the order of the words, each once.
+    chosen = list(dict.fromkeys(sum(map(containing, words), [])))
+  else:
+    usual = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
+    chosen = usual[:_MOST_COLUMNS]
   kept = [0, 1, *chosen]
   return Table(
     [titles[i] for i in kept], [[row[i] for i in kept] for row in results.rows]
