@@ -30,9 +30,9 @@ ARROWS = {HIGHER: '↑', LOWER: '↓', '': ''}
 CLIENTS = 'client_work/train'
 
 # Diagrams in the order of drawing. Diagrams of an algorithm's own follow.
-PSEUDO_LABELS = 'Pseudo-labels kept'
-PSEUDO_LABEL_ACCURACY = 'Accuracy of pseudo-labels'
-RIGHT_AND_WRONG = 'Right and wrong among all pseudo-labels'
+PSEUDO_LABELS = 'Pseudo-label rate'
+PSEUDO_LABEL_ACCURACY = 'Pseudo-label accuracy'
+CORRECT_AND_WRONG = 'Correct and wrong pseudo-labels'
 LOSS_AT_CLIENTS = 'Loss at clients'
 LABELED_ACCURACY = 'Accuracy on labelled examples in training'
 LOSS_ON_HELD_OUT = 'Loss on test and validation examples'
@@ -42,7 +42,7 @@ _PANELS = (
   LOSS_ON_HELD_OUT,
   PSEUDO_LABELS,
   PSEUDO_LABEL_ACCURACY,
-  RIGHT_AND_WRONG,
+  CORRECT_AND_WRONG,
   'Learning status',
   'Aggregation weights',
   LOSS_AT_CLIENTS,
@@ -50,7 +50,7 @@ _PANELS = (
   LABELED_ACCURACY,
 )
 # Figures in the console's line of a round, in this order.
-_FIGURES = ('loss', 'label loss', 'server', 'kept', 'right')
+_FIGURES = ('loss', 'label loss', 'server', 'PL rate', 'PL acc')
 
 SOLID, DASHED, DOTTED = '-', '--', ':'
 

@@ -37,7 +37,7 @@ def _full():
 def test_a_round_on_one_line_of_80_columns():
   line = console.round_line(_full(), _800)
   assert len(line) <= 80
-  for text in ('round  700/800', 'loss 1.234', 'kept 83.1%', 'test 81.0%'):
+  for text in ('round  700/800', 'loss 1.234', 'PL rate 83.1%', 'test 81.0%'):
     assert text in line
   assert 'val 79.0%' in line
 
@@ -49,7 +49,18 @@ def test_what_is_left_is_the_last_to_go():
   # A full line loses losses and seconds first.
   line = console.round_line(_full(), _800, 500_000)
   assert len(line) <= 80 and line.endswith('val 79.0%  5 d 18 h left')
-  assert 'kept 83.1%' in line and 'right' not in line
+  assert 'PL rate 83.1%' in line and 'PL acc' not in line
+
+
+def test_abbreviations_are_explained_once():
+  stream = io.StringIO()
+  view = console.Console('lines', stream)
+  view.begin(0, _800)
+  view.round_done(_report(1))
+  assert 'PL rate' not in stream.getvalue()
+  view.round_done(_full())
+  view.round_done(_full())
+  assert stream.getvalue().count('PL rate: pseudo-labels trained on') == 1
 
 
 def test_rounds_of_pretraining_are_called_so():
@@ -106,7 +117,7 @@ def test_lines_in_a_file():
   view.end()
   lines = stream.getvalue().splitlines()
   assert max(map(len, lines)) <= 80
-  assert lines[1] == console.round_line(_full(), _800)
+  assert lines[2] == console.round_line(_full(), _800)
   assert '\r' not in stream.getvalue()
 
 
@@ -123,7 +134,7 @@ def test_a_bar_on_a_terminal():
   parts = stream.getvalue().replace('\r', '\n').splitlines()
   assert max(map(len, parts)) <= 80
   assert any(
-    p.startswith('round 700/800 |') and 'kept 83.1%' in p for p in parts
+    p.startswith('round 700/800 |') and 'PL rate 83.1%' in p for p in parts
   )
 
 

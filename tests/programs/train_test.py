@@ -132,7 +132,7 @@ def test_what_it_prints(finished):
     *('pre-training 1/2', 'pre-training 2/2'),
     *(f'round {r}/4' for r in range(1, 5)),
   ]
-  assert 'kept' in rounds[-1] and 'val' in rounds[-1]
+  assert 'PL rate' in rounds[-1] and 'val' in rounds[-1]
   for words in (
     '40 at the server',
     '20, IID, 64 examples each',

@@ -95,7 +95,7 @@ _METRICS = (
     ' `--fl2.confidence_threshold`.',
     metrics_lib.SHARE,
     curve=_curve(metrics_lib.PSEUDO_LABELS, 'confident', metrics_lib.DASHED),
-    compared='confident',
+    compared='confident rate',
   ),
   metrics_lib.client_metric(
     'high_confidence_accuracy',
@@ -105,16 +105,16 @@ _METRICS = (
     curve=_curve(
       metrics_lib.PSEUDO_LABEL_ACCURACY, 'confident', metrics_lib.DASHED
     ),
-    compared='right among them',
+    compared='confident accuracy',
   ),
   metrics_lib.client_metric(
     'high_confidence_{correct_ratio,wrong_ratio}',
-    'Share of pseudo-labels that are confident and right, or wrong.',
+    'Share of pseudo-labels that are confident and correct, or wrong.',
     metrics_lib.SHARE,
   ),
   metrics_lib.client_metric(
     'high_confidence_correct_to_wrong',
-    'Right to wrong ones, among confident pseudo-labels.',
+    'Correct to wrong ones, among confident pseudo-labels.',
     'ratio',
     metrics_lib.HIGHER,
   ),

@@ -1,5 +1,6 @@
 """A plot of the numbers of examples of each class at clients."""
 
+from collections.abc import Sequence
 import io
 import os
 from typing import Any
@@ -7,9 +8,12 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import files
 from tff_fssl.data import partition as partition_lib
 
 _MAX_TICKS = 25
+# Characters of a class's name.
+_MAX_NAME = 16
 # More rows would be thinner than a pixel, and slow to draw.
 _MAX_ROWS = 1_000
 
@@ -35,25 +39,30 @@ def _means(values: np.ndarray, size: int) -> np.ndarray:
 
 
 def plot(
-  partition: partition_lib.Partition, path: str | os.PathLike[str]
+  partition: partition_lib.Partition,
+  path: str | os.PathLike[str],
+  class_names: Sequence[str] = (),
 ) -> None:
   """Draws a partition into a PNG file.
 
   Args:
     partition: The partition to plot.
     path: The PNG file to write.
+    class_names: The name of each class. (): their numbers.
   """
   # pylint: disable-next=import-outside-toplevel
   from matplotlib.backends import backend_agg
 
-  canvas = draw(partition)
+  canvas = draw(partition, class_names)
   backend_agg.FigureCanvasAgg(canvas)
   content = io.BytesIO()
   canvas.savefig(content, dpi=110, format='png')
   durable.write_file(os.fspath(path), [content.getvalue()])
 
 
-def draw(partition: partition_lib.Partition) -> Any:
+def draw(
+  partition: partition_lib.Partition, class_names: Sequence[str] = ()
+) -> Any:
   """Draws class counts per client as a heat map, next to the clients' sizes.
 
   With more than 1,000 clients, each row is the mean of several clients, as the
@@ -61,6 +70,7 @@ def draw(partition: partition_lib.Partition) -> Any:
 
   Args:
     partition: The partition to plot.
+    class_names: As in `plot`.
 
   Returns:
     The matplotlib figure.
@@ -78,10 +88,19 @@ def draw(partition: partition_lib.Partition) -> Any:
   )
   image = _draw_counts(heat, partition.class_counts, in_row)
   canvas.colorbar(image, ax=heat, label='examples', pad=0.02, aspect=40)
+  if any(name != str(i) for i, name in enumerate(class_names)):
+    names = [_short(class_names[i]) for i in heat.get_xticks()]
+    # A class may be called '$x'.
+    heat.set_xticklabels(names, rotation=90, parse_math=False)
   _draw_sizes(sizes, partition, in_row)
   canvas.legend(loc='outside lower right', ncols=2, frameon=False, fontsize=9)
   canvas.suptitle(_title(partition), fontsize=10)
   return canvas
+
+
+def _short(name: str) -> str:
+  name = files.printable(name)
+  return name if len(name) <= _MAX_NAME else f'{name[: _MAX_NAME - 1]}…'
 
 
 def _draw_counts(axes: Any, counts: np.ndarray, in_row: int) -> Any:

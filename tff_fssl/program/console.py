@@ -30,6 +30,11 @@ _TRAIN = metrics.CLIENTS
 _LONG_SECS = 3.0
 _LONG_WAIT_SECS = 10.0
 
+# Explains two figures of a round's line, which are too long for it.
+_PSEUDO_LABELS = (
+  'PL rate: pseudo-labels trained on; PL acc: those of them that are correct'
+)
+
 _TOO_FEW = 'participation/too_few_clients'
 # Clients whose updates did not count.
 _TROUBLES = {
@@ -278,11 +283,11 @@ def round_line(
     took,
     *left,
   ]
-  server, right = (
+  server, pseudo_labels = (
     [part for part in parts if part.startswith(figure)]
-    for figure in ('server ', 'right ')
+    for figure in ('server ', 'PL acc ')
   )
-  dispensable = [*server, took, *right, *left]
+  dispensable = [*server, took, *pseudo_labels, *left]
   # Accuracies are never dropped.
   while len('  '.join(parts)) > WIDTH and dispensable:
     parts.remove(dispensable.pop(0))
@@ -310,6 +315,7 @@ class Console:
     self._shown = progress
     self._bar: tqdm.tqdm | None = None
     self._figures: list[str] = []
+    self._has_explained = False
     self._ends = threading.Event()
     self._ticker: threading.Thread | None = None
     self.progress = progress_lib.Progress()
@@ -372,6 +378,11 @@ class Console:
     settings = self.progress.settings
     if settings is None or self._shown == 'none':
       return
+    if not self._has_explained and any(
+      figure.startswith('PL ') for figure in figures(report)
+    ):
+      self.say(_PSEUDO_LABELS)
+      self._has_explained = True
     if self._bar is not None:
       evaluated = evaluation_figures(report.evaluation)
       if evaluated or report.is_bad:

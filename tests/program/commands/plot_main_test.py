@@ -31,7 +31,7 @@ def test_the_program(tmp_path, capsys):
   paths = [_run(tmp_path / 'a', 0), _run(tmp_path / 'b', 1, 'fixmatch')]
   assert main.run(plot_main.plot_main, paths) == 0
   output = capsys.readouterr().out
-  assert 'Test accuracy' in output and 'Pseudo-labels kept' in output
+  assert 'Test accuracy' in output and 'Pseudo-label rate' in output
   assert (tmp_path / 'curves.png').read_bytes().startswith(b'\x89PNG')
   assert main.run(plot_main.plot_main, paths[:1]) == 0
   assert (tmp_path / 'a' / 'report' / 'curves.png').exists()

@@ -82,7 +82,7 @@ def test_means_spread_and_tests(tmp_path, capsys):
   assert out.startswith('Rounds up to 4;')
   (first,) = _cells(out, 'fl2')[:1]
   assert first[:2] == ['3', '53.0 ± 3.6']
-  assert '25.0 ± 0.0' in first  # Pseudo-labels kept.
+  assert '25.0 ± 0.0' in first  # The pseudo-label rate.
   assert '10.0 ± 0.0' in first  # MB up.
   second, tested = _cells(out, 'supervised')
   assert second[:2] == ['3', '43.0 ± 3.6']

@@ -55,6 +55,42 @@ def test_collapsed_pseudo_labels(tmp_path):
   assert 'collapsed to few classes' in found and '12.0% on average' in found
 
 
+@pytest.mark.parametrize('accuracy', [0.14, 0.3])
+def test_bad_pseudo_labels_that_are_better_than_chance(tmp_path, accuracy):
+  columns = {f'{_TRAIN}/pseudo_label_accuracy': accuracy}
+  path = written_runs.write(tmp_path / 'a', columns=columns)
+  written_runs.write_partition(path)
+  assert not _find(path)
+
+
+def test_few_pseudo_labels_tell_little(tmp_path):
+  columns = {
+    f'{_TRAIN}/pseudo_label_accuracy': 0.25,
+    # 4 of about 1,200 examples.
+    f'{_TRAIN}/pseudo_label_ratio': 0.004,
+  }
+  path = written_runs.write(tmp_path / 'a', columns=columns)
+  written_runs.write_partition(path)
+  (found,) = _find(path)
+  assert 'not significantly better than chance' in found
+
+
+def test_a_sign_in_several_seeds_is_one_finding(tmp_path):
+  paths = [
+    written_runs.write(
+      tmp_path / f'{seed}',
+      seed=seed,
+      columns={f'{_TRAIN}/pseudo_label_ratio': 0 if seed else 0.5},
+    )
+    for seed in range(3)
+  ]
+  (found,) = diagnostics.find(
+    runs.group_runs([runs.read_run(path) for path in paths])
+  )
+  assert found.where.startswith('2 of 3 runs of fixmatch')
+  assert found.where.endswith(f'this is {paths[1]}')
+
+
 @pytest.mark.parametrize(
   'algorithm, ratio, text',
   [

@@ -58,14 +58,14 @@ def test_the_worst_decile():
 
 
 def test_collapse_is_by_how_even_classes_are(drawn):
-  assert not predictions.collapse(drawn, 'labels')
+  assert not predictions.collapse(drawn, 'labels', 'abcd')
   one_class = np.full([500, 4], 0.1)
   one_class[:, 2] = 0.7
   one_class[:20, 0] = 0.9
   found = predictions.collapse(
-    predictions.Predictions(drawn.labels, one_class), 'pseudo-labels'
+    predictions.Predictions(drawn.labels, one_class), 'pseudo-labels', 'abcd'
   )
   assert found.startswith('pseudo-labels have collapsed to few classes')
-  assert '96% are of class 2' in found
+  assert "96% are 'c'" in found
   uneven = predictions.Predictions(np.full([500], 2), one_class)
-  assert not predictions.collapse(uneven, 'labels')
+  assert not predictions.collapse(uneven, 'labels', 'abcd')

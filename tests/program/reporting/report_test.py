@@ -182,7 +182,7 @@ def test_tables_are_those_of_compare(paths, page):
 def test_all_sections_are_there(page):
   for text in (
     'Test accuracy ↑',
-    'Pseudo-labels kept',
+    'Pseudo-label rate',
     'Time of a round, s ↓',
     'Classes at clients',
     'there is no partition.json that can be read',
@@ -190,7 +190,7 @@ def test_all_sections_are_there(page):
     'expected calibration error',
     'Accuracy at 20 clients',
     'there is no checkpoint',
-    'that are right',
+    'that are correct',
     'that are wrong',
     'sent and received, MB',
     'train.py --flagfile=',

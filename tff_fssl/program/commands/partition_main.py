@@ -3,6 +3,7 @@
 It needs neither a model nor TensorFlow Federated.
 """
 
+from collections.abc import Sequence
 import dataclasses
 import os
 from typing import Any
@@ -133,13 +134,16 @@ def _draw(parsed: flags.ParsedFlags, settings: PartitionHparams) -> None:
   if settings.output:
     partition.save_json(settings.output)
     rows['written'] = settings.output
-  console.show(console.table({**rows, **_plot(partition, settings)}))
+  drawn = _plot(partition, settings, data.class_names)
+  console.show(console.table({**rows, **drawn}))
 
 
-def _plot(partition: Any, settings: PartitionHparams) -> dict[str, str]:
+def _plot(
+  partition: Any, settings: PartitionHparams, class_names: Sequence[str] = ()
+) -> dict[str, str]:
   """Draws a PNG file, if one is wanted, and returns the row about it."""
   if not settings.plot:
     return {}
   durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-  partition_plot.plot(partition, settings.plot)
+  partition_plot.plot(partition, settings.plot, class_names)
   return {'drawn': settings.plot}

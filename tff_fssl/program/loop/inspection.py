@@ -75,7 +75,10 @@ def look_over(
     doubts.append('predictions for test examples are not finite')
     return figures._replace(about_clients='the model does not predict numbers')
   figures = figures._replace(test=test)
-  doubts.append(predictions.collapse(test, 'predictions for test examples'))
+  class_names = task.data.class_names
+  doubts.append(
+    predictions.collapse(test, 'predictions for test examples', class_names)
+  )
   if task.config.is_private:
     figures = figures._replace(
       about_clients='with --aggregator=dp or secure, nothing of single clients'
@@ -86,7 +89,9 @@ def look_over(
     figures = _add_pseudo_labels(figures, task, predict)
     if figures.pseudo is not None:
       doubts.append(
-        predictions.collapse(figures.pseudo, 'pseudo-labels of the last model')
+        predictions.collapse(
+          figures.pseudo, 'pseudo-labels of the last model', class_names
+        )
       )
   return figures._replace(doubts=[doubt for doubt in doubts if doubt])
 

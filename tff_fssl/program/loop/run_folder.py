@@ -47,7 +47,9 @@ def record_partition(task: Any, tree: output_tree.OutputTree) -> None:
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
-    partition_plot.plot(task.partition, tree.partition_png)
+    partition_plot.plot(
+      task.partition, tree.partition_png, task.data.class_names
+    )
 
 
 def check_availability(

@@ -41,7 +41,7 @@ _USUAL = (
   'test, best-validation round',
   'deviation over clients',
   'worst decile of clients',
-  'pseudo-labels',
+  'pseudo-label',
   'up a round',
   'time of a round',
   'GFLOP a client',

@@ -23,6 +23,8 @@ from tff_fssl.program.storage import summary
 _TRAIN = metrics.CLIENTS
 # Shares of pseudo-labels are looked at over so many last rounds.
 _LAST = 10
+# Pseudo-labels are better than chance if this is less likely by luck.
+_LUCK = 0.05
 # Fewer rounds say nothing about whether a loss changes.
 _FEWEST_ROUNDS = 3
 # An aggregation weight stands out if it is this share or more, of so many
@@ -95,15 +97,33 @@ class Finding(NamedTuple):
   text: str
 
 
+class _Sign(NamedTuple):
+  """A sign of trouble in a run.
+
+  Attributes:
+    kind: A name for the same sign in runs of other seeds.
+    text: See `Finding`.
+  """
+
+  kind: str
+  text: str
+
+
 def find(groups: Sequence[runs_lib.RunGroup]) -> list[Finding]:
-  """Finds signs of trouble, in each run and then between runs."""
-  found = [
-    Finding(run.path, text)
-    for group in groups
-    for run in group.runs
-    for check in _CHECKS
-    for text in check(run)
-  ]
+  """Finds signs of trouble in groups, once for all seeds, and between runs."""
+  found = []
+  for group in groups:
+    signs: dict[str, list[Finding]] = {}
+    for check in _CHECKS:
+      for run in group.runs:
+        for kind, text in check(run):
+          signs.setdefault(kind, []).append(Finding(run.path, text))
+    for first, *others in signs.values():
+      where = first.where
+      if others:
+        number = f'{1 + len(others)} of {len(group.runs)}'
+        where = f'{number} runs of {group.label}; this is {first.where}'
+      found.append(first._replace(where=where))
   return [*found, *_different_budgets(groups)]
 
 
@@ -128,7 +148,7 @@ def read_partition(run: runs_lib.Run) -> partition_lib.Partition | None:
     return None
 
 
-def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
+def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds pseudo-labels all dropped, all kept, or no better than chance."""
   column = f'{_TRAIN}/pseudo_label_ratio'
   rounds, kept = (values[-_LAST:] for values in run.curve(column))
@@ -136,29 +156,55 @@ def _lost_pseudo_labels(run: runs_lib.Run) -> Iterator[str]:
     return
   when = rounds_text(rounds)
   if not kept.any():
-    yield (
+    yield _Sign(
+      'none kept',
       f'no pseudo-label is kept in {when} ({column} is 0): unlabelled examples'
-      ' teach nothing; is the threshold too high?'
+      ' teach nothing; is the threshold too high?',
     )
   if np.all(kept == 1) and _has_threshold(run):
-    yield (
+    yield _Sign(
+      'all kept',
       f'every pseudo-label is kept in {when} ({column} is 1): the threshold'
-      ' does nothing'
+      ' does nothing',
     )
   accuracy_rounds, accuracy = run.curve(f'{_TRAIN}/pseudo_label_accuracy')
   late = np.isin(accuracy_rounds, rounds[kept > 0])
   partition = read_partition(run)
-  if partition is not None and late.any():
-    chance = 1 / partition.settings.num_classes
-    right = accuracy[late].mean()
-    # Some luck is allowed: a few pseudo-labels may all be right.
-    if right <= 1.5 * chance:
-      yield (
-        f'kept pseudo-labels are no better than chance in'
-        f' {rounds_text(accuracy_rounds[late])}'
-        f' ({_TRAIN}/pseudo_label_accuracy is {100 * right:.1f}% on average,'
-        f' chance {100 * chance:.1f}%): they may have collapsed to few classes'
-      )
+  if partition is None or run.is_private or not late.any():
+    return
+  share, chance = accuracy[late].mean(), _chance(partition)
+  # Rounds see the same examples again: each counts once.
+  number = int(kept.mean() * sum(map(len, partition.client_unlabeled)))
+  luck = _probability(share, number, chance)
+  if luck > _LUCK:
+    yield _Sign(
+      'chance',
+      'kept pseudo-labels are not significantly better than chance in'
+      f' {rounds_text(accuracy_rounds[late])}'
+      f' ({_TRAIN}/pseudo_label_accuracy is {100 * share:.1f}% on average, of'
+      f' about {number:,}; the most frequent class is {100 * chance:.1f}%;'
+      f' binomial test, p = {luck:.2g}): they may have collapsed to few'
+      ' classes',
+    )
+
+
+def _chance(partition: partition_lib.Partition) -> float:
+  """Computes the share of the most frequent class at the clients."""
+  counts = partition.class_counts.sum(0)
+  return counts.max() / counts.sum() if counts.any() else 1.0
+
+
+def _probability(share: float, number: int, chance: float) -> float:
+  """Computes how likely guesses are correct in this share of cases or more."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  if not number or not np.isfinite(share):
+    return 0.0
+  correct = min(number, max(0, round(share * number)))
+  return float(
+    stats.binomtest(correct, number, chance, alternative='greater').pvalue
+  )
 
 
 def _has_threshold(run: runs_lib.Run) -> bool:
@@ -168,7 +214,7 @@ def _has_threshold(run: runs_lib.Run) -> bool:
   return not entry or any('threshold' in name for name, _ in fields)
 
 
-def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
+def _dead_losses(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds losses that are 0 or never change, and weights of 0."""
   columns = dict.fromkeys(
     name for rows in run.rows for row in rows[:1] for name in row
@@ -182,11 +228,15 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
     # The rounds after the last value that is not 0.
     last = rounds[np.flatnonzero(values).max(initial=-1) + 1 :]
     if len(last) >= _FEWEST_ROUNDS:
-      yield f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing'
+      yield _Sign(
+        column,
+        f'{column} is 0 in {rounds_text(last)}: this loss teaches nothing',
+      )
     elif np.ptp(values) == 0:
-      yield (
+      yield _Sign(
+        column,
         f'{column} is {values[0]:.6g} in {rounds_text(rounds)}: a loss that'
-        ' never changes; is anything trained by it?'
+        ' never changes; is anything trained by it?',
       )
   entry = registry.REGISTRY.get(run.flags.get('algorithm', ''))
   if entry is None:
@@ -194,9 +244,10 @@ def _dead_losses(run: runs_lib.Run) -> Iterator[str]:
   for name, field in config.own_group(entry).named_fields():
     text = run.flags.get(name, '')
     if name.endswith('_weight') and field.default and _is_zero(text):
-      yield (
+      yield _Sign(
+        name,
         f'--{name}={text} switches this part of the loss off (its default is'
-        f' {hparams.format_value(field.default)})'
+        f' {hparams.format_value(field.default)})',
       )
 
 
@@ -207,7 +258,7 @@ def _is_zero(text: str) -> bool:
     return False
 
 
-def _optimistic_selection(run: runs_lib.Run) -> Iterator[str]:
+def _optimistic_selection(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds accuracy on validation far above that on test examples."""
   rounds, values = run.curve(summary.VALIDATION_ACCURACY)
   if not len(rounds):
@@ -219,11 +270,12 @@ def _optimistic_selection(run: runs_lib.Run) -> Iterator[str]:
   num = max(1.0, _number(run, 'num_validation', 1.0))
   deviation = np.sqrt(max(test * (1 - test), 0.01) / num)
   if values[best] - test > 0.05 + 3 * deviation:
-    yield (
+    yield _Sign(
+      'selection',
       f'validation accuracy is {100 * values[best]:.1f}% in round'
       f' {rounds[best]}, where test accuracy is {100 * test:.1f}%'
       f' ({summary.VALIDATION_ACCURACY}): selection misleads; are validation'
-      ' examples among training ones, or unlike test ones?'
+      ' examples among training ones, or unlike test ones?',
     )
 
 
@@ -234,7 +286,7 @@ def _number(run: runs_lib.Run, flag: str, default: float) -> float:
     return default
 
 
-def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
+def _troubled_clients(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds rejected clients, and those that decide a round alone."""
   told: list[list[float]] = []
   for column, what in _TROUBLES.items():
@@ -242,9 +294,10 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
     # The aggregation counts clients again that were rejected before.
     if counts.any() and counts.tolist() not in told:
       told.append(counts.tolist())
-      yield (
+      yield _Sign(
+        column,
         f'{counts.sum():,.0f} {what} ({column}, in'
-        f' {rounds_text(rounds[counts > 0])})'
+        f' {rounds_text(rounds[counts > 0])})',
       )
   column = f'{_TRAIN}/aggregation_weight_max'
   rounds, largest = run.curve(column)
@@ -253,14 +306,15 @@ def _troubled_clients(run: runs_lib.Run) -> Iterator[str]:
   many = with_clients[clients >= _FEWEST_CLIENTS]
   alone = (largest >= _LARGE_SHARE) & np.isin(rounds, many)
   if alone.any():
-    yield (
+    yield _Sign(
+      column,
       f'one client had {100 * largest[alone].max():.0f}% of the aggregation'
       f' ({column}, in {rounds_text(rounds[alone])}): it may lie about its'
-      ' weight, or hold most of the examples; see --aggregator=robust'
+      ' weight, or hold most of the examples; see --aggregator=robust',
     )
 
 
-def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
+def _not_finite_results(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds results that are not numbers."""
   for rows in run.rows:
     for column in (compare.TEST_ACCURACY, 'test/loss'):
@@ -270,10 +324,10 @@ def _not_finite_results(run: runs_lib.Run) -> Iterator[str]:
         if row.get(column) and not np.isfinite(csv_table.number(row, column))
       ]
       if bad:
-        yield f'{column} is not finite in {rounds_text(bad)}'
+        yield _Sign(column, f'{column} is not finite in {rounds_text(bad)}')
 
 
-def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
+def _wrong_partition(run: runs_lib.Run) -> Iterator[_Sign]:
   """Finds a partition that contradicts itself or the flags."""
   path = output_tree.OutputTree(run.path).partition_json
   if not os.path.lexists(path):
@@ -281,7 +335,7 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
   try:
     partition = partition_lib.read(path)
   except UsageError as error:
-    yield str(error)
+    yield _Sign('no partition', str(error))
     return
   held = [
     partition.server_labeled,
@@ -295,9 +349,10 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
   if twice:
     # A count would tell about clients' data.
     number = 'some' if run.is_private else f'{twice:,}'
-    yield (
+    yield _Sign(
+      'two holders',
       f'partition.json: {number} examples have two holders, so that'
-      ' held-out examples may be trained on'
+      ' held-out examples may be trained on',
     )
   settings = partition.settings.recorded()
   if not run.flags.get('partition_file'):
@@ -309,15 +364,20 @@ def _wrong_partition(run: runs_lib.Run) -> Iterator[str]:
       and not _same(hparams.format_value(settings[name]), run.flags[name])
     ]
     if wrong:
-      yield f'partition.json differs from the flags: {", ".join(wrong)}'
+      yield _Sign(
+        'other flags',
+        f'partition.json differs from the flags: {", ".join(wrong)}',
+      )
   if run.is_private:
     return
   distance, _ = partitions.unevenness(partition)
   usual = _usual_unevenness(partition.class_counts)
   if settings['partition'] == data_names.IID and distance > 2 * usual + 0.02:
-    yield (
+    yield _Sign(
+      'uneven',
       f"partition.json: clients' classes are uneven ({distance:.2f}), though"
-      f' --partition=iid would give {usual:.2f} (mean total variation distance)'
+      f' --partition=iid would give {usual:.2f} (mean total variation'
+      ' distance)',
     )
 
 
@@ -386,7 +446,7 @@ def _different_budgets(
       yield Finding(group.label, str(error))
 
 
-_CHECKS: tuple[Callable[[runs_lib.Run], Iterator[str]], ...] = (
+_CHECKS: tuple[Callable[[runs_lib.Run], Iterator[_Sign]], ...] = (
   _lost_pseudo_labels,
   _dead_losses,
   _optimistic_selection,

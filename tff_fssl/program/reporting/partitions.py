@@ -2,7 +2,9 @@
 
 import numpy as np
 
+from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import partition_settings
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import format_value
 
@@ -81,6 +83,17 @@ def describe(partition: Partition) -> dict[str, str]:
     f' those of all (0: all alike; {most:.2f}: one class each)'
   )
   return rows
+
+
+def summarize(settings: partition_settings.PartitionSettings) -> list[str]:
+  """Names the place of the labels, the partition and the clients, briefly."""
+  if settings.full_labels:
+    labels = 'all labels at the clients'
+  elif settings.scenario == names.LABELS_AT_CLIENTS:
+    labels = f'{settings.num_labels} labels at each client'
+  else:
+    labels = f'{settings.num_labels} labels at the server'
+  return [labels, settings.title, f'{settings.num_clients:,} clients']
 
 
 def describe_public(partition: Partition) -> dict[str, str]:

@@ -37,6 +37,8 @@ _MAX_TICKS, _MAX_NAME = 20, 12
 _BLUE, _ORANGE = 'tab:blue', 'tab:orange'
 # Inches: on a phone, text is then about as large as it says, in points.
 _WIDTH = 3.7
+# The top of a legend below a diagram, as a part of the diagram's height.
+_LEGEND = -0.28
 # Of lines on a page that may be white or black.
 _MAX_LIGHTNESS = 0.58
 
@@ -206,6 +208,8 @@ def draw_alone(
   canvas, axis = _small_figure()
   _draw_panel(axis, panel, groups, page_styles(groups), 'rounds', max_points)
   axis.set_title('')
+  if axis.get_legend() is not None:
+    canvas.subplots_adjust(bottom=0.32)
   return canvas
 
 
@@ -217,12 +221,12 @@ def _small_figure() -> tuple[Any, Any]:
   return canvas, axis
 
 
-def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
+def draw_classes(group: runs.RunGroup, columns: Mapping[str, str]) -> Any:
   """Draws a heat map of shares over rounds, a row for each class.
 
   Args:
     group: The group, drawn as means over its runs.
-    columns: Number of a class -> column with values, at least one.
+    columns: Name of a class -> column with values, at least one.
 
   Returns:
     The matplotlib figure.
@@ -240,8 +244,10 @@ def draw_classes(group: runs.RunGroup, columns: Mapping[int, str]) -> Any:
     rounds, np.arange(len(values)), values, cmap='viridis', rasterized=True
   )
   step = -(-len(columns) // _MAX_CLASSES)
-  ticks = list(map(str, columns))[::step]
+  ticks = list(map(_short, columns))[::step]
   axis.set_yticks(np.arange(len(columns))[::step], ticks)
+  # A part of the width for each character of the longest name.
+  canvas.subplots_adjust(left=0.13 + 0.018 * max(map(len, ticks)))
   axis.set_xlabel(X_AXES['rounds'][0], fontsize=9)
   axis.set_ylabel('class', fontsize=9)
   axis.xaxis.set_major_locator(ticker.MaxNLocator(6, integer=True))
@@ -335,6 +341,12 @@ def _draw_panel(
         lines.Line2D([], [], color='0.3', ls=dashes, label=', '.join(names))
         for dashes, names in labels.items()
       ],
+      # Below the axis, where no data are.
+      loc='upper center',
+      bbox_to_anchor=(0.5, _LEGEND),
+      ncols=len(labels),
+      handlelength=1.5,
+      columnspacing=1.0,
       fontsize=8,
       frameon=False,
     )
@@ -430,5 +442,5 @@ def draw_clients(accuracies: np.ndarray) -> Any:
   axes.axvline(worst, color=_ORANGE, label=f'worst tenth {worst:.3f}')
   axes.set(xlabel='accuracy', ylabel='clients')
   axes.yaxis.get_major_locator().set_params(integer=True)
-  axes.legend(frameon=False, fontsize=8)
+  canvas.legend(loc='outside lower center', ncols=2, frameon=False, fontsize=8)
   return canvas

@@ -172,7 +172,9 @@ def num_effective_classes(classes: np.ndarray, num_classes: int) -> float:
   return float(np.exp(stats.entropy(counts)))
 
 
-def collapse(predictions: Predictions, what: str) -> str:
+def collapse(
+  predictions: Predictions, what: str, class_names: Sequence[str]
+) -> str:
   """Says if the predicted classes look wrong, or '' if they do not."""
   num_classes = predictions.probs.shape[1]
   there = num_effective_classes(predictions.labels, num_classes)
@@ -184,5 +186,5 @@ def collapse(predictions: Predictions, what: str) -> str:
   return (
     f'{what} have collapsed to few classes: they are as uneven as {found:.1f}'
     f' classes of equal size, the true classes as {there:.1f};'
-    f' {100 * share:.0f}% are of class {counts.argmax()}'
+    f' {100 * share:.0f}% are {class_names[int(counts.argmax())]!r}'
   )

@@ -158,10 +158,24 @@ def _publishable(group: runs_lib.RunGroup) -> runs_lib.RunGroup:
 
 
 def _title(groups: Sequence[runs_lib.RunGroup]) -> str:
-  labels = [group.label for group in groups]
-  more = len(labels) - _MAX_TITLES
-  rest = [f'{more} more'] if more > 0 else []
-  return ', '.join(labels[:_MAX_TITLES] + rest)
+  """Writes 'digits, 40 labels at the server, IID, 20 clients: fl2, uda'."""
+  subjects = ' / '.join(_few(list(dict.fromkeys(map(_subject, groups)))))
+  return f'{subjects}: {", ".join(_few([group.label for group in groups]))}'
+
+
+def _few(texts: list[str]) -> list[str]:
+  more = len(texts) - _MAX_TITLES
+  return texts[:_MAX_TITLES] + [f'{more} more'] * (more > 0)
+
+
+def _subject(group: runs_lib.RunGroup) -> str:
+  """Names the data of a group, the place of the labels and the partition."""
+  run = group.runs[0]
+  parts = [run.flags.get('dataset', '')]
+  partition = diagnostics.read_partition(run)
+  if partition is not None:
+    parts += partitions.summarize(partition.settings)
+  return ', '.join(parts)
 
 
 def _results(
@@ -219,11 +233,31 @@ def _heat_maps(groups: Sequence[runs_lib.RunGroup]) -> list[Diagram]:
         continue
       whose = f': {group.label}' if len(groups) > 1 else ''
       title = f'{panel.title}{whose}'
-      ends = [f'class {n} {_ends(group, c)}' for n, c in columns.items()]
+      names = _class_names(group)
+      named = {
+        names[n] if n < len(names) else str(n): column
+        for n, column in columns.items()
+      }
+      ends = [f'class {name} {_ends(group, c)}' for name, c in named.items()]
       label = f'{title} over rounds: {"; ".join(ends)}'
-      draw = functools.partial(plots.draw_classes, group, columns)
+      draw = functools.partial(plots.draw_classes, group, named)
       result.append(_diagram(title, draw, f'classes-{i}-{j}', label))
   return result
+
+
+def _class_names(group: runs_lib.RunGroup) -> tuple[str, ...]:
+  """Returns the names of classes that a run of the group has exported."""
+  for run in group.runs:
+    folder = output_tree.OutputTree(run.path).model
+    if os.path.isdir(folder):
+      try:
+        names = exported.read_about(folder).get('classes')
+      except UsageError:
+        continue
+      # The file may be anybody's.
+      if isinstance(names, list) and len({*map(str, names)}) == len(names):
+        return tuple(map(str, names))
+  return ()
 
 
 def _columns(groups: Sequence[runs_lib.RunGroup]) -> list[str]:
@@ -312,45 +346,61 @@ def _diagram(
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:
   """Shows the partition of each group's first run, each partition once."""
-  found: list[tuple[list[str], partition_lib.Partition | None, bool]] = []
+  found: list[_Partition] = []
   for group in groups:
-    is_private = group.runs[0].is_private
-    partition = diagnostics.read_partition(group.runs[0])
-    for titles, other, is_other_private in found:
-      # A protected partition must not be shown under another run's title.
-      if is_private != is_other_private:
-        continue
-      if (
-        partition is not None
-        and other is not None
-        and (
-          partition.settings == other.settings
-          and partition.has_same_examples(other)
-        )
-      ):
-        titles.append(_first(group))
-        break
+    new = _Partition(
+      [_first(group)],
+      diagnostics.read_partition(group.runs[0]),
+      group.runs[0].is_private,
+      _class_names(group),
+    )
+    same = next(filter(new.is_same, found), None)
+    if same is None:
+      found.append(new)
     else:
-      found.append(([_first(group)], partition, is_private))
-  return [
-    _partition(f'partition-{i}', '; '.join(titles), partition, is_private)
-    for i, (titles, partition, is_private) in enumerate(found)
-  ]
+      same.titles.extend(new.titles)
+  return [_partition(f'partition-{i}', shown) for i, shown in enumerate(found)]
 
 
-def _partition(
-  name: str,
-  title: str,
-  partition: partition_lib.Partition | None,
-  is_private: bool,
-) -> Section:
+class _Partition(NamedTuple):
+  """A partition to show.
+
+  Attributes:
+    titles: The groups that have it.
+    partition: The partition, or None if it cannot be read.
+    is_private: Whether its clients are protected.
+    class_names: The name of each class, or () if not known.
+  """
+
+  titles: list[str]
+  partition: partition_lib.Partition | None
+  is_private: bool
+  class_names: tuple[str, ...]
+
+  def is_same(self, other: '_Partition') -> bool:
+    """Tells whether both can be shown at once."""
+    return (
+      # A protected partition must not be shown under another run's title.
+      self.is_private == other.is_private
+      and self.partition is not None
+      and other.partition is not None
+      and self.partition.settings == other.partition.settings
+      and self.partition.has_same_examples(other.partition)
+    )
+
+
+def _partition(name: str, shown: _Partition) -> Section:
   """Shows a partition, unless its clients are protected."""
+  title, partition = '; '.join(shown.titles), shown.partition
   if partition is None:
     return Section(title, note='there is no partition.json that can be read')
-  if is_private:
+  if shown.is_private:
     return Section(title, rows=partitions.describe_public(partition))
   rows = partitions.describe(partition)
-  draw = functools.partial(partition_plot.draw, partition)
+  names = shown.class_names
+  if len(names) != partition.settings.num_classes:
+    names = ()
+  draw = functools.partial(partition_plot.draw, partition, names)
   label = f'examples of each class at each client: {rows["partition"]}'
   diagram = _diagram('Classes at clients', draw, name, label)
   return Section(title, [diagram], rows=rows)
@@ -408,7 +458,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
     rows['accuracy of clients, mean'] = f'{figures.clients.mean():.4f}'
     rows['  mean of the worst tenth'] = f'{worst:.4f}'
   if figures.pseudo is not None:
-    rows['pseudo-labels by it that are right, all kept'] = (
+    rows['accuracy of its pseudo-labels, without threshold'] = (
       f'{figures.pseudo.accuracy:.4f} of {len(figures.pseudo.labels):,}'
     )
   return Section(
@@ -419,7 +469,7 @@ def _model(i: int, group: runs_lib.RunGroup, model: Model) -> Section:
     {
       kind: [_shown(example) for example in examples]
       for kind, examples in (
-        ('right', figures.right),
+        ('correct', figures.right),
         ('wrong', figures.wrong),
       )
       if examples
