@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format notebooks docs lock clean
+	test-slow lint format notebooks docs dist lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -41,6 +41,7 @@ help:
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
 	@echo 'make docs        build the site of docs/ in $(SITE), check it'
+	@echo 'make dist        build the wheel and the source distribution in dist'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
 	@echo 'make clean       remove .venv, .venv-docs, build and caches'
@@ -127,11 +128,18 @@ docs: $(DOCS_VENV)/.installed
 	@$(DOCS_BIN)/python tools/check_site.py $(SITE)
 	@echo 'Read it: $(DOCS_BIN)/python -m http.server --directory $(SITE)'
 
+dist: setup
+	$(BIN)/python -c "from setuptools import build_meta as build; \
+	  build.build_sdist('dist'); build.build_wheel('dist')"
+
 lock:
 	@command -v uv >/dev/null || { echo 'make lock needs uv: pip install uv'; \
 	  exit 1; }
 	$(LOCK) $(ARGS) --override requirements-overrides.txt requirements.in \
 	  --output-file requirements.txt >/dev/null
+	@{ echo '# requirements.txt without hashes, which pip would demand of the'; \
+	  echo "# package's own wheel, too. Made by make lock."; \
+	  sed -E '/^ *(--hash|#)/d; s/ \\$$//' requirements.txt; } >constraints.txt
 	$(LOCK) $(ARGS) requirements-dev.in --output-file requirements-dev.txt \
 	  >/dev/null
 	$(LOCK) $(ARGS) requirements-gpu.in --output-file requirements-gpu.txt \
@@ -144,6 +152,6 @@ lock:
 	  requirements-docs.txt >/dev/null
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) *.egg-info build .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(DOCS_VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache \
 	  .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

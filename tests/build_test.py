@@ -181,6 +181,13 @@ def test_locks_agree(repository):
     assert name not in names or (name, version) in runtime, name
 
 
+def test_constraints_are_the_lock_without_hashes(repository):
+  lock = (repository / 'requirements.txt').read_text().splitlines()
+  pins = [line.removesuffix(' \\') for line in lock if line[:1].isalpha()]
+  constraints = (repository / 'constraints.txt').read_text().splitlines()
+  assert [line for line in constraints if line[:1] != '#'] == pins
+
+
 def test_versions_agree(repository):
   version = re.escape(tff_fssl.__version__)
   for file, pattern in (

@@ -105,6 +105,33 @@ def test_its_command_works_in_an_empty_folder(tff_fssl_command, repository):
 
 
 @pytest.mark.slow
+def test_it_installs_by_one_command(wheel, repository, tmp_path):
+  subprocess.run([sys.executable, '-m', 'venv', tmp_path / 'new'], check=True)
+  folder = tmp_path / 'new' / 'bin'
+  pip = [folder / 'python', '-m', 'pip', '--disable-pip-version-check']
+  known = subprocess.run(
+    [*pip, 'download', '--quiet', '--no-deps', '--dest', tmp_path, 'six'],
+    capture_output=True,
+    check=False,
+  )
+  if known.returncode:
+    pytest.skip('no package index')
+  # The command of docs/installing.md.
+  command = ['install', '--quiet', '--no-deps', '-r', 'constraints.txt', wheel]
+  subprocess.run([*pip, *command], cwd=repository, check=True)
+  done = subprocess.run(
+    [folder / 'tff-fssl', 'train', '--flagfile=configs/quickstart.flags']
+    + ['--num_pretraining_rounds=0', '--total_rounds=1'],
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  assert 'test accuracy' in done.stdout
+
+
+@pytest.mark.slow
 def test_a_run_from_training_to_plot(tff_fssl_command):
   train = tff_fssl_command(
     'train',

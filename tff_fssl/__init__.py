@@ -11,7 +11,7 @@ import importlib
 import sys
 from typing import Any
 
-__version__ = '0.3.0'
+__version__ = '0.4.0'
 
 # Name -> its module. `runtime` and `training` are modules themselves.
 _EXPORTED = {
