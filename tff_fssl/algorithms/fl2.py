@@ -6,7 +6,7 @@ In a round:
 1.  The server broadcasts weights W and batch norm statistics.
 2.  A client predicts the weak view of each of its examples at W. Its learning
     status tau is the mean confidence. Its thresholds tau(c) scale tau by the
-    frequency of each predicted class (CAT, eq. 6-9). It keeps the examples that
+    frequency of each predicted class (CAT, eq. 7-9). It keeps the examples that
     reach the threshold of their class.
 3.  For each batch of kept examples, from the strong view, a client computes
     *   L_a, their mean cross-entropy,

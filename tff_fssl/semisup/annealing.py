@@ -24,9 +24,10 @@ def tsa_threshold(
 ) -> tf.Tensor:
   """Computes UDA's threshold eta of training signal annealing (TSA).
 
-  Xie et al. 2020, section 3.3: eta = a(r) (1 - 1/C) + 1/C, where a(r) is r
-  (linear), 1 - exp(-5 r) (log) or exp(5 (r - 1)) (exp). Only linear starts at
-  1/C, and log ends below 1.
+      eta = a(r) (1 - 1/C) + 1/C
+
+  a(r) is r (linear), 1 - exp(-5 r) (log) or exp(5 (r - 1)) (exp): Xie et al.
+  2020, section 3.3. Only linear starts at 1/C, and log ends below 1.
 
   Args:
     progress: r, float32 scalar: the share of training that is done. It is
@@ -39,6 +40,14 @@ def tsa_threshold(
 
   Raises:
     UsageError: If the schedule is unknown.
+
+  Examples:
+    >>> from tff_fssl.semisup import annealing
+    >>> for schedule in annealing.TSA_SCHEDULES:  # Halfway through training.
+    ...   print(schedule, f'{annealing.tsa_threshold(0.5, schedule, 10):.2f}')
+    linear 0.55
+    log 0.93
+    exp 0.17
   """
   if schedule not in _SHARES:
     raise hparams.UsageError(
@@ -68,6 +77,18 @@ def tsa_cross_entropy(
   Returns:
     The loss, float32 scalar, which is 0 with gradient 0 if no example is kept.
     Then the weights of the kept examples, float32 [B], 0 for all others.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import annealing
+    >>> logits = tf.constant([[4.0, 0.0], [0.5, 0.0]])
+    >>> loss, kept = annealing.tsa_cross_entropy(
+    ...   tf.constant([0, 0]), logits, tf.constant(0.8), tf.ones([2])
+    ... )
+    >>> print(kept.numpy())  # 98% for the first label: it is already learned.
+    [0. 1.]
+    >>> print(loss.numpy().round(3))
+    0.474
   """
   entropies = losses.cross_entropy(labels, logits)
   correct = tf.gather(tf.nn.softmax(logits), labels, batch_dims=1)
@@ -91,6 +112,11 @@ def linear_ramp(done: float | tf.Tensor, length: float) -> tf.Tensor:
 
   Raises:
     UsageError: If the length is negative or not a number.
+
+  Examples:
+    >>> from tff_fssl.semisup import annealing
+    >>> [float(annealing.linear_ramp(done, 16)) for done in (0, 4, 16, 40)]
+    [0.0, 0.25, 1.0, 1.0]
   """
   if not length >= 0:
     raise hparams.UsageError(f'length={length}: must be at least 0')
@@ -109,5 +135,10 @@ def sigmoid_ramp(progress: tf.Tensor) -> tf.Tensor:
 
   Returns:
     float32 scalar, in [exp(-5), 1].
+
+  Examples:
+    >>> from tff_fssl.semisup import annealing
+    >>> [f'{annealing.sigmoid_ramp(p):.3f}' for p in (0.0, 0.5, 1.0, 2.0)]
+    ['0.007', '0.287', '1.000', '1.000']
   """
   return tf.exp(-5.0 * tf.square(1.0 - tf.minimum(progress, 1.0)))

@@ -14,6 +14,13 @@ class Mean(NamedTuple):
     total: float32 scalar.
     count: float32 scalar, at most the number of examples in the batch. Clients
       with larger counts than their data allow are rejected.
+
+  Examples:
+    >>> from tff_fssl.semisup.means import Mean
+    >>> first, second = Mean.weighted(0.9, size=10), Mean.weighted(0.4, size=40)
+    >>> total, count = map(sum, zip(first, second))
+    >>> print(f'{total / count:.2f}')  # Not 0.65: the second batch is larger.
+    0.50
   """
 
   total: tf.Tensor

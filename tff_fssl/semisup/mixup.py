@@ -54,6 +54,15 @@ def beta_quantile(probability: tf.Tensor, concentration: float) -> tf.Tensor:
 
   Raises:
     UsageError: If the concentration is out of range.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> v = tf.constant([0.1, 0.25, 0.5, 0.9])
+    >>> for a in (1.0, 0.1):  # Uniform, and nearly always 0 or 1.
+    ...   print(mixup.beta_quantile(v, a).numpy().round(3))
+    [0.1  0.25 0.5  0.9 ]
+    [0.    0.001 0.5   1.   ]
   """
   if not 0 <= concentration <= _MAX_CONCENTRATION:
     raise hparams.UsageError(
@@ -86,6 +95,13 @@ def draw_shares(
 
   Raises:
     UsageError: If the concentration is out of range.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> shares = mixup.draw_shares([4], 0.75, tf.constant([0, 1]))
+    >>> print(shares.numpy().round(3))
+    [0.528 0.303 0.544 0.199]
   """
   # 24 bits: a float32 holds no more exactly.
   bits = tf.bitwise.bitwise_and(_integers(shape, seed), 2**31 - 1) // 2**7
@@ -102,6 +118,12 @@ def larger_shares(shares: tf.Tensor) -> tf.Tensor:
 
   Returns:
     float32 in [0.5, 1], of the same shape.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> print(mixup.larger_shares(tf.constant([0.125, 0.5, 0.75])).numpy())
+    [0.875 0.5   0.75 ]
   """
   return tf.maximum(shares, 1.0 - shares)
 
@@ -115,6 +137,12 @@ def permutation(size: int | tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
 
   Returns:
     int32 [B].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> print(mixup.permutation(6, tf.constant([0, 1])).numpy())
+    [3 0 5 1 2 4]
   """
   # Equal draws would otherwise be ordered as each kernel likes.
   return tf.argsort(_integers([size], seed), stable=True)
@@ -133,6 +161,14 @@ def mix(
   Returns:
     A tensor of the same shape and dtype. If both are finite, it is exactly
     `first` where lam is 1, and exactly `second` where lam is 0.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> first, second = tf.constant([[0.0, 8.0], [0.0, 8.0]]), tf.zeros([2, 2])
+    >>> print(mixup.mix(tf.constant([0.75, 1.0]), first, second).numpy())
+    [[0. 6.]
+     [0. 8.]]
   """
   shares = _per_example(shares, first, first.dtype)
   return shares * first + (1.0 - shares) * second
@@ -160,6 +196,17 @@ def mix_with_partners(
 
   Returns:
     Mixed examples, float32 [B, ...], and mixed targets, float32 [B, C].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> x, targets = tf.constant([[0.0], [8.0], [9.0]]), tf.eye(3)
+    >>> weights, partners = tf.constant([1.0, 1.0, 0.0]), tf.constant([1, 2, 0])
+    >>> mixed = mixup.mix_with_partners(x, targets, weights, partners, 0.75)
+    >>> print(mixed[0].numpy().ravel())  # The second's partner is a filler.
+    [2. 8. 9.]
+    >>> print(mixed[1].numpy()[0])
+    [0.75 0.25 0.  ]
   """
   is_real = weights > 0
   is_mixed = tf.logical_and(is_real, tf.gather(is_real, partners))
@@ -180,9 +227,10 @@ def mixed_cross_entropy(
 ) -> tf.Tensor:
   """Computes SemiFL's loss of mixed examples (Diao et al. 2022).
 
-  It is lam * mean CE(logits, first) + (1 - lam) * mean CE(logits, second). The
-  authors' code draws one lam for a batch, and does not take the larger one of
-  lam and 1 - lam.
+      lam * mean CE(logits, first) + (1 - lam) * mean CE(logits, second)
+
+  The authors' code draws one lam for a batch, and does not take the larger one
+  of lam and 1 - lam.
 
   Args:
     logits: float32 [B, C], of the mixed examples.
@@ -194,6 +242,17 @@ def mixed_cross_entropy(
 
   Returns:
     float32 scalar, in nats. It is 0 (with gradient 0) if all weights are 0.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import mixup
+    >>> logits, labels = tf.constant([[2.0, 0.0]]), tf.constant([[0], [1]])
+    >>> for share in (1.0, 0.5, 0.0):
+    ...   loss = mixup.mixed_cross_entropy(logits, *labels, share, tf.ones([1]))
+    ...   print(f'{loss:.3f}')
+    0.127
+    1.127
+    2.127
   """
   first, second = (
     losses.cross_entropy(labels, logits)

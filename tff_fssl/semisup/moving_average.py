@@ -34,6 +34,14 @@ def moving_average(
   Raises:
     UsageError: If the decay is out of range.
     ValueError: If there are more tensors of one than of the other.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup.moving_average import moving_average
+    >>> old = [tf.constant([0.0, 1.0]), tf.constant(5)]  # Weights, a counter.
+    >>> new = [tf.constant([1.0, 1.0]), tf.constant(6)]
+    >>> [t.numpy().tolist() for t in moving_average(old, new, decay=0.75)]
+    [[0.25, 1.0], 6]
   """
   if not 0 <= decay <= 1:
     raise hparams.UsageError(f'decay={decay}: must be from 0 to 1')
@@ -62,6 +70,18 @@ def follow(
 
   Returns:
     The average.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models.weights import Weights
+    >>> from tff_fssl.semisup import moving_average
+    >>> old = Weights((tf.constant([0.0]),), (), tf.constant(1.0))
+    >>> new = Weights((tf.constant([1.0]),), (), tf.constant(1.0))
+    >>> for started in (False, True):  # A copy first, then the average.
+    ...   average = moving_average.follow(old, new, 0.75, started=started)
+    ...   print(average.trainable[0].numpy())
+    [1.]
+    [0.25]
   """
   # An average without batch norm statistics takes the model's.
   has_statistics = tf.logical_and(started, old.statistics_count > 0.0)
@@ -87,7 +107,19 @@ def follow_network(
   Args:
     average: The network to move.
     network: The network that it follows.
-    decay: In [0, 1]; 1 changes nothing.
+    decay: In [0, 1]. 1 changes nothing.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import adapter
+    >>> from tff_fssl.models import networks
+    >>> from tff_fssl.semisup import moving_average
+    >>> model_fn = lambda: networks.build_network('linear', [2], num_classes=2)
+    >>> teacher, student = (adapter.Network(model_fn, seed=0) for _ in range(2))
+    >>> _ = student.trainable_variables[1].assign([8.0, 0.0])  # Its biases.
+    >>> moving_average.follow_network(teacher, student, decay=0.75)
+    >>> print(teacher.trainable_variables[1].numpy())
+    [2. 0.]
   """
   if decay == 1.0:
     return

@@ -18,7 +18,7 @@ def loss(
 ) -> tuple[tf.Tensor, dict[str, Mean]]:
   """Computes FixMatch's loss on pseudo-labels (Sohn et al. 2020, eq. 4).
 
-  (1/B) sum_b 1[max p_b >= threshold] CE(argmax p_b, logits_b)
+      (1/B) sum_b 1[max p_b >= threshold] CE(argmax p_b, logits_b)
 
   Args:
     probs: float32 [B, C], the predictions that give the pseudo-labels. No
@@ -30,6 +30,17 @@ def loss(
 
   Returns:
     The loss, float32 scalar, and metrics of the pseudo-labels.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import pseudo_labels
+    >>> probs = tf.constant([[0.97, 0.03], [0.7, 0.3]])  # Of weak views.
+    >>> logits = tf.constant([[0.0, 0.0], [5.0, 0.0]])  # Of strong views.
+    >>> loss, metrics = pseudo_labels.loss(
+    ...   probs, logits, tf.constant([0, -1]), tf.ones([2]), threshold=0.95
+    ... )
+    >>> print(f'{loss:.3f}')  # log 2 / 2: the second example is not kept.
+    0.347
   """
   labels = thresholds.pseudo_labels(probs)
   mask = thresholds.fixed_mask(probs, threshold)

@@ -28,6 +28,15 @@ def sharpened_softmax(logits: tf.Tensor, temperature: float) -> tf.Tensor:
 
   Raises:
     UsageError: If the temperature is out of range.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpening
+    >>> logits = tf.constant([1.0, 0.0])
+    >>> print(sharpening.sharpened_softmax(logits, 1.0).numpy().round(3))
+    [0.731 0.269]
+    >>> print(sharpening.sharpened_softmax(logits, 0.4).numpy().round(3))
+    [0.924 0.076]
   """
   if not _MIN_TEMPERATURE <= temperature <= _MAX_TEMPERATURE:
     raise hparams.UsageError(
@@ -48,6 +57,14 @@ def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
 
   Returns:
     float32 [..., C], rows sum to 1, or are 0.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpening
+    >>> probs = tf.constant([[0.6, 0.4], [0.0, 0.0]])
+    >>> print(sharpening.sharpen_with_gradient(probs, 0.5).numpy().round(3))
+    [[0.692 0.308]
+     [0.    0.   ]]
   """
   largest = tf.stop_gradient(tf.reduce_max(probs, axis=-1, keepdims=True))
   # 0 ** (1 / T) may have an infinite gradient, which `where` would turn to NaN.
@@ -64,7 +81,7 @@ def sharpen_with_gradient(probs: tf.Tensor, temperature: float) -> tf.Tensor:
 def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:
   """Sharpens as MixMatch does (Berthelot et al. 2019, eq. 7).
 
-  The result is p(c)^(1/T) / sum_c' p(c')^(1/T).
+      p(c)^(1/T) / sum_c' p(c')^(1/T)
 
   Args:
     probs: float32 [..., C], rows sum to 1.
@@ -75,6 +92,16 @@ def sharpen(probs: tf.Tensor, temperature: float) -> tf.Tensor:
 
   Raises:
     UsageError: If the temperature is out of range.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpening
+    >>> probs = tf.constant([0.6, 0.4])
+    >>> for temperature in (1.0, 0.5, 0.1):
+    ...   print(sharpening.sharpen(probs, temperature).numpy().round(3))
+    [0.6 0.4]
+    [0.692 0.308]
+    [0.983 0.017]
   """
   return sharpened_softmax(tf.math.log(probs), temperature)
 
@@ -94,6 +121,15 @@ def guess(probs_of_views: Sequence[tf.Tensor], temperature: float) -> tf.Tensor:
 
   Raises:
     UsageError: If the temperature is out of range.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpening
+    >>> views = [tf.constant([[0.9, 0.1]]), tf.constant([[0.3, 0.7]])]
+    >>> print(sharpening.guess(views, 1.0).numpy().round(3))
+    [[0.6 0.4]]
+    >>> print(sharpening.guess(views, 0.5).numpy().round(3))
+    [[0.692 0.308]]
   """
   mean = tf.add_n(list(probs_of_views)) / float(len(probs_of_views))
   return sharpen(mean, temperature)

@@ -15,6 +15,14 @@ def is_scaled(variable: tf.Variable) -> bool:
   """Tells whether ASAM scales a variable: kernels and gammas, not biases.
 
   The authors' code scales every parameter whose name contains "weight".
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpness
+    >>> layer = tf.keras.layers.Dense(3)
+    >>> layer.build([None, 2])
+    >>> {v.name: sharpness.is_scaled(v) for v in layer.trainable_variables}
+    {'kernel:0': True, 'bias:0': False}
   """
   leaf = variable.name.split('/')[-1].split(':')[0]
   return leaf not in ('bias', 'beta')
@@ -28,7 +36,9 @@ def perturbation(
   eta: float,
   scaled: Sequence[bool],
 ) -> list[tf.Tensor]:
-  """Computes ASAM's ascent (Kwon et al. 2021): eps = rho T^2 g / ||T g||.
+  """Computes ASAM's ascent (Kwon et al. 2021).
+
+      eps = rho T^2 g / ||T g||
 
   T is |w| + eta for scaled weights and 1 for others. If no weight is scaled,
   this is SAM (Foret et al. 2021), eq. 12 of (FL)^2.
@@ -42,6 +52,18 @@ def perturbation(
 
   Returns:
     eps, of the same shapes.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.semisup import sharpness
+    >>> w, g = tf.constant([2.0, 0.0]), tf.constant([0.3, 0.4])
+    >>> for scaled in (False, True):  # SAM, ASAM (which spares small weights).
+    ...   (eps,) = sharpness.perturbation(
+    ...     [w], [g], rho=0.1, eta=0.01, scaled=[scaled]
+    ...   )
+    ...   print(eps.numpy().round(3))
+    [0.06 0.08]
+    [0.201 0.   ]
   """
   scales = [tf.abs(w) + eta if s else None for w, s in zip(weights, scaled)]
   ascents = [g if t is None else t * g for g, t in zip(gradients, scales)]
@@ -64,12 +86,28 @@ def loss_and_gradients_at_ascent(
     network: The network with weights W, which are restored at the end.
     gradients: The gradients at W of the loss that eps ascends.
     loss_fn: The loss, float32 scalar, computed with `network`.
-    rho: Radius.
-    eta: ASAM's eta.
+    rho: Radius, >= 0.
+    eta: ASAM's eta, >= 0.
     adaptive: True for ASAM, false for SAM.
 
   Returns:
     The loss and its gradient with respect to W + eps.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import adapter
+    >>> from tff_fssl.models import networks
+    >>> from tff_fssl.semisup import sharpness
+    >>> model_fn = lambda: networks.build_network('linear', [1], num_classes=2)
+    >>> network = adapter.Network(model_fn, seed=0)
+    >>> bias = network.trainable_variables[1]  # It is 0.
+    >>> loss_fn = lambda: tf.reduce_sum(tf.square(bias - 1.0))
+    >>> gradients = [tf.zeros([1, 2]), 2.0 * (bias - 1.0)]
+    >>> loss, _ = sharpness.loss_and_gradients_at_ascent(
+    ...   network, gradients, loss_fn, rho=0.1, eta=0.01, adaptive=False
+    ... )
+    >>> print(f'{loss_fn():.3f} {loss:.3f}')  # At W and at W + eps.
+    2.000 2.293
   """
   variables = network.trainable_variables
   eps = perturbation(
