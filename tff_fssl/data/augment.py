@@ -80,6 +80,19 @@ class RandomView:
     render: (examples [N, ...], draws float32 [N, K] in [0, 1)) -> their views.
       Each is a function of its own example and draws only.
     salt: int32. Views with the same seed but other salts are independent.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import augment
+    >>> noisy = augment.RandomView(
+    ...   num_draws=2, render=lambda x, draws: x + draws - 0.5, salt=1
+    ... )
+    >>> x, seed = tf.zeros([2, 2]), tf.constant([0, 7])
+    >>> print(noisy(x, seed).numpy().round(3))  # Examples have own draws.
+    [[-0.051  0.095]
+     [-0.06  -0.038]]
+    >>> print(noisy(x[:1], seed).numpy().round(3))  # The seed determines them.
+    [[-0.051  0.095]]
   """
 
   num_draws: int
@@ -107,6 +120,13 @@ def input_shape(views: Views, stored: tf.TensorSpec) -> tuple[int | None, ...]:
 
   Returns:
     The shape, with None for a dimension that `plain` does not fix.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import augment
+    >>> views = augment.build_views((8, 8, 1), mean=(0.5,), std=(1,), flip=True)
+    >>> augment.input_shape(views, tf.TensorSpec([None, 8, 8, 1], tf.uint8))
+    (8, 8, 1)
   """
   plain = tf.function(views.plain, autograph=False)
   outputs = plain.get_concrete_function(stored).outputs
@@ -199,6 +219,16 @@ def build_views(
 
   Raises:
     UsageError: If an argument is not allowed.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import augment
+    >>> views = augment.build_views((8, 8, 1), mean=(0,), std=(1,), flip=True)
+    >>> x = tf.reshape(tf.cast(tf.range(0, 256, 4), tf.uint8), [1, 8, 8, 1])
+    >>> for view in (views.plain(x), views.weak(x, [0, 3])):
+    ...   print(view[0, 4, :, 0].numpy().round(2))  # The weak one is mirrored.
+    [0.5  0.52 0.53 0.55 0.56 0.58 0.6  0.61]
+    [0.72 0.74 0.72 0.71 0.69 0.67 0.66 0.64]
   """
   _check(image_shape, policy, mean, std)
   height, width, channels = image_shape

@@ -47,6 +47,14 @@ def element_spec(
     uint8 [None, H, W, C], float32 [None, V, D] or int32 [None, L], and y, int32
     [None]. With `stragglers` they also have share, float32 [], the share of its
     local steps that the client makes, in [0, 1] (at least one step).
+
+  Examples:
+    >>> from tff_fssl.data import clients
+    >>> spec = clients.element_spec((32, 32, 3))
+    >>> spec['seed']
+    TensorSpec(shape=(2,), dtype=tf.int32, name=None)
+    >>> spec['unlabeled']['x']
+    TensorSpec(shape=(None, 32, 32, 3), dtype=tf.uint8, name=None)
   """
   examples = collections.OrderedDict(
     x=tf.TensorSpec([None, *example_shape], names.kind_of(example_shape).dtype),
@@ -72,6 +80,14 @@ def client_seed(seed: int, round_num: int, client_id: int) -> np.ndarray:
 
   Returns:
     int32 [2].
+
+  Examples:
+    >>> from tff_fssl.data import clients
+    >>> for round_num, client_id in ((1, 0), (1, 1), (2, 0)):
+    ...   print(clients.client_seed(0, round_num, client_id))
+    [-1564790824    -9488062]
+    [-1685111624  1471205143]
+    [-1867900464   449509514]
   """
   return seeds.seed_pair(seed, seeds.Purpose.CLIENT_ROUND, round_num, client_id)
 
@@ -100,6 +116,19 @@ def make_example(
 
   Raises:
     UsageError: If shapes, types or labels do not match.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import clients
+    >>> images = np.zeros([3, 8, 8, 1], np.uint8)
+    >>> seed = clients.client_seed(0, round_num=1, client_id=3)
+    >>> element = clients.make_example(
+    ...   seed=seed, labeled=None, unlabeled=(images, None)
+    ... )
+    >>> element['unlabeled']['y']  # Not known.
+    array([-1, -1, -1], dtype=int32)
+    >>> element['labeled']['x'].shape
+    (0, 8, 8, 1)
   """
   given = [pair for pair in (labeled, unlabeled) if pair is not None]
   if not given:
@@ -183,6 +212,20 @@ def client_examples(
 
   Raises:
     UsageError: If there is no such client.
+
+  Examples:
+    >>> from tff_fssl.data import clients
+    >>> from tff_fssl.data import partition_draw
+    >>> from tff_fssl.data import sources
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> data = sources.load('digits')
+    >>> settings = PartitionSettings(10, num_clients=20, num_labels=50)
+    >>> partition = partition_draw.build_partition(data.train.y, settings)
+    >>> labeled, unlabeled = clients.client_examples(
+    ...   data, partition, client_id=3
+    ... )
+    >>> len(labeled[0]), len(unlabeled[0])  # The server has the labels.
+    (0, 69)
   """
   if not 0 <= client_id < partition.num_clients:
     raise UsageError(
@@ -237,6 +280,15 @@ def build_server_data_fn(
   Raises:
     UsageError: If types or shapes are wrong, or the data are large and no
       folder is given.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import clients
+    >>> images, labels = np.zeros([3, 8, 8, 1], np.uint8), np.arange(3)
+    >>> server_data_fn = clients.build_server_data_fn(images, labels)
+    >>> (element,) = server_data_fn()
+    >>> print(element['x'].shape, element['y'].numpy())
+    (3, 8, 8, 1) [0 1 2]
   """
   examples = sources.Examples(np.ascontiguousarray(x), y)
   if examples.x.nbytes <= MAX_CONSTANT_BYTES:

@@ -65,6 +65,17 @@ def apply(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
   Returns:
     uint8 [B, H, W, C].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import image_ops
+    >>> image = tf.reshape(tf.constant([10, 100, 200], tf.uint8), [1, 1, 3, 1])
+    >>> for name, argument in (('solarize', 128.0), ('translate_x', 1.0)):
+    ...   op = tf.constant([image_ops.OPS.index(name)])
+    ...   changed = image_ops.apply(image, op, tf.constant([argument]))
+    ...   print(name, changed.numpy().ravel())
+    solarize [ 10 100  55]
+    translate_x [100 200   0]
   """
   kinds = tf.gather(tf.constant(_KINDS), ops)
   order = tf.dynamic_partition(tf.range(tf.shape(ops)[0]), kinds, 4)
@@ -145,7 +156,23 @@ def _table(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
 
 
 def convert_to_gray(images: tf.Tensor) -> tf.Tensor:
-  """Computes Pillow's luminance, int32 [B, H, W, 1], of uint8 images."""
+  """Computes Pillow's luminance.
+
+      floor((19595 R + 38470 G + 7471 B) / 2^16 + 1/2)
+
+  Args:
+    images: uint8 [B, H, W, C], C 1 or 3.
+
+  Returns:
+    int32 [B, H, W, 1], in [0, 255]. Images of one channel are unchanged.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import image_ops
+    >>> colors = tf.cast(255 * tf.eye(3, dtype=tf.int32)[None, None], tf.uint8)
+    >>> print(image_ops.convert_to_gray(colors).numpy().ravel())  # R, G, B.
+    [ 76 150  29]
+  """
   values = tf.cast(images, tf.int32)
   if images.shape[-1] == 1:
     return values
@@ -260,6 +287,19 @@ def flip_and_crop(
 
   Returns:
     uint8 [B, H, W, C].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import image_ops
+    >>> image = tf.reshape(tf.constant([1, 2, 3, 4], tf.uint8), [1, 1, 4, 1])
+    >>> left = tf.constant([0])
+    >>> for flip in (False, True):  # Padded by reflection: 2 1 2 3 4 3.
+    ...   cropped = image_ops.flip_and_crop(
+    ...     image, tf.constant([flip]), left, left, padding=(0, 1)
+    ...   )
+    ...   print(cropped.numpy().ravel())
+    [2 1 2 3]
+    [3 2 1 2]
   """
   _, height, width, _ = images.shape
 
@@ -287,6 +327,16 @@ def fill_boxes(
 
   Returns:
     uint8 [B, H, W, C].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import image_ops
+    >>> images = tf.zeros([1, 3, 4, 1], tf.uint8)
+    >>> filled = image_ops.fill_boxes(images, tf.constant([[1, 0, 2, 1]]), (7,))
+    >>> print(filled.numpy()[0, :, :, 0])
+    [[0 7 7 0]
+     [0 7 7 0]
+     [0 0 0 0]]
   """
   _, height, width, channels = images.shape
   # Values of pixels in one axis, since broadcasting over a short one is slow.

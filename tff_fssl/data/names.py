@@ -87,6 +87,14 @@ def kind_of(example_shape: Sequence[int]) -> Kind:
 
   Raises:
     UsageError: If no kind has such a shape.
+
+  Examples:
+    >>> from tff_fssl.data import names
+    >>> for shape in ((32, 32, 3), (1, 384), (60,)):
+    ...   print(names.kind_of(shape))
+    images (uint8 [N, H, W, C])
+    vectors (float32 [N, V, D])
+    texts (int32 [N, L])
   """
   kind = _OF_RANK.get(len(example_shape))
   if kind is None:
@@ -98,7 +106,16 @@ def kind_of(example_shape: Sequence[int]) -> Kind:
 
 
 def shape_text(example_shape: Sequence[int]) -> str:
-  """Describes the shape of an example, in words."""
+  """Describes the shape of an example, in words.
+
+  Examples:
+    >>> from tff_fssl.data import names
+    >>> for shape in ((32, 32, 3), (1, 384), (60,)):
+    ...   print(names.shape_text(shape))
+    32 x 32 x 3
+    384 numbers
+    up to 60 words
+  """
   kind = kind_of(example_shape)
   if kind == TEXTS:
     return f'up to {example_shape[0]} words'

@@ -22,6 +22,27 @@ class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
 
   Both are pairs as for `clients.make_example`. Examples are read when a client
   is accessed. Examples of unknown label are unlabelled, with -1.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import natural_clients
+    >>> from tff_fssl.data import sources
+    >>> x, y = np.zeros([3, 8, 8, 1], np.uint8), np.array([1, -1, 0])
+    >>> data = sources.DataSet(
+    ...   name='mine',
+    ...   train=sources.Examples(x, y),
+    ...   test=sources.Examples(x[:0], y[:0]),
+    ...   num_classes=2,
+    ...   class_names=('cat', 'dog'),
+    ...   example_shape=(8, 8, 1),
+    ...   owners=np.array([0, 0, 1]),
+    ...   client_names=('ann', 'bob'),
+    ... )
+    >>> clients = natural_clients.NaturalClients(data)
+    >>> for name, ((_, labels), (_, unknown)) in clients.items():
+    ...   print(name, labels, unknown)
+    ann [1] [-1]
+    bob [0] []
   """
 
   def __init__(self, data: sources.DataSet):

@@ -293,7 +293,27 @@ def count_classes(
   unlabeled: list[np.ndarray],
   num_classes: int,
 ) -> np.ndarray:
-  """Counts the examples of a class at a client, int64 [clients, classes]."""
+  """Counts the examples of each class at each client.
+
+  Args:
+    labels: int [N], the classes of all examples, -1 where unknown.
+    labeled: Indices of labelled examples per client, int64.
+    unlabeled: Indices of unlabelled examples per client, int64.
+    num_classes: The number of classes.
+
+  Returns:
+    int64 [clients, classes], without examples of unknown class.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition
+    >>> labels = np.array([0, 0, 1, 1, 2, -1])
+    >>> labeled = [np.array([0]), np.array([2])]
+    >>> unlabeled = [np.array([1, 4]), np.array([3, 5])]
+    >>> partition.count_classes(labels, labeled, unlabeled, num_classes=3)
+    array([[2, 0, 1],
+           [0, 2, 0]])
+  """
   # Unknown labels, -1, are counted first, and the count is dropped.
   counts = [
     np.bincount(labels[np.concatenate(held)] + 1, minlength=num_classes + 1)[1:]

@@ -73,20 +73,30 @@ def build_partition(
 
   Raises:
     UsageError: If the settings cannot be satisfied. Names the flags.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_draw
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> labels = np.arange(300) % 3
+    >>> settings = PartitionSettings(
+    ...   3, num_clients=4, num_labels=6, partition='dirichlet', alpha=0.3
+    ... )
+    >>> partition = partition_draw.build_partition(labels, settings)
+    >>> partition.class_counts
+    array([[ 0, 11, 31],
+           [97,  0,  0],
+           [ 0, 86,  0],
+           [ 1,  1, 67]])
   """
   labels = np.asarray(labels)
   num_classes = settings.num_classes
-  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
-    raise UsageError(
-      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
-    )
-  sources.check_labels(labels, names.UNKNOWN_LABEL, num_classes)
+  _check_labels(labels, num_classes)
   natural = np.zeros([0], np.int64)
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
-  num_clients, seed = settings.num_clients, settings.seed
-  shuffled = _shuffled_classes(labels, num_classes, seed)
+  shuffled = _shuffled_classes(labels, num_classes, settings.seed)
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
@@ -98,27 +108,17 @@ def build_partition(
     1 if at_server else len(holders),
     0 if takes_own else settings.num_labels // settings.label_classes,
   )
-  hidden, validation = _split_validation(hidden, settings.num_validation, seed)
+  hidden, validation = _split_validation(
+    hidden, settings.num_validation, settings.seed
+  )
   unknown = np.flatnonzero(labels == names.UNKNOWN_LABEL)
-  if len(natural):
-    assert owners is not None
-    unlabeled = partition_splits.split_by_owner(
-      [*hidden, unknown], owners, natural
-    )
-    unlabeled = _draw_unlabeled(unlabeled, settings, len(holders))
-  else:
-    unlabeled = _split_rest(hidden, unknown, settings, len(holders))
+  unlabeled = _split_unlabeled(
+    hidden, unknown, settings, len(holders), owners, natural
+  )
   client_test: list[np.ndarray] = []
   if settings.client_test_fraction:
     client_test = _hold_out(labels, settings, unlabeled)
-  client_labeled = [_indices([]) for _ in range(num_clients)]
-  if not at_server:
-    for client, held in zip(holders, labeled, strict=True):
-      client_labeled[client] = held
-  if settings.labels_own:
-    _label_own(labels, settings, holders, client_labeled, unlabeled)
-  if settings.full_labels:
-    _label_all(labels, holders, client_labeled, unlabeled)
+  client_labeled = _label_clients(labels, settings, holders, labeled, unlabeled)
   partition = partition_lib.Partition(
     server_labeled=labeled[0] if at_server else _indices([]),
     validation=validation,
@@ -133,6 +133,15 @@ def build_partition(
     client_test=client_test,
   )
   return _add_noise(partition, labels)
+
+
+def _check_labels(labels: np.ndarray, num_classes: int) -> None:
+  """Raises `UsageError` for labels that are not classes of their examples."""
+  if labels.ndim != 1 or not np.issubdtype(labels.dtype, np.integer):
+    raise UsageError(
+      f'labels must be integers [N], not {labels.dtype} {list(labels.shape)}'
+    )
+  sources.check_labels(labels, names.UNKNOWN_LABEL, num_classes)
 
 
 def _add_noise(
@@ -192,6 +201,22 @@ def _draw_unlabeled(
   is_drawn = np.zeros(pool[-1] + 1, bool)
   is_drawn[rng.permutation(pool)[:wanted]] = True
   return [group[is_drawn[group]] for group in groups]
+
+
+def _split_unlabeled(
+  hidden: list[np.ndarray],
+  unknown: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  num_holders: int,
+  owners: np.ndarray | None,
+  natural: np.ndarray,
+) -> list[np.ndarray]:
+  """Splits unlabelled examples over clients, or over the `natural` owners."""
+  if not len(natural):
+    return _split_rest(hidden, unknown, settings, num_holders)
+  assert owners is not None
+  groups = partition_splits.split_by_owner([*hidden, unknown], owners, natural)
+  return _draw_unlabeled(groups, settings, num_holders)
 
 
 def _split_rest(
@@ -283,6 +308,28 @@ def _labeled_clients(
     return list(range(every))
   rng = seeds.generator(settings.seed, seeds.Purpose.LABELED_CLIENTS)
   return sorted(rng.permutation(every)[:num].tolist())
+
+
+def _label_clients(
+  labels: np.ndarray,
+  settings: partition_settings.PartitionSettings,
+  holders: list[int],
+  labeled: list[np.ndarray],
+  unlabeled: list[np.ndarray],
+) -> list[np.ndarray]:
+  """Returns the labelled examples of each client.
+
+  Those that clients take from their own ones are removed from `unlabeled`.
+  """
+  client_labeled = [_indices([]) for _ in range(settings.num_clients)]
+  if settings.scenario != names.LABELS_AT_SERVER:
+    for client, held in zip(holders, labeled, strict=True):
+      client_labeled[client] = held
+  if settings.labels_own:
+    _label_own(labels, settings, holders, client_labeled, unlabeled)
+  if settings.full_labels:
+    _label_all(labels, holders, client_labeled, unlabeled)
+  return client_labeled
 
 
 def _label_own(

@@ -64,6 +64,19 @@ class PartitionSettings:
     client_test_fraction: The share of each client's examples that is held out
       for evaluation at the client, in [0, `MAX_TEST_FRACTION`].
     seed: Any integer.
+
+  Examples:
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> settings = PartitionSettings(
+    ...   num_classes=10,
+    ...   num_clients=20,
+    ...   num_labels=50,
+    ...   scenario='labels_at_clients',
+    ...   labeled_clients='0.1',
+    ...   partition='dirichlet',
+    ... )
+    >>> settings.title, settings.num_labeled_clients
+    ('Dirichlet(0.1)', 2)
   """
 
   num_classes: int

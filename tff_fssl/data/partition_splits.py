@@ -30,6 +30,17 @@ def split(
 
   Raises:
     UsageError: If no such split is found. Names the flags.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> hidden = [np.arange(0, 4), np.arange(10, 14)]
+    >>> for partition in ('iid', 'shards'):
+    ...   settings = PartitionSettings(2, 2, 2, partition=partition)
+    ...   print(partition, partition_splits.split(hidden, settings))
+    iid [array([10,  1,  2, 12]), array([ 3, 13,  0, 11])]
+    shards [array([10, 11, 12, 13]), array([0, 1, 2, 3])]
   """
   rng = seeds.generator(settings.seed, seeds.Purpose.PARTITION)
   if settings.partition == names.IID:
@@ -46,7 +57,23 @@ def split(
 def split_evenly(
   examples: np.ndarray, num_clients: int, rng: np.random.Generator
 ) -> list[np.ndarray]:
-  """Gives each client equally many examples, at random, without a remainder."""
+  """Gives each client equally many examples, at random, without a remainder.
+
+  Args:
+    examples: int64 [N].
+    num_clients: The number of clients, >= 1.
+    rng: The random generator.
+
+  Returns:
+    Per client, int64 [floor(N / num_clients)], in random order.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> rng = np.random.default_rng(0)
+    >>> partition_splits.split_evenly(np.arange(7), num_clients=3, rng=rng)
+    [array([2, 4]), array([3, 6]), array([5, 0])]
+  """
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
@@ -73,6 +100,18 @@ def choose_owners(
 
   Raises:
     UsageError: If the data set has no owners, or too few.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> owners, labels = np.array([5, 7, -1, 5, 9]), np.zeros(5, np.int32)
+    >>> for num_clients in (0, 1, 2):  # 0: all of them.
+    ...   settings = PartitionSettings(2, num_clients, 2, partition='natural')
+    ...   print(partition_splits.choose_owners(owners, labels, settings))
+    [5 7 9]
+    [5]
+    [5 7]
   """
   if owners is None:
     raise UsageError(
@@ -110,6 +149,14 @@ def split_by_owner(
 
   Returns:
     The examples of each client, ascending, perhaps none.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> owners, clients = np.array([5, 7, -1, 5, 9]), np.array([5, 7])
+    >>> hidden = [np.array([0, 1, 2]), np.array([3, 4])]
+    >>> partition_splits.split_by_owner(hidden, owners, clients)
+    [array([0, 3]), array([1])]
   """
   pool = np.sort(np.concatenate(hidden))
   # A client's examples stay ascending.
@@ -128,6 +175,14 @@ def take(hidden: list[np.ndarray], counts: np.ndarray) -> list[np.ndarray]:
 
   Returns:
     The examples of each client, class by class.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> hidden = [np.array([10, 11, 12]), np.array([20, 21])]
+    >>> counts = np.array([[2, 0], [1, 1]])
+    >>> partition_splits.take(hidden, counts)
+    [array([10, 11]), array([12, 20])]
   """
   pieces = [
     np.split(members, np.minimum(np.cumsum(sizes), len(members)))[:-1]
@@ -150,6 +205,13 @@ def row_counts(partition: str, client: int, size: int) -> np.ndarray:
 
   Returns:
     int64 [10].
+
+  Examples:
+    >>> from tff_fssl.data import partition_splits
+    >>> for client in (0, 1):
+    ...   print(partition_splits.row_counts('fedmatch', client, size=490))
+    [244  73  15  15  15  10  15  15  15  73]
+    [ 73 244  73  15  15  15  10  15  15  15]
   """
   counts, rest = np.divmod(size * _ROWS[partition], 100)
   counts += (rest > 50) | ((rest == 50) & (counts % 2 == 0))

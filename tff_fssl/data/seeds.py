@@ -58,6 +58,15 @@ def generator(seed: int, purpose: Purpose, *key: int) -> np.random.Generator:
 
   Returns:
     A generator that depends only on these.
+
+  Examples:
+    >>> from tff_fssl.data import seeds
+    >>> for client_id in (7, 8, 7):
+    ...   rng = seeds.generator(0, seeds.Purpose.STREAMING, client_id)
+    ...   print(client_id, rng.permutation(5))
+    7 [0 4 2 3 1]
+    8 [3 4 1 0 2]
+    7 [0 4 2 3 1]
   """
   return np.random.Generator(np.random.Philox(_sequence(seed, purpose, *key)))
 
@@ -71,12 +80,35 @@ def cohort_generator(seed: int, round_num: int) -> np.random.Generator:
 
   Returns:
     A generator that depends only on these.
+
+  Examples:
+    >>> from tff_fssl.data import seeds
+    >>> for round_num in (1, 2):
+    ...   print(seeds.cohort_generator(0, round_num).permutation(5))
+    [1 4 3 0 2]
+    [1 4 2 0 3]
   """
   sequence = np.random.SeedSequence([_COHORT, seed, round_num])
   return np.random.Generator(np.random.Philox(sequence))
 
 
 def seed_pair(seed: int, purpose: Purpose, *key: int) -> np.ndarray:
-  """Makes a seed for `tf.random.stateless_*`, int32 [2]."""
+  """Makes a seed for `tf.random.stateless_*`.
+
+  Args:
+    seed: Any integer, taken modulo 2**64.
+    purpose: The purpose of the numbers.
+    *key: Any integers, as for `generator`.
+
+  Returns:
+    int32 [2], which depends only on these.
+
+  Examples:
+    >>> from tff_fssl.data import seeds
+    >>> for round_num in (1, 2):
+    ...   print(seeds.seed_pair(0, seeds.Purpose.CLIENT_ROUND, round_num))
+    [-2092965530 -1474394518]
+    [1209165468  106378722]
+  """
   state = _sequence(seed, purpose, *key).generate_state(2, np.uint32)
   return state.view(np.int32)

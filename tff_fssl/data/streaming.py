@@ -22,6 +22,18 @@ class Streaming:
     cycles: Whether the first part follows the last one. Otherwise the last part
       stays.
     seed: Any integer.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data.streaming import Streaming
+    >>> streaming = Streaming(steps=3, rounds=10)
+    >>> for round_num in (1, 10, 11, 21, 99):
+    ...   print(round_num, streaming.part(np.arange(6), 0, round_num))
+    1 [2 5]
+    10 [2 5]
+    11 [3 4]
+    21 [0 1]
+    99 [0 1]
   """
 
   steps: int = 1

@@ -49,6 +49,14 @@ def tokens(texts: tf.Tensor, vocabulary_size: int, max_words: int) -> tf.Tensor:
 
   Returns:
     int32 [N, L].
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import text_views
+    >>> texts = tf.constant(['A cat, a CAT.', 'Dogs'])
+    >>> text_views.tokens(texts, vocabulary_size=1000, max_words=5).numpy()
+    array([[958,  93, 958,  93,   0],
+           [838,   0,   0,   0,   0]], dtype=int32)
   """
   texts = tf.strings.unicode_transcode(texts, 'UTF-8', 'UTF-8')
   texts = tf.strings.lower(texts, encoding='utf-8')
@@ -77,12 +85,26 @@ def build_views(
     vocabulary_size: The number of different numbers, with 0.
     weak_deletion: Share of words that a weak view deletes, in [0, 1].
     strong_replacement: p, share of a strong view's words that UDA's method
-      replaces.
-    strong_swaps: Share of the words of a strong view that change places.
-    strong_deletion: Share of words that a strong view deletes.
+      replaces, in [0, 1].
+    strong_swaps: Share of the words of a strong view that change places, in
+      [0, 1].
+    strong_deletion: Share of words that a strong view deletes, in [0, 1].
 
   Returns:
     The views.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import text_views
+    >>> x = np.array([[1, 2, 3, 4, 5, 0], [1, 6, 7, 8, 0, 0]], np.int32)
+    >>> views = text_views.build_views(x, vocabulary_size=9, weak_deletion=0.5)
+    >>> print(views.weak(x, tf.constant([0, 2])).numpy())
+    [[2. 5. 0. 0. 0. 0.]
+     [6. 0. 0. 0. 0. 0.]]
+    >>> print(views.strong(x, tf.constant([0, 2])).numpy())
+    [[1. 2. 3. 4. 5. 0.]
+     [4. 6. 7. 8. 0. 0.]]
   """
   length = x.shape[1]
   rarity, cumulative = _statistics(x, vocabulary_size)

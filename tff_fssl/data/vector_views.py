@@ -17,7 +17,7 @@ strength suits numbers of any scale.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -50,22 +50,30 @@ def build_views(
     num_weak: The number of given weak views, after the plain one.
     num_strong: The number of given strong views, after the weak ones.
     normalize: Whether networks receive (x - mean) / std, else x.
-    weak_noise: Deviation of the noise of made weak views.
-    strong_noise: Deviation of the noise of made strong views.
+    weak_noise: Deviation of the noise of made weak views, >= 0.
+    strong_noise: Deviation of the noise of made strong views, >= 0.
     strong_dropout: Share of the numbers of made strong views that become the
-      mean.
+      mean, in [0, 1].
 
   Returns:
     The views.
 
   Raises:
     UsageError: If mean and deviation do not fit.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.data import vector_views
+    >>> views = vector_views.build_views(mean=[5.0] * 4, std=[2.0] * 4)
+    >>> x, seed = tf.constant([[[5.0, 7.0, 9.0, 11.0]]]), tf.constant([0, 1])
+    >>> print(views.plain(x).numpy())
+    [[0. 1. 2. 3.]]
+    >>> print(views.weak(x, seed).numpy().round(2))
+    [[0.02 1.   2.04 3.09]]
+    >>> print(views.strong(x, seed).numpy().round(2))
+    [[-0.18  1.06  0.    2.46]]
   """
-  if not len(mean) or len(mean) != len(std) or min(std) <= 0:
-    raise UsageError(
-      f'{len(mean)} means and {len(std)} deviations: every number of a vector'
-      ' needs one of each, and deviations must be greater than 0'
-    )
+  _check(mean, std)
   center = np.array(mean, np.float32)
   spread = np.array(std, np.float32)
   size = len(center)
@@ -95,22 +103,34 @@ def build_views(
     values += strong_noise * _gaussian(draws[:, :size])
     return finish(tf.where(draws[:, size:] < strong_dropout, 0.0, values))
 
-  def given(first: int, num: int, salt: int) -> augment.RandomView:
-    def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
-      which = first + tf.cast(draws[:, 0] * num, tf.int32)
-      return plain(
-        tf.gather(vectors, which[:, tf.newaxis], axis=1, batch_dims=1)
-      )
-
-    return augment.RandomView(1, render, salt)
-
   weak_view = augment.RandomView(size, weak, augment.WEAK_SALT)
   strong_view = augment.RandomView(2 * size, strong, augment.STRONG_SALT)
   if num_weak:
-    weak_view = given(1, num_weak, augment.WEAK_SALT)
+    weak_view = _given(plain, 1, num_weak, augment.WEAK_SALT)
   if num_strong:
-    strong_view = given(1 + num_weak, num_strong, augment.STRONG_SALT)
+    strong_view = _given(plain, 1 + num_weak, num_strong, augment.STRONG_SALT)
   return augment.Views(plain, weak_view, strong_view, accepts)
+
+
+def _check(mean: Sequence[float], std: Sequence[float]) -> None:
+  """Raises `UsageError` if mean and deviation do not fit."""
+  if not len(mean) or len(mean) != len(std) or min(std) <= 0:
+    raise UsageError(
+      f'{len(mean)} means and {len(std)} deviations: every number of a vector'
+      ' needs one of each, and deviations must be greater than 0'
+    )
+
+
+def _given(
+  plain: Callable[[tf.Tensor], tf.Tensor], first: int, num: int, salt: int
+) -> augment.RandomView:
+  """Builds a view that draws one of `num` given views, from the `first`."""
+
+  def render(vectors: tf.Tensor, draws: tf.Tensor) -> tf.Tensor:
+    which = first + tf.cast(draws[:, 0] * num, tf.int32)
+    return plain(tf.gather(vectors, which[:, tf.newaxis], axis=1, batch_dims=1))
+
+  return augment.RandomView(1, render, salt)
 
 
 def _gaussian(draws: tf.Tensor) -> tf.Tensor:

@@ -199,6 +199,12 @@ def load(
   Raises:
     UsageError: If the name is unknown, or the data set is missing, damaged or
       of another kind.
+
+  Examples:
+    >>> from tff_fssl.data import sources
+    >>> data = sources.load('digits')
+    >>> data.train.x.shape, len(data.test), data.num_classes
+    ((1437, 8, 8, 1), 360, 10)
   """
   settings = settings or data_hparams.DataHparams()
   return load_found(catalog.find(name, data_dir or '', settings), data_dir)
