@@ -27,6 +27,20 @@ def build_collect(
     A function for use in a federated computation, and the type of `rows`. It is
     the same structure of tensors with a new first dimension: the clients, in
     the order in which they are aggregated.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow_federated as tff
+    >>> from tff_fssl.aggregators import collecting
+    >>> one = tff.TensorType(np.float32, [2])
+    >>> collect, rows_type = collecting.build_collect(one)
+    >>> print(rows_type)
+    float32[?,2]
+    >>> at_clients = tff.FederatedType(one, tff.CLIENTS)
+    >>> collected = tff.federated_computation(collect, at_clients)
+    >>> print(collected([np.float32([1, 2]), np.float32([3, 4])]))
+    [[1. 2.]
+     [3. 4.]]
   """
   specs = tff.types.type_to_tf_tensor_specs(one)
   many = tff.types.tensorflow_to_type(
@@ -91,6 +105,18 @@ def collect_rows(rows: tff.Value) -> tff.Value:
 
   Returns:
     float32[?, D]@SERVER, in the order in which clients are aggregated.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow_federated as tff
+    >>> from tff_fssl.aggregators import collecting
+    >>> rows_type = tff.TensorType(np.float32, [None, 2])
+    >>> at_clients = tff.FederatedType(rows_type, tff.CLIENTS)
+    >>> collect = tff.federated_computation(collecting.collect_rows, at_clients)
+    >>> print(collect([np.float32([[1, 2]]), np.float32([[3, 4], [5, 6]])]))
+    [[1. 2.]
+     [3. 4.]
+     [5. 6.]]
   """
   num_columns = rows.type_signature.member.shape[1]
   rows_type = tff.TensorType(np.float32, [None, num_columns])

@@ -49,6 +49,24 @@ def build_aggregator(
 
   Raises:
     UsageError: If sizes are missing or do not fit the hyper-parameters.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow_federated as tff
+    >>> import tff_fssl as fssl
+    >>> update, weight = (
+    ...   tff.TensorType(np.float32, shape) for shape in ([2], [])
+    ... )
+    >>> updates = np.float32([[1, 2], [2, 1], [2, 3], [3, 2], [90, -90]])
+    >>> for name in ('mean', 'robust'):  # The last client lies.
+    ...   factory = fssl.build_aggregator(
+    ...     fssl.AggregatorHparams(aggregator=name)
+    ...   )
+    ...   process = factory.create(update, weight)
+    ...   output = process.next(process.initialize(), list(updates), [1.0] * 5)
+    ...   print(name, output.result.round(2))
+    mean [ 19.6 -16.4]
+    robust [1.37 1.37]
   """
   builder = aggregator_hparams.AGGREGATORS[hparams.aggregator].builder
   return hparams_lib.import_function(builder)(

@@ -33,6 +33,15 @@ def is_bounded(values: Any) -> tf.Tensor:
   """Tells whether all entries of float tensors are within `MAX_ENTRY`.
 
   NaN and infinity never are. The result is a bool scalar.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.aggregators import guarded
+    >>> for entry in (-1e12, 2e12, float('nan')):
+    ...   print(bool(guarded.is_bounded([tf.zeros([3]), tf.constant(entry)])))
+    True
+    False
+    False
   """
   return tf.reduce_all(
     [
@@ -55,6 +64,18 @@ def is_acceptable(
   Returns:
     bool scalar: whether every entry of the value is within `MAX_ENTRY`, and the
     weight is allowed. NaN and infinity never are.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.aggregators import guarded
+    >>> update, allowed = [tf.ones([3])], guarded.AllowedWeights(maximum=1.0)
+    >>> for weight in (0.0, 0.3, 1.5, -0.3):
+    ...   accepted = guarded.is_acceptable(update, tf.constant(weight), allowed)
+    ...   print(weight, bool(accepted))
+    0.0 True
+    0.3 True
+    1.5 False
+    -0.3 False
   """
   weight = tf.cast(weight, tf.float32)
   if allowed.all_or_nothing:
@@ -93,6 +114,18 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
   the server repeats `is_acceptable` on the values it receives. With secure
   aggregation no server ever sees the value of one client. Then only the bounds
   of the secure sum limit a client, and the two counts are secure sums, too.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow_federated as tff
+    >>> from tff_fssl.aggregators import guarded
+    >>> number = tff.TensorType(np.float32)
+    >>> factory = guarded.GuardedFactory(tff.aggregators.MeanFactory())
+    >>> process = factory.create(number, number)
+    >>> updates, weights = [1.0, 5.0, float('nan')], [3.0, 1.0, 1.0]
+    >>> output = process.next(process.initialize(), updates, weights)
+    >>> print(output.result, output.measurements['num_rejected_clients'])
+    2.0 1
   """
 
   def __init__(
@@ -163,7 +196,20 @@ class GuardedFactory(tff.aggregators.WeightedAggregationFactory):
 
 
 def sums_securely(process: tff.templates.AggregationProcess) -> bool:
-  """Tells whether the computation of an aggregation contains secure sums."""
+  """Tells whether the computation of an aggregation contains secure sums.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow_federated as tff
+    >>> from tff_fssl.aggregators import guarded
+    >>> plain = tff.aggregators.SumFactory()
+    >>> secure = tff.aggregators.SecureSumFactory(1, 0)
+    >>> for factory in (plain, secure):
+    ...   process = factory.create(tff.TensorType(np.int32))
+    ...   print(guarded.sums_securely(process))
+    False
+    True
+  """
   block = process.next.to_building_block()
   return 'federated_secure' in block.compact_representation()
 
@@ -171,7 +217,18 @@ def sums_securely(process: tff.templates.AggregationProcess) -> bool:
 def keep_if(
   some: tf.Tensor, old_state: Any, new_state: Any, result: Any
 ) -> tuple[Any, Any]:
-  """Keeps (new state, result) if `some`, else (old state, NaN everywhere)."""
+  """Keeps (new state, result) if `some`, else (old state, NaN everywhere).
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.aggregators import guarded
+    >>> old, new, result = tf.constant(1), tf.constant(2), tf.constant([0.5])
+    >>> for some in (True, False):
+    ...   state, kept = guarded.keep_if(tf.constant(some), old, new, result)
+    ...   print(state.numpy(), kept.numpy())
+    2 [0.5]
+    1 [nan]
+  """
   return (
     tf.nest.map_structure(
       lambda new, old: tf.where(some, new, old), new_state, old_state

@@ -179,6 +179,16 @@ def renyi_divergences(
 
   Returns:
     The orders and the round's Renyi divergences.
+
+  Examples:
+    >>> from tff_fssl.aggregators import privacy
+    >>> for noise_multiplier in (1.0, 4.0):
+    ...   orders, divergences = privacy.renyi_divergences(
+    ...     noise_multiplier, clients_per_round=10, population=1000
+    ...   )
+    ...   print(orders[:3], divergences[:3].round(2))
+    [2. 3. 4.] [0.01 0.15 2.09]
+    [2. 3. 4.] [0. 0. 0.]
   """
   event = dp_accounting.SampledWithoutReplacementDpEvent(
     population,
@@ -221,6 +231,19 @@ def spent_epsilon(
 
   Returns:
     The least epsilon that any order proves.
+
+  Examples:
+    >>> from tff_fssl.aggregators import privacy
+    >>> orders, divergences = privacy.renyi_divergences(
+    ...   4.0, clients_per_round=10, population=1000
+    ... )
+    >>> for num_rounds in (0.0, 1.0, 100.0, 1000.0):
+    ...   spent = privacy.spent_epsilon(num_rounds, orders, divergences, 1e-5)
+    ...   print(f'{num_rounds:.0f} {spent:.2f}')
+    0 0.00
+    1 0.20
+    100 0.43
+    1000 1.45
   """
   total = tf.cast(num_releases, tf.float64) * tf.constant(rdp)
   epsilon = tf.reduce_min(total + tf.constant(_conversion(orders, delta)))

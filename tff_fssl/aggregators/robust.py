@@ -187,10 +187,20 @@ def _matrix(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def lower_median(rows: tf.Tensor) -> tf.Tensor:
-  """Takes the median of each column of float [N, ...], N > 0.
+  """Takes the median of each column.
+
+  Args:
+    rows: float [N, ...], N > 0.
 
   Returns:
     float [...], the lower of two medians if N is even.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.aggregators import robust
+    >>> rows = tf.constant([[1.0, 8.0], [2.0, 7.0], [3.0, 6.0], [99.0, 5.0]])
+    >>> print(robust.lower_median(rows).numpy())
+    [2. 6.]
   """
   return tf.sort(rows, axis=0)[(tf.shape(rows)[0] - 1) // 2]
 

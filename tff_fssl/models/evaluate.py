@@ -49,6 +49,20 @@ def build_evaluate_fn(
     `prediction.also`. If `prediction.needs_table`, the function takes a fourth
     argument, the exchange's table. If each client has its own model
     (`prediction.member`), the result is that of `summarize_clients`.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tff_fssl as fssl
+    >>> from tff_fssl.models import server_model
+    >>> shape, test = (8, 8, 1), fssl.load('digits').test
+    >>> evaluate_fn = fssl.build_evaluate_fn(
+    ...   lambda: fssl.build_network('linear', shape, num_classes=10),
+    ...   fssl.build_views(shape, mean=(0,), std=(1,), flip=False),
+    ... )
+    >>> weights = np.zeros([64, 10], np.float32), np.zeros([10], np.float32)
+    >>> model = server_model.ServerModel(weights, (), np.float32(1))
+    >>> print(f'{evaluate_fn(model, test.x, test.y)["loss"]:.3f}')  # log 10
+    2.303
   """
 
   @functools.cache
@@ -67,26 +81,7 @@ def build_evaluate_fn(
       labels: tf.Tensor,
     ) -> Metrics:
       model = prediction.completed(model, table)
-      result: Metrics = collections.OrderedDict()
-      ways = {'': prediction, **prediction.also}
-      if prediction.member is not None:
-        member = functools.partial(prediction.member, model, table)
-        num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
-        result.update(
-          passes.measure_clients(member, num_clients, images, labels)
-        )
-        del ways['']
-      for name, way in ways.items():
-        prefix = f'{name}/' if name else ''
-        accuracy, loss = passes.measure(
-          way.weights(model),
-          functools.partial(way.logits, network, model),
-          images,
-          labels,
-        )
-        result[f'{prefix}accuracy'] = accuracy
-        result[f'{prefix}loss'] = loss
-      return result
+      return _measure(passes, prediction, model, table, images, labels)
 
     return evaluate
 
@@ -144,6 +139,35 @@ def build_logits_fn(
   return fn
 
 
+def _measure(
+  passes: Passes,
+  prediction: server_model.Prediction,
+  model: server_model.ServerModel,
+  table: Any,
+  images: tf.Tensor,
+  labels: tf.Tensor,
+) -> Metrics:
+  """Measures a model by all of its ways to predict."""
+  result: Metrics = collections.OrderedDict()
+  ways = {'': prediction, **prediction.also}
+  if prediction.member is not None:
+    member = functools.partial(prediction.member, model, table)
+    num_clients = tf.shape(tf.nest.flatten(table)[0])[0]
+    result.update(passes.measure_clients(member, num_clients, images, labels))
+    del ways['']
+  for name, way in ways.items():
+    prefix = f'{name}/' if name else ''
+    accuracy, loss = passes.measure(
+      way.weights(model),
+      functools.partial(way.logits, passes.network, model),
+      images,
+      labels,
+    )
+    result[f'{prefix}accuracy'] = accuracy
+    result[f'{prefix}loss'] = loss
+  return result
+
+
 def _mean_over_pieces(
   evaluate: Callable[[tf.Tensor, tf.Tensor], Metrics],
   x: np.ndarray[Any, Any],
@@ -174,7 +198,7 @@ class Passes:
   def __init__(
     self, network: adapter.Network, views: augment.Views, batch_size: int
   ):
-    self._network, self._views = network, views
+    self.network, self._views = network, views
     self._batch_size = batch_size
 
   def measure(
@@ -185,7 +209,7 @@ class Passes:
     labels: tf.Tensor,
   ) -> tuple[tf.Tensor, tf.Tensor]:
     """Measures (accuracy, mean cross-entropy) of the network with `weights`."""
-    self._network.assign(weights)
+    self.network.assign(weights)
 
     def add(start: tf.Tensor, sums: _Sums) -> _Sums:
       is_correct, losses = self._batch(logits_fn, images, labels, start)
@@ -222,7 +246,7 @@ class Passes:
       Correctly classified examples of each class, int64 [classes], and the sum
       of losses in nats, float32.
     """
-    self._network.assign(weights)
+    self.network.assign(weights)
 
     def add(start: tf.Tensor, sums: _Sums) -> _Sums:
       is_correct, losses = self._batch(logits_fn, images, labels, start)
@@ -273,7 +297,7 @@ class Passes:
       client_id: tf.Tensor, results: tf.TensorArray
     ) -> tf.TensorArray:
       weights = member(client_id)
-      logits_fn = lambda batch: self._network.inference_logits(
+      logits_fn = lambda batch: self.network.inference_logits(
         batch, weights.statistics_count
       )
       measured = self.measure(weights, logits_fn, images, labels)
@@ -295,6 +319,22 @@ def summarize_clients(accuracies: tf.Tensor, losses: tf.Tensor) -> Metrics:
     `accuracy_deviation` is the standard deviation over all clients (divided by
     their number). `accuracy_worst_decile` is the mean of the lowest tenth of
     the accuracies, rounded up to whole clients.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import evaluate
+    >>> accuracies, losses = (
+    ...   tf.constant([0.5, 0.9, 1.0]),
+    ...   tf.constant([2.0, 1.0, 0.0]),
+    ... )
+    >>> for name, value in evaluate.summarize_clients(
+    ...   accuracies, losses
+    ... ).items():
+    ...   print(f'{name} {value:.2f}')
+    accuracy 0.80
+    loss 1.00
+    accuracy_deviation 0.22
+    accuracy_worst_decile 0.50
   """
   num_worst = (tf.shape(accuracies)[0] + 9) // 10
   return collections.OrderedDict(

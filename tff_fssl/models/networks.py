@@ -70,6 +70,11 @@ def num_groups(channels: int) -> int:
 
   Returns:
     The largest divisor of `channels` up to min(32, channels / 4), at least 1.
+
+  Examples:
+    >>> from tff_fssl.models import networks
+    >>> [networks.num_groups(channels) for channels in (6, 16, 100, 512)]
+    [1, 4, 25, 32]
   """
   limit = max(1, min(32, channels // 4))
   return max(g for g in range(1, limit + 1) if channels % g == 0)
@@ -497,6 +502,14 @@ def build_network(
   Raises:
     UsageError: If the name or the norm is unknown, the network is for other
       examples, the images are too small, or the network cannot be built.
+
+  Examples:
+    >>> from tff_fssl.models import networks
+    >>> network = networks.build_network(
+    ...   'resnet9', (32, 32, 3), num_classes=10, norm='gn'
+    ... )
+    >>> network.output_shape, network.count_params()
+    ((None, 10), 6573120)
   """
   names.check_model(name)
   if norm not in names.NORM_NAMES:

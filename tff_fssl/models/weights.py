@@ -27,7 +27,17 @@ class Weights(NamedTuple):
 
 
 def all_finite(values: Any) -> tf.Tensor:
-  """Tells whether all floats in a structure are finite: bool scalar."""
+  """Tells whether all floats in a structure are finite: bool scalar.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import weights
+    >>> counter = tf.constant(7)
+    >>> for value in (1.0, float('inf')):
+    ...   print(bool(weights.all_finite([tf.constant(value), counter])))
+    True
+    False
+  """
   tensors = map(tf.convert_to_tensor, tf.nest.flatten(values))
   return tf.reduce_all(
     [
@@ -53,7 +63,18 @@ def flatten(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
 def unflatten(
   flat: tf.Tensor, like: Sequence[tf.Tensor]
 ) -> tuple[tf.Tensor, ...]:
-  """Inverts `flatten`, for tensors of the shapes of `like`."""
+  """Inverts `flatten`, for tensors of the shapes of `like`.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import weights
+    >>> tensors = [tf.ones([2, 1]), tf.zeros([1])]
+    >>> flat = weights.flatten(tensors)
+    >>> print(flat.numpy())
+    [1. 1. 0.]
+    >>> [t.numpy().tolist() for t in weights.unflatten(flat, tensors)]
+    [[[1.0], [1.0]], [0.0]]
+  """
   sizes = [t.shape.num_elements() for t in like]
   return tuple(
     tf.reshape(piece, t.shape)
@@ -76,7 +97,17 @@ def select(condition: tf.Tensor, yes: Any, no: Callable[[], Any]) -> Any:
 
 
 def zero_unless(condition: tf.Tensor, values: Any) -> Any:
-  """Replaces a structure of tensors by zeros unless `condition`, a scalar."""
+  """Replaces a structure of tensors by zeros unless `condition`, a scalar.
+
+  Examples:
+    >>> import tensorflow as tf
+    >>> from tff_fssl.models import weights
+    >>> for accepted in (True, False):
+    ...   value = weights.zero_unless(tf.constant(accepted), tf.constant([2.0]))
+    ...   print(value.numpy())
+    [2.]
+    [0.]
+  """
   return select(
     condition, values, lambda: tf.nest.map_structure(tf.zeros_like, values)
   )

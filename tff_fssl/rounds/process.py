@@ -103,7 +103,42 @@ def build_process(
 
   Raises:
     UsageError: If arguments do not fit together, or the model is unsuitable.
+
+  Examples:
+    >>> import tff_fssl as fssl
+    >>> shape, digits = (8, 8, 1), fssl.load('digits').train
+    >>> process = fssl.build_process(
+    ...   lambda: fssl.build_network('linear', shape, num_classes=10),
+    ...   fssl.FixMatch(
+    ...     round=fssl.RoundHparams(scenario=fssl.LABELS_AT_CLIENTS)
+    ...   ),
+    ...   fssl.DataSpec(
+    ...     fssl.element_spec(shape),
+    ...     fssl.build_views(shape, mean=(0,), std=(1,), flip=False),
+    ...   ),
+    ...   seed=0,
+    ... )
+    >>> def load_client(round_num, client_id):
+    ...   x, y = digits.x[client_id::9], digits.y[client_id::9]
+    ...   return (x[:20], y[:20]), (x[20:], None)  # Labelled, unlabelled.
+    >>> source = fssl.build_data_source(
+    ...   process, load_client, seed=0, num_clients=9, clients_per_round=2
+    ... )
+    >>> cohort = source.iterator().select(2)
+    >>> state, metrics = process.next(process.initialize(), cohort)
+    >>> metrics['client_work']['train']['num_clients']
+    2
   """
+  _check(algorithm, data, aggregator)
+  return _Assembly(model_fn, algorithm, data, seed, aggregator).build()
+
+
+def _check(
+  algorithm: base.Algorithm,
+  data: DataSpec,
+  aggregator: tff.aggregators.WeightedAggregationFactory | None,
+) -> None:
+  """Raises `UsageError` if arguments of `build_process` do not fit together."""
   scenario = algorithm.round.scenario
   if scenario not in algorithm.scenarios:
     raise hparams_lib.UsageError(
@@ -123,7 +158,6 @@ def build_process(
       ' privacy use aggregators.factory.build_aggregator, with which nothing is'
       ' released without noise'
     )
-  return _Assembly(model_fn, algorithm, data, seed, aggregator).build()
 
 
 def _groups(

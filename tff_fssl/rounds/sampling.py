@@ -108,6 +108,13 @@ def sample_cohort(
 
   Returns:
     Client ids, ascending.
+
+  Examples:
+    >>> from tff_fssl.rounds import sampling
+    >>> for round_num in (1, 2):
+    ...   print(sampling.sample_cohort(0, round_num, 100, clients_per_round=5))
+    [8, 45, 51, 87, 97]
+    [28, 46, 52, 56, 81]
   """
   return sorted(draw_slots(seed, round_num, num_clients, clients_per_round))
 
@@ -349,6 +356,8 @@ def build_data_source(
   **population: Any,
 ) -> CohortDataSource:
   """Builds the clients of one of our processes from their examples.
+
+  `process.build_process` has an example.
 
   A client whose data cannot be used is excluded from the round. The process
   counts it as rejected. That is a client for which `load_client` raises, or

@@ -77,6 +77,18 @@ def build_context(
 
   Raises:
     tff_fssl.hparams.UsageError: If a device does not exist.
+
+  Examples:
+    >>> import numpy as np
+    >>> import tensorflow as tf
+    >>> import tensorflow_federated as tff
+    >>> from tff_fssl import runtime
+    >>> numbers = tff.FederatedType(np.float32, tff.CLIENTS)
+    >>> mean = tff.federated_computation(
+    ...   lambda x: tff.federated_mean(x), numbers
+    ... )
+    >>> runtime.build_context().invoke(mean, [1.0, 2.0, 6.0])
+    3.0
   """
   if settings.runtime == TFF_WORKER:
     return WorkerContext(
