@@ -330,7 +330,7 @@ def _declared(
   """Makes the columns that the declarations of metrics ask for."""
 
   def mean(column: str, scale: float) -> Callable[[runs_lib.Run], float]:
-    return lambda run: scale * _late(run, column, last_round)
+    return lambda run: scale * late_mean(run, column, last_round)
 
   result = []
   for metric in catalogue.all_metrics():
@@ -350,16 +350,22 @@ def at(run: runs_lib.Run, column: str, round_num: int) -> float:
   return float(values[at[0]]) if len(at) else math.nan
 
 
-def best_validation(run: runs_lib.Run, last_round: int) -> float:
-  """Returns test accuracy where validation accuracy is largest first."""
+def best_round(run: runs_lib.Run, last_round: int) -> int | None:
+  """Returns the first round with the largest validation accuracy, if any."""
   rounds, values = run.curve(summary.VALIDATION_ACCURACY)
   before = rounds <= last_round
   if not before.any():
-    return math.nan
-  return at(run, TEST_ACCURACY, int(rounds[before][np.argmax(values[before])]))
+    return None
+  return int(rounds[before][np.argmax(values[before])])
 
 
-def _late(run: runs_lib.Run, column: str, last_round: int) -> float:
+def best_validation(run: runs_lib.Run, last_round: int) -> float:
+  """Returns test accuracy where validation accuracy is largest first."""
+  best = best_round(run, last_round)
+  return math.nan if best is None else at(run, TEST_ACCURACY, best)
+
+
+def late_mean(run: runs_lib.Run, column: str, last_round: int) -> float:
   """Computes the mean over the last rounds, up to `last_round`."""
   rounds, values = run.curve(column)
   late = (rounds > last_round - _WINDOW) & (rounds <= last_round)
@@ -409,8 +415,8 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
       [
         group.label,
         f'{difference:+.1f}',
-        _p_value(welch),
-        _p_value(paired),
+        p_value(welch),
+        p_value(paired),
       ]
     )
   return Table(
@@ -424,7 +430,8 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   )
 
 
-def _p_value(value: float) -> str:
+def p_value(value: float) -> str:
+  """Writes a p-value, or nothing if there is none."""
   if not math.isfinite(value):
     return ''
   return f'{value:.3f}' if value >= 0.001 else '< 0.001'

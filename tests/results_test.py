@@ -1,0 +1,166 @@
+"""CSV files of results from runs, and their tables."""
+
+import pytest
+import results
+import written_runs
+
+from tff_fssl.hparams import UsageError
+
+
+def _write(path, text):
+  path.write_text(text, encoding='utf-8')
+  return path
+
+
+@pytest.fixture(name='runs')
+def _runs(tmp_path):
+  folders = []
+  for algorithm, gain in (('fixmatch', 0.02), ('supervised', 0.0)):
+    for seed in range(3):
+      folders.append(
+        written_runs.write(
+          tmp_path / f'{algorithm}_{seed}',
+          algorithm,
+          seed,
+          evaluation={
+            'test/accuracy': 0.5 + gain + seed * (0.1 + gain / 2),
+            'validation/accuracy': lambda r: 0.9 - abs(r - 7) / 100,
+          },
+        )
+      )
+  return folders
+
+
+def _collect(capsys, *arguments):
+  code = results.main(['collect', *map(str, arguments)])
+  captured = capsys.readouterr()
+  assert not captured.out
+  return code, captured.err
+
+
+def test_collecting_writes_a_row_for_each_run(runs, tmp_path, capsys):
+  out = tmp_path / 'new.csv'
+  assert _collect(capsys, *runs, f'--out={out}') == (0, '')
+  rows = results.read(out)
+  assert [row['method'] for row in rows] == ['fixmatch'] * 3 + [
+    'supervised'
+  ] * 3
+  assert [row['seed'] for row in rows] == ['0', '1', '2'] * 2
+  assert rows[0] == {
+    'method': 'fixmatch',
+    'seed': '0',
+    'last_round': '12',
+    'best_round': '7',
+    'test_last': '52.0000',
+    'test_best': '52.0000',
+    'pseudo_label_rate': '57.5000',
+    'pseudo_label_accuracy': '90.0000',
+    'confident_rate': '',
+    'confident_accuracy': '',
+    'mb_down': '',
+    'mb_up': '',
+    'seconds': '2.0000',
+    'version': '',
+  }
+
+
+def test_collecting_again_replaces_rows(runs, tmp_path, capsys):
+  out = tmp_path / 'new.csv'
+  for methods in (('A', 'B'), ('A',)):
+    for method, folders in zip(methods, (runs[:3], runs[3:])):
+      arguments = [*folders, f'--method={method}', f'--out={out}']
+      assert _collect(capsys, *arguments) == (0, '')
+  rows = results.read(out)
+  assert [row['method'] for row in rows] == ['A'] * 3 + ['B'] * 3
+
+
+def test_a_name_for_several_methods_is_refused(runs, tmp_path, capsys):
+  out = tmp_path / 'new.csv'
+  code, error = _collect(capsys, *runs, '--method=A', f'--out={out}')
+  assert code == 1 and 'fixmatch' in error and 'supervised' in error
+  assert not out.exists()
+
+
+def test_runs_that_differ_in_nothing_are_refused(runs, tmp_path, capsys):
+  twice = written_runs.write(tmp_path / 'again', 'fixmatch', 0)
+  code, error = _collect(capsys, runs[0], twice, f'--out={tmp_path / "x.csv"}')
+  assert code == 1 and 'do not differ' in error
+  with pytest.raises(UsageError, match='is not a run'):
+    results.collect([str(tmp_path)], tmp_path / 'x.csv')
+
+
+def test_a_table_over_seeds_has_paired_differences(runs, tmp_path, capsys):
+  out = tmp_path / 'new.csv'
+  _collect(capsys, *runs, f'--out={out}')
+  table = results.make_table(out, against=['supervised'], without=['MB'])
+  assert table.header == [
+    '',
+    'seeds',
+    'last round, %',
+    'best-validation round, %',
+    'pseudo-label rate, %',
+    'pseudo-label accuracy, %',
+    'seconds a round',
+    'last round by seed',
+    'minus supervised (p)',
+  ]
+  first, second = table.rows
+  # 52, 63, 74 against 50, 60, 70: t = 3 / (1 / sqrt(3)), 2 degrees.
+  assert first[2] == '63.0 ± 11.0' and second[2] == '60.0 ± 10.0'
+  assert first[-2:] == ['52.0, 63.0, 74.0', '+3.0 (0.035)']
+  assert second[-1] == ''
+
+
+def test_differences_are_of_the_seeds_in_common(tmp_path):
+  path = _write(
+    tmp_path / 'a.csv',
+    'method,seed,test_last\na,0,50\na,1,60\nb,1,58\nc,5,1\n',
+  )
+  table = results.make_table(path, against=['b'])
+  assert [row[-1] for row in table.rows] == ['+2.0', '', '']
+
+
+def test_many_seeds_are_not_listed(tmp_path):
+  rows = ''.join(f'a,{seed},{50 + seed}\n' for seed in range(5))
+  path = _write(tmp_path / 'a.csv', f'method,seed,test_last\n{rows}')
+  assert results.make_table(path).header == ['', 'seeds', 'last round, %']
+
+
+def test_recorded_tables_show_deviations_and_seeds(tmp_path):
+  path = _write(
+    tmp_path / 'a.csv',
+    'labels,method,last,last sd,empty,version\n'
+    '1,a,50.0,1.5,,0.1.0\n5,a,60.0,,,0.2.0\n',
+  )
+  _write(
+    tmp_path / 'a_seeds.csv',
+    'labels,method,seed,test_last\n1,a,0,49\n1,a,1,51\n',
+  )
+  table = results.make_table(path)
+  assert table.header == ['labels', '', 'last', 'last round by seed']
+  assert table.rows == [
+    ['1', 'a', '50.0 ± 1.5', '49, 51'],
+    ['5', 'a', '60.0', ''],
+  ]
+  _write(tmp_path / 'b.csv', 'x\n**{a.csv|1; a|last}**\n')
+  assert results.make_table(tmp_path / 'b.csv').rows == [['**50.0 ± 1.5**']]
+
+
+def test_a_reference_to_several_rows_is_refused(tmp_path):
+  _write(tmp_path / 'a.csv', 'method,x\na,1\na,2\n')
+  path = _write(tmp_path / 'b.csv', 'y\n{a.csv|a|x}\n')
+  with pytest.raises(KeyError):
+    results.make_table(path)
+
+
+def test_pages_are_rewritten_between_the_marks(tmp_path):
+  _write(tmp_path / 'a.csv', 'method,x,y,version\na,1,2,0.1\nb,3,4 |')
+  page = (
+    'Before.\n\n<!-- table: a.csv; without: y -->\n{}<!-- end -->\n\nAfter.'
+  )
+  text = results.write_page(page.format('Old.\n'), tmp_path)
+  assert text == page.format(
+    '\n|  | x |\n| --- | --- |\n| a | 1 |\n| b | 3 |\n\n'
+    '[a.csv](data/a.csv), version 0.1\n\n'
+  )
+  assert results.write_page(text, tmp_path) == text

@@ -1,0 +1,331 @@
+"""Makes the tables of docs/results/ from CSV files, and these from runs.
+
+`results.py collect RUN ... --out=FILE` writes a row for each run, and replaces
+rows of the same method and seed. `results.py pages` (`make results`) rewrites
+what stands in a page between `<!-- table: FILE -->` and `<!-- end -->`.
+
+A file with a column `seed` has a row for each run: its table shows means and
+sample standard deviations. Any other file has the rows of its table. There, `X`
+and `X sd` become one column, FILE_seeds.csv adds accuracies by seed, and
+`{FILE|ROW|COLUMN}` is a cell of another table.
+
+Options follow the file's name in the marker: `; against: METHOD, METHOD` adds
+differences from these methods, with p-values of paired t-tests (rows for runs
+only); `; without: WORD, WORD` hides columns with these words in their titles.
+"""
+
+import argparse
+from collections.abc import Mapping, Sequence
+import csv
+import math
+import os
+import pathlib
+import re
+import sys
+
+import numpy as np
+
+from tff_fssl import metrics
+from tff_fssl.hparams import UsageError
+from tff_fssl.program.reporting import compare
+from tff_fssl.program.reporting import runs as runs_lib
+from tff_fssl.program.storage import exported
+from tff_fssl.program.storage import output_tree
+
+PAGES = pathlib.Path(__file__).resolve().parents[1] / 'docs' / 'results'
+_DATA = 'data'
+_TEST = 'test_last'
+# Column of a file with a row for each run -> (title, digits).
+_MEASURES = {
+  _TEST: ('last round, %', 1),
+  'test_best': ('best-validation round, %', 1),
+  'pseudo_label_rate': ('pseudo-label rate, %', 1),
+  'pseudo_label_accuracy': ('pseudo-label accuracy, %', 1),
+  'confident_rate': ('confident rate, %', 1),
+  'confident_accuracy': ('confident accuracy, %', 1),
+  'mb_down': ('MB down', 1),
+  'mb_up': ('MB up', 1),
+  'seconds': ('seconds a round', 2),
+}
+# Columns of such a file that its table does not show.
+_HIDDEN = ('seed', 'last_round', 'best_round', 'version')
+# Measure -> column of a run's tables, scale. Means over the last ten rounds.
+_LATE = {
+  'pseudo_label_rate': (f'{metrics.CLIENTS}/pseudo_label_ratio', 100),
+  'pseudo_label_accuracy': (f'{metrics.CLIENTS}/pseudo_label_accuracy', 100),
+  'confident_rate': (f'{metrics.CLIENTS}/high_confidence_ratio', 100),
+  'confident_accuracy': (f'{metrics.CLIENTS}/high_confidence_accuracy', 100),
+  'mb_down': ('communication/bytes_down', 1e-6),
+  'mb_up': ('communication/bytes_up', 1e-6),
+  'seconds': ('seconds/round', 1),
+}
+_COLUMNS = ('method', 'seed', 'last_round', 'best_round', *_MEASURES, 'version')
+# By so many seeds, means hide less than accuracies by seed show.
+_FEW_SEEDS = 4
+_BLOCK = re.compile(
+  r'(?ms)^<!-- table: (?P<file>\w+\.csv)(?P<options>(?:; [^;\n]+)*) -->$'
+  r'.*?^<!-- end -->$'
+)
+_REFERENCE = re.compile(r'\{(\w+\.csv)\|([^{}|]+)\|([^{}|]+)\}')
+
+_Rows = list[dict[str, str]]
+
+
+def read(path: pathlib.Path) -> _Rows:
+  """Reads the rows of a CSV file: column -> text."""
+  with open(path, newline='', encoding='utf-8') as file:
+    return list(csv.DictReader(file))
+
+
+def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
+  """Measures a run, as a row of a CSV file.
+
+  Args:
+    run: A run with an evaluation.
+    method: What the row calls its method.
+
+  Returns:
+    The cells by column. Accuracies and rates are in %. A cell is empty if the
+    run does not have the figure.
+  """
+  rounds, _ = run.curve(compare.TEST_ACCURACY)
+  last_round = int(rounds.max())
+  best_round = compare.best_round(run, last_round)
+  about = exported.ABOUT_FILE
+  folder = output_tree.OutputTree(run.path).model
+  has_model = os.path.lexists(os.path.join(folder, about))
+  values = {
+    _TEST: 100 * compare.at(run, compare.TEST_ACCURACY, last_round),
+    'test_best': 100 * compare.best_validation(run, last_round),
+  }
+  values |= {
+    name: scale * compare.late_mean(run, column, last_round)
+    for name, (column, scale) in _LATE.items()
+  }
+  return {
+    'method': method,
+    'seed': run.flags.get('seed', ''),
+    'last_round': str(last_round),
+    'best_round': '' if best_round is None else str(best_round),
+    **{k: f'{v:.4f}' if math.isfinite(v) else '' for k, v in values.items()},
+    'version': exported.read_about(folder)['tff_fssl'] if has_model else '',
+  }
+
+
+def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
+  """Writes a row for each run into a CSV file.
+
+  Args:
+    paths: Folders of runs. Those without an evaluation are skipped with a
+      warning.
+    out: The file. Rows of other methods and seeds stay.
+    method: What the rows call the method. If empty, the flags in which the runs
+      differ.
+
+  Raises:
+    UsageError: If no run is left, or two differ in nothing.
+  """
+  warn = lambda text: print(f'warning: {text}', file=sys.stderr)
+  runs = runs_lib.read_all(paths, warn, compare.TEST_ACCURACY)
+  groups = runs_lib.group_runs(runs)
+  if method and len(groups) > 1:
+    labels = ', '.join(group.label for group in groups)
+    raise UsageError(
+      f'--method={method}: the runs are of several methods ({labels}); collect'
+      ' them one after another'
+    )
+  compare.check_seeds(groups)
+  rows = (
+    {(r['method'], r['seed']): r for r in read(out)} if out.exists() else {}
+  )
+  for group in groups:
+    name = method or f'{group.algorithm} {group.variant}'.strip()
+    for run in group.runs:
+      row = measure(run, name)
+      rows[name, row['seed']] = row
+  with open(out, 'w', newline='', encoding='utf-8') as file:
+    writer = csv.DictWriter(file, _COLUMNS, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(rows.values())
+
+
+def make_table(
+  path: pathlib.Path, against: Sequence[str] = (), without: Sequence[str] = ()
+) -> compare.Table:
+  """Makes the table of a CSV file.
+
+  Args:
+    path: The file.
+    against: Methods from which each other one's accuracy is subtracted, if the
+      file has a row for each run.
+    without: Columns with one of these words in their titles are hidden.
+
+  Returns:
+    The table, without empty columns.
+  """
+  rows = read(path)
+  if 'seed' in rows[0]:
+    header, cells = _over_seeds(rows, against)
+  else:
+    header, cells = _as_recorded(path, rows)
+  shown = [
+    i
+    for i, title in enumerate(header)
+    if any(row[i] for row in cells) and not any(w in title for w in without)
+  ]
+  # The title of the methods says nothing.
+  titles = ['' if header[i] == 'method' else header[i] for i in shown]
+  return compare.Table(titles, [[row[i] for i in shown] for row in cells])
+
+
+def _over_seeds(
+  rows: _Rows, against: Sequence[str]
+) -> tuple[list[str], list[list[str]]]:
+  """Summarizes runs over their seeds."""
+  keys = [c for c in rows[0] if c not in _MEASURES and c not in _HIDDEN]
+  measures = [c for c in _MEASURES if c in rows[0]]
+  groups: dict[tuple[str, ...], _Rows] = {}
+  for row in rows:
+    groups.setdefault(tuple(row[key] for key in keys), []).append(row)
+  tested = {
+    key: {row['seed']: _number(row[_TEST]) for row in group}
+    for key, group in groups.items()
+  }
+  is_short = max(map(len, groups.values())) <= _FEW_SEEDS
+  header = [*keys, 'seeds', *(_MEASURES[c][0] for c in measures)]
+  header += ['last round by seed'] * is_short
+  header += [f'minus {name} (p)' for name in against]
+  cells = []
+  for key, group in groups.items():
+    shown = [*key, str(len(group))]
+    shown += [
+      compare.mean_and_spread(
+        [_number(run[c]) for run in group], _MEASURES[c][1]
+      )
+      for c in measures
+    ]
+    if is_short:
+      shown.append(', '.join(f'{v:.1f}' for v in tested[key].values()))
+    for name in against:
+      other = (name, *key[1:])
+      shown.append(
+        '' if other == key else _difference(tested[key], tested[other])
+      )
+    cells.append(shown)
+  return header, cells
+
+
+def _difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
+  """Writes the mean difference over common seeds, with its p-value."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  common = sorted(ours.keys() & theirs.keys())
+  if not common:
+    return ''
+  pairs = np.array([(ours[seed], theirs[seed]) for seed in common])
+  text = f'{np.mean(pairs[:, 0] - pairs[:, 1]):+.1f}'
+  if len(common) > 1:
+    p_value = compare.p_value(stats.ttest_rel(*pairs.T).pvalue)
+    text += f' ({p_value})' if p_value else ''
+  return text
+
+
+def _as_recorded(
+  path: pathlib.Path, rows: _Rows
+) -> tuple[list[str], list[list[str]]]:
+  """Shows rows as they are, with deviations beside their means."""
+  columns = [c for c in rows[0] if not c.endswith(' sd') and c != 'version']
+  by_seed = path.with_name(f'{path.stem}_seeds.csv')
+  seeds = read(by_seed) if by_seed.exists() else []
+  keys = [c for c in columns if seeds and c in seeds[0]]
+
+  def cell(row: dict[str, str], column: str) -> str:
+    deviation = row.get(f'{column} sd')
+    text = row[column] + (f' ± {deviation}' if deviation else '')
+    return _REFERENCE.sub(lambda m: _look_up(path.parent, m), text)
+
+  cells = [[cell(row, column) for column in columns] for row in rows]
+  for row, shown in zip(rows, cells):
+    own = [s[_TEST] for s in seeds if all(s[key] == row[key] for key in keys)]
+    shown.append(', '.join(own))
+  return [*columns, 'last round by seed'], cells
+
+
+def _look_up(folder: pathlib.Path, reference: re.Match[str]) -> str:
+  """Finds the cell of another table, or raises `KeyError`."""
+  file, row, column = reference.groups()
+  table = make_table(folder / file)
+  index = table.header.index(column)
+  # `1; fixmatch` is the row with both cells.
+  wanted = {part.strip() for part in row.split(';')}
+  found = [cells[index] for cells in table.rows if wanted <= set(cells)]
+  if len(found) != 1:
+    raise KeyError(reference[0])
+  return found[0]
+
+
+def _number(text: str) -> float:
+  return float(text) if text else math.nan
+
+
+def write_page(text: str, folder: pathlib.Path) -> str:
+  """Replaces a page's tables by those of the CSV files.
+
+  Args:
+    text: The page.
+    folder: The folder of the CSV files.
+
+  Returns:
+    The page. Below each table are its file and the versions of its runs.
+  """
+
+  def replace(match: re.Match[str]) -> str:
+    marker, file = match[0].partition('\n')[0], match['file']
+    given = re.findall(r'; (against|without): ([^;]+)', match['options'])
+    options = {name: words.split(', ') for name, words in given}
+    table = compare.markdown([make_table(folder / file, **options)])
+    names = [file, f'{file[:-4]}_seeds.csv']
+    links = [f'[{n}]({_DATA}/{n})' for n in names if (folder / n).exists()]
+    versions = dict.fromkeys(
+      row['version'] for row in read(folder / file) if row.get('version')
+    )
+    if versions:
+      links.append(f'version {", ".join(versions)}')
+    return '\n\n'.join([marker, table, f'{", ".join(links)}', '<!-- end -->'])
+
+  return _BLOCK.sub(replace, text)
+
+
+def main(argv: Sequence[str]) -> int:
+  """Collects runs, or rewrites the pages.
+
+  Args:
+    argv: The command line's arguments.
+
+  Returns:
+    The exit code.
+  """
+  parser = argparse.ArgumentParser(description=__doc__.partition('\n')[0])
+  commands = parser.add_subparsers(dest='command', required=True)
+  collecting = commands.add_parser('collect', help='runs -> a CSV file')
+  collecting.add_argument('runs', nargs='+', help='folders of runs')
+  collecting.add_argument('--out', required=True, type=pathlib.Path)
+  collecting.add_argument('--method', default='', help='what to call them')
+  commands.add_parser('pages', help='CSV files -> docs/results/*.md')
+  given = parser.parse_args(argv)
+  if given.command == 'pages':
+    for page in sorted(PAGES.glob('*.md')):
+      text = page.read_text(encoding='utf-8')
+      page.write_text(write_page(text, PAGES / _DATA), encoding='utf-8')
+    return 0
+  try:
+    collect(given.runs, given.out, given.method)
+  except UsageError as error:
+    print(f'error: {error}', file=sys.stderr)
+    return 1
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main(sys.argv[1:]))
