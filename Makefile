@@ -25,7 +25,7 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 
 .DELETE_ON_ERROR:
 .PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format notebooks docs dist lock clean
+	test-slow lint format notebooks results docs dist lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -40,6 +40,7 @@ help:
 	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
+	@echo 'make results     write the tables of docs/results/ from their CSV files'
 	@echo 'make docs        build the site of docs/ in $(SITE), check it'
 	@echo 'make dist        build the wheel and the source distribution in dist'
 	@echo 'make lock        update requirements*.txt (needs uv;'
@@ -120,6 +121,9 @@ format: setup-dev
 
 notebooks: setup-dev
 	$(BIN)/python tools/run_notebooks.py
+
+results: setup-dev
+	$(BIN)/python tools/results.py pages
 
 # A broken link, or a page that is not in the navigation, fails.
 docs: $(DOCS_VENV)/.installed

@@ -44,7 +44,7 @@ _LIES = {
   'statistics': 'batch norm sums of absurd moments',
   'all': 'update times -10, the largest weight, absurd moments',
 }
-# As in RESULTS.md: the quick start's rates, batches and clipping for all.
+# The quick start's rates, batches and clipping for all: docs/results/lies.md.
 _TEACHER = (
   '--max_gradient_norm=1 --proximal_strength=0 --server_optimizer_momentum=0.5'
 )

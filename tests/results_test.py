@@ -1,4 +1,6 @@
-"""CSV files of results from runs, and their tables."""
+"""Pages of results: their tables are those of the CSV files, and are short."""
+
+import re
 
 import pytest
 import results
@@ -6,10 +8,48 @@ import written_runs
 
 from tff_fssl.hparams import UsageError
 
+_MAX_WORDS = 1200
+_MAX_WORDS_OF_ALL = 5000
+_PAGES = sorted(results.PAGES.glob('*.md'))
+_DATA = results.PAGES / 'data'
+
 
 def _write(path, text):
   path.write_text(text, encoding='utf-8')
   return path
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
+def test_pages_have_the_tables_of_their_files(page):
+  text = page.read_text(encoding='utf-8')
+  assert results.write_page(text, _DATA) == text
+
+
+def test_every_file_has_a_table_and_is_linked():
+  pages = ''.join(page.read_text(encoding='utf-8') for page in _PAGES)
+  for path in _DATA.iterdir():
+    assert f'](data/{path.name})' in pages
+    assert path.stem.endswith('_seeds') or f'table: {path.name}' in pages
+
+
+def test_pages_are_short():
+  """Without tables and commands."""
+  words = {}
+  for page in _PAGES:
+    text = page.read_text(encoding='utf-8')
+    text = re.sub(r'(?ms)^<!-- table: .*?^<!-- end -->$', '', text)
+    text = re.sub(r'(?m)^(    |\|).*$', '', text)
+    words[page.stem] = len(text.split())
+  assert max(words.values()) <= _MAX_WORDS
+  assert sum(words.values()) <= _MAX_WORDS_OF_ALL
+
+
+@pytest.mark.parametrize('page', _PAGES, ids=lambda page: page.stem)
+def test_pages_begin_with_a_command(page):
+  title, aim, command = page.read_text(encoding='utf-8').split('\n\n')[:3]
+  assert title.startswith('# ')
+  assert re.match(r'With th(is page|ese pages) you ', aim)
+  assert command.startswith('    ')
 
 
 @pytest.fixture(name='runs')

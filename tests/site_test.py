@@ -27,7 +27,6 @@ def test_the_navigation_has_every_page_once(repository):
     'reference/api.md',
     'reference/flags.md',
     'reference/index.md',
-    'results.md',
   ]
 
 

@@ -13,7 +13,6 @@ _REPOSITORY = pathlib.Path(__file__).resolve().parents[1]
 _ELSEWHERE = {
   'changelog.md': 'CHANGELOG.md',
   'contributing.md': 'CONTRIBUTING.md',
-  'results.md': 'RESULTS.md',
 }
 # Page of the site -> what makes it.
 _GENERATED = {
