@@ -121,6 +121,15 @@ def test_a_name_for_several_methods_is_refused(runs, tmp_path, capsys):
   assert not out.exists()
 
 
+def test_files_of_other_columns_stay(runs, tmp_path, capsys):
+  out = _write(tmp_path / 'a.csv', 'method,x\na,1\n')
+  code, error = _collect(capsys, *runs, f'--out={out}')
+  assert code == 1 and 'a row for each run' in error
+  assert out.read_text() == 'method,x\na,1\n'
+  code, error = _collect(capsys, *runs, f'--out={tmp_path / "none" / "a.csv"}')
+  assert code == 1 and 'No such file' in error
+
+
 def test_runs_that_differ_in_nothing_are_refused(runs, tmp_path, capsys):
   twice = written_runs.write(tmp_path / 'again', 'fixmatch', 0)
   code, error = _collect(capsys, runs[0], twice, f'--out={tmp_path / "x.csv"}')
@@ -194,7 +203,7 @@ def test_a_reference_to_several_rows_is_refused(tmp_path):
 
 
 def test_pages_are_rewritten_between_the_marks(tmp_path):
-  _write(tmp_path / 'a.csv', 'method,x,y,version\na,1,2,0.1\nb,3,4 |')
+  _write(tmp_path / 'a.csv', 'method,x,y,version\na,1,2,0.1\nb,3,4,\n')
   page = (
     'Before.\n\n<!-- table: a.csv; without: y -->\n{}<!-- end -->\n\nAfter.'
   )

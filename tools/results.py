@@ -123,7 +123,8 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
       differ.
 
   Raises:
-    UsageError: If no run is left, or two differ in nothing.
+    UsageError: If no run is left, two differ in nothing, or the file has other
+      columns.
   """
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
   runs = runs_lib.read_all(paths, warn, compare.TEST_ACCURACY)
@@ -135,9 +136,10 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
       ' them one after another'
     )
   compare.check_seeds(groups)
-  rows = (
-    {(r['method'], r['seed']): r for r in read(out)} if out.exists() else {}
-  )
+  old = read(out) if out.exists() else []
+  if old and tuple(old[0]) != _COLUMNS:
+    raise UsageError(f'{out}: does not have a row for each run; give another')
+  rows = {(row['method'], row['seed']): row for row in old}
   for group in groups:
     name = method or f'{group.algorithm} {group.variant}'.strip()
     for run in group.runs:
@@ -287,12 +289,10 @@ def write_page(text: str, folder: pathlib.Path) -> str:
     table = compare.markdown([make_table(folder / file, **options)])
     names = [file, f'{file[:-4]}_seeds.csv']
     links = [f'[{n}]({_DATA}/{n})' for n in names if (folder / n).exists()]
-    versions = dict.fromkeys(
-      row['version'] for row in read(folder / file) if row.get('version')
-    )
+    versions = {row.get('version', '') for row in read(folder / file)} - {''}
     if versions:
-      links.append(f'version {", ".join(versions)}')
-    return '\n\n'.join([marker, table, f'{", ".join(links)}', '<!-- end -->'])
+      links.append(f'version {", ".join(sorted(versions))}')
+    return '\n\n'.join([marker, table, ', '.join(links), '<!-- end -->'])
 
   return _BLOCK.sub(replace, text)
 
@@ -321,7 +321,7 @@ def main(argv: Sequence[str]) -> int:
     return 0
   try:
     collect(given.runs, given.out, given.method)
-  except UsageError as error:
+  except (UsageError, OSError) as error:
     print(f'error: {error}', file=sys.stderr)
     return 1
   return 0
