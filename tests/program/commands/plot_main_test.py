@@ -40,6 +40,17 @@ def test_the_program(tmp_path, capsys):
   assert named.exists()
 
 
+def test_some_diagrams(tmp_path, capsys):
+  paths = [_run(tmp_path / 'a', 0), f'--output={tmp_path / "x.png"}']
+  assert main.run(plot_main.plot_main, [*paths, '--diagrams=ACCURACY, x']) == 2
+  assert "no diagram has 'x' in its title; there are: Test accuracy" in (
+    capsys.readouterr().err
+  )
+  assert not (tmp_path / 'x.png').exists()
+  assert main.run(plot_main.plot_main, [*paths, '--diagrams=TEST acc']) == 0
+  assert capsys.readouterr().out.endswith('x.png: Test accuracy\n')
+
+
 def test_what_cannot_be_drawn(tmp_path, capsys):
   assert main.run(plot_main.plot_main, []) == 2
   assert main.run(plot_main.plot_main, [str(tmp_path)]) == 2

@@ -14,7 +14,8 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import output_tree
 
 _USAGE = (
-  'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--output=FILE]'
+  'programs/plot.py RUN [RUN ...] [--x=rounds|bytes|hours] [--diagrams=WORDS]'
+  ' [--output=FILE]'
 )
 _ABOUT = (
   'Draws the recorded accuracy, pseudo-labels, thresholds, weights and losses'
@@ -33,6 +34,11 @@ class PlotHparams:
     '',
     'The PNG file. If empty: report/curves.png in the run; for several runs,'
     ' curves.png in the folder that holds them.',
+  )
+  diagrams: str = hparam(
+    '',
+    'Draw only the diagrams whose titles have one of these words, in any case,'
+    ' separated by commas: test accuracy,loss. Empty: all.',
   )
   x: str = hparam(
     'rounds',
@@ -53,5 +59,10 @@ def plot_main(settings: PlotHparams, parsed: flags.ParsedFlags) -> None:
   paths = [run.path for run in runs]
   output = settings.output or output_tree.default_report(paths, 'curves.png')
   durable.make_folder(os.path.dirname(os.path.abspath(output)))
-  titles = plots.plot(runs_lib.group_runs(runs), output, settings.x)
+  titles = plots.plot(
+    runs_lib.group_runs(runs),
+    output,
+    settings.x,
+    [word.strip() for word in settings.diagrams.split(',') if word.strip()],
+  )
   console.show(f'{output}: {", ".join(titles)}')

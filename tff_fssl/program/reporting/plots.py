@@ -116,7 +116,10 @@ def _color(index: int) -> str:
 
 
 def plot(
-  groups: Sequence[runs.RunGroup], path: str, x_axis: str = 'rounds'
+  groups: Sequence[runs.RunGroup],
+  path: str,
+  x_axis: str = 'rounds',
+  words: Sequence[str] = (),
 ) -> list[str]:
   """Draws the curves of runs: a panel per quantity, a style per group.
 
@@ -127,6 +130,8 @@ def plot(
     path: The PNG file.
     x_axis: One of `X_AXES`: rounds, bytes that all clients have sent and
       received so far, or hours that the rounds so far have taken.
+    words: Parts of titles, in any case. Only panels with one of them are drawn.
+      (): all panels.
 
   Returns:
     The titles of the panels that were drawn.
@@ -142,6 +147,19 @@ def plot(
   if not panels:
     what = '' if x_axis == 'rounds' else f' over {x_axis}'
     raise UsageError(f'the runs have nothing to draw{what} yet')
+  titles = [panel.title for panel in panels]
+  for word in words:
+    if not any(word.lower() in title.lower() for title in titles):
+      raise UsageError(
+        f'--diagrams: no diagram has {word!r} in its title; there are:'
+        f' {"; ".join(titles)}'
+      )
+  if words:
+    panels = [
+      panel
+      for panel in panels
+      if any(word.lower() in panel.title.lower() for word in words)
+    ]
   num_columns = min(2, len(panels))
   num_rows = -(-len(panels) // num_columns)
   canvas, grid = figures.new_figure(
