@@ -91,6 +91,17 @@ def test_means_spread_and_tests(tmp_path, capsys):
   assert tested == ['+10.0', f'{welch:.3f}', f'{paired:.3f}']
 
 
+def test_seconds_leave_out_rounds_that_compile(tmp_path, capsys):
+  path = _run(tmp_path / 'a', 'fl2', 0, [0.5, 0.6])
+  timing = csv_table.CsvTable(output_tree.OutputTree(path).timing_csv)
+  for r, (compiling, seconds) in enumerate([(8, 10.0), (1e-5, 2.0)] * 2, 1):
+    timing.log(r, {'seconds/compile': compiling, 'seconds/round': seconds})
+  _, out, _ = _compare(capsys, path)
+  assert _cells(out, 'fl2')[0][-1] == '2.00'
+  _, out, _ = _compare(capsys, path, '--last_round=2')
+  assert _cells(out, 'fl2')[0][-1] == '2.00'
+
+
 def test_budgets_are_equal(tmp_path, capsys):
   long = _run(tmp_path / 'a', 'fl2', 0, [0.1, 0.3, 0.9])
   short = _run(tmp_path / 'b', 'fixmatch', 0, [0.1, 0.2])

@@ -20,6 +20,9 @@ from tff_fssl.program.storage import summary
 TEST_ACCURACY = 'test/accuracy'
 # Pseudo-labels and seconds are means over this many last rounds.
 _WINDOW = 10
+# Rounds compile if it takes longer, in seconds: looking up what is compiled
+# takes some microseconds.
+_COMPILING = 0.1
 _GIGA = 1e9
 # Unit of a metric -> (factor, how the title ends, digits). Others are shown as
 # they are.
@@ -366,9 +369,16 @@ def best_validation(run: runs_lib.Run, last_round: int) -> float:
 
 
 def late_mean(run: runs_lib.Run, column: str, last_round: int) -> float:
-  """Computes the mean over the last rounds, up to `last_round`."""
+  """Computes the mean over the last rounds, up to `last_round`.
+
+  Seconds leave out rounds that compiled computations, if others are left.
+  """
   rounds, values = run.curve(column)
   late = (rounds > last_round - _WINDOW) & (rounds <= last_round)
+  if column.startswith('seconds/'):
+    compiled, seconds = run.curve('seconds/compile')
+    usual = late & ~np.isin(rounds, compiled[seconds > _COMPILING])
+    late = usual if usual.any() else late
   return float(values[late].mean()) if late.any() else math.nan
 
 
