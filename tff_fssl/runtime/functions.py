@@ -116,6 +116,16 @@ class Function:
       autograph=False,
     ).get_concrete_function()
 
+  @property
+  def is_empty(self) -> bool:
+    """Tells whether it has no operations."""
+    return self._function is None
+
+  def trace(self, arguments: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    """Adds a call of it to the current graph."""
+    assert self._function is not None
+    return self._function(*arguments)
+
   def __call__(
     self,
     arguments: Sequence[tf.Tensor],

@@ -73,6 +73,7 @@ def lower(
   *,
   simulate_secure_aggregation: bool = False,
   merges: bool = False,
+  exports: bool = False,
 ) -> Lowered:
   """Lowers a computation.
 
@@ -82,6 +83,8 @@ def lower(
       plain ones, which protect nothing.
     merges: Whether aggregates get their `merge`: clients are accumulated in
       several groups.
+    exports: Whether graphs shall run in another process, where they cannot call
+      Python.
 
   Returns:
     The computation as operations on slots.
@@ -102,7 +105,7 @@ def lower(
   parameter = None
   if parameter_type is not None:
     parameter = operations.slots_of(parameter_type, clients=False)
-  lowering = _Lowering(() if parameter is None else parameter, merges)
+  lowering = _Lowering(() if parameter is None else parameter, merges, exports)
   items: list[Any] = []
   place = _Place(items, clients=False, label='computation')
   function = lowering.evaluate(block, {}, place)
@@ -128,8 +131,8 @@ class _Lowering:
     num_reads: Number of reads of sequences that are not in the argument.
   """
 
-  def __init__(self, parameter: operations.Tree, merges: bool):
-    self._merges = merges
+  def __init__(self, parameter: operations.Tree, merges: bool, exports: bool):
+    self._merges, self._exports = merges, exports
     self.readers: dict[operations.Slot, list[operations.Slot]] = {
       slot: []
       for slot in operations.flatten(parameter)
@@ -221,6 +224,7 @@ class _Lowering:
         slot,
         reader,
         lambda: shared or self.num_reads[slot] > 1,
+        strips_state=not self._exports,
       )
     )
     return reader

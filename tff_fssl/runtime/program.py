@@ -102,6 +102,7 @@ def compile_program(
   *,
   simulate_secure_aggregation: bool = False,
   merges: bool = False,
+  exports: bool = False,
 ) -> Program:
   """Compiles a computation.
 
@@ -109,6 +110,7 @@ def compile_program(
     computation: Any `tff.Computation` made by TFF's decorators.
     simulate_secure_aggregation: Whether secure sums become plain ones.
     merges: Whether clients are accumulated in several groups.
+    exports: Whether its functions shall run in another process.
 
   Returns:
     The program.
@@ -121,6 +123,7 @@ def compile_program(
     computation,
     simulate_secure_aggregation=simulate_secure_aggregation,
     merges=merges,
+    exports=exports,
   )
   items = _live_items(lowered)
   levels = _schedule(items, lowered.result)

@@ -121,6 +121,20 @@ def graph_of(variant: tf.Tensor) -> bytes:
     ) from error
 
 
+def encode_slot(slot: operations.Slot, value: tf.Tensor) -> tf.Tensor:
+  """Makes a tensor that can leave the process, within a graph."""
+  is_sequence = isinstance(slot.type, tff.SequenceType)
+  return _dump_graph(value) if is_sequence else value
+
+
+def decode_slot(slot: operations.Slot, value: tf.Tensor) -> tf.Tensor:
+  """Reverses `encode_slot`, within a graph."""
+  if not isinstance(slot.type, tff.SequenceType):
+    return value
+  with tf.device('/device:CPU:0'):
+    return tf.raw_ops.DatasetFromGraph(graph_def=value)
+
+
 def _is_stateless(dataset: tf.data.Dataset) -> bool:
   """Says whether a dataset is known to be the same in each pass over it."""
   return type(dataset).__name__ in _STATELESS and all(
@@ -153,6 +167,8 @@ def restart_step(
   sequence: operations.Slot,
   result: operations.Slot,
   is_needed: Callable[[], bool],
+  *,
+  strips_state: bool = True,
 ) -> operations.Step:
   """Returns the step that gives one reader its own copy of a sequence.
 
@@ -161,15 +177,17 @@ def restart_step(
     sequence: The slot of the sequence.
     result: The slot that the reader reads.
     is_needed: Says, at the first use, whether others read the sequence, too.
+    strips_state: Whether the copy forgets the sequence's state, which takes a
+      call of Python. Without it, a sequence that has state cannot be copied.
   """
 
   def emit(tensors):
     (variant,) = tensors
     if is_needed():
       with tf.device('/device:CPU:0'):
-        graph = tf.numpy_function(
-          _strip_state, [_dump_graph(variant)], tf.string
-        )
+        graph = _dump_graph(variant)
+        if strips_state:
+          graph = tf.numpy_function(_strip_state, [graph], tf.string)
         variant = tf.raw_ops.DatasetFromGraph(graph_def=graph)
     return [variant]
 
