@@ -229,6 +229,16 @@ def test_the_program_for_those_who_come_runs(tmp_path):
   assert float(printed) == pytest.approx(float(stated), abs=0.1)
 
 
+def test_the_program_for_deploying_runs(tmp_path):
+  page = _REPOSITORY / 'docs' / 'deploying.md'
+  text = page.read_text(encoding='utf-8')
+  blocks = re.findall(r'(?s)```python\n(.*?)```', text)
+  first, second = page_code.run(
+    ''.join(blocks), _REPOSITORY, tmp_path
+  ).splitlines()
+  assert f'\n    {first}\n' in text and f'prints `{second}`' in text
+
+
 def _parts(page):
   """Heading -> the text below it, code blocks included."""
   path = _REPOSITORY / 'docs' / 'algorithms' / f'{page}.md'

@@ -34,8 +34,8 @@ import artefact
 import numpy as np
 program = artefact.Program('.')
 rounds = np.load('rounds.npz', allow_pickle=True)['rounds']
-arguments, found = dict(zip(program.parameter, rounds[0][0])), []
-for _, clients in rounds:
+arguments, found = program.initial(), []
+for clients in rounds:
   result = program.run(arguments, clients)
   arguments = {{name: result[name] for name in program.parameter}}
   found.append(np.array([result[n] for n in program.result] + [None], object))
@@ -57,9 +57,9 @@ def _object(items):
 
 def _compare_rounds(process, scenario, folder):
   """Runs two rounds here and elsewhere, and returns leaves that differ."""
-  program = export.export(process.next, str(folder))
-  state_type, data_type = process.next.type_signature.parameter
   state, rounds, expected = process.initialize(), [], []
+  program = export.export(process.next, str(folder), initial=state)
+  data_type = process.next.type_signature.parameter[1]
   for round_num in (1, 2):
     cohort = [
       tiny_task.dataset(element, process)
@@ -69,7 +69,7 @@ def _compare_rounds(process, scenario, folder):
       _leaves(next(iter(dataset)), data_type.member.element)
       for dataset in cohort
     ]
-    rounds.append((_object(_leaves(state, state_type.member)), _object(data)))
+    rounds.append(_object(data))
     result = process.next(state, cohort)
     state = result.state
     types = process.next.type_signature.result

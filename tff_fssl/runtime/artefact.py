@@ -4,7 +4,7 @@
 
     import artefact
     program = artefact.Program('.')
-    result = program.run(state, clients)
+    result = program.run(program.initial(), clients)
 
 `run` does everything in one process. A federation calls the parts of `run`: at
 the server `stage`, `sent`, `begin`, `add` and `end`, at a client `work`. Values
@@ -25,6 +25,8 @@ import tensorflow as tf
 
 FORMAT, VERSION = 'tff_fssl.program', 1
 PROGRAM = 'program.json'
+# The first values of the server's arguments, if they were exported.
+INITIAL = 'server/initial.npz'
 
 # Slot -> value.
 Values = dict[int, Any]
@@ -77,6 +79,15 @@ class Program:
     self.num_phases = len(description['phases'])
     self._folder = folder
     self._functions: dict[str, Any] = {}
+
+  def initial(self) -> dict[str, np.ndarray]:
+    """Reads the first value for each name of `parameter`."""
+    path = os.path.join(self._folder, *INITIAL.split('/'))
+    try:
+      with np.load(path) as arrays:
+        return {name: arrays[name] for name in self.parameter}
+    except (OSError, KeyError, ValueError) as error:
+      raise ArtefactError(f'{path}: cannot be read: {error}') from error
 
   def run(
     self,

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 import hashlib
+import io
 import json
 import os
 import pathlib
 from typing import Any
+
+import numpy as np
 
 import tff_fssl
 from tff_fssl import durable
@@ -22,12 +25,17 @@ from tff_fssl.runtime import functions
 from tff_fssl.runtime import operations
 from tff_fssl.runtime import program as program_lib
 from tff_fssl.runtime import sequences
+from tff_fssl.runtime import values
 
 _SERVER, _CLIENT = 'server', 'client'
 
 
 def export(
-  computation: Any, folder: str, *, simulate_secure_aggregation: bool = False
+  computation: Any,
+  folder: str,
+  *,
+  initial: Any = None,
+  simulate_secure_aggregation: bool = False,
 ) -> artefact.Program:
   """Writes a computation into a folder, from which `artefact.Program` runs it.
 
@@ -39,6 +47,9 @@ def export(
     computation: A computation whose only argument at clients is a sequence of
       one element, such as `next` of a process of `tff_fssl`.
     folder: The folder to write, which must be new or empty.
+    initial: The first value of the server's argument, which
+      `artefact.Program.initial` reads, such as the first state of a process.
+      None: it is not written.
     simulate_secure_aggregation: Whether secure sums become plain ones, which
       protect nothing.
 
@@ -56,6 +67,8 @@ def export(
   )
   writer = _Writer(folder, program)
   description = writer.describe()
+  if initial is not None:
+    writer.write_initial(initial)
   for name, content in (
     (artefact.PROGRAM, json.dumps(description, indent=1).encode()),
     ('artefact.py', pathlib.Path(artefact.__file__).read_bytes()),
@@ -119,6 +132,28 @@ class _Writer:
         for slot in self._ids
       ],
     }
+
+  def write_initial(self, value: Any) -> None:
+    """Writes the first value of the server's argument."""
+    parameter_type = self._program.parameter_type
+    (server_type,) = [
+      inner.member
+      for _, inner in tff.structure.iter_elements(parameter_type)
+      if inner.placement is tff.SERVER
+    ]
+    leaves = values.read_leaves(value, server_type, 'initial')
+    names = [
+      name
+      for name, slot in _named(parameter_type, self._program.parameter)
+      if not slot.clients
+    ]
+    content = io.BytesIO()
+    arrays = (leaf.numpy() for leaf in leaves)
+    np.savez(content, **dict(zip(names, arrays, strict=True)))
+    durable.write_file(
+      os.path.join(self._folder, *artefact.INITIAL.split('/')),
+      [content.getvalue()],
+    )
 
   def _results(self, program: program_lib.Program) -> Iterator[operations.Slot]:
     for slot in program.result:
@@ -196,7 +231,7 @@ def _trace(
 
   def call(*arguments: tf.Tensor) -> list[tf.Tensor]:
     given = iter(arguments)
-    values = []
+    tensors = []
     for slot in function.inputs:
       if slot in readers:
         count = len(_element_specs(slot.type))
@@ -204,10 +239,10 @@ def _trace(
           slot.type.element, iter([next(given) for _ in range(count)])
         )
         dataset = tf.data.Dataset.from_tensors(element)
-        values.append(tf.data.experimental.to_variant(dataset))
+        tensors.append(tf.data.experimental.to_variant(dataset))
       else:
-        values.append(sequences.decode_slot(slot, next(given)))
-    outputs = function.trace(values)
+        tensors.append(sequences.decode_slot(slot, next(given)))
+    outputs = function.trace(tensors)
     return [
       sequences.encode_slot(slot, output)
       for slot, output in zip(function.outputs, outputs, strict=True)
