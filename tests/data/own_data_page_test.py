@@ -1,4 +1,4 @@
-"""docs/own_data.md runs as it stands."""
+"""docs/own_images.md and docs/own_data.md run as they stand."""
 
 import re
 import shlex
@@ -23,7 +23,8 @@ _SPLITS = ('train', 'test')
 
 @pytest.fixture(name='page')
 def _page(repository):
-  return (repository / 'docs' / 'own_data.md').read_text()
+  pages = ('own_images.md', 'own_data.md')
+  return ''.join((repository / 'docs' / name).read_text() for name in pages)
 
 
 def _python(page):

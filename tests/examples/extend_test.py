@@ -1,4 +1,4 @@
-"""docs/extending.md shows the code of examples/extend.py, and that runs."""
+"""The pages on extending show the code of examples/extend.py, and that runs."""
 
 import csv
 import os
@@ -52,7 +52,10 @@ def _call():
 
 
 def test_the_page_shows_the_example(repository):
-  page = (repository / 'docs' / 'extending.md').read_text()
+  page = ''.join(
+    (repository / 'docs' / name).read_text()
+    for name in ('extending.md', 'extending_more.md')
+  )
   code = (repository / 'examples' / 'extend.py').read_text()
   blocks = re.findall(r'```python\n(.*?)```', page, re.DOTALL)
   # Nothing else is in the file but its first docstring.
