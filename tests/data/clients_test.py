@@ -8,6 +8,7 @@ import tensorflow_federated as tff
 from tff_fssl.data import clients
 from tff_fssl.data import partition_draw
 from tff_fssl.data import partition_settings
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
 
@@ -211,3 +212,21 @@ def test_a_file_of_other_content_is_not_believed(monkeypatch, tmp_path):
   path.write_bytes(bytes(path.stat().st_size))
   data_fn = clients.build_server_data_fn(x, y, tmp_path)
   np.testing.assert_array_equal(next(iter(data_fn()))['x'], x)
+
+
+def test_labelled_examples_that_are_also_unlabelled():
+  data = sources.load('digits')
+  settings = partition_settings.PartitionSettings(
+    10,
+    20,
+    20,
+    scenario='labels_at_clients',
+    labeled_also_unlabeled=True,
+    label_noise=0.5,
+  )
+  partition = partition_draw.build_partition(data.train.y, settings)
+  (x, y), (also, hidden) = clients.client_examples(data, partition, 3)
+  np.testing.assert_array_equal(also[-20:], x)
+  # Their hidden labels are the true ones, for metrics.
+  assert (hidden[-20:] != y).any()
+  assert len(also) == len(partition.client_unlabeled[3]) + 20

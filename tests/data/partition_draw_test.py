@@ -102,12 +102,21 @@ def _draw_settings(draw):
     'seed': draw(st.integers(-(2**70), 2**70)),
   }
   owners = rng.integers(-1, 7, len(labels))
+  kwargs['num_clients'] += (
+    kwargs['num_clients'] % 2 * (partition == names.PAIRS)
+  )
+  if kwargs['client_labels'] == names.SPLIT:
+    kwargs['labeled_clients'] = 'all'
   if partition == names.NATURAL:
     kwargs['num_clients'] = draw(st.sampled_from([0, 1, 6]))
     kwargs['client_labels'] = names.OWN
     if kwargs['full_labels']:
       kwargs['num_labels'] = 0
-  elif kwargs['scenario'] == names.LABELS_AT_CLIENTS and draw(st.booleans()):
+  elif (
+    kwargs['scenario'] == names.LABELS_AT_CLIENTS
+    and kwargs['client_labels'] != names.SPLIT
+    and draw(st.booleans())
+  ):
     chosen = draw(st.integers(1, num_classes))
     kwargs['client_label_classes'] = chosen
     kwargs['num_labels'] = chosen * draw(st.integers(1, 3))
@@ -141,6 +150,7 @@ def test_invariants(data):
         '--shards_per_client=',
         '--client_test_fraction=',
         '--num_unlabeled=',
+        '--partition=pairs',
       )
     )
     return
@@ -164,10 +174,10 @@ def test_invariants(data):
     assert p.class_counts[client].tolist() == counts
     if p.settings.full_labels and client in holders:
       assert np.isin(unlabeled, unknown).all()
-    elif client in holders:
+    elif client in holders and not p.settings.labels_split:
       assert len(labeled) == p.settings.num_labels
   # Who holds labels does not depend on the examples that clients have.
-  if not p.settings.full_labels:
+  if not (p.settings.full_labels or p.settings.labels_split):
     assert len(holders) == p.settings.num_labeled_clients
   if p.settings.num_unlabeled:
     _check_drawn(p, build)
@@ -180,6 +190,8 @@ def test_invariants(data):
   assert back.dump_json() == p.dump_json() and back.settings == p.settings
   if p.settings.labels_own or p.settings.full_labels:
     return
+  if p.settings.labels_split and p.settings.has_rows:
+    return  # Exact shares leave some out.
   # Neither the partition nor validation changes which examples are labelled.
   if p.settings.partition != names.NATURAL:
     plain = build(partition='iid', num_validation=0)
@@ -221,6 +233,8 @@ def _check_sizes(p, labels, unknown, owners):
     assert set(shares) == {rest // own.num_clients}
   elif own.partition == names.DIRICHLET:
     assert shares.sum() == rest
+  elif own.partition == names.PAIRS:
+    assert shares.sum() == rest and shares.max() - shares.min() <= 1
   elif own.partition == names.SHARDS:
     assert shares.sum() == rest
     assert shares.max() - shares.min() <= own.shards_per_client
@@ -250,7 +264,12 @@ def _check_drawn(p, build):
   left_out = own.num_unlabeled + num_own - len(shares)
   if own.partition == names.NATURAL:
     assert left_out == 0
-  elif own.partition in (names.SHARDS, names.DIRICHLET, names.IID):
+  elif own.partition in (
+    names.SHARDS,
+    names.PAIRS,
+    names.DIRICHLET,
+    names.IID,
+  ):
     # Known and unknown classes have a remainder each.
     assert 0 <= left_out < 2 * own.num_clients
   assert left_out >= 0

@@ -335,3 +335,87 @@ def test_clients_label_their_own_and_keep_the_unknown():
 def test_mistakes(kwargs, message):
   with pytest.raises(UsageError, match=message):
     _natural(**kwargs)
+
+
+# SAGE's code on CIFAR-10 (spec, T1): counts of the first two clients.
+@pytest.mark.parametrize(
+  'alpha, of_class, first, second',
+  [
+    (
+      0.1,
+      500,
+      [57, 38, 3, 0, 9, 0, 28, 7, 57, 51],
+      [0, 11, 47, 37, 33, 49, 18, 55, 0, 0],
+    ),
+    (
+      0.1,
+      4_500,
+      [446, 460, 0, 3, 13, 0, 441, 0, 435, 452],
+      [0, 7, 466, 418, 423, 470, 1, 465, 0, 0],
+    ),
+    (1.0, 4_500, [439, 240, 19, 0, 86, 24, 349, 206, 435, 452], None),
+  ],
+)
+def test_pairs_are_those_of_the_published_code(alpha, of_class, first, second):
+  settings = partition_settings.PartitionSettings(
+    10, 20, 10, partition=names.PAIRS, alpha=alpha
+  )
+  hidden = [np.full(of_class, c) for c in range(10)]
+  rng = np.random.RandomState(0)
+  split = partition_splits.split_pairs(hidden, settings, rng)
+  assert np.bincount(split[0], minlength=10).tolist() == first
+  if second:
+    assert np.bincount(split[1], minlength=10).tolist() == second
+  assert {len(client) for client in split} == {of_class // 2}
+
+
+def test_labels_are_split_in_a_draw_of_their_own():
+  labels = _labels(200)
+  build = lambda **more: _build(
+    labels,
+    num_clients=20,
+    num_labels=10,
+    partition=names.PAIRS,
+    alpha=0.1,
+    scenario=names.LABELS_AT_CLIENTS,
+    client_labels=names.SPLIT,
+    **more,
+  )
+  partition = build()
+  labeled = _counts(partition, labels, 'client_labeled')
+  hidden = _counts(partition, labels)
+  assert set(labeled.sum(1)) == {10} and set(hidden.sum(1)) == {90}
+  assert labeled.sum(0).tolist() == [20] * 10
+  shares = labeled / 10 - hidden / 90
+  assert np.abs(shares).sum(1).mean() / 2 > 0.2
+  # The labels do not depend on validation, the others not on the labels' draw.
+  other = build(num_validation=100)
+  for a, b in zip(partition.client_labeled, other.client_labeled, strict=True):
+    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize(
+  'settings, text',
+  [
+    ({'num_clients': 5, 'partition': 'pairs'}, 'must be even; for example 6'),
+    ({'labeled_clients': '2'}, 'omit --labeled_clients'),
+    ({'num_labels': 3, 'num_clients': 9}, '27 labels of all clients cannot be'),
+    ({'num_labels': 100}, 'needs 500 examples of each class'),
+    ({'partition': 'pairs', 'alpha': 1e-6, 'num_labels': 2}, 'raise --alpha'),
+  ],
+)
+def test_labels_that_cannot_be_split(settings, text):
+  given = {
+    'num_clients': 50,
+    'scenario': names.LABELS_AT_CLIENTS,
+    'client_labels': names.SPLIT,
+  }
+  labels = (
+    np.repeat(np.arange(10), [400] + [1] * 9)
+    if 'alpha' in settings
+    else (_labels(20))
+  )
+  if 'alpha' in settings:
+    given |= {'num_clients': 2, 'client_labels': names.OWN}
+  with pytest.raises(UsageError, match=text):
+    _build(labels, **(given | settings))

@@ -235,6 +235,8 @@ def client_examples(
   unlabeled = streaming.part(
     partition.client_unlabeled[client_id], client_id, round_num
   )
+  if partition.settings.labeled_also_unlabeled:
+    unlabeled = np.concatenate([unlabeled, labeled])
   x, y = data.train.x, data.train.y
   given = partition.given_labels(y, labeled)
   return (x[labeled], given), (x[unlabeled], y[unlabeled])

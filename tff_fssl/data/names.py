@@ -21,7 +21,8 @@ SCENARIOS = (LABELS_AT_SERVER, LABELS_AT_CLIENTS)
 ALL_CLIENTS = 'all'
 BALANCED = 'balanced'
 OWN = 'own'
-CLIENT_LABELS = (BALANCED, OWN)
+SPLIT = 'split'
+CLIENT_LABELS = (BALANCED, OWN, SPLIT)
 
 # The label of an example whose label is not known.
 UNKNOWN_LABEL = -1
@@ -32,8 +33,11 @@ DIRICHLET = 'dirichlet'
 FEDMATCH = 'fedmatch'
 EXTREME = 'extreme'
 SHARDS = 'shards'
+PAIRS = 'pairs'
 NATURAL = 'natural'
-PARTITIONS = (IID, DIRICHLET, FEDMATCH, EXTREME, SHARDS, NATURAL)
+PARTITIONS = (IID, DIRICHLET, FEDMATCH, EXTREME, SHARDS, PAIRS, NATURAL)
+# Partitions that `alpha` shapes.
+WITH_ALPHA = (DIRICHLET, PAIRS)
 # `alpha` is the concentration of each class, or the sum over classes.
 EACH, TOTAL = 'each', 'total'
 ALPHA_MEANINGS = (EACH, TOTAL)

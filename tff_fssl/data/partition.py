@@ -22,7 +22,7 @@ _WITHOUT_TEST = 2
 _TEST_FRACTION = 'client_test_fraction'
 # Later settings that change only drawing. Files omit them if they are not set,
 # so that old partitions are written as before.
-_LATER = ('num_unlabeled', 'client_label_classes')
+_LATER = ('num_unlabeled', 'client_label_classes', 'labeled_also_unlabeled')
 
 
 def _none() -> Any:

@@ -11,6 +11,8 @@ docs/partitions.md names the sources of the others. The steps:
     `client_label_classes`, each client gets equally many labels of so many
     classes. These are the classes that the fewest clients have so far, in
     random order. The sets of classes are then assigned to clients at random.
+    `client_labels=split`: the labelled examples of all clients are split as
+    step 3 splits the others, in a draw of their own.
 2.  The validation examples are the last ones of each shuffled class, equally
     many if classes have enough. (At the end, their number does not change the
     labelled examples.) `num_unlabeled` draws so many of the remaining examples
@@ -102,12 +104,15 @@ def build_partition(
   holders = _labeled_clients(settings)
   # A natural client cannot get labels of examples that it does not own.
   takes_own = settings.labels_own or (len(natural) and not at_server)
-  labeled, hidden = _split_labels(
-    shuffled,
-    settings,
-    1 if at_server else len(holders),
-    0 if takes_own else settings.num_labels // settings.label_classes,
-  )
+  if settings.labels_split:
+    labeled, hidden = _split_all_labels(shuffled, settings)
+  else:
+    labeled, hidden = _split_labels(
+      shuffled,
+      settings,
+      1 if at_server else len(holders),
+      0 if takes_own else settings.num_labels // settings.label_classes,
+    )
   hidden, validation = _split_validation(
     hidden, settings.num_validation, settings.seed
   )
@@ -429,6 +434,28 @@ def _split_labels(
     _indices(np.sort(a)) for a in partition_splits.take(shuffled, counts)
   ]
   return labeled, [m[n:] for m, n in zip(shuffled, wanted)]
+
+
+def _split_all_labels(
+  shuffled: list[np.ndarray], settings: partition_settings.PartitionSettings
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+  """Labels examples as `_split_labels` does, and splits them by partition."""
+  num_clients = settings.num_clients
+  each = settings.num_labels * num_clients // settings.num_classes
+  fewest = min(map(len, shuffled))
+  if fewest < each:
+    raise UsageError(
+      f'--num_labels={settings.num_labels} for each client needs {each}'
+      f' examples of each class, but one has {fewest}; set it to at most'
+      f' {fewest * settings.num_classes // num_clients}'
+    )
+  labeled = partition_splits.split(
+    [members[:each] for members in shuffled],
+    # A client may have no labels.
+    dataclasses.replace(settings, min_client_examples=0),
+    seeds.Purpose.LABEL_PARTITION,
+  )
+  return [_indices(np.sort(a)) for a in labeled], [m[each:] for m in shuffled]
 
 
 def _label_counts(

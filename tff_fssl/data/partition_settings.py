@@ -57,6 +57,10 @@ class PartitionSettings:
     client_labels: With labels at the clients, the choice of labelled examples.
       `balanced`: equally many of each class, independently of the client's
       other examples. `own`: some of the client's examples, of any classes.
+      `split`: those of all clients, equally many of each class, are split by
+      `partition`, in a draw of their own.
+    labeled_also_unlabeled: Whether clients also train on their labelled
+      examples as if these had no labels.
     client_label_classes: The number of classes of a client's `balanced` labels,
       which are drawn for each client. 0: all.
     label_noise: The share of the labelled examples whose label is wrong, in
@@ -95,6 +99,7 @@ class PartitionSettings:
   full_labels: bool = False
   labeled_clients: str = names.ALL_CLIENTS
   client_labels: str = names.BALANCED
+  labeled_also_unlabeled: bool = False
   client_label_classes: int = 0
   label_noise: float = 0.0
   client_test_fraction: float = 0.0
@@ -151,7 +156,9 @@ class PartitionSettings:
         f' the number of classes ({self.num_classes}), or 0 for all of them'
       )
     each = self.label_classes
-    if self.num_labels % each and not self.labels_own:
+    if self.labels_split:
+      self._check_split_labels()
+    elif self.num_labels % each and not self.labels_own:
       below = self.num_labels - self.num_labels % each
       what = f'the number of classes ({each})'
       if each < self.num_classes:
@@ -173,17 +180,38 @@ class PartitionSettings:
         ' or to 0 for all remaining examples'
       )
 
+  def _check_split_labels(self) -> None:
+    """Rejects labels of all clients that classes cannot share equally."""
+    if self.labeled_clients != names.ALL_CLIENTS or self.client_label_classes:
+      raise UsageError(
+        '--client_labels=split: all clients hold labels, of the classes that'
+        ' the partition gives them; omit --labeled_clients and'
+        ' --client_label_classes'
+      )
+    if self.num_labels * self.num_clients % self.num_classes:
+      raise UsageError(
+        f'--num_labels={self.num_labels} --client_labels=split:'
+        f' {self.num_labels * self.num_clients} labels of all clients cannot be'
+        f' divided equally among {self.num_classes} classes; choose a multiple'
+        ' of the number of classes'
+      )
+
   def _check_partition(self) -> None:
     """Rejects settings that the chosen partition does not support."""
     if (
-      self.partition == names.DIRICHLET
+      self.partition in names.WITH_ALPHA
       and not _MIN_ALPHA <= self.concentration <= _MAX_ALPHA
     ):
       scale = self.num_classes if self.alpha_meaning == names.TOTAL else 1
       raise UsageError(
         f'--alpha={self.alpha:g}: must be a number greater than 0, from'
         f' {_MIN_ALPHA * scale:g} to {_MAX_ALPHA * scale:g}'
-        ' (--partition=dirichlet)'
+        f' (--partition={self.partition})'
+      )
+    if self.partition == names.PAIRS and self.num_clients % 2:
+      raise UsageError(
+        f'--num_clients={self.num_clients} --partition=pairs: must be even; for'
+        f' example {self.num_clients + 1}'
       )
     if self.has_rows and self.num_classes != _ROW_CLASSES:
       raise UsageError(
@@ -230,6 +258,7 @@ class PartitionSettings:
       names.FEDMATCH: f"FedMatch's shares{drawn}",
       names.EXTREME: f"ProtoFSSL's extreme shares{drawn}",
       names.SHARDS: f'shards of classes, {self.shards_per_client} a client',
+      names.PAIRS: f'pairs of clients by Dirichlet({alpha})',
       names.NATURAL: 'natural',
     }[self.partition]
 
@@ -239,6 +268,15 @@ class PartitionSettings:
     return (
       self.scenario == names.LABELS_AT_CLIENTS
       and self.client_labels == names.OWN
+      and not self.full_labels
+    )
+
+  @property
+  def labels_split(self) -> bool:
+    """Tells whether the labels of all clients are split by the partition."""
+    return (
+      self.scenario == names.LABELS_AT_CLIENTS
+      and self.client_labels == names.SPLIT
       and not self.full_labels
     )
 

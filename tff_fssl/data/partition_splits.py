@@ -17,13 +17,16 @@ _ROWS = {
 
 
 def split(
-  hidden: list[np.ndarray], settings: partition_settings.PartitionSettings
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  purpose: seeds.Purpose = seeds.Purpose.PARTITION,
 ) -> list[np.ndarray]:
   """Splits examples over clients: see `partition_draw`.
 
   Args:
     hidden: The examples of each class, int64.
     settings: The split, by any partition except `natural`.
+    purpose: The purpose of the random numbers.
 
   Returns:
     The examples of each client, in no order.
@@ -42,11 +45,13 @@ def split(
     iid [array([10,  1,  2, 12]), array([ 3, 13,  0, 11])]
     shards [array([10, 11, 12, 13]), array([0, 1, 2, 3])]
   """
-  rng = seeds.generator(settings.seed, seeds.Purpose.PARTITION)
+  rng = seeds.generator(settings.seed, purpose)
   if settings.partition == names.IID:
     return split_evenly(np.concatenate(hidden), settings.num_clients, rng)
   if settings.partition == names.SHARDS:
     return _split_shards(hidden, settings, rng)
+  if settings.partition == names.PAIRS:
+    return split_pairs(hidden, settings, rng)
   if settings.partition in _ROWS:
     return take(hidden, _row_counts(hidden, settings, rng))
   if settings.equal_sizes:
@@ -77,6 +82,89 @@ def split_evenly(
   pool = rng.permutation(examples)
   size = len(pool) // num_clients
   return list(pool[: size * num_clients].reshape(num_clients, size))
+
+
+def split_pairs(
+  hidden: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator | np.random.RandomState,
+) -> list[np.ndarray]:
+  """Divides equal parts of the examples between two clients each.
+
+  This is the partition of SAGE's code (Liu et al., CVPR 2025), with all of its
+  draws: each of the parts, which are IID, is divided by Dirichlet(alpha,
+  alpha), class by class, until both clients have a quarter of it. Then all
+  examples, in the order of the clients, are cut into clients of equal size. A
+  client's surplus therefore goes to its partner, and its lack is filled from
+  there.
+
+  Args:
+    hidden: The examples of each class, int64.
+    settings: The number of clients, which is even, and `concentration`.
+    rng: The random generator. `RandomState(0)` gives the published counts.
+
+  Returns:
+    The examples of each client.
+
+  Raises:
+    UsageError: If no such split is found. Names the flags.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import partition_splits
+    >>> from tff_fssl.data.partition_settings import PartitionSettings
+    >>> settings = PartitionSettings(2, 2, 2, partition='pairs', alpha=0.1)
+    >>> rng = np.random.RandomState(0)
+    >>> hidden = [np.zeros(50, np.int64), np.ones(50, np.int64)]
+    >>> for client in partition_splits.split_pairs(hidden, settings, rng):
+    ...   print(np.bincount(client, minlength=2))
+    [50  0]
+    [ 0 50]
+  """
+  sizes = [len(members) for members in hidden]
+  total, num_clients = sum(sizes), settings.num_clients
+  # Each example's place, so that its class is known after the shuffle.
+  order = np.arange(total)
+  rng.shuffle(order)
+  pool, classes = (
+    np.concatenate(hidden),
+    np.repeat(np.arange(len(sizes)), sizes),
+  )
+  size = int(2 / num_clients * total)
+  bounds = size * np.arange(1, num_clients // 2)
+  parts = []
+  for chunk in np.split(order, bounds):
+    members = [chunk[classes[chunk] == c] for c in range(len(sizes))]
+    parts += _divide_in_two(members, settings, rng)
+  return np.array_split(pool[np.concatenate(parts)], num_clients)
+
+
+def _divide_in_two(
+  members: list[np.ndarray],
+  settings: partition_settings.PartitionSettings,
+  rng: np.random.Generator | np.random.RandomState,
+) -> list[np.ndarray]:
+  """Draws until the smaller of two clients has a quarter of the examples."""
+  total = sum(map(len, members))
+  for _ in range(MAX_DRAWS):
+    halves: tuple[list[np.ndarray], list[np.ndarray]] = ([], [])
+    sizes = np.zeros(2)
+    for own in members:
+      shares = rng.dirichlet([settings.concentration] * 2)
+      shares = shares * (sizes < total / 2)
+      # Where both are full, no example is left.
+      mass = shares.sum() or 1.0
+      pieces = np.split(own, [int(shares[0] / mass * len(own))])
+      for half, piece in zip(halves, pieces, strict=True):
+        half.append(piece)
+      sizes += [len(piece) for piece in pieces]
+    if sizes.min() >= int(0.25 * total):
+      return [np.concatenate(half) for half in halves]
+  raise UsageError(
+    f'--partition=pairs --alpha={settings.alpha:g}: {MAX_DRAWS} draws gave no'
+    ' two clients with a quarter of their examples each; raise --alpha, or'
+    ' lower --num_clients'
+  )
 
 
 def choose_owners(

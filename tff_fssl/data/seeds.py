@@ -31,6 +31,7 @@ class Purpose(enum.IntEnum):
   PARTICIPATION = 31
   UNLABELED = 32
   LABEL_CLASSES = 33
+  LABEL_PARTITION = 34
   REPORT = 40
   SWEEP = 50
 

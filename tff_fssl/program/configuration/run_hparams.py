@@ -122,14 +122,27 @@ class RunHparams:
     'The clients that hold labels: all; a number of clients, such as 3; or a'
     ' share of all, such as 0.1 (at least one). They are drawn by --seed; a'
     ' larger number includes them.',
-    when=lambda run: run.scenario == data_names.LABELS_AT_CLIENTS,
+    when=lambda run: (
+      run.scenario == data_names.LABELS_AT_CLIENTS
+      and run.client_labels != data_names.SPLIT
+    ),
   )
   client_labels: str = hparam(
     data_names.BALANCED,
     'The labelled examples of a client. balanced: equally many of each class,'
     ' in addition to its share of the data; own (always with'
-    ' --partition=natural): --num_labels of its share, drawn at random.',
+    ' --partition=natural): --num_labels of its share, drawn at random; split:'
+    ' those of all clients, equally many of each class, are split by'
+    ' --partition, in a draw of their own.',
     choices=data_names.CLIENT_LABELS,
+    when=lambda run: (
+      run.scenario == data_names.LABELS_AT_CLIENTS and not run.full_labels
+    ),
+  )
+  labeled_also_unlabeled: bool = hparam(
+    False,
+    'Clients also train on their labelled examples as if these had no labels'
+    ' (SAGE).',
     when=lambda run: (
       run.scenario == data_names.LABELS_AT_CLIENTS and not run.full_labels
     ),
@@ -177,8 +190,9 @@ class RunHparams:
     ' dirichlet: by shares of classes drawn from Dirichlet(alpha); fedmatch: by'
     ' the ten rows of shares of FedMatch (Batch-NonIID); extreme: by those of'
     ' ProtoFSSL, where a client lacks two classes; shards: sorted by class and'
-    ' cut (McMahan et al., 2017); natural (unless given, for clientdata:PATH):'
-    ' as the data set says. docs/partitions.md shows them.',
+    ' cut (McMahan et al., 2017); pairs: equal IID parts, each divided between'
+    ' two clients by Dirichlet(alpha) (SAGE); natural (unless given, for'
+    ' clientdata:PATH): as the data set says. docs/partitions.md shows them.',
     choices=data_names.PARTITIONS,
   )
   partition_file: str = hparam(
@@ -191,18 +205,18 @@ class RunHparams:
   )
   alpha: float = hparam(
     0.1,
-    'Concentration of the Dirichlet partition: smaller values make it more'
-    ' uneven.',
+    'Concentration of the Dirichlet partition, or of each pair: smaller values'
+    ' make it more uneven.',
     minimum=0,
     exclusive_minimum=True,
-    when=lambda run: run.partition == data_names.DIRICHLET,
+    when=lambda run: run.partition in data_names.WITH_ALPHA,
   )
   alpha_meaning: str = hparam(
     data_names.EACH,
     'The meaning of --alpha. each: the concentration of each class; total: the'
     ' sum over classes, so that each has alpha / classes (Hsu et al., 2019).',
     choices=data_names.ALPHA_MEANINGS,
-    when=lambda run: run.partition == data_names.DIRICHLET,
+    when=lambda run: run.partition in data_names.WITH_ALPHA,
   )
   equal_sizes: bool = hparam(
     False,

@@ -396,6 +396,8 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
   )
   # A round sees one part of a stream.
   num_unlabeled /= config.streaming.steps
+  if partition.settings.labeled_also_unlabeled:
+    num_unlabeled += num_labeled
   cost, declared = measured.clients, config.entry.compute
   client, authors = flops.Flops(), None
   if config.trains_clients:
@@ -514,7 +516,8 @@ def _bound_clients(
     UsageError: If the given bound would reject honest clients.
   """
   pairs = zip(partition.client_labeled, partition.client_unlabeled)
-  largest = max((len(a) + len(b) for a, b in pairs), default=0)
+  uses = 1 + partition.settings.labeled_also_unlabeled
+  largest = max((uses * len(a) + len(b) for a, b in pairs), default=0)
   given = config.round.max_client_examples
   if given and largest > given:
     raise hparams.UsageError(
