@@ -13,6 +13,7 @@ _SHAPES['digits'] = (8, 8, 1)
 _POLICIES = {
   'fl2': augment._fl2_policy,
   'fixmatch': augment._fixmatch_policy,
+  'sage': augment._sage_policy,
 }
 
 
@@ -105,6 +106,11 @@ def _expected_box(policy, u, height, width):
     x, y = width + u[1] * (1 - width), height + u[2] * (1 - height)
     left, upper = int(max(0, x - side / 2)), int(max(0, y - side / 2))
     return (left, upper, min(width, left + side), min(height, upper + side))
+  if policy == 'sage':
+    side = min(height, width) // 2
+    left = int(max(0, u[1] * width - side / 2))
+    upper = int(max(0, u[2] * height - side / 2))
+    return left, upper, min(width, left + side), min(height, upper + side)
   half = min(height, width) // 4
   x, y = int(u[1] * width), int(u[2] * height)
   left, upper = max(0, x - half), max(0, y - half)
@@ -166,6 +172,16 @@ _LEVELS = {
   'translate_x': _SIGNED_LEVELS,
   'translate_y': _SIGNED_LEVELS,
 }
+_SAGE_LEVELS = {
+  **_LEVELS,
+  **dict.fromkeys(_BY_FACTOR, [0.05 + 0.09 * level for level in range(1, 10)]),
+  'posterize': [4, 4, 5, 5, 6, 6, 6, 7, 7],
+  # floor(.96 L) pixels of 32.
+  **dict.fromkeys(
+    ('translate_x', 'translate_y'),
+    [sign * level for level in range(9) for sign in (1, -1)],
+  ),
+}
 
 
 @pytest.fixture(scope='module', params=_POLICIES)
@@ -191,9 +207,9 @@ def _check_frequencies(values, expected):
 
 def test_ops_are_drawn_uniformly_from_the_list(chosen):
   policy, ops, _ = chosen
-  assert ops.shape[1] == {'fl2': 3, 'fixmatch': 2}[policy]
-  # FixMatch leaves an operation out half the time.
-  probability = {'fl2': 1.0, 'fixmatch': 0.5}[policy]
+  assert ops.shape[1] == {'fl2': 3}.get(policy, 2)
+  # The others leave an operation out half the time.
+  probability = {'fl2': 1.0}.get(policy, 0.5)
   share = dict.fromkeys(_LIST, probability / 14)
   share['identity'] += 1 - probability
   for slot in ops.T:
@@ -210,8 +226,8 @@ def test_magnitudes_are_drawn_uniformly(chosen):
   policy, ops, args = chosen
   for name in _LIST - {'identity', 'autocontrast', 'equalize'}:
     values = args[ops == name]
-    if policy == 'fixmatch':
-      levels = np.float64(_LEVELS[name])
+    if policy != 'fl2':
+      levels = np.float64((_SAGE_LEVELS if policy == 'sage' else _LEVELS)[name])
       of_level, counts = np.unique(levels, return_counts=True)
       _check_frequencies(values, dict(zip(of_level, counts / len(levels))))
     elif name == 'posterize':
@@ -329,3 +345,14 @@ def test_bad_arguments_are_refused(changes, message):
   }
   with pytest.raises(UsageError, match=message):
     augment.build_views(**(kwargs | changes))
+
+
+def test_boxes_of_sage_have_17_pixels_but_at_far_edges():
+  draws = np.zeros([5, 3], np.float32)
+  draws[:, 1] = [0.0, 0.2, 0.25, 0.5, 0.999]
+  draws[:, 2] = 0.5
+  boxes = augment._sage_policy(32, 32).boxes(tf.constant(draws)).numpy()
+  # Left edges of floor(max(0, u - 8)), and ends that are inside.
+  np.testing.assert_array_equal(boxes[:, 0], [0, 0, 0, 8, 23])
+  np.testing.assert_array_equal(boxes[:, 2], [16, 16, 16, 24, 32])
+  assert set(boxes[:, 1]) == {8} and set(boxes[:, 3]) == {24}

@@ -32,6 +32,9 @@ def _num_trainable(model):
     # + 2 * 2359296 + 5120. Norms add 2 * (64 + 3 * 128 + 256 + 3 * 512).
     ('resnet9', _CIFAR, 10, 'none', 6_568_640),
     ('resnet9', _CIFAR, 10, 'bn', 6_573_120),
+    # specs/sage_feddb_cbafed_feddure_proxyfl.md, T2.
+    ('resnet8', _CIFAR, 10, 'bn', 1_227_594),
+    ('resnet8', _CIFAR, 100, 'bn', 1_250_724),
     # specs/fedmatch_protofssl.md: HAT's 6,524,362; ResNet-18 with biases.
     ('alexnet', _CIFAR, 10, 'none', 6_524_362),
     ('resnet18', _CIFAR, 10, 'none', 10_996_234),
@@ -112,7 +115,8 @@ def test_wide_resnet_depth_follows_the_image():
 
 @pytest.mark.parametrize('norm', names.NORM_NAMES)
 @pytest.mark.parametrize(
-  'name', ['wrn28_2', 'resnet9', 'resnet18', 'alexnet', 'mlp', 'cnn']
+  'name',
+  ['wrn28_2', 'resnet8', 'resnet9', 'resnet18', 'alexnet', 'mlp', 'cnn'],
 )
 @pytest.mark.parametrize('image_shape', [_DIGITS, (9, 12, 2)])
 def test_maps_images_to_logits(name, norm, image_shape):
@@ -131,7 +135,9 @@ def test_maps_images_to_logits(name, norm, image_shape):
   assert np.all(np.isfinite(logits))
 
 
-@pytest.mark.parametrize('name', ['wrn28_2', 'resnet9', 'resnet18', 'cnn'])
+@pytest.mark.parametrize(
+  'name', ['wrn28_2', 'resnet8', 'resnet9', 'resnet18', 'cnn']
+)
 def test_names_do_not_depend_on_what_was_built_before(name):
   def all_names():
     model = networks.build_network(name, _GRAY, 10)

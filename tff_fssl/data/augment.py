@@ -30,6 +30,10 @@ then cutout.
     with gray. Deviation: in FixMatch's code, pixels that a geometric operation
     uncovers end up gray unless an operation on values follows. Here they stay
     black, as in `fl2`.
+*   Policy `sage`, as in SAGE's code (Liu et al., CVPR 2025): as `fixmatch`, but
+    factors .05 + .09 L, 4 + floor(.4 L) bits, translation +-floor(.03 L side),
+    and a box of half the shorter side s, from low = floor(max(0, u - s / 4)) to
+    floor(min(side, low + s / 2)), both inclusive, for u uniform in [0, side).
 
 For images with one channel, color changes nothing, and cutout fills with the
 luminance of its color.
@@ -232,7 +236,11 @@ def build_views(
   """
   _check(image_shape, policy, mean, std)
   height, width, channels = image_shape
-  build = {names.FL2: _fl2_policy, names.FIXMATCH: _fixmatch_policy}[policy]
+  build = {
+    names.FL2: _fl2_policy,
+    names.FIXMATCH: _fixmatch_policy,
+    names.SAGE: _sage_policy,
+  }[policy]
   strong_policy = build(height, width)
   fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
@@ -333,11 +341,65 @@ def _fl2_policy(height: int, width: int) -> _Policy:
 
 
 def _fixmatch_policy(height: int, width: int) -> _Policy:
+  half = min(height, width) // 2 // 2
+
+  def boxes(draws):
+    def edges(draw, size):
+      center = tf.cast(draw * size, tf.int32)
+      return tf.maximum(center - half, 0), tf.minimum(center + half, size) - 1
+
+    left, right = edges(draws[:, 1], width)
+    upper, lower = edges(draws[:, 2], height)
+    return tf.stack([left, upper, right, lower], axis=1)
+
+  table = _levels(
+    height,
+    width,
+    factor=lambda level: 0.1 + level * 1.8 / 10,
+    bits=lambda level: 4 - int(level * 4 / 10),
+    # At most 10 pixels of 32.
+    pixels=lambda level, side: int(level * side / 32),
+  )
+  return _Policy(2, 0.5, table, boxes, (127, 127, 127))
+
+
+def _sage_policy(height: int, width: int) -> _Policy:
+  side = min(height, width) / 2
+
+  def boxes(draws):
+    def edges(draw, size):
+      low = tf.floor(tf.maximum(draw * size - side / 2, 0))
+      return low, tf.floor(tf.minimum(low + side, size))
+
+    left, right = edges(draws[:, 1], width)
+    upper, lower = edges(draws[:, 2], height)
+    return tf.cast(tf.stack([left, upper, right, lower], axis=1), tf.int32)
+
+  table = _levels(
+    height,
+    width,
+    factor=lambda level: 0.05 + level * 0.9 / 10,
+    bits=lambda level: 4 + int(level * 4 / 10),
+    pixels=lambda level, side: int(level * 0.3 * side / 10),
+  )
+  return _Policy(2, 0.5, table, boxes, (127, 127, 127))
+
+
+def _levels(
+  height: int,
+  width: int,
+  *,
+  factor: Callable[[int], float],
+  bits: Callable[[int], int],
+  pixels: Callable[[int, int], int],
+) -> Callable[[tf.Tensor, tf.Tensor], tf.Tensor]:
+  """Makes the arguments of operations at levels 1 to 9, with either sign."""
+
   def argument(op, level, sign):
     if op in ('brightness', 'color', 'contrast', 'sharpness'):
-      return 0.1 + level * 1.8 / 10
+      return factor(level)
     if op == 'posterize':
-      return 4 - int(level * 4 / 10)
+      return bits(level)
     if op == 'solarize':
       return 256 - int(level * 256 / 10)
     if op == 'rotate':
@@ -345,9 +407,7 @@ def _fixmatch_policy(height: int, width: int) -> _Policy:
     if op in ('shear_x', 'shear_y'):
       return sign * level * 0.3 / 10
     if op in ('translate_x', 'translate_y'):
-      # At most 10 pixels of 32.
-      side = width if op == 'translate_x' else height
-      return sign * int(level * side / 32)
+      return sign * pixels(level, width if op == 'translate_x' else height)
     return 0.0
 
   table = np.array(
@@ -362,15 +422,4 @@ def _fixmatch_policy(height: int, width: int) -> _Policy:
     column = tf.cast(draws * table.shape[1], tf.int32)
     return tf.gather(table.reshape(-1), ops * table.shape[1] + column)
 
-  half = min(height, width) // 2 // 2
-
-  def boxes(draws):
-    def edges(draw, size):
-      center = tf.cast(draw * size, tf.int32)
-      return tf.maximum(center - half, 0), tf.minimum(center + half, size) - 1
-
-    left, right = edges(draws[:, 1], width)
-    upper, lower = edges(draws[:, 2], height)
-    return tf.stack([left, upper, right, lower], axis=1)
-
-  return _Policy(2, 0.5, arguments, boxes, (127, 127, 127))
+  return arguments

@@ -10,7 +10,8 @@ from tff_fssl.hparams import closest
 # Policies of strong augmentation; see `augment`.
 FL2 = 'fl2'
 FIXMATCH = 'fixmatch'
-AUGMENTATION_POLICIES = (FL2, FIXMATCH)
+SAGE = 'sage'
+AUGMENTATION_POLICIES = (FL2, FIXMATCH, SAGE)
 
 # The holders of labels.
 LABELS_AT_SERVER = 'labels_at_server'

@@ -56,6 +56,11 @@ MODELS = {
     'tff_fssl.models.networks:build_resnet18',
     least_side=8,
   ),
+  'resnet8': ModelInfo(
+    "SAGE's ResNet-8, 1.2 M parameters",
+    'tff_fssl.models.networks:build_resnet8',
+    least_side=8,
+  ),
   'resnet9': ModelInfo(
     "FedMatch's ResNet-9, 6.6 M parameters",
     'tff_fssl.models.networks:build_resnet9',

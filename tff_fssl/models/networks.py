@@ -284,6 +284,35 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   return _dense(x, num_classes, initializer=_lecun_normal())
 
 
+def build_resnet8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
+  """Builds SAGE's ResNet-8: a convolution and three basic blocks.
+
+  The stages are 64, 128 and 256 wide, and ProxyFL uses the same network.
+  """
+
+  def conv(x: tf.Tensor, filters: int, name: str, **options: int) -> tf.Tensor:
+    x = _conv(
+      x,
+      filters,
+      bias=norm == 'none',
+      initializer=_kaiming_fan_out(),
+      name=name,
+      **options,
+    )
+    return _norm(x, norm, f'{name}_norm')
+
+  x = _relu(conv(x, 64, 'conv'), 'relu')
+  for index, filters in enumerate((64, 128, 256), 1):
+    stride, name = 1 + (index > 1), f'block{index}'
+    y = _relu(conv(x, filters, f'{name}_conv1', stride=stride), f'{name}_relu1')
+    y = conv(y, filters, f'{name}_conv2')
+    if stride > 1:
+      x = conv(x, filters, f'{name}_shortcut', size=1, stride=stride)
+    x = tf.keras.layers.Add(name=f'{name}_add')([x, y])
+    x = _relu(x, f'{name}_relu2')
+  return _dense(_average(x), num_classes)
+
+
 def build_alexnet(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """Builds the AlexNet-like network of FedMatch's appendix, after HAT.
 

@@ -98,8 +98,8 @@ class RunHparams:
   )
   augmentation: str = hparam(
     data_names.FL2,
-    'RandAugment of weak and strong views of images: that of (FL)^2 or that of'
-    ' FixMatch.',
+    'RandAugment of weak and strong views of images: that of (FL)^2, of'
+    ' FixMatch or of SAGE.',
     choices=data_names.AUGMENTATION_POLICIES,
     when=lambda run: run.info.kind == data_names.IMAGES,
   )
