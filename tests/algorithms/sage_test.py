@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import special
 import tensorflow as tf
+import tiny_norms
 import tiny_rounds
 import tiny_steps
 
@@ -307,73 +308,23 @@ class TestReductions:
     np.testing.assert_allclose(fixed, 0.25, rtol=1e-6)
 
 
-class TestBatchNorm:
-  """One pass in training mode over all views; the other model evaluates."""
-
-  @staticmethod
-  def _network(**options):
-    def build():
-      norm = tf.keras.layers.BatchNormalization(
-        center=False, scale=False, epsilon=1e-6, momentum=0.9
-      )
-      dense = tf.keras.layers.Dense(2, use_bias=False, trainable=True)
-      return tf.keras.Sequential([tf.keras.Input([1]), norm, dense])
-
-    network = adapter.Network(build, **options)
-    kernel = tf.constant([[1.0, -1.0]])
-    statistics = network.initial_weights().non_trainable
-    network.assign(Weights((kernel,), statistics, tf.constant(1.0)))
-    return network
-
-  @staticmethod
-  def _views(weights):
-    return tiny_steps.batch(
-      unlabeled=tiny_steps.examples(weak=[[1.0], [2.0]], strong=[[4.0], [8.0]]),
-      labeled=tiny_steps.examples(
-        labels=[0] * len(weights), weights=weights, weak=[[16.0]] * len(weights)
-      ),
-    )
-
-  def test_it_sees_all_views_together(self):
-    logits = sage._joint_logits(self._network(), self._views([1.0, 1.0]))
-    assert [x.shape[0] for x in logits] == [2, 2, 2]
-    values = np.array([1, 2, 4, 8, 16, 16])
-    np.testing.assert_allclose(
-      tf.concat(logits, 0)[:, 0],
-      (values - values.mean()) / values.std(),
-      atol=1e-5,
-    )
-
-  def test_it_does_not_see_the_filler_of_a_client_without_labels(self):
-    network = self._network(track_moving_averages=True)
-    *logits, labeled = sage._joint_logits(network, self._views([0.0]))
-    assert labeled.shape == [1, 2] and not np.any(labeled)
-    values = np.array([1, 2, 4, 8])
-    np.testing.assert_allclose(
-      tf.concat(logits, 0)[:, 0],
-      (values - values.mean()) / values.std(),
-      atol=1e-5,
-    )
-    mean, _ = network.non_trainable_variables
-    np.testing.assert_allclose(mean, [0.1 * values.mean()], rtol=1e-5)
-
-  def test_the_global_model_evaluates_and_stays(self):
-    networks = base.Networks(
-      self._network(track_moving_averages=True),
-      {'global': self._network(track_moving_averages=True)},
-    )
-    mean, variance = networks['global'].non_trainable_variables
-    mean.assign([2.0])
-    variance.assign([0.04])
-    batch = self._views([1.0])
-    batch = batch._replace(prepared={'statistics_count': tf.constant(1.0)})
-    # Its logits are +-5 for the weak view 1, and 0 for 2: it is sure of one.
-    algorithm = sage.Sage(confidence_threshold=0.9, round=_AT_CLIENTS)
-    _, metrics, _ = algorithm.step(networks, batch)
-    assert tiny_steps.means(metrics)['pseudo_label_ratio'] == 0.5
-    np.testing.assert_array_equal(mean, [2.0])
-    np.testing.assert_array_equal(
-      networks['global'].trainable_variables[0], [[1.0, -1.0]]
-    )
-    moved, _ = networks.model.non_trainable_variables
-    assert np.all(moved != 0.0)
+def test_the_global_model_evaluates_and_stays():
+  networks = base.Networks(
+    tiny_norms.network(track_moving_averages=True),
+    {'global': tiny_norms.network(track_moving_averages=True)},
+  )
+  mean, variance = networks['global'].non_trainable_variables
+  mean.assign([2.0])
+  variance.assign([0.04])
+  batch = tiny_norms.views([1.0])
+  batch = batch._replace(prepared={'statistics_count': tf.constant(1.0)})
+  # Its logits are +-5 for the weak view 1, and 0 for 2: it is sure of one.
+  algorithm = sage.Sage(confidence_threshold=0.9, round=_AT_CLIENTS)
+  _, metrics, _ = algorithm.step(networks, batch)
+  assert tiny_steps.means(metrics)['pseudo_label_ratio'] == 0.5
+  np.testing.assert_array_equal(mean, [2.0])
+  np.testing.assert_array_equal(
+    networks['global'].trainable_variables[0], [[1.0, -1.0]]
+  )
+  moved, _ = networks.model.non_trainable_variables
+  assert np.all(moved != 0.0)

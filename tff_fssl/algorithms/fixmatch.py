@@ -12,19 +12,29 @@ In a round:
     the clients, the cross-entropy of a labelled batch is added.
 3.  The server averages. With labels at the server, it then trains on them.
 
-Deviations: batch norm sees weak, strong and labelled views as separate batches
-(FixMatch interleaves them on its accelerators). There is no moving average of
-the weights.
+With `pseudo_labels_by=received`, the model as the client received it predicts
+the weak views, in evaluation mode: GPL of SAGE's and ProxyFL's tables, in which
+`local` is LPL.
+
+Deviations: batch norm sees weak, strong and labelled views as separate batches,
+unless `joint_batch` is set (FixMatch interleaves them on its accelerators).
+There is no moving average of the weights.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 import dataclasses
 
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import joint_views
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import pseudo_labels
+
+_LOCAL, _RECEIVED = 'local', 'received'
+# The prepared constant: the count of examples behind the received statistics.
+_COUNT = 'count'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,17 +67,78 @@ class FixMatch(base.Algorithm):
     minimum=0,
   )
 
+  pseudo_labels_by: str = hparam(
+    _LOCAL,
+    "The model that predicts weak views. local: the client's current one (LPL);"
+    ' received: the one that it received, in evaluation mode (GPL).',
+    choices=(_LOCAL, _RECEIVED),
+  )
+  joint_batch: bool = hparam(
+    False,
+    'Predict weak, strong and labelled views in one pass, so that batch norm'
+    ' sees them together.',
+  )
+
+  def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
+    """Declares the copy of the received model, if it makes pseudo-labels."""
+    is_needed = self.pseudo_labels_by == _RECEIVED
+    return {_RECEIVED: base.AuxiliaryNetwork()} if is_needed else {}
+
+  def prepare(self, client: base.Client) -> base.Prepared:
+    """Keeps the count by which the copy's batch norm has statistics or not."""
+    if self.pseudo_labels_by == _LOCAL:
+      return base.Prepared()
+    return base.Prepared(constants={_COUNT: client.weights.statistics_count})
+
+  def step(self, networks: base.Networks, batch: base.Batch) -> base.StepResult:
+    """Differentiates both losses, or the joint one."""
+    if self.joint_batch and base.UNLABELED in batch.streams:
+      return base.minimize(self._joint_loss, networks, batch)
+    return super().step(networks, batch)
+
   def unlabeled_loss(
     self, networks: base.Networks, batch: base.Batch
   ) -> base.Loss:
     """Computes the cross-entropy of strong views with pseudo-labels (eq. 4)."""
     examples = batch.unlabeled
+    weak = self._received_logits(networks, batch)
+    if weak is None:
+      weak = examples.logits(networks.model, 'weak')
+    return self._loss(weak, examples.logits(networks.model, 'strong'), examples)
+
+  def _joint_loss(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> base.Loss:
+    """Computes the loss of a batch whose views are predicted in one pass."""
+    local, strong, *labeled = joint_views.logits(networks.model, batch)
+    weak = self._received_logits(networks, batch)
+    loss, metrics = self._loss(
+      local if weak is None else weak, strong, batch.unlabeled
+    )
+    if labeled:
+      entropy, more = base.cross_entropy_loss(labeled[0], batch.labeled)
+      loss, metrics = loss + entropy, {**metrics, **more}
+    return loss, metrics
+
+  def _received_logits(
+    self, networks: base.Networks, batch: base.Batch
+  ) -> tf.Tensor | None:
+    """Predicts weak views by the received model. None: the local one does."""
+    if self.pseudo_labels_by == _LOCAL:
+      return None
+    logits: tf.Tensor = networks[_RECEIVED].inference_logits(
+      batch.unlabeled.views['weak'], batch.prepared[_COUNT]
+    )
+    return logits
+
+  def _loss(
+    self, weak: tf.Tensor, strong: tf.Tensor, examples: base.BatchExamples
+  ) -> base.Loss:
+    """Computes the weighted loss of strong views, from logits of both views."""
     # No gradient flows through pseudo-labels.
-    probs = tf.nn.softmax(examples.logits(networks.model, 'weak'))
-    logits = examples.logits(networks.model, 'strong')
     loss, metrics = pseudo_labels.loss(
-      probs,
-      logits,
+      tf.nn.softmax(weak),
+      strong,
       examples.labels,
       examples.weights,
       self.confidence_threshold,

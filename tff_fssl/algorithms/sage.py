@@ -27,15 +27,15 @@ the cross-entropy, and the server trains on its labels after averaging.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 import dataclasses
 import math
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import joint_views
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
-from tff_fssl.models import adapter
 from tff_fssl.semisup import diagnostics
 from tff_fssl.semisup import losses
 from tff_fssl.semisup import thresholds
@@ -137,7 +137,7 @@ class Sage(base.Algorithm):
   def _loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
     """Computes the loss of a batch (steps 2 to 4)."""
     examples = batch.unlabeled
-    weak, strong, *labeled = _joint_logits(networks.model, batch)
+    weak, strong, *labeled = joint_views.logits(networks.model, batch)
     # As in evaluation, by the statistics that came with the model.
     received = networks[_GLOBAL].inference_logits(
       examples.views['weak'], batch.prepared[_COUNT]
@@ -204,50 +204,6 @@ class Sage(base.Algorithm):
     # exp(-kappa d) is 1/2 at d = half_discrepancy.
     kappa = math.log(2) / self.half_discrepancy
     return tf.clip_by_value(tf.exp(-kappa * discrepancy), _LEAST, 1.0)
-
-
-def _joint_logits(
-  network: adapter.Network, batch: base.Batch
-) -> list[tf.Tensor]:
-  """Predicts all views in one pass, so that batch norm sees them together.
-
-  Args:
-    network: The network that is trained.
-    batch: The batch.
-
-  Returns:
-    Logits, float32 [B, C], of weak views and of strong views. With labels at
-    the clients, those of labelled examples follow.
-  """
-  rows = [(batch.unlabeled, 'weak'), (batch.unlabeled, 'strong')]
-  if base.LABELED not in batch.streams:
-    return _predict(network, rows)
-  labeled = batch.labeled
-
-  def leave_out_labeled() -> list[tf.Tensor]:
-    logits = _predict(network, rows)
-    shape = [tf.size(labeled.labels), logits[0].shape[-1]]
-    return [*logits, tf.zeros(shape)]
-
-  # Batch norm must not see the filler of a client without labels.
-  logits: list[tf.Tensor] = tf.cond(
-    labeled.size > 0.0,
-    lambda: _predict(network, [*rows, (labeled, 'weak')]),
-    leave_out_labeled,
-  )
-  return logits
-
-
-def _predict(
-  network: adapter.Network, rows: Sequence[tuple[base.BatchExamples, str]]
-) -> list[tf.Tensor]:
-  """Computes logits of several views as one batch in training mode."""
-  images = [examples.views[view] for examples, view in rows]
-  weights = [examples.weights for examples, _ in rows]
-  logits = network.logits(
-    tf.concat(images, 0), training=True, weights=tf.concat(weights, 0)
-  )
-  return list(tf.split(logits, [tf.size(weight) for weight in weights]))
 
 
 def _divergence(targets: tf.Tensor, probs: tf.Tensor) -> tf.Tensor:
