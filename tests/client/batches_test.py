@@ -60,6 +60,23 @@ def _batches(streams, *, unlabeled=7, labeled=0, selected=None, epochs=1):
   return _all_batches(feed)
 
 
+def test_so_many_steps_whatever_the_number_of_examples_is():
+  feed = batches_lib.Feed(
+    {'fix': _STREAM({'plain': 'plain'})},
+    _client(_examples(0), _examples(7)),
+    base.Prepared(),
+    num_epochs=9,
+    num_steps=5,
+    batch_sizes=(3, 2),
+    seed=tf.constant([5, 6]),
+    enabled=True,
+  )
+  batches = _all_batches(feed)
+  # Two passes: 3, 3 and 1 of the first, 3 and 3 of the second.
+  sizes = [len(batch.streams['fix'].labels) for batch in batches]
+  assert sizes == [3, 3, 1, 3, 3]
+
+
 def test_partners_are_drawn_from_all_examples():
   streams = {
     'fix': _STREAM({'plain': 'plain'}),

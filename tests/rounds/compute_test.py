@@ -95,6 +95,16 @@ def test_a_round_of_a_client():
   assert alone.count_client(12, 7) == labeled * 24
 
 
+def test_a_round_of_so_many_steps():
+  found = _of_algorithm(
+    'fixmatch', _CLIENTS, 'none', client_steps=7, client_batch_size=5
+  )
+  cost = found.clients
+  # 12 unlabelled examples are 3 batches of 4 on average, 3 labelled ones 1.
+  total = cost.unlabeled.most * 7 * 4 + cost.labeled.most * 7 * 3
+  assert found.count_client(3, 12) == _exactly(total)
+
+
 def test_pseudo_labels_and_the_server():
   found = _of_algorithm('semifl', server_epochs=3)
   cost = found.clients

@@ -60,6 +60,7 @@ _CHANGES = {
   ),
   'statistics_phase': ('supervised', _AT_CLIENTS, {}, 'training'),
   'compute_dtype': ('supervised', _AT_CLIENTS, {}, 'bfloat16'),
+  'client_steps': ('supervised', _AT_CLIENTS, {}, 7),
 }
 # Other quick tests show these at work.
 _ELSEWHERE = {

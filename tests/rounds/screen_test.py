@@ -43,6 +43,12 @@ def test_most_examples_are_those_of_the_longest_stream(streams, most):
   bounds = screen.build_bounds(algorithm, None, 3)
   assert bounds.num_examples == most
   assert bounds.weights == guarded.AllowedWeights(most)
+  # 3 steps, whatever the examples are.
+  algorithm = dataclasses.replace(
+    algorithm, round=dataclasses.replace(hparams, client_steps=3)
+  )
+  steps = screen.build_bounds(algorithm, None, 3)
+  assert steps.num_examples == 3 * most / (2 * (4 if len(streams) > 1 else 3))
 
 
 @pytest.mark.parametrize('weighs', [False, True])

@@ -270,6 +270,7 @@ class Feed:
     seed: tf.Tensor,
     enabled: tf.Tensor | bool,
     share: tf.Tensor | None = None,
+    num_steps: int = 0,
   ):
     """Draws the orders.
 
@@ -286,6 +287,7 @@ class Feed:
       share: float32 scalar in [0, 1], the share of the steps that is made, at
         least one. None: all. A straggler has the orders and `StepTime`s of the
         whole training, since it did not plan to stop early.
+      num_steps: The number of steps, instead of `num_epochs`. 0: by epochs.
     """
     self._streams, self._views = streams, client.views
     self._prepared, self._seed = prepared, seed
@@ -302,9 +304,13 @@ class Feed:
       True: tf.range(tf.shape(client.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
-    self.num_steps = tf.where(
-      enabled, num_epochs * self._steps_per_epoch(indices, sizes), 0
-    )
+    steps = self._steps_per_epoch(indices, sizes)
+    if num_steps:
+      # A client that has nothing to train on makes no step.
+      steps = num_steps * tf.minimum(steps, 1)
+    else:
+      steps = num_epochs * steps
+    self.num_steps = tf.where(enabled, steps, 0)
     self.end = self.num_steps
     if share is not None:
       part = tf.cast(tf.cast(self.num_steps, tf.float32) * share, tf.int32)

@@ -50,6 +50,7 @@ class LoopConfig:
     jit_compile: Whether XLA compiles the step.
     keeps_momentum: Whether the result contains the final momentum, from which
       the next round can start.
+    num_steps: The number of steps, instead of `num_epochs`. 0: by epochs.
   """
 
   num_epochs: int
@@ -59,6 +60,7 @@ class LoopConfig:
   proximal_strength: float = 0.0
   jit_compile: bool = False
   keeps_momentum: bool = False
+  num_steps: int = 0
 
 
 class LocalResult(NamedTuple):
@@ -321,6 +323,7 @@ class LocalTraining:
       client,
       prepared,
       num_epochs=self._config.num_epochs,
+      num_steps=self._config.num_steps,
       batch_sizes=(self._config.batch_size, self._config.labeled_batch_size),
       seed=seed,
       enabled=enabled,

@@ -122,6 +122,7 @@ class ClientSide:
         optimizers.client_optimizer(hparams),
         hparams.proximal_strength,
         hparams.jit_compile,
+        num_steps=hparams.client_steps,
       ),
       further,
       initial,

@@ -18,6 +18,7 @@ from tff_fssl.models import flops as flops_lib
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
+from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states as states_lib
 
 Flops = flops_lib.Flops
@@ -75,7 +76,7 @@ class RoundCompute:
       once_for = num_labeled
     else:
       in_steps = _examples_in_steps(
-        hparams.client_epochs,
+        hparams,
         (num_unlabeled, sizes[0], uses[0]),
         (num_labeled, sizes[1], uses[1]),
       )
@@ -93,7 +94,7 @@ class RoundCompute:
     groups = streams[name or ''].episode or ()
     sizes = (hparams.client_batch_size, self.num_classes * sum(groups))
     return [
-      hparams.client_epochs * min(num, size)
+      (hparams.client_steps or hparams.client_epochs) * min(num, size)
       for num, size in zip((num_unlabeled, num_labeled), sizes)
     ]
 
@@ -242,12 +243,13 @@ def _received(
 
 
 def _examples_in_steps(
-  num_epochs: int, *streams: tuple[float, int, bool]
+  hparams: round_hparams.RoundHparams, *streams: tuple[float, int, bool]
 ) -> list[float]:
   """Counts the examples of each stream in all batches of a client's round.
 
   Args:
-    num_epochs: Passes over the longer of the streams. The other one repeats.
+    hparams: The numbers of steps, or of passes over the longer of the streams.
+      The other one repeats.
     *streams: For each, (examples, examples in a batch, whether it is used).
 
   Returns:
@@ -256,7 +258,9 @@ def _examples_in_steps(
   """
   batches = [math.ceil(max(num, 1) / size) for num, size, _ in streams]
   used = [n for n, (_, _, is_used) in zip(batches, streams) if is_used]
-  num_steps = num_epochs * max(used, default=0)
+  num_steps = hparams.client_steps or (
+    hparams.client_epochs * max(used, default=0)
+  )
   return [
     num_steps * max(num, 1) / of_pass if is_used else 0.0
     for of_pass, (num, _, is_used) in zip(batches, streams)

@@ -36,6 +36,14 @@ class RoundHparams:
     'Epochs that a client trains in a round.',
     minimum=1,
     maximum=10_000,
+    when=lambda own: own.client_steps == 0,
+  )
+  client_steps: int = hparam(
+    0,
+    'Steps that a client trains in a round, whatever the number of its examples'
+    ' is. 0: those of --client_epochs.',
+    minimum=0,
+    maximum=10**5,
   )
   client_batch_size: int = hparam(
     32,

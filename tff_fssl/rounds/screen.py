@@ -57,8 +57,10 @@ def build_bounds(
   sizes = hparams.client_batch_sizes(used[0])
   batch_sizes = [size for size, is_used in zip(sizes, used) if is_used]
   # The other streams repeat until the longest stream of batches ends.
-  steps = max(math.ceil(hparams.most_client_examples / b) for b in batch_sizes)
-  most = float(hparams.client_epochs * steps * sum(batch_sizes))
+  steps = hparams.client_epochs * max(
+    math.ceil(hparams.most_client_examples / b) for b in batch_sizes
+  )
+  most = float((hparams.client_steps or steps) * sum(batch_sizes))
   if not algorithm.sets_weights and hparams.client_weighting == 'examples':
     allowed = guarded.AllowedWeights(most)
   else:

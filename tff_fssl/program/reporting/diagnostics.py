@@ -52,6 +52,7 @@ _TROUBLES = {
 _BUDGET = (
   'clients_per_round',
   'client_epochs',
+  'client_steps',
   'client_batch_size',
   'model',
   'dataset',
@@ -69,7 +70,11 @@ _BUDGET = (
   'alpha',
 )
 # Flags that older runs and other scenarios lack -> their values there.
-_NOT_GIVEN = {'num_unlabeled': '0', 'client_label_classes': '0'}
+_NOT_GIVEN = {
+  'client_steps': '0',
+  'num_unlabeled': '0',
+  'client_label_classes': '0',
+}
 # Settings of a partition that are flags of the same name.
 _SETTINGS = (
   'num_clients',
