@@ -39,6 +39,8 @@ _COUNTS = {
   'protofssl/table8': 2 * 4,
   'protofssl/table9': 5 * 7,
   'protofssl/sectionB1': 1,
+  'sage/labels10': 192,
+  'sage/labels20': 156,
   'protofssl/figure3': 3 * (2 * 4 - 1),
   'protofssl/figure4a': 3 * 2 * 2,
   'protofssl/figure4b': 3 * 2 * 2,
