@@ -305,31 +305,16 @@ class Feed:
     }
     sizes = dict(zip((False, True), batch_sizes))
     steps = self._steps_per_epoch(indices, sizes)
-    if num_steps:
-      # A client that has nothing to train on makes no step.
-      steps = num_steps * tf.minimum(steps, 1)
-    else:
-      steps = num_epochs * steps
+    # A client that has nothing to train on makes no step.
+    steps = (
+      num_steps * tf.minimum(steps, 1) if num_steps else num_epochs * steps
+    )
     self.num_steps = tf.where(enabled, steps, 0)
     self.end = self.num_steps
     if share is not None:
       part = tf.cast(tf.cast(self.num_steps, tf.float32) * share, tf.int32)
       self.end = tf.minimum(tf.maximum(part, 1), self.num_steps)
-    purposes = {False: seeds.ORDER_UNLABELED, True: seeds.ORDER_LABELED}
-    self._orders: dict[str, _Order | _Draws | _Episodes] = {}
-    for labeled, name in self._own.items():
-      if name is None:
-        continue
-      of_order = fold_in(seed, purposes[labeled])
-      groups = self._streams[name].episode
-      if groups is None:
-        self._orders[name] = _Order(
-          indices[labeled], sizes[labeled], self.num_steps, of_order
-        )
-      elif labeled:
-        self._orders[name] = _Episodes(client.labeled.y, groups, of_order)
-      else:
-        self._orders[name] = _Draws(indices[labeled], sizes[labeled], of_order)
+    self._orders = self._make_orders(client, indices, sizes)
     used = {stream.labeled for stream in self._streams.values()}
     self._sources = {
       labeled: _Source(
@@ -345,6 +330,30 @@ class Feed:
       self._streams.items(), key=lambda s: bool(s[1].partner_of)
     )
     self.steps_at_once = self._steps_at_once(sizes)
+
+  def _make_orders(
+    self,
+    client: base.Client,
+    indices: Mapping[bool, tf.Tensor],
+    sizes: Mapping[bool, int],
+  ) -> dict[str, _Order | _Draws | _Episodes]:
+    """Draws the orders of streams with batches of their own."""
+    purposes = {False: seeds.ORDER_UNLABELED, True: seeds.ORDER_LABELED}
+    orders: dict[str, _Order | _Draws | _Episodes] = {}
+    for labeled, name in self._own.items():
+      if name is None:
+        continue
+      of_order = fold_in(self._seed, purposes[labeled])
+      groups = self._streams[name].episode
+      if groups is None:
+        orders[name] = _Order(
+          indices[labeled], sizes[labeled], self.num_steps, of_order
+        )
+      elif labeled:
+        orders[name] = _Episodes(client.labeled.y, groups, of_order)
+      else:
+        orders[name] = _Draws(indices[labeled], sizes[labeled], of_order)
+    return orders
 
   def _steps_at_once(self, sizes: Mapping[bool, int]) -> int:
     """Chooses the number of steps whose views are made at once.

@@ -236,12 +236,7 @@ def build_views(
   """
   _check(image_shape, policy, mean, std)
   height, width, channels = image_shape
-  build = {
-    names.FL2: _fl2_policy,
-    names.FIXMATCH: _fixmatch_policy,
-    names.SAGE: _sage_policy,
-  }[policy]
-  strong_policy = build(height, width)
+  strong_policy = _build_policy(policy, height, width)
   fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
     gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
@@ -300,6 +295,15 @@ def _choose_ops(
     # Operation 0 is the identity.
     ops = tf.where(whether < policy.probability, ops, 0)
   return ops, args
+
+
+def _build_policy(policy: str, height: int, width: int) -> _Policy:
+  build = {
+    names.FL2: _fl2_policy,
+    names.FIXMATCH: _fixmatch_policy,
+    names.SAGE: _sage_policy,
+  }[policy]
+  return build(height, width)
 
 
 def _fl2_policy(height: int, width: int) -> _Policy:

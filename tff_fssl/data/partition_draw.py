@@ -102,17 +102,9 @@ def build_partition(
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
-  # A natural client cannot get labels of examples that it does not own.
-  takes_own = settings.labels_own or (len(natural) and not at_server)
-  if settings.labels_split:
-    labeled, hidden = _split_all_labels(shuffled, settings)
-  else:
-    labeled, hidden = _split_labels(
-      shuffled,
-      settings,
-      1 if at_server else len(holders),
-      0 if takes_own else settings.num_labels // settings.label_classes,
-    )
+  labeled, hidden = _split_labels(
+    shuffled, settings, 1 if at_server else len(holders)
+  )
   hidden, validation = _split_validation(
     hidden, settings.num_validation, settings.seed
   )
@@ -405,19 +397,24 @@ def _split_labels(
   shuffled: list[np.ndarray],
   settings: partition_settings.PartitionSettings,
   num_holders: int,
-  per_class: int,
 ) -> tuple[list[np.ndarray], list[np.ndarray]]:
   """Labels examples: (labelled examples per holder, the rest per class).
 
   Args:
     shuffled: The examples of each class.
-    settings: The number of classes of labels, and the seed.
+    settings: The numbers of labels and of their classes, and the seed.
     num_holders: The number of holders of labels: 1 for the server, or clients.
-    per_class: A holder's number of labels of each of its classes.
 
   Raises:
     UsageError: If a class has too few examples. Names the flags.
   """
+  if settings.labels_split:
+    return _split_all_labels(shuffled, settings)
+  at_server = settings.scenario == names.LABELS_AT_SERVER
+  # A natural client cannot get labels of examples that it does not own.
+  is_natural = settings.partition == names.NATURAL and not at_server
+  takes_own = settings.labels_own or is_natural
+  per_class = 0 if takes_own else settings.num_labels // settings.label_classes
   counts = _label_counts(settings, num_holders, per_class)
   wanted, holders = counts.sum(0), np.count_nonzero(counts, axis=0)
   for c, members in enumerate(shuffled):

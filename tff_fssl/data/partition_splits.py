@@ -118,8 +118,8 @@ def split_pairs(
     >>> hidden = [np.zeros(50, np.int64), np.ones(50, np.int64)]
     >>> for client in partition_splits.split_pairs(hidden, settings, rng):
     ...   print(np.bincount(client, minlength=2))
-    [50  0]
     [ 0 50]
+    [50  0]
   """
   sizes = [len(members) for members in hidden]
   total, num_clients = sum(sizes), settings.num_clients

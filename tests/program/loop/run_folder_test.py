@@ -28,7 +28,8 @@ def test_another_partition_is_refused(tmp_path):
     given = ['--dataset=digits', '--num_labels=40', f'--seed={seed}']
     settings = config.parse_config(given).partition_settings
     partition = partition_draw.build_partition(np.arange(1_000) % 10, settings)
-    tasks.append(types.SimpleNamespace(partition=partition))
+    data = types.SimpleNamespace(class_names=tuple('abcdefghij'))
+    tasks.append(types.SimpleNamespace(partition=partition, data=data))
   run_folder.check_partition(tasks[1], tree)  # There is none yet.
   run_folder.record_partition(tasks[0], tree)
   run_folder.check_partition(tasks[0], tree)
