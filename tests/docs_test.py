@@ -129,6 +129,7 @@ _OWN_FIGURES = (
   'fedrgd',
   'fedswitch',
   'protofssl',
+  'proxyfl',
   'sage',
 )
 

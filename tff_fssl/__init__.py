@@ -32,6 +32,7 @@ _EXPORTED = {
   'ProtoFssl': 'tff_fssl.algorithms.protofssl',
   'FedMatch': 'tff_fssl.algorithms.fedmatch',
   'Sage': 'tff_fssl.algorithms.sage',
+  'ProxyFl': 'tff_fssl.algorithms.proxyfl',
   'LocalSupervised': 'tff_fssl.algorithms.local_training',
   'LocalUda': 'tff_fssl.algorithms.local_training',
   'LocalFixMatch': 'tff_fssl.algorithms.local_training',

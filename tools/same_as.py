@@ -51,7 +51,10 @@ _LABELS = {
   _CLIENTS: '--num_labels=20',
 }
 # Thresholds that a network reaches which has hardly been trained.
-_LOW = 'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
+_LOW = (
+  'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
+  ' proxyfl'
+)
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
@@ -63,14 +66,14 @@ _OWN = {
 _SCENARIOS = {
   **dict.fromkeys(('semifl', 'fedcon'), (_SERVER,)),
   **dict.fromkeys(
-    ('protofssl', 'local_supervised', 'local_uda', 'local_fixmatch'),
+    ('protofssl', 'proxyfl', 'local_supervised', 'local_uda', 'local_fixmatch'),
     (_CLIENTS,),
   ),
 }
 _ALGORITHMS = (
   'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
-  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage local_supervised'
-  ' local_uda local_fixmatch'
+  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
+  ' local_supervised local_uda local_fixmatch'
 ).split()
 # (algorithm, scenario, further flags).
 _FURTHER = (

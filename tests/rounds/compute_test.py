@@ -43,9 +43,9 @@ def _exactly(number):
 def test_what_the_registry_says_is_spent(name, scenario):
   if name == 'fedcon':
     pytest.skip('Its passes leave out the head; see fedcon_test.py.')
-  if name == 'sage' and scenario == _CLIENTS:
-    # Its pass stands in `tf.cond`, whose gradient includes that of the images.
-    pytest.skip('It spends more than its passes: gradients of the images.')
+  if name in ('sage', 'proxyfl') and scenario == _CLIENTS:
+    # The pass stands in `tf.cond`, whose gradient includes that of the images.
+    pytest.skip('They spend more than their passes: gradients of the images.')
   declared = registry.REGISTRY[name].compute
   cost = _of_algorithm(name, scenario).clients
   assert cost.unlabeled.most == cost.passes(*declared.unlabeled)

@@ -332,6 +332,8 @@ class Aggregate(NamedTuple):
     uploads: Name of an upload -> its mean, float32 scalar.
     num_reports: float32 scalar, the clients that `uploads` are means over.
     by_group: Computes the combined updates of each of several groups.
+    rows: Name -> [n, ...], the rows of the round's n clients, for an exchange
+      that has them `for_update`.
   """
 
   update: tuple[tf.Tensor, ...]
@@ -339,6 +341,7 @@ class Aggregate(NamedTuple):
   uploads: Tensors
   num_reports: tf.Tensor
   by_group: Callable[[], groups_lib.ByGroup]
+  rows: Tensors = {}
 
   def move(self, name: str, old: Weights) -> Weights:
     """Applies the combined change of a network, unless it is not finite."""

@@ -27,7 +27,7 @@ from collections.abc import Mapping
 import dataclasses
 
 from tff_fssl.algorithms import base
-from tff_fssl.algorithms import joint_views
+from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import pseudo_labels
@@ -110,7 +110,7 @@ class FixMatch(base.Algorithm):
     self, networks: base.Networks, batch: base.Batch
   ) -> base.Loss:
     """Computes the loss of a batch whose views are predicted in one pass."""
-    local, strong, *labeled = joint_views.logits(networks.model, batch)
+    local, strong, *labeled = joint_pass.logits(networks.model, batch)
     weak = self._received_logits(networks, batch)
     loss, metrics = self._loss(
       local if weak is None else weak, strong, batch.unlabeled

@@ -15,6 +15,7 @@ from tff_fssl.algorithms import fl2
 from tff_fssl.algorithms import local_training
 from tff_fssl.algorithms import mixmatch
 from tff_fssl.algorithms import protofssl
+from tff_fssl.algorithms import proxyfl
 from tff_fssl.algorithms import sage
 from tff_fssl.algorithms import semifl
 from tff_fssl.algorithms import supervised
@@ -70,6 +71,7 @@ for _algorithm in (
   protofssl.ProtoFssl,
   fedmatch.FedMatch,
   sage.Sage,
+  proxyfl.ProxyFl,
   local_training.LocalSupervised,
   local_training.LocalUda,
   local_training.LocalFixMatch,

@@ -33,7 +33,7 @@ import math
 
 from tff_fssl import metrics as metrics_lib
 from tff_fssl.algorithms import base
-from tff_fssl.algorithms import joint_views
+from tff_fssl.client import joint_pass
 from tff_fssl.hparams import hparam
 from tff_fssl.lazy import tf
 from tff_fssl.semisup import diagnostics
@@ -137,7 +137,7 @@ class Sage(base.Algorithm):
   def _loss(self, networks: base.Networks, batch: base.Batch) -> base.Loss:
     """Computes the loss of a batch (steps 2 to 4)."""
     examples = batch.unlabeled
-    weak, strong, *labeled = joint_views.logits(networks.model, batch)
+    weak, strong, *labeled = joint_pass.logits(networks.model, batch)
     # As in evaluation, by the statistics that came with the model.
     received = networks[_GLOBAL].inference_logits(
       examples.views['weak'], batch.prepared[_COUNT]

@@ -90,6 +90,7 @@ def compose_fssl_process(
   last_phases: Sequence[LastPhase] = (),
   end_round: EndRound | None = None,
   rows_in_sum: bool = False,
+  collect_rows: Callable[[tff.Value], tff.Value] | None = None,
   counts: tff.Computation | None = None,
   reports_too_few: bool = False,
   communication: tff.Computation | None = None,
@@ -115,6 +116,7 @@ def compose_fssl_process(
       OrderedDict(update, row).
     rows_in_sum: Whether rows are instead channels of the update, which the
       aggregator combines.
+    collect_rows: rows@CLIENTS -> rows@SERVER, if the finalizer needs them.
     counts: `<round number, train> -> bool`, whether the round counts, from the
       client work's metrics. A round that does not count is discarded: it
       changes only counters.
@@ -125,19 +127,9 @@ def compose_fssl_process(
   Returns:
     The process. The caller sets its `find_non_finite` and `prediction`.
   """
-
-  @tff.federated_computation
-  def init_fn() -> tff.Value:
-    return tff.federated_zip(
-      LearningAlgorithmState(
-        tff.federated_eval(initial_model_fn, tff.SERVER),
-        distributor.initialize(),
-        client_work.initialize(),
-        aggregator.initialize(),
-        finalizer.initialize(),
-      )
-    )
-
+  init_fn = _build_init(
+    initial_model_fn, distributor, client_work, aggregator, finalizer
+  )
   next_fn = _build_next(
     _Round(
       distributor,
@@ -147,6 +139,7 @@ def compose_fssl_process(
       last_phases,
       end_round,
       rows_in_sum,
+      collect_rows,
       counts,
       reports_too_few,
       communication,
@@ -158,6 +151,23 @@ def compose_fssl_process(
   process = FsslProcess(init_fn, next_fn, to_model, to_state)
   process.start = start
   return process
+
+
+def _build_init(
+  initial_model_fn: tff.Computation, *parts: tff.templates.MeasuredProcess
+) -> tff.Computation:
+  """Builds `( -> S@SERVER)` from the model and the four parts."""
+
+  @tff.federated_computation
+  def init_fn() -> tff.Value:
+    return tff.federated_zip(
+      LearningAlgorithmState(
+        tff.federated_eval(initial_model_fn, tff.SERVER),
+        *(part.initialize() for part in parts),
+      )
+    )
+
+  return init_fn
 
 
 def build_counts(
@@ -242,6 +252,7 @@ class _Round(NamedTuple):
   last_phases: Sequence[LastPhase]
   end_round: EndRound | None
   rows_in_sum: bool
+  collect_rows: Callable[[tff.Value], tff.Value] | None
   counts: tff.Computation | None
   reports_too_few: bool
   communication: tff.Computation | None
@@ -348,16 +359,15 @@ def _run_parts(
   if parts.rows_in_sum:
     rows = aggregated.result
   of_clients = worked.measurements
+  combined = collections.OrderedDict(
+    update=aggregated.result,
+    uploads=of_clients['uploads'],
+    num_reports=of_clients['num_reports'],
+  )
+  if parts.collect_rows is not None:
+    combined['rows'] = parts.collect_rows(rows)
   finalized = parts.finalizer.next(
-    state.finalizer,
-    old_model,
-    tff.federated_zip(
-      collections.OrderedDict(
-        update=aggregated.result,
-        uploads=of_clients['uploads'],
-        num_reports=of_clients['num_reports'],
-      )
-    ),
+    state.finalizer, old_model, tff.federated_zip(combined)
   )
   return _Results(distributed, worked, aggregated, rows, finalized)
 

@@ -100,6 +100,8 @@ class Exchange(NamedTuple):
       figures of bytes do not contain. Their receiver knows them already (from
       its own disk, or from the update), or the algorithm counts them itself.
     outside: Loads and stores rows outside of the table, if there are any.
+    for_update: Whether `Algorithm.update` gets the rows, too, as
+      `Aggregate.rows`. They must not be `in_sum`, and clients have no ids.
   """
 
   initialize: Callable[[], Any]
@@ -113,6 +115,7 @@ class Exchange(NamedTuple):
   in_sum: bool = False
   not_counted: tuple[str, ...] = ()
   outside: Outside | None = None
+  for_update: bool = False
 
 
 class Population(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from tff_fssl import hparams as hparams_lib
+from tff_fssl.aggregators import collecting
 from tff_fssl.aggregators import grouped
 from tff_fssl.aggregators import guarded
 from tff_fssl.aggregators import hparams as aggregator_hparams
@@ -293,7 +294,8 @@ class _Assembly:
       bounds=self._bounds,
     )
     aggregate_type = aggregator.next.type_signature.result.result.member
-    finalizer = self._finalizer(model_type, aggregate_type, work)
+    collect_rows, rows_type = self._collect_rows()
+    finalizer = self._finalizer(model_type, aggregate_type, work, rows_type)
     phases, statistics_up = self._clients.statistics_phases(
       model_type, message_type, self._server
     )
@@ -328,6 +330,7 @@ class _Assembly:
       last_phases=phases,
       end_round=end_round,
       rows_in_sum=exchange is not None and exchange.in_sum,
+      collect_rows=collect_rows,
       counts=counts,
       reports_too_few=bool(min_clients),
       communication=self._communication(
@@ -339,6 +342,12 @@ class _Assembly:
     )
     self._describe(process, part)
     return process
+
+  def _collect_rows(self) -> tuple[Any, tff.Type | None]:
+    """Returns `collecting.build_collect`'s result if `update` needs rows."""
+    if self._exchange is None or not self._exchange.for_update:
+      return None, None
+    return collecting.build_collect(exchange_lib.row_type(self._exchange))
 
   def _describe(
     self, process: composer.FsslProcess, part: client_work.ClientPart
@@ -421,19 +430,20 @@ class _Assembly:
     model_type: tff.Type,
     combined_type: tff.Type,
     work: tff.learning.templates.ClientWorkProcess,
+    rows_type: tff.Type | None,
   ) -> tff.learning.templates.FinalizerProcess:
     """Makes the server's step."""
     of_clients = work.next.type_signature.result.measurements.member
-    aggregate_type = tff.to_type(
-      collections.OrderedDict(
-        update=combined_type,
-        uploads=of_clients['uploads'],
-        num_reports=of_clients['num_reports'],
-      )
+    aggregate = collections.OrderedDict(
+      update=combined_type,
+      uploads=of_clients['uploads'],
+      num_reports=of_clients['num_reports'],
     )
+    if rows_type is not None:
+      aggregate['rows'] = rows_type
     return self._server.build_step(
       model_type,
-      aggregate_type,
+      tff.to_type(aggregate),
       self._bounds.networks,
       self._delivery.restored,
     )

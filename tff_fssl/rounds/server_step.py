@@ -159,7 +159,8 @@ def build_server_step(
 
   Args:
     model_type: The type M of a `server_model.ServerModel`.
-    aggregate_type: The type A: OrderedDict(update, uploads, num_reports).
+    aggregate_type: The type A: OrderedDict(update, uploads, num_reports), and
+      `rows` with an exchange that has them `for_update`.
       `update` is the aggregator's result by channel. That of the model has one
       float tensor per trainable weight, and one per tracked non-trainable float
       weight. With groups, it is the result of `grouped.GroupedMeanFactory`.
@@ -281,12 +282,20 @@ def _aggregated(
     by_group = _read_groups(combined)
     return base.Aggregate((), {}, uploads, num_reports, lambda: by_group)
   update = restore(tuple(combined[channels.MODEL]))
+  rows = {}
+  if 'rows' in aggregate:
+    valid = aggregate['rows']['is_valid']
+    rows = {
+      name: tf.boolean_mask(values, valid)
+      for name, values in aggregate['rows']['values'].items()
+    }
   return base.Aggregate(
     update,
     names.Named({name: tuple(combined[name]) for name in networks}),
     uploads,
     num_reports,
     lambda: _one_group(update, num_reports),
+    names.Named(rows),
   )
 
 

@@ -4,13 +4,11 @@ import numpy as np
 import tensorflow as tf
 import tiny_norms
 
-from tff_fssl.algorithms import joint_views
+from tff_fssl.client import joint_pass
 
 
 def test_it_sees_all_views_together():
-  logits = joint_views.logits(
-    tiny_norms.network(), tiny_norms.views([1.0, 1.0])
-  )
+  logits = joint_pass.logits(tiny_norms.network(), tiny_norms.views([1.0, 1.0]))
   assert [x.shape[0] for x in logits] == [2, 2, 2]
   values = np.array([1, 2, 4, 8, 16, 16])
   np.testing.assert_allclose(
@@ -22,7 +20,7 @@ def test_it_sees_all_views_together():
 
 def test_it_does_not_see_the_filler_of_a_client_without_labels():
   network = tiny_norms.network(track_moving_averages=True)
-  *logits, labeled = joint_views.logits(network, tiny_norms.views([0.0]))
+  *logits, labeled = joint_pass.logits(network, tiny_norms.views([0.0]))
   assert labeled.shape == [1, 2] and not np.any(labeled)
   values = np.array([1, 2, 4, 8])
   np.testing.assert_allclose(
