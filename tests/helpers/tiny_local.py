@@ -70,6 +70,7 @@ def train(
       exchange_lib.Population(
         1,
         network.weight_specs,
+        {name: auxiliary[name].weight_specs for name in initial},
         num_classes=tiny_task.NUM_CLASSES,
         num_outputs=network.num_outputs,
       )
