@@ -84,7 +84,7 @@ def test_papers_are_those_of_the_docstrings(name, shown):
   page = ' '.join(lines)
   for source in registry.REGISTRY[name].paper.split('; '):
     author, venue, year = re.match(
-      r'(\w+) et al\., ([A-Za-z ]+) (\d+)', source
+      r'(\w+) (?:et al\.|and \w+), ([A-Za-z ]+) (\d+)', source
     ).groups()
     assert re.search(rf'{author}.*{venue}\s+{year}', page), source
   assert f'{name} ' in '\n'.join(shown()[1])
