@@ -25,7 +25,7 @@ import unittest
 os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 
-# Errors that docs/embedding.md gives as answers of the runtime.
+# Errors that docs/runtimes.md gives as answers of the runtime.
 _REFUSALS = ('NotImplementedError',)
 _MODULE_SECS = 300
 
