@@ -57,7 +57,7 @@ AGGREGATORS = {
   ),
   COMPRESSION: Aggregator(
     'the mean of secure, by plain sums, with large tensors quantized to 8'
-    ' bits. Neither it nor secure resists a lying client (docs/embedding.md)',
+    ' bits. Neither it nor secure resists a lying client (docs/privacy.md)',
     'tff_fssl.aggregators.factory:build_compression',
     _LIMITS,
   ),
