@@ -17,17 +17,24 @@ from tff_fssl.metrics import Metric
 _INTRODUCTION = """\
 # Metrics
 
-What each column of a run's CSV files means. An empty cell or `nan` says that \
-there was nothing to take the figure of. Figures of clients are over the \
-clients of the round whose report was accepted (see \
-[embedding.md](embedding.md)); those that average over examples weigh every \
-example alike, whichever client and batch it was in. Under \
-`--aggregator=secure` and `dp`, clients report nothing: of the columns \
+With this page you look up each column of a run's CSV files.
+
+    cut -d, -f1,2,4 runs/quickstart/metrics/eval.csv | tail -n 1
+
+prints a round, and the test and the validation accuracy after it:
+
+    60,0.9333333373069763,0.9300000071525574
+
+An empty cell or `nan` means that there was nothing to measure. Figures of \
+clients are over the clients of the round whose report was accepted \
+([what is checked](privacy.md#what-a-client-can-lie-about)). Means over \
+examples weigh every example alike, whichever client and batch it was in. \
+Under `--aggregator=secure` and `dp`, clients report nothing: of the columns \
 `client_work/train/...`, only `num_clients` is there.
 
 This page is made from the declarations of the metrics, by `python \
-tools/update_metrics.py`; [extending.md](extending.md) says how an algorithm \
-declares its own.
+tools/update_metrics.py`. [A metric of your own](extending_more.md#a-metric) \
+is declared in the same way.
 """
 _HEADINGS = {
   'train': '## metrics/train.csv: one row a round\n',
