@@ -7,11 +7,13 @@ import sys
 
 def run(code, repository, folder):
   """What the code prints, run with the package of `repository` in `folder`."""
-  return subprocess.run(
+  done = subprocess.run(
     [sys.executable, '-c', code],
     cwd=folder,
     env={**os.environ, 'PYTHONPATH': str(repository)},
     capture_output=True,
     text=True,
-    check=True,
-  ).stdout
+    check=False,
+  )
+  assert done.returncode == 0, done.stderr
+  return done.stdout

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tff_fssl import hparams
-from tff_fssl.lazy import tff
+from tff_fssl.lazy import tf, tff
 
 
 def get_map_reduce_form(
@@ -35,6 +35,11 @@ def get_map_reduce_form(
       ' takes those of the weights before, with group norm (--norm=gn), or with'
       ' moving averages (--norm=bn)'
     )
+  # Grappler would replace loops by cycles of nodes. TensorFlow infers shapes of
+  # functions with these in the order of addresses in memory, and sometimes
+  # fails ("Missing src context").
+  config = tf.compat.v1.ConfigProto()
+  config.graph_options.rewrite_options.disable_meta_optimizer = True
   return tff.backends.mapreduce.get_map_reduce_form_for_computation(
-    process.next
+    process.next, config
   )
