@@ -126,6 +126,7 @@ _HEADINGS = (
 )
 # Pages that have figures of their own.
 _OWN_FIGURES = (
+  'cbafed',
   'fedcon',
   'fedmatch',
   'fedrgd',

@@ -33,6 +33,7 @@ _EXPORTED = {
   'FedMatch': 'tff_fssl.algorithms.fedmatch',
   'Sage': 'tff_fssl.algorithms.sage',
   'ProxyFl': 'tff_fssl.algorithms.proxyfl',
+  'CbaFed': 'tff_fssl.algorithms.cbafed',
   'LocalSupervised': 'tff_fssl.algorithms.local_training',
   'LocalUda': 'tff_fssl.algorithms.local_training',
   'LocalFixMatch': 'tff_fssl.algorithms.local_training',

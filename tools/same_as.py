@@ -58,6 +58,7 @@ _LOW = (
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
+  'cbafed': '--cbafed.threshold_base=0.2 --cbafed.warmup_rounds=1',
   'fedcon': '--fedcon.hidden_size=8',
   'fedmatch': '--fedmatch.confidence_threshold=0.2',
   'local_uda': '--local_uda.confidence_threshold=0.2',
@@ -66,13 +67,20 @@ _OWN = {
 _SCENARIOS = {
   **dict.fromkeys(('semifl', 'fedcon'), (_SERVER,)),
   **dict.fromkeys(
-    ('protofssl', 'proxyfl', 'local_supervised', 'local_uda', 'local_fixmatch'),
+    (
+      'cbafed',
+      'protofssl',
+      'proxyfl',
+      'local_supervised',
+      'local_uda',
+      'local_fixmatch',
+    ),
     (_CLIENTS,),
   ),
 }
 _ALGORITHMS = (
   'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
-  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
+  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl cbafed'
   ' local_supervised local_uda local_fixmatch'
 ).split()
 # (algorithm, scenario, further flags).

@@ -23,6 +23,7 @@ from tff_fssl.program.configuration import config
 from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
+from tff_fssl.semisup import frequencies
 
 _CLIENTS = tiny_rounds.CLIENTS
 _AT_CLIENTS = RoundHparams(scenario=_CLIENTS)
@@ -165,15 +166,15 @@ def test_px3_frequencies_follow_the_sum_of_counts():
   counts = np.sum([[30, 0, 0], [0, 5, 5], [4, 4, 2]], axis=0)
   prior, scaled = _floats([1 / 3] * 3, counts / 200)
   np.testing.assert_allclose(
-    table_lib.follow(prior, scaled, 0.0), [0.68, 0.18, 0.14], atol=1e-6
+    frequencies.follow(prior, scaled, 0.0), [0.68, 0.18, 0.14], atol=1e-6
   )
   np.testing.assert_allclose(
-    table_lib.follow(prior, scaled, 0.99),
+    frequencies.follow(prior, scaled, 0.99),
     [0.336800, 0.331800, 0.331400],
     atol=1e-6,
   )
   np.testing.assert_array_equal(
-    table_lib.follow(prior, tf.constant([-1.0, 0, 0]), 0.99), prior
+    frequencies.follow(prior, tf.constant([-1.0, 0, 0]), 0.99), prior
   )
 
 

@@ -100,7 +100,8 @@ def _run(algorithm, labeled=_NONE, unlabeled=_NONE, *, sgd=None, **kwargs):
       learning_rate=tf.constant(0.1),
       seed=seed,
       enabled=enabled,
-    )
+    ),
+    autograph=False,
   )
   return run()
 
@@ -184,6 +185,45 @@ def test_non_finite_update_is_zeroed():
   result = _run(_algorithm(step), unlabeled=_examples([1.0]))
   assert not bool(result.is_finite)
   np.testing.assert_array_equal(result.update[0], np.zeros([1, 2]))
+
+
+def _counting(name='count'):
+  """An algorithm whose steps count, and whose count is the client's weight."""
+
+  def step(networks, batch):
+    count = batch.carried['count'] + 1
+    ratio = base.Mean.ratio(tf.cast(batch.carried['count'], tf.float32), 1)
+    return base.StepResult(
+      handmade.zeros(networks), {'before': ratio}, carried={name: count}
+    )
+
+  def finish(client, metrics):
+    del metrics
+    carried = client.carried
+    weight = tf.cast(carried['count'], tf.float32)
+    return base.ClientOutput({'kept': carried['kept']}, weight=weight)
+
+  start = {'count': tf.constant(5), 'kept': tf.constant([1.0, 2.0])}
+  return _algorithm(
+    step, prepare=lambda client: base.Prepared(carried=start), finish=finish
+  )
+
+
+def test_steps_carry_values_to_finish():
+  result = _run(_counting(), unlabeled=_examples([1.0] * 9))
+  # Two epochs of three batches.
+  assert result.metrics['before'].total == 5 + 6 + 7 + 8 + 9 + 10
+  assert result.weight == 11
+  np.testing.assert_array_equal(result.uploads['kept'], [1, 2])
+
+
+def test_carried_values_of_a_client_without_steps_are_the_first_ones():
+  assert _run(_counting(), enabled=False).weight == 5
+
+
+def test_a_step_carries_only_what_prepare_declares():
+  with pytest.raises(ValueError, match="carried='cuont'.*count"):
+    _run(_counting('cuont'), unlabeled=_examples([1.0]))
 
 
 def test_momentum_starts_at_zero_each_time():

@@ -115,6 +115,10 @@ def _overrides(name, **more):
   if hasattr(config.algorithm, 'ramp_rounds'):
     # The only step of round 1 would have weight 0.
     result[f'{config.prefix}ramp_rounds'] = 0
+  if hasattr(config.algorithm, 'warmup_rounds'):
+    # From round 1 on, all examples are kept.
+    result[f'{config.prefix}warmup_rounds'] = 0
+    result[f'{config.prefix}threshold_cap'] = 0.0
   return result
 
 
@@ -310,8 +314,9 @@ def test_headers(name):
   # It speaks of what is run.
   config = _config(name)
   run = config.run
-  title = {'cifar10': 'CIFAR-10', 'digits': 'digits'}[run.dataset]
+  titles = {'cifar10': 'CIFAR-10', 'svhn_cropped': 'SVHN'}
+  title = titles.get(run.dataset, run.dataset)
   assert re.search(rf'\b{title}\b', about)
-  assert f' {run.num_labels} labels' in about
+  assert run.full_labels or f' {run.num_labels} labels' in about
   dirichlet = run.partition == 'dirichlet'
   assert ('Dir(' in about) == dirichlet

@@ -148,12 +148,14 @@ class Batch(NamedTuple):
     prepared: `Prepared.constants`.
     time: The time of the step.
     seed: int32 [2], for the step's own random draws.
+    carried: `Prepared.carried`, as the steps before have changed it.
   """
 
   streams: Mapping[str, BatchExamples]
   prepared: Tensors
   time: StepTime
   seed: tf.Tensor
+  carried: Tensors = {}
 
   @property
   def labeled(self) -> BatchExamples:
@@ -219,6 +221,7 @@ class Client:
     views: Makes network inputs of stored examples.
     round_num: int32 scalar.
     seed: int32 [2], for random draws outside of steps.
+    carried: In `finish`, `Prepared.carried` as the steps have changed it.
   """
 
   networks: Networks
@@ -229,6 +232,7 @@ class Client:
   views: augment.Views
   round_num: tf.Tensor
   seed: tf.Tensor
+  carried: Tensors = dataclasses.field(default_factory=dict)
 
   def predict(self, batch_size: int) -> tf.Tensor:
     """Predicts a weak view of each unlabelled example by the model.
@@ -266,6 +270,9 @@ class Prepared(NamedTuple):
       None, `RoundHparams.client_weighting` decides. See
       `Algorithm.sets_weights`.
     learning_rate_factor: float32 scalar. None stands for 1.
+    num_epochs: int32 scalar, at most `RoundHparams.client_epochs`, which None
+      stands for.
+    carried: Name -> tensor, which each step may replace, and `finish` gets.
   """
 
   selected: tf.Tensor | None = None
@@ -275,6 +282,8 @@ class Prepared(NamedTuple):
   ranges: Tensors = {}
   weight: tf.Tensor | None = None
   learning_rate_factor: tf.Tensor | None = None
+  num_epochs: tf.Tensor | None = None
+  carried: Tensors = {}
 
 
 class StepResult(NamedTuple):
@@ -285,11 +294,13 @@ class StepResult(NamedTuple):
       not train it.
     metrics: Metrics of the batch.
     auxiliary: Name of a trained auxiliary network -> its gradients.
+    carried: New values of some of `Batch.carried`.
   """
 
   gradients: Sequence[tf.Tensor] | None
   metrics: Metrics
   auxiliary: Mapping[str, Sequence[tf.Tensor]] = {}
+  carried: Tensors = {}
 
 
 class ClientOutput(NamedTuple):
@@ -299,10 +310,12 @@ class ClientOutput(NamedTuple):
     uploads: Name -> value, for each of `Algorithm.uploads` and for each value
       that the `exchange` keeps of the client.
     metrics: Metrics of the round.
+    weight: As `Prepared.weight`, which None stands for.
   """
 
   uploads: Tensors = {}
   metrics: Mapping[str, Mean] = {}
+  weight: tf.Tensor | None = None
 
 
 class ServerState(NamedTuple):
@@ -499,7 +512,7 @@ class Algorithm:
 
   @property
   def sets_weights(self) -> bool:
-    """Tells whether `prepare` sets the weight of the client's update."""
+    """Tells whether the algorithm sets the weight of the client's update."""
     return False
 
   def streams(self) -> dict[str, Stream]:
@@ -628,7 +641,7 @@ def minimize(
 
 
 def add_results(first: StepResult, *others: StepResult) -> StepResult:
-  """Adds gradients of the model, and merges metrics."""
+  """Adds gradients of the model, and merges other values."""
   for other in others:
     # Steps without gradients of the model take turns instead (`alternates`).
     assert first.gradients is not None and other.gradients is not None
@@ -636,7 +649,9 @@ def add_results(first: StepResult, *others: StepResult) -> StepResult:
       a + b for a, b in zip(first.gradients, other.gradients, strict=True)
     ]
     first = first._replace(
-      gradients=gradients, metrics={**first.metrics, **other.metrics}
+      gradients=gradients,
+      metrics={**first.metrics, **other.metrics},
+      carried={**first.carried, **other.carried},
     )
   return first
 

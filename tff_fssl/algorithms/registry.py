@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 from tff_fssl.algorithms import base
+from tff_fssl.algorithms import cbafed
 from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import fedcon
 from tff_fssl.algorithms import fedmatch
@@ -72,6 +73,7 @@ for _algorithm in (
   fedmatch.FedMatch,
   sage.Sage,
   proxyfl.ProxyFl,
+  cbafed.CbaFed,
   local_training.LocalSupervised,
   local_training.LocalUda,
   local_training.LocalFixMatch,

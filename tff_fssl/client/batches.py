@@ -257,6 +257,7 @@ class Feed:
     end: int32 scalar, the number of steps that are made. A straggler makes only
       the first ones.
     steps_at_once: The number of steps whose views are made at once.
+    carried: `Batch.carried` of the first step.
   """
 
   def __init__(
@@ -265,7 +266,7 @@ class Feed:
     client: base.Client,
     prepared: base.Prepared,
     *,
-    num_epochs: int,
+    num_epochs: int | tf.Tensor,
     batch_sizes: tuple[int, int],
     seed: tf.Tensor,
     enabled: tf.Tensor | bool,
@@ -279,7 +280,7 @@ class Feed:
       client: The client before its first step.
       prepared: The algorithm's values before training.
       num_epochs: Passes over the longer of the streams with batches of their
-        own. The other stream repeats.
+        own, unless `prepared` says how many. The other stream repeats.
       batch_sizes: The numbers of unlabelled and of labelled examples in a
         batch. The last batch of a pass may be smaller.
       seed: int32 [2].
@@ -304,7 +305,10 @@ class Feed:
       True: tf.range(tf.shape(client.labeled.x)[0]),
     }
     sizes = dict(zip((False, True), batch_sizes))
+    self.carried: base.Tensors = names_lib.Named(prepared.carried)
     steps = self._steps_per_epoch(indices, sizes)
+    if prepared.num_epochs is not None:
+      num_epochs = tf.minimum(prepared.num_epochs, num_epochs)
     # A client that has nothing to train on makes no step.
     steps = (
       num_steps * tf.minimum(steps, 1) if num_steps else num_epochs * steps
@@ -445,6 +449,7 @@ class Feed:
       names_lib.Named(self._prepared.constants),
       base.StepTime(self._round_num, step, self.num_steps),
       fold_in(fold_in(self._seed, seeds.STEP), step),
+      self.carried,
     )
 
   def _is_filler(self, name: str) -> tf.Tensor:

@@ -114,7 +114,7 @@ def measure_algorithm(
   client = tracing.client_specs(stored, received or {})
   prepared, once = tracing.prepare(client)
   total = tracing.steps({False: _SIZE, True: _SIZE}, prepared)
-  once += tracing.finish(client)
+  once += tracing.finish(client, prepared)
   streams = training.streams_of(algorithm, at_server=at_server)
   if not batches.trains_on(streams, labeled=True):
     unlabeled = total * (1 / _SIZE)
@@ -169,7 +169,7 @@ class _Tracing:
     return weights, examples, examples, received, _INT, _SEED
 
   def _client(self, *values: Any) -> base.Client:
-    weights, labeled, unlabeled, received, round_num, seed = values
+    weights, labeled, unlabeled, received, round_num, seed, *carried = values
     return base.Client(
       self._networks,
       weights,
@@ -179,6 +179,7 @@ class _Tracing:
       self._views,
       round_num,
       seed,
+      *carried,
     )
 
   def prepare(self, client: tuple[Any, ...]) -> tuple[base.Prepared, Flops]:
@@ -194,7 +195,7 @@ class _Tracing:
       return base.Prepared(), Flops()
     return _trace(lambda *c: self._algorithm.prepare(self._client(*c)), *client)
 
-  def finish(self, client: tuple[Any, ...]) -> Flops:
+  def finish(self, client: tuple[Any, ...], prepared: base.Prepared) -> Flops:
     """Counts the FLOPs of `finish` for an example. Call `steps` before."""
     if self._at_server or self._algorithm.alone:
       # Without federation, `finish` is the pass of static batch norm, which the
@@ -206,6 +207,7 @@ class _Tracing:
       lambda metrics, *c: self._algorithm.finish(self._client(*c), metrics),
       metrics,
       *client,
+      _specs(prepared.carried),
     )
     return flops
 
@@ -251,12 +253,9 @@ class _Tracing:
         },
         _labels(size) if stream.labeled and stream.episode else None,
       )
-    constants = {
-      key: tf.TensorSpec(value.shape, value.dtype)
-      for key, value in prepared.constants.items()
-    }
     clock = base.StepTime(_INT, _INT, _INT)
-    return base.Batch(parts, constants, clock, _SEED)
+    constants, carried = _specs(prepared.constants), _specs(prepared.carried)
+    return base.Batch(parts, constants, clock, _SEED, carried)
 
 
 def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
@@ -278,6 +277,13 @@ def _trace(function: Callable[..., Any], *specs: Any) -> tuple[Any, Flops]:
 
 _INT, _FLOAT = tf.TensorSpec([], tf.int32), tf.TensorSpec([])
 _SEED = tf.TensorSpec([2], tf.int32)
+
+
+def _specs(values: base.Tensors) -> dict[str, tf.TensorSpec]:
+  return {
+    key: tf.TensorSpec(value.shape, value.dtype)
+    for key, value in values.items()
+  }
 
 
 def _labels(num: int | None) -> tf.TensorSpec:

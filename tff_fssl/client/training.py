@@ -31,8 +31,8 @@ _CompiledStep = Callable[
   [base.Batch, tf.Tensor | None],
   base.StepResult,
 ]
-# (summed metrics, number of examples processed).
-_Sums: TypeAlias = 'tuple[dict[str, base.Mean], tf.Tensor]'
+# (summed metrics, number of examples processed, `Batch.carried`).
+_Sums: TypeAlias = 'tuple[dict[str, base.Mean], tf.Tensor, base.Tensors]'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,7 +75,7 @@ class LocalResult(NamedTuple):
     non_trainable: The non-trainable variables after training.
     is_finite: bool scalar, whether the updates are finite.
     num_examples: float32 scalar, examples processed (over all epochs).
-    weight: `Prepared.weight`.
+    weight: `ClientOutput.weight`, or `Prepared.weight`.
     metrics: Name -> metric, summed over batches.
     ranges: `Prepared.ranges`.
     momentum: The optimizer's momentum, per trainable variable. () if it is not
@@ -329,10 +329,10 @@ class LocalTraining:
       enabled=enabled,
       share=share,
     )
-    metrics, num_examples = self._train(
+    metrics, num_examples, carried = self._train(
       feed, seed, learning_rate, weights, watch
     )
-    output = self._finish(client, fold_in(seed, seeds.FINISH), metrics)
+    output = self._finish(client, seed, carried, metrics)
     # `finish` may assign other weights: the change is measured after it.
     result = self._result(client, prepared, metrics, num_examples, initial)
     if watch is not None:
@@ -340,7 +340,9 @@ class LocalTraining:
       change = _change(weights, self._networks.model)
       watch(feed.end, _named('update of', variables, change))
     return result._replace(
-      metrics={**result.metrics, **output.metrics}, uploads=output.uploads
+      metrics={**result.metrics, **output.metrics},
+      uploads=output.uploads,
+      weight=prepared.weight if output.weight is None else output.weight,
     )
 
   def _start(
@@ -401,13 +403,19 @@ class LocalTraining:
     return prepared
 
   def _finish(
-    self, client: base.Client, seed: tf.Tensor, metrics: base.Metrics
+    self,
+    client: base.Client,
+    seed: tf.Tensor,
+    carried: base.Tensors,
+    metrics: base.Metrics,
   ) -> base.ClientOutput:
     """Computes the algorithm's values after training."""
     if self._at_server:
       return base.ClientOutput()
-    after = dataclasses.replace(client, seed=seed)
-    return self._algorithm.finish(after, metrics)
+    client = dataclasses.replace(
+      client, seed=fold_in(seed, seeds.FINISH), carried=carried
+    )
+    return self._algorithm.finish(client, metrics)
 
   def _train(
     self,
@@ -432,9 +440,9 @@ class LocalTraining:
     def make_step(
       ahead: batches_lib.Ahead, step: tf.Tensor, sums: _Sums
     ) -> _Sums:
-      metrics, num_examples = sums
-      batch = feed.batch(ahead, step)
-      of_step = self._make_steps(
+      metrics, num_examples, carried = sums
+      batch = feed.batch(ahead, step)._replace(carried=carried)
+      of_step, carried = self._make_steps(
         batch, fold_in(seed, seeds.DRAWS), learning_rate, weights, watch
       )
       metrics = {
@@ -443,7 +451,8 @@ class LocalTraining:
         )
         for name, (total, count) in metrics.items()
       }
-      return metrics, num_examples + feed.num_examples(batch.streams)
+      num_examples += feed.num_examples(batch.streams)
+      return metrics, num_examples, carried
 
     def make_steps(first: tf.Tensor, sums: _Sums) -> _Sums:
       # Views of several steps are made at once: see `Feed.ahead`.
@@ -454,7 +463,7 @@ class LocalTraining:
 
     return loops.fold(
       make_steps,
-      (zeros, tf.constant(0.0)),
+      (zeros, tf.constant(0.0), feed.carried),
       end=feed.end,
       step=feed.steps_at_once,
     )
@@ -489,8 +498,8 @@ class LocalTraining:
     learning_rate: tf.Tensor,
     weights: Weights,
     watch: non_finite.Watch | None,
-  ) -> base.Metrics:
-    """Makes the steps of a batch and returns its metrics."""
+  ) -> tuple[base.Metrics, base.Tensors]:
+    """Makes the steps of a batch: (metrics, `Batch.carried`)."""
     model = self._networks.model
     metrics: base.Metrics = {}
     if self._is_regularized:
@@ -507,6 +516,7 @@ class LocalTraining:
         draws,
       )
       metrics.update(result.metrics)
+      batch = _carry(batch, result.carried)
       penalties: list[tf.Tensor] = []
       gradients = None
       if result.gradients is not None:
@@ -538,7 +548,7 @@ class LocalTraining:
     # A server without auxiliary networks has none to change after a step.
     if self._declared or not self._at_server:
       self._algorithm.after_step(self._networks, batch)
-    return metrics
+    return metrics, batch.carried
 
   def _apply_to_auxiliary(
     self,
@@ -637,6 +647,16 @@ def _regularized(
   penalty, changes = network.regularization()
   penalties.append(penalty)
   return [g + c for g, c in zip(gradients, changes, strict=True)]
+
+
+def _carry(batch: base.Batch, changed: base.Tensors) -> base.Batch:
+  """Replaces values that go from step to step."""
+  for name in changed:
+    names_lib.check(
+      name, batch.carried, 'StepResult.carried', 'names in Prepared.carried'
+    )
+  carried = names_lib.Named({**batch.carried, **changed})
+  return batch._replace(carried=carried)
 
 
 def _change(weights: Weights, network: adapter.Network) -> list[tf.Tensor]:

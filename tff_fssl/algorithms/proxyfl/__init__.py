@@ -397,11 +397,9 @@ class ProxyFl(base.Algorithm):
       )
     )
     num_classes = received.shape[-1]
-    kept = tf.cast(self._is_kept(local, received), tf.float32)
-    labels = thresholds.pseudo_labels(received)
-    of_unlabeled = tf.linalg.matvec(
-      tf.one_hot(labels, num_classes), kept, transpose_a=True
-    )
+    kept = tf.cast(self._is_kept(local, received), tf.float32)[:, None]
+    labels = tf.one_hot(thresholds.pseudo_labels(received), num_classes)
+    of_unlabeled = tf.reduce_sum(kept * labels, axis=0)
     of_labeled = tf.reduce_sum(tf.one_hot(client.labeled.y, num_classes), 0)
     ratio = self.round.client_labeled_batch_size / self.round.client_batch_size
     num_unlabeled, num_labeled = (

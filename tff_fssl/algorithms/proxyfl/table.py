@@ -16,6 +16,7 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import all_finite
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.semisup import frequencies
 
 PRIOR, COUNTS, CLASSIFIER = 'prior', 'counts', 'classifier'
 FEATURES, PROXIES = 'features', 'proxies'
@@ -91,7 +92,7 @@ def build_table(
       for name, values in rows.values.items()
     }
     new = {name: table[name] - means[name] for name in specs}
-    new[PRIOR] = follow(table[PRIOR], means[COUNTS], decay)
+    new[PRIOR] = frequencies.follow(table[PRIOR], means[COUNTS], decay)
     return collections.OrderedDict(
       (name, tf.where(all_finite([new[name]]), new[name], old))
       for name, old in table.items()
@@ -117,28 +118,3 @@ def _is_possible(values: _Table) -> tf.Tensor:
   return tf.logical_and(
     tf.reduce_all(counts >= 0.0), tf.reduce_sum(counts) <= _TOLERANCE
   )
-
-
-def follow(prior: tf.Tensor, counts: tf.Tensor, decay: float) -> tf.Tensor:
-  """Moves frequencies of classes towards those of a round.
-
-  Args:
-    prior: float32 [C].
-    counts: float32 [C], in any unit. Negative ones, which are noise, count
-      as 0.
-    decay: The share of the old frequencies.
-
-  Returns:
-    float32 [C]. The old frequencies if all counts are 0.
-
-  Examples:
-    >>> import tensorflow as tf
-    >>> from tff_fssl.algorithms.proxyfl import table
-    >>> prior, counts = tf.constant([0.5, 0.5]), tf.constant([30.0, 10.0])
-    >>> print(table.follow(prior, counts, decay=0.9).numpy().round(3))
-    [0.525 0.475]
-  """
-  counts = tf.maximum(counts, 0.0)
-  total = tf.reduce_sum(counts)
-  moved = decay * prior + (1.0 - decay) * tf.math.divide_no_nan(counts, total)
-  return tf.where(total > 0.0, moved, prior)
