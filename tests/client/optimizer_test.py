@@ -122,3 +122,40 @@ def test_rmsprop_is_kerass():
     keras.apply_gradients(zip(gradients, theirs))
   for a, b in zip(variables, theirs):
     np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+@pytest.mark.parametrize('decay, bound', [(0.0, 0.0), (0.1, 1.0)])
+def test_adam(decay, bound):
+  """Against PyTorch's documented recurrence in float64 NumPy, three steps."""
+  network = adapter.Network(
+    lambda: tf.keras.Sequential(
+      [tf.keras.Input([3]), tf.keras.layers.Dense(2)]
+    ),
+    seed=4,
+  )
+  adam = optimizer.Adam(weight_decay=decay, max_gradient_norm=bound)
+  slots = adam.initialize(network)
+  weights = [np.array(v, np.float64) for v in network.trainable_variables]
+  means = [np.zeros_like(w) for w in weights]
+  squares = [np.zeros_like(w) for w in weights]
+  for step, rate in enumerate((0.0, 0.03, 0.01), start=1):
+    gradients = [
+      np.full(w.shape, 2.0 + step - 3 * i) for i, w in enumerate(weights)
+    ]
+    adam.apply(
+      network,
+      slots,
+      [tf.constant(g, tf.float32) for g in gradients],
+      tf.constant(rate),
+    )
+    norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
+    scale = max(norm, bound) / bound if bound else 1.0
+    for i, w in enumerate(weights):
+      gradient = gradients[i] / scale + decay * w
+      means[i] = 0.9 * means[i] + 0.1 * gradient
+      squares[i] = 0.999 * squares[i] + 0.001 * gradient**2
+      root = np.sqrt(squares[i] / (1 - 0.999**step)) + 1e-8
+      weights[i] = w - rate * means[i] / (1 - 0.9**step) / root
+  assert float(slots[0]) == 3
+  for variable, expected in zip(network.trainable_variables, weights):
+    np.testing.assert_allclose(variable, expected, rtol=1e-5)

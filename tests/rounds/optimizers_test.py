@@ -17,6 +17,11 @@ def test_clients_use_the_servers_sgd_unless_told_otherwise():
   )
   assert isinstance(rmsprop, optimizer_lib.RmsProp)
   assert rmsprop.max_gradient_norm == 2.0
+  adam = optimizers.client_optimizer(
+    RoundHparams(client_optimizer='adam', weight_decay=0.2)
+  )
+  assert isinstance(adam, optimizer_lib.Adam)
+  assert adam.weight_decay == 0.2
 
 
 def test_the_learning_rate_starts_from_its_initial_value():

@@ -52,6 +52,9 @@ WEAK_AND_STRONG = {'weak': 'weak', 'strong': 'strong'}
 Metrics: TypeAlias = 'dict[str, Mean]'
 # A differentiable scalar, its weight included, and the metrics of the batch.
 Loss: TypeAlias = 'tuple[tf.Tensor, Metrics]'
+# (name of a trained auxiliary network, its gradients, a factor of the learning
+# rate) -> None.
+Descend: TypeAlias = 'Callable[[str, Sequence[tf.Tensor], tf.Tensor], None]'
 
 
 class Examples(NamedTuple):
@@ -175,10 +178,13 @@ class Networks:
   Attributes:
     model: The network that the client trains for the server.
     auxiliary: Name -> auxiliary network (`Algorithm.networks`).
+    descend: Makes a step of a trained auxiliary network at once, for algorithms
+      that go on to predict by it. It is there while a client trains.
   """
 
   model: adapter.Network
   auxiliary: Mapping[str, adapter.Network]
+  descend: Descend | None = None
 
   def __getitem__(self, name: str) -> adapter.Network:
     return self.auxiliary[name]
@@ -295,12 +301,15 @@ class StepResult(NamedTuple):
     metrics: Metrics of the batch.
     auxiliary: Name of a trained auxiliary network -> its gradients.
     carried: New values of some of `Batch.carried`.
+    learning_rate_factor: float32 scalar, for all of these gradients. None
+      stands for 1.
   """
 
   gradients: Sequence[tf.Tensor] | None
   metrics: Metrics
   auxiliary: Mapping[str, Sequence[tf.Tensor]] = {}
   carried: Tensors = {}
+  learning_rate_factor: tf.Tensor | None = None
 
 
 class ClientOutput(NamedTuple):
@@ -415,7 +424,8 @@ class Algorithm:
   5.  The server combines the uploads and calls `update`.
 
   Methods run inside TensorFlow graphs. They are pure functions of `self` and
-  their arguments. Only `after_step` and `finish` may assign to networks.
+  their arguments. Only `after_step` and `finish` may assign to networks. A step
+  may train auxiliary ones by `networks.descend`.
 
   Class attributes:
     name: The value of `--algorithm` and the prefix of the algorithm's flags.

@@ -8,6 +8,7 @@ from tff_fssl.algorithms import base
 from tff_fssl.algorithms import cbafed
 from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import fedcon
+from tff_fssl.algorithms import feddure
 from tff_fssl.algorithms import fedmatch
 from tff_fssl.algorithms import fedrgd
 from tff_fssl.algorithms import fedswitch
@@ -74,6 +75,7 @@ for _algorithm in (
   sage.Sage,
   proxyfl.ProxyFl,
   cbafed.CbaFed,
+  feddure.FedDure,
   local_training.LocalSupervised,
   local_training.LocalUda,
   local_training.LocalFixMatch,

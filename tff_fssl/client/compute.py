@@ -150,7 +150,7 @@ class _Tracing:
         further[name] = adapter.Network(
           functools.partial(auxiliary.build, network), trace=False
         )
-    self._networks = base.Networks(network, further)
+    self._networks = base.Networks(network, further, lambda *_: None)
     self._algorithm, self._views = algorithm, views
     self._at_server = at_server
     self._streams = training.streams_of(algorithm, at_server=at_server)

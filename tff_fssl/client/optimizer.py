@@ -11,6 +11,8 @@ from tff_fssl.models import adapter
 
 # RMSprop's constants, Keras's defaults.
 _RHO, _EPSILON = 0.9, 1e-7
+# Adam's constants, those of its paper and of PyTorch.
+_BETA_1, _BETA_2, _ADAM_EPSILON = 0.9, 0.999, 1e-8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -98,7 +100,55 @@ class RmsProp:
       variable.assign_sub(learning_rate * scaled)
 
 
-Optimizer = Sgd | RmsProp
+@dataclasses.dataclass(frozen=True)
+class Adam:
+  """Adam (Kingma and Ba 2015), as in PyTorch.
+
+  m <- 0.9 m + 0.1 g, v <- 0.999 v + 0.001 g^2, w <- w - rate m' / (sqrt(v') +
+  1e-8), where m' = m / (1 - 0.9^t) and v' = v / (1 - 0.999^t) in step t = 1, 2,
+  .... g is as in `Sgd`. m and v are 0 at first.
+
+  Attributes:
+    weight_decay: L2 penalty, added after clipping.
+    max_gradient_norm: Bound on the global norm. 0: no bound.
+  """
+
+  weight_decay: float = 0.0
+  max_gradient_norm: float = 0.0
+
+  def initialize(self, network: adapter.Network) -> list[tf.Variable]:
+    """Makes the variables t, m and v. Call it where that is possible."""
+    count = tf.Variable(0.0, trainable=False)
+    return [count, *_slots(network), *_slots(network)]
+
+  def apply(
+    self,
+    network: adapter.Network,
+    slots: Sequence[tf.Variable],
+    gradients: Sequence[tf.Tensor],
+    learning_rate: tf.Tensor,
+  ) -> None:
+    """Makes one step, in place."""
+    count, *moments = slots
+    num_variables = len(moments) // 2
+    time = count + 1.0
+    count.assign(time)
+    first_scale, second_scale = 1.0 - _BETA_1**time, 1.0 - _BETA_2**time
+    for first, second, (variable, gradient) in zip(
+      moments[:num_variables],
+      moments[num_variables:],
+      _penalized(self, network, gradients),
+      strict=True,
+    ):
+      mean = _BETA_1 * first + (1.0 - _BETA_1) * gradient
+      square = _BETA_2 * second + (1.0 - _BETA_2) * tf.square(gradient)
+      first.assign(mean)
+      second.assign(square)
+      scale = tf.sqrt(square / second_scale) + _ADAM_EPSILON
+      variable.assign_sub(learning_rate * (mean / first_scale) / scale)
+
+
+Optimizer = Sgd | RmsProp | Adam
 
 
 def _slots(network: adapter.Network) -> list[tf.Variable]:

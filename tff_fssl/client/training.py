@@ -26,9 +26,10 @@ REGULARIZATION = 'loss_regularization'
 fold_in = seeds.fold_in
 
 _Step: TypeAlias = 'Callable[[base.Networks, base.Batch], base.StepResult]'
-# (batch, seed of the networks' draws, if they make any) -> result.
+# (batch, seed of the networks' draws, if they make any, learning rate) ->
+# result.
 _CompiledStep = Callable[
-  [base.Batch, tf.Tensor | None],
+  [base.Batch, tf.Tensor | None, tf.Tensor],
   base.StepResult,
 ]
 # (summed metrics, number of examples processed, `Batch.carried`).
@@ -247,7 +248,15 @@ class LocalTraining:
   def _compiled(self, step: _Step) -> _CompiledStep:
     """Makes a `tf.function` of a step."""
 
-    def run(batch: base.Batch, seed: tf.Tensor | None) -> base.StepResult:
+    def run(
+      batch: base.Batch, seed: tf.Tensor | None, learning_rate: tf.Tensor
+    ) -> base.StepResult:
+      def descend(
+        name: str, gradients: Sequence[tf.Tensor], factor: tf.Tensor
+      ) -> None:
+        self._descend(name, gradients, learning_rate * factor, [])
+
+      networks = dataclasses.replace(self._networks, descend=descend)
       # Networks that draw no random numbers get no seed, so that none is
       # computed.
       drawing: contextlib.AbstractContextManager[None]
@@ -255,7 +264,7 @@ class LocalTraining:
       if seed is not None:
         drawing = draws(self._networks, seed)
       with drawing:
-        return step(self._networks, batch)
+        return step(networks, batch)
 
     compiled: _CompiledStep = tf.function(
       # None leaves the choice to TensorFlow. False would forbid XLA.
@@ -487,7 +496,8 @@ class LocalTraining:
     names: dict[str, None] = {}
     for step in self._steps:
       traced: Any = step
-      result = traced.get_concrete_function(batch, seed).structured_outputs
+      concrete = traced.get_concrete_function(batch, seed, tf.TensorSpec([]))
+      result = concrete.structured_outputs
       names |= dict.fromkeys(result.metrics)
     return tuple(names)
 
@@ -514,7 +524,11 @@ class LocalTraining:
       result = step(
         batch._replace(seed=fold_in(batch.seed, index)) if index else batch,
         draws,
+        learning_rate,
       )
+      rate = learning_rate
+      if result.learning_rate_factor is not None:
+        rate *= result.learning_rate_factor
       metrics.update(result.metrics)
       batch = _carry(batch, result.carried)
       penalties: list[tf.Tensor] = []
@@ -522,10 +536,9 @@ class LocalTraining:
       if result.gradients is not None:
         gradients = _regularized(model, result.gradients, penalties)
         gradients = self._add_proximal_term(gradients, weights)
-        self._config.optimizer.apply(
-          model, self._slots, gradients, learning_rate
-        )
-      self._apply_to_auxiliary(result, learning_rate, penalties)
+        self._config.optimizer.apply(model, self._slots, gradients, rate)
+      for name, of_network in result.auxiliary.items():
+        self._descend(name, of_network, rate, penalties)
       if penalties:
         total, count = metrics[REGULARIZATION]
         metrics[REGULARIZATION] = base.Mean(
@@ -550,27 +563,27 @@ class LocalTraining:
       self._algorithm.after_step(self._networks, batch)
     return metrics, batch.carried
 
-  def _apply_to_auxiliary(
+  def _descend(
     self,
-    result: base.StepResult,
+    name: str,
+    gradients: Sequence[tf.Tensor],
     learning_rate: tf.Tensor,
     penalties: list[tf.Tensor],
   ) -> None:
-    """Applies a step's gradients of auxiliary networks."""
-    for name, gradients in result.auxiliary.items():
-      names_lib.check(
-        name,
-        self._auxiliary_slots,
-        'StepResult.auxiliary',
-        'trained auxiliary networks',
-      )
-      network = self._networks[name]
-      self._config.optimizer.apply(
-        network,
-        self._auxiliary_slots[name],
-        _regularized(network, gradients, penalties),
-        learning_rate,
-      )
+    """Applies gradients of an auxiliary network."""
+    names_lib.check(
+      name,
+      self._auxiliary_slots,
+      'StepResult.auxiliary',
+      'trained auxiliary networks',
+    )
+    network = self._networks[name]
+    self._config.optimizer.apply(
+      network,
+      self._auxiliary_slots[name],
+      _regularized(network, gradients, penalties),
+      learning_rate,
+    )
 
   def _add_proximal_term(
     self, gradients: Sequence[tf.Tensor], weights: Weights

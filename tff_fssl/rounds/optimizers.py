@@ -24,10 +24,11 @@ def sgd(hparams: RoundHparams) -> optimizer_lib.Sgd:
 
 def client_optimizer(hparams: RoundHparams) -> optimizer_lib.Optimizer:
   """Makes the optimizer with which clients train."""
+  penalties = hparams.weight_decay, hparams.max_gradient_norm
   if hparams.client_optimizer == 'rmsprop':
-    return optimizer_lib.RmsProp(
-      hparams.weight_decay, hparams.max_gradient_norm
-    )
+    return optimizer_lib.RmsProp(*penalties)
+  if hparams.client_optimizer == 'adam':
+    return optimizer_lib.Adam(*penalties)
   return sgd(hparams)
 
 

@@ -63,9 +63,10 @@ class RoundHparams:
   )
   client_optimizer: str = hparam(
     'sgd',
-    'The optimizer with which clients train: sgd, or rmsprop (decay 0.9,'
-    ' epsilon 1e-7, no momentum). What it remembers starts at 0 each round.',
-    choices=('sgd', 'rmsprop'),
+    'The optimizer with which clients train: sgd, rmsprop (decay 0.9, epsilon'
+    ' 1e-7, no momentum) or adam (betas 0.9 and 0.999, epsilon 1e-8). What it'
+    ' remembers starts at 0 each round.',
+    choices=('sgd', 'rmsprop', 'adam'),
   )
   client_learning_rate: float = hparam(
     0.03, "Learning rate of the clients' optimizer.", minimum=0
