@@ -128,6 +128,7 @@ _HEADINGS = (
 _OWN_FIGURES = (
   'cbafed',
   'fedcon',
+  'feddure',
   'fedmatch',
   'fedrgd',
   'fedswitch',

@@ -53,7 +53,7 @@ _LABELS = {
 # Thresholds that a network reaches which has hardly been trained.
 _LOW = (
   'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
-  ' proxyfl'
+  ' proxyfl feddure'
 )
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
@@ -69,6 +69,7 @@ _SCENARIOS = {
   **dict.fromkeys(
     (
       'cbafed',
+      'feddure',
       'protofssl',
       'proxyfl',
       'local_supervised',
@@ -80,7 +81,8 @@ _SCENARIOS = {
 }
 _ALGORITHMS = (
   'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
-  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl cbafed'
+  ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
+  ' cbafed feddure'
   ' local_supervised local_uda local_fixmatch'
 ).split()
 # (algorithm, scenario, further flags).

@@ -492,15 +492,20 @@ class TestRounds:
     assert ours['bytes_up'] - theirs['bytes_up'] < 100
 
 
+_GIVEN = ['--algorithm=feddure', '--scenario=labels_at_clients']
+_GIVEN += ['--dataset=digits', '--num_clients=10', '--num_labels=20']
+
+
 def test_rounds_without_a_joint_step_are_refused():
   with pytest.raises(UsageError, match='below --client_steps=10'):
-    _make(finetuning_steps=10)
-  _make(client_steps=0, finetuning_steps=10)
+    _make(finetuning_steps=10).streams()
+  _make(client_steps=0, finetuning_steps=10).streams()
+  given = [*_GIVEN, '--feddure.finetuning_steps=100']
+  config.parse_config([*given, '--client_steps=110'])
 
 
 def test_flags_of_the_student_have_no_effect_without_it():
-  given = ['--algorithm=feddure', '--scenario=labels_at_clients']
-  given += ['--dataset=digits', '--feddure.signal_weight=0']
+  given = [*_GIVEN, '--feddure.signal_weight=0']
   config.parse_config(given)
   with pytest.raises(UsageError, match='has no effect'):
     config.parse_config([*given, '--feddure.student_view=strong'])

@@ -226,6 +226,48 @@ def test_a_step_carries_only_what_prepare_declares():
     _run(_counting('cuont'), unlabeled=_examples([1.0]))
 
 
+def test_a_step_sets_its_rates_and_trains_a_network_within_itself():
+  network, other = (adapter.Network(_scalar_model, seed=0) for _ in range(2))
+
+  def step(networks, batch):
+    (weight,) = networks['other'].trainable_variables
+    before = tf.reduce_sum(weight.read_value())
+    factor = tf.cast(batch.time.step + 1, tf.float32)
+    networks.descend('other', [tf.ones_like(weight)], factor)
+    fall = before - tf.reduce_sum(weight.read_value())
+    return base.StepResult(
+      handmade.ones(networks),
+      {'fall': base.Mean.ratio(fall, 1)},
+      learning_rate_factor=10.0 * factor,
+    )
+
+  declared = {'other': base.AuxiliaryNetwork(trained=True)}
+  local = training.LocalTraining(
+    network,
+    _algorithm(step, networks=lambda: declared),
+    _VIEWS,
+    training.LoopConfig(2, 4, 3, optimizer.Sgd()),
+    {'other': other},
+  )
+  weights = network.initial_weights()
+  result = tf.function(
+    lambda: local.run(
+      weights,
+      _NONE,
+      _examples([1.0] * 4),
+      learning_rate=tf.constant(0.1),
+      seed=_SEED,
+    )
+  )()
+  # Two weights; steps of 0.1 and 0.2, those of the model of 1 and 2.
+  np.testing.assert_allclose(result.metrics['fall'], [0.6, 2.0], rtol=1e-5)
+  np.testing.assert_allclose(result.update[0], [[3.0, 3.0]], rtol=1e-5)
+  np.testing.assert_allclose(
+    weights.trainable[0] - other.trainable_variables[0], [[0.3] * 2], rtol=1e-5
+  )
+  assert result.auxiliary == {}
+
+
 def test_momentum_starts_at_zero_each_time():
   network = adapter.Network(_scalar_model, seed=0)
   local = training.LocalTraining(

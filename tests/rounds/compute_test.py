@@ -43,7 +43,7 @@ def _exactly(number):
 def test_what_the_registry_says_is_spent(name, scenario):
   if name == 'fedcon':
     pytest.skip('Its passes leave out the head; see fedcon_test.py.')
-  if name in ('sage', 'proxyfl') and scenario == _CLIENTS:
+  if name in ('sage', 'proxyfl', 'feddure') and scenario == _CLIENTS:
     # The pass stands in `tf.cond`, whose gradient includes that of the images.
     pytest.skip('They spend more than their passes: gradients of the images.')
   declared = registry.REGISTRY[name].compute

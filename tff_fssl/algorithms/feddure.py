@@ -176,14 +176,24 @@ class FedDure(base.Algorithm):
     choices=(_CONSTANT, _COSINE),
   )
 
-  def check(self) -> None:
-    """Refuses rounds without a joint step."""
+  def streams(self) -> dict[str, base.Stream]:
+    """Declares the examples of a batch, and refuses rounds without a joint one.
+
+    `check` cannot refuse them, since the round may be given later.
+
+    Returns:
+      Name -> stream.
+
+    Raises:
+      UsageError: If fine-tuning leaves no joint step.
+    """
     steps = self.round.client_steps
     if steps and self.finetuning_steps >= steps:
       raise UsageError(
         f'--feddure.finetuning_steps={self.finetuning_steps}: must be below'
         f' --client_steps={steps}, which also counts the joint steps'
       )
+    return super().streams()
 
   def networks(self) -> Mapping[str, base.AuxiliaryNetwork]:
     """Declares the student, which starts as the received model (step 1)."""
