@@ -53,12 +53,16 @@ _LABELS = {
 # Thresholds that a network reaches which has hardly been trained.
 _LOW = (
   'fixmatch uda semifl fedswitch ts_server_ema ts_client_ema fedrgd sage'
-  ' proxyfl feddure'
+  ' proxyfl'
 )
 _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
   'cbafed': '--cbafed.threshold_base=0.2 --cbafed.warmup_rounds=1',
+  'feddure': (
+    '--feddure.confidence_threshold=0.2 --feddure.finetuning_steps=1'
+    ' --client_steps=0'
+  ),
   'fedcon': '--fedcon.hidden_size=8',
   'fedmatch': '--fedmatch.confidence_threshold=0.2',
   'local_uda': '--local_uda.confidence_threshold=0.2',

@@ -92,7 +92,7 @@ class FedDure(base.Algorithm):
       metrics_lib.NATS,
       metrics_lib.LOWER,
       curve=metrics_lib.Curve(
-        metrics_lib.LOSS_AT_CLIENTS, 'student', metrics_lib.DASHED
+        metrics_lib.LOSS_AT_CLIENTS, 'student', metrics_lib.DOTTED
       ),
     ),
     metrics_lib.client_metric(
