@@ -164,7 +164,7 @@ def _make(**values):
 
 def test_s3_a_step():
   networks, batch = _s3()
-  (gradient,), metrics, _ = _make().step(networks, batch)
+  (gradient,), metrics, *_ = _make().step(networks, batch)
   means = tiny_steps.means(metrics)
   np.testing.assert_allclose(means['loss_labeled'], 0.398134, atol=1e-6)
   # A mean over the kept ones; L_u is one over all.
@@ -320,7 +320,7 @@ def test_the_global_model_evaluates_and_stays():
   batch = batch._replace(prepared={'statistics_count': tf.constant(1.0)})
   # Its logits are +-5 for the weak view 1, and 0 for 2: it is sure of one.
   algorithm = sage.Sage(confidence_threshold=0.9, round=_AT_CLIENTS)
-  _, metrics, _ = algorithm.step(networks, batch)
+  _, metrics, *_ = algorithm.step(networks, batch)
   assert tiny_steps.means(metrics)['pseudo_label_ratio'] == 0.5
   np.testing.assert_array_equal(mean, [2.0])
   np.testing.assert_array_equal(
