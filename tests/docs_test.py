@@ -128,6 +128,7 @@ _HEADINGS = (
 _OWN_FIGURES = (
   'cbafed',
   'fedcon',
+  'feddb',
   'feddure',
   'fedmatch',
   'fedrgd',

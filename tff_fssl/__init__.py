@@ -34,6 +34,7 @@ _EXPORTED = {
   'Sage': 'tff_fssl.algorithms.sage',
   'ProxyFl': 'tff_fssl.algorithms.proxyfl',
   'CbaFed': 'tff_fssl.algorithms.cbafed',
+  'FedDb': 'tff_fssl.algorithms.feddb',
   'FedDure': 'tff_fssl.algorithms.feddure',
   'LocalSupervised': 'tff_fssl.algorithms.local_training',
   'LocalUda': 'tff_fssl.algorithms.local_training',

@@ -59,6 +59,7 @@ _OWN = {
   **{name: f'--{name}.confidence_threshold=0.2' for name in _LOW.split()},
   'fl2': '--fl2.confidence_threshold=0.2',
   'cbafed': '--cbafed.threshold_base=0.2 --cbafed.warmup_rounds=1',
+  'feddb': '--feddb.confidence_threshold=0.2',
   'feddure': (
     '--feddure.confidence_threshold=0.2 --feddure.finetuning_steps=1'
     ' --client_steps=0'
@@ -73,6 +74,7 @@ _SCENARIOS = {
   **dict.fromkeys(
     (
       'cbafed',
+      'feddb',
       'feddure',
       'protofssl',
       'proxyfl',
@@ -86,7 +88,7 @@ _SCENARIOS = {
 _ALGORITHMS = (
   'supervised fixmatch uda mixmatch semifl fl2 fedswitch ts_server_ema'
   ' ts_client_ema fedcon fedrgd protofssl fedmatch sage proxyfl'
-  ' cbafed feddure'
+  ' cbafed feddb feddure'
   ' local_supervised local_uda local_fixmatch'
 ).split()
 # (algorithm, scenario, further flags).

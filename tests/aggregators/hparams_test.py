@@ -75,7 +75,7 @@ _PRIVATE = {
     ('secure', {'also_sends': True}, 'use another aggregator'),
     ('dp', {'also_sends': '--x=0'}, 'set --x=0, use another'),
     ('dp', {'own_weights': True}, 'turn them off'),
-    ('dp', {'own_weights': '--fl2.adaptive'}, 'set --fl2.adaptive=false'),
+    ('dp', {'own_weights': '--fl2.adaptive=false'}, 'set --fl2.adaptive=false'),
     ('dp', {'client_weighting': 'examples'}, 'set --client_weighting=uniform'),
     ('dp', {'batch_norm': True}, 'than the noise can hide'),
   ],

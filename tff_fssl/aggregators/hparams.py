@@ -211,7 +211,7 @@ def check_confidential(
     return
   if own_weights:
     remedy = (
-      f'set {own_weights}=false'
+      f'set {own_weights}'
       if isinstance(own_weights, str)
       else 'turn them off in its hyper-parameters'
     )

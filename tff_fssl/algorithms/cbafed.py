@@ -94,7 +94,8 @@ class CbaFed(base.Algorithm):
   unlabeled_views = base.WEAK
   norm = 'bn'
   capabilities = base.Capabilities(
-    extra_uploads=('shares of classes',), own_weights='weigh_by_examples'
+    extra_uploads=('shares of classes',),
+    without_own_weights='weigh_by_examples=false',
   )
   compute = base.Compute(
     base.Passes(1, 1),

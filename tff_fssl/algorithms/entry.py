@@ -28,8 +28,9 @@ class Capabilities:
       statistics.
     client_phases: Client phases in a round, without static batch norm's.
     weight_sets_down: The most weight sets sent to a client in a phase.
-    own_weights: The hyper-parameter that, if true, makes the algorithm set the
-      weights of updates, instead of `client_weighting`.
+    without_own_weights: 'name=value', the hyper-parameter by which
+      `client_weighting` decides. By its other values the algorithm sets the
+      weights of updates. '' if the algorithm never does.
     signals: The hyper-parameter or property that, if true, makes clients send
       numbers outside of the sum of updates. Aggregators that protect the sum
       then refuse the algorithm.
@@ -51,7 +52,7 @@ class Capabilities:
   extra_uploads: tuple[str, ...] = ()
   client_phases: int = 1
   weight_sets_down: int = 1
-  own_weights: str = ''
+  without_own_weights: str = ''
   signals: str = ''
   without_signals: str = ''
   groups: str = ''

@@ -156,7 +156,7 @@ class Fl2(base.Algorithm):
   paper = 'Lee et al., NeurIPS 2024'
   capabilities = base.Capabilities(
     extra_uploads=('learning status (in the weight)',),
-    own_weights='learning_status_aggregation',
+    without_own_weights='learning_status_aggregation=false',
   )
   compute = base.Compute(
     base.Passes(2, 3),

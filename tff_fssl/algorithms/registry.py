@@ -8,6 +8,7 @@ from tff_fssl.algorithms import base
 from tff_fssl.algorithms import cbafed
 from tff_fssl.algorithms import entry
 from tff_fssl.algorithms import fedcon
+from tff_fssl.algorithms import feddb
 from tff_fssl.algorithms import feddure
 from tff_fssl.algorithms import fedmatch
 from tff_fssl.algorithms import fedrgd
@@ -75,6 +76,7 @@ for _algorithm in (
   sage.Sage,
   proxyfl.ProxyFl,
   cbafed.CbaFed,
+  feddb.FedDb,
   feddure.FedDure,
   local_training.LocalSupervised,
   local_training.LocalUda,

@@ -239,9 +239,10 @@ def _deployment(entry: registry.Algorithm) -> dict[str, str]:
     for name in ('phases', 'weight sets', 'also sent'):
       del rows[name]
   rows['compute'] = _compute(entry)
-  if can.own_weights:
+  if can.without_own_weights:
     rows['weights'] = (
-      f'of updates are set by clients if --{entry.prefix}{can.own_weights}=true'
+      'of updates are set by the algorithm, unless'
+      f' --{entry.prefix}{can.without_own_weights}'
     )
   for asked, arguments in _ASKED.items():
     reason = _refusal(entry, asked).removeprefix(f'{arguments[0]}: ')

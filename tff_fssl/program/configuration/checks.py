@@ -234,7 +234,7 @@ def _check_aggregator(config: run_config.Config) -> None:
         )
     aggregator_hparams.check_confidential(
       name,
-      own_weights=config.sets_weights and f'--{config.own_weights_flag}',
+      own_weights=config.sets_weights and config.own_weights_off_flag,
       client_weighting=config.round.client_weighting,
       batch_norm=run.norm in model_names.BATCH_NORMS,
       static=run.norm == model_names.STATIC_BATCH_NORM,

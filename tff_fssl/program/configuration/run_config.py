@@ -114,13 +114,12 @@ class Config:
   @property
   def sets_weights(self) -> bool:
     """Says whether the algorithm sets the weights of clients."""
-    own = self.entry.capabilities.own_weights
-    return bool(own) and getattr(self.algorithm, own)
+    return bool(self.algorithm.sets_weights)
 
   @property
-  def own_weights_flag(self) -> str:
-    """Names the flag that makes the algorithm set weights."""
-    return f'{self.prefix}{self.entry.capabilities.own_weights}'
+  def own_weights_off_flag(self) -> str:
+    """Gives the flag, with its value, by which no algorithm sets weights."""
+    return f'--{self.prefix}{self.entry.capabilities.without_own_weights}'
 
   @property
   def keeps_client_state(self) -> bool:
