@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-FORMAT, VERSION = 'tff_fssl.program', 1
+FORMAT, VERSION = 'tff_fssl.program', 2
 PROGRAM = 'program.json'
 # The first values of the server's arguments, if they were exported.
 INITIAL = 'server/initial.npz'
@@ -161,6 +161,9 @@ class Program:
   ) -> Values:
     """Returns the totals with a client's reply.
 
+    What follows the last operation on a client's data runs here, on the reply:
+    the checks that the computation has are out of the client's reach.
+
     Args:
       phase: The phase.
       server: The server's values.
@@ -171,13 +174,13 @@ class Program:
       The new totals.
 
     Raises:
-      ReplyError: If the reply's arrays are of other shapes or types. Their
-        numbers are not checked: they are what the client says.
+      ReplyError: If the reply's arrays are of other shapes or types.
     """
     described = self._phase(phase)
     self._check(described['replied'], reply)
     replied = dict(zip(described['replied'], reply, strict=True))
     values = {**server, **totals, **replied}
+    values |= self._call(described['admit'], values)
     values |= self._call(described['accumulate'], values)
     return {a: values[updated] for a, updated in described['updated']}
 

@@ -169,19 +169,27 @@ class _Writer:
 
   def _phase(self, index: int, phase: program_lib.Phase) -> dict[str, Any]:
     """Writes and describes a phase."""
-    totals = {*phase.initial, *phase.accumulate.outputs}
+    computed = {*phase.initial, *phase.accumulate.outputs, *phase.admit.outputs}
     replied = [
       slot
       for slot in dict.fromkeys(
-        (*phase.accumulate.inputs, *phase.updated.values())
+        (
+          *phase.admit.inputs,
+          *phase.accumulate.inputs,
+          *phase.updated.values(),
+        )
       )
-      if slot.clients and slot not in totals
+      if slot.clients and slot not in computed
     ]
     if not self._readers.isdisjoint(replied):
       raise NotImplementedError('The server reads the data of clients.')
+    if any(isinstance(slot.type, tff.SequenceType) for slot in replied):
+      # Its graph would run at the server, and may do anything.
+      raise NotImplementedError('The server reads a sequence of clients.')
     pairs = lambda slots: [[self._id(a), self._id(b)] for a, b in slots.items()]
     return {
       'work': self._write(f'{_CLIENT}/work{index}', phase.work),
+      'admit': self._write(f'{_SERVER}/admit{index}', phase.admit),
       'accumulate': self._write(
         f'{_SERVER}/accumulate{index}', phase.accumulate
       ),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 import dataclasses
+import itertools
 from typing import Any, Optional
 
 from tff_fssl.lazy import tff
@@ -41,6 +42,8 @@ class Phase:
 
   Attributes:
     work: Function that computes one client's values, on the client's device.
+    admit: Function that computes more of one client's values, from those of
+      `work`. The server runs it. It is empty unless the program is exported.
     accumulate: Function that adds one client's values to all accumulators of
       the phase.
     initial: Accumulator slot -> the server's slot of its initial value.
@@ -52,6 +55,7 @@ class Phase:
   """
 
   work: functions.Function
+  admit: functions.Function
   accumulate: functions.Function
   initial: dict[operations.Slot, operations.Slot]
   updated: dict[operations.Slot, operations.Slot]
@@ -65,6 +69,7 @@ class Phase:
     return frozenset(
       (
         *self.work.inputs,
+        *self.admit.inputs,
         *self.accumulate.inputs,
         *self.updated.values(),
         *self.kept,
@@ -110,7 +115,9 @@ def compile_program(
     computation: Any `tff.Computation` made by TFF's decorators.
     simulate_secure_aggregation: Whether secure sums become plain ones.
     merges: Whether clients are accumulated in several groups.
-    exports: Whether its functions shall run in another process.
+    exports: Whether its functions shall run in other processes. Then a client's
+      work ends with the last operation that reads its data. What follows, such
+      as the check of what a client sends, is left to the server.
 
   Returns:
     The program.
@@ -156,7 +163,11 @@ def compile_program(
       ]
       steps = [i for i in at_clients if isinstance(i, operations.Step)]
       kept = _read_elsewhere(steps, read_by, (True, level))
-      phases.append(_build_phase(at_clients, kept))
+      local = set(steps)
+      if exports:
+        data = {*lowered.readers, *itertools.chain(*lowered.readers.values())}
+        local = _need_clients(steps, data, kept)
+      phases.append(_build_phase(at_clients, kept, local))
   return Program(
     computation.type_signature.parameter,
     computation.type_signature.result,
@@ -189,8 +200,39 @@ def _read_elsewhere(
   )
 
 
-def _build_phase(items: list[Any], kept: tuple[Any, ...]) -> Phase:
-  """Makes a phase of the client steps and the aggregates of one level."""
+def _need_clients(
+  steps: list[operations.Step],
+  data: set[operations.Slot],
+  kept: tuple[operations.Slot, ...],
+) -> set[operations.Step]:
+  """Returns the steps that clients must run: up to the last that reads data.
+
+  Args:
+    steps: The clients' steps of a phase, in order.
+    data: The slots of the clients' data.
+    kept: The slots that clients keep for later phases.
+  """
+  found, needed = set(), set(kept)
+  for step in reversed(steps):
+    if not data.isdisjoint(step.inputs) or not needed.isdisjoint(step.outputs):
+      found.add(step)
+      needed.update(step.inputs)
+  return found
+
+
+def _build_phase(
+  items: list[Any], kept: tuple[Any, ...], local: set[operations.Step]
+) -> Phase:
+  """Makes a phase of the client steps and the aggregates of one level.
+
+  Args:
+    items: The steps and aggregates.
+    kept: The slots that clients keep.
+    local: The steps that clients run.
+
+  Returns:
+    The phase.
+  """
   steps = [item for item in items if isinstance(item, operations.Step)]
   aggregates = [i for i in items if isinstance(i, operations.Aggregate)]
   updates = [step for aggregate in aggregates for step in aggregate.steps]
@@ -202,13 +244,16 @@ def _build_phase(items: list[Any], kept: tuple[Any, ...]) -> Phase:
     updated.update(zip(aggregate.accumulator, aggregate.updated, strict=True))
     final.update(zip(aggregate.outputs, aggregate.accumulator, strict=True))
   accumulate = functions.Function(updates, list(updated.values()))
+  wanted = [*accumulate.inputs, *updated.values()]
+  # What clients compute, others compute again only if they must.
+  admit = functions.Function([s for s in steps if s not in local], wanted)
   work = functions.Function(
-    steps, [*kept, *accumulate.inputs, *updated.values()]
+    [s for s in steps if s in local], [*kept, *admit.inputs, *wanted]
   )
   merge = None
   if all(aggregate.merge is not None for aggregate in aggregates):
     merge = _build_merge(aggregates)
-  return Phase(work, accumulate, initial, updated, final, kept, merge)
+  return Phase(work, admit, accumulate, initial, updated, final, kept, merge)
 
 
 def _build_merge(aggregates: list[operations.Aggregate]) -> PhaseMerge:
