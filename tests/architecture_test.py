@@ -30,7 +30,14 @@ _INTERFACE = {
   'tff_fssl.algorithms.names',
 }
 # The rooms of `program`, likewise. What stands beside them, any may import.
-_ROOMS = ('configuration', 'storage', 'reporting', 'loop', 'commands')
+_ROOMS = (
+  'configuration',
+  'storage',
+  'reporting',
+  'loop',
+  'deploy',
+  'commands',
+)
 _RANK = {name: rank for rank, names in enumerate(_LAYERS) for name in names}
 _WITHOUT_FEDERATED = ('tff_fssl', 'data', 'models', 'semisup', 'client')
 _TENSORFLOW = {

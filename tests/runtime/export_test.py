@@ -161,6 +161,7 @@ def test_the_description_names_everything(tmp_path):
   (phase,) = program.description['phases']
   (replied,) = phase['replied']
   assert program.description['slots'][replied] == {
+    'name': '',
     'is_at_clients': True,
     'dtype': 'float32',
     'shape': [],

@@ -81,7 +81,7 @@ def build_evaluate_fn(
       labels: tf.Tensor,
     ) -> Metrics:
       model = prediction.completed(model, table)
-      return _measure(passes, prediction, model, table, images, labels)
+      return measure(passes, prediction, model, table, images, labels)
 
     return evaluate
 
@@ -139,7 +139,7 @@ def build_logits_fn(
   return fn
 
 
-def _measure(
+def measure(
   passes: Passes,
   prediction: server_model.Prediction,
   model: server_model.ServerModel,
@@ -147,7 +147,19 @@ def _measure(
   images: tf.Tensor,
   labels: tf.Tensor,
 ) -> Metrics:
-  """Measures a model by all of its ways to predict."""
+  """Measures a model by all of its ways to predict, in a graph.
+
+  Args:
+    passes: The passes of the network.
+    prediction: How the model predicts.
+    model: The model, which is `Prediction.completed`.
+    table: The exchange's table, or ().
+    images: [N, ...] as stored, N >= 1.
+    labels: int32 [N].
+
+  Returns:
+    The metrics of `build_evaluate_fn`.
+  """
   result: Metrics = collections.OrderedDict()
   ways = {'': prediction, **prediction.also}
   if prediction.member is not None:

@@ -14,9 +14,12 @@ order of clients: for equal results, add them in the order of the cohort.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import base64
+from collections.abc import Iterable, Mapping, Sequence
+import gzip
 import hashlib
 import json
+import math
 import os
 from typing import Any
 
@@ -27,6 +30,9 @@ FORMAT, VERSION = 'tff_fssl.program', 2
 PROGRAM = 'program.json'
 # The first values of the server's arguments, if they were exported.
 INITIAL = 'server/initial.npz'
+# Files as one text, a result of `pack`: JSON, which is Python, too. Some ways to
+# send an app take Python files only.
+PACKED = 'packed.py'
 
 # Slot -> value.
 Values = dict[int, Any]
@@ -40,11 +46,31 @@ class ReplyError(Exception):
   """A client's reply that cannot be one."""
 
 
+def pack(folder: str, names: Iterable[str]) -> str:
+  """Packs files into the text of a file `PACKED`.
+
+  Args:
+    folder: The folder of an export.
+    names: The files in it, such as 'client/work0.pb'.
+
+  Returns:
+    The text.
+  """
+  packed = {}
+  for name in names:
+    with open(os.path.join(folder, *name.split('/')), 'rb') as file:
+      # Without a time, equal files have equal texts.
+      content = gzip.compress(file.read(), mtime=0)
+    packed[name] = base64.b64encode(content).decode()
+  return json.dumps(packed, indent=1) + '\n'
+
+
 class Program:
   """An exported computation.
 
   Attributes:
     description: The content of program.json.
+    digest: The digest of program.json, which has those of all graphs.
     parameter: Names of the server's arguments, such as 'state/.../0'.
     result: Names of the results.
     data: Names of the arrays that make a client's data.
@@ -59,11 +85,12 @@ class Program:
     Raises:
       ArtefactError: If it is not such a folder.
     """
+    self._folder = folder
     path = os.path.join(folder, PROGRAM)
+    content = self.read(PROGRAM)
     try:
-      with open(path, encoding='utf-8') as file:
-        description = json.load(file)
-    except (OSError, ValueError) as error:
+      description = json.loads(content)
+    except ValueError as error:
       raise ArtefactError(f'{path}: cannot be read: {error}') from error
     if not isinstance(description, dict) or (
       description.get('format') != FORMAT
@@ -73,11 +100,11 @@ class Program:
         f'{path}: is not {FORMAT} of version {VERSION}; export it again'
       )
     self.description = description
+    self.digest = hashlib.sha256(content).hexdigest()
     self.parameter = [name for name, _ in description['parameter']]
     self.result = [name for name, _ in description['result']]
     self.data = [leaf['name'] for leaf in description['data']]
     self.num_phases = len(description['phases'])
-    self._folder = folder
     self._functions: dict[str, Any] = {}
 
   def initial(self) -> dict[str, np.ndarray]:
@@ -177,7 +204,9 @@ class Program:
       ReplyError: If the reply's arrays are of other shapes or types.
     """
     described = self._phase(phase)
-    self._check(described['replied'], reply)
+    problem = self.problem(phase, reply)
+    if problem:
+      raise ReplyError(problem)
     replied = dict(zip(described['replied'], reply, strict=True))
     values = {**server, **totals, **replied}
     values |= self._call(described['admit'], values)
@@ -192,12 +221,17 @@ class Program:
     """Returns the results by name, after the last stage."""
     return {name: server[slot] for name, slot in self.description['result']}
 
-  def _check(self, slots: Sequence[int], reply: Sequence[Any]) -> None:
-    """Raises `ReplyError` for values that the slots cannot hold."""
-    if len(reply) != len(slots):
-      raise ReplyError(f'expected {len(slots)} values, found {len(reply)}')
-    for position, (slot, value) in enumerate(zip(slots, reply)):
-      spec = self.description['slots'][slot]
+  def specs(self, phase: int) -> list[dict[str, Any]]:
+    """Describes a reply: name, dtype and shape of each value."""
+    slots = self.description['slots']
+    return [slots[slot] for slot in self._phase(phase)['replied']]
+
+  def problem(self, phase: int, reply: Sequence[Any]) -> str:
+    """Says why values cannot be a reply, or ''. Numbers are not looked at."""
+    specs = self.specs(phase)
+    if len(reply) != len(specs):
+      return f'expected {len(specs)} values, found {len(reply)}'
+    for position, (spec, value) in enumerate(zip(specs, reply)):
       array = np.asarray(value)
       shape, dtype = spec['shape'], np.dtype(spec['dtype'])
       if array.dtype.kind in 'OSU' or dtype.kind in 'OSU':
@@ -209,10 +243,23 @@ class Program:
           size in (None, found) for size, found in zip(shape, array.shape)
         )
       if not fits:
-        raise ReplyError(
+        return (
           f'value {position}: expected {spec["dtype"]} {shape}, found'
           f' {array.dtype} {list(array.shape)}'
         )
+    return ''
+
+  def unusable(self, phase: int) -> list[Any]:
+    """Returns a reply without a finite number, for a client without a reply.
+
+    A computation that checks replies rejects it, and counts the client.
+    """
+    reply = []
+    for spec in self.specs(phase):
+      dtype = np.dtype(spec['dtype'])
+      value = math.nan if dtype.kind == 'f' else 0
+      reply.append(np.full([n or 0 for n in spec['shape']], value, dtype))
+    return reply
 
   def _phase(self, phase: int) -> dict[str, Any]:
     described: dict[str, Any] = self.description['phases'][phase]
@@ -247,11 +294,7 @@ class Program:
     name = function['graph']
     if name not in self._functions:
       path = os.path.join(self._folder, *name.split('/'))
-      try:
-        with open(path, 'rb') as file:
-          content = file.read()
-      except OSError as error:
-        raise ArtefactError(f'{path}: cannot be read: {error}') from error
+      content = self.read(name)
       if hashlib.sha256(content).hexdigest() != function['sha256']:
         raise ArtefactError(
           f'{path}: is not the file that was exported; copy it again'
@@ -266,3 +309,16 @@ class Program:
         [tensor(fetch) for fetch in function['fetches']],
       )
     return self._functions[name]
+
+  def read(self, name: str) -> bytes:
+    """Reads a file of the folder, or its text in `PACKED`."""
+    path = os.path.join(self._folder, *name.split('/'))
+    packed = os.path.join(self._folder, PACKED)
+    try:
+      if os.path.exists(path) or not os.path.exists(packed):
+        with open(path, 'rb') as file:
+          return file.read()
+      with open(packed, encoding='utf-8') as file:
+        return gzip.decompress(base64.b64decode(json.load(file)[name]))
+    except (OSError, ValueError, KeyError, EOFError) as error:
+      raise ArtefactError(f'{path}: cannot be read: {error}') from error

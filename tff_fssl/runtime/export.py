@@ -45,7 +45,8 @@ def export(
 
   Args:
     computation: A computation whose only argument at clients is a sequence of
-      one element, such as `next` of a process of `tff_fssl`.
+      one element, such as `next` of a process of `tff_fssl`, or one without
+      clients.
     folder: The folder to write, which must be new or empty.
     initial: The first value of the server's argument, which
       `artefact.Program.initial` reads, such as the first state of a process.
@@ -85,7 +86,9 @@ class _Writer:
     self._ids: dict[operations.Slot, int] = {}
     self._data = _client_data(program)
     # All slots from which the client's data are read.
-    self._readers = {self._data, *program.readers[self._data]}
+    self._readers: set[operations.Slot] = set()
+    if self._data is not None:
+      self._readers = {self._data, *program.readers[self._data]}
     for name in (_SERVER, _CLIENT):
       path = os.path.join(folder, name)
       durable.make_folder(path)
@@ -111,14 +114,7 @@ class _Writer:
           _names(result_type), self._results(program), strict=True
         )
       ],
-      'data': [
-        {'name': name, **_spec(spec)}
-        for name, spec in zip(
-          _names(self._data.type.element),
-          _element_specs(self._data.type),
-          strict=True,
-        )
-      ],
+      'data': [] if self._data is None else _describe_data(self._data.type),
       'stages': [
         self._write(f'{_SERVER}/stage{index}', stage)
         for index, stage in enumerate(program.stages)
@@ -128,7 +124,11 @@ class _Writer:
       ],
       # Last: all slots are known now.
       'slots': [
-        {'is_at_clients': slot.clients, **_spec(_plain_spec(slot))}
+        {
+          'name': slot.name,
+          'is_at_clients': slot.clients,
+          **_spec(_plain_spec(slot)),
+        }
         for slot in self._ids
       ],
     }
@@ -152,7 +152,7 @@ class _Writer:
     np.savez(content, **dict(zip(names, arrays, strict=True)))
     durable.write_file(
       os.path.join(self._folder, *artefact.INITIAL.split('/')),
-      [content.getvalue()],
+      [content.getbuffer()],
     )
 
   def _results(self, program: program_lib.Program) -> Iterator[operations.Slot]:
@@ -263,16 +263,28 @@ def _trace(
   return concrete.graph
 
 
-def _client_data(program: program_lib.Program) -> operations.Slot:
+def _client_data(program: program_lib.Program) -> operations.Slot | None:
   """Returns the slot of the clients' data, the only argument at clients."""
   slots = [s for s in operations.flatten(program.parameter) if s.clients]
   at_server = [s for s in program.readers if not s.clients]
+  if not slots and not program.phases and not at_server:
+    return None
   if len(slots) != 1 or slots[0] not in program.readers or at_server:
     raise NotImplementedError(
       'The argument at clients must be one sequence, and that at the server'
       f' tensors, not {program.parameter_type}.'
     )
   return slots[0]
+
+
+def _describe_data(sequence: tff.SequenceType) -> list[dict[str, Any]]:
+  """Describes the arrays that make a client's data."""
+  return [
+    {'name': name, **_spec(spec)}
+    for name, spec in zip(
+      _names(sequence.element), _element_specs(sequence), strict=True
+    )
+  ]
 
 
 def _element_specs(sequence: tff.SequenceType) -> list[tf.TensorSpec]:

@@ -22,10 +22,13 @@ class Slot:
     type: A `tff.TensorType` or `tff.SequenceType`.
     clients: Whether each client has its own value. Otherwise there is one
       value, at the server.
+    name: Its place in the result of a computation, such as 'update/row/0', or
+      '' if it has none.
   """
 
   type: tff.Type
   clients: bool
+  name: str = ''
 
   @property
   def spec(self) -> tf.TensorSpec:
@@ -139,19 +142,25 @@ def leaf_types(type_spec: Optional[tff.Type]) -> Iterator[tff.Type]:
     raise NotImplementedError(f'Values of type {type_spec} are not supported.')
 
 
-def slots_of(type_spec: tff.Type, clients: bool) -> Tree:
-  """Makes new slots for a value of a type."""
+def slots_of(type_spec: tff.Type, clients: bool, name: str = '') -> Tree:
+  """Makes new slots for a value of a type, which has a name, or ''."""
   if isinstance(type_spec, tff.StructType):
     return tuple(
-      slots_of(element, clients)
-      for _, element in tff.structure.iter_elements(type_spec)
+      slots_of(
+        element,
+        clients,
+        f'{name}/{index if key is None else key}'.removeprefix('/'),
+      )
+      for index, (key, element) in enumerate(
+        tff.structure.iter_elements(type_spec)
+      )
     )
   if isinstance(type_spec, tff.FederatedType):
     # An equal value of all clients is held once, at the server.
     each = type_spec.placement is tff.CLIENTS and not type_spec.all_equal
-    return slots_of(type_spec.member, each)
+    return slots_of(type_spec.member, each, name)
   (leaf,) = leaf_types(type_spec)
-  return Slot(leaf, clients)
+  return Slot(leaf, clients, name)
 
 
 def flatten(tree: Any) -> tuple[Slot, ...]:

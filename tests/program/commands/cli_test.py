@@ -35,6 +35,7 @@ def _call(monkeypatch, capsys):
     'papers',
     'sweep',
     'partition',
+    'deploy',
     'algorithms',
   ],
 )

@@ -24,6 +24,7 @@ _PROGRAMS = {
   'sweep': 'Searches flags by validation accuracy.',
   'papers': "Lists, times, runs and compares the rows of the papers' tables.",
   'partition': 'Draws, describes or compares partitions of the examples.',
+  'deploy': 'Writes an algorithm as an app of a federation (Flower).',
   'algorithms': 'Lists the algorithms, or explains the one that is named.',
 }
 # The one program without a module of its own.

@@ -92,7 +92,7 @@ def read_frozen(
   return warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
-def _owner(task: Any) -> checkpoint.Owner:
+def owner_of(task: Any) -> checkpoint.Owner:
   """Returns the owner of a task's checkpoints."""
   run = checkpoint.run_owner(task.config)
   return checkpoint.model_owner(run, task.model_fn())
@@ -123,7 +123,7 @@ def build_outputs(
   from tff_fssl.program.loop import training
   from tff_fssl.program.reporting import managers
 
-  run, owner = task.config.run, _owner(task)
+  run, owner = task.config.run, owner_of(task)
   return training.Outputs(
     managers.DurableProgramStateManager(
       tree.checkpoints,
@@ -173,7 +173,7 @@ def export_models(
     return
   path = checkpoint.path_of(tree.checkpoints, best)
   try:
-    leaves = checkpoint.read_own(path, _owner(task))
+    leaves = checkpoint.read_own(path, owner_of(task))
   except checkpoint.CheckpointError as error:
     view.say(
       f'{tree.model_best} is not written: the checkpoint of round {best}, which'

@@ -214,6 +214,11 @@ def flatten(value: Any, prefix: str = '') -> dict[str, Any]:
   return result
 
 
+def leaf_paths(structure: Any) -> list[str]:
+  """Lists the paths of a state's leaves in its checkpoints."""
+  return [path for path, _ in _named_leaves(structure)]
+
+
 def _named_leaves(structure: Any) -> list[tuple[str, Any]]:
   return [
     ('/'.join(map(str, path)), leaf)

@@ -1,0 +1,16 @@
+"""Writes an algorithm as an app of a federation. `--help` lists the flags."""
+
+import pathlib
+import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+
+from tff_fssl import this_python
+
+if __name__ == '__main__':
+  this_python.check()
+
+  from tff_fssl.program.commands import deploy_main
+  from tff_fssl.program.commands import main
+
+  sys.exit(main.run(deploy_main.deploy_main))

@@ -1,0 +1,1 @@
+"""Federations: a process as an app whose clients need no simulation."""

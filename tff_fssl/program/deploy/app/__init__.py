@@ -1,0 +1,1 @@
+"""A Flower app: copied as it is by `flower.write_app`, as package `fssl_app`."""

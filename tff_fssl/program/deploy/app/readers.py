@@ -1,0 +1,114 @@
+"""Reads a client's own images, vectors or texts from its disk."""
+
+from collections.abc import Sequence
+import csv
+import importlib
+import json
+import os
+import pathlib
+from typing import Any
+
+import numpy as np
+
+from fssl_app import work
+
+UNLABELED = 'unlabeled'
+
+
+class ReadError(Exception):
+  """Data that cannot be read: the message says what to do."""
+
+
+def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
+  """Reads examples.
+
+  Args:
+    path: A folder with images (CLASS/*.jpg, unlabeled/*.jpg), a file .csv with
+      columns text and label, or a file .npz with arrays x and y, where x are
+      examples as the network's views take them. Labels are names of classes,
+      in an .npz file also their numbers; '' or -1: not known.
+
+  Returns:
+    ((x, y) with labels or None, x without labels or None).
+
+  Raises:
+    ReadError: If it is something else.
+  """
+  about = json.loads(work.load_program().read('client.json'))
+  if os.path.isdir(path):
+    x, labels = _read_images(path, about)
+  elif path.endswith('.csv'):
+    x, labels = _read_texts(path, about)
+  elif path.endswith('.npz'):
+    with np.load(path) as arrays:
+      x = arrays['x']
+      labels = arrays['y'].tolist() if 'y' in arrays else [-1] * len(x)
+  else:
+    raise ReadError(
+      f'{path}: is neither a folder of images nor a file .csv or .npz; edit'
+      ' load_client.py to read it'
+    )
+  y = np.array([_class_of(label, about, path) for label in labels], np.int32)
+  known = y >= 0
+  return (
+    (x[known], y[known]) if known.any() else None,
+    x[~known] if not known.all() else None,
+  )
+
+
+def _class_of(label: Any, about: dict[str, Any], path: str) -> int:
+  """Returns the number of a class, or -1 if the label is not known."""
+  names = about['class_names']
+  if label in ('', -1, None):
+    return -1
+  if isinstance(label, int) and 0 <= label < len(names):
+    return label
+  if str(label) not in names:
+    raise ReadError(f'{path}: {label!r} is no class; classes are {names}')
+  number: int = names.index(str(label))
+  return number
+
+
+def _read_images(
+  folder: str, about: dict[str, Any]
+) -> tuple[np.ndarray, Sequence[str]]:
+  """Reads class folders, as `--dataset=folder:` does."""
+  pictures = _import('pictures', folder)
+  form = pictures.Form(tuple(about['example_shape']), about['resize'])
+  found, labels = [], []
+  for path in sorted(pathlib.Path(folder).glob('*/*')):
+    if not path.name.startswith('.') and pictures.is_image(path.name):
+      found.append(pictures.read(path, form).pixels)
+      label = path.parent.name
+      labels.append('' if label == UNLABELED else label)
+  if not found:
+    raise ReadError(f'{folder}: has no images in CLASS/ or {UNLABELED}/')
+  return np.stack(found), labels
+
+
+def _read_texts(
+  path: str, about: dict[str, Any]
+) -> tuple[np.ndarray, Sequence[str]]:
+  """Reads a table, as `--dataset=text:` does."""
+  text_views = _import('text_views', path)
+  with open(path, encoding='utf-8', newline='') as file:
+    rows = list(csv.DictReader(file))
+  if not rows or 'text' not in rows[0]:
+    raise ReadError(f'{path}: must have a column text, and may have label')
+  texts = [
+    ' '.join(filter(None, (row.get('title'), row['text']))) for row in rows
+  ]
+  words = text_views.tokens(texts, about['vocabulary_size'], about['max_words'])
+  return words.numpy(), [row.get('label') or '' for row in rows]
+
+
+def _import(name: str, path: str) -> Any:
+  """Imports a reader of the simulation, for equal examples."""
+  try:
+    return importlib.import_module(f'tff_fssl.data.{name}')
+  except ImportError as error:
+    raise ReadError(
+      f'{path}: its reader is in tff_fssl, which cannot be imported ({error});'
+      ' install it without its dependencies (pip install --no-deps), and Pillow'
+      ' for images, or edit load_client.py'
+    ) from error

@@ -1,0 +1,110 @@
+"""A client's work in a phase of a round, whatever brings the message."""
+
+from collections.abc import Mapping, Sequence
+import importlib
+import os
+from typing import Any, NamedTuple
+
+import numpy as np
+
+UNKNOWN_LABEL = -1
+
+
+class WorkError(Exception):
+  """Data or a message that a client cannot work with."""
+
+
+class Done(NamedTuple):
+  """The result of a phase.
+
+  Attributes:
+    about: What the reply says that it is about.
+    values: The values for the server.
+    kept: Slot -> value that later phases of the round need here.
+  """
+
+  about: dict[str, Any]
+  values: list[Any]
+  kept: dict[int, Any]
+
+
+def load_program(folder: str = '') -> Any:
+  """Loads the `artefact.Program` of a folder, or the one of this app."""
+  artefact = importlib.import_module('fssl_app.artefact')
+  return artefact.Program(folder or os.path.dirname(os.path.abspath(__file__)))
+
+
+def run(
+  program: Any,
+  about: Mapping[str, Any],
+  sent: Sequence[Any],
+  examples: tuple[Any, Any],
+  kept: dict[int, Any],
+) -> Done:
+  """Runs a phase.
+
+  Args:
+    program: The program.
+    about: What the message is about.
+    sent: Its values.
+    examples: The result of `load_client`.
+    kept: What the phase before has kept, in the same round.
+
+  Returns:
+    The result.
+
+  Raises:
+    WorkError: If the server has another program, or the examples do not fit.
+  """
+  if about['program'] != program.digest:
+    raise WorkError('the server has another version of the app')
+  data = make_data(program, about, *examples)
+  values, kept = program.work(int(about['phase']), sent, data, kept)
+  names = ('round', 'phase', 'client', 'program')
+  return Done({name: about[name] for name in names}, values, kept)
+
+
+def make_data(
+  program: Any,
+  about: Mapping[str, Any],
+  labeled: tuple[Any, Any] | None,
+  unlabeled: Any,
+) -> list[np.ndarray]:
+  """Makes the arrays that the graphs take of a client's examples.
+
+  Args:
+    program: The program.
+    about: What the message is about: the seed, and the client's place.
+    labeled: (x, y), or None.
+    unlabeled: x, or None.
+
+  Returns:
+    The arrays.
+
+  Raises:
+    WorkError: If the examples have another shape or type.
+  """
+  specs = {spec['name']: spec for spec in program.description['data']}
+  values: dict[str, Any] = {
+    'seed': np.array(about['seed'], np.int32),
+    'client_id': np.int32(about['client']),
+    'slot': np.int32(about['slot']),
+    'share': np.float32(about['share']),
+  }
+  spec = specs['unlabeled/x']
+  nothing = np.zeros([0, *spec['shape'][1:]], spec['dtype'])
+  x, y = (nothing, []) if labeled is None else labeled
+  values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y, np.int32)}
+  x = nothing if unlabeled is None else np.asarray(unlabeled)
+  y = np.full(len(x), UNKNOWN_LABEL, np.int32)
+  values |= {'unlabeled/x': x, 'unlabeled/y': y}
+  for kind in ('labeled', 'unlabeled'):
+    x, y = values[f'{kind}/x'], values[f'{kind}/y']
+    if x.shape[1:] != nothing.shape[1:] or x.dtype != nothing.dtype:
+      raise WorkError(
+        f'{kind} examples are {x.dtype} {list(x.shape)}, but must be'
+        f' {nothing.dtype} [N, {", ".join(map(str, nothing.shape[1:]))}]'
+      )
+    if y.shape != x.shape[:1]:
+      raise WorkError(f'there are {len(x)} {kind} examples and {len(y)} labels')
+  return [values[name] for name in program.data]

@@ -1,0 +1,248 @@
+"""A round of an exported process at the server of a federation.
+
+Nothing here knows how messages travel, or TensorFlow Federated. No client is
+believed: a reply is what anybody may have sent.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+import dataclasses
+from typing import Any, NamedTuple
+
+from tff_fssl.data import seeds
+from tff_fssl.program.deploy import deployment as deployment_lib
+from tff_fssl.rounds import participation as participation_lib
+
+# Where a reply says whose row it holds.
+_OWNER = 'row/client_id'
+# The most characters of a reason that a client gives.
+_MAX_REASON = 200
+
+
+class Ask(NamedTuple):
+  """A message to a client.
+
+  Attributes:
+    client_id: The client.
+    about: What the message is about: round, phase, client, slot, seed, share of
+      steps, and the digest of the program.
+    values: The values that the phase sends.
+  """
+
+  client_id: int
+  about: Mapping[str, Any]
+  values: Sequence[Any]
+
+
+class Reply(NamedTuple):
+  """A reply, which nothing is known of but to which message it came.
+
+  Attributes:
+    client_id: The client that was asked.
+    about: What it says that it is about.
+    values: The values, or None if they have not the form of values.
+    error: Why there is no reply, or ''.
+  """
+
+  client_id: int
+  about: Mapping[str, Any]
+  values: Sequence[Any] | None
+  error: str = ''
+
+
+# Sends messages, and returns the replies that came in time, in any order.
+Send = Callable[[Sequence[Ask]], Iterable[Reply]]
+
+
+class Outcome(NamedTuple):
+  """The end of a round.
+
+  Attributes:
+    state: The state after it.
+    metrics: The figures, as in train.csv.
+    lines: What the log says of clients.
+  """
+
+  state: deployment_lib.State
+  metrics: dict[str, Any]
+  lines: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Rounds:
+  """The rounds of a federation.
+
+  Attributes:
+    program: The `artefact.Program` of a round.
+    deployment: The deployment.
+    availability: Which clients can be drawn when, if not all always.
+    send: Sends messages to clients.
+  """
+
+  program: Any
+  deployment: deployment_lib.Deployment
+  availability: participation_lib.Availability | None
+  send: Send
+
+  def run(self, state: deployment_lib.State, round_num: int) -> Outcome:
+    """Runs a round.
+
+    A client whose message is not answered in time does not take part from then
+    on. One whose reply cannot be one is rejected, and counted so. The process
+    itself discards a round with too few usable clients.
+
+    Args:
+      state: The state before it.
+      round_num: The round.
+
+    Returns:
+      The state after it, and its figures.
+    """
+    program, lines = self.program, list[str]()
+    participants = self._draw(round_num)
+    present = sorted(participants.slots)
+    server = program.start(state)
+    for phase in range(program.num_phases):
+      program.stage(phase, server)
+      sent = program.sent(phase, server)
+      asks = [
+        self._ask(round_num, phase, client_id, participants, sent)
+        for client_id in present
+      ]
+      replies = self._collect(asks, lines) if asks else {}
+      # The cohort's order, not that of arrival: sums repeat.
+      present = [client_id for client_id in present if client_id in replies]
+      totals = program.begin(phase, server)
+      for client_id in present:
+        reply = self._checked(phase, client_id, replies, lines)
+        totals = program.add(phase, server, totals, reply)
+      program.end(phase, server, totals)
+      # Who was rejected for its form is not asked again.
+      present = [i for i in present if replies[i].values is not None]
+    program.stage(program.num_phases, server)
+    result = program.finish(server)
+    metrics = {
+      **deployment_lib.metrics_of(result),
+      **self._counts(participants, result),
+    }
+    new = {name: result[name] for name in state}
+    return Outcome(new, metrics, [] if self.deployment.is_noised else lines)
+
+  def _draw(self, round_num: int) -> participation_lib.Participants:
+    """Draws the clients of a round."""
+    if round_num < 1:
+      return participation_lib.NOBODY
+    deployed = self.deployment
+    return participation_lib.draw(
+      deployed.participation,
+      self.availability,
+      seed=deployed.seed,
+      round_num=round_num,
+      num_clients=deployed.num_clients,
+      clients_per_round=deployed.clients_per_round,
+    )
+
+  def _ask(
+    self,
+    round_num: int,
+    phase: int,
+    client_id: int,
+    participants: participation_lib.Participants,
+    sent: Sequence[Any],
+  ) -> Ask:
+    """Makes the message to a client."""
+    seed = seeds.seed_pair(
+      self.deployment.seed, seeds.Purpose.CLIENT_ROUND, round_num, client_id
+    )
+    share = participation_lib.share_of_steps(
+      self.deployment.participation, self.deployment.seed, round_num, client_id
+    )
+    about = {
+      'round': round_num,
+      'phase': phase,
+      'client': client_id,
+      'slot': participants.slots[client_id],
+      'seed': [int(n) for n in seed],
+      'share': share,
+      'program': self.program.digest,
+    }
+    return Ask(client_id, about, sent)
+
+  def _collect(self, asks: Sequence[Ask], lines: list[str]) -> dict[int, Reply]:
+    """Sends messages, and returns one reply of each client that has one."""
+    asked = {ask.client_id: ask for ask in asks}
+    found: dict[int, Reply] = {}
+    told: set[int] = set()
+    place = f'phase {asks[0].about["phase"]}'
+    for reply in self.send(asks):
+      client_id = reply.client_id
+      who = f'{place}: client {client_id}'
+      told.add(client_id)
+      if client_id not in asked:
+        lines.append(f'{who}: was not asked; its reply is dropped')
+      elif client_id in found:
+        lines.append(f'{who}: replied before; this reply is dropped')
+      elif reply.error:
+        reason = ' '.join(reply.error.split())[:_MAX_REASON]
+        lines.append(f'{who}: failed: {reason}')
+      elif reply.values is not None and any(
+        reply.about.get(name) != asked[client_id].about[name]
+        for name in ('round', 'phase', 'client', 'program')
+      ):
+        lines.append(
+          f'{who}: replied to another message, or has another version of the'
+          ' app; its reply is dropped'
+        )
+      else:
+        found[client_id] = reply
+    lines += [
+      f'{place}: client {client_id}: no reply in time'
+      for client_id in asked
+      if client_id not in told
+    ]
+    return found
+
+  def _checked(
+    self,
+    phase: int,
+    client_id: int,
+    replies: dict[int, Reply],
+    lines: list[str],
+  ) -> Sequence[Any]:
+    """Returns a client's values, or what stands for a rejected client."""
+    values = replies[client_id].values
+    if values is None:
+      problem = 'not values of the expected size'
+    else:
+      problem = self.program.problem(phase, values) or self._foreign(
+        phase, client_id, values
+      )
+    if values is not None and not problem:
+      return values
+    lines.append(f'phase {phase}: client {client_id}: is rejected: {problem}')
+    replies[client_id] = replies[client_id]._replace(values=None)
+    unusable: Sequence[Any] = self.program.unusable(phase)
+    return unusable
+
+  def _foreign(self, phase: int, client_id: int, values: Sequence[Any]) -> str:
+    """Says if a reply has the row of another client, or ''."""
+    if 'client_id' not in self.program.data:
+      return ''  # The process does not know clients by their numbers.
+    for spec, value in zip(self.program.specs(phase), values):
+      if spec['name'].endswith(_OWNER) and int(value) != client_id:
+        return f'it sends a row of client {int(value)}'
+    return ''
+
+  def _counts(
+    self,
+    participants: participation_lib.Participants,
+    result: Mapping[str, Any],
+  ) -> dict[str, int]:
+    """Counts the clients that the round lost, as in train.csv."""
+    if not participants.num_drawn:
+      return {}
+    name = f'{deployment_lib.METRICS}client_work/train/num_clients'
+    reported = int(result.get(name, len(participants.slots)))
+    missing = len(participants.slots) - reported
+    return participants._replace(
+      num_dropped_out=participants.num_dropped_out + missing
+    ).counts() | {'participation/num_reported': reported}
