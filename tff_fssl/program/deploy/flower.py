@@ -440,9 +440,16 @@ def _build_evaluation(
       task.model_fn, image_shape=augment.input_shape(views, spec)
     )
     passes = evaluate_lib.Passes(network, views, _BATCH_SIZE)
-    table = state.distributor['table'] if prediction.needs_table else ()
-    model = server_model.ServerModel(*state.global_model_weights)
-    model = prediction.completed(model, table)
-    return evaluate_lib.measure(passes, prediction, model, table, x, y)
+
+    # Within it, the weights are assigned before the passes.
+    @tf.function(autograph=False)
+    def run(state: Any, x: tf.Tensor, y: tf.Tensor) -> Mapping[str, Any]:
+      table = state.distributor['table'] if prediction.needs_table else ()
+      model = server_model.ServerModel(*state.global_model_weights)
+      model = prediction.completed(model, table)
+      return evaluate_lib.measure(passes, prediction, model, table, x, y)
+
+    measured: Mapping[str, Any] = run(state, x, y)
+    return measured
 
   return measure

@@ -1,0 +1,321 @@
+"""Rounds of a federation: equal to those in process, whatever clients send."""
+
+import contexts
+import fake_clients
+import numpy as np
+import pytest
+import tiny_task
+
+from tff_fssl.program.deploy import deployment
+from tff_fssl.program.deploy import rounds
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.rounds import participation
+from tff_fssl.rounds import sampling
+from tff_fssl.runtime import export
+from tff_fssl.runtime import values
+
+_context = contexts.of_each_module(
+  client_threads=1, simulate_secure_aggregation=True
+)
+_AT_CLIENTS = tiny_task.round_hparams.LABELS_AT_CLIENTS
+_AT_SERVER = tiny_task.round_hparams.LABELS_AT_SERVER
+_SEED, _NUM_CLIENTS, _PER_ROUND = 3, 8, 3
+_REJECTED = 'client_work/train/num_rejected_clients'
+_TOOK_PART = 'client_work/train/num_clients'
+
+
+def _examples(scenario, client_id):
+  """(labelled (x, y) or None, unlabelled x) of a client."""
+  labeled = 4 if scenario == _AT_CLIENTS else 0
+  element = tiny_task.client(client_id, labeled=labeled)
+  pair = tuple(element['labeled'].values())
+  return pair if labeled else None, element['unlabeled']['x']
+
+
+class _Task:
+  """A process in process, and exported."""
+
+  def __init__(self, name, scenario, folder, **settings):
+    self.process = tiny_task.build(name, scenario, **settings)
+    self.initial = self.process.initialize()
+    self.program = export.export(
+      self.process.next,
+      str(folder),
+      initial=self.initial,
+      simulate_secure_aggregation=True,
+    )
+    self.clients = fake_clients.Clients(
+      self.program, lambda client_id: _examples(scenario, client_id)
+    )
+    self.first_round = 0 if scenario == _AT_SERVER else 1
+    self.rounds = rounds.Rounds(
+      self.program,
+      deployment.Deployment(
+        values={},
+        owner=checkpoint.NOBODY,
+        is_private=False,
+        seed=_SEED,
+        num_clients=_NUM_CLIENTS,
+        clients_per_round=_PER_ROUND,
+        first_round=self.first_round,
+        done=self.first_round - 1,
+        total_rounds=2,
+        rounds_per_evaluation=1,
+        max_bad_rounds=3,
+        keep_checkpoints=1,
+        min_clients=0,
+        participation=participation.ParticipationHparams(),
+        splits=(),
+      ),
+      None,
+      self.clients.send,
+    )
+
+    def load_client(_, client_id):
+      labeled, unlabeled = _examples(scenario, client_id)
+      return labeled, (unlabeled, None)
+
+    self.source = sampling.build_data_source(
+      self.process,
+      load_client,
+      seed=_SEED,
+      num_clients=_NUM_CLIENTS,
+      clients_per_round=_PER_ROUND,
+      first_round=self.first_round,
+    )
+
+  def in_process(self, state, round_num, without=()):
+    """Runs a round in process, without some of its clients."""
+    ids = self.source.client_ids(_SEED, round_num)
+    slots = participation.draw(
+      participation.ParticipationHparams(),
+      None,
+      seed=_SEED,
+      round_num=max(round_num, 1),
+      num_clients=_NUM_CLIENTS,
+      clients_per_round=_PER_ROUND,
+    ).slots
+    slots = {i: slots[i] for i in ids if i not in without}
+    return self.process.next(state, self.source.chosen(round_num, slots))
+
+  def leaves(self, state):
+    """The bytes of a state by the program's names."""
+    state_type = self.process.initialize.type_signature.result.member
+    leaves = values.read_leaves(state, state_type, 'state')
+    pairs = zip(self.program.parameter, leaves, strict=True)
+    return {name: leaf.numpy().tobytes() for name, leaf in pairs}
+
+
+def _bytes(state):
+  return {name: np.asarray(value).tobytes() for name, value in state.items()}
+
+
+@pytest.mark.parametrize(
+  'name, scenario, settings',
+  [
+    ('fedavg', _AT_CLIENTS, {'norm': 'none'}),
+    ('fedswitch', _AT_SERVER, {}),
+    ('fedmatch', _AT_SERVER, {'norm': 'none'}),
+  ],
+)
+def test_rounds_have_the_bits_of_the_simulation(
+  name, scenario, settings, tmp_path
+):
+  name = {'fedavg': 'supervised'}.get(name, name)
+  task = _Task(name, scenario, tmp_path, **settings)
+  task.clients.is_reversed = True
+  expected, state = task.initial, task.program.initial()
+  for round_num in range(task.first_round, 3):
+    output = task.in_process(expected, round_num)
+    outcome = task.rounds.run(state, round_num)
+    expected, state = output.state, outcome.state
+    assert not outcome.lines
+    assert _bytes(state) == task.leaves(expected)
+    cohort = task.source.client_ids(_SEED, round_num)
+    assert outcome.metrics[_TOOK_PART] == len(cohort)
+  phases = task.program.num_phases
+  assert phases == (3 if name == 'fedswitch' else 1)
+  assert len(task.clients.asked) == 2 * _PER_ROUND * phases
+
+
+@pytest.fixture(scope='module', name='task')
+def _task(tmp_path_factory, _context):
+  folder = tmp_path_factory.mktemp('task') / 'exported'
+  return _Task('fixmatch', _AT_CLIENTS, folder, min_clients=2)
+
+
+@pytest.fixture(name='victim')
+def _victim(task):
+  """The client of round 1 that misbehaves."""
+  yield task.source.client_ids(_SEED, 1)[1]
+  task.clients.change = lambda ask, reply: [reply]
+  task.clients.asked.clear()
+
+
+def _of(victim, phase, make):
+  """Changes the reply of a client in a phase, or None: in all."""
+
+  def change(ask, reply):
+    if ask.client_id != victim or phase not in (None, ask.about['phase']):
+      return [reply]
+    return make(reply)
+
+  return change
+
+
+def _with(index, value):
+  """Replaces a value of a reply, or all floats (index None)."""
+
+  def make(reply):
+    new = list(reply.values)
+    places = range(len(new)) if index is None else [index]
+    for place in places:
+      if new[place].dtype == np.float32:
+        new[place] = np.full_like(new[place], value)
+    return [reply._replace(values=new)]
+
+  return make
+
+
+# (phase, what is sent, what is logged, whether it counts as rejected).
+_TROUBLES = {
+  'silent': (0, lambda reply: [], 'no reply in time', False),
+  'failed': (
+    0,
+    lambda reply: [rounds.Reply(reply.client_id, {}, None, 'no\ndisk ' * 99)],
+    'failed: no disk no',
+    False,
+  ),
+  'old': (
+    0,
+    lambda reply: [reply._replace(about={**reply.about, 'round': 0})],
+    'another message',
+    False,
+  ),
+  'foreign app': (
+    0,
+    lambda reply: [reply._replace(about={**reply.about, 'program': 'x'})],
+    'another version',
+    False,
+  ),
+  'other client': (
+    0,
+    lambda reply: [reply._replace(about={**reply.about, 'client': 7})],
+    'another message',
+    False,
+  ),
+  'shapeless': (
+    0,
+    lambda reply: [reply._replace(values=None)],
+    'is rejected: not values',
+    True,
+  ),
+  'short': (
+    0,
+    lambda reply: [reply._replace(values=reply.values[1:])],
+    'is rejected: expected',
+    True,
+  ),
+  'wide': (
+    0,
+    lambda reply: [
+      reply._replace(values=[np.zeros([9]), *reply.values[1:]])
+    ],
+    'is rejected: value 0',
+    True,
+  ),
+  'nan': (0, _with(None, np.nan), '', True),
+  'huge': (0, _with(0, 1e30), '', True),
+  'heavy': (0, _with(5, 2.0), '', True),
+}
+
+
+@pytest.mark.parametrize('trouble', _TROUBLES)
+def test_a_client_in_trouble_changes_nothing(task, victim, trouble):
+  phase, make, words, is_rejected = _TROUBLES[trouble]
+  task.clients.change = _of(victim, phase, make)
+  outcome = task.rounds.run(task.program.initial(), 1)
+  metrics = outcome.metrics
+  assert metrics[_REJECTED] == int(is_rejected)
+  assert metrics[_TOOK_PART] == _PER_ROUND - (not is_rejected)
+  assert metrics['participation/num_dropped_out'] == int(not is_rejected)
+  if words:
+    (line,) = outcome.lines
+    assert line.startswith(f'phase 0: client {victim}: ') and words in line
+    assert len(line) < 300 and '\n' not in line
+    # It is not asked again.
+    assert (1, victim) not in task.clients.asked
+    without = task.in_process(task.initial, 1, without=[victim])
+    assert _bytes(outcome.state) == task.leaves(without.state)
+  else:
+    assert not outcome.lines
+    assert all(np.isfinite(v).all() for v in outcome.state.values())
+
+
+def test_a_node_that_dies_between_two_phases(task, victim):
+  task.clients.change = _of(victim, 1, lambda reply: [])
+  outcome = task.rounds.run(task.program.initial(), 1)
+  assert outcome.lines == [f'phase 1: client {victim}: no reply in time']
+  # Its update counts, its moments do not.
+  assert outcome.metrics[_TOOK_PART] == _PER_ROUND
+  whole = _bytes(task.rounds.run(task.program.initial(), 1).state)
+  task.clients.change = lambda ask, reply: [reply]
+  honest = _bytes(task.rounds.run(task.program.initial(), 1).state)
+  differs = {name for name in honest if honest[name] != whole[name]}
+  assert differs and all('non_trainable' in n or 'count' in n for n in differs)
+
+
+def test_replies_that_nobody_asked_for(task, victim):
+  honest = task.rounds.run(task.program.initial(), 1)
+  other = ({*range(_NUM_CLIENTS)} - {*task.source.client_ids(_SEED, 1)}).pop()
+
+  def change(ask, reply):
+    lie = _with(None, 9.0)(reply)[0]
+    # A second reply, and one in the name of a client that was not drawn.
+    return [reply, lie, lie._replace(client_id=other)]
+
+  task.clients.change = change
+  outcome = task.rounds.run(task.program.initial(), 1)
+  assert _bytes(outcome.state) == _bytes(honest.state)
+  assert sum('replied before' in line for line in outcome.lines) == 6
+  assert sum('was not asked' in line for line in outcome.lines) == 6
+
+
+def test_too_few_clients_change_nothing(task, victim):
+  task.clients.change = lambda ask, reply: (
+    [reply] if ask.client_id == victim else []
+  )
+  state = task.program.initial()
+  outcome = task.rounds.run(state, 1)
+  assert outcome.metrics['participation/too_few_clients'] == 1
+  kept = [name for name in state if 'global_model_weights' in name]
+  assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
+  # Nobody at all.
+  task.clients.change = lambda ask, reply: []
+  outcome = task.rounds.run(state, 1)
+  assert outcome.metrics[_TOOK_PART] == 0
+  assert all(np.array_equal(state[n], outcome.state[n]) for n in kept)
+
+
+def test_a_row_of_another_client_is_rejected(tmp_path):
+  task = _Task('fedmatch', _AT_SERVER, tmp_path, norm='none')
+  names = [spec['name'] for spec in task.program.specs(0)]
+  place = next(i for i, n in enumerate(names) if n.endswith('row/client_id'))
+  first, second, _ = task.source.client_ids(_SEED, 1)
+  task.clients.change = _of(
+    second,
+    0,
+    lambda reply: [
+      reply._replace(
+        values=[
+          np.int32(first) if i == place else value
+          for i, value in enumerate(reply.values)
+        ]
+      )
+    ],
+  )
+  outcome = task.rounds.run(task.program.initial(), 1)
+  assert outcome.metrics[_REJECTED] == 1
+  assert outcome.lines == [
+    f'phase 0: client {second}: is rejected: it sends a row of client {first}'
+  ]
