@@ -218,9 +218,7 @@ _TROUBLES = {
   ),
   'wide': (
     0,
-    lambda reply: [
-      reply._replace(values=[np.zeros([9]), *reply.values[1:]])
-    ],
+    lambda reply: [reply._replace(values=[np.zeros([9]), *reply.values[1:]])],
     'is rejected: value 0',
     True,
   ),

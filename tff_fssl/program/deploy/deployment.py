@@ -115,7 +115,7 @@ class Deployment:
     return {
       **{_path(name): array for name, array in saved.state.items()},
       _ITERATOR: struct.pack(_POSITION, self.seed, round_num + 1),
-      _BAD_ROUNDS: np.int32(saved.num_bad_rounds),
+      _BAD_ROUNDS: saved.num_bad_rounds,
     }
 
 

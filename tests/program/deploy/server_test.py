@@ -1,0 +1,178 @@
+"""A deployed run: as one in the simulation, stopped and continued."""
+
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import fake_clients
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tff_fssl.data import clients
+from tff_fssl.data import partition
+from tff_fssl.data import sources
+from tff_fssl.program.commands import deploy_main
+from tff_fssl.program.commands import evaluate_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.commands import train_main
+from tff_fssl.program.deploy import deployment
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
+from tff_fssl.program.storage import heartbeat
+
+_FLAGS = (
+  '--algorithm=fixmatch',
+  '--scenario=labels_at_clients',
+  '--dataset=digits',
+  '--model=linear',
+  '--norm=none',
+  '--num_labels=10',
+  '--num_validation=50',
+  '--num_clients=4',
+  '--clients_per_round=2',
+  '--client_epochs=1',
+  '--rounds_per_evaluation=1',
+  '--keep_checkpoints=2',
+)
+_TRAIN = (*_FLAGS, '--tensorboard=false', '--client_threads=1')
+
+# It makes TensorFlow Federated impossible to import, so it is not imported.
+_ALONE = pathlib.Path(fake_clients.__file__).with_name('serve_alone.py')
+
+
+@pytest.fixture(scope='module', name='app')
+def _app(tmp_path_factory):
+  """An app of three rounds."""
+  folder = tmp_path_factory.mktemp('deployed') / 'app'
+  arguments = [*_FLAGS, '--total_rounds=3', f'--output_dir={folder}']
+  assert main.run(deploy_main.deploy_main, arguments) == main.DONE
+  assert [p.name for p in folder.parent.iterdir()] == ['app']
+  return folder
+
+
+@pytest.fixture(scope='module', name='data')
+def _data(app, tmp_path_factory):
+  """The clients' data, as files."""
+  folder = tmp_path_factory.mktemp('data')
+  divided = partition.read(str(app / 'server' / 'partition.json'))
+  digits = sources.load('digits')
+  for client_id in range(divided.num_clients):
+    (x, y), (more, _) = clients.client_examples(digits, divided, client_id)
+    np.savez(
+      folder / f'{client_id}.npz',
+      x=np.concatenate([x, more]),
+      y=np.concatenate([y, np.full(len(more), -1)]),
+    )
+  return folder
+
+
+def _serve(app, data, mode='', code=0):
+  threads = tf.config.threading.get_intra_op_parallelism_threads()
+  paths = [str(_ALONE.parents[2]), str(_ALONE.parent)]
+  done = subprocess.run(
+    [sys.executable, str(_ALONE), str(app), str(data), mode],
+    env={
+      **os.environ,
+      'PYTHONPATH': os.pathsep.join(paths),
+      'THREADS': str(threads),
+    },
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  assert done.returncode == code, done.stderr
+  return done.stdout
+
+
+def _leaves(folder, round_num):
+  path = checkpoint.path_of(str(folder / 'checkpoints'), round_num)
+  return {
+    name: np.asarray(value).tobytes()
+    for name, value in checkpoint.read(path).items()
+  }
+
+
+def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
+  trained = tmp_path / 'trained'
+  arguments = [*_TRAIN, '--total_rounds=3', f'--output_dir={trained}']
+  assert main.run(train_main.train_main, arguments) == main.DONE
+  _serve(app, data, 'stop', code=1)
+  run = app / 'server' / 'run'
+  beat = heartbeat.read(str(run / 'heartbeat.json'))
+  assert beat['state'] == heartbeat.FAILED
+  assert checkpoint.versions(str(run / 'checkpoints')) == [1]
+  # The row of a round that was not saved, and a torn checkpoint.
+  with open(run / 'metrics' / 'timing.csv', 'a') as file:
+    file.write('2,1,1,1\n')
+  (run / 'checkpoints' / 'round_2.ckpt').write_bytes(b'tff_fssl checkpoint 2\n')
+  printed = _serve(app, data)
+  assert 'is damaged; going back to round 1' in printed
+  assert checkpoint.versions(str(run / 'checkpoints')) == [2, 3]
+  # To the bit.
+  assert _leaves(run, 3) == _leaves(trained, 3)
+  # Its graph divides in another way.
+  tables = [
+    csv_table.read(str(folder / 'metrics' / 'eval.csv'))
+    for folder in (run, trained)
+  ]
+  assert tables[0][0] == tables[1][0]
+  for ours, theirs in zip(*(rows for _, rows in tables), strict=True):
+    np.testing.assert_allclose(
+      *(np.float64(list(row.values())) for row in (ours, theirs)), rtol=1e-6
+    )
+  columns, rows = csv_table.read(str(run / 'metrics' / 'train.csv'))
+  assert len(rows) == 3 and 'client_work/train/loss_labeled' in columns
+  beat = heartbeat.read(str(run / 'heartbeat.json'))
+  assert (beat['state'], beat['round']) == (heartbeat.FINISHED, 3)
+  # Another start has nothing to do, and programs read the run.
+  assert 'round  3' not in _serve(app, data)
+  capsys.readouterr()
+  assert main.run(evaluate_main.evaluate_main, [str(run)]) == main.DONE
+  last = float(
+    csv_table.read(str(run / 'metrics' / 'eval.csv'))[1][-1]['test/accuracy']
+  )
+  assert f'{100 * last:.2f}' in capsys.readouterr().out
+
+
+def test_liars_are_counted(app, data, tmp_path):
+  copy = tmp_path / 'app'
+  shutil.copytree(app, copy, ignore=shutil.ignore_patterns('run'))
+  _serve(copy, data, 'lie')
+  rows = csv_table.read(str(copy / 'server/run/metrics/train.csv'))[1]
+  rejected = [int(r['client_work/train/num_rejected_clients']) for r in rows]
+  assert sum(rejected) and max(rejected) == 1
+
+
+def test_a_federation_starts_from_a_run(app, data, tmp_path):
+  trained, folder = tmp_path / 'trained', tmp_path / 'app'
+  arguments = [*_TRAIN, '--total_rounds=1', f'--output_dir={trained}']
+  assert main.run(train_main.train_main, arguments) == main.DONE
+  arguments = [str(trained), '--total_rounds=2', f'--output_dir={folder}']
+  assert main.run(deploy_main.deploy_main, arguments) == main.DONE
+  assert deployment.read(str(folder / 'server')).done == 1
+  _serve(folder, data)
+  rows = csv_table.read(str(folder / 'server/run/metrics/train.csv'))[1]
+  assert [row['round'] for row in rows] == ['2']
+  arguments = [*_TRAIN, '--total_rounds=2', f'--output_dir={trained}']
+  assert main.run(train_main.train_main, arguments) == main.DONE
+  assert _leaves(folder / 'server' / 'run', 2) == _leaves(trained, 2)
+
+
+def test_folders_that_are_no_deployment_are_refused(app, tmp_path):
+  copy = tmp_path / 'server'
+  shutil.copytree(app / 'server', copy, ignore=shutil.ignore_patterns('run'))
+  path = copy / deployment.NAME
+  content = json.loads(path.read_text())
+  for wrong in (
+    {},
+    {**content, 'version': 0},
+    {k: v for k, v in content.items() if k != 'seed'},
+    {**content, 'participation': {'x': 1}},
+  ):
+    path.write_text(json.dumps(wrong))
+    with pytest.raises(main.UsageError, match='deployment.json'):
+      deployment.read(str(copy))
