@@ -135,7 +135,7 @@ def test_a_run_equals_the_simulation_and_continues(app, data, tmp_path, capsys):
   last = float(
     csv_table.read(str(run / 'metrics' / 'eval.csv'))[1][-1]['test/accuracy']
   )
-  assert f'{100 * last:.2f}' in capsys.readouterr().out
+  assert f'{last:.4f}' in capsys.readouterr().out
 
 
 def test_liars_are_counted(app, data, tmp_path):

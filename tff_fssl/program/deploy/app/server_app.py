@@ -133,8 +133,7 @@ class Nodes:
       if reply.has_error():
         continue
       record = reply.content.get('who')
-      client_id = (
-        record.get('client') if isinstance(record, ConfigRecord) else 0
-      )
-      if isinstance(client_id, int):
-        self._client_of[reply.metadata.src_node_id] = client_id
+      if isinstance(record, ConfigRecord):
+        client_id = record.get('client')
+        if isinstance(client_id, int):
+          self._client_of[reply.metadata.src_node_id] = client_id

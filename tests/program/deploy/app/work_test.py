@@ -1,0 +1,82 @@
+"""A client refuses what does not fit, in one sentence."""
+
+import types
+
+import numpy as np
+import pytest
+
+_X = np.zeros([3, 4, 4, 1], np.uint8)
+_ABOUT = {
+  'program': 'p',
+  'phase': 0,
+  'round': 2,
+  'client': 5,
+  'slot': 1,
+  'share': 0.5,
+  'seed': [-3, 7],
+}
+
+
+class _Program:
+  digest = 'p'
+  data = (
+    'seed labeled/x labeled/y unlabeled/x unlabeled/y client_id slot share'
+  ).split()
+
+  def __init__(self):
+    self.description = {
+      'data': [
+        {
+          'name': name,
+          'shape': [None, 4, 4, 1] if name.endswith('x') else [None],
+          'dtype': 'uint8' if name.endswith('x') else 'int32',
+        }
+        for name in self.data
+      ]
+    }
+
+  def work(self, phase, sent, data, kept):
+    return [phase, sent, *data], {1: kept}
+
+
+def test_what_the_graphs_get(app):
+  done = app.work.run(_Program(), _ABOUT, ['s'], ((_X, [0, 1, 2]), _X[:1]), {})
+  phase, sent, *data = done.values
+  assert (phase, sent, done.kept) == (0, ['s'], {1: {}})
+  assert done.about == {'round': 2, 'phase': 0, 'client': 5, 'program': 'p'}
+  by_name = dict(zip(_Program.data, data, strict=True))
+  assert by_name['seed'].dtype == by_name['labeled/y'].dtype == np.int32
+  assert by_name['unlabeled/y'].tolist() == [-1]
+  assert (by_name['client_id'], by_name['slot']) == (5, 1)
+  assert by_name['share'] == np.float32(0.5)
+  nothing = app.work.make_data(_Program(), _ABOUT, None, None)
+  assert [len(a) for a in nothing[1:5]] == [0, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+  'labeled, unlabeled, words',
+  [
+    ((_X, [1]), None, '3 labeled examples and 1 labels'),
+    ((_X[0], [1, 1]), None, r'labeled examples are uint8 \[4, 4, 1\]'),
+    (None, _X.astype(np.float32), 'unlabeled examples are float32'),
+    (None, np.zeros([2, 8, 8, 1], np.uint8), r'must be uint8 \[N, 4, 4, 1\]'),
+  ],
+)
+def test_examples_that_do_not_fit(app, labeled, unlabeled, words):
+  with pytest.raises(app.work.WorkError, match=words):
+    app.work.make_data(_Program(), _ABOUT, labeled, unlabeled)
+
+
+def test_another_version_of_the_app(app):
+  with pytest.raises(app.work.WorkError, match='another version'):
+    app.work.run(_Program(), {**_ABOUT, 'program': 'q'}, [], (None, _X), {})
+
+
+def test_the_client_app_keeps_values_for_one_round(app):
+  slots = {3: {'dtype': 'float32', 'shape': [2]}}
+  context = types.SimpleNamespace(state={})
+  assert app.client_app._kept(context, 1, slots) == {}
+  app.client_app._keep(context, 1, {3: np.float32([1, 2])})
+  kept = app.client_app._kept(context, 1, slots)
+  assert kept[3].tolist() == [1, 2]
+  assert app.client_app._kept(context, 2, slots) == {}
