@@ -22,8 +22,9 @@ _DISTRIBUTIONS = {
   'tensorflow_federated': 'tensorflow-federated',
   'tree': 'dm-tree',
 }
-# Modules that benchmarks/peers.py installs into an environment of its own.
-_ELSEWHERE = ('pfl',)
+# Modules of other environments: that of benchmarks/peers.py, and those of the
+# machines of a federation, where `fssl_app` is the app itself.
+_ELSEWHERE = ('pfl', 'flwr', 'fssl_app')
 
 
 @pytest.fixture(scope='module')

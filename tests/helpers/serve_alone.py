@@ -12,11 +12,11 @@ import sys
 for _name in ('tensorflow_federated', 'flwr'):
   sys.modules[_name] = None  # It cannot be imported.
 
-import numpy as np
-import tensorflow as tf
-
 
 def main(app, data, mode=''):
+  import numpy as np
+  import tensorflow as tf
+
   tf.config.threading.set_intra_op_parallelism_threads(
     int(os.environ['THREADS'])
   )

@@ -30,8 +30,8 @@ FORMAT, VERSION = 'tff_fssl.program', 2
 PROGRAM = 'program.json'
 # The first values of the server's arguments, if they were exported.
 INITIAL = 'server/initial.npz'
-# Files as one text, a result of `pack`: JSON, which is Python, too. Some ways to
-# send an app take Python files only.
+# Files as one text, a result of `pack`. It is JSON, and a Python file, since
+# some ways to send an app take no others.
 PACKED = 'packed.py'
 
 # Slot -> value.

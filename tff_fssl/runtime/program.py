@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 import dataclasses
-import itertools
 from typing import Any, Optional
 
 from tff_fssl.lazy import tff
@@ -146,27 +145,20 @@ def compile_program(
   for slot in lowered.result:
     read_by.setdefault(slot, set()).add('result')
 
+  data: set[operations.Slot] = set()
+  if exports:
+    data.update(lowered.readers, *lowered.readers.values())
   stages, phases = [], []
   for level in range(last + 1):
-    at_server = [
-      item
-      for item in items
-      if not _runs_at_clients(item) and levels[item] == level
-    ]
+    at_level = [item for item in items if levels[item] == level]
+    at_server = [item for item in at_level if not _runs_at_clients(item)]
     wanted = _read_elsewhere(at_server, read_by, (False, level))
     stages.append(functions.Function(at_server, wanted))
     if level < last:
-      at_clients = [
-        item
-        for item in items
-        if _runs_at_clients(item) and levels[item] == level
-      ]
+      at_clients = [item for item in at_level if _runs_at_clients(item)]
       steps = [i for i in at_clients if isinstance(i, operations.Step)]
       kept = _read_elsewhere(steps, read_by, (True, level))
-      local = set(steps)
-      if exports:
-        data = {*lowered.readers, *itertools.chain(*lowered.readers.values())}
-        local = _need_clients(steps, data, kept)
+      local = _need_clients(steps, data, kept) if exports else set(steps)
       phases.append(_build_phase(at_clients, kept, local))
   return Program(
     computation.type_signature.parameter,

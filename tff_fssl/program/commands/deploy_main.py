@@ -50,7 +50,7 @@ class DeployHparams:
   _ABOUT.format(may_differ='--total_rounds and other neutral flags'),
   DeployHparams,
   more=config_lib.groups,
-  shown=lambda: [],
+  shown=list,
   most=1,
 )
 def deploy_main(settings: DeployHparams, parsed: flags.ParsedFlags) -> None:

@@ -143,8 +143,8 @@ def check(config: config_lib.Config) -> None:
     )
   if not config.trains_clients:
     raise UsageError(
-      f'{algorithm}: with --scenario={config.round.scenario}, its rounds have no'
-      ' clients, so there is nothing to deploy; choose another one'
+      f'{algorithm}: with --scenario={config.round.scenario}, its rounds have'
+      ' no clients, so there is nothing to deploy; choose another one'
     )
 
 

@@ -77,10 +77,10 @@ def test_replies_by_client(send):
   assert found[3].error == '2: gone' and found[3].values is None
 
 
-def test_clients_that_are_missing_or_claimed_twice_are_left_out(send, capsys):
+def test_clients_that_are_missing_or_claimed_twice_are_left_out(send, caplog):
   grid = _Grid({11: 0, 12: 1, 13: 1, 14: 'nothing', 15: 'error', 16: 'x'})
   assert sorted(send(grid, 0, 1, 2)) == [0]
-  assert 'client 1: two nodes claim to be it' in capsys.readouterr().out
+  assert 'client 1: two nodes claim to be it' in caplog.text
   assert not send(_Grid({}), 0)
 
 

@@ -1,4 +1,4 @@
-"""Messages of anybody are read as values of the expected form, or not at all."""
+"""Messages of anybody are read as the expected values, or not at all."""
 
 import fake_flwr
 import numpy as np

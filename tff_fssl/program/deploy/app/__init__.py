@@ -1,1 +1,1 @@
-"""A Flower app: copied as it is by `flower.write_app`, as package `fssl_app`."""
+"""A Flower app, which `flower.write_app` copies as the package `fssl_app`."""

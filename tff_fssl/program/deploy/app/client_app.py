@@ -27,11 +27,10 @@ def who(message: Message, context: Context) -> Message:
 def train(message: Message, context: Context) -> Message:
   """Runs a phase of a round."""
   # Slow: only where something is computed.
-  import tensorflow as tf
-
   from fssl_app import load_client
   from fssl_app import wire
   from fssl_app import work
+  import tensorflow as tf
 
   threads = int(context.node_config.get('threads', 0))
   if threads:

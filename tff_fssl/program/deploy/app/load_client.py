@@ -3,9 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from fssl_app import readers
+import numpy as np
 
 # x: images uint8 [N, height, width, channels], vectors float32 [N, views,
 # numbers], or texts int32 [N, words]; y: classes int [N].

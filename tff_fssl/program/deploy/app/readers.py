@@ -8,9 +8,8 @@ import os
 import pathlib
 from typing import Any
 
-import numpy as np
-
 from fssl_app import work
+import numpy as np
 
 UNLABELED = 'unlabeled'
 
@@ -42,7 +41,8 @@ def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
   elif path.endswith('.npz'):
     with np.load(path) as arrays:
       x = arrays['x']
-      labels = arrays['y'].tolist() if 'y' in arrays else [-1] * len(x)
+      unknown = np.full([len(x)], work.UNKNOWN_LABEL)
+      labels = (arrays['y'] if 'y' in arrays else unknown).tolist()
   else:
     raise ReadError(
       f'{path}: is neither a folder of images nor a file .csv or .npz; edit'
@@ -59,7 +59,7 @@ def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
 def _class_of(label: Any, about: dict[str, Any], path: str) -> int:
   """Returns the number of a class, or -1 if the label is not known."""
   names = about['class_names']
-  if label in ('', -1, None):
+  if label in ('', work.UNKNOWN_LABEL, None):
     return -1
   if isinstance(label, int) and 0 <= label < len(names):
     return label

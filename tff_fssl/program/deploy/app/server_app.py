@@ -6,6 +6,7 @@ os.environ.setdefault('TF_CPP_MIN_LOG_LEVEL', '3')
 # pylint: disable=wrong-import-position
 
 from collections.abc import Sequence
+import logging
 import time
 from typing import Any
 
@@ -18,6 +19,7 @@ from flwr.serverapp import ServerApp
 
 app = ServerApp()
 
+_LOG = logging.getLogger('flwr')  # What `flwr run --stream` shows.
 # Seconds between two looks at the nodes that are there.
 _PAUSE_SECS = 1.0
 _QUERY_SECS = 60.0
@@ -26,9 +28,9 @@ _QUERY_SECS = 60.0
 @app.main()
 def main(grid: Grid, context: Context) -> None:
   """Runs the server of the federation."""
+  from fssl_app import work
   import tensorflow as tf
 
-  from fssl_app import work
   from tff_fssl.program.deploy import server
 
   config = context.run_config
@@ -67,6 +69,7 @@ class Nodes:
   def send(self, asks: Sequence[Any]) -> list[Any]:
     """Sends messages, and returns the replies: a `rounds.Send`."""
     from fssl_app import wire
+
     from tff_fssl.program.deploy import rounds
 
     node_of = self._find({ask.client_id for ask in asks})
@@ -117,7 +120,7 @@ class Nodes:
       }
       if len(found) == len(wanted) or time.monotonic() > end:
         for client_id in sorted(wanted & set(claims) - set(found)):
-          print(f'client {client_id}: two nodes claim to be it', flush=True)
+          _LOG.warning('client %d: two nodes claim to be it', client_id)
         return found
       time.sleep(_PAUSE_SECS)
 
