@@ -16,6 +16,9 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check --no-input
 INSTALL := $(PIP) install --quiet --no-deps
 # TensorFlow Federated pins versions that are too old for the site's tools.
 DOCS_VENV := .venv-docs
+# Nor does what the machines of a federation need fit, see requirements-flower.in.
+FLOWER_VENV := .venv-flower
+FLOWER_LATEST_VENV := .venv-flower-latest
 DOCS_BIN := $(DOCS_VENV)/bin
 SITE := build/site
 LOCK := uv pip compile --universal --python-version 3.10 --generate-hashes \
@@ -24,8 +27,8 @@ PYTEST := $(BIN)/python -m pytest -n $(WORKERS) --dist loadfile \
 	--no-loadscope-reorder --durations=15
 
 .DELETE_ON_ERROR:
-.PHONY: help setup setup-dev setup-gpu setup-ray setup-track train test \
-	test-slow lint format notebooks results docs dist lock clean
+.PHONY: help setup setup-dev setup-gpu setup-ray setup-track setup-flower \
+	setup-flower-latest train test test-slow lint format notebooks results docs dist lock clean
 
 help:
 	@echo 'make train       set up .venv, then train (ARGS="--flag=value ...",'
@@ -39,13 +42,15 @@ help:
 	@echo 'make setup-gpu   also install the CUDA 11.8 libraries'
 	@echo 'make setup-ray   also install Ray, for several machines'
 	@echo 'make setup-track also install MLflow and Weights & Biases, to track runs'
+	@echo 'make setup-flower  make .venv-flower, for the tests of federations'
+	@echo 'make setup-flower-latest  the same with the latest Flower'
 	@echo 'make notebooks   run the notebooks of examples/, keep their outputs'
 	@echo 'make results     write the tables of docs/results/ from their CSV files'
 	@echo 'make docs        build the site of docs/ in $(SITE), check it'
 	@echo 'make dist        build the wheel and the source distribution in dist'
 	@echo 'make lock        update requirements*.txt (needs uv;'
 	@echo '                 ARGS=--upgrade to take newer versions)'
-	@echo 'make clean       remove .venv, .venv-docs, build and caches'
+	@echo 'make clean       remove .venv, .venv-docs, .venv-flower*, build, caches'
 	@echo 'PYTHON=/path/to/python3.11 chooses the Python that makes .venv.'
 
 # An installation is repeated only if its files have changed.
@@ -95,11 +100,30 @@ $(DOCS_VENV)/.installed: requirements-docs.txt
 	  install --quiet --no-deps -r requirements-docs.txt
 	@touch $@
 
+# Without this package: tests run the sources.
+define install-flower
+	@python=$$(sh tools/find_python.sh $(PYTHON)) || exit 1; \
+	echo "Making $(@D) with $$python"; \
+	"$$python" -m venv --clear $(@D)
+	@echo 'Installing $< (1 GB; takes minutes)'
+	@$(@D)/bin/python -m pip --disable-pip-version-check --no-input \
+	  install --quiet --no-deps -r $<
+	@touch $@
+endef
+
+$(FLOWER_VENV)/.installed: requirements-flower.txt
+	$(install-flower)
+
+$(FLOWER_LATEST_VENV)/.installed: requirements-flower-latest.txt
+	$(install-flower)
+
 setup: $(VENV)/.installed
 setup-dev: $(VENV)/.installed-dev
 setup-gpu: $(VENV)/.installed-gpu
 setup-ray: $(VENV)/.installed-ray
 setup-track: $(VENV)/.installed-track
+setup-flower: $(FLOWER_VENV)/.installed
+setup-flower-latest: $(FLOWER_LATEST_VENV)/.installed
 
 train: setup
 	$(BIN)/python programs/train.py --flagfile=$(FLAGFILE) $(ARGS)
@@ -154,8 +178,12 @@ lock:
 	  requirements-track.txt >/dev/null
 	$(LOCK) $(ARGS) requirements-docs.in --output-file \
 	  requirements-docs.txt >/dev/null
+	$(LOCK) $(ARGS) requirements-flower.in --output-file \
+	  requirements-flower.txt >/dev/null
+	$(subst 3.10,3.11,$(LOCK)) $(ARGS) requirements-flower-latest.in \
+	  --output-file requirements-flower-latest.txt >/dev/null
 
 clean:
-	rm -rf $(VENV) $(DOCS_VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache \
+	rm -rf $(VENV) $(DOCS_VENV) $(FLOWER_VENV) $(FLOWER_LATEST_VENV) *.egg-info build dist .pytest_cache .mypy_cache .ruff_cache \
 	  .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

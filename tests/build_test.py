@@ -147,7 +147,16 @@ def test_build_file_names_the_requirements(repository, targets):
   'lock',
   [
     f'requirements{part}.txt'
-    for part in ('', '-dev', '-docs', '-gpu', '-ray', '-track')
+    for part in (
+      '',
+      '-dev',
+      '-docs',
+      '-flower',
+      '-flower-latest',
+      '-gpu',
+      '-ray',
+      '-track',
+    )
   ],
 )
 def test_locks_are_complete_and_name_no_host(repository, lock):

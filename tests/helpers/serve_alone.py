@@ -3,7 +3,8 @@
     python serve_alone.py APP DATA [MODE]
 
 DATA has CLIENT.npz for each client. MODE: 'stop' fails in the second round that
-it runs; 'lie' lets the last client of each message send NaN.
+it runs; with 'lie', client 1 sends NaN; with 'die', it is silent from round 3
+on.
 """
 
 import os
@@ -38,6 +39,8 @@ def main(app, data, mode=''):
     rounds.add(ask.about['round'])
     if mode == 'stop' and len(rounds) == 2:
       sys.exit('stopped')
+    if mode == 'die' and ask.client_id == 1 and max(rounds) >= 3:
+      return []
     if mode == 'lie' and (ask.about['phase'], ask.client_id) == (0, 1):
       values = [v * np.nan for v in reply.values]
       return [reply._replace(values=values)]

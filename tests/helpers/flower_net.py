@@ -1,0 +1,145 @@
+"""A SuperLink and SuperNodes on this machine, with addresses of their own."""
+
+import contextlib
+import os
+import pathlib
+import signal
+import socket
+import subprocess
+import time
+
+_PATIENCE_SECS = 240
+
+
+def _free_port():
+  with contextlib.closing(socket.socket()) as sock:
+    sock.bind(('127.0.0.1', 0))
+    return sock.getsockname()[1]
+
+
+def wait(is_there, what, seconds=_PATIENCE_SECS):
+  """Waits until something is there, or fails."""
+  end = time.monotonic() + seconds
+  while not is_there():
+    assert time.monotonic() < end, f'no {what} after {seconds} s'
+    time.sleep(0.1)
+
+
+class Net:
+  """Flower's processes, all ended at the end of a `with` block.
+
+  Attributes:
+    folder: The folder of their homes and logs.
+  """
+
+  def __init__(self, binaries, folder, *, is_latest, pythonpath):
+    """Starts nothing.
+
+    Args:
+      binaries: The folder of Flower's programs.
+      folder: A new folder.
+      is_latest: Whether the programs are newer than Flower 1.25.
+      pythonpath: Where the server finds tff_fssl.
+    """
+    self.folder = pathlib.Path(folder)
+    self.folder.mkdir()
+    self._binaries, self._pythonpath = pathlib.Path(binaries), pythonpath
+    self._is_latest = is_latest
+    self._fleet, self._control = _free_port(), _free_port()
+    if is_latest:
+      self._control = self._fleet
+
+  def __enter__(self):
+    return self
+
+  def __exit__(self, *_):
+    self.kill('')
+
+  def start_link(self):
+    """Starts the SuperLink."""
+    if self._is_latest:
+      options = ['--host', '127.0.0.1', '--port', str(self._fleet)]
+      options.append('--disable-runtime-dependency-installation')
+    else:
+      options = [
+        *('--serverappio-api-address', f'127.0.0.1:{_free_port()}'),
+        *('--fleet-api-address', f'127.0.0.1:{self._fleet}'),
+        *('--control-api-address', f'127.0.0.1:{self._control}'),
+      ]
+    self._start('link', 'flower-superlink', '--insecure', *options)
+    wait(lambda: self._listens(self._control), 'SuperLink')
+
+  def start_node(self, name, config):
+    """Starts a SuperNode with a node configuration."""
+    port, options = _free_port(), []
+    if self._is_latest:
+      options = ['--host', '127.0.0.1', '--port', str(port)]
+    else:
+      options = ['--clientappio-api-address', f'127.0.0.1:{port}']
+    superlink = ['--superlink', f'127.0.0.1:{self._fleet}']
+    self._start(
+      name,
+      'flower-supernode',
+      '--insecure',
+      *superlink,
+      *options,
+      '--node-config',
+      config,
+    )
+
+  def run(self, app, config):
+    """Starts a run of an app."""
+    address = f'address = "127.0.0.1:{self._control}"\ninsecure = true\n'
+    if self._is_latest:
+      home = self.folder / 'run'
+      home.mkdir(exist_ok=True)
+      (home / 'config.toml').write_text(
+        f'[superlink]\ndefault = "x"\n[superlink.x]\n{address}'
+      )
+    else:
+      path = pathlib.Path(app) / 'pyproject.toml'
+      path.write_text(
+        f'{path.read_text()}\n[tool.flwr.federations]\ndefault = "x"\n'
+        f'[tool.flwr.federations.x]\n{address}'
+      )
+    self._start('run', 'flwr', 'run', app, 'x', '--run-config', config)
+
+  def kill(self, name):
+    """Ends the processes of a name, or all, and those that they started."""
+    home = os.fsencode(f'FLWR_HOME={self.folder / name}')
+    for process in pathlib.Path('/proc').glob('[0-9]*'):
+      with contextlib.suppress(OSError):
+        values = (process / 'environ').read_bytes().split(b'\0')
+        if any(v == home or v.startswith(home + b'/') for v in values):
+          os.kill(int(process.name), signal.SIGKILL)
+
+  def logs(self):
+    """Returns all logs, for messages."""
+    return '\n'.join(
+      f'--- {path.name}\n{path.read_text()[-3000:]}'
+      for path in sorted(self.folder.glob('*.log'))
+    )
+
+  def _listens(self, port):
+    with contextlib.closing(socket.socket()) as sock:
+      return sock.connect_ex(('127.0.0.1', port)) == 0
+
+  def _start(self, name, program, *arguments):
+    home = self.folder / name
+    home.mkdir(exist_ok=True)
+    environment = {
+      **os.environ,
+      'FLWR_HOME': str(home),
+      'FLWR_TELEMETRY_ENABLED': '0',
+      'FLWR_DISABLE_UPDATE_CHECK': '1',
+      'PATH': f'{self._binaries}{os.pathsep}{os.environ["PATH"]}',
+      'PYTHONPATH': self._pythonpath if name == 'link' else '',
+    }
+    with open(self.folder / f'{name}.log', 'ab') as log:
+      subprocess.Popen(
+        [str(self._binaries / program), *map(str, arguments)],
+        env=environment,
+        stdout=log,
+        stderr=log,
+        start_new_session=True,
+      )

@@ -1,0 +1,126 @@
+"""The whole way: an app, a SuperLink, SuperNodes that die, a server too."""
+
+import os
+import pathlib
+import shutil
+import subprocess
+import sys
+
+import fake_clients
+import flower_net
+import numpy as np
+import pytest
+
+from tff_fssl.data import clients
+from tff_fssl.data import partition
+from tff_fssl.data import sources
+from tff_fssl.program.commands import deploy_main
+from tff_fssl.program.commands import main
+from tff_fssl.program.storage import checkpoint
+from tff_fssl.program.storage import csv_table
+
+_ALONE = pathlib.Path(fake_clients.__file__).with_name('serve_alone.py')
+_FLAGS = (
+  '--algorithm=fixmatch',
+  '--scenario=labels_at_clients',
+  '--dataset=digits',
+  '--model=cnn',
+  '--num_labels=20',
+  '--num_validation=0',
+  '--num_clients=2',
+  '--clients_per_round=2',
+  '--client_epochs=1',
+  '--rounds_per_evaluation=1',
+  '--total_rounds=3',
+)
+
+
+def _write(folder):
+  """Writes an app of two phases, and the data of its two clients."""
+  app, data = folder / 'app', folder / 'data'
+  arguments = [*_FLAGS, f'--output_dir={app}']
+  assert main.run(deploy_main.deploy_main, arguments) == main.DONE
+  data.mkdir()
+  divided = partition.read(str(app / 'server' / 'partition.json'))
+  digits = sources.load('digits')
+  for client_id in range(2):
+    (x, y), (more, _) = clients.client_examples(digits, divided, client_id)
+    np.savez(
+      data / f'{client_id}.npz',
+      x=np.concatenate([x, more]),
+      y=np.concatenate([y, np.full(len(more), -1)]),
+    )
+  return app, data
+
+
+def _leaves(app, round_num):
+  folder = str(app / 'server' / 'run' / 'checkpoints')
+  return checkpoint.read(checkpoint.path_of(folder, round_num))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize('version', ['', '-latest'])
+def test_a_federation(version, repository, tmp_path):
+  binaries = repository / f'.venv-flower{version}' / 'bin'
+  if not (binaries / 'flower-superlink').exists():
+    pytest.skip(f'no {binaries.parent} (make setup-flower{version})')
+  app, data = _write(tmp_path)
+  alone = tmp_path / 'alone'
+  shutil.copytree(app, alone)
+  saved = app / 'server' / 'run' / 'checkpoints'
+
+  def net(name):
+    return flower_net.Net(
+      binaries,
+      tmp_path / name,
+      is_latest=bool(version),
+      pythonpath=str(repository),
+    )
+
+  def start(flower):
+    flower.start_link()
+    for client_id in range(2):
+      path = data / f'{client_id}.npz'
+      config = f'client={client_id} data="{path}" threads=1'
+      flower.start_node(f'node{client_id}', config)
+    flower.run(app / 'app', 'threads=1 timeout=40 patience=20')
+
+  def reach(flower, round_num):
+    path = saved / f'round_{round_num}.ckpt'
+    try:
+      flower_net.wait(path.exists, f'round {round_num}')
+    except AssertionError as error:
+      raise AssertionError(flower.logs()) from error
+
+  with net('first') as flower:
+    start(flower)
+    reach(flower, 1)
+  # All is gone, and begins anew. Then a client dies.
+  shutil.copytree(alone / 'app', app / 'app', dirs_exist_ok=True)
+  with net('second') as flower:
+    start(flower)
+    reach(flower, 2)
+    flower.kill('node1')
+    reach(flower, 3)
+  rows = csv_table.read(str(saved.parent / 'metrics' / 'train.csv'))[1]
+  counts = [int(row['client_work/train/num_clients']) for row in rows]
+  assert counts == [2, 2, 1]
+  # The same clients, without Flower.
+  paths = [str(repository), str(_ALONE.parent)]
+  subprocess.run(
+    [sys.executable, str(_ALONE), str(alone), str(data), 'die'],
+    env={
+      **os.environ,
+      'PYTHONPATH': os.pathsep.join(paths),
+      'THREADS': '1',
+    },
+    check=True,
+  )
+  ours, theirs = _leaves(app, 3), _leaves(alone, 3)
+  assert ours.keys() == theirs.keys()
+  for name, value in theirs.items():
+    if version:
+      if not isinstance(value, bytes):
+        np.testing.assert_allclose(ours[name], value, atol=1e-4, rtol=1e-4)
+    else:
+      assert np.asarray(ours[name]).tobytes() == np.asarray(value).tobytes()
