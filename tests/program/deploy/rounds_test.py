@@ -44,6 +44,9 @@ class _Task:
       initial=self.initial,
       simulate_secure_aggregation=True,
     )
+    (folder / 'client.json').write_text(
+      '{"max_examples": 99, "labeled_also_unlabeled": false}'
+    )
     self.clients = fake_clients.Clients(
       self.program, lambda client_id: _examples(scenario, client_id)
     )

@@ -73,6 +73,8 @@ def deploy_main(settings: DeployHparams, parsed: flags.ParsedFlags) -> None:
     'written': output_dir,
     'messages in a round': f'{written.num_phases} to each client,'
     f' {written.sent_bytes / 1e6:.1f} MB',
+    'examples of a client': f'at most {written.max_examples:,}'
+    ' (--max_client_examples)',
     'graphs': f'{written.app_bytes / 1e6:.1f} MB',
     'next': os.path.join(output_dir, 'README.md'),
   }

@@ -73,12 +73,14 @@ class Written(NamedTuple):
     num_phases: The messages that a client gets in a round.
     sent_bytes: The size of these messages.
     app_bytes: The size of the packed graphs.
+    max_examples: The most examples that a client may have.
     has_clients: Whether the graphs are too large for the app.
   """
 
   num_phases: int
   sent_bytes: int
   app_bytes: int
+  max_examples: int
   has_clients: bool
 
 
@@ -270,7 +272,13 @@ class _Writer:
     self._copy(run)
     self._render('README.md.j2', 'README.md', has_clients=has_clients)
     self._render('pyproject.toml.j2', 'app', 'pyproject.toml')
-    return Written(program.num_phases, _sent_bytes(program), size, has_clients)
+    return Written(
+      program.num_phases,
+      _sent_bytes(program),
+      size,
+      self._max_examples(),
+      has_clients,
+    )
 
   def _path(self, *names: str) -> str:
     return os.path.join(self.folder, *names)
@@ -297,6 +305,13 @@ class _Writer:
       shutil.rmtree(clients)
     return len(packed), has_clients
 
+  def _max_examples(self) -> int:
+    """Returns the number of examples with which a client is not rejected."""
+    bounded = experiment_lib.bound_clients(
+      self.config, self.start.experiment.task.partition
+    )
+    return bounded.max_client_examples
+
   def _about(self) -> dict[str, Any]:
     """Returns what clients need to read their data."""
     data, settings = self.start.experiment.task.data, self.config.data
@@ -306,6 +321,8 @@ class _Writer:
       'resize': settings.resize,
       'vocabulary_size': settings.vocabulary_size,
       'max_words': settings.max_words,
+      'max_examples': self._max_examples(),
+      'labeled_also_unlabeled': self.config.run.labeled_also_unlabeled,
     }
 
   def _splits(self) -> list[str]:
@@ -384,6 +401,7 @@ class _Writer:
       class_names=', '.join(data.class_names[:100]),
       num_clients=self.start.experiment.task.partition.num_clients,
       per_round=self.config.run.clients_per_round,
+      max_examples=self._max_examples(),
       **values,
     )
     self._text(*names, text)

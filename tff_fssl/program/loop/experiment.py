@@ -443,7 +443,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
       partition.given_labels(data.train.y, held),
       server_data_dir,
     )
-  round_settings = _bound_clients(config, partition)
+  round_settings = bound_clients(config, partition)
   process = process_lib.build_process(
     task.model_fn,
     config.entry.configure(config.algorithm, round_settings),
@@ -507,10 +507,17 @@ def _build_aggregator(
   )
 
 
-def _bound_clients(
+def bound_clients(
   config: config_lib.Config, partition: partition_lib.Partition
 ) -> round_hparams.RoundHparams:
   """Sets the largest client's size as the bound of examples.
+
+  Args:
+    config: The configuration.
+    partition: The partition.
+
+  Returns:
+    The hyper-parameters of a round.
 
   Raises:
     UsageError: If the given bound would reject honest clients.

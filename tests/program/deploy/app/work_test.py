@@ -1,5 +1,6 @@
 """A client refuses what does not fit, in one sentence."""
 
+import json
 import types
 
 import numpy as np
@@ -18,7 +19,7 @@ _ABOUT = {
 
 
 class _Program:
-  digest = 'p'
+  digest, also_unlabeled = 'p', False
   data = (
     'seed labeled/x labeled/y unlabeled/x unlabeled/y client_id slot share'
   ).split()
@@ -35,6 +36,11 @@ class _Program:
       ]
     }
 
+  def read(self, name):
+    assert name == 'client.json'
+    also = json.dumps(self.also_unlabeled)
+    return f'{{"max_examples": 4, "labeled_also_unlabeled": {also}}}'.encode()
+
   def work(self, phase, sent, data, kept):
     return [phase, sent, *data], {1: kept}
 
@@ -49,6 +55,10 @@ def test_what_the_graphs_get(app):
   assert by_name['unlabeled/y'].tolist() == [-1]
   assert (by_name['client_id'], by_name['slot']) == (5, 1)
   assert by_name['share'] == np.float32(0.5)
+  program = _Program()
+  program.also_unlabeled = True
+  data = app.work.make_data(program, _ABOUT, (_X[:1], [0]), _X[:1])
+  assert [len(a) for a in data[1:5]] == [1, 1, 2, 2]
   nothing = app.work.make_data(_Program(), _ABOUT, None, None)
   assert [len(a) for a in nothing[1:5]] == [0, 0, 0, 0]
 
@@ -58,6 +68,7 @@ def test_what_the_graphs_get(app):
   [
     ((_X, [1]), None, '3 labeled examples and 1 labels'),
     ((_X[0], [1, 1]), None, r'labeled examples are uint8 \[4, 4, 1\]'),
+    ((_X, [0, 0, 0]), _X, '6 examples; .* more than 4'),
     (None, _X.astype(np.float32), 'unlabeled examples are float32'),
     (None, np.zeros([2, 8, 8, 1], np.uint8), r'must be uint8 \[N, 4, 4, 1\]'),
   ],

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 import importlib
+import json
 import os
 from typing import Any, NamedTuple
 
@@ -82,7 +83,7 @@ def make_data(
     The arrays.
 
   Raises:
-    WorkError: If the examples have another shape or type.
+    WorkError: If the examples have another shape or type, or are too many.
   """
   specs = {spec['name']: spec for spec in program.description['data']}
   values: dict[str, Any] = {
@@ -95,7 +96,10 @@ def make_data(
   nothing = np.zeros([0, *spec['shape'][1:]], spec['dtype'])
   x, y = (nothing, []) if labeled is None else labeled
   values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y, np.int32)}
+  about_data = json.loads(program.read('client.json'))
   x = nothing if unlabeled is None else np.asarray(unlabeled)
+  if about_data['labeled_also_unlabeled'] and labeled is not None:
+    x = np.concatenate([x, np.asarray(labeled[0])])
   y = np.full(len(x), UNKNOWN_LABEL, np.int32)
   values |= {'unlabeled/x': x, 'unlabeled/y': y}
   for kind in ('labeled', 'unlabeled'):
@@ -107,4 +111,11 @@ def make_data(
       )
     if y.shape != x.shape[:1]:
       raise WorkError(f'there are {len(x)} {kind} examples and {len(y)} labels')
+  count = len(values['labeled/x']) + len(values['unlabeled/x'])
+  most = about_data['max_examples']
+  if count > most:
+    raise WorkError(
+      f'there are {count} examples; the server rejects clients with more than'
+      f' {most} (deploy again with a larger --max_client_examples)'
+    )
   return [values[name] for name in program.data]
