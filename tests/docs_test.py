@@ -165,7 +165,7 @@ def _flags(program):
   """The names of a program's flags."""
   groups = site_reference._groups(program)
   names = {name for group in groups for name, _ in group.named_fields()}
-  if program in ('partition', 'sweep'):
+  if program in ('deploy', 'partition', 'sweep'):
     names |= _flags('train')  # They take these, too.
   return names | {'flagfile', 'help', 'helpfull'}
 

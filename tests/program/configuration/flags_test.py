@@ -181,6 +181,7 @@ sys.exit(code)
     'data_main',
     'algorithms_main',
     'partition_main',
+    'deploy_main',
     'sweep_main',
   ):
     for argv, expected in ((['--help'], 0), (['--zzz=1'], 2)):
