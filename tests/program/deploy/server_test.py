@@ -147,10 +147,17 @@ def test_liars_are_counted(app, data, tmp_path):
   assert sum(rejected) and max(rejected) == 1
 
 
-def test_a_federation_starts_from_a_run(app, data, tmp_path):
+def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
   trained, folder = tmp_path / 'trained', tmp_path / 'app'
   arguments = [*_TRAIN, '--total_rounds=1', f'--output_dir={trained}']
   assert main.run(train_main.train_main, arguments) == main.DONE
+  for wrong, words in (
+    ((), 'has finished its 1 rounds'),
+    (('--total_rounds=2', '--seed=1'), '--seed=0 there, 1 now'),
+  ):
+    arguments = [str(trained), *wrong, f'--output_dir={folder}']
+    assert main.run(deploy_main.deploy_main, arguments) == main.USAGE
+    assert words in capsys.readouterr().err and not folder.exists()
   arguments = [str(trained), '--total_rounds=2', f'--output_dir={folder}']
   assert main.run(deploy_main.deploy_main, arguments) == main.DONE
   assert deployment.read(str(folder / 'server')).done == 1

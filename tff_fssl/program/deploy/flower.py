@@ -92,8 +92,6 @@ def write_app(
 ) -> Written:
   """Writes an app, completely or not at all.
 
-  It sets the context of TFF's computations in this thread.
-
   Args:
     config: The configuration.
     folder: The folder to write, new or empty.
@@ -111,17 +109,18 @@ def write_app(
   folder = os.path.abspath(folder)
   _check_folder(folder)
   experiment_lib.configure_devices(config)
-  runtime.set_default_context(
+  context = runtime.build_context(
     runtime.Settings(
       simulate_secure_aggregation=config.run.simulate_secure_aggregation
     )
   )
-  start = _start(config, run)
   parent, name = os.path.split(folder)
-  durable.make_folder(parent)
   temporary = os.path.join(parent, f'{_TEMPORARY}{name}')
+  stack = tff.framework.get_context_stack()
   try:
-    with durable.storage_errors():
+    with stack.install(context), durable.storage_errors():
+      start = _start(config, run)
+      durable.make_folder(parent)
       shutil.rmtree(temporary, ignore_errors=True)
       os.mkdir(temporary)
       written = _Writer(config, start, temporary, folder).write(run)
@@ -210,6 +209,11 @@ def _start(
       raise UsageError(
         f'{run.checkpoints}: no checkpoint can be used: {error}'
       ) from error
+    if done >= config.run.total_rounds:
+      raise UsageError(
+        f'{run.path}: has finished its {done} rounds; give a larger'
+        ' --total_rounds'
+      )
     return _Start(experiment, state, done, paths)
   state = process.initialize()
   if loaded:

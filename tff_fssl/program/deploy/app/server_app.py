@@ -22,7 +22,8 @@ app = ServerApp()
 _LOG = logging.getLogger('flwr')  # What `flwr run --stream` shows.
 # Seconds between two looks at the nodes that are there.
 _PAUSE_SECS = 1.0
-_QUERY_SECS = 60.0
+# Seconds, at least, until a node must have said who it is.
+_QUERY_SECS = 10.0
 
 
 @app.main()
@@ -106,9 +107,12 @@ class Nodes:
       Client -> node. Clients that two nodes claim to be are left out.
     """
     end = time.monotonic() + self._patience
+    asked: set[int] = set()
     while True:
       present = set(self._grid.get_node_ids())
-      self._ask(sorted(present - set(self._client_of)))
+      # A node that is silent must not hold up every look.
+      self._ask(sorted(present - set(self._client_of) - asked))
+      asked |= present
       claims: dict[int, list[int]] = {}
       for node, client_id in self._client_of.items():
         if node in present:
@@ -132,7 +136,8 @@ class Nodes:
     ]
     if not messages:
       return
-    for reply in self._grid.send_and_receive(messages, timeout=_QUERY_SECS):
+    timeout = max(self._patience, _QUERY_SECS)
+    for reply in self._grid.send_and_receive(messages, timeout=timeout):
       if reply.has_error():
         continue
       record = reply.content.get('who')
