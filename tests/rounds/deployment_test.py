@@ -98,3 +98,14 @@ def test_static_batch_norm_is_refused_with_what_helps():
     deployment.get_map_reduce_form(process)
   for words in ('one client phase', '--norm=sbn', '--norm=gn'):
     assert words in str(error.value)
+
+
+# docs/deploying.md says so.
+@pytest.mark.slow
+@pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
+def test_every_algorithm_compiles_to_both_forms(name, scenario):
+  process = tiny_task.build(name, scenario, norm='none')
+  form = deployment.get_map_reduce_form(process)
+  assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
+  form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
+  assert isinstance(form, tff.framework.MergeableCompForm)
