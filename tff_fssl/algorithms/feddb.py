@@ -294,7 +294,7 @@ def cohort_weights(app_u: tf.Tensor) -> tf.Tensor:
     >>> from tff_fssl.algorithms import feddb
     >>> app_u = tf.constant([[0.9, 0.1], [0.8, 0.2], [0.1, 0.9]])
     >>> print(feddb.cohort_weights(app_u).numpy().round(3))
-    [0.301 0.311 0.388]
+    [0.311 0.318 0.371]
   """
   num, num_classes = tf.shape(app_u)[0], app_u.shape[-1]
   uniform = tf.fill([num], tf.math.divide_no_nan(1.0, tf.cast(num, tf.float32)))
