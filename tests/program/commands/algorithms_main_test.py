@@ -60,11 +60,11 @@ def test_the_table(shown):
   cells = {row[0]: row[1:] for row in rows}
   same = ['no', 'same', '1', '1', '/', '1', 'yes']
   assert cells['fixmatch'] == ['both', *same, 'yes', 'yes']
-  assert cells['fl2'] == ['both', *same, 'no', '(1)', 'yes']
+  assert cells['fl2'] == ['both', *same, 'no', '(a)', 'yes']
   assert cells['semifl'] == ['server', *same, 'yes', 'yes']
   text = ' '.join(' '.join(lines).split())
   assert 'fl2: clients also send: learning status (in the weight).' in text
-  assert '(1) --aggregator=dp: clients must count equally' in text
+  assert '(a) --aggregator=dp: clients must count equally' in text
 
 
 def test_the_table_of_an_algorithm_with_demands(shown, demanding):

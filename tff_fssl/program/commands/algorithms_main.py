@@ -4,6 +4,7 @@ import ast
 from collections.abc import Sequence
 import importlib.util
 import os
+import string
 import sys
 import textwrap
 
@@ -116,7 +117,7 @@ def _overview() -> str:
         of_aggregators = refusals.setdefault(general, [])
         if general != reason and asked not in of_aggregators:
           of_aggregators.append(asked)
-        row.append(f'no ({list(refusals).index(general) + 1})')
+        row.append(f'no ({_letter(list(refusals).index(general))})')
       else:
         row.append(_YES)
     rows.append(row)
@@ -128,11 +129,16 @@ def _overview() -> str:
   lines += [*console.table(papers, indent=0).splitlines(), '']
   for note in uploads:
     lines += _wrapped(note)
-  for number, (note, aggregators) in enumerate(refusals.items(), 1):
+  for number, (note, aggregators) in enumerate(refusals.items()):
     about = f'--aggregator={" or ".join(aggregators)}: ' if aggregators else ''
-    lines += _wrapped(f'({number}) {about}{note}')
+    lines += _wrapped(f'({_letter(number)}) {about}{note}')
   more = f'{console.command("algorithms")} NAME explains one.'
   return '\n'.join([*lines, '', _LEGEND, '', more])
+
+
+def _letter(number: int) -> str:
+  """Names a note by a letter. Two digits would make a column too wide."""
+  return string.ascii_letters[number]
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
