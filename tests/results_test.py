@@ -4,9 +4,11 @@ import re
 
 import pytest
 import results
+from scipy import stats
 import written_runs
 
 from tff_fssl.hparams import UsageError
+from tff_fssl.program.reporting import compare
 
 _MAX_WORDS = 1200
 _MAX_WORDS_OF_ALL = 5000
@@ -158,6 +160,34 @@ def test_a_table_over_seeds_has_paired_differences(runs, tmp_path, capsys):
   assert first[2] == '63.0 ± 11.0' and second[2] == '60.0 ± 10.0'
   assert first[-2:] == ['52.0, 63.0, 74.0', '+3.0 (0.035)']
   assert second[-1] == ''
+
+
+def test_p_values_of_a_table_are_corrected(tmp_path):
+  values = {'a': [50, 53, 58], 'b': [40, 45, 47], 'c': [41, 45, 48]}
+  path = _write(
+    tmp_path / 'a.csv',
+    'method,seed,test_last\n'
+    + ''.join(
+      f'{method},{seed},{value}\n'
+      for method, accuracies in values.items()
+      for seed, value in enumerate(accuracies)
+    ),
+  )
+  table = results.make_table(path, against=['b', 'c'], corrected=['holm'])
+  assert table.header[-2:] == ['minus b (p by Holm)', 'minus c (p by Holm)']
+  # Three pairs, though the table shows that of b and c twice.
+  pairs = [('a', 'b'), ('a', 'c'), ('b', 'c')]
+  corrected = compare.holm(
+    [stats.ttest_rel(values[x], values[y]).pvalue for x, y in pairs]
+  )
+  ab, ac, bc = (f'{value:.3f}' for value in corrected)
+  assert [row[-2:] for row in table.rows] == [
+    [f'+9.7 ({ab})', f'+9.0 ({ac})'],
+    ['', f'-0.7 ({bc})'],
+    [f'+0.7 ({bc})', ''],
+  ]
+  with pytest.raises(UsageError, match='allowed is holm'):
+    results.make_table(path, against=['b'], corrected=['bonferroni'])
 
 
 def test_differences_are_of_the_seeds_in_common(tmp_path):

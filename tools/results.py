@@ -11,11 +11,12 @@ and `X sd` become one column, FILE_seeds.csv adds accuracies by seed, and
 
 Options follow the file's name in the marker: `; against: METHOD, METHOD` adds
 differences from these methods, with p-values of paired t-tests (rows for runs
-only); `; without: WORD, WORD` hides columns with these words in their titles.
+only); `; corrected: holm` corrects these p-values for the number of pairs in the
+table; `; without: WORD, WORD` hides columns with these words in their titles.
 """
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 import csv
 import math
 import os
@@ -152,7 +153,10 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
 
 
 def make_table(
-  path: pathlib.Path, against: Sequence[str] = (), without: Sequence[str] = ()
+  path: pathlib.Path,
+  against: Sequence[str] = (),
+  without: Sequence[str] = (),
+  corrected: Sequence[str] = (),
 ) -> compare.Table:
   """Makes the table of a CSV file.
 
@@ -161,13 +165,20 @@ def make_table(
     against: Methods from which each other one's accuracy is subtracted, if the
       file has a row for each run.
     without: Columns with one of these words in their titles are hidden.
+    corrected: 'holm' if the differences' p-values are corrected for the number
+      of pairs that the table compares.
 
   Returns:
     The table, without empty columns.
+
+  Raises:
+    UsageError: If another correction is asked for.
   """
+  if list(corrected) not in ([], ['holm']):
+    raise UsageError(f'corrected: {", ".join(corrected)}: allowed is holm')
   rows = read(path)
   if 'seed' in rows[0]:
-    header, cells = _over_seeds(rows, against)
+    header, cells = _over_seeds(rows, against, bool(corrected))
   else:
     header, cells = _as_recorded(path, rows)
   shown = [
@@ -181,7 +192,7 @@ def make_table(
 
 
 def _over_seeds(
-  rows: _Rows, against: Sequence[str]
+  rows: _Rows, against: Sequence[str], is_corrected: bool
 ) -> tuple[list[str], list[list[str]]]:
   """Summarizes runs over their seeds."""
   keys = [c for c in rows[0] if c not in _MEASURES and c not in _HIDDEN]
@@ -196,7 +207,14 @@ def _over_seeds(
   is_short = max(map(len, groups.values())) <= _FEW_SEEDS
   header = [*keys, 'seeds', *(_MEASURES[c][0] for c in measures)]
   header += ['last round by seed'] * is_short
-  header += [f'minus {name} (p)' for name in against]
+  p = 'p by Holm' if is_corrected else 'p'
+  header += [f'minus {name} ({p})' for name in against]
+  p_values = {
+    frozenset((key, other)): _paired_p_value(tested[key], tested[other])
+    for key, other in _pairs(tested, against)
+  }
+  if is_corrected:
+    p_values = dict(zip(p_values, compare.holm(list(p_values.values()))))
   cells = []
   for key, group in groups.items():
     shown = [*key, str(len(group))]
@@ -211,26 +229,55 @@ def _over_seeds(
     for name in against:
       other = (name, *key[1:])
       shown.append(
-        '' if other == key else _difference(tested[key], tested[other])
+        ''
+        if other == key
+        else _difference(
+          tested[key], tested[other], p_values[frozenset((key, other))]
+        )
       )
     cells.append(shown)
   return header, cells
 
 
-def _difference(ours: Mapping[str, float], theirs: Mapping[str, float]) -> str:
-  """Writes the mean difference over common seeds, with its p-value."""
+def _pairs(
+  keys: Iterable[tuple[str, ...]], against: Sequence[str]
+) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+  """Pairs each group with the groups from which it is subtracted."""
+  for key in keys:
+    for name in against:
+      if name != key[0]:
+        yield key, (name, *key[1:])
+
+
+def _common(
+  ours: Mapping[str, float], theirs: Mapping[str, float]
+) -> np.ndarray:
+  """Lists the accuracies of two groups for the seeds that both have."""
+  common = sorted(ours.keys() & theirs.keys())
+  return np.array([(ours[seed], theirs[seed]) for seed in common])
+
+
+def _paired_p_value(
+  ours: Mapping[str, float], theirs: Mapping[str, float]
+) -> float:
+  """Tests the difference over common seeds. NaN if there are fewer than two."""
   # Slow to import. pylint: disable-next=import-outside-toplevel
   from scipy import stats
 
-  common = sorted(ours.keys() & theirs.keys())
-  if not common:
+  pairs = _common(ours, theirs)
+  return stats.ttest_rel(*pairs.T).pvalue if len(pairs) > 1 else math.nan
+
+
+def _difference(
+  ours: Mapping[str, float], theirs: Mapping[str, float], p_value: float
+) -> str:
+  """Writes the mean difference over common seeds, with its p-value."""
+  pairs = _common(ours, theirs)
+  if not len(pairs):
     return ''
-  pairs = np.array([(ours[seed], theirs[seed]) for seed in common])
   text = f'{np.mean(pairs[:, 0] - pairs[:, 1]):+.1f}'
-  if len(common) > 1:
-    p_value = compare.p_value(stats.ttest_rel(*pairs.T).pvalue)
-    text += f' ({p_value})' if p_value else ''
-  return text
+  shown = compare.p_value(p_value)
+  return f'{text} ({shown})' if shown else text
 
 
 def _as_recorded(
@@ -284,7 +331,9 @@ def write_page(text: str, folder: pathlib.Path) -> str:
 
   def replace(match: re.Match[str]) -> str:
     marker, file = match[0].partition('\n')[0], match['file']
-    given = re.findall(r'; (against|without): ([^;]+)', match['options'])
+    given = re.findall(
+      r'; (against|without|corrected): ([^;]+)', match['options']
+    )
     options = {name: words.split(', ') for name, words in given}
     table = compare.markdown([make_table(folder / file, **options)])
     names = [file, f'{file[:-4]}_seeds.csv']

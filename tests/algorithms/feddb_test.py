@@ -262,6 +262,14 @@ class TestRounds:
       atol=1e-6,
     )
 
+  def test_steps_that_see_a_part_of_the_examples_are_accepted(self):
+    sizes = {'client_batch_size': 2, 'client_labeled_batch_size': 2}
+    elements = [tiny_task.client(0, labeled=4, unlabeled=6)] * 2
+    output = _run('feddb', {}, 1, 'none', elements, client_steps=1, **sizes)
+    train = output.metrics['client_work']['train']
+    assert train['num_clients'] == 2
+    assert train['num_rejected_clients'] == 0
+
   def test_one_step_without_debiasing_is_fixmatch(self):
     """All examples are kept, and views are not random."""
     settings = {

@@ -49,6 +49,13 @@ def test_most_examples_are_those_of_the_longest_stream(streams, most):
   )
   steps = screen.build_bounds(algorithm, None, 3)
   assert steps.num_examples == 3 * most / (2 * (4 if len(streams) > 1 else 3))
+  # A metric may count all of the client's examples, before the steps.
+  assert bounds.num_counted == most
+  algorithm = dataclasses.replace(
+    algorithm, round=dataclasses.replace(hparams, client_steps=1)
+  )
+  one_step = screen.build_bounds(algorithm, None, 3)
+  assert one_step.num_counted >= 20 > one_step.num_examples
 
 
 @pytest.mark.parametrize('weighs', [False, True])

@@ -41,6 +41,11 @@ MODELS = {
     'tff_fssl.models.networks:build_cnn',
     least_side=4,
   ),
+  'cnn_narrow': ModelInfo(
+    'the same with half as many channels, 0.05 M parameters',
+    'tff_fssl.models.networks:build_cnn_narrow',
+    least_side=4,
+  ),
   'linear': ModelInfo(
     'a linear classifier, for vectors',
     'tff_fssl.models.networks:build_linear',

@@ -30,7 +30,8 @@ class Bounds(NamedTuple):
 
   Attributes:
     weights: The weights that its update may have.
-    num_examples: The most examples that it can process in a round.
+    num_examples: The most examples that it can train on in a round.
+    num_counted: The most examples that one of its metrics can count.
     uploads: Name of an upload -> its least and its greatest value.
     networks: Names of the auxiliary networks that it uploads.
     exchange: The exchange, whose rows are checked.
@@ -39,6 +40,7 @@ class Bounds(NamedTuple):
 
   weights: guarded.AllowedWeights
   num_examples: float
+  num_counted: float
   uploads: Mapping[str, tuple[float, float]] = {}
   networks: Sequence[str] = ()
   exchange: exchange_lib.Exchange | None = None
@@ -72,7 +74,10 @@ def build_bounds(
     for name, upload in algorithm.uploads().items()
   }
   networks = [n for n, net in algorithm.networks().items() if net.uploaded]
-  return Bounds(allowed, most, uploads, networks, exchange, groups)
+  # Before the first step, an algorithm may count all examples of a client, of
+  # which the steps see a part.
+  counted = max(most, float(hparams.most_client_examples * len(batch_sizes)))
+  return Bounds(allowed, most, counted, uploads, networks, exchange, groups)
 
 
 def build_screen(
@@ -182,11 +187,11 @@ def _is_possible(
   bounds: Bounds,
 ) -> tf.Tensor:
   """Tells whether an honest client can have sent this upload: bool scalar."""
-  most = bounds.num_examples
+  most = bounds.num_counted
   ratios, ranges = report['ratios'], report['ranges']
   conditions = [
     guarded.is_acceptable(update, weight, bounds.weights),
-    _within(report['num_examples'], 0.0, most),
+    _within(report['num_examples'], 0.0, bounds.num_examples),
     *(_within(p[1], 0.0, most) for p in ratios.values()),
     *(_within(tf.abs(p[0]), 0.0, _MAX_METRIC * most) for p in ratios.values()),
     *(_within(v, -_TOLERANCE, 1.0 + _TOLERANCE) for v in ranges.values()),

@@ -41,6 +41,7 @@ _COUNTS = {
   'protofssl/sectionB1': 1,
   'sage/labels10': 192,
   'sage/labels20': 156,
+  'sage/small': 18,
   'protofssl/figure3': 3 * (2 * 4 - 1),
   'protofssl/figure4a': 3 * 2 * 2,
   'protofssl/figure4b': 3 * 2 * 2,
@@ -132,7 +133,7 @@ def test_every_row_is_a_configuration(data_dir):
 
 
 def test_figures_are_percentages():
-  words = (papers.CURVE, papers.UNKNOWN)
+  words = (papers.CURVE, papers.UNKNOWN, papers.OURS)
   for row in papers.rows().values():
     assert (row.figure is None) == (row.printed in words), row.name
     if row.figure is not None:

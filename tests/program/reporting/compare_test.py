@@ -2,7 +2,9 @@
 
 import csv
 import dataclasses
+import math
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -10,6 +12,7 @@ from tff_fssl import metrics
 from tff_fssl.program import catalogue
 from tff_fssl.program.commands import compare_main
 from tff_fssl.program.commands import main
+from tff_fssl.program.reporting import compare
 from tff_fssl.program.storage import compute
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
@@ -89,6 +92,47 @@ def test_means_spread_and_tests(tmp_path, capsys):
   welch = stats.ttest_ind(ours, theirs, equal_var=False).pvalue
   paired = stats.ttest_rel(ours, theirs).pvalue
   assert tested == ['+10.0', f'{welch:.3f}', f'{paired:.3f}']
+
+
+def test_several_differences_are_corrected(tmp_path, capsys):
+  values = {
+    'fl2': [0.50, 0.52, 0.57],
+    'fixmatch': [0.40, 0.47, 0.42],
+    'supervised': [0.31, 0.35, 0.36],
+  }
+  paths = [
+    _run(tmp_path / f'{name}{seed}', name, seed, [0.1, accuracies[seed]])
+    for name, accuracies in values.items()
+    for seed in range(3)
+  ]
+  _, out, _ = _compare(capsys, *paths)
+  assert 'that by Holm' in out
+  p = {
+    name: stats.ttest_rel(values['fl2'], values[name]).pvalue
+    for name in ('fixmatch', 'supervised')
+  }
+  less, more = sorted(p.values())
+  corrected = {less: 2 * less, more: max(2 * less, more)}
+  for name, value in p.items():
+    assert _cells(out, name)[1][-2:] == [
+      f'{value:.3f}',
+      f'{corrected[value]:.3f}',
+    ]
+
+
+@pytest.mark.parametrize(
+  'given,corrected',
+  [
+    ([], []),
+    ([0.2], [0.2]),
+    ([0.01, 0.04, 0.03], [0.03, 0.06, 0.06]),
+    ([0.9, 0.8], [1, 1]),
+    # What could not be tested is not a test.
+    ([math.nan, 0.01, 0.2], [math.nan, 0.02, 0.2]),
+  ],
+)
+def test_holm(given, corrected):
+  np.testing.assert_allclose(compare.holm(given), corrected)
 
 
 def test_seconds_leave_out_rounds_that_compile(tmp_path, capsys):

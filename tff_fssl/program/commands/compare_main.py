@@ -24,7 +24,8 @@ _ABOUT = (
   ' their seeds form a group, shown by mean and sample standard deviation:'
   ' accuracy, pseudo-labels, seconds, bytes and compute (the most, for a client'
   " of mean size). The test accuracy of the first run's group is compared with"
-  " each other group by Welch's t-test and by the paired t-test. RUN is the"
+  " each other group by Welch's t-test and by the paired t-test, whose"
+  ' p-values are also corrected for the number of groups (Holm). RUN is the'
   ' --output_dir of programs/train.py. A path that is not a run, or a run'
   ' without an evaluation, is skipped with a warning.'
 )

@@ -36,7 +36,9 @@ from tff_fssl.program.configuration import flags
 
 # Which round's test accuracy a paper reports.
 LAST, BEST_VALIDATION = 'last', 'best_validation'
-CURVE, UNKNOWN = 'curve', '?'
+# What stands for a figure: it is only drawn, it is not known to us, or the
+# table is ours.
+CURVE, UNKNOWN, OURS = 'curve', '?', 'ours'
 # The name of the paper's budget, and the dtype of all papers.
 ALL_ROUNDS, FLOAT32 = 'paper', 'float32'
 
@@ -53,7 +55,7 @@ class Row:
     name: 'PAPER/TABLE/...'.
     title: The subject of the table.
     flags: The flags that the row sets, by name.
-    printed: Its figure as the paper prints it, or `CURVE` or `UNKNOWN`.
+    printed: Its figure as the paper prints it, or `CURVE`, `UNKNOWN`, `OURS`.
     spread: The meaning of the figure in parentheses, or ''.
     reported: `LAST` or `BEST_VALIDATION`.
     differs: The differences from the paper's run.

@@ -405,6 +405,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     }
 
   rows = []
+  paired_p_values = []
   ours = accuracies(groups[0])
   for group in groups[1:]:
     theirs = accuracies(group)
@@ -420,6 +421,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
       paired = stats.ttest_rel(
         [ours[seed] for seed in common], [theirs[seed] for seed in common]
       ).pvalue
+    paired_p_values.append(paired)
     difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
     rows.append(
       [
@@ -429,15 +431,48 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
         p_value(paired),
       ]
     )
+  # For one difference, nothing is corrected.
+  if len(rows) > 1:
+    for row, corrected in zip(rows, holm(paired_p_values)):
+      row.append(p_value(corrected))
   return Table(
     [
       f'{groups[0].label} against, by test accuracy in the last round',
       'points',
       "Welch's p",
       'p, paired by seed',
+      *(['that by Holm'] if len(rows) > 1 else []),
     ],
     rows,
   )
+
+
+def holm(p_values: Sequence[float]) -> list[float]:
+  """Corrects p-values for the number of tests (Holm, 1979).
+
+  If values below 0.05 count as differences, the chance that a family without
+  any difference shows one is at most 5%.
+
+  Args:
+    p_values: Those of a family of tests. NaN is not a test.
+
+  Returns:
+    The corrected values, in the same order: at least the given ones, at most 1,
+    NaN where that was given.
+
+  Examples:
+    >>> from tff_fssl.program.reporting import compare
+    >>> compare.holm([0.03, 0.01, 0.04])
+    [0.06, 0.03, 0.06]
+  """
+  given = np.array(p_values, np.float64)
+  order = np.argsort(given)  # NaN comes last.
+  remaining = np.count_nonzero(~np.isnan(given)) - np.arange(len(given))
+  corrected = np.empty_like(given)
+  corrected[order] = np.minimum(
+    np.maximum.accumulate(given[order] * remaining), 1
+  )
+  return corrected.tolist()
 
 
 def p_value(value: float) -> str:

@@ -200,6 +200,8 @@ def _reported(row: papers.Row) -> str:
     return 'a curve, no figure'
   if row.printed == papers.UNKNOWN:
     return 'not known to us'
+  if row.printed == papers.OURS:
+    return 'none, since this table is ours'
   short = row.short_figure
   words = [f'{short} %{row.printed.removeprefix(short)}']
   if row.spread:
