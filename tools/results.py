@@ -11,8 +11,9 @@ and `X sd` become one column, FILE_seeds.csv adds accuracies by seed, and
 
 Options follow the file's name in the marker: `; against: METHOD, METHOD` adds
 differences from these methods, with p-values of paired t-tests (rows for runs
-only); `; corrected: holm` corrects these p-values for the number of pairs in the
-table; `; without: WORD, WORD` hides columns with these words in their titles.
+only). `; corrected: holm` corrects these p-values for the number of pairs in
+the table. `; without: WORD, WORD` hides columns with these words in their
+titles.
 """
 
 import argparse
