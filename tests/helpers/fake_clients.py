@@ -26,6 +26,7 @@ class Clients:
     for ask in asks[::-1] if self.is_reversed else asks:
       phase, client_id = ask.about['phase'], ask.client_id
       self.asked.append((phase, client_id))
+      work.check_about(self._program, ask.about)
       done = work.run(
         self._program,
         ask.about,

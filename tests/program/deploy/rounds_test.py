@@ -45,7 +45,8 @@ class _Task:
       simulate_secure_aggregation=True,
     )
     (folder / 'client.json').write_text(
-      '{"max_examples": 99, "labeled_also_unlabeled": false}'
+      '{"class_names": ["a", "b", "c"], "max_examples": 99,'
+      ' "labeled_also_unlabeled": false}'
     )
     self.clients = fake_clients.Clients(
       self.program, lambda client_id: _examples(scenario, client_id)

@@ -1,6 +1,5 @@
 """A deployed run: as one in the simulation, stopped and continued."""
 
-import json
 import os
 import pathlib
 import shutil
@@ -167,19 +166,3 @@ def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
   arguments = [*_TRAIN, '--total_rounds=2', f'--output_dir={trained}']
   assert main.run(train_main.train_main, arguments) == main.DONE
   assert _leaves(folder / 'server' / 'run', 2) == _leaves(trained, 2)
-
-
-def test_folders_that_are_no_deployment_are_refused(app, tmp_path):
-  copy = tmp_path / 'server'
-  shutil.copytree(app / 'server', copy, ignore=shutil.ignore_patterns('run'))
-  path = copy / deployment.NAME
-  content = json.loads(path.read_text())
-  for wrong in (
-    {},
-    {**content, 'version': 0},
-    {k: v for k, v in content.items() if k != 'seed'},
-    {**content, 'participation': {'x': 1}},
-  ):
-    path.write_text(json.dumps(wrong))
-    with pytest.raises(main.UsageError, match='deployment.json'):
-      deployment.read(str(copy))

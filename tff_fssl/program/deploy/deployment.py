@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import struct
+import typing
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -146,17 +147,23 @@ def read(folder: str) -> Deployment:
       participation = dataclasses.replace(
         participation, availability_file=os.path.join(folder, AVAILABILITY)
       )
-    return Deployment(
+    found = Deployment(
       owner=checkpoint.Owner.decode(content.pop('owner')),
       participation=participation,
       splits=tuple(content.pop('splits')),
       **content,
     )
+    for field in dataclasses.fields(found):
+      value = getattr(found, field.name)
+      # True is not the number 1 here.
+      if type(value) is not (typing.get_origin(field.type) or field.type):
+        raise TypeError(f'{field.name} is {value!r}')
+    return found
   except (KeyError, TypeError, ValueError) as error:
     raise files.FileError(path, f'it is damaged ({error})') from error
 
 
-def state_of(
+def read_state(
   leaves: Mapping[str, Any], names: Iterator[str] | list[str]
 ) -> Saved:
   """Reads a state from the leaves of a checkpoint.
@@ -182,7 +189,9 @@ def state_of(
   return Saved(state, int(leaves[_BAD_ROUNDS]))
 
 
-def metrics_of(result: Mapping[str, Any]) -> collections.OrderedDict[str, Any]:
+def select_metrics(
+  result: Mapping[str, Any],
+) -> collections.OrderedDict[str, Any]:
   """Selects the metrics of a round, named as in train.csv."""
   return collections.OrderedDict(
     (name.removeprefix(METRICS), value)

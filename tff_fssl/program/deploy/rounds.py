@@ -121,7 +121,7 @@ class Rounds:
     program.stage(program.num_phases, server)
     result = program.finish(server)
     metrics = {
-      **deployment_lib.metrics_of(result),
+      **deployment_lib.select_metrics(result),
       **self._counts(participants, result),
     }
     new = {name: result[name] for name in state}

@@ -186,7 +186,7 @@ class _Run:
     if checkpoint.versions(folder):
       try:
         done, leaves = checkpoint.read_latest(folder, self._deployed.owner)
-        saved = deployment_lib.state_of(leaves, program.parameter)
+        saved = deployment_lib.read_state(leaves, program.parameter)
       except checkpoint.CheckpointError as error:
         raise UsageError(
           f'{folder}: no checkpoint can be used: {error}. Move them away, or'

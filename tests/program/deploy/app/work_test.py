@@ -1,7 +1,6 @@
 """A client refuses what does not fit, in one sentence."""
 
 import json
-import types
 
 import numpy as np
 import pytest
@@ -33,13 +32,18 @@ class _Program:
           'dtype': 'uint8' if name.endswith('x') else 'int32',
         }
         for name in self.data
-      ]
+      ],
+      'phases': [{'sent': []}],
     }
 
   def read(self, name):
     assert name == 'client.json'
-    also = json.dumps(self.also_unlabeled)
-    return f'{{"max_examples": 4, "labeled_also_unlabeled": {also}}}'.encode()
+    about = {
+      'class_names': ['a', 'b', 'c'],
+      'max_examples': 4,
+      'labeled_also_unlabeled': self.also_unlabeled,
+    }
+    return json.dumps(about).encode()
 
   def work(self, phase, sent, data, kept):
     return [phase, sent, *data], {1: kept}
@@ -78,16 +82,18 @@ def test_examples_that_do_not_fit(app, labeled, unlabeled, words):
     app.work.make_data(_Program(), _ABOUT, labeled, unlabeled)
 
 
-def test_another_version_of_the_app(app):
-  with pytest.raises(app.work.WorkError, match='another version'):
-    app.work.run(_Program(), {**_ABOUT, 'program': 'q'}, [], (None, _X), {})
+@pytest.mark.parametrize('label', [-1, 3])
+def test_labels_that_are_no_classes(app, label):
+  with pytest.raises(app.work.WorkError, match=f'label {label}; .* 0 to 2'):
+    app.work.make_data(_Program(), _ABOUT, (_X[:2], [1, label]), None)
 
 
-def test_the_client_app_keeps_values_for_one_round(app):
-  slots = {3: {'dtype': 'float32', 'shape': [2]}}
-  context = types.SimpleNamespace(state={})
-  assert app.client_app._kept(context, 1, slots) == {}
-  app.client_app._keep(context, 1, {3: np.float32([1, 2])})
-  kept = app.client_app._kept(context, 1, slots)
-  assert kept[3].tolist() == [1, 2]
-  assert app.client_app._kept(context, 2, slots) == {}
+def test_messages_of_another_app(app):
+  program = _Program()
+  assert app.work.check_about(program, _ABOUT) == {'sent': []}
+  wrong = [{**_ABOUT, name: None} for name in _ABOUT]
+  wrong += [{}, {**_ABOUT, 'phase': -1}, {**_ABOUT, 'phase': 1}]
+  wrong += [{**_ABOUT, 'program': 'q'}, {**_ABOUT, 'seed': [1, 2, 3]}]
+  for about in wrong:
+    with pytest.raises(app.work.WorkError, match='this app|another version'):
+      app.work.check_about(program, about)

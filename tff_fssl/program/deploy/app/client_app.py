@@ -37,7 +37,7 @@ def train(message: Message, context: Context) -> Message:
     tf.config.threading.set_intra_op_parallelism_threads(threads)
   program = work.load_program(str(context.node_config.get('program', '')))
   about = wire.about_of(message.content)
-  phase = program.description['phases'][int(about['phase'])]
+  phase = work.check_about(program, about)
   slots = program.description['slots']
   sent = wire.decode(message.content, [slots[slot] for slot in phase['sent']])
   if sent is None:
@@ -47,9 +47,9 @@ def train(message: Message, context: Context) -> Message:
     about,
     sent,
     load_client.load_client(context.node_config),
-    _kept(context, int(about['round']), slots),
+    _kept(context, about['round'], slots),
   )
-  _keep(context, int(about['round']), done.kept)
+  _keep(context, about['round'], done.kept)
   content = wire.encode(done.about, done.values)
   return Message(content, reply_to=message)
 

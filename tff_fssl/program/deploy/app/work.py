@@ -10,6 +10,9 @@ import numpy as np
 
 UNKNOWN_LABEL = -1
 
+# What the server says of its message, beside the program: see `check_about`.
+_COUNTS = ('round', 'phase', 'client', 'slot')
+
 
 class WorkError(Exception):
   """Data or a message that a client cannot work with."""
@@ -35,6 +38,33 @@ def load_program(folder: str = '') -> Any:
   return artefact.Program(folder or os.path.dirname(os.path.abspath(__file__)))
 
 
+def check_about(program: Any, about: Mapping[str, Any]) -> Mapping[str, Any]:
+  """Finds the phase that a message is for.
+
+  Args:
+    program: The program.
+    about: What the message is about.
+
+  Returns:
+    The description of the phase.
+
+  Raises:
+    WorkError: If it is a message of another app, or of none.
+  """
+  if about.get('program') != program.digest:
+    raise WorkError('the server has another version of the app')
+  phases, seed = program.description['phases'], about.get('seed')
+  if not (
+    all(isinstance(about.get(name), int) for name in _COUNTS)
+    and 0 <= about['phase'] < len(phases)
+    and isinstance(about.get('share'), float)
+    and isinstance(seed, list)
+    and len(seed) == 2
+  ):
+    raise WorkError('the message is not one of this app')
+  return phases[about['phase']]
+
+
 def run(
   program: Any,
   about: Mapping[str, Any],
@@ -46,7 +76,7 @@ def run(
 
   Args:
     program: The program.
-    about: What the message is about.
+    about: What the message is about, as `check_about` accepts it.
     sent: Its values.
     examples: The result of `load_client`.
     kept: What the phase before has kept, in the same round.
@@ -55,10 +85,8 @@ def run(
     The result.
 
   Raises:
-    WorkError: If the server has another program, or the examples do not fit.
+    WorkError: If the examples do not fit.
   """
-  if about['program'] != program.digest:
-    raise WorkError('the server has another version of the app')
   data = make_data(program, about, *examples)
   values, kept = program.work(int(about['phase']), sent, data, kept)
   names = ('round', 'phase', 'client', 'program')
@@ -83,7 +111,8 @@ def make_data(
     The arrays.
 
   Raises:
-    WorkError: If the examples have another shape or type, or are too many.
+    WorkError: If the examples have another shape or type, or are too many, or
+      labels are no classes.
   """
   specs = {spec['name']: spec for spec in program.description['data']}
   values: dict[str, Any] = {
@@ -111,6 +140,13 @@ def make_data(
       )
     if y.shape != x.shape[:1]:
       raise WorkError(f'there are {len(x)} {kind} examples and {len(y)} labels')
+  y, num_classes = values['labeled/y'], len(about_data['class_names'])
+  # Some kernels would read a label beyond the last class as no class at all.
+  wrong = y[(y < 0) | (y >= num_classes)]
+  if len(wrong):
+    raise WorkError(
+      f'there is a label {wrong[0]}; labels are 0 to {num_classes - 1}'
+    )
   count = len(values['labeled/x']) + len(values['unlabeled/x'])
   most = about_data['max_examples']
   if count > most:
