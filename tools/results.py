@@ -17,7 +17,7 @@ titles.
 """
 
 import argparse
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 import csv
 import math
 import os
@@ -210,9 +210,16 @@ def _over_seeds(
   header += ['last round by seed'] * is_short
   p = 'p by Holm' if is_corrected else 'p'
   header += [f'minus {name} ({p})' for name in against]
+  # A pair that stands in the table twice is one test.
+  pairs = {
+    frozenset((key, (name, *key[1:])))
+    for key in tested
+    for name in against
+    if name != key[0]
+  }
   p_values = {
-    frozenset((key, other)): _paired_p_value(tested[key], tested[other])
-    for key, other in _pairs(tested, against)
+    pair: compare.paired_p_value(*(tested[key] for key in pair))
+    for pair in pairs
   }
   if is_corrected:
     p_values = dict(zip(p_values, compare.holm(list(p_values.values()))))
@@ -240,40 +247,11 @@ def _over_seeds(
   return header, cells
 
 
-def _pairs(
-  keys: Iterable[tuple[str, ...]], against: Sequence[str]
-) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
-  """Pairs each group with the groups from which it is subtracted."""
-  for key in keys:
-    for name in against:
-      if name != key[0]:
-        yield key, (name, *key[1:])
-
-
-def _common(
-  ours: Mapping[str, float], theirs: Mapping[str, float]
-) -> np.ndarray:
-  """Lists the accuracies of two groups for the seeds that both have."""
-  common = sorted(ours.keys() & theirs.keys())
-  return np.array([(ours[seed], theirs[seed]) for seed in common])
-
-
-def _paired_p_value(
-  ours: Mapping[str, float], theirs: Mapping[str, float]
-) -> float:
-  """Tests the difference over common seeds. NaN if there are fewer than two."""
-  # Slow to import. pylint: disable-next=import-outside-toplevel
-  from scipy import stats
-
-  pairs = _common(ours, theirs)
-  return stats.ttest_rel(*pairs.T).pvalue if len(pairs) > 1 else math.nan
-
-
 def _difference(
   ours: Mapping[str, float], theirs: Mapping[str, float], p_value: float
 ) -> str:
   """Writes the mean difference over common seeds, with its p-value."""
-  pairs = _common(ours, theirs)
+  pairs = compare.pair(ours, theirs)
   if not len(pairs):
     return ''
   text = f'{np.mean(pairs[:, 0] - pairs[:, 1]):+.1f}'

@@ -1,6 +1,6 @@
 """Tables that compare runs over seeds, with Welch's tests."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 import math
 import textwrap
 from typing import NamedTuple
@@ -409,8 +409,6 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
   ours = accuracies(groups[0])
   for group in groups[1:]:
     theirs = accuracies(group)
-    # The same seed draws the same partition, so that runs can be paired.
-    common = sorted(ours.keys() & theirs.keys())
     with warnings.catch_warnings():
       # For one value, or equal values, SciPy gives NaN; the cell stays blank.
       warnings.simplefilter('ignore')
@@ -418,9 +416,7 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
       welch = stats.ttest_ind(
         list(ours.values()), list(theirs.values()), equal_var=False
       ).pvalue
-      paired = stats.ttest_rel(
-        [ours[seed] for seed in common], [theirs[seed] for seed in common]
-      ).pvalue
+    paired = paired_p_value(ours, theirs)
     paired_p_values.append(paired)
     difference = np.mean(list(ours.values())) - np.mean(list(theirs.values()))
     rows.append(
@@ -445,6 +441,45 @@ def _tests(groups: Sequence[runs_lib.RunGroup], last_round: int) -> Table:
     ],
     rows,
   )
+
+
+def pair(ours: Mapping[str, float], theirs: Mapping[str, float]) -> np.ndarray:
+  """Pairs the values of two groups of runs by their seeds.
+
+  Args:
+    ours: Seed -> value. The same seed draws the same partition.
+    theirs: The same of the other group.
+
+  Returns:
+    float64 [common seeds, 2].
+  """
+  common = sorted(ours.keys() & theirs.keys())
+  return np.array([(ours[seed], theirs[seed]) for seed in common]).reshape(
+    -1, 2
+  )
+
+
+def paired_p_value(
+  ours: Mapping[str, float], theirs: Mapping[str, float]
+) -> float:
+  """Tests the difference of two groups of runs by a paired t-test.
+
+  Args:
+    ours: Seed -> value.
+    theirs: The same of the other group.
+
+  Returns:
+    The p-value, NaN for fewer than two common seeds or equal differences.
+  """
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  from scipy import stats
+
+  pairs = pair(ours, theirs)
+  if len(pairs) < 2:
+    return math.nan
+  with warnings.catch_warnings():
+    warnings.simplefilter('ignore')  # Of equal differences.
+    return float(stats.ttest_rel(*pairs.T).pvalue)
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
