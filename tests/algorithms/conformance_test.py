@@ -229,6 +229,24 @@ def test_constant_and_saturated_images_and_less_than_a_batch(name, scenario):
   assert train['num_non_finite_clients'] == train['num_rejected_clients'] == 0
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+  'settings', [{'client_epochs': 3}, {'client_epochs': 1, 'client_steps': 30}]
+)
+def test_no_honest_client_is_rejected(name, scenario, settings):
+  """Whatever their steps, clients report counts within the bounds."""
+  if not _trains_clients(name, scenario):
+    pytest.skip('Its clients do not train.')
+  # As many as the largest client has.
+  process = tiny_task.build(name, scenario, max_client_examples=16, **settings)
+  _, metrics = _rounds(
+    process, lambda r: tiny_task.cohort(scenario, round_num=r)
+  )
+  train = metrics['client_work']['train']
+  assert train['num_clients'] == 3
+  assert train['num_rejected_clients'] == train['num_non_finite_clients'] == 0
+
+
 def _spoilt(scenario, index, round_num):
   """A client whose images make its losses NaN."""
   element = tiny_task.cohort(scenario, index + 1, round_num)[index]

@@ -19,8 +19,12 @@ _ABOUT = {
 @pytest.fixture(name='read')
 def _read(app, monkeypatch):
   program = types.SimpleNamespace(read=lambda _: json.dumps(_ABOUT).encode())
-  monkeypatch.setattr(app.work, 'load_program', lambda: program)
-  return lambda path: app.load_client.load_client({'data': str(path)})
+  # Large graphs are not in the app, but in a folder of the client.
+  programs = {'': None, 'folder': program}
+  monkeypatch.setattr(app.work, 'load_program', programs.__getitem__)
+  return lambda path: app.load_client.load_client(
+    {'data': str(path), 'program': 'folder'}
+  )
 
 
 def test_folders_of_images(read, app, tmp_path):

@@ -97,3 +97,20 @@ def test_messages_of_another_app(app):
   for about in wrong:
     with pytest.raises(app.work.WorkError, match='this app|another version'):
       app.work.check_about(program, about)
+
+
+def test_settings_of_a_client(app, monkeypatch):
+  work, config = app.work, {'client': 3, 'data': 'here'}
+  monkeypatch.setenv('FSSL_DATA', 'there')
+  assert work.setting(config, 'data') == 'here'
+  assert work.setting({}, 'data') == 'there'
+  assert work.setting({}, 'program', '') == ''
+  assert (work.count(config, 'client'), work.count({}, 'threads', '0')) == (
+    3,
+    0,
+  )
+  with pytest.raises(work.WorkError, match='client=.* FSSL_CLIENT'):
+    work.count({}, 'client')
+  for wrong in ('-1', 'two', '1.5', ''):
+    with pytest.raises(work.WorkError, match='client='):
+      work.count({'client': wrong}, 'client')

@@ -19,7 +19,10 @@ _KEPT, _KEPT_AT = 'kept', 'kept_at'
 @app.query()
 def who(message: Message, context: Context) -> Message:
   """Tells the number of this client."""
-  about = ConfigRecord({'client': int(context.node_config['client'])})
+  from fssl_app import work
+
+  client_id = work.count(context.node_config, 'client')
+  about = ConfigRecord({'client': client_id})
   return Message(RecordDict({'who': about}), reply_to=message)
 
 
@@ -32,10 +35,9 @@ def train(message: Message, context: Context) -> Message:
   from fssl_app import work
   import tensorflow as tf
 
-  threads = int(context.node_config.get('threads', 0))
-  if threads:
+  if threads := work.count(context.node_config, 'threads', '0'):
     tf.config.threading.set_intra_op_parallelism_threads(threads)
-  program = work.load_program(str(context.node_config.get('program', '')))
+  program = work.load_program(work.setting(context.node_config, 'program', ''))
   about = wire.about_of(message.content)
   phase = work.check_about(program, about)
   slots = program.description['slots']

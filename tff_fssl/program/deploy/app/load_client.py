@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fssl_app import readers
+from fssl_app import work
 import numpy as np
 
 # x: images uint8 [N, height, width, channels], vectors float32 [N, views,
@@ -25,4 +26,6 @@ def load_client(
   Returns:
     ((x, y) with labels, or None; x without labels, or None).
   """
-  return readers.read(str(node_config['data']))
+  return readers.read(
+    work.setting(node_config, 'data'), work.setting(node_config, 'program', '')
+  )

@@ -18,7 +18,9 @@ class ReadError(Exception):
   """Data that cannot be read: the message says what to do."""
 
 
-def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
+def read(
+  path: str, folder: str = ''
+) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
   """Reads examples.
 
   Args:
@@ -26,6 +28,7 @@ def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
       columns text and label, or a file .npz with arrays x and y, where x are
       examples as the network's views take them. Labels are names of classes,
       in an .npz file also their numbers; '' or -1: not known.
+    folder: The folder of the program, unless it is in this app.
 
   Returns:
     ((x, y) with labels or None, x without labels or None).
@@ -33,7 +36,7 @@ def read(path: str) -> tuple[tuple[np.ndarray, np.ndarray] | None, Any]:
   Raises:
     ReadError: If it is something else.
   """
-  about = json.loads(work.load_program().read('client.json'))
+  about = json.loads(work.load_program(folder).read('client.json'))
   if os.path.isdir(path):
     x, labels = _read_images(path, about)
   elif path.endswith('.csv'):

@@ -32,6 +32,43 @@ class Done(NamedTuple):
   kept: dict[int, Any]
 
 
+def setting(
+  node_config: Mapping[str, Any], name: str, default: str | None = None
+) -> str:
+  """Reads a setting of this client.
+
+  Args:
+    node_config: What `flower-supernode --node-config` gives.
+    name: The name there. Without it, the environment variable `FSSL_NAME`
+      counts, for runners that start the SuperNode themselves, such as NVFlare.
+    default: The value if there is neither. None: there must be one.
+
+  Returns:
+    The value, as text.
+
+  Raises:
+    WorkError: If there is none.
+  """
+  variable = f'FSSL_{name.upper()}'
+  value = node_config.get(name, os.environ.get(variable, default))
+  if value is None:
+    raise WorkError(
+      f'this client has no {name}: give {name}=... in --node-config, or set the'
+      f' environment variable {variable}'
+    )
+  return str(value)
+
+
+def count(
+  node_config: Mapping[str, Any], name: str, default: str | None = None
+) -> int:
+  """Reads a setting that is a number, 0 or more: see `setting`."""
+  text = setting(node_config, name, default)
+  if not text.isdecimal():
+    raise WorkError(f'{name}={text}: must be a number, 0 or more')
+  return int(text)
+
+
 def load_program(folder: str = '') -> Any:
   """Loads the `artefact.Program` of a folder, or the one of this app."""
   artefact = importlib.import_module('fssl_app.artefact')
