@@ -10,9 +10,14 @@ import json
 import os
 import stat
 import sys
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
+import zipfile
+import zlib
 
 from tff_fssl.hparams import UsageError
+
+if TYPE_CHECKING:
+  import numpy as np
 
 if sys.version_info >= (3, 11):
   import tomllib
@@ -162,6 +167,36 @@ def parse_json(path: str, text: str | bytes) -> dict[str, Any]:
   if not isinstance(value, dict):
     raise FileError(path, 'it is not a JSON object')
   return value
+
+
+def read_npz(path: str) -> 'dict[str, np.ndarray]':
+  """Reads arrays of numbers and text, or raises `FileError`."""
+  # Slow to import. pylint: disable-next=import-outside-toplevel
+  import numpy as np
+
+  with open_binary(path) as file:
+    try:
+      with np.load(file, allow_pickle=False) as archive:
+        return {name: archive[name] for name in archive.files}
+    except (
+      ValueError,
+      OSError,
+      EOFError,
+      KeyError,
+      TypeError,
+      AttributeError,
+      NotImplementedError,
+      MemoryError,
+      zipfile.BadZipFile,
+      zlib.error,
+    ) as error:
+      reason = f'it is not a whole NPZ file ({first_line(error)})'
+      if 'pickle' in str(error) and 'Object' in str(error):
+        reason = (
+          'it has arrays of Python objects, which are not read; rows of x must'
+          ' be equally long, and text must be of a fixed width (dtype=str)'
+        )
+      raise FileError(path, reason) from error
 
 
 def list_folder(folder: str) -> dict[str, bool]:

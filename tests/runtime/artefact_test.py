@@ -70,6 +70,15 @@ def test_a_changed_folder_is_refused(tmp_path, program):
   graph.unlink()
   with pytest.raises(artefact.ArtefactError, match='cannot be read'):
     artefact.Program(str(folder)).run({'factor': 1.0}, [[np.float32([1])]])
+  initial = folder / artefact.INITIAL
+  initial.parent.mkdir(exist_ok=True)
+  for content in (b'', b'PK no'):
+    initial.write_bytes(content)
+    with pytest.raises(artefact.ArtefactError, match='cannot be read'):
+      artefact.Program(str(folder)).initial()
+  np.savez(initial, other=1.0)
+  with pytest.raises(artefact.ArtefactError, match='factor'):
+    artefact.Program(str(folder)).initial()
   path = folder / artefact.PROGRAM
   for content in ('', '[]', '{"format": "x"}'):
     path.write_text(content)

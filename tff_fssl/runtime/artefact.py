@@ -22,6 +22,8 @@ import json
 import math
 import os
 from typing import Any
+import zipfile
+import zlib
 
 import numpy as np
 import tensorflow as tf
@@ -44,6 +46,26 @@ class ArtefactError(Exception):
 
 class ReplyError(Exception):
   """A client's reply that cannot be one."""
+
+
+def read_npz(path: str) -> dict[str, np.ndarray]:
+  """Reads arrays from a file that may be torn, or raises `ArtefactError`."""
+  try:
+    with np.load(path, allow_pickle=False) as arrays:
+      return dict(arrays)
+  except (
+    ValueError,
+    OSError,
+    EOFError,
+    KeyError,
+    TypeError,
+    AttributeError,
+    NotImplementedError,
+    MemoryError,
+    zipfile.BadZipFile,
+    zlib.error,
+  ) as error:
+    raise ArtefactError(f'{path}: cannot be read: {error}') from error
 
 
 def pack(folder: str, names: Iterable[str]) -> str:
@@ -110,10 +132,10 @@ class Program:
   def initial(self) -> dict[str, np.ndarray]:
     """Reads the first value for each name of `parameter`."""
     path = os.path.join(self._folder, *INITIAL.split('/'))
+    arrays = read_npz(path)
     try:
-      with np.load(path) as arrays:
-        return {name: arrays[name] for name in self.parameter}
-    except (OSError, KeyError, ValueError) as error:
+      return {name: arrays[name] for name in self.parameter}
+    except KeyError as error:
       raise ArtefactError(f'{path}: cannot be read: {error}') from error
 
   def run(

@@ -19,6 +19,7 @@ from tff_fssl.program.commands import evaluate_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.commands import train_main
 from tff_fssl.program.deploy import deployment
+from tff_fssl.program.deploy import server
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import heartbeat
@@ -166,3 +167,20 @@ def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
   arguments = [*_TRAIN, '--total_rounds=2', f'--output_dir={trained}']
   assert main.run(train_main.train_main, arguments) == main.DONE
   assert _leaves(folder / 'server' / 'run', 2) == _leaves(trained, 2)
+
+
+def test_damaged_data_of_evaluations(tmp_path):
+  """Before anything runs."""
+  load = lambda folder: None
+  folder = tmp_path / deployment.EVALUATION
+  folder.mkdir()
+  path, x = folder / 'test.npz', np.zeros([3, 2])
+  for arrays in ({'x': x}, {'x': x, 'y': [1]}, {'x': x[:0], 'y': []}):
+    np.savez(path, **arrays)
+    with pytest.raises(main.UsageError, match='test.npz: it is damaged'):
+      server._Evaluation(str(tmp_path), ('test',), load)
+  np.savez(path, x=x, y=[1, 2, 0])
+  server._Evaluation(str(tmp_path), ('test',), load)
+  path.write_bytes(path.read_bytes()[:-30])
+  with pytest.raises(main.UsageError, match='test.npz: it is not a whole NPZ'):
+    server._Evaluation(str(tmp_path), ('test',), load)

@@ -9,7 +9,6 @@ integers in `y`.
 from collections.abc import Mapping, Sequence
 import dataclasses
 from typing import Any, cast
-import zipfile
 
 import numpy as np
 
@@ -280,33 +279,6 @@ def _is_one_hot(values: np.ndarray) -> bool:
   return bool(is_bit and (values.sum(axis=1) == 1).all())
 
 
-def _read_npz(path: str) -> _Arrays:
-  """Reads arrays of numbers and text, and rejects pickled objects."""
-  with files.open_binary(path) as file:
-    try:
-      with np.load(file, allow_pickle=False) as archive:
-        return {name: archive[name] for name in archive.files}
-    except (
-      ValueError,
-      OSError,
-      EOFError,
-      KeyError,
-      TypeError,
-      AttributeError,
-      NotImplementedError,
-      MemoryError,
-      zipfile.BadZipFile,
-      zipfile.zlib.error,  # type: ignore[attr-defined]
-    ) as error:
-      reason = f'it is not a whole NPZ file ({files.first_line(error)})'
-      if 'pickle' in str(error) and 'Object' in str(error):
-        reason = (
-          'it has arrays of Python objects, which are not read; rows of x must'
-          ' be equally long, and text must be of a fixed width (dtype=str)'
-        )
-      raise files.FileError(path, reason) from error
-
-
 def _read_parquet(path: str) -> _Arrays:
   """Reads columns. Vectors are lists of numbers."""
   columns = table.read_parquet(path)
@@ -387,7 +359,7 @@ def _form(name: str, feature: Any) -> tuple[list[int], str]:
 
 
 _READERS = {
-  '.npz': _read_npz,
+  '.npz': files.read_npz,
   '.parquet': _read_parquet,
   '.tfrecord': _read_tfrecord,
 }

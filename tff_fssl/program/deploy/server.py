@@ -114,11 +114,11 @@ class _Evaluation:
     self._examples = {}
     for split in splits:
       path = os.path.join(place, f'{split}.npz')
-      try:
-        with np.load(path) as arrays:
-          self._examples[split] = arrays['x'], arrays['y']
-      except (OSError, KeyError, ValueError) as error:
-        raise files.FileError(path, f'it is damaged ({error})') from error
+      arrays = files.read_npz(path)
+      x, y = arrays.get('x'), arrays.get('y')
+      if x is None or y is None or not 0 < len(x) == len(y):
+        raise files.FileError(path, 'it is damaged; deploy again')
+      self._examples[split] = x, y
 
   def __call__(self, state: deployment_lib.State) -> dict[str, float]:
     """Measures a state: 'test/accuracy', ..., as in eval.csv."""

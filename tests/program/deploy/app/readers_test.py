@@ -69,8 +69,28 @@ def test_arrays(read, app, tmp_path):
   np.savez(path, x=x, y=[0, 1, 2])
   with pytest.raises(app.readers.ReadError, match='2 is no class'):
     read(path)
+  np.savez(path, x=x, y=[[0], [1], [0]])
+  with pytest.raises(app.readers.ReadError, match=r'shape \(3, 1\)'):
+    read(path)
+  np.savez(path, z=x)
+  with pytest.raises(app.readers.ReadError, match='an array x'):
+    read(path)
   with pytest.raises(app.readers.ReadError, match='edit load_client.py'):
     read(tmp_path / 'a.txt')
+
+
+def test_arrays_in_torn_and_foreign_files(read, app, tmp_path):
+  path = tmp_path / 'a.npz'
+  with pytest.raises(app.readers.ReadError, match='No such file'):
+    read(path)
+  np.savez(path, x=np.ones([3, 1, 2], np.float32))
+  whole = path.read_bytes()
+  np.savez(path, x=np.array([{}], object))
+  pickled = path.read_bytes()
+  for content in (whole[: len(whole) // 2], b'', b'PK no', pickled):
+    path.write_bytes(content)
+    with pytest.raises(app.readers.ReadError, match='a.npz: cannot be read'):
+      read(path)
 
 
 def test_without_the_readers_it_says_what_to_do(

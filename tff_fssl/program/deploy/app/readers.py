@@ -8,6 +8,7 @@ import os
 import pathlib
 from typing import Any
 
+from fssl_app import artefact
 from fssl_app import work
 import numpy as np
 
@@ -42,10 +43,7 @@ def read(
   elif path.endswith('.csv'):
     x, labels = _read_texts(path, about)
   elif path.endswith('.npz'):
-    with np.load(path) as arrays:
-      x = arrays['x']
-      unknown = np.full([len(x)], work.UNKNOWN_LABEL)
-      labels = (arrays['y'] if 'y' in arrays else unknown).tolist()
+    x, labels = _read_arrays(path)
   else:
     raise ReadError(
       f'{path}: is neither a folder of images nor a file .csv or .npz; edit'
@@ -87,6 +85,21 @@ def _read_images(
   if not found:
     raise ReadError(f'{folder}: has no images in CLASS/ or {UNLABELED}/')
   return np.stack(found), labels
+
+
+def _read_arrays(path: str) -> tuple[np.ndarray, list[Any]]:
+  """Reads x, and y if it is there."""
+  try:
+    arrays = artefact.read_npz(path)
+  except artefact.ArtefactError as error:
+    raise ReadError(str(error)) from error
+  x = arrays.get('x')
+  if x is None or not x.ndim:
+    raise ReadError(f'{path}: must have an array x, and may have y')
+  y = arrays.get('y', np.full([len(x)], work.UNKNOWN_LABEL))
+  if y.shape != x.shape[:1]:
+    raise ReadError(f'{path}: x has {len(x)} rows, y has shape {y.shape}')
+  return x, y.tolist()
 
 
 def _read_texts(
