@@ -424,7 +424,9 @@ def screen():
     )
   )
   groups = _make(_CLIENTS).groups()
-  bounds = screen_lib.Bounds(guarded.AllowedWeights(1.0), 100.0, groups=groups)
+  bounds = screen_lib.Bounds(
+    guarded.AllowedWeights(1.0), 100.0, 100.0, groups=groups
+  )
   return screen_lib.build_screen(types[0], types[1], bounds)
 
 

@@ -65,8 +65,9 @@ def screen():
   """The check, and what the guard makes of its result, over a cohort."""
   bounds = screen_lib.Bounds(
     guarded.AllowedWeights(1.0),
-    100.0,
-    {'divergence': (1.0, 2.0)},
+    num_examples=100.0,
+    num_counted=100.0,
+    uploads={'divergence': (1.0, 2.0)},
   )
   of_client = screen_lib.build_screen(_TYPES[0], _TYPES[1], bounds)
   aggregator = guarded.GuardedFactory(

@@ -77,7 +77,15 @@ def build_bounds(
   # Before the first step, an algorithm may count all examples of a client, of
   # which the steps see a part.
   counted = max(most, float(hparams.most_client_examples * len(batch_sizes)))
-  return Bounds(allowed, most, counted, uploads, networks, exchange, groups)
+  return Bounds(
+    weights=allowed,
+    num_examples=most,
+    num_counted=counted,
+    uploads=uploads,
+    networks=networks,
+    exchange=exchange,
+    groups=groups,
+  )
 
 
 def build_screen(
