@@ -292,6 +292,7 @@ class TestRounds:
       atol=1e-6,
     )
 
+  @pytest.mark.slow
   def test_every_flag_has_an_effect(self):
     models = [
       tiny_rounds.model(_run('feddb', own, 2, client_epochs=2)).trainable

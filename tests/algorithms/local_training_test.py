@@ -314,6 +314,7 @@ def _rows(path):
     return list(csv.DictReader(file))
 
 
+@pytest.mark.slow
 def test_the_program_continues_evaluates_and_exports_nothing(tmp_path, capsys):
   def train(folder, num_rounds, *flags):
     return main.run(

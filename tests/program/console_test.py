@@ -207,14 +207,14 @@ def test_a_command_runs_as_it_stands(tmp_path, monkeypatch):
 
 def test_programs_are_called_as_this_one_was(monkeypatch, tmp_path):
   previous = console.command('{}')
+  monkeypatch.setattr('shutil.which', lambda name: f'/bin/{name}')
+  monkeypatch.setattr('os.path.samefile', lambda *_: False)
   try:
     for script, template, words in (
       ('/x/my alg.py', 'python {}', [processes.python(), '/x/my alg.py']),
       ('/bin/tff-fssl', 'tff-fssl {}', ['tff-fssl']),
     ):
       monkeypatch.setattr('sys.argv', [script])
-      monkeypatch.setattr('shutil.which', lambda name: f'/bin/{name}')
-      monkeypatch.setattr('os.path.samefile', lambda *_: False)
       console.name_programs(template)
       command = console.command_line('train', '--a=b c')
       assert shlex.split(command) == [*words, 'train', '--a=b c']

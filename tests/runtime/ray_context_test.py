@@ -254,6 +254,7 @@ def test_killed_worker_is_replaced(context, when):
   assert any('was lost' in line for line in _TOLD)
 
 
+@pytest.mark.slow
 def test_late_worker_is_replaced(context, monkeypatch):
   settings = dataclasses.replace(context.pool._settings, timeout_secs=4.0)
   monkeypatch.setattr(context.pool, '_settings', settings)

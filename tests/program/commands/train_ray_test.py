@@ -31,6 +31,7 @@ def _train(folder, *flags):
   assert code == main.DONE
 
 
+@pytest.mark.slow
 def test_equals_in_process_also_when_continued(tmp_path, capfd):
   _train(tmp_path / 'one', '--total_rounds=3', '--clients_per_group=1')
   _train(tmp_path / 'two', '--total_rounds=2', '--runtime=ray')

@@ -271,6 +271,7 @@ def test_local_models_of_every_algorithm(name, scenario, tmp_path):
   ],
   ids=' '.join,
 )
+@pytest.mark.slow
 def test_local_models_need_no_other_state_than_the_runs(flags, tmp_path):
   assert _check_local_models(tmp_path, *flags)
 
