@@ -124,6 +124,7 @@ def append(path: str, data: bytes) -> None:
         write_all(descriptor, data, path)
         _fsync(descriptor, path)
       except OSError:
+        # A part could be a whole row, which readers would believe.
         with contextlib.suppress(OSError):
           os.ftruncate(descriptor, size)
         raise
@@ -147,6 +148,7 @@ def remove(path: str) -> None:
   """Removes a file, or raises `UsageError`."""
   with storage_errors():
     os.unlink(path)
+    # Without it, a power loss can bring the file back.
     sync_folder(os.path.dirname(os.path.abspath(path)))
 
 
@@ -208,6 +210,7 @@ def remove_leftovers(folder: str, is_ours: Callable[[str], bool]) -> list[str]:
   left = []
   for name in sorted(os.listdir(folder)):
     path = os.path.join(folder, name)
+    # Somebody else may have put a link or a folder of such a name there.
     if (
       name.startswith(_TEMPORARY)
       and is_ours(name.removeprefix(_TEMPORARY))

@@ -100,6 +100,7 @@ def encode_client(
   """
   sent: list[Any] = []
   for name, values, type_spec, slots in argument.client_parts:
+    # Data that no phase reads are not made: a recipe may read a disk.
     if not argument.is_wanted(slots, wanted):
       sent.append(None)
       continue

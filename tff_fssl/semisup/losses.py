@@ -135,6 +135,7 @@ def kl_divergence(target_probs: tf.Tensor, logits: tf.Tensor) -> tf.Tensor:
     [0.    0.693]
   """
   target_probs = tf.stop_gradient(target_probs)
+  # The target's entropy changes no gradient, but makes the loss 0 at best.
   return tf.reduce_sum(
     tf.math.xlogy(target_probs, target_probs)
     - target_probs * tf.nn.log_softmax(logits),

@@ -45,6 +45,7 @@ def adaptive_thresholds(probs: tf.Tensor) -> AdaptiveThresholds:
     >>> print(adaptive.of_class.numpy().round(3))  # Class 1 is half as likely.
     [0.8 0.4]
   """
+  # A client without examples has an empty batch, not NaN.
   some = tf.shape(probs)[0] > 0
   count = tf.cast(tf.maximum(tf.shape(probs)[0], 1), probs.dtype)
   status = tf.reduce_sum(tf.reduce_max(probs, axis=-1)) / count
@@ -121,6 +122,7 @@ def class_mask(probs: tf.Tensor, thresholds: tf.Tensor) -> tf.Tensor:
     >>> print(thresholds.class_mask(probs, tf.constant([0.8, 0.5])).numpy())
     [False  True]
   """
+  # Only the predicted class's threshold counts, even if another is reached.
   limit = tf.gather(thresholds, tf.argmax(probs, axis=-1))
   return tf.reduce_max(probs, axis=-1) >= limit
 

@@ -144,6 +144,7 @@ def read(folder: str) -> Deployment:
   try:
     participation = ParticipationHparams(**content.pop('participation'))
     if participation.availability_file:
+      # The run named a file on another machine. Its copy is here.
       participation = dataclasses.replace(
         participation, availability_file=os.path.join(folder, AVAILABILITY)
       )
@@ -179,6 +180,7 @@ def read_state(
     CheckpointError: If they are of another program.
   """
   paths = {name: _path(name) for name in names}
+  # Names in either of the two alone: neither may lack any.
   odd = set(paths.values()) ^ (set(leaves) - {_ITERATOR, _BAD_ROUNDS})
   if odd or _BAD_ROUNDS not in leaves:
     raise checkpoint.ForeignError(

@@ -121,9 +121,11 @@ def write_app(
     with stack.install(context), durable.storage_errors():
       start = _start(config, run)
       durable.make_folder(parent)
+      # A killed process may have left it.
       shutil.rmtree(temporary, ignore_errors=True)
       os.mkdir(temporary)
       written = _Writer(config, start, temporary, folder).write(run)
+      # The last step, so that a folder of this name is a whole app.
       os.replace(temporary, folder)
   except NotImplementedError as error:
     raise UsageError(
@@ -155,6 +157,7 @@ def _check_folder(folder: str) -> None:
     return
   if not os.path.isdir(folder):
     raise UsageError(f'--output_dir={folder}: is not a folder; choose another')
+  # `list_folder` says why a folder cannot be read, but hides some names.
   if files.list_folder(folder) or os.listdir(folder):
     raise UsageError(f'--output_dir={folder}: is not empty; choose another')
 
@@ -269,6 +272,7 @@ class _Writer:
     shutil.move(os.path.join(server, 'client'), clients)
     shutil.copy(os.path.join(server, artefact.PROGRAM), clients)
     self._text('clients', 'client.json', json.dumps(self._about(), indent=1))
+    # The server runs the copy in the app, so that both agree.
     os.unlink(os.path.join(server, 'artefact.py'))
     size, has_clients = self._write_code(clients)
     self._write_evaluation()

@@ -125,6 +125,7 @@ class Rounds:
       **self._counts(participants, result),
     }
     new = {name: result[name] for name in state}
+    # Where only a noised sum is released, a line would tell who took part.
     return Outcome(new, metrics, [] if self.deployment.is_noised else lines)
 
   def _draw(self, round_num: int) -> participation_lib.Participants:
@@ -176,12 +177,15 @@ class Rounds:
     for reply in self.send(asks):
       client_id = reply.client_id
       who = f'{place}: client {client_id}'
+      # Whatever it sends, it was not late.
       told.add(client_id)
       if client_id not in asked:
         lines.append(f'{who}: was not asked; its reply is dropped')
+      # The first one counts, so that nobody can replace it.
       elif client_id in found:
         lines.append(f'{who}: replied before; this reply is dropped')
       elif reply.error:
+        # One line: a client could forge others in the log.
         reason = ' '.join(reply.error.split())[:_MAX_REASON]
         lines.append(f'{who}: failed: {reason}')
       elif reply.values is not None and any(

@@ -99,6 +99,7 @@ def _copy(folder: str, run: str) -> None:
   """Copies the files that others read in a run's folder, once."""
   for name in deployment_lib.COPIED:
     source, target = os.path.join(folder, name), os.path.join(run, name)
+    # A server that continues keeps what its first start has copied.
     if os.path.lexists(source) and not os.path.lexists(target):
       durable.write_file(target, [files.read_bytes(source)])
 
@@ -126,6 +127,7 @@ class _Evaluation:
     for split, (x, y) in self._examples.items():
       bytes_each = max(1, x[:1].nbytes)
       size = max(1, _PIECE_BYTES // bytes_each // _BATCH_SIZE) * _BATCH_SIZE
+      # A call holds all of its rows in memory.
       for start in range(0, len(x), size):
         part = slice(start, start + size)
         share = len(y[part]) / len(y)
@@ -252,6 +254,7 @@ class _Run:
     best = summary.best_round_num(self.tree.eval_csv)
     versions = checkpoint.versions(folder)
     for old in versions[: -self._deployed.keep_checkpoints]:
+      # The best one stays for evaluations, however old it is.
       if old != best:
         durable.remove(checkpoint.path_of(folder, old))
 

@@ -63,6 +63,7 @@ def _kept(context, round_num, slots):
   if not isinstance(context.state.get(_KEPT_AT), ConfigRecord):
     return {}
   at = context.state[_KEPT_AT]
+  # Those of a round that broke off belong to other weights.
   if at['round'] != round_num:
     return {}
   names = list(at['slots'])

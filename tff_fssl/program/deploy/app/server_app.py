@@ -136,6 +136,7 @@ class Nodes:
     ]
     if not messages:
       return
+    # Starting a client's process takes seconds, whatever the patience is.
     timeout = max(self._patience, _QUERY_SECS)
     for reply in self._grid.send_and_receive(messages, timeout=timeout):
       if reply.has_error():
@@ -143,5 +144,6 @@ class Nodes:
       record = reply.content.get('who')
       if isinstance(record, ConfigRecord):
         client_id = record.get('client')
+        # Only a number can name a client; a node may say anything.
         if isinstance(client_id, int):
           self._client_of[reply.metadata.src_node_id] = client_id

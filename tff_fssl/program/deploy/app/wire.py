@@ -67,11 +67,13 @@ def decode(
       continue
     dtype, shape = np.dtype(spec['dtype']), tuple(array.shape)
     wanted = spec['shape']
+    # Two negative sizes would have a product that fits.
     if len(shape) != len(wanted) or any(
       n < 0 or (most is not None and n != most)
       for n, most in zip(shape, wanted)
     ):
       return None
+    # For bytes that do not fit their shape, NumPy would raise.
     size = math.prod(shape) * dtype.itemsize
     if len(array.data) != size or size > _MOST_BYTES:
       return None

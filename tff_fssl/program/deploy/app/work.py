@@ -161,6 +161,7 @@ def make_data(
   spec = specs['unlabeled/x']
   nothing = np.zeros([0, *spec['shape'][1:]], spec['dtype'])
   x, y = (nothing, []) if labeled is None else labeled
+  # 64-bit labels, NumPy's own, are no error.
   values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y, np.int32)}
   about_data = json.loads(program.read('client.json'))
   x = nothing if unlabeled is None else np.asarray(unlabeled)
