@@ -132,6 +132,14 @@ def test_files_of_other_columns_stay(runs, tmp_path, capsys):
   assert code == 1 and 'No such file' in error
 
 
+def test_runs_that_have_not_finished_are_refused(tmp_path, capsys):
+  run = written_runs.write(tmp_path / 'a', 'fixmatch', 0, total_rounds='900')
+  out = tmp_path / 'x.csv'
+  code, error = _collect(capsys, run, f'--out={out}')
+  assert code == 1 and 'of 900; continue it' in error
+  assert not out.exists()
+
+
 def test_runs_that_differ_in_nothing_are_refused(runs, tmp_path, capsys):
   twice = written_runs.write(tmp_path / 'again', 'fixmatch', 0)
   code, error = _collect(capsys, runs[0], twice, f'--out={tmp_path / "x.csv"}')

@@ -89,9 +89,18 @@ def measure(run: runs_lib.Run, method: str) -> dict[str, str]:
   Returns:
     The cells by column. Accuracies and rates are in %. A cell is empty if the
     run does not have the figure.
+
+  Raises:
+    UsageError: If the run has not finished.
   """
   rounds, _ = run.curve(compare.TEST_ACCURACY)
   last_round = int(rounds.max())
+  total = int(run.flags.get('total_rounds', last_round))
+  if last_round < total:
+    raise UsageError(
+      f'{run.path}: has not finished: its last evaluation is that of round'
+      f' {last_round} of {total}; continue it, or leave it out'
+    )
   best_round = compare.best_round(run, last_round)
   about = exported.ABOUT_FILE
   folder = output_tree.OutputTree(run.path).model
@@ -125,8 +134,8 @@ def collect(paths: Sequence[str], out: pathlib.Path, method: str = '') -> None:
       differ.
 
   Raises:
-    UsageError: If no run is left, two differ in nothing, or the file has other
-      columns.
+    UsageError: If no run is left, one has not finished, two differ in nothing,
+      or the file has other columns.
   """
   warn = lambda text: print(f'warning: {text}', file=sys.stderr)
   runs = runs_lib.read_all(paths, warn, compare.TEST_ACCURACY)
