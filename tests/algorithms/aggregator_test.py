@@ -105,7 +105,9 @@ def test_clients_that_fail_are_counted_under_secure_sums():
   assert round_checks.is_bad_round(metrics)
 
 
-@pytest.mark.parametrize('name', ['secure', 'compression'])
+@pytest.mark.parametrize(
+  'name', ['secure', pytest.param('compression', marks=pytest.mark.slow)]
+)
 def test_small_updates_pass_unchanged(name):
   """Below the clipping norms these aggregators are the weighted mean."""
   cohort = tiny_task.cohort(_SERVER)

@@ -14,10 +14,7 @@ _HEAVY = (
 _QUICK = {
   ('supervised', 'labels_at_clients'),
   ('fl2', 'labels_at_server'),
-  ('fedswitch', 'labels_at_server'),
   ('fedmatch', 'labels_at_clients'),
-  ('fedcon', 'labels_at_server'),
-  ('fedrgd', 'labels_at_clients'),
   ('protofssl', 'labels_at_clients'),
   ('local_fixmatch', 'labels_at_clients'),
 }

@@ -236,7 +236,9 @@ def _secure_context():
   tff.framework.set_default_context(previous)
 
 
-@pytest.mark.parametrize('name', ['secure', 'dp'])
+@pytest.mark.parametrize(
+  'name', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
+)
 def test_global_prototypes_in_a_protected_sum(name, secure_context):
   """One clip scales sums and numbers alike, so that their ratio stays."""
   del secure_context

@@ -538,7 +538,9 @@ class TestTrust:
     for tuning in ('none', 'one_step'):
       config.parse_config([*given, f'--proxyfl.tuning={tuning}'])
 
-  @pytest.mark.parametrize('kind', ['secure', 'dp'])
+  @pytest.mark.parametrize(
+    'kind', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
+  )
   def test_rounds_of_protected_sums(self, kind):
     """One clip scales all counts alike, so that frequencies stay."""
     context = runtime.build_context(

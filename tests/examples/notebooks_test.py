@@ -66,15 +66,7 @@ def test_outputs_are_small_and_of_no_particular_machine(path):
     )
 
 
-@pytest.mark.parametrize(
-  'path',
-  [
-    # `extend_test` has what this one shows.
-    pytest.param(p, marks=[pytest.mark.slow] if 'adding' in p.stem else [])
-    for p in _PATHS
-  ],
-  ids=lambda path: path.stem,
-)
+@pytest.mark.slow
 def test_it_runs(path, tmp_path, monkeypatch):
   notebook = run_notebooks.read(path)
   for name, value in run_notebooks.environment().items():

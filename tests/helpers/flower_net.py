@@ -25,6 +25,22 @@ def wait(is_there, what, seconds=_PATIENCE_SECS):
     time.sleep(0.1)
 
 
+def make_certificates(folder):
+  """Makes a CA and a server's certificate for 127.0.0.1 in a new folder."""
+  folder = pathlib.Path(folder)
+  folder.mkdir()
+  new_key = 'openssl req -newkey rsa:2048 -nodes -subj /CN=127.0.0.1'
+  (folder / 'names').write_text('subjectAltName=IP:127.0.0.1')
+  for command in (
+    f'{new_key} -x509 -days 2 -keyout ca.key -out ca.crt',
+    f'{new_key} -keyout server.key -out server.csr',
+    'openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial'
+    ' -days 2 -extfile names -out server.pem',
+  ):
+    subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
+  return folder
+
+
 class Net:
   """Flower's processes, all ended at the end of a `with` block.
 
@@ -32,7 +48,9 @@ class Net:
     folder: The folder of their homes and logs.
   """
 
-  def __init__(self, binaries, folder, *, is_latest, pythonpath):
+  def __init__(
+    self, binaries, folder, *, is_latest, pythonpath, certificates=None
+  ):
     """Starts nothing.
 
     Args:
@@ -40,11 +58,12 @@ class Net:
       folder: A new folder.
       is_latest: Whether the programs are newer than Flower 1.25.
       pythonpath: Where the server finds tff_fssl.
+      certificates: A result of `make_certificates`, for TLS. None: without it.
     """
     self.folder = pathlib.Path(folder)
     self.folder.mkdir()
     self._binaries, self._pythonpath = pathlib.Path(binaries), pythonpath
-    self._is_latest = is_latest
+    self._is_latest, self._certificates = is_latest, certificates
     self._fleet, self._control = _free_port(), _free_port()
     if is_latest:
       self._control = self._fleet
@@ -66,7 +85,14 @@ class Net:
         *('--fleet-api-address', f'127.0.0.1:{self._fleet}'),
         *('--control-api-address', f'127.0.0.1:{self._control}'),
       ]
-    self._start('link', 'flower-superlink', '--insecure', *options)
+    security = ['--insecure']
+    if self._certificates:
+      security = [
+        *('--ssl-ca-certfile', self._certificates / 'ca.crt'),
+        *('--ssl-certfile', self._certificates / 'server.pem'),
+        *('--ssl-keyfile', self._certificates / 'server.key'),
+      ]
+    self._start('link', 'flower-superlink', *security, *options)
     wait(lambda: self._listens(self._control), 'SuperLink')
 
   def start_node(self, name, config):
@@ -77,10 +103,13 @@ class Net:
     else:
       options = ['--clientappio-api-address', f'127.0.0.1:{port}']
     superlink = ['--superlink', f'127.0.0.1:{self._fleet}']
+    security = ['--insecure']
+    if self._certificates:
+      security = ['--root-certificates', self._certificates / 'ca.crt']
     self._start(
       name,
       'flower-supernode',
-      '--insecure',
+      *security,
       *superlink,
       *options,
       '--node-config',
@@ -89,7 +118,10 @@ class Net:
 
   def run(self, app, config):
     """Starts a run of an app."""
-    address = f'address = "127.0.0.1:{self._control}"\ninsecure = true\n'
+    security = 'insecure = true'
+    if self._certificates:
+      security = f'root-certificates = "{self._certificates / "ca.crt"}"'
+    address = f'address = "127.0.0.1:{self._control}"\n{security}\n'
     if self._is_latest:
       home = self.folder / 'run'
       home.mkdir(exist_ok=True)

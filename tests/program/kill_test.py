@@ -49,7 +49,7 @@ def remembering(tmp_path_factory):
   [
     faulty_disk.KILL,
     pytest.param(faulty_disk.TEAR, marks=pytest.mark.slow),
-    faulty_disk.FULL,
+    pytest.param(faulty_disk.FULL, marks=pytest.mark.slow),
     pytest.param(faulty_disk.POWER, marks=pytest.mark.slow),
     faulty_disk.POWER_NAMES,
   ],
@@ -79,7 +79,7 @@ def test_stopped_at_every_disk_call(how, reference, tmp_path):
   [
     (faulty_disk.KILL, 1, 2),
     pytest.param(faulty_disk.KILL, 3, 7, marks=pytest.mark.slow),
-    (faulty_disk.FULL, 1, 7),
+    pytest.param(faulty_disk.FULL, 1, 7, marks=pytest.mark.slow),
     (faulty_disk.POWER_NAMES, 1, 7),
   ],
 )

@@ -94,7 +94,9 @@ def _compare_rounds(process, scenario, folder):
   ]
 
 
-@pytest.mark.parametrize('name', ['fixmatch', 'fedswitch'])
+@pytest.mark.parametrize(
+  'name', [pytest.param('fixmatch', marks=pytest.mark.slow), 'fedswitch']
+)
 def test_rounds_are_equal_without_tff(name, tmp_path):
   scenario = tiny_task.round_hparams.LABELS_AT_SERVER
   process = tiny_task.build(name, scenario)

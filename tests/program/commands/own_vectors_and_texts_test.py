@@ -91,7 +91,7 @@ _KINDS = {
   'kind,algorithm',
   [
     ('texts', 'fixmatch'),
-    ('features', 'fixmatch'),
+    pytest.param('features', 'fixmatch', marks=pytest.mark.slow),
     pytest.param('texts', 'fl2', marks=pytest.mark.slow),
     pytest.param('features', 'fl2', marks=pytest.mark.slow),
   ],

@@ -70,12 +70,13 @@ def test_a_federation(version, repository, tmp_path):
   shutil.copytree(app, alone)
   saved = app / 'server' / 'run' / 'checkpoints'
 
-  def net(name):
+  def net(name, certificates=None):
     return flower_net.Net(
       binaries,
       tmp_path / name,
       is_latest=bool(version),
       pythonpath=str(repository),
+      certificates=certificates,
     )
 
   def start(flower):
@@ -96,9 +97,10 @@ def test_a_federation(version, repository, tmp_path):
   with net('first') as flower:
     start(flower)
     reach(flower, 1)
-  # All is gone, and begins anew. Then a client dies.
+  # All is gone, and begins anew with TLS. Then a client dies.
   shutil.copytree(alone / 'app', app / 'app', dirs_exist_ok=True)
-  with net('second') as flower:
+  certificates = flower_net.make_certificates(tmp_path / 'certificates')
+  with net('second', certificates) as flower:
     start(flower)
     reach(flower, 2)
     flower.kill('node1')

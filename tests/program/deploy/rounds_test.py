@@ -119,7 +119,9 @@ def _bytes(state):
   [
     ('fedavg', _AT_CLIENTS, {'norm': 'none'}),
     ('fedswitch', _AT_SERVER, {}),
-    ('fedmatch', _AT_SERVER, {'norm': 'none'}),
+    pytest.param(
+      'fedmatch', _AT_SERVER, {'norm': 'none'}, marks=pytest.mark.slow
+    ),
   ],
 )
 def test_rounds_have_the_bits_of_the_simulation(

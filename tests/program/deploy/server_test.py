@@ -147,6 +147,7 @@ def test_liars_are_counted(app, data, tmp_path):
   assert sum(rejected) and max(rejected) == 1
 
 
+@pytest.mark.slow
 def test_a_federation_starts_from_a_run(data, tmp_path, capsys):
   trained, folder = tmp_path / 'trained', tmp_path / 'app'
   arguments = [*_TRAIN, '--total_rounds=1', f'--output_dir={trained}']
