@@ -82,10 +82,16 @@ def test_examples_that_do_not_fit(app, labeled, unlabeled, words):
     app.work.make_data(_Program(), _ABOUT, labeled, unlabeled)
 
 
-@pytest.mark.parametrize('label', [-1, 3])
+@pytest.mark.parametrize('label', [-1, 3, 2**32])
 def test_labels_that_are_no_classes(app, label):
   with pytest.raises(app.work.WorkError, match=f'label {label}; .* 0 to 2'):
     app.work.make_data(_Program(), _ABOUT, (_X[:2], [1, label]), None)
+
+
+@pytest.mark.parametrize('labels', [[0.0, 1.5], ['a', 'b'], [True, False]])
+def test_labels_that_are_no_integers(app, labels):
+  with pytest.raises(app.work.WorkError, match='must be integers'):
+    app.work.make_data(_Program(), _ABOUT, (_X[:2], labels), None)
 
 
 def test_messages_of_another_app(app):

@@ -161,8 +161,7 @@ def make_data(
   spec = specs['unlabeled/x']
   nothing = np.zeros([0, *spec['shape'][1:]], spec['dtype'])
   x, y = (nothing, []) if labeled is None else labeled
-  # 64-bit labels, NumPy's own, are no error.
-  values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y, np.int32)}
+  values |= {'labeled/x': np.asarray(x), 'labeled/y': np.asarray(y)}
   about_data = json.loads(program.read('client.json'))
   x = nothing if unlabeled is None else np.asarray(unlabeled)
   if about_data['labeled_also_unlabeled'] and labeled is not None:
@@ -179,12 +178,15 @@ def make_data(
     if y.shape != x.shape[:1]:
       raise WorkError(f'there are {len(x)} {kind} examples and {len(y)} labels')
   y, num_classes = values['labeled/y'], len(about_data['class_names'])
+  if y.size and y.dtype.kind not in 'iu':
+    raise WorkError(f'labels are {y.dtype}, but must be integers')
   # Some kernels would read a label beyond the last class as no class at all.
   wrong = y[(y < 0) | (y >= num_classes)]
   if len(wrong):
     raise WorkError(
       f'there is a label {wrong[0]}; labels are 0 to {num_classes - 1}'
     )
+  values['labeled/y'] = y.astype(np.int32)
   count = len(values['labeled/x']) + len(values['unlabeled/x'])
   most = about_data['max_examples']
   if count > most:
