@@ -50,6 +50,7 @@ class ReplyError(Exception):
 
 def read_npz(path: str) -> dict[str, np.ndarray]:
   """Reads arrays from a file that may be torn, or raises `ArtefactError`."""
+  # The errors are those of `files.read_npz`, which is not where this file runs.
   try:
     with np.load(path, allow_pickle=False) as arrays:
       return dict(arrays)
