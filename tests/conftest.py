@@ -17,6 +17,9 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 import hypothesis
 import pytest
 
+# As programs do, see `program.commands.main`.
+gc.set_threshold(20_000)
+
 hypothesis.settings.register_profile(
   'repeatable', derandomize=True, database=None, deadline=None
 )
