@@ -74,7 +74,7 @@ _EXPORTED = {
   'build_evaluation_process': 'tff_fssl.rounds.federated_evaluation',
   'build_weights_evaluation': 'tff_fssl.rounds.federated_evaluation',
   'whole_model': 'tff_fssl.rounds.federated_evaluation',
-  'get_map_reduce_form': 'tff_fssl.rounds.deployment',
+  'get_map_reduce_form': 'tff_fssl.rounds.process',
 }
 
 

@@ -17,8 +17,8 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 from tff_fssl.semisup import thresholds
 
@@ -356,7 +356,7 @@ def test_more_epochs_on_pseudo_labels_are_refused():
 
 
 def test_it_compiles_to_map_reduce_form():
-  form = deployment.get_map_reduce_form(tiny_rounds.build('cbafed', _CLIENTS))
+  form = process_lib.get_map_reduce_form(tiny_rounds.build('cbafed', _CLIENTS))
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 

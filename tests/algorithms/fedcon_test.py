@@ -15,7 +15,7 @@ from tff_fssl.algorithms import base
 from tff_fssl.algorithms import fedcon
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.rounds import compute
-from tff_fssl.rounds import deployment
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.semisup import losses
 
@@ -168,7 +168,7 @@ class TestRounds:
     tiny_rounds.assert_same(single.trainable, again.trainable)
 
   def test_it_compiles_to_map_reduce_form(self):
-    assert deployment.get_map_reduce_form(_build()) is not None
+    assert process_lib.get_map_reduce_form(_build()) is not None
 
   @pytest.mark.parametrize('state', ['none', 'table'])
   def test_what_is_computed(self, state):

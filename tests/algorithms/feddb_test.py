@@ -16,8 +16,8 @@ from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
 _CLIENTS = tiny_rounds.CLIENTS
@@ -343,7 +343,7 @@ class TestRounds:
 @pytest.mark.parametrize('weights', _WEIGHTS)
 def test_it_compiles_to_map_reduce_form(weights):
   process = tiny_rounds.build('feddb', _CLIENTS, own={'weights': weights})
-  form = deployment.get_map_reduce_form(process)
+  form = process_lib.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 

@@ -22,7 +22,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import deployment
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 
 _CLIENTS = tiny_rounds.CLIENTS
@@ -523,7 +523,7 @@ class TestTrust:
 
   def test_it_compiles_to_map_reduce_form(self):
     process = tiny_rounds.build('feddure', _CLIENTS)
-    form = deployment.get_map_reduce_form(process)
+    form = process_lib.get_map_reduce_form(process)
     assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
   @pytest.mark.parametrize(

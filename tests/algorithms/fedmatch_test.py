@@ -15,7 +15,7 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config
 from tff_fssl.program.storage import row_files
-from tff_fssl.rounds import deployment
+from tff_fssl.rounds import process as process_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 _DELTA, _ZERO = np.float32(2e-3), np.float32(1e-2)
@@ -394,7 +394,7 @@ def test_sigma_frozen_and_no_state_of_clients():
   train = output.metrics['client_work']['train']
   assert (train['percent_down'], train['percent_up']) == (200.0, 100.0)
   assert train['helped_clients'] == 0.0
-  assert deployment.get_map_reduce_form(process) is not None
+  assert process_lib.get_map_reduce_form(process) is not None
 
 
 def test_sigma_and_psi_are_evaluated_alone():
@@ -437,7 +437,7 @@ def test_past_models_help_and_nobody_is_remembered(decomposition):
     hparams=(('decomposition', decomposition), ('remembered_clients', 0)),
   )
   assert not process.num_clients
-  assert deployment.get_map_reduce_form(process) is not None
+  assert process_lib.get_map_reduce_form(process) is not None
   outputs, others = (_run(p, _CLIENTS) for p in (process, alone))
   weights = [
     _flat(process.get_model_weights(before).trainable) for before, _ in outputs

@@ -20,8 +20,8 @@ from tff_fssl.algorithms import fedrgd
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import screen as screen_lib
 
@@ -327,7 +327,7 @@ class TestClients:
   def test_random_groups_need_no_slot(self):
     process = _build(own={'grouping': 'random'})
     assert not process.needs_slots
-    assert deployment.get_map_reduce_form(process) is not None
+    assert process_lib.get_map_reduce_form(process) is not None
     outputs = _rounds(process, _SERVER), _rounds(_build(), _SERVER)
     assert tiny_rounds.differ(*(_model(o[-1]).trainable for o in outputs))
 
@@ -499,7 +499,7 @@ def test_group_norm_is_the_default():
 
 
 def test_it_compiles_to_map_reduce_form():
-  assert deployment.get_map_reduce_form(_build()) is not None
+  assert process_lib.get_map_reduce_form(_build()) is not None
 
 
 @pytest.mark.parametrize(

@@ -27,8 +27,8 @@ from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
 from tff_fssl.rounds import communication
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import states as states_lib
 
@@ -222,7 +222,7 @@ class TestRounds:
   ids=str,
 )
 def test_it_compiles_to_map_reduce_form(kind, own):
-  form = deployment.get_map_reduce_form(_build(kind, own=own))
+  form = process_lib.get_map_reduce_form(_build(kind, own=own))
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 

@@ -20,8 +20,8 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models.weights import Weights
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import exchange as exchange_lib
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds.round_hparams import RoundHparams
 from tff_fssl.semisup import frequencies
 
@@ -447,7 +447,7 @@ class TestRounds:
 @pytest.mark.parametrize('tuning', ['none', 'gpt', 'one_step'])
 def test_it_compiles_to_map_reduce_form(tuning):
   process = tiny_rounds.build('proxyfl', _CLIENTS, own={'tuning': tuning})
-  form = deployment.get_map_reduce_form(process)
+  form = process_lib.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
 
 

@@ -15,8 +15,8 @@ from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
-from tff_fssl.rounds import deployment
 from tff_fssl.rounds import federated_evaluation
+from tff_fssl.rounds import process as process_lib
 from tff_fssl.rounds import sampling
 
 _SERVER, _CLIENTS = 'labels_at_server', 'labels_at_clients'
@@ -281,14 +281,14 @@ def test_secure_sums_give_the_same(plain):
     state = secure.set_model_weights(secure.initialize(), whole)
     assert _figures(secure.next(state, cohort)) == expected
   # Nothing of a client leaves but by a secure sum.
-  form = deployment.get_map_reduce_form(secure)
+  form = process_lib.get_map_reduce_form(secure)
   plainly = form.work.type_signature.result[0]
   assert not tff.structure.flatten(plainly)
 
 
 def test_it_compiles_to_map_reduce_form(plain):
   _, whole, evaluation, state = plain
-  form = deployment.get_map_reduce_form(evaluation)
+  form = process_lib.get_map_reduce_form(evaluation)
   compiled = tff.backends.mapreduce.get_computation_for_map_reduce_form(form)
   cohort = list(_data_source(evaluation).cohort(0, 1))
   expected = _figures(evaluation.next(state, cohort))

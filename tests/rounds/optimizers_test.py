@@ -30,12 +30,3 @@ def test_the_learning_rate_starts_from_its_initial_value():
   )
   assert float(rate(tf.constant(1))) == pytest.approx(0.3)
   assert float(rate(tf.constant(10))) < 0.1
-
-
-@pytest.mark.parametrize('name', ['sgd', 'adam', 'yogi'])
-def test_the_servers_optimizer_moves_against_the_update(name):
-  optimizer = optimizers.server_optimizer(RoundHparams(server_optimizer=name))
-  weights, update = (tf.constant([1.0]),), (tf.constant([0.5]),)
-  state = optimizer.initialize((tf.TensorSpec([1]),))
-  _, after = optimizer.next(state, weights, update)
-  assert float(after[0][0]) < 1.0

@@ -10,6 +10,7 @@ import tensorflow_federated as tff
 
 from tff_fssl.algorithms import supervised
 from tff_fssl.models import server_model
+from tff_fssl.rounds import round_hparams
 from tff_fssl.rounds import server_step
 from tff_fssl.rounds import states
 
@@ -101,3 +102,14 @@ def test_a_finite_update_whose_result_is_not_is_skipped():
   output = step.next(step.initialize(), weights, _aggregate(*huge))
   assert output.measurements['update_skipped'] == 1
   np.testing.assert_array_equal(output.result.trainable[0], [3.0, 4.0])
+
+
+@pytest.mark.parametrize('name', ['sgd', 'adam', 'yogi'])
+def test_the_servers_optimizer_moves_against_the_update(name):
+  optimizer = server_step.build_optimizer(
+    round_hparams.RoundHparams(server_optimizer=name)
+  )
+  weights, update = (tf.constant([1.0]),), (tf.constant([0.5]),)
+  state = optimizer.initialize((tf.TensorSpec([1]),))
+  _, after = optimizer.next(state, weights, update)
+  assert float(after[0][0]) < 1.0

@@ -8,7 +8,7 @@ import tiny_task
 
 from tff_fssl import hparams
 from tff_fssl.program.configuration import config
-from tff_fssl.rounds import deployment
+from tff_fssl.rounds import process as process_lib
 
 _SERVER, _CLIENTS = tiny_rounds.SERVER, tiny_rounds.CLIENTS
 
@@ -102,9 +102,9 @@ def test_a_lie_is_rejected():
 
 def test_one_phase_can_be_deployed():
   process = tiny_task.build('fl2', _SERVER, statistics_phase='training')
-  assert deployment.get_map_reduce_form(process) is not None
+  assert process_lib.get_map_reduce_form(process) is not None
   with pytest.raises(hparams.UsageError, match='--statistics_phase=training'):
-    deployment.get_map_reduce_form(tiny_task.build('fl2', _SERVER))
+    process_lib.get_map_reduce_form(tiny_task.build('fl2', _SERVER))
   flags = ['--algorithm=fixmatch', '--cross_device', '--norm=sbn']
   with pytest.raises(hparams.UsageError, match='--statistics_phase=training'):
     config.parse_config(flags)

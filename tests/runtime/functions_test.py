@@ -97,3 +97,29 @@ def test_options_of_calls_are_put_back():
     assert functions.eager_context.context().function_call_options is not before
   after = functions.eager_context.context().function_call_options
   assert after.config_proto_serialized == before.config_proto_serialized
+
+
+def test_an_operation_that_wants_the_device_of_an_argument_runs_anywhere():
+  a, b = _slot(), _slot()
+
+  def double(x):
+    with tf.compat.v1.colocate_with(x):
+      return [2 * x]
+
+  function = functions.Function([_step('double', (a,), (b,), double)], [b])
+  assert function([tf.constant(3)], device=_CPU)[0].numpy() == 6
+
+
+def test_a_result_may_be_an_argument_and_a_needed_side_effect_runs():
+  a, b, c = (_slot() for _ in range(3))
+  calls = []
+
+  def count(x):
+    counted = tf.py_function(lambda v: calls.append(1) or v, [x], tf.int32)
+    with tf.control_dependencies([counted]):
+      return [tf.identity(x), x]
+
+  function = functions.Function([_step('count', (a,), (b, c), count)], [b, c])
+  outputs = function([tf.constant(4)], device=_CPU)
+  assert [output.numpy() for output in outputs] == [4, 4]
+  assert calls == [1]

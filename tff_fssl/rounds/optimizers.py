@@ -6,7 +6,7 @@ from collections.abc import Callable
 import functools
 
 from tff_fssl.client import optimizer as optimizer_lib
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import tf
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
 RoundHparams = round_hparams_lib.RoundHparams
@@ -41,19 +41,4 @@ def learning_rate_fn(
     initial,
     hparams.learning_rate_schedule,
     hparams.schedule_rounds,
-  )
-
-
-def server_optimizer(
-  hparams: RoundHparams,
-) -> tff.learning.optimizers.Optimizer:
-  """Makes the optimizer that applies the aggregator's result."""
-  rate = hparams.server_optimizer_learning_rate
-  if hparams.server_optimizer == 'adam':
-    return tff.learning.optimizers.build_adam(rate)
-  if hparams.server_optimizer == 'yogi':
-    return tff.learning.optimizers.build_yogi(rate)
-  # TFF does not accept a momentum of 0.
-  return tff.learning.optimizers.build_sgdm(
-    rate, momentum=hparams.server_optimizer_momentum or None
   )

@@ -98,7 +98,7 @@ class ServerSide:
     return server_step.build_server_step(
       model_type,
       aggregate_type,
-      optimizers.server_optimizer(self.hparams),
+      server_step.build_optimizer(self.hparams),
       first_round=self.hparams.first_round,
       states=self.states,
       networks=networks,

@@ -13,6 +13,7 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights, all_finite, zero_unless
 from tff_fssl.rounds import groups as groups_lib
+from tff_fssl.rounds import round_hparams as round_hparams_lib
 from tff_fssl.rounds import states as states_lib
 
 Momentum = tuple[tf.Tensor, ...]
@@ -129,6 +130,21 @@ def _mean(of_copies: Sequence[_Metrics]) -> _Metrics:
     is_mean = first.dtype.is_floating and name != 'server_num_examples'
     mean[name] = total / len(of_copies) if is_mean else total
   return mean
+
+
+def build_optimizer(
+  hparams: round_hparams_lib.RoundHparams,
+) -> tff.learning.optimizers.Optimizer:
+  """Builds the optimizer that applies the aggregator's result."""
+  rate = hparams.server_optimizer_learning_rate
+  if hparams.server_optimizer == 'adam':
+    return tff.learning.optimizers.build_adam(rate)
+  if hparams.server_optimizer == 'yogi':
+    return tff.learning.optimizers.build_yogi(rate)
+  # TFF does not accept a momentum of 0.
+  return tff.learning.optimizers.build_sgdm(
+    rate, momentum=hparams.server_optimizer_momentum or None
+  )
 
 
 def build_server_step(

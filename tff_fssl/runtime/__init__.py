@@ -36,6 +36,7 @@ from tff_fssl.runtime.in_process import AsyncInProcessContext
 from tff_fssl.runtime.in_process import InProcessContext
 from tff_fssl.runtime.in_process import Timing
 from tff_fssl.runtime.in_process import install
+from tff_fssl.runtime.in_process import installed
 from tff_fssl.runtime.recipes import Recipe
 from tff_fssl.runtime.settings import RUNTIMES
 from tff_fssl.runtime.settings import TFF_WORKER
@@ -56,6 +57,7 @@ __all__ = [
   'WorkerError',
   'build_async_context',
   'build_context',
+  'installed',
   'set_default_context',
 ]
 

@@ -183,7 +183,7 @@ class _Writer:
     ]
     if not self._readers.isdisjoint(replied):
       raise NotImplementedError('The server reads the data of clients.')
-    if any(isinstance(slot.type, tff.SequenceType) for slot in replied):
+    if any(slot.is_sequence for slot in replied):
       # Its graph would run at the server, and may do anything.
       raise NotImplementedError('The server reads a sequence of clients.')
     pairs = lambda slots: [[self._id(a), self._id(b)] for a, b in slots.items()]
@@ -299,7 +299,7 @@ def _element_specs(sequence: tff.SequenceType) -> list[tf.TensorSpec]:
 
 def _plain_spec(slot: operations.Slot) -> tf.TensorSpec:
   """Returns the spec of a slot's array, a string for a data set's graph."""
-  if isinstance(slot.type, tff.SequenceType):
+  if slot.is_sequence:
     return tf.TensorSpec([], tf.string)
   spec: tf.TensorSpec = slot.spec
   return spec

@@ -15,9 +15,12 @@ from typing import Any, Optional
 # No public name sets a function's RewriterConfig.
 from tensorflow.python.eager import context as eager_context
 
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import tf
 from tff_fssl.runtime import errors
 from tff_fssl.runtime import operations
+
+# The prefix of an operation's name where another asks for its device.
+_PLACE = 'loc:@'
 
 
 @contextlib.contextmanager
@@ -97,19 +100,14 @@ class Function:
       )
       fetches = []
       for slot in self.outputs:
-        if isinstance(slot.type, tff.SequenceType):
+        if slot.is_sequence:
           # Datasets live on the host, on whatever device the function runs.
           with tf.device('/device:CPU:0'):
             fetches.append(tf.identity(values[slot]))
         else:
           fetches.append(tf.identity(values[slot]))
-    graph_def = graph.as_graph_def()
-    # Nothing else of an imported graph may run.
-    needed = _ancestors(fetches) - {feed.op.name for feed in feeds}
-    kept = [node for node in graph_def.node if node.name in needed]
-    del graph_def.node[:]
-    graph_def.node.extend(kept)
-    read = {name for node in kept for name in node.input}
+    graph_def = _pruned(graph, fetches, feeds)
+    read = {name for node in graph_def.node for name in node.input}
 
     def import_graph(*arguments: tf.Tensor) -> Sequence[tf.Tensor]:
       return tf.graph_util.import_graph_def(
@@ -193,20 +191,35 @@ class Function:
       ) from error
 
 
-def _ancestors(tensors: Sequence[tf.Tensor]) -> set[str]:
-  """Names the operations that tensors depend on, their own included."""
-  pending = [tensor.op for tensor in tensors]
-  names = {operation.name for operation in pending}
+def _pruned(
+  graph: tf.Graph, fetches: Sequence[tf.Tensor], feeds: Sequence[tf.Tensor]
+) -> tf.compat.v1.GraphDef:
+  """Returns the part of a graph that computes `fetches`, without `feeds`.
+
+  Nothing else of an imported graph may run.
+  """
+  pending = [tensor.op for tensor in fetches]
+  needed = {operation.name for operation in pending}
   while pending:
     operation = pending.pop()
     for each in (
       *(tensor.op for tensor in operation.inputs),
       *operation.control_inputs,
     ):
-      if each.name not in names:
-        names.add(each.name)
+      if each.name not in needed:
+        needed.add(each.name)
         pending.append(each)
-  return names
+  needed -= {feed.op.name for feed in feeds}
+  graph_def = graph.as_graph_def()
+  kept = [node for node in graph_def.node if node.name in needed]
+  for node in kept:
+    # An operation may want to be where another one is, but needs not.
+    places = node.attr['_class'].list.s if '_class' in node.attr else ()
+    if any(p.decode().removeprefix(_PLACE) not in needed for p in places):
+      del node.attr['_class']
+  del graph_def.node[:]
+  graph_def.node.extend(kept)
+  return graph_def
 
 
 class BoundFunction:

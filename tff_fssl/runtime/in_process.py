@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 import concurrent.futures
+import contextlib
 import dataclasses
 import threading
 import time
@@ -57,6 +58,20 @@ RunPhase = Callable[
 def install(context: tff.framework.SyncContext) -> None:
   """Makes a context the one in which this thread's computations run."""
   tff.framework.set_default_context(context)
+
+
+def installed(
+  context: tff.framework.SyncContext | tff.framework.AsyncContext,
+) -> contextlib.AbstractContextManager[None]:
+  """Makes a context that of this thread, as long as a `with` block runs.
+
+  An asynchronous context becomes that of a program (`tff.program`).
+  """
+  if isinstance(context, tff.framework.AsyncContext):
+    context = tff.program.NativeFederatedContext(context)
+  stack: Any = tff.framework.get_context_stack()
+  managed: contextlib.AbstractContextManager[None] = stack.install(context)
+  return managed
 
 
 class InProcessContext(tff.framework.SyncContext):

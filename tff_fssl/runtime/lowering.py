@@ -134,9 +134,7 @@ class _Lowering:
   def __init__(self, parameter: operations.Tree, merges: bool, exports: bool):
     self._merges, self._exports = merges, exports
     self.readers: dict[operations.Slot, list[operations.Slot]] = {
-      slot: []
-      for slot in operations.flatten(parameter)
-      if isinstance(slot.type, tff.SequenceType)
+      slot: [] for slot in operations.flatten(parameter) if slot.is_sequence
     }
     self.num_reads: collections.Counter = collections.Counter()
     self._counts: collections.Counter = collections.Counter()
@@ -208,7 +206,7 @@ class _Lowering:
 
   def _reader(self, slot: operations.Slot, place: _Place) -> operations.Slot:
     """Returns a slot for one operation, with a sequence of its own."""
-    if not isinstance(slot.type, tff.SequenceType):
+    if not slot.is_sequence:
       return slot
     reader = operations.Slot(slot.type, place.clients)
     # A value of the server that clients read, each from the start.

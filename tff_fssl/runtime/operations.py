@@ -31,9 +31,14 @@ class Slot:
   name: str = ''
 
   @property
+  def is_sequence(self) -> bool:
+    """Tells whether it holds a dataset."""
+    return isinstance(self.type, tff.SequenceType)
+
+  @property
   def spec(self) -> tf.TensorSpec:
     """Returns the spec of its tensor, a variant tensor for a dataset."""
-    if isinstance(self.type, tff.SequenceType):
+    if self.is_sequence:
       return tf.TensorSpec([], tf.variant)
     return element_spec(self.type)
 
@@ -176,6 +181,20 @@ def pack(type_spec: tff.Type, leaves: Iterator[Any]) -> Any:
   """Packs leaves, depth first, into the Python containers of a type."""
   value = pack_structs(type_spec, lambda _: next(leaves))
   return tff.types.type_to_py_container(value, type_spec)
+
+
+def unpack(type_spec: tff.Type, element: Any) -> list[tf.Tensor]:
+  """Lists the tensors of an element of a dataset, depth first: `pack` reversed.
+
+  `tf.nest` sorts the keys of dictionaries. TFF does not.
+  """
+  count = len(tuple(leaf_types(type_spec)))
+  order = tf.nest.flatten(pack(type_spec, iter(range(count))))
+  # Positions by TFF's order, filled in that of `tf.nest`.
+  tensors = [None] * count
+  for index, tensor in zip(order, tf.nest.flatten(element), strict=True):
+    tensors[index] = tensor
+  return tensors
 
 
 # Not a recursive function inside of its callers: that would be a reference

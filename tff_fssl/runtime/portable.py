@@ -163,7 +163,7 @@ def decode_clients(
 
 def _open(tensor: tf.Tensor, leaf_type: tff.Type) -> Any:
   if isinstance(leaf_type, tff.SequenceType):
-    return sequences.open_sequence(tensor, leaf_type)
+    return sequences.open_sequence(tensor, leaf_type.element)
   return tensor
 
 

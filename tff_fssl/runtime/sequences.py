@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import dataclasses
 from typing import Any
 
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import tf
 from tff_fssl.runtime import operations
 
 # Datasets without state, random numbers or functions: passes are independent.
@@ -65,12 +65,10 @@ class Body:
     return [values[slot] for slot in self.result]
 
 
-def open_sequence(
-  variant: tf.Tensor, sequence_type: tff.SequenceType
-) -> tf.data.Dataset:
-  """Returns the dataset that a variant tensor stands for."""
+def open_sequence(variant: tf.Tensor, element_type: Any) -> tf.data.Dataset:
+  """Returns the dataset, of a `tff.Type`, that a variant tensor stands for."""
   return tf.data.experimental.from_variant(
-    variant, operations.element_spec(sequence_type.element)
+    variant, operations.element_spec(element_type)
   )
 
 
@@ -123,13 +121,12 @@ def graph_of(variant: tf.Tensor) -> bytes:
 
 def encode_slot(slot: operations.Slot, value: tf.Tensor) -> tf.Tensor:
   """Makes a tensor that can leave the process, within a graph."""
-  is_sequence = isinstance(slot.type, tff.SequenceType)
-  return _dump_graph(value) if is_sequence else value
+  return _dump_graph(value) if slot.is_sequence else value
 
 
 def decode_slot(slot: operations.Slot, value: tf.Tensor) -> tf.Tensor:
   """Reverses `encode_slot`, within a graph."""
-  if not isinstance(slot.type, tff.SequenceType):
+  if not slot.is_sequence:
     return value
   with tf.device('/device:CPU:0'):
     return tf.raw_ops.DatasetFromGraph(graph_def=value)
@@ -201,20 +198,6 @@ def restart_step(
   )
 
 
-def _leaves(element: Any, type_spec: tff.Type) -> list[tf.Tensor]:
-  """Returns the tensors of an element of a dataset, in TFF's order.
-
-  `tf.nest` sorts the keys of dictionaries. TFF does not.
-  """
-  count = len(tuple(operations.leaf_types(type_spec)))
-  order = tf.nest.flatten(operations.pack(type_spec, iter(range(count))))
-  # Positions by TFF's order, filled in that of `tf.nest`.
-  tensors = [None] * count
-  for index, tensor in zip(order, tf.nest.flatten(element), strict=True):
-    tensors[index] = tensor
-  return tensors
-
-
 def map_step(
   label: str,
   sequence: operations.Slot,
@@ -231,11 +214,11 @@ def map_step(
 
     @tf.autograph.experimental.do_not_convert
     def fn(*args):
-      leaves = _leaves(args, sequence.type.element)
+      leaves = operations.unpack(sequence.type.element, args)
       outputs = body({**captured, **dict(zip(bound, leaves, strict=True))})
       return operations.pack(result.type.element, iter(outputs))
 
-    dataset = open_sequence(captured[sequence], sequence.type).map(fn)
+    dataset = open_sequence(captured[sequence], sequence.type.element).map(fn)
     return [tf.data.experimental.to_variant(dataset)]
 
   return operations.Step(
@@ -268,12 +251,12 @@ def reduce_step(
 
     @tf.autograph.experimental.do_not_convert
     def fn(old, args):
-      leaves = _leaves(args, sequence.type.element)
+      leaves = operations.unpack(sequence.type.element, args)
       values = {**captured, **dict(zip(state, old, strict=True))}
       values.update(zip(bound, leaves, strict=True))
       return tuple(body(values))
 
-    dataset = open_sequence(captured[sequence], sequence.type)
+    dataset = open_sequence(captured[sequence], sequence.type.element)
     return dataset.reduce(tuple(captured[slot] for slot in zero), fn)
 
   return operations.Step(
@@ -297,10 +280,10 @@ def sum_step(
 
     @tf.autograph.experimental.do_not_convert
     def fn(old, args):
-      leaves = _leaves(args, sequence.type.element)
+      leaves = operations.unpack(sequence.type.element, args)
       return tuple(tf.add(a, b) for a, b in zip(old, leaves, strict=True))
 
-    return open_sequence(tensors[0], sequence.type).reduce(zero, fn)
+    return open_sequence(tensors[0], sequence.type.element).reduce(zero, fn)
 
   return operations.Step(
     label,

@@ -465,7 +465,7 @@ def _per_client(leaf: Any, num_clients: int) -> Sequence[Any]:
 
 def _export(leaf: Any, type_spec: tff.Type) -> Any:
   if isinstance(type_spec, tff.SequenceType):
-    return sequences.open_sequence(leaf, type_spec)
+    return sequences.open_sequence(leaf, type_spec.element)
   if not leaf.shape.rank:
     return leaf.numpy()
   # Not a copy: large states would be in memory twice.

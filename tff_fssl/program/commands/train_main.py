@@ -171,8 +171,6 @@ def _train(
     main_lib.warn(warning)
   view.say('Starting TensorFlow ...')
   # pylint: disable=import-outside-toplevel
-  import tensorflow_federated as tff
-
   from tff_fssl import runtime
   from tff_fssl.program.loop import experiment as experiment_lib
   from tff_fssl.program.loop import run_loggers
@@ -187,10 +185,8 @@ def _train(
     ),
     warn=view.say,
   )
-  federated_context = tff.program.NativeFederatedContext(context)
-  stack = tff.framework.get_context_stack()
   with contextlib.ExitStack() as exits:
-    exits.enter_context(stack.install(federated_context))
+    exits.enter_context(runtime.installed(context))
     # The in-process context has nothing to close, workers have.
     exits.callback(getattr(context, 'close', lambda: None))
     loaded = source and experiment_lib.load_weights(config, source)

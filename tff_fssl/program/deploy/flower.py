@@ -116,9 +116,8 @@ def write_app(
   )
   parent, name = os.path.split(folder)
   temporary = os.path.join(parent, f'{_TEMPORARY}{name}')
-  stack = tff.framework.get_context_stack()
   try:
-    with stack.install(context), durable.storage_errors():
+    with runtime.installed(context), durable.storage_errors():
       start = _start(config, run)
       durable.make_folder(parent)
       # A killed process may have left it.

@@ -9,11 +9,12 @@ from collections.abc import Mapping
 import tempfile
 from typing import Any
 
+from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.data import clients
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import tf
 from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
@@ -90,7 +91,7 @@ def evaluate_clients(
   num_clients = min(max_clients or population, population)
   # By the seed, so that each call evaluates the same clients.
   chosen = sampling.sample_cohort(seed, _ROUND, population, num_clients)
-  with tff.framework.get_context_stack().install(context):
+  with runtime.installed(context):
     state = process.set_model_weights(process.initialize(), whole)
     for start in range(0, num_clients, _COHORT_SIZE):
       ids = chosen[start : start + _COHORT_SIZE]

@@ -11,7 +11,7 @@ import tiny_task
 from tff_fssl import hparams
 from tff_fssl import runtime
 from tff_fssl.aggregators import hparams as aggregator_hparams
-from tff_fssl.rounds import deployment
+from tff_fssl.rounds import process as process_lib
 
 _SERVER = 'labels_at_server'
 
@@ -41,7 +41,7 @@ def _process(name='fl2'):
 )
 def test_group_norm_compiles_and_gives_the_same_round(name):
   process = _process(name)
-  form = deployment.get_map_reduce_form(process)
+  form = process_lib.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
   # Loops are functions, not cycles of nodes, whose shapes TensorFlow infers in
   # an order that no seed fixes.
@@ -73,7 +73,7 @@ def test_moving_averages_compile():
   process = tiny_task.build(
     'fl2', _SERVER, batch_norm_statistics='moving_average'
   )
-  assert deployment.get_map_reduce_form(process) is not None
+  assert process_lib.get_map_reduce_form(process) is not None
 
 
 @pytest.mark.parametrize('name', ['robust', 'secure', 'compression'])
@@ -88,14 +88,14 @@ def test_aggregators_compile(name):
     ),
     aggregator=aggregator_hparams.AggregatorHparams(name),
   )
-  form = deployment.get_map_reduce_form(process)
+  form = process_lib.get_map_reduce_form(process)
   assert bool(form.securely_aggregates_tensors) == (name == 'secure')
 
 
 def test_static_batch_norm_is_refused_with_what_helps():
   process = tiny_task.build('fl2', _SERVER)
   with pytest.raises(hparams.UsageError) as error:
-    deployment.get_map_reduce_form(process)
+    process_lib.get_map_reduce_form(process)
   for words in ('one client phase', '--norm=sbn', '--norm=gn'):
     assert words in str(error.value)
 
@@ -105,7 +105,7 @@ def test_static_batch_norm_is_refused_with_what_helps():
 @pytest.mark.parametrize('name, scenario', tiny_task.scenarios())
 def test_every_algorithm_compiles_to_both_forms(name, scenario):
   process = tiny_task.build(name, scenario, norm='none')
-  form = deployment.get_map_reduce_form(process)
+  form = process_lib.get_map_reduce_form(process)
   assert isinstance(form, tff.backends.mapreduce.MapReduceForm)
   form = tff.backends.native.compile_to_mergeable_comp_form(process.next)
   assert isinstance(form, tff.framework.MergeableCompForm)
