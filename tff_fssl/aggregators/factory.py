@@ -12,7 +12,7 @@ from tff_fssl.lazy import tf, tff
 
 AggregatorHparams = aggregator_hparams.AggregatorHparams
 _aggregators = tff.aggregators
-_Factory: TypeAlias = tff.aggregators.WeightedAggregationFactory
+Factory: TypeAlias = tff.aggregators.WeightedAggregationFactory
 # The largest weight of a client with `client_weighting=examples`, if a secure
 # sum of weights needs a bound: an honest client may process more examples.
 MAX_EXAMPLES_WEIGHT = 2.0**20 - 1
@@ -28,7 +28,7 @@ def build_aggregator(
   max_weight: float = 1.0,
   clients_per_round: int | None = None,
   population: int | None = None,
-) -> _Factory:
+) -> Factory:
   """Builds the `aggregator` of `process.build_process`.
 
   `mean` and `compression` are TFF's, except that `compression` rounds to the
@@ -77,7 +77,7 @@ def build_aggregator(
   )
 
 
-def build_mean(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
+def build_mean(hparams: AggregatorHparams, **sizes: Any) -> Factory:
   """Builds TFF's weighted mean."""
   del hparams, sizes
   return _aggregators.MeanFactory()
@@ -85,7 +85,7 @@ def build_mean(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
 
 def build_robust(
   hparams: AggregatorHparams, *, clients_per_round: int | None, **sizes: Any
-) -> _Factory:
+) -> Factory:
   """Builds a mean that a minority of liars moves little: see `robust`."""
   del sizes
   aggregator_hparams.check_majority(clients_per_round)
@@ -95,7 +95,7 @@ def build_robust(
   )
 
 
-def build_compression(hparams: AggregatorHparams, **sizes: Any) -> _Factory:
+def build_compression(hparams: AggregatorHparams, **sizes: Any) -> Factory:
   """Builds TFF's compression, without randomness."""
   del sizes
   return tff.learning.compression_aggregator(
@@ -112,7 +112,7 @@ def build_private(
   clients_per_round: int | None,
   population: int | None,
   **sizes: Any,
-) -> _Factory:
+) -> Factory:
   """Builds the differentially private mean: see `privacy`."""
   del sizes
   if clients_per_round is None or population is None:
@@ -131,7 +131,7 @@ def build_private(
 
 def build_secure(
   hparams: AggregatorHparams, *, max_weight: float, **sizes: Any
-) -> _Factory:
+) -> Factory:
   """Builds `tff.learning.secure_aggregator` for weights in [0, max_weight]."""
   del sizes
   # All numbers here are those of `tff.learning.secure_aggregator`.

@@ -19,6 +19,7 @@ from tff_fssl.lazy import tf, tff
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import select
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import communication
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import screen as screen_lib
@@ -271,7 +272,7 @@ def build_client_work(
   Returns:
     The process, and the bytes that a client sends for metrics.
   """
-  data_type = client_data.data_type(element_spec)
+  data_type = tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
   work = _build_work(message_type, data_type, part)
   screen = None
   if part.release_metrics:
@@ -309,7 +310,7 @@ def build_client_work(
   process = tff.learning.templates.ClientWorkProcess(init_fn, next_fn)
   if screen is None:
     return process, 0
-  return process, client_data.num_bytes(work.type_signature.result[1])
+  return process, communication.num_bytes(work.type_signature.result[1])
 
 
 def _build_work(

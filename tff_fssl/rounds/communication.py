@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from tff_fssl.algorithms import channels
 from tff_fssl.lazy import np, tf, tff
 from tff_fssl.models import server_model
-from tff_fssl.rounds import client_data
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import states as states_lib
 
@@ -75,7 +74,7 @@ def build_communication(
         num_phases += tf.cast(states.is_sent(name, after), tf.int64)
     down = collections.OrderedDict(model=one, statistics=one * num_phases)
     for name, is_sent in states.sent(model).items():
-      size = client_data.num_bytes(model_type.sets[name])
+      size = num_bytes(model_type.sets[name])
       down[name] = tf.where(is_sent, tf.constant(size, tf.int64), 0)
     if exchange is not None:
       down['exchange'] = 0
@@ -105,7 +104,7 @@ def _up(
   Returns:
     Name of part -> bytes.
   """
-  size, update = client_data.num_bytes, upload_type.update
+  size, update = num_bytes, upload_type.update
   has_rows = exchange is not None and not exchange.in_sum
   sent = update.update if has_rows else update
   up = collections.OrderedDict(
@@ -180,7 +179,7 @@ def _figures(
 def _weights_bytes(model_type: tff.Type) -> int:
   """Computes the bytes of the model's weights, without sets."""
   return sum(
-    client_data.num_bytes(part)
+    num_bytes(part)
     for part in (
       model_type.trainable,
       model_type.non_trainable,
@@ -207,3 +206,9 @@ def _received_bytes(
     for spec in tf.nest.flatten(value)
     if name not in exchange.not_counted
   )
+
+
+def num_bytes(tff_type: tff.Type) -> int:
+  """Computes the bytes of a value whose tensors have static shapes."""
+  specs = tf.nest.flatten(tff.types.type_to_tf_tensor_specs(tff_type))
+  return sum(s.shape.num_elements() * s.dtype.size for s in specs)

@@ -285,7 +285,8 @@ class _Evaluation:
     image_shape = augment.input_shape(self.views, stored)
 
     @tff.tensorflow.computation(
-      self.model_type, client_data.data_type(self.element_spec)
+      self.model_type,
+      tff.SequenceType(tff.types.tensorflow_to_type(self.element_spec)),
     )
     def work(model: Any, dataset: tf.data.Dataset) -> _ByName:
       network = adapter.Network(self.model_fn, image_shape=image_shape)

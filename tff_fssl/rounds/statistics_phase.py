@@ -20,6 +20,7 @@ from tff_fssl.models import server_model
 from tff_fssl.models import statistics
 from tff_fssl.models.weights import Weights, select
 from tff_fssl.rounds import client_data
+from tff_fssl.rounds import communication
 from tff_fssl.rounds import delivery as delivery_lib
 from tff_fssl.rounds import exchange as exchange_lib
 
@@ -221,7 +222,7 @@ def build_statistics_phase(
   pick = _build_pick(model_type, weights_of, is_needed, gathering.delivery)
   in_training = message_type is not None
   sent_type = message_type if in_training else pick.type_signature.result
-  data_type = client_data.data_type(element_spec)
+  data_type = tff.SequenceType(tff.types.tensorflow_to_type(element_spec))
 
   @tff.tensorflow.computation(sent_type, data_type)
   def gather_at_client(sent: Any, dataset: tf.data.Dataset) -> statistics.Sums:
@@ -263,7 +264,7 @@ def build_statistics_phase(
       ),
     )
 
-  return phase, client_data.num_bytes(sums_type)
+  return phase, communication.num_bytes(sums_type)
 
 
 def _build_at_server(

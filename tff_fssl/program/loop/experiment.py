@@ -23,7 +23,7 @@ from tff_fssl.data import sources
 from tff_fssl.data import text_views
 from tff_fssl.data import vector_views
 from tff_fssl.data.sources import vectors
-from tff_fssl.lazy import tf, tff
+from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import flops
@@ -491,7 +491,7 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
 
 def _build_aggregator(
   config: config_lib.Config,
-) -> tff.aggregators.WeightedAggregationFactory | None:
+) -> factory.Factory | None:
   is_mean = config.aggregator.aggregator == aggregator_hparams.MEAN
   if is_mean or not config.aggregates:
     return None
