@@ -297,7 +297,9 @@ def test_the_program_for_those_who_come_runs(tmp_path):
   [
     ('deploying',),
     # The later ones continue the first.
-    ('embedding', 'evaluation', 'participation'),
+    pytest.param(
+      ('embedding', 'evaluation', 'participation'), marks=pytest.mark.slow
+    ),
     ('runtimes',),
   ],
 )

@@ -132,9 +132,9 @@ def test_private_rounds_release_nothing_else_of_clients():
   assert 0 == epsilons[0] < epsilons[1] < epsilons[2]
 
 
-@pytest.mark.parametrize(
-  'name', ['secure', pytest.param('dp', marks=pytest.mark.slow)]
-)
+# FedMatch's own tests have a quick one.
+@pytest.mark.slow
+@pytest.mark.parametrize('name', ['secure', 'dp'])
 def test_past_models_help_where_single_clients_are_not_seen(name):
   own = {'helpers': 'past', 'num_helpers': 1, 'remembered_clients': 0}
   algorithms = {'helped': own, 'alone': {'remembered_clients': 0}}

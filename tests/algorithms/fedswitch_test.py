@@ -227,7 +227,7 @@ class TestTeacher:
     'labeler, scenario',
     [
       ('student', _SERVER),
-      ('teacher', _SERVER),
+      pytest.param('teacher', _SERVER, marks=pytest.mark.slow),
       pytest.param('student', _CLIENTS, marks=pytest.mark.slow),
     ],
   )

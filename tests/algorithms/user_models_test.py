@@ -169,7 +169,7 @@ def _regularized(strength):
 
 
 # FedMatch's clients train a peer alone.
-@_every_scenario(('fl2', _AT_SERVER), ('fedmatch', _AT_SERVER))
+@_every_scenario(('fedmatch', _AT_SERVER))
 def test_l2_regularizers_are_weight_decay(name, scenario):
   """d/dw (a w^2) = 2 a w, at clients and server alike."""
   strength, kwargs = 0.05, {'max_gradient_norm': 0.0}

@@ -80,7 +80,7 @@ def test_stopped_at_every_disk_call(how, reference, tmp_path):
     (faulty_disk.KILL, 1, 2),
     pytest.param(faulty_disk.KILL, 3, 7, marks=pytest.mark.slow),
     pytest.param(faulty_disk.FULL, 1, 7, marks=pytest.mark.slow),
-    (faulty_disk.POWER_NAMES, 1, 7),
+    pytest.param(faulty_disk.POWER_NAMES, 1, 7, marks=pytest.mark.slow),
   ],
 )
 def test_rows_in_files_survive(

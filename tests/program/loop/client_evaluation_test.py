@@ -174,6 +174,7 @@ def _leaves(folder, made, **replaced):
   return checkpoint.read(checkpoint.path_of(str(folder), 0))
 
 
+@pytest.mark.slow
 def test_local_models_are_those_of_the_next_rounds_clients(model, tmp_path):
   """Each is evaluated on all test images."""
   task = experiment.build_task(
