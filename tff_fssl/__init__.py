@@ -46,7 +46,7 @@ _EXPORTED = {
   'DataSpec': 'tff_fssl.rounds.process',
   'build_process': 'tff_fssl.rounds.process',
   'build_network': 'tff_fssl.models.networks',
-  'FrozenFn': 'tff_fssl.models.frozen',
+  'FrozenFn': 'tff_fssl.models.model_fns',
   'AggregatorHparams': 'tff_fssl.aggregators.hparams',
   'build_aggregator': 'tff_fssl.aggregators.factory',
   'is_acceptable': 'tff_fssl.aggregators.guarded',

@@ -24,8 +24,8 @@ from typing import NamedTuple
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
 from tff_fssl.models import checks
-from tff_fssl.models import frozen
 from tff_fssl.models import keras_state
+from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
 
 ModelFn = checks.ModelFn
@@ -111,10 +111,10 @@ class Network:
     self.num_outputs = checks.check_output(model, symbolic.output, num_classes)
     checks.check_layers(model, compute_dtype)
     self.trainable_variables = tuple(model.trainable_variables)
-    self._frozen_values = frozen.values_of(model_fn)
+    self._frozen_values = model_fns.frozen_values_of(model_fn)
     self.frozen_variables = {
       name: variable
-      for name, variable in frozen.variables(model).items()
+      for name, variable in model_fns.frozen_variables(model).items()
       if name in self._frozen_values
     }
     # Frozen weights are constants of the graph, so that no state contains them.
