@@ -52,8 +52,8 @@ _EXPORTED = {
   'is_acceptable': 'tff_fssl.aggregators.guarded',
   # Data and views.
   'DataHparams': 'tff_fssl.data.data_hparams',
-  'NaturalClients': 'tff_fssl.data.natural_clients',
-  'ClientDataClients': 'tff_fssl.data.natural_clients',
+  'NaturalClients': 'tff_fssl.data.clients',
+  'ClientDataClients': 'tff_fssl.data.clients',
   'load': 'tff_fssl.data.sources',
   'RandomView': 'tff_fssl.data.augment',
   'Views': 'tff_fssl.data.augment',

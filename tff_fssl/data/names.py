@@ -182,7 +182,7 @@ class DataSetInfo:
     std: The divisors of the result, or () in the same cases.
     loader: 'module:function', which returns the `sources.DataSet`. Its
       arguments are this entry and the folder `data_dir`, perhaps None. '': a
-      set of TFDS, which `catalog.find` finds.
+      set of TFDS, which `sources.find` finds.
     uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
   """

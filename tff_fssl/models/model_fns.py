@@ -96,7 +96,8 @@ class FrozenFn:
   Attributes:
     model_fn: Builds the network, images -> logits.
     train_layers: See `freeze`.
-    frozen_values: The weights of all other layers, named as by `frozen_variables`.
+    frozen_values: The weights of all other layers, named as by
+      `frozen_variables`.
   """
 
   model_fn: checks.ModelFn

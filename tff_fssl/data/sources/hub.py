@@ -41,7 +41,7 @@ _BATCH = 64
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it the first time (see `catalog`)."""
+  """Finds a data set, and decodes it the first time (see `sources.find`)."""
   return images.find(locate(name, data_dir, settings))
 
 

@@ -76,7 +76,7 @@ class Stored(NamedTuple):
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set by its JSON or by our table (see `catalog.find`)."""
+  """Finds a data set by its JSON or by our table (see `sources.find`)."""
   preset = _preset(name, settings)
   known = names.DATA_SETS.get(name)
   uses = {'cache_dir'}
