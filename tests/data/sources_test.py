@@ -88,7 +88,7 @@ def test_digits(digits):
 
 
 def test_published_sizes_and_moments(digits):
-  info = names.data_set_info('digits')
+  info = names.DATA_SETS['digits']
   assert (info.num_train, info.num_test) == (1437, 360)
   pixels = digits.train.x / 255
   np.testing.assert_allclose(pixels.mean(), info.mean[0], atol=1e-4)
