@@ -35,6 +35,7 @@ _WRITING = '.writing'
 _KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
 _CHECKSUM = 'crc32'
+_DAMAGED = 'its index.json is damaged'
 _CHUNK = 2**24
 # The deviation of a set whose images all have one color, to divide by.
 _LEAST_DEVIATION = 1 / 255
@@ -285,23 +286,19 @@ def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
       raise files.FileError(path, 'it was changed (checksum)')
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
     if len(mean) != whole[-1] or len(std) != whole[-1]:
-      raise files.FileError(path, 'its index.json is damaged')
+      raise files.FileError(path, _DAMAGED)
     if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
       raise files.FileError(path, f'its mean is {mean}, its deviation {std}')
     facts = dict(index['facts'])
   except files.FileError as error:
-    raise _foreign(path, str(error)) from error
+    raise foreign(path, str(error)) from error
   except (KeyError, TypeError, ValueError) as error:
-    raise _foreign(path, 'its index.json is damaged') from error
+    raise foreign(path) from error
   return Cached(path, images, facts, mean, std)
 
 
-def foreign(cached: Cached) -> UsageError:
-  """Makes the error for facts that no maker has written."""
-  return _foreign(cached.path, 'its index.json is damaged')
-
-
-def _foreign(path: str, reason: str) -> UsageError:
+def foreign(path: str, reason: str = _DAMAGED) -> UsageError:
+  """Makes the error for a folder that no maker has written."""
   return UsageError(
     f'{path}: does not contain the expected decoded images ({reason}); remove'
     ' this folder and give the command again'

@@ -30,12 +30,11 @@ class Problem(NamedTuple):
   stops: bool
 
 
-def shown(items: Sequence[str], separator: str = ', ') -> str:
+def shown(items: Sequence[str]) -> str:
   """Joins the first items, and appends the number of the others."""
   more = len(items) - _NUM_SHOWN
-  return separator.join(items[:_NUM_SHOWN]) + (
-    f'{separator}and {more:,} more' if more > 0 else ''
-  )
+  others = [f'and {more:,} more'] if more > 0 else []
+  return ', '.join([*items[:_NUM_SHOWN], *others])
 
 
 def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:

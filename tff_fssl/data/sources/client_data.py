@@ -293,31 +293,26 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
       raise ValueError(f'there is no {name!r} in {group.name}')
     return group[name]
 
+  def clients(data: Any) -> Iterator[tuple[str, Any, Any]]:
+    examples = inside(data, 'examples')
+    for client in sorted(examples):
+      group = inside(examples, client)
+      image, label = (inside(group, name) for name in fields.choose(group))
+      if not image.shape or label.shape[:1] != image.shape[:1]:
+        raise ValueError(
+          f'{group.name} has {list(image.shape)} images and'
+          f' {list(label.shape)} labels'
+        )
+      if _bytes_each(image) > _MAX_IMAGE_BYTES:
+        raise ValueError(f'{image.name} has {list(image.shape)} values')
+      yield client, image, label
+
   @contextlib.contextmanager
-  def clients() -> Iterator[Iterator[tuple[str, Any, Any]]]:
+  def opened() -> Iterator[Iterator[tuple[str, Any, Any]]]:
     """Opens the file, and yields (client, images, labels) of each client."""
-    with files.open_binary(path) as file, h5py.File(file, 'r') as data:
-      examples = inside(data, 'examples')
-
-      def each():
-        for client in sorted(examples):
-          group = inside(examples, client)
-          image, label = (inside(group, name) for name in fields.choose(group))
-          if not image.shape or label.shape[:1] != image.shape[:1]:
-            raise ValueError(
-              f'{group.name} has {list(image.shape)} images and'
-              f' {list(label.shape)} labels'
-            )
-          if _bytes_each(image) > _MAX_IMAGE_BYTES:
-            raise ValueError(f'{image.name} has {list(image.shape)} values')
-          yield client, image, label
-
-      yield each()
-
-  @contextlib.contextmanager
-  def readable() -> Iterator[None]:
     try:
-      yield
+      with files.open_binary(path) as file, h5py.File(file, 'r') as data:
+        yield clients(data)
     except UsageError:
       raise
     except Exception as error:  # pylint: disable=broad-except
@@ -329,7 +324,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
       raise files.FileError(path, reason) from error
 
   def rows() -> Iterator[Row]:
-    with readable(), clients() as found:
+    with opened() as found:
       for client, pixels, labels in found:
         size = max(1, _CHUNK_BYTES // _bytes_each(pixels))
         for start in range(0, len(pixels), size):
@@ -340,7 +335,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
               image = np.asarray(image)
             yield images.make_row(f'{client}/{i}', image, label, client)
 
-  with readable(), clients() as found:
+  with opened() as found:
     count = sum(len(pixels) for _, pixels, _ in found)
   return Split(count, rows)
 

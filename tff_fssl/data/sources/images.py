@@ -486,7 +486,7 @@ def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
     if found.shape is not None and shape[1:] != tuple(found.shape):
       raise ValueError('shapes differ')
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise image_cache.foreign(cached) from error
+    raise image_cache.foreign(cached.path) from error
   share = f'; {found.settings.test_share:g} of the images are for testing'
   mean, std = found.moments or (cached.mean, cached.std)
   data = sources.DataSet(

@@ -84,11 +84,8 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
     uses.add('split_preset')
   if known is not None:
     # The table is valid without the files, too.
-    facts = {
-      field.name: getattr(known, field.name)
-      for field in dataclasses.fields(names.DataSetInfo)
-      if field.name != 'loader'
-    }
+    facts = dataclasses.asdict(known)
+    del facts['loader']
     num_further = 0
     if name == _SVHN:
       uses.add('svhn_extra')
