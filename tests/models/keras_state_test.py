@@ -357,7 +357,7 @@ def test_normalizes_as_keras_does_in_training(shape, axis, has_scale):
   assert float(count) == np.prod([shape[a] for a in others])
 
 
-def test_frozen_layers_are_not_listed():
+def test_batch_norms_are_listed_at_any_depth():
   model = tf.keras.Sequential(
     [
       tf.keras.Input([3]),
@@ -368,4 +368,6 @@ def test_frozen_layers_are_not_listed():
       _LAYERS.Dense(3),
     ]
   )
+  found = {layer.name for layer in keras_state.batch_norms(model)}
+  assert found == {'frozen', 'inner'}
   assert [x.name for x in keras_state.trained_batch_norms(model)] == ['inner']

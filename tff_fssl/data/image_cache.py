@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import numpy as np
@@ -80,22 +80,11 @@ class Cached:
     return np.array(values, np.int32)
 
 
-class Writer:
-  """A writer of the images of a new folder."""
-
-  def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
-    self._file = file
-    self._size = int(np.prod(shape))
-
-  def put(self, position: int, image: np.ndarray) -> None:
-    """Writes an image, uint8 [H, W, C], at its position."""
-    self._file.seek(position * self._size)
-    self._file.write(image.tobytes())
-
-
+# Writes an image, uint8 [H, W, C], at its position.
+Put = Callable[[int, np.ndarray], None]
 # Puts the images, and returns (number of images, number of training images,
 # which come first, facts as values for JSON).
-Make = Callable[[Writer], tuple[int, int, dict[str, Any]]]
+Make = Callable[[Put], tuple[int, int, dict[str, Any]]]
 
 
 def key_of(*parts: Any) -> str:
@@ -237,16 +226,21 @@ def remove(folder: str, found: Iterable[Made]) -> None:
 
 
 def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
-  new = f'{path}{_WRITING}'
+  new, size = f'{path}{_WRITING}', int(np.prod(shape))
   os.mkdir(new)
   try:
     images = os.path.join(new, _IMAGES)
     with open(images, 'wb') as file:
       # So that a full disk is noticed before hours of work.
       if most:
-        os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
-      count, num_train, facts = make(Writer(file, shape))
-      file.truncate(count * int(np.prod(shape)))
+        os.posix_fallocate(file.fileno(), 0, most * size)
+
+      def put(position: int, image: np.ndarray) -> None:
+        file.seek(position * size)
+        file.write(image.tobytes())
+
+      count, num_train, facts = make(put)
+      file.truncate(count * size)
     mean, std = moments(_map(images, (count, *shape))[:num_train])
     index = {
       'format': _FORMAT,

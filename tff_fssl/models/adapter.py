@@ -239,11 +239,8 @@ class Network:
   @property
   def variances(self) -> tuple[int, ...]:
     """Finds the indices of moving variances among non-trainable weights."""
-    moving = {
-      layer.moving_variance.ref()
-      for layer in self.model._flatten_layers()  # pylint: disable=protected-access
-      if isinstance(layer, keras_state.batch_norm_types())
-    }
+    layers = keras_state.batch_norms(self.model)
+    moving = {layer.moving_variance.ref() for layer in layers}
     return tuple(
       index
       for index, variable in enumerate(self.non_trainable_variables)

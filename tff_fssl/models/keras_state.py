@@ -90,15 +90,17 @@ def batch_norm_types() -> tuple[Any, ...]:
   )
 
 
+def batch_norms(model: tf.keras.Model) -> list[tf.keras.layers.Layer]:
+  """Lists the model's batch normalization layers, at any depth."""
+  layers = model._flatten_layers()  # pylint: disable=protected-access
+  return [layer for layer in layers if isinstance(layer, batch_norm_types())]
+
+
 def trained_batch_norms(
   model: tf.keras.Model,
 ) -> tuple[tf.keras.layers.Layer, ...]:
   """Lists the model's batch normalization layers, except frozen ones."""
-  return tuple(
-    layer
-    for layer in model._flatten_layers()  # pylint: disable=protected-access
-    if isinstance(layer, batch_norm_types()) and layer.trainable
-  )
+  return tuple(layer for layer in batch_norms(model) if layer.trainable)
 
 
 def normalize_batch(

@@ -29,6 +29,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.hparams import import_function
 from tff_fssl.lazy import tf
+from tff_fssl.models import keras_state
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
@@ -457,10 +458,7 @@ def _application(
   except ValueError as error:
     # The images are too small for the network.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
-  has_batch_norm = any(
-    isinstance(layer, tf.keras.layers.BatchNormalization)
-    for layer in model.layers
-  )
+  has_batch_norm = bool(keras_state.batch_norms(model))
   if norm == 'gn' or (norm == 'none' and has_batch_norm):
     raise UsageError(
       f'--norm={norm}: {names.KERAS}{name} comes with its own layers; allowed'

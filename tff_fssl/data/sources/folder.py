@@ -258,14 +258,11 @@ def read(root: str, test_share: float) -> Listing:
   )
   # A manifest may name one file in several rows.
   states = {path: _state(os.path.join(root, path)) for path in set(paths)}
-  listed = [
-    Image(path, int(label), int(owner), states[path])
-    for path, label, owner in zip(paths, marks.y, marks.owners)
-  ]
-  train, test = (
-    tuple(listed[i] for i in np.flatnonzero(marks.in_test == in_test))
-    for in_test in (False, True)
+  listed = tuple(
+    Image(paths[i], int(marks.y[i]), int(marks.owners[i]), states[paths[i]])
+    for i in marks.order
   )
+  train, test = listed[: marks.num_train], listed[marks.num_train :]
   ignored = len(found) - len(entries)
   return Listing(root, kind, train, test, marks, ignored)
 
