@@ -37,9 +37,9 @@ def main() -> None:
   parser.add_argument('--num_images', type=int, default=2048)
   parser.add_argument('--repetitions', type=int, default=5)
   args = parser.parse_args()
-  mean, std = augment.normalization('cifar10')
+  cifar10 = names.DATA_SETS['cifar10']
   views = augment.build_views(
-    _SHAPE, policy=args.policy, mean=mean, std=std, flip=True
+    _SHAPE, policy=args.policy, mean=cifar10.mean, std=cifar10.std, flip=True
   )
   size, num_images = args.batch_size, args.num_images // args.batch_size
   num_images *= size

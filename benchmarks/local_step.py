@@ -82,8 +82,10 @@ class Task:
       }
     )
     self.algorithm = self.entry.configure(None, self.hparams)
-    mean, std = augment.normalization('cifar10')
-    self.views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+    cifar10 = data_names.DATA_SETS['cifar10']
+    self.views = augment.build_views(
+      _SHAPE, mean=cifar10.mean, std=cifar10.std, flip=True
+    )
     streams = self.algorithm.streams()
     used = [batches.trains_on(streams, labeled=kind) for kind in (False, True)]
     sizes = self.hparams.client_batch_sizes(used[0])

@@ -150,8 +150,10 @@ def federated_rounds(process, cohort, contexts):
 
 def build_process(model, server):
   """(process, views, model_fn, hparams) of an (FL)^2 round with one epoch."""
-  mean, std = augment.normalization('cifar10')
-  views = augment.build_views(_SHAPE, mean=mean, std=std, flip=True)
+  cifar10 = data_names.DATA_SETS['cifar10']
+  views = augment.build_views(
+    _SHAPE, mean=cifar10.mean, std=cifar10.std, flip=True
+  )
 
   def model_fn():
     return networks.build_network(model, _SHAPE, _NUM_CLASSES, 'bn')

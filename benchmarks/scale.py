@@ -162,7 +162,7 @@ def measure_population(size: int) -> dict[str, float]:
   import tensorflow_federated as tff
 
   from tff_fssl import runtime
-  from tff_fssl.data import partition_plot
+  from tff_fssl.data import partition as partition_lib
   from tff_fssl.program.loop import experiment
 
   tff.framework.set_default_context(runtime.build_context())
@@ -180,7 +180,7 @@ def measure_population(size: int) -> dict[str, float]:
     with timed('partition.json'):
       task.partition.save_json(os.path.join(folder, 'partition.json'))
     with timed('partition.png'):
-      partition_plot.plot(task.partition, os.path.join(folder, 'partition.png'))
+      partition_lib.plot(task.partition, os.path.join(folder, 'partition.png'))
   with timed('process'):
     built = experiment.build_experiment(task, '')
   with timed('first cohort'):

@@ -20,8 +20,8 @@ from tff_fssl.algorithms import registry
 from tff_fssl.algorithms import supervised
 from tff_fssl.client import training
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import embedding
 from tff_fssl.models import evaluate
+from tff_fssl.models import model_fns
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
@@ -267,7 +267,7 @@ class TestBytes:
     'num_helpers, expected', [(2, 52_569_600), (5, 52_631_040)]
   )
   def test_resnet_8_on_cifar10(self, num_helpers, expected):
-    model_fn = embedding.remove_classifier(
+    model_fn = model_fns.remove_classifier(
       functools.partial(
         networks.build_network, 'resnet9', (32, 32, 3), 10, 'none'
       )

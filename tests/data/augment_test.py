@@ -17,8 +17,13 @@ _POLICIES = {
 }
 
 
+def _normalization(name):
+  info = names.DATA_SETS[name]
+  return info.mean, info.std
+
+
 def _views(name, policy='fl2', flip=True):
-  mean, std = augment.normalization(name)
+  mean, std = _normalization(name)
   return augment.build_views(
     _SHAPES[name], policy=policy, mean=mean, std=std, flip=flip
   )
@@ -31,7 +36,7 @@ def _images(name, count=16, seed=0):
 
 def _pixels(view, name):
   """A view as uint8 again, and that it was exactly that."""
-  mean, std = augment.normalization(name)
+  mean, std = _normalization(name)
   values = (view.numpy() * std + mean) * 255
   np.testing.assert_allclose(values, np.rint(values), atol=2e-3)
   return np.rint(values).astype(np.uint8)
@@ -40,22 +45,11 @@ def _pixels(view, name):
 @pytest.mark.parametrize('name', _SHAPES)
 def test_plain_view_is_normalised(name):
   images = _images(name)
-  mean, std = augment.normalization(name)
+  mean, std = _normalization(name)
   expected = (images / 255 - mean) / std
   view = _views(name).plain(tf.constant(images))
   assert view.dtype == tf.float32
   np.testing.assert_allclose(view, expected, atol=1e-5)
-  assert mean == names.data_set_info(name).mean
-
-
-def test_normalization_of_the_papers_code():
-  mean, std = augment.normalization('cifar10')
-  assert mean == (0.485, 0.456, 0.406) and std == (0.229, 0.224, 0.225)
-  np.testing.assert_allclose(
-    augment.normalization('cifar100')[1], [0.26745, 0.25647, 0.27608], atol=1e-5
-  )
-  with pytest.raises(UsageError, match='unknown data set'):
-    augment.normalization('cifar')
 
 
 @pytest.mark.parametrize('name', _SHAPES)

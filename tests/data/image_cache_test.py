@@ -22,15 +22,17 @@ def _images(count=5):
 def _open(folder, make=None, images=None, most=8):
   images = _images() if images is None else images
 
-  def put(writer):
+  def make_all(put):
     for i in reversed(range(len(images))):  # In any order.
-      writer.put(i, images[i])
+      put(i, images[i])
     return len(images), 3, {'names': ['é']}
 
-  return image_cache.open_or_make(str(folder), _KEY, _SHAPE, most, make or put)
+  return image_cache.open_or_make(
+    str(folder), _KEY, _SHAPE, most, make or make_all
+  )
 
 
-def _must_not_make(writer):
+def _must_not_make(put):
   raise AssertionError('made again')
 
 
@@ -101,8 +103,8 @@ def test_keys():
 
 
 def test_nothing_is_left_of_what_failed(tmp_path):
-  def fail(writer):
-    writer.put(0, _images()[0])
+  def fail(put):
+    put(0, _images()[0])
     raise RuntimeError('decoder')
 
   with pytest.raises(RuntimeError, match='decoder'):
@@ -112,8 +114,8 @@ def test_nothing_is_left_of_what_failed(tmp_path):
 
 
 def _die(folder):
-  def die(writer):
-    writer.put(0, _images()[0])
+  def die(put):
+    put(0, _images()[0])
     os._exit(9)
 
   _open(folder, die)
@@ -137,11 +139,11 @@ def test_two_programs_make_it_once(tmp_path):
   made = context.Value('i', 0)
 
   def program():
-    def make(writer):
+    def make(put):
       with made.get_lock():
         made.value += 1
       for i, image in enumerate(_images()):
-        writer.put(i, image)
+        put(i, image)
       return 5, 3, {}
 
     assert len(_open(tmp_path, make).images) == 5
@@ -177,7 +179,7 @@ def test_disk_errors_are_one_line(tmp_path, monkeypatch, number, words):
 def test_a_full_disk_while_writing(tmp_path):
   with pytest.raises(UsageError, match='the disk is full'):
 
-    def make(writer):
+    def make(put):
       with open('/dev/full', 'wb', buffering=0) as full:
         full.write(b'x')
 

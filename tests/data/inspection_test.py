@@ -18,7 +18,7 @@ def test_shown():
 
 def test_good_labels_have_no_problems():
   train, test = np.array([0, 1, -1, 1]), np.array([1, 0])
-  assert not inspection.label_problems(['a', 'b'], train, test)
+  assert not list(inspection.label_problems(['a', 'b'], train, test))
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,13 @@ def test_gray_images():
 def test_traits_that_reveal_a_class():
   labels = np.repeat([0, 1, -1], [50, 50, 20])
   is_png = labels == 1
-  problems = inspection.trait_problems(['cat', 'dog'], labels, {'PNG': is_png})
+  traits = {'PNG': is_png}
+  problems = [*inspection.trait_problems(['cat', 'dog'], labels, traits)]
   (text,) = _texts(problems)
   assert '100% of dog and 0% of the others are PNG' in text
   assert not problems[0].stops
   even = np.arange(120) % 2 == 0
-  assert not inspection.trait_problems(['cat', 'dog'], labels, {'PNG': even})
+  assert not [*inspection.trait_problems(['cat', 'dog'], labels, {'PNG': even})]
 
 
 def test_duplicates():

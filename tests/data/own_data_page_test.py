@@ -10,7 +10,6 @@ import picture_folders
 import pytest
 from tensorflow_federated.python.simulation.datasets import emnist
 
-from tff_fssl.data import catalog
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import folder
@@ -76,7 +75,7 @@ def test_its_folders(page, tmp_path):
     for copy in range(20):
       name = path.replace('.jpg', f'{copy}.jpg')
       picture_folders.draw(root / name, 20 * number + copy)
-  info = catalog.find('folder:plain/photos', '', DataHparams())
+  info = sources.find('folder:plain/photos', '', DataHparams())
   assert info.num_train + info.num_test == 40 and info.num_test
   listing = folder.read('split/photos', 0.2)
   assert listing.labels('train').tolist() == [0] * 20 + [-1] * 20

@@ -25,7 +25,6 @@ from tff_fssl.data import clients
 from tff_fssl.data import names
 from tff_fssl.data import partition_draw
 from tff_fssl.data import sources
-from tff_fssl.data import streaming
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.partition_settings import PartitionSettings
 
@@ -566,7 +565,7 @@ def test_digits_at_clients():
     (False, True), range(8), (1, 4, 9)
   ):
     examples = clients.client_examples(
-      data, partition, client, round_num, streaming.Streaming(3, 2, cycles, 7)
+      data, partition, client, round_num, clients.Streaming(3, 2, cycles, 7)
     )
     element = clients.make_example(
       seed=clients.client_seed(5, round_num, client),

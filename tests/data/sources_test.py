@@ -6,6 +6,7 @@ import tiny_tfds
 
 from tff_fssl.data import names
 from tff_fssl.data import sources
+from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.hparams import UsageError
 
 
@@ -87,7 +88,7 @@ def test_digits(digits):
 
 
 def test_published_sizes_and_moments(digits):
-  info = names.data_set_info('digits')
+  info = names.DATA_SETS['digits']
   assert (info.num_train, info.num_test) == (1437, 360)
   pixels = digits.train.x / 255
   np.testing.assert_allclose(pixels.mean(), info.mean[0], atol=1e-4)
@@ -106,3 +107,44 @@ def test_examples_of_a_wrong_kind_are_refused():
     sources.Examples(np.zeros((2, 3, 3, 1)), np.zeros(2, np.int32))
   with pytest.raises(UsageError, match='must be integers'):
     sources.Examples(np.zeros((2, 3, 3, 1), np.uint8), np.zeros(3, np.int32))
+
+
+def _find(name, folder=''):
+  return sources.find(name, str(folder), DataHparams())
+
+
+def test_named_sets_need_no_files():
+  assert _find('digits') is names.DATA_SETS['digits']
+  info = _find('cifar10')
+  assert info.num_train == 50_000
+  assert info.mean == names.DATA_SETS['cifar10'].mean
+
+
+@pytest.mark.parametrize(
+  'prefix, words',
+  [
+    (names.FOLDER, 'it does not exist'),
+    (names.CLIENT_DATA, 'it does not exist'),
+    (names.TEXT, 'it does not exist'),
+    (names.FEATURES, 'ends with .npz'),
+    (names.HUB, 'as the hub calls it'),
+  ],
+)
+def test_a_prefix_chooses_the_reader(tmp_path, prefix, words):
+  with pytest.raises(UsageError, match=words):
+    _find(f'{prefix}missing', tmp_path)
+
+
+def test_a_text_file_is_found_and_loaded(tmp_path):
+  (tmp_path / 'news.csv').write_text(
+    'text,label,split\nfirst one,a,train\nsecond,b,train\nthird,a,test\n'
+  )
+  info = _find('text:news.csv', tmp_path)
+  assert (info.num_train, info.num_test, info.num_classes) == (2, 1, 2)
+  data = sources.load_found(info, str(tmp_path))
+  assert data.class_names == ('a', 'b')
+
+
+def test_other_names_are_looked_for_in_tfds(tmp_path):
+  with pytest.raises(UsageError, match="known are .*did you mean 'digits'"):
+    _find('digit', tmp_path)

@@ -37,8 +37,8 @@ def write(
     Split -> (x, y int64 [N]), in the order of the files; x is uint8
     [N, H, W, C], or where sizes differ a list of images.
   """
-  num_classes = num_classes or names.data_set_info(name).num_classes
-  shape = shape or names.data_set_info(name).example_shape
+  num_classes = num_classes or names.DATA_SETS[name].num_classes
+  shape = shape or names.DATA_SETS[name].example_shape
   features = tfds.features.FeaturesDict(
     {
       keys[0]: tfds.features.Image(shape=shape),

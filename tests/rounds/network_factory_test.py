@@ -10,7 +10,7 @@ import tiny_task
 
 from tff_fssl.algorithms import supervised
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import embedding
+from tff_fssl.models import model_fns
 from tff_fssl.rounds import network_factory
 from tff_fssl.rounds import round_hparams
 
@@ -75,7 +75,7 @@ def test_without_classifier_the_outputs_are_embeddings():
     embeds = True
 
   without = network_factory.network_fn(tiny_task.model_fn, Embeds())
-  assert isinstance(without, embedding.EmbeddingFn)
+  assert isinstance(without, model_fns.EmbeddingFn)
   factory = _factory(without)
   assert (factory.num_classes, factory.num_outputs) == (3, 4)
   plain = network_factory.network_fn(

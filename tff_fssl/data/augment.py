@@ -157,24 +157,6 @@ class _Policy:
   fill: tuple[int, int, int]
 
 
-def normalization(
-  data_set: str,
-) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns mean and deviation of a data set's pixels / 255, per channel.
-
-  Args:
-    data_set: One of `names.DATA_SETS`.
-
-  Returns:
-    (mean, std). See `names` for their source.
-
-  Raises:
-    UsageError: If the name is unknown.
-  """
-  info = names.data_set_info(data_set)
-  return info.mean, info.std
-
-
 def _check(
   image_shape: tuple[int, ...],
   policy: str,
@@ -236,7 +218,7 @@ def build_views(
   """
   _check(image_shape, policy, mean, std)
   height, width, channels = image_shape
-  strong_policy = _build_policy(policy, height, width)
+  strong_policy = _POLICIES[policy](height, width)
   fill: tuple[int, ...] = strong_policy.fill
   if channels == 1:
     gray = image_ops.convert_to_gray(tf.constant([[[fill]]], tf.uint8))
@@ -297,13 +279,29 @@ def _choose_ops(
   return ops, args
 
 
-def _build_policy(policy: str, height: int, width: int) -> _Policy:
-  build = {
-    names.FL2: _fl2_policy,
-    names.FIXMATCH: _fixmatch_policy,
-    names.SAGE: _sage_policy,
-  }[policy]
-  return build(height, width)
+def _boxes(
+  height: int,
+  width: int,
+  edges: Callable[[tf.Tensor, tf.Tensor, int], tuple[tf.Tensor, tf.Tensor]],
+) -> Callable[[tf.Tensor], tf.Tensor]:
+  """Makes boxes of edges.
+
+  Args:
+    height: The height of images.
+    width: Their width.
+    edges: (draw of the size, draw of the place, length of an axis) -> the lower
+      and the upper edge in this axis.
+
+  Returns:
+    As `_Policy.boxes`.
+  """
+
+  def boxes(draws):
+    left, right = edges(draws[:, 0], draws[:, 1], width)
+    upper, lower = edges(draws[:, 0], draws[:, 2], height)
+    return tf.cast(tf.stack([left, upper, right, lower], axis=1), tf.int32)
+
+  return boxes
 
 
 def _fl2_policy(height: int, width: int) -> _Policy:
@@ -329,32 +327,22 @@ def _fl2_policy(height: int, width: int) -> _Policy:
     low, high = low_high[..., 0], low_high[..., 1]
     return low + draws * (high - low)
 
-  def boxes(draws):
-    side = draws[:, 0] * (0.5 * width)
+  def edges(size_draw, draw, size):
+    side = size_draw * (0.5 * width)
+    center = size + draw * (1 - size)
+    low = tf.floor(tf.maximum(center - side / 2, 0))
+    return low, tf.minimum(low + side, size)
 
-    def edges(draw, size):
-      center = size + draw * (1 - size)
-      low = tf.floor(tf.maximum(center - side / 2, 0))
-      return low, tf.minimum(low + side, size)
-
-    left, right = edges(draws[:, 1], width)
-    upper, lower = edges(draws[:, 2], height)
-    return tf.cast(tf.stack([left, upper, right, lower], axis=1), tf.int32)
-
+  boxes = _boxes(height, width, edges)
   return _Policy(3, 1.0, arguments, boxes, (125, 123, 114))
 
 
 def _fixmatch_policy(height: int, width: int) -> _Policy:
   half = min(height, width) // 2 // 2
 
-  def boxes(draws):
-    def edges(draw, size):
-      center = tf.cast(draw * size, tf.int32)
-      return tf.maximum(center - half, 0), tf.minimum(center + half, size) - 1
-
-    left, right = edges(draws[:, 1], width)
-    upper, lower = edges(draws[:, 2], height)
-    return tf.stack([left, upper, right, lower], axis=1)
+  def edges(_, draw, size):
+    center = tf.cast(draw * size, tf.int32)
+    return tf.maximum(center - half, 0), tf.minimum(center + half, size) - 1
 
   table = _levels(
     height,
@@ -364,20 +352,16 @@ def _fixmatch_policy(height: int, width: int) -> _Policy:
     # At most 10 pixels of 32.
     pixels=lambda level, side: int(level * side / 32),
   )
+  boxes = _boxes(height, width, edges)
   return _Policy(2, 0.5, table, boxes, (127, 127, 127))
 
 
 def _sage_policy(height: int, width: int) -> _Policy:
   side = min(height, width) / 2
 
-  def boxes(draws):
-    def edges(draw, size):
-      low = tf.floor(tf.maximum(draw * size - side / 2, 0))
-      return low, tf.floor(tf.minimum(low + side, size))
-
-    left, right = edges(draws[:, 1], width)
-    upper, lower = edges(draws[:, 2], height)
-    return tf.cast(tf.stack([left, upper, right, lower], axis=1), tf.int32)
+  def edges(_, draw, size):
+    low = tf.floor(tf.maximum(draw * size - side / 2, 0))
+    return low, tf.floor(tf.minimum(low + side, size))
 
   table = _levels(
     height,
@@ -386,6 +370,7 @@ def _sage_policy(height: int, width: int) -> _Policy:
     bits=lambda level: 4 + int(level * 4 / 10),
     pixels=lambda level, side: int(level * 0.3 * side / 10),
   )
+  boxes = _boxes(height, width, edges)
   return _Policy(2, 0.5, table, boxes, (127, 127, 127))
 
 
@@ -427,3 +412,10 @@ def _levels(
     return tf.gather(table.reshape(-1), ops * table.shape[1] + column)
 
   return arguments
+
+
+_POLICIES = {
+  names.FL2: _fl2_policy,
+  names.FIXMATCH: _fixmatch_policy,
+  names.SAGE: _sage_policy,
+}

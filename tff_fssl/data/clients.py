@@ -1,4 +1,4 @@
-"""The format of the examples that clients and the server train on.
+"""The examples that clients and the server train on.
 
 A client's data are one element, `OrderedDict(seed, labeled, unlabeled)`.
 `labeled` and `unlabeled` are `OrderedDict(x, y)`. Labels of unlabelled examples
@@ -8,7 +8,8 @@ are for diagnostics only. -1 means "not known".
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+import dataclasses
 import hashlib
 import os
 import pathlib
@@ -17,11 +18,14 @@ from typing import Any
 import numpy as np
 
 from tff_fssl import durable
+from tff_fssl import files
+from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.data import partition as partition_lib
+from tff_fssl.data import pictures
 from tff_fssl.data import seeds
 from tff_fssl.data import sources
-from tff_fssl.data import streaming as streaming_lib
+from tff_fssl.data.sources import images
 from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tf
 
@@ -29,6 +33,8 @@ from tff_fssl.lazy import tf
 UNKNOWN_LABEL = names.UNKNOWN_LABEL
 # Larger labelled sets would make the server's graph slow to build and to copy.
 MAX_CONSTANT_BYTES = 16 * 2**20
+# (x uint8 [N, H, W, C], y int32 [N])
+_Pair = tuple[np.ndarray, np.ndarray]
 
 
 def element_spec(
@@ -190,12 +196,79 @@ def unusable_example(element_spec: Any) -> collections.OrderedDict[str, Any]:
   return element
 
 
+@dataclasses.dataclass(frozen=True)
+class Streaming:
+  """The schedule by which a client's unlabelled examples arrive.
+
+  FedMatch's Streaming-NonIID (Jeong et al., 2021) has 10 steps of 10 rounds.
+  Parts are a function of the seed, the client and the round's number, so that a
+  resumed run has the same parts.
+
+  Attributes:
+    steps: The number of equal parts into which each client's examples are cut
+      at random, >= 1. 1: clients always have all.
+    rounds: The number of rounds of each part, >= 1.
+    cycles: Whether the first part follows the last one. Otherwise the last part
+      stays.
+    seed: Any integer.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data.clients import Streaming
+    >>> streaming = Streaming(steps=3, rounds=10)
+    >>> for round_num in (1, 10, 11, 21, 99):
+    ...   print(round_num, streaming.part(np.arange(6), 0, round_num))
+    1 [2 5]
+    10 [2 5]
+    11 [3 4]
+    21 [0 1]
+    99 [0 1]
+  """
+
+  steps: int = 1
+  rounds: int = 1
+  cycles: bool = False
+  seed: int = 0
+
+  @property
+  def last_begins(self) -> int:
+    """Returns the first round with the last part."""
+    return (self.steps - 1) * self.rounds + 1
+
+  def step(self, round_num: int) -> int:
+    """Returns the part of a round >= 1, in [0, steps)."""
+    step = (round_num - 1) // self.rounds
+    return step % self.steps if self.cycles else min(step, self.steps - 1)
+
+  def part(
+    self, examples: np.ndarray, client_id: int, round_num: int
+  ) -> np.ndarray:
+    """Returns a client's examples in a round.
+
+    Args:
+      examples: int64 [N], all unlabelled examples of the client, ascending.
+      client_id: The client.
+      round_num: The round, >= 1.
+
+    Returns:
+      int64, ascending: floor(N / steps) examples, or one more.
+    """
+    if self.steps == 1:
+      return examples
+    # One order for all rounds, so that parts do not overlap.
+    rng = seeds.generator(self.seed, seeds.Purpose.STREAMING, client_id)
+    order = rng.permutation(len(examples))
+    step = self.step(round_num)
+    start, stop = (len(examples) * s // self.steps for s in (step, step + 1))
+    return examples[np.sort(order[start:stop])]
+
+
 def client_examples(
   data: sources.DataSet,
   partition: partition_lib.Partition,
   client_id: int,
   round_num: int = 1,
-  streaming: streaming_lib.Streaming = streaming_lib.Streaming(),
+  streaming: Streaming = Streaming(),
 ) -> tuple[tuple[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]:
   """Returns the examples of a client of a partition in a round.
 
@@ -319,3 +392,159 @@ def build_server_data_fn(
     )
 
   return lambda: tf.data.Dataset.from_tensors(path).map(read)
+
+
+class NaturalClients(Mapping[str, tuple[_Pair, _Pair]]):
+  """A mapping of clients' names to their (labelled, unlabelled) examples.
+
+  Both are pairs as for `make_example`. Examples are read when a client
+  is accessed. Examples of unknown label are unlabelled, with -1.
+
+  Examples:
+    >>> import numpy as np
+    >>> from tff_fssl.data import clients
+    >>> from tff_fssl.data import sources
+    >>> x, y = np.zeros([3, 8, 8, 1], np.uint8), np.array([1, -1, 0])
+    >>> data = sources.DataSet(
+    ...   name='mine',
+    ...   train=sources.Examples(x, y),
+    ...   test=sources.Examples(x[:0], y[:0]),
+    ...   num_classes=2,
+    ...   class_names=('cat', 'dog'),
+    ...   example_shape=(8, 8, 1),
+    ...   owners=np.array([0, 0, 1]),
+    ...   client_names=('ann', 'bob'),
+    ... )
+    >>> people = clients.NaturalClients(data)
+    >>> for name, ((_, labels), (_, unknown)) in people.items():
+    ...   print(name, labels, unknown)
+    ann [1] [-1]
+    bob [0] []
+  """
+
+  def __init__(self, data: sources.DataSet):
+    """Sorts examples by client.
+
+    Args:
+      data: A data set with owners. Examples without an owner are skipped.
+
+    Raises:
+      UsageError: If the data set does not record clients.
+    """
+    if data.owners is None:
+      raise UsageError(
+        f'data set {data.name} does not record the clients of its examples;'
+        ' a manifest with a column client does'
+      )
+    self._train = data.train
+    # A client's examples stay in their stored order.
+    order = np.argsort(data.owners, kind='stable')
+    starts = np.searchsorted(
+      data.owners[order], np.arange(len(data.client_names) + 1)
+    )
+    self._held = {
+      name: order[start:stop]
+      for name, start, stop in zip(data.client_names, starts, starts[1:])
+    }
+
+  def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
+    """Returns the examples of a client, or raises KeyError."""
+    held = self._held[name]
+    return _split_by_label(self._train.x[held], self._train.y[held])
+
+  def __iter__(self) -> Iterator[str]:
+    """Yields the names."""
+    return iter(self._held)
+
+  def __len__(self) -> int:
+    """Returns the number of clients."""
+    return len(self._held)
+
+
+class ClientDataClients(Mapping[str, tuple[_Pair, _Pair]]):
+  """The mapping of `NaturalClients` for a `tff.simulation.datasets.ClientData`.
+
+  A client's dataset is read when the client is accessed, and not kept.
+  `clientdata:PATH` reads TFF's files faster, and from memory that is mapped.
+  """
+
+  def __init__(
+    self,
+    client_data: Any,
+    settings: data_hparams.DataHparams | None = None,
+  ):
+    """Looks at the first client's first example.
+
+    Args:
+      client_data: The clients. Their examples are mappings. One field is an
+        image (pixels from 0 to 255, floats from 0 to 1, or the content of a
+        file), one the class, an integer, or -1.
+      settings: The names of these fields, and the reading of images. None:
+        `DataHparams()`.
+
+    Raises:
+      UsageError: If no client has examples, or they lack such fields.
+    """
+    self._client_data = client_data
+    settings = settings or data_hparams.DataHparams()
+    self._names = tuple(map(str, client_data.client_ids))
+    # Lazily: the first clients may have no examples, and one is enough.
+    rows = (row for name in self._names for row in self._rows(name))
+    first: Any = next(rows, None)
+    if not isinstance(first, Mapping) or not first:
+      raise UsageError(
+        'ClientData: has no examples, or they are not mappings of fields'
+      )
+    self._image, self._label = images.choose_fields(
+      first, settings.image_field, settings.label_field
+    )
+    shape = pictures.stored_shape(self._image_of(first))
+    self.image_shape = settings.image_shape(shape)
+    self._form = pictures.Form(self.image_shape, settings.resize)
+
+  def _rows(self, name: str) -> Iterator[Any]:
+    dataset = self._client_data.create_tf_dataset_for_client(name)
+    return dataset.as_numpy_iterator()
+
+  def _image_of(self, row: Mapping[str, Any]) -> Any:
+    image = row[self._image]
+    return pictures.parse_bytes(image) if isinstance(image, bytes) else image
+
+  def __getitem__(self, name: str) -> tuple[_Pair, _Pair]:
+    """Returns the examples of a client, or raises KeyError.
+
+    Raises:
+      UsageError: If an image or a label cannot be used. Names the client.
+    """
+    if name not in self._names:
+      raise KeyError(name)
+    x, y = [], []
+    for number, row in enumerate(self._rows(name)):
+      try:
+        picture = pictures.read(self._image_of(row), self._form)
+        x.append(picture.pixels)
+        label = images.parse_label(row[self._label])
+        if isinstance(label, str):
+          raise ValueError(f'its label is {label!r}, not an integer')
+        y.append(names.UNKNOWN_LABEL if label is None else label)
+      except ValueError as error:
+        reason = getattr(error, 'reason', None) or files.first_line(error)
+        raise UsageError(
+          f'ClientData: client {name}, example {number}: {reason}'
+        ) from error
+    stacked = np.stack(x) if x else np.zeros((0, *self.image_shape), np.uint8)
+    return _split_by_label(stacked, np.array(y, np.int32))
+
+  def __iter__(self) -> Iterator[str]:
+    """Yields the names."""
+    return iter(self._names)
+
+  def __len__(self) -> int:
+    """Returns the number of clients."""
+    return len(self._names)
+
+
+def _split_by_label(x: np.ndarray, y: np.ndarray) -> tuple[_Pair, _Pair]:
+  """Splits examples into those with a known label and the others."""
+  is_known = y >= 0
+  return (x[is_known], y[is_known]), (x[~is_known], y[~is_known])

@@ -17,8 +17,6 @@ _DEFAULT_SIZE = (32, 32)
 # Networks compute in float32.
 _MAX_FLOAT, _LEAST_STD = 3.4e38, 1e-30
 STANDARD, SCALE, NONE = 'standard', 'scale', 'none'
-# Fields of the values that networks receive for images and vectors.
-NUMBERS = ('normalization', 'mean', 'std')
 # Fields of the views of vectors without views of their own, and of texts.
 WEAK_VECTORS = ('weak_noise',)
 STRONG_VECTORS = ('strong_noise', 'strong_dropout')
@@ -256,10 +254,8 @@ class DataHparams:
     """
     if not self.mean:
       return None
-    mean, std = (
-      _numbers(flag, getattr(self, flag), size) for flag in ('mean', 'std')
-    )
-    return mean, std
+    mean, std = self.mean, self.std
+    return _numbers('mean', mean, size), _numbers('std', std, size)
 
   @property
   def size(self) -> tuple[int, int] | None:

@@ -18,7 +18,7 @@ import json
 import os
 import re
 import shutil
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 import zlib
 
 import numpy as np
@@ -35,6 +35,7 @@ _WRITING = '.writing'
 _KEY = re.compile(r'[0-9a-f]{32}')
 _OURS = re.compile(r'[0-9a-f]{32}\.writing')
 _CHECKSUM = 'crc32'
+_DAMAGED = 'its index.json is damaged'
 _CHUNK = 2**24
 # The deviation of a set whose images all have one color, to divide by.
 _LEAST_DEVIATION = 1 / 255
@@ -79,22 +80,11 @@ class Cached:
     return np.array(values, np.int32)
 
 
-class Writer:
-  """A writer of the images of a new folder."""
-
-  def __init__(self, file: BinaryIO, shape: tuple[int, ...]):
-    self._file = file
-    self._size = int(np.prod(shape))
-
-  def put(self, position: int, image: np.ndarray) -> None:
-    """Writes an image, uint8 [H, W, C], at its position."""
-    self._file.seek(position * self._size)
-    self._file.write(image.tobytes())
-
-
+# Writes an image, uint8 [H, W, C], at its position.
+Put = Callable[[int, np.ndarray], None]
 # Puts the images, and returns (number of images, number of training images,
 # which come first, facts as values for JSON).
-Make = Callable[[Writer], tuple[int, int, dict[str, Any]]]
+Make = Callable[[Put], tuple[int, int, dict[str, Any]]]
 
 
 def key_of(*parts: Any) -> str:
@@ -236,16 +226,21 @@ def remove(folder: str, found: Iterable[Made]) -> None:
 
 
 def _make(path: str, shape: tuple[int, ...], most: int, make: Make):
-  new = f'{path}{_WRITING}'
+  new, size = f'{path}{_WRITING}', int(np.prod(shape))
   os.mkdir(new)
   try:
     images = os.path.join(new, _IMAGES)
     with open(images, 'wb') as file:
       # So that a full disk is noticed before hours of work.
       if most:
-        os.posix_fallocate(file.fileno(), 0, most * int(np.prod(shape)))
-      count, num_train, facts = make(Writer(file, shape))
-      file.truncate(count * int(np.prod(shape)))
+        os.posix_fallocate(file.fileno(), 0, most * size)
+
+      def put(position: int, image: np.ndarray) -> None:
+        file.seek(position * size)
+        file.write(image.tobytes())
+
+      count, num_train, facts = make(put)
+      file.truncate(count * size)
     mean, std = moments(_map(images, (count, *shape))[:num_train])
     index = {
       'format': _FORMAT,
@@ -285,23 +280,19 @@ def _open(path: str, shape: tuple[int, ...] | None = None) -> Cached:
       raise files.FileError(path, 'it was changed (checksum)')
     mean, std = (tuple(map(float, index[n])) for n in ('mean', 'std'))
     if len(mean) != whole[-1] or len(std) != whole[-1]:
-      raise files.FileError(path, 'its index.json is damaged')
+      raise files.FileError(path, _DAMAGED)
     if not np.all(np.isfinite([*mean, *std])) or min(std) <= 0:
       raise files.FileError(path, f'its mean is {mean}, its deviation {std}')
     facts = dict(index['facts'])
   except files.FileError as error:
-    raise _foreign(path, str(error)) from error
+    raise foreign(path, str(error)) from error
   except (KeyError, TypeError, ValueError) as error:
-    raise _foreign(path, 'its index.json is damaged') from error
+    raise foreign(path) from error
   return Cached(path, images, facts, mean, std)
 
 
-def foreign(cached: Cached) -> UsageError:
-  """Makes the error for facts that no maker has written."""
-  return _foreign(cached.path, 'its index.json is damaged')
-
-
-def _foreign(path: str, reason: str) -> UsageError:
+def foreign(path: str, reason: str = _DAMAGED) -> UsageError:
+  """Makes the error for a folder that no maker has written."""
   return UsageError(
     f'{path}: does not contain the expected decoded images ({reason}); remove'
     ' this folder and give the command again'

@@ -234,10 +234,9 @@ def _affine(images: tf.Tensor, ops: tf.Tensor, args: tf.Tensor) -> tf.Tensor:
   """Applies operations that fetch each pixel from another place."""
   _, height, width, _ = images.shape
   args = tf.cast(args, tf.float64)
-  zero = tf.zeros_like(args)
 
-  def only(name, value=args, otherwise=zero):
-    return tf.where(tf.equal(ops, OPS.index(name)), value, otherwise)
+  def only(name):
+    return tf.where(tf.equal(ops, OPS.index(name)), args, tf.zeros_like(args))
 
   # For centers of pixels: x_in = xx x + xy y + x0, y_in = yx x + yy y + y0.
   angle = only('rotate') * (-math.pi / 180)

@@ -1,6 +1,6 @@
 """Finds problems of a data set."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 import hashlib
 from typing import NamedTuple
 
@@ -30,12 +30,11 @@ class Problem(NamedTuple):
   stops: bool
 
 
-def shown(items: Sequence[str], separator: str = ', ') -> str:
+def shown(items: Sequence[str]) -> str:
   """Joins the first items, and appends the number of the others."""
   more = len(items) - _NUM_SHOWN
-  return separator.join(items[:_NUM_SHOWN]) + (
-    f'{separator}and {more:,} more' if more > 0 else ''
-  )
+  others = [f'and {more:,} more'] if more > 0 else []
+  return ', '.join([*items[:_NUM_SHOWN], *others])
 
 
 def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:
@@ -47,7 +46,7 @@ def class_counts(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 def label_problems(
   class_names: Sequence[str], train: np.ndarray, test: np.ndarray
-) -> list[Problem]:
+) -> Iterator[Problem]:
   """Finds empty splits and missing classes.
 
   Args:
@@ -55,18 +54,16 @@ def label_problems(
     train: Labels of training examples, integers [N]. -1 is unknown.
     test: Labels of test examples.
 
-  Returns:
+  Yields:
     The problems.
   """
-  problems = [
-    Problem(f'the data have no {split} examples', True)
-    for split, labels in (('training', train), ('test', test))
-    if not len(labels)
-  ]
+  for split, labels in (('training', train), ('test', test)):
+    if not len(labels):
+      yield Problem(f'the data have no {split} examples', True)
   if len(class_names) < 2:
     names = ', '.join(class_names) or 'none'
-    problems.append(
-      Problem(f'a classifier needs two classes or more; given: {names}', True)
+    yield Problem(
+      f'a classifier needs two classes or more; given: {names}', True
     )
   for split, labels, lowest in (
     ('training', train, data_names.UNKNOWN_LABEL),
@@ -75,12 +72,10 @@ def label_problems(
     wrong = (labels < lowest) | (labels >= len(class_names))
     if wrong.any():
       example = int(np.argmax(wrong))
-      problems.append(
-        Problem(
-          f'{int(wrong.sum()):,} {split} labels are no class (such as'
-          f' {labels[example]}, of {split} example {example})',
-          True,
-        )
+      yield Problem(
+        f'{int(wrong.sum()):,} {split} labels are no class (such as'
+        f' {labels[example]}, of {split} example {example})',
+        True,
       )
   for split, labels, stops in (
     ('training', train, True),
@@ -90,12 +85,9 @@ def label_problems(
     missing = [n for n, count in zip(class_names, counts) if not count]
     if missing and len(labels):
       meaning = '' if stops else '; no test accuracy includes them'
-      problems.append(
-        Problem(
-          f'classes without a {split} example: {shown(missing)}{meaning}', stops
-        )
+      yield Problem(
+        f'classes without a {split} example: {shown(missing)}{meaning}', stops
       )
-  return problems
 
 
 def is_gray(images: np.ndarray) -> np.ndarray:
@@ -119,7 +111,7 @@ def trait_problems(
   class_names: Sequence[str],
   labels: np.ndarray,
   traits: Mapping[str, np.ndarray],
-) -> list[Problem]:
+) -> Iterator[Problem]:
   """Finds traits of files that reveal a class.
 
   Args:
@@ -127,10 +119,9 @@ def trait_problems(
     labels: The class of each example, integers [N]. -1 is unknown.
     traits: Trait ('gray') -> whether each example has it, bool [N].
 
-  Returns:
+  Yields:
     The problems. None of them stops training.
   """
-  problems = []
   sizes = class_counts(labels, len(class_names))
   for trait, has in traits.items():
     counts = class_counts(labels[has], len(class_names))
@@ -148,19 +139,16 @@ def trait_problems(
         found.append((difference, share, other, name))
     if found:
       _, share, other, name = max(found)
-      problems.append(
-        Problem(
-          f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a'
-          ' network can tell classes by that instead of by the content of the'
-          ' images, and its accuracy is misleading; convert all images to one'
-          ' form',
-          False,
-        )
+      yield Problem(
+        f'{share:.0%} of {name} and {other:.0%} of the others are {trait}: a'
+        ' network can tell classes by that instead of by the content of the'
+        ' images, and its accuracy is misleading; convert all images to one'
+        ' form',
+        False,
       )
-  return problems
 
 
-def refuse(where: str, problems: Sequence[Problem]) -> None:
+def refuse(where: str, problems: Iterable[Problem]) -> None:
   """Raises `UsageError` if a problem stops training."""
   texts = [problem.text for problem in problems if problem.stops]
   if texts:
@@ -181,7 +169,7 @@ def duplicate_problems(
   examples: Sequence[np.ndarray],
   labels: Sequence[np.ndarray],
   name: Callable[[int], str],
-) -> list[Problem]:
+) -> Iterator[Problem]:
   """Finds examples that repeat others, by a hash of their content.
 
   Args:
@@ -189,7 +177,7 @@ def duplicate_problems(
     labels: Their labels.
     name: Names an example by its number. Test examples follow from N.
 
-  Returns:
+  Yields:
     The problems. None of them stops training.
   """
   num_train = len(examples[0])
@@ -201,7 +189,6 @@ def duplicate_problems(
   is_train, again = number < num_train, original < number
   y = np.concatenate(labels)
   is_known = (y >= 0) & (y[original] >= 0)
-  problems = []
   for found, what, meaning in (
     (
       again & is_train,
@@ -225,8 +212,7 @@ def duplicate_problems(
         f'{int(found.sum()):,} {what}, by their content: {shown(pairs[:3])}'
       )
       more += ', ...' * (len(pairs) > 3)
-      problems.append(Problem(f'{more}; {meaning}', False))
-  return problems
+      yield Problem(f'{more}; {meaning}', False)
 
 
 def _hashes(examples: np.ndarray) -> np.ndarray:

@@ -5,7 +5,6 @@ import dataclasses
 from typing import NamedTuple
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.hparams import closest
 
 # Policies of strong augmentation; see `augment`.
 FL2 = 'fl2'
@@ -182,7 +181,7 @@ class DataSetInfo:
     std: The divisors of the result, or () in the same cases.
     loader: 'module:function', which returns the `sources.DataSet`. Its
       arguments are this entry and the folder `data_dir`, perhaps None. '': a
-      set of TFDS, which `catalog.find` finds.
+      set of TFDS, which `sources.find` finds.
     uses: The flags of `DataHparams` that have an effect.
     num_validation: The default of --num_validation.
   """
@@ -211,15 +210,11 @@ class DataSetInfo:
     return self.example_shape[1:] if is_vector else self.example_shape
 
 
-def _table(*infos: DataSetInfo) -> dict[str, DataSetInfo]:
-  return {info.name: info for info in infos}
-
-
 # Mean and deviation of the CIFAR and SVHN sets, and the flipping of SVHN's
 # digits, are from (FL)^2's code. There, CIFAR-10's moments are ImageNet's. Its
 # own moments are in configs/papers/semifl.toml. The moments of the other sets
 # are measured on all pixels of the training images. All are public.
-DATA_SETS = _table(
+_INFOS = (
   DataSetInfo(
     name='cifar10',
     num_classes=10,
@@ -272,24 +267,4 @@ DATA_SETS = _table(
     loader='tff_fssl.data.sources:load_digits',
   ),
 )
-
-
-def data_set_info(name: str) -> DataSetInfo:
-  """Returns the entry of `name` in `DATA_SETS`.
-
-  Args:
-    name: A data set's name.
-
-  Returns:
-    The entry.
-
-  Raises:
-    UsageError: If no data set has that name.
-  """
-  if name not in DATA_SETS:
-    known = tuple(DATA_SETS)
-    raise UsageError(
-      f'unknown data set {name!r}; known are {", ".join(known)}'
-      f'{closest(name, known)}'
-    )
-  return DATA_SETS[name]
+DATA_SETS = {info.name: info for info in _INFOS}

@@ -54,6 +54,8 @@ from tff_fssl.data import seeds
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 
+_NONE = np.zeros(0, np.int64)
+
 
 def build_partition(
   labels: np.ndarray,
@@ -94,11 +96,14 @@ def build_partition(
   labels = np.asarray(labels)
   num_classes = settings.num_classes
   _check_labels(labels, num_classes)
-  natural = np.zeros([0], np.int64)
+  natural = _NONE
   if settings.partition == names.NATURAL:
     natural = partition_splits.choose_owners(owners, labels, settings)
     settings = dataclasses.replace(settings, num_clients=len(natural))
-  shuffled = _shuffled_classes(labels, num_classes, settings.seed)
+  rng = seeds.generator(settings.seed, seeds.Purpose.LABEL_SPLIT)
+  shuffled = [
+    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
+  ]
 
   at_server = settings.scenario == names.LABELS_AT_SERVER
   holders = _labeled_clients(settings)
@@ -117,7 +122,7 @@ def build_partition(
     client_test = _hold_out(labels, settings, unlabeled)
   client_labeled = _label_clients(labels, settings, holders, labeled, unlabeled)
   partition = partition_lib.Partition(
-    server_labeled=labeled[0] if at_server else _indices([]),
+    server_labeled=labeled[0] if at_server else _NONE,
     validation=validation,
     client_labeled=client_labeled,
     client_unlabeled=unlabeled,
@@ -152,12 +157,11 @@ def _add_noise(
   shifts = rng.integers(1, settings.num_classes, len(labeled))
   count = round(settings.label_noise * len(labeled))
   drawn = np.sort(order[:count])
+  wrong = (labels[labeled[drawn]] + shifts[drawn]) % settings.num_classes
   return dataclasses.replace(
     partition,
     wrong_examples=labeled[drawn],
-    wrong_labels=_indices(
-      (labels[labeled[drawn]] + shifts[drawn]) % settings.num_classes
-    ),
+    wrong_labels=wrong.astype(np.int64),
   )
 
 
@@ -208,28 +212,16 @@ def _split_unlabeled(
   owners: np.ndarray | None,
   natural: np.ndarray,
 ) -> list[np.ndarray]:
-  """Splits unlabelled examples over clients, or over the `natural` owners."""
-  if not len(natural):
-    return _split_rest(hidden, unknown, settings, num_holders)
-  assert owners is not None
-  groups = partition_splits.split_by_owner([*hidden, unknown], owners, natural)
-  return _draw_unlabeled(groups, settings, num_holders)
-
-
-def _split_rest(
-  hidden: list[np.ndarray],
-  unknown: np.ndarray,
-  settings: partition_settings.PartitionSettings,
-  num_holders: int,
-) -> list[np.ndarray]:
   """Splits unlabelled examples, per class, over the clients.
 
   Args:
     hidden: The examples of each class.
     unknown: The examples of unknown class.
-    settings: The split, but not `natural`.
+    settings: The split.
     num_holders: The number of clients with labels. If all clients have labels
       besides their share, the share may be empty.
+    owners: int [N], the owner of each example (`natural`).
+    natural: The owners that are clients, or none for other splits.
 
   Returns:
     The examples of each client, ascending.
@@ -237,6 +229,12 @@ def _split_rest(
   Raises:
     UsageError: If the examples are too few. Names the flags.
   """
+  if len(natural):
+    assert owners is not None
+    hidden = partition_splits.split_by_owner(
+      [*hidden, unknown], owners, natural
+    )
+    return _draw_unlabeled(hidden, settings, num_holders)
   *hidden, unknown = _draw_unlabeled([*hidden, unknown], settings, num_holders)
   num_clients = settings.num_clients
   all_have_labels = num_holders == num_clients and not settings.labels_own
@@ -257,7 +255,7 @@ def _split_rest(
     )
   rng = seeds.generator(settings.seed, seeds.Purpose.UNKNOWN_LABELS)
   also = partition_splits.split_evenly(unknown, num_clients, rng)
-  return [_indices(np.sort(np.concatenate(a))) for a in zip(split, also)]
+  return [np.sort(np.concatenate(a)) for a in zip(split, also)]
 
 
 def _hold_out(
@@ -283,7 +281,7 @@ def _hold_out(
     order = order[np.argsort((quotas - exact)[order], kind='stable')]
     quotas[order[: wanted - quotas.sum()]] += 1
     chosen = [known[labels[known] == c][:q] for c, q in enumerate(quotas)]
-    held_out.append(_indices(np.sort(np.concatenate(chosen))))
+    held_out.append(np.sort(np.concatenate(chosen)))
     unlabeled[client] = np.setdiff1d(share, held_out[-1], assume_unique=True)
   if not sum(map(len, held_out)):
     raise UsageError(
@@ -318,7 +316,7 @@ def _label_clients(
 
   Those that clients take from their own ones are removed from `unlabeled`.
   """
-  client_labeled = [_indices([]) for _ in range(settings.num_clients)]
+  client_labeled = [_NONE] * settings.num_clients
   if settings.scenario != names.LABELS_AT_SERVER:
     for client, held in zip(holders, labeled, strict=True):
       client_labeled[client] = held
@@ -382,17 +380,6 @@ def _label_all(
     unlabeled[client] = unlabeled[client][~is_known]
 
 
-def _indices(values: Sequence[int] | np.ndarray) -> np.ndarray:
-  return np.asarray(values, np.int64)
-
-
-def _shuffled_classes(labels, num_classes, seed) -> list[np.ndarray]:
-  rng = seeds.generator(seed, seeds.Purpose.LABEL_SPLIT)
-  return [
-    rng.permutation(np.flatnonzero(labels == c)) for c in range(num_classes)
-  ]
-
-
 def _split_labels(
   shuffled: list[np.ndarray],
   settings: partition_settings.PartitionSettings,
@@ -427,10 +414,8 @@ def _split_labels(
         f' {some}, but class {c} has {len(members)}; set it to at most'
         f' {most * settings.label_classes}'
       )
-  labeled = [
-    _indices(np.sort(a)) for a in partition_splits.take(shuffled, counts)
-  ]
-  return labeled, [m[n:] for m, n in zip(shuffled, wanted)]
+  labeled = partition_splits.take(shuffled, counts)
+  return list(map(np.sort, labeled)), [m[n:] for m, n in zip(shuffled, wanted)]
 
 
 def _split_all_labels(
@@ -452,7 +437,7 @@ def _split_all_labels(
     dataclasses.replace(settings, min_client_examples=0),
     seeds.Purpose.LABEL_PARTITION,
   )
-  return [_indices(np.sort(a)) for a in labeled], [m[each:] for m in shuffled]
+  return list(map(np.sort, labeled)), [m[each:] for m in shuffled]
 
 
 def _label_counts(
@@ -502,4 +487,4 @@ def _split_validation(
       quotas[open_classes[:rest]] += 1
   kept = [m[: len(m) - q] for m, q in zip(hidden, quotas)]
   taken = [m[len(m) - q :] for m, q in zip(hidden, quotas)]
-  return kept, _indices(np.sort(np.concatenate(taken)))
+  return kept, np.sort(np.concatenate(taken))

@@ -263,22 +263,20 @@ class PartitionSettings:
     }[self.partition]
 
   @property
+  def _used_client_labels(self) -> str:
+    """Returns `client_labels`, or '' where it has no effect."""
+    at_clients = self.scenario == names.LABELS_AT_CLIENTS
+    return self.client_labels if at_clients and not self.full_labels else ''
+
+  @property
   def labels_own(self) -> bool:
     """Tells whether clients hold labels of their own examples."""
-    return (
-      self.scenario == names.LABELS_AT_CLIENTS
-      and self.client_labels == names.OWN
-      and not self.full_labels
-    )
+    return self._used_client_labels == names.OWN
 
   @property
   def labels_split(self) -> bool:
     """Tells whether the labels of all clients are split by the partition."""
-    return (
-      self.scenario == names.LABELS_AT_CLIENTS
-      and self.client_labels == names.SPLIT
-      and not self.full_labels
-    )
+    return self._used_client_labels == names.SPLIT
 
   @property
   def label_classes(self) -> int:

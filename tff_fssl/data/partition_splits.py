@@ -404,18 +404,12 @@ def _split_dirichlet(
     )
   best = 0
   for _ in range(MAX_DRAWS):
-    cuts = _draw_dirichlet(
-      hidden, num_clients, settings.concentration, total, rng
-    )
-    if cuts is None:
+    counts = _draw_dirichlet(hidden, num_clients, settings.concentration, rng)
+    if counts is None:
       continue
-    sizes = sum(
-      np.diff(ends, prepend=0, append=len(members))
-      for members, ends in zip(hidden, cuts)
-    )
-    smallest = int(np.min(sizes))
+    smallest = int(counts.sum(axis=1).min())
     if smallest >= min_client_examples:
-      return _cut(hidden, cuts)
+      return take(hidden, counts)
     best = max(best, smallest)
   raise UsageError(
     f'--partition=dirichlet --alpha={settings.alpha:g}'
@@ -431,41 +425,32 @@ def _draw_dirichlet(
   hidden: list[np.ndarray],
   num_clients: int,
   alpha: float,
-  total: int,
   rng: np.random.Generator,
-) -> list[np.ndarray] | None:
-  """Draws the cuts of each class once.
+) -> np.ndarray | None:
+  """Draws the number of examples of each class at each client once.
 
   Args:
     hidden: The examples of each class.
     num_clients: The number of clients.
     alpha: Parameter of the Dirichlet distribution.
-    total: The number of all examples.
     rng: The random generator.
 
   Returns:
-    Per class, int64 [num_clients - 1], or None if a draw gave all examples of a
-    class to full clients.
+    int64 [clients, classes], or None if a draw gave all examples of a class to
+    full clients.
   """
-  all_cuts = []
+  full = sum(len(members) for members in hidden) / num_clients
+  counts = np.zeros((num_clients, len(hidden)), np.int64)
   sizes = np.zeros(num_clients, np.int64)
-  for members in hidden:
+  for members, own in zip(hidden, counts.T):
     proportions = rng.dirichlet(np.full(num_clients, alpha))
-    proportions[sizes >= total / num_clients] = 0
+    proportions[sizes >= full] = 0
     mass = proportions.sum()
     # A very small alpha gives everything to one client (or underflows).
     if not mass > 0:
       return None
     ends = np.cumsum(proportions / mass) * len(members)
     cuts = np.minimum(ends[:-1].astype(np.int64), len(members))
-    all_cuts.append(cuts)
-    sizes += np.diff(cuts, prepend=0, append=len(members))
-  return all_cuts
-
-
-def _cut(
-  hidden: list[np.ndarray], all_cuts: list[np.ndarray]
-) -> list[np.ndarray]:
-  """Cuts classes into the examples of each client, class by class."""
-  pieces = [np.split(members, cuts) for members, cuts in zip(hidden, all_cuts)]
-  return [np.concatenate(own) for own in zip(*pieces)]
+    own[:] = np.diff(cuts, prepend=0, append=len(members))
+    sizes += own
+  return counts

@@ -8,10 +8,10 @@ or implicit state:
     seeding differs from build to build inside a computation.
 *   Batch normalization in training normalizes with the batch's moments and, by
     default, tracks no averages: `statistics.py` gathers statistics instead.
-*   Dropout and other random layers draw from seeds of the training step: see
-    `random_layers.py`.
+*   Dropout and other random layers draw from seeds of the training step.
 
-Models that cannot be trained in this way are rejected: see `checks.py`.
+`keras_state.py` does this. Models that cannot be trained in this way are
+rejected: see `checks.py`.
 """
 
 from __future__ import annotations
@@ -23,12 +23,9 @@ from typing import NamedTuple
 
 from tff_fssl import hparams
 from tff_fssl.lazy import tf
-from tff_fssl.models import batch_norm
 from tff_fssl.models import checks
-from tff_fssl.models import forward_pass
-from tff_fssl.models import frozen
-from tff_fssl.models import making
-from tff_fssl.models import random_layers
+from tff_fssl.models import keras_state
+from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
 
 ModelFn = checks.ModelFn
@@ -105,8 +102,8 @@ class Network:
     """
     created: list[tf.Variable] = []
     with (
-      tf.variable_creator_scope(making.seeded_creator(seed, created)),
-      making.policy(compute_dtype),
+      tf.variable_creator_scope(keras_state.seeded_creator(seed, created)),
+      keras_state.policy(compute_dtype),
     ):
       model = self.model = checks.call_model_fn(model_fn)
       checks.check_is_new(model, created)
@@ -114,10 +111,10 @@ class Network:
     self.num_outputs = checks.check_output(model, symbolic.output, num_classes)
     checks.check_layers(model, compute_dtype)
     self.trainable_variables = tuple(model.trainable_variables)
-    self._frozen_values = frozen.values_of(model_fn)
+    self._frozen_values = model_fns.frozen_values_of(model_fn)
     self.frozen_variables = {
       name: variable
-      for name, variable in frozen.variables(model).items()
+      for name, variable in model_fns.frozen_variables(model).items()
       if name in self._frozen_values
     }
     # Frozen weights are constants of the graph, so that no state contains them.
@@ -129,10 +126,10 @@ class Network:
     self._recorded: list[BatchMoments] | None = None
     self._autograph = tf.__internal__.autograph.control_status_ctx()
     self._use_batch_moments = False
-    self.batch_norm_layers = batch_norm.trained_layers(model)
+    self.batch_norm_layers = keras_state.trained_batch_norms(model)
     for index, layer in enumerate(self.batch_norm_layers):
       layer.call = self._batch_norm_call(index, layer, layer.call)
-    self._random_layers = random_layers.RandomLayers(model)
+    self._random_layers = keras_state.RandomLayers(model)
     # `Normalization` copies its weights when it is built, so that it would not
     # see them change.
     self._finalized_layers = [
@@ -141,7 +138,7 @@ class Network:
       if type(layer).finalize_state is not tf.keras.layers.Layer.finalize_state
     ]
     for training in (True, False) if trace else ():
-      forward_pass.check(
+      checks.check_forward_pass(
         model,
         functools.partial(self._trial, training=training),
         symbolic.image_shape,
@@ -183,7 +180,9 @@ class Network:
         return keras_call(inputs, training=False)
       if self._track_moving_averages and not self._use_batch_moments:
         return keras_call(inputs, training=True)
-      outputs, mean, variance, count = batch_norm.normalize_batch(layer, inputs)
+      outputs, mean, variance, count = keras_state.normalize_batch(
+        layer, inputs
+      )
       if self._recorded is not None:
         self._recorded.append(BatchMoments(index, mean, variance, count))
       return outputs
@@ -240,11 +239,8 @@ class Network:
   @property
   def variances(self) -> tuple[int, ...]:
     """Finds the indices of moving variances among non-trainable weights."""
-    moving = {
-      layer.moving_variance.ref()
-      for layer in self.model._flatten_layers()  # pylint: disable=protected-access
-      if isinstance(layer, batch_norm.layer_types())
-    }
+    layers = keras_state.batch_norms(self.model)
+    moving = {layer.moving_variance.ref() for layer in layers}
     return tuple(
       index
       for index, variable in enumerate(self.non_trainable_variables)

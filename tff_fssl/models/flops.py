@@ -14,6 +14,11 @@ from typing import Any, TypeAlias
 
 from tff_fssl.lazy import tf
 
+# An operation -> one of its tensors.
+_TensorOf: TypeAlias = 'Callable[[tf.Operation], tf.Tensor]'
+# A tensor of an operation -> its dimensions.
+_SizesOf: TypeAlias = 'Callable[[tf.Tensor], list[int]]'
+
 
 class UnknownFlopsError(ValueError):
   """The FLOPs depend on values that are known only when the function runs."""
@@ -108,7 +113,7 @@ def _count_operation(op: tf.Operation, per_example: bool) -> Flops:
     return once
   if op.type not in _MULTIPLICATIONS:
     return Flops()
-  flops = 2.0 * _MULTIPLICATIONS[op.type](op, _Sizes(op, per_example))
+  flops = 2.0 * _MULTIPLICATIONS[op.type](op, _sizes(op, per_example))
   return Flops(flops, flops)
 
 
@@ -118,47 +123,34 @@ def _combine_branches(branches: Iterable[Flops]) -> Flops:
   return Flops(min(b.least for b in branches), max(b.most for b in branches))
 
 
-class _Sizes:
-  """The dimensions of an operation's tensors."""
+def _sizes(op: tf.Operation, per_example: bool) -> _SizesOf:
+  """Makes a function that returns the dimensions of an operation's tensors."""
 
-  def __init__(self, op: tf.Operation, per_example: bool):
-    self._op, self._per_example = op, per_example
+  def sizes(tensor: tf.Tensor) -> list[int]:
+    shape = tensor.shape
+    if shape.rank is None or not (per_example or shape.is_fully_defined()):
+      raise UnknownFlopsError(f'{op.name}: a shape is not known')
+    return [1 if size is None else size for size in shape.as_list()]
 
-  def dimensions(self, tensor: tf.Tensor) -> list[int]:
-    """Returns the dimensions of a tensor."""
-    if tensor.shape.rank is None:
-      raise self._unknown()
-    return [self._known(size) for size in tensor.shape.as_list()]
-
-  def _known(self, size: int | None) -> int:
-    if size is None and not self._per_example:
-      raise self._unknown()
-    return 1 if size is None else size
-
-  def _unknown(self) -> UnknownFlopsError:
-    return UnknownFlopsError(f'{self._op.name}: a shape is not known')
+  return sizes
 
 
-def _product(transposed: str) -> Callable[[tf.Operation, _Sizes], int]:
+def _product(transposed: str) -> Callable[[tf.Operation, _SizesOf], int]:
   """Makes a function that counts multiplications of a (batched) product."""
 
-  def count(op: tf.Operation, sizes: _Sizes) -> int:
+  def count(op: tf.Operation, sizes: _SizesOf) -> int:
     axis = -2 if op.get_attr(transposed) else -1
-    inner = sizes.dimensions(op.inputs[0])[axis]
-    return math.prod(sizes.dimensions(op.outputs[0])) * inner
+    inner = sizes(op.inputs[0])[axis]
+    return math.prod(sizes(op.outputs[0])) * inner
 
   return count
-
-
-# An operation -> one of its tensors.
-_TensorOf: TypeAlias = 'Callable[[tf.Operation], tf.Tensor]'
 
 
 def _convolution(
   images: _TensorOf,
   kernel: _TensorOf,
   spatial_only: bool = False,
-) -> Callable[[tf.Operation, _Sizes], int]:
+) -> Callable[[tf.Operation, _SizesOf], int]:
   """Makes a function that counts a convolution, or one of its gradients.
 
   Args:
@@ -170,22 +162,22 @@ def _convolution(
     A function that counts multiplications.
   """
 
-  def count(op: tf.Operation, sizes: _Sizes) -> int:
+  def count(op: tf.Operation, sizes: _SizesOf) -> int:
     # Each output sums over the kernel, except over its output channels.
-    summed = sizes.dimensions(kernel(op))[: -2 if spatial_only else -1]
-    return math.prod(sizes.dimensions(images(op))) * math.prod(summed)
+    summed = sizes(kernel(op))[: -2 if spatial_only else -1]
+    return math.prod(sizes(images(op))) * math.prod(summed)
 
   return count
 
 
-def _einsum(op: tf.Operation, sizes: _Sizes) -> int:
+def _einsum(op: tf.Operation, sizes: _SizesOf) -> int:
   """Counts multiplications of a sum over products of one or two tensors."""
   terms = op.get_attr('equation').decode().split('->')[0].split(',')
   if len(terms) == 1:
     return 0
   ranges: dict[str, int] = {}
   for labels, operand in zip(terms, op.inputs):
-    shape = sizes.dimensions(operand)
+    shape = sizes(operand)
     before, dots, after = labels.replace(' ', '').partition('...')
     names = list(before)
     if dots:

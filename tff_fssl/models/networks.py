@@ -29,6 +29,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.hparams import import_function
 from tff_fssl.lazy import tf
+from tff_fssl.models import keras_state
 from tff_fssl.models import names
 
 _EPSILON = 1e-5
@@ -103,9 +104,12 @@ def _conv(
   size: int = 3,
   stride: int = 1,
   bias: bool = False,
-  initializer: tf.keras.initializers.Initializer,
+  initializer: tf.keras.initializers.Initializer | None = None,
 ) -> tf.Tensor:
   """Convolves `x`, padded by (size - 1) / 2 zeros on every side.
+
+  Initial weights are Kaiming normal by fan-out, unless another `initializer` is
+  given.
 
   This is PyTorch's padding. Keras's 'same' pads only the bottom and the right
   for strides above 1 on even sizes, and equals PyTorch's otherwise.
@@ -122,7 +126,7 @@ def _conv(
     stride,
     padding,
     use_bias=bias,
-    kernel_initializer=initializer,
+    kernel_initializer=initializer or _kaiming_fan_out(),
     name=name,
   )(x)
 
@@ -170,27 +174,12 @@ def _wide_resnet_block(
       size=1,
       stride=stride,
       bias=bias,
-      initializer=_kaiming_fan_out(),
       name=f'{name}_shortcut',
     )
-  y = _conv(
-    activated,
-    filters,
-    stride=stride,
-    bias=bias,
-    initializer=_kaiming_fan_out(),
-    name=f'{name}_conv1',
-  )
+  y = _conv(activated, filters, stride=stride, bias=bias, name=f'{name}_conv1')
   y = _relu(_norm(y, norm, f'{name}_norm2'), f'{name}_relu2')
-  y = _conv(
-    y,
-    filters,
-    bias=bias,
-    initializer=(
-      tf.keras.initializers.Zeros() if norm == 'none' else _kaiming_fan_out()
-    ),
-    name=f'{name}_conv2',
-  )
+  zeros = tf.keras.initializers.Zeros() if norm == 'none' else None
+  y = _conv(y, filters, bias=bias, initializer=zeros, name=f'{name}_conv2')
   return tf.keras.layers.Add(name=f'{name}_add')([shortcut, y])
 
 
@@ -206,8 +195,7 @@ def _wide_resnet(
   """
   num_stages = min(x.shape[1:3]).bit_length() - 3
   num_blocks = int(((28 - 1) / num_stages - 1) / 2)
-  bias = norm == 'none'
-  x = _conv(x, 16, bias=bias, initializer=_kaiming_fan_out(), name='stem')
+  x = _conv(x, 16, bias=norm == 'none', name='stem')
   for stage in range(num_stages):
     for block in range(num_blocks):
       stride = 2 if stage and not block else 1
@@ -268,18 +256,14 @@ def build_resnet18(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   index = 2
   for filters in (64, 128, 256, 512):
     if filters > 64:
-      x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(
-        conv(x, filters, index)
-      )
+      x = conv(x, filters, index)
+      x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index}')(x)
       x = add(x, conv(x, filters, index + 1), index + 1)
     else:
       x = add(x, conv(conv(x, filters, 2), filters, 3), 3)
-    x = add(
-      x,
-      conv(conv(x, filters, index + 2), filters, index + 3),
-      index + 3,
-    )
-    index += 4
+    index += 3
+    x = add(x, conv(conv(x, filters, index - 1), filters, index), index)
+    index += 1
   x = tf.keras.layers.GlobalMaxPooling2D(name='features')(x)
   return _dense(x, num_classes, initializer=_lecun_normal())
 
@@ -291,14 +275,7 @@ def build_resnet8(x: tf.Tensor, num_classes: int, norm: str) -> tf.Tensor:
   """
 
   def conv(x: tf.Tensor, filters: int, name: str, **options: int) -> tf.Tensor:
-    x = _conv(
-      x,
-      filters,
-      bias=norm == 'none',
-      initializer=_kaiming_fan_out(),
-      name=name,
-      **options,
-    )
+    x = _conv(x, filters, bias=norm == 'none', name=name, **options)
     return _norm(x, norm, f'{name}_norm')
 
   x = _relu(conv(x, 64, 'conv'), 'relu')
@@ -428,13 +405,9 @@ def _cnn(
   for index, filters in enumerate(widths, start=1):
     if index > 2:
       x = tf.keras.layers.MaxPooling2D(2, name=f'pool{index - 1}')(x)
+    stride = stem_stride if index == 1 else 1
     x = _conv(
-      x,
-      filters,
-      stride=stem_stride if index == 1 else 1,
-      bias=norm == 'none',
-      initializer=_kaiming_fan_out(),
-      name=f'conv{index}',
+      x, filters, stride=stride, bias=norm == 'none', name=f'conv{index}'
     )
     x = _relu(_norm(x, norm, f'norm{index}'), f'relu{index}')
   return _dense(_average(x), num_classes)
@@ -485,10 +458,7 @@ def _application(
   except ValueError as error:
     # The images are too small for the network.
     raise UsageError(f'{flag}: {files.first_line(error)}') from error
-  has_batch_norm = any(
-    isinstance(layer, tf.keras.layers.BatchNormalization)
-    for layer in model.layers
-  )
+  has_batch_norm = bool(keras_state.batch_norms(model))
   if norm == 'gn' or (norm == 'none' and has_batch_norm):
     raise UsageError(
       f'--norm={norm}: {names.KERAS}{name} comes with its own layers; allowed'

@@ -15,7 +15,7 @@ class Weights(NamedTuple):
     trainable: Trainable variables, in Keras's order.
     non_trainable: All other variables (batch norm's moving moments, layers that
       do not train), in Keras's order, without the frozen ones of a
-      `frozen.FrozenFn`.
+      `model_fns.FrozenFn`.
     statistics_count: float32 scalar, the number of examples or batches behind
       the batch norm statistics (`statistics.Sums.count`). 0 means that there
       are none yet. Inference then normalizes with the moments of the batch.

@@ -13,8 +13,8 @@ from tff_fssl.client import compute
 from tff_fssl.data import augment
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
-from tff_fssl.models import embedding
 from tff_fssl.models import flops as flops_lib
+from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import exchange as exchange_lib
 from tff_fssl.rounds import network_factory
@@ -142,7 +142,7 @@ def measure(
   shape = augment.input_shape(views, stored)
   hparams, num_classes = algorithm.round, None
   model_fn = network_factory.network_fn(model_fn, algorithm)
-  if isinstance(model_fn, embedding.EmbeddingFn):
+  if isinstance(model_fn, model_fns.EmbeddingFn):
     num_classes = model_fn.num_classes()
   # In a graph of its own, variables are never initialized, so no memory is
   # used.

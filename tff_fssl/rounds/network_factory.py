@@ -10,7 +10,7 @@ from tff_fssl import hparams as hparams_lib
 from tff_fssl.algorithms import base
 from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
-from tff_fssl.models import embedding
+from tff_fssl.models import model_fns
 from tff_fssl.models.weights import Weights
 from tff_fssl.rounds import round_hparams as round_hparams_lib
 
@@ -21,7 +21,7 @@ def network_fn(
   """Returns an algorithm's model builder, perhaps without classifier."""
   if not algorithm.embeds:
     return model_fn
-  return embedding.remove_classifier(model_fn)
+  return model_fns.remove_classifier(model_fn)
 
 
 class NetworkFactory:
@@ -52,7 +52,7 @@ class NetworkFactory:
 
     Args:
       model_fn: Builds a Keras model, images -> logits. Or an
-        `embedding.EmbeddingFn`.
+        `model_fns.EmbeddingFn`.
       hparams: The round's hyper-parameters.
       image_shape: The shape of a network's input.
       num_classes: Expected width of the classifier. None skips the check.
@@ -68,7 +68,7 @@ class NetworkFactory:
     of_classifier = None
     # The network's outputs are embeddings, so its width tells nothing of
     # classes.
-    if isinstance(model_fn, embedding.EmbeddingFn):
+    if isinstance(model_fn, model_fns.EmbeddingFn):
       of_classifier = model_fn.num_classes(num_classes)
       num_classes = None
     self._build = functools.partial(

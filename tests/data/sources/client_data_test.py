@@ -5,12 +5,14 @@ import client_files
 import h5py
 import numpy as np
 import pytest
+import tensorflow as tf
 
-from tff_fssl.data import catalog
+from tff_fssl import files
+from tff_fssl.data import clients
 from tff_fssl.data import image_cache
-from tff_fssl.data import natural_clients
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
+from tff_fssl.data.sources import client_data
 from tff_fssl.hparams import UsageError
 
 _TRAIN = client_files.draw({'b': 4, 'a': 3, 'c': 2}, seed=1)
@@ -43,7 +45,7 @@ def _sqlite(tmp_path):
 def _check(data, train=_TRAIN):
   assert data.example_shape == (5, 5, 1) and data.num_classes == 2
   assert data.client_names == tuple(sorted(train))
-  people = natural_clients.NaturalClients(data)
+  people = clients.NaturalClients(data)
   for name, (x, y) in train.items():
     (images, labels), (unlabeled, _) = people[name]
     np.testing.assert_array_equal(images[..., 0], np.rint(255 * x))
@@ -80,8 +82,8 @@ def test_other_layouts_are_the_same(tmp_path, load):
 
 
 def test_a_share_for_testing(tmp_path, load):
-  clients = client_files.draw({'a': 200, 'b': 100})
-  client_files.users(tmp_path / 'users', client_files.examples(clients))
+  drawn = client_files.draw({'a': 200, 'b': 100})
+  client_files.users(tmp_path / 'users', client_files.examples(drawn))
   data = load('users')
   assert 40 < len(data.test) < 80
   assert len(data.train) + len(data.test) == 300
@@ -92,8 +94,8 @@ def test_a_share_for_testing(tmp_path, load):
   more = client_files.draw({'c': 30}, seed=3)
   client_files.users(tmp_path / 'more', client_files.examples(more))
   os.rename(tmp_path / 'more' / 'c', tmp_path / 'users' / 'c')
-  after = natural_clients.NaturalClients(load('users'))
-  before = natural_clients.NaturalClients(data)
+  after = clients.NaturalClients(load('users'))
+  before = clients.NaturalClients(data)
   for name in before:
     np.testing.assert_array_equal(after[name][0][0], before[name][0][0])
 
@@ -155,7 +157,7 @@ def test_decoded_once(sqlite, load, monkeypatch):
 
 def test_facts(sqlite, tmp_path):
   settings = DataHparams(cache_dir=str(tmp_path / 'c'), image_size='7x6')
-  info = catalog.find(f'clientdata:{sqlite}', '', settings)
+  info = sources.find(f'clientdata:{sqlite}', '', settings)
   assert (info.num_train, info.num_test) == (9, 4)
   assert info.example_shape == (7, 6, 1)
   assert 'test_share' not in info.uses and 'client_field' not in info.uses
@@ -308,3 +310,66 @@ def test_many_that_cannot_be_read(tmp_path, load):
   )
   with pytest.raises(UsageError, match='more than 1,000 images cannot be read'):
     load('a.sqlite')
+
+
+def _example(**features):
+  return tf.train.Example(
+    features=tf.train.Features(feature=features)
+  ).SerializeToString()
+
+
+def test_values_are_those_of_tensorflow():
+  parsed = client_data.parse_example(
+    _example(
+      floats=tf.train.Feature(float_list=tf.train.FloatList(value=[0.25, -3])),
+      integers=tf.train.Feature(
+        int64_list=tf.train.Int64List(value=[-(2**40), 7])
+      ),
+      text=tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a\xff'])),
+      empty=tf.train.Feature(),
+      two=tf.train.Feature(bytes_list=tf.train.BytesList(value=[b'a', b'b'])),
+    )
+  )
+  assert sorted(parsed) == ['empty', 'floats', 'integers', 'text', 'two']
+  floats = client_data.read_value(parsed['floats'])
+  assert floats.dtype == np.float32 and floats.tolist() == [0.25, -3]
+  integers = client_data.read_value(parsed['integers'])
+  assert integers.dtype == np.int64 and integers.tolist() == [-(2**40), 7]
+  assert client_data.read_value(parsed['text']) == b'a\xff'
+  for name in ('empty', 'two'):
+    with pytest.raises(ValueError):
+      client_data.read_value(parsed[name])
+
+
+@pytest.mark.parametrize('content', [b'\xff' * 9, 'text', None, 3])
+def test_what_is_no_example(content):
+  with pytest.raises(ValueError, match='no tf.train.Example'):
+    client_data.parse_example(content)
+
+
+def _records(path):
+  with files.open_binary(str(path)) as file:
+    return list(client_data.read_records(str(path), file))
+
+
+def test_records(tmp_path):
+  path = tmp_path / 'a'
+  contents = [os.urandom(n) for n in (0, 1, 9, 70_000)]
+  with tf.io.TFRecordWriter(str(path)) as writer:
+    for content in contents:
+      writer.write(content)
+  assert _records(path) == contents
+  whole = path.read_bytes()
+  for size in (len(whole) - 1, len(whole) - 5, 50, 19):
+    path.write_bytes(whole[:size])
+    with pytest.raises(files.FileError, match='record at byte .* is damaged'):
+      _records(path)
+  # A length of 2 ** 60, with its checksum.
+  path.write_bytes(bytes.fromhex('0000000000000010') + whole[8:12])
+  with pytest.raises(files.FileError, match='no TFRecord file'):
+    _records(path)
+  huge = (2**60).to_bytes(8, 'little')
+  checksum = client_data._masked_crc(huge).to_bytes(4, 'little')
+  path.write_bytes(huge + checksum + b'0' * 9)
+  with pytest.raises(files.FileError, match='byte 0 is damaged'):
+    _records(path)

@@ -9,7 +9,6 @@ import pyarrow as pa
 from pyarrow import parquet
 import pytest
 
-from tff_fssl.data import catalog
 from tff_fssl.data import image_cache
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
@@ -299,7 +298,7 @@ def test_what_is_wrong_is_found_without_opening_an_image(tmp_path):
     ('', 'give the path'),
   ):
     with pytest.raises(UsageError, match=words) as error:
-      catalog.find(f'folder:{path}', str(tmp_path), DataHparams())
+      sources.find(f'folder:{path}', str(tmp_path), DataHparams())
     assert str(error.value).startswith(f'--dataset=folder:{path}: ')
 
 
@@ -315,7 +314,7 @@ def test_facts_are_known_without_loading(tmp_path, monkeypatch):
     (str(tmp_path.parent), tmp_path.name),
     ('/nowhere', str(tmp_path)),
   ):
-    info = catalog.find(f'folder:{path}', data_dir, settings)
+    info = sources.find(f'folder:{path}', data_dir, settings)
     assert (info.num_classes, info.num_train, info.num_test) == (2, 3, 1)
     assert info.example_shape == (16, 24, 1) and not info.flip
     assert 'test_share' not in info.uses and 'image_size' in info.uses

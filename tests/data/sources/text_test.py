@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from tff_fssl.data import catalog
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.hparams import UsageError
@@ -47,7 +46,7 @@ def test_texts_labels_clients_and_splits(tmp_path):
 
 
 def test_equal_texts_are_on_one_side(tmp_path):
-  info = catalog.find(
+  info = sources.find(
     f'text:{_write(tmp_path / "a.csv", *_ROWS)}', '', _SETTINGS
   )
   assert 'test_share' in info.uses and info.num_test > 2
@@ -104,7 +103,7 @@ def test_ag_news(tmp_path):
   assert (len(data.train), len(data.test)) == (40, 30)
   assert data.class_names == ('World', 'Sci/Tech')
   assert data.train.y.tolist()[:3] == [0, 1, 0] and 'only' not in data.notes
-  info = catalog.find('ag_news', str(tmp_path), _SETTINGS)
+  info = sources.find('ag_news', str(tmp_path), _SETTINGS)
   assert 'test_share' not in info.uses
 
 

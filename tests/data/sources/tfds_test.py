@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import tiny_tfds
 
-from tff_fssl.data import catalog
 from tff_fssl.data import names
 from tff_fssl.data import pictures
 from tff_fssl.data import sources
@@ -15,7 +14,7 @@ from tff_fssl.hparams import UsageError
 
 
 def _find(name, folder, **settings):
-  return catalog.find(name, str(folder), DataHparams(**settings))
+  return sources.find(name, str(folder), DataHparams(**settings))
 
 
 def _facts(info):

@@ -8,7 +8,6 @@ from pyarrow import parquet
 import pytest
 import tensorflow as tf
 
-from tff_fssl.data import catalog
 from tff_fssl.data import sources
 from tff_fssl.data.data_hparams import DataHparams
 from tff_fssl.data.sources import vectors
@@ -73,7 +72,7 @@ def _load(path, **settings):
 def test_all_kinds_of_files_say_the_same(tmp_path, kind):
   columns, path = _columns(), tmp_path / f'a.{kind}'
   _WRITE[kind](path, columns)
-  info = catalog.find(f'features:{path}', '', DataHparams())
+  info = sources.find(f'features:{path}', '', DataHparams())
   assert (info.num_train, info.num_test, info.num_classes) == (34, 6, 2)
   assert info.example_shape == (3, 3) and info.input_shape == (3,)
   assert (info.num_weak, info.num_strong) == (2, 0)
@@ -194,7 +193,7 @@ def test_mistakes_are_one_line(tmp_path, name):
 
 def test_vectors_far_away(tmp_path):
   _write_npz(tmp_path / 'a.npz', _columns(**_at('x_weak', 7, 1e7)))
-  info = catalog.find(f'features:{tmp_path}/a.npz', '', DataHparams())
+  info = sources.find(f'features:{tmp_path}/a.npz', '', DataHparams())
   data = sources.load_found(info, None)
   words = 'a.npz, row 8: a number is more than 10,000'
   with pytest.raises(UsageError, match=words):

@@ -1,6 +1,6 @@
 import pytest
 
-from tff_fssl.data import streaming
+from tff_fssl.data import clients
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 
@@ -13,7 +13,7 @@ def _config(*argv):
 
 def test_streaming_is_where_clients_use_unlabelled_examples():
   flags_ = ['--streaming_steps=5', '--streaming_rounds=3']
-  assert _config(*flags_).streaming == streaming.Streaming(5, 3, False, 0)
+  assert _config(*flags_).streaming == clients.Streaming(5, 3, False, 0)
   assert _config().streaming.steps == 1
   supervised = ['--algorithm=supervised', _CLIENTS]
   # For the statistics of static batch norm: not of parts that are to come.

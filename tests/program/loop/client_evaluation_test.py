@@ -11,7 +11,6 @@ from tff_fssl import runtime
 from tff_fssl.algorithms import registry
 from tff_fssl.data import clients
 from tff_fssl.data import sources
-from tff_fssl.data import streaming as streaming_lib
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import adapter
 from tff_fssl.models import server_model
@@ -147,7 +146,7 @@ def test_nobody_trains_on_what_is_held_out(flags):
   )
   numbers = lambda x: x[:, 0, :2, 0].astype(int) @ [256, 1]
   streaming = config.streaming
-  assert isinstance(streaming, streaming_lib.Streaming)
+  assert isinstance(streaming, clients.Streaming)
   trained = {int(i) for i in task.partition.server_labeled}
   held_out = set()
   for client_id in range(20):

@@ -5,7 +5,7 @@ import pytest
 import tensorflow as tf
 
 from tff_fssl.hparams import UsageError
-from tff_fssl.models import frozen
+from tff_fssl.models import model_fns
 from tff_fssl.models import networks
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
@@ -167,11 +167,11 @@ def test_weights_that_do_not_train_are_apart(tmp_path):
   there = _model(fill=1)
   there.save(tmp_path / 'model.h5')
   model = _model()
-  frozen.freeze(model, 'conv4|norm4|logits')
+  model_fns.freeze(model, 'conv4|norm4|logits')
   loaded = warm_start.load(
     warm_start.find(str(tmp_path / 'model.h5')),
     model,
-    frozen=frozen.variables(model),
+    frozen=model_fns.frozen_variables(model),
   )
   assert len(loaded.weights.trainable) == 5
   assert len(loaded.weights.non_trainable) == 2

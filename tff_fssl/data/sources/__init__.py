@@ -1,7 +1,7 @@
 """Data sets as arrays, and the readers of their formats.
 
-Each module of this package with a function `find` reads one format.
-`catalog.find` chooses the module, and `load` also reads the examples.
+Each module of this package with a function `find` reads one format. `find`
+chooses the module, and `load` also reads the examples.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,20 @@ from typing import Any, cast
 
 import numpy as np
 
-from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import import_function
+
+# By name, since readers import this module.
+_BY_PREFIX = {
+  names.FOLDER: 'folder:find',
+  names.CLIENT_DATA: 'client_data:find',
+  names.HUB: 'hub:find',
+  names.FEATURES: 'vectors:find',
+  names.TEXT: 'text:find',
+  names.AG_NEWS: 'text:find_ag_news',
+}
 
 
 def _convert_labels(labels: Any) -> np.ndarray:
@@ -177,6 +186,35 @@ def load_info(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
   return cast(Info, info).read()
 
 
+def find(
+  name: str, data_dir: str, settings: data_hparams.DataHparams
+) -> names.DataSetInfo:
+  """Finds a data set.
+
+  This reads folders, JSON and files of vectors or texts, but no images. Only
+  the images of `clientdata:` and `huggingface:` are decoded, when they are
+  found for the first time.
+
+  Args:
+    name: The value of `--dataset` (see `load`).
+    data_dir: `--data_dir`, perhaps ''.
+    settings: How examples are read.
+
+  Returns:
+    Its facts, for `load_found`.
+
+  Raises:
+    UsageError: If there is no such data set, or it is of another kind.
+  """
+  known = names.DATA_SETS.get(name)
+  if known is not None and known.loader:
+    return known
+  start, colon, _ = name.partition(':')
+  reader = _BY_PREFIX.get(start + colon, 'tfds:find')
+  find_fn = import_function(f'{__name__}.{reader}')
+  return find_fn(name, data_dir, settings)
+
+
 def load(
   name: str,
   data_dir: str | None = None,
@@ -207,11 +245,11 @@ def load(
     ((1437, 8, 8, 1), 360, 10)
   """
   settings = settings or data_hparams.DataHparams()
-  return load_found(catalog.find(name, data_dir or '', settings), data_dir)
+  return load_found(find(name, data_dir or '', settings), data_dir)
 
 
 def load_found(info: names.DataSetInfo, data_dir: str | None) -> DataSet:
-  """Loads a data set that `catalog.find` found (see `load`)."""
+  """Loads a data set that `find` found (see `load`)."""
   load_fn = import_function(info.loader)
   data = load_fn(info, data_dir)
   # Some readers measure the moments, which facts then lack.

@@ -11,7 +11,8 @@ PATH is one of:
     `tff.simulation.datasets.FilePerUserClientData`.
 *   a folder with two of these, with names that end in `train` and `test`.
 
-Neither TFF nor TensorFlow is needed to read them.
+Neither TFF nor TensorFlow is needed to read them: they are read when flags are
+checked, before TensorFlow is loaded.
 """
 
 import collections
@@ -21,7 +22,8 @@ import functools
 import math
 import os
 import sqlite3
-from typing import Any
+import struct
+from typing import Any, BinaryIO
 import urllib.parse
 
 import numpy as np
@@ -32,7 +34,6 @@ from tff_fssl.data import names
 from tff_fssl.data import pictures
 from tff_fssl.data.sources import images
 from tff_fssl.data.sources import table
-from tff_fssl.data.sources import tf_records
 from tff_fssl.hparams import UsageError
 
 DataHparams = data_hparams.DataHparams
@@ -43,10 +44,19 @@ _SQLITE, _HDF5 = b'SQLite format 3\0', b'\x89HDF\r\n\x1a\n'
 _RECORD_SUFFIXES = ('.tfrecord', '.tfrecords')
 # Bytes of an HDF5 file that are read at a time, and of the largest image.
 _CHUNK_BYTES, _MAX_IMAGE_BYTES = 2**24, 2**28
+_HEADER, _FOOTER = struct.Struct('<QI'), struct.Struct('<I')
+# Reversed polynomial of CRC-32C, and the mask of TFRecord's checksums.
+_CASTAGNOLI, _MASK = 0x82F63B78, 0xA282EAD8
+# Fields of a feature in TensorFlow's feature.proto -> (type, NumPy's type).
+_LISTS = {
+  'bytes_list': ('TYPE_BYTES', None),
+  'float_list': ('TYPE_FLOAT', np.float32),
+  'int64_list': ('TYPE_INT64', np.int64),
+}
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it the first time (see `catalog`)."""
+  """Finds a data set, and decodes it the first time (see `sources.find`)."""
   return images.find(locate(name, data_dir, settings))
 
 
@@ -200,12 +210,12 @@ class _Fields:
   def row(self, name: str, owner: str, content: Any) -> Row:
     """Makes the row of a serialized example."""
     try:
-      features = tf_records.parse(content)
+      features = parse_example(content)
       fields = self.choose(features)
       for field in fields:
         if field not in features:
           raise ValueError(f'it has no feature {field!r}')
-      image, label = (tf_records.read_value(features[f]) for f in fields)
+      image, label = (read_value(features[f]) for f in fields)
     except UsageError:
       raise
     except ValueError as error:
@@ -224,7 +234,7 @@ def _read_users(paths: list[str], fields: _Fields) -> Split:
       for suffix in _RECORD_SUFFIXES:
         client = client.removesuffix(suffix)
       with files.open_binary(path) as file:
-        for number, content in enumerate(tf_records.records(path, file)):
+        for number, content in enumerate(read_records(path, file)):
           yield client, number, content
 
   def rows() -> Iterator[Row]:
@@ -283,31 +293,26 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
       raise ValueError(f'there is no {name!r} in {group.name}')
     return group[name]
 
+  def clients(data: Any) -> Iterator[tuple[str, Any, Any]]:
+    examples = inside(data, 'examples')
+    for client in sorted(examples):
+      group = inside(examples, client)
+      image, label = (inside(group, name) for name in fields.choose(group))
+      if not image.shape or label.shape[:1] != image.shape[:1]:
+        raise ValueError(
+          f'{group.name} has {list(image.shape)} images and'
+          f' {list(label.shape)} labels'
+        )
+      if _bytes_each(image) > _MAX_IMAGE_BYTES:
+        raise ValueError(f'{image.name} has {list(image.shape)} values')
+      yield client, image, label
+
   @contextlib.contextmanager
-  def clients() -> Iterator[Iterator[tuple[str, Any, Any]]]:
+  def opened() -> Iterator[Iterator[tuple[str, Any, Any]]]:
     """Opens the file, and yields (client, images, labels) of each client."""
-    with files.open_binary(path) as file, h5py.File(file, 'r') as data:
-      examples = inside(data, 'examples')
-
-      def each():
-        for client in sorted(examples):
-          group = inside(examples, client)
-          image, label = (inside(group, name) for name in fields.choose(group))
-          if not image.shape or label.shape[:1] != image.shape[:1]:
-            raise ValueError(
-              f'{group.name} has {list(image.shape)} images and'
-              f' {list(label.shape)} labels'
-            )
-          if _bytes_each(image) > _MAX_IMAGE_BYTES:
-            raise ValueError(f'{image.name} has {list(image.shape)} values')
-          yield client, image, label
-
-      yield each()
-
-  @contextlib.contextmanager
-  def readable() -> Iterator[None]:
     try:
-      yield
+      with files.open_binary(path) as file, h5py.File(file, 'r') as data:
+        yield clients(data)
     except UsageError:
       raise
     except Exception as error:  # pylint: disable=broad-except
@@ -319,7 +324,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
       raise files.FileError(path, reason) from error
 
   def rows() -> Iterator[Row]:
-    with readable(), clients() as found:
+    with opened() as found:
       for client, pixels, labels in found:
         size = max(1, _CHUNK_BYTES // _bytes_each(pixels))
         for start in range(0, len(pixels), size):
@@ -330,7 +335,7 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
               image = np.asarray(image)
             yield images.make_row(f'{client}/{i}', image, label, client)
 
-  with readable(), clients() as found:
+  with opened() as found:
     count = sum(len(pixels) for _, pixels, _ in found)
   return Split(count, rows)
 
@@ -338,3 +343,132 @@ def _read_hdf5(path: str, fields: _Fields) -> Split:
 def _bytes_each(pixels: Any) -> int:
   """Computes the size of an image in an HDF5 dataset."""
   return max(1, math.prod(pixels.shape[1:]) * pixels.dtype.itemsize)
+
+
+@functools.cache
+def _example_class() -> Any:
+  """Builds the message `tf.train.Example`, separate from TensorFlow's."""
+  # pylint: disable=import-outside-toplevel
+  from google.protobuf import descriptor_pb2  # type: ignore[import-untyped]
+  from google.protobuf import descriptor_pool
+  from google.protobuf import message_factory
+
+  kind = descriptor_pb2.FieldDescriptorProto
+  file = descriptor_pb2.FileDescriptorProto(
+    name='example.proto', package='tff_fssl', syntax='proto3'
+  )
+
+  def add(message, *fields):
+    added = file.message_type.add(name=message)
+    for number, (name, type_name, label) in enumerate(fields, 1):
+      is_message = not type_name.startswith('TYPE_')
+      added.field.add(
+        name=name,
+        number=number,
+        label=getattr(kind, label),
+        type=kind.TYPE_MESSAGE if is_message else getattr(kind, type_name),
+        type_name=f'.tff_fssl.{type_name}' if is_message else None,
+      )
+
+  one, many = 'LABEL_OPTIONAL', 'LABEL_REPEATED'
+  for name, (type_name, _) in _LISTS.items():
+    add(name, ('value', type_name, many))
+  add('Feature', *((name, name, one) for name in _LISTS))
+  # A map of protocol buffers is a list of such entries.
+  add('Entry', ('key', 'TYPE_STRING', one), ('value', 'Feature', one))
+  add('Features', ('feature', 'Entry', many))
+  add('Example', ('features', 'Features', one))
+  pool = descriptor_pool.DescriptorPool()
+  pool.Add(file)
+  return message_factory.GetMessageClass(
+    pool.FindMessageTypeByName('tff_fssl.Example')
+  )
+
+
+def parse_example(content: bytes) -> dict[str, Any]:
+  """Parses a serialized `tf.train.Example`, without TensorFlow.
+
+  Args:
+    content: The bytes.
+
+  Returns:
+    Name -> feature, for `read_value`.
+
+  Raises:
+    ValueError: If it is not an example.
+  """
+  from google.protobuf import message  # pylint: disable=C0415
+
+  try:
+    example = _example_class().FromString(content)
+  except (message.DecodeError, TypeError) as error:
+    raise ValueError('it is no tf.train.Example') from error
+  return {entry.key: entry.value for entry in example.features.feature}
+
+
+def read_value(feature: Any) -> np.ndarray | bytes:
+  """Returns a feature's value: float32 [N], int64 [N], or bytes.
+
+  Args:
+    feature: From `parse_example`.
+
+  Returns:
+    The value.
+
+  Raises:
+    ValueError: If it has no value, or several strings.
+  """
+  for name, (_, dtype) in _LISTS.items():
+    if feature.HasField(name):
+      values = getattr(feature, name).value
+      if dtype is not None:
+        return np.fromiter(values, dtype, len(values))
+      if len(values) == 1:
+        return values[0]
+      raise ValueError(f'it has {len(values)} strings of bytes, not one')
+  raise ValueError('it is empty')
+
+
+def read_records(path: str, file: BinaryIO) -> Iterator[bytes]:
+  """Reads the records of a TFRecord file without compression.
+
+  The checksum of a record's length is checked. The checksum of its content is
+  not: in Python that would take longer than to decode an image.
+
+  Args:
+    path: Its name, for errors.
+    file: The file, open at its start.
+
+  Yields:
+    Each record.
+
+  Raises:
+    files.FileError: If it is not a TFRecord file, or ends within a record.
+  """
+  position, size = 0, os.fstat(file.fileno()).st_size
+  while header := file.read(_HEADER.size):
+    torn = files.FileError(path, f'its record at byte {position:,} is damaged')
+    if len(header) < _HEADER.size:
+      raise torn
+    length, checksum = _HEADER.unpack(header)
+    if _masked_crc(header[:8]) != checksum:
+      if position:
+        raise torn
+      raise files.FileError(path, 'it is no TFRecord file')
+    position += _HEADER.size + length + _FOOTER.size
+    if position > size:
+      raise torn
+    yield file.read(length)
+    file.read(_FOOTER.size)
+
+
+def _masked_crc(data: bytes) -> int:
+  """Computes TFRecord's checksum of a few bytes."""
+  # Without a table of 256 values, since a length has 8 bytes only.
+  crc = 0xFFFFFFFF
+  for byte in data:
+    crc ^= byte
+    for _ in range(8):
+      crc = (crc >> 1) ^ (_CASTAGNOLI if crc & 1 else 0)
+  crc ^= 0xFFFFFFFF
+  return ((crc >> 15 | crc << 17) + _MASK) & 0xFFFFFFFF

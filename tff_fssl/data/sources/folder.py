@@ -92,7 +92,7 @@ class Listing:
       has_test=not self.marks.uses_share,
     )
 
-  def unused(self) -> list[inspection.Problem]:
+  def unused(self) -> Iterator[inspection.Problem]:
     """Finds images that are not used, and classes without an image."""
     class_names = self.marks.class_names
     by_folders = self.kind == _CLASS_FOLDERS
@@ -117,28 +117,22 @@ class Listing:
       )
       if count:
         counts[os.path.relpath(folder, self.root)] = count
-    problems = []
     if counts:
       where = [f'{count:,} in {folder}' for folder, count in counts.items()]
       rule = f'{self.kind} does not name them'
       if by_folders:
         rule = 'only images directly in a class folder are read; move them'
-      problems.append(
-        inspection.Problem(
-          f'{sum(counts.values()):,} image files are not used'
-          f' ({inspection.shown(where)}): {rule}',
-          False,
-        )
+      yield inspection.Problem(
+        f'{sum(counts.values()):,} image files are not used'
+        f' ({inspection.shown(where)}): {rule}',
+        False,
       )
     if empty and by_folders:
-      problems.append(
-        inspection.Problem(
-          f'class folders without an image: {inspection.shown(empty)}; they are'
-          f' ignored, and the network has {len(class_names)} outputs',
-          False,
-        )
+      yield inspection.Problem(
+        f'class folders without an image: {inspection.shown(empty)}; they are'
+        f' ignored, and the network has {len(class_names)} outputs',
+        False,
       )
-    return problems
 
 
 @dataclasses.dataclass(frozen=True, eq=False, kw_only=True)
@@ -264,14 +258,11 @@ def read(root: str, test_share: float) -> Listing:
   )
   # A manifest may name one file in several rows.
   states = {path: _state(os.path.join(root, path)) for path in set(paths)}
-  listed = [
-    Image(path, int(label), int(owner), states[path])
-    for path, label, owner in zip(paths, marks.y, marks.owners)
-  ]
-  train, test = (
-    tuple(listed[i] for i in np.flatnonzero(marks.in_test == in_test))
-    for in_test in (False, True)
+  listed = tuple(
+    Image(paths[i], int(marks.y[i]), int(marks.owners[i]), states[paths[i]])
+    for i in marks.order
   )
+  train, test = listed[: marks.num_train], listed[marks.num_train :]
   ignored = len(found) - len(entries)
   return Listing(root, kind, train, test, marks, ignored)
 

@@ -15,7 +15,7 @@ import json
 import os
 import re
 import shlex
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -41,7 +41,7 @@ _BATCH = 64
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set, and decodes it the first time (see `catalog`)."""
+  """Finds a data set, and decodes it the first time (see `sources.find`)."""
   return images.find(locate(name, data_dir, settings))
 
 
@@ -207,22 +207,6 @@ def _chosen(
   return found[config]
 
 
-class _Columns(NamedTuple):
-  """The columns to read.
-
-  Attributes:
-    image: Column of images, bytes or a struct with bytes.
-    label: Column of classes.
-    client: Column of owners, or ''.
-    class_names: The name of each class, if the file has them.
-  """
-
-  image: str
-  label: str
-  client: str
-  class_names: tuple[str, ...]
-
-
 @contextlib.contextmanager
 def _parquet(path: str) -> Iterator[Any]:
   """Opens a `pyarrow.parquet.ParquetFile`, or raises `files.FileError`."""
@@ -250,31 +234,42 @@ def _open(
 ) -> images.Rows:
   """Reads the schema and the numbers of rows, or raises `UsageError`."""
   found: dict[str, images.Split] = {}
-  columns = None
+  columns: list[str] = []
+  class_names: tuple[str, ...] = ()
   for split, paths in splits.items():
     size = 0
     for path in paths:
       with _parquet(os.path.join(folder, path)) as file:
         size += file.metadata.num_rows
-        columns = columns or _columns(file.schema_arrow, settings)
-    assert columns is not None
+        if not columns:
+          columns, class_names = _columns(file.schema_arrow, settings)
     read = functools.partial(_rows, folder, paths, columns)
     found[split] = images.Split(size, read)
-  assert columns is not None
-  return images.open_splits(found, settings, columns.class_names)
+  return images.open_splits(found, settings, class_names)
 
 
-def _columns(schema: Any, settings: DataHparams) -> _Columns:
-  """Chooses the columns by their types, names and the settings."""
+def _columns(
+  schema: Any, settings: DataHparams
+) -> tuple[list[str], tuple[str, ...]]:
+  """Chooses columns by their types, names and the settings.
+
+  Args:
+    schema: The schema of a file.
+    settings: The flags for reading.
+
+  Returns:
+    The columns of images, of classes and, if a flag names it, of owners. And
+    the name of each class, or () if the file does not have them.
+  """
   features = _features(schema.metadata or {})
   image = settings.image_field or _only(features, 'Image', schema.names)
   label = settings.label_field or _only(features, 'ClassLabel', schema.names)
   image, label = images.choose_fields(schema.names, image, label)
-  client = settings.client_field
+  columns, client = [image, label], settings.client_field
   if client:
-    images.choose_field(schema.names, client, 'client_field')
+    columns.append(images.choose_field(schema.names, client, 'client_field'))
   known = features.get(label, {}).get('names', ())
-  return _Columns(image, label, client, tuple(map(str, known)))
+  return columns, tuple(map(str, known))
 
 
 def _features(metadata: Mapping[bytes, bytes]) -> dict[str, dict[str, Any]]:
@@ -300,19 +295,17 @@ def _only(
 
 
 def _rows(
-  folder: str, paths: Sequence[str], columns: _Columns
+  folder: str, paths: Sequence[str], columns: Sequence[str]
 ) -> Iterator[Row]:
   """Reads the rows of files, or raises `files.FileError`."""
   number = 0
-  wanted = [columns.image, columns.label]
-  wanted += [columns.client] if columns.client else []
   for path in paths:
     with _parquet(os.path.join(folder, path)) as file:
-      absent = [name for name in wanted if name not in file.schema_arrow.names]
+      absent = [name for name in columns if name not in file.schema_arrow.names]
       if absent:
         raise files.FileError(path, f'it has no column {absent[0]!r}')
-      for batch in file.iter_batches(_BATCH, columns=wanted):
-        values = [batch.column(name).to_pylist() for name in wanted]
+      for batch in file.iter_batches(_BATCH, columns=columns):
+        values = [batch.column(name).to_pylist() for name in columns]
         for row in zip(*values):
           yield _row(str(number), *row)
           number += 1

@@ -22,7 +22,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 
 DataHparams = data_hparams.DataHparams
-TRAIN = 'train'
 TESTS = ('test', 'validation', 'valid', 'val', 'dev')
 UNLABELED = ('unlabeled', 'unlabelled', 'unsupervised')
 # Flags that change the rows, or the decoding of their images.
@@ -305,10 +304,10 @@ def open_splits(
   """
   found = [name for name, split in splits.items() if split.num_rows]
   # A single split of any name is for training.
-  first = found[0] if len(found) == 1 else TRAIN
+  first = found[0] if len(found) == 1 else table.TRAIN
   if first not in found:
     raise UsageError(
-      f'it has no split {TRAIN!r}, but {", ".join(found) or "no rows"}'
+      f'it has no split {table.TRAIN!r}, but {", ".join(found) or "no rows"}'
     )
   others = [name for name in found if name in UNLABELED and name != first]
   # Test splits may be published without labels, and are then useless.
@@ -373,7 +372,7 @@ def decode(found: Found) -> Decoded:
       key,
       shape,
       rows.most,
-      lambda writer: _decode(found, rows, form, writer),
+      lambda put: _decode(found, rows, form, put),
     )
   return _load_cached(found, cached)
 
@@ -401,7 +400,7 @@ def _image_shape(rows: Rows, settings: DataHparams) -> tuple[int, int, int]:
 
 
 def _decode(
-  found: Found, rows: Rows, form: pictures.Form, writer: image_cache.Writer
+  found: Found, rows: Rows, form: pictures.Form, put: image_cache.Put
 ) -> tuple[int, int, dict[str, Any]]:
   """Writes all readable images, training images first."""
   labels: list[int | str | None] = []
@@ -433,7 +432,7 @@ def _decode(
               f' read, such as {row.name}: {picture}'
             )
           continue
-        writer.put(len(labels), picture.pixels)
+        put(len(labels), picture.pixels)
         labels.append(row.label)
         if not for_test:
           owners.append(row.owner)
@@ -486,7 +485,7 @@ def _load_cached(found: Found, cached: image_cache.Cached) -> Decoded:
     if found.shape is not None and shape[1:] != tuple(found.shape):
       raise ValueError('shapes differ')
   except (KeyError, TypeError, ValueError, AttributeError) as error:
-    raise image_cache.foreign(cached) from error
+    raise image_cache.foreign(cached.path) from error
   share = f'; {found.settings.test_share:g} of the images are for testing'
   mean, std = found.moments or (cached.mean, cached.std)
   data = sources.DataSet(

@@ -165,9 +165,8 @@ class Marks(NamedTuple):
 
   def problems(self) -> list[inspection.Problem]:
     """Finds empty splits and missing classes."""
-    return inspection.label_problems(
-      self.class_names, self.y[~self.in_test], self.y[self.in_test]
-    )
+    train, test = self.y[~self.in_test], self.y[self.in_test]
+    return list(inspection.label_problems(self.class_names, train, test))
 
   @property
   def order(self) -> np.ndarray:

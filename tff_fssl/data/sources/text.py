@@ -22,7 +22,7 @@ _BATCH = 2**14
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> sources.Info:
-  """Reads `text:PATH` (see `catalog.find`)."""
+  """Reads `text:PATH` (see `sources.find`)."""
   path = table.resolve_path(name, data_dir, names.TEXT)
   optional = (_TITLE, table.CLIENT, table.SPLIT)
   found = table.read(path, (_TEXT, table.LABEL), optional)
@@ -50,7 +50,7 @@ def ag_news_folder(data_dir: str) -> str:
 def find_ag_news(
   name: str, data_dir: str, settings: DataHparams
 ) -> sources.Info:
-  """Reads AG News (Zhang et al. 2015) as published (see `catalog.find`).
+  """Reads AG News (Zhang et al. 2015) as published (see `sources.find`).
 
   `ag_news` in `data_dir` contains `classes.txt`, `train.csv` and `test.csv`.
   Their columns are class (from 1), title and description, without a header.

@@ -76,7 +76,7 @@ class Stored(NamedTuple):
 
 
 def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
-  """Finds a data set by its JSON or by our table (see `catalog.find`)."""
+  """Finds a data set by its JSON or by our table (see `sources.find`)."""
   preset = _preset(name, settings)
   known = names.DATA_SETS.get(name)
   uses = {'cache_dir'}
@@ -84,11 +84,8 @@ def find(name: str, data_dir: str, settings: DataHparams) -> images.ImagesInfo:
     uses.add('split_preset')
   if known is not None:
     # The table is valid without the files, too.
-    facts = {
-      field.name: getattr(known, field.name)
-      for field in dataclasses.fields(names.DataSetInfo)
-      if field.name != 'loader'
-    }
+    facts = dataclasses.asdict(known)
+    del facts['loader']
     num_further = 0
     if name == _SVHN:
       uses.add('svhn_extra')

@@ -53,7 +53,7 @@ class VectorInfo(sources.Info):
 def find(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> VectorInfo:
-  """Reads the whole file (see `catalog.find`)."""
+  """Reads the whole file (see `sources.find`)."""
   path = table.resolve_path(name, data_dir, names.FEATURES)
   ending = next((end for end in _READERS if path.endswith(end)), None)
   if ending is None:

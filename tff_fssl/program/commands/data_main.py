@@ -11,7 +11,6 @@ import numpy as np
 
 from tff_fssl import files
 from tff_fssl import hparams
-from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
 from tff_fssl.data import image_cache
 from tff_fssl.data import inspection
@@ -139,7 +138,7 @@ def _overview(data_dir: str) -> str:
   for name in others:
     if name not in rows:
       try:
-        info = catalog.find(name, data_dir, data_hparams.DataHparams())
+        info = sources.find(name, data_dir, data_hparams.DataHparams())
         rows[name] = _sizes(info)
       except UsageError as error:
         rows[name] = f'cannot be used: {error}'
@@ -300,7 +299,7 @@ def _look_over_named(
   name: str, data_dir: str, settings: data_hparams.DataHparams
 ) -> list[Any]:
   """Describes a data set, and returns its problems."""
-  info = catalog.find(name, data_dir, settings)
+  info = sources.find(name, data_dir, settings)
   rows = {'data set': name}
   known = data_names.DATA_SETS.get(name)
   is_file = name.startswith(data_names.PATHS) or name == data_names.AG_NEWS

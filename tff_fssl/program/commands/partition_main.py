@@ -11,7 +11,6 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_plot
 from tff_fssl.data import partition_settings
 from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
@@ -145,5 +144,5 @@ def _plot(
   if not settings.plot:
     return {}
   durable.make_folder(os.path.dirname(os.path.abspath(settings.plot)))
-  partition_plot.plot(partition, settings.plot, class_names)
+  partition_lib.plot(partition, settings.plot, class_names)
   return {'drawn': settings.plot}

@@ -11,10 +11,10 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
-from tff_fssl.data import catalog
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition
+from tff_fssl.data import sources
 from tff_fssl.hparams import UsageError
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import checks
@@ -101,7 +101,7 @@ def build_config(parsed: flags.ParsedFlags) -> Config:
   run, in_file = parsed.build(RunHparams), {}
   data = parsed.build(DataHparams)
   model_names.check_model(run.model)
-  info = catalog.find(run.dataset, run.data_dir, data)
+  info = sources.find(run.dataset, run.data_dir, data)
   if run.partition_file:
     in_file = _read_partition_file(run, parsed, info.num_classes)
     run = dataclasses.replace(

@@ -6,10 +6,10 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
+from tff_fssl.data import clients
 from tff_fssl.data import data_hparams
 from tff_fssl.data import names as data_names
 from tff_fssl.data import partition_settings
-from tff_fssl.data import streaming as streaming_lib
 from tff_fssl.models import names as model_names
 from tff_fssl.program.configuration import idle as idle_lib
 from tff_fssl.program.configuration import run_hparams
@@ -161,10 +161,10 @@ class Config:
     )
 
   @property
-  def streaming(self) -> streaming_lib.Streaming:
+  def streaming(self) -> clients.Streaming:
     """Says when clients have which of their unlabelled examples."""
     run = self.run
-    return streaming_lib.Streaming(
+    return clients.Streaming(
       run.streaming_steps, run.streaming_rounds, run.streaming_cycles, run.seed
     )
 

@@ -27,7 +27,7 @@ from tff_fssl.lazy import tf
 from tff_fssl.models import adapter
 from tff_fssl.models import evaluate
 from tff_fssl.models import flops
-from tff_fssl.models import frozen
+from tff_fssl.models import model_fns
 from tff_fssl.models import networks
 from tff_fssl.models import server_model
 from tff_fssl.models.weights import Weights
@@ -247,7 +247,7 @@ def build_views(
 
 
 def build_model_fn(
-  config: config_lib.Config, frozen_values: frozen.Values | None = None
+  config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
 ) -> adapter.ModelFn:
   """Returns the function that builds a configuration's network.
 
@@ -272,7 +272,7 @@ def build_model_fn(
   )
   if frozen_values is not None:
     train_layers = config.run.train_layers
-    model_fn = frozen.FrozenFn(model_fn, train_layers, frozen_values)
+    model_fn = model_fns.FrozenFn(model_fn, train_layers, frozen_values)
   return network_factory.network_fn(model_fn, algorithm)
 
 
@@ -296,8 +296,8 @@ def load_weights(
   whole = head and head.build(model, config.info.num_classes)
   constants: Mapping[str, tf.Variable] = {}
   if config.run.train_layers:
-    frozen.freeze(model, config.run.train_layers)
-    constants = frozen.variables(model)
+    model_fns.freeze(model, config.run.train_layers)
+    constants = model_fns.frozen_variables(model)
   return warm_start.load(
     source, model, frozen=constants, whole=whole, new_weights=new_weights
   )
@@ -339,7 +339,7 @@ def complete_model(
 
 
 def build_task(
-  config: config_lib.Config, frozen_values: frozen.Values | None = None
+  config: config_lib.Config, frozen_values: model_fns.FrozenValues | None = None
 ) -> Task:
   """Loads and splits the data, and builds all that needs no algorithm.
 

@@ -7,7 +7,6 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
@@ -47,7 +46,7 @@ def record_partition(task: Any, tree: output_tree.OutputTree) -> None:
   if not os.path.lexists(tree.partition_json):
     task.partition.save_json(tree.partition_json)
   if not os.path.lexists(tree.partition_png):
-    partition_plot.plot(
+    partition_lib.plot(
       task.partition, tree.partition_png, task.data.class_names
     )
 

@@ -14,7 +14,6 @@ import numpy as np
 from tff_fssl import files
 from tff_fssl import metrics
 from tff_fssl.data import partition as partition_lib
-from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
@@ -400,7 +399,7 @@ def _partition(name: str, shown: _Partition) -> Section:
   names = shown.class_names
   if len(names) != partition.settings.num_classes:
     names = ()
-  draw = functools.partial(partition_plot.draw, partition, names)
+  draw = functools.partial(partition_lib.make_figure, partition, names)
   label = f'examples of each class at each client: {rows["partition"]}'
   diagram = _diagram('Classes at clients', draw, name, label)
   return Section(title, [diagram], rows=rows)

@@ -147,7 +147,7 @@ class Loaded(NamedTuple):
     weights: `Weights` of NumPy arrays, batch norm statistics included.
       Weights from a Keras model have a `statistics_count` of 1: the model has
       statistics, but does not say over how many examples.
-    frozen: The weights of layers that do not train, as `frozen.variables` names
+    frozen: The weights of layers that do not train, as `frozen_variables` names
       them.
     new_layer: The last layer, if the file has another one, or ''.
   """
@@ -167,7 +167,7 @@ def read_frozen(
     owner: Its flags.
 
   Returns:
-    Weights as `frozen.variables` names them.
+    Weights as `frozen_variables` names them.
 
   Raises:
     UsageError: If they are missing, damaged or another run's.
@@ -197,7 +197,7 @@ def load(
   Args:
     source: The result of `find`.
     model: The network that the weights are for.
-    frozen: Its weights that do not train, by name (`frozen.variables`).
+    frozen: Its weights that do not train, by name (`frozen_variables`).
     whole: The exported model of the algorithm, if it has layers after those of
       the network. Those layers are skipped.
     new_weights: Gives the weights of a new network, in Keras's order. The last

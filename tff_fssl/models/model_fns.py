@@ -1,4 +1,6 @@
-"""Networks with frozen layers.
+"""Model functions that change another one's network.
+
+`FrozenFn` freezes layers, `EmbeddingFn` removes the classifier.
 
 The weights of frozen layers belong to the network itself, as its activation
 functions do: they are constants of each graph that uses it. So no state,
@@ -18,12 +20,12 @@ from tff_fssl.models import checks
 from tff_fssl.models import names as model_names
 
 # 'LAYER/INDEX' -> weight.
-Values: TypeAlias = 'Mapping[str, np.ndarray[Any, Any]]'
+FrozenValues: TypeAlias = 'Mapping[str, np.ndarray[Any, Any]]'
 
 _NUM_SHOWN = 6
 
 
-def variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
+def frozen_variables(model: tf.keras.Model) -> dict[str, tf.Variable]:
   """Collects the weights of a model's frozen layers.
 
   Args:
@@ -94,12 +96,13 @@ class FrozenFn:
   Attributes:
     model_fn: Builds the network, images -> logits.
     train_layers: See `freeze`.
-    frozen_values: The weights of all other layers, named as by `variables`.
+    frozen_values: The weights of all other layers, named as by
+      `frozen_variables`.
   """
 
   model_fn: checks.ModelFn
   train_layers: str
-  frozen_values: Values
+  frozen_values: FrozenValues
 
   def __call__(self) -> tf.keras.Model:
     """Builds the network. The frozen weights must still be assigned.
@@ -109,7 +112,7 @@ class FrozenFn:
     """
     model = checks.call_model_fn(self.model_fn)
     freeze(model, self.train_layers)
-    here = {name: tuple(v.shape) for name, v in variables(model).items()}
+    here = {name: tuple(v.shape) for name, v in frozen_variables(model).items()}
     there = {n: np.shape(value) for n, value in self.frozen_values.items()}
     wrong = [n for n in {**here, **there} if here.get(n) != there.get(n)]
     if wrong:
@@ -121,6 +124,68 @@ class FrozenFn:
     return model
 
 
-def values_of(model_fn: checks.ModelFn) -> Values:
+def frozen_values_of(model_fn: checks.ModelFn) -> FrozenValues:
   """Returns the frozen weights of a `model_fn`'s network, if there are any."""
   return getattr(model_fn, 'frozen_values', {})
+
+
+@dataclasses.dataclass(frozen=True)
+class EmbeddingFn:
+  """A `model_fn` that removes the last layer of another one's network.
+
+  Attributes:
+    classifier_fn: Builds the whole network, images -> logits. It is a
+      functional or sequential model that ends with a `Dense` layer.
+  """
+
+  classifier_fn: checks.ModelFn
+
+  @property
+  def frozen_values(self) -> FrozenValues:
+    """Returns the weights of the network's frozen layers."""
+    return frozen_values_of(self.classifier_fn)
+
+  def __call__(self) -> tf.keras.Model:
+    """Builds the network, images float32 [B, H, W, C] -> embeddings [B, D]."""
+    model = self._build_classifier()
+    return tf.keras.Model(model.inputs, model.layers[-1].input, name=model.name)
+
+  def _build_classifier(self) -> tf.keras.Model:
+    """Builds the network with its classifier."""
+    model = checks.call_model_fn(self.classifier_fn)
+    # The layers of subclassed models have no order, so none is the last.
+    is_graph = model._is_graph_network  # pylint: disable=protected-access
+    last = model.layers[-1] if is_graph else None
+    if not isinstance(last, tf.keras.layers.Dense) or (
+      last.output is not model.output
+    ):
+      raise UsageError(
+        f'model {model.name!r}: this algorithm uses networks without their'
+        ' classifier; it must be a functional model, or a tf.keras.Sequential'
+        ' with an Input, that ends with a Dense layer'
+      )
+    return model
+
+  def num_classes(self, expected: int | None = None) -> int:
+    """Returns the width of the removed classifier.
+
+    Args:
+      expected: The number of classes of the data. None skips the check.
+
+    Returns:
+      The width.
+
+    Raises:
+      UsageError: If it is not the expected one.
+    """
+    # In a graph of its own, the weights take no memory.
+    with tf.Graph().as_default():
+      model = self._build_classifier()
+      return checks.check_output(model, model.output, expected)
+
+
+def remove_classifier(model_fn: checks.ModelFn) -> EmbeddingFn:
+  """Removes the classifier of a `model_fn`, unless it is removed already."""
+  return (
+    model_fn if isinstance(model_fn, EmbeddingFn) else EmbeddingFn(model_fn)
+  )

@@ -1,4 +1,7 @@
-"""Random layers: draws are a function of seed, images, and place."""
+"""Initial values, precision, batch normalization and random layers.
+
+Draws of random layers are a function of seed, images, and place.
+"""
 
 import numpy as np
 import pytest
@@ -6,6 +9,7 @@ import tensorflow as tf
 
 from tff_fssl import hparams
 from tff_fssl.models import adapter
+from tff_fssl.models import keras_state
 
 _LAYERS = tf.keras.layers
 _SHAPE = (6, 6, 2)
@@ -285,3 +289,85 @@ def test_draws_in_evaluation_are_refused():
 
   with pytest.raises(hparams.UsageError, match="'always' draws .* outside"):
     adapter.Network(model_fn, seed=1)
+
+
+def _initial_values(seed):
+  created = []
+  with (
+    tf.Graph().as_default(),
+    tf.variable_creator_scope(keras_state.seeded_creator(seed, created)),
+  ):
+    layers = [tf.keras.layers.Dense(3), tf.keras.layers.Dense(3)]
+    x = tf.keras.Input([3])
+    for layer in layers:
+      x = layer(x)
+    with tf.compat.v1.Session() as session:
+      session.run([v.initializer for v in created])
+      return session.run(created)
+
+
+def test_initial_values_follow_from_seed_and_place():
+  first, again, other = (
+    _initial_values(1),
+    _initial_values(1),
+    _initial_values(2),
+  )
+  assert len(first) == 4
+  for a, b in zip(first, again, strict=True):
+    np.testing.assert_array_equal(a, b)
+  assert np.any(first[0] != other[0])
+  assert np.any(first[0] != first[2])
+
+
+def test_without_a_seed_all_is_zero():
+  assert not any(np.any(value) for value in _initial_values(None))
+
+
+@pytest.mark.parametrize('fails', [False, True])
+def test_a_policy_ends_with_its_context(fails):
+  before = tf.keras.mixed_precision.global_policy().name
+  try:
+    with keras_state.policy('bfloat16'):
+      assert tf.keras.layers.Dense(1).compute_dtype == 'bfloat16'
+      if fails:
+        raise KeyError
+  except KeyError:
+    pass
+  assert tf.keras.mixed_precision.global_policy().name == before
+  with keras_state.policy('float32'):
+    assert tf.keras.mixed_precision.global_policy().name == before
+
+
+@pytest.mark.parametrize(
+  'shape, axis', [([6, 4, 5, 3], -1), ([6, 4, 5, 3], 1), ([6, 3], -1)]
+)
+@pytest.mark.parametrize('has_scale', [True, False])
+def test_normalizes_as_keras_does_in_training(shape, axis, has_scale):
+  layer = _LAYERS.BatchNormalization(
+    axis=axis, scale=has_scale, center=has_scale, gamma_initializer='he_normal'
+  )
+  inputs = 3 + tf.random.stateless_normal(shape, [1, 2])
+  expected = layer(inputs, training=True)
+  outputs, mean, variance, count = keras_state.normalize_batch(layer, inputs)
+  np.testing.assert_allclose(outputs, expected, atol=1e-5)
+  others = [a for a in range(len(shape)) if a != axis % len(shape)]
+  moments = tf.nn.moments(inputs, others)
+  np.testing.assert_allclose(mean, moments[0], rtol=1e-5)
+  np.testing.assert_allclose(variance, moments[1], rtol=1e-4)
+  assert float(count) == np.prod([shape[a] for a in others])
+
+
+def test_batch_norms_are_listed_at_any_depth():
+  model = tf.keras.Sequential(
+    [
+      tf.keras.Input([3]),
+      _LAYERS.BatchNormalization(name='frozen', trainable=False),
+      tf.keras.Sequential(
+        [tf.keras.Input([3]), _LAYERS.BatchNormalization(name='inner')]
+      ),
+      _LAYERS.Dense(3),
+    ]
+  )
+  found = {layer.name for layer in keras_state.batch_norms(model)}
+  assert found == {'frozen', 'inner'}
+  assert [x.name for x in keras_state.trained_batch_norms(model)] == ['inner']
