@@ -24,7 +24,7 @@ from tff_fssl import files
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import idle
+from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import usage
 
 # The name of our handler for characters that a terminal lacks.
@@ -129,7 +129,7 @@ def command(
         return DONE
       settings, given = parsed.build(own), parsed.positional
       # A flag that does nothing is more often a mistake than a wish.
-      parsed.refuse(idle.find_idle(settings))
+      parsed.refuse(run_config.find_idle(settings))
       if missing and not given:
         raise UsageError(missing)
       if most is not None and len(given) > most:

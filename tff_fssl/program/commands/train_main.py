@@ -15,7 +15,6 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import interrupts
@@ -106,7 +105,7 @@ def train_main(argv: Sequence[str]) -> int:
   Raises:
     UsageError: If the user has to put something right.
   """
-  about = _ABOUT.format(may_differ=continuation.may_differ_text())
+  about = _ABOUT.format(may_differ=config_lib.changeable_text())
   groups = [flags.Group(StartHparams), *config_lib.groups()]
   with flags.naming_own_file(argv, 'train', *argv):
     parsed = usage.parse(

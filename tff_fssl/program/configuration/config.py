@@ -1,9 +1,9 @@
-"""Builds the configuration of a run from its flags, and checks it.
+"""Builds and checks the configuration of a run, and compares it with others.
 
 Everything that can be refused without data is refused here.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 import dataclasses
 import os
 from typing import Any
@@ -44,6 +44,13 @@ def groups() -> list[flags.Group]:
     flags.Group(AggregatorHparams),
     *(own_group(e) for e in registry.REGISTRY.values() if not e.flags_of),
   ]
+
+
+def fields() -> dict[str, dataclasses.Field[Any]]:
+  """Returns the fields of all flags of `programs/train.py`, by flag."""
+  return {
+    name: field for group in groups() for name, field in group.named_fields()
+  }
 
 
 def own_group(entry: registry.Algorithm) -> flags.Group:
@@ -252,6 +259,89 @@ def _follow(config: Config, parsed: flags.ParsedFlags) -> Config:
 
 def _reset(part: Any, names: Collection[str]) -> Any:
   """Sets the fields `names` to their defaults."""
-  fields = dataclasses.fields(part)
-  defaults = {f.name: f.default for f in fields if f.name in names}
+  own = dataclasses.fields(part)
+  defaults = {f.name: f.default for f in own if f.name in names}
   return dataclasses.replace(part, **defaults)
+
+
+def changeable_flags() -> dict[str, bool | str]:
+  """Returns flags that may differ in a continued run -> `may_change`."""
+  found = {
+    name: field.metadata['may_change'] for name, field in fields().items()
+  }
+  return {name: may for name, may in found.items() if may}
+
+
+def neutral_flags() -> frozenset[str]:
+  """Returns the flags on which results do not depend."""
+  return frozenset(
+    name for name, may in changeable_flags().items() if may is True
+  )
+
+
+def changeable_text() -> str:
+  """Lists the names in `changeable_flags`, for users."""
+  return ', '.join(
+    name
+    + (f' ({hparams.INCREASE_ONLY})' if may == hparams.INCREASE_ONLY else '')
+    for name, may in sorted(changeable_flags().items())
+  )
+
+
+def differences(
+  old: dict[str, str], new: dict[str, str]
+) -> tuple[list[str], list[str]]:
+  """Compares the flags of two runs.
+
+  Args:
+    old: Flags of the existing run, as text, perhaps by older names.
+    new: Flags of the run that is to continue it, as text: all that have an
+      effect.
+
+  Returns:
+    The names of flags that differ but must not, and of those that differ and
+    may.
+  """
+  known = fields()
+  old = flags.renew(old)
+  refused: list[str] = []
+  allowed: list[str] = []
+  for name in sorted(old.keys() | new.keys()):
+    field = known.get(name)
+    if field and name not in new:
+      # It has no effect now. If it had, the flag that is the reason differs.
+      continue
+    # A flag that was added after the run was made counts as its default.
+    default = hparams.format_value(field.default) if field else None
+    before, after = old.get(name, default), new.get(name, default)
+    if before == after:
+      continue
+    may = field.metadata['may_change'] if field else False
+    if may == hparams.INCREASE_ONLY:
+      may = _is_at_least(after, before)
+    (allowed if may else refused).append(name)
+  return refused, allowed
+
+
+def _is_at_least(after: str | None, before: str | None) -> bool:
+  """Compares two values as numbers. Other texts give False."""
+  try:
+    # As texts, '9' would be larger than '10'.
+    return float(after or 0) >= float(before or 0)
+  except ValueError:
+    return False
+
+
+def describe_differences(
+  names: Sequence[str], old: Mapping[str, str], new: Mapping[str, str]
+) -> str:
+  """Describes differences: '--a=1 there, 2 now; --b only now'."""
+
+  def describe_one(name: str) -> str:
+    if name in flags.REMOVED:
+      return f'--{name}={old[name]} there; {flags.REMOVED[name][1]}'
+    if name in old and name in new:
+      return f'--{name}={old[name]} there, {new[name]} now'
+    return f'--{name} only {"there" if name in old else "now"}'
+
+  return '; '.join(map(describe_one, names))

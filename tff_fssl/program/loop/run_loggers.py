@@ -13,7 +13,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import hparams
 from tff_fssl.program import training_types
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import inspection
@@ -134,7 +134,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     task = self._experiment.task
     board = tensorboard.TensorBoardLogger(self._tree.tensorboard)
     self._loggers[_TENSORBOARD] = board
-    ignored = continuation.neutral_flags()
+    ignored = config_lib.neutral_flags()
     values = task.config.flags()
     board.log_hparams({n: v for n, v in values.items() if n not in ignored})
     if not is_new:

@@ -11,7 +11,7 @@ import numpy as np
 from tff_fssl import metrics
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
@@ -316,7 +316,7 @@ def find_differences(
     }
     for group in groups
   ]
-  ignored = {*continuation.may_differ(), 'seed', 'algorithm'}
+  ignored = {*config_lib.changeable_flags(), 'seed', 'algorithm'}
   result = {}
   for name in sorted(set.intersection(*map(set, values)) - ignored):
     found = list(dict.fromkeys(of_group[name] for of_group in values))

@@ -24,7 +24,6 @@ from tff_fssl.data import partition as partition_lib
 from tff_fssl.data import sources
 from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import compute as compute_lib
@@ -235,7 +234,7 @@ def _rows_of_data(subject: Subject) -> dict[str, str]:
 def _flags(config: config_lib.Config) -> list[str]:
   """Lists the flags that are not at their defaults."""
   usual = runs_lib.usual_flags(config.run.algorithm)
-  ignored = continuation.neutral_flags()
+  ignored = config_lib.neutral_flags()
   result = []
   for name, value in sorted(config.flags().items()):
     text = hparams.format_value(value)

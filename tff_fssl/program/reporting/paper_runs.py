@@ -12,7 +12,7 @@ from typing import Any
 from tff_fssl import hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import papers
 from tff_fssl.program.reporting import compare
@@ -116,7 +116,7 @@ def _read(path: str, row: papers.Row, compute_dtype: str) -> runs_lib.Run:
   config = row.config(more)
   now = {n: hparams.format_value(value) for n, value in config.flags().items()}
   # The row may have been corrected since the run was made.
-  differing, _ = continuation.differences(run.flags, now)
+  differing, _ = config_lib.differences(run.flags, now)
   if differing:
     raise UsageError(
       f'{path}: this run is not of the row as it is now (--{differing[0]}'

@@ -18,7 +18,7 @@ from tff_fssl.data import partition_plot
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program import console
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import diagnostics
@@ -578,7 +578,7 @@ def _command(run: runs_lib.Run) -> str:
 
 def _differing_flags(members: Sequence[runs_lib.Run]) -> compare.Table | None:
   """Shows the flags in which runs differ, or None if there are none."""
-  ignored = continuation.neutral_flags()
+  ignored = config_lib.neutral_flags()
   names = sorted({name for run in members for name in run.flags} - ignored)
   differing = [
     name

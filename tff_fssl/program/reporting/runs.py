@@ -15,7 +15,6 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
@@ -243,11 +242,7 @@ def usual_flags(algorithm: str = '') -> dict[str, str]:
   Returns:
     Name -> text.
   """
-  usual = {
-    name: field.default
-    for group in config.groups()
-    for name, field in group.named_fields()
-  }
+  usual = {name: field.default for name, field in config.fields().items()}
   if algorithm in registry.REGISTRY:
     # An algorithm may have the defaults of its paper.
     usual |= registry.REGISTRY[algorithm].run_defaults
@@ -264,7 +259,7 @@ def group_runs(runs: Sequence[Run]) -> list[RunGroup]:
   usual_of = functools.cache(usual_flags)
   defaults = usual_of('')
   # Flags by which results do not differ, or only by chance.
-  ignored = {*continuation.may_differ(), 'seed'}
+  ignored = {*config.changeable_flags(), 'seed'}
   groups: dict[tuple[tuple[str, str], ...], list[Run]] = {}
   for run in runs:
     # A flag that was added after the run was made counts as its default.

@@ -29,7 +29,6 @@ from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl import hparams
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 
 _FORMAT = 2
 _MAGIC = b'tff_fssl checkpoint %d\n' % _FORMAT
@@ -87,7 +86,7 @@ class Owner:
     if self.flags is not None:
       if other.flags is None:
         return 'it does not say which run it belongs to'
-      names, _ = continuation.differences(other.flags, self.flags)
+      names, _ = config_lib.differences(other.flags, self.flags)
       if names:
         return 'it belongs to another run (' + (
           '; '.join(
@@ -447,7 +446,7 @@ def _dtype(name: str) -> np.dtype:
 
 def flags_owner(given: Mapping[str, str]) -> Owner:
   """Returns the run with these flags, without those that may differ."""
-  may_differ = continuation.may_differ()
+  may_differ = config_lib.changeable_flags()
   return Owner({n: v for n, v in given.items() if n not in may_differ})
 
 

@@ -31,7 +31,6 @@ from tff_fssl.aggregators import hparams as aggregator_hparams
 from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import continuation
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import locked_folder
@@ -184,13 +183,12 @@ class OutputTree(locked_folder.LockedFolder):
         ' it, or choose another --output_dir'
       )
     # A damaged value must not surface hours later, as a traceback.
-    for group in config_lib.groups():
-      for name, field in group.named_fields():
-        if name in values and not flags.is_value(field, values[name]):
-          raise UsageError(
-            f'{self.flags_file}: --{name}={values[name]} is not a value of this'
-            ' flag; fix it, or choose another --output_dir'
-          )
+    for name, field in config_lib.fields().items():
+      if name in values and not flags.is_value(field, values[name]):
+        raise UsageError(
+          f'{self.flags_file}: --{name}={values[name]} is not a value of this'
+          ' flag; fix it, or choose another --output_dir'
+        )
     return values
 
   def close(self) -> None:
@@ -270,7 +268,7 @@ class OutputTree(locked_folder.LockedFolder):
       return
     old = self.read_flags()
     new = {name: hparams.format_value(v) for name, v in config.flags().items()}
-    refused, _ = continuation.differences(old, new)
+    refused, _ = config_lib.differences(old, new)
     if refused:
       raise UsageError(_refusal(self.path, refused, old, new))
 
@@ -295,12 +293,12 @@ def _refusal(
   path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
 ) -> str:
   """Describes how a run differs from the one in the folder."""
-  differing = continuation.describe(names, old, new)
+  differing = config_lib.describe_differences(names, old, new)
   return (
     f'--output_dir={path}: holds a run of another configuration ({differing}).'
     ' Choose another folder, or give its own flags'
     f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
-    f' may differ: {continuation.may_differ_text()}'
+    f' may differ: {config_lib.changeable_text()}'
   )
 
 

@@ -17,7 +17,7 @@ from typing import Any
 from tff_fssl import durable
 from tff_fssl import files
 from tff_fssl.hparams import UsageError
-from tff_fssl.program.configuration import continuation
+from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.storage import locked_folder
 
 _SWEEP = 'sweep.json'
@@ -86,7 +86,7 @@ class SweepFolder(locked_folder.LockedFolder):
     old: dict[str, Any] = files.read_json(self.sweep_json)
     try:
       names = _differences(old, new)
-      words = continuation.describe(names, _texts(old), _texts(new))
+      words = config_lib.describe_differences(names, _texts(old), _texts(new))
     except (AttributeError, KeyError, TypeError) as error:
       raise files.FileError(
         self.sweep_json, 'it is not the file of a sweep'
@@ -100,7 +100,7 @@ class SweepFolder(locked_folder.LockedFolder):
 
 def _differences(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
   """Returns the names in which two definitions differ."""
-  names, _ = continuation.differences(old['flags'], dict(new['flags']))
+  names, _ = config_lib.differences(old['flags'], dict(new['flags']))
   # A larger --total_rounds continues a run, but not one that is over here.
   if old['flags']['total_rounds'] != new['flags']['total_rounds']:
     names.append('total_rounds')
