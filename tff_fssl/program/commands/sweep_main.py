@@ -15,7 +15,6 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
-from tff_fssl.program.loop import interrupts
 from tff_fssl.program.storage import sweep_folder
 
 if TYPE_CHECKING:
@@ -131,13 +130,13 @@ def _sweep(
   )
   again = 'To continue, give the same command again.'
   try:
-    asyncio.run(interrupts.run_until_stopped(sweeper.run(), stop, view.say))
+    asyncio.run(main_lib.run_until_stopped(sweeper.run(), stop, view.say))
   except asyncio.CancelledError:
     view.say(f'Stopped at once. {again}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   if stop.signal is not None:
     view.say(f'Stopped and saved. {again}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   return _close(sweep, folder, trials, view)
 
 

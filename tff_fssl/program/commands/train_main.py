@@ -17,7 +17,6 @@ from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import usage
-from tff_fssl.program.loop import interrupts
 from tff_fssl.program.loop import messages
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.storage import checkpoint
@@ -122,7 +121,7 @@ def train_main(argv: Sequence[str]) -> int:
     main_lib.complain(how)
 
   # Until the folder is the run's, Ctrl-C undoes the start.
-  with tree, interrupts.exit_at_once(lambda: tree.is_recorded, close):
+  with tree, main_lib.exit_at_once(lambda: tree.is_recorded, close):
     code = _start(config, tree, view, restart=parsed.values['restart'])
   return code
 
@@ -258,10 +257,10 @@ def _run_rounds(
     ),
   )
   try:
-    result = asyncio.run(interrupts.run_until_stopped(logic, stop, view.say))
+    result = asyncio.run(main_lib.run_until_stopped(logic, stop, view.say))
   except asyncio.CancelledError:
     view.say(f'Stopped at once. {messages.how_to_resume(settings, tree)}')
-    return interrupts.exit_code(stop.signal)
+    return main_lib.exit_code(stop.signal)
   except training.TrainingStoppedError as error:
     main_lib.complain(str(error))
     return main_lib.NOT_FINITE
@@ -270,7 +269,7 @@ def _run_rounds(
     return main_lib.FAILED
   if result.stopped_by is not None:
     view.say(f'Stopped and saved. {messages.how_to_resume(settings, tree)}')
-    return interrupts.exit_code(result.stopped_by)
+    return main_lib.exit_code(result.stopped_by)
   if not config.trains_alone:  # Else there is no common model.
     process = result.state.process
     # Algorithms without an exchange have no table.

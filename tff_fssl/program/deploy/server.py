@@ -23,7 +23,6 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.deploy import deployment as deployment_lib
 from tff_fssl.program.deploy import rounds as rounds_lib
-from tff_fssl.program.loop import round_checks
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import heartbeat
@@ -214,7 +213,7 @@ class _Run:
     for line in outcome.lines:
       self.view.say(f'round {round_num}: {line}')
     metrics = outcome.metrics
-    is_bad = round_checks.is_bad_round(metrics)
+    is_bad = training_types.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)
     timing = {'seconds/round': time.monotonic() - start}
     start = time.monotonic()

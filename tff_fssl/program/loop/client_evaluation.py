@@ -18,7 +18,7 @@ from tff_fssl.models import evaluate
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import experiment
-from tff_fssl.program.loop import remote_data
+from tff_fssl.program.loop import run_data
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
@@ -76,8 +76,8 @@ def evaluate_clients(
     max_client_examples=max(map(len, partition.client_test)),
     secure_sum=config.aggregator.aggregator == aggregator_hparams.SECURE,
   )
-  held = remote_data.Held(config, task.data, partition)
-  load = remote_data.Loader(held, remote_data.test_examples)
+  held = run_data.Held(config, task.data, partition)
+  load = run_data.Loader(held, run_data.test_examples)
   source = sampling.build_data_source(
     process,
     load(),

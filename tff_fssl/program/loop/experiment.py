@@ -34,7 +34,6 @@ from tff_fssl.models.weights import Weights
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.loop import remote_data
 from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import compute as compute_lib
@@ -461,8 +460,8 @@ def build_experiment(task: Task, server_data_dir: str) -> Experiment:
     aggregator=_build_aggregator(config),
   )
   _check_streaming(config.streaming.steps, partition)
-  load = remote_data.Loader(
-    remote_data.Held(config, data, partition), remote_data.training_examples
+  load = run_data.Loader(
+    run_data.Held(config, data, partition), run_data.training_examples
   )
   failed_clients = sampling.FailedClients()
   # Which client failed depends on its data: only the noised sum may show that.

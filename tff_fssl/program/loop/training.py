@@ -19,7 +19,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.lazy import tff
 from tff_fssl.program import console
 from tff_fssl.program import training_types
-from tff_fssl.program.loop import round_checks
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import csv_table
@@ -211,7 +210,7 @@ class _Run:
   hooks: Hooks
 
   def __post_init__(self):
-    self._watch = round_checks.UpdateWatch()
+    self._watch = training_types.UpdateWatch()
     self._rows: row_files.OutsideRows | None = None
     outside = getattr(self.process, 'outside', None)
     if outside is not None:
@@ -328,7 +327,7 @@ class _Run:
     timing = {f'seconds/{k}': float(v) for k, v in in_round.items()}
     timing['seconds/round'] = time.monotonic() - start
     metrics = {**managers.flatten(output.metrics), **counts}
-    is_bad = round_checks.is_bad_round(metrics)
+    is_bad = training_types.is_bad_round(metrics)
     metrics['bad_round'] = int(is_bad)
     evaluation: Mapping[str, float] = {}
     start = time.monotonic()
@@ -381,7 +380,7 @@ class _Run:
     if warning is not None:
       name = console.round_name(round_num, self.settings)
       self.reporter.say(f'{name}: {warning}.')
-    num_clients = int(report.metrics.get(round_checks.NON_FINITE, 0))
+    num_clients = int(report.metrics.get(training_types.NON_FINITE, 0))
     if not num_clients:
       return
     lines = await asyncio.to_thread(
