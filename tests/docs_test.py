@@ -264,7 +264,7 @@ _RUN_BY = {
   'docs/own_data.md': 'data/own_data_page_test.py',
   'docs/participation.md': 'docs_test.py',
   'docs/runtimes.md': 'docs_test.py',
-  'docs/tracking.md': 'program/reporting/trackers_test.py',
+  'docs/tracking.md': 'program/reporting/loggers_test.py',
 }
 
 

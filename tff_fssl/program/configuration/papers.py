@@ -31,7 +31,6 @@ from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import closest
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.configuration import configs
 from tff_fssl.program.configuration import flags
 
 # Which round's test accuracy a paper reports.
@@ -153,7 +152,7 @@ class Row:
 
 def names() -> list[str]:
   """Lists the papers: the files configs/papers/NAME.toml, in order."""
-  files_here = os.listdir(configs.path_of('papers'))
+  files_here = os.listdir(flags.config_path('papers'))
   return sorted(
     n.removesuffix('.toml') for n in files_here if n.endswith('.toml')
   )
@@ -209,7 +208,7 @@ def find(name: str) -> Row:
 
 def _read_paper(paper: str) -> Iterator[Row]:
   """Reads the rows of a file."""
-  path = configs.path_of(f'papers/{paper}.toml')
+  path = flags.config_path(f'papers/{paper}.toml')
   content = files.read_toml(path)
   for table in content['tables']:
     yield from _make_rows(paper, content, table)

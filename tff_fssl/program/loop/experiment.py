@@ -35,7 +35,7 @@ from tff_fssl.program import training_types
 from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import run_data
-from tff_fssl.program.reporting import tensorboard
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
@@ -140,7 +140,7 @@ class ExperimentHooks(training_types.Hooks):
     self,
     experiment: Experiment,
     context: Any,
-    profiler: tensorboard.RoundProfiler,
+    profiler: loggers.RoundProfiler,
     on_round_done: Callable[[Any, training_types.RoundReport], None],
   ):
     """Initializes the hooks.

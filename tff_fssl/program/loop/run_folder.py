@@ -13,8 +13,8 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import tensorboard
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
@@ -143,14 +143,14 @@ def build_outputs(
 
 def build_profiler(
   config: config_lib.Config, tree: output_tree.OutputTree, view: console.Console
-) -> tensorboard.RoundProfiler:
+) -> loggers.RoundProfiler:
   """Builds the profiler, and tells the user if its rounds are over."""
   run = config.run
   rounds = run_hparams.parse_rounds(run.profile, run.total_rounds)
   done = max(checkpoint.versions(tree.checkpoints), default=0)
   if rounds and max(rounds) <= done:
     view.say(f'--profile={run.profile}: these rounds are over (now: {done}).')
-  return tensorboard.RoundProfiler(rounds, tree.tensorboard, view.say)
+  return loggers.RoundProfiler(rounds, tree.tensorboard, view.say)
 
 
 def export_models(

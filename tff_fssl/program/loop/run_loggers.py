@@ -21,8 +21,6 @@ from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.reporting import plots
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.reporting import tensorboard
-from tff_fssl.program.reporting import trackers
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import output_tree
 
@@ -132,7 +130,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
   def _begin_tensorboard(self, is_new: bool) -> None:
     """Shows the flags, sample views, and the partition."""
     task = self._experiment.task
-    board = tensorboard.TensorBoardLogger(self._tree.tensorboard)
+    board = loggers.TensorBoardLogger(self._tree.tensorboard)
     self._loggers[_TENSORBOARD] = board
     ignored = config_lib.neutral_flags()
     values = task.config.flags()
@@ -152,7 +150,7 @@ class RunLoggers(contextlib.AbstractContextManager['RunLoggers']):
     values = config.flags()
     # The destination of figures is no part of the run.
     del values['track']
-    tracker = trackers.TrackerLogger(
+    tracker = loggers.TrackerLogger(
       f'{kind}:{where}',
       tree.tracking,
       name=os.path.basename(os.path.abspath(tree.path)),

@@ -22,7 +22,6 @@ from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import diagnostics
-from tff_fssl.program.reporting import figures as figures_lib
 from tff_fssl.program.reporting import model_card
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import plots
@@ -339,9 +338,9 @@ def _diagram(
   title: str, draw: Callable[[], Any], name: str, label: str, note: str = ''
 ) -> Diagram:
   """Draws a diagram in the page's style."""
-  with figures_lib.style():
+  with plots.suit_page():
     figure = draw()
-  return Diagram(title, figures_lib.render(figure, name, label), note)
+  return Diagram(title, plots.render_svg(figure, name, label), note)
 
 
 def _partitions(groups: Sequence[runs_lib.RunGroup]) -> list[Section]:

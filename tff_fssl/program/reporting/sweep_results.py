@@ -25,7 +25,7 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import flags
 from tff_fssl.program.configuration import sweeps
 from tff_fssl.program.reporting import compare
-from tff_fssl.program.reporting import figures
+from tff_fssl.program.reporting import plots
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import sweep_folder
@@ -249,4 +249,4 @@ def draw(path: str, study: optuna.Study, num_axes: int) -> None:
   canvas: Any = axes.figure
   canvas.set_size_inches(max(6.4, 1.6 * (num_axes + 2)), 4.5)
   canvas.set_layout_engine('tight')
-  figures.save_png(canvas, path)
+  plots.save_png(canvas, path)
