@@ -20,8 +20,6 @@ from tff_fssl.program.configuration import usage
 from tff_fssl.program.loop import messages
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import completion
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import heartbeat
 from tff_fssl.program.storage import output_tree
@@ -137,7 +135,7 @@ def _start(
   tree.open(config, restart=restart)
   if tree.old:
     view.say(f'The run that was in {tree.path} is in {tree.old} now.')
-  if completion.is_finished(config, tree):
+  if summary.is_finished(config, tree):
     view.say(
       f'This run has finished its {config.run.total_rounds} rounds; to'
       ' continue it, give a larger --total_rounds.'
@@ -145,7 +143,7 @@ def _start(
     _close(config, view, tree)
     return main_lib.DONE
   # Whatever the end would refuse is refused before hours of training.
-  completion.check_outputs(config, tree)
+  summary.check_outputs(config, tree)
   run_folder.check_availability(config, tree)
   source = None
   # A resumed run has the weights in its first checkpoint.
@@ -212,7 +210,7 @@ def _train(
     run_folder.record_partition(task, tree)
     run_folder.record_availability(task, tree)
     if compute is not None:
-      compute_lib.write(tree.compute_json, compute)
+      summary.write_compute(tree.compute_json, compute)
     initial_model = loaded and experiment.start(loaded.weights)
     watching = run_loggers.RunLoggers(experiment, tree, view.say)
     exits.enter_context(watching)

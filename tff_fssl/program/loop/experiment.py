@@ -36,7 +36,7 @@ from tff_fssl.program.configuration import checks
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.loop import run_data
 from tff_fssl.program.reporting import loggers
-from tff_fssl.program.storage import compute as compute_lib
+from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import composer
 from tff_fssl.rounds import compute as round_compute
@@ -366,7 +366,7 @@ def build_task(
   )
 
 
-def measure_compute(task: Task) -> compute_lib.Compute | None:
+def measure_compute(task: Task) -> summary.Compute | None:
   """Measures the compute of a client of mean size and of the server.
 
   Args:
@@ -410,7 +410,7 @@ def measure_compute(task: Task) -> compute_lib.Compute | None:
       )
       authors = of_theirs.most / measured.forward
   server = measured.count_server(len(partition.server_labeled))
-  return compute_lib.Compute(
+  return summary.Compute(
     measured.forward,
     client.most / measured.forward,
     client.least / measured.forward,

@@ -13,7 +13,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import catalogue
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 # The figure that tables and tests compare.
@@ -65,7 +64,7 @@ class Table(NamedTuple):
 
 
 def _compute_column(
-  value: Callable[[compute_lib.Compute], float | None],
+  value: Callable[[summary.Compute], float | None],
 ) -> Callable[[runs_lib.Run], float]:
   """Makes a column of figures of `compute.json`."""
 

@@ -26,7 +26,6 @@ from tff_fssl.program import console
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.reporting import partitions
 from tff_fssl.program.reporting import runs as runs_lib
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import summary
 
 # A card names so many classes. about.json has all.
@@ -288,7 +287,7 @@ def _cost(subject: Subject) -> dict[str, str]:
     if compute.client and num_clients:
       passes = num_clients * compute.client
       rows['compute of all clients'] = (
-        f'at most {compute_lib.flops_text(compute.flops(passes))}:'
+        f'at most {summary.flops_text(compute.flops(passes))}:'
         f' {passes:,.0f} forward passes of one example'
       )
   seconds = subject.total('seconds/round')

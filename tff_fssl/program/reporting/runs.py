@@ -16,9 +16,9 @@ from tff_fssl.algorithms import registry
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.storage import compute as compute_lib
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
+from tff_fssl.program.storage import summary
 
 _T = TypeVar('_T')
 
@@ -37,7 +37,7 @@ class Run:
   path: str
   flags: dict[str, str]
   rows: tuple[list[dict[str, str]], ...]
-  compute: compute_lib.Compute | None = None
+  compute: summary.Compute | None = None
 
   @property
   def is_private(self) -> bool:
@@ -228,7 +228,7 @@ def read_tree(tree: output_tree.OutputTree) -> Run:
     tree.path,
     flags.read_flagfile(tree.flags_file),
     tuple(csv_table.read(p)[1] for p in paths),
-    compute_lib.read(tree.compute_json),
+    summary.read_compute(tree.compute_json),
   )
 
 

@@ -208,7 +208,7 @@ def read(path: str, warn: Callable[[str], None]) -> Status:
 def _accuracies(eval_csv: str) -> tuple[float | None, float | None]:
   """Reads test accuracy: (of the last row, of the row selected)."""
   rows = csv_table.read(eval_csv)[1]
-  chosen = summary.best_round(rows) if rows else None
+  chosen = summary.best_round(rows)
   last = csv_table.number(rows[-1], _TEST_ACCURACY) if rows else None
   best = csv_table.number(chosen, _TEST_ACCURACY) if chosen else None
   return _number(last), _number(best)

@@ -28,7 +28,6 @@ from tff_fssl.program.reporting import compare
 from tff_fssl.program.reporting import plots
 from tff_fssl.program.storage import output_tree
 from tff_fssl.program.storage import summary
-from tff_fssl.program.storage import sweep_folder
 from tff_fssl.program.storage import trials
 
 _ORDER = (
@@ -129,7 +128,7 @@ def broken(name: str, width: int) -> list[str]:
 
 
 def write_csv(
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   records: Sequence[trials.Record],
   sweep: sweeps.Sweep,
 ) -> None:
@@ -157,7 +156,7 @@ def write_csv(
 
 
 def write_winner(
-  folder: sweep_folder.SweepFolder,
+  folder: output_tree.SweepFolder,
   record: trials.Record,
   sweep: sweeps.Sweep,
   num_complete: int,
@@ -188,7 +187,7 @@ def write_winner(
   durable.write_file(folder.winner, ['\n'.join([*lines, '']).encode()])
 
 
-def test_text(folder: sweep_folder.SweepFolder, record: trials.Record) -> str:
+def test_text(folder: output_tree.SweepFolder, record: trials.Record) -> str:
   """Formats test accuracy in the selected rounds: '92.1 ± 0.7 %'.
 
   Args:
