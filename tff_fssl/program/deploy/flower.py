@@ -32,7 +32,7 @@ from tff_fssl.models import adapter
 from tff_fssl.models import evaluate as evaluate_lib
 from tff_fssl.models import server_model
 from tff_fssl.program.configuration import config as config_lib
-from tff_fssl.program.deploy import deployment as deployment_lib
+from tff_fssl.program.deploy import rounds
 from tff_fssl.program.loop import experiment as experiment_lib
 from tff_fssl.program.loop import run_folder
 from tff_fssl.program.loop import training
@@ -263,7 +263,7 @@ class _Writer:
       initial=self.start.state,
       simulate_secure_aggregation=self.config.run.simulate_secure_aggregation,
     )
-    names = {f'{deployment_lib.PROCESS}{_inner(n)}' for n in program.parameter}
+    names = {f'{rounds.PROCESS}{_inner(n)}' for n in program.parameter}
     assert names == {
       path for path in self.start.paths if path.startswith('process/')
     }, 'the state of the program is not that of a checkpoint'
@@ -339,7 +339,7 @@ class _Writer:
 
   def _write_evaluation(self) -> None:
     """Writes the graph and the data of evaluations."""
-    experiment, place = self.start.experiment, deployment_lib.EVALUATION
+    experiment, place = self.start.experiment, rounds.EVALUATION
     folder = self._path('server', place)
     export.export(_build_evaluation(experiment), folder)
     os.unlink(os.path.join(folder, 'artefact.py'))
@@ -356,7 +356,7 @@ class _Writer:
     run, task = config.run, experiment.task
     values = {n: hparams.format_value(v) for n, v in config.flags().items()}
     values.pop('output_dir', None)
-    deployed = deployment_lib.Deployment(
+    deployed = rounds.Deployment(
       values=values,
       owner=run_folder.owner_of(task),
       is_private=config.is_private,
@@ -371,13 +371,13 @@ class _Writer:
       keep_checkpoints=run.keep_checkpoints,
       min_clients=experiment.process.min_clients,
       # Real clients drop out, and are late, by themselves.
-      participation=deployment_lib.ParticipationHparams(
+      participation=rounds.ParticipationHparams(
         availability_file=config.participation.availability_file,
         availability_period=config.participation.availability_period,
       ),
       splits=tuple(self._splits()),
     )
-    self._text('server', deployment_lib.NAME, deployed.encode())
+    self._text('server', rounds.NAME, deployed.encode())
 
   def _copy(self, run: output_tree.OutputTree | None) -> None:
     """Copies what a run's folder has besides, for those who read it."""
@@ -385,7 +385,7 @@ class _Writer:
     task.partition.save_json(self._path('server', 'partition.json'))
     path = self.config.participation.availability_file
     if path:
-      self._text('server', deployment_lib.AVAILABILITY, files.read_text(path))
+      self._text('server', rounds.AVAILABILITY, files.read_text(path))
     if run is not None and os.path.lexists(run.frozen):
       shutil.copy(run.frozen, self._path('server'))
 
@@ -422,7 +422,7 @@ def _labels_text(at_server: bool) -> str:
 
 
 def _inner(name: str) -> str:
-  return name.removeprefix(deployment_lib.STATE)
+  return name.removeprefix(rounds.STATE)
 
 
 def _own(name: str) -> bytes:

@@ -22,7 +22,6 @@ from tff_fssl.program.loop import run_data
 from tff_fssl.program.loop import training
 from tff_fssl.program.reporting import managers
 from tff_fssl.program.storage import checkpoint
-from tff_fssl.program.storage import row_files
 from tff_fssl.rounds import client_accuracy
 from tff_fssl.rounds import client_work
 from tff_fssl.rounds import composer
@@ -108,7 +107,7 @@ def evaluate_local_models(
   held: sources.Examples,
   *,
   round_num: int,
-  rows: row_files.RowFiles,
+  rows: checkpoint.RowFiles,
   batch_size: int = 256,
 ) -> Mapping[str, Any]:
   """Evaluates the models that a round's clients make of a model.
@@ -149,7 +148,7 @@ def evaluate_local_models(
     except checkpoint.CheckpointError as error:
       raise UsageError(f'--local_models: the checkpoint: {error}') from error
     if process.outside is not None:
-      state = row_files.OutsideRows(process.outside, rows).load(
+      state = checkpoint.OutsideRows(process.outside, rows).load(
         state, source.client_ids(config.run.seed, round_num)
       )
     table = state.distributor['table'] if state.distributor else ()

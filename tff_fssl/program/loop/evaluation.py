@@ -26,7 +26,6 @@ from tff_fssl.program.reporting import runs
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import exported
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 
@@ -134,7 +133,7 @@ class LoadedRun(NamedTuple):
     prediction: The way of predicting.
     table: The exchange's table.
     leaves: All leaves of the checkpoint.
-    rows: The `row_files.RowFiles` of the run.
+    rows: The `checkpoint.RowFiles` of the run.
   """
 
   name: str
@@ -226,7 +225,7 @@ def load_run(
     experiment.prediction_of(config),
     warm_start.extract_table(leaves),
     leaves,
-    row_files.RowFiles(tree.client_rows, owner),
+    checkpoint.RowFiles(tree.client_rows, owner),
   )
 
 

@@ -18,7 +18,6 @@ from tff_fssl.program.reporting import runs as runs_lib
 from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
 from tff_fssl.program.storage import output_tree
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.program.storage import warm_start
 from tff_fssl.rounds import participation
@@ -137,7 +136,7 @@ def build_outputs(
     csv_table.CsvTable(tree.timing_csv),
     also,
     csv_table.RoundLines(tree.non_finite_txt),
-    row_files.RowFiles(tree.client_rows, owner),
+    checkpoint.RowFiles(tree.client_rows, owner),
   )
 
 

@@ -21,8 +21,8 @@ from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.reporting import loggers
 from tff_fssl.program.reporting import managers
+from tff_fssl.program.storage import checkpoint
 from tff_fssl.program.storage import csv_table
-from tff_fssl.program.storage import row_files
 from tff_fssl.program.storage import summary
 from tff_fssl.rounds import sampling
 
@@ -67,7 +67,7 @@ class Outputs:
   timing: csv_table.CsvTable
   also: loggers.Logger | None = None
   non_finite: csv_table.RoundLines | None = None
-  rows: row_files.RowFiles | None = None
+  rows: checkpoint.RowFiles | None = None
 
   def truncate_after(self, round_num: int) -> int:
     """Removes rows of later rounds, and returns the number of rounds."""
@@ -211,14 +211,14 @@ class _Run:
 
   def __post_init__(self):
     self._watch = training_types.UpdateWatch()
-    self._rows: row_files.OutsideRows | None = None
+    self._rows: checkpoint.OutsideRows | None = None
     outside = getattr(self.process, 'outside', None)
     if outside is not None:
       if self.outputs.rows is None:
         raise ValueError(
           'The process keeps rows outside of its state: give `Outputs.rows`.'
         )
-      self._rows = row_files.OutsideRows(outside, self.outputs.rows)
+      self._rows = checkpoint.OutsideRows(outside, self.outputs.rows)
 
   async def start(self, initial_model: Any) -> tuple[ProgramState, int]:
     """Returns (state to start from, last finished round)."""
