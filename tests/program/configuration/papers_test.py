@@ -202,7 +202,7 @@ def test_a_damaged_file(tmp_path, monkeypatch):
   for name in papers.names():
     (tmp_path / 'papers' / f'{name}.toml').write_text('[tables\n')
   monkeypatch.setattr(
-    papers.configs, 'path_of', lambda name: str(tmp_path / name)
+    papers.flags, 'config_path', lambda name: str(tmp_path / name)
   )
   papers.rows.cache_clear()
   with pytest.raises(

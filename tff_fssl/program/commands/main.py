@@ -29,7 +29,6 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.program import console
 from tff_fssl.program import training_types
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_config
 from tff_fssl.program.configuration import usage
 
 # The name of our handler for characters that a terminal lacks.
@@ -139,7 +138,7 @@ def command(
         return DONE
       settings, given = parsed.build(own), parsed.positional
       # A flag that does nothing is more often a mistake than a wish.
-      parsed.refuse(run_config.find_idle(settings))
+      parsed.refuse(usage.find_idle(settings))
       if missing and not given:
         raise UsageError(missing)
       if most is not None and len(given) > most:

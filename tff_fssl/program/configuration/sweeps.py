@@ -19,7 +19,7 @@ from tff_fssl.hparams import UsageError
 from tff_fssl.hparams import hparam
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import run_config
+from tff_fssl.program.configuration import usage
 
 GRID, RANDOM, TPE = 'grid', 'random', 'tpe'
 NO_PRUNING, MEDIAN = 'none', 'median'
@@ -369,7 +369,7 @@ def _search(
       # The command line is already in it, and takes precedence.
       given.setdefault(name, read[name])
     search = SearchHparams(**given)
-  unused = run_config.find_idle(search)
+  unused = usage.find_idle(search)
   for name in given:
     if name in unused:
       where = '' if parsed.is_set(name) else f' (in {path})'

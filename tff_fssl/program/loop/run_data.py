@@ -4,13 +4,15 @@ Statistics of examples become part of the model. They are measured only here. If
 the aggregator protects clients, no client's examples are measured.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 import dataclasses
 import functools
 import hashlib
 import os
 import socket
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 
@@ -26,7 +28,9 @@ from tff_fssl.data.sources import vectors
 from tff_fssl.hparams import UsageError
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.rounds import sampling
+
+if TYPE_CHECKING:
+  from tff_fssl.rounds import sampling
 
 # How many examples at the start and the end of a data set are compared.
 _NUM_COMPARED = 64
@@ -197,7 +201,7 @@ class Held:
 
 
 # Makes a function that loads clients.
-LoadFn = Callable[[Held], sampling.LoadClient]
+LoadFn: TypeAlias = 'Callable[[Held], sampling.LoadClient]'
 
 
 def training_examples(held: Held) -> sampling.LoadClient:
