@@ -15,8 +15,8 @@ from tff_fssl.program.commands import algorithms_main
 from tff_fssl.program.commands import main
 from tff_fssl.program.configuration import config
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
 from tff_fssl.program.configuration import run_hparams
+from tff_fssl.program.reporting import papers
 
 
 @pytest.fixture(name='shown')

@@ -16,9 +16,9 @@ from tff_fssl.program import console
 from tff_fssl.program.commands import main as main_lib
 from tff_fssl.program.configuration import config as config_lib
 from tff_fssl.program.configuration import flags
-from tff_fssl.program.configuration import papers
 from tff_fssl.program.configuration import run_hparams
 from tff_fssl.program.configuration import usage
+from tff_fssl.program.reporting import papers
 from tff_fssl.rounds import round_hparams
 
 _USAGE = 'programs/algorithms.py [NAME]'

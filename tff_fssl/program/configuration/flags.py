@@ -162,6 +162,14 @@ class ParsedFlags:
       return ''
     return f' (in {self.files[name]})'
 
+  def as_recorded(self, origin: str) -> 'ParsedFlags':
+    """Returns the flags as if the file `origin` had set those that were typed.
+
+    Flags of a file may have no effect.
+    """
+    files_of = {**dict.fromkeys(self.command_line, origin), **self.files}
+    return dataclasses.replace(self, command_line=frozenset(), files=files_of)
+
   def refuse(
     self, reasons: Mapping[str, str], wherever: Sequence[str] = ()
   ) -> None:
