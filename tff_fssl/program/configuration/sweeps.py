@@ -394,13 +394,11 @@ def _read_spaces(table: Any) -> dict[str, Space]:
   """Reads the flags of a sweep file, by name."""
   if not isinstance(table, Mapping):
     raise UsageError('flags must be a table, [flags]')
-  named = flags.flatten(table, _is_range)
+  # A table with one of these keys is a range, not flags of an algorithm.
+  named = flags.flatten(
+    table, lambda inner: not inner.keys().isdisjoint(_RANGE)
+  )
   return {name: _space(name, values) for name, values in named.items()}
-
-
-def _is_range(value: Mapping[str, Any]) -> bool:
-  """Says whether a table of a sweep file is a range of values."""
-  return bool(set(value) & set(_RANGE))
 
 
 def _parse_space(text: str) -> Space:

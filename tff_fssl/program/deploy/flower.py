@@ -263,7 +263,7 @@ class _Writer:
       initial=self.start.state,
       simulate_secure_aggregation=self.config.run.simulate_secure_aggregation,
     )
-    names = {f'{rounds.PROCESS}{_inner(n)}' for n in program.parameter}
+    names = set(map(rounds.checkpoint_path, program.parameter))
     assert names == {
       path for path in self.start.paths if path.startswith('process/')
     }, 'the state of the program is not that of a checkpoint'
@@ -404,7 +404,9 @@ class _Writer:
       tensorflow=tf.version.VERSION,
       server=json.dumps(os.path.join(self.final, 'server')),
       secret=', its labelled examples' * at_server,
-      labels_text=_labels_text(at_server),
+      labels_text='The server has the labels; labels of clients are not used.'
+      if at_server
+      else 'Clients have the labels.',
       data_text=_WHAT_DATA[data.train.kind],
       class_names=', '.join(data.class_names[:100]),
       num_clients=self.start.experiment.task.partition.num_clients,
@@ -413,16 +415,6 @@ class _Writer:
       **values,
     )
     self._text(*names, text)
-
-
-def _labels_text(at_server: bool) -> str:
-  if at_server:
-    return 'The server has the labels; labels of clients are not used.'
-  return 'Clients have the labels.'
-
-
-def _inner(name: str) -> str:
-  return name.removeprefix(rounds.STATE)
 
 
 def _own(name: str) -> bytes:

@@ -124,7 +124,7 @@ class Deployment:
   def leaves(self, saved: Saved, round_num: int) -> dict[str, Any]:
     """Returns the leaves of the checkpoint of a state after a round."""
     return {
-      **{_path(name): array for name, array in saved.state.items()},
+      **{checkpoint_path(name): array for name, array in saved.state.items()},
       _ITERATOR: struct.pack(_POSITION, self.seed, round_num + 1),
       _BAD_ROUNDS: saved.num_bad_rounds,
     }
@@ -189,7 +189,7 @@ def read_state(
   Raises:
     CheckpointError: If they are of another program.
   """
-  paths = {name: _path(name) for name in names}
+  paths = {name: checkpoint_path(name) for name in names}
   # Names in either of the two alone: neither may lack any.
   odd = set(paths.values()) ^ (set(leaves) - {_ITERATOR, _BAD_ROUNDS})
   if odd or _BAD_ROUNDS not in leaves:
@@ -212,7 +212,8 @@ def select_metrics(
   )
 
 
-def _path(name: str) -> str:
+def checkpoint_path(name: str) -> str:
+  """Returns the path in a checkpoint of a part of the program's state."""
   return f'{PROCESS}{name.removeprefix(STATE)}'
 
 

@@ -92,7 +92,8 @@ class Sweeper:
           if trial is None:
             break
           tasks.add(asyncio.create_task(self._make(trial)))
-        self._write_table()
+        records = self._trials.records()
+        sweep_results.write_csv(self._folder, records, self._sweep)
         if not tasks:
           return
         done, tasks = await asyncio.wait(
@@ -104,10 +105,6 @@ class Sweeper:
       for task in tasks:
         task.cancel()
       await asyncio.gather(*tasks, return_exceptions=True)
-
-  def _write_table(self) -> None:
-    records = self._trials.records()
-    sweep_results.write_csv(self._folder, records, self._sweep)
 
   async def _make(self, trial: trials_lib.Running) -> None:
     """Makes a trial, and reports its result."""

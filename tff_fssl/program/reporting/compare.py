@@ -62,6 +62,18 @@ class Table(NamedTuple):
   header: list[str]
   rows: list[list[str]]
 
+  def select(self, kept: Sequence[int]) -> 'Table':
+    """Returns the table of some of the columns."""
+    header, *rows = (
+      [row[i] for i in kept] for row in (self.header, *self.rows)
+    )
+    return Table(header, rows)
+
+  def without_empty(self) -> 'Table':
+    """Drops columns of figures that no row has."""
+    columns = range(len(self.header))
+    return self.select([i for i in columns if any(row[i] for row in self.rows)])
+
 
 def _compute_column(
   value: Callable[[summary.Compute], float | None],
@@ -178,15 +190,13 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
     ]
     for group in groups
   ]
-  # No empty columns for figures that these runs lack.
-  known = [i for i in range(len(columns)) if any(row[i] != '' for row in cells)]
   results = Table(
-    ['', 'runs', *(columns[i][0] for i in known)],
+    ['', 'runs', *(title for title, _, _ in columns)],
     [
-      [group.label, str(len(group.runs)), *(row[i] for i in known)]
+      [group.label, str(len(group.runs)), *row]
       for group, row in zip(groups, cells)
     ],
-  )
+  ).without_empty()
   tests = [_tests(groups, last_round)] if len(groups) > 1 else []
   return [results, *tests]
 
@@ -235,10 +245,7 @@ def select_columns(results: Table, words: Sequence[str] = ()) -> Table:
   else:
     usual = [i for i, title in enumerate(titles) if title.startswith(_USUAL)]
     chosen = usual[:_MOST_COLUMNS]
-  kept = [0, 1, *chosen]
-  return Table(
-    [titles[i] for i in kept], [[row[i] for i in kept] for row in results.rows]
-  )
+  return results.select([0, 1, *chosen])
 
 
 def plain_text(shown: Sequence[Table]) -> str:

@@ -551,10 +551,7 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
         run.compute.describe() if run.compute else '',
       ]
     )
-  known = [i for i in range(len(header)) if any(row[i] for row in rows)]
-  return compare.Table(
-    [header[i] for i in known], [[row[i] for i in known] for row in rows]
-  )
+  return compare.Table(header, rows).without_empty()
 
 
 def _command(run: runs_lib.Run) -> str:

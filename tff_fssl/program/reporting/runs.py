@@ -1,7 +1,7 @@
 """Reads finished and unfinished runs from their folders."""
 
 import collections
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 import dataclasses
 import functools
 import os
@@ -102,18 +102,12 @@ class RunGroup:
 
     Rounds are those that all runs with this column have in common.
     """
-    curves = [run.curve(column) for run in self.runs]
-    curves = [(rounds, values) for rounds, values in curves if len(rounds)]
-    if not curves:
+    stacked = _stack(run.curve(column) for run in self.runs)
+    if stacked is None:
       return None
-    common = curves[0][0]
-    for rounds, _ in curves[1:]:
-      common = np.intersect1d(common, rounds)
-    stacked = np.array(
-      [values[np.isin(rounds, common)] for rounds, values in curves]
-    )
-    spread = stacked.std(0, ddof=1) if len(stacked) > 1 else 0 * common
-    return common, stacked.mean(0), spread
+    common, values = stacked
+    spread = values.std(0, ddof=1) if len(values) > 1 else 0 * common
+    return common, values.mean(0), spread
 
   def positions(self, x_axis: str) -> tuple[np.ndarray, np.ndarray] | None:
     """Averages the use over runs: (rounds, used so far), or None.
@@ -122,15 +116,28 @@ class RunGroup:
       x_axis: 'bytes', sent and received by all clients, or 'hours', the time of
         rounds in seconds.
     """
-    used = [run.used(x_axis) for run in self.runs]
-    used = [(rounds, values) for rounds, values in used if len(rounds)]
-    if not used:
-      return None
-    common = used[0][0]
-    for rounds, _ in used[1:]:
-      common = np.intersect1d(common, rounds)
-    stacked = [values[np.isin(rounds, common)] for rounds, values in used]
-    return common, np.mean(stacked, axis=0)
+    stacked = _stack(run.used(x_axis) for run in self.runs)
+    return stacked and (stacked[0], stacked[1].mean(0))
+
+
+def _stack(
+  curves: Iterable[tuple[np.ndarray, np.ndarray]],
+) -> tuple[np.ndarray, np.ndarray] | None:
+  """Stacks the values of curves in the rounds that all of them have.
+
+  Args:
+    curves: (rounds [N], values [N]) of each. Empty curves are left out.
+
+  Returns:
+    (rounds, values [curves, rounds]), or None if all curves are empty.
+  """
+  known = [(rounds, values) for rounds, values in curves if len(rounds)]
+  if not known:
+    return None
+  common = functools.reduce(np.intersect1d, [rounds for rounds, _ in known])
+  return common, np.array(
+    [values[np.isin(rounds, common)] for rounds, values in known]
+  )
 
 
 NO_RUN = 'no run was given; give one folder or more'
