@@ -98,22 +98,18 @@ def _read_run(
       f'{run.path}: is not a run (there is no {output_tree.FLAGS}); give the'
       ' --output_dir of programs/train.py'
     )
-  arguments = [f'--flagfile={run.flags_file}']
-  old = run.read_flags()
-  if old.get('partition_file'):
-    # The file may have changed; the run has a copy.
-    arguments.append(f'--partition_file={run.partition_json}')
   own = {field.name for field in hparams.documented_fields(DeployHparams)}
   typed = {
     name: parsed.values[name]
     for name in sorted({*parsed.command_line, *parsed.files} - own)
   }
-  with flags.naming_own_file(arguments, 'deploy', run.path):
-    config = evaluation.read_config(
-      run.path,
-      [*arguments, *flags.arguments(typed)],
-      evaluation.EvaluateHparams(run_model_file=settings.run_model_file),
-    )
+  config = evaluation.read_run_config(
+    run,
+    evaluation.EvaluateHparams(run_model_file=settings.run_model_file),
+    'deploy',
+    flags.arguments(typed),
+  )
+  old = run.read_flags()
   new = {n: hparams.format_value(v) for n, v in config.flags().items()}
   refused, _ = config_lib.differences(old, new)
   if refused:

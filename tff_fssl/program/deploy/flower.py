@@ -182,13 +182,11 @@ def _start(
   config: config_lib.Config, run: output_tree.OutputTree | None
 ) -> _Start:
   """Builds the process, and reads or makes its first state."""
-  source = loaded = None
-  if run is not None:
-    frozen = warm_start.read_frozen(run, checkpoint.run_owner(config))
-  else:
-    source = config.run.init_from and warm_start.find(config.run.init_from)
-    loaded = experiment_lib.load_weights(config, source) if source else None
-    frozen = loaded.frozen if loaded and config.run.train_layers else None
+  loaded = None
+  if run is None and config.run.init_from:
+    source = warm_start.find(config.run.init_from)
+    loaded = experiment_lib.load_weights(config, source)
+  frozen = run_folder.read_frozen(config, run, loaded)
   task = experiment_lib.build_task(config, frozen)
   held = task.partition.server_labeled
   if config.round.scenario == data_names.LABELS_AT_SERVER:

@@ -82,13 +82,16 @@ def record_availability(task: Any, tree: output_tree.OutputTree) -> None:
 
 def read_frozen(
   config: config_lib.Config,
-  tree: output_tree.OutputTree,
+  tree: output_tree.OutputTree | None,
   loaded: warm_start.Loaded | None,
 ) -> Any:
-  """Reads the weights that do not train, or None if all do."""
+  """Reads the weights that do not train, or None if all do.
+
+  They are those that a new run starts from, or else those of the run `tree`.
+  """
   if loaded:
     return loaded.frozen if config.run.train_layers else None
-  return warm_start.read_frozen(tree, checkpoint.run_owner(config))
+  return tree and warm_start.read_frozen(tree, checkpoint.run_owner(config))
 
 
 def owner_of(task: Any) -> checkpoint.Owner:

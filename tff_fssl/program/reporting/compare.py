@@ -156,31 +156,22 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
   Returns:
     The results. For several groups, then the tests.
   """
-  columns: list[tuple[str, Callable[[runs_lib.Run], float], int]] = [
-    (
-      'test, last round, %',
-      lambda r: 100 * at(r, TEST_ACCURACY, last_round),
-      1,
-    ),
+
+  def percent(figure: str) -> Callable[[runs_lib.Run], float]:
+    return lambda run: 100 * at(run, f'{TEST_ACCURACY}{figure}', last_round)
+
+  columns = [
+    ('test, last round, %', percent(''), 1),
     (
       'test, best-validation round, %',
-      lambda r: 100 * best_validation(r, last_round),
+      lambda run: 100 * best_validation(run, last_round),
       1,
     ),
     # Where each client has its own model.
-    (
-      'deviation over clients, %',
-      lambda r: 100 * at(r, f'{TEST_ACCURACY}_deviation', last_round),
-      1,
-    ),
-    (
-      'worst decile of clients, %',
-      lambda r: 100 * at(r, f'{TEST_ACCURACY}_worst_decile', last_round),
-      1,
-    ),
+    ('deviation over clients, %', percent('_deviation'), 1),
+    ('worst decile of clients, %', percent('_worst_decile'), 1),
+    *_declared(last_round),
   ]
-
-  columns += _declared(last_round)
   if all(run.compute is not None for group in groups for run in group.runs):
     columns += _COMPUTE
   cells = [

@@ -430,7 +430,13 @@ class OutputTree(LockedFolder):
     new = {name: hparams.format_value(v) for name, v in config.flags().items()}
     refused, _ = config_lib.differences(old, new)
     if refused:
-      raise UsageError(_refusal(self.path, refused, old, new))
+      differing = config_lib.describe_differences(refused, old, new)
+      raise UsageError(
+        f'--output_dir={self.path}: holds a run of another configuration'
+        f' ({differing}). Choose another folder, or give its own flags'
+        f' (--flagfile={self.flags_file}). When a run is continued, these may'
+        f' differ: {config_lib.changeable_text()}'
+      )
 
 
 def default_report(paths: Sequence[str], name: str) -> str:
@@ -447,19 +453,6 @@ def default_report(paths: Sequence[str], name: str) -> str:
     return os.path.join(OutputTree(paths[0]).report, name)
   folder = os.path.commonpath([os.path.abspath(path) for path in paths])
   return os.path.relpath(os.path.join(folder, name))
-
-
-def _refusal(
-  path: str, names: list[str], old: dict[str, Any], new: dict[str, Any]
-) -> str:
-  """Describes how a run differs from the one in the folder."""
-  differing = config_lib.describe_differences(names, old, new)
-  return (
-    f'--output_dir={path}: holds a run of another configuration ({differing}).'
-    ' Choose another folder, or give its own flags'
-    f' (--flagfile={os.path.join(path, FLAGS)}). When a run is continued, these'
-    f' may differ: {config_lib.changeable_text()}'
-  )
 
 
 _INSIDE = [
