@@ -345,7 +345,7 @@ def table_lines(
   """Writes a table of runs and their states, in 80 columns.
 
   Args:
-    groups: As of `grouped`.
+    groups: As of `group_statuses`.
 
   Yields:
     Lines.

@@ -204,7 +204,6 @@ class _NumberParser(absl_flags.ArgumentParser):
 
   def __init__(self, number_type: type[Any]):
     self._number_type = number_type
-    self.syntactic_help = ''
 
   def parse(self, argument: Any) -> Any:
     try:
@@ -212,9 +211,6 @@ class _NumberParser(absl_flags.ArgumentParser):
     except ValueError as error:
       allowed = 'a whole number' if self._number_type is int else 'a number'
       raise ValueError(f'must be {allowed}') from error
-
-  def flag_type(self) -> str:
-    return self._number_type.__name__
 
 
 class _BooleanParser(absl_flags.BooleanParser):
