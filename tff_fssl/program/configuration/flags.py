@@ -162,7 +162,7 @@ class ParsedFlags:
       return ''
     return f' (in {self.files[name]})'
 
-  def as_recorded(self, origin: str) -> 'ParsedFlags':
+  def mark_recorded(self, origin: str) -> 'ParsedFlags':
     """Returns the flags as if the file `origin` had set those that were typed.
 
     Flags of a file may have no effect.

@@ -428,7 +428,7 @@ def read_config(
     arguments = [*arguments, f'--normalization={data_hparams.STANDARD}']
     parsed = flags.parse(arguments, config_lib.groups(), recorded=True)
   # Nobody typed these flags: some may have no effect.
-  config = config_lib.build_config(parsed.as_recorded(folder))
+  config = config_lib.build_config(parsed.mark_recorded(folder))
   model = config.run.model
   # The path comes with the folder, which may be a stranger's.
   if model_names.file_and_function(model) and not settings.run_model_file:

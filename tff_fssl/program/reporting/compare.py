@@ -69,7 +69,7 @@ class Table(NamedTuple):
     )
     return Table(header, rows)
 
-  def without_empty(self) -> 'Table':
+  def drop_empty(self) -> 'Table':
     """Drops columns of figures that no row has."""
     columns = range(len(self.header))
     return self.select([i for i in columns if any(row[i] for row in self.rows)])
@@ -187,7 +187,7 @@ def tables(groups: Sequence[runs_lib.RunGroup], last_round: int) -> list[Table]:
       [group.label, str(len(group.runs)), *row]
       for group, row in zip(groups, cells)
     ],
-  ).without_empty()
+  ).drop_empty()
   tests = [_tests(groups, last_round)] if len(groups) > 1 else []
   return [results, *tests]
 

@@ -115,7 +115,7 @@ class Row:
       raise UsageError(f'{self.name}: cannot be run: {self.why}')
     given = {**self.flags, **(more or {})}
     parsed = flags.parse(flags.arguments(given), config_lib.groups())
-    return config_lib.build_config(parsed.as_recorded(self.name))
+    return config_lib.build_config(parsed.mark_recorded(self.name))
 
   def arguments(self, more: Mapping[str, Any] | None = None) -> list[str]:
     """Writes the row's arguments of the training program with an effect.

@@ -551,7 +551,7 @@ def _cost(members: Sequence[runs_lib.Run]) -> compare.Table:
         run.compute.describe() if run.compute else '',
       ]
     )
-  return compare.Table(header, rows).without_empty()
+  return compare.Table(header, rows).drop_empty()
 
 
 def _command(run: runs_lib.Run) -> str:
